@@ -1,0 +1,68 @@
+"""Every error that allranks raises on purpose, with the exit code it ends in.
+
+    AllranksError            1  the work failed
+    +- RunFailed             1  training, a check or a proof failed
+    |  +- ProofFailed        1  the step-0 proof found ranks that are not one job
+    |  +- NonFiniteLoss      1  a loss or gradient was not finite
+    |  +- CheckpointError    1  a checkpoint could not be written or did not match when re-read
+    +- RequestError          2  what was asked for is wrong
+    |  +- SpecError          2  the spec: unknown key, wrong type, values that contradict each other
+    |  +- DataError          2  the data: missing file, missing column, empty set
+    |  +- RunNotFound        2  no such run, or several that match
+    +- EnvironmentNotAble    3  a package, a right, a device or a program is missing
+
+A message says what was wrong, where (file, key, node, rank) and what to do.
+"""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_REQUEST = 2
+EXIT_ENVIRONMENT = 3
+
+
+class AllranksError(Exception):
+    """Base of all errors raised on purpose; ``exit_code`` is what the command line ends with."""
+
+    exit_code = EXIT_FAILED
+
+
+class RunFailed(AllranksError):
+    """The work itself failed."""
+
+
+class ProofFailed(RunFailed):
+    """The ranks are not the one job that was planned."""
+
+
+class NonFiniteLoss(RunFailed):
+    """A loss or a gradient was NaN or infinite."""
+
+
+class CheckpointError(RunFailed):
+    """A checkpoint could not be written, or differed when it was read again."""
+
+
+class RequestError(AllranksError):
+    """What was asked for is wrong."""
+
+    exit_code = EXIT_REQUEST
+
+
+class SpecError(RequestError):
+    """The spec is wrong; the message names the file and the key."""
+
+
+class DataError(RequestError):
+    """The data cannot be used as asked; the message names the source."""
+
+
+class RunNotFound(RequestError):
+    """No run of that name, or more than one."""
+
+
+class EnvironmentNotAble(AllranksError):
+    """This machine cannot do it: a package, a right, a device or a program is missing."""
+
+    exit_code = EXIT_ENVIRONMENT

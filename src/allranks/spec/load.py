@@ -1,0 +1,237 @@
+"""YAML and ``--set`` to a checked `RunSpec`; every complaint names the file, the key and the cure."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import typing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from allranks.errors import SpecError
+from allranks.spec.records import Record, RunSpec, StrategySpec
+from allranks.train.strategies import resolve_options
+
+MAX_SPEC_BYTES = 1_000_000
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with the numbers of YAML 1.2 (``1e-4`` is one) and without silent double keys."""
+
+
+# YAML 1.1 asks for a dot and a signed exponent, so that 5e-5 would be a string.
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:float"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[0-9][0-9_]*[eE][-+]?[0-9]+|\.[0-9_]+(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF|nan|NaN|NAN))$"),
+    list("-+0123456789."),
+)
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, str):
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not a text", key_node.start_mark)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+        seen.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Parse one YAML document; `where` (a file name or a ``--set``) stands in the error."""
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise SpecError(f"{where}{place}: this is not YAML that can be read: {problem}") from None
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{where}: this is not YAML that can be read: {error}") from None
+
+
+def load_spec(path: str | Path, sets: typing.Sequence[str] = ()) -> RunSpec:
+    """Read, override with ``a.b=value`` items, and check a spec file.
+
+    Raises:
+        SpecError: the file cannot be read, or the spec is wrong.
+    """
+    path = Path(path)
+    try:
+        if path.stat().st_size > MAX_SPEC_BYTES:
+            raise SpecError(f"{path}: larger than {MAX_SPEC_BYTES} bytes; this is no spec")
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SpecError(f"{path}: there is no such file{_near_files(path)}") from None
+    except IsADirectoryError:
+        raise SpecError(f"{path}: this is a folder; give the spec file in it") from None
+    except UnicodeDecodeError:
+        raise SpecError(f"{path}: this is not a UTF-8 text file") from None
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+    raw = parse_yaml(text, str(path))
+    if raw is None:
+        raise SpecError(f"{path}: the file is empty; give at least model.name and data.source")
+    return parse_spec(raw, sets, where=str(path))
+
+
+def _near_files(path: Path) -> str:
+    parent = path.parent if path.parent.is_dir() else None
+    names = [p.name for p in parent.iterdir()] if parent else []
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {path.with_name(near[0])}?" if near else ""
+
+
+def parse_spec(raw: Any, sets: typing.Sequence[str] = (), where: str = "spec") -> RunSpec:
+    """Check a parsed document. Lists every unknown key at once, each with the nearest known one."""
+    if not isinstance(raw, dict):
+        raise SpecError(f"{where}: a spec is a mapping of keys, this is a {type(raw).__name__}")
+    raw = _copy(raw)
+    for item in sets:
+        _apply_set(raw, item)
+    _fold_strategy_options(raw, where)
+    unknown = _unknown_keys(raw, RunSpec, "")
+    if unknown:
+        raise SpecError(f"{where}: " + "; ".join(unknown))
+    try:
+        spec = msgspec.convert(raw, RunSpec)
+    except msgspec.ValidationError as error:
+        raise SpecError(f"{where}: {_readable(str(error))}") from None
+    _check_together(spec, where)
+    return spec
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _copy(v) for k, v in value.items()}
+    return [_copy(v) for v in value] if isinstance(value, list) else value
+
+
+def _apply_set(raw: dict[str, Any], item: str) -> None:
+    key, eq, text = item.partition("=")
+    parts = key.split(".")
+    if not eq or not all(parts):
+        raise SpecError(f"--set {item}: write it as section.key=value, for example train.lr=1e-4")
+    target = raw
+    for depth, part in enumerate(parts[:-1]):
+        if target.get(part) is None:
+            target[part] = {}
+        target = target[part]
+        if not isinstance(target, dict):
+            raise SpecError(f"--set {item}: {'.'.join(parts[: depth + 1])} is a value, not a section")
+    target[parts[-1]] = parse_yaml(text, f"--set {key}") if text else ""
+
+
+def _fold_strategy_options(raw: dict[str, Any], where: str) -> None:
+    """In YAML a strategy's options stand beside its name; in the record they are apart."""
+    section = raw.get("strategy")
+    if isinstance(section, str):
+        raise SpecError(f"{where}: strategy: write it as {{name: {section}}}")
+    if isinstance(section, dict):
+        rest = {k: v for k, v in section.items() if k not in ("name", "options")}
+        raw["strategy"] = {**({"name": section["name"]} if "name" in section else {}), "options": {**(section.get("options") or {}), **rest}}
+
+
+def _record_of(annotation: Any) -> type[Record] | None:
+    """The record class inside an annotation such as ``DataSpec | None``."""
+    if isinstance(annotation, type) and issubclass(annotation, Record):
+        return annotation
+    for part in typing.get_args(annotation):
+        found = _record_of(part)
+        if found is not None:
+            return found
+    return None
+
+
+def _unknown_keys(raw: dict[str, Any], record: type[Record], path: str) -> list[str]:
+    known = {f.encode_name: f for f in msgspec.structs.fields(record)}
+    problems: list[str] = []
+    for key, value in raw.items():
+        here = f"{path}{key}"
+        if key not in known:
+            problems.append(f"unknown key {here!r}{_nearest(key, path, known)}")
+            continue
+        inner = _record_of(known[key].type)
+        if inner is not None and isinstance(value, dict) and inner is not StrategySpec:
+            problems += _unknown_keys(value, inner, f"{here}.")
+    return problems
+
+
+def _all_keys(record: type[Record], path: str = "") -> list[str]:
+    keys: list[str] = []
+    for f in msgspec.structs.fields(record):
+        keys.append(f"{path}{f.encode_name}")
+        inner = _record_of(f.type)
+        if inner is not None:
+            keys += _all_keys(inner, f"{path}{f.encode_name}.")
+    return keys
+
+
+def _nearest(key: str, path: str, known: typing.Iterable[str]) -> str:
+    near = difflib.get_close_matches(key, list(known), n=1)
+    if near:
+        return f"; did you mean {path + near[0]!r}?"
+    # The right key in the wrong section is the commonest mistake of all.
+    elsewhere = [k for k in _all_keys(RunSpec) if k.rsplit(".", 1)[-1] == key]
+    if elsewhere:
+        return f"; it belongs to {elsewhere[0]!r}"
+    return f" (known here: {', '.join(known)})"
+
+
+def _readable(message: str) -> str:
+    """msgspec's ``Expected `int`, got `str` - at `$.train.max_steps` `` as ``train.max_steps: expected int, got str``."""
+    text, _, place = message.partition(" - at ")
+    key = place.strip("`").removeprefix("$").removeprefix(".") or "spec"
+    text = text.replace("`", "")
+    return f"{key}: {text[:1].lower()}{text[1:]}"
+
+
+def _check_together(spec: RunSpec, where: str) -> None:
+    """Rules that concern more than one key."""
+    problems: list[str] = []
+    if spec.script is None:
+        if spec.model is None:
+            problems.append("model.name is missing; give a hub name, a path, or for example tiny:mistral")
+        if spec.data is None:
+            problems.append("data.source is missing; give a hub name, a file, or for example builtin:instructions")
+    elif spec.model is not None or spec.data is not None:
+        problems.append("script replaces model, data and train; leave those sections out")
+    if spec.train.max_steps is not None and spec.train.epochs is not None:
+        problems.append("train.max_steps and train.epochs are both given; give one")
+    if spec.train.grad_accum is not None and spec.train.global_batch_size is not None:
+        problems.append("train.grad_accum and train.global_batch_size are both given; give one")
+    if spec.cluster.hosts and len(spec.cluster.hosts) != spec.cluster.nodes and spec.cluster.launcher == "hosts":
+        problems.append(f"cluster.hosts names {len(spec.cluster.hosts)} hosts, cluster.nodes says {spec.cluster.nodes}")
+    if spec.cluster.launcher == "local" and spec.cluster.nodes != 1:
+        problems.append(f"cluster.nodes is {spec.cluster.nodes}, but launcher local means this machine alone; use slurm or hosts")
+    try:
+        resolve_options(spec.strategy.name, spec.strategy.options)
+    except SpecError as error:
+        problems.append(str(error))
+    if problems:
+        raise SpecError(f"{where}: " + "; ".join(problems))
+
+
+def spec_to_dict(spec: RunSpec) -> dict[str, Any]:
+    """The spec as plain values, with every default filled in and strategy options beside the name."""
+    raw = msgspec.to_builtins(spec)
+    strategy = raw["strategy"]
+    raw["strategy"] = {"name": strategy["name"], **strategy["options"]}
+    return raw
+
+
+def spec_to_yaml(spec: RunSpec) -> str:
+    """The spec as YAML that `parse_spec` reads back to an equal record."""
+    return yaml.safe_dump(spec_to_dict(spec), sort_keys=False, allow_unicode=True, width=120)

@@ -1,0 +1,193 @@
+"""The spec as frozen records. Field names are the YAML keys; every default is written here and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, field
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+NonNegativeInt = Annotated[int, Meta(ge=0)]
+NonNegative = Annotated[float, Meta(ge=0)]
+Fraction = Annotated[float, Meta(ge=0, lt=1)]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all spec sections: frozen, and unknown keys are errors."""
+
+
+class ModelSpec(Record):
+    """Which model, in which form."""
+
+    name: Annotated[str, Meta(min_length=1, description="hub name, local path, or tiny:<family>")]
+    revision: Annotated[str | None, Meta(description="pinned hub revision")] = None
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    attention: Annotated[str, Meta(description="attention implementation of transformers")] = "sdpa"
+    gradient_checkpointing: bool = False
+    compile: bool = False
+    config: Annotated[dict[str, Any], Meta(description="overrides of the model's config, for tiny: models")] = {}
+
+
+class DataSpec(Record):
+    """Which rows, how they become text, and how text becomes sequences."""
+
+    source: Annotated[str, Meta(min_length=1, description="hub name, local file, or builtin:<set>")]
+    split: str = "train"
+    config: Annotated[str | None, Meta(description="configuration (subset) name of a hub data set")] = None
+    revision: Annotated[str | None, Meta(description="pinned hub revision")] = None
+    template: Annotated[str, Meta(description="auto | alpaca | chat | text | classification | a Jinja file")] = "auto"
+    columns: dict[str, str | list[str]] = {}
+    subset: Annotated[PositiveInt | None, Meta(description="rows, chosen by data.seed; null = all")] = None
+    max_length: Annotated[int, Meta(ge=2, description="tokens; longer rows are cut and counted")] = 512
+    packing: Literal["isolated", "wrapped", "none"] = "isolated"
+    mask_prompt: bool = True
+    eval_fraction: Fraction = 0.05
+    seed: int = 42
+
+
+class AdapterSpec(Record):
+    """LoRA, or none (full fine-tuning)."""
+
+    type: Literal["none", "lora"] = "none"
+    r: PositiveInt = 8
+    alpha: Annotated[float, Meta(gt=0)] = 16
+    dropout: Fraction = 0.0
+    targets: Annotated[list[str] | None, Meta(description="module names; null = every linear layer")] = None
+    target_parameters: Annotated[list[str], Meta(description="parameters, such as fused expert weights")] = []
+    modules_to_save: Annotated[list[str], Meta(description="modules trained whole and saved with the adapter")] = []
+
+
+class StrategySpec(Record):
+    """Name and options of the strategy; in YAML the options stand beside the name."""
+
+    name: str = "pytorch_ddp"
+    options: dict[str, Any] = {}
+
+
+class TrainSpec(Record):
+    """The optimizer steps."""
+
+    max_steps: Annotated[NonNegativeInt | None, Meta(description="default 10; 0 only evaluates")] = None
+    epochs: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="instead of max_steps")] = None
+    micro_batch_size: PositiveInt = 1
+    grad_accum: Annotated[PositiveInt | None, Meta(description="default 1")] = None
+    global_batch_size: Annotated[PositiveInt | None, Meta(description="instead of grad_accum")] = None
+    lr: Annotated[float, Meta(ge=0)] = 5e-5
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    warmup_steps: NonNegativeInt = 0
+    weight_decay: NonNegative = 0.0
+    clip_norm: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="null = no clipping")] = 1.0
+    seed: int = 42
+
+
+class EvalSpec(Record):
+    """When and on what to evaluate."""
+
+    source: Annotated[str | None, Meta(description="a set of its own; null = data.eval_fraction")] = None
+    every: Annotated[PositiveInt | None, Meta(description="steps; null = only at the end")] = None
+    subset: Annotated[PositiveInt | None, Meta(description="rows, chosen by data.seed; null = all")] = 200
+    batch_size: Annotated[PositiveInt | None, Meta(description="null = chosen")] = None
+    baseline: Annotated[bool, Meta(description="evaluate before training too")] = False
+    at_end: bool = True
+    samples: Annotated[NonNegativeInt, Meta(description="sample answers shown; where answers can be checked")] = 3
+
+
+class CheckpointSpec(Record):
+    """What is saved, and when."""
+
+    mode: Literal["lite", "full", "none"] = "lite"
+    every: Annotated[PositiveInt | None, Meta(description="steps; null = only at the end")] = None
+    keep: PositiveInt = 5
+    async_: bool = field(default=False, name="async")
+    at_end: bool = True
+
+
+class ScriptSpec(Record):
+    """The user's own torchrun program."""
+
+    path: Annotated[str, Meta(min_length=1)]
+    args: list[str] = []
+
+
+class RendezvousSpec(Record):
+    """Null means: found out on the nodes."""
+
+    address: str | None = None
+    port: Annotated[int, Meta(ge=1, le=65535)] | None = None
+    interface: str | None = None
+
+
+class SlurmSpec(Record):
+    """Options of sbatch; ``extra`` lines are passed through."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time: str | None = None
+    gpus_per_node: PositiveInt | None = None
+    gres: str | None = None
+    cpus_per_task: PositiveInt | None = None
+    mem: str | None = None
+    constraint: str | None = None
+    reservation: str | None = None
+    chdir: str | None = None
+    exclusive: bool = False
+    exclude: list[str] = []
+    extra: list[str] = []
+
+
+class ClusterSpec(Record):
+    """Where it runs."""
+
+    launcher: Literal["local", "slurm", "hosts"] = "local"
+    nodes: PositiveInt = 1
+    procs_per_node: Annotated[PositiveInt | None, Meta(description="ranks; null = one a GPU, else two")] = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    hosts: list[str] = []
+    rendezvous: RendezvousSpec = RendezvousSpec()
+    slurm: SlurmSpec = SlurmSpec()
+    modules: list[str] = []
+    setup: list[str] = []
+    env: dict[str, str] = {}
+    environment: str | None = None
+    cache: Annotated[str | None, Meta(description="Hugging Face and data cache; null = HF_HOME")] = None
+    stage: Literal["auto", "always", "never"] = "auto"
+    timeout_s: Annotated[int, Meta(ge=1, description="of collectives")] = 600
+
+
+class ProfileSpec(Record):
+    """A window of the PyTorch profiler, in steps."""
+
+    wait: NonNegativeInt = 5
+    warmup: NonNegativeInt = 2
+    active: PositiveInt = 3
+    ranks: list[NonNegativeInt] | None = None
+
+
+class ObserveSpec(Record):
+    """What is recorded while it runs."""
+
+    log_every: PositiveInt = 1
+    telemetry_s: Annotated[float, Meta(ge=0, description="seconds between samples; 0 = off")] = 1.0
+    profile: ProfileSpec | None = None
+    tensorboard: bool = False
+    wandb: bool = False
+
+
+class RunSpec(Record):
+    """One run, as asked for."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] = "run"
+    model: ModelSpec | None = None
+    data: DataSpec | None = None
+    adapter: AdapterSpec = AdapterSpec()
+    strategy: StrategySpec = StrategySpec()
+    train: TrainSpec = TrainSpec()
+    eval: EvalSpec = EvalSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    script: ScriptSpec | None = None
+    cluster: ClusterSpec = ClusterSpec()
+    observe: ObserveSpec = ObserveSpec()
+    run_root: Annotated[str, Meta(min_length=1)] = "runs"

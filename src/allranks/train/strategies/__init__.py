@@ -1,0 +1,71 @@
+"""The registry of strategies. No torch here: `plan` reads it on machines without torch.
+
+A new strategy is one file beside this one and one line below.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from allranks.errors import SpecError
+
+if TYPE_CHECKING:
+    from allranks.train.strategies.contract import Strategy
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a strategy lives, and its options with their defaults."""
+
+    target: str
+    summary: str
+    options: dict[str, Any] = field(default_factory=dict)
+    single_process: bool = False
+
+
+REGISTRY: dict[str, Entry] = {
+    "single": Entry("single:Single", "one process, nothing to communicate", single_process=True),
+    "pytorch_ddp": Entry(
+        "pytorch_ddp:PyTorchDDP",
+        "torch DistributedDataParallel",
+        {"bucket_mb": 25.0, "find_unused_parameters": False, "static_graph": False},
+    ),
+}
+
+
+def entry(name: str) -> Entry:
+    """The registry line of a strategy.
+
+    Raises:
+        SpecError: there is no such strategy; the message names the nearest ones.
+    """
+    if name in REGISTRY:
+        return REGISTRY[name]
+    near = difflib.get_close_matches(name, REGISTRY, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise SpecError(f"strategy.name: there is no strategy {name!r}{hint} (known: {', '.join(REGISTRY)})")
+
+
+def resolve_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The strategy's options with defaults filled in, unknown names and wrong types refused."""
+    known = entry(name).options
+    for key, value in given.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise SpecError(f"strategy.{key}: {name} has no option {key!r}{hint} (known: {', '.join(known) or 'none'})")
+        default = known[key]
+        allowed = (int, float) if isinstance(default, float) else type(default)
+        if default is not None and (not isinstance(value, allowed) or isinstance(value, bool) != isinstance(default, bool)):
+            raise SpecError(f"strategy.{key}: {value!r} is no {type(default).__name__}")
+    return {**known, **given}
+
+
+def create(name: str, options: dict[str, Any]) -> Strategy:
+    """Import and build a strategy (imports torch)."""
+    module, _, attribute = entry(name).target.partition(":")
+    cls = getattr(import_module(f"{__name__}.{module}"), attribute)
+    return cls(**resolve_options(name, options))
