@@ -1,0 +1,93 @@
+"""What this machine has: CPUs that may be used, memory, GPUs. Standard library and psutil only."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import msgspec
+import psutil
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """One NVIDIA GPU as the driver names it."""
+
+    index: int
+    name: str
+    memory_bytes: int
+
+
+class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts of one node that planning needs."""
+
+    host: str
+    cpus: int
+    memory_bytes: int
+    gpus: list[Gpu]
+    cpu_model: str
+    system: str
+
+
+def host_name() -> str:
+    """This node's short name, safe inside file names."""
+    name = socket.gethostname().split(".")[0] or "localhost"
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in name)
+
+
+def usable_cpus() -> int:
+    """CPUs this process may use: affinity (Slurm, taskset) and the cgroup's quota (containers)."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            count = min(count, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return max(1, count)
+
+
+def cpu_model() -> str:
+    """The processor's name from /proc/cpuinfo, or the architecture."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.machine()
+
+
+def visible_gpus() -> list[Gpu]:
+    """GPUs that CUDA_VISIBLE_DEVICES leaves, asked from nvidia-smi; none where there is no driver."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=15, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [[part.strip() for part in line.split(",")] for line in answer.splitlines() if line.count(",") >= 3]
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = []
+    for index, uuid, name, memory in rows:
+        if wanted is not None and index not in wanted.split(",") and not any(w and uuid.startswith(w) for w in wanted.split(",")):
+            continue
+        mebibytes = int(memory) if memory.isdigit() else 0
+        gpus.append(Gpu(index=int(index), name=name, memory_bytes=mebibytes * 2**20))
+    return gpus
+
+
+def machine_facts() -> MachineFacts:
+    """Facts of the machine this runs on."""
+    return MachineFacts(
+        host=host_name(),
+        cpus=usable_cpus(),
+        memory_bytes=psutil.virtual_memory().total,
+        gpus=visible_gpus(),
+        cpu_model=cpu_model(),
+        system=f"{platform.system()} {platform.release()}",
+    )

@@ -1,0 +1,167 @@
+"""Spec and facts to a launch plan: ranks, batch arithmetic, rendezvous, environment. Pure, no I/O, no torch."""
+
+from __future__ import annotations
+
+import msgspec
+
+from allranks import envpolicy
+from allranks.envpolicy import EnvVar
+from allranks.errors import SpecError
+from allranks.facts import MachineFacts
+from allranks.spec.records import RunSpec
+from allranks.train.strategies import entry, resolve_options
+
+
+class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How many sequences make one optimizer step."""
+
+    micro_batch_size: int
+    grad_accum: int
+    global_batch_size: int
+
+
+class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One node and the ranks on it; host None until the scheduler has said."""
+
+    node: int
+    host: str | None
+    ranks: list[int]
+
+
+class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What will run, decided before anything does."""
+
+    run_name: str
+    launcher: str
+    strategy: str
+    strategy_options: dict[str, object]
+    device: str
+    backend: str
+    dtype: str
+    world_size: int
+    procs_per_node: int
+    nodes: list[NodePlan]
+    rendezvous: str
+    batch: BatchPlan | None
+    max_steps: int | None
+    epochs: float | None
+    environment: list[EnvVar]
+    warnings: list[str]
+    timeout_s: int
+
+    def rank_rows(self) -> list[tuple[int, int, int, str]]:
+        """(rank, node, local rank, host) of every rank."""
+        return [(r, n.node, i, n.host or f"node {n.node}") for n in self.nodes for i, r in enumerate(n.ranks)]
+
+
+def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
+    """Decide everything that can be decided before a process is started.
+
+    Raises:
+        SpecError: the spec contradicts itself or the facts (batch that does not divide, more ranks than GPUs).
+    """
+    cluster = spec.cluster
+    device = _device(spec, facts)
+    procs = cluster.procs_per_node or _default_procs(spec, facts, device)
+    world = procs * cluster.nodes
+    warnings: list[str] = []
+    chosen = entry(spec.strategy.name)
+    if chosen.single_process and world != 1:
+        raise SpecError(f"strategy {spec.strategy.name} is for one process, the plan has {world}; set cluster.procs_per_node: 1 or another strategy")
+    if device == "cuda" and cluster.launcher == "local" and procs > len(facts.gpus) and cluster.backend != "gloo":
+        raise SpecError(
+            f"cluster.procs_per_node is {procs}, but {facts.host} has {len(facts.gpus)} GPUs; NCCL needs one a rank (or set cluster.backend: gloo to share)"
+        )
+    if device == "cpu" and procs > facts.cpus and cluster.launcher == "local":
+        warnings.append(f"{procs} ranks share {facts.cpus} cores: they will take turns, and timings mean little")
+    hosts = _hosts(spec, facts)
+    return LaunchPlan(
+        run_name=spec.name,
+        launcher=cluster.launcher,
+        strategy=spec.strategy.name,
+        strategy_options=resolve_options(spec.strategy.name, spec.strategy.options),
+        device=device,
+        backend=_backend(spec, device),
+        dtype=_dtype(spec, device),
+        world_size=world,
+        procs_per_node=procs,
+        nodes=[NodePlan(node=n, host=hosts[n], ranks=list(range(n * procs, (n + 1) * procs))) for n in range(cluster.nodes)],
+        rendezvous=_rendezvous(spec),
+        batch=batch_plan(spec, world) if spec.script is None else None,
+        max_steps=_max_steps(spec),
+        epochs=spec.train.epochs,
+        environment=envpolicy.decide(spec, device=device, cpus=facts.cpus, procs_per_node=procs, nodes=cluster.nodes),
+        warnings=warnings,
+        timeout_s=cluster.timeout_s,
+    )
+
+
+def batch_plan(spec: RunSpec, world_size: int) -> BatchPlan:
+    """micro x ranks x accumulation = global; refused if ``global_batch_size`` does not divide."""
+    micro = spec.train.micro_batch_size
+    if spec.train.global_batch_size is None:
+        accum = spec.train.grad_accum or 1
+        return BatchPlan(micro_batch_size=micro, grad_accum=accum, global_batch_size=micro * world_size * accum)
+    wanted = spec.train.global_batch_size
+    if wanted % (micro * world_size):
+        raise SpecError(
+            f"train.global_batch_size {wanted} is not divisible by micro_batch_size {micro} x {world_size} ranks = {micro * world_size}; "
+            f"nearest that are: {wanted // (micro * world_size) * micro * world_size or micro * world_size}, {(wanted // (micro * world_size) + 1) * micro * world_size}"
+        )
+    return BatchPlan(micro_batch_size=micro, grad_accum=wanted // (micro * world_size), global_batch_size=wanted)
+
+
+def _max_steps(spec: RunSpec) -> int | None:
+    if spec.script is not None or spec.train.epochs is not None:
+        return None
+    return 10 if spec.train.max_steps is None else spec.train.max_steps
+
+
+def _device(spec: RunSpec, facts: MachineFacts) -> str:
+    cluster = spec.cluster
+    if cluster.device == "cuda" and cluster.launcher == "local" and not facts.gpus:
+        raise SpecError(f"cluster.device is cuda, but {facts.host} shows no GPU (nvidia-smi); set cluster.device: auto")
+    if cluster.device != "auto":
+        return cluster.device
+    if cluster.launcher == "local":
+        return "cuda" if facts.gpus else "cpu"
+    return "cuda" if cluster.slurm.gpus_per_node or cluster.slurm.gres else "cpu"
+
+
+def _default_procs(spec: RunSpec, facts: MachineFacts, device: str) -> int:
+    if entry(spec.strategy.name).single_process:
+        return 1
+    if device != "cuda":
+        return 2
+    return spec.cluster.slurm.gpus_per_node or len(facts.gpus) or 1
+
+
+def _backend(spec: RunSpec, device: str) -> str:
+    if spec.cluster.backend == "nccl" and device != "cuda":
+        raise SpecError("cluster.backend is nccl, which needs GPUs; the device is cpu, so use gloo or auto")
+    if spec.cluster.backend != "auto":
+        return spec.cluster.backend
+    return "nccl" if device == "cuda" else "gloo"
+
+
+def _dtype(spec: RunSpec, device: str) -> str:
+    wanted = spec.model.dtype if spec.model else "auto"
+    if wanted != "auto":
+        return wanted
+    return "bfloat16" if device == "cuda" else "float32"
+
+
+def _hosts(spec: RunSpec, facts: MachineFacts) -> list[str | None]:
+    if spec.cluster.launcher == "local":
+        return [facts.host]
+    if spec.cluster.launcher == "hosts" and spec.cluster.hosts:
+        return list(spec.cluster.hosts)
+    return [None] * spec.cluster.nodes
+
+
+def _rendezvous(spec: RunSpec) -> str:
+    if spec.cluster.launcher == "local":
+        return "a free port on 127.0.0.1, chosen when the ranks start"
+    wanted = spec.cluster.rendezvous
+    address = wanted.address or "address asked from node 0"
+    return f"{address}, port {wanted.port or 'from the job id, probed on node 0'}"

@@ -1,0 +1,220 @@
+"""Every path of a run, in one place; creating, listing and finding runs."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from allranks.errors import EnvironmentNotAble, RunNotFound
+
+_STEP = re.compile(r"^step-(\d+)$")
+_ATTEMPT = re.compile(r"^attempt-(\d+)$")
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The folder of one run. Nothing else builds paths inside it."""
+
+    root: Path
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+    @property
+    def spec(self) -> Path:
+        return self.root / "spec.yaml"
+
+    @property
+    def plan(self) -> Path:
+        return self.root / "plan.json"
+
+    @property
+    def run_args(self) -> Path:
+        return self.root / "run_args.json"
+
+    @property
+    def preflight(self) -> Path:
+        return self.root / "preflight.json"
+
+    @property
+    def preflight_text(self) -> Path:
+        return self.root / "preflight.txt"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.json"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events"
+
+    def events_of(self, rank: int) -> Path:
+        return self.events / f"rank{rank}.jsonl"
+
+    @property
+    def telemetry(self) -> Path:
+        return self.root / "telemetry"
+
+    def telemetry_of(self, host: str) -> Path:
+        return self.telemetry / f"{host}.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    def logs_of(self, attempt: int) -> Path:
+        return self.logs / f"attempt-{attempt}"
+
+    def log_of(self, attempt: int, host: str, rank: int) -> Path:
+        return self.logs_of(attempt) / f"{host}.rank{rank}.log"
+
+    def agent_log(self, attempt: int, host: str) -> Path:
+        return self.logs_of(attempt) / f"{host}.agent.log"
+
+    def agent_exit(self, attempt: int, host: str) -> Path:
+        """What became of a node's ranks: exit codes, signals, who failed first."""
+        return self.logs_of(attempt) / f"{host}.exit.json"
+
+    @property
+    def traces(self) -> Path:
+        return self.root / "traces"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step}"
+
+    @property
+    def model(self) -> Path:
+        return self.root / "model"
+
+    def attempts(self) -> list[int]:
+        """Numbers of the attempts that have a log folder, ascending."""
+        return _numbered(self.logs, _ATTEMPT)
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps of the published checkpoints, ascending."""
+        return _numbered(self.checkpoints, _STEP)
+
+    def rank_logs(self, attempt: int) -> dict[int, Path]:
+        """Log file of each rank in an attempt."""
+        found = {}
+        for path in self.logs_of(attempt).glob("*.rank*.log"):
+            number = path.name.rsplit(".rank", 1)[1].removesuffix(".log")
+            if number.isdigit():
+                found[int(number)] = path
+        return dict(sorted(found.items()))
+
+
+def _numbered(folder: Path, pattern: re.Pattern[str]) -> list[int]:
+    if not folder.is_dir():
+        return []
+    return sorted(int(m.group(1)) for p in folder.iterdir() if (m := pattern.match(p.name)))
+
+
+def create_run(run_root: str | Path, name: str, now: float | None = None) -> RunDir:
+    """Make a new, empty run folder ``<run_root>/<name>-<time>``; never an existing one.
+
+    Raises:
+        EnvironmentNotAble: the folder cannot be made or written.
+    """
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
+    root = Path(run_root).absolute()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for attempt in range(1, 1000):
+            folder = root / (f"{name}-{stamp}" if attempt == 1 else f"{name}-{stamp}-{attempt}")
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                if not folder.is_dir():
+                    raise
+                continue
+            run = RunDir(folder)
+            for sub in (run.logs, run.events, run.telemetry, run.checkpoints):
+                sub.mkdir()
+            return run
+    except OSError as error:
+        raise EnvironmentNotAble(
+            f"run_root {root}: no run folder can be made there: {error.strerror}; give another with --set run_root=FOLDER"
+        ) from None
+    raise EnvironmentNotAble(f"run_root {root}: 1000 runs named {name}-{stamp} exist; choose another name")
+
+
+def list_runs(run_root: str | Path) -> list[RunDir]:
+    """Runs under a folder, oldest first."""
+    root = Path(run_root)
+    if not root.is_dir():
+        return []
+    runs = [RunDir(p.absolute()) for p in root.iterdir() if (p / "spec.yaml").is_file()]
+    return sorted(runs, key=lambda run: (run.spec.stat().st_mtime, run.name))
+
+
+def find_run(name: str, run_root: str | Path = "runs") -> RunDir:
+    """A run by path, by name, by the beginning of its name (if only one matches), or ``latest``.
+
+    Raises:
+        RunNotFound: nothing or several match; the message lists them.
+    """
+    path = Path(name)
+    if (path / "spec.yaml").is_file():
+        return RunDir(path.absolute())
+    runs = list_runs(run_root)
+    if name == "latest" and runs:
+        return runs[-1]
+    exact = [run for run in runs if run.name == name]
+    matches = exact or [run for run in runs if run.name.startswith(name)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise RunNotFound(f"{name!r} fits several runs: {', '.join(run.name for run in matches)}; give more of the name")
+    near = difflib.get_close_matches(name, [run.name for run in runs], n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]}?" if near else "; `allranks runs` lists what there is"
+    raise RunNotFound(f"there is no run {name!r} under {Path(run_root).absolute()}{hint}")
+
+
+def write_text_atomic(path: Path, text: str) -> None:
+    """Write a whole file or nothing: readers never see half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Atomic, indented, strict JSON (NaN is refused by the format, so it is written as null)."""
+    write_text_atomic(path, json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """The same value with NaN and infinities replaced by None: JSON has neither."""
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file's content, or None where it is absent or damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
