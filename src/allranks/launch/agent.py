@@ -1,0 +1,160 @@
+"""The agent of one node: torchrun's own engine with our log files, telemetry and a record of every rank's end.
+
+``python -m allranks.launch.agent RUN --attempt A --node N``; the environment of the ranks is this process's own.
+Signals: USR1 and TERM ask the ranks for a clean stop at a step edge; INT ends them at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+import psutil
+
+from allranks.facts import host_name
+from allranks.launch.blame import RankEnd
+from allranks.launch.rank import done_marker
+from allranks.observe.telemetry import Telemetry
+from allranks.plan import LaunchPlan
+from allranks.rundir import RunDir, write_json
+
+PEER_DEATH_GRACE_S = 8.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="allranks.launch.agent")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--attempt", type=int, required=True)
+    parser.add_argument("--node", type=int, default=0)
+    parser.add_argument("--telemetry-s", type=float, default=1.0)
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    run = RunDir(args.run)
+    plan = msgspec.json.decode(run.plan.read_bytes(), type=LaunchPlan)
+    sys.exit(Agent(run, plan, args.attempt, args.node, args.telemetry_s).run())
+
+
+class Agent:
+    """Starts the ranks of one node and waits for them."""
+
+    def __init__(self, run: RunDir, plan: LaunchPlan, attempt: int, node: int, telemetry_s: float) -> None:
+        self._run, self._plan, self._attempt, self._node = run, plan, attempt, node
+        self._host = host_name()
+        self._telemetry_s = telemetry_s
+        self._ranks = plan.nodes[node].ranks
+        self._killed = False
+
+    def run(self) -> int:
+        """The exit code: 0 if every rank ended well."""
+        telemetry = Telemetry(self._run.telemetry_of(self._host), self._telemetry_s, self._host, self._run.root) if self._telemetry_s else None
+        if telemetry:
+            telemetry.start()
+        signal.signal(signal.SIGUSR1, self._ask_stop)
+        signal.signal(signal.SIGTERM, self._ask_stop)
+        signal.signal(signal.SIGINT, self._kill)
+        threading.Thread(target=self._guard, name="guard", daemon=True).start()
+        ends = self._launch()
+        if telemetry:
+            telemetry.stop()
+        self._write_exit(ends)
+        return 1 if ends else 0
+
+    def _launch(self) -> list[RankEnd]:
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.launcher.api import elastic_launch
+
+        entry = ["-u", "-m", "allranks.launch.rank", str(self._run.root), str(self._attempt)]
+        try:
+            elastic_launch(self._config(), sys.executable)(*entry)
+        except ChildFailedError as failed:
+            return [
+                RankEnd(rank=rank, host=self._host, pid=f.pid, exitcode=f.exitcode, time=float(f.timestamp))
+                for rank, f in failed.failures.items()
+            ]
+        return []
+
+    def _config(self) -> Any:
+        from torch.distributed.launcher.api import LaunchConfig
+
+        known = {f.name for f in dataclasses.fields(LaunchConfig)}
+        wanted = {
+            "min_nodes": len(self._plan.nodes),
+            "max_nodes": len(self._plan.nodes),
+            "nproc_per_node": self._plan.procs_per_node,
+            "run_id": f"{self._run.name}.{self._attempt}",
+            "rdzv_backend": "c10d",
+            "rdzv_endpoint": "127.0.0.1:0",  # port 0: the store itself takes a free one, so no two runs can meet
+            "local_addr": "127.0.0.1",
+            "max_restarts": 0,
+            "monitor_interval": 0.1,
+            "start_method": "spawn",
+            "signals_to_handle": "SIGHUP,SIGQUIT",  # INT, TERM and USR1 are handled here
+            "shutdown_timeout": int(PEER_DEATH_GRACE_S),
+        }
+        return LaunchConfig(**{k: v for k, v in wanted.items() if k in known})
+
+    def _children(self) -> list[psutil.Process]:
+        return [p for p in psutil.Process().children() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+    def _ask_stop(self, number: int, frame: FrameType | None) -> None:
+        for child in self._children():
+            child.send_signal(signal.SIGUSR1)
+
+    def _kill(self, number: int, frame: FrameType | None) -> None:
+        self._killed = True
+        for child in self._children():
+            self._kill_group(child)
+
+    @staticmethod
+    def _kill_group(child: psutil.Process) -> None:
+        try:
+            os.killpg(child.pid, signal.SIGKILL)  # torchrun gives each rank a session of its own
+        except (ProcessLookupError, PermissionError):
+            pass
+
+    def _guard(self) -> None:
+        """When a rank has gone without ending well, give the others a bounded time, then end them: torchrun waits
+        30 s for ranks that do not heed SIGTERM, and a rank inside a collective cannot."""
+        while len(children := self._children()) < self._plan.procs_per_node:
+            time.sleep(0.1)
+        while len([c for c in children if _alive(c)]) == len(children):
+            time.sleep(0.1)
+        while True:
+            gone = len([c for c in children if not _alive(c)])
+            done = len([r for r in self._ranks if done_marker(self._run, self._attempt, r).exists()])
+            if gone == len(children):
+                return
+            if gone > done:
+                break
+            time.sleep(0.1)
+        time.sleep(PEER_DEATH_GRACE_S)
+        for child in children:
+            if _alive(child):
+                self._kill_group(child)
+
+    def _write_exit(self, ends: list[RankEnd]) -> None:
+        write_json(
+            self._run.agent_exit(self._attempt, self._host),
+            {"host": self._host, "node": self._node, "attempt": self._attempt, "killed_by_request": self._killed, "time": time.time(), "failed": msgspec.to_builtins(ends)},
+        )
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+if __name__ == "__main__":
+    main()
