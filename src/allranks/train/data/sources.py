@@ -1,0 +1,196 @@
+"""Rows from hub names, local files and the built-in sets."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from allranks.errors import DataError, EnvironmentNotAble
+from allranks.spec.records import DataSpec
+
+Row = dict[str, Any]
+FILE_KINDS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+
+
+def load_rows(data: DataSpec) -> list[Row]:
+    """All rows of the source, in the source's order.
+
+    Raises:
+        DataError: missing or unreadable file, no rows, unknown built-in set.
+        EnvironmentNotAble: the hub cannot be reached.
+    """
+    rows = _load(data)
+    if not rows:
+        raise DataError(f"data.source {data.source}: the set is empty")
+    return rows
+
+
+def _load(data: DataSpec) -> list[Row]:
+    if data.source.startswith("builtin:"):
+        return builtin(data.source).rows(data.subset or builtin(data.source).default_rows, data.seed)
+    path = Path(data.source).expanduser()
+    if looks_like_file(data.source):
+        return read_file(path)
+    return _load_hub(data)
+
+
+def looks_like_file(source: str) -> bool:
+    """A local path rather than a hub name: it exists, or ends in a known file kind, or starts like a path."""
+    path = Path(source).expanduser()
+    return path.exists() or path.suffix.lower() in FILE_KINDS or source.startswith(("/", "./", "../", "~"))
+
+
+def builtin(source: str) -> Any:
+    """The built-in set behind ``builtin:<name>``."""
+    from allranks.train.data.builtin import BUILTIN
+
+    name = source.removeprefix("builtin:")
+    if name not in BUILTIN:
+        near = difflib.get_close_matches(name, BUILTIN, n=1)
+        hint = f"; did you mean builtin:{near[0]}?" if near else ""
+        raise DataError(f"data.source {source}: there is no such built-in set{hint} (known: {', '.join(BUILTIN)})")
+    return BUILTIN[name]
+
+
+def fingerprint(data: DataSpec) -> str:
+    """What the rows depend on, as a hash: file content, or hub name with revision, or generator and seed."""
+    digest = hashlib.sha256()
+    if data.source.startswith("builtin:"):
+        from allranks import __version__
+
+        digest.update(f"{data.source} {builtin(data.source).default_rows} {data.subset} {data.seed} {__version__}".encode())
+    elif looks_like_file(data.source):
+        path = Path(data.source).expanduser()
+        check_file(path)
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    else:
+        digest.update(f"hub {data.source} {data.config} {data.split} {data.revision}".encode())
+    return digest.hexdigest()
+
+
+def check_file(path: Path) -> None:
+    """Refuse, with a clear word, what is no readable file of a known kind."""
+    if not path.exists():
+        names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, names, n=1)
+        hint = f"; did you mean {path.with_name(near[0])}?" if near else f"; looked from {Path.cwd()}"
+        raise DataError(f"data.source {path}: there is no such file{hint}")
+    if path.is_dir():
+        raise DataError(f"data.source {path}: this is a folder; give one file ({', '.join(FILE_KINDS)})")
+    if path.suffix.lower() not in FILE_KINDS:
+        raise DataError(f"data.source {path}: unknown kind of file {path.suffix!r}; known: {', '.join(FILE_KINDS)}")
+
+
+def read_file(path: Path) -> list[Row]:
+    """Rows of one local file."""
+    check_file(path)
+    readers: dict[str, Callable[[Path], list[Row]]] = {
+        ".json": _read_json,
+        ".jsonl": _read_jsonl,
+        ".ndjson": _read_jsonl,
+        ".csv": lambda p: _read_csv(p, ","),
+        ".tsv": lambda p: _read_csv(p, "\t"),
+        ".parquet": _read_parquet,
+    }
+    try:
+        return readers[path.suffix.lower()](path)
+    except UnicodeDecodeError as error:
+        raise DataError(f"data.source {path}: not UTF-8 text at byte {error.start}; convert the file to UTF-8") from None
+    except OSError as error:
+        raise DataError(f"data.source {path}: cannot be read: {error.strerror or error}") from None
+
+
+def _read_json(path: Path) -> list[Row]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":
+            return _read_jsonl(path)
+        raise DataError(f"data.source {path}, line {error.lineno}: not JSON: {error.msg}") from None
+    if isinstance(value, dict):
+        lists = [v for v in value.values() if isinstance(v, list)]
+        if len(lists) == 1:
+            value = lists[0]
+    if not isinstance(value, list):
+        raise DataError(f"data.source {path}: expected a list of rows, found a {type(value).__name__}")
+    return _only_rows(value, path)
+
+
+def _read_jsonl(path: Path) -> list[Row]:
+    rows = []
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                try:
+                    rows.append(json.loads(line))
+                except json.JSONDecodeError as error:
+                    raise DataError(f"data.source {path}, line {number}: not JSON: {error.msg}") from None
+    return _only_rows(rows, path)
+
+
+def _only_rows(values: list[Any], path: Path) -> list[Row]:
+    for number, value in enumerate(values):
+        if not isinstance(value, dict):
+            raise DataError(f"data.source {path}, row {number}: expected an object with named columns, found a {type(value).__name__}")
+    return values
+
+
+def _read_csv(path: Path, delimiter: str) -> list[Row]:
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, delimiter=delimiter, strict=True)
+        rows = []
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    raise DataError(f"data.source {path}, line {reader.line_num}: the number of fields differs from the header's {len(reader.fieldnames or [])}")
+                rows.append(row)
+        except csv.Error as error:
+            raise DataError(f"data.source {path}, line {reader.line_num}: not CSV: {error}") from None
+    return rows
+
+
+def _read_parquet(path: Path) -> list[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_table(path).to_pylist()
+    except pa.ArrowException as error:
+        raise DataError(f"data.source {path}: not a Parquet file: {str(error).splitlines()[0]}") from None
+
+
+def _load_hub(data: DataSpec) -> list[Row]:
+    import datasets
+
+    datasets.disable_progress_bars()
+    try:
+        loaded = datasets.load_dataset(data.source, data.config, split=data.split, revision=data.revision)
+    except Exception as error:  # noqa: BLE001 - the hub client raises errors of many libraries
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        missing = isinstance(error, FileNotFoundError) or type(error).__name__ in ("DatasetNotFoundError",)
+        if missing and _hub_answers(error):
+            raise DataError(f"data.source {data.source}: the hub knows no such data set (or it is gated: set HF_TOKEN): {text}") from None
+        raise EnvironmentNotAble(
+            f"data.source {data.source}: is no local file, and the hub could not give it: {text}; "
+            "on a machine without network give a local file, or fill the cache elsewhere (HF_HOME)"
+        ) from None
+    return [dict(row) for row in loaded]
+
+
+def _hub_answers(error: BaseException) -> bool:
+    """True if the hub itself said no, rather than that it could not be reached."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if type(seen).__name__ in ("RepositoryNotFoundError", "GatedRepoError", "RevisionNotFoundError"):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
