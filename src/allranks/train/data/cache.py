@@ -1,0 +1,227 @@
+"""A cache entry is built once, by whoever comes first, and read by everybody.
+
+Any number of ranks, nodes and runs may ask for the same entry at once, on one shared file system, and no
+collective is held open while it is built:
+
+1. the key is a hash of all that the content depends on, so equal keys mean equal content;
+2. the first to create ``<key>.claim`` (O_EXCL) builds into ``<key>.tmp-...`` and publishes by one rename;
+3. the others watch the claim: a builder on the same host is alive while its process is, one elsewhere while it
+   keeps rewriting its claim; a claim whose builder has died is taken over (by a rename, which one waiter wins);
+4. a reader checks every file against the manifest's hashes; a damaged entry is set aside and built anew.
+
+Two builders at once, after a wrong takeover, would cost time but no harm: both build the same content, and only
+one rename succeeds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from allranks.errors import DataError, EnvironmentNotAble
+from allranks.facts import host_name
+from allranks.rundir import read_json, write_json
+
+HEARTBEAT_S = 2.0
+STALE_S = 90.0  # network file systems may show a rewritten claim a minute late
+MANIFEST = "manifest.json"
+
+Log = Callable[[str], None]
+
+
+def obtain(folder: Path, key: str, build: Callable[[Path], None], log: Log, wait_limit_s: float = 6 * 3600) -> tuple[Path, str]:
+    """The verified entry `key` under `folder`, built by `build(temporary_folder)` if it is not there.
+
+    Returns:
+        The entry's folder, and how it was got: ``"found"``, ``"built"``, ``"waited"`` or ``"rebuilt"``.
+
+    Raises:
+        EnvironmentNotAble: the folder cannot be written, or the builder took longer than `wait_limit_s`.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentNotAble(f"cache {folder}: cannot be made: {error.strerror}; give another with --set cluster.cache=FOLDER") from None
+    entry, how = folder / key, "found"
+    deadline = time.monotonic() + wait_limit_s
+    while True:
+        if entry.is_dir():
+            problem = damage(entry)
+            if problem is None:
+                return entry, how
+            log(f"cache entry {entry} is damaged ({problem}); it is built anew")
+            _set_aside(entry)
+            how = "rebuilt"
+        claim = folder / f"{key}.claim"
+        if _claim(claim):
+            try:
+                if not entry.is_dir():
+                    _build(folder, key, build, claim)
+                    how = "rebuilt" if how == "rebuilt" else "built"
+            finally:
+                claim.unlink(missing_ok=True)
+            continue
+        how = "waited" if how == "found" else how
+        _wait(entry, claim, deadline, log)
+
+
+def damage(entry: Path) -> str | None:
+    """What is wrong with an entry, or None if every file has the hash that the manifest says."""
+    manifest = read_json(entry / MANIFEST)
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        return "its manifest is missing or unreadable"
+    for name, expected in manifest["files"].items():
+        try:
+            if (entry / name).stat().st_size != expected["bytes"]:
+                return f"{name} has the wrong size"
+            if file_hash(entry / name) != expected["sha256"]:
+                return f"{name} has the wrong hash"
+        except OSError as error:
+            return f"{name}: {error.strerror}"
+    return None
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, as hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Size and hash of every file below a folder, by relative name."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+    return {str(p.relative_to(folder)): {"bytes": p.stat().st_size, "sha256": file_hash(p)} for p in files}
+
+
+def _claim(claim: Path) -> bool:
+    try:
+        fd = os.open(claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise EnvironmentNotAble(f"cache {claim.parent}: cannot be written: {error.strerror}; give another with --set cluster.cache=FOLDER") from None
+    os.close(fd)
+    _beat(claim)
+    return True
+
+
+def _beat(claim: Path) -> None:
+    me = psutil.Process()
+    write_json(claim, {"host": host_name(), "boot": psutil.boot_time(), "pid": me.pid, "started": me.create_time(), "beat": secrets.token_hex(4)})
+
+
+def _build(folder: Path, key: str, build: Callable[[Path], None], claim: Path) -> None:
+    _sweep(folder, key)
+    temporary = folder / f"{key}.tmp-{host_name()}-{os.getpid()}-{secrets.token_hex(4)}"
+    ended = threading.Event()
+
+    def heart() -> None:
+        while not ended.wait(HEARTBEAT_S):
+            if claim.exists():
+                _beat(claim)
+
+    thread = threading.Thread(target=heart, daemon=True)
+    thread.start()
+    try:
+        temporary.mkdir()
+        build(temporary)
+        write_json(temporary / MANIFEST, {"key": key, "files": hash_files(temporary)})
+        try:
+            temporary.rename(folder / key)
+        except OSError:
+            if not (folder / key).is_dir():  # not a rival who was faster
+                raise
+    except OSError as error:
+        raise EnvironmentNotAble(f"cache {folder}: the prepared data cannot be written: {error.strerror}") from None
+    finally:
+        ended.set()
+        thread.join()
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _sweep(folder: Path, key: str) -> None:
+    """Remove what dead builders left behind."""
+    for left in folder.glob(f"{key}.*-*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _wait(entry: Path, claim: Path, deadline: float, log: Log) -> None:
+    """Until the entry is there, the claim is gone, or its builder is found dead and the claim removed."""
+    last_beat, seen_at, said = None, time.monotonic(), False
+    pause = 0.05
+    while claim.exists() and not entry.is_dir():
+        builder = read_json(claim)
+        beat = builder.get("beat") if isinstance(builder, dict) else None
+        if beat != last_beat:
+            last_beat, seen_at = beat, time.monotonic()
+        if _is_dead(builder, time.monotonic() - seen_at):
+            _take_over(claim, beat, log)
+            return
+        if time.monotonic() > deadline:
+            raise EnvironmentNotAble(f"cache {claim}: the builder {builder} did not finish in time; remove the file if it is gone")
+        if not said:
+            said = True
+            log(f"waiting for the data that {_who(builder)} is preparing")
+        time.sleep(pause)
+        pause = min(pause * 1.5, 1.0)
+
+
+def _who(builder: Any) -> str:
+    return f"{builder.get('host')} pid {builder.get('pid')}" if isinstance(builder, dict) else "another process"
+
+
+def _is_dead(builder: Any, silent_s: float) -> bool:
+    if not isinstance(builder, dict):
+        return silent_s > STALE_S  # claimed, and died before it said who it was
+    same_machine = builder.get("host") == host_name() and abs(builder.get("boot", 0) - psutil.boot_time()) < 5
+    if same_machine and _same_pid_namespace():
+        try:
+            process = psutil.Process(int(builder["pid"]))
+            alive = abs(process.create_time() - builder["started"]) < 1 and process.status() != psutil.STATUS_ZOMBIE
+        except (psutil.NoSuchProcess, KeyError, TypeError, ValueError):
+            alive = False
+        return not alive
+    return silent_s > STALE_S
+
+
+def _same_pid_namespace() -> bool:
+    """Containers may share a host name but not process numbers: then only the heartbeat tells."""
+    return not Path("/.dockerenv").exists() and "APPTAINER_NAME" not in os.environ and "SINGULARITY_NAME" not in os.environ
+
+
+def _take_over(claim: Path, beat: Any, log: Log) -> None:
+    grave = claim.with_name(f"{claim.name}.dead-{secrets.token_hex(4)}")
+    try:
+        claim.rename(grave)  # one waiter wins
+    except FileNotFoundError:
+        return
+    found = read_json(grave)
+    if isinstance(found, dict) and found.get("beat") != beat:
+        # Somebody claimed anew between the look and the rename: give the claim back, if nobody has one.
+        try:
+            os.link(grave, claim)
+        except FileExistsError:
+            pass
+    else:
+        log(f"the process that was preparing the data ({_who(found)}) has died; its work is taken over")
+    grave.unlink(missing_ok=True)
+
+
+def _set_aside(entry: Path) -> None:
+    grave = entry.with_name(f"{entry.name}.damaged-{secrets.token_hex(4)}")
+    try:
+        entry.rename(grave)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise DataError(f"cache entry {entry}: damaged, and cannot be set aside: {error.strerror}; remove it by hand") from None
+    shutil.rmtree(grave, ignore_errors=True)
