@@ -68,7 +68,7 @@ def obtain(folder: Path, key: str, build: Callable[[Path], None], log: Log, wait
                     _build(folder, key, build, claim)
                     how = "rebuilt" if how == "rebuilt" else "built"
             finally:
-                claim.unlink(missing_ok=True)
+                _release(claim)
             continue
         how = "waited" if how == "found" else how
         _wait(entry, claim, deadline, log)
@@ -119,6 +119,13 @@ def _beat(claim: Path) -> None:
     write_json(claim, {"host": host_name(), "boot": psutil.boot_time(), "pid": me.pid, "started": me.create_time(), "beat": secrets.token_hex(4)})
 
 
+def _release(claim: Path) -> None:
+    builder = read_json(claim)
+    mine = isinstance(builder, dict) and builder.get("pid") == os.getpid() and builder.get("host") == host_name()
+    if mine:  # else it was taken over while this process slept
+        claim.unlink(missing_ok=True)
+
+
 def _build(folder: Path, key: str, build: Callable[[Path], None], claim: Path) -> None:
     _sweep(folder, key)
     temporary = folder / f"{key}.tmp-{host_name()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -149,9 +156,12 @@ def _build(folder: Path, key: str, build: Callable[[Path], None], claim: Path) -
 
 
 def _sweep(folder: Path, key: str) -> None:
-    """Remove what dead builders left behind."""
-    for left in folder.glob(f"{key}.*-*"):
-        shutil.rmtree(left, ignore_errors=True)
+    """Remove what dead builders of this host left behind, and anything a day old."""
+    for left in folder.glob(f"{key}.tmp-*"):
+        host, _, rest = left.name.removeprefix(f"{key}.tmp-").rpartition("-")[0].rpartition("-")
+        dead_here = host == host_name() and _same_pid_namespace() and rest.isdigit() and not psutil.pid_exists(int(rest))
+        if dead_here or time.time() - left.stat().st_mtime > 86400:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _wait(entry: Path, claim: Path, deadline: float, log: Log) -> None:

@@ -1,0 +1,275 @@
+"""Prepared data: built once into the cache, then memory-mapped by every rank."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from allranks.errors import DataError
+from allranks.rundir import read_json, write_json
+from allranks.spec.records import DataSpec, RunSpec
+from allranks.train.data import cache, sources
+from allranks.train.data.encode import EncodedRow, encode_labelled, encode_text, label_map, to_turns
+from allranks.train.data.pack import pack_isolated, shuffle
+from allranks.train.data.templates import Example, Template, choose_template
+from allranks.train.data.tokenizer import DEFAULT_VOCAB, load_tokenizer, tokenizer_hash, train_tokenizer
+
+FORMAT = 3  # raise it when what is written changes, so that old entries are not read
+
+
+@dataclass(frozen=True)
+class TokenSet:
+    """Sequences on disk. Sequence ``i`` is made of the rows ``pack_rows[pack_offsets[i]:pack_offsets[i+1]]``.
+
+    ``ids`` int32 and ``mask`` uint8 hold all rows one after another; row ``r`` is ``offsets[r]:offsets[r+1]``.
+    ``real`` and ``trained`` are tokens per sequence (``trained``: targets of the loss; for classifiers, labels).
+    """
+
+    ids: npt.NDArray[np.int32]
+    mask: npt.NDArray[np.uint8]
+    offsets: npt.NDArray[np.int64]
+    pack_offsets: npt.NDArray[np.int64]
+    pack_rows: npt.NDArray[np.int64]
+    labels: npt.NDArray[np.int64]
+    real: npt.NDArray[np.int64]
+    trained: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.pack_offsets) - 1
+
+    def rows_of(self, sequence: int) -> npt.NDArray[np.int64]:
+        """The rows in a sequence, in order."""
+        return self.pack_rows[self.pack_offsets[sequence] : self.pack_offsets[sequence + 1]]
+
+
+class DataFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the rows."""
+
+    source: str
+    template: str
+    rows: int
+    rows_train: int
+    rows_eval: int
+    rows_truncated: int
+    rows_without_target: int
+    tokens_cut: int
+    sequences: int
+    tokens_real: int
+    tokens_trained: int
+    fill: float
+    vocab_size: int
+    labels: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that training and evaluation read."""
+
+    train: TokenSet
+    held_out: TokenSet | None
+    questions: list[dict[str, str]]
+    facts: DataFacts
+    tokenizer: Any
+    how: str
+    folder: Path
+
+
+def prepare(spec: RunSpec, cache_root: Path, *, classifier: bool, log: cache.Log) -> Prepared:
+    """Find, wait for, or build the prepared data of a spec. Safe to call on any number of ranks at once.
+
+    Raises:
+        DataError: the data cannot be used as the spec asks.
+        EnvironmentNotAble: the cache cannot be written, or the hub not reached.
+    """
+    assert spec.data is not None and spec.model is not None
+    named = None if spec.model.name.startswith("tiny:") else load_tokenizer(spec.model.name, spec.model.revision)
+    vocab = int(spec.model.config.get("vocab_size", DEFAULT_VOCAB))
+    identity = {
+        "format": FORMAT,
+        "data": _identity(spec.data),
+        "source": sources.fingerprint(spec.data),
+        "eval": [spec.eval.subset, spec.eval.source and sources.fingerprint(_eval_data(spec))],
+        "tokenizer": tokenizer_hash(named) if named is not None else f"trained {vocab}",
+        "classifier": classifier,
+        "template": _template_hash(spec.data.template),
+    }
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
+
+    def build(folder: Path) -> None:
+        Builder(spec, named, vocab, classifier).build(folder)
+
+    folder, how = cache.obtain(cache_root / "allranks" / "data", key, build, log)
+    return _load(folder, named, how)
+
+
+def _identity(data: DataSpec) -> dict[str, Any]:
+    raw = msgspec.to_builtins(data)
+    return {k: v for k, v in raw.items() if k != "source"} | {"kind": Path(data.source).suffix}
+
+
+def _eval_data(spec: RunSpec) -> DataSpec:
+    assert spec.data is not None and spec.eval.source is not None
+    return msgspec.structs.replace(spec.data, source=spec.eval.source, subset=None)
+
+
+def _template_hash(name: str) -> str:
+    path = Path(name).expanduser()
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else name
+
+
+class Builder:
+    """Turns rows into the files of a cache entry."""
+
+    def __init__(self, spec: RunSpec, tokenizer: Any, vocab: int, classifier: bool) -> None:
+        assert spec.data is not None
+        self._spec, self._data = spec, spec.data
+        self._tokenizer, self._vocab, self._classifier = tokenizer, vocab, classifier
+
+    def build(self, folder: Path) -> None:
+        rows = sources.load_rows(self._data)
+        chosen = self._choose(rows)
+        template = choose_template(self._data, rows, classifier=self._classifier)
+        if template.is_classification != self._classifier:
+            have, need = ("labels", "a classifier") if template.is_classification else ("text", "a language model")
+            assert self._spec.model is not None
+            raise DataError(f"data.template {template.kind} gives {have} for {need}, but model.name {self._spec.model.name} is the other kind")
+        examples = [template.render(rows[i], int(i)) for i in chosen]
+        train, held_out = self._split(examples, template)
+        if self._tokenizer is None:
+            texts = ["".join(text for text, _ in e.turns) or " ".join(m["content"] for m in e.messages) for e in train]
+            self._tokenizer = train_tokenizer(texts, self._vocab, classifier=self._classifier)
+            self._tokenizer.save_pretrained(folder / "tokenizer")
+        labels = label_map(train) if self._classifier else {}
+        encoded = self._encode(train, labels)
+        kept = encoded if self._classifier else [row for row in encoded if row.mask[1:].any()]
+        if not kept:
+            raise DataError(
+                f"data.source {self._data.source}: no row has a token to learn within data.max_length {self._data.max_length}: every prompt is longer; raise it"
+            )
+        packs = self._pack(kept)
+        _save(folder, "train", kept, packs)
+        if held_out:
+            held = self._encode(held_out, labels, evaluating=True)
+            _save(folder, "eval", held, [[i] for i in range(len(held))])
+        write_json(folder / "questions.json", self._questions(held_out))
+        write_json(folder / "facts.json", msgspec.to_builtins(self._facts(len(rows), template, encoded, kept, packs, len(held_out), labels)))
+
+    def _choose(self, rows: list[sources.Row]) -> Sequence[int]:
+        n, wanted = len(rows), self._data.subset
+        if wanted is None or wanted >= n:
+            return range(n)
+        return shuffle(n, self._data.seed, 0)[:wanted].tolist()
+
+    def _split(self, examples: list[Example], template: Template) -> tuple[list[Example], list[Example]]:
+        """Training rows and held-out rows. Both orders come from data.seed alone, so the held-out rows never change."""
+        limit = self._spec.eval.subset
+        if self._spec.eval.source is not None:
+            data = _eval_data(self._spec)
+            rows = sources.load_rows(data)
+            own = choose_template(data, rows, classifier=self._classifier)
+            chosen = shuffle(len(rows), data.seed, 1)[: limit or len(rows)]
+            return examples, [own.render(rows[i], int(i)) for i in chosen]
+        fraction = self._data.eval_fraction
+        held = max(1, round(fraction * len(examples))) if fraction and len(examples) > 1 else 0
+        order = shuffle(len(examples), self._data.seed, 1).tolist()
+        train = [examples[i] for i in sorted(order[held:])]
+        return train, [examples[i] for i in order[:held][: limit or held]]
+
+    def _encode(self, examples: list[Example], labels: dict[str, int], *, evaluating: bool = False) -> list[EncodedRow]:
+        length = self._data.max_length
+        if self._classifier:
+            return encode_labelled(examples, self._tokenizer, labels, max_length=length)
+        keep_whole = self._data.packing == "wrapped" and not evaluating
+        return encode_text(examples, self._tokenizer, max_length=None if keep_whole else length, mask_prompt=self._data.mask_prompt)
+
+    def _pack(self, rows: list[EncodedRow]) -> list[list[int]]:
+        if self._classifier or self._data.packing == "none":
+            return [[i] for i in range(len(rows))]
+        if self._data.packing == "isolated":
+            return pack_isolated([len(r.ids) for r in rows], self._data.max_length, self._data.seed)
+        joined = shuffle(len(rows), self._data.seed, 2)
+        ids = np.concatenate([rows[i].ids for i in joined])
+        mask = np.concatenate([rows[i].mask for i in joined])
+        size = self._data.max_length
+        rows[:] = [EncodedRow(ids=ids[at : at + size], mask=mask[at : at + size]) for at in range(0, len(ids), size)]
+        if len(rows) > 1 and not rows[-1].mask[1:].any():
+            rows.pop()
+        return [[i] for i in range(len(rows))]
+
+    def _questions(self, held_out: list[Example]) -> list[dict[str, str]]:
+        """Held-out prompts whose right answer is known."""
+        found = []
+        for number, example in enumerate(held_out):
+            turned = example if self._classifier else to_turns(example, self._tokenizer, number)
+            if turned.answer is not None and turned.prompt:
+                found.append({"prompt": turned.prompt, "answer": turned.answer})
+        return found
+
+    def _facts(
+        self, total: int, template: Template, encoded: list[EncodedRow], kept: list[EncodedRow], packs: list[list[int]], held: int, labels: dict[str, int]
+    ) -> DataFacts:
+        real = sum(len(r.ids) for r in kept)
+        trained = len(kept) if self._classifier else sum(int(r.mask[1:].sum()) for r in kept)
+        return DataFacts(
+            source=self._data.source,
+            template=template.kind,
+            rows=total,
+            rows_train=len(encoded),
+            rows_eval=held,
+            rows_truncated=sum(r.cut_tokens > 0 for r in encoded),
+            rows_without_target=0 if self._classifier else sum(not r.mask[1:].any() for r in encoded),
+            tokens_cut=sum(r.cut_tokens for r in encoded),
+            sequences=len(packs),
+            tokens_real=real,
+            tokens_trained=trained,
+            fill=round(real / (len(packs) * self._data.max_length), 4),
+            vocab_size=len(self._tokenizer),
+            labels=labels,
+        )
+
+
+def _save(folder: Path, name: str, rows: list[EncodedRow], packs: list[list[int]]) -> None:
+    lengths = np.array([len(r.ids) for r in rows], np.int64)
+    labels = np.array([r.label for r in rows], np.int64)
+    # The first token of a row has no predecessor, so it is never a target.
+    targets = np.array([1 if r.label >= 0 else int(r.mask[1:].sum()) for r in rows], np.int64)
+    arrays = {
+        "ids": np.concatenate([r.ids for r in rows]),
+        "mask": np.concatenate([r.mask for r in rows]),
+        "offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        "pack_offsets": np.concatenate([[0], np.cumsum([len(p) for p in packs])]).astype(np.int64),
+        "pack_rows": np.concatenate([np.asarray(p, np.int64) for p in packs]),
+        "labels": labels,
+        "real": np.array([lengths[p].sum() for p in packs], np.int64),
+        "trained": np.array([targets[p].sum() for p in packs], np.int64),
+    }
+    for array, values in arrays.items():
+        np.save(folder / f"{name}.{array}.npy", values, allow_pickle=False)
+
+
+def _load(folder: Path, named: Any, how: str) -> Prepared:
+    tokenizer = named if named is not None else load_tokenizer(str(folder / "tokenizer"), None)
+    facts = msgspec.convert(read_json(folder / "facts.json"), DataFacts)
+    held_out = _map(folder, "eval") if (folder / "eval.ids.npy").exists() else None
+    return Prepared(
+        train=_map(folder, "train"),
+        held_out=held_out,
+        questions=read_json(folder / "questions.json") or [],
+        facts=facts,
+        tokenizer=tokenizer,
+        how=how,
+        folder=folder,
+    )
+
+
+def _map(folder: Path, name: str) -> TokenSet:
+    arrays = ("ids", "mask", "offsets", "pack_offsets", "pack_rows", "labels", "real", "trained")
+    return TokenSet(**{a: np.load(folder / f"{name}.{a}.npy", mmap_mode="r", allow_pickle=False) for a in arrays})
