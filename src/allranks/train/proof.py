@@ -1,0 +1,147 @@
+"""The step-0 proof: these ranks are the one job that was planned.
+
+Three things are shown over the very group that training uses, because environment variables prove nothing (with
+some launch settings every rank trains alone and still reports the right RANK and WORLD_SIZE):
+
+1. the ranks that answer are as many as planned, each once;
+2. trained and frozen weights have one hash on all ranks;
+3. the ranks' rows of the first epoch are disjoint, and together all rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from allranks.errors import ProofFailed
+from allranks.train.data.order import Order
+from allranks.train.world import World
+
+MAX_ROWS_CHECKED = 4_000_000
+
+
+class SyncProof(msgspec.Struct, frozen=True, kw_only=True):
+    """What was shown. Goes into metrics.json as ``sync_proof``."""
+
+    world_size: int
+    weights_equal: bool
+    data_disjoint: bool
+    weights_hash: str
+    rows_checked: int
+
+
+def prove(world: World, planned_size: int, model: nn.Module, order: Order) -> SyncProof:
+    """Show the three things.
+
+    Raises:
+        ProofFailed: one of them is not so; the message says which rank differs in what.
+    """
+    _check_ranks(world, planned_size)
+    weights = _check_weights(world, model)
+    rows = _check_rows(world, order)
+    return SyncProof(world_size=world.size, weights_equal=True, data_disjoint=True, weights_hash=weights, rows_checked=rows)
+
+
+def _all_gather(world: World, values: torch.Tensor) -> list[torch.Tensor]:
+    values = values.to(world.device)
+    out = [torch.zeros_like(values) for _ in range(world.size)]
+    dist.all_gather(out, values, group=world.group)
+    return [t.cpu() for t in out]
+
+
+def _check_ranks(world: World, planned_size: int) -> None:
+    one_each = torch.zeros(planned_size, dtype=torch.int64, device=world.device)
+    if world.rank < planned_size:
+        one_each[world.rank] = 1
+    dist.all_reduce(one_each, group=world.group)
+    counts = one_each.cpu().tolist()
+    if world.size != planned_size or sum(counts) != planned_size or set(counts) != {1}:
+        absent = [r for r, n in enumerate(counts) if n == 0]
+        double = [r for r, n in enumerate(counts) if n > 1]
+        raise ProofFailed(
+            f"step-0 proof: {planned_size} ranks were planned, but {sum(counts)} of a group of {world.size} answered"
+            + (f"; absent: rank {_list(absent)}" if absent else "")
+            + (f"; answered more than once: rank {_list(double)}" if double else "")
+            + ". The ranks are not one job: check how they were launched"
+        )
+
+
+def weights_digest(model: nn.Module) -> bytes:
+    """SHA-256 over names, shapes, dtypes and bytes of all parameters and persistent buffers of this rank."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        plain = tensor.detach().to("cpu").contiguous()
+        digest.update(f"{name} {tuple(plain.shape)} {plain.dtype}".encode())
+        digest.update(plain.flatten().view(torch.uint8).numpy().data if plain.numel() else b"")
+    return digest.digest()
+
+
+def _check_weights(world: World, model: nn.Module) -> str:
+    mine = weights_digest(model)
+    digests = [bytes(t.tolist()) for t in _all_gather(world, torch.tensor(list(mine), dtype=torch.uint8))]
+    if len(set(digests)) == 1:
+        return mine.hex()
+    usual = max(set(digests), key=digests.count)
+    odd = [r for r, d in enumerate(digests) if d != usual]
+    raise ProofFailed(
+        f"step-0 proof: the weights are not equal on all ranks: rank {_list(odd)} differs from the others"
+        f"{_where_they_differ(world, model, odd[0])}. Ranks must build the same model from the same seed and files"
+    )
+
+
+def _where_they_differ(world: World, model: nn.Module, odd: int) -> str:
+    """The first parameter in which a rank differs, found by comparing short hashes of each."""
+    names = sorted(model.state_dict())
+    state = model.state_dict()
+    mine: dict[str, str] = {
+        n: f"{tuple(state[n].shape)} {hashlib.sha256(state[n].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data).hexdigest()[:16]}"
+        for n in names
+    }
+    everyone: list[Any] = [None] * world.size
+    dist.all_gather_object(everyone, mine, group=world.control)
+    other = next(r for r in range(world.size) if everyone[r] != everyone[odd])
+    keys = sorted(everyone[odd].keys() | everyone[other].keys())
+    different = [k for k in keys if everyone[odd].get(k) != everyone[other].get(k)]
+    return f", in {len(different)} of {len(keys)} tensors, first {different[0]}" if different else ""
+
+
+def _check_rows(world: World, order: Order) -> int:
+    """Each of the epoch's rows must be taken exactly once; counted by a sum over the training group."""
+    n = min(order.n, MAX_ROWS_CHECKED)
+    mine = order.first_epoch()
+    counts = torch.zeros(n, dtype=torch.int32)
+    inside = mine[mine < n]
+    np.add.at(counts.numpy(), inside, 1)
+    total = counts.to(world.device, copy=True)
+    dist.all_reduce(total, group=world.group)
+    total = total.cpu()
+    if bool((total == 1).all()):
+        return n
+    twice, never = int((total > 1).sum()), int((total == 0).sum())
+    raise ProofFailed(
+        f"step-0 proof: the ranks' rows are not disjoint and complete: of {n} rows {twice} are taken more than once and {never} by nobody"
+        f"{_who_overlaps(world, counts)}. Each rank must read its own part of the data"
+    )
+
+
+def _who_overlaps(world: World, mine: torch.Tensor) -> str:
+    everyone: list[Any] = [None] * world.size
+    dist.all_gather_object(everyone, np.packbits(mine.numpy() > 0).tobytes(), group=world.control)
+    sets = [np.unpackbits(np.frombuffer(e, np.uint8)) for e in everyone]
+    for a in range(world.size):
+        for b in range(a + 1, world.size):
+            shared = int((sets[a] & sets[b]).sum())
+            if shared:
+                return f"; rank {b} shares {shared} rows with rank {a}"
+    return ""
+
+
+def _list(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return shown + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")

@@ -1,0 +1,61 @@
+"""Parts that several strategies share: clipping that never waits for the device, and plain state dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Named parameters that get gradients, each once (tied weights appear under their first name)."""
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
+def clip_and_update(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], clip_norm: float | None) -> torch.Tensor:
+    """Clip by the global norm and update, unless a gradient is not finite; then nothing at all changes, now and later.
+
+    The decision stays on the device: fused optimizers take it as ``found_inf``. It is sticky, so that the weights
+    are still those before the bad step when the host learns of it some steps later.
+
+    Returns:
+        The norm before clipping, a float32 scalar.
+    """
+    parameters = [p for p in parameters if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]).float()
+    if clip_norm is not None:
+        torch.nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm)
+    bad = (~torch.isfinite(norm)).float()
+    earlier = getattr(optimizer, "found_inf", None)
+    optimizer.found_inf = bad if earlier is None else torch.maximum(bad, earlier)  # type: ignore[attr-defined]
+    optimizer.grad_scale = None  # type: ignore[attr-defined]
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm
+
+
+def replicated_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Trained weights, buffers and optimizer state of a model that every rank holds whole, copied to the CPU."""
+    wanted = {name: p.detach() for name, p in trained(model)} | dict(model.named_buffers())
+    return {"model": {name: t.to("cpu", copy=True) for name, t in wanted.items()}, "optimizer": _to_cpu(optimizer.state_dict())}
+
+
+def load_replicated_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Take back what `replicated_state` gave."""
+    targets = {name: p.data for name, p in trained(model)} | dict(model.named_buffers())
+    missing, extra = targets.keys() - state["model"].keys(), state["model"].keys() - targets.keys()
+    if missing or extra:
+        raise KeyError(f"state does not fit the model: missing {sorted(missing)[:3]}, not known {sorted(extra)[:3]}")
+    for name, target in targets.items():
+        target.copy_(state["model"][name])
+    optimizer.load_state_dict(state["optimizer"])
+
+
+def _to_cpu(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {k: _to_cpu(v) for k, v in value.items()}
+    return [_to_cpu(v) for v in value] if isinstance(value, list) else value

@@ -1,0 +1,61 @@
+"""What a strategy must do, so that the loop knows none of them.
+
+The loop calls, for every optimizer step with ``A`` micro-batches::
+
+    for i in range(A):
+        with (strategy.accumulate() if i < A - 1 else nullcontext()):
+            loss = strategy.module(batch)           # a sum over this micro-batch's trained tokens
+            strategy.backward(loss * W / T)          # T: trained tokens of the step over all ranks, W: world size
+    norm = strategy.step()
+
+Gradients that a strategy hands to the optimizer are the **mean** over ranks; the factor ``W`` makes it the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
+
+
+class Strategy(Protocol):
+    """One way to share the work of training between ranks."""
+
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    def setup(self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None) -> None:
+        """Take a model (weights equal on all ranks after this) and build the optimizer. Every rank calls."""
+        ...
+
+    def accumulate(self) -> AbstractContextManager[Any]:
+        """Around micro-steps that must not communicate."""
+        ...
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Differentiate, and communicate where this strategy does so within backward."""
+        ...
+
+    def step(self) -> torch.Tensor:
+        """Finish communication, clip, update, clear gradients.
+
+        An update whose gradients are not finite is left out, without waiting for the device to say so.
+
+        Returns:
+            The gradients' norm before clipping, a float32 scalar on the device.
+        """
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """``{"model": ..., "optimizer": ...}`` on the CPU, whole on rank 0. Every rank calls."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave. Every rank calls."""
+        ...

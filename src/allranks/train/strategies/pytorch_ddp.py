@@ -1,0 +1,54 @@
+"""``pytorch_ddp``: torch's DistributedDataParallel.
+
+Communication: one all-reduce per bucket (25 MB by default) of the trained gradients, launched during backward as
+soon as a bucket is full, on the last micro-step only. Bytes per step and rank on a ring: 2 T g (W-1)/W, with T
+trained parameters of g bytes each, W ranks.
+Memory per rank (P parameters, fp32 AdamW): 4P + 16T bytes: weights, gradients (views into the buckets), two moments.
+Predecessor (``bucket_ddp_async``): buckets follow the order in which gradients were really ready in the first step,
+the same on all ranks, instead of a guess.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from allranks.train.strategies.common import clip_and_update, load_replicated_state, replicated_state, trained
+from allranks.train.strategies.contract import MakeOptimizer
+
+
+class PyTorchDDP:
+    """torch DistributedDataParallel with gradients as bucket views."""
+
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, bucket_mb: float, find_unused_parameters: bool, static_graph: bool) -> None:
+        self._options = {"bucket_cap_mb": bucket_mb, "find_unused_parameters": find_unused_parameters, "static_graph": static_graph}
+
+    def setup(self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None) -> None:
+        self._model, self._clip_norm = model, clip_norm
+        self._named = trained(model)
+        self._ddp = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True, **self._options)
+        self.module = self._ddp
+        self.optimizer = make_optimizer(self._named)
+
+    def accumulate(self) -> AbstractContextManager[Any]:
+        return self._ddp.no_sync()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def step(self) -> torch.Tensor:
+        return clip_and_update(self.optimizer, (p for _, p in self._named), self._clip_norm)
+
+    def state_dict(self) -> dict[str, Any]:
+        return replicated_state(self._model, self.optimizer)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        load_replicated_state(self._model, self.optimizer, state)

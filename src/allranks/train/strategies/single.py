@@ -1,0 +1,45 @@
+"""``single``: one process.
+
+Communication: none, 0 bytes per step.
+Memory per rank (P parameters, T trained, fp32 AdamW): 4P + 12T bytes, and activations.
+Predecessor: none; it is the reference that the others are compared with.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from allranks.train.strategies.common import clip_and_update, load_replicated_state, replicated_state, trained
+from allranks.train.strategies.contract import MakeOptimizer
+
+
+class Single:
+    """One process, nothing to communicate."""
+
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    def setup(self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None) -> None:
+        self.module, self._clip_norm = model, clip_norm
+        self._named = trained(model)
+        self.optimizer = make_optimizer(self._named)
+
+    def accumulate(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def step(self) -> torch.Tensor:
+        return clip_and_update(self.optimizer, (p for _, p in self._named), self._clip_norm)
+
+    def state_dict(self) -> dict[str, Any]:
+        return replicated_state(self.module, self.optimizer)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        load_replicated_state(self.module, self.optimizer, state)
