@@ -31,11 +31,26 @@ def decide(spec: RunSpec, *, device: str, cpus: int, procs_per_node: int, nodes:
             reason=f"{cpus} usable cores / {procs_per_node} ranks on the node; torchrun would set 1, plain Python all cores for every rank",
         ),
         EnvVar(name="PYTHONUNBUFFERED", value="1", reason="a rank that is killed must not take its last lines with it"),
-        EnvVar(name="PYTHONFAULTHANDLER", value="1", reason="a crash in native code leaves a Python stack in the rank's log"),
-        EnvVar(name="TOKENIZERS_PARALLELISM", value="true" if threads > 1 else "false", reason="data is prepared by one builder, not forked from a tokenizer's threads"),
+        EnvVar(
+            name="PYTHONFAULTHANDLER",
+            value="1",
+            reason="a crash in native code leaves a Python stack in the rank's log",
+        ),
+        EnvVar(
+            name="TOKENIZERS_PARALLELISM",
+            value="true" if threads > 1 else "false",
+            reason="data is prepared by one builder, not forked from a tokenizer's threads",
+        ),
     ]
     if spec.cluster.cache:
-        decisions.append(EnvVar(name="HF_HOME", value=spec.cluster.cache, reason="cluster.cache: one cache that all ranks share", source="spec"))
+        decisions.append(
+            EnvVar(
+                name="HF_HOME",
+                value=spec.cluster.cache,
+                reason="cluster.cache: one cache that all ranks share",
+                source="spec",
+            )
+        )
     decisions += _network(spec, device=device, nodes=nodes)
     return _user_wins(decisions, spec.cluster.env)
 
@@ -46,7 +61,14 @@ def _network(spec: RunSpec, *, device: str, nodes: int) -> list[EnvVar]:
         reason = "cluster.rendezvous.interface"
         found = [EnvVar(name="GLOO_SOCKET_IFNAME", value=interface, reason=reason, source="spec")]
         if device == "cuda":
-            found.append(EnvVar(name="NCCL_SOCKET_IFNAME", value=f"={interface}", reason=reason + " ('=' means exactly this name)", source="spec"))
+            found.append(
+                EnvVar(
+                    name="NCCL_SOCKET_IFNAME",
+                    value=f"={interface}",
+                    reason=reason + " ('=' means exactly this name)",
+                    source="spec",
+                )
+            )
         return found
     if nodes == 1:
         gloo = EnvVar(
@@ -56,8 +78,15 @@ def _network(spec: RunSpec, *, device: str, nodes: int) -> list[EnvVar]:
         )
         if device != "cuda":
             return [gloo]
-        return [gloo, EnvVar(name="NCCL_SOCKET_IFNAME", value=None, reason="one node: NCCL finds its own way between local GPUs")]
-    return [EnvVar(name="GLOO_SOCKET_IFNAME", value=None, reason="several nodes: decided on each node from its own interfaces")]
+        return [
+            gloo,
+            EnvVar(name="NCCL_SOCKET_IFNAME", value=None, reason="one node: NCCL finds its own way between local GPUs"),
+        ]
+    return [
+        EnvVar(
+            name="GLOO_SOCKET_IFNAME", value=None, reason="several nodes: decided on each node from its own interfaces"
+        )
+    ]
 
 
 def _user_wins(decisions: list[EnvVar], user: dict[str, str]) -> list[EnvVar]:

@@ -74,7 +74,11 @@ def visible_gpus() -> list[Gpu]:
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = []
     for index, uuid, name, memory in rows:
-        if wanted is not None and index not in wanted.split(",") and not any(w and uuid.startswith(w) for w in wanted.split(",")):
+        if (
+            wanted is not None
+            and index not in wanted.split(",")
+            and not any(w and uuid.startswith(w) for w in wanted.split(","))
+        ):
             continue
         mebibytes = int(memory) if memory.isdigit() else 0
         gpus.append(Gpu(index=int(index), name=name, memory_bytes=mebibytes * 2**20))

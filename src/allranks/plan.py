@@ -67,7 +67,9 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
     warnings: list[str] = []
     chosen = entry(spec.strategy.name)
     if chosen.single_process and world != 1:
-        raise SpecError(f"strategy {spec.strategy.name} is for one process, the plan has {world}; set cluster.procs_per_node: 1 or another strategy")
+        raise SpecError(
+            f"strategy {spec.strategy.name} is for one process, the plan has {world}; set cluster.procs_per_node: 1 or another strategy"
+        )
     if device == "cuda" and cluster.launcher == "local" and procs > len(facts.gpus) and cluster.backend != "gloo":
         raise SpecError(
             f"cluster.procs_per_node is {procs}, but {facts.host} has {len(facts.gpus)} GPUs; NCCL needs one a rank (or set cluster.backend: gloo to share)"
@@ -85,7 +87,9 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
         dtype=_dtype(spec, device),
         world_size=world,
         procs_per_node=procs,
-        nodes=[NodePlan(node=n, host=hosts[n], ranks=list(range(n * procs, (n + 1) * procs))) for n in range(cluster.nodes)],
+        nodes=[
+            NodePlan(node=n, host=hosts[n], ranks=list(range(n * procs, (n + 1) * procs))) for n in range(cluster.nodes)
+        ],
         rendezvous=_rendezvous(spec),
         batch=batch_plan(spec, world) if spec.script is None else None,
         max_steps=_max_steps(spec),
@@ -102,13 +106,14 @@ def batch_plan(spec: RunSpec, world_size: int) -> BatchPlan:
     if spec.train.global_batch_size is None:
         accum = spec.train.grad_accum or 1
         return BatchPlan(micro_batch_size=micro, grad_accum=accum, global_batch_size=micro * world_size * accum)
-    wanted = spec.train.global_batch_size
-    if wanted % (micro * world_size):
+    wanted, unit = spec.train.global_batch_size, micro * world_size
+    if wanted % unit:
+        below, above = wanted // unit * unit or unit, (wanted // unit + 1) * unit
         raise SpecError(
-            f"train.global_batch_size {wanted} is not divisible by micro_batch_size {micro} x {world_size} ranks = {micro * world_size}; "
-            f"nearest that are: {wanted // (micro * world_size) * micro * world_size or micro * world_size}, {(wanted // (micro * world_size) + 1) * micro * world_size}"
+            f"train.global_batch_size {wanted} is not divisible by micro_batch_size {micro} x {world_size} ranks = {unit}; "
+            f"the nearest that {'are ' + str(below) + ' and ' if below != above else 'is '}{above}"
         )
-    return BatchPlan(micro_batch_size=micro, grad_accum=wanted // (micro * world_size), global_batch_size=wanted)
+    return BatchPlan(micro_batch_size=micro, grad_accum=wanted // unit, global_batch_size=wanted)
 
 
 def _max_steps(spec: RunSpec) -> int | None:

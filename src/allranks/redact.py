@@ -7,7 +7,9 @@ import re
 HIDDEN = "***"
 _SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSW(OR)?D|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL)", re.IGNORECASE)
 _NOT_SECRET = re.compile(r"^(TOKENIZERS_|.*_TOKENS$)", re.IGNORECASE)
-_SECRET_VALUE = re.compile(r"\b(hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|AKIA[0-9A-Z]{16})\b")
+_SECRET_VALUE = re.compile(
+    r"\b(hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|AKIA[0-9A-Z]{16})\b"
+)
 
 
 def is_secret_name(name: str) -> bool:

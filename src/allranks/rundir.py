@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import os
 import re
 import time
@@ -180,7 +181,9 @@ def find_run(name: str, run_root: str | Path = "runs") -> RunDir:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise RunNotFound(f"{name!r} fits several runs: {', '.join(run.name for run in matches)}; give more of the name")
+        raise RunNotFound(
+            f"{name!r} fits several runs: {', '.join(run.name for run in matches)}; give more of the name"
+        )
     near = difflib.get_close_matches(name, [run.name for run in runs], n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]}?" if near else "; `allranks runs` lists what there is"
     raise RunNotFound(f"there is no run {name!r} under {Path(run_root).absolute()}{hint}")
@@ -204,7 +207,7 @@ def write_json(path: Path, value: Any) -> None:
 def finite(value: Any) -> Any:
     """The same value with NaN and infinities replaced by None: JSON has neither."""
     if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else None
+        return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

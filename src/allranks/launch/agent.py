@@ -56,7 +56,11 @@ class Agent:
 
     def run(self) -> int:
         """The exit code: 0 if every rank ended well."""
-        telemetry = Telemetry(self._run.telemetry_of(self._host), self._telemetry_s, self._host, self._run.root) if self._telemetry_s else None
+        telemetry = (
+            Telemetry(self._run.telemetry_of(self._host), self._telemetry_s, self._host, self._run.root)
+            if self._telemetry_s
+            else None
+        )
         if telemetry:
             telemetry.start()
         signal.signal(signal.SIGUSR1, self._ask_stop)
@@ -145,7 +149,14 @@ class Agent:
     def _write_exit(self, ends: list[RankEnd]) -> None:
         write_json(
             self._run.agent_exit(self._attempt, self._host),
-            {"host": self._host, "node": self._node, "attempt": self._attempt, "killed_by_request": self._killed, "time": time.time(), "failed": msgspec.to_builtins(ends)},
+            {
+                "host": self._host,
+                "node": self._node,
+                "attempt": self._attempt,
+                "killed_by_request": self._killed,
+                "time": time.time(),
+                "failed": msgspec.to_builtins(ends),
+            },
         )
 
 

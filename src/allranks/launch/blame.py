@@ -40,7 +40,9 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True):
 
 def is_echo(error_type: str, message: str) -> bool:
     """True if an error only reports that a peer has gone."""
-    return error_type in ("DistBackendError", "DistNetworkError", "DistStoreError", "RuntimeError") and bool(_ECHO.search(message))
+    return error_type in ("DistBackendError", "DistNetworkError", "DistStoreError", "RuntimeError") and bool(
+        _ECHO.search(message)
+    )
 
 
 def signal_name(exitcode: int) -> str:
@@ -51,7 +53,9 @@ def signal_name(exitcode: int) -> str:
         return f"signal {-exitcode}"
 
 
-def find_culprit(ends: list[RankEnd], errors: list[dict[str, Any]], last_steps: dict[int, int | None]) -> Culprit | None:
+def find_culprit(
+    ends: list[RankEnd], errors: list[dict[str, Any]], last_steps: dict[int, int | None]
+) -> Culprit | None:
     """The first failing rank. An exception that is no echo comes first (it knows its own time); then a rank that
     vanished by a signal other than the agent's own clean-up; then the earliest echo."""
     own = [e for e in errors if not e.get("echo")]
@@ -66,14 +70,25 @@ def find_culprit(ends: list[RankEnd], errors: list[dict[str, Any]], last_steps: 
         name = signal_name(first.exitcode)
         hint = " (the kernel's out-of-memory killer and Slurm's memory limit send it too)" if name == "SIGKILL" else ""
         return Culprit(
-            rank=first.rank, host=first.host, cause=name, message=f"ended by {name}{hint}", step=last_steps.get(first.rank), exit_code=1, known=False
+            rank=first.rank,
+            host=first.host,
+            cause=name,
+            message=f"ended by {name}{hint}",
+            step=last_steps.get(first.rank),
+            exit_code=1,
+            known=False,
         )
     plain = [e for e in ends if e.exitcode > 0 and e.rank in silent]
     if plain:
         first = min(plain, key=lambda e: e.time)
         return Culprit(
-            rank=first.rank, host=first.host, cause=f"exit code {first.exitcode}", message=f"ended with exit code {first.exitcode}",
-            step=last_steps.get(first.rank), exit_code=1, known=False,
+            rank=first.rank,
+            host=first.host,
+            cause=f"exit code {first.exitcode}",
+            message=f"ended with exit code {first.exitcode}",
+            step=last_steps.get(first.rank),
+            exit_code=1,
+            known=False,
         )
     return _from_error(min(errors, key=lambda e: e["time"]), hosts, last_steps) if errors else None
 

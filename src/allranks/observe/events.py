@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from allranks.errors import RunFailed
 from allranks.rundir import RunDir, finite
 
 _encoder = msgspec.json.Encoder()
@@ -22,14 +23,22 @@ class EventLog:
     def __init__(self, path: Path, rank: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        self._rank = rank
+        self._rank, self._path = rank, path
+        self.listener: Callable[[str, dict[str, Any]], None] | None = None
         if os.fstat(self._fd).st_size and not _ends_with_newline(path):
             os.write(self._fd, b"\n")  # an earlier attempt was killed within a line
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event; ``time`` (seconds since the epoch) and ``rank`` are added."""
         record = {"event": event, "time": round(time.time(), 6), "rank": self._rank, **fields}
-        os.write(self._fd, _encoder.encode(finite(record)) + b"\n")
+        try:
+            os.write(self._fd, _encoder.encode(finite(record)) + b"\n")
+        except OSError as error:
+            raise RunFailed(
+                f"{self._path}: events cannot be written: {error.strerror}; free space there or choose another run_root"
+            ) from None
+        if self.listener is not None:
+            self.listener(event, fields)
 
     def sync(self) -> None:
         """Wait until all events are on disk (before a checkpoint that they lead up to is published)."""

@@ -102,7 +102,7 @@ class GpuProbe:
             self._handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
         except ImportError:
             return
-        except Exception as error:  # noqa: BLE001 - NVML's own error class exists only once it is imported
+        except Exception as error:
             if type(error).__module__.split(".")[0] != "pynvml":
                 raise
 
@@ -120,8 +120,12 @@ class GpuProbe:
             "memory_total_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total,
             "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
             "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-            "pcie_sent_bytes_per_s": lambda: 1024 * nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_TX_BYTES),
-            "pcie_received_bytes_per_s": lambda: 1024 * nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_RX_BYTES),
+            "pcie_sent_bytes_per_s": lambda: (
+                1024 * nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_TX_BYTES)
+            ),
+            "pcie_received_bytes_per_s": lambda: (
+                1024 * nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_RX_BYTES)
+            ),
         }
         for name, read in readings.items():
             try:

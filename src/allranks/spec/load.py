@@ -29,7 +29,9 @@ _Loader.yaml_implicit_resolvers = {
 }
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[0-9][0-9_]*[eE][-+]?[0-9]+|\.[0-9_]+(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF|nan|NaN|NAN))$"),
+    re.compile(
+        r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[0-9][0-9_]*[eE][-+]?[0-9]+|\.[0-9_]+(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF|nan|NaN|NAN))$"
+    ),
     list("-+0123456789."),
 )
 
@@ -141,7 +143,10 @@ def _fold_strategy_options(raw: dict[str, Any], where: str) -> None:
         raise SpecError(f"{where}: strategy: write it as {{name: {section}}}")
     if isinstance(section, dict):
         rest = {k: v for k, v in section.items() if k not in ("name", "options")}
-        raw["strategy"] = {**({"name": section["name"]} if "name" in section else {}), "options": {**(section.get("options") or {}), **rest}}
+        raw["strategy"] = {
+            **({"name": section["name"]} if "name" in section else {}),
+            "options": {**(section.get("options") or {}), **rest},
+        }
 
 
 def _record_of(annotation: Any) -> type[Record] | None:
@@ -215,7 +220,9 @@ def _check_together(spec: RunSpec, where: str) -> None:
     if spec.cluster.hosts and len(spec.cluster.hosts) != spec.cluster.nodes and spec.cluster.launcher == "hosts":
         problems.append(f"cluster.hosts names {len(spec.cluster.hosts)} hosts, cluster.nodes says {spec.cluster.nodes}")
     if spec.cluster.launcher == "local" and spec.cluster.nodes != 1:
-        problems.append(f"cluster.nodes is {spec.cluster.nodes}, but launcher local means this machine alone; use slurm or hosts")
+        problems.append(
+            f"cluster.nodes is {spec.cluster.nodes}, but launcher local means this machine alone; use slurm or hosts"
+        )
     try:
         resolve_options(spec.strategy.name, spec.strategy.options)
     except SpecError as error:

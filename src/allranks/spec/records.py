@@ -17,7 +17,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base of all spec sections: frozen, and unknown keys are errors."""
 
 
-class ModelSpec(Record):
+class ModelSpec(Record, frozen=True):
     """Which model, in which form."""
 
     name: Annotated[str, Meta(min_length=1, description="hub name, local path, or tiny:<family>")]
@@ -29,7 +29,7 @@ class ModelSpec(Record):
     config: Annotated[dict[str, Any], Meta(description="overrides of the model's config, for tiny: models")] = {}
 
 
-class DataSpec(Record):
+class DataSpec(Record, frozen=True):
     """Which rows, how they become text, and how text becomes sequences."""
 
     source: Annotated[str, Meta(min_length=1, description="hub name, local file, or builtin:<set>")]
@@ -46,7 +46,7 @@ class DataSpec(Record):
     seed: int = 42
 
 
-class AdapterSpec(Record):
+class AdapterSpec(Record, frozen=True):
     """LoRA, or none (full fine-tuning)."""
 
     type: Literal["none", "lora"] = "none"
@@ -58,14 +58,14 @@ class AdapterSpec(Record):
     modules_to_save: Annotated[list[str], Meta(description="modules trained whole and saved with the adapter")] = []
 
 
-class StrategySpec(Record):
+class StrategySpec(Record, frozen=True):
     """Name and options of the strategy; in YAML the options stand beside the name."""
 
     name: str = "pytorch_ddp"
     options: dict[str, Any] = {}
 
 
-class TrainSpec(Record):
+class TrainSpec(Record, frozen=True):
     """The optimizer steps."""
 
     max_steps: Annotated[NonNegativeInt | None, Meta(description="default 10; 0 only evaluates")] = None
@@ -81,7 +81,7 @@ class TrainSpec(Record):
     seed: int = 42
 
 
-class EvalSpec(Record):
+class EvalSpec(Record, frozen=True):
     """When and on what to evaluate."""
 
     source: Annotated[str | None, Meta(description="a set of its own; null = data.eval_fraction")] = None
@@ -93,7 +93,7 @@ class EvalSpec(Record):
     samples: Annotated[NonNegativeInt, Meta(description="sample answers shown; where answers can be checked")] = 3
 
 
-class CheckpointSpec(Record):
+class CheckpointSpec(Record, frozen=True):
     """What is saved, and when."""
 
     mode: Literal["lite", "full", "none"] = "lite"
@@ -103,14 +103,14 @@ class CheckpointSpec(Record):
     at_end: bool = True
 
 
-class ScriptSpec(Record):
+class ScriptSpec(Record, frozen=True):
     """The user's own torchrun program."""
 
     path: Annotated[str, Meta(min_length=1)]
     args: list[str] = []
 
 
-class RendezvousSpec(Record):
+class RendezvousSpec(Record, frozen=True):
     """Null means: found out on the nodes."""
 
     address: str | None = None
@@ -118,7 +118,7 @@ class RendezvousSpec(Record):
     interface: str | None = None
 
 
-class SlurmSpec(Record):
+class SlurmSpec(Record, frozen=True):
     """Options of sbatch; ``extra`` lines are passed through."""
 
     partition: str | None = None
@@ -137,7 +137,7 @@ class SlurmSpec(Record):
     extra: list[str] = []
 
 
-class ClusterSpec(Record):
+class ClusterSpec(Record, frozen=True):
     """Where it runs."""
 
     launcher: Literal["local", "slurm", "hosts"] = "local"
@@ -157,7 +157,7 @@ class ClusterSpec(Record):
     timeout_s: Annotated[int, Meta(ge=1, description="of collectives")] = 600
 
 
-class ProfileSpec(Record):
+class ProfileSpec(Record, frozen=True):
     """A window of the PyTorch profiler, in steps."""
 
     wait: NonNegativeInt = 5
@@ -166,7 +166,7 @@ class ProfileSpec(Record):
     ranks: list[NonNegativeInt] | None = None
 
 
-class ObserveSpec(Record):
+class ObserveSpec(Record, frozen=True):
     """What is recorded while it runs."""
 
     log_every: PositiveInt = 1
@@ -176,7 +176,7 @@ class ObserveSpec(Record):
     wandb: bool = False
 
 
-class RunSpec(Record):
+class RunSpec(Record, frozen=True):
     """One run, as asked for."""
 
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] = "run"

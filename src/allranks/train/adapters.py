@@ -27,7 +27,7 @@ def add_adapter(model: nn.Module, spec: AdapterSpec, *, classifier: bool, base: 
 
     config = LoraConfig(
         r=spec.r,
-        lora_alpha=_whole(spec.alpha),
+        lora_alpha=_whole(spec.alpha),  # type: ignore[arg-type] - PEFT takes fractions too
         lora_dropout=spec.dropout,
         target_modules=spec.targets if spec.targets is not None else (None if spec.target_parameters else "all-linear"),
         target_parameters=spec.target_parameters or None,
@@ -38,8 +38,12 @@ def add_adapter(model: nn.Module, spec: AdapterSpec, *, classifier: bool, base: 
     try:
         adapted: Any = get_peft_model(model, config)  # type: ignore[arg-type]
     except ValueError as error:
-        linear = sorted({name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)})
-        raise SpecError(f"adapter: {first_line(error)[:300]}; the model's linear layers are named: {', '.join(linear)}") from None
+        linear = sorted(
+            {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+        )
+        raise SpecError(
+            f"adapter: {first_line(error)[:300]}; the model's linear layers are named: {', '.join(linear)}"
+        ) from None
     adapted.peft_config["default"].base_model_name_or_path = base
     if getattr(model, "is_gradient_checkpointing", False):
         adapted.enable_input_require_grads()  # else a frozen embedding gives checkpointed blocks nothing to differentiate

@@ -1,9 +1,9 @@
 """Checkpoints: written aside, read again, published by one rename.
 
-    checkpoints/step-N/
-        manifest.json                 step, mode, world size, and the hash of every file
-        adapter_model.safetensors, adapter_config.json     or a Hugging Face model folder; and the tokenizer
-        state/                        mode full: weights.safetensors, optimizer.pt, rank<R>.pt (random generators)
+checkpoints/step-N/
+    manifest.json                 step, mode, world size, and the hash of every file
+    adapter_model.safetensors, adapter_config.json     or a Hugging Face model folder; and the tokenizer
+    state/                        mode full: weights.safetensors, optimizer.pt, rank<R>.pt (random generators)
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from torch import nn
 
 from allranks import __version__
 from allranks.errors import CheckpointError
-from allranks.rundir import RunDir, read_json, write_json
+from allranks.integrity import hash_files
+from allranks.rundir import RunDir, write_json
 from allranks.train import rng
 from allranks.train.adapters import is_adapted
-from allranks.train.data.cache import damage, hash_files
 from allranks.train.strategies.contract import Strategy
 from allranks.train.world import World
 
@@ -62,7 +62,9 @@ class Saver:
         if mode == "full":
             self._together("write its random state", lambda: self._write_rank(aside))
         self._together("write it", lambda: self._write(aside, state), only_first=True)
-        self._together("prove and publish it", lambda: self._publish(aside, final, steps_done, mode, state), only_first=True)
+        self._together(
+            "prove and publish it", lambda: self._publish(aside, final, steps_done, mode, state), only_first=True
+        )
         return time.perf_counter() - started
 
     def _together(self, what: str, action: Callable[[], None], *, only_first: bool = False) -> None:
@@ -82,17 +84,23 @@ class Saver:
         bad = [(r, p) for r, p in enumerate(problems) if p is not None]
         if bad:
             rank, text = bad[0]
-            raise CheckpointError(f"the checkpoint could not be saved: rank {rank} failed to {what}: {text}. Earlier checkpoints are untouched")
+            raise CheckpointError(
+                f"the checkpoint could not be saved: rank {rank} failed to {what}: {text}. Earlier checkpoints are untouched"
+            )
 
     def _begin(self, aside: Path, state: dict[str, Any] | None) -> None:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         if state is not None:
             (aside / "state").mkdir()
-        need = _bytes_of(state or {}) + sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
+        need = _bytes_of(state or {}) + sum(
+            p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad
+        )
         free = shutil.disk_usage(aside).free
         if free < need * 1.05 + (1 << 20):
-            raise CheckpointError(f"{self.run.checkpoints}: about {need / 2**20:.1f} MiB are needed, {free / 2**20:.1f} MiB are free")
+            raise CheckpointError(
+                f"{self.run.checkpoints}: about {need / 2**20:.1f} MiB are needed, {free / 2**20:.1f} MiB are free"
+            )
 
     def _write_rank(self, aside: Path) -> None:
         torch.save(rng.rng_state(), aside / "state" / f"rank{self.world.rank}.pt")
@@ -105,14 +113,23 @@ class Saver:
             self.model.save_pretrained(str(aside))  # type: ignore[operator]
         self.tokenizer.save_pretrained(str(aside))
         if state is not None:
-            save_file({k: v.contiguous().clone() for k, v in state["model"].items()}, aside / "state" / "weights.safetensors")
+            save_file(
+                {k: v.contiguous().clone() for k, v in state["model"].items()}, aside / "state" / "weights.safetensors"
+            )
             torch.save(state["optimizer"], aside / "state" / "optimizer.pt")
 
     def _publish(self, aside: Path, final: Path, steps_done: int, mode: str, state: dict[str, Any] | None) -> None:
         prove_weights(self.model, aside)
         if state is not None:
             _prove_state(aside / "state", state)
-        facts = {"step": steps_done, "mode": mode, "world_size": self.world.size, "allranks": __version__, "torch": torch.__version__, **self.identity}
+        facts = {
+            "step": steps_done,
+            "mode": mode,
+            "world_size": self.world.size,
+            "allranks": __version__,
+            "torch": str(torch.__version__),
+            **self.identity,
+        }
         write_json(aside / "manifest.json", {**facts, "created": time.time(), "files": hash_files(aside)})
         _sync_folder(aside)
         old = final.with_name(f".{final.name}.old")
@@ -146,7 +163,9 @@ def prove_weights(model: nn.Module, folder: Path) -> None:
     parameters = {n for n, _ in model.named_parameters(remove_duplicate=True)}
     missing = parameters - saved.keys()
     if missing and not getattr(model.config, "tie_word_embeddings", False) and not _renamed(saved, parameters):
-        raise CheckpointError(f"{folder}: {len(missing)} of {len(parameters)} weights are not in the file, first {min(missing)}")
+        raise CheckpointError(
+            f"{folder}: {len(missing)} of {len(parameters)} weights are not in the file, first {min(missing)}"
+        )
     _compare({k: v for k, v in saved.items() if k in kept}, kept, "model.safetensors")
 
 
@@ -161,7 +180,10 @@ def _compare(saved: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], na
         raise CheckpointError(f"{name}: {wrapped[0]} has a wrapper's prefix; nothing else could load it")
     if saved.keys() != wanted.keys() or not saved:
         odd = sorted(saved.keys() ^ wanted.keys())
-        raise CheckpointError(f"{name}: {len(saved)} tensors saved, {len(wanted)} expected" + (f"; first difference: {odd[0]}" if odd else ""))
+        raise CheckpointError(
+            f"{name}: {len(saved)} tensors saved, {len(wanted)} expected"
+            + (f"; first difference: {odd[0]}" if odd else "")
+        )
     for key, tensor in wanted.items():
         if saved[key].dtype != tensor.dtype or not same_bits(saved[key], tensor):
             raise CheckpointError(f"{name}: {key} differs from the weight in memory after it was read again")
@@ -199,7 +221,11 @@ def _bytes_of(value: Any) -> int:
 
 def _sync_folder(folder: Path) -> None:
     """All files of a folder, and the folder itself, to the disk."""
-    for path in [*[p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")], folder] if folder.name.startswith(".step") else [folder]:
+    for path in (
+        [*[p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")], folder]
+        if folder.name.startswith(".step")
+        else [folder]
+    ):
         fd = os.open(path, os.O_RDONLY)
         try:
             os.fsync(fd)
@@ -207,33 +233,12 @@ def _sync_folder(folder: Path) -> None:
             os.close(fd)
 
 
-def newest(run: RunDir) -> tuple[int, list[str]]:
-    """The newest checkpoint that is whole, and what was wrong with newer ones.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    problems = []
-    for step in reversed(run.checkpoint_steps()):
-        problem = damage(run.checkpoint(step))
-        if problem is None:
-            return step, problems
-        problems.append(f"{run.checkpoint(step)}: {problem}")
-    detail = "; ".join(problems) or "none was saved (checkpoint.mode none, or the run ended before the first)"
-    raise CheckpointError(f"run {run.name} has no checkpoint to go on from: {detail}")
-
-
-def manifest(run: RunDir, step: int) -> dict[str, Any]:
-    """The manifest of a checkpoint."""
-    found = read_json(run.checkpoint(step) / "manifest.json")
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{run.checkpoint(step)}: the manifest is missing or unreadable")
-    return found
-
-
 def load_full(folder: Path, strategy: Strategy, rank: int) -> None:
     """Weights, optimizer and this rank's random generators from a full checkpoint. Every rank calls."""
-    state = {"model": load_file(folder / "state" / "weights.safetensors"), "optimizer": torch.load(folder / "state" / "optimizer.pt", weights_only=True)}
+    state = {
+        "model": load_file(folder / "state" / "weights.safetensors"),
+        "optimizer": torch.load(folder / "state" / "optimizer.pt", weights_only=True),
+    }
     try:
         strategy.load_state_dict(state)
     except (KeyError, ValueError, RuntimeError) as error:
@@ -256,4 +261,6 @@ def load_lite(folder: Path, model: nn.Module) -> None:
     problems = model.load_state_dict(merged, strict=False)
     tied = getattr(model.config, "tie_word_embeddings", False)
     if problems.unexpected_keys or (problems.missing_keys and not tied):
-        raise CheckpointError(f"{folder}: does not fit this model: {(problems.unexpected_keys or problems.missing_keys)[0]}")
+        raise CheckpointError(
+            f"{folder}: does not fit this model: {(problems.unexpected_keys or problems.missing_keys)[0]}"
+        )

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import nn
 
 from allranks.train.data.collate import IGNORE, Batch, collate, collate_labelled
@@ -38,7 +38,9 @@ class EvalResult(msgspec.Struct, frozen=True, kw_only=True):
 class Evaluator:
     """Evaluates held-out rows, shared out among the ranks."""
 
-    def __init__(self, world: World, model: LossModel, tokens: TokenSet, *, pad_id: int, batch_size: int | None, classifier: bool) -> None:
+    def __init__(
+        self, world: World, model: LossModel, tokens: TokenSet, *, pad_id: int, batch_size: int | None, classifier: bool
+    ) -> None:
         self._world, self._model, self._tokens = world, model, tokens
         self._pad_id, self._size, self._classifier = pad_id, batch_size or DEFAULT_BATCH, classifier
 

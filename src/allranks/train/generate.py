@@ -38,13 +38,22 @@ def answer(world: World, model: nn.Module, tokenizer: Any, questions: list[dict[
     longest = max((len(tokenizer(q["answer"], add_special_tokens=False)["input_ids"]) for q in asked), default=0)
     limit = min(SAMPLE_TOKENS, longest + 4)
     mine = asked[world.rank :: world.size]
-    replies = [reply for at in range(0, len(mine), BATCH) for reply in _greedy(world, model, tokenizer, mine[at : at + BATCH], limit)]
+    replies = [
+        reply
+        for at in range(0, len(mine), BATCH)
+        for reply in _greedy(world, model, tokenizer, mine[at : at + BATCH], limit)
+    ]
     gathered: list[Any] = [None] * world.size
     dist.all_gather_object(gathered, replies, group=world.control)
     ordered = [gathered[i % world.size][i // world.size] for i in range(len(asked))]
     right = sum(reply.strip() == q["answer"].strip() for reply, q in zip(ordered, asked, strict=True))
-    shown = [{"prompt": q["prompt"], "expected": q["answer"], "reply": r} for q, r in list(zip(asked, ordered, strict=True))[:samples]]
-    return Answers(exact_match=right / len(asked) if check and asked else None, checked=len(asked) if check else 0, samples=shown)
+    shown = [
+        {"prompt": q["prompt"], "expected": q["answer"], "reply": r}
+        for q, r in list(zip(asked, ordered, strict=True))[:samples]
+    ]
+    return Answers(
+        exact_match=right / len(asked) if check and asked else None, checked=len(asked) if check else 0, samples=shown
+    )
 
 
 def _greedy(world: World, model: nn.Module, tokenizer: Any, questions: list[dict[str, str]], limit: int) -> list[str]:
@@ -58,6 +67,12 @@ def _greedy(world: World, model: nn.Module, tokenizer: Any, questions: list[dict
     mask = torch.tensor([[0] * (width - len(e)) + [1] * len(e) for e in encoded], device=world.device)
     with evaluating(model), torch.no_grad():
         out = model.generate(  # type: ignore[operator]
-            input_ids=ids, attention_mask=mask, max_new_tokens=limit, do_sample=False, use_cache=True, pad_token_id=pad, eos_token_id=tokenizer.eos_token_id
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=limit,
+            do_sample=False,
+            use_cache=True,
+            pad_token_id=pad,
+            eos_token_id=tokenizer.eos_token_id,
         )
     return tokenizer.batch_decode(out[:, width:], skip_special_tokens=True)

@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import nn
 
 from allranks.train.data.collate import IGNORE, Batch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import nn
 from allranks.errors import DataError, EnvironmentNotAble, SpecError
 from allranks.spec.records import ModelSpec
 from allranks.train.data.tokenizer import first_line
-from allranks.train.tiny import ENCODERS, family, tiny_config
+from allranks.train.tiny import ENCODERS, check_folder, family, tiny_config
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -26,7 +25,10 @@ def is_classifier(model: ModelSpec) -> bool:
     if model.name.startswith("tiny:"):
         return family(model.name) in ENCODERS
     config = _hub_config(model)
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    )
 
     wanted = (getattr(config, "architectures", None) or [""])[0]
     if "SequenceClassification" in wanted or "MaskedLM" in wanted or "ForPreTraining" in wanted:
@@ -35,32 +37,25 @@ def is_classifier(model: ModelSpec) -> bool:
         return False
     if config.model_type in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
         return True
-    raise SpecError(f"model.name {model.name}: a {config.model_type} is neither a causal language model nor a sequence classifier")
+    raise SpecError(
+        f"model.name {model.name}: a {config.model_type} is neither a causal language model nor a sequence classifier"
+    )
 
 
 def _hub_config(model: ModelSpec) -> Any:
     from transformers import AutoConfig
 
-    if model.name.count("/") > 1 or model.name.startswith((".", "/", "~")):
-        check_folder(model.name)
+    check_folder(model.name)
     try:
-        return AutoConfig.from_pretrained(str(Path(model.name).expanduser()) if Path(model.name).expanduser().is_dir() else model.name, revision=model.revision)
+        return AutoConfig.from_pretrained(
+            str(Path(model.name).expanduser()) if Path(model.name).expanduser().is_dir() else model.name,
+            revision=model.revision,
+        )
     except (OSError, ValueError, KeyError) as error:
         raise EnvironmentNotAble(
             f"model.name {model.name}: is no local folder, and the hub could not give it: {first_line(error)}; check the name, "
             "set HF_TOKEN for a gated model, or give a local folder"
         ) from None
-
-
-def check_folder(name: str) -> None:
-    """Refuse a local path that holds no model."""
-    path = Path(name).expanduser()
-    if not path.is_dir():
-        names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = difflib.get_close_matches(path.name, names, n=1)
-        raise SpecError(f"model.name {name}: there is no such folder" + (f"; did you mean {path.with_name(near[0])}?" if near else ""))
-    if not (path / "config.json").is_file():
-        raise SpecError(f"model.name {name}: this folder holds no config.json, so no model")
 
 
 def build_model(spec: ModelSpec, tokenizer: Any, *, dtype: str, labels: dict[str, int], seed: int) -> nn.Module:
@@ -73,19 +68,27 @@ def build_model(spec: ModelSpec, tokenizer: Any, *, dtype: str, labels: dict[str
 
     kind = AutoModelForSequenceClassification if labels else AutoModelForCausalLM
     if spec.name.startswith("tiny:"):
-        config = tiny_config(spec.name, {k: v for k, v in spec.config.items() if k != "vocab_size"}, tokenizer, len(labels))
+        config = tiny_config(
+            spec.name, {k: v for k, v in spec.config.items() if k != "vocab_size"}, tokenizer, len(labels)
+        )
         _name_labels(config, labels)
         torch.manual_seed(seed)
-        model = kind.from_config(config, dtype=DTYPES[dtype], attn_implementation=spec.attention)
+        model: Any = kind.from_config(config, dtype=DTYPES[dtype], attn_implementation=spec.attention)
     else:
-        extra: dict[str, Any] = {"num_labels": len(labels), "id2label": _id2label(labels), "label2id": dict(labels)} if labels else {}
+        extra: dict[str, Any] = (
+            {"num_labels": len(labels), "id2label": _id2label(labels), "label2id": dict(labels)} if labels else {}
+        )
         try:
             torch.manual_seed(seed)  # a new classification head is drawn
-            model = kind.from_pretrained(spec.name, revision=spec.revision, dtype=DTYPES[dtype], attn_implementation=spec.attention, **extra)
+            model = kind.from_pretrained(
+                spec.name, revision=spec.revision, dtype=DTYPES[dtype], attn_implementation=spec.attention, **extra
+            )
         except (OSError, ValueError, ImportError) as error:
             raise EnvironmentNotAble(f"model.name {spec.name}: cannot be loaded: {first_line(error)}") from None
         if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
-            raise DataError(f"model.name {spec.name}: the tokenizer has {len(tokenizer)} tokens, the model only {model.get_input_embeddings().weight.shape[0]}")
+            raise DataError(
+                f"model.name {spec.name}: the tokenizer has {len(tokenizer)} tokens, the model only {model.get_input_embeddings().weight.shape[0]}"
+            )
     model.config.use_cache = False
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id

@@ -21,7 +21,9 @@ def adamw(train: TrainSpec) -> MakeOptimizer:
         decayed = [p for _, p in named if p.ndim >= 2]
         plain = [p for _, p in named if p.ndim < 2]
         groups = [{"params": decayed, "weight_decay": train.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-        return torch.optim.AdamW([g for g in groups if g["params"]], lr=train.lr, betas=(0.9, 0.999), eps=1e-8, fused=True)
+        return torch.optim.AdamW(
+            [g for g in groups if g["params"]], lr=train.lr, betas=(0.9, 0.999), eps=1e-8, fused=True
+        )
 
     return make
 

@@ -45,7 +45,9 @@ def prove(world: World, planned_size: int, model: nn.Module, order: Order) -> Sy
     _check_ranks(world, planned_size)
     weights = _check_weights(world, model)
     rows = _check_rows(world, order)
-    return SyncProof(world_size=world.size, weights_equal=True, data_disjoint=True, weights_hash=weights, rows_checked=rows)
+    return SyncProof(
+        world_size=world.size, weights_equal=True, data_disjoint=True, weights_hash=weights, rows_checked=rows
+    )
 
 
 def _all_gather(world: World, values: torch.Tensor) -> list[torch.Tensor]:

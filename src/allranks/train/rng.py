@@ -15,7 +15,13 @@ def rng_state() -> dict[str, Any]:
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # type: ignore[misc]
     state = {
         "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
-        "numpy": {"name": name, "keys": torch.from_numpy(np.asarray(keys, np.int64)), "position": position, "has_gauss": has_gauss, "cached": cached},
+        "numpy": {
+            "name": name,
+            "keys": torch.from_numpy(np.asarray(keys, np.int64)),
+            "position": position,
+            "has_gauss": has_gauss,
+            "cached": cached,
+        },
         "torch": torch.get_rng_state(),
     }
     if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -27,7 +33,9 @@ def set_rng_state(state: dict[str, Any]) -> None:
     """Put back what `rng_state` gave."""
     python, numpy = state["python"], state["numpy"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
-    np.random.set_state((numpy["name"], numpy["keys"].numpy().astype(np.uint32), numpy["position"], numpy["has_gauss"], numpy["cached"]))
+    np.random.set_state(
+        (numpy["name"], numpy["keys"].numpy().astype(np.uint32), numpy["position"], numpy["has_gauss"], numpy["cached"])
+    )
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])

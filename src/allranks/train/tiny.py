@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 from typing import Any
 
 from allranks.errors import SpecError
@@ -37,7 +38,13 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bert": (
         "bert",
-        {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256, "max_position_embeddings": 512},
+        {
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 256,
+            "max_position_embeddings": 512,
+        },
     ),
 }
 ENCODERS = {"bert"}
@@ -53,7 +60,9 @@ def family(name: str) -> str:
     if wanted not in _FAMILIES:
         near = difflib.get_close_matches(wanted, _FAMILIES, n=1)
         hint = f"; did you mean tiny:{near[0]}?" if near else ""
-        raise SpecError(f"model.name: there is no model {name!r}{hint} (known: {', '.join('tiny:' + f for f in _FAMILIES)})")
+        raise SpecError(
+            f"model.name: there is no model {name!r}{hint} (known: {', '.join('tiny:' + f for f in _FAMILIES)})"
+        )
     return wanted
 
 
@@ -70,14 +79,37 @@ def tiny_config(name: str, overrides: dict[str, Any], tokenizer: Any, labels: in
     for key in overrides:
         if not hasattr(plain, key):
             near = difflib.get_close_matches(key, [k for k in vars(plain) if not k.startswith("_")], n=1)
-            raise SpecError(f"model.config.{key}: {model_type} has no such setting" + (f"; did you mean {near[0]!r}?" if near else ""))
+            raise SpecError(
+                f"model.config.{key}: {model_type} has no such setting"
+                + (f"; did you mean {near[0]!r}?" if near else "")
+            )
     values = {**values, **overrides}
     values["vocab_size"] = len(tokenizer)
     if labels:
         values["num_labels"] = labels
     try:
         return AutoConfig.for_model(
-            model_type, **values, pad_token_id=tokenizer.pad_token_id, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id
+            model_type,
+            **values,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
         )
     except (TypeError, ValueError) as error:
         raise SpecError(f"model.config: {model_type} refuses it: {str(error).splitlines()[0]}") from None
+
+
+def check_folder(name: str) -> None:
+    """Refuse a local path that holds no model; hub names pass."""
+    if name.count("/") <= 1 and not name.startswith((".", "/", "~")) and not Path(name).exists():
+        return
+    path = Path(name).expanduser()
+    if not path.is_dir():
+        names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, names, n=1)
+        raise SpecError(
+            f"model.name {name}: there is no such folder"
+            + (f"; did you mean {path.with_name(near[0])}?" if near else "")
+        )
+    if not (path / "config.json").is_file():
+        raise SpecError(f"model.name {name}: this folder holds no config.json, so no model")

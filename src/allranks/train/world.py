@@ -47,8 +47,15 @@ def join(plan: LaunchPlan) -> World:
     group = dist.group.WORLD
     assert group is not None
     control = dist.new_group(backend="gloo", timeout=timeout, group_desc="control")
+    assert isinstance(control, dist.ProcessGroup)
     return World(
-        rank=dist.get_rank(), local_rank=local_rank, size=dist.get_world_size(), host=host_name(), device=device, group=group, control=control
+        rank=dist.get_rank(),
+        local_rank=local_rank,
+        size=dist.get_world_size(),
+        host=host_name(),
+        device=device,
+        group=group,
+        control=control,
     )
 
 

@@ -15,7 +15,6 @@ one rename succeeds.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 import shutil
@@ -29,16 +28,18 @@ import psutil
 
 from allranks.errors import DataError, EnvironmentNotAble
 from allranks.facts import host_name
+from allranks.integrity import MANIFEST, damage, hash_files
 from allranks.rundir import read_json, write_json
 
 HEARTBEAT_S = 2.0
 STALE_S = 90.0  # network file systems may show a rewritten claim a minute late
-MANIFEST = "manifest.json"
 
 Log = Callable[[str], None]
 
 
-def obtain(folder: Path, key: str, build: Callable[[Path], None], log: Log, wait_limit_s: float = 6 * 3600) -> tuple[Path, str]:
+def obtain(
+    folder: Path, key: str, build: Callable[[Path], None], log: Log, wait_limit_s: float = 6 * 3600
+) -> tuple[Path, str]:
     """The verified entry `key` under `folder`, built by `build(temporary_folder)` if it is not there.
 
     Returns:
@@ -50,7 +51,9 @@ def obtain(folder: Path, key: str, build: Callable[[Path], None], log: Log, wait
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise EnvironmentNotAble(f"cache {folder}: cannot be made: {error.strerror}; give another with --set cluster.cache=FOLDER") from None
+        raise EnvironmentNotAble(
+            f"cache {folder}: cannot be made: {error.strerror}; give another with --set cluster.cache=FOLDER"
+        ) from None
     entry, how = folder / key, "found"
     deadline = time.monotonic() + wait_limit_s
     while True:
@@ -74,41 +77,15 @@ def obtain(folder: Path, key: str, build: Callable[[Path], None], log: Log, wait
         _wait(entry, claim, deadline, log)
 
 
-def damage(entry: Path) -> str | None:
-    """What is wrong with an entry, or None if every file has the hash that the manifest says."""
-    manifest = read_json(entry / MANIFEST)
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
-        return "its manifest is missing or unreadable"
-    for name, expected in manifest["files"].items():
-        try:
-            if (entry / name).stat().st_size != expected["bytes"]:
-                return f"{name} has the wrong size"
-            if file_hash(entry / name) != expected["sha256"]:
-                return f"{name} has the wrong hash"
-        except OSError as error:
-            return f"{name}: {error.strerror}"
-    return None
-
-
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file, as hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def hash_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Size and hash of every file below a folder, by relative name."""
-    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
-    return {str(p.relative_to(folder)): {"bytes": p.stat().st_size, "sha256": file_hash(p)} for p in files}
-
-
 def _claim(claim: Path) -> bool:
     try:
         fd = os.open(claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:
         return False
     except OSError as error:
-        raise EnvironmentNotAble(f"cache {claim.parent}: cannot be written: {error.strerror}; give another with --set cluster.cache=FOLDER") from None
+        raise EnvironmentNotAble(
+            f"cache {claim.parent}: cannot be written: {error.strerror}; give another with --set cluster.cache=FOLDER"
+        ) from None
     os.close(fd)
     _beat(claim)
     return True
@@ -116,7 +93,16 @@ def _claim(claim: Path) -> bool:
 
 def _beat(claim: Path) -> None:
     me = psutil.Process()
-    write_json(claim, {"host": host_name(), "boot": psutil.boot_time(), "pid": me.pid, "started": me.create_time(), "beat": secrets.token_hex(4)})
+    write_json(
+        claim,
+        {
+            "host": host_name(),
+            "boot": psutil.boot_time(),
+            "pid": me.pid,
+            "started": me.create_time(),
+            "beat": secrets.token_hex(4),
+        },
+    )
 
 
 def _release(claim: Path) -> None:
@@ -159,7 +145,9 @@ def _sweep(folder: Path, key: str) -> None:
     """Remove what dead builders of this host left behind, and anything a day old."""
     for left in folder.glob(f"{key}.tmp-*"):
         host, _, rest = left.name.removeprefix(f"{key}.tmp-").rpartition("-")[0].rpartition("-")
-        dead_here = host == host_name() and _same_pid_namespace() and rest.isdigit() and not psutil.pid_exists(int(rest))
+        dead_here = (
+            host == host_name() and _same_pid_namespace() and rest.isdigit() and not psutil.pid_exists(int(rest))
+        )
         if dead_here or time.time() - left.stat().st_mtime > 86400:
             shutil.rmtree(left, ignore_errors=True)
 
@@ -177,7 +165,9 @@ def _wait(entry: Path, claim: Path, deadline: float, log: Log) -> None:
             _take_over(claim, beat, log)
             return
         if time.monotonic() > deadline:
-            raise EnvironmentNotAble(f"cache {claim}: the builder {builder} did not finish in time; remove the file if it is gone")
+            raise EnvironmentNotAble(
+                f"cache {claim}: the builder {builder} did not finish in time; remove the file if it is gone"
+            )
         if not said:
             said = True
             log(f"waiting for the data that {_who(builder)} is preparing")
@@ -205,7 +195,9 @@ def _is_dead(builder: Any, silent_s: float) -> bool:
 
 def _same_pid_namespace() -> bool:
     """Containers may share a host name but not process numbers: then only the heartbeat tells."""
-    return not Path("/.dockerenv").exists() and "APPTAINER_NAME" not in os.environ and "SINGULARITY_NAME" not in os.environ
+    return (
+        not Path("/.dockerenv").exists() and "APPTAINER_NAME" not in os.environ and "SINGULARITY_NAME" not in os.environ
+    )
 
 
 def _take_over(claim: Path, beat: Any, log: Log) -> None:
@@ -233,5 +225,7 @@ def _set_aside(entry: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise DataError(f"cache entry {entry}: damaged, and cannot be set aside: {error.strerror}; remove it by hand") from None
+        raise DataError(
+            f"cache entry {entry}: damaged, and cannot be set aside: {error.strerror}; remove it by hand"
+        ) from None
     shutil.rmtree(grave, ignore_errors=True)

@@ -43,7 +43,9 @@ class Batch:
 
         ids, targets = move(self.input_ids), move(self.targets)
         assert ids is not None and targets is not None
-        return Batch(ids, targets, move(self.position_ids), move(self.attention_mask), self.tokens_real, self.tokens_trained)
+        return Batch(
+            ids, targets, move(self.position_ids), move(self.attention_mask), self.tokens_real, self.tokens_trained
+        )
 
 
 def collate(tokens: TokenSet, sequences: Rows, pad_id: int, pad_to: int | None) -> Batch:
@@ -52,7 +54,9 @@ def collate(tokens: TokenSet, sequences: Rows, pad_id: int, pad_to: int | None) 
     Args:
         pad_to: pad every sequence to this length; None pads to the longest of this batch.
     """
-    parts = [[slice(int(tokens.offsets[r]), int(tokens.offsets[r + 1])) for r in tokens.rows_of(int(s))] for s in sequences]
+    parts = [
+        [slice(int(tokens.offsets[r]), int(tokens.offsets[r + 1])) for r in tokens.rows_of(int(s))] for s in sequences
+    ]
     lengths = [sum(p.stop - p.start for p in row) for row in parts]
     width = pad_to or max(lengths)
     shape = (len(parts), width)

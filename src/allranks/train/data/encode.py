@@ -35,7 +35,9 @@ def to_turns(example: Example, tokenizer: Any, number: int) -> Example:
     if not example.messages:
         return example
     if not getattr(tokenizer, "chat_template", None):
-        raise DataError(f"row {number}: chat data, but the tokenizer has no chat template; use data.template: a .jinja file")
+        raise DataError(
+            f"row {number}: chat data, but the tokenizer has no chat template; use data.template: a .jinja file"
+        )
     messages = list(example.messages)
 
     def render(upto: int, generation: bool) -> str:
@@ -55,10 +57,14 @@ def to_turns(example: Example, tokenizer: Any, number: int) -> Example:
             at = len(after)
         else:
             return Example(turns=(*turns, (whole[at:], False)) if whole[at:] else tuple(turns), answer=example.answer)
-    raise DataError(f"row {number}: the tokenizer's chat template gives no text whose assistant turns can be told apart; use a .jinja template")
+    raise DataError(
+        f"row {number}: the tokenizer's chat template gives no text whose assistant turns can be told apart; use a .jinja template"
+    )
 
 
-def encode_text(examples: Sequence[Example], tokenizer: Any, *, max_length: int | None, mask_prompt: bool) -> list[EncodedRow]:
+def encode_text(
+    examples: Sequence[Example], tokenizer: Any, *, max_length: int | None, mask_prompt: bool
+) -> list[EncodedRow]:
     """Token ids of text rows. The whole text is encoded at once, so that words at a turn's edge split as they do at
     inference; a token is trained if any of it lies in a trained turn. The end-of-text token is appended and trained.
 
@@ -69,10 +75,16 @@ def encode_text(examples: Sequence[Example], tokenizer: Any, *, max_length: int 
     rows = []
     for start in range(0, len(examples), BATCH):
         part = [to_turns(e, tokenizer, start + i) for i, e in enumerate(examples[start : start + BATCH])]
-        encoded = tokenizer(["".join(text for text, _ in e.turns) for e in part], add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast)
+        encoded = tokenizer(
+            ["".join(text for text, _ in e.turns) for e in part],
+            add_special_tokens=False,
+            return_offsets_mapping=tokenizer.is_fast,
+        )
         for i, example in enumerate(part):
             ids = list(encoded["input_ids"][i])
-            marks = _marks(example, ids, encoded["offset_mapping"][i] if tokenizer.is_fast else None, tokenizer, mask_prompt)
+            marks = _marks(
+                example, ids, encoded["offset_mapping"][i] if tokenizer.is_fast else None, tokenizer, mask_prompt
+            )
             if bos is not None and (not ids or ids[0] != bos):
                 ids, marks = [bos, *ids], [0, *marks]
             if not example.turns or example.turns[-1][1]:
@@ -87,7 +99,9 @@ def encode_text(examples: Sequence[Example], tokenizer: Any, *, max_length: int 
 def _edges(tokenizer: Any) -> tuple[int | None, int]:
     """The beginning token, if this tokenizer puts one, and the end token."""
     probe = tokenizer("x")["input_ids"]
-    bos = tokenizer.bos_token_id if tokenizer.bos_token_id is not None and probe[:1] == [tokenizer.bos_token_id] else None
+    bos = (
+        tokenizer.bos_token_id if tokenizer.bos_token_id is not None and probe[:1] == [tokenizer.bos_token_id] else None
+    )
     eos = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
     if eos is None:
         raise DataError("the tokenizer has no end-of-text token; rows could not be told apart")
@@ -116,7 +130,9 @@ def _cut(ids: list[int], marks: list[int], max_length: int | None) -> EncodedRow
     return EncodedRow(ids=np.asarray(ids[:keep], np.int32), mask=np.asarray(marks[:keep], np.uint8), cut_tokens=cut)
 
 
-def encode_labelled(examples: Sequence[Example], tokenizer: Any, labels: dict[str, int], *, max_length: int) -> list[EncodedRow]:
+def encode_labelled(
+    examples: Sequence[Example], tokenizer: Any, labels: dict[str, int], *, max_length: int
+) -> list[EncodedRow]:
     """Token ids and class of labelled rows; the model's own special tokens are added, and kept when a row is cut."""
     rows = []
     for start in range(0, len(examples), BATCH):
@@ -127,9 +143,18 @@ def encode_labelled(examples: Sequence[Example], tokenizer: Any, labels: dict[st
         for i, example in enumerate(part):
             assert example.label is not None
             if example.label not in labels:
-                raise DataError(f"row {start + i}: label {example.label!r} is not among those of the training rows: {', '.join(labels)}")
+                raise DataError(
+                    f"row {start + i}: label {example.label!r} is not among those of the training rows: {', '.join(labels)}"
+                )
             ids = np.asarray(cut[i], np.int32)
-            rows.append(EncodedRow(ids=ids, mask=np.zeros(len(ids), np.uint8), label=labels[example.label], cut_tokens=len(full[i]) - len(ids)))
+            rows.append(
+                EncodedRow(
+                    ids=ids,
+                    mask=np.zeros(len(ids), np.uint8),
+                    label=labels[example.label],
+                    cut_tokens=len(full[i]) - len(ids),
+                )
+            )
     return rows
 
 
@@ -141,5 +166,7 @@ def label_map(examples: Sequence[Example]) -> dict[str, int]:
     except ValueError:
         ordered = sorted(values)
     if len(ordered) < 2:
-        raise DataError(f"classification needs at least two label values, the data has {len(ordered)}: {', '.join(ordered)}")
+        raise DataError(
+            f"classification needs at least two label values, the data has {len(ordered)}: {', '.join(ordered)}"
+        )
     return {value: number for number, value in enumerate(ordered)}

@@ -25,7 +25,10 @@ class Order:
 
     def __init__(self, n: int, seed: int, batch: BatchPlan, rank: int, world_size: int) -> None:
         if n < world_size:
-            raise DataError(f"{n} training sequences for {world_size} ranks: some ranks would have nothing of their own; use fewer ranks, more rows, or a smaller data.max_length")
+            raise DataError(
+                f"{n} training sequences for {world_size} ranks: some ranks would have nothing of their own; "
+                "use fewer ranks, more rows, or a smaller data.max_length"
+            )
         self.n, self._seed, self._batch, self._rank, self._world = n, seed, batch, rank, world_size
         self._epoch = lru_cache(maxsize=2)(self._shuffled)
 
@@ -55,7 +58,9 @@ class Order:
         """Sequences that this rank takes from the first epoch (the part of it that fills positions 0..n)."""
         steps = math.ceil(self.n / self._batch.global_batch_size)
         size = self._batch.global_batch_size
-        positions = np.arange(steps * size, dtype=np.int64).reshape(steps * self._batch.grad_accum, self._world, self._batch.micro_batch_size)
+        positions = np.arange(steps * size, dtype=np.int64).reshape(
+            steps * self._batch.grad_accum, self._world, self._batch.micro_batch_size
+        )
         mine = positions[:, self._rank].ravel()
         return self.at(mine[mine < self.n])
 

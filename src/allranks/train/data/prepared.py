@@ -140,7 +140,9 @@ class Builder:
         if template.is_classification != self._classifier:
             have, need = ("labels", "a classifier") if template.is_classification else ("text", "a language model")
             assert self._spec.model is not None
-            raise DataError(f"data.template {template.kind} gives {have} for {need}, but model.name {self._spec.model.name} is the other kind")
+            raise DataError(
+                f"data.template {template.kind} gives {have} for {need}, but model.name {self._spec.model.name} is the other kind"
+            )
         examples = [template.render(rows[i], int(i)) for i in chosen]
         train, held_out = self._split(examples, template)
         if self._tokenizer is None:
@@ -160,7 +162,10 @@ class Builder:
             held = self._encode(held_out, labels, evaluating=True)
             _save(folder, "eval", held, [[i] for i in range(len(held))])
         write_json(folder / "questions.json", self._questions(held_out))
-        write_json(folder / "facts.json", msgspec.to_builtins(self._facts(len(rows), template, encoded, kept, packs, len(held_out), labels)))
+        write_json(
+            folder / "facts.json",
+            msgspec.to_builtins(self._facts(len(rows), template, encoded, kept, packs, len(held_out), labels)),
+        )
 
     def _choose(self, rows: list[sources.Row]) -> Sequence[int]:
         n, wanted = len(rows), self._data.subset
@@ -188,7 +193,9 @@ class Builder:
         if self._classifier:
             return encode_labelled(examples, self._tokenizer, labels, max_length=length)
         keep_whole = self._data.packing == "wrapped" and not evaluating
-        return encode_text(examples, self._tokenizer, max_length=None if keep_whole else length, mask_prompt=self._data.mask_prompt)
+        return encode_text(
+            examples, self._tokenizer, max_length=None if keep_whole else length, mask_prompt=self._data.mask_prompt
+        )
 
     def _pack(self, rows: list[EncodedRow]) -> list[list[int]]:
         if self._classifier or self._data.packing == "none":
@@ -214,7 +221,14 @@ class Builder:
         return found
 
     def _facts(
-        self, total: int, template: Template, encoded: list[EncodedRow], kept: list[EncodedRow], packs: list[list[int]], held: int, labels: dict[str, int]
+        self,
+        total: int,
+        template: Template,
+        encoded: list[EncodedRow],
+        kept: list[EncodedRow],
+        packs: list[list[int]],
+        held: int,
+        labels: dict[str, int],
     ) -> DataFacts:
         real = sum(len(r.ids) for r in kept)
         trained = len(kept) if self._classifier else sum(int(r.mask[1:].sum()) for r in kept)

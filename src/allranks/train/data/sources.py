@@ -64,7 +64,9 @@ def fingerprint(data: DataSpec) -> str:
     if data.source.startswith("builtin:"):
         from allranks import __version__
 
-        digest.update(f"{data.source} {builtin(data.source).default_rows} {data.subset} {data.seed} {__version__}".encode())
+        digest.update(
+            f"{data.source} {builtin(data.source).default_rows} {data.subset} {data.seed} {__version__}".encode()
+        )
     elif looks_like_file(data.source):
         path = Path(data.source).expanduser()
         check_file(path)
@@ -103,7 +105,9 @@ def read_file(path: Path) -> list[Row]:
     try:
         return readers[path.suffix.lower()](path)
     except UnicodeDecodeError as error:
-        raise DataError(f"data.source {path}: not UTF-8 text at byte {error.start}; convert the file to UTF-8") from None
+        raise DataError(
+            f"data.source {path}: not UTF-8 text at byte {error.start}; convert the file to UTF-8"
+        ) from None
     except OSError as error:
         raise DataError(f"data.source {path}: cannot be read: {error.strerror or error}") from None
 
@@ -139,7 +143,9 @@ def _read_jsonl(path: Path) -> list[Row]:
 def _only_rows(values: list[Any], path: Path) -> list[Row]:
     for number, value in enumerate(values):
         if not isinstance(value, dict):
-            raise DataError(f"data.source {path}, row {number}: expected an object with named columns, found a {type(value).__name__}")
+            raise DataError(
+                f"data.source {path}, row {number}: expected an object with named columns, found a {type(value).__name__}"
+            )
     return values
 
 
@@ -151,7 +157,9 @@ def _read_csv(path: Path, delimiter: str) -> list[Row]:
         try:
             for row in reader:
                 if None in row or None in row.values():
-                    raise DataError(f"data.source {path}, line {reader.line_num}: the number of fields differs from the header's {len(reader.fieldnames or [])}")
+                    raise DataError(
+                        f"data.source {path}, line {reader.line_num}: the number of fields differs from the header's {len(reader.fieldnames or [])}"
+                    )
                 rows.append(row)
         except csv.Error as error:
             raise DataError(f"data.source {path}, line {reader.line_num}: not CSV: {error}") from None
@@ -178,7 +186,9 @@ def _load_hub(data: DataSpec) -> list[Row]:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         missing = isinstance(error, FileNotFoundError) or type(error).__name__ in ("DatasetNotFoundError",)
         if missing and _hub_answers(error):
-            raise DataError(f"data.source {data.source}: the hub knows no such data set (or it is gated: set HF_TOKEN): {text}") from None
+            raise DataError(
+                f"data.source {data.source}: the hub knows no such data set (or it is gated: set HF_TOKEN): {text}"
+            ) from None
         raise EnvironmentNotAble(
             f"data.source {data.source}: is no local file, and the hub could not give it: {text}; "
             "on a machine without network give a local file, or fill the cache elsewhere (HF_HOME)"

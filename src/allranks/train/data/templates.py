@@ -90,7 +90,9 @@ def _auto(present: list[str], columns: dict[str, Any], classifier: bool, source:
     )
 
 
-def _column(data: DataSpec, columns: dict[str, Any], present: list[str], role: str, *, required: bool = True) -> list[str]:
+def _column(
+    data: DataSpec, columns: dict[str, Any], present: list[str], role: str, *, required: bool = True
+) -> list[str]:
     """The columns that play a role, checked against those of the data."""
     wanted = columns.get(role, role)
     names = [wanted] if isinstance(wanted, str) else list(wanted)
@@ -144,7 +146,9 @@ def _chat(data: DataSpec, columns: dict[str, Any], present: list[str]) -> Callab
         for message in messages:
             role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
             if not isinstance(role, str) or not isinstance(content, str):
-                raise DataError(f"row {number}, column {name!r}: every message needs a text 'role' and a text 'content'")
+                raise DataError(
+                    f"row {number}, column {name!r}: every message needs a text 'role' and a text 'content'"
+                )
             clean.append({"role": role, "content": content})
         last = clean[-1]["content"] if clean[-1]["role"] == "assistant" else None
         return Example(messages=tuple(clean), answer=last)
@@ -178,7 +182,7 @@ def _jinja(path: Path) -> Callable[[Row, int], Example]:
 
     if not path.is_file():
         raise DataError(f"data.template {path}: there is no such file")
-    environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)  # noqa: S701 - text, not HTML
+    environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     try:
         template = environment.from_string(path.read_text(encoding="utf-8"))
     except (TemplateError, UnicodeDecodeError) as error:
@@ -187,11 +191,19 @@ def _jinja(path: Path) -> Callable[[Row, int], Example]:
     def render(row: Row, number: int) -> Example:
         try:
             if "response" in template.blocks:
-                parts = {name: "".join(template.blocks[name](template.new_context(row))) for name in ("prompt", "response") if name in template.blocks}
-                return Example(turns=((parts.get("prompt", ""), False), (parts["response"], True)), answer=parts["response"])
+                parts = {
+                    name: "".join(template.blocks[name](template.new_context(row)))
+                    for name in ("prompt", "response")
+                    if name in template.blocks
+                }
+                return Example(
+                    turns=((parts.get("prompt", ""), False), (parts["response"], True)), answer=parts["response"]
+                )
             return Example(turns=((template.render(**row), True),))
         except TemplateError as error:
-            raise DataError(f"data.template {path}, row {number}: {error}; the columns are: {', '.join(map(str, row))}") from None
+            raise DataError(
+                f"data.template {path}, row {number}: {error}; the columns are: {', '.join(map(str, row))}"
+            ) from None
 
     return render
 

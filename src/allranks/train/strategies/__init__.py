@@ -59,7 +59,9 @@ def resolve_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
             raise SpecError(f"strategy.{key}: {name} has no option {key!r}{hint} (known: {', '.join(known) or 'none'})")
         default = known[key]
         allowed = (int, float) if isinstance(default, float) else type(default)
-        if default is not None and (not isinstance(value, allowed) or isinstance(value, bool) != isinstance(default, bool)):
+        if default is not None and (
+            not isinstance(value, allowed) or isinstance(value, bool) != isinstance(default, bool)
+        ):
             raise SpecError(f"strategy.{key}: {value!r} is no {type(default).__name__}")
     return {**known, **given}
 

@@ -14,7 +14,9 @@ def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
-def clip_and_update(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], clip_norm: float | None) -> torch.Tensor:
+def clip_and_update(
+    optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], clip_norm: float | None
+) -> torch.Tensor:
     """Clip by the global norm and update, unless a gradient is not finite; then nothing at all changes, now and later.
 
     The decision stays on the device: fused optimizers take it as ``found_inf``. It is sticky, so that the weights
@@ -39,7 +41,10 @@ def clip_and_update(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Pa
 def replicated_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Trained weights, buffers and optimizer state of a model that every rank holds whole, copied to the CPU."""
     wanted = {name: p.detach() for name, p in trained(model)} | dict(model.named_buffers())
-    return {"model": {name: t.to("cpu", copy=True) for name, t in wanted.items()}, "optimizer": _to_cpu(optimizer.state_dict())}
+    return {
+        "model": {name: t.to("cpu", copy=True) for name, t in wanted.items()},
+        "optimizer": _to_cpu(optimizer.state_dict()),
+    }
 
 
 def load_replicated_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -30,7 +30,9 @@ class Strategy(Protocol):
     module: nn.Module
     optimizer: torch.optim.Optimizer
 
-    def setup(self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None) -> None:
+    def setup(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
+    ) -> None:
         """Take a model (weights equal on all ranks after this) and build the optimizer. Every rank calls."""
         ...
 

@@ -29,9 +29,15 @@ class PyTorchDDP:
     optimizer: torch.optim.Optimizer
 
     def __init__(self, bucket_mb: float, find_unused_parameters: bool, static_graph: bool) -> None:
-        self._options = {"bucket_cap_mb": bucket_mb, "find_unused_parameters": find_unused_parameters, "static_graph": static_graph}
+        self._options = {
+            "bucket_cap_mb": bucket_mb,
+            "find_unused_parameters": find_unused_parameters,
+            "static_graph": static_graph,
+        }
 
-    def setup(self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None) -> None:
+    def setup(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
+    ) -> None:
         self._model, self._clip_norm = model, clip_norm
         self._named = trained(model)
         self._ddp = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True, **self._options)

@@ -24,7 +24,9 @@ class Single:
     module: nn.Module
     optimizer: torch.optim.Optimizer
 
-    def setup(self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None) -> None:
+    def setup(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
+    ) -> None:
         self.module, self._clip_norm = model, clip_norm
         self._named = trained(model)
         self.optimizer = make_optimizer(self._named)

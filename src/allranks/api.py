@@ -1,0 +1,200 @@
+"""What the verbs do, from Python: ``allranks.run(spec)``, ``allranks.plan(spec)``, ``allranks.resume(run)``."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from allranks import __version__, checkpoints, envpolicy, preflight
+from allranks.errors import CheckpointError, EnvironmentNotAble, RequestError, SpecError
+from allranks.facts import machine_facts
+from allranks.launch.follow import Observer, follow, handling_signals
+from allranks.launch.local import LocalJob
+from allranks.launch.outcome import RunResult, conclude
+from allranks.observe.events import Tail
+from allranks.plan import LaunchPlan, make_plan
+from allranks.redact import HIDDEN, is_secret_name, redact, redact_env
+from allranks.rundir import RunDir, create_run, find_run, write_json, write_text_atomic
+from allranks.spec import RunSpec, load_spec, parse_spec, spec_to_yaml
+
+SpecLike = RunSpec | dict[str, Any] | str | Path
+
+
+class Silent:
+    """An observer that shows nothing."""
+
+    def event(self, event: dict[str, Any]) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
+def read_spec(spec: SpecLike, sets: Sequence[str] = ()) -> RunSpec:
+    """A spec from a file, a dictionary or a record."""
+    if isinstance(spec, RunSpec):
+        return spec
+    return parse_spec(spec, sets) if isinstance(spec, dict) else load_spec(spec, sets)
+
+
+def plan(spec: SpecLike, sets: Sequence[str] = ()) -> LaunchPlan:
+    """What would run. Touches nothing.
+
+    Raises:
+        SpecError: the spec is wrong.
+    """
+    return make_plan(read_spec(spec, sets), machine_facts())
+
+
+def run(spec: SpecLike, sets: Sequence[str] = (), observer: Observer | None = None) -> RunResult:
+    """Plan, check, launch, follow and report one run.
+
+    Returns:
+        What became of it; ``result.exit_code`` is 0 only if the training succeeded.
+
+    Raises:
+        RequestError: spec or data are wrong; nothing was started.
+        EnvironmentNotAble: this machine cannot run it.
+    """
+    checked = read_spec(spec, sets)
+    preflight.check_request(checked)
+    run_dir, launch_plan = prepare_run(checked)
+    return launch(run_dir, checked, launch_plan, attempt=1, observer=observer or Silent())
+
+
+def prepare_run(spec: RunSpec) -> tuple[RunDir, LaunchPlan]:
+    """Plan, check this machine, and make the run folder with what was asked and planned."""
+    if spec.cluster.launcher != "local":
+        raise EnvironmentNotAble(
+            f"cluster.launcher {spec.cluster.launcher}: only the local launcher is built in this version"
+        )
+    if spec.script is not None:
+        raise EnvironmentNotAble("script: running your own torchrun program is not built in this version")
+    facts = machine_facts()
+    launch_plan = make_plan(spec, facts)
+    report = preflight.local_report(spec, launch_plan, facts, Path(spec.run_root))
+    preflight.require(report)
+    run_dir = create_run(spec.run_root, spec.name)
+    _write_request(run_dir, spec, launch_plan)
+    write_json(run_dir.preflight, [msgspec.to_builtins(report)])
+    write_text_atomic(run_dir.preflight_text, report.line() + "\n")
+    return run_dir, launch_plan
+
+
+def _write_request(run_dir: RunDir, spec: RunSpec, launch_plan: LaunchPlan) -> None:
+    """spec.yaml, plan.json and run_args.json, with secrets left out."""
+    safe = msgspec.structs.replace(
+        spec, cluster=msgspec.structs.replace(spec.cluster, env=redact_env(spec.cluster.env))
+    )
+    write_text_atomic(run_dir.spec, spec_to_yaml(safe))
+    hidden = [
+        msgspec.structs.replace(e, value=HIDDEN) if e.value is not None and is_secret_name(e.name) else e
+        for e in launch_plan.environment
+    ]
+    write_json(run_dir.plan, msgspec.to_builtins(msgspec.structs.replace(launch_plan, environment=hidden)))
+    write_json(
+        run_dir.run_args,
+        {
+            "command": [redact(a) for a in sys.argv],
+            "folder": str(Path.cwd()),
+            "python": platform.python_version(),
+            "allranks": __version__,
+            "started": preflight.stamp(),
+        },
+    )
+
+
+def launch(
+    run_dir: RunDir,
+    spec: RunSpec,
+    launch_plan: LaunchPlan,
+    *,
+    attempt: int,
+    observer: Observer,
+    resume: dict[str, Any] | None = None,
+) -> RunResult:
+    """Start one attempt and stay with it until its end."""
+    host = launch_plan.nodes[0].host or "localhost"
+    run_dir.logs_of(attempt).mkdir(parents=True, exist_ok=True)
+    write_json(run_dir.logs_of(attempt) / "args.json", resume or {})
+    env = {k: v for k, v in envpolicy.environment(launch_plan.environment).items() if v != HIDDEN}
+    tail = Tail(run_dir)
+    tail.skip_existing()
+    with handling_signals() as counts:
+        job = LocalJob(run_dir, attempt, host, env, spec.observe.telemetry_s)
+        code = follow(job, tail, observer, counts)
+        return conclude(run_dir, spec, launch_plan, attempt, code, interrupted=counts.interrupts > 0)
+
+
+def resume(
+    name: str | Path,
+    *,
+    inexact: bool = False,
+    sets: Sequence[str] = (),
+    run_root: str | Path = "runs",
+    observer: Observer | None = None,
+) -> RunResult:
+    """Go on with a run from its newest whole checkpoint, in the same folder.
+
+    Raises:
+        RequestError: no such run, or its newest checkpoint is a lite one and `inexact` was not given.
+        CheckpointError: no checkpoint is whole.
+    """
+    run_dir = find_run(str(name), run_root)
+    spec = load_spec(run_dir.spec, sets)
+    if running(run_dir):
+        raise RequestError(f"run {run_dir.name} is still running; end it first")
+    launch_plan = make_plan(spec, machine_facts())
+    step, problems = checkpoints.newest(run_dir)
+    for problem in problems:
+        (observer or Silent()).say(f"passed over: {problem}")
+    facts = checkpoints.manifest(run_dir, step)
+    _check_resumable(run_dir, launch_plan, facts, step, inexact)
+    write_text_atomic(run_dir.spec, spec_to_yaml(spec))
+    write_json(run_dir.plan, msgspec.to_builtins(launch_plan))
+    attempt = max(run_dir.attempts(), default=0) + 1
+    (observer or Silent()).say(f"going on after step {step} ({facts['mode']} checkpoint), attempt {attempt}")
+    return launch(
+        run_dir,
+        spec,
+        launch_plan,
+        attempt=attempt,
+        observer=observer or Silent(),
+        resume={"resume_step": step, "inexact": inexact},
+    )
+
+
+def _check_resumable(run_dir: RunDir, launch_plan: LaunchPlan, facts: dict[str, Any], step: int, inexact: bool) -> None:
+    if launch_plan.max_steps is not None and step >= launch_plan.max_steps:
+        raise RequestError(
+            f"run {run_dir.name} has done its {launch_plan.max_steps} steps; raise them with --set train.max_steps=N to train on"
+        )
+    if facts["mode"] != "full" and not inexact:
+        raise RequestError(
+            f"{run_dir.checkpoint(step)} is a lite checkpoint: it has no optimizer and random states, so an exact continuation is not possible; "
+            "go on from the weights alone with --inexact, or train with checkpoint.mode: full"
+        )
+    if facts["world_size"] != launch_plan.world_size and not inexact:
+        raise RequestError(
+            f"{run_dir.checkpoint(step)} was written by {facts['world_size']} ranks, the plan has {launch_plan.world_size}; "
+            "losses would not be bitwise the same: use as many ranks, or --inexact"
+        )
+
+
+def running(run_dir: RunDir) -> bool:
+    """True while an agent of this run lives on this machine."""
+    import psutil
+
+    wanted = str(run_dir.root)
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or []
+        if "allranks.launch.agent" in command and wanted in command and process.pid != os.getpid():
+            return True
+    return False
+
+
+__all__ = ["CheckpointError", "RunResult", "SpecError", "launch", "load_spec", "plan", "resume", "run"]

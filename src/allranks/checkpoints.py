@@ -1,0 +1,33 @@
+"""Finding checkpoints that can be trusted, without torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allranks.errors import CheckpointError
+from allranks.integrity import MANIFEST, damage
+from allranks.rundir import RunDir, read_json
+
+
+def newest(run: RunDir) -> tuple[int, list[str]]:
+    """The newest checkpoint that is whole, and what was wrong with newer ones.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    problems = []
+    for step in reversed(run.checkpoint_steps()):
+        problem = damage(run.checkpoint(step))
+        if problem is None:
+            return step, problems
+        problems.append(f"{run.checkpoint(step)}: {problem}")
+    detail = "; ".join(problems) or "none was saved (checkpoint.mode none, or the run ended before the first)"
+    raise CheckpointError(f"run {run.name} has no checkpoint to go on from: {detail}")
+
+
+def manifest(run: RunDir, step: int) -> dict[str, Any]:
+    """The manifest of a checkpoint."""
+    found = read_json(run.checkpoint(step) / MANIFEST)
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{run.checkpoint(step)}: the manifest is missing or unreadable")
+    return found

@@ -1,0 +1,40 @@
+"""Options and output that several verbs share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from allranks.rundir import finite
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else there."
+)
+set_option = click.option(
+    "--set", "sets", multiple=True, metavar="A.B=V", help="Override a value of the spec; may be repeated."
+)
+root_option = click.option(
+    "--run-root", default="runs", show_default=True, type=click.Path(path_type=Path), help="Folder of the runs."
+)
+
+
+def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of runs for shell completion."""
+    from allranks.rundir import list_runs
+
+    names = [run.name for run in list_runs(ctx.params.get("run_root") or "runs")]
+    return [name for name in [*names, "latest"] if name.startswith(incomplete)]
+
+
+def run_argument(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The argument RUN, a path, a name, the beginning of a name, or ``latest``."""
+    return click.argument("run", default="latest", shell_complete=complete_runs)(function)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    click.echo(json.dumps(finite(value), indent=2, ensure_ascii=False))

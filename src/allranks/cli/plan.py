@@ -1,0 +1,77 @@
+"""``allranks plan``: what would run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from allranks.cli.options import json_option, print_json, set_option
+from allranks.errors import EXIT_OK
+
+if TYPE_CHECKING:
+    from allranks.plan import LaunchPlan
+
+MAX_RANK_ROWS = 16
+
+
+@click.command("plan")
+@click.argument("spec", type=click.Path(path_type=Path))
+@set_option
+@json_option
+def plan_command(spec: Path, sets: tuple[str, ...], as_json: bool) -> int:
+    """Show ranks, batch arithmetic, and the environment with the reason of every variable. Touches nothing."""
+    from allranks import api, preflight
+
+    checked = api.read_spec(spec, sets)
+    preflight.check_request(checked)
+    show_plan(api.plan(checked), as_json)
+    return EXIT_OK
+
+
+def show_plan(plan: LaunchPlan, as_json: bool) -> None:
+    """The plan as tables, or as JSON."""
+    import msgspec
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    if as_json:
+        print_json(msgspec.to_builtins(plan))
+        return
+    console = Console()
+    console.print(
+        f"[bold]{plan.run_name}[/bold]: {plan.world_size} ranks on {len(plan.nodes)} node{'s' * (len(plan.nodes) > 1)}, strategy {plan.strategy}, "
+        f"{plan.backend} on {plan.device}, {plan.dtype}, launcher {plan.launcher}",
+        highlight=False,
+    )
+    console.print(f"rendezvous: {plan.rendezvous}; collectives time out after {plan.timeout_s} s", highlight=False)
+    if plan.batch:
+        length = f"{plan.epochs:g} epochs" if plan.epochs is not None else f"{plan.max_steps} steps"
+        console.print(
+            f"{length} of {plan.batch.micro_batch_size} micro x {plan.world_size} ranks x {plan.batch.grad_accum} accumulation"
+            f" = {plan.batch.global_batch_size} sequences",
+            highlight=False,
+        )
+    ranks = Table(title="Ranks", title_justify="left")
+    for name in ("rank", "node", "local rank", "host"):
+        ranks.add_column(name)
+    rows = plan.rank_rows()
+    for row in rows[:MAX_RANK_ROWS]:
+        ranks.add_row(*map(str, row))
+    if len(rows) > MAX_RANK_ROWS:
+        ranks.add_row(
+            "...", f"{len(plan.nodes)} nodes", f"{plan.procs_per_node} a node", f"up to rank {plan.world_size - 1}"
+        )
+    console.print(ranks)
+    table = Table(title="Environment of the ranks", title_justify="left")
+    for name in ("variable", "value", "decided by", "why"):
+        table.add_column(name, overflow="fold")
+    for item in plan.environment:
+        table.add_row(
+            item.name, "(left alone)" if item.value is None else escape(item.value), item.source, escape(item.reason)
+        )
+    console.print(table)
+    for warning in plan.warnings:
+        console.print(f"note: {escape(warning)}", highlight=False)

@@ -1,0 +1,139 @@
+"""What became of a run: status, the one sentence that explains it, the summary and the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from allranks.errors import EXIT_FAILED, EXIT_OK
+from allranks.launch.blame import Culprit, RankEnd, find_culprit
+from allranks.observe import events as event_files
+from allranks.observe.summary import of_last_story, summarize
+from allranks.plan import LaunchPlan
+from allranks.rundir import RunDir, read_json, write_json
+from allranks.spec.records import RunSpec
+
+
+class RunResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a run. ``status``: succeeded, stopped (a checkpoint was written) or failed."""
+
+    run: str
+    folder: str
+    status: str
+    exit_code: int
+    message: str
+    metrics: dict[str, Any]
+
+
+def conclude(
+    run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, code: int, *, interrupted: bool = False
+) -> RunResult:
+    """Find out how an attempt ended, and write metrics.json and report.html."""
+    ranks = event_files.read_run(run)
+    now = {rank: _of_attempt(events, attempt) for rank, events in ranks.items()}
+    status, message, exit_code = _verdict(run, plan, now, attempt, code, interrupted)
+    metrics = summarize(run.name, spec, plan, ranks, status)
+    if status != "succeeded":
+        metrics["message"] = message
+    write_json(run.metrics, metrics)
+    from allranks.report.page import write_report
+
+    write_report(run)
+    return RunResult(
+        run=run.name, folder=str(run.root), status=status, exit_code=exit_code, message=message, metrics=metrics
+    )
+
+
+def _of_attempt(events: list[dict[str, Any]], attempt: int) -> list[dict[str, Any]]:
+    for i in range(len(events) - 1, -1, -1):
+        if events[i]["event"] == "start":
+            return events[i:] if events[i].get("attempt") == attempt else []
+    return []
+
+
+def _verdict(
+    run: RunDir, plan: LaunchPlan, now: dict[int, list[dict[str, Any]]], attempt: int, code: int, interrupted: bool
+) -> tuple[str, str, int]:
+    done = [e for events in now.values() for e in events if e["event"] == "phase" and e["name"] == "done"]
+    stops = [e for events in now.values() for e in events if e["event"] == "stop"]
+    if code == 0 and stops:
+        step = stops[0]["step"]
+        return (
+            "stopped",
+            f"stopped after step {step} ({stops[0]['reason']}); a full checkpoint is in {run.checkpoint(step)}. Go on with: allranks resume {run.name}",
+            EXIT_FAILED,
+        )
+    if code == 0 and len(done) >= plan.world_size:
+        return "succeeded", f"all {plan.world_size} ranks ended well", EXIT_OK
+    if interrupted:
+        saved = run.checkpoint_steps()
+        rest = f"the newest checkpoint is step {saved[-1]}" if saved else "no checkpoint had been written"
+        return (
+            "failed",
+            f"interrupted; the ranks did not reach the edge of a step in time and were ended; {rest}",
+            EXIT_FAILED,
+        )
+    culprit = blame(run, now, attempt)
+    if culprit is None:
+        log = _agent_log(run, attempt)
+        return (
+            "failed",
+            f"the ranks did not start or ended without a word (agent exit code {code}). {_tail(log)} Log: {log}",
+            EXIT_FAILED,
+        )
+    return "failed", describe(run, culprit, attempt), culprit.exit_code if culprit.known else EXIT_FAILED
+
+
+def blame(run: RunDir, now: dict[int, list[dict[str, Any]]], attempt: int) -> Culprit | None:
+    """The rank that failed first in an attempt."""
+    ends: list[RankEnd] = []
+    for path in sorted(run.logs_of(attempt).glob("*.exit.json")):
+        record = read_json(path) or {}
+        ends += msgspec.convert(record.get("failed", []), list[RankEnd])
+    errors = [e for events in now.values() for e in events if e["event"] == "error"]
+    steps = {
+        rank: next((e["step"] for e in reversed(of_last_story(events)) if e["event"] == "step"), None)
+        for rank, events in now.items()
+    }
+    return find_culprit(ends, errors, steps)
+
+
+def describe(run: RunDir, culprit: Culprit, attempt: int) -> str:
+    """Rank, cause, last step and log in one paragraph."""
+    logs = run.rank_logs(attempt)
+    where = f"rank {culprit.rank}" + (f" on {culprit.host}" if culprit.host else "")
+    at = f" after step {culprit.step}" if culprit.step else " before the first step"
+    log = f". Log: {logs[culprit.rank]}" if culprit.rank in logs else ""
+    if culprit.known:
+        return f"{culprit.message.rstrip('.')}{log if culprit.exit_code == EXIT_FAILED else ''}"
+    name = "" if culprit.cause in culprit.message else f"{culprit.cause}: "
+    return f"{where} failed{at}: {name}{culprit.message.splitlines()[0] if culprit.message else culprit.cause}{log}"
+
+
+def _agent_log(run: RunDir, attempt: int) -> Path:
+    return next(iter(run.logs_of(attempt).glob("*.agent.log")), run.logs_of(attempt))
+
+
+def _tail(log: Path) -> str:
+    try:
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return ""
+    return f"The agent's last words: {lines[-1]}." if lines else ""
+
+
+def refresh(run: RunDir) -> dict[str, Any] | None:
+    """metrics.json made anew from the events, its verdict kept; None where there are no events."""
+    from allranks.spec import load_spec
+
+    ranks = event_files.read_run(run)
+    if not ranks:
+        return None
+    before = read_json(run.metrics) or {}
+    plan = msgspec.json.decode(run.plan.read_bytes(), type=LaunchPlan)
+    metrics = summarize(run.name, load_spec(run.spec), plan, ranks, before.get("status", "running"))
+    metrics |= {"message": before["message"]} if "message" in before else {}
+    write_json(run.metrics, metrics)
+    return metrics

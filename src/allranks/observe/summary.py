@@ -1,0 +1,153 @@
+"""Events of all ranks to metrics.json. Pure: any part of a run, also one that failed, gives what can be known."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from allranks.plan import LaunchPlan
+from allranks.spec.records import RunSpec
+
+WARMUP_STEPS = 5
+Events = list[dict[str, Any]]
+
+# Dense bf16 peaks in FLOP/s without sparsity, from the vendors' data sheets; a GPU that is not here has no MFU.
+PEAK_FLOPS = {
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "A10": 125e12,
+    "B200": 2250e12,
+}
+
+
+def of_last_story(events: Events) -> Events:
+    """Events without the steps that a resumed attempt did again: after ``resume`` from step N, later ones count."""
+    kept: Events = []
+    for event in events:
+        if event["event"] == "resume":
+            start = event["from_step"]
+            kept = [e for e in kept if e["event"] not in ("step", "eval", "checkpoint") or e["step"] <= start]
+        kept.append(event)
+    return kept
+
+
+def first(events: Events, kind: str) -> dict[str, Any]:
+    """The first event of a kind, or an empty one."""
+    return next((e for e in events if e["event"] == kind), {})
+
+
+def last(events: Events, kind: str) -> dict[str, Any]:
+    """The last event of a kind, or an empty one."""
+    return next((e for e in reversed(events) if e["event"] == kind), {})
+
+
+def step_times(steps: Events, after: int = 0) -> list[float]:
+    """Time of every optimizer step later than `after`, in seconds."""
+    times: list[float] = []
+    for event in steps:
+        each = event.get("step_times_s") or [event["step_time_s"]]
+        start = event["step"] - len(each)
+        times += [t for i, t in enumerate(each) if start + i >= after]
+    return times
+
+
+def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, Events], status: str) -> dict[str, Any]:
+    """The summary that goes into metrics.json; what is not known is None."""
+    story = {rank: of_last_story(events) for rank, events in ranks.items()}
+    zero = story.get(0, [])
+    steps = {rank: [e for e in events if e["event"] == "step"] for rank, events in story.items()}
+    model, data, proof, evaluation = last(zero, "model"), last(zero, "data"), last(zero, "proof"), last(zero, "eval")
+    rate = throughput(steps)
+    times = step_times(steps.get(0, []), WARMUP_STEPS)
+    losses = [e["loss"] for e in steps.get(0, [])]
+    return {
+        "run_name": run_name,
+        "status": status,
+        "strategy": plan.strategy,
+        "world_size": plan.world_size,
+        "nodes": len(plan.nodes),
+        "device": model.get("device", plan.device),
+        "torch": model.get("torch"),
+        "model": spec.model.name if spec.model else None,
+        "parameters": model.get("parameters"),
+        "parameters_trained": model.get("parameters_trained"),
+        "dataset": spec.data.source if spec.data else None,
+        "use_lora": spec.adapter.type == "lora",
+        "dtype": plan.dtype,
+        "gradient_checkpointing": bool(spec.model and spec.model.gradient_checkpointing),
+        "steps": steps[0][-1]["step"] if steps.get(0) else 0,
+        "wall_time_s": wall_time(ranks),
+        "train_loss_first": losses[0] if losses else None,
+        "train_loss_last": losses[-1] if losses else None,
+        "eval_loss": evaluation.get("loss"),
+        "eval_loss_first": first(zero, "eval").get("loss"),
+        "perplexity": evaluation.get("perplexity"),
+        "accuracy": evaluation.get("accuracy"),
+        "exact_match": evaluation.get("exact_match"),
+        "exact_match_first": first(zero, "eval").get("exact_match"),
+        "tokens_real": _total(steps, "tokens"),
+        "tokens_trained": _total(steps, "tokens_trained"),
+        "tokens_padded": _total(steps, "tokens_padded"),
+        "tokens_per_s": rate,
+        "tokens_per_s_per_rank": rate / plan.world_size if rate else None,
+        "warmup_s": round(sum(step_times(steps.get(0, []))) - sum(times), 6) if times else None,
+        "step_time_s": {"median": statistics.median(times), "p90": quantile(times, 0.9)} if times else None,
+        "mfu": mfu(rate, spec, model, plan),
+        "peak_memory_bytes": max((e["peak_memory_bytes"] for s in steps.values() for e in s), default=None),
+        "prepare_s": data.get("seconds"),
+        "eval_s": sum(e["seconds"] for e in zero if e["event"] == "eval"),
+        "checkpoint_s": sum(e["seconds"] for e in zero if e["event"] == "checkpoint"),
+        "rows_truncated": data.get("rows_truncated"),
+        "tokens_cut": data.get("tokens_cut"),
+        "attempts": sum(e["event"] == "start" for e in zero),
+        "sync_proof": {k: proof[k] for k in ("world_size", "weights_equal", "data_disjoint")} if proof else None,
+    }
+
+
+def throughput(steps: dict[int, Events]) -> float | None:
+    """Real tokens per second over all ranks, in the steps after warm-up. Ranks move in step, so the time is rank 0's."""
+    tokens = sum(e["tokens"] for s in steps.values() for e in s if e["step"] - e.get("steps", 1) >= WARMUP_STEPS)
+    seconds = sum(
+        sum(e.get("step_times_s") or [e["step_time_s"]])
+        for e in steps.get(0, [])
+        if e["step"] - e.get("steps", 1) >= WARMUP_STEPS
+    )
+    return tokens / seconds if seconds else None
+
+
+def _total(steps: dict[int, Events], name: str) -> int:
+    return sum(e[name] for s in steps.values() for e in s)
+
+
+def wall_time(ranks: dict[int, Events]) -> float | None:
+    """Seconds from the first to the last event, summed over attempts (the time between them does not count)."""
+    spans: list[tuple[float, float]] = []
+    for event in sorted((e for events in ranks.values() for e in events), key=lambda e: e["time"]):
+        if (event["event"] == "start" and event.get("resumed_from") is not None and event["rank"] == 0) or not spans:
+            spans.append((event["time"], event["time"]))
+        spans[-1] = (spans[-1][0], event["time"])
+    return round(sum(end - start for start, end in spans), 3) if spans else None
+
+
+def quantile(values: list[float], q: float) -> float:
+    """The q-quantile by linear interpolation between the sorted values."""
+    ordered = sorted(values)
+    at = q * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def mfu(rate: float | None, spec: RunSpec, model: dict[str, Any], plan: LaunchPlan) -> float | None:
+    """Model FLOP utilisation: 6 FLOPs per parameter and token, or with LoRA 4 per frozen and 6 per trained one (the
+    frozen weights get no gradient; NeMo counts so). None on a CPU and on GPUs whose peak is not known."""
+    peak = next((flops for name, flops in PEAK_FLOPS.items() if name in str(model.get("device", ""))), None)
+    if not rate or not peak or plan.device != "cuda" or plan.dtype != "bfloat16":
+        return None
+    trained = model["parameters_trained"]
+    frozen = model["parameters"] - trained
+    return rate * (6 * trained + 4 * frozen) / (peak * plan.world_size)

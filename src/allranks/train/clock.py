@@ -1,0 +1,58 @@
+"""Times and token counts of the steps since the last logged one."""
+
+from __future__ import annotations
+
+import resource
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import torch
+
+
+@dataclass
+class StepClock:
+    """Measures edge to edge; evaluation and checkpoints are taken out by `pause`.
+
+    ``forward_s`` and so on are host times: on a GPU they say when work was queued, and only ``step_time_s`` is kept.
+    """
+
+    device: torch.device
+    edge: float = field(default_factory=time.perf_counter)
+    parts: dict[str, float] = field(default_factory=dict)
+    _mark: float = 0.0
+
+    def begin(self) -> None:
+        """Start of a step's own work."""
+        self._mark = time.perf_counter()
+
+    def lap(self, part: str) -> None:
+        """Add the time since the last mark to a part of the step."""
+        now = time.perf_counter()
+        self.parts[part] = self.parts.get(part, 0.0) + now - self._mark
+        self._mark = now
+
+    def end_step(self) -> dict[str, Any]:
+        """Close the step: its time in seconds, and those of its parts on a CPU."""
+        now = time.perf_counter()
+        taken = {"step_time_s": round(now - self.edge, 6)}
+        if self.device.type == "cpu":
+            taken |= {f"{part}_s": round(seconds, 6) for part, seconds in self.parts.items()}
+        self.edge, self.parts = now, {}
+        return taken
+
+    def pause(self) -> None:
+        """What happened since the last edge was no training."""
+        self.edge = time.perf_counter()
+
+
+def memory_now(device: torch.device) -> dict[str, int]:
+    """Memory in use and its peak: of the allocator on a GPU, of the process on a CPU, in bytes."""
+    if device.type == "cuda":
+        return {
+            "memory_bytes": torch.cuda.memory_allocated(device),
+            "peak_memory_bytes": torch.cuda.max_memory_allocated(device),
+        }
+    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"memory_bytes": psutil.Process().memory_info().rss, "peak_memory_bytes": peak_kib * 1024}

@@ -1,0 +1,333 @@
+"""What a rank does from start to end: join, prepare, build, prove, train, evaluate, save."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from allranks.errors import NonFiniteLoss
+from allranks.observe.events import EventLog
+from allranks.observe.loggers import forward_event, make_loggers
+from allranks.plan import LaunchPlan
+from allranks.rundir import RunDir, read_json
+from allranks.spec import RunSpec, load_spec
+from allranks.train import adapters, checkpoint, rng, strategies
+from allranks.train.control import StopRequest
+from allranks.train.data.collate import collate, collate_labelled
+from allranks.train.data.order import Order, steps_of_epochs
+from allranks.train.data.prepared import Prepared, prepare
+from allranks.train.evaluate import EvalResult, Evaluator
+from allranks.train.generate import answer
+from allranks.train.loop import Loop, Plan
+from allranks.train.losses import LossModel
+from allranks.train.model import build_model, count_parameters, is_classifier
+from allranks.train.optim import adamw
+from allranks.train.proof import prove
+from allranks.train.strategies.contract import Strategy
+from allranks.train.world import World, join, leave
+
+
+class AttemptArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """What is special about one attempt; written by the launcher."""
+
+    resume_step: int | None = None
+    inexact: bool = False
+
+
+def work(run: RunDir, attempt: int) -> int:
+    """Train as the run folder says.
+
+    Returns:
+        The exit code: 0, also after a stop that was asked for (its event tells; torchrun takes anything else for a crash).
+    """
+    spec = load_spec(run.spec)
+    plan = msgspec.json.decode(run.plan.read_bytes(), type=LaunchPlan)
+    args = msgspec.convert(read_json(run.logs_of(attempt) / "args.json") or {}, AttemptArgs)
+    events = EventLog(run.events_of(int(os.environ["RANK"])), int(os.environ["RANK"]))
+    stop = StopRequest()
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, partial(_asked, stop))
+    events.write(
+        "start",
+        attempt=attempt,
+        pid=os.getpid(),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        resumed_from=args.resume_step,
+    )
+    world = join(plan)
+    try:
+        return Worker(run, spec, plan, args, world, events, stop).run()
+    finally:
+        leave()
+        events.close()
+
+
+def _asked(stop: StopRequest, number: int, frame: FrameType | None) -> None:
+    stop.ask(signal.Signals(number).name)
+
+
+@dataclass
+class Built:
+    """The model in all its forms."""
+
+    model: torch.nn.Module
+    loss_model: LossModel
+    strategy: Strategy
+    saver: checkpoint.Saver
+
+
+class Worker:
+    """One rank's work. The parts are methods in the order in which they run."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        spec: RunSpec,
+        plan: LaunchPlan,
+        args: AttemptArgs,
+        world: World,
+        events: EventLog,
+        stop: StopRequest,
+    ) -> None:
+        assert spec.model is not None and spec.data is not None
+        self._run, self._spec, self._plan, self._args = run, spec, plan, args
+        self._world, self._events, self._stop = world, events, stop
+        self._model_spec, self._data_spec = spec.model, spec.data
+        self._loggers = make_loggers(spec, run) if world.is_first else []
+        if self._loggers:
+            events.listener = partial(forward_event, self._loggers)
+
+    def run(self) -> int:
+        self._phase("prepare")
+        started = time.perf_counter()
+        self._classifier = is_classifier(self._model_spec)
+        data = prepare(self._spec, cache_root(self._spec), classifier=self._classifier, log=self._say)
+        prepare_s = time.perf_counter() - started
+        self._events.write("data", how=data.how, seconds=round(prepare_s, 3), **msgspec.to_builtins(data.facts))
+        assert self._plan.batch is not None
+        order = Order(len(data.train), self._data_spec.seed, self._plan.batch, self._world.rank, self._world.size)
+        self._phase("build")
+        built = self._build(data)
+        first_step = self._restore(built)
+        self._phase("prove")
+        proof = prove(self._world, self._plan.world_size, built.model, order)
+        self._events.write("proof", **msgspec.to_builtins(proof))
+        if self._world.is_first:
+            self._say(
+                f"proof: {proof.world_size} ranks, weights equal ({proof.weights_hash[:12]}), rows disjoint and complete ({proof.rows_checked})"
+            )
+        return self._train(data, order, built, first_step)
+
+    def _build(self, data: Prepared) -> Built:
+        spec, world = self._spec, self._world
+        started = time.perf_counter()
+        model = build_model(
+            self._model_spec, data.tokenizer, dtype=self._plan.dtype, labels=data.facts.labels, seed=spec.train.seed
+        )
+        base = self._model_spec.name
+        if base.startswith("tiny:"):
+            base = str(self._run.model)
+            if world.is_first and spec.adapter.type != "none" and not (self._run.model / "config.json").exists():
+                model.save_pretrained(base)  # type: ignore[operator]
+                data.tokenizer.save_pretrained(base)
+        model = adapters.add_adapter(model, spec.adapter, classifier=self._classifier, base=base, seed=spec.train.seed)
+        model.to(world.device)
+        if self._model_spec.compile:
+            model.compile()
+        loss_model = LossModel(model, classifier=self._classifier)
+        strategy = strategies.create(self._plan.strategy, dict(self._plan.strategy_options))
+        rng.seed_rank(spec.train.seed, world.rank)
+        strategy.setup(loss_model, adamw(spec.train), world.group, spec.train.clip_norm)
+        total, trained = count_parameters(model)
+        self._events.write(
+            "model",
+            parameters=total,
+            parameters_trained=trained,
+            seconds=round(time.perf_counter() - started, 3),
+            device=torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu",
+            torch=str(torch.__version__),
+            versions=versions(),
+            threads=torch.get_num_threads(),
+        )
+        saver = checkpoint.Saver(
+            self._run,
+            world,
+            strategy,
+            model,
+            data.tokenizer,
+            spec.checkpoint.keep,
+            {"strategy": self._plan.strategy, "run": self._run.name},
+        )
+        return Built(model, loss_model, strategy, saver)
+
+    def _restore(self, built: Built) -> int:
+        step = self._args.resume_step
+        if step is None:
+            return 0
+        folder = self._run.checkpoint(step)
+        if self._args.inexact and not (folder / "state").is_dir():
+            checkpoint.load_lite(folder, built.model)
+        else:
+            checkpoint.load_full(folder, built.strategy, self._world.rank)
+        self._events.write("resume", from_step=step, inexact=self._args.inexact)
+        return step
+
+    def _train(self, data: Prepared, order: Order, built: Built, first_step: int) -> int:
+        spec, batch = self._spec, self._plan.batch
+        assert batch is not None
+        total = (
+            self._plan.max_steps
+            if self._plan.epochs is None
+            else steps_of_epochs(order.n, self._plan.epochs, batch.global_batch_size)
+        )
+        assert total is not None
+        evaluator = self._evaluator(data, built)
+        if first_step == 0 and (spec.eval.baseline or total == 0):
+            self._evaluate(evaluator, data, built, 0)
+        self._phase("train", total_steps=total, first_step=first_step)
+        pad_to = (
+            self._data_spec.max_length
+            if self._data_spec.packing == "none" or self._world.device.type == "cuda"
+            else None
+        )
+        make_batch = (
+            (lambda rows: collate_labelled(data.train, rows, data.tokenizer.pad_token_id).to(self._world.device))
+            if self._classifier
+            else (lambda rows: collate(data.train, rows, data.tokenizer.pad_token_id, pad_to).to(self._world.device))
+        )
+        saved: set[tuple[int, str]] = set()
+
+        def is_due(done: int) -> bool:
+            return done < total and any(
+                every and done % every == 0 for every in (spec.eval.every if evaluator else None, spec.checkpoint.every)
+            )
+
+        def at_edge(done: int, stopping: bool) -> None:
+            if not stopping and evaluator and spec.eval.every and done % spec.eval.every == 0:
+                self._evaluate(evaluator, data, built, done)
+            if stopping:
+                self._save(built, done, "full", saved)
+            elif spec.checkpoint.mode != "none" and spec.checkpoint.every and done % spec.checkpoint.every == 0:
+                self._save(built, done, spec.checkpoint.mode, saved)
+
+        plan = Plan(first_step, total, spec.train, spec.observe.log_every, batch.global_batch_size, is_due, at_edge)
+        try:
+            outcome = Loop(
+                self._world, built.strategy, order, data.train, make_batch, plan, self._events, self._stop
+            ).run()
+        except NonFiniteLoss as error:
+            self._keep_last_good(built, getattr(error, "step", 0), saved)
+            raise
+        if outcome.stopped:
+            return self._end_stopped(outcome.steps_done)
+        if evaluator and spec.eval.at_end and total > 0:
+            self._evaluate(evaluator, data, built, total)
+        if spec.checkpoint.at_end and spec.checkpoint.mode != "none" and total > 0:
+            self._save(built, total, spec.checkpoint.mode, saved)
+        return self._finish()
+
+    def _finish(self) -> int:
+        self._phase("done")
+        for logger in self._loggers:
+            logger.close()
+        dist.barrier(group=self._world.control)
+        return 0
+
+    def _evaluator(self, data: Prepared, built: Built) -> Evaluator | None:
+        if data.held_out is None:
+            return None
+        return Evaluator(
+            self._world,
+            built.loss_model,
+            data.held_out,
+            pad_id=data.tokenizer.pad_token_id,
+            batch_size=self._spec.eval.batch_size,
+            classifier=self._classifier,
+        )
+
+    def _evaluate(self, evaluator: Evaluator | None, data: Prepared, built: Built, done: int) -> EvalResult | None:
+        if evaluator is None:
+            return None
+        self._phase("evaluate", step=done)
+        result = evaluator.run()
+        started = time.perf_counter()
+        more: dict[str, Any] = {}
+        if not self._classifier and data.questions and self._spec.eval.samples:
+            more = msgspec.to_builtins(
+                answer(self._world, built.model, data.tokenizer, data.questions, self._spec.eval.samples)
+            )
+            more["answers_s"] = round(time.perf_counter() - started, 3)
+        if self._world.is_first:
+            self._events.write("eval", step=done, **msgspec.to_builtins(result), **more)
+        self._phase("train", step=done)
+        return result
+
+    def _save(self, built: Built, done: int, mode: str, saved: set[tuple[int, str]]) -> None:
+        if (done, mode) in saved or (done, "full") in saved:
+            return
+        self._phase("save", step=done)
+        self._events.sync()
+        seconds = built.saver.save(done, mode)
+        saved.add((done, mode))
+        self._events.write(
+            "checkpoint", step=done, mode=mode, seconds=round(seconds, 4), path=str(self._run.checkpoint(done))
+        )
+        self._phase("train", step=done)
+
+    def _keep_last_good(self, built: Built, done: int, saved: set[tuple[int, str]]) -> None:
+        """After a loss that was not finite the weights are those before it: worth keeping, whatever the mode."""
+        if done > 0 and self._spec.checkpoint.mode != "none" and not self._run.checkpoint(done).exists():
+            self._save(built, done, "full", saved)
+
+    def _end_stopped(self, done: int) -> int:
+        self._events.write("stop", step=done, reason=self._stop.reason or "asked of another rank")
+        self._say(
+            f"stopped after step {done} ({self._stop.reason or 'asked of another rank'}); a full checkpoint was written"
+        )
+        return self._finish()
+
+    def _phase(self, name: str, **more: Any) -> None:
+        self._events.write("phase", name=name, **more)
+
+    def _say(self, text: str) -> None:
+        print(f"[RANK {self._world.rank}] {text}", flush=True)  # noqa: T201 - the rank's own log
+
+
+def cache_root(spec: RunSpec) -> Path:
+    """Where prepared data lives: the spec's cache, HF_HOME, or the user's cache folder."""
+    if spec.cluster.cache:
+        return Path(spec.cluster.cache).expanduser()
+    return Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the numbers depend on."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in (
+        "torch",
+        "transformers",
+        "peft",
+        "accelerate",
+        "datasets",
+        "tokenizers",
+        "safetensors",
+        "numpy",
+        "allranks",
+    ):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
