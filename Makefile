@@ -1,0 +1,37 @@
+# make demo    sets up .venv and trains: two ranks, a tiny Mistral, LoRA; ends with a summary and a report
+# make test    sets up .venv and runs every feature once
+# TORCH=2.12.0 another torch than the tested one;  PYTHON=python3.12 another interpreter
+
+SHELL := /bin/bash
+VENV ?= .venv
+PYTHON ?= python3
+TORCH ?= 2.13.0
+STAMP := $(VENV)/.allranks-ready
+PYTEST := $(VENV)/bin/python -m pytest
+
+.PHONY: help setup demo test test-all lint bench clean
+
+help:
+	@sed -n 's/^# \(make.*\)/\1/p;s/^# \(TORCH.*\)/\1/p' Makefile
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt scripts/setup.sh
+	@VENV="$(VENV)" PYTHON="$(PYTHON)" TORCH="$(TORCH)" bash scripts/setup.sh
+
+demo: setup
+	@$(VENV)/bin/allranks run examples/demo.yaml
+
+test: setup
+	@timeout 1500 $(PYTEST) -q -m "not full" tests
+
+test-all: setup
+	@timeout 7200 $(PYTEST) -q tests
+
+lint: setup
+	@$(VENV)/bin/ruff check src tests benchmarks
+	@$(VENV)/bin/ruff format --check src tests benchmarks
+	@$(VENV)/bin/pyright
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Sets up the virtual environment that the Makefile uses. A torch that is already in it is kept.
+set -euo pipefail
+VENV=${VENV:-.venv} PYTHON=${PYTHON:-python3} TORCH=${TORCH:-2.13.0}
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+
+die() { echo "setup: $*" >&2; exit 3; }
+
+command -v "$PYTHON" >/dev/null || die "there is no $PYTHON; install Python 3.11 or newer, or name one: make PYTHON=python3.12 ..."
+"$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+  || die "$PYTHON is $("$PYTHON" -V 2>&1), Python 3.11 or newer is needed; name one: make PYTHON=python3.12 ..."
+
+if [ ! -x "$VENV/bin/python" ] || ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
+  echo "setup: making $VENV with $("$PYTHON" -V)"
+  "$PYTHON" -m venv "$VENV" >/dev/null 2>&1 \
+    || die "$PYTHON cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv"
+fi
+pip() { "$VENV/bin/python" -m pip "$@"; }
+
+# Torch first, by itself: a machine without GPU gets the CPU build where one is to be had, which is
+# a tenth of the size. "+cpu" is looked for where pip looks anyway, then in PyTorch's own index.
+have=$("$VENV/bin/python" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null || true)
+want=${TORCH%%+*}
+if [ -n "$have" ] && { [ "${have%%+*}" = "$want" ] || [ "$TORCH" = keep ]; }; then
+  echo "setup: torch $have is there and is kept"
+elif command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
+  echo "setup: a GPU is here; installing torch $TORCH with CUDA"
+  pip install -q "torch==$TORCH"
+else
+  echo "setup: no GPU is here; installing the CPU build of torch $want"
+  pip install -q "torch==$want+cpu" 2>/dev/null \
+    || pip install -q --retries 1 --timeout 20 --extra-index-url https://download.pytorch.org/whl/cpu "torch==$want+cpu" 2>/dev/null \
+    || { echo "setup: no CPU build was found; installing the plain one"; pip install -q "torch==$TORCH"; }
+fi
+
+extras=train,report,dev
+command -v nvidia-smi >/dev/null && extras=$extras,gpu
+echo "setup: installing allranks[$extras] with the versions of constraints.txt"
+pip install -q -c constraints.txt -e ".[$extras]" || die "the packages could not be installed; pip's own words are above"
+"$VENV/bin/python" - <<'PY'
+import importlib.metadata as m
+print("setup: ready: " + ", ".join(f"{n} {m.version(n)}" for n in ("allranks", "torch", "transformers", "peft")))
+PY
+touch "$VENV/.allranks-ready"
