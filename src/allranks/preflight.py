@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from allranks.errors import EnvironmentNotAble
+from allranks.errors import DataError, EnvironmentNotAble
 from allranks.facts import MachineFacts
 from allranks.plan import LaunchPlan
-from allranks.spec.records import RunSpec
+from allranks.spec.records import DataSpec, RunSpec
 
 MIN_FREE_BYTES = 64 * 2**20
 
@@ -46,12 +46,11 @@ class PreflightReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_request(spec: RunSpec) -> None:
-    """Refuse what is wrong whatever the machine: an unknown model, a missing data file.
+    """Refuse what is wrong whatever the machine: an unknown model, a missing or empty data file, a missing column.
 
     Raises:
         SpecError, DataError: with the key and the cure.
     """
-    from allranks.train.data import sources
     from allranks.train.tiny import check_folder, family
 
     if spec.model is not None:
@@ -59,11 +58,32 @@ def check_request(spec: RunSpec) -> None:
             family(spec.model.name)
         else:
             check_folder(spec.model.name)
-    for source in ([spec.data.source] if spec.data else []) + ([spec.eval.source] if spec.eval.source else []):
-        if source.startswith("builtin:"):
-            sources.builtin(source)
-        elif sources.looks_like_file(source):
-            sources.check_file(Path(source).expanduser())
+    if spec.data is not None:
+        _check_data(spec, spec.data)
+    if spec.data is not None and spec.eval.source is not None:
+        _check_data(spec, msgspec.structs.replace(spec.data, source=spec.eval.source))
+
+
+def _check_data(spec: RunSpec, data: DataSpec) -> None:
+    from allranks.train.data import sources
+    from allranks.train.data.templates import choose_template
+    from allranks.train.tiny import ENCODERS, family
+
+    if data.source.startswith("builtin:"):
+        sources.builtin(data.source)
+        return
+    if not sources.looks_like_file(data.source):
+        return
+    path = Path(data.source).expanduser()
+    row = sources.peek(path)
+    if row is None:
+        if path.stat().st_size == 0:
+            raise DataError(f"data.source {path}: the file is empty")
+        return
+    tiny = spec.model is not None and spec.model.name.startswith("tiny:")
+    if tiny or data.template != "auto":
+        assert spec.model is not None
+        choose_template(data, [row], classifier=tiny and family(spec.model.name) in ENCODERS)
 
 
 def local_report(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, run_root: Path) -> PreflightReport:

@@ -10,6 +10,17 @@ import click
 from allranks.cli.options import json_option, print_json, root_option
 from allranks.errors import EXIT_OK
 
+WIDE = 120
+NARROW = {
+    "run": "run",
+    "status": "status",
+    "steps": "steps",
+    "train_loss_last": "loss",
+    "eval_loss": "held-out",
+    "tokens_per_s": "tokens/s",
+}
+MORE = {"strategy": "strategy", "world_size": "ranks", "model": "model", "dataset": "data"}
+
 
 @click.command("runs")
 @root_option
@@ -28,28 +39,14 @@ def runs_command(run_root: Path, as_json: bool) -> int:
     from rich.console import Console
     from rich.table import Table
 
+    console = Console()
+    columns = dict(NARROW if console.width < WIDE else NARROW | MORE)
     table = Table()
-    for name in ("run", "status", "model", "data", "strategy", "ranks", "steps", "loss", "held-out", "tokens/s"):
-        table.add_column(name, overflow="fold")
+    for title in columns.values():
+        table.add_column(title, no_wrap=title in ("run", "status"), overflow="fold")
     for row in rows:
-        table.add_row(
-            *(
-                _cell(row[k])
-                for k in (
-                    "run",
-                    "status",
-                    "model",
-                    "dataset",
-                    "strategy",
-                    "world_size",
-                    "steps",
-                    "train_loss_last",
-                    "eval_loss",
-                    "tokens_per_s",
-                )
-            )
-        )
-    Console().print(table)
+        table.add_row(*(_cell(row[key]) for key in columns))
+    console.print(table)
     return EXIT_OK
 
 

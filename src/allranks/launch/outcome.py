@@ -60,9 +60,10 @@ def _verdict(
     stops = [e for events in now.values() for e in events if e["event"] == "stop"]
     if code == 0 and stops:
         step = stops[0]["step"]
+        why = "interrupted" if interrupted else stops[0]["reason"]
         return (
             "stopped",
-            f"stopped after step {step} ({stops[0]['reason']}); a full checkpoint is in {run.checkpoint(step)}. Go on with: allranks resume {run.name}",
+            f"stopped after step {step} ({why}); a full checkpoint is in {run.checkpoint(step)}. Go on with: allranks resume {run.name}",
             EXIT_FAILED,
         )
     if code == 0 and len(done) >= plan.world_size:

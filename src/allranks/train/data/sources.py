@@ -15,6 +15,7 @@ from allranks.errors import DataError, EnvironmentNotAble
 from allranks.spec.records import DataSpec
 
 Row = dict[str, Any]
+MAX_PEEK_BYTES = 20_000_000
 FILE_KINDS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 
 
@@ -89,6 +90,31 @@ def check_file(path: Path) -> None:
         raise DataError(f"data.source {path}: this is a folder; give one file ({', '.join(FILE_KINDS)})")
     if path.suffix.lower() not in FILE_KINDS:
         raise DataError(f"data.source {path}: unknown kind of file {path.suffix!r}; known: {', '.join(FILE_KINDS)}")
+
+
+def peek(path: Path) -> Row | None:
+    """The first row of a local file where that is cheap to have, for checks before anything is started."""
+    check_file(path)
+    if path.suffix.lower() == ".parquet" or (path.suffix.lower() == ".json" and path.stat().st_size > MAX_PEEK_BYTES):
+        return None
+    if path.suffix.lower() == ".json":
+        return next(iter(read_file(path)), None)
+    with path.open("rb") as file:
+        head = file.read(MAX_PEEK_BYTES)
+    try:
+        text = head.decode("utf-8-sig", errors="strict" if len(head) < MAX_PEEK_BYTES else "ignore")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"data.source {path}: not UTF-8 text at byte {error.start}; convert the file to UTF-8"
+        ) from None
+    if path.suffix.lower() in (".csv", ".tsv"):
+        names = next(csv.reader(text.splitlines(), delimiter="\t" if path.suffix.lower() == ".tsv" else ","), None)
+        return dict.fromkeys(names, "") if names else None
+    try:
+        row = json.loads(next((line for line in text.splitlines() if line.strip()), "null"))
+    except json.JSONDecodeError as error:
+        raise DataError(f"data.source {path}, line 1: not JSON: {error.msg}") from None
+    return row if isinstance(row, dict) else None
 
 
 def read_file(path: Path) -> list[Row]:

@@ -102,7 +102,7 @@ def _column(
     if not required and role not in columns:
         return []
     near = difflib.get_close_matches(missing[0], present, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     raise DataError(
         f"data.source {data.source}: there is no column {missing[0]!r} (data.columns.{role}){hint} The columns are: {', '.join(map(str, present))}"
     )
