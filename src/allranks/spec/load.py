@@ -104,6 +104,7 @@ def parse_spec(raw: Any, sets: typing.Sequence[str] = (), where: str = "spec") -
     for item in sets:
         _apply_set(raw, item)
     _fold_strategy_options(raw, where)
+    _env_as_text(raw)
     unknown = _unknown_keys(raw, RunSpec, "")
     if unknown:
         raise SpecError(f"{where}: " + "; ".join(unknown))
@@ -149,6 +150,14 @@ def _fold_strategy_options(raw: dict[str, Any], where: str) -> None:
         }
 
 
+def _env_as_text(raw: dict[str, Any]) -> None:
+    """Environment values are texts; ``OMP_NUM_THREADS: 2`` is a number only to YAML."""
+    cluster = raw.get("cluster")
+    env = cluster.get("env") if isinstance(cluster, dict) else None
+    if isinstance(env, dict):
+        cluster["env"] = {k: str(v) if isinstance(v, (int, float)) and not isinstance(v, bool) else v for k, v in env.items()}
+
+
 def _record_of(annotation: Any) -> type[Record] | None:
     """The record class inside an annotation such as ``DataSpec | None``."""
     if isinstance(annotation, type) and issubclass(annotation, Record):
@@ -185,9 +194,10 @@ def _all_keys(record: type[Record], path: str = "") -> list[str]:
 
 
 def _nearest(key: str, path: str, known: typing.Iterable[str]) -> str:
-    near = difflib.get_close_matches(key, list(known), n=1)
+    lower = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(key.lower(), lower, n=1)
     if near:
-        return f"; did you mean {path + near[0]!r}?"
+        return f"; did you mean {path + lower[near[0]]!r}?"
     # The right key in the wrong section is the commonest mistake of all.
     elsewhere = [k for k in _all_keys(RunSpec) if k.rsplit(".", 1)[-1] == key]
     if elsewhere:

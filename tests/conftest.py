@@ -1,0 +1,68 @@
+"""Shared by all tests: no network, one thread a process, and one line that says what was skipped and why."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+REPO = Path(__file__).resolve().parent.parent
+_skips: Counter[str] = Counter()
+
+
+def shared(*parts: str) -> Path:
+    """A file of the field's real data, which lies beside the project; the test skips where it is not there."""
+    path = REPO.parent.joinpath("shared", "data", *parts)
+    if not path.exists():
+        pytest.skip("the folder with real data (../shared/data) is not here")
+    return path
+
+
+@pytest.fixture
+def rows_file(tmp_path: Path) -> Path:
+    """Forty small alpaca rows."""
+    path = tmp_path / "rows.json"
+    write_rows(path, 40)
+    return path
+
+
+def write_rows(path: Path, n: int) -> None:
+    """`n` instruction rows of uneven length."""
+    rows = [{"instruction": f"Say the number {i}" + " please" * (i % 7), "input": "again" * (i % 3), "output": f"number {i} " + "yes " * (i % 5)} for i in range(n)]
+    path.write_text(json.dumps(rows))
+
+
+def tiny_spec(source: str | Path, tmp_path: Path, **sections: dict[str, Any]) -> dict[str, Any]:
+    """A spec that trains in a second or two."""
+    spec: dict[str, Any] = {
+        "name": "t",
+        "model": {
+            "name": "tiny:mistral",
+            "config": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320},
+        },
+        "data": {"source": str(source), "max_length": 64, "eval_fraction": 0.2},
+        "adapter": {"type": "lora", "r": 4, "dropout": 0.1, "targets": ["q_proj", "v_proj"]},
+        "train": {"max_steps": 6, "micro_batch_size": 2, "lr": 1e-2},
+        "cluster": {"cache": str(tmp_path / "cache")},
+        "run_root": str(tmp_path / "runs"),
+    }
+    for name, values in sections.items():
+        spec[name] = {**spec.get(name, {}), **values} if isinstance(values, dict) else values
+    return spec
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and isinstance(report.longrepr, tuple):
+        _skips[report.longrepr[2].removeprefix("Skipped: ")] += 1
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    reasons = "; ".join(f"{n} x {why}" for why, n in _skips.items()) or "nothing"
+    terminalreporter.write_line(f"skipped: {reasons}")

@@ -1,0 +1,93 @@
+"""The plan is a pure function of spec and facts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from allranks.envpolicy import environment
+from allranks.errors import SpecError
+from allranks.facts import Gpu, MachineFacts
+from allranks.plan import LaunchPlan, make_plan
+from allranks.spec import parse_spec
+
+GPUS = [Gpu(index=i, name="NVIDIA H100 80GB HBM3", memory_bytes=80 * 2**30) for i in range(8)]
+
+
+def facts(cpus: int = 8, gpus: int = 0) -> MachineFacts:
+    return MachineFacts(host="n1", cpus=cpus, memory_bytes=2**34, gpus=GPUS[:gpus], cpu_model="x", system="Linux")
+
+
+def plan(sets: list[str], **given: Any) -> LaunchPlan:
+    raw = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}}
+    return make_plan(parse_spec(raw, sets), facts(**given))
+
+
+def test_two_ranks_on_a_machine_without_gpu() -> None:
+    made = plan([])
+    assert (made.world_size, made.device, made.backend, made.dtype) == (2, "cpu", "gloo", "float32")
+    assert environment(made.environment)["OMP_NUM_THREADS"] == "4"
+    assert environment(made.environment)["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+def test_one_rank_a_gpu() -> None:
+    made = plan([], gpus=8, cpus=64)
+    assert (made.world_size, made.device, made.backend, made.dtype) == (8, "cuda", "nccl", "bfloat16")
+
+
+def test_more_ranks_than_gpus_is_refused_but_may_share_over_gloo() -> None:
+    with pytest.raises(SpecError, match="has 2 GPUs"):
+        plan(["cluster.procs_per_node=3"], gpus=2)
+    assert plan(["cluster.procs_per_node=3", "cluster.backend=gloo"], gpus=2).backend == "gloo"
+
+
+def test_cuda_without_gpu_and_nccl_without_cuda_are_refused() -> None:
+    with pytest.raises(SpecError, match="shows no GPU"):
+        plan(["cluster.device=cuda"])
+    with pytest.raises(SpecError, match="needs GPUs"):
+        plan(["cluster.backend=nccl"])
+
+
+def test_threads_never_reach_zero_and_crowding_is_noted() -> None:
+    made = plan(["cluster.procs_per_node=4"], cpus=2)
+    assert environment(made.environment)["OMP_NUM_THREADS"] == "1"
+    assert "4 ranks share 2 cores" in made.warnings[0]
+
+
+def test_the_user_wins_and_is_shown() -> None:
+    made = plan(["cluster.env.OMP_NUM_THREADS=3", "cluster.env.FOO=bar"])
+    by_name = {e.name: e for e in made.environment}
+    assert by_name["OMP_NUM_THREADS"].value == "3"
+    assert by_name["OMP_NUM_THREADS"].source == "user"
+    assert "would have set 4" in by_name["OMP_NUM_THREADS"].reason
+    assert by_name["FOO"].value == "bar"
+
+
+def test_every_variable_has_a_reason() -> None:
+    assert all(e.reason for e in plan([], gpus=8).environment)
+
+
+def test_batch_arithmetic() -> None:
+    made = plan(["train.global_batch_size=16", "train.micro_batch_size=2"])
+    assert made.batch is not None
+    assert (made.batch.grad_accum, made.batch.global_batch_size) == (4, 16)
+    with pytest.raises(SpecError, match=r"not divisible.*the nearest that are 8 and 12"):
+        plan(["train.global_batch_size=10", "train.micro_batch_size=2"])
+
+
+def test_single_wants_one_process() -> None:
+    assert plan(["strategy.name=single"]).world_size == 1
+    with pytest.raises(SpecError, match="for one process"):
+        plan(["strategy.name=single", "cluster.procs_per_node=2"])
+
+
+def test_steps() -> None:
+    assert plan([]).max_steps == 10
+    assert plan(["train.max_steps=0"]).max_steps == 0
+    assert plan(["train.epochs=2"]).max_steps is None
+
+
+def test_ranks_are_numbered_node_by_node() -> None:
+    made = plan(["cluster.launcher=slurm", "cluster.nodes=3", "cluster.procs_per_node=2"])
+    assert [row[:3] for row in made.rank_rows()] == [(0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 1, 1), (4, 2, 0), (5, 2, 1)]

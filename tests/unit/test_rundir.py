@@ -1,0 +1,78 @@
+"""Runs are never overwritten, are found by name, and files are written whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from allranks.errors import EnvironmentNotAble, RunNotFound
+from allranks.observe.events import EventLog, Tail, read_events
+from allranks.redact import is_secret_name, redact, redact_env
+from allranks.rundir import RunDir, create_run, find_run, read_json, write_json
+
+
+def test_second_run_of_the_same_name_and_second_gets_its_own_folder(tmp_path: Path) -> None:
+    a, b, c = (create_run(tmp_path, "x", now=1e9) for _ in range(3))
+    assert len({a.root, b.root, c.root}) == 3
+    assert all(run.logs.is_dir() for run in (a, b, c))
+
+
+def test_unwritable_root_is_the_environments_fault(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EnvironmentNotAble, match="run_root"):
+        create_run(tmp_path / "file" / "runs", "x")
+
+
+def test_finding_runs(tmp_path: Path) -> None:
+    for name in ("alpha-1", "alpha-2", "beta-1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "spec.yaml").write_text("{}")
+    assert find_run("beta", tmp_path).name == "beta-1"
+    assert find_run(str(tmp_path / "alpha-1")).name == "alpha-1"
+    assert find_run("latest", tmp_path).root.exists()
+    with pytest.raises(RunNotFound, match="alpha-1, alpha-2"):
+        find_run("alpha", tmp_path)
+    with pytest.raises(RunNotFound, match="did you mean beta-1"):
+        find_run("betta-1", tmp_path)
+
+
+def test_json_has_no_nan(tmp_path: Path) -> None:
+    write_json(tmp_path / "x.json", {"a": float("nan"), "b": [float("inf"), 1.5]})
+    assert read_json(tmp_path / "x.json") == {"a": None, "b": [None, 1.5]}
+    assert list(tmp_path.iterdir()) == [tmp_path / "x.json"]
+
+
+def test_events_survive_a_line_cut_by_a_kill(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.jsonl"
+    log = EventLog(path, 0)
+    log.write("step", step=1, loss=float("nan"))
+    log.close()
+    with path.open("ab") as file:
+        file.write(b'{"event":"step","ste')
+    again = EventLog(path, 0)
+    again.write("step", step=2)
+    again.close()
+    assert [(e["step"], e.get("loss")) for e in read_events(path)] == [(1, None), (2, None)]
+
+
+def test_tail_gives_whole_lines_once(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    log = EventLog(run.events_of(0), 0)
+    tail = Tail(run)
+    log.write("step", step=1)
+    with run.events_of(0).open("ab") as file:
+        file.write(b'{"event":')
+    assert [e["step"] for e in tail.new()] == [1]
+    with run.events_of(0).open("ab") as file:
+        file.write(b'"step","time":1,"step":2}\n')
+    assert [e["step"] for e in tail.new()] == [2]
+    assert tail.new() == []
+
+
+def test_secrets_are_hidden() -> None:
+    assert is_secret_name("HF_TOKEN")
+    assert is_secret_name("WANDB_API_KEY")
+    assert not is_secret_name("TOKENIZERS_PARALLELISM")
+    assert redact_env({"HF_TOKEN": "hf_abc", "X": "y"}) == {"HF_TOKEN": "***", "X": "y"}
+    assert redact("key hf_abcdefghijklmnopqrst end") == "key *** end"

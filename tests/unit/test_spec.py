@@ -1,0 +1,150 @@
+"""The spec: what is refused, how it is said, and that the schema says the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from allranks.errors import SpecError
+from allranks.spec import load_spec, parse_spec, spec_to_dict, spec_to_yaml
+from allranks.spec.schema import json_schema
+from tests.conftest import REPO
+
+MINIMAL: dict[str, Any] = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}}
+
+
+def refusal(sets: list[str], raw: Any = None) -> str:
+    with pytest.raises(SpecError) as caught:
+        parse_spec(MINIMAL if raw is None else raw, sets, where="my.yaml")
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def test_everything_but_model_and_data_has_a_default() -> None:
+    spec = parse_spec(MINIMAL)
+    assert spec.strategy.name == "pytorch_ddp"
+    assert spec.data is not None
+    assert (spec.data.max_length, spec.data.packing, spec.data.seed) == (512, "isolated", 42)
+
+
+@pytest.mark.parametrize(
+    ("item", "wrong", "nearest"),
+    [
+        ("trian.lr=1", "trian", "'train'"),
+        ("train.Lr=1", "train.Lr", "'train.lr'"),
+        ("train.max_length=3", "train.max_length", "'data.max_length'"),
+        ("cluster.slurm.acount=x", "cluster.slurm.acount", "'cluster.slurm.account'"),
+    ],
+)
+def test_unknown_key_names_the_nearest(item: str, wrong: str, nearest: str) -> None:
+    message = refusal([item])
+    assert f"unknown key {wrong!r}" in message
+    assert nearest in message
+    assert message.startswith("my.yaml:")
+
+
+def test_all_unknown_keys_are_listed_at_once() -> None:
+    message = refusal(["train.foo=1", "data.bar=2"])
+    assert "train.foo" in message
+    assert "data.bar" in message
+
+
+@pytest.mark.parametrize(
+    ("item", "key"),
+    [("train.lr=fast", "train.lr"), ("train.max_steps=-1", "train.max_steps"), ("train.micro_batch_size=1.5", "train.micro_batch_size"), ("name=a/b", "name")],
+)
+def test_wrong_type_names_the_key(item: str, key: str) -> None:
+    assert f"my.yaml: {key}: " in refusal([item])
+
+
+@pytest.mark.parametrize("text", ["1e-4", "1E-4", "0.0001", "1.e-4", ".0001", "+1e-4"])
+def test_exponents_are_numbers(text: str) -> None:
+    assert parse_spec(MINIMAL, [f"train.lr={text}"]).train.lr == pytest.approx(1e-4)
+
+
+def test_names_that_look_like_numbers_stay_texts() -> None:
+    assert parse_spec(MINIMAL, ["name=v1e5x"]).name == "v1e5x"
+
+
+def test_set_reaches_deep_and_wins() -> None:
+    spec = parse_spec({**MINIMAL, "cluster": {"slurm": {"partition": "a"}}}, ["cluster.slurm.partition=b", "cluster.env.X=a,b=c"])
+    assert spec.cluster.slurm.partition == "b"
+    assert spec.cluster.env == {"X": "a,b=c"}
+
+
+@pytest.mark.parametrize("item", ["train.lr", "=3", "train..lr=3", "train.lr.x=3"])
+def test_malformed_set_is_refused(item: str) -> None:
+    assert "--set" in refusal([item]) or "train.lr" in refusal([item])
+
+
+def test_numbers_in_env_become_texts() -> None:
+    assert parse_spec(MINIMAL, ["cluster.env.OMP_NUM_THREADS=2"]).cluster.env == {"OMP_NUM_THREADS": "2"}
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        (["train.max_steps=5", "train.epochs=1"], "train.max_steps and train.epochs"),
+        (["train.grad_accum=2", "train.global_batch_size=8"], "train.grad_accum and train.global_batch_size"),
+        (["cluster.nodes=2"], "launcher local"),
+        (["strategy.name=pytorch_dpd"], "did you mean 'pytorch_ddp'"),
+        (["strategy.bucket=1"], "strategy.bucket"),
+        (["strategy.bucket_mb=x"], "is no float"),
+        (["script.path=a.py"], "script replaces"),
+    ],
+)
+def test_values_that_contradict_each_other(items: list[str], words: str) -> None:
+    assert words in refusal(items)
+
+
+@pytest.mark.parametrize(("raw", "words"), [([1], "mapping"), ({}, "model.name is missing"), ({"model": {"name": "x"}}, "data.source is missing"), ({"model": 3}, "model")])
+def test_incomplete_documents(raw: Any, words: str) -> None:
+    assert words in refusal([], raw)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("a: [1", "not YAML"), ("name: x\nname: y\n", "stands twice"), ("", "empty"), ("1: 2\n", "not a text"), ("a: !!python/object:os.system x", "not YAML")],
+)
+def test_files_that_are_no_spec(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=words):
+        load_spec(path)
+
+
+def test_missing_binary_and_huge_files(tmp_path: Path) -> None:
+    (tmp_path / "demo.yaml").write_text("x: 1")
+    with pytest.raises(SpecError, match=r"did you mean .*demo\.yaml"):
+        load_spec(tmp_path / "demp.yaml")
+    (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SpecError, match="UTF-8"):
+        load_spec(tmp_path / "b.yaml")
+    (tmp_path / "h.yaml").write_bytes(b"#" * 1_100_000)
+    with pytest.raises(SpecError, match="larger"):
+        load_spec(tmp_path / "h.yaml")
+
+
+def test_round_trip() -> None:
+    spec = parse_spec(MINIMAL, ["strategy.bucket_mb=2", "checkpoint.async=true", "train.lr=1e-4"])
+    assert parse_spec(spec_to_dict(spec)) == spec
+    assert parse_spec(yaml.safe_load(spec_to_yaml(spec))) == spec
+
+
+def test_schema_agrees_with_the_parser() -> None:
+    schema = json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    check = jsonschema.Draft202012Validator(schema)
+    check.validate(spec_to_dict(parse_spec(MINIMAL)))
+    for bad in ({**MINIMAL, "trian": {}}, {**MINIMAL, "train": {"lr": "x"}}, {**MINIMAL, "strategy": {"name": "nope"}}):
+        assert not check.is_valid(bad)
+
+
+@pytest.mark.parametrize("path", sorted((REPO / "examples").rglob("*.yaml")), ids=lambda p: p.name)
+def test_every_example_is_a_spec(path: Path) -> None:
+    spec = load_spec(path)
+    jsonschema.Draft202012Validator(json_schema()).validate(spec_to_dict(spec))
