@@ -45,7 +45,7 @@ def add_adapter(model: nn.Module, spec: AdapterSpec, *, classifier: bool, base: 
             f"adapter: {first_line(error)[:300]}; the model's linear layers are named: {', '.join(linear)}"
         ) from None
     adapted.peft_config["default"].base_model_name_or_path = base
-    if getattr(model, "is_gradient_checkpointing", False):
+    if any(getattr(m, "gradient_checkpointing", False) for m in model.modules()):
         adapted.enable_input_require_grads()  # else a frozen embedding gives checkpointed blocks nothing to differentiate
     return adapted
 

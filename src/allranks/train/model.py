@@ -94,7 +94,10 @@ def build_model(spec: ModelSpec, tokenizer: Any, *, dtype: str, labels: dict[str
         model.config.pad_token_id = tokenizer.pad_token_id
     if spec.gradient_checkpointing:
         # Non-reentrant: the reentrant form fires DDP's hooks twice for LoRA weights ("marked ready twice").
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if hasattr(model, "activation_checkpointing_enable"):
+            model.activation_checkpointing_enable()  # transformers 5.23 and later; non-reentrant by default
+        else:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
 
 

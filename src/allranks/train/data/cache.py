@@ -15,6 +15,7 @@ one rename succeeds.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import shutil
@@ -91,30 +92,35 @@ def _claim(claim: Path) -> bool:
     return True
 
 
+def _place() -> str:
+    """Where a process number means something: this boot of this machine, this process namespace (containers)."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return f"{host_name()} {psutil.boot_time()}"
+
+
+def _place_hash() -> str:
+    return hashlib.sha256(_place().encode()).hexdigest()[:12]
+
+
 def _beat(claim: Path) -> None:
     me = psutil.Process()
-    write_json(
-        claim,
-        {
-            "host": host_name(),
-            "boot": psutil.boot_time(),
-            "pid": me.pid,
-            "started": me.create_time(),
-            "beat": secrets.token_hex(4),
-        },
-    )
+    started = me.create_time()
+    write_json(claim, {"host": host_name(), "place": _place(), "pid": me.pid, "started": started, "beat": secrets.token_hex(4)})
 
 
 def _release(claim: Path) -> None:
     builder = read_json(claim)
-    mine = isinstance(builder, dict) and builder.get("pid") == os.getpid() and builder.get("host") == host_name()
+    mine = isinstance(builder, dict) and builder.get("pid") == os.getpid() and builder.get("place") == _place()
     if mine:  # else it was taken over while this process slept
         claim.unlink(missing_ok=True)
 
 
 def _build(folder: Path, key: str, build: Callable[[Path], None], claim: Path) -> None:
     _sweep(folder, key)
-    temporary = folder / f"{key}.tmp-{host_name()}-{os.getpid()}-{secrets.token_hex(4)}"
+    temporary = folder / f"{key}.tmp-{_place_hash()}-{os.getpid()}-{secrets.token_hex(4)}"
     ended = threading.Event()
 
     def heart() -> None:
@@ -142,12 +148,10 @@ def _build(folder: Path, key: str, build: Callable[[Path], None], claim: Path) -
 
 
 def _sweep(folder: Path, key: str) -> None:
-    """Remove what dead builders of this host left behind, and anything a day old."""
+    """Remove what dead builders of this machine left behind, and anything a day old."""
     for left in folder.glob(f"{key}.tmp-*"):
         host, _, rest = left.name.removeprefix(f"{key}.tmp-").rpartition("-")[0].rpartition("-")
-        dead_here = (
-            host == host_name() and _same_pid_namespace() and rest.isdigit() and not psutil.pid_exists(int(rest))
-        )
+        dead_here = host == _place_hash() and rest.isdigit() and not psutil.pid_exists(int(rest))
         if dead_here or time.time() - left.stat().st_mtime > 86400:
             shutil.rmtree(left, ignore_errors=True)
 
@@ -182,22 +186,14 @@ def _who(builder: Any) -> str:
 def _is_dead(builder: Any, silent_s: float) -> bool:
     if not isinstance(builder, dict):
         return silent_s > STALE_S  # claimed, and died before it said who it was
-    same_machine = builder.get("host") == host_name() and abs(builder.get("boot", 0) - psutil.boot_time()) < 5
-    if same_machine and _same_pid_namespace():
-        try:
-            process = psutil.Process(int(builder["pid"]))
-            alive = abs(process.create_time() - builder["started"]) < 1 and process.status() != psutil.STATUS_ZOMBIE
-        except (psutil.NoSuchProcess, KeyError, TypeError, ValueError):
-            alive = False
-        return not alive
-    return silent_s > STALE_S
-
-
-def _same_pid_namespace() -> bool:
-    """Containers may share a host name but not process numbers: then only the heartbeat tells."""
-    return (
-        not Path("/.dockerenv").exists() and "APPTAINER_NAME" not in os.environ and "SINGULARITY_NAME" not in os.environ
-    )
+    if builder.get("place") != _place():
+        return silent_s > STALE_S
+    try:
+        process = psutil.Process(int(builder["pid"]))
+        same = abs(process.create_time() - builder["started"]) < 1
+        return not same or process.status() == psutil.STATUS_ZOMBIE
+    except (psutil.NoSuchProcess, KeyError, TypeError, ValueError):
+        return True
 
 
 def _take_over(claim: Path, beat: Any, log: Log) -> None:

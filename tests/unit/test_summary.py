@@ -1,0 +1,111 @@
+"""Numbers of metrics.json from events whose answer is known, and who is blamed for a failure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from allranks.launch.blame import RankEnd, find_culprit, is_echo
+from allranks.observe.summary import mfu, of_last_story, quantile, summarize
+from allranks.plan import make_plan
+from allranks.spec import parse_spec
+from allranks.spec.records import TrainSpec
+from allranks.train.optim import learning_rate
+from tests.unit.test_plan import facts
+
+SPEC = parse_spec({"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}})
+PLAN = make_plan(SPEC, facts())
+
+
+def step(n: int, seconds: float, tokens: int, **more: Any) -> dict[str, Any]:
+    base = {"event": "step", "step": n, "steps": 1, "loss": 10.0 - n, "tokens": tokens, "tokens_trained": tokens // 2, "tokens_padded": 1}
+    return {**base, "step_time_s": seconds, "peak_memory_bytes": 100 + n, "time": float(n), "rank": 0, **more}
+
+
+def test_warm_up_is_told_apart() -> None:
+    ranks = {r: [step(n, 10.0 if n <= 5 else 1.0, 100) for n in range(1, 11)] for r in (0, 1)}
+    m = summarize("x", SPEC, PLAN, ranks, "succeeded")
+    assert m["tokens_per_s"] == pytest.approx(200.0)
+    assert m["tokens_per_s_per_rank"] == pytest.approx(100.0)
+    assert m["warmup_s"] == pytest.approx(50.0)
+    assert (m["tokens_real"], m["tokens_trained"], m["tokens_padded"]) == (2000, 1000, 20)
+    assert (m["train_loss_first"], m["train_loss_last"], m["steps"]) == (9.0, 0.0, 10)
+    assert m["peak_memory_bytes"] == 110
+
+
+def test_logging_seldom_changes_no_total() -> None:
+    each = [step(n, 1.0 + n, 100) for n in range(1, 21)]
+    seldom = [
+        step(n, 0.0, 500, steps=5, step_times_s=[1.0 + k for k in range(n - 4, n + 1)], tokens_trained=250, tokens_padded=5) for n in range(5, 21, 5)
+    ]
+    a, b = (summarize("x", SPEC, PLAN, {0: events}, "succeeded") for events in (each, seldom))
+    for key in ("tokens_per_s", "tokens_real", "warmup_s", "step_time_s", "tokens_trained"):
+        assert a[key] == pytest.approx(b[key]), key
+
+
+def test_short_runs_have_no_speed() -> None:
+    m = summarize("x", SPEC, PLAN, {0: [step(n, 1.0, 10) for n in range(1, 5)]}, "succeeded")
+    assert m["tokens_per_s"] is None
+    assert m["step_time_s"] is None
+
+
+def test_nothing_at_all_still_gives_a_summary() -> None:
+    m = summarize("x", SPEC, PLAN, {}, "failed")
+    assert m["steps"] == 0
+    assert m["sync_proof"] is None
+
+
+def test_steps_done_twice_count_once() -> None:
+    events = [step(n, 1.0, 10) for n in range(1, 8)] + [{"event": "resume", "from_step": 4, "time": 8.0}] + [step(n, 1.0, 10) for n in range(5, 10)]
+    assert [e["step"] for e in of_last_story(events) if e["event"] == "step"] == list(range(1, 10))
+
+
+def test_mfu_counts_lora_at_four_flops() -> None:
+    plan = make_plan(SPEC, facts(gpus=8))
+    model = {"device": "NVIDIA H100 80GB HBM3", "parameters": 7e9, "parameters_trained": 0}
+    assert mfu(8 * 24824, SPEC, model, plan) == pytest.approx(24824 * 4 * 7e9 / 989e12)
+    assert mfu(1.0, SPEC, {**model, "device": "cpu"}, plan) is None
+
+
+def test_quantile() -> None:
+    assert quantile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.5
+    assert quantile([1.0], 0.9) == 1.0
+
+
+def test_schedules() -> None:
+    linear = TrainSpec(lr=1.0, warmup_steps=2)
+    assert [learning_rate(linear, s, 4) for s in range(5)] == [0.5, 1.0, 1.0, 0.5, 0.0]
+    cosine = TrainSpec(lr=1.0, schedule="cosine")
+    assert [learning_rate(cosine, s, 2) for s in range(3)] == pytest.approx([1.0, 0.5, 0.0])
+    assert learning_rate(TrainSpec(lr=1.0, schedule="constant"), 99, 10) == 1.0
+
+
+def end(rank: int, code: int, time: float) -> RankEnd:
+    return RankEnd(rank=rank, host="h", pid=1, exitcode=code, time=time)
+
+
+def error(rank: int, message: str, time: float, kind: str = "RuntimeError") -> dict[str, Any]:
+    return {"rank": rank, "type": kind, "message": message, "time": time, "echo": is_echo(kind, message)}
+
+
+def test_a_killed_rank_is_blamed_before_those_that_only_notice() -> None:
+    echo = error(0, "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1", 1.0)
+    found = find_culprit([end(0, 1, 1.0), end(1, -9, 2.0)], [echo], {0: 7, 1: 7})
+    assert found is not None
+    assert (found.rank, found.cause, found.step) == (1, "SIGKILL", 7)
+
+
+def test_a_ranks_own_error_is_blamed_before_later_kills() -> None:
+    own = error(2, "shape mismatch", 5.0, "ValueError")
+    echo = error(0, "Connection reset by peer", 4.9)
+    found = find_culprit([end(0, 1, 4.9), end(1, -9, 4.0), end(2, 1, 5.0)], [echo, own], {})
+    assert found is not None
+    assert (found.rank, found.cause) == (2, "ValueError")
+
+
+def test_ranks_ended_by_the_clean_up_are_not_blamed() -> None:
+    found = find_culprit([end(0, -15, 1.0), end(1, 7, 2.0)], [], {})
+    assert found is not None
+    assert found.rank == 1
+    assert find_culprit([], [], {}) is None
