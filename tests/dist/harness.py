@@ -1,0 +1,133 @@
+"""Starts real gloo ranks on a case of `cases.py`, and whole runs through the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from allranks.rundir import RunDir
+from tests.conftest import REPO
+
+ALLRANKS = [sys.executable, "-m", "allranks.cli.main"]
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def run_ranks(case: str, world_size: int, tmp_path: Path, limit_s: float = 120, **args: Any) -> list[Any]:
+    """The JSON value that each rank's case returned; fails with the ranks' output if one did not end well."""
+    port = str(free_port())
+    processes = []
+    for rank in range(world_size):
+        env = {
+            **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+            "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO),
+        }  # fmt: skip
+        command = [sys.executable, "-m", "tests.dist.cases", case, str(tmp_path / f"{case}.{world_size}.{rank}.json"), json.dumps(args, default=str)]
+        processes.append(subprocess.Popen(command, env=env, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    deadline = time.monotonic() + limit_s
+    outputs = []
+    try:
+        for process in processes:
+            outputs.append(process.communicate(timeout=max(1, deadline - time.monotonic()))[0])
+    finally:
+        for process in processes:
+            process.kill()
+    bad = [f"rank {r}:\n{o[-3000:]}" for r, (p, o) in enumerate(zip(processes, outputs, strict=True)) if p.returncode]
+    assert not bad, "\n".join(bad)
+    return [json.loads((tmp_path / f"{case}.{world_size}.{r}.json").read_text()) for r in range(world_size)]
+
+
+def write_spec(tmp_path: Path, spec: dict[str, Any]) -> Path:
+    path = tmp_path / f"{spec['name']}.yaml"
+    path.write_text(yaml.safe_dump(spec))
+    return path
+
+
+def allranks(*args: str, cwd: Path, limit_s: float = 180) -> subprocess.CompletedProcess[str]:
+    """Run a verb to its end."""
+    return subprocess.run([*ALLRANKS, *args], cwd=cwd, capture_output=True, text=True, timeout=limit_s)
+
+
+def train(tmp_path: Path, spec: dict[str, Any], *more: str) -> tuple[subprocess.CompletedProcess[str], RunDir]:
+    """`allranks run` to its end, and its folder."""
+    before = set(folders(tmp_path))
+    done = allranks("run", str(write_spec(tmp_path, spec)), *more, cwd=tmp_path)
+    (new,) = set(folders(tmp_path)) - before
+    return done, RunDir(new)
+
+
+def folders(tmp_path: Path) -> list[Path]:
+    root = tmp_path / "runs"
+    return sorted(p for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
+
+
+class Background:
+    """A run that goes on while the test does something to it."""
+
+    def __init__(self, tmp_path: Path, *args: str) -> None:
+        before = set(folders(tmp_path))
+        self.out = tmp_path / "background.out"
+        self.process = subprocess.Popen([*ALLRANKS, *args], cwd=tmp_path, stdout=self.out.open("w"), stderr=subprocess.STDOUT, start_new_session=True)
+        until(lambda: set(folders(tmp_path)) - before or args[0] == "resume" or self.process.poll() is not None)
+        self.run = RunDir((sorted(set(folders(tmp_path)) - before) or folders(tmp_path))[-1])
+
+    def events(self, rank: int = 0) -> list[dict[str, Any]]:
+        from allranks.observe.events import read_events
+
+        return list(read_events(self.run.events_of(rank)))
+
+    def until_step(self, step: int) -> None:
+        until(lambda: any(e["event"] == "step" and e["step"] >= step for e in self.events()) or self.process.poll() is not None)
+
+    def pid_of(self, rank: int) -> int:
+        return [e for e in self.events(rank) if e["event"] == "start"][-1]["pid"]
+
+    def all_pids(self) -> list[int]:
+        return [p.pid for p in psutil.Process(self.process.pid).children(recursive=True)]
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, limit_s: float = 120) -> tuple[int, str]:
+        try:
+            code = self.process.wait(timeout=limit_s)
+        finally:
+            self.stop()
+        return code, self.out.read_text()
+
+    def stop(self) -> None:
+        try:
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                child.kill()
+        except psutil.NoSuchProcess:
+            pass
+        self.process.kill()
+
+
+def until(condition: Callable[[], object], limit_s: float = 90) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+def step_events(run: RunDir, rank: int = 0) -> list[dict[str, Any]]:
+    from allranks.observe.events import read_events
+    from allranks.observe.summary import of_last_story
+
+    return [e for e in of_last_story(list(read_events(run.events_of(rank)))) if e["event"] == "step"]
