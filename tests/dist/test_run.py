@@ -1,0 +1,196 @@
+"""Whole runs through the command line: two gloo ranks, real files, real checkpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from allranks.rundir import read_json
+from tests.conftest import shared, tiny_spec, write_rows
+from tests.dist.harness import allranks, step_events, train
+
+pytestmark = pytest.mark.dist
+
+METRICS = """run_name strategy world_size nodes device torch model dataset use_lora dtype gradient_checkpointing steps wall_time_s
+train_loss_first train_loss_last eval_loss perplexity tokens_real tokens_trained tokens_padded tokens_per_s tokens_per_s_per_rank warmup_s
+step_time_s mfu peak_memory_bytes prepare_s eval_s checkpoint_s sync_proof""".split()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """One good run that several tests look at."""
+    folder = tmp_path_factory.mktemp("finished")
+    write_rows(folder / "rows.json", 60)
+    spec = tiny_spec(
+        folder / "rows.json",
+        folder,
+        train={"max_steps": 8, "grad_accum": 2},
+        eval={"baseline": True, "every": 4},
+        checkpoint={"mode": "full", "every": 4},
+        observe={"tensorboard": True, "telemetry_s": 0.2},
+        cluster={"env": {"MY_TOKEN": "hf_verysecretvalue1234"}},
+    )
+    done, run = train(folder, spec)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return folder, done, run
+
+
+def test_metrics_hold_all_that_the_contract_names(finished: Any) -> None:
+    _, _, run = finished
+    metrics = json.loads(run.metrics.read_text())
+    assert [name for name in METRICS if name not in metrics] == []
+    assert metrics["sync_proof"] == {"world_size": 2, "weights_equal": True, "data_disjoint": True}
+    assert (metrics["steps"], metrics["world_size"], metrics["status"]) == (8, 2, "succeeded")
+    assert metrics["train_loss_last"] < metrics["train_loss_first"]
+    assert metrics["eval_loss"] < metrics["eval_loss_first"]
+    assert metrics["tokens_per_s"] > 0
+    assert metrics["mfu"] is None
+
+
+def test_token_counts_are_those_of_the_data(finished: Any) -> None:
+    _, _, run = finished
+    metrics = read_json(run.metrics)
+    each = [sum(e["tokens"] for e in step_events(run, rank)) for rank in (0, 1)]
+    assert sum(each) == metrics["tokens_real"]
+    assert metrics["tokens_trained"] < metrics["tokens_real"]
+
+
+def test_the_run_folder_is_complete(finished: Any) -> None:
+    _, _, run = finished
+    for path in (run.spec, run.plan, run.run_args, run.preflight, run.preflight_text, run.metrics, run.events_of(0), run.events_of(1)):
+        assert path.exists(), path
+    logs = run.rank_logs(1)
+    assert list(logs) == [0, 1]
+    assert "[RANK 1] WORLD_SIZE=2" in logs[1].read_text()
+    assert run.checkpoint_steps() == [4, 8]
+    assert next(run.telemetry.glob("*.jsonl")).read_text().count("\n") > 3
+    assert list((run.root / "tensorboard").iterdir())
+
+
+def test_secrets_reach_no_file(finished: Any) -> None:
+    _, done, run = finished
+    for path in run.root.rglob("*"):
+        if path.is_file():
+            assert b"verysecret" not in path.read_bytes(), path
+    assert "verysecret" not in done.stdout
+
+
+def test_the_adapter_loads_in_plain_peft_with_its_named_base(finished: Any) -> None:
+    from peft import AutoPeftModelForCausalLM
+
+    _, _, run = finished
+    model = AutoPeftModelForCausalLM.from_pretrained(str(run.checkpoint(8)))
+    saved = load_file(run.checkpoint(8) / "adapter_model.safetensors")
+    assert any("lora_B" in k and v.abs().max() > 0 for k, v in saved.items())
+    assert read_json(run.checkpoint(8) / "adapter_config.json")["base_model_name_or_path"] == str(run.model)
+    assert model(torch.tensor([[5, 6, 7]])).logits.shape[-1] == model.config.vocab_size
+
+
+def test_verbs_on_a_finished_run(finished: Any) -> None:
+    folder, _, run = finished
+    (row,) = json.loads(allranks("runs", "--json", cwd=folder).stdout)
+    assert (row["run"], row["status"], row["steps"]) == (run.name, "succeeded", 8)
+    logs = json.loads(allranks("logs", run.name, "--rank", "1", "--json", cwd=folder).stdout)
+    assert logs[0]["rank"] == 1
+    assert "[rank 0]" in allranks("logs", "latest", cwd=folder).stdout
+    run.report.unlink()
+    metrics = json.loads(allranks("report", run.name, "--json", cwd=folder).stdout)
+    assert metrics["steps"] == 8
+    assert run.report.exists()
+    assert allranks("logs", run.name, "--rank", "7", cwd=folder).returncode == 2
+    assert allranks("report", "nosuch", cwd=folder).returncode == 2
+    done = allranks("resume", run.name, cwd=folder)
+    assert done.returncode == 2
+    assert "has done its 8 steps" in done.stderr
+
+
+def test_a_damaged_checkpoint_is_passed_over_by_name(finished: Any) -> None:
+    folder, _, run = finished
+    victim = run.checkpoint(8) / "state" / "weights.safetensors"
+    content = victim.read_bytes()
+    victim.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    done = allranks("resume", run.name, "--set", "train.max_steps=9", "--set", "checkpoint.mode=none", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "passed over" in done.stdout
+    assert "wrong hash" in done.stdout
+    assert "going on after step 4" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        ({"cluster": {"procs_per_node": 4}, "data": {"subset": 3, "packing": "none", "eval_fraction": 0}}, 2, "3 training sequences for 4 ranks"),
+        ({"data": {"max_length": 4}}, 2, "no row has a token to learn"),
+        ({"cluster": {"cache": "/proc/nowhere"}}, 3, "cluster.cache"),
+        ({"model": {"name": "no-such-org/no-such-model", "config": {}}}, 3, "no-such-org/no-such-model"),
+    ],
+)
+def test_what_only_the_ranks_can_find_is_said_as_clearly(tmp_path: Path, rows_file: Path, change: dict[str, Any], code: int, words: str) -> None:
+    done, _ = train(tmp_path, tiny_spec(rows_file, tmp_path, **change))
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_lite_checkpoints_resume_only_when_told_so(tmp_path: Path, rows_file: Path) -> None:
+    done, run = train(tmp_path, tiny_spec(rows_file, tmp_path, train={"max_steps": 4}))
+    assert done.returncode == 0, done.stderr
+    refused = allranks("resume", run.name, "--set", "train.max_steps=6", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "--inexact" in refused.stderr
+    done = allranks("resume", run.name, "--set", "train.max_steps=6", "--inexact", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert read_json(run.metrics)["steps"] == 6
+    assert run.checkpoint_steps() == [4, 6]
+
+
+def test_other_forms_of_one_run(tmp_path: Path) -> None:
+    """Chat data, wrapped packing, bf16, checkpointing, full fine-tuning, epochs, one process, seldom logging: all at once."""
+    from transformers import AutoModelForCausalLM
+
+    rows = [{"messages": [{"role": "user", "content": f"say {i}"}, {"role": "assistant", "content": f"it is {i}"}]} for i in range(40)]
+    (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    spec = tiny_spec(tmp_path / "chat.jsonl", tmp_path, data={"packing": "wrapped"}, train={"epochs": 2, "max_steps": None}, observe={"log_every": 4})
+    spec["model"] |= {"name": "tiny:llama", "dtype": "bfloat16", "gradient_checkpointing": True}
+    spec |= {"adapter": {"type": "none"}, "strategy": {"name": "single"}}
+    done, run = train(tmp_path, spec)
+    assert done.returncode == 0, done.stderr
+    metrics = read_json(run.metrics)
+    assert (metrics["world_size"], metrics["dtype"], metrics["use_lora"]) == (1, "bfloat16", False)
+    assert AutoModelForCausalLM.from_pretrained(run.checkpoint(metrics["steps"])).dtype == torch.bfloat16
+    assert sum(e["steps"] for e in step_events(run)) == metrics["steps"]
+    events = [json.loads(line) for line in run.events_of(0).read_text().splitlines()]
+    assert next(e for e in events if e["event"] == "data")["template"] == "chat"
+
+
+def test_padded_rows_and_evaluation_only(tmp_path: Path, rows_file: Path) -> None:
+    done, run = train(tmp_path, tiny_spec(rows_file, tmp_path, data={"packing": "none"}, train={"max_steps": 0}))
+    assert done.returncode == 0, done.stderr
+    metrics = read_json(run.metrics)
+    assert metrics["steps"] == 0
+    assert metrics["perplexity"] > 1
+    assert run.checkpoint_steps() == []
+
+
+def test_a_tiny_bert_classifies_real_news(tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    spec = tiny_spec(
+        shared("text", "ag_news.csv"),
+        tmp_path,
+        data={"columns": {"text": ["title", "description"], "label": "label"}, "subset": 600, "max_length": 64, "eval_fraction": 0.1},
+        train={"max_steps": 40, "micro_batch_size": 16, "lr": 2e-3},
+    )
+    spec["model"], spec["adapter"] = {"name": "tiny:bert"}, {"type": "none"}
+    done, run = train(tmp_path, spec)
+    assert done.returncode == 0, done.stderr
+    metrics = read_json(run.metrics)
+    assert metrics["accuracy"] > 0.4
+    assert metrics["perplexity"] is None
+    model = AutoModelForSequenceClassification.from_pretrained(run.checkpoint(40))
+    assert model.config.id2label == {0: "1", 1: "2", 2: "3", 3: "4"}

@@ -1,0 +1,171 @@
+"""Ends of all kinds: signals, kills, bad numbers, a full disk; and going on after them. Real processes, real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from allranks.checkpoints import newest
+from allranks.rundir import read_json
+from tests.conftest import tiny_spec, write_rows
+from tests.dist.harness import Background, allranks, step_events, train, write_spec
+
+pytestmark = pytest.mark.dist
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Background:
+    """A run that goes on until something happens to it."""
+    write_rows(tmp_path / "rows.json", 60)
+    background = Background(tmp_path, "run", str(write_spec(tmp_path, tiny_spec(tmp_path / "rows.json", tmp_path, train={"max_steps": 1000000}))))
+    background.until_step(5)
+    return background
+
+
+def all_gone(pids: list[int], limit_s: float) -> None:
+    began = time.monotonic()
+    while any(psutil.pid_exists(p) for p in pids):
+        assert time.monotonic() - began < limit_s, "processes are left"
+        time.sleep(0.05)
+
+
+def resumable(folder: Path, name: str) -> dict[str, Any]:
+    return tiny_spec(
+        folder / "rows.json", folder, name=name, train={"max_steps": 60, "grad_accum": 2, "warmup_steps": 5}, checkpoint={"mode": "full"}, eval={"samples": 0}
+    )
+
+
+def test_a_resumed_run_is_bitwise_one_that_never_stopped(tmp_path: Path) -> None:
+    """Stopped twice, once by each signal: dropout, packing, accumulation, schedule and optimizer go on as if nothing had been."""
+    write_rows(tmp_path / "rows.json", 60)
+    done, whole = train(tmp_path, resumable(tmp_path, "whole"))
+    assert done.returncode == 0, done.stderr
+    background = Background(tmp_path, "run", str(write_spec(tmp_path, resumable(tmp_path, "parts"))))
+    parts, stops = background.run, []
+    for asked in (signal.SIGUSR1, signal.SIGTERM):
+        background.until_step((stops or [0])[-1] + 3)
+        background.signal(asked)
+        code, out = background.wait()
+        assert code == 1
+        assert "stopped after step" in out
+        stops.append(parts.checkpoint_steps()[-1])
+        background = Background(tmp_path, "resume", parts.name)
+    code, out = background.wait()
+    assert code == 0, out
+    assert 3 <= stops[0] < stops[1] < 60
+    for rank in (0, 1):
+        one, other = ([(e["step"], e["loss"], e["tokens"]) for e in step_events(run, rank)] for run in (whole, parts))
+        assert one == other
+    a, b = (load_file(run.checkpoint(60) / "state" / "weights.safetensors") for run in (whole, parts))
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    assert parts.attempts() == [1, 2, 3]
+    assert read_json(parts.metrics)["attempts"] == 3
+    assert all(parts.rank_logs(attempt) for attempt in (1, 2, 3))
+
+
+def test_a_killed_rank_is_named_and_the_others_end(endless: Background) -> None:
+    pids = endless.all_pids()
+    psutil.Process(endless.pid_of(1)).kill()
+    began = time.monotonic()
+    code, out = endless.wait(limit_s=30)
+    assert time.monotonic() - began < 15
+    assert code == 1
+    for words in ("rank 1 ", "SIGKILL", "after step ", ".rank1.log"):
+        assert words in out, out
+    all_gone(pids, 1)
+    assert "[RANK 1]" in endless.run.rank_logs(1)[1].read_text()
+    assert read_json(endless.run.metrics)["status"] == "failed"
+
+
+def test_a_rank_that_is_deaf_is_ended_with_the_others(endless: Background) -> None:
+    """The peer of the dead rank is stopped (SIGSTOP): it can heed no signal but SIGKILL, like one inside a collective."""
+    pids = endless.all_pids()
+    psutil.Process(endless.pid_of(0)).suspend()
+    psutil.Process(endless.pid_of(1)).kill()
+    began = time.monotonic()
+    code, out = endless.wait(limit_s=40)
+    assert time.monotonic() - began < 15
+    assert code == 1
+    assert "rank 1" in out
+    all_gone(pids, 1)
+
+
+def test_ctrl_c_ends_every_rank_and_leaves_a_readable_folder(endless: Background) -> None:
+    pids = endless.all_pids()
+    endless.signal(signal.SIGINT)
+    all_gone(pids, 5)
+    code, out = endless.wait(limit_s=20)
+    assert code == 1
+    assert "interrupted" in out
+    assert read_json(endless.run.metrics)["steps"] >= 5
+    assert endless.run.report.exists()
+    assert endless.run.checkpoint_steps() != []
+
+
+def test_ctrl_c_while_a_rank_is_deaf(endless: Background) -> None:
+    pids = endless.all_pids()
+    psutil.Process(endless.pid_of(0)).suspend()
+    endless.signal(signal.SIGINT)
+    all_gone(pids, 5)
+    code, out = endless.wait(limit_s=20)
+    assert code == 1
+    assert "were ended" in out
+
+
+def test_ranks_do_not_outlive_a_killed_launcher(endless: Background) -> None:
+    pids = endless.all_pids()
+    endless.process.kill()
+    endless.process.wait(timeout=5)
+    all_gone(pids, 20)
+    assert endless.run.checkpoint_steps() != []
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.json", 60)
+    spec = tiny_spec(tmp_path / "rows.json", tmp_path, train={"max_steps": 20, "lr": 1e30, "schedule": "constant", "clip_norm": None})
+    spec["adapter"] = {"type": "none"}
+    done, run = train(tmp_path, spec)
+    assert done.returncode == 1
+    for words in ("not finite", "rank 0", "step 2"):
+        assert words in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    assert run.checkpoint_steps() == [1]
+    weights = load_file(run.checkpoint(1) / "state" / "weights.safetensors")
+    assert all(bool(torch.isfinite(v).all()) for v in weights.values())
+
+
+def test_a_full_disk_fails_clearly_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    small = tmp_path / "runs"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=128m", "none", str(small)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, timeout=10).returncode:
+        pytest.skip("mounting a small file system needs root")
+    write_rows(tmp_path / "rows.json", 60)
+    filler = small / "filler"
+    try:
+        filler.write_bytes(b"x" * (100 * 2**20))
+        refused = allranks("run", str(write_spec(tmp_path, tiny_spec(tmp_path / "rows.json", tmp_path))), cwd=tmp_path)
+        assert refused.returncode == 3
+        assert "free" in refused.stderr
+        filler.unlink()
+        spec = tiny_spec(tmp_path / "rows.json", tmp_path, train={"max_steps": 1000000}, checkpoint={"mode": "full", "every": 5, "keep": 1})
+        background = Background(tmp_path, "run", str(write_spec(tmp_path, spec)))
+        background.until_step(12)
+        filler.write_bytes(b"x" * (psutil.disk_usage(str(small)).free - 2**17))
+        code, out = background.wait(limit_s=90)
+        assert code == 1
+        assert "Traceback" not in out
+        assert "free" in out or "No space" in out
+        filler.unlink()
+        assert newest(background.run)[0] >= 5
+    finally:
+        subprocess.run(["umount", str(small)], timeout=10)
