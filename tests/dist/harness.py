@@ -84,7 +84,8 @@ class Background:
         self.out = tmp_path / "background.out"
         self.process = subprocess.Popen([*ALLRANKS, *args], cwd=tmp_path, stdout=self.out.open("w"), stderr=subprocess.STDOUT, start_new_session=True)
         until(lambda: set(folders(tmp_path)) - before or args[0] == "resume" or self.process.poll() is not None)
-        self.run = RunDir((sorted(set(folders(tmp_path)) - before) or folders(tmp_path))[-1])
+        new = sorted(set(folders(tmp_path)) - before)
+        self.run = RunDir(tmp_path / "runs" / args[1] if args[0] == "resume" else new[-1])
 
     def events(self, rank: int = 0) -> list[dict[str, Any]]:
         from allranks.observe.events import read_events

@@ -183,8 +183,8 @@ def test_a_tiny_bert_classifies_real_news(tmp_path: Path) -> None:
     spec = tiny_spec(
         shared("text", "ag_news.csv"),
         tmp_path,
-        data={"columns": {"text": ["title", "description"], "label": "label"}, "subset": 600, "max_length": 64, "eval_fraction": 0.1},
-        train={"max_steps": 40, "micro_batch_size": 16, "lr": 2e-3},
+        data={"columns": {"text": ["title", "description"], "label": "label"}, "subset": 1500, "max_length": 64, "eval_fraction": 0.1},
+        train={"max_steps": 120, "micro_batch_size": 16, "lr": 2e-3},
     )
     spec["model"], spec["adapter"] = {"name": "tiny:bert"}, {"type": "none"}
     done, run = train(tmp_path, spec)
@@ -192,5 +192,5 @@ def test_a_tiny_bert_classifies_real_news(tmp_path: Path) -> None:
     metrics = read_json(run.metrics)
     assert metrics["accuracy"] > 0.4
     assert metrics["perplexity"] is None
-    model = AutoModelForSequenceClassification.from_pretrained(run.checkpoint(40))
+    model = AutoModelForSequenceClassification.from_pretrained(run.checkpoint(120))
     assert model.config.id2label == {0: "1", 1: "2", 2: "3", 3: "4"}

@@ -40,7 +40,7 @@ def all_gone(pids: list[int], limit_s: float) -> None:
 
 def resumable(folder: Path, name: str) -> dict[str, Any]:
     return tiny_spec(
-        folder / "rows.json", folder, name=name, train={"max_steps": 60, "grad_accum": 2, "warmup_steps": 5}, checkpoint={"mode": "full"}, eval={"samples": 0}
+        folder / "rows.json", folder, name=name, train={"max_steps": 250, "grad_accum": 2, "warmup_steps": 5}, checkpoint={"mode": "full"}, eval={"samples": 0}
     )
 
 
@@ -61,11 +61,11 @@ def test_a_resumed_run_is_bitwise_one_that_never_stopped(tmp_path: Path) -> None
         background = Background(tmp_path, "resume", parts.name)
     code, out = background.wait()
     assert code == 0, out
-    assert 3 <= stops[0] < stops[1] < 60
+    assert 3 <= stops[0] < stops[1] < 250
     for rank in (0, 1):
         one, other = ([(e["step"], e["loss"], e["tokens"]) for e in step_events(run, rank)] for run in (whole, parts))
         assert one == other
-    a, b = (load_file(run.checkpoint(60) / "state" / "weights.safetensors") for run in (whole, parts))
+    a, b = (load_file(run.checkpoint(250) / "state" / "weights.safetensors") for run in (whole, parts))
     assert all(torch.equal(a[k], b[k]) for k in a)
     assert parts.attempts() == [1, 2, 3]
     assert read_json(parts.metrics)["attempts"] == 3

@@ -23,7 +23,7 @@ import psutil
 
 from allranks.facts import host_name
 from allranks.launch.blame import RankEnd
-from allranks.launch.rank import done_marker
+from allranks.launch.rank import done_marker, end_with_parent
 from allranks.observe.telemetry import Telemetry
 from allranks.plan import LaunchPlan
 from allranks.rundir import RunDir, write_json
@@ -66,6 +66,7 @@ class Agent:
         signal.signal(signal.SIGUSR1, self._ask_stop)
         signal.signal(signal.SIGTERM, self._ask_stop)
         signal.signal(signal.SIGINT, self._kill)
+        end_with_parent()  # a launcher that is killed: the ranks stop cleanly
         threading.Thread(target=self._guard, name="guard", daemon=True).start()
         ends = self._launch()
         if telemetry:

@@ -25,7 +25,7 @@ def main() -> None:
     run, attempt = RunDir(Path(sys.argv[1])), int(sys.argv[2])
     rank = int(os.environ["RANK"])
     _open_log(run.log_of(attempt, host_name(), rank))
-    _end_with_parent()
+    end_with_parent()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     started = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -53,8 +53,8 @@ def _open_log(path: Path) -> None:
     os.close(fd)
 
 
-def _end_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the agent is gone: no rank is ever left behind."""
+def end_with_parent() -> None:
+    """Ask the kernel for SIGTERM when the parent is gone: no rank is ever left behind."""
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     except (OSError, AttributeError):
