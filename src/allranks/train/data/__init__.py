@@ -1,0 +1,1 @@
+"""Rows, prompts, tokens and sequences."""
