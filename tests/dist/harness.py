@@ -112,12 +112,12 @@ class Background:
         return code, self.out.read_text()
 
     def stop(self) -> None:
-        try:
-            for child in psutil.Process(self.process.pid).children(recursive=True):
-                child.kill()
-        except psutil.NoSuchProcess:
-            pass
+        """End the launcher and every process of its run, whatever state they are in."""
         self.process.kill()
+        self.process.wait(timeout=10)
+        for process in psutil.process_iter(["cmdline"]):
+            if str(self.run.root) in (process.info["cmdline"] or []):
+                process.kill()
 
 
 def until(condition: Callable[[], object], limit_s: float = 90) -> None:

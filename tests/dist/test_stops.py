@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,15 @@ pytestmark = pytest.mark.dist
 
 
 @pytest.fixture
-def endless(tmp_path: Path) -> Background:
+def endless(tmp_path: Path) -> Iterator[Background]:
     """A run that goes on until something happens to it."""
     write_rows(tmp_path / "rows.json", 60)
     background = Background(tmp_path, "run", str(write_spec(tmp_path, tiny_spec(tmp_path / "rows.json", tmp_path, train={"max_steps": 1000000}))))
-    background.until_step(5)
-    return background
+    try:
+        background.until_step(5)
+        yield background
+    finally:
+        background.stop()
 
 
 def all_gone(pids: list[int], limit_s: float) -> None:

@@ -58,10 +58,10 @@ def choose_template(data: DataSpec, rows: Sequence[Row], *, classifier: bool) ->
     columns = dict(data.columns)
     if data.source.startswith("builtin:"):
         own = builtin(data.source)
-        name = own.template if name == "auto" else name
-        if classifier and own.template in ("text", "classification"):
-            name = "classification" if data.template == "auto" else name
         columns = {**own.columns, **columns}
+        if name == "auto":
+            labelled = own.template == "classification"
+            name = own.template if classifier or not labelled else "text"  # a language model reads labelled texts as texts
     present = list(rows[0])
     if name == "auto":
         name = _auto(present, columns, classifier, data.source)
