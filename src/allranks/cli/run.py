@@ -65,7 +65,7 @@ def watch(console: Console, start: Callable[[Live], RunResult], plan: LaunchPlan
         *(f"note     {warning}" for warning in plan.warnings),
     ]
     for line in filter(None, lines):
-        console.print(escape(line), highlight=False)
+        console.print(escape(line), highlight=False, soft_wrap=not console.is_terminal)
     with Live(console, plan) as live:
         return start(live)
 

@@ -58,7 +58,7 @@ class Live:
 
     def say(self, text: str) -> None:
         """A line above the bar."""
-        self._console.print(escape(text), highlight=False)
+        self._console.print(escape(text), highlight=False, soft_wrap=not self._console.is_terminal)
 
     def event(self, event: dict[str, Any]) -> None:
         """Take in one event of any rank; rank 0's are shown."""
