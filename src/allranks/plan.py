@@ -6,7 +6,7 @@ import msgspec
 
 from allranks import envpolicy
 from allranks.envpolicy import EnvVar
-from allranks.errors import SpecError
+from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.facts import MachineFacts
 from allranks.spec.records import RunSpec
 from allranks.train.strategies import entry, resolve_options
@@ -59,6 +59,7 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
 
     Raises:
         SpecError: the spec contradicts itself or the facts (batch that does not divide, more ranks than GPUs).
+        EnvironmentNotAble: a GPU is asked for and there is none.
     """
     cluster = spec.cluster
     device = _device(spec, facts)
@@ -125,7 +126,9 @@ def _max_steps(spec: RunSpec) -> int | None:
 def _device(spec: RunSpec, facts: MachineFacts) -> str:
     cluster = spec.cluster
     if cluster.device == "cuda" and cluster.launcher == "local" and not facts.gpus:
-        raise SpecError(f"cluster.device is cuda, but {facts.host} shows no GPU (nvidia-smi); set cluster.device: auto")
+        raise EnvironmentNotAble(
+            f"cluster.device is cuda, but {facts.host} shows no GPU (nvidia-smi -L); set cluster.device: auto to run on the CPU"
+        )
     if cluster.device != "auto":
         return cluster.device
     if cluster.launcher == "local":

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from allranks.envpolicy import environment
-from allranks.errors import SpecError
+from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.facts import Gpu, MachineFacts
 from allranks.plan import LaunchPlan, make_plan
 from allranks.spec import parse_spec
@@ -43,7 +43,7 @@ def test_more_ranks_than_gpus_is_refused_but_may_share_over_gloo() -> None:
 
 
 def test_cuda_without_gpu_and_nccl_without_cuda_are_refused() -> None:
-    with pytest.raises(SpecError, match="shows no GPU"):
+    with pytest.raises(EnvironmentNotAble, match="shows no GPU"):
         plan(["cluster.device=cuda"])
     with pytest.raises(SpecError, match="needs GPUs"):
         plan(["cluster.backend=nccl"])

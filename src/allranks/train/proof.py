@@ -75,13 +75,27 @@ def _check_ranks(world: World, planned_size: int) -> None:
 
 
 def weights_digest(model: nn.Module) -> bytes:
-    """SHA-256 over names, shapes, dtypes and bytes of all parameters and persistent buffers of this rank."""
+    """SHA-256 over names, shapes, dtypes and contents of all parameters and persistent buffers of this rank."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
-        plain = tensor.detach().to("cpu").contiguous()
-        digest.update(f"{name} {tuple(plain.shape)} {plain.dtype}".encode())
-        digest.update(plain.flatten().view(torch.uint8).numpy().data if plain.numel() else b"")
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} ".encode() + content(tensor))
     return digest.digest()
+
+
+def content(tensor: torch.Tensor) -> bytes:
+    """The bytes of a tensor on a CPU. On a GPU two checksums of them, so that a large model is not copied: the sum of
+    its 16-bit words, and their sum weighted by position, both modulo 2^64."""
+    flat = tensor.detach().contiguous().flatten()
+    if not flat.is_cuda:
+        return flat.view(torch.uint8).numpy().tobytes()
+    words = flat.view(torch.int16 if flat.element_size() % 2 == 0 else torch.uint8)
+    plain = torch.zeros((), dtype=torch.int64, device=flat.device)
+    weighted = torch.zeros_like(plain)
+    for start in range(0, words.numel(), 1 << 24):
+        part = words[start : start + (1 << 24)].long()
+        plain += part.sum()
+        weighted += (part * torch.arange(start + 1, start + 1 + part.numel(), device=flat.device)).sum()
+    return f"{int(plain)} {int(weighted)}".encode()
 
 
 def _check_weights(world: World, model: nn.Module) -> str:
@@ -101,10 +115,7 @@ def _where_they_differ(world: World, model: nn.Module, odd: int) -> str:
     """The first parameter in which a rank differs, found by comparing short hashes of each."""
     names = sorted(model.state_dict())
     state = model.state_dict()
-    mine: dict[str, str] = {
-        n: f"{tuple(state[n].shape)} {hashlib.sha256(state[n].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data).hexdigest()[:16]}"
-        for n in names
-    }
+    mine: dict[str, str] = {n: f"{tuple(state[n].shape)} {hashlib.sha256(content(state[n])).hexdigest()[:16]}" for n in names}
     everyone: list[Any] = [None] * world.size
     dist.all_gather_object(everyone, mine, group=world.control)
     other = next(r for r in range(world.size) if everyone[r] != everyone[odd])

@@ -1,0 +1,76 @@
+"""Writes docs/spec.md from the records; a test checks that it is up to date. ``python scripts/make_spec_docs.py``"""
+
+from __future__ import annotations
+
+import typing
+from pathlib import Path
+
+import msgspec
+
+from allranks.spec.records import Record, RunSpec
+from allranks.train.strategies import REGISTRY
+
+HEAD = """# The spec
+
+One YAML file. `--set section.key=value` overrides any of it. `allranks schema` prints the JSON Schema: with
+`# yaml-language-server: $schema=allranks.schema.json` at the top of a spec, editors check and complete it.
+
+Everything has a default but `model.name` and `data.source`. Generated from the records by `scripts/make_spec_docs.py`.
+"""
+
+
+def unwrap(annotation: typing.Any) -> tuple[str, str, type[Record] | None]:
+    """(type, description, record) of an annotation."""
+    description = ""
+    if typing.get_origin(annotation) is typing.Annotated:
+        inner, *metas = typing.get_args(annotation)
+        name, below, record = unwrap(inner)
+        notes = [m.description for m in metas if isinstance(m, msgspec.Meta) and m.description]
+        return name, notes[0] if notes else below, record
+    if isinstance(annotation, type) and issubclass(annotation, Record):
+        return "section", (annotation.__doc__ or "").strip().splitlines()[0], annotation
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return " or ".join(f"`{a}`" for a in args), "", None
+    if args and origin in (list, dict):
+        return f"{origin.__name__} of {' to '.join(unwrap(a)[0] for a in args)}", "", None
+    if args:
+        parts = [unwrap(a) for a in args if a is not type(None)]
+        return " or ".join(p[0] for p in parts), next((p[1] for p in parts if p[1]), description), next((p[2] for p in parts if p[2]), None)
+    return getattr(annotation, "__name__", str(annotation)), "", None
+
+
+def default(field: msgspec.structs.FieldInfo) -> str:
+    """The default as YAML would say it."""
+    value = field.default if field.default is not msgspec.NODEFAULT else (field.default_factory() if field.default_factory is not msgspec.NODEFAULT else "required")
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value) if value != [] and value != {} else str(value))
+
+
+def section(record: type[Record], path: str) -> str:
+    """One section as a table, then its own sections."""
+    hints = typing.get_type_hints(record, include_extras=True)
+    rows, below = [], ""
+    for field in msgspec.structs.fields(record):
+        name, text, inner = unwrap(hints[field.name])
+        if inner is not None:
+            below += section(inner, f"{path}{field.encode_name}.")
+            continue
+        rows.append(f"| `{path}{field.encode_name}` | {name} | `{default(field)}` | {text} |")
+    title = f"\n## {path.rstrip('.') or 'Top level'}\n\n{(record.__doc__ or '').strip().splitlines()[0]}\n\n"
+    table = "| key | type | default | |\n|---|---|---|---|\n" + "\n".join(rows) + "\n" if rows else ""
+    return title + table + below
+
+
+def strategies() -> str:
+    """The strategies with their options."""
+    lines = [f"| `{name}` | {e.summary} | {', '.join(f'`{k}: {v}`' for k, v in e.options.items()).lower() or '-'} |" for name, e in REGISTRY.items()]
+    return "\n## Strategies\n\nOptions stand beside `strategy.name`.\n\n| name | what | options and defaults |\n|---|---|---|\n" + "\n".join(lines) + "\n"
+
+
+def text() -> str:
+    """The whole page."""
+    return HEAD + section(RunSpec, "") + strategies()
+
+
+if __name__ == "__main__":
+    Path(__file__).resolve().parent.parent.joinpath("docs", "spec.md").write_text(text())
