@@ -1,7 +1,120 @@
+"""report.html: what a run did, on one page that opens offline, on a phone, in light and dark."""
+
 from __future__ import annotations
 
-from allranks.rundir import RunDir
+import base64
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from allranks import __version__
+from allranks.redact import redact
+from allranks.report import answers, cards, charts, tables, tables_facts, tables_plan, text
+from allranks.report.gather import RunData, gather
+from allranks.rundir import RunDir, write_text_atomic
+
+_PLOTLY_SLOT = "<!-- plotly.js -->"  # cannot come from a run: every text of it is escaped
+_Maker = Callable[[RunData], tables.Table | None]
+_TABLES: dict[str, tuple[_Maker, ...]] = {
+    "results": (tables.eval_table, tables.checkpoint_table),
+    "attempts": (tables.attempt_table,),
+    "plan": (tables_plan.plan_facts, tables_plan.rank_table, tables_plan.preflight_table),
+    "environment": (tables_plan.environment_table,),
+    "facts": (tables_facts.data_facts, tables_facts.model_facts, tables_facts.version_facts),
+}
 
 
-def write_report(run: RunDir) -> None:
-    pass
+def write_report(run: RunDir) -> Path | None:
+    """Write the page of a run, whatever there is of it.
+
+    Returns:
+        The page, or None where it could not be written (no such folder, disk full).
+    """
+    try:
+        write_text_atomic(run.report, render(gather(run), plotly_source()))
+    except OSError:
+        return None
+    return run.report
+
+
+def render(data: RunData, plotly: str | None) -> str:
+    """The page as HTML. Without plotly it has no charts, and says how to get them."""
+    html = _template().render(_context(data, plotly))
+    html = redact(html)  # each text was cleaned when it was read; this is the second lock
+    return html.replace(_PLOTLY_SLOT, f"<script>{plotly}</script>" if plotly else "", 1)
+
+
+def plotly_source() -> str | None:
+    """plotly.js, or None where the `report` extra is not installed."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        return None
+    return get_plotlyjs()
+
+
+def _context(data: RunData, plotly: str | None) -> dict[str, Any]:
+    script, made = _asset("report.js"), cards.cards(data)
+    groups = {
+        "training": charts.training_charts(data),
+        "speed": charts.speed_charts(data),
+        "telemetry": charts.telemetry_charts(data),
+    }
+    figures = charts.figures_json([chart for group in groups.values() for chart in group]) if plotly else "{}"
+    return {
+        "name": data.name,
+        "status": data.status if data.status != "unknown" else "no verdict",
+        "tone": cards.TONES.get(data.status, "muted"),
+        "message": text.plain(data.metrics.get("message") or ""),
+        "warnings": [text.plain(w) for w in text.items(data.plan.get("warnings"))],
+        "subtitle": cards.subtitle(data),
+        "recorded": bool(data.stories),
+        "cards": made,
+        "card_columns": min(len(made), 4) if len(made) not in (5, 6, 9, 10) else (3 if len(made) < 9 else 5),
+        "proof": cards.proof(data),
+        "budget": cards.budget(data),
+        "samples": answers.samples(data),
+        "errors": tables.error_table(data),
+        "log": data.log,
+        "hosts": list(data.telemetry),
+        "charts": groups if plotly else {name: [] for name in groups},
+        "charts_missing": plotly is None and any(groups.values()),
+        "tables": {name: [t for make in makers if (t := make(data))] for name, makers in _TABLES.items()},
+        "spec": data.spec,
+        "version": __version__,
+        "css": Markup(_asset("report.css")),  # noqa: S704 - our own file
+        "script": Markup(script),  # noqa: S704 - our own file
+        "figures": Markup(figures),  # noqa: S704 - figures_json made it safe
+        "plotly_slot": Markup(_PLOTLY_SLOT),  # noqa: S704 - our own mark
+        "policy": _policy([script, plotly or ""]),
+    }
+
+
+def _policy(scripts: list[str]) -> str:
+    """The page's own content policy: it loads nothing, and runs no script but ours, known by their hashes."""
+    hashes = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts if s]
+    allowed = " ".join(f"'sha256-{h}'" for h in hashes)
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
+
+
+@cache
+def _asset(name: str) -> str:
+    return (resources.files("allranks.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_asset),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html.j2")

@@ -1,0 +1,452 @@
+"""The run report page: what it shows, that it never fails, and that nothing in a run can break or misuse it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import random
+import shutil
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_report_runs import GIB, Maker, answers, complete_run, failed_run
+
+from allranks.report import page as page_module
+from allranks.report import text
+from allranks.report.charts import speed_charts, telemetry_charts, training_charts
+from allranks.report.figure import Chart
+from allranks.report.gather import gather
+from allranks.report.page import write_report
+from allranks.report.series import MAX_POINTS
+from allranks.rundir import RunDir
+
+
+@pytest.fixture
+def light(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without the megabytes of plotly.js, for tests that write many."""
+    monkeypatch.setattr(page_module, "plotly_source", lambda: "0")
+
+
+class Page(HTMLParser):
+    """A page taken apart as a browser would."""
+
+    def __init__(self, path: Path | None) -> None:
+        super().__init__(convert_charrefs=True)
+        assert path is not None
+        self.html = path.read_text(encoding="utf-8")
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.words: list[str] = []
+        self._inside: str | None = None
+        self.feed(self.html)
+        self.text = " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        self._inside = tag if tag in ("script", "style") else None
+        if tag == "script":
+            self.scripts.append((dict(attrs), ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = None
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            attrs, before = self.scripts[-1]
+            self.scripts[-1] = (attrs, before + data)
+        elif self._inside is None:
+            self.words.append(data)
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The figures that the page draws."""
+        return next(json.loads(body) for attrs, body in self.scripts if attrs.get("id") == "figures")
+
+
+def chart(charts: list[Chart], id: str) -> dict[str, Any]:
+    """A figure's traces by name."""
+    return {trace["name"]: trace for c in charts if c.id == id for trace in c.figure["data"]}
+
+
+def steps_of(run: RunDir, rank: int = 0) -> list[dict[str, Any]]:
+    events = [json.loads(line) for line in run.events_of(rank).read_text().splitlines()]
+    return [e for e in events if e["event"] == "step"]
+
+
+def test_a_complete_run_shows_all_its_parts(tmp_path: Path) -> None:
+    run = complete_run(tmp_path)
+    page = Page(write_report(run))
+    assert write_report(run) == run.report
+    for part in (
+        "demo", "succeeded", "2 ranks on 1 node", "Proof at step 0", "2 of 2", "515 rows, each taken once",
+        "held-out loss 7.700 → 2.100", "right answers 0.0 % → 50.0 %", "real tokens / s 6,494", "10 of 10 steps",
+        "What is 2 + 2?", "88888", "after step 10 ✓ right", "Environment of the ranks", "OMP_NUM_THREADS", "left alone",
+        "torchrun would set 1", "307 (38% of the rows)", "The same on all 2 ranks.", "5.23.0", "4.6 MiB in 1 file", "training",
+        "Spec, with all its defaults", "4 a rank x 2 ranks x 1 accumulated = 8 sequences",
+    ):  # fmt: skip
+        assert part in page.text, part
+    assert list(page.figures) == [
+        "loss", "score", "throughput", "step-time", "rank-time", "memory", "cpu", "host-memory", "network", "disk"
+    ]  # fmt: skip
+    assert page.text.count("✓ right") == 1
+    assert not list(tmp_path.glob("demo/.report*"))
+
+
+@pytest.mark.parametrize("root", ["empty", "absent"])
+def test_a_folder_with_nothing_in_it(tmp_path: Path, root: str) -> None:
+    (tmp_path / "empty").mkdir()
+    written = write_report(RunDir(tmp_path / root))
+    if root == "absent":
+        assert written is None
+    else:
+        assert "Nothing was recorded" in Page(written).text
+
+
+@pytest.mark.usefixtures("light")
+def test_each_file_may_be_missing_or_damaged(tmp_path: Path) -> None:
+    whole = complete_run(tmp_path)
+    names = [str(p.relative_to(whole.root)) for p in whole.root.rglob("*") if p.is_file()]
+    assert len(names) >= 9
+    damage = (
+        None,
+        b"",
+        b"{",
+        b"[1, 2",
+        b"\xff\xfe\x00",
+        b"[[[]]]",
+        b"null",
+        b'{"event": "step"}\n{"event": "eval", "step": "x"}\n',
+    )
+    for name in names:
+        for content in damage:
+            copy = tmp_path / "copy"
+            shutil.copytree(whole.root, copy)
+            (copy / name).unlink() if content is None else (copy / name).write_bytes(content)
+            assert write_report(RunDir(copy)), (name, content)
+            shutil.rmtree(copy)
+
+
+JUNK: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    1.5,
+    10**30,
+    10**400,
+    "",
+    "text",
+    "\ud800",
+    [],
+    [None],
+    {},
+    {"a": [1]},
+    "9" * 5000,
+]
+
+
+@pytest.mark.usefixtures("light")
+@pytest.mark.parametrize("seed", range(25))
+def test_any_field_may_hold_anything(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    run = failed_run(tmp_path) if seed % 2 else complete_run(tmp_path)
+    for path in [p for p in run.root.rglob("*.json*") if p.is_file()]:
+        lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+        path.write_text("\n".join(json.dumps(_spoil(json.loads(line), chance)) for line in lines))
+    assert write_report(run)
+
+
+def _spoil(value: Any, chance: random.Random) -> Any:
+    if chance.random() < 0.06:
+        return chance.choice(JUNK)
+    if isinstance(value, dict):
+        return {k: v if k == "event" else _spoil(v, chance) for k, v in value.items() if chance.random() > 0.02}
+    return [_spoil(v, chance) for v in value] if isinstance(value, list) else value
+
+
+def test_a_failure_is_named_with_its_log(tmp_path: Path) -> None:
+    page = Page(write_report(failed_run(tmp_path)))
+    assert "Failed rank 1 on one failed after step 4: RuntimeError: out of memory" in page.text
+    assert page.text.index("out of memory") < page.text.index("train loss")
+    assert page.text.index("1 1 RuntimeError out of memory") < page.text.index("followed from another rank")
+    assert "The end of the log one.rank1.log Traceback (most recent call last): File x.py RuntimeError" in page.text
+    assert "\x1b" not in page.html
+
+
+def test_a_rank_that_died_without_a_word_still_shows_its_log(tmp_path: Path) -> None:
+    make = Maker(tmp_path, "killed")
+    make.begin()
+    for rank in (0, 1):
+        make.run.log_of(1, "one", rank).write_text(f"last words of rank {rank}\n")
+    ends = [{"rank": 0, "exitcode": -15, "time": 1.0}, {"rank": 1, "exitcode": -9, "time": 2.0}]
+    make.run.agent_exit(1, "one").write_text(json.dumps({"failed": ends}))
+    assert "last words of rank 1" in Page(write_report(make.write(status="failed", message="rank 1 was killed"))).text
+
+
+EVIL = "</script><script>alert(1)</script><img src=http://evil/x onerror=alert(2)>'\"&<b>"
+
+
+def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
+    hosts = ("<script>alert(3)<\\script>", "b<i>")
+    make = Maker(tmp_path, "<img src=x onerror=alert(1)>", hosts=hosts)
+    make.begin(source=EVIL, template=EVIL, labels={EVIL: 0})
+    shown = [{"prompt": EVIL, "expected": EVIL, "reply": EVIL}]
+    make.evaluate(0, loss=2.0, samples=shown)
+    make.steps(1, 6)
+    make.evaluate(6, loss=1.0, samples=shown)
+    make.tell("error", only=1, type=EVIL, message=EVIL, attempt=1, echo=False)
+    make.telemetry(gpus=1)
+    make.run.log_of(1, "one", 1).write_text(EVIL)
+    env = [{"name": EVIL, "value": EVIL, "reason": EVIL, "source": EVIL}]
+    run = make.write(
+        status="failed", message=EVIL, env=env, plan={"strategy": EVIL, "warnings": [EVIL]}, metrics={"model": EVIL}
+    )
+    run.spec.write_text(EVIL)
+    page = Page(write_report(run))
+    assert [attrs.get("id") for attrs, _ in page.scripts] == ["figures", None, None]
+    assert page.text.count("alert(1)") > 10
+    assert all("alert(" not in body for _, body in page.scripts[2:])
+    assert not [a for a in page.attributes if a[1].startswith("on")]
+    assert "<b>" in page.text  # the text itself is there, whole
+    assert page.figures["cpu"]["data"][0]["name"].startswith("&lt;script&gt;")  # plotly reads tags in names
+
+
+def test_the_page_loads_nothing(tmp_path: Path) -> None:
+    page = Page(write_report(complete_run(tmp_path)))
+    links = [value or "" for _, name, value in page.attributes if name in ("src", "href", "srcset", "action", "data")]
+    assert links and all(link.startswith(("#", "data:")) for link in links)
+    ids = {value for _, name, value in page.attributes if name == "id"}
+    assert {link[1:] for link in links if link.startswith("#")} <= ids
+    style = page.html[page.html.index("<style>") : page.html.index("</style>")]
+    assert "url(" not in style and "@import" not in style
+    policy = next(v for _, name, v in page.attributes if name == "content" and v and "default-src 'none'" in v)
+    for attrs, body in page.scripts:
+        if attrs.get("type") != "application/json":
+            assert base64.b64encode(hashlib.sha256(body.encode()).digest()).decode() in policy
+    assert page.html.count("plotly.js v") == 1
+
+
+def test_secrets_do_not_appear(tmp_path: Path) -> None:
+    token, password = "hf_" + "a1B2" * 6, "hunter2hunter2"
+    make = Maker(tmp_path)
+    make.begin(source=f"<{token}")
+    make.evaluate(0, loss=1.0, samples=[{"prompt": token, "expected": token, "reply": token}])
+    make.steps(1, 2)
+    make.tell("error", only=1, type="X", message=f"403 for {token}", attempt=1, echo=False)
+    make.run.log_of(1, "one", 1).write_text(f"WANDB_API_KEY={password} http://me:{password}@proxy:80/ token {token}\n")
+    env = [{"name": "DB_PASSWORD", "value": password, "reason": "cluster.env", "source": "user"}]
+    run = make.write(status="failed", message=f"no access with {token}", env=env)
+    run.spec.write_text(
+        f"name: x\ncluster:\n  env:\n    DB_PASSWORD: {password}\n    TOKENIZERS_PARALLELISM: 'false'\n"
+    )
+    run.run_args.write_text(json.dumps({"command": ["allranks", "--set", f"cluster.env.DB_PASSWORD={password}"]}))
+    page = Page(write_report(run))
+    assert token not in page.html and password not in page.html
+    assert "DB_PASSWORD" in page.text and "TOKENIZERS_PARALLELISM: 'false'" in page.text
+
+
+def test_without_plotly_there_are_tables_and_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)  # the import then fails, as if it were not installed
+    page = Page(write_report(complete_run(tmp_path)))
+    assert "pip install 'allranks[report]'" in page.text and "Environment of the ranks" in page.text
+    assert len(page.html) < 100_000 and page.figures == {}
+
+
+def test_figures_hold_the_numbers_of_the_events(tmp_path: Path) -> None:
+    run = complete_run(tmp_path, steps=12, ranks=3)
+    zero, data = steps_of(run), gather(run)
+    loss = chart(training_charts(data), "loss")
+    assert loss["train loss"]["x"] == [e["step"] for e in zero]
+    assert loss["train loss"]["y"] == [e["loss"] for e in zero]
+    assert loss["learning rate"]["y"] == [e["lr"] for e in zero]
+    assert (loss["held-out loss"]["x"], loss["held-out loss"]["y"]) == ([0, 12], [7.7, 2.1])
+    rates = chart(speed_charts(data), "throughput")
+    each = [steps_of(run, rank) for rank in range(3)]
+    for name, field in (("real", "tokens"), ("trained", "tokens_trained"), ("padded", "tokens_padded")):
+        expected = [sum(e[i][field] for e in each) / zero[i]["step_time_s"] for i in range(12)]
+        assert rates[name]["y"] == pytest.approx(expected)
+    memory = chart(speed_charts(data), "memory")
+    assert [v * 1024**2 for v in memory["rank 2"]["y"]] == pytest.approx([e["memory_bytes"] for e in each[2]])
+    assert max(memory["highest peak so far"]["y"]) == pytest.approx(0.70 * GIB / 1024**2)
+    drawn = {t["name"]: t for t in Page(write_report(run)).figures["loss"]["data"]}
+    assert drawn["train loss"]["y"] == pytest.approx(loss["train loss"]["y"], rel=1e-5)
+
+
+def test_steps_logged_together_are_counted_apart(tmp_path: Path) -> None:
+    make = Maker(tmp_path)
+    make.begin(total=40)
+    make.steps(1, 40, every=10)
+    run = make.write()
+    data = gather(run)
+    bars = chart(speed_charts(data), "step-time")
+    assert sum(bars["after warm-up"]["y"]) + sum(bars.get("warm-up (first 5 steps)", {"y": []})["y"]) <= 40
+    after = [t for e in steps_of(run) for i, t in enumerate(e["step_times_s"]) if e["step"] - 10 + i >= 5]
+    assert sum(bars["after warm-up"]["y"]) == len(after) == 35
+    first = chart(speed_charts(data), "throughput")["real"]["y"][0]
+    total = sum(steps_of(run, rank)[0]["tokens"] for rank in (0, 1))
+    assert first == pytest.approx(total / sum(steps_of(run)[0]["step_times_s"]))
+
+
+def test_a_sum_over_ranks_needs_all_ranks(tmp_path: Path) -> None:
+    run = complete_run(tmp_path)
+    lines = run.events_of(1).read_text().splitlines()
+    run.events_of(1).write_text("\n".join(line for line in lines if '"step": 7' not in line))
+    assert chart(speed_charts(gather(run)), "throughput")["real"]["x"] == [1, 2, 3, 4, 5, 6, 8, 9, 10]
+    run.events_of(1).unlink()
+    note = next(c.note for c in speed_charts(gather(run)) if c.id == "throughput")
+    assert "1 of 2 ranks have logged no step" in note
+
+
+def test_a_resumed_run_shows_each_step_once(tmp_path: Path) -> None:
+    make = Maker(tmp_path)
+    make.begin(total=20)
+    make.steps(1, 9)
+    make.tell("stop", step=9, reason="SIGTERM")
+    make.tell("phase", name="done")
+    make.time += 5000
+    make.begin(attempt=2, resumed_from=6, total=20)
+    make.steps(7, 20)
+    make.tell("phase", name="done")
+    make.telemetry()
+    lines = make.run.telemetry_of("one").read_text().splitlines()
+    make.run.telemetry_of("one").write_text("\n".join(lines[:6] + lines[-8:]))  # no agent ran between the attempts
+    run = make.write()
+    data = gather(run)
+    loss = chart(training_charts(data), "loss")["train loss"]
+    assert loss["x"] == list(range(1, 21))
+    assert loss["y"][6:] == [e["loss"] for e in steps_of(run)][9:]
+    cpu = next(c for c in telemetry_charts(data) if c.id == "cpu").figure
+    assert max(cpu["data"][0]["x"]) < 120 and len(cpu["layout"]["shapes"]) == 2
+    page = Page(write_report(run))
+    assert "stopped after step 9 (SIGTERM)" in page.text and "after step 6 20" in page.text
+
+
+def test_long_runs_are_thinned_but_keep_their_peaks(tmp_path: Path) -> None:
+    make = Maker(tmp_path)
+    make.begin(total=9000)
+    make.steps(1, 9000)
+    make.events[0][-3]["loss"] = 99.0
+    run = make.write()
+    figures = Page(write_report(run)).figures
+    assert max(len(t["x"]) for f in figures.values() for t in f["data"]) <= MAX_POINTS
+    raw = figures["loss"]["data"][0]
+    assert max(raw["y"]) == 99 and raw["x"][0] <= 5 and raw["x"][-1] >= 8990
+    assert run.report.stat().st_size < 6_500_000
+
+
+def test_a_classifier_has_accuracy_and_no_perplexity(tmp_path: Path) -> None:
+    make = Maker(tmp_path)
+    make.begin(labels={"World": 0, "Sports": 1})
+    make.evaluate(0, loss=1.4, accuracy=0.25)
+    make.steps(1, 10)
+    make.evaluate(10, loss=0.5, accuracy=0.83)
+    page = Page(write_report(make.write()))
+    assert "accuracy 25.0 % → 83.0 %" in page.text and "perplexity" not in page.text
+    assert page.figures["score"]["data"][0]["y"] == [0.25, 0.83]
+    assert "2: World, Sports" in page.text
+
+
+def test_many_ranks_and_gpus_are_drawn_as_areas(tmp_path: Path) -> None:
+    make = Maker(tmp_path, ranks=40, hosts=tuple(f"node{i}" for i in range(20)))
+    make.begin()
+    make.steps(1, 10, parts=False)
+    make.telemetry(gpus=2)
+    run = make.write(plan={"device": "cuda"})
+    page = Page(write_report(run))
+    assert {"gpu", "gpu-memory", "gpu-power", "rank-time"} <= set(page.figures)
+    assert all(len(f["data"]) <= 8 for f in page.figures.values())
+    assert "node19" in page.text and "node15" not in page.text and "4 of 20 nodes are left out" in page.text
+    gpu = chart(telemetry_charts(gather(run)), "gpu-memory")
+    assert max(gpu["highest of the 40 GPUs"]["y"]) == 61 and min(gpu["lowest of the 40 GPUs"]["y"]) == 60
+
+
+def test_the_slow_rank_is_named(tmp_path: Path) -> None:
+    for slow, expected in ((2, "Rank 2 needs 5"), (None, "No rank stands out.")):
+        make = Maker(tmp_path, f"slow-{slow}", ranks=4)
+        make.begin()
+        make.steps(1, 20, slow_rank=slow)
+        note = next(c.note for c in speed_charts(gather(make.write())) if c.id == "rank-time")
+        assert expected in note
+
+
+def test_a_run_without_evaluation_says_so(tmp_path: Path) -> None:
+    make = Maker(tmp_path)
+    make.begin()
+    make.steps(1, 4)
+    page = Page(write_report(make.write()))
+    assert "Nothing was evaluated." in page.text and "Held-out questions" not in page.text
+    assert "held-out loss" not in page.text and "score" not in page.figures
+
+
+def test_answers_carry_the_time_at_which_they_were_given(tmp_path: Path) -> None:
+    make = Maker(tmp_path)
+    make.begin()
+    make.steps(1, 4)
+    make.evaluate(4, loss=2.0, samples=answers(3))
+    page = Page(write_report(make.write()))
+    assert "before training not asked after step 4 ✓ right 4" in page.text
+
+
+def test_a_failed_proof_is_not_a_tick(tmp_path: Path) -> None:
+    make = Maker(tmp_path)
+    make.begin()
+    make.events = {rank: events[:5] for rank, events in make.events.items()}
+    make.tell("error", type="ProofFailed", message="the weights are not equal", attempt=1, echo=False)
+    page = Page(write_report(make.write(status="failed", message="the weights are not equal")))
+    assert "✗ All ranks answer not proved" in page.text and "✓ All" not in page.text
+
+
+def test_versions_that_differ_between_ranks_are_named(tmp_path: Path) -> None:
+    run = complete_run(tmp_path, ranks=3)
+    run.events_of(2).write_text(run.events_of(2).read_text().replace("5.23.0", "5.22.0"))
+    assert "Rank 2 has other versions than rank 0." in Page(write_report(run)).text
+
+
+def test_plotly_accepts_every_figure(tmp_path: Path) -> None:
+    go = pytest.importorskip("plotly.graph_objects")
+    make = Maker(tmp_path, ranks=12, hosts=("a", "b"))
+    make.begin(total=80)
+    make.evaluate(0, loss=5.0, exact=0.1, samples=answers(2))
+    make.steps(1, 80)
+    make.evaluate(80, loss=1.0, exact=0.9, samples=answers(3))
+    make.telemetry(gpus=3)
+    figures = Page(write_report(make.write())).figures
+    assert len(figures) == 13
+    for figure in figures.values():
+        go.Figure(_painted(figure))
+
+
+def _painted(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith("--"):
+        return "#336699"
+    if isinstance(value, dict):
+        return {k: _painted(v) for k, v in value.items()}
+    return [_painted(v) for v in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (text.seconds_text(0.0313), "31.3 ms"),
+        (text.seconds_text(3.997), "4.00 s"),
+        (text.seconds_text(59.97), "1 min"),
+        (text.seconds_text(3725), "1 h 02 min"),
+        (text.bytes_text(711147520), "678 MiB"),
+        (text.bytes_text(1.5 * GIB), "1.5 GiB"),
+        (text.short_count(5198080), "5.2 M"),
+        (text.short_count(7_241_732_096), "7.24 B"),
+        (text.loss_text(0.00012), "1.2e-04"),
+        (text.loss_text(2208.9), "2,208.9"),
+        (text.ranks_text([5, 0, 1, 2]), "0-2, 5"),
+        (text.seconds_text(None), "-"),
+        (text.plain("\x1b[31mred\x1b[0m\x00"), "red"),
+        (text.hide_assignment("cluster.env.MY_TOKEN=x y"), "cluster.env.MY_TOKEN=***"),
+        (text.hide_assignment("train.max_steps=3"), "train.max_steps=3"),
+    ],
+)
+def test_values_for_people(shown: str, expected: str) -> None:
+    assert shown == expected
