@@ -35,7 +35,14 @@ def rows_file(tmp_path: Path) -> Path:
 
 def write_rows(path: Path, n: int) -> None:
     """`n` instruction rows of uneven length."""
-    rows = [{"instruction": f"Say the number {i}" + " please" * (i % 7), "input": "again" * (i % 3), "output": f"number {i} " + "yes " * (i % 5)} for i in range(n)]
+    rows = [
+        {
+            "instruction": f"Say the number {i}" + " please" * (i % 7),
+            "input": "again" * (i % 3),
+            "output": f"number {i} " + "yes " * (i % 5),
+        }
+        for i in range(n)
+    ]
     path.write_text(json.dumps(rows))
 
 
@@ -45,7 +52,14 @@ def tiny_spec(source: str | Path, tmp_path: Path, **sections: dict[str, Any]) ->
         "name": "t",
         "model": {
             "name": "tiny:mistral",
-            "config": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320},
+            "config": {
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "vocab_size": 320,
+            },
         },
         "data": {"source": str(source), "max_length": 64, "eval_fraction": 0.2},
         "adapter": {"type": "lora", "r": 4, "dropout": 0.1, "targets": ["q_proj", "v_proj"]},

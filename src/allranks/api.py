@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from allranks.launch.local import LocalJob
 from allranks.launch.outcome import RunResult, conclude
 from allranks.observe.events import Tail
 from allranks.plan import LaunchPlan, make_plan
-from allranks.redact import HIDDEN, is_secret_name, redact, redact_env
-from allranks.rundir import RunDir, create_run, find_run, write_json, write_text_atomic
+from allranks.redact import HIDDEN, is_secret_name, redact_argument, redact_env
+from allranks.rundir import RunDir, create_run, find_run, read_json, write_json, write_text_atomic
 from allranks.spec import RunSpec, load_spec, parse_spec, spec_to_yaml
 
 SpecLike = RunSpec | dict[str, Any] | str | Path
@@ -96,16 +97,16 @@ def _write_request(run_dir: RunDir, spec: RunSpec, launch_plan: LaunchPlan) -> N
         for e in launch_plan.environment
     ]
     write_json(run_dir.plan, msgspec.to_builtins(msgspec.structs.replace(launch_plan, environment=hidden)))
-    write_json(
-        run_dir.run_args,
-        {
-            "command": [redact(a) for a in sys.argv],
-            "folder": str(Path.cwd()),
-            "python": platform.python_version(),
-            "allranks": __version__,
-            "started": preflight.stamp(),
-        },
-    )
+    asked = {
+        "command": [redact_argument(a) for a in sys.argv],
+        "folder": str(Path.cwd()),
+        "python": platform.python_version(),
+        "allranks": __version__,
+        "started": preflight.stamp(),
+        "launched_at": time.time(),
+    }
+    earlier = read_json(run_dir.run_args) or {}
+    write_json(run_dir.run_args, {**earlier, "resumed": [*earlier.get("resumed", []), asked]} if earlier else asked)
 
 
 def launch(
@@ -154,8 +155,7 @@ def resume(
         (observer or Silent()).say(f"passed over: {problem}")
     facts = checkpoints.manifest(run_dir, step)
     _check_resumable(run_dir, launch_plan, facts, step, inexact)
-    write_text_atomic(run_dir.spec, spec_to_yaml(spec))
-    write_json(run_dir.plan, msgspec.to_builtins(launch_plan))
+    _write_request(run_dir, spec, launch_plan)
     attempt = max(run_dir.attempts(), default=0) + 1
     (observer or Silent()).say(f"going on after step {step} ({facts['mode']} checkpoint), attempt {attempt}")
     return launch(

@@ -192,11 +192,15 @@ def find_run(name: str, run_root: str | Path = "runs") -> RunDir:
 def write_text_atomic(path: Path, text: str) -> None:
     """Write a whole file or nothing: readers never see half of it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # a full disk must not keep halves
+        raise
 
 
 def write_json(path: Path, value: Any) -> None:

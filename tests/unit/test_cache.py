@@ -30,7 +30,9 @@ print(how, (entry / "part").read_text())
 
 
 def start(folder: Path, seconds: float) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", BUILDER, str(folder), str(seconds)], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", BUILDER, str(folder), str(seconds)], stdout=subprocess.PIPE, text=True
+    )
 
 
 def builds(folder: Path) -> int:
@@ -108,7 +110,12 @@ def test_a_silent_builder_elsewhere_is_taken_over(tmp_path: Path, monkeypatch: p
 def test_a_beating_builder_elsewhere_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "STALE_S", 0.6)
     beat = subprocess.Popen(
-        [sys.executable, "-c", "import sys,time,json,pathlib\np=pathlib.Path(sys.argv[1])\nfor i in range(8):\n p.write_text(json.dumps({'host':'elsewhere','pid':1,'beat':i})); time.sleep(.25)\np.unlink()", str(tmp_path / "key.claim")]
+        [
+            sys.executable,
+            "-c",
+            "import sys,time,json,pathlib\np=pathlib.Path(sys.argv[1])\nfor i in range(8):\n p.write_text(json.dumps({'host':'elsewhere','pid':1,'beat':i})); time.sleep(.25)\np.unlink()",
+            str(tmp_path / "key.claim"),
+        ]
     )
     until(lambda: (tmp_path / "key.claim").exists())
     began = time.monotonic()
@@ -119,7 +126,10 @@ def test_a_beating_builder_elsewhere_is_waited_for(tmp_path: Path, monkeypatch: 
 
 
 def test_a_reused_process_number_is_not_the_builder(tmp_path: Path) -> None:
-    write_json(tmp_path / "key.claim", {"host": cache.host_name(), "place": cache._place(), "pid": os.getpid(), "started": 1.0, "beat": "x"})
+    write_json(
+        tmp_path / "key.claim",
+        {"host": cache.host_name(), "place": cache._place(), "pid": os.getpid(), "started": 1.0, "beat": "x"},
+    )
     assert any("has died" in s for s in obtain(tmp_path)[1])
 
 

@@ -130,7 +130,10 @@ def test_only_the_response_is_trained(tokenizer: Any) -> None:
 
 
 def test_chat_trains_assistant_turns_only(tokenizer: Any) -> None:
-    messages = [{"role": r, "content": c} for r, c in (("user", "one?"), ("assistant", "1"), ("user", "two?"), ("assistant", "2"))]
+    messages = [
+        {"role": r, "content": c}
+        for r, c in (("user", "one?"), ("assistant", "1"), ("user", "two?"), ("assistant", "2"))
+    ]
     (row,) = encode_text(render([{"messages": messages}]), tokenizer, max_length=512, mask_prompt=True)
     trained = text_of(tokenizer, row, trained=True)
     assert trained == "1</s>\n2</s>\n</s>"

@@ -38,7 +38,11 @@ def test_readme_names_every_folder_and_verb() -> None:
         assert f"`{verb}" in readme, verb
 
 
-@pytest.mark.parametrize("verb", [["--help"], ["--version"], *([v, "--help"] for v in VERBS), ["schema"], ["plan", "examples/demo.yaml"], ["runs"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "verb",
+    [["--help"], ["--version"], *([v, "--help"] for v in VERBS), ["schema"], ["plan", "examples/demo.yaml"], ["runs"]],
+    ids=" ".join,
+)
 def test_light_verbs_never_import_torch(verb: list[str]) -> None:
     code = (
         "import sys\nsys.argv = ['allranks', *sys.argv[1:]]\nfrom allranks.cli.main import main\n"
@@ -55,5 +59,11 @@ def test_only_train_imports_torch() -> None:
         if "train" in path.relative_to(REPO / "src" / "allranks").parts:
             continue
         for node in ast.parse(path.read_text()).body:
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names = (
+                [a.name for a in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
             assert not any(n.split(".")[0] in ("torch", "transformers", "peft", "numpy") for n in names), path

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 from allranks.errors import CheckpointError, SpecError
 from allranks.spec.records import AdapterSpec, ModelSpec, TrainSpec
@@ -23,7 +23,13 @@ from allranks.train.optim import adamw
 from allranks.train.rng import rng_state, set_rng_state
 from allranks.train.strategies.common import clip_and_update, trained
 
-SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 FAMILIES = ["mistral", "llama", "glm4_moe"]
 
 
@@ -92,7 +98,9 @@ def test_loss_equals_transformers_own_and_skipped_positions_change_nothing(token
     with torch.no_grad():
         ours = LossModel(model, classifier=False)(batch) / batch.tokens_trained
         theirs = model(input_ids=batch.input_ids, labels=labels).loss
-        full = F.cross_entropy(model(input_ids=batch.input_ids).logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORE)
+        full = F.cross_entropy(
+            model(input_ids=batch.input_ids).logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORE
+        )
     torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(ours, full)
     assert batch.tokens_trained == 12 - 3
@@ -104,10 +112,20 @@ def test_loss_equals_transformers_own_and_skipped_positions_change_nothing(token
     [
         ("mistral", AdapterSpec(type="lora", r=4, targets=["q_proj", "v_proj"])),
         ("llama", AdapterSpec(type="lora", r=4, modules_to_save=["embed_tokens", "lm_head"])),
-        ("glm4_moe", AdapterSpec(type="lora", r=4, targets=["q_proj"], target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])),
+        (
+            "glm4_moe",
+            AdapterSpec(
+                type="lora",
+                r=4,
+                targets=["q_proj"],
+                target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+            ),
+        ),
     ],
 )
-def test_saved_adapters_reload_in_plain_peft_with_the_same_logits(family: str, adapter: AdapterSpec, tokenizer: Any, tmp_path: Path) -> None:
+def test_saved_adapters_reload_in_plain_peft_with_the_same_logits(
+    family: str, adapter: AdapterSpec, tokenizer: Any, tmp_path: Path
+) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -125,9 +143,14 @@ def test_saved_adapters_reload_in_plain_peft_with_the_same_logits(family: str, a
         clip_and_update(optimizer, (p for _, p in named), None)
     model.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
     prove_weights(model, tmp_path / "adapter")
-    plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), str(tmp_path / "adapter"))
+    plain = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "base"), str(tmp_path / "adapter")
+    )
     with torch.no_grad():
-        ours, theirs, untouched = (m.eval()(input_ids=ids).logits for m in (model, plain, AutoModelForCausalLM.from_pretrained(tmp_path / "base")))
+        ours, theirs, untouched = (
+            m.eval()(input_ids=ids).logits
+            for m in (model, plain, AutoModelForCausalLM.from_pretrained(tmp_path / "base"))
+        )
     assert torch.equal(ours, theirs)
     assert not torch.equal(ours, untouched)
 
@@ -135,7 +158,9 @@ def test_saved_adapters_reload_in_plain_peft_with_the_same_logits(family: str, a
 def test_planted_damage_of_a_saved_adapter_is_found(tokenizer: Any, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    model: Any = add_adapter(model_of("mistral", tokenizer), AdapterSpec(type="lora", targets=["q_proj"]), classifier=False, base="b", seed=1)
+    model: Any = add_adapter(
+        model_of("mistral", tokenizer), AdapterSpec(type="lora", targets=["q_proj"]), classifier=False, base="b", seed=1
+    )
     file = tmp_path / "adapter_model.safetensors"
     model.save_pretrained(tmp_path, save_embedding_layers=False)
     good = load_file(file)
@@ -163,7 +188,9 @@ def test_full_models_reload_in_plain_transformers(tokenizer: Any, tmp_path: Path
         prove_weights(model, tmp_path / family)
         ids = torch.tensor([AutoTokenizer.from_pretrained(tmp_path / family)("hello 12")["input_ids"]])
         with torch.no_grad():
-            assert torch.equal(model(ids).logits, AutoModelForCausalLM.from_pretrained(tmp_path / family).eval()(ids).logits)
+            assert torch.equal(
+                model(ids).logits, AutoModelForCausalLM.from_pretrained(tmp_path / family).eval()(ids).logits
+            )
 
 
 def test_checkpointing_with_lora_gives_the_same_gradients(tokenizer: Any) -> None:
@@ -172,7 +199,9 @@ def test_checkpointing_with_lora_gives_the_same_gradients(tokenizer: Any) -> Non
     for checkpointing in (False, True):
         spec = ModelSpec(name="tiny:mistral", config=SMALL, gradient_checkpointing=checkpointing)
         base = build_model(spec, tokenizer, dtype="float32", labels={}, seed=1)
-        model: Any = add_adapter(base, AdapterSpec(type="lora", targets=["q_proj", "v_proj"]), classifier=False, base="b", seed=1).train()
+        model: Any = add_adapter(
+            base, AdapterSpec(type="lora", targets=["q_proj", "v_proj"]), classifier=False, base="b", seed=1
+        ).train()
         model(input_ids=ids, labels=ids).loss.backward()
         grads.append([p.grad for _, p in trained(model)])
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
@@ -185,7 +214,13 @@ def test_unknown_names_say_what_there_is(tokenizer: Any) -> None:
     with pytest.raises(SpecError, match=r"hidden_sise.*hidden_size"):
         model_of("mistral", tokenizer, hidden_sise=3)
     with pytest.raises(SpecError, match="q_proj"):
-        add_adapter(model_of("mistral", tokenizer), AdapterSpec(type="lora", targets=["query"]), classifier=False, base="b", seed=1)
+        add_adapter(
+            model_of("mistral", tokenizer),
+            AdapterSpec(type="lora", targets=["query"]),
+            classifier=False,
+            base="b",
+            seed=1,
+        )
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing_then_or_later() -> None:

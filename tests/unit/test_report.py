@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_report_runs import GIB, Maker, answers, complete_run, failed_run
 
 from allranks.report import page as page_module
 from allranks.report import text
@@ -23,6 +22,7 @@ from allranks.report.gather import gather
 from allranks.report.page import write_report
 from allranks.report.series import MAX_POINTS
 from allranks.rundir import RunDir
+from tests.unit.report_runs import GIB, Maker, answers, complete_run, failed_run
 
 
 @pytest.fixture
@@ -450,3 +450,9 @@ def _painted(value: Any) -> Any:
 )
 def test_values_for_people(shown: str, expected: str) -> None:
     assert shown == expected
+
+
+@pytest.mark.parametrize("steps", [1, 3, 10, 200])
+def test_runs_of_any_length_get_a_page(tmp_path: Path, steps: int) -> None:
+    page = write_report(complete_run(tmp_path, steps=steps))
+    assert page is not None and page.stat().st_size > 10_000

@@ -55,7 +55,12 @@ def test_all_unknown_keys_are_listed_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("item", "key"),
-    [("train.lr=fast", "train.lr"), ("train.max_steps=-1", "train.max_steps"), ("train.micro_batch_size=1.5", "train.micro_batch_size"), ("name=a/b", "name")],
+    [
+        ("train.lr=fast", "train.lr"),
+        ("train.max_steps=-1", "train.max_steps"),
+        ("train.micro_batch_size=1.5", "train.micro_batch_size"),
+        ("name=a/b", "name"),
+    ],
 )
 def test_wrong_type_names_the_key(item: str, key: str) -> None:
     assert f"my.yaml: {key}: " in refusal([item])
@@ -71,7 +76,9 @@ def test_names_that_look_like_numbers_stay_texts() -> None:
 
 
 def test_set_reaches_deep_and_wins() -> None:
-    spec = parse_spec({**MINIMAL, "cluster": {"slurm": {"partition": "a"}}}, ["cluster.slurm.partition=b", "cluster.env.X=a,b=c"])
+    spec = parse_spec(
+        {**MINIMAL, "cluster": {"slurm": {"partition": "a"}}}, ["cluster.slurm.partition=b", "cluster.env.X=a,b=c"]
+    )
     assert spec.cluster.slurm.partition == "b"
     assert spec.cluster.env == {"X": "a,b=c"}
 
@@ -101,14 +108,28 @@ def test_values_that_contradict_each_other(items: list[str], words: str) -> None
     assert words in refusal(items)
 
 
-@pytest.mark.parametrize(("raw", "words"), [([1], "mapping"), ({}, "model.name is missing"), ({"model": {"name": "x"}}, "data.source is missing"), ({"model": 3}, "model")])
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        ([1], "mapping"),
+        ({}, "model.name is missing"),
+        ({"model": {"name": "x"}}, "data.source is missing"),
+        ({"model": 3}, "model"),
+    ],
+)
 def test_incomplete_documents(raw: Any, words: str) -> None:
     assert words in refusal([], raw)
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("a: [1", "not YAML"), ("name: x\nname: y\n", "stands twice"), ("", "empty"), ("1: 2\n", "not a text"), ("a: !!python/object:os.system x", "not YAML")],
+    [
+        ("a: [1", "not YAML"),
+        ("name: x\nname: y\n", "stands twice"),
+        ("", "empty"),
+        ("1: 2\n", "not a text"),
+        ("a: !!python/object:os.system x", "not YAML"),
+    ],
 )
 def test_files_that_are_no_spec(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "s.yaml"

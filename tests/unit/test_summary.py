@@ -19,7 +19,15 @@ PLAN = make_plan(SPEC, facts())
 
 
 def step(n: int, seconds: float, tokens: int, **more: Any) -> dict[str, Any]:
-    base = {"event": "step", "step": n, "steps": 1, "loss": 10.0 - n, "tokens": tokens, "tokens_trained": tokens // 2, "tokens_padded": 1}
+    base = {
+        "event": "step",
+        "step": n,
+        "steps": 1,
+        "loss": 10.0 - n,
+        "tokens": tokens,
+        "tokens_trained": tokens // 2,
+        "tokens_padded": 1,
+    }
     return {**base, "step_time_s": seconds, "peak_memory_bytes": 100 + n, "time": float(n), "rank": 0, **more}
 
 
@@ -37,7 +45,16 @@ def test_warm_up_is_told_apart() -> None:
 def test_logging_seldom_changes_no_total() -> None:
     each = [step(n, 1.0 + n, 100) for n in range(1, 21)]
     seldom = [
-        step(n, 0.0, 500, steps=5, step_times_s=[1.0 + k for k in range(n - 4, n + 1)], tokens_trained=250, tokens_padded=5) for n in range(5, 21, 5)
+        step(
+            n,
+            0.0,
+            500,
+            steps=5,
+            step_times_s=[1.0 + k for k in range(n - 4, n + 1)],
+            tokens_trained=250,
+            tokens_padded=5,
+        )
+        for n in range(5, 21, 5)
     ]
     a, b = (summarize("x", SPEC, PLAN, {0: events}, "succeeded") for events in (each, seldom))
     for key in ("tokens_per_s", "tokens_real", "warmup_s", "step_time_s", "tokens_trained"):
@@ -57,7 +74,11 @@ def test_nothing_at_all_still_gives_a_summary() -> None:
 
 
 def test_steps_done_twice_count_once() -> None:
-    events = [step(n, 1.0, 10) for n in range(1, 8)] + [{"event": "resume", "from_step": 4, "time": 8.0}] + [step(n, 1.0, 10) for n in range(5, 10)]
+    events = (
+        [step(n, 1.0, 10) for n in range(1, 8)]
+        + [{"event": "resume", "from_step": 4, "time": 8.0}]
+        + [step(n, 1.0, 10) for n in range(5, 10)]
+    )
     assert [e["step"] for e in of_last_story(events) if e["event"] == "step"] == list(range(1, 10))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from allranks.redact import HIDDEN, is_secret_name
+from allranks.redact import HIDDEN, is_secret_name, redact_argument
 from allranks.report import text
 from allranks.report.gather import RunData
 from allranks.report.tables import Cell, Row, Table, facts, long, num, shorten, table
@@ -22,7 +22,7 @@ def plan_facts(data: RunData) -> Table | None:
         if batch
         else ""
     )
-    words = [text.hide_assignment(text.plain(a)) for a in text.items(data.run_args.get("command"))]
+    words = [redact_argument(text.plain(a)) for a in text.items(data.run_args.get("command"))]
     command = " ".join([words[0].rsplit("/", 1)[-1], *words[1:]]) if words else ""
     return facts(
         "plan",

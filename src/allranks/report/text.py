@@ -7,15 +7,12 @@ import re
 import time
 from typing import Any
 
-from allranks.redact import HIDDEN, is_secret_name, redact
+from allranks.redact import redact
 
 NONE = "-"
 LONGEST = 4000
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-_VARIABLE = re.compile(r"\b([A-Z][A-Z0-9_]+)=([^\s'\"]+)")
-_CREDENTIALS = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
-_ARGUMENT = re.compile(r"([A-Za-z0-9_\-]+)=")
 
 
 def number(value: Any) -> float | None:
@@ -40,13 +37,8 @@ def whole(value: Any) -> int | None:
 def plain(value: Any, longest: int = LONGEST) -> str:
     """Text without secrets, colour codes and control characters, cut where it is too long for a page."""
     text = redact(_CONTROL.sub("", _ESCAPES.sub("", str(value))))
-    text = _CREDENTIALS.sub(HIDDEN, _VARIABLE.sub(_hide_variable, text))
     text = text.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair cannot be written
     return text if len(text) <= longest else f"{text[:longest]} … ({len(text) - longest:,} more characters)"
-
-
-def _hide_variable(match: re.Match[str]) -> str:
-    return f"{match.group(1)}={HIDDEN}" if is_secret_name(match.group(1)) else match.group(0)
 
 
 def clean(value: Any) -> Any:
@@ -73,14 +65,6 @@ def items(value: Any) -> list[Any]:
 def record(value: Any) -> dict[str, Any]:
     """A dictionary, or an empty one."""
     return value if isinstance(value, dict) else {}
-
-
-def hide_assignment(argument: str) -> str:
-    """``cluster.env.DB_PASSWORD=x`` without its value; other arguments as they are."""
-    for match in _ARGUMENT.finditer(argument):
-        if is_secret_name(match.group(1)):
-            return argument[: match.end()] + HIDDEN
-    return argument
 
 
 def text_or_none(value: Any) -> str:

@@ -155,7 +155,9 @@ def _env_as_text(raw: dict[str, Any]) -> None:
     cluster = raw.get("cluster")
     env = cluster.get("env") if isinstance(cluster, dict) else None
     if isinstance(env, dict):
-        cluster["env"] = {k: str(v) if isinstance(v, (int, float)) and not isinstance(v, bool) else v for k, v in env.items()}
+        cluster["env"] = {
+            k: str(v) if isinstance(v, (int, float)) and not isinstance(v, bool) else v for k, v in env.items()
+        }
 
 
 def _record_of(annotation: Any) -> type[Record] | None:

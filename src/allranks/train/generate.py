@@ -22,7 +22,7 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True):
 
     exact_match: float | None
     checked: int
-    samples: list[dict[str, str]]
+    samples: list[dict[str, Any]]
 
 
 def checkable(questions: list[dict[str, str]]) -> bool:
@@ -47,8 +47,13 @@ def answer(world: World, model: nn.Module, tokenizer: Any, questions: list[dict[
     dist.all_gather_object(gathered, replies, group=world.control)
     ordered = [gathered[i % world.size][i // world.size] for i in range(len(asked))]
     right = sum(reply.strip() == q["answer"].strip() for reply, q in zip(ordered, asked, strict=True))
-    shown = [
-        {"prompt": q["prompt"], "expected": q["answer"], "reply": r}
+    shown: list[dict[str, Any]] = [
+        {
+            "prompt": q["prompt"],
+            "expected": q["answer"],
+            "reply": r,
+            "right": check and r.strip() == q["answer"].strip(),
+        }
         for q, r in list(zip(asked, ordered, strict=True))[:samples]
     ]
     return Answers(

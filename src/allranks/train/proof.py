@@ -115,7 +115,9 @@ def _where_they_differ(world: World, model: nn.Module, odd: int) -> str:
     """The first parameter in which a rank differs, found by comparing short hashes of each."""
     names = sorted(model.state_dict())
     state = model.state_dict()
-    mine: dict[str, str] = {n: f"{tuple(state[n].shape)} {hashlib.sha256(content(state[n])).hexdigest()[:16]}" for n in names}
+    mine: dict[str, str] = {
+        n: f"{tuple(state[n].shape)} {hashlib.sha256(content(state[n])).hexdigest()[:16]}" for n in names
+    }
     everyone: list[Any] = [None] * world.size
     dist.all_gather_object(everyone, mine, group=world.control)
     other = next(r for r in range(world.size) if everyone[r] != everyone[odd])

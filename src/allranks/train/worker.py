@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from allranks.errors import NonFiniteLoss
+from allranks.facts import host_name
 from allranks.observe.events import EventLog
 from allranks.observe.loggers import forward_event, make_loggers
 from allranks.plan import LaunchPlan
@@ -59,6 +60,8 @@ def work(run: RunDir, attempt: int) -> int:
         signal.signal(number, partial(_asked, stop))
     events.write(
         "start",
+        host=host_name(),
+        local_rank=int(os.environ["LOCAL_RANK"]),
         attempt=attempt,
         pid=os.getpid(),
         world_size=int(os.environ["WORLD_SIZE"]),

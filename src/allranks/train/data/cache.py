@@ -108,7 +108,9 @@ def _place_hash() -> str:
 def _beat(claim: Path) -> None:
     me = psutil.Process()
     started = me.create_time()
-    write_json(claim, {"host": host_name(), "place": _place(), "pid": me.pid, "started": started, "beat": secrets.token_hex(4)})
+    write_json(
+        claim, {"host": host_name(), "place": _place(), "pid": me.pid, "started": started, "beat": secrets.token_hex(4)}
+    )
 
 
 def _release(claim: Path) -> None:

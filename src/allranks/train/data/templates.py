@@ -61,7 +61,9 @@ def choose_template(data: DataSpec, rows: Sequence[Row], *, classifier: bool) ->
         columns = {**own.columns, **columns}
         if name == "auto":
             labelled = own.template == "classification"
-            name = own.template if classifier or not labelled else "text"  # a language model reads labelled texts as texts
+            name = (
+                own.template if classifier or not labelled else "text"
+            )  # a language model reads labelled texts as texts
     present = list(rows[0])
     if name == "auto":
         name = _auto(present, columns, classifier, data.source)

@@ -8,9 +8,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from allranks.report.page import write_report
 from allranks.rundir import RunDir
 
 START = 1_795_215_900.0
@@ -346,9 +343,3 @@ def failed_run(
         "Traceback (most recent call last):\n  File \x1b[31mx.py\x1b[0m\nRuntimeError: out of memory\n"
     )
     return make.write(status="failed", message=message)
-
-
-@pytest.mark.parametrize("steps", [1, 3, 10, 200])
-def test_runs_of_any_length_get_a_page(tmp_path: Path, steps: int) -> None:
-    page = write_report(complete_run(tmp_path, steps=steps))
-    assert page is not None and page.stat().st_size > 10_000
