@@ -36,14 +36,24 @@ def unwrap(annotation: typing.Any) -> tuple[str, str, type[Record] | None]:
         return f"{origin.__name__} of {' to '.join(unwrap(a)[0] for a in args)}", "", None
     if args:
         parts = [unwrap(a) for a in args if a is not type(None)]
-        return " or ".join(p[0] for p in parts), next((p[1] for p in parts if p[1]), description), next((p[2] for p in parts if p[2]), None)
+        return (
+            " or ".join(p[0] for p in parts),
+            next((p[1] for p in parts if p[1]), description),
+            next((p[2] for p in parts if p[2]), None),
+        )
     return getattr(annotation, "__name__", str(annotation)), "", None
 
 
 def default(field: msgspec.structs.FieldInfo) -> str:
     """The default as YAML would say it."""
-    value = field.default if field.default is not msgspec.NODEFAULT else (field.default_factory() if field.default_factory is not msgspec.NODEFAULT else "required")
-    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value) if value != [] and value != {} else str(value))
+    value = (
+        field.default
+        if field.default is not msgspec.NODEFAULT
+        else (field.default_factory() if field.default_factory is not msgspec.NODEFAULT else "required")
+    )
+    return {"None": "null", "True": "true", "False": "false"}.get(
+        str(value), str(value) if value != [] and value != {} else str(value)
+    )
 
 
 def section(record: type[Record], path: str) -> str:
@@ -63,8 +73,15 @@ def section(record: type[Record], path: str) -> str:
 
 def strategies() -> str:
     """The strategies with their options."""
-    lines = [f"| `{name}` | {e.summary} | {', '.join(f'`{k}: {v}`' for k, v in e.options.items()).lower() or '-'} |" for name, e in REGISTRY.items()]
-    return "\n## Strategies\n\nOptions stand beside `strategy.name`.\n\n| name | what | options and defaults |\n|---|---|---|\n" + "\n".join(lines) + "\n"
+    lines = [
+        f"| `{name}` | {e.summary} | {', '.join(f'`{k}: {v}`' for k, v in e.options.items()).lower() or '-'} |"
+        for name, e in REGISTRY.items()
+    ]
+    return (
+        "\n## Strategies\n\nOptions stand beside `strategy.name`.\n\n| name | what | options and defaults |\n|---|---|---|\n"
+        + "\n".join(lines)
+        + "\n"
+    )
 
 
 def text() -> str:

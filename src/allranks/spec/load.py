@@ -154,7 +154,7 @@ def _env_as_text(raw: dict[str, Any]) -> None:
     """Environment values are texts; ``OMP_NUM_THREADS: 2`` is a number only to YAML."""
     cluster = raw.get("cluster")
     env = cluster.get("env") if isinstance(cluster, dict) else None
-    if isinstance(env, dict):
+    if isinstance(cluster, dict) and isinstance(env, dict):
         cluster["env"] = {
             k: str(v) if isinstance(v, (int, float)) and not isinstance(v, bool) else v for k, v in env.items()
         }

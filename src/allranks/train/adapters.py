@@ -9,6 +9,7 @@ from torch import nn
 from allranks.errors import SpecError
 from allranks.spec.records import AdapterSpec
 from allranks.train.data.tokenizer import first_line
+from allranks.train.kernels import cheapen_dropout
 
 
 def add_adapter(model: nn.Module, spec: AdapterSpec, *, classifier: bool, base: str, seed: int) -> nn.Module:
@@ -44,6 +45,7 @@ def add_adapter(model: nn.Module, spec: AdapterSpec, *, classifier: bool, base: 
         raise SpecError(
             f"adapter: {first_line(error)[:300]}; the model's linear layers are named: {', '.join(linear)}"
         ) from None
+    cheapen_dropout(adapted)
     adapted.peft_config["default"].base_model_name_or_path = base
     if any(getattr(m, "gradient_checkpointing", False) for m in model.modules()):
         adapted.enable_input_require_grads()  # else a frozen embedding gives checkpointed blocks nothing to differentiate

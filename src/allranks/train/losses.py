@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from allranks.train.data.collate import IGNORE, Batch
+from allranks.train.kernels import sum_cross_entropy
 
 
 class LossModel(nn.Module):
@@ -29,7 +30,7 @@ class LossModel(nn.Module):
         if self._classifier:
             return F.cross_entropy(self.label_logits(batch), batch.targets, reduction="sum")
         logits, targets = self.token_logits(batch)
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
+        return sum_cross_entropy(logits.flatten(0, 1), targets.flatten(), IGNORE)
 
     def label_logits(self, batch: Batch) -> torch.Tensor:
         """(B, classes) in float32."""

@@ -1,0 +1,68 @@
+"""The cheaper operations do exactly what the plain ones do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from allranks.spec.records import AdapterSpec
+from allranks.train.adapters import add_adapter
+from allranks.train.kernels import CheapDropout, sum_cross_entropy
+
+
+@pytest.mark.parametrize("ignored", [0, 7, 20])
+def test_sum_cross_entropy_equals_torchs(ignored: int) -> None:
+    torch.manual_seed(0)
+    logits = (torch.randn(20, 50) * 30).requires_grad_()
+    other = logits.detach().clone().requires_grad_()
+    targets = torch.randint(0, 50, (20,))
+    targets[:ignored] = -100
+    ours, theirs = (
+        sum_cross_entropy(logits, targets, -100),
+        F.cross_entropy(other, targets, ignore_index=-100, reduction="sum"),
+    )
+    (ours * 0.3).backward()
+    (theirs * 0.3).backward()
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(logits.grad, other.grad)
+
+
+def test_dropout_drops_and_scales_as_asked() -> None:
+    torch.manual_seed(0)
+    layer, x = CheapDropout(0.2), torch.ones(1000, 1003, requires_grad=True)
+    y = layer(x)
+    dropped = float((y == 0).float().mean())
+    assert abs(dropped - 0.2) < 0.002
+    assert abs(float(y.mean()) - 1.0) < 0.003
+    y.sum().backward()
+    assert torch.equal(x.grad, y)  # type: ignore[arg-type]
+    assert not torch.equal(layer(x), y)
+    torch.manual_seed(0)
+    assert torch.equal(layer(x), y)
+    assert layer.eval()(x) is x
+    assert CheapDropout(0.0)(x) is x
+
+
+def test_neighbours_are_dropped_independently() -> None:
+    torch.manual_seed(1)
+    zero = (CheapDropout(0.5)(torch.ones(2_000_000)) == 0).double()
+    for shift in (1, 2, 3, 4, 8):
+        together = float((zero[:-shift] * zero[shift:]).mean())
+        assert abs(together - 0.25) < 0.002, shift
+
+
+def test_lora_uses_it_and_saves_as_before() -> None:
+    from tests.unit.test_model import SMALL, model_of, train_tokenizer
+
+    assert SMALL
+    tokenizer = train_tokenizer(["a b"], 300, classifier=False)
+    model = add_adapter(
+        model_of("mistral", tokenizer),
+        AdapterSpec(type="lora", dropout=0.1, targets=["q_proj"]),
+        classifier=False,
+        base="b",
+        seed=1,
+    )
+    assert sum(isinstance(m, CheapDropout) for m in model.modules()) == 2
+    assert not any(type(m) is torch.nn.Dropout and m.p > 0 for m in model.modules())
