@@ -16,6 +16,11 @@ class ProgramFailed(RuntimeError):
     """A program ended with an error or ran past its time; the message ends with the last lines it wrote."""
 
 
+def exit_on_sigterm() -> None:
+    """Turn SIGTERM into an ordinary exit, so that programs started here are ended too."""
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+
+
 def _end_group(process: subprocess.Popen[bytes], grace_s: float = 10.0) -> None:
     """Ask the whole process group to end, then end it."""
     for signum in (signal.SIGTERM, signal.SIGKILL):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from tempfile import mkdtemp
@@ -18,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import machine
-from benchmarks.programs import ROOT, run
+from benchmarks.programs import ROOT, exit_on_sigterm, run
 from benchmarks.train_throughput import ours
 from benchmarks.train_throughput.workload import ENV, SEQ_LEN, WARMUP_STEPS, WORLD, Job, Workload, build
 
@@ -34,6 +35,7 @@ PACKING = {"d": "wrapped", "e": "isolated"}
 PAIRS = [f"{x}/{y}" for x in "de" for y in "cba"] + ["c/b", "c/a"]
 AIMS = {"d/c": 0.97, "d/b": 1.4, "d/a": 2.5}
 BASE_SEED = 42
+DISTURBED = 0.1  # share of all cores that other programs used during a run, above which it is run again
 
 
 def run_peer(variant: str, job: Job) -> dict[str, Any]:
@@ -61,6 +63,22 @@ def run_variant(variant: str, job: Job, quiet_wait: float) -> dict[str, Any]:
     return {**result, "wall_s": round(machine.CpuClock.now().wall - clock.wall, 1), "disturbed": clock.disturbance()}
 
 
+def run_undisturbed(variant: str, job: Job, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Runs of one variant until one was disturbed little by others; the least disturbed is the one that counts.
+
+    What is looked at is the CPU time of other programs, never how fast the run was. The others stay in the result.
+    """
+    runs: list[dict[str, Any]] = []
+    for attempt in range(1 + args.retries):
+        folder = job.folder / f"attempt-{attempt}"
+        folder.mkdir()
+        runs.append(run_variant(variant, replace(job, folder=folder), args.quiet_wait))
+        if "error" in runs[-1] or runs[-1]["disturbed"]["others_share"] <= DISTURBED:
+            break
+    best = min(runs, key=lambda r: ("error" in r, r["disturbed"]["others_share"]))
+    return [{**r, "counts": r is best} for r in runs]
+
+
 def spread(values: list[float]) -> dict[str, float]:
     """Median and range."""
     return {"median": round(median(values), 4), "min": round(min(values), 4), "max": round(max(values), 4)}
@@ -75,7 +93,7 @@ def summarize(results: list[dict[str, Any]]) -> dict[str, Any]:
     """Per variant: throughput three ways, held-out loss, how many runs."""
     summary = {}
     for variant, what in VARIANTS.items():
-        records = [r["record"] for r in results if r["variant"] == variant and "record" in r]
+        records = [r["record"] for r in results if r["variant"] == variant and r["counts"] and "record" in r]
         if records:
             rates = [r["tokens_per_s_per_rank"] for r in records]
             summary[variant] = {
@@ -93,7 +111,7 @@ def summarize(results: list[dict[str, Any]]) -> dict[str, Any]:
 
 def ratios(results: list[dict[str, Any]]) -> dict[str, Any]:
     """Throughput ratios within one repeat, where the runs stood next to each other in time; median and spread."""
-    rates = {(r["variant"], r["repeat"]): rate(r) for r in results if "record" in r}
+    rates = {(r["variant"], r["repeat"]): rate(r) for r in results if r["counts"] and "record" in r}
     repeats = sorted({repeat for _, repeat in rates})
     found = {}
     for pair in PAIRS:
@@ -172,6 +190,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=here / "work", help="for the workload, logs and run folders")
     parser.add_argument("--timeout", type=float, default=600, help="seconds a run may take")
     parser.add_argument("--quiet-wait", type=float, default=120, help="seconds to wait for a quiet machine, at most")
+    parser.add_argument(
+        "--retries", type=int, default=2, help="further runs when other programs took over 10 %% of the CPU"
+    )
     args = parser.parse_args()
     args.only = args.only.split(",")
     if unknown := set(args.only) - set(VARIANTS):
@@ -182,6 +203,7 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Build, run, write, show."""
     args = arguments()
+    exit_on_sigterm()
     console = Console(stderr=True)
     args.work.mkdir(parents=True, exist_ok=True)
     args.work = args.work.resolve()
@@ -191,10 +213,12 @@ def main() -> int:
         for variant in args.only:
             folder = Path(mkdtemp(prefix=f"{variant}-{repeat}-", dir=args.work))
             job = Job(workload, args.useful_tokens, BASE_SEED + repeat, folder, args.timeout)
-            result = {"repeat": repeat, **run_variant(variant, job, args.quiet_wait)}
-            results.append(result)
-            outcome = f"{rate(result):,.0f} tokens/s/rank" if "record" in result else result["error"]
-            console.print(f"repeat {repeat} {variant}: {outcome} {result['disturbed']}", markup=False, highlight=False)
+            for result in run_undisturbed(variant, job, args):
+                results.append({"repeat": repeat, **result})
+                outcome = f"{rate(result):,.0f} tokens/s/rank" if "record" in result else result["error"]
+                console.print(
+                    f"repeat {repeat} {variant}: {outcome} {result['disturbed']}", markup=False, highlight=False
+                )
             args.json.parent.mkdir(parents=True, exist_ok=True)
             args.json.write_text(json.dumps(document(results, workload, args), indent=1) + "\n")
     show(document(results, workload, args), Console())
