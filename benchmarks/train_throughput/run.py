@@ -32,7 +32,7 @@ VARIANTS = {
 }
 PEERS = {"a": "peer_hf_trainer", "b": "peer_trl", "c": "peer_bare_ddp"}
 PACKING = {"d": "wrapped", "e": "isolated"}
-PAIRS = [f"{x}/{y}" for x in "de" for y in "cba"] + ["c/b", "c/a"]
+PAIRS = [f"{x}/{y}" for x in "de" for y in "cba"] + ["e/d", "c/b", "c/a"]
 AIMS = {"d/c": 0.97, "d/b": 1.4, "d/a": 2.5}
 BASE_SEED = 42
 DISTURBED = 0.1  # share of all cores that other programs used during a run, above which it is run again
