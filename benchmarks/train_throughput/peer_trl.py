@@ -1,0 +1,62 @@
+"""Peer (b): TRL's SFTTrainer with packing, rows joined and cut ("wrapped") as in the bare loop.
+
+Two of TRL's defaults are turned off because the bare loop does without them too: gradient checkpointing and bfloat16.
+``--trl-checkpointing`` turns TRL's default of gradient checkpointing on again. The fused, chunked loss and the token
+metrics of each step are TRL's own and cannot be turned off.
+
+Run as: ``torchrun --standalone --nproc-per-node 2 -m benchmarks.train_throughput.peer_trl --workload W ...``
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from datasets import Dataset
+from transformers import AutoTokenizer
+from trl import SFTConfig, SFTTrainer
+
+from benchmarks.train_throughput.hf_common import StepClock, train_and_record, trainer_arguments
+from benchmarks.train_throughput.measure import Recorder, peer_parser
+from benchmarks.train_throughput.workload import SEQ_LEN, RaggedRows, Workload
+
+
+def tokenized(rows: RaggedRows) -> Dataset:
+    """Token ids alone: TRL adds the labels and packs."""
+    return Dataset.from_dict({"input_ids": [row.tolist() for row in rows]})
+
+
+def whole_rows(trainer: SFTTrainer, workload: Workload) -> Dataset:
+    """What TRL packed, without its short last row; the same rows as the bare loop's."""
+    packed = trainer.train_dataset
+    assert isinstance(packed, Dataset)
+    whole = packed.select(range(len(workload.packed)))
+    assert all(packed[i]["input_ids"] == workload.packed[i].tolist() for i in (0, len(whole) - 1))
+    return whole
+
+
+def run(args: argparse.Namespace) -> None:
+    """Train until the useful tokens are trained, and write the record."""
+    workload = Workload(args.workload)
+    arguments = trainer_arguments(args.out, workload.packed_steps(args.useful_tokens), args.seed)
+    arguments["gradient_checkpointing"] = args.trl_checkpointing
+    recorder = Recorder()
+    trainer = SFTTrainer(
+        model=workload.lora_model(args.seed),
+        args=SFTConfig(**arguments, packing=True, packing_strategy="wrapped", max_length=SEQ_LEN),
+        train_dataset=tokenized(workload.train),
+        processing_class=AutoTokenizer.from_pretrained(workload.model_path),
+        callbacks=[StepClock(recorder)],
+    )
+    trainer.train_dataset = whole_rows(trainer, workload)
+    train_and_record(trainer, recorder, workload, args, "trl_packed")
+
+
+def main() -> None:
+    """Torchrun's entry."""
+    parser = peer_parser(__doc__)
+    parser.add_argument("--trl-checkpointing", action="store_true", help="with TRL's default gradient checkpointing")
+    run(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()
