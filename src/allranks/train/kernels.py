@@ -22,11 +22,11 @@ class _SumCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
         log_p, index, kept = ctx.saved_tensors
         # softmax - onehot, written over the saved buffer, which nobody else holds
         slope = log_p.exp_().scatter_add_(1, index, torch.full_like(index, -1, dtype=log_p.dtype))
-        return slope.mul_((kept * grad).unsqueeze(1)), None, None
+        return slope.mul_((kept * grad_outputs[0]).unsqueeze(1)), None, None
 
 
 def sum_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, ignore: int) -> torch.Tensor:
