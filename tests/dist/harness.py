@@ -35,7 +35,7 @@ def run_ranks(case: str, world_size: int, tmp_path: Path, limit_s: float = 120, 
     for rank in range(world_size):
         env = {
             **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-            "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO),
+            "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{REPO}:{os.environ.get('PYTHONPATH', '')}",
         }  # fmt: skip
         command = [sys.executable, "-m", "tests.dist.cases", case, str(tmp_path / f"{case}.{world_size}.{rank}.json"), json.dumps(args, default=str)]
         processes.append(subprocess.Popen(command, env=env, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
