@@ -1,0 +1,150 @@
+"""``cluster up`` and ``cluster down``."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import secrets
+import shutil
+import uuid
+from pathlib import Path
+
+from allranks.errors import RequestError, RunFailed
+from allranks.testcluster import accounting, daemons, needs, places, procs, render
+from allranks.testcluster.box import NAME_VARIABLE, Box, find_box, list_boxes, load_box
+from allranks.testcluster.folder import Folder, root
+from allranks.testcluster.plan import check_name, free_network, make_plan
+from allranks.testcluster.records import DEFAULT_NAME, BoxOptions, BoxPlan, save
+
+SOCKET_PATH_LIMIT = 107
+GONE_TIMEOUT_S = 20.0
+
+
+def up(options: BoxOptions) -> Box:
+    """Starts a box and returns once every node is idle. On any failure nothing of it is left."""
+    path = root() / check_name(options.name)
+    _refuse_inside()
+    old = load_box(path)
+    if old is not None and old.is_alive():
+        raise RequestError(
+            f"Box '{options.name}' is already up with {len(old.plan.nodes)} nodes. "
+            f"End it with: allranks cluster down --name {options.name}; or give the new one another --name."
+        )
+    plan = _plan(options, path)
+    needs.check_able(options.accounting)
+    down(options.name)
+    try:
+        return _start(plan, Folder(path))
+    except BaseException:
+        down(options.name)
+        raise
+
+
+def _plan(options: BoxOptions, path: Path) -> BoxPlan:
+    used = needs.used_networks() + [ipaddress.IPv4Network(box.plan.network) for box in list_boxes()]
+    plan = make_plan(
+        options,
+        folder=str(path),
+        network=free_network(used, options.network),
+        machine=needs.this_machine(),
+        slurm_version=needs.slurm_version(),
+    )
+    for hidden in sorted({hidden for node in plan.nodes for hidden in node.hidden}):
+        if not Path(hidden).is_dir():
+            raise RequestError(f"--hide {hidden}: there is no such folder on this machine.")
+    if len(str(Folder(path).munge_socket)) > SOCKET_PATH_LIMIT:
+        raise RequestError(f"{path} is too long for a socket in it. Set XDG_RUNTIME_DIR to a shorter path.")
+    return plan
+
+
+def _start(plan: BoxPlan, folder: Folder) -> Box:
+    box = Box(plan, uuid.uuid4().hex)
+    _write_files(box, folder)
+    login_pid = places.make_login(box)
+    daemons.start_munged(box)
+    if plan.accounting:
+        accounting.start(box)
+    daemons.start_slurmctld(box)
+    places.make_nodes(box, login_pid, box.node_names)
+    daemons.start_slurmd(box, box.node_names)
+    daemons.wait_idle(box, box.node_names)
+    return box
+
+
+def _write_files(box: Box, folder: Folder) -> None:
+    plan = box.plan
+    places_of_box = [plan.login, *box.node_names]
+    folder.path.parent.mkdir(parents=True, exist_ok=True)
+    folder.path.mkdir()
+    folder.identity.write_text(box.identity + "\n")
+    save(plan, folder.plan)
+    for directory in folder.directories(places_of_box):
+        directory.mkdir(parents=True)
+    folder.munge.chmod(0o755)
+    key = folder.munge / "key"
+    key.touch(mode=0o600)
+    key.write_bytes(secrets.token_bytes(128))
+    folder.slurm_conf.write_text(render.slurm_conf(plan, folder))
+    (folder.etc / "cgroup.conf").write_text(render.cgroup_conf(plan))
+    (folder.etc / "gres.conf").write_text(render.gres_conf(plan, folder))
+    (folder.etc / "nsswitch.conf").write_text(render.nsswitch_conf(needs.nsswitch()))
+    (folder.etc / "resolv.conf").write_text("")
+    for number in range(max(node.gpus for node in plan.nodes)):
+        render.gpu_file(folder, number).symlink_to("/dev/null")
+    for name in places_of_box:
+        folder.hosts(name).write_text(render.hosts(plan, name))
+        folder.enter_script(name).write_text(render.enter_script(plan, folder, name))
+
+
+def down(name: str) -> bool:
+    """Ends a box and removes all that it left, also after a crash; False if there was nothing.
+
+    Interfaces, mounts and namespaces live in the namespaces of the box's processes and end with them; outside
+    there is only the folder.
+    """
+    _refuse_inside()
+    folder = Folder(root() / check_name(name))
+    if not folder.path.exists():
+        return False
+    identity = folder.identity.read_text().strip() if folder.identity.exists() else ""
+    if identity:
+        _end_processes(identity, name)
+    shutil.rmtree(folder.path)
+    try:
+        folder.path.parent.rmdir()
+    except OSError:
+        pass  # other boxes are there
+    return True
+
+
+def box_names() -> list[str]:
+    """Every box of this user that left something, alive or not."""
+    folder = root()
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def default_name() -> str:
+    """The box that ``down`` means without a name."""
+    box = find_box()
+    return box.name if box is not None else os.environ.get(NAME_VARIABLE) or DEFAULT_NAME
+
+
+def _end_processes(identity: str, name: str) -> None:
+    spaces = {space for pid in procs.inits(identity).values() if (space := procs.namespace(pid, "net"))}
+    keep = procs.own_line()
+
+    def victims() -> set[int]:
+        return {*procs.in_namespaces("net", spaces), *procs.marked(identity)} - keep
+
+    for _ in range(5):
+        procs.kill(victims())
+        if not procs.wait_gone(victims(), GONE_TIMEOUT_S / 5):
+            return
+    raise RunFailed(f"Processes of box '{name}' cannot be ended: {sorted(victims())}. They may wait for a disk.")
+
+
+def _refuse_inside() -> None:
+    """On a node, the processes of the box cannot be seen: it would look dead."""
+    place = procs.place_of_this_process()
+    if place is not None:
+        raise RequestError(f"This runs on node '{place}' of a box. Start and end boxes from outside.")
