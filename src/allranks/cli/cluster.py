@@ -152,14 +152,18 @@ def _print_table(now: BoxStatus) -> None:
     from rich.table import Table
 
     table = Table(title=f"box '{now.name}', {now.network}, login side {now.login_address}", title_justify="left")
-    for column in ("node", "address", "interface", "CPUs", "MiB", "GPUs", "state", "hidden", "faults"):
-        table.add_column(column, overflow="fold")
+    for column in ("node", "address", "interface", "CPUs", "MiB", "GPUs", "state"):
+        table.add_column(column, no_wrap=True)
     for node in now.nodes:
         table.add_row(
             *(node.name, node.address, node.interface, str(node.cpus), str(node.memory_mb), str(node.gpus)),
-            *(node.state or "?" if node.running else "dead", " ".join(node.hidden), " ".join(node.faults)),
+            node.state or "?" if node.running else "dead",
         )
     Console().print(table)
+    for node in now.nodes:
+        for label, values in (("hidden", node.hidden), ("faults", node.faults)):
+            if values:
+                click.echo(f"{node.name} {label}: {', '.join(values)}")
     if not now.controller:
         click.echo(f"slurmctld does not answer; its log is in {now.folder}/log.")
 

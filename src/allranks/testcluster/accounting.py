@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pwd
 import secrets
 import subprocess
 
+from allranks.errors import RunFailed
 from allranks.testcluster import render
 from allranks.testcluster.box import Box
 from allranks.testcluster.command import attempt, program, run
@@ -38,7 +38,7 @@ def _start_database(box: Box, password: str) -> None:
     words = ["--no-defaults", f"--datadir={folder / 'data'}", *SMALL]
     words += [] if box.plan.rootless else ["--user=root"]
     install = ["--skip-test-db", "--auth-root-authentication-method=normal"]
-    run([*prefix, program("mariadb-install-db"), *words, *install], timeout_s=SLOW_TIMEOUT_S)
+    run([*prefix, program("mariadb-install-db"), *words, *install], timeout_s=SLOW_TIMEOUT_S, what="mariadb-install-db")
     script = folder / "init.sql"
     script.touch(mode=0o600)
     script.write_text(
@@ -55,7 +55,7 @@ def _start_database(box: Box, password: str) -> None:
     ]
     with log.open("wb") as output:
         subprocess.run(
-            [program("setsid"), "--fork", *prefix, program("mariadbd"), *words, *serve],
+            [*prefix, program("setsid"), "--fork", program("mariadbd"), *words, *serve],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -69,15 +69,19 @@ def _start_slurmdbd(box: Box, password: str) -> None:
     conf = box.folder.etc / "slurmdbd.conf"
     conf.touch(mode=0o600)
     conf.write_text(render.slurmdbd_conf(box.plan, box.folder, password))
-    run([*daemon_prefix(box, box.plan.login), program("slurmdbd")])
+    run([*daemon_prefix(box, box.plan.login), program("slurmdbd")], what="slurmdbd")
     ask = [*box.command_prefix("/"), "sacctmgr", "--noheader", "list", "cluster"]
     wait_until(lambda: attempt(ask).returncode == 0, "slurmdbd", box.folder.log / "slurmdbd.log", SLOW_TIMEOUT_S)
 
 
 def _create_accounts(box: Box) -> None:
-    sacctmgr = [*box.command_prefix("/"), "sacctmgr", "--immediate", "--quiet", "add"]
-    user = pwd.getpwuid(box.plan.uid).pw_name
-    attempt([*sacctmgr, "cluster", box.name])
-    attempt([*sacctmgr, "account", render.ACCOUNT, "description=box", "organization=box"])
-    # root exists already, in Slurm's own account "root": then only its second association is new.
-    attempt([*sacctmgr, "user", user, f"account={render.ACCOUNT}", f"defaultaccount={render.ACCOUNT}"])
+    """Root's associations with Slurm's own account "root" are made by slurmdbd; ours is added and made the default."""
+    sacctmgr = [*box.command_prefix("/"), "sacctmgr", "--immediate", "--quiet"]
+    user = box.plan.user
+    attempt([*sacctmgr, "add", "cluster", box.name])
+    attempt([*sacctmgr, "add", "account", render.ACCOUNT, "description=box", "organization=box"])
+    attempt([*sacctmgr, "add", "user", user, f"account={render.ACCOUNT}"])
+    attempt([*sacctmgr, "modify", "user", user, "set", f"defaultaccount={render.ACCOUNT}"])
+    listed = run([*sacctmgr, "--noheader", "--parsable2", "list", "user", user, "format=user,defaultaccount"])
+    if f"{user}|{render.ACCOUNT}" not in listed:
+        raise RunFailed(f"slurmdbd did not take the account '{render.ACCOUNT}' for '{user}': it lists {listed!r}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from pathlib import Path
 
@@ -44,11 +45,22 @@ class Box:
 
     def is_alive(self) -> bool:
         """Whether the login side, and with it the box, exists."""
-        return self.plan.login in self.inits()
+        # Without root, the login side may not look at the first processes.
+        return self.plan.login in self.inits() or (self.plan.rootless and self.place() == self.plan.login)
+
+    def place(self) -> str | None:
+        """The node, or the login side, that this process runs on; None outside the box.
+
+        Inside, and only there, something is mounted on the spool. The environment would not do: jobs may lose it.
+        """
+        inside = any(mount.target == str(self.folder.spool) for mount in procs.mounts("self"))
+        return socket.gethostname() if inside else None
 
     def init(self, name: str) -> int:
         """The first process of a node or of the login side; an error if it is dead."""
         pid = self.inits().get(name)
+        if pid is None and self.plan.rootless and self.place() is not None:
+            raise RequestError("Without root, a box is changed and its nodes are entered from outside of it only.")
         if pid is None:
             raise EnvironmentNotAble(
                 f"Node '{name}' of box '{self.name}' is not running. "
@@ -71,9 +83,9 @@ class Box:
         (default: the caller's), and sees the same files. It gets signals and gives exit codes itself, because
         nothing stands between it and the caller. It sees the box's network, host name and /etc/hosts.
         """
-        login = self.init(self.plan.login)
-        here = procs.namespace("self", "net") == procs.namespace(login, "net")
-        into = [] if here else enter.as_user(self.plan, login, enter.LOGIN_KINDS)
+        into = []
+        if self.place() != self.plan.login:
+            into = enter.as_user(self.plan, self.init(self.plan.login), enter.LOGIN_KINDS)
         return [*into, *enter.with_environment(self.env(), cwd=str(cwd or Path.cwd()))]
 
     def node_prefix(self, name: str, cwd: Path | str | None = None) -> list[str]:

@@ -24,12 +24,14 @@ def program(name: str) -> str:
     return path
 
 
-def run(argv: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S, text: str | None = None) -> str:
-    """Standard output of a command that must succeed; ``text`` is its standard input."""
+def run(
+    argv: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S, text: str | None = None, what: str = ""
+) -> str:
+    """Standard output of a command that must succeed; ``text`` is its input, ``what`` its name in the error."""
     done = attempt(argv, timeout_s=timeout_s, text=text)
     if done.returncode != 0:
         raise RunFailed(
-            f"'{_short(argv)}' ended with exit code {done.returncode}: {last_lines(done.stderr or done.stdout)}"
+            f"{what or repr(_short(argv))} ended with exit code {done.returncode}: {last_lines(done.stderr or done.stdout)}"
         )
     return done.stdout
 

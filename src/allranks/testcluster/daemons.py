@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from pathlib import Path
 
 from allranks.errors import RunFailed
@@ -38,21 +40,27 @@ def start_munged(box: Box) -> None:
         "origin": box.plan.login_address,
     }
     words = [f"--{key}={value}" for key, value in options.items()]
-    run([*daemon_prefix(box, box.plan.login), program("munged"), "--force", *words])
+    run([*daemon_prefix(box, box.plan.login), program("munged"), "--force", *words], what="munged")
     wait_until(folder.munge_socket.exists, "munged", folder.log / "munged.log")
 
 
 def start_slurmctld(box: Box) -> None:
     """The controller, on the login side; returns once it answers."""
-    run([*daemon_prefix(box, box.plan.login), program("slurmctld")])
+    run([*daemon_prefix(box, box.plan.login), program("slurmctld")], what="slurmctld")
     ping = [*box.command_prefix("/"), "scontrol", "ping"]
     wait_until(lambda: " is UP" in attempt(ping).stdout, "slurmctld", box.folder.log / "slurmctld.log")
 
 
-def start_slurmd(box: Box, names: Iterable[str]) -> None:
-    """One slurmd on each of the nodes."""
-    for name in names:
-        run([*daemon_prefix(box, name), program("slurmd")])
+def start_slurmd(box: Box, name: str) -> None:
+    """The slurmd of a node; Slurm hears of it a moment later."""
+    run([*daemon_prefix(box, name), program("slurmd")], what=f"slurmd of {name}")
+
+
+def start_slurmd_and_wait(box: Box, name: str) -> None:
+    """The slurmd of a node that Slurm knew before; returns once Slurm has heard of it again."""
+    since = datetime.now()
+    start_slurmd(box, name)
+    wait_registered(box, name, since)
 
 
 def daemon_pids(box: Box, name: str, command: str) -> list[int]:
@@ -95,15 +103,19 @@ def wait_idle(box: Box, names: Iterable[str], timeout_s: float = 60.0) -> None:
         raise RunFailed(f"{error} Slurm's view of the nodes: {node_states(box)}.") from None
 
 
-def wait_answers(box: Box, names: Iterable[str], timeout_s: float = 60.0) -> None:
-    """Waits until Slurm hears of these nodes again, whatever they do."""
-    wanted = list(names)
+def wait_registered(box: Box, name: str, since: datetime, timeout_s: float = 60.0) -> None:
+    """Waits until Slurm has heard of a slurmd that was started after ``since``, and does not call the node down."""
 
-    def all_answer() -> bool:
-        states = node_states(box)
-        return all(states.get(name, "*")[-1:] not in ("*", "") and "down" not in states[name] for name in wanted)
+    def registered() -> bool:
+        shown = attempt([*box.command_prefix("/"), "scontrol", "--oneliner", "show", "node", name]).stdout
+        fields = dict(word.split("=", 1) for word in shown.split() if "=" in word)
+        try:
+            started = datetime.fromisoformat(fields.get("SlurmdStartTime", ""))
+        except ValueError:
+            return False
+        return started >= since.replace(microsecond=0) and not re.search(r"DOWN|[*]", fields.get("State", "DOWN"))
 
-    wait_until(all_answer, "slurmd", box.folder.log / f"slurmd.{wanted[0]}.log", timeout_s)
+    wait_until(registered, "slurmd", box.folder.log / f"slurmd.{name}.log", timeout_s)
 
 
 def wait_until(condition: Callable[[], bool], what: str, log: Path, timeout_s: float = START_TIMEOUT_S) -> None:

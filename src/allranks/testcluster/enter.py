@@ -43,9 +43,9 @@ def new_login(plan: BoxPlan) -> list[str]:
 
 
 def new_node(plan: BoxPlan, login_pid: int) -> list[str]:
-    """Prefix that creates a node below the login side, so that it ends with it."""
+    """Prefix that creates a node below the login side, so that it ends with it, and leaves no parent outside."""
     spaces = ["--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--propagation=slave"]
-    return [program("setsid"), "--fork", *as_setup(plan, login_pid, DAEMON_KINDS), program("unshare"), *spaces]
+    return [*as_setup(plan, login_pid, DAEMON_KINDS), program("setsid"), "--fork", program("unshare"), *spaces]
 
 
 def with_environment(values: dict[str, str], *, cwd: str | None = None, clean: bool = False) -> list[str]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import os
 import secrets
 import shutil
+import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from allranks.errors import RequestError, RunFailed
@@ -18,26 +22,48 @@ from allranks.testcluster.records import DEFAULT_NAME, BoxOptions, BoxPlan, save
 
 SOCKET_PATH_LIMIT = 107
 GONE_TIMEOUT_S = 20.0
+LOCK_TIMEOUT_S = 180.0
 
 
 def up(options: BoxOptions) -> Box:
     """Starts a box and returns once every node is idle. On any failure nothing of it is left."""
     path = root() / check_name(options.name)
-    _refuse_inside()
-    old = load_box(path)
-    if old is not None and old.is_alive():
-        raise RequestError(
-            f"Box '{options.name}' is already up with {len(old.plan.nodes)} nodes. "
-            f"End it with: allranks cluster down --name {options.name}; or give the new one another --name."
-        )
-    plan = _plan(options, path)
     needs.check_able(options.accounting)
-    down(options.name)
-    try:
-        return _start(plan, Folder(path))
-    except BaseException:
-        down(options.name)
-        raise
+    with _alone():
+        old = load_box(path)
+        _refuse_inside(old)
+        if old is not None and old.is_alive():
+            raise RequestError(
+                f"Box '{options.name}' is already up with {len(old.plan.nodes)} nodes. "
+                f"End it with: allranks cluster down --name {options.name}; or give the new one another --name."
+            )
+        plan = _plan(options, path)
+        _remove(Folder(path))
+        try:
+            return _start(plan, Folder(path))
+        except BaseException:
+            _remove(Folder(path))
+            raise
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One ``up`` or ``down`` of a user at a time. The folder itself is the lock, so that no file is left."""
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        root().mkdir(parents=True, exist_ok=True)
+        handle = os.open(root(), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(handle).st_nlink > 0:
+                yield
+                return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise RequestError(f"Another 'cluster up' or 'down' has been at work in {root()} for long.") from None
+            time.sleep(0.1)
+        finally:
+            os.close(handle)
 
 
 def _plan(options: BoxOptions, path: Path) -> BoxPlan:
@@ -66,7 +92,8 @@ def _start(plan: BoxPlan, folder: Folder) -> Box:
         accounting.start(box)
     daemons.start_slurmctld(box)
     places.make_nodes(box, login_pid, box.node_names)
-    daemons.start_slurmd(box, box.node_names)
+    for name in box.node_names:
+        daemons.start_slurmd(box, name)
     daemons.wait_idle(box, box.node_names)
     return box
 
@@ -74,7 +101,6 @@ def _start(plan: BoxPlan, folder: Folder) -> Box:
 def _write_files(box: Box, folder: Folder) -> None:
     plan = box.plan
     places_of_box = [plan.login, *box.node_names]
-    folder.path.parent.mkdir(parents=True, exist_ok=True)
     folder.path.mkdir()
     folder.identity.write_text(box.identity + "\n")
     save(plan, folder.plan)
@@ -102,19 +128,24 @@ def down(name: str) -> bool:
     Interfaces, mounts and namespaces live in the namespaces of the box's processes and end with them; outside
     there is only the folder.
     """
-    _refuse_inside()
     folder = Folder(root() / check_name(name))
-    if not folder.path.exists():
-        return False
-    identity = folder.identity.read_text().strip() if folder.identity.exists() else ""
-    if identity:
-        _end_processes(identity, name)
-    shutil.rmtree(folder.path)
-    try:
-        folder.path.parent.rmdir()
-    except OSError:
-        pass  # other boxes are there
-    return True
+    with _alone():
+        _refuse_inside(load_box(folder.path))
+        found = folder.path.exists()
+        _remove(folder)
+        try:
+            root().rmdir()
+        except OSError:
+            pass  # other boxes are there
+    return found
+
+
+def _remove(folder: Folder) -> None:
+    """Ends all processes of a box, then removes its folder; either may be gone already."""
+    if folder.identity.exists():
+        _end_processes(folder.identity.read_text().strip(), folder.path.name)
+    if folder.path.exists():
+        shutil.rmtree(folder.path)
 
 
 def box_names() -> list[str]:
@@ -130,21 +161,26 @@ def default_name() -> str:
 
 
 def _end_processes(identity: str, name: str) -> None:
-    spaces = {space for pid in procs.inits(identity).values() if (space := procs.namespace(pid, "net"))}
-    keep = procs.own_line()
+    inits = procs.inits(identity)
+    spaces = {space for pid in inits.values() if (space := procs.namespace(pid, "net"))}
 
     def victims() -> set[int]:
-        return {*procs.in_namespaces("net", spaces), *procs.marked(identity)} - keep
+        return {*procs.in_namespaces("net", spaces), *procs.marked(identity)}
 
-    for _ in range(5):
+    # First the first processes: the kernel ends all that is below them, and their parents see them end.
+    pid_spaces = {space for pid in inits.values() if (space := procs.namespace(pid, "pid"))}
+    below = procs.in_namespaces("pid", pid_spaces)
+    procs.kill(inits.values())
+    procs.wait_gone(below, GONE_TIMEOUT_S / 5)
+    for _ in range(4):
         procs.kill(victims())
         if not procs.wait_gone(victims(), GONE_TIMEOUT_S / 5):
             return
     raise RunFailed(f"Processes of box '{name}' cannot be ended: {sorted(victims())}. They may wait for a disk.")
 
 
-def _refuse_inside() -> None:
-    """On a node, the processes of the box cannot be seen: it would look dead."""
-    place = procs.place_of_this_process()
-    if place is not None:
-        raise RequestError(f"This runs on node '{place}' of a box. Start and end boxes from outside.")
+def _refuse_inside(box: Box | None) -> None:
+    """Inside, a box cannot be taken away; and on a node, where its processes cannot be seen, it would look dead."""
+    place = box.place() if box is not None else None
+    if box is not None and place is not None:
+        raise RequestError(f"This runs on '{place}' of box '{box.name}'. Start and end boxes from outside.")

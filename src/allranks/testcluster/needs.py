@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import pwd
 import re
 import shutil
 from pathlib import Path
@@ -79,7 +80,12 @@ def slurm_version() -> tuple[int, int]:
 def this_machine() -> Machine:
     """Facts that the plan needs."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Machine(os.geteuid(), os.getegid(), os.cpu_count() or 1, memory >> 20)
+    uid = os.geteuid()
+    try:
+        user = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        raise EnvironmentNotAble(f"User {uid} has no name here (/etc/passwd), and Slurm needs one.") from None
+    return Machine(user, uid, os.getegid(), os.cpu_count() or 1, memory >> 20)
 
 
 def used_networks() -> list[ipaddress.IPv4Network]:

@@ -52,7 +52,7 @@ def _wait_ready(box: Box, names: list[str]) -> dict[str, int]:
     waiting = list(names)
     while waiting := [name for name in waiting if not box.folder.ready(name).exists()]:
         name = waiting[0]
-        dead = not procs.marked(box.identity)
+        dead = not procs.starting(box.identity)
         if dead or time.monotonic() > deadline:
             log = box.folder.enter_log(name)
             said = last_lines(log.read_text(errors="replace"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import re
 from collections.abc import Iterable, Mapping
@@ -33,6 +32,7 @@ _INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}")
 class Machine(NamedTuple):
     """Facts about this machine that a plan needs."""
 
+    user: str
     uid: int
     gid: int
     cpus: int
@@ -47,12 +47,11 @@ def node_names(count: int) -> tuple[str, ...]:
 
 
 def known_node(name: str, names: Iterable[str], where: str) -> str:
-    """``name`` if the box has such a node; otherwise an error that tells the nearest one."""
+    """``name`` if the box has such a node; otherwise an error that lists them."""
     known = list(names)
-    if name in known:
-        return name
-    near = difflib.get_close_matches(name, known, 1, 0)
-    raise RequestError(f"{where}: there is no node '{name}'; the nodes are {', '.join(known)}. Did you mean {near[0]}?")
+    if name not in known:
+        raise RequestError(f"{where}: there is no node '{name}'; the nodes are {', '.join(known)}.")
+    return name
 
 
 def free_network(used: Iterable[Network], asked: str | None = None) -> Network:
@@ -117,6 +116,7 @@ def make_plan(
     return BoxPlan(
         name=options.name,
         folder=folder,
+        user=machine.user,
         uid=machine.uid,
         gid=machine.gid,
         network=str(network),

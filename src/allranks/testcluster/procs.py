@@ -8,10 +8,12 @@ namespaces. So a box is found and ended also after a crash, and no pid that was 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 INIT_MARK = "ALLRANKS_BOX_INIT"
 """Environment of first processes: <identity of the box>:<node>."""
@@ -69,6 +71,24 @@ def _is_first(fields: dict[str, str]) -> bool:
     return len(numbers) > 1 and numbers[-1] == "1" and not fields.get("State", "Z").startswith(("Z", "X"))
 
 
+class Mount(NamedTuple):
+    """One line of a process's table of mounts."""
+
+    device: str
+    target: str
+    kind: str
+
+
+def mounts(pid: int | str) -> list[Mount]:
+    """What a process sees mounted, the earliest first."""
+    rows = []
+    for line in (_PROC / str(pid) / "mountinfo").read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        target = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), left.split()[4])
+        rows.append(Mount(left.split()[2], target, right.split()[0]))
+    return rows
+
+
 def in_namespaces(kind: str, wanted: Iterable[str]) -> list[int]:
     """Every process whose namespace of that kind is one of ``wanted``."""
     names = set(wanted)
@@ -76,27 +96,19 @@ def in_namespaces(kind: str, wanted: Iterable[str]) -> list[int]:
 
 
 def marked(identity: str) -> list[int]:
-    """Every process that carries the box's marks in its environment."""
-    pids = []
-    for pid in all_pids():
-        values = environment(pid)
-        if values.get(ID_MARK) == identity or values.get(INIT_MARK, "").rpartition(":")[0] == identity:
-            pids.append(pid)
-    return pids
+    """Every process that carries the box's marks and is not in this process's network: marks alone may be borrowed."""
+    outside = namespace("self", "net")
+    return [pid for pid in all_pids() if _carries_mark(pid, identity) and namespace(pid, "net") != outside]
 
 
-def place_of_this_process() -> str | None:
-    """The node that this process runs on, if it runs inside one."""
-    return environment(1).get(INIT_MARK, "").rpartition(":")[2] or None
+def starting(identity: str) -> bool:
+    """Whether any first process of the box lives, or is on its way into its namespaces."""
+    return any(environment(pid).get(INIT_MARK, "").rpartition(":")[0] == identity for pid in all_pids())
 
 
-def own_line() -> set[int]:
-    """This process and all its parents: what must survive when it ends the box from inside."""
-    line, pid = set[int](), os.getpid()
-    while pid > 0:
-        line.add(pid)
-        pid = int(status(pid).get("PPid", "0"))
-    return line
+def _carries_mark(pid: int, identity: str) -> bool:
+    values = environment(pid)
+    return values.get(ID_MARK) == identity or values.get(INIT_MARK, "").rpartition(":")[0] == identity
 
 
 def kill(pids: Iterable[int], number: int = signal.SIGKILL) -> None:

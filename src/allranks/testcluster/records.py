@@ -63,6 +63,7 @@ class BoxPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     name: str
     folder: str
+    user: str
     uid: int
     gid: int
     network: str

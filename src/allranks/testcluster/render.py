@@ -46,8 +46,8 @@ def _settings(plan: BoxPlan, folder: Folder) -> dict[str, str]:
     settings = {
         "ClusterName": plan.name,
         "SlurmctldHost": f"{plan.login}({plan.login_address})",
-        "SlurmUser": str(plan.uid),
-        "SlurmdUser": str(plan.uid),
+        "SlurmUser": plan.user,
+        "SlurmdUser": plan.user,
         "AuthType": "auth/munge",
         "AuthInfo": f"socket={folder.munge_socket},cred_expire={CRED_EXPIRE_S}",
         "StateSaveLocation": str(folder.controller),
@@ -75,6 +75,7 @@ def _settings(plan: BoxPlan, folder: Folder) -> dict[str, str]:
         settings |= {
             "AccountingStorageType": "accounting_storage/slurmdbd",
             "AccountingStorageHost": plan.login,
+            "AccountingStoragePass": str(folder.munge_socket),
             "AccountingStorageEnforce": "associations,limits,qos",
             "JobAcctGatherType": "jobacct_gather/linux",
             "JobAcctGatherFrequency": "5",
@@ -111,7 +112,7 @@ def slurmdbd_conf(plan: BoxPlan, folder: Folder, password: str) -> str:
         "AuthInfo": f"socket={folder.munge_socket}",
         "DbdHost": plan.login,
         "DbdAddr": plan.login_address,
-        "SlurmUser": str(plan.uid),
+        "SlurmUser": plan.user,
         "LogFile": str(folder.log / "slurmdbd.log"),
         "PidFile": str(folder.path / "slurmdbd.pid"),
         "StorageType": "accounting_storage/mysql",

@@ -18,15 +18,13 @@ def stop_slurmd(box: Box, node: str, _arguments: Mapping[str, str]) -> dict[str,
 
 def start_slurmd(box: Box, record: FaultRecord) -> None:
     """Starts the node's slurmd, and waits until Slurm hears of it."""
-    daemons.start_slurmd(box, [record.node])
-    daemons.wait_answers(box, [record.node])
+    daemons.start_slurmd_and_wait(box, record.node)
 
 
 def restart_slurmd(box: Box, node: str, arguments: Mapping[str, str]) -> dict[str, str]:
     """Stops and starts a node's slurmd."""
     stop_slurmd(box, node, arguments)
-    daemons.start_slurmd(box, [node])
-    daemons.wait_answers(box, [node])
+    daemons.start_slurmd_and_wait(box, node)
     return {}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from allranks.errors import RequestError
+from allranks.testcluster import procs
 from allranks.testcluster.box import Box
 from allranks.testcluster.command import program, run
 from allranks.testcluster.faults.kind import Fault
@@ -46,30 +47,19 @@ def empty_disk(box: Box, record: FaultRecord) -> None:
 
 
 def _resize(box: Box, node: str, target: str, size_bytes: int) -> None:
-    run([*box.setup_prefix(node), program("mount"), "-o", f"remount,size={size_bytes}", target])
+    # Only the size is said: a user namespace does not know the owner that /proc shows and mount would repeat.
+    words = ["--options-mode", "ignore", "-o", f"remount,size={size_bytes}", target]
+    run([*box.setup_prefix(node), program("mount"), *words])
 
 
 def _own_mount(init: int, path: str) -> str | None:
     """The mount point that ``path`` is on, if it is a tmpfs that only the node has."""
-    ours = {device for device, _, _ in _mounts("self")}
-    around = [
-        (device, target, kind)
-        for device, target, kind in _mounts(str(init))
-        if PurePosixPath(path).is_relative_to(target)
-    ]
+    ours = {mount.device for mount in procs.mounts("self")}
+    around = [mount for mount in procs.mounts(init) if PurePosixPath(path).is_relative_to(mount.target)]
     if not around:
         return None
-    device, target, kind = max(enumerate(around), key=lambda item: (len(item[1][1]), item[0]))[1]
-    return target if kind == "tmpfs" and device not in ours else None
-
-
-def _mounts(pid: str) -> list[tuple[str, str, str]]:
-    """Device, mount point and type of each mount that a process sees."""
-    rows = []
-    for line in Path("/proc", pid, "mountinfo").read_text().splitlines():
-        left, _, right = line.partition(" - ")
-        rows.append((left.split()[2], left.split()[4].encode().decode("unicode_escape"), right.split()[0]))
-    return rows
+    deepest = max(enumerate(around), key=lambda item: (len(item[1].target), item[0]))[1]
+    return deepest.target if deepest.kind == "tmpfs" and deepest.device not in ours else None
 
 
 def hide_folder(box: Box, node: str, arguments: Mapping[str, str]) -> dict[str, str]:

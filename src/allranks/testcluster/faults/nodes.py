@@ -28,8 +28,7 @@ def start_node(box: Box, record: FaultRecord) -> None:
         port = next(node.port for node in box.plan.nodes if node.name == record.node)
         attempt([*box.setup_prefix(login), program("ip"), "link", "delete", port])
         places.make_nodes(box, box.init(login), [record.node])
-    daemons.start_slurmd(box, [record.node])
-    daemons.wait_answers(box, [record.node])
+    daemons.start_slurmd_and_wait(box, record.node)
 
 
 FAULTS = (
