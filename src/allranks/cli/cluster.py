@@ -12,6 +12,7 @@ import msgspec
 from allranks.cli.cluster_fault import fault
 from allranks.errors import EXIT_FAILED, AllranksError, RequestError
 from allranks.testcluster import BoxOptions, Hidden, find_box, need_box
+from allranks.testcluster.box import box_names, default_name
 from allranks.testcluster.records import DEFAULT_NAME
 from allranks.testcluster.status import BoxStatus, box_status
 
@@ -116,7 +117,7 @@ def down(name: str | None, every: bool) -> None:
     """End a box: no process, namespace, interface, mount or file is left. Also after a crash; twice is no error."""
     from allranks.testcluster import lifecycle
 
-    for one in lifecycle.box_names() if every else [name or lifecycle.default_name()]:
+    for one in box_names() if every else [name or default_name()]:
         done = lifecycle.down(one)
         click.echo(f"Box '{one}' is gone." if done else f"There is no box '{one}': nothing to do.", err=True)
 
@@ -142,7 +143,8 @@ def _print(now: BoxStatus, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(now), indent=2).decode())
     elif not now.up:
-        click.echo("No box is up. Start one with: allranks cluster up.", err=True)
+        crashed = f" Left by a crash: {', '.join(box_names())}; see: allranks cluster down." if box_names() else ""
+        click.echo(f"No box is up. Start one with: allranks cluster up.{crashed}", err=True)
     else:
         _print_table(now)
 
@@ -166,6 +168,10 @@ def _print_table(now: BoxStatus) -> None:
                 click.echo(f"{node.name} {label}: {', '.join(values)}")
     if not now.controller:
         click.echo(f"slurmctld does not answer; its log is in {now.folder}/log.")
+
+
+cluster_command = cluster
+"""The name that the root command looks for."""
 
 
 def main() -> None:

@@ -61,6 +61,8 @@ class Box:
         pid = self.inits().get(name)
         if pid is None and self.plan.rootless and self.place() is not None:
             raise RequestError("Without root, a box is changed and its nodes are entered from outside of it only.")
+        if pid is None and name == self.plan.login:
+            raise EnvironmentNotAble(f"Box '{self.name}' is not up any more. Clean up with: allranks cluster down.")
         if pid is None:
             raise EnvironmentNotAble(
                 f"Node '{name}' of box '{self.name}' is not running. "
@@ -162,6 +164,21 @@ def find_box(name: str | None = None) -> Box | None:
         names = ", ".join(box.name for box in boxes)
         raise RequestError(f"Several boxes are up: {names}. Say which with --name, or set {NAME_VARIABLE}.")
     return default
+
+
+def box_names() -> list[str]:
+    """Every box of this user that left something, alive or not."""
+    folder = root()
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def default_name() -> str:
+    """The box that ``down`` means without a name: the one that is up, or the only one that crashed."""
+    box = find_box()
+    left = box_names()
+    if box is not None:
+        return box.name
+    return os.environ.get(NAME_VARIABLE) or (left[0] if len(left) == 1 else DEFAULT_NAME)
 
 
 def need_box(name: str | None = None) -> Box:

@@ -24,9 +24,7 @@ def program(name: str) -> str:
     return path
 
 
-def run(
-    argv: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S, text: str | None = None, what: str = ""
-) -> str:
+def run(argv: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S, text: str | None = None, what: str = "") -> str:
     """Standard output of a command that must succeed; ``text`` is its input, ``what`` its name in the error."""
     done = attempt(argv, timeout_s=timeout_s, text=text)
     if done.returncode != 0:

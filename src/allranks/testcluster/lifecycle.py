@@ -15,10 +15,10 @@ from pathlib import Path
 
 from allranks.errors import RequestError, RunFailed
 from allranks.testcluster import accounting, daemons, needs, places, procs, render
-from allranks.testcluster.box import NAME_VARIABLE, Box, find_box, list_boxes, load_box
+from allranks.testcluster.box import Box, list_boxes, load_box
 from allranks.testcluster.folder import Folder, root
 from allranks.testcluster.plan import check_name, free_network, make_plan
-from allranks.testcluster.records import DEFAULT_NAME, BoxOptions, BoxPlan, save
+from allranks.testcluster.records import BoxOptions, BoxPlan, save
 
 SOCKET_PATH_LIMIT = 107
 GONE_TIMEOUT_S = 20.0
@@ -56,7 +56,10 @@ def _alone() -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(handle).st_nlink > 0:
-                yield
+                try:
+                    yield
+                finally:
+                    _remove_if_empty(root())
                 return
         except BlockingIOError:
             if time.monotonic() > deadline:
@@ -64,6 +67,13 @@ def _alone() -> Iterator[None]:
             time.sleep(0.1)
         finally:
             os.close(handle)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    try:
+        folder.rmdir()
+    except OSError:
+        pass  # boxes are in it
 
 
 def _plan(options: BoxOptions, path: Path) -> BoxPlan:
@@ -133,10 +143,6 @@ def down(name: str) -> bool:
         _refuse_inside(load_box(folder.path))
         found = folder.path.exists()
         _remove(folder)
-        try:
-            root().rmdir()
-        except OSError:
-            pass  # other boxes are there
     return found
 
 
@@ -146,18 +152,6 @@ def _remove(folder: Folder) -> None:
         _end_processes(folder.identity.read_text().strip(), folder.path.name)
     if folder.path.exists():
         shutil.rmtree(folder.path)
-
-
-def box_names() -> list[str]:
-    """Every box of this user that left something, alive or not."""
-    folder = root()
-    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-
-
-def default_name() -> str:
-    """The box that ``down`` means without a name."""
-    box = find_box()
-    return box.name if box is not None else os.environ.get(NAME_VARIABLE) or DEFAULT_NAME
 
 
 def _end_processes(identity: str, name: str) -> None:
