@@ -26,7 +26,7 @@ def fill_disk(box: Box, node: str, arguments: Mapping[str, str]) -> dict[str, st
     """
     path, leave = arguments.get("path", "/tmp"), int(arguments.get("leave_kb", "0"))  # noqa: S108 - the node's own
     init = box.init(node)
-    target = _own_mount(init, path)
+    target = _own_mount(box, init, path)
     if target is None:
         raise RequestError(
             f"fault fill-disk {node} {path}: the node shares this disk with this machine, so it is not filled. "
@@ -52,14 +52,14 @@ def _resize(box: Box, node: str, target: str, size_bytes: int) -> None:
     run([*box.setup_prefix(node), program("mount"), *words])
 
 
-def _own_mount(init: int, path: str) -> str | None:
+def _own_mount(box: Box, init: int, path: str) -> str | None:
     """The mount point that ``path`` is on, if it is a tmpfs that only the node has."""
-    ours = {mount.device for mount in procs.mounts("self")}
+    shared = {mount.device for mount in procs.mounts(box.init(box.plan.login))}
     around = [mount for mount in procs.mounts(init) if PurePosixPath(path).is_relative_to(mount.target)]
     if not around:
         return None
     deepest = max(enumerate(around), key=lambda item: (len(item[1].target), item[0]))[1]
-    return deepest.target if deepest.kind == "tmpfs" and deepest.device not in ours else None
+    return deepest.target if deepest.kind == "tmpfs" and deepest.device not in shared else None
 
 
 def hide_folder(box: Box, node: str, arguments: Mapping[str, str]) -> dict[str, str]:
