@@ -19,8 +19,8 @@ not_able() {
     exit 3
 }
 
-packages="munge slurm-wlm iproute2 util-linux"
-programs="munged slurmctld slurmd slurmstepd srun sbatch scontrol ip tc nsenter unshare setpriv"
+packages="munge slurm-wlm iproute2 util-linux hostname"
+programs="munged slurmctld slurmd slurmstepd srun sbatch scontrol ip tc nsenter unshare setsid setpriv hostname"
 services="munge slurmctld slurmd"
 check_only=no
 for word in "$@"; do

@@ -72,7 +72,7 @@ def box(session_box: Box) -> Iterator[Box]:
     """Three idle nodes; afterwards all faults are healed and all jobs are gone."""
     yield session_box
     heal(session_box)
-    session_box.run(["scancel", "--full", "--user=root"], cwd="/")
+    session_box.run(["scancel", "--full", f"--user={session_box.plan.user}"], cwd="/")
     end_jobs(session_box)
 
 

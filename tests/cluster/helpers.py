@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from allranks.testcluster import Box, procs
+from allranks.testcluster.folder import root
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 CLI = [sys.executable, "-m", "allranks.cli.cluster"]
@@ -17,7 +18,8 @@ CLI = [sys.executable, "-m", "allranks.cli.cluster"]
 
 def cli_environment(**values: str) -> dict[str, str]:
     """This environment, with the package of this checkout on the path."""
-    return {**os.environ, "PYTHONPATH": str(SRC), **values}
+    path = os.pathsep.join([str(SRC), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, **values}
 
 
 def cli(*words: str, text: str | None = None, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
@@ -76,7 +78,7 @@ def connects(box: Box, source: str, target: str, timeout_s: float = 1.0) -> bool
 
 def machine() -> dict[str, list[str]]:
     """What a box must not leave on the machine: interfaces, mounts, files."""
-    state = Path("/run/allranks")
+    state = root()
     links = subprocess.run(["ip", "-br", "link"], capture_output=True, text=True, timeout=10, check=True).stdout
     return {
         "interfaces": sorted(line.split()[0] for line in links.splitlines()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import TypeVar
 
@@ -80,6 +81,7 @@ def up(
         accounting=accounting,
         conf=conf,
     )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what was begun is taken back
     box = lifecycle.up(options)
     _print(box_status(box), as_json)
     if not as_json:
@@ -98,7 +100,7 @@ def status(name: str | None, as_json: bool) -> None:
     sys.exit(0 if now.healthy else EXIT_FAILED)
 
 
-@cluster.command(name="exec", context_settings={"ignore_unknown_options": True})
+@cluster.command(name="exec", context_settings={"allow_interspersed_args": False})
 @click.option("--name", help="Which box, where several are up.")
 @click.option("--node", help="Run on this node, past Slurm, instead of on the login side.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
