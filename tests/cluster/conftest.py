@@ -1,0 +1,108 @@
+"""A real Slurm of three nodes, shared by all tests of a session, and put right again after each of them.
+
+    def test_it(box: Box, shared: Path): box.run(["srun", "hostname"], cwd=shared)
+
+`box` is three nodes (n1 to n3) with two announced GPUs each; the interface of n2 is called eno1. `shared` is a folder
+that every node sees; pytest's own tmp_path lies in /tmp, of which each node has its own. `make_box` starts others.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from allranks.errors import EnvironmentNotAble
+from allranks.testcluster import Box, BoxOptions, down, needs, up
+from allranks.testcluster.box import NAME_VARIABLE
+from allranks.testcluster.faults import heal
+
+SESSION_BOX = BoxOptions(
+    name=f"test-{os.getpid()}", gpus={"": 2}, interfaces={"n2": "eno1"}, partitions=("main", "gpu")
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in this folder is marked; without root or Slurm it is skipped in one line."""
+    here = [item for item in items if Path(__file__).parent in item.path.parents]
+    reason = unable() if here else None
+    for item in here:
+        item.add_marker(pytest.mark.cluster)
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def unable() -> str | None:
+    """Why there can be no box on this machine."""
+    try:
+        needs.check_able()
+    except EnvironmentNotAble as error:
+        return f"no cluster in a box: {error}"
+    return None
+
+
+class Timed:
+    """When the session's box was asked for, and how long it took."""
+
+    seconds = 0.0
+
+
+@pytest.fixture(scope="session")
+def session_box() -> Iterator[Box]:
+    """The box itself; tests take `box`, which heals it after them."""
+    began = time.monotonic()
+    box = up(SESSION_BOX)
+    Timed.seconds = time.monotonic() - began
+    before = os.environ.get(NAME_VARIABLE)
+    os.environ[NAME_VARIABLE] = box.name
+    yield box
+    down(box.name)
+    os.environ.pop(NAME_VARIABLE, None)
+    if before is not None:
+        os.environ[NAME_VARIABLE] = before
+
+
+@pytest.fixture
+def box(session_box: Box) -> Iterator[Box]:
+    """Three idle nodes; afterwards all faults are healed and all jobs are gone."""
+    yield session_box
+    heal(session_box)
+    session_box.run(["scancel", "--full", f"--user={session_box.plan.user}"], cwd="/")
+    end_jobs(session_box)
+
+
+def end_jobs(box: Box, timeout_s: float = 30) -> None:
+    """Waits until the queue is empty."""
+    deadline = time.monotonic() + timeout_s
+    while box.run(["squeue", "--noheader"], cwd="/").stdout.strip():
+        assert time.monotonic() < deadline, "jobs do not end"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that the login side and every node see."""
+    path = Path(tempfile.mkdtemp(prefix="allranks-test-", dir="/var/tmp"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def make_box() -> Iterator[Callable[..., Box]]:
+    """Starts further boxes; they are ended after the test."""
+    names: list[str] = []
+
+    def make(name: str, **options: object) -> Box:
+        box = up(BoxOptions(name=name, **options))  # type: ignore[arg-type]
+        names.append(name)
+        return box
+
+    yield make
+    for name in names:
+        down(name)

@@ -1,0 +1,92 @@
+"""What the tests of the box share: running the command line, waiting for jobs, looking at the machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from allranks.testcluster import Box, procs
+from allranks.testcluster.folder import root
+
+SRC = Path(__file__).resolve().parents[2] / "src"
+CLI = [sys.executable, "-m", "allranks.cli.cluster"]
+
+
+def cli_environment(**values: str) -> dict[str, str]:
+    """This environment, with the package of this checkout on the path."""
+    path = os.pathsep.join([str(SRC), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, **values}
+
+
+def cli(*words: str, text: str | None = None, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    """Runs ``allranks cluster WORDS``."""
+    return subprocess.run(
+        [*CLI, *words],
+        env=cli_environment(),
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = 30, what: str = "it") -> None:
+    """Waits until something holds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s} s"
+        time.sleep(0.1)
+
+
+def submit(box: Box, folder: Path, script: str, *options: str) -> str:
+    """Submits a batch script; its output goes to out-JOBID in ``folder``."""
+    path = folder / f"job-{time.monotonic_ns()}.sbatch"
+    path.write_text("#!/bin/bash\n" + script)
+    done = box.run(["sbatch", "--parsable", f"--output={folder}/out-%j", *options, str(path)], cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def job_state(box: Box, job: str) -> str:
+    """Slurm's word for a job, such as RUNNING or COMPLETED."""
+    shown = box.run(["scontrol", "--oneliner", "show", "job", job], cwd="/").stdout
+    return dict(word.split("=", 1) for word in shown.split() if "=" in word).get("JobState", "")
+
+
+def wait_state(box: Box, job: str, *states: str, timeout_s: float = 60) -> None:
+    """Waits until a job is in one of these states."""
+    wait_for(lambda: job_state(box, job) in states, timeout_s, f"{states} of job {job} (it is {job_state(box, job)})")
+
+
+def on(box: Box, node: str, *command: str) -> str:
+    """Output of a command that must succeed on a node."""
+    done = box.run(list(command), node=node, cwd="/")
+    assert done.returncode == 0, f"{command} on {node}: {done.stderr}"
+    return done.stdout.strip()
+
+
+def connects(box: Box, source: str, target: str, timeout_s: float = 1.0) -> bool:
+    """Whether a node reaches another one's slurmd, by name."""
+    code = f"import socket; socket.create_connection(({target!r}, 6818), {timeout_s})"
+    return box.run(["python3", "-c", code], node=source, cwd="/").returncode == 0
+
+
+def machine() -> dict[str, list[str]]:
+    """What a box must not leave on the machine: interfaces, mounts, files."""
+    state = root()
+    links = subprocess.run(["ip", "-br", "link"], capture_output=True, text=True, timeout=10, check=True).stdout
+    return {
+        "interfaces": sorted(line.split()[0] for line in links.splitlines()),
+        "mounts": sorted(mount.target for mount in procs.mounts("self")),
+        "files": sorted(str(path) for path in (*state.parent.glob("allranks*"), *state.glob("*"))),
+    }
+
+
+def box_spaces(box: Box) -> list[str]:
+    """The network namespaces of a box: who is in one of them belongs to it."""
+    return [space for pid in box.inits().values() if (space := procs.namespace(pid, "net"))]

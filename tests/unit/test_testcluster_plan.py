@@ -1,0 +1,126 @@
+# ruff: noqa: S108 - a folder name, nothing is made in it
+"""Planning a box: addresses, names, and refusals that say what to do."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Network
+from typing import Any
+
+import pytest
+
+from allranks.errors import EnvironmentNotAble, RequestError
+from allranks.testcluster.plan import CANDIDATES, Machine, free_network, make_plan
+from allranks.testcluster.records import BoxOptions, BoxPlan, Hidden
+
+MACHINE = Machine("root", 0, 0, 2, 16000)
+FOLDER = "/run/allranks/box"
+
+
+def plan(folder: str = FOLDER, **options: Any) -> BoxPlan:
+    return make_plan(
+        BoxOptions(**options),
+        folder=folder,
+        network=IPv4Network("10.77.0.0/24"),
+        machine=MACHINE,
+        slurm_version=(22, 5),
+    )
+
+
+def test_defaults_give_three_nodes_with_addresses_and_a_fair_share() -> None:
+    made = plan()
+    assert [(node.name, node.address, node.interface) for node in made.nodes] == [
+        ("n1", "10.77.0.11", "eth0"),
+        ("n2", "10.77.0.12", "eth0"),
+        ("n3", "10.77.0.13", "eth0"),
+    ]
+    assert {(node.cpus, node.memory_mb, node.gpus) for node in made.nodes} == {(4, 5333, 0)}
+    assert (made.login, made.login_address, made.rootless) == ("login", "10.77.0.1", False)
+
+
+def test_values_for_one_node_win_over_the_common_one() -> None:
+    made = plan(cpus={"": 8, "n2": 3}, gpus={"n3": 2}, interfaces={"n1": "ens5"})
+    assert [node.cpus for node in made.nodes] == [8, 3, 8]
+    assert [node.gpus for node in made.nodes] == [0, 0, 2]
+    assert [node.interface for node in made.nodes] == ["ens5", "eth0", "eth0"]
+
+
+def test_hidden_folders_go_to_the_named_nodes_or_to_all() -> None:
+    made = plan(hidden=(Hidden("/data", ("n2",)), Hidden("/home/")))
+    assert [node.hidden for node in made.nodes] == [("/home",), ("/data", "/home"), ("/home",)]
+
+
+def test_sixteen_nodes_have_distinct_addresses_and_short_device_names() -> None:
+    nodes = plan(nodes=16).nodes
+    assert len({node.address for node in nodes}) == 16
+    assert max(len(node.port) for node in nodes) <= 15
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"nodes": 0}, "1 to 16"),
+        ({"nodes": 17}, "1 to 16"),
+        ({"name": "My Box"}, "--name My Box"),
+        ({"name": "x" * 21}, "1 to 20"),
+        ({"cpus": {"n4": 2}}, "--cpus: there is no node 'n4'; the nodes are n1, n2, n3"),
+        ({"cpus": {"": 0}}, "--cpus 0: give a number from 1"),
+        ({"memory_mb": {"": 1}}, "--memory 1"),
+        ({"gpus": {"n1": -1}}, "--gpus -1"),
+        ({"tmp_mb": 0}, "--tmp-mb 0"),
+        ({"interfaces": {"": "a/b"}}, "--interface a/b"),
+        ({"interfaces": {"": "lo"}}, "--interface lo"),
+        ({"interfaces": {"": "sixteen-letters-"}}, "1 to 15"),
+        ({"partitions": ()}, "--partition"),
+        ({"partitions": ("a b",)}, "--partition a b"),
+        ({"partitions": ("DEFAULT",)}, "--partition DEFAULT"),
+        ({"conf": ("KillWait",)}, "--conf 'KillWait'"),
+        ({"conf": ("KillWait=1\nSlurmUser=x",)}, "--conf"),
+        ({"hidden": (Hidden("data"),)}, "absolute path"),
+        ({"hidden": (Hidden("/a/../b"),)}, "absolute path"),
+        ({"hidden": (Hidden("/run"),)}, "the node itself needs"),
+        ({"hidden": (Hidden("/"),)}, "the node itself needs"),
+        ({"hidden": (Hidden("/run/allranks"),)}, "the node itself needs"),
+        ({"hidden": (Hidden("/data", ("n7",)),)}, "there is no node 'n7'"),
+    ],
+)
+def test_wrong_options_are_refused_with_the_option_and_the_way_out(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError) as raised:
+        plan(**options)
+    assert words in str(raised.value)
+
+
+def test_state_under_tmp_would_vanish_behind_a_private_tmp() -> None:
+    with pytest.raises(RequestError, match="XDG_RUNTIME_DIR"):
+        plan(folder="/tmp/state/box")
+    assert plan(folder="/tmp/state/box", shared_tmp=True).shared_tmp
+
+
+def test_the_first_range_that_nothing_overlaps_is_taken() -> None:
+    assert str(free_network([])) == "10.77.0.0/24"
+    used = [IPv4Network("0.0.0.0/0"), IPv4Network("10.77.0.5/32"), IPv4Network("10.78.0.0/16")]
+    assert str(free_network(used)) == "10.79.0.0/24"
+    assert str(free_network([IPv4Network("10.0.0.0/8")])) == "172.20.77.0/24"
+
+
+def test_no_free_range_is_the_machines_fault() -> None:
+    with pytest.raises(EnvironmentNotAble, match="--network"):
+        free_network([IPv4Network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")])
+    assert all(IPv4Network(text).is_private for text in CANDIDATES)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("10.1.0.0/33", "Give a range"),
+        ("10.1.0.7/24", "Give a range"),
+        ("8.8.8.0/24", "private range"),
+        ("10.1.0.0/28", "/27 or larger"),
+        ("192.0.0.0/8", "private range"),
+        ("10.9.0.0/16", "already uses 10.9.3.0/24"),
+    ],
+)
+def test_an_asked_range_is_checked(asked: str, words: str) -> None:
+    with pytest.raises(RequestError) as raised:
+        free_network([IPv4Network("10.9.3.0/24")], asked)
+    assert words in str(raised.value)
+    assert str(free_network([IPv4Network("10.9.3.0/24")], "10.8.0.0/16")) == "10.8.0.0/16"
