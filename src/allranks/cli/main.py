@@ -19,6 +19,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "runs": ("runs", "List what ran."),
     "logs": ("logs", "Show a run's logs by rank."),
     "report": ("report", "Show a run's summary and write its page anew."),
+    "cluster": ("cluster", "A real Slurm on this machine, to try multi-node code on and to break."),
     "schema": ("schema", "Print the JSON Schema of the spec, for editors."),
     "completion": ("completion", "Print the shell completion for bash, zsh or fish."),
 }
@@ -53,7 +54,7 @@ def cli(debug: bool) -> None:
 
 def main() -> None:
     """Entry point: runs a verb and ends with the exit code of its outcome (0 done, 1 failed, 2 request, 3 machine)."""
-    debug = "--debug" in sys.argv
+    debug = "--debug" in _hoist_debug(sys.argv[1:])[:1]
     try:
         code = cli.main(args=_hoist_debug(sys.argv[1:]), prog_name="allranks", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
@@ -84,8 +85,9 @@ def main() -> None:
 
 
 def _hoist_debug(args: list[str]) -> list[str]:
-    """``--debug`` may stand anywhere."""
-    return (["--debug"] if "--debug" in args else []) + [a for a in args if a != "--debug"]
+    """``--debug`` may stand anywhere before a ``--``."""
+    own = args[: args.index("--")] if "--" in args else args
+    return (["--debug"] if "--debug" in own else []) + [a for a in own if a != "--debug"] + args[len(own) :]
 
 
 def _say(text: str) -> None:
