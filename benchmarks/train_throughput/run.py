@@ -1,6 +1,6 @@
 """Runs the variants one after the other, over and over, and writes the comparison.
 
-Run as: ``python -m benchmarks.train_throughput.run --alpaca alpaca.json [--repeats 5] [--only a,b,c,d,e]``
+Run as: ``python -m benchmarks.train_throughput.run --alpaca alpaca.json [--repeats 5] [--only a,b,t,c,d,e]``
 Exit code 0: every variant has a number in every repeat; 1: some runs failed, or the machine was never quiet enough.
 """
 
@@ -25,14 +25,16 @@ from benchmarks.train_throughput.workload import ENV, SEQ_LEN, WARMUP_STEPS, WOR
 
 VARIANTS = {
     "a": "HF Trainer, padded",
-    "b": "TRL, packed",
+    "b": "TRL, packed, as it comes",
+    "t": "TRL, packed, no checkpointing",
     "c": "bare DDP, packed",
     "d": "allranks, wrapped",
     "e": "allranks, isolated",
 }
-PEERS = {"a": "peer_hf_trainer", "b": "peer_trl", "c": "peer_bare_ddp"}
+PEERS = {"a": "peer_hf_trainer", "b": "peer_trl", "t": "peer_trl", "c": "peer_bare_ddp"}
+EXTRA = {"b": ["--trl-checkpointing"]}  # SFTTrainer's own default; "t" is TRL with it turned off
 PACKING = {"d": "wrapped", "e": "isolated"}
-PAIRS = [f"{x}/{y}" for x in "de" for y in "cba"] + ["e/d", "c/b", "c/a"]
+PAIRS = [f"{x}/{y}" for x in "de" for y in "ctba"] + ["e/d", "c/t", "c/b", "c/a"]
 AIMS = {"d/c": 0.97, "d/b": 1.4, "d/a": 2.5}
 BASE_SEED = 42
 DISTURBED = 0.1  # share of all cores that other programs used during a run, above which it is run again
@@ -43,7 +45,15 @@ def run_peer(variant: str, job: Job) -> dict[str, Any]:
     out = job.folder / "record.json"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(WORLD)]
     command += ["-m", f"benchmarks.train_throughput.{PEERS[variant]}", "--workload", str(job.workload.folder)]
-    command += ["--useful-tokens", str(job.useful_tokens), "--seed", str(job.seed), "--out", str(out)]
+    command += [
+        "--useful-tokens",
+        str(job.useful_tokens),
+        "--seed",
+        str(job.seed),
+        "--out",
+        str(out),
+        *EXTRA.get(variant, []),
+    ]
     run(command, job.folder / "run.log", job.timeout_s, ENV)
     return json.loads(out.read_text())
 

@@ -10,6 +10,7 @@ from allranks.errors import SpecError
 from allranks.spec.records import AdapterSpec
 from allranks.train.data.tokenizer import first_line
 from allranks.train.kernels import cheapen_dropout
+from allranks.train.lora_forward import fuse_lora
 
 
 def add_adapter(model: nn.Module, spec: AdapterSpec, *, classifier: bool, base: str, seed: int) -> nn.Module:
@@ -46,6 +47,7 @@ def add_adapter(model: nn.Module, spec: AdapterSpec, *, classifier: bool, base: 
             f"adapter: {first_line(error)[:300]}; the model's linear layers are named: {', '.join(linear)}"
         ) from None
     cheapen_dropout(adapted)
+    fuse_lora(adapted)
     adapted.peft_config["default"].base_model_name_or_path = base
     if any(getattr(m, "gradient_checkpointing", False) for m in model.modules()):
         adapted.enable_input_require_grads()  # else a frozen embedding gives checkpointed blocks nothing to differentiate
