@@ -42,7 +42,7 @@ def run_command(
     checked = api.read_spec(spec, sets)
     preflight.check_request(checked)
     if dry_run:
-        show_plan(api.plan(checked), as_json)
+        show_plan(api.plan(checked), as_json, api.batch_script(checked))
         return EXIT_OK
     run_dir, plan = api.prepare_run(checked)
     if detach:
