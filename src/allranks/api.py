@@ -18,6 +18,7 @@ from allranks.facts import machine_facts
 from allranks.launch.follow import Observer, follow, handling_signals
 from allranks.launch.jobs import LAUNCHERS
 from allranks.launch.outcome import RunResult, conclude
+from allranks.launch.slurm import SlurmJob
 from allranks.observe.events import Tail
 from allranks.plan import LaunchPlan, make_plan
 from allranks.redact import HIDDEN, is_secret_name, redact_argument, redact_env
@@ -194,6 +195,34 @@ def _check_resumable(run_dir: RunDir, launch_plan: LaunchPlan, facts: dict[str, 
             f"{run_dir.checkpoint(step)} was written by {facts['world_size']} ranks, the plan has {launch_plan.world_size}; "
             "losses would not be bitwise the same: use as many ranks, or --inexact"
         )
+
+
+def cancel(run_dir: RunDir, *, now: bool = False) -> str:
+    """End a run, whoever follows it: by its job in Slurm, its agent on this machine, or the control file of its agents.
+
+    Returns:
+        What was done.
+
+    Raises:
+        RequestError: it does not run.
+    """
+    job = read_json(run_dir.job) or {}
+    driver = read_json(run_dir.logs / "driver.json") or {}
+    if job and (not driver or driver.get("state") in ("running", "requeued") or driver.get("job") != job["job"]):
+        slurm = find_slurm(Path.cwd())
+        state = slurm.state(job["job"])
+        if state.alive:
+            found = SlurmJob(run_dir, slurm, job["job"])
+            (found.kill if now or state.state == "PENDING" else found.ask_stop)()
+            return f"job {job['job']} ({state.state.lower()}) " + (
+                "is cancelled" if now or state.state == "PENDING" else "is asked to stop"
+            )
+    attempt = max(run_dir.attempts(), default=0)
+    joined = list(run_dir.logs_of(attempt).glob("node.*.joined")) if attempt else []
+    if not running(run_dir) and len(list(run_dir.logs_of(attempt).glob("*.exit.json"))) >= len(joined):
+        raise RequestError(f"run {run_dir.name} does not run; there is nothing to cancel")
+    write_text_atomic(run_dir.control(attempt), "kill" if now else "stop")
+    return "its ranks are ended" if now else "its ranks are asked to stop at the edge of a step"
 
 
 def running(run_dir: RunDir) -> bool:

@@ -23,6 +23,7 @@ from tests.conftest import tiny_spec, write_rows
 from tests.dist.harness import ALLRANKS, step_events, until
 
 LIMIT_S = 150
+pytestmark = pytest.mark.python_on_nodes
 
 
 def spec_in(shared: Path, **sections: Any) -> dict[str, Any]:
@@ -239,3 +240,48 @@ def test_plan_and_dry_run_show_the_batch_script(shared: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "#SBATCH --nodes=3" in json.loads(done.stdout)["batch_script"]
     assert not (shared / "runs").exists()
+
+
+def test_a_killed_node_sends_the_job_back_to_the_queue_and_it_goes_on(box: Box, shared: Path) -> None:
+    spec = spec_in(
+        shared, cluster={"nodes": 2}, train={"max_steps": 600}, checkpoint={"mode": "full", "every": 20, "keep": 2}
+    )
+    job = Submitted(shared, spec)
+    job.until_step(30)
+    inject(box, "kill-node", node="n2")
+    code, out = job.wait(LIMIT_S)
+    assert code == 0, out + log_of(job.run)
+    assert "going on after step" in log_of(job.run)
+    assert len(job.run.attempts()) >= 2
+    hosts = {p.name.split(".")[0] for p in job.run.rank_logs(job.run.attempts()[-1]).values()}
+    assert "n2" not in hosts
+    assert read_json(job.run.metrics)["steps"] == 600
+
+
+def test_a_restarted_controller_and_two_jobs_at_once_do_no_harm(box: Box, shared: Path) -> None:
+    spec = spec_in(shared, cluster={"nodes": 2}, train={"max_steps": 300})
+    (shared / "a").mkdir()
+    (shared / "b").mkdir()
+    jobs = [Submitted(shared / name, {**spec, "run_root": str(shared / name / "runs")}) for name in ("a", "b")]
+    jobs[0].until_step(3)
+    inject(box, "restart-slurmctld")
+    results = [job.wait() for job in jobs]
+    for job, (code, out) in zip(jobs, results, strict=True):
+        assert code == 0, out + log_of(job.run)
+        assert read_json(job.run.metrics)["sync_proof"]["world_size"] == 2
+    ports = [read_json(job.run.rendezvous(1))["port"] for job in jobs]
+    assert ports[0] != ports[1]
+
+
+def test_cancel_and_detach(box: Box, shared: Path) -> None:
+    spec = spec_in(shared, cluster={"nodes": 2}, train={"max_steps": 1000000})
+    (shared / "spec.yaml").write_text(yaml.safe_dump(spec))
+    started = json.loads(allranks(shared, "run", "spec.yaml", "--detach", "--json").stdout)
+    run_dir = RunDir(Path(started["folder"]))
+    until(lambda: any(e["step"] >= 3 for e in step_events(run_dir)), limit_s=LIMIT_S)
+    (row,) = json.loads(allranks(shared, "runs", "--json").stdout)
+    assert row["status"] == "running"
+    done = allranks(shared, "cancel", started["run"])
+    assert done.returncode == 0, done.stderr
+    until(lambda: box.run(["squeue", "--noheader"], cwd="/").stdout.strip() == "", limit_s=60)
+    assert allranks(shared, "cancel", started["run"]).returncode == 2

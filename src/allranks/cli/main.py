@@ -16,6 +16,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "run": ("run", "Plan, check, launch, follow and report one run."),
     "plan": ("plan", "Show what would run; touches nothing."),
     "resume": ("resume", "Go on after a stop, from the newest whole checkpoint."),
+    "cancel": ("cancel", "End a run; it can be resumed."),
     "runs": ("runs", "List what ran."),
     "logs": ("logs", "Show a run's logs by rank."),
     "report": ("report", "Show a run's summary and write its page anew."),
