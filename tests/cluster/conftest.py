@@ -38,7 +38,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
         elif item.get_closest_marker("python_on_nodes") and unseen_by_nodes():
-            item.add_marker(pytest.mark.skip(reason=f"the nodes of the box cannot see this Python ({unseen_by_nodes()}); clone elsewhere than /tmp"))
+            item.add_marker(
+                pytest.mark.skip(
+                    reason=f"the nodes of the box cannot see this Python ({unseen_by_nodes()}); clone elsewhere than /tmp"
+                )
+            )
 
 
 def unseen_by_nodes() -> str | None:

@@ -31,7 +31,7 @@ from allranks.spec import RunSpec, load_spec
 
 ASK_S = 60.0
 POLL_S = 0.2
-PEER_NODE_GRACE_S = 10.0
+PEER_NODE_GRACE_S = 12.0  # longer than an agent gives its own ranks
 
 
 def main() -> None:
@@ -69,15 +69,13 @@ class Driver:
         self._restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
         self._agents: subprocess.Popen[bytes] | None = None
         self._stop_asked = False
+        self._lost: list[str] = []
 
     def run(self) -> int:
         """The job's exit code."""
         attempt = max(self._run.attempts(), default=0) + 1
         self._run.logs_of(attempt).mkdir(parents=True)
-        write_json(
-            self._run.logs / "driver.json",
-            {"job": self._job, "state": "running", "attempt": attempt, "restart": self._restart},
-        )
+        self._note("running", attempt)
         write_json(self._run.logs_of(attempt) / "args.json", self._resume_args(attempt))
         signal.signal(signal.SIGUSR1, self._ask_stop)
         signal.signal(signal.SIGTERM, self._ask_stop)
@@ -194,10 +192,17 @@ class Driver:
             if failed_at is None and self._some_node_failed(attempt):
                 failed_at = time.monotonic()
             if failed_at is not None and time.monotonic() - failed_at > PEER_NODE_GRACE_S:
-                say("a node has failed and others do not end: ending them")
-                subprocess.run(["scancel", "--signal=KILL", self._job], timeout=30, check=False)
+                self._lost = self._silent_agents(attempt)
+                names = f": {', '.join(self._lost)} fell silent" if self._lost else ""
+                say(f"a node has failed and others do not end{names}; ending what is left")
+                self._agents.terminate()  # srun then kills its tasks; scancel with KILL would end this script too
                 failed_at = float("inf")
         return code
+
+    def _silent_agents(self, attempt: int) -> list[str]:
+        """Nodes whose agent has not said how its ranks ended, though their peers have gone: lost, or beyond help."""
+        place = msgspec.convert(read_json(self._run.rendezvous(attempt)), Rendezvous)
+        return [p.host for p in place.places if not self._run.agent_exit(attempt, p.host).exists()]
 
     def _some_node_failed(self, attempt: int) -> bool:
         return any((read_json(p) or {}).get("failed") for p in self._run.logs_of(attempt).glob("*.exit.json"))
@@ -211,28 +216,32 @@ class Driver:
         ranks = [of_attempt(events, attempt) for events in read_run(self._run).values()]
         stopped = code == 0 and any(e["event"] == "stop" for events in ranks for e in events)
         cancelled = (self._run.logs / "cancelled").exists()
-        if stopped and not cancelled and self._restart < self._spec.cluster.slurm.max_requeues:
-            say("stopped before the time limit; going back to the queue")
-            write_json(
-                self._run.logs / "driver.json",
-                {"job": self._job, "state": "requeued", "attempt": attempt, "restart": self._restart},
-            )
-            if subprocess.run(["scontrol", "requeue", self._job], timeout=60, check=False).returncode == 0:
-                time.sleep(60)  # Slurm ends this script when the job is back in the queue
+        if (stopped or self._lost) and not cancelled and self._restart < self._spec.cluster.slurm.max_requeues:
+            self._requeue(attempt, "stopped before the time limit" if stopped else f"without {', '.join(self._lost)}")
         conclude(self._run, self._spec, self._plan, code)  # nobody may be following
-        state = "stopped" if stopped else "done" if code == 0 else "failed"
-        write_json(
-            self._run.logs / "driver.json",
-            {
-                "job": self._job,
-                "state": state,
-                "attempt": attempt,
-                "restart": self._restart,
-                "exit_code": code,
-                "host": host_name(),
-            },
+        self._note(
+            "stopped" if stopped else "done" if code == 0 else "failed", attempt, exit_code=code, host=host_name()
         )
         return code
+
+    def _requeue(self, attempt: int, why: str) -> None:
+        """Back to the queue; Slurm ends this script when the job is there. Lost nodes are left out from then on."""
+        say(f"{why}: going back to the queue")
+        self._note("requeued", attempt)
+        if subprocess.run(["scontrol", "requeue", self._job], timeout=60, check=False).returncode:
+            say("Slurm does not take the job back")
+            return
+        if self._lost:
+            exclude = ",".join([*self._spec.cluster.slurm.exclude, *self._lost])
+            subprocess.run(
+                ["scontrol", "update", f"JobId={self._job}", f"ExcNodeList={exclude}"], timeout=60, check=False
+            )
+        time.sleep(60)
+
+    def _note(self, state: str, attempt: int, **more: object) -> None:
+        """What followers read."""
+        known = {"job": self._job, "state": state, "attempt": attempt, "restart": self._restart}
+        write_json(self._run.logs / "driver.json", {**known, **more})
 
 
 if __name__ == "__main__":
