@@ -76,8 +76,6 @@ def doctor(spec: RunSpec, request: Request, say: Say) -> Diagnosis:
             ]
         return _examine(Where(), spec, plan, request, notes, say)
     slurm = find_slurm()
-    if slurm.note:
-        say(slurm.note)
     say(test_only(slurm, spec.cluster))
     with allocation(slurm, spec.cluster, wait_s=request.wait_s) as job:
         where = Where(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -24,6 +23,8 @@ from allranks.spec.records import RunSpec
 
 PROBE_LIMIT_S = 60.0
 REACH_LIMIT_S = 30.0
+RETRIES = 3
+_UNREACHABLE = re.compile(r"failed on node ([^\s:]+)")
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +80,8 @@ def examine(
     asked = wish or make_wish(spec, run_root, ports=ports, imports=imports)
     with nonces(asked) as (asked, secrets):
         limit = PROBE_LIMIT_S + (asked.import_limit_s if asked.imports else 0)
-        answers = where.run(with_python(asked.python, msgspec.to_builtins(asked)), limit, program("probe.py"))
+        argv = with_python(asked.python, msgspec.to_builtins(asked))
+        answers, silent = _ask(where, argv, limit, program("probe.py"))
         here = _own_folders(asked)
     lines = answers.by_host()
     probes = [msgspec.convert(line.facts(), Probe) for line in lines.values()]
@@ -97,7 +99,7 @@ def examine(
         received={host: line.received for host, line in lines.items()},
         here=here,
     )
-    reports = (judge(survey) if probes else []) + _silent(where.hosts, lines, answers)
+    reports = [*(judge(survey) if probes else []), *silent]
     return Preflight(
         reports=reports,
         probes=probes,
@@ -156,12 +158,29 @@ def _reach(
     return good, answers.seconds
 
 
-def _silent(hosts: Sequence[str], lines: dict[str, Any], answers: Answers) -> list[PreflightReport]:
+def _ask(where: Where, argv: list[str], limit_s: float, text: str) -> tuple[Answers, list[PreflightReport]]:
+    """Every node's line, and a report on each that gave none.
+
+    Slurm ends the whole step if one node cannot be reached, so the others are asked again without it.
+    """
+    hosts, silent = where.hosts, []
+    answers = where.run(argv, limit_s, text)
+    for _ in range(RETRIES):
+        unreachable = [host for host in hosts if host in _UNREACHABLE.findall(answers.said)]
+        left = [host for host in hosts if host not in unreachable]
+        if not unreachable or not left:
+            break
+        silent += _silent(unreachable, answers)
+        hosts = left
+        answers = where.run(argv, limit_s, text, hosts)
+    lines = answers.by_host()
+    return answers, [*silent, *_silent([host for host in hosts if host not in lines], answers)]
+
+
+def _silent(hosts: Sequence[str], answers: Answers) -> list[PreflightReport]:
     """Nodes that gave no line, with what srun said of them."""
     reports = []
     for host in hosts:
-        if host in lines:
-            continue
         said = [text for text in answers.said.splitlines() if re.search(rf"\b{re.escape(host)}\b", text)]
         why = (said or answers.said.splitlines() or ["nothing was said"])[0].strip()
         cure = f"{host} did not answer within {answers.seconds:.0f} s ({why}): leave it out (--exclude-bad, cluster.slurm.exclude)"

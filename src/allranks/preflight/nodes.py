@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import threading
 import time
@@ -22,14 +23,19 @@ from allranks.testcluster.box import CLOCK_VARIABLE
 
 GRACE_S = 3.0
 MAX_SAID = 2000
-FIND_PYTHON = """
-p="$1"; shift
+PIECE = 800
+"""Slurm passes at most 1024 bytes of a line on at once, and what several nodes say would be mixed within their lines."""
+FIND_PYTHON = f"""
+q="$1"; shift
 old='import sys; sys.exit(sys.version_info < (3, 8))'
-for q in "$p" python3 python; do
-    command -v "$q" >/dev/null 2>&1 && "$q" -c "$old" 2>/dev/null </dev/null && exec "$q" - "$@"
-done
-printf '{"host": "%s", "node_id": %s}\\n' "${SLURMD_NODENAME:-$(uname -n)}" "${SLURM_NODEID:-0}"
+if ! command -v "$q" >/dev/null 2>&1; then
+    for q in python3 python ''; do "$q" -c "$old" >/dev/null 2>&1 </dev/null && break; done
+fi
+if [ -n "$q" ]; then "$q" - "$@"
+else printf '{{"host": "%s", "node_id": %s}}\\n' "${{SLURMD_NODENAME:-$(uname -n)}}" "${{SLURM_NODEID:-0}}"
+fi | fold -b -w {PIECE} | sed "s/^/@${{SLURM_PROCID:-0}} /"
 """
+_PIECE = re.compile(r"@(\d+) (.*)")
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +145,26 @@ def run_command(command: list[str], timeout_s: float, text: str | None) -> Answe
     code = _end(process, timeout_s)
     for thread in threads:
         thread.join(GRACE_S)
-    return Answers(lines=list(lines), returncode=code, said="".join(said)[-MAX_SAID:], seconds=time.monotonic() - began)
+    return Answers(
+        lines=joined(lines), returncode=code, said="".join(said)[-MAX_SAID:], seconds=time.monotonic() - began
+    )
+
+
+def joined(lines: Sequence[Line]) -> list[Line]:
+    """Whole lines from the pieces of all tasks, which come in any order among tasks; a whole one came with its end."""
+    whole: list[Line] = []
+    begun: dict[str, str] = {}
+    for line in lines:
+        found = _PIECE.fullmatch(line.text)
+        if found is None:
+            whole.append(line)
+            continue
+        task, piece = found.groups()
+        begun[task] = begun.get(task, "") + piece
+        if len(piece) < PIECE:
+            whole.append(Line(text=begun.pop(task), received=line.received))
+    whole += [Line(text=text, received=lines[-1].received) for text in begun.values()]
+    return whole
 
 
 def _keep_lines(stream: Any, lines: list[Line]) -> None:
