@@ -16,8 +16,8 @@ from allranks.preflight.probe import unused_port
 
 BYTES = 4 * 2**20
 LIMIT_S = 180.0
-SLOW = 0.5
-"""A pair stands out if it has less than this share of the median bandwidth."""
+SLOW = 0.33
+"""A pair stands out if it has less than this share of the usual bandwidth."""
 ENOUGH = 3
 """Of two pairs, none can stand out."""
 
@@ -29,11 +29,20 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     b: int
     copy_s: float
     latency_s: float
-    copy_bytes_per_s: float
     all_reduce_s: float
-    all_reduce_bytes_per_s: float
+    bytes: int = BYTES
     host_a: str = ""
     host_b: str = ""
+
+    @property
+    def copy_bytes_per_s(self) -> float:
+        """One way."""
+        return self.bytes / self.copy_s
+
+    @property
+    def all_reduce_bytes_per_s(self) -> float:
+        """Of two ranks each sends and gets the whole once, so this is what the link carries."""
+        return self.bytes / self.all_reduce_s
 
     def line(self) -> str:
         """One line for people."""

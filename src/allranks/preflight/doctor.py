@@ -47,13 +47,18 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
             "nodes": [_node(report) for report in found.reports],
             "network": msgspec.to_builtins(found.network),
             "port": found.port,
-            "pairs": msgspec.to_builtins(self.pairs),
+            "pairs": [_pair(pair) for pair in self.pairs],
             "slow_pairs": [[pair.a, pair.b] for pair in slow_pairs(self.pairs)],
             "pairs_verdict": self.pairs_verdict,
             "excluded": self.excluded,
             "notes": self.notes,
             "seconds": {"probe": found.probe_s, "reach": found.reach_s},
         }
+
+
+def _pair(pair: Pair) -> dict[str, Any]:
+    rates = {"copy_bytes_per_s": pair.copy_bytes_per_s, "all_reduce_bytes_per_s": pair.all_reduce_bytes_per_s}
+    return {**msgspec.to_builtins(pair), **rates}
 
 
 def _node(report: PreflightReport) -> dict[str, Any]:

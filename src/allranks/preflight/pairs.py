@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import time
@@ -21,6 +20,8 @@ from typing import Any
 
 RANK = "ALLRANKS_PAIRS_RANK"
 REPEATS = 5
+PASSES = 2
+"""A pair is slow only if it is so each time: on a busy machine any pair may be once."""
 LIMIT_S = 30
 SMALL_BYTES = 8
 
@@ -77,12 +78,16 @@ def measure(wish: dict[str, Any], rank: int) -> None:
     dist.init_process_group(wish["backend"], store=store, rank=rank, world_size=world, timeout=limit)
     pairs = list(combinations(range(world), 2))
     groups = [dist.new_group(list(pair), timeout=limit) for pair in pairs]
-    for pair, group in zip(pairs, groups, strict=True):
-        if rank in pair:
-            found = _pair(torch, dist, wish["bytes"], pair, rank, group, cuda)
-            if rank == pair[0]:
-                store.set(f"pair/{pair[0]}/{pair[1]}", json.dumps(found))
-        dist.barrier()
+    best: dict[tuple[int, int], dict[str, float]] = {}
+    for _ in range(PASSES):
+        for pair, group in zip(pairs, groups, strict=True):
+            if rank in pair:
+                times = _pair(torch, dist, wish["bytes"], pair, rank, group, cuda)
+                best[pair] = {key: min(value, best.get(pair, times)[key]) for key, value in times.items()}
+            dist.barrier()
+    for pair, times in best.items():
+        if rank == pair[0]:
+            store.set(f"pair/{pair[0]}/{pair[1]}", json.dumps(times))
     if rank == 0:
         rows = [{"a": a, "b": b, **json.loads(store.get(f"pair/{a}/{b}"))} for a, b in pairs]
         sys.stdout.write(json.dumps({"host": wish["hosts"][0], "pairs": rows}) + "\n")
@@ -114,17 +119,12 @@ def _pair(
             if cuda:
                 torch.cuda.synchronize()
             times.append(time.perf_counter() - began)
-        return statistics.median(times[1:])  # the first makes the connection
+        return min(times[1:])  # the first makes the connection; what others do on the machine only adds
 
-    copy_s = timed(lambda: there_and_back(large)) / 2
-    latency_s = timed(lambda: there_and_back(small)) / 2
-    reduce_s = timed(lambda: dist.all_reduce(large, group=group))
     return {
-        "copy_s": copy_s,
-        "latency_s": latency_s,
-        "copy_bytes_per_s": size / copy_s,
-        "all_reduce_s": reduce_s,
-        "all_reduce_bytes_per_s": size / reduce_s,  # two ranks: each sends and gets the whole once
+        "copy_s": timed(lambda: there_and_back(large)) / 2,
+        "latency_s": timed(lambda: there_and_back(small)) / 2,
+        "all_reduce_s": timed(lambda: dist.all_reduce(large, group=group)),
     }
 
 
