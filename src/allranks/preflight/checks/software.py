@@ -43,7 +43,7 @@ def same_content(survey: Survey, name: str, roles: list[str], cure: str) -> Verd
             if probe.host in verdicts and not verdicts[probe.host].ok:
                 continue
             if facts.error:
-                verdicts[probe.host] = bad(name, f"UNREADABLE({item.path})", f"{facts.error}: {cure}")
+                verdicts[probe.host] = bad(name, f"UNREADABLE({item.path})", f"{probe.host}: {facts.error}; {cure}")
             elif not facts.exists:
                 verdicts[probe.host] = bad(name, f"MISSING({item.path})", f"{probe.host} does not see it: {cure}")
             elif digests.get(probe.host) != usual:
