@@ -19,7 +19,7 @@ def only(found, key: str) -> Check:
     bad = failures(found)
     assert list(bad) == [key], bad
     assert bad[key].cure
-    assert key.split(".")[0] in bad[key].cure or bad[key].name in ("py", "port", "gpus"), bad[key].cure
+    assert key.partition(".")[0] in bad[key].cure or bad[key].name in ("py", "port", "gpus"), bad[key].cure
     return bad[key]
 
 

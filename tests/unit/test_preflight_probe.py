@@ -75,7 +75,7 @@ def test_one_line_with_the_facts(tmp_path: Path) -> None:
     assert "ModuleNotFoundError" in (found.imports["no_such_module"].error or "")
     run = found.folders["run"]
     assert run.exists and run.write_error is None and (run.free_bytes or 0) > 0 and run.fingerprint
-    assert run.fingerprint.files == 1 and os.listdir(tmp_path) == ["a.txt"]
+    assert run.fingerprint.files == 1 and [p.name for p in tmp_path.iterdir()] == ["a.txt"]
     assert any(item.loopback and item.address == "127.0.0.1" and item.prefix == 8 for item in found.interfaces)
     assert found.shm_bytes > 0 and found.cpus >= 1 and found.memory_bytes > 0
 
