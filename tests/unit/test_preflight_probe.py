@@ -244,4 +244,22 @@ def test_the_slow_pair_and_the_slow_node_are_named() -> None:
     assert blamed(node, slow_pairs(node)) == "n2" and verdict(node).startswith("n2 is slow to everybody")
     one = [*alike[:2], pair(2, 3, 0.2)]
     assert blamed(one, slow_pairs(one)) is None and "this pair is slow: n2:2 - n3:3" in verdict(one)
+    some = [*alike, pair(1, 4, 0.3), pair(2, 4, 0.2), pair(3, 4, 0.01)]
+    assert blamed(some, slow_pairs(some)) is None, "n4 is well with n3"
     assert slow_pairs([pair(1, 2, 1.0)]) == []
+
+
+def test_gpus_as_the_driver_lists_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(
+        "#!/bin/sh\ncase $1 in\ntopo) echo 'GPU0 X OK';;\n"
+        "*) echo '0, NVIDIA H100, 570.1, 81559, 0'; echo '1, NVIDIA H100, 570.1, 81559, [N/A]';;\nesac\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = probe.nvidia()
+    assert [g["ecc_errors"] for g in found["gpus"]] == ["0", "[N/A]"] and found["gpus"][0]["driver"] == "570.1"
+    assert found["p2p"] == "GPU0 X OK\n"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed because it could not talk to the driver'; exit 9\n")
+    with pytest.raises(OSError, match="could not talk"):
+        probe.nvidia()

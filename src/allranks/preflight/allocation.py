@@ -146,9 +146,8 @@ def allocation(
     Raises:
         EnvironmentNotAble: they are not free within `wait_s`, or Slurm refuses.
     """
-    if "SLURM_JOB_ID" in os.environ and not slurm.prefix:
-        hosts = hostnames(slurm, os.environ.get("SLURM_JOB_NODELIST", ""))
-        yield Allocation(job_id=os.environ["SLURM_JOB_ID"], hosts=hosts, srun_args=[])
+    if inside_job(slurm):
+        yield _own_job(slurm, cluster)
         return
     extra = [word for word in cluster.slurm.extra if not word.startswith(SBATCH_ONLY)]
     command = [*slurm.prefix, "salloc", "--job-name=allranks-doctor", f"--time={minutes}"]
@@ -163,6 +162,22 @@ def allocation(
         yield Allocation(job_id=job_id, hosts=hostnames(slurm, nodelist), srun_args=[f"--jobid={job_id}"])
     finally:
         _give_back(process, granted)
+
+
+def inside_job(slurm: Slurm) -> bool:
+    """Whether this process runs in a job of that Slurm."""
+    return "SLURM_JOB_ID" in os.environ and not slurm.prefix
+
+
+def _own_job(slurm: Slurm, cluster: ClusterSpec) -> Allocation:
+    job_id = os.environ["SLURM_JOB_ID"]
+    hosts = hostnames(slurm, os.environ.get("SLURM_JOB_NODELIST", ""))
+    if len(hosts) < cluster.nodes:
+        raise EnvironmentNotAble(
+            f"cluster.nodes is {cluster.nodes}, but the job {job_id} that this runs in has {len(hosts)}: "
+            f"{', '.join(hosts)}; ask for more nodes, or run the doctor outside of a job"
+        )
+    return Allocation(job_id=job_id, hosts=hosts[: cluster.nodes], srun_args=[])
 
 
 def _granted(process: subprocess.Popen[str], cluster: ClusterSpec, wait_s: float) -> tuple[str, str]:

@@ -11,7 +11,7 @@ import msgspec
 from allranks.errors import EnvironmentNotAble
 from allranks.facts import machine_facts
 from allranks.plan import LaunchPlan, make_plan
-from allranks.preflight.allocation import allocation, find_slurm, test_only
+from allranks.preflight.allocation import allocation, find_slurm, inside_job, test_only
 from allranks.preflight.collectives import Pair, measure, slow_pairs, verdict
 from allranks.preflight.gather import Preflight, Where, examine, without_bad
 from allranks.preflight.records import PreflightReport
@@ -81,7 +81,8 @@ def doctor(spec: RunSpec, request: Request, say: Say) -> Diagnosis:
             ]
         return _examine(Where(), spec, plan, request, notes, say)
     slurm = find_slurm()
-    say(test_only(slurm, spec.cluster))
+    if not inside_job(slurm):
+        say(test_only(slurm, spec.cluster))
     with allocation(slurm, spec.cluster, wait_s=request.wait_s) as job:
         where = Where(
             prefix=slurm.prefix,

@@ -30,12 +30,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-FOLDER_LIMIT_S = 8.0
+FOLDER_LIMIT_S = 20.0
 NAME_LIMIT_S = 3.0
 DRIVER_LIMIT_S = 20.0
 NONCE_WAIT_S = 1.5  # a network file system may show a new file late
-MAX_FILES = 20_000
-MAX_READ = 300
+MAX_FILES = 5_000
+MAX_READ = 100
 EDGE_BYTES = 1 << 16
 SKIP = {"__pycache__", ".git", ".venv", ".pytest_cache", ".ruff_cache"}
 SIOCGIFFLAGS, SIOCGIFADDR, SIOCGIFNETMASK = 0x8913, 0x8915, 0x891B

@@ -85,6 +85,8 @@ def pkgs(survey: Survey) -> Verdicts:
         where = probe.executable or survey.wish.python
         if missing:
             cure = f"{where} -m pip install 'allranks[train]' on {probe.host}, or one environment that all nodes share"
+            if not _right_python(survey, probe):
+                cure = f"{probe.host} was asked with another interpreter, so mend py first"
             verdicts[probe.host] = bad("pkgs", f"MISSING({','.join(missing)})", cure)
         elif other:
             shown = ", ".join(f"{n} {probe.packages[n].version}, others {usual[n]}" for n in other)
