@@ -74,6 +74,8 @@ def test_a_run_folder_that_is_not_the_launchers() -> None:
     assert only(three(in_folder(node(3), "run", nonce=None)), "n3.run").found == "NOT-SHARED(/work/runs)"
     assert only(three(in_folder(node(3), "run", nonce="other")), "n3.run").found == "NOT-SHARED(/work/runs)"
     assert not failures(survey(in_folder(node(1), "run", nonce=None))), "one node shares with nobody"
+    remote = survey(in_folder(node(1), "run", nonce=None), remote=True)
+    assert only(remote, "n1.run").found == "NOT-SHARED(/work/runs)", "but with the launcher, if that is elsewhere"
     assert only(three(in_folder(node(3), "run", write_error="Permission denied")), "n3.run").found.startswith(
         "READ-ONLY"
     )

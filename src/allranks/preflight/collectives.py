@@ -9,7 +9,6 @@ import sys
 import msgspec
 
 from allranks.errors import RunFailed
-from allranks.facts import host_name
 from allranks.plan import LaunchPlan
 from allranks.preflight.gather import Preflight, Where
 from allranks.preflight.probe import unused_port
@@ -63,8 +62,8 @@ def measure(where: Where, found: Preflight, plan: LaunchPlan, procs: int) -> lis
     seats = found.network.seats if found.network else {}
     alone = not seats
     wish = {
-        "hosts": hosts if not alone else [host_name()],
-        "interfaces": {h: seat.interface for h, seat in seats.items()} or {host_name(): "lo"},
+        "hosts": hosts,
+        "interfaces": {h: seat.interface for h, seat in seats.items()} or {hosts[0]: "lo"},
         "master": "127.0.0.1" if alone else seats[hosts[0]].address,
         "port": found.port or unused_port(),
         "procs": procs,
@@ -78,8 +77,7 @@ def measure(where: Where, found: Preflight, plan: LaunchPlan, procs: int) -> lis
         facts = line.facts()
         if facts and "pairs" in facts:
             pairs = msgspec.convert(facts["pairs"], list[Pair])
-            names = wish["hosts"]
-            return [msgspec.structs.replace(p, host_a=names[p.a // procs], host_b=names[p.b // procs]) for p in pairs]
+            return [msgspec.structs.replace(p, host_a=hosts[p.a // procs], host_b=hosts[p.b // procs]) for p in pairs]
     last = [text for text in answers.said.splitlines() if text.strip()][-3:]
     raise RunFailed(f"the collectives gave no figures (exit code {answers.returncode}): {' / '.join(last)}")
 

@@ -106,7 +106,7 @@ def _examine(where: Where, spec: RunSpec, plan: LaunchPlan, request: Request, no
     pairs: list[Pair] = []
     if request.collectives and ok:
         say("measuring all pairs ...")
-        pairs = measure(where, found, plan, plan.procs_per_node if plan.device == "cuda" or not where.hosts else 1)
+        pairs = measure(where, found, plan, plan.procs_per_node if plan.device == "cuda" or len(where.hosts) < 2 else 1)
     elif request.collectives:
         notes = [*notes, "collectives were not measured: first mend what failed"]
     return Diagnosis(

@@ -96,6 +96,7 @@ def examine(
         network_error=network_error,
         reach=reach,
         nonces=secrets,
+        remote=bool(where.hosts),
         received={host: line.received for host, line in lines.items()},
         here=here,
     )

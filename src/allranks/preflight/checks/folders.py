@@ -37,7 +37,7 @@ def _judge(survey: Survey, wanted: Folder, host: str, facts: FolderFacts, key: s
         return bad(name, f"UNREADABLE({path})", f"{host}: {facts.error}; {cure}")
     if not facts.exists:
         return bad(name, f"MISSING({path})", f"{host} does not see this folder: {cure}")
-    if survey.several and secret and facts.nonce != secret:
+    if survey.must_share and secret and facts.nonce != secret:
         return bad(name, f"NOT-SHARED({path})", f"{host} has a folder of its own there, not the launcher's: {cure}")
     if facts.write_error:
         return bad(name, f"READ-ONLY({path})", f"{host} cannot write there: {facts.write_error}; {cure}")
@@ -46,4 +46,4 @@ def _judge(survey: Survey, wanted: Folder, host: str, facts: FolderFacts, key: s
         short = f"less than {MIN_FREE_BYTES >> 20} MiB are free on {host}: make room, or name another folder in {key}"
         return bad(name, f"FULL({path},{free >> 20}MiB)", short)
     room = f"{free / GIB:.0f}GiB" if free >= GIB else f"{free >> 20}MiB"
-    return good(name, f"rw,{room}" + ("" if secret or not survey.several else ",sharing-not-proved"))
+    return good(name, f"rw,{room}" + ("" if secret or not survey.must_share else ",sharing-not-proved"))

@@ -38,6 +38,8 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     """The secret that whoever shares the folder must see, by role."""
     received: dict[str, float] = {}
     """The launcher's clock when the node's line came, by host."""
+    remote: bool = False
+    """The nodes are not the launcher's machine: even one of them must share what the launcher writes."""
     here: dict[str, FolderFacts] = {}
     """The launcher's own view of the folders, by role: it settles a draw."""
 
@@ -45,6 +47,10 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     def first(self) -> Probe:
         """The node of rank 0."""
         return min(self.probes, key=lambda probe: probe.node_id)
+
+    @property
+    def must_share(self) -> bool:
+        return self.remote or self.several
 
     @property
     def several(self) -> bool:
