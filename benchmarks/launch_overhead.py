@@ -40,14 +40,27 @@ exec {python} -m torch.distributed.run --nnodes={nodes} --nproc-per-node=1 --nod
 
 def spec(shared: Path, nodes: int, name: str) -> dict[str, Any]:
     """A training that is over in a moment: what is measured is the way to its first step."""
-    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 320}
+    small = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": 320,
+    }
     return {
         "name": name,
         "model": {"name": "tiny:mistral", "config": small},
         "data": {"source": "builtin:instructions", "subset": 200, "max_length": 64, "eval_fraction": 0.0},
         "train": {"max_steps": 3},
         "checkpoint": {"mode": "none"},
-        "cluster": {"launcher": "slurm", "nodes": nodes, "procs_per_node": 1, "cache": str(shared / "cache"), "env": {"OMP_NUM_THREADS": "1"}},
+        "cluster": {
+            "launcher": "slurm",
+            "nodes": nodes,
+            "procs_per_node": 1,
+            "cache": str(shared / "cache"),
+            "env": {"OMP_NUM_THREADS": "1"},
+        },
         "run_root": str(shared / "runs"),
     }
 
@@ -87,7 +100,15 @@ def bare(slurm: Slurm, shared: Path, nodes: int) -> dict[str, float]:
     run, _ = api.prepare_run(checked)
     run.logs_of(1).mkdir()
     write_json(run.logs_of(1) / "args.json", {})
-    run.sbatch.write_text(BARE.format(nodes=nodes, log=run.logs / "slurm.log", python=shlex.quote(sys.executable), run=shlex.quote(str(run.root)), port=PORT))
+    run.sbatch.write_text(
+        BARE.format(
+            nodes=nodes,
+            log=run.logs / "slurm.log",
+            python=shlex.quote(sys.executable),
+            run=shlex.quote(str(run.root)),
+            port=PORT,
+        )
+    )
     began = time.time()
     times = wait(slurm, slurm.submit(run.sbatch), run)
     return {name: at - began for name, at in times.items()}
@@ -106,10 +127,20 @@ def main() -> None:
     for number in range(args.pairs):
         pair = {"ours": ours(slurm, args.shared, args.nodes), "bare": bare(slurm, args.shared, args.nodes)}
         pairs.append(pair)
-        print(f"pair {number}: ours {pair['ours']['first_step']:.2f} s, bare {pair['bare']['first_step']:.2f} s", flush=True)
+        print(
+            f"pair {number}: ours {pair['ours']['first_step']:.2f} s, bare {pair['bare']['first_step']:.2f} s",
+            flush=True,
+        )
     extra = [p["ours"]["first_step"] - p["bare"]["first_step"] for p in pairs]
-    result = {"nodes": args.nodes, "extra_s": {"median": median(extra), "min": min(extra), "max": max(extra)}, "pairs": pairs, "machine": machine.facts()}
-    print(f"allranks takes {median(extra):+.2f} s (from {min(extra):+.2f} to {max(extra):+.2f}) to the first step; the aim is at most +2 s")
+    result = {
+        "nodes": args.nodes,
+        "extra_s": {"median": median(extra), "min": min(extra), "max": max(extra)},
+        "pairs": pairs,
+        "machine": machine.facts(),
+    }
+    print(
+        f"allranks takes {median(extra):+.2f} s (from {min(extra):+.2f} to {max(extra):+.2f}) to the first step; the aim is at most +2 s"
+    )
     if args.json:
         args.json.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -27,11 +27,12 @@ from tests.cluster.helpers import (
 )
 
 ALL_REDUCE = """
-import socket, torch, torch.distributed as dist
+import os, socket, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 value = torch.tensor([float(dist.get_rank())])
 dist.all_reduce(value)
-print("REDUCED", socket.gethostname(), dist.get_rank(), dist.get_world_size(), value.item(), flush=True)
+words = ["REDUCED", socket.gethostname(), dist.get_rank(), dist.get_world_size(), value.item()]
+os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # one call: print may write a line in pieces
 dist.destroy_process_group()
 """
 

@@ -94,7 +94,7 @@ def test_three_nodes_with_differing_interfaces_and_names_on_loopback(box: Box, s
     assert (metrics["world_size"], metrics["nodes"], metrics["steps"]) == (6, 3, 8)
     assert metrics["sync_proof"]["data_disjoint"]
     said = log_of(run_dir)
-    for words in ("node 0 = n1 eth0", "node 1 = n2 eno1", "ranks 4-5", "meeting at"):
+    for words in ("n2 proj=ok pkgs=ok", "node 0 = n1 eth0", "node 1 = n2 eno1", "ranks 4-5", "meeting at"):
         assert words in said, said
     logs = run_dir.rank_logs(1)
     assert sorted(p.name.split(".")[0] for p in logs.values()) == ["n1", "n1", "n2", "n2", "n3", "n3"]
@@ -146,18 +146,19 @@ def test_the_time_limit_leads_to_a_requeue_and_an_exact_continuation(box: Box, s
 
 
 def test_a_port_that_is_taken_is_left_to_its_owner(box: Box, shared: Path) -> None:
-    from allranks.launch.rendezvous import port_of
+    from allranks.preflight.port import rendezvous_port
 
     number = (
         int(box.run(["sbatch", "--parsable", "--hold", "--wrap", "true"], cwd=str(shared)).stdout) + 2
     )  # the check by `sbatch --test-only` takes a number too
-    holder = f"import socket,time; s=socket.socket(); s.bind(('0.0.0.0', {port_of(f'{number}.0')})); s.listen(); time.sleep(60)"
+    holder = f"import socket,time; s=socket.socket(); s.bind(('0.0.0.0', {rendezvous_port(f'{number}.0')})); s.listen(); time.sleep(60)"
     held = subprocess.Popen([*box.node_prefix("n1", str(shared)), sys.executable, "-c", holder])
     try:
         time.sleep(1)
-        done, run_dir = run(shared, spec_in(shared, cluster={"nodes": 1}, train={"max_steps": 2}))
+        done, run_dir = run(shared, spec_in(shared, cluster={"nodes": 2}, train={"max_steps": 2}))
         assert done.returncode == 0, done.stdout + done.stderr + log_of(run_dir)
-        assert "is taken on n1; trying another" in log_of(run_dir)
+        assert read_json(run_dir.job)["job"] == str(number)
+        assert read_json(run_dir.rendezvous(1))["port"] == rendezvous_port(f"{number}.0", attempt=1)
     finally:
         held.kill()
 

@@ -19,17 +19,15 @@ import msgspec
 from allranks import checkpoints
 from allranks.errors import AllranksError, CheckpointError, EnvironmentNotAble
 from allranks.facts import host_name
-from allranks.launch import rendezvous
-from allranks.launch.ask import Answer
 from allranks.launch.outcome import conclude, of_attempt
-from allranks.launch.rendezvous import Rendezvous
+from allranks.launch.rendezvous import Place, Rendezvous
 from allranks.observe.events import read_run
 from allranks.plan import LaunchPlan
+from allranks.preflight.gather import Preflight, Where, examine, require_nodes, text_line, write
 from allranks.rundir import RunDir, read_json, write_json
 from allranks.slurm.script import entering
 from allranks.spec import RunSpec, load_spec
 
-ASK_S = 60.0
 POLL_S = 0.2
 PEER_NODE_GRACE_S = 12.0  # longer than an agent gives its own ranks
 
@@ -79,10 +77,10 @@ class Driver:
         write_json(self._run.logs_of(attempt) / "args.json", self._resume_args(attempt))
         signal.signal(signal.SIGUSR1, self._ask_stop)
         signal.signal(signal.SIGTERM, self._ask_stop)
-        answers = self._ask()
-        place = self._decide(answers)
-        write_json(self._run.logs_of(attempt) / "rendezvous.json", msgspec.to_builtins(place))
-        self._tell(place)
+        place = self._meet(self._examine())
+        if place is not None:
+            write_json(self._run.rendezvous(attempt), msgspec.to_builtins(place))
+            self._tell(place)
         code = self._start(attempt)
         return self._end(attempt, code)
 
@@ -106,9 +104,13 @@ class Driver:
         say(f"going on after step {step}")
         return {"resume_step": step, "inexact": False}
 
+    @staticmethod
+    def _cpus() -> str:
+        """Cores of a node's task, given to srun explicitly: since 22.05 it does not read sbatch's own."""
+        return os.environ.get("SLURM_CPUS_PER_TASK") or os.environ.get("SLURM_CPUS_ON_NODE", "1").split("(")[0]
+
     def _srun(self, *command: str) -> list[str]:
         nodes = len(self._plan.nodes)
-        cpus = os.environ.get("SLURM_CPUS_PER_TASK") or os.environ.get("SLURM_CPUS_ON_NODE", "1").split("(")[0]
         image = (
             (self._spec.cluster.environment or "").removeprefix("pyxis:")
             if (self._spec.cluster.environment or "").startswith("pyxis:")
@@ -116,54 +118,47 @@ class Driver:
         )
         _, python = entering(self._spec.cluster.environment, sys.executable)
         return [
-            "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={cpus}", "--input=none", "--unbuffered",
+            "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={self._cpus()}", "--input=none", "--unbuffered",
             *([f"--container-image={image}"] if image else []), *python, "-m", *command,
         ]  # fmt: skip
 
-    def _ask(self) -> list[Answer]:
-        """One answer a node. Asks again with another port while the first is taken on node 0."""
-        wanted = self._spec.cluster.rendezvous.port
-        taken: list[str] = []
-        for turn in range(1 if wanted else rendezvous.TRIES):
-            self._port = wanted or rendezvous.port_of(f"{self._job}.{self._restart}", turn)
-            answers = self._ask_once()
-            if answers[0].port_free:
-                return answers
-            taken.append(str(self._port))
-            say(f"port {self._port} is taken on {answers[0].host}" + ("" if wanted else "; trying another"))
-        raise EnvironmentNotAble(
-            f"on the first node port {', '.join(taken)} is taken; leave cluster.rendezvous.port out, and a free one is found"
-        )
+    def _examine(self) -> Preflight:
+        """Ask every node what it has, and let them reach each other; refuse to start on nodes that cannot do it.
 
-    def _ask_once(self) -> list[Answer]:
-        command = self._srun("allranks.launch.ask", str(self._run.root), str(self._port))
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False)
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        answers = sorted((msgspec.json.decode(line, type=Answer) for line in lines), key=lambda a: a.node)
-        if len(answers) != len(self._plan.nodes):
-            raise EnvironmentNotAble(
-                f"{len(answers)} of {len(self._plan.nodes)} nodes answered; silent: {', '.join(self._silent(answers))}. "
-                f"They cannot start {sys.executable} or do not see {self._run.root}: {done.stderr.strip()[-400:]}"
-            )
-        blind = [a.host for a in answers if not a.sees_run]
-        if blind:
-            raise EnvironmentNotAble(
-                f"{', '.join(blind)} cannot see the run folder {self._run.root}; put run_root on a file system that all nodes share"
-            )
-        return answers
-
-    def _silent(self, answers: list[Answer]) -> list[str]:
-        done = subprocess.run(
+        Imports are not tried: the ranks do that at once, and it costs seconds of every node's cores.
+        """
+        listed = subprocess.run(
             ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]],
             capture_output=True,
             text=True,
             timeout=30,
-            check=False,
+            check=True,
         )
-        return [h for h in done.stdout.split() if h.split(".")[0] not in {a.host for a in answers}]
+        where = Where(hosts=listed.stdout.split(), job_id=f"{self._job}.{self._restart}", cpus=int(self._cpus()))
+        found = examine(where, self._spec, self._plan, self._run.root, imports=False)
+        write(self._run, found)
+        for report in found.reports:
+            say(text_line(report))
+        require_nodes(found.reports)
+        if found.port is None:
+            raise EnvironmentNotAble("no port is free on the first node; give another with cluster.rendezvous.port")
+        return found
 
-    def _decide(self, answers: list[Answer]) -> Rendezvous:
-        return rendezvous.choose(answers, self._spec.cluster.rendezvous, f"{self._job}.{self._restart}", self._port)
+    def _meet(self, found: Preflight) -> Rendezvous | None:
+        """Where the ranks of several nodes meet; one node needs no place."""
+        network = found.network
+        if network is None or found.port is None or len(self._plan.nodes) < 2:
+            return None
+        hosts = [probe.host for probe in sorted(found.probes, key=lambda probe: probe.node_id)]
+        places = [
+            Place(node=i, host=h, address=network.seats[h].address, interface=network.seats[h].interface)
+            for i, h in enumerate(hosts)
+        ]
+        address = self._spec.cluster.rendezvous.address or places[0].address
+        key = f"{self._job}.{self._restart}"
+        return Rendezvous(
+            address=address, port=found.port, key=key, network=network.network, reason=network.reason, places=places
+        )
 
     def _tell(self, place: Rendezvous) -> None:
         say(
@@ -201,8 +196,9 @@ class Driver:
 
     def _silent_agents(self, attempt: int) -> list[str]:
         """Nodes whose agent has not said how its ranks ended, though their peers have gone: lost, or beyond help."""
-        place = msgspec.convert(read_json(self._run.rendezvous(attempt)), Rendezvous)
-        return [p.host for p in place.places if not self._run.agent_exit(attempt, p.host).exists()]
+        found = read_json(self._run.rendezvous(attempt))
+        places = msgspec.convert(found, Rendezvous).places if found else []
+        return [p.host for p in places if not self._run.agent_exit(attempt, p.host).exists()]
 
     def _some_node_failed(self, attempt: int) -> bool:
         return any((read_json(p) or {}).get("failed") for p in self._run.logs_of(attempt).glob("*.exit.json"))

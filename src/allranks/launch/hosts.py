@@ -15,8 +15,9 @@ from pathlib import Path
 import msgspec
 
 from allranks.errors import SpecError
-from allranks.launch.rendezvous import Place, Rendezvous, port_of
+from allranks.launch.rendezvous import Place, Rendezvous
 from allranks.plan import LaunchPlan
+from allranks.preflight.port import rendezvous_port
 from allranks.rundir import RunDir, read_json, write_json, write_text_atomic
 from allranks.spec.records import RunSpec
 
@@ -91,7 +92,7 @@ def start(run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int) -> HostsJo
         Place(node=i, host=h, address="", interface=spec.cluster.rendezvous.interface or "")
         for i, h in enumerate(hosts)
     ]
-    port = spec.cluster.rendezvous.port or port_of(key)
+    port = spec.cluster.rendezvous.port or rendezvous_port(key)
     meeting = Rendezvous(address=address, port=port, key=key, network="", reason="cluster.hosts", places=places)
     write_json(run.rendezvous(attempt), msgspec.to_builtins(meeting))
     return HostsJob(run, plan, attempt, [_command(run, plan, attempt, i) for i in range(len(hosts))])
