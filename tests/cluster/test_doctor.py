@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from allranks.preflight.allocation import END_S
 from allranks.testcluster import Box
 from allranks.testcluster.faults import heal, injected
 from tests.cluster.helpers import cli_environment, job_state, on, submit, wait_for, wait_state
@@ -58,8 +60,10 @@ def failed(document: dict[str, Any]) -> dict[str, str]:
 
 
 def test_three_nodes_that_are_well(box: Box, spec: Path) -> None:
+    began = time.monotonic()
     done = doctor(spec)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert time.monotonic() - began < END_S, "the nodes were given back by force"
     lines = [line for line in done.stdout.splitlines() if line.startswith("n")]
     assert [line.split()[:3] for line in lines[:3]] == [[n, "proj=ok", "pkgs=ok"] for n in ("n1", "n2", "n3")]
     assert "net=eth0/" in lines[0] and "net=eno1/" in lines[1] and "reach=2/2" in lines[2] and "data=ok" in lines[0]
@@ -209,9 +213,10 @@ print("ready", *found.network.seats)
 
 
 def test_collectives_name_the_slow_node(box: Box, spec: Path) -> None:
-    with injected(box, "slow-link", "n2", rate="500mbit"):
+    with injected(box, "slow-link", "n2", rate="500mbit"), injected(box, "loopback-hosts", "n1"):
         done = doctor(spec, "--collectives", "--json")
     document = as_json(done)
     assert len(document["pairs"]) == 3, done.stdout + done.stderr
+    assert set(failed(document)) == {"n1.name"}, "the ranks are told their interface, so this does not stop them"
     assert done.returncode == 1 and document["pairs_verdict"].startswith("n2 is slow to everybody")
     assert document["slow_pairs"] and all(1 in pair for pair in document["slow_pairs"])

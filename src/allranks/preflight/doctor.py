@@ -104,7 +104,7 @@ def _examine(where: Where, spec: RunSpec, plan: LaunchPlan, request: Request, no
         ok = bool(excluded)
         where = msgspec.structs.replace(where, hosts=[h for h in where.hosts if h not in excluded])
     pairs: list[Pair] = []
-    if request.collectives and ok:
+    if request.collectives and (ok or found.may_run):
         say("measuring all pairs ...")
         pairs = measure(where, found, plan, plan.procs_per_node if plan.device == "cuda" or len(where.hosts) < 2 else 1)
     elif request.collectives:

@@ -64,6 +64,11 @@ class Preflight(msgspec.Struct, frozen=True, kw_only=True):
         return all(report.ok for report in self.reports)
 
     @property
+    def may_run(self) -> bool:
+        """Nothing failed that a run cannot do without."""
+        return all(report.may_run for report in self.reports)
+
+    @property
     def bad_hosts(self) -> list[str]:
         return [report.host for report in self.reports if not report.ok]
 
