@@ -1,0 +1,107 @@
+"""What each node of a job uses: the shared copy of a part, or a staged one, with its hash. Saved as stage.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from allranks.envpolicy import EnvVar
+from allranks.rundir import write_json
+from allranks.stage.bundle import Bundle
+from allranks.stage.offline import offline_variables
+
+
+class PartUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a node finds one part."""
+
+    name: str
+    path: str
+    staged: bool
+    sha256: str
+
+
+class NodeStage(msgspec.Struct, frozen=True, kw_only=True):
+    """One node: its interpreter, its Python path, its environment, and what differs from the spec there.
+
+    ``folder`` is None where nothing was staged: then nothing differs from the login side. A value None in
+    ``overrides`` stands for null.
+    """
+
+    node: str
+    folder: str | None
+    python: str
+    python_path: list[str]
+    parts: list[PartUse]
+    overrides: dict[str, str | None]
+    variables: list[EnvVar]
+
+    def path_of(self, name: str) -> str | None:
+        """Where a part is on this node."""
+        return next((part.path for part in self.parts if part.name == name), None)
+
+    def environment(self, inherited: str | None = None) -> dict[str, str]:
+        """The variables to set on this node; ``inherited`` is a PYTHONPATH that shall stay behind the staged folders."""
+        values = {v.name: v.value for v in self.variables if v.value is not None}
+        if self.python_path:
+            values["PYTHONPATH"] = ":".join([*self.python_path, *([inherited] if inherited else [])])
+        return values
+
+
+class StageManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What was staged for one job, and how."""
+
+    job: str
+    bundle: str
+    method: str
+    bytes_sent: int
+    seconds: float
+    nodes: list[NodeStage]
+
+    def of(self, node: str) -> NodeStage:
+        """What one node uses; a KeyError if the job does not have it."""
+        for found in self.nodes:
+            if found.node == node:
+                return found
+        raise KeyError(node)
+
+    def save(self, path: Path) -> None:
+        """Write stage.json, whole or not at all."""
+        write_json(path, msgspec.to_builtins(self))
+
+
+def load_manifest(path: Path) -> StageManifest:
+    """A manifest that `StageManifest.save` wrote."""
+    return msgspec.json.decode(path.read_bytes(), type=StageManifest)
+
+
+def node_stage(bundle: Bundle, node: str, lacks: list[str], folder: str) -> NodeStage:
+    """What a node uses that lacks these parts and has them in `folder` now. Pure."""
+    uses, python_path, overrides = [], [], {}
+    for part in bundle.parts:
+        staged = part.name in lacks
+        path = f"{folder}/{part.name}" if staged else part.path
+        uses.append(PartUse(name=part.name, path=path, staged=staged, sha256=part.sha256))
+        if not staged:
+            continue
+        if part.name in ("allranks", "project"):
+            python_path.append(path)
+        for key, value in part.override.items():
+            overrides[key] = None if value is None else f"{path}/{value}".rstrip("/")
+    datasets = next(
+        (u.path for u in uses if u.staged and u.name in ("data", "eval-data") and _is_hub(bundle, u.name)), None
+    )
+    return NodeStage(
+        node=node,
+        folder=folder if lacks else None,
+        python=f"{folder}/env/bin/python" if "env" in lacks else bundle.python.executable,
+        python_path=python_path,
+        parts=uses,
+        overrides=overrides,
+        variables=offline_variables(datasets_cache=datasets) if lacks else [],
+    )
+
+
+def _is_hub(bundle: Bundle, name: str) -> bool:
+    part = bundle.part(name)
+    return part is not None and part.revision is not None

@@ -1,0 +1,193 @@
+"""What staging does on a node. Standard library only, Python 3.8 or later: it is sent there as text, with unpack.py.
+
+The text arrives on standard input, followed by one line of JSON, the request: ``ask`` (which parts are missing here),
+``receive`` (take parts, check them, unpack them) or ``remove``. Answers are lines ``@allranks NODE I N FRAGMENT``: short,
+because srun may tear long lines of several nodes into each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+from typing import Any, BinaryIO, Callable
+
+from allranks.stage.unpack import BLOCK, Refused, identity, make_venv, unpack
+
+FRAGMENT = 600
+ABOUT_PYTHON = (
+    "import sys,sysconfig;"
+    "print('%d.%d' % sys.version_info[:2],sysconfig.get_config_var('SOABI'),getattr(sys,'_base_executable',sys.executable),sep='\\n')"
+)
+
+
+def own_folder(path: str) -> None:
+    """Make a folder that is this user's alone; refuse one that another user made or could change."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise Refused(f"{path} is not a folder of this user alone (mode 0700); remove it or set another with TMPDIR")
+
+
+def find_python(need: dict[str, Any]) -> str | None:
+    """The first of the named interpreters that exists here and is of the version and build that the packages need."""
+    for candidate in need["candidates"]:
+        path = shutil.which(candidate)
+        if path is None:
+            continue
+        try:
+            done = subprocess.run(
+                [path, "-I", "-c", ABOUT_PYTHON],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                timeout=30,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        said = done.stdout.decode().split("\n")
+        if said[:2] == [need["version"], need["soabi"]]:
+            return said[2]
+    return None
+
+
+def job_root(request: dict[str, Any]) -> str:
+    """Folder of this user's jobs on this node: below SLURM_TMPDIR or TMPDIR if they are folders here, else below /tmp."""
+    bases = [request.get("root"), os.environ.get("SLURM_TMPDIR"), os.environ.get("TMPDIR")]
+    base = next((b for b in bases if b and os.path.isabs(b) and os.access(b, os.W_OK | os.X_OK)), "/tmp")  # noqa: S108
+    return os.path.join(base, f"allranks-{os.getuid()}")
+
+
+def ask(request: dict[str, Any]) -> dict[str, Any]:
+    """Which parts this node lacks, and where it would take them; leaves a mark there if it lacks any."""
+    lacks = [] if not request["always"] else [part["name"] for part in request["parts"]]
+    for part in request["parts"]:
+        gone = identity(part["path"], part["probe"]) != part["identity"]
+        gone = gone or (
+            part["name"] == "env"
+            and find_python({**request["python"], "candidates": [request["python"]["executable"]]}) is None
+        )
+        if gone and part["name"] not in lacks:
+            lacks.append(part["name"])
+    root = job_root(request)
+    answer: dict[str, Any] = {"lacks": lacks, "folder": os.path.join(root, request["job"])}
+    if "env" in lacks:
+        answer["python"] = find_python(request["python"])
+    sweep(root, request)
+    if lacks:
+        os.makedirs(os.path.dirname(root), exist_ok=True)
+        own_folder(root)
+        own_folder(answer["folder"])
+        with open(os.path.join(answer["folder"], f"on.{me()}"), "w") as file:
+            file.write(me())
+    return answer
+
+
+def sweep(root: str, request: dict[str, Any]) -> None:
+    """Remove what this user's jobs of this cluster left here that have ended without removing it (they were killed)."""
+    cluster, job, _ = request["job"].rsplit(".", 2)
+    for name in os.listdir(root) if os.path.isdir(root) else []:
+        parts = name.rsplit(".", 2)
+        if len(parts) != 3 or parts[0] != cluster or not parts[1].isdigit() or name == request["job"]:
+            continue
+        ended = request["live"] is not None and int(parts[1]) < int(job) and parts[1] not in request["live"]
+        if ended or (parts[1] == job and parts[2].isdigit()):
+            shutil.rmtree(os.path.join(root, name), ignore_errors=True)
+
+
+def receive(request: dict[str, Any], source: BinaryIO) -> dict[str, Any] | None:
+    """Say that this node is ready, take the parts (sent here, or through `source`), check and unpack them."""
+    folder = request["folder"]
+    free = shutil.disk_usage(folder).free
+    marks = [name[3:] for name in os.listdir(folder) if name.startswith("on.")]
+    say({"ready": True, "step": os.environ.get("SLURM_STEP_ID", ""), "sees": marks, "free": free})
+    for line in iter(source.readline, b""):
+        order = json.loads(line)
+        if order["do"] == "stream":
+            with open(incoming(folder, order["part"]), "wb") as file:
+                left = order["bytes"]
+                while left:
+                    block = source.read(min(left, BLOCK))
+                    if not block:
+                        raise Refused(f"part {order['part']} ended {left} bytes early")
+                    file.write(block)
+                    left -= len(block)
+        else:
+            return {"unpacked": {part["name"]: _take(folder, part, request) for part in request["parts"]}}
+    return None
+
+
+def incoming(folder: str, part: str) -> str:
+    """Where a part's archive arrives."""
+    return os.path.join(folder, f"{part}.tar")
+
+
+def _take(folder: str, part: dict[str, Any], request: dict[str, Any]) -> int:
+    archive, target = incoming(folder, part["name"]), os.path.join(folder, part["name"])
+    try:
+        count = unpack(archive, target, part["sha256"], part["unpacked_bytes"])
+    except Refused as error:
+        raise Refused(f"part {part['name']} {error}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(archive)
+    if part["name"] == "env":
+        make_venv(target, request["interpreters"][me()])
+    return count
+
+
+def remove(request: dict[str, Any]) -> dict[str, Any]:
+    """Remove the job's folder, and the user's if it is empty then."""
+    folder = os.path.join(job_root(request), request["job"])
+    for _ in range(3):  # nodes may share the folder and remove it at once
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.lexists(folder):
+            break
+    with contextlib.suppress(OSError):
+        os.rmdir(os.path.dirname(folder))
+    return {"gone": not os.path.lexists(folder)}
+
+
+def me() -> str:
+    """This node's name, as Slurm says it."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
+
+
+def say(answer: dict[str, Any]) -> None:
+    """One answer, in lines short enough to stay whole."""
+    text = json.dumps(answer)
+    parts = [text[i : i + FRAGMENT] for i in range(0, len(text), FRAGMENT)]
+    for number, part in enumerate(parts):
+        sys.stdout.write(f"@allranks {me()} {number} {len(parts)} {part}\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Carry out the request on standard input."""
+    source = sys.stdin.buffer
+    request = json.loads(source.readline())
+    verbs: dict[str, Callable[[], dict[str, Any] | None]] = {
+        "ask": lambda: ask(request),
+        "receive": lambda: receive(request, source),
+        "remove": lambda: remove(request),
+    }
+    try:
+        answer = verbs[request["verb"]]()
+    except (Refused, OSError) as error:
+        say({"error": str(error)})
+        return 1
+    if answer is not None:
+        say(answer)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
