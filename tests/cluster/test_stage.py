@@ -4,18 +4,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from allranks.errors import RunFailed
+from allranks.stage.bootstrap import write_bootstrap
 from allranks.stage.broadcast import staged
 from allranks.stage.bundle import Bundle, assemble
-from allranks.stage.manifest import load_manifest
-from allranks.stage.sources import environment_source, project_source
+from allranks.stage.manifest import NodeStage, load_manifest
+from allranks.stage.sources import environment_source, package_source, project_source
 from allranks.stage.steps import Allocation
 from allranks.testcluster import Box
 from allranks.testcluster.faults import injected
@@ -55,6 +58,12 @@ def left(box: Box, node: str) -> list[str]:
     return on(box, node, "sh", "-c", LEFT).split()
 
 
+def contents(box: Box, stage: NodeStage) -> list[str]:
+    """What is in a job's folder besides marks: no archive may be left."""
+    names = on(box, stage.node, "ls", str(stage.folder)).split()
+    return [name for name in names if not name.startswith(("on.", "has."))]
+
+
 def run_on(box: Box, allocation: Allocation, node: str, *command: str) -> str:
     """Output of a step of the job on one node."""
     words = ["srun", f"--jobid={allocation.job_id}", f"--nodelist={node}", "-N1", "-n1", "--overlap", "--chdir=/"]
@@ -77,7 +86,7 @@ def test_only_the_node_that_lacks_it_gets_it_and_runs_it(box: Box, bundle: Bundl
             assert manifest.bytes_sent == sum(part.bytes for part in bundle.parts)
             assert manifest.method == ("stream" if method == "stream" or box.plan.rootless else "sbcast")
             two, three = manifest.of("n2"), manifest.of("n3")
-            assert on(box, "n2", "ls", two.folder or "").split() == ["on.n2", "project"]  # no archive is left
+            assert contents(box, two) == ["project"]
             for node in (two, three):
                 env = [f"{k}={v}" for k, v in node.environment().items()]
                 script = node.overrides.get("script.path") or str(shared / "code" / "train.py")
@@ -108,7 +117,7 @@ def test_two_jobs_and_a_second_run_do_not_collide(box: Box, bundle: Bundle) -> N
             with staged(bundle, two, always=True) as second:
                 folders = {m.of("n2").folder for m in (first, second)}
                 assert len(folders) == 2 and all(on(box, "n2", "ls", str(f), "-d") for f in folders)
-            assert on(box, "n2", "ls", str(first.of("n2").folder)).split() == ["env", "on.n2", "project"]
+            assert contents(box, first.of("n2")) == ["env", "project"]
             on(box, "n1", "test", "!", "-e", str(second.of("n1").folder))
         with staged(bundle, one, always=True) as again:
             assert again.bytes_sent == first.bytes_sent == 2 * bundle.bytes
@@ -133,7 +142,7 @@ def test_a_full_disk_is_said_before_anything_is_sent(box: Box, bundle: Bundle) -
     with (
         injected(box, "fill-disk", "n2", path="/tmp"),
         job(box, "n2") as allocation,
-        pytest.raises(RunFailed, match="No space left|n2 has 0 MiB") as caught,
+        pytest.raises(RunFailed, match=r"No space left|n2 has 0 MiB") as caught,
         staged(bundle, allocation, always=True),
     ):
         pytest.fail("it was staged on a full disk")
@@ -154,9 +163,9 @@ import pathlib, subprocess, sys
 from allranks.stage import Allocation, load_bundle, staged
 with staged(load_bundle(pathlib.Path(sys.argv[1])), Allocation.current(), always=True, log=print) as manifest:
     manifest.save(pathlib.Path(sys.argv[2]))
-    for node in manifest.nodes:
-        env = ["env", *(f"{k}={v}" for k, v in node.environment().items())]
-        subprocess.run(["srun", "-w", node.node, "-N1", "-n1", "--overlap", *env, node.python, node.overrides["script.path"], "y"], check=True, timeout=60)
+    script = manifest.nodes[0].overrides["script.path"]
+    python = manifest.python([sys.executable])
+    subprocess.run(["srun", "--ntasks-per-node=1", "-n3", *python, script, "y"], check=True, timeout=60)
 """
 
 
@@ -172,6 +181,45 @@ def test_a_driver_inside_a_batch_job_stages_and_runs(box: Box, bundle: Bundle, s
     assert [words[2] for words in ran] == [
         f"{n.path_of('env')}/lib/{_lib()}/site-packages/fake/__init__.py" for n in manifest.nodes
     ]
+    assert [left(box, name) for name in box.node_names] == [[], [], []]
+
+
+BOOTSTRAPPED = """
+import pathlib, subprocess, sys
+import allranks
+from allranks.stage import Allocation, load_bundle, staged
+print("DRIVER", allranks.__file__, flush=True)
+with staged(load_bundle(pathlib.Path(sys.argv[1])), Allocation.current(), log=print) as manifest:
+    manifest.save(pathlib.Path(sys.argv[2]))
+    code = "import allranks, msgspec; print('NODE', allranks.__file__, msgspec.__file__, flush=True)"
+    subprocess.run(["srun", "--ntasks-per-node=1", "-n3", *manifest.python([sys.executable]), "-c", code], check=True, timeout=60)
+"""
+
+
+def test_a_batch_host_that_sees_nothing_helps_itself_from_the_bundle(box: Box, shared: Path) -> None:
+    site = shared / "env" / "site"
+    here = Path(msgspec.__file__).parents[1]
+    for name in ("msgspec", "psutil", f"msgspec-{msgspec.__version__}.dist-info"):
+        shutil.copytree(here / name, site / name)
+    made = assemble([package_source(), environment_source(site)], shared / "store", {})
+    write_bootstrap(made, shared / "bootstrap.py")
+    (shared / "driver.py").write_text(BOOTSTRAPPED)
+    start = f"python=$(python3 {shared}/bootstrap.py) || exit 3\n$python {shared}/driver.py {made.file} {shared}/s.json"
+    with ExitStack() as hidden:
+        for node in box.node_names:
+            for path in (site.parent, SRC):
+                hidden.enter_context(injected(box, "hide-folder", node, path=str(path)))
+        number = submit(box, shared, start + " 2>&1\n", "--nodes=3", "--ntasks-per-node=1")
+        wait_state(box, number, "COMPLETED", "FAILED", timeout_s=60)
+    output = (shared / f"out-{number}").read_text()
+    manifest = load_manifest(shared / "s.json")
+    folder = manifest.nodes[0].folder
+    lines = [line.split() for line in output.splitlines()]
+    driver = [words[1] for words in lines if words[0] == "DRIVER"]
+    assert driver == [f"{folder}/allranks/allranks/__init__.py"], output
+    nodes = [words[1:] for words in lines if words[0] == "NODE"]
+    assert nodes == [[driver[0], f"{folder}/env/lib/{_lib()}/site-packages/msgspec/__init__.py"]] * 3, output
+    assert manifest.bytes_sent == 2 * made.bytes  # the batch host had it already
     assert [left(box, name) for name in box.node_names] == [[], [], []]
 
 

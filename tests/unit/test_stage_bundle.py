@@ -14,7 +14,7 @@ from allranks.errors import DataError, EnvironmentNotAble, SpecError
 from allranks.spec import parse_spec
 from allranks.spec.records import RunSpec
 from allranks.stage import bundle as bundles
-from allranks.stage.manifest import StageManifest, load_manifest, node_stage
+from allranks.stage.manifest import StageManifest, for_node, load_manifest, node_stage
 from allranks.stage.offline import offline_variables
 from allranks.stage.sources import environment_source, package_source, project_source
 from allranks.stage.versions import clashes, differences, parse
@@ -174,11 +174,30 @@ def test_what_a_node_is_told_to_use(tmp_path: Path) -> None:
     staged = node_stage(made, "n2", ["allranks", "env"], "/t/j")
     assert staged.python == "/t/j/env/bin/python" and staged.environment("x")["PYTHONPATH"] == "/t/j/allranks:x"
     assert node_stage(data_too, "n3", ["data"], "/t/j").overrides == {"data.source": "/t/j/data/rows.jsonl"}
+    wanted = parse_spec({"model": {"name": "tiny:mistral"}, "data": {"source": str(data)}})
+    seen = for_node(wanted, node_stage(data_too, "n3", ["data"], "/t/j"))
+    assert seen.data is not None and seen.data.source == "/t/j/data/rows.jsonl" and for_node(wanted, plain) == wanted
     manifest = StageManifest(
         job="c.1.0", bundle=made.key, method="sbcast", bytes_sent=1, seconds=0.5, nodes=[plain, staged]
     )
     manifest.save(tmp_path / "stage.json")
     assert load_manifest(tmp_path / "stage.json") == manifest and manifest.of("n2") is staged
+
+
+def test_one_command_gives_each_node_its_own_python(tmp_path: Path) -> None:
+    made = bundles.assemble([package_source(), environment_source(fake_site(tmp_path / "s"))], tmp_path / "store", {})
+    nodes = [node_stage(made, "n1", [], "/t/j"), node_stage(made, "n2", ["allranks"], str(tmp_path / "it's"))]
+    manifest = StageManifest(job="c.1.0", bundle=made.key, method="sbcast", bytes_sent=1, seconds=0.5, nodes=nodes)
+    command = manifest.python(["env", "X=1", sys.executable])
+    code = "import os; print(os.environ['X'], os.environ.get('PYTHONPATH'), os.environ.get('HF_HUB_OFFLINE'))"
+    told = {}
+    for name in ("n1", "n2"):
+        env = {"SLURMD_NODENAME": name, "PYTHONPATH": "before", "PATH": "/usr/bin:/bin"}
+        done = subprocess.run([*command, "-c", code], env=env, capture_output=True, text=True, timeout=30)
+        told[name] = done.stdout.strip()
+    assert told == {"n1": "1 before None", "n2": f"1 {tmp_path}/it's/allranks:before 1"}
+    nothing = StageManifest(job="c", bundle="", method="none", bytes_sent=0, seconds=0, nodes=nodes[:1])
+    assert nothing.python(["py"]) == ["py"]
 
 
 def test_clashes_of_versions_are_named_with_their_cure() -> None:

@@ -10,13 +10,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from allranks.stage.bootstrap import write_bootstrap
     from allranks.stage.broadcast import staged
     from allranks.stage.bundle import Bundle, build, load_bundle
-    from allranks.stage.manifest import NodeStage, StageManifest, load_manifest
+    from allranks.stage.manifest import NodeStage, StageManifest, for_node, load_manifest
     from allranks.stage.steps import Allocation
 
-__all__ = ["Allocation", "Bundle", "NodeStage", "StageManifest", "build", "load_bundle", "load_manifest", "staged"]
-_WHERE = {"staged": "broadcast", "Bundle": "bundle", "build": "bundle", "load_bundle": "bundle", "Allocation": "steps"}
+__all__ = [
+    "Allocation",
+    "Bundle",
+    "NodeStage",
+    "StageManifest",
+    "build",
+    "for_node",
+    "load_bundle",
+    "load_manifest",
+    "staged",
+    "write_bootstrap",
+]
+_WHERE = {
+    "Allocation": "steps",
+    "Bundle": "bundle",
+    "build": "bundle",
+    "load_bundle": "bundle",
+    "staged": "broadcast",
+    "write_bootstrap": "bootstrap",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ import msgspec
 
 from allranks.errors import AllranksError, EnvironmentNotAble, RunFailed
 from allranks.stage import node
-from allranks.stage.bundle import Bundle, Part
+from allranks.stage.bundle import Bundle, Part, probe_of
 from allranks.stage.manifest import NodeStage, StageManifest, node_stage
 from allranks.stage.steps import Allocation, Step, command
 
@@ -84,10 +84,7 @@ def ask(bundle: Bundle, allocation: Allocation, *, always: bool = False) -> Answ
         "job": allocation.folder,
         "live": _live_jobs(allocation),
         "python": msgspec.to_builtins(bundle.python),
-        "parts": [
-            {"name": part.name, "path": part.path, "probe": part.probe, "identity": part.identity}
-            for part in bundle.parts
-        ],
+        "parts": [probe_of(part) for part in bundle.parts],
     }
     with Step(allocation, allocation.nodes, _pythons(bundle), request) as step:
         return step.answers(ANSWER_S)
@@ -118,7 +115,9 @@ def _groups(bundle: Bundle, lacking: Answers) -> Iterator[tuple[list[str], list[
     """Nodes that lack the same parts in the same folder."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, answer in sorted(lacking.items()):
-        groups.setdefault((answer["folder"], *sorted(answer["lacks"])), []).append(name)
+        missing = sorted(set(answer["lacks"]) - set(answer["here"]))  # the batch host may have helped itself
+        if missing:
+            groups.setdefault((answer["folder"], *missing), []).append(name)
     for (_, *parts), names in groups.items():
         yield names, [part for part in bundle.parts if part.name in parts]
 

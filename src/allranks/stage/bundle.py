@@ -9,6 +9,7 @@ import sysconfig
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -113,6 +114,11 @@ def assemble(found: list[Source], store: Path, versions: dict[str, str], log: Lo
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, msgspec.to_builtins(bundle))
     return bundle
+
+
+def probe_of(part: Part) -> dict[str, Any]:
+    """What a node must know to tell whether it has a part."""
+    return {name: getattr(part, name) for name in ("name", "path", "probe", "identity", "sha256")}
 
 
 def load_bundle(path: Path) -> Bundle:

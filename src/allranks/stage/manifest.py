@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from allranks.envpolicy import EnvVar
 from allranks.rundir import write_json
+from allranks.spec.records import RunSpec
 from allranks.stage.bundle import Bundle
 from allranks.stage.offline import offline_variables
 
@@ -65,6 +69,19 @@ class StageManifest(msgspec.Struct, frozen=True, kw_only=True):
                 return found
         raise KeyError(node)
 
+    def python(self, default: Sequence[str]) -> list[str]:
+        """What stands in place of Python in one srun over all nodes: each node takes its own, with its variables.
+
+        `default` is the interpreter (with what must stand before it) of nodes that have the packages.
+        """
+        cases: dict[str, list[str]] = {}
+        for node in self.nodes:
+            if node.folder is not None:
+                cases.setdefault(_shell(node, default), []).append(node.node)
+        lines = [f"{'|'.join(shlex.quote(n) for n in names)}) {text};;" for text, names in cases.items()]
+        script = f'case "$SLURMD_NODENAME" in {" ".join(lines)} *) exec {shlex.join(default)} "$@";; esac'
+        return ["sh", "-c", script, "sh"] if lines else list(default)
+
     def save(self, path: Path) -> None:
         """Write stage.json, whole or not at all."""
         write_json(path, msgspec.to_builtins(self))
@@ -73,6 +90,25 @@ class StageManifest(msgspec.Struct, frozen=True, kw_only=True):
 def load_manifest(path: Path) -> StageManifest:
     """A manifest that `StageManifest.save` wrote."""
     return msgspec.json.decode(path.read_bytes(), type=StageManifest)
+
+
+def for_node(spec: RunSpec, stage: NodeStage) -> RunSpec:
+    """The spec as ranks of one node must read it: staged copies instead of what the node does not see. Pure."""
+    changed: Any = spec
+    for key, value in stage.overrides.items():
+        section, _, name = key.partition(".")
+        part = msgspec.structs.replace(getattr(changed, section), **{name: value})
+        changed = msgspec.structs.replace(changed, **{section: part})
+    return changed
+
+
+def _shell(node: NodeStage, default: Sequence[str]) -> str:
+    """Shell words that set a node's variables and become its Python."""
+    words = [f"export {v.name}={shlex.quote(v.value)};" for v in node.variables if v.value is not None]
+    if node.python_path:
+        words.append(f"export PYTHONPATH={shlex.quote(':'.join(node.python_path))}${{PYTHONPATH:+:$PYTHONPATH}};")
+    own = [node.python] if any(part.name == "env" and part.staged for part in node.parts) else default
+    return f'{" ".join(words)} exec {shlex.join(own)} "$@"'
 
 
 def node_stage(bundle: Bundle, node: str, lacks: list[str], folder: str) -> NodeStage:

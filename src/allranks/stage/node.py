@@ -82,6 +82,7 @@ def ask(request: dict[str, Any]) -> dict[str, Any]:
     if "env" in lacks:
         answer["python"] = find_python(request["python"])
     sweep(root, request)
+    answer["here"] = [p["name"] for p in request["parts"] if os.path.exists(arrived(answer["folder"], p))]
     if lacks:
         os.makedirs(os.path.dirname(root), exist_ok=True)
         own_folder(root)
@@ -89,6 +90,11 @@ def ask(request: dict[str, Any]) -> dict[str, Any]:
         with open(os.path.join(answer["folder"], f"on.{me()}"), "w") as file:
             file.write(me())
     return answer
+
+
+def arrived(folder: str, part: dict[str, Any]) -> str:
+    """A file that says that this very part is unpacked here already (see `bootstrap`)."""
+    return os.path.join(folder, f"has.{part['name']}.{part['sha256']}")
 
 
 def sweep(root: str, request: dict[str, Any]) -> None:
@@ -131,17 +137,53 @@ def incoming(folder: str, part: str) -> str:
 
 
 def _take(folder: str, part: dict[str, Any], request: dict[str, Any]) -> int:
-    archive, target = incoming(folder, part["name"]), os.path.join(folder, part["name"])
+    archive = incoming(folder, part["name"])
+    try:
+        return place(folder, part, archive, request["interpreters"][me()])
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(archive)
+
+
+def place(folder: str, part: dict[str, Any], archive: str, interpreter: str | None) -> int:
+    """Unpack a part to where it is used, and say that it is there."""
+    target = os.path.join(folder, part["name"])
+    shutil.rmtree(target, ignore_errors=True)  # of a try that was cut off
     try:
         count = unpack(archive, target, part["sha256"], part["unpacked_bytes"])
     except Refused as error:
         raise Refused(f"part {part['name']} {error}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(archive)
-    if part["name"] == "env":
-        make_venv(target, request["interpreters"][me()])
-    return count
+    if interpreter is not None and part["name"] == "env":
+        make_venv(target, interpreter)
+    with open(arrived(folder, part), "w"):
+        return count
+
+
+def bootstrap(request: dict[str, Any]) -> int:
+    """On the batch host, before anything of allranks can be imported: make it so. Prints the Python to go on with.
+
+    Parts come from the bundle itself, which must be on a file system that this host sees.
+    """
+    get = os.environ.get
+    job = f"{get('SLURM_CLUSTER_NAME') or 'cluster'}.{get('SLURM_JOB_ID', '0')}.{get('SLURM_RESTART_COUNT') or 0}"
+    answer = ask({**request, "always": False, "job": job, "live": None})
+    folder, python = answer["folder"], request["python"]["executable"]
+    if "env" in answer["lacks"] and not answer["python"]:
+        raise Refused(f"there is no Python {request['python']['version']} to run the staged packages")
+    for part in request["parts"]:
+        if part["name"] in answer["lacks"] and part["name"] not in answer["here"]:
+            place(folder, part, part["archive"], answer.get("python"))
+    if not answer["lacks"]:
+        print(python)  # noqa: T201
+        return 0
+    if "env" in answer["lacks"]:
+        python = os.path.join(folder, "env", "bin", "python")
+    path = os.path.join(folder, "allranks") if "allranks" in answer["lacks"] else ""
+    launcher = os.path.join(folder, "python")
+    with open(os.open(launcher, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700), "w") as file:
+        file.write(f"#!/bin/sh\nPYTHONPATH='{path}'${{PYTHONPATH:+:$PYTHONPATH}} exec '{python}' \"$@\"\n")
+    print(launcher)  # noqa: T201
+    return 0
 
 
 def remove(request: dict[str, Any]) -> dict[str, Any]:

@@ -115,8 +115,7 @@ class Step:
         except FileNotFoundError:
             raise EnvironmentNotAble(f"the program {srun[0]!r} is missing here") from None
         threading.Thread(target=self._read, daemon=True).start()
-        texts = [("allranks.stage.unpack", _source(unpack)), ("allranks.stage.node", _source(node))]
-        self.send(json.dumps(texts).encode() + b"\n" + json.dumps(request).encode() + b"\n")
+        self.send(json.dumps(helper_texts()).encode() + b"\n" + json.dumps(request).encode() + b"\n")
 
     def send(self, data: bytes) -> None:
         """Give all nodes of the step some input; what a step that is gone cannot take shows in `answers`."""
@@ -212,5 +211,6 @@ _STEP_SETTINGS = {
 }
 
 
-def _source(module: Any) -> str:
-    return Path(module.__file__).read_text(encoding="utf-8")
+def helper_texts() -> list[tuple[str, str]]:
+    """The modules that run on nodes: names, and texts; the last one is the program."""
+    return [(m.__name__, Path(str(m.__file__)).read_text(encoding="utf-8")) for m in (unpack, node)]
