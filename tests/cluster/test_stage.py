@@ -199,7 +199,7 @@ with staged(load_bundle(pathlib.Path(sys.argv[1])), Allocation.current(), log=pr
 def test_a_batch_host_that_sees_nothing_helps_itself_from_the_bundle(box: Box, shared: Path) -> None:
     site = shared / "env" / "site"
     here = Path(msgspec.__file__).parents[1]
-    for name in ("msgspec", "psutil", f"msgspec-{msgspec.__version__}.dist-info"):
+    for name in ("msgspec", "psutil", "yaml", f"msgspec-{msgspec.__version__}.dist-info"):
         shutil.copytree(here / name, site / name)
     made = assemble([package_source(), environment_source(site)], shared / "store", {})
     write_bootstrap(made, shared / "bootstrap.py")
@@ -212,6 +212,7 @@ def test_a_batch_host_that_sees_nothing_helps_itself_from_the_bundle(box: Box, s
         number = submit(box, shared, start + " 2>&1\n", "--nodes=3", "--ntasks-per-node=1")
         wait_state(box, number, "COMPLETED", "FAILED", timeout_s=60)
     output = (shared / f"out-{number}").read_text()
+    assert (shared / "s.json").exists(), output
     manifest = load_manifest(shared / "s.json")
     folder = manifest.nodes[0].folder
     lines = [line.split() for line in output.splitlines()]
