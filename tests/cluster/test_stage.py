@@ -147,6 +147,14 @@ def test_a_full_disk_is_said_before_anything_is_sent(box: Box, bundle: Bundle) -
     ):
         pytest.fail("it was staged on a full disk")
     assert "n2" in str(caught.value)
+    huge = [msgspec.structs.replace(part, unpacked_bytes=1 << 50) for part in bundle.parts]
+    with (
+        job(box, "n2") as allocation,
+        pytest.raises(RunFailed, match=r"needs \d+ MiB, but n2 has \d+ MiB; set TMPDIR"),
+        staged(msgspec.structs.replace(bundle, parts=huge), allocation, always=True),
+    ):
+        pytest.fail("it was staged where it has no room")
+    assert left(box, "n2") == []
 
 
 def test_what_a_killed_job_left_is_removed_by_the_next(box: Box, bundle: Bundle) -> None:
@@ -159,9 +167,12 @@ def test_what_a_killed_job_left_is_removed_by_the_next(box: Box, bundle: Bundle)
 
 
 DRIVER = """
-import pathlib, subprocess, sys
+import pathlib, subprocess, sys, time
 from allranks.stage import Allocation, load_bundle, staged
+busy = subprocess.Popen(["srun", "--exclusive", "sleep", "100"])  # another step has all that the job has
+time.sleep(1)
 with staged(load_bundle(pathlib.Path(sys.argv[1])), Allocation.current(), always=True, log=print) as manifest:
+    busy.terminate()
     manifest.save(pathlib.Path(sys.argv[2]))
     script = manifest.nodes[0].overrides["script.path"]
     python = manifest.python([sys.executable])

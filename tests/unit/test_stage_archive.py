@@ -56,14 +56,15 @@ def test_compiled_files_stay_valid_and_stale_ones_are_left_out(tmp_path: Path) -
     for name in ("good", "stale"):
         (site / f"{name}.py").write_text(f"NAME = {name!r}\n")
         py_compile.compile(str(site / f"{name}.py"))
-    (site / "stale.py").write_text("NAME = 'changed since'\n")
+    (site / "stale.py").write_text("NAME = 'other'\n")  # of the same size
+    os.utime(site / "stale.py", (9, 9))
     packed = pack(tmp_path / "p.tar", [(str(p.relative_to(site)), p) for p in site.rglob("*") if p.is_file()])
     unpack(str(tmp_path / "p.tar"), str(tmp_path / "out"), packed.sha256, packed.unpacked_bytes)
     code = "import good, stale; print(good.NAME, stale.NAME)"
     done = subprocess.run(
         [sys.executable, "-v", "-B", "-c", code], cwd=tmp_path / "out", capture_output=True, text=True, timeout=30
     )
-    assert done.stdout == "good changed since\n"
+    assert done.stdout == "good other\n"
     assert "good.cpython" in done.stderr and "stale.cpython" not in done.stderr
     assert any("matches" in line and "good" in line for line in done.stderr.splitlines())
 

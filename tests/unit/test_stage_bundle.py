@@ -14,6 +14,7 @@ from allranks.errors import DataError, EnvironmentNotAble, SpecError
 from allranks.spec import parse_spec
 from allranks.spec.records import RunSpec
 from allranks.stage import bundle as bundles
+from allranks.stage import sources as parts
 from allranks.stage.manifest import StageManifest, for_node, load_manifest, node_stage
 from allranks.stage.offline import offline_variables
 from allranks.stage.sources import environment_source, package_source, project_source
@@ -50,6 +51,19 @@ def test_a_bundle_is_built_once_and_changes_with_its_content(tmp_path: Path) -> 
     rows(data, "b")  # the same size
     other = bundles.build(spec, packages=False)
     assert [p.how for p in other.parts] == ["found", "built"] and other.key != first.key
+
+
+def test_every_file_of_a_large_project_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "MAX_PROBES", 2)
+    for number in range(7):
+        (tmp_path / f"f{number}.py").write_text("1")
+    seen = set()
+    for number in range(7):
+        (tmp_path / f"f{number}.py").write_text("2")
+        source = project_source(tmp_path / "f0.py")
+        assert len(source.probe) == 2
+        seen.add(bundles.assemble([source], tmp_path.with_name("store"), {}).key)
+    assert len(seen) == 7
 
 
 def test_a_damaged_archive_is_built_anew(tmp_path: Path) -> None:
@@ -151,6 +165,11 @@ def test_models_and_data_of_the_hub_come_from_the_cache_at_their_revision(
     data = tmp_path / "hf" / "datasets" / "org___d" / "default" / "0.0.0" / COMMIT
     data.mkdir(parents=True)
     (data / "dataset_info.json").write_text("{}")
+    other = data.with_name("f" * 40)
+    other.mkdir()
+    (other / "dataset_info.json").write_text("{}")
+    with pytest.raises(EnvironmentNotAble, match=r"several versions .* pin data.revision"):
+        bundles.build(spec_of(tmp_path, data={"source": "org/d"}), packages=False)
     spec = spec_of(tmp_path, model={"name": "org/m"}, data={"source": "org/d", "revision": COMMIT})
     made = bundles.build(spec, packages=False)
     model = made.part("model")
