@@ -17,8 +17,9 @@ from allranks.errors import RunFailed
 from allranks.stage.bootstrap import write_bootstrap
 from allranks.stage.broadcast import staged
 from allranks.stage.bundle import Bundle, assemble
+from allranks.stage.environment import environment_source
 from allranks.stage.manifest import NodeStage, load_manifest
-from allranks.stage.sources import environment_source, package_source, project_source
+from allranks.stage.sources import package_source, project_source
 from allranks.stage.steps import Allocation
 from allranks.testcluster import Box
 from allranks.testcluster.faults import injected

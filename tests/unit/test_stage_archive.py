@@ -155,7 +155,10 @@ def test_a_folder_that_others_can_reach_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o700
     (tmp_path / "open").mkdir(mode=0o755)
     (tmp_path / "link").symlink_to("mine")
-    for name in ("open", "link"):
+    (tmp_path / "other").mkdir(mode=0o700)
+    if os.getuid() == 0:
+        os.chown(tmp_path / "other", 65534, 65534)
+    for name in ("open", "link", *(["other"] if os.getuid() == 0 else [])):
         with pytest.raises(Refused, match="this user alone"):
             node.own_folder(str(tmp_path / name))
 

@@ -15,9 +15,10 @@ from allranks.spec import parse_spec
 from allranks.spec.records import RunSpec
 from allranks.stage import bundle as bundles
 from allranks.stage import sources as parts
+from allranks.stage.environment import editable_packages, environment_source
 from allranks.stage.manifest import StageManifest, for_node, load_manifest, node_stage
 from allranks.stage.offline import offline_variables
-from allranks.stage.sources import environment_source, package_source, project_source
+from allranks.stage.sources import package_source, project_source
 from allranks.stage.versions import clashes, differences, parse
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -108,6 +109,21 @@ def test_packages_are_known_by_their_records(tmp_path: Path) -> None:
     assert first.python.version == f"{sys.version_info[0]}.{sys.version_info[1]}"
     with pytest.raises(EnvironmentNotAble, match="no installed packages"):
         environment_source(tmp_path)
+
+
+def test_environments_that_packages_alone_do_not_make_are_refused(tmp_path: Path) -> None:
+    site = fake_site(tmp_path / "site")
+    (tmp_path / "pyvenv.cfg").write_text("include-system-site-packages = false\n")
+    assert environment_source(site, tmp_path).files
+    (tmp_path / "pyvenv.cfg").write_text("include-system-site-packages = true\n")
+    with pytest.raises(EnvironmentNotAble, match="without --system-site-packages"):
+        environment_source(site, tmp_path)
+    (tmp_path / "conda-meta").mkdir()
+    with pytest.raises(EnvironmentNotAble, match="conda environment"):
+        environment_source(site, tmp_path)
+    told = {"url": "file:///src/mine", "dir_info": {"editable": True}}
+    (site / "fake-1.0.dist-info" / "direct_url.json").write_text(json.dumps(told))
+    assert editable_packages(site) == {"fake": "/src/mine"}
 
 
 def fake_site(site: Path) -> Path:

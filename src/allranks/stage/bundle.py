@@ -17,8 +17,10 @@ from allranks.errors import EnvironmentNotAble, RunFailed
 from allranks.rundir import write_json
 from allranks.spec.records import RunSpec
 from allranks.stage.archive import Packed, Refused, check, pack
+from allranks.stage.environment import editable_packages, package_versions
 from allranks.stage.hub import hf_home
-from allranks.stage.sources import Source, package_versions, sources
+from allranks.stage.source import Source
+from allranks.stage.sources import sources
 from allranks.stage.unpack import WHOLE_BYTES, identity
 from allranks.stage.versions import clashes
 from allranks.train.data.cache import obtain
@@ -89,7 +91,13 @@ def build(spec: RunSpec, store: Path | None = None, *, packages: bool = True, lo
     found = clashes(versions)
     if found and packages:
         raise EnvironmentNotAble("the packages here cannot be staged: " + "; ".join(map(str, found)))
-    return assemble(sources(spec, packages=packages), store or store_of(spec), versions, log)
+    parts = sources(spec, packages=packages)
+    for name, folder in editable_packages(Path(sysconfig.get_paths()["purelib"])).items() if packages else ():
+        if name != "allranks" and not any(Path(folder) == part.path for part in parts):
+            log(
+                f"note: {name} is installed in editable mode from {folder} and is not in the bundle; pip install it whole"
+            )
+    return assemble(parts, store or store_of(spec), versions, log)
 
 
 def assemble(found: list[Source], store: Path, versions: dict[str, str], log: Log = lambda _: None) -> Bundle:

@@ -2,46 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import allranks
-from allranks.errors import DataError, EnvironmentNotAble, SpecError
+from allranks.errors import DataError, SpecError
 from allranks.spec.records import RunSpec
+from allranks.stage.environment import environment_source
 from allranks.stage.hub import cached_dataset, cached_model
+from allranks.stage.source import Source, walk
 
 MAX_PROBES = 2000
 MAX_PROJECT_BYTES = 1 << 30
-_SKIPPED = {
-    ".git",
-    ".hg",
-    ".venv",
-    "venv",
-    "__pycache__",
-    "node_modules",
-    ".pytest_cache",
-    ".ruff_cache",
-    ".mypy_cache",
-}
 _MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
-
-
-@dataclass(frozen=True)
-class Source:
-    """One part before it is packed. ``override`` is what a node with the staged copy changes in the spec."""
-
-    name: str
-    path: Path
-    files: tuple[tuple[str, Path], ...]
-    probe: tuple[str, ...]
-    revision: str | None = None
-    override: dict[str, str | None] | None = None
 
 
 def sources(spec: RunSpec, *, packages: bool = True) -> list[Source]:
@@ -53,7 +28,7 @@ def sources(spec: RunSpec, *, packages: bool = True) -> list[Source]:
     """
     found = [package_source()]
     if packages:
-        found.append(environment_source(Path(sysconfig.get_paths()["purelib"])))
+        found.append(environment_source(Path(sysconfig.get_paths()["purelib"]), Path(sys.prefix)))
     if spec.script is not None:
         found.append(project_source(Path(spec.script.path)))
     if spec.model is not None and not spec.model.name.startswith(("tiny:", "mlp:")):
@@ -72,24 +47,6 @@ def package_source() -> Source:
     """The package allranks itself."""
     folder = Path(allranks.__file__).resolve().parent
     return _tree("allranks", folder.parent, [p.relative_to(folder.parent) for p in walk(folder)])
-
-
-def environment_source(site: Path) -> Source:
-    """The packages of the running environment. It is known by the RECORD of every package, which lists their hashes."""
-    if not site.is_dir():
-        raise EnvironmentNotAble(f"there is no folder of packages at {site}")
-    below = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
-    files = tuple((f"{below}/{p.relative_to(site)}", p) for p in walk(site, compiled=True))
-    probe = tuple(sorted(f"{p.parent.name}/RECORD" for p in site.glob("*.dist-info/RECORD")))
-    if not probe:
-        raise EnvironmentNotAble(f"{site} holds no installed packages; run allranks from the environment to be staged")
-    return Source(name="env", path=site, files=files, probe=probe)
-
-
-def package_versions() -> dict[str, str]:
-    """Name and version of every package that this interpreter sees, sorted."""
-    found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions() if d.metadata["Name"]}
-    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
 def project_source(script: Path) -> Source:
@@ -169,19 +126,3 @@ def _tree(part: str, root: Path, names: list[Path], override: dict[str, str | No
     step = max(1, -(-len(texts) // MAX_PROBES))
     files = tuple((text, root / text) for text in texts)
     return Source(name=part, path=root, files=files, probe=tuple(texts[::step]), override=override)
-
-
-def walk(folder: Path, *, compiled: bool = False) -> Iterator[Path]:
-    """Files below a folder, sorted; links are followed, but never in a circle."""
-    visited: set[str] = set()
-    for base, folders, names in os.walk(folder, followlinks=True):
-        real = os.path.realpath(base)
-        if real in visited:
-            folders.clear()
-            continue
-        visited.add(real)
-        folders[:] = sorted(f for f in folders if f not in _SKIPPED or (compiled and f == "__pycache__"))
-        for name in sorted(names):
-            path = Path(base, name)
-            if path.is_file() and (compiled or path.suffix != ".pyc"):
-                yield path
