@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -173,3 +174,15 @@ def test_only_folders_of_ended_jobs_are_swept(tmp_path: Path) -> None:
     (tmp_path / "box.7.0").mkdir()
     node.sweep(str(tmp_path), {"job": "box.9.1", "live": None})
     assert (tmp_path / "box.7.0").exists()
+
+
+def test_where_a_node_takes_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert node.job_root() == f"{tmp_path}/allranks-{os.getuid()}"
+    for useless in (str(tmp_path / "gone"), "relative", ""):
+        monkeypatch.setenv("TMPDIR", useless)
+        assert node.job_root() == f"/tmp/allranks-{os.getuid()}"  # noqa: S108
+    assert node.will_do(str(tmp_path))
+    monkeypatch.setattr(node.os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    assert not node.will_do(str(tmp_path))

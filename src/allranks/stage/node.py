@@ -59,11 +59,18 @@ def find_python(need: dict[str, Any]) -> str | None:
     return None
 
 
-def job_root(request: dict[str, Any]) -> str:
-    """Folder of this user's jobs on this node: below SLURM_TMPDIR or TMPDIR if they are folders here, else below /tmp."""
-    bases = [request.get("root"), os.environ.get("SLURM_TMPDIR"), os.environ.get("TMPDIR")]
-    base = next((b for b in bases if b and os.path.isabs(b) and os.access(b, os.W_OK | os.X_OK)), "/tmp")  # noqa: S108
+def job_root() -> str:
+    """Folder of this user's jobs on this node: below SLURM_TMPDIR, TMPDIR, /tmp or /var/tmp, the first that will do."""
+    bases = [os.environ.get("SLURM_TMPDIR"), os.environ.get("TMPDIR"), "/tmp", "/var/tmp"]  # noqa: S108
+    base = next((b for b in bases if b and will_do(b)), "/tmp")  # noqa: S108
     return os.path.join(base, f"allranks-{os.getuid()}")
+
+
+def will_do(base: str) -> bool:
+    """Whether a folder can be written, and libraries in it be loaded."""
+    if not os.path.isabs(base) or not os.access(base, os.W_OK | os.X_OK):
+        return False
+    return not os.statvfs(base).f_flag & os.ST_NOEXEC
 
 
 def ask(request: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +84,7 @@ def ask(request: dict[str, Any]) -> dict[str, Any]:
         )
         if gone and part["name"] not in lacks:
             lacks.append(part["name"])
-    root = job_root(request)
+    root = job_root()
     answer: dict[str, Any] = {"lacks": lacks, "folder": os.path.join(root, request["job"])}
     if "env" in lacks:
         answer["python"] = find_python(request["python"])
@@ -188,7 +195,7 @@ def bootstrap(request: dict[str, Any]) -> int:
 
 def remove(request: dict[str, Any]) -> dict[str, Any]:
     """Remove the job's folder, and the user's if it is empty then."""
-    folder = os.path.join(job_root(request), request["job"])
+    folder = os.path.join(job_root(), request["job"])
     for _ in range(3):  # nodes may share the folder and remove it at once
         shutil.rmtree(folder, ignore_errors=True)
         if not os.path.lexists(folder):
