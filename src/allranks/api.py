@@ -12,16 +12,19 @@ from typing import Any
 
 import msgspec
 
-from allranks import __version__, checkpoints, envpolicy, preflight
+from allranks import __version__, checkpoints, preflight
 from allranks.errors import CheckpointError, EnvironmentNotAble, RequestError, SpecError
 from allranks.facts import machine_facts
 from allranks.launch.follow import Observer, follow, handling_signals
-from allranks.launch.local import LocalJob
+from allranks.launch.jobs import LAUNCHERS
 from allranks.launch.outcome import RunResult, conclude
+from allranks.launch.slurm import SlurmJob
 from allranks.observe.events import Tail
 from allranks.plan import LaunchPlan, make_plan
 from allranks.redact import HIDDEN, is_secret_name, redact_argument, redact_env
 from allranks.rundir import RunDir, create_run, find_run, read_json, write_json, write_text_atomic
+from allranks.slurm.commands import find_slurm
+from allranks.slurm.script import render
 from allranks.spec import RunSpec, load_spec, parse_spec, spec_to_yaml
 
 SpecLike = RunSpec | dict[str, Any] | str | Path
@@ -51,6 +54,18 @@ def plan(spec: SpecLike, sets: Sequence[str] = ()) -> LaunchPlan:
     return make_plan(read_spec(spec, sets), machine_facts())
 
 
+def batch_script(spec: RunSpec) -> str | None:
+    """What would be handed to sbatch; None for launchers that need no script."""
+    if spec.cluster.launcher != "slurm":
+        return None
+    return render(
+        spec,
+        make_plan(spec, machine_facts()),
+        RunDir(Path(spec.run_root).absolute() / f"{spec.name}-TIME"),
+        sys.executable,
+    )
+
+
 def run(spec: SpecLike, sets: Sequence[str] = (), observer: Observer | None = None) -> RunResult:
     """Plan, check, launch, follow and report one run.
 
@@ -69,12 +84,7 @@ def run(spec: SpecLike, sets: Sequence[str] = (), observer: Observer | None = No
 
 def prepare_run(spec: RunSpec) -> tuple[RunDir, LaunchPlan]:
     """Plan, check this machine, and make the run folder with what was asked and planned."""
-    if spec.cluster.launcher != "local":
-        raise EnvironmentNotAble(
-            f"cluster.launcher {spec.cluster.launcher}: only the local launcher is built in this version"
-        )
-    if spec.script is not None:
-        raise EnvironmentNotAble("script: running your own torchrun program is not built in this version")
+    slurm = find_slurm(Path.cwd()) if spec.cluster.launcher == "slurm" else None
     facts = machine_facts()
     launch_plan = make_plan(spec, facts)
     report = preflight.local_report(spec, launch_plan, facts, Path(spec.run_root))
@@ -83,6 +93,8 @@ def prepare_run(spec: RunSpec) -> tuple[RunDir, LaunchPlan]:
     _write_request(run_dir, spec, launch_plan)
     write_json(run_dir.preflight, [msgspec.to_builtins(report)])
     write_text_atomic(run_dir.preflight_text, report.line() + "\n")
+    if slurm is not None:
+        slurm.submit(run_dir.sbatch, test_only=True)  # a refusal costs a second, not an hour in the queue
     return run_dir, launch_plan
 
 
@@ -97,6 +109,8 @@ def _write_request(run_dir: RunDir, spec: RunSpec, launch_plan: LaunchPlan) -> N
         for e in launch_plan.environment
     ]
     write_json(run_dir.plan, msgspec.to_builtins(msgspec.structs.replace(launch_plan, environment=hidden)))
+    if spec.cluster.launcher == "slurm":
+        write_text_atomic(run_dir.sbatch, render(spec, launch_plan, run_dir, sys.executable))
     asked = {
         "command": [redact_argument(a) for a in sys.argv],
         "folder": str(Path.cwd()),
@@ -119,16 +133,14 @@ def launch(
     resume: dict[str, Any] | None = None,
 ) -> RunResult:
     """Start one attempt and stay with it until its end."""
-    host = launch_plan.nodes[0].host or "localhost"
-    run_dir.logs_of(attempt).mkdir(parents=True, exist_ok=True)
-    write_json(run_dir.logs_of(attempt) / "args.json", resume or {})
-    env = {k: v for k, v in envpolicy.environment(launch_plan.environment).items() if v != HIDDEN}
     tail = Tail(run_dir)
     tail.skip_existing()
     with handling_signals() as counts:
-        job = LocalJob(run_dir, attempt, host, env, spec.observe.telemetry_s)
+        job = LAUNCHERS[spec.cluster.launcher](run_dir, spec, launch_plan, attempt, resume or {})
         code = follow(job, tail, observer, counts)
-        return conclude(run_dir, spec, launch_plan, attempt, code, interrupted=counts.interrupts > 0)
+        return conclude(
+            run_dir, spec, launch_plan, code, interrupted=counts.interrupts > 0, told_by_launcher=job.end_reason()
+        )
 
 
 def resume(
@@ -185,9 +197,44 @@ def _check_resumable(run_dir: RunDir, launch_plan: LaunchPlan, facts: dict[str, 
         )
 
 
+def cancel(run_dir: RunDir, *, now: bool = False) -> str:
+    """End a run, whoever follows it: by its job in Slurm, its agent on this machine, or the control file of its agents.
+
+    Returns:
+        What was done.
+
+    Raises:
+        RequestError: it does not run.
+    """
+    job = read_json(run_dir.job) or {}
+    driver = read_json(run_dir.logs / "driver.json") or {}
+    if job and (not driver or driver.get("state") in ("running", "requeued") or driver.get("job") != job["job"]):
+        slurm = find_slurm(Path.cwd())
+        state = slurm.state(job["job"])
+        if state.alive:
+            found = SlurmJob(run_dir, slurm, job["job"])
+            (found.kill if now or state.state == "PENDING" else found.ask_stop)()
+            return f"job {job['job']} ({state.state.lower()}) " + (
+                "is cancelled" if now or state.state == "PENDING" else "is asked to stop"
+            )
+    attempt = max(run_dir.attempts(), default=0)
+    joined = list(run_dir.logs_of(attempt).glob("node.*.joined")) if attempt else []
+    if not running(run_dir) and len(list(run_dir.logs_of(attempt).glob("*.exit.json"))) >= len(joined):
+        raise RequestError(f"run {run_dir.name} does not run; there is nothing to cancel")
+    write_text_atomic(run_dir.control(attempt), "kill" if now else "stop")
+    return "its ranks are ended" if now else "its ranks are asked to stop at the edge of a step"
+
+
 def running(run_dir: RunDir) -> bool:
-    """True while an agent of this run lives on this machine."""
+    """True while an agent of this run lives on this machine, or its job has not left Slurm's queue."""
     import psutil
+
+    driver = read_json(run_dir.logs / "driver.json") or {}
+    if driver.get("state") in ("running", "requeued"):
+        try:
+            return find_slurm(Path.cwd()).state(driver["job"]).alive
+        except EnvironmentNotAble:
+            return False
 
     wanted = str(run_dir.root)
     for process in psutil.process_iter(["cmdline"]):

@@ -23,13 +23,9 @@ def threads_per_rank(cpus: int, procs_per_node: int) -> int:
 
 def decide(spec: RunSpec, *, device: str, cpus: int, procs_per_node: int, nodes: int) -> list[EnvVar]:
     """The policy, with what the user set (``cluster.env``) winning and shown."""
-    threads = threads_per_rank(cpus, procs_per_node)
+    threads = _threads(spec, cpus, procs_per_node)
     decisions = [
-        EnvVar(
-            name="OMP_NUM_THREADS",
-            value=str(threads),
-            reason=f"{cpus} usable cores / {procs_per_node} ranks on the node; torchrun would set 1, plain Python all cores for every rank",
-        ),
+        threads,
         EnvVar(name="PYTHONUNBUFFERED", value="1", reason="a rank that is killed must not take its last lines with it"),
         EnvVar(
             name="PYTHONFAULTHANDLER",
@@ -38,7 +34,7 @@ def decide(spec: RunSpec, *, device: str, cpus: int, procs_per_node: int, nodes:
         ),
         EnvVar(
             name="TOKENIZERS_PARALLELISM",
-            value="true" if threads > 1 else "false",
+            value="false",
             reason="data is prepared by one builder, not forked from a tokenizer's threads",
         ),
     ]
@@ -53,6 +49,16 @@ def decide(spec: RunSpec, *, device: str, cpus: int, procs_per_node: int, nodes:
         )
     decisions += _network(spec, device=device, nodes=nodes)
     return _user_wins(decisions, spec.cluster.env)
+
+
+def _threads(spec: RunSpec, cpus: int, procs_per_node: int) -> EnvVar:
+    name, given = "OMP_NUM_THREADS", spec.cluster.slurm.cpus_per_task
+    if spec.cluster.launcher == "local" or given:
+        cores, what = (cpus, "usable cores") if spec.cluster.launcher == "local" else (given or 1, "cpus_per_task")
+        value = str(threads_per_rank(cores, procs_per_node))
+        why = f"{cores} {what} / {procs_per_node} ranks on the node; torchrun would set 1, plain Python all cores for every rank"
+        return EnvVar(name=name, value=value, reason=why)
+    return EnvVar(name=name, value=None, reason=f"decided on each node: its usable cores / {procs_per_node} ranks")
 
 
 def _network(spec: RunSpec, *, device: str, nodes: int) -> list[EnvVar]:

@@ -93,6 +93,23 @@ class RunDir:
         return self.logs_of(attempt) / f"{host}.exit.json"
 
     @property
+    def sbatch(self) -> Path:
+        return self.root / "job.sbatch"
+
+    @property
+    def job(self) -> Path:
+        """The number that Slurm gave."""
+        return self.root / "job.json"
+
+    def control(self, attempt: int) -> Path:
+        """``stop`` or ``kill``, for agents that no signal reaches."""
+        return self.logs_of(attempt) / "control"
+
+    def rendezvous(self, attempt: int) -> Path:
+        """Where the ranks of several nodes meet; absent on one node, which needs none."""
+        return self.logs_of(attempt) / "rendezvous.json"
+
+    @property
     def traces(self) -> Path:
         return self.root / "traces"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from allranks.errors import EnvironmentNotAble
 from allranks.testcluster import Box, BoxOptions, down, needs, up
 from allranks.testcluster.box import NAME_VARIABLE
 from allranks.testcluster.faults import heal
+from tests.conftest import REPO
 
 SESSION_BOX = BoxOptions(
     name=f"test-{os.getpid()}", gpus={"": 2}, interfaces={"n2": "eno1"}, partitions=("main", "gpu")
@@ -35,6 +37,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.cluster)
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
+        elif item.get_closest_marker("python_on_nodes") and unseen_by_nodes():
+            item.add_marker(
+                pytest.mark.skip(
+                    reason=f"the nodes of the box cannot see this Python ({unseen_by_nodes()}); clone elsewhere than /tmp"
+                )
+            )
+
+
+def unseen_by_nodes() -> str | None:
+    """A folder that the project needs and that lies in /tmp, of which each node has its own."""
+    needed = (sys.prefix, sys.base_prefix, str(REPO))
+    return next((p for p in needed if Path(p).resolve().is_relative_to("/tmp")), None)  # noqa: S108
 
 
 def unable() -> str | None:

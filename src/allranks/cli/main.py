@@ -17,6 +17,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "plan": ("plan", "Show what would run; touches nothing."),
     "stage": ("stage", "Build and verify the bundle for nodes that see neither project nor packages."),
     "resume": ("resume", "Go on after a stop, from the newest whole checkpoint."),
+    "cancel": ("cancel", "End a run; it can be resumed."),
     "runs": ("runs", "List what ran."),
     "logs": ("logs", "Show a run's logs by rank."),
     "report": ("report", "Show a run's summary and write its page anew."),

@@ -26,19 +26,19 @@ def plan_command(spec: Path, sets: tuple[str, ...], as_json: bool) -> int:
 
     checked = api.read_spec(spec, sets)
     preflight.check_request(checked)
-    show_plan(api.plan(checked), as_json)
+    show_plan(api.plan(checked), as_json, api.batch_script(checked))
     return EXIT_OK
 
 
-def show_plan(plan: LaunchPlan, as_json: bool) -> None:
-    """The plan as tables, or as JSON."""
+def show_plan(plan: LaunchPlan, as_json: bool, script: str | None = None) -> None:
+    """The plan as tables, with the batch script where there is one; or as JSON."""
     import msgspec
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     if as_json:
-        print_json(msgspec.to_builtins(plan))
+        print_json(msgspec.to_builtins(plan) | ({"batch_script": script} if script else {}))
         return
     console = Console()
     console.print(
@@ -75,3 +75,6 @@ def show_plan(plan: LaunchPlan, as_json: bool) -> None:
     console.print(table)
     for warning in plan.warnings:
         console.print(f"note: {escape(warning)}", highlight=False)
+    if script:
+        console.print("\nBatch script:\n")
+        console.print(script, highlight=False, markup=False, soft_wrap=True)

@@ -21,6 +21,7 @@ from allranks.observe.events import read_events
 from allranks.observe.samples import before_and_after
 from allranks.plan import LaunchPlan
 from allranks.rundir import RunDir
+from allranks.spec.records import RunSpec
 
 
 @click.command("run")
@@ -42,11 +43,11 @@ def run_command(
     checked = api.read_spec(spec, sets)
     preflight.check_request(checked)
     if dry_run:
-        show_plan(api.plan(checked), as_json)
+        show_plan(api.plan(checked), as_json, api.batch_script(checked))
         return EXIT_OK
     run_dir, plan = api.prepare_run(checked)
     if detach:
-        return _detach(run_dir.root, run_dir.name, as_json)
+        return _detach(run_dir, checked, plan, as_json)
     console = Console(stderr=as_json, quiet=as_json)
     result = watch(
         console, lambda live: api.launch(run_dir, checked, plan, attempt=1, observer=live), plan, run_dir.root
@@ -97,20 +98,28 @@ def show_end(console: Console, run: RunDir, metrics: dict[str, Any]) -> None:
         console.print()
 
 
-def _detach(folder: Path, name: str, as_json: bool) -> int:
-    with (folder / "logs" / "launcher.log").open("ab") as log:
-        subprocess.Popen(
-            [sys.executable, "-m", "allranks.cli.main", "run", str(folder / "spec.yaml"), "--into", str(folder)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env=os.environ.copy(),
-        )
-    if as_json:
-        print_json({"run": name, "folder": str(folder)})
+def _detach(run_dir: RunDir, spec: RunSpec, plan: LaunchPlan, as_json: bool) -> int:
+    """Slurm follows its own jobs; a local run gets a follower in the background."""
+    if spec.cluster.launcher == "slurm":
+        from allranks.launch.jobs import LAUNCHERS
+
+        LAUNCHERS["slurm"](run_dir, spec, plan, 1, {})
     else:
-        click.echo(f"started {name}; follow it with: allranks logs {name} --follow")
+        with (run_dir.logs / "launcher.log").open("ab") as log:
+            subprocess.Popen(
+                [sys.executable, "-m", "allranks.cli.main", "run", str(run_dir.spec), "--into", str(run_dir.root)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=os.environ.copy(),
+            )
+    if as_json:
+        print_json({"run": run_dir.name, "folder": str(run_dir.root)})
+    else:
+        click.echo(
+            f"started {run_dir.name}; follow it with: allranks logs {run_dir.name} --follow; end it with: allranks cancel {run_dir.name}"
+        )
     return EXIT_OK
 
 

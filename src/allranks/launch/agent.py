@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -21,21 +22,24 @@ from typing import Any
 import msgspec
 import psutil
 
-from allranks.facts import host_name
+from allranks.envpolicy import threads_per_rank
+from allranks.facts import host_name, usable_cpus
 from allranks.launch.blame import RankEnd
 from allranks.launch.rank import done_marker, end_with_parent
+from allranks.launch.rendezvous import Rendezvous
 from allranks.observe.telemetry import Telemetry
 from allranks.plan import LaunchPlan
-from allranks.rundir import RunDir, write_json
+from allranks.rundir import RunDir, read_json, write_json
 
 PEER_DEATH_GRACE_S = 8.0
+RENDEZVOUS_S = 300
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="allranks.launch.agent")
     parser.add_argument("run", type=Path)
     parser.add_argument("--attempt", type=int, required=True)
-    parser.add_argument("--node", type=int, default=0)
+    parser.add_argument("--node", type=int, default=int(os.environ.get("SLURM_NODEID", "0")))
     parser.add_argument("--telemetry-s", type=float, default=1.0)
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -52,6 +56,8 @@ class Agent:
         self._host = host_name()
         self._telemetry_s = telemetry_s
         self._ranks = plan.nodes[node].ranks
+        found = read_json(run.rendezvous(attempt))
+        self._meeting = msgspec.convert(found, Rendezvous) if found else None
         self._killed = False
 
     def run(self) -> int:
@@ -66,8 +72,11 @@ class Agent:
         signal.signal(signal.SIGUSR1, self._ask_stop)
         signal.signal(signal.SIGTERM, self._ask_stop)
         signal.signal(signal.SIGINT, self._kill)
+        self._node_environment()
         end_with_parent()  # a launcher that is killed: the ranks stop cleanly
+        (self._run.logs_of(self._attempt) / f"node.{self._node}.joined").write_text(self._host)
         threading.Thread(target=self._guard, name="guard", daemon=True).start()
+        threading.Thread(target=self._obey, name="control", daemon=True).start()
         ends = self._launch()
         if telemetry:
             telemetry.stop()
@@ -97,9 +106,7 @@ class Agent:
             "max_nodes": len(self._plan.nodes),
             "nproc_per_node": self._plan.procs_per_node,
             "run_id": f"{self._run.name}.{self._attempt}",
-            "rdzv_backend": "c10d",
-            "rdzv_endpoint": "127.0.0.1:0",  # port 0: the store itself takes a free one, so no two runs can meet
-            "local_addr": "127.0.0.1",
+            **self._meeting_place(),
             "max_restarts": 0,
             "monitor_interval": 0.1,
             "start_method": "spawn",
@@ -107,6 +114,29 @@ class Agent:
             "shutdown_timeout": int(PEER_DEATH_GRACE_S),
         }
         return LaunchConfig(**{k: v for k, v in wanted.items() if k in known})
+
+    def _meeting_place(self) -> dict[str, Any]:
+        """One node: port 0, so that the store itself takes a free one and no two runs can meet. Several nodes: the static
+        rendezvous, in which node rank decides the ranks (c10d would sort host names), and node 0 fails aloud when its
+        port is taken instead of joining another job's store."""
+        if self._meeting is None:
+            return {"rdzv_backend": "c10d", "rdzv_endpoint": "127.0.0.1:0", "local_addr": "127.0.0.1"}
+        return {
+            "rdzv_backend": "static",
+            "rdzv_endpoint": f"{self._meeting.address}:{self._meeting.port}",
+            "rdzv_configs": {"rank": self._node, "timeout": RENDEZVOUS_S},
+            "local_addr": self._meeting.places[self._node].address or None,
+            "run_id": self._meeting.key,
+        }
+
+    def _node_environment(self) -> None:
+        """What only this node can know: its interface on the chosen network, and its share of the cores."""
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(usable_cpus(), self._plan.procs_per_node)))
+        if self._meeting is not None:
+            interface = self._meeting.places[self._node].interface or interface_towards(self._meeting.address)
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            if self._plan.device == "cuda":
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
 
     def _children(self) -> list[psutil.Process]:
         return [p for p in psutil.Process().children() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
@@ -126,6 +156,16 @@ class Agent:
             os.killpg(child.pid, signal.SIGKILL)  # torchrun gives each rank a session of its own
         except (ProcessLookupError, PermissionError):
             pass
+
+    def _obey(self) -> None:
+        """Heed the control file, for launchers whose signals do not reach this node."""
+        control, obeyed = self._run.control(self._attempt), ""
+        while True:
+            time.sleep(0.5)
+            word = control.read_text().strip() if control.exists() else ""
+            if word != obeyed:
+                obeyed = word
+                (self._kill if word == "kill" else self._ask_stop)(0, None)
 
     def _guard(self) -> None:
         """When a rank has gone without ending well, give the others a bounded time, then end them: torchrun waits
@@ -159,6 +199,17 @@ class Agent:
                 "failed": msgspec.to_builtins(ends),
             },
         )
+
+
+def interface_towards(address: str) -> str:
+    """The interface by which this node reaches an address, as the kernel's routes say; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))
+        own = probe.getsockname()[0]
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(a.address == own for a in addresses):
+            return name
+    return "lo"
 
 
 def _alive(process: psutil.Process) -> bool:

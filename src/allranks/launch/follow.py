@@ -24,11 +24,15 @@ class Job(Protocol):
 
     def poll(self) -> int | None: ...
 
+    def news(self) -> str | None: ...
+
     def ask_stop(self) -> None: ...
 
     def kill(self) -> None: ...
 
     def kill_agent(self) -> None: ...
+
+    def end_reason(self) -> str: ...
 
 
 class Observer(Protocol):
@@ -79,6 +83,9 @@ def follow(job: Job, tail: Tail, observer: Observer, counts: Interrupts) -> int:
     killed_at: float | None = None
     while (code := job.poll()) is None:
         _show(tail, observer)
+        news = job.news()
+        if news:
+            observer.say(news)
         now = time.monotonic()
         if deadline is None and (counts.interrupts or counts.stops):
             grace = INTERRUPT_GRACE_S if counts.interrupts else STOP_GRACE_S

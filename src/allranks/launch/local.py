@@ -48,6 +48,14 @@ class LocalJob:
             self._log.close()
         return code
 
+    def news(self) -> str | None:
+        """A local job has no queue to wait in."""
+        return None
+
+    def end_reason(self) -> str:
+        """There is no scheduler to ask."""
+        return "unknown"
+
     def ask_stop(self) -> None:
         """Ask the ranks for a clean stop at the next step edge."""
         self._signal(signal.SIGUSR1)

@@ -28,63 +28,87 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def conclude(
-    run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, code: int, *, interrupted: bool = False
+    run: RunDir,
+    spec: RunSpec,
+    plan: LaunchPlan,
+    code: int,
+    *,
+    interrupted: bool = False,
+    told_by_launcher: str = "unknown",
 ) -> RunResult:
-    """Find out how an attempt ended, and write metrics.json and report.html."""
+    """Find out how the last attempt ended, and write metrics.json and report.html.
+
+    Args:
+        code: what the launcher's job ended with.
+        told_by_launcher: how the scheduler says that the job ended.
+    """
+    from allranks.report.page import write_report
+
+    attempt = max(run.attempts(), default=1)
     ranks = event_files.read_run(run)
-    now = {rank: _of_attempt(events, attempt) for rank, events in ranks.items()}
-    status, message, exit_code = _verdict(run, plan, now, attempt, code, interrupted)
+    now = {rank: of_attempt(events, attempt) for rank, events in ranks.items()}
+    status, message, exit_code = _verdict(run, plan, now, attempt, _End(code, interrupted, told_by_launcher))
     metrics = summarize(run.name, spec, plan, ranks, status)
     if status != "succeeded":
         metrics["message"] = message
     write_json(run.metrics, metrics)
-    from allranks.report.page import write_report
-
     write_report(run)
     return RunResult(
         run=run.name, folder=str(run.root), status=status, exit_code=exit_code, message=message, metrics=metrics
     )
 
 
-def _of_attempt(events: list[dict[str, Any]], attempt: int) -> list[dict[str, Any]]:
+def of_attempt(events: list[dict[str, Any]], attempt: int) -> list[dict[str, Any]]:
+    """What one rank recorded in an attempt; nothing if it did not start in it."""
     for i in range(len(events) - 1, -1, -1):
         if events[i]["event"] == "start":
             return events[i:] if events[i].get("attempt") == attempt else []
     return []
 
 
+class _End(msgspec.Struct, frozen=True):
+    """How the job ended: its exit code, whether a person interrupted it, and what the scheduler says."""
+
+    code: int
+    interrupted: bool
+    told: str
+
+
 def _verdict(
-    run: RunDir, plan: LaunchPlan, now: dict[int, list[dict[str, Any]]], attempt: int, code: int, interrupted: bool
+    run: RunDir, plan: LaunchPlan, now: dict[int, list[dict[str, Any]]], attempt: int, end: _End
 ) -> tuple[str, str, int]:
     done = [e for events in now.values() for e in events if e["event"] == "phase" and e["name"] == "done"]
     stops = [e for events in now.values() for e in events if e["event"] == "stop"]
-    if code == 0 and stops:
-        step = stops[0]["step"]
-        why = "interrupted" if interrupted else stops[0]["reason"]
-        return (
-            "stopped",
-            f"stopped after step {step} ({why}); a full checkpoint is in {run.checkpoint(step)}. Go on with: allranks resume {run.name}",
-            EXIT_FAILED,
-        )
-    if code == 0 and len(done) >= plan.world_size:
+    if end.code == 0 and stops:
+        step, why = stops[0]["step"], "interrupted" if end.interrupted else stops[0]["reason"]
+        where = f"a full checkpoint is in {run.checkpoint(step)}. Go on with: allranks resume {run.name}"
+        return "stopped", f"stopped after step {step} ({why}); {where}", EXIT_FAILED
+    if end.code == 0 and len(done) >= plan.world_size:
         return "succeeded", f"all {plan.world_size} ranks ended well", EXIT_OK
-    if interrupted:
+    if end.interrupted:
         saved = run.checkpoint_steps()
         rest = f"the newest checkpoint is step {saved[-1]}" if saved else "no checkpoint had been written"
-        return (
-            "failed",
-            f"interrupted; the ranks did not reach the edge of a step in time and were ended; {rest}",
-            EXIT_FAILED,
-        )
+        message = f"interrupted; the ranks did not reach the edge of a step in time and were ended; {rest}"
+        return "failed", message, EXIT_FAILED
     culprit = blame(run, now, attempt)
     if culprit is None:
-        log = _agent_log(run, attempt)
-        return (
-            "failed",
-            f"the ranks did not start or ended without a word (agent exit code {code}). {_tail(log)} Log: {log}",
-            EXIT_FAILED,
-        )
+        return "failed", *_without_culprit(run, plan, attempt, end)
     return "failed", describe(run, culprit, attempt), culprit.exit_code if culprit.known else EXIT_FAILED
+
+
+def _without_culprit(run: RunDir, plan: LaunchPlan, attempt: int, end: _End) -> tuple[str, int]:
+    """No rank has said or shown anything: what the driver or the scheduler says, and the last line of the log."""
+    driver = read_json(run.logs / "driver.json") or {}
+    if driver.get("message"):
+        return f"{driver['message']}. Log: {run.logs / 'slurm.log'}", int(driver.get("exit_code", EXIT_FAILED))
+    if plan.launcher == "slurm":
+        log, what = run.logs / "slurm.log", f"the job ended as {end.told} before its ranks had done their work"
+    else:
+        log, what = (
+            _agent_log(run, attempt),
+            f"the ranks did not start or ended without a word (agent exit code {end.code})",
+        )
+    return f"{what}. {_tail(log)} Log: {log}", EXIT_FAILED
 
 
 def blame(run: RunDir, now: dict[int, list[dict[str, Any]]], attempt: int) -> Culprit | None:
@@ -122,7 +146,7 @@ def _tail(log: Path) -> str:
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     except OSError:
         return ""
-    return f"The agent's last words: {lines[-1]}." if lines else ""
+    return f"Its last words: {lines[-1]}." if lines else ""
 
 
 def refresh(run: RunDir) -> dict[str, Any] | None:

@@ -65,6 +65,13 @@ def end_with_parent() -> None:
 
 def _work(run: RunDir, attempt: int, rank: int) -> int:
     try:
+        from allranks.spec import load_spec
+
+        script = load_spec(run.spec).script
+        if script is not None:
+            from allranks.launch.user_script import run_script
+
+            return run_script(run, script, attempt)
         from allranks.train.worker import work
 
         return work(run, attempt)

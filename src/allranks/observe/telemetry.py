@@ -95,7 +95,7 @@ class GpuProbe:
         self._nvml: ModuleType | None = None
         self._handles: list[Any] = []
         try:
-            import pynvml  # the module that nvidia-ml-py installs
+            import pynvml  # pyright: ignore[reportMissingImports] - what nvidia-ml-py installs
 
             pynvml.nvmlInit()
             self._nvml = pynvml

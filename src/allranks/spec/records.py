@@ -134,7 +134,11 @@ class SlurmSpec(Record, frozen=True):
     chdir: str | None = None
     exclusive: bool = False
     exclude: list[str] = []
-    extra: list[str] = []
+    max_requeues: Annotated[NonNegativeInt, Meta(description="times a job may go back to the queue and go on")] = 3
+    signal_s: Annotated[
+        PositiveInt, Meta(description="seconds before the time limit at which the ranks are asked to stop")
+    ] = 120
+    extra: Annotated[list[str], Meta(description="further options of sbatch, as --name=value")] = []
 
 
 class ClusterSpec(Record, frozen=True):

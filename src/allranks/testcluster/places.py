@@ -58,5 +58,9 @@ def _wait_ready(box: Box, names: list[str]) -> dict[str, int]:
             said = last_lines(log.read_text(errors="replace"))
             raise EnvironmentNotAble(f"'{name}' of box '{box.name}' could not be set up on this machine: {said}.")
         time.sleep(0.02)
-    inits = box.inits()
+    # A process that is just calling exec shows no environment for a moment, and so no mark.
+    while missing := [name for name in names if name not in (inits := box.inits())]:
+        if time.monotonic() > deadline:
+            raise EnvironmentNotAble(f"'{missing[0]}' of box '{box.name}' was set up, but its first process is gone.")
+        time.sleep(0.02)
     return {name: inits[name] for name in names}

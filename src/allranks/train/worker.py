@@ -24,7 +24,7 @@ from allranks.rundir import RunDir, read_json
 from allranks.spec import RunSpec, load_spec
 from allranks.train import adapters, checkpoint, rng, strategies
 from allranks.train.control import StopRequest
-from allranks.train.data.collate import collate, collate_labelled
+from allranks.train.data.collate import Batch, collate, collate_labelled
 from allranks.train.data.order import Order, steps_of_epochs
 from allranks.train.data.prepared import Prepared, prepare
 from allranks.train.evaluate import EvalResult, Evaluator
@@ -43,6 +43,7 @@ class AttemptArgs(msgspec.Struct, frozen=True, kw_only=True):
 
     resume_step: int | None = None
     inexact: bool = False
+    anew: bool = False  # an earlier attempt left no checkpoint: what it recorded does not count
 
 
 def work(run: RunDir, attempt: int) -> int:
@@ -176,6 +177,8 @@ class Worker:
     def _restore(self, built: Built) -> int:
         step = self._args.resume_step
         if step is None:
+            if self._args.anew:
+                self._events.write("resume", from_step=0, inexact=False)
             return 0
         folder = self._run.checkpoint(step)
         if self._args.inexact and not (folder / "state").is_dir():
@@ -208,6 +211,8 @@ class Worker:
             if self._classifier
             else (lambda rows: collate(data.train, rows, data.tokenizer.pad_token_id, pad_to).to(self._world.device))
         )
+        if built.strategy.rehearse and total > first_step:
+            self._rehearse(built.strategy, make_batch(order.micro_batches(0)[0]))
         saved: set[tuple[int, str]] = set()
 
         def is_due(done: int) -> bool:
@@ -245,6 +250,13 @@ class Worker:
             logger.close()
         dist.barrier(group=self._world.control)
         return 0
+
+    def _rehearse(self, strategy: Strategy, batch: Batch) -> None:
+        state = rng.rng_state()
+        strategy.module.train()
+        strategy.backward(strategy.module(batch) * 0.0)
+        strategy.optimizer.zero_grad(set_to_none=True)
+        rng.set_rng_state(state)
 
     def _evaluator(self, data: Prepared, built: Built) -> Evaluator | None:
         if data.held_out is None:

@@ -29,6 +29,7 @@ class Strategy(Protocol):
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
+    rehearse: bool  # one forward and backward, thrown away, before the first step: for what settles only then
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None

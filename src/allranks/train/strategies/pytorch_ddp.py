@@ -27,6 +27,9 @@ class PyTorchDDP:
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
+    # DDP lays its buckets out anew after the first backward. From three ranks on the order of a ring's sums depends on
+    # the layout: without a rehearsal the first step after a resume would be rounded otherwise than in a run that went on.
+    rehearse = True
 
     def __init__(self, bucket_mb: float, find_unused_parameters: bool, static_graph: bool) -> None:
         self._options = {

@@ -23,6 +23,7 @@ class Single:
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
+    rehearse = False
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None

@@ -1,0 +1,45 @@
+"""The launchers: a new one is one file and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from allranks import envpolicy
+from allranks.launch import hosts
+from allranks.launch.follow import Job
+from allranks.launch.local import LocalJob
+from allranks.launch.slurm import SlurmJob
+from allranks.plan import LaunchPlan
+from allranks.redact import HIDDEN
+from allranks.rundir import RunDir, write_json
+from allranks.slurm.commands import find_slurm
+from allranks.spec.records import RunSpec
+
+Start = Callable[[RunDir, RunSpec, LaunchPlan, int, dict[str, Any]], Job]
+
+
+def _local(run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: dict[str, Any]) -> Job:
+    _args(run, attempt, resume)
+    env = {k: v for k, v in envpolicy.environment(plan.environment).items() if v != HIDDEN}
+    return LocalJob(run, attempt, plan.nodes[0].host or "localhost", env, spec.observe.telemetry_s)
+
+
+def _slurm(run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: dict[str, Any]) -> Job:
+    (run.logs / "cancelled").unlink(missing_ok=True)
+    write_json(run.logs / "resume.json", resume)
+    return SlurmJob.submit(run, find_slurm(Path.cwd()))
+
+
+def _hosts(run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: dict[str, Any]) -> Job:
+    _args(run, attempt, resume)
+    return hosts.start(run, spec, plan, attempt)
+
+
+def _args(run: RunDir, attempt: int, resume: dict[str, Any]) -> None:
+    run.logs_of(attempt).mkdir(parents=True, exist_ok=True)
+    write_json(run.logs_of(attempt) / "args.json", resume)
+
+
+LAUNCHERS: dict[str, Start] = {"local": _local, "slurm": _slurm, "hosts": _hosts}

@@ -1,0 +1,108 @@
+"""The batch script, from the spec and the plan. Pure; every value that comes from the spec is quoted."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import jinja2
+
+from allranks.envpolicy import environment
+from allranks.errors import SpecError
+from allranks.plan import LaunchPlan
+from allranks.redact import HIDDEN
+from allranks.rundir import RunDir
+from allranks.spec.records import RunSpec
+
+NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+
+
+def render(spec: RunSpec, plan: LaunchPlan, run: RunDir, python: str) -> str:
+    """The text of ``job.sbatch``.
+
+    Raises:
+        SpecError: a value that no quoting can make safe (a line break, a control character, a bad variable name).
+    """
+    loader = jinja2.PackageLoader("allranks.slurm")  # no HTML: what goes into the script is quoted by the filter q
+    jinja = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)  # noqa: S701
+    jinja.trim_blocks = jinja.lstrip_blocks = True
+    jinja.filters["q"] = shlex.quote
+    exports = sorted((k, v) for k, v in environment(plan.environment).items() if v != HIDDEN)
+    for name, value in exports:
+        if not NAME.match(name):
+            raise SpecError(f"cluster.env.{name}: this is no name of an environment variable")
+        _one_line(f"cluster.env.{name}", value)
+    activate, launcher = entering(spec.cluster.environment, python)
+    return jinja.get_template("job.sbatch.j2").render(
+        title=f"allranks run {run.name}: {plan.world_size} ranks on {len(plan.nodes)} nodes, {plan.strategy}",
+        options=options(spec, plan, run),
+        modules=[_one_line("cluster.modules", m) for m in spec.cluster.modules],
+        setup=spec.cluster.setup,
+        activate=activate,
+        exports=exports,
+        command=[*launcher, "-m", "allranks.launch.driver", str(run.root)],
+    )
+
+
+def options(spec: RunSpec, plan: LaunchPlan, run: RunDir) -> list[str]:
+    """The #SBATCH options, quoted as sbatch reads them."""
+    slurm = spec.cluster.slurm
+    wanted: list[tuple[str, object]] = [
+        ("job-name", spec.name),
+        ("nodes", len(plan.nodes)),
+        ("ntasks-per-node", 1),
+        ("partition", slurm.partition),
+        ("account", slurm.account),
+        ("qos", slurm.qos),
+        ("time", slurm.time),
+        ("gpus-per-node", slurm.gpus_per_node),
+        ("gres", slurm.gres),
+        ("cpus-per-task", slurm.cpus_per_task),
+        ("mem", slurm.mem),
+        ("constraint", slurm.constraint),
+        ("reservation", slurm.reservation),
+        ("chdir", slurm.chdir),
+        ("exclude", ",".join(slurm.exclude) or None),
+        ("output", run.logs / "slurm.log"),
+        ("open-mode", "append"),
+        ("signal", f"B:USR1@{slurm.signal_s}"),
+    ]
+    lines = [f"--{name}={_quoted(f'cluster.slurm.{name}', str(value))}" for name, value in wanted if value is not None]
+    lines += ["--exclusive"] if slurm.exclusive else []
+    lines += ["--requeue" if slurm.max_requeues else "--no-requeue"]
+    for extra in slurm.extra:
+        name, equals, value = _one_line("cluster.slurm.extra", extra).removeprefix("#SBATCH").strip().partition("=")
+        if not re.match(r"^--?[A-Za-z][A-Za-z0-9-]*$", name):
+            raise SpecError(f"cluster.slurm.extra: {extra!r} is no sbatch option; write it as --name=value")
+        lines.append(f"{name}={_quoted('cluster.slurm.extra', value)}" if equals else name)
+    return lines
+
+
+def entering(wanted: str | None, python: str) -> tuple[list[str], list[str]]:
+    """Shell lines that enter the environment, and the words that start its Python.
+
+    ``cluster.environment`` is a virtual environment's folder, ``conda:NAME``, an Apptainer image (``.sif``), or
+    ``pyxis:IMAGE``, which srun enters itself.
+    """
+    if wanted is None or wanted.startswith("pyxis:"):
+        return [], [python]
+    _one_line("cluster.environment", wanted)
+    if wanted.startswith("conda:"):
+        return ['eval "$(conda shell.bash hook)"', f"conda activate {shlex.quote(wanted.removeprefix('conda:'))}"], [
+            "python"
+        ]
+    if wanted.endswith(".sif"):
+        return [], ["apptainer", "exec", wanted, "python"]
+    return [f"source {shlex.quote(str(Path(wanted) / 'bin' / 'activate'))}"], ["python"]
+
+
+def _one_line(key: str, value: str) -> str:
+    if any(ord(c) < 32 or ord(c) == 127 for c in value):
+        raise SpecError(f"{key}: {value!r} has a line break or a control character, which no batch script can hold")
+    return value
+
+
+def _quoted(key: str, value: str) -> str:
+    """sbatch reads quotes as a shell does, but nothing is expanded: ``%j`` in a file name is its own affair."""
+    return shlex.quote(_one_line(key, value))

@@ -1,0 +1,287 @@
+"""Whole runs through a real Slurm in the box."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from allranks.rundir import RunDir, read_json
+from allranks.testcluster import Box
+from allranks.testcluster.faults import inject
+from allranks.testcluster.records import Hidden
+from tests.conftest import tiny_spec, write_rows
+from tests.dist.harness import ALLRANKS, step_events, until
+
+LIMIT_S = 150
+pytestmark = pytest.mark.python_on_nodes
+
+
+def spec_in(shared: Path, **sections: Any) -> dict[str, Any]:
+    write_rows(shared / "rows.json", 80)
+    cluster = {"launcher": "slurm", "nodes": 3, "procs_per_node": 1, "env": {"OMP_NUM_THREADS": "1"}} | sections.pop(
+        "cluster", {}
+    )
+    sections.setdefault("eval", {"samples": 0})
+    return tiny_spec(shared / "rows.json", shared, cluster=cluster, **sections)
+
+
+def allranks(shared: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*ALLRANKS, *args], cwd=shared, capture_output=True, text=True, timeout=LIMIT_S)
+
+
+def run(shared: Path, spec: dict[str, Any], *more: str) -> tuple[subprocess.CompletedProcess[str], RunDir]:
+    (shared / "spec.yaml").write_text(yaml.safe_dump(spec))
+    done = allranks(shared, "run", "spec.yaml", *more)
+    folders = sorted((shared / "runs").iterdir(), key=lambda p: p.stat().st_mtime) if (shared / "runs").is_dir() else []
+    assert folders, done.stderr
+    return done, RunDir(folders[-1])
+
+
+def log_of(run_dir: RunDir) -> str:
+    path = run_dir.logs / "slurm.log"
+    return path.read_text() if path.exists() else ""
+
+
+class Submitted:
+    """A run that goes on while the test does something to it."""
+
+    def __init__(self, shared: Path, spec: dict[str, Any]) -> None:
+        (shared / "spec.yaml").write_text(yaml.safe_dump(spec))
+        self.out = shared / "out.txt"
+        self.process = subprocess.Popen(
+            [*ALLRANKS, "run", "spec.yaml"],
+            cwd=shared,
+            stdout=self.out.open("w"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        until(lambda: (shared / "runs").is_dir() and any((shared / "runs").iterdir()))
+        self.run = RunDir(next((shared / "runs").iterdir()))
+
+    def until_step(self, step: int) -> None:
+        until(
+            lambda: any(e["step"] >= step for e in step_events(self.run)) or self.process.poll() is not None,
+            limit_s=LIMIT_S,
+        )
+        assert self.process.poll() is None, self.out.read_text() + log_of(self.run)
+
+    def job(self) -> str:
+        return read_json(self.run.job)["job"]
+
+    def wait(self, limit_s: float = LIMIT_S) -> tuple[int, str]:
+        try:
+            return self.process.wait(timeout=limit_s), self.out.read_text()
+        finally:
+            self.process.kill()
+
+
+def test_three_nodes_with_differing_interfaces_and_names_on_loopback(box: Box, shared: Path) -> None:
+    """n2's interface is called otherwise, and n1 thinks that its own name is 127.0.1.1: the habits of hand-made scripts fail here."""
+    inject(box, "loopback-hosts", node="n1")
+    done, run_dir = run(shared, spec_in(shared, cluster={"procs_per_node": 2}, train={"max_steps": 8}))
+    assert done.returncode == 0, done.stdout + done.stderr + log_of(run_dir)
+    metrics = read_json(run_dir.metrics)
+    assert (metrics["world_size"], metrics["nodes"], metrics["steps"]) == (6, 3, 8)
+    assert metrics["sync_proof"]["data_disjoint"]
+    said = log_of(run_dir)
+    for words in ("node 0 = n1 eth0", "node 1 = n2 eno1", "ranks 4-5", "meeting at"):
+        assert words in said, said
+    logs = run_dir.rank_logs(1)
+    assert sorted(p.name.split(".")[0] for p in logs.values()) == ["n1", "n1", "n2", "n2", "n3", "n3"]
+    assert "[RANK 5] WORLD_SIZE=6 n3" in logs[5].read_text()
+    assert sorted(p.stem for p in run_dir.telemetry.glob("*.jsonl")) == ["n1", "n2", "n3"]
+    assert "runs on n[1-3]" in done.stdout
+    assert run_dir.report.exists()
+
+
+def test_a_killed_rank_on_another_node_is_named(box: Box, shared: Path) -> None:
+    job = Submitted(shared, spec_in(shared, train={"max_steps": 1000000}))
+    job.until_step(3)
+    inject(box, "kill-rank", rank="2")
+    code, out = job.wait(60)
+    assert code == 1
+    assert "rank 2 on n3" in out, out + log_of(job.run)
+    assert "SIGKILL" in out
+    assert box.run(["squeue", "--noheader"], cwd="/").stdout.strip() == ""
+
+
+def test_ctrl_c_cancels_the_job(box: Box, shared: Path) -> None:
+    job = Submitted(shared, spec_in(shared, train={"max_steps": 1000000}))
+    job.until_step(3)
+    job.process.send_signal(signal.SIGINT)
+    code, out = job.wait(60)
+    assert code == 1
+    until(lambda: box.run(["squeue", "--noheader"], cwd="/").stdout.strip() == "", limit_s=30)
+    assert job.run.checkpoint_steps() or "were ended" in out
+
+
+def test_the_time_limit_leads_to_a_requeue_and_an_exact_continuation(box: Box, shared: Path) -> None:
+    """The signal before the limit is sent by hand (Slurm's own comes up to a minute late); the rest is Slurm's."""
+    spec = spec_in(shared, train={"max_steps": 400}, checkpoint={"mode": "full"})
+    whole_done, whole = run(shared, {**spec, "name": "whole"})
+    assert whole_done.returncode == 0, whole_done.stderr + log_of(whole)
+    (shared / "runs").rename(shared / "first")
+    job = Submitted(shared, spec)
+    job.until_step(5)
+    box.run(["scancel", "--signal=USR1", "--batch", job.job()], cwd="/")
+    code, out = job.wait()
+    assert code == 0, out + log_of(job.run)
+    assert job.run.attempts() == [1, 2]
+    assert "going back to the queue" in log_of(job.run)
+    assert "going on after step" in log_of(job.run)
+    first = RunDir(shared / "first" / whole.name)
+    assert [(e["step"], e["loss"]) for e in step_events(first)] == [
+        (e["step"], e["loss"]) for e in step_events(job.run)
+    ]
+
+
+def test_a_port_that_is_taken_is_left_to_its_owner(box: Box, shared: Path) -> None:
+    from allranks.launch.rendezvous import port_of
+
+    number = (
+        int(box.run(["sbatch", "--parsable", "--hold", "--wrap", "true"], cwd=str(shared)).stdout) + 2
+    )  # the check by `sbatch --test-only` takes a number too
+    holder = f"import socket,time; s=socket.socket(); s.bind(('0.0.0.0', {port_of(f'{number}.0')})); s.listen(); time.sleep(60)"
+    held = subprocess.Popen([*box.node_prefix("n1", str(shared)), sys.executable, "-c", holder])
+    try:
+        time.sleep(1)
+        done, run_dir = run(shared, spec_in(shared, cluster={"nodes": 1}, train={"max_steps": 2}))
+        assert done.returncode == 0, done.stdout + done.stderr + log_of(run_dir)
+        assert "is taken on n1; trying another" in log_of(run_dir)
+    finally:
+        held.kill()
+
+
+def test_refusals_are_said_before_anything_runs(box: Box, shared: Path) -> None:
+    done, run_dir = run(shared, spec_in(shared, cluster={"slurm": {"partition": "nosuch"}}))
+    assert done.returncode == 2
+    assert "nosuch" in done.stderr or "invalid partition" in done.stderr
+    assert "sinfo" in done.stderr
+    assert not run_dir.rank_logs(1)
+
+
+def test_a_run_folder_that_not_all_nodes_see_is_refused_by_name(
+    shared: Path, make_box: Callable[..., Box], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = make_box(f"blind-{os.getpid()}", nodes=2, hidden=(Hidden(path=str(shared), nodes=("n2",)),))
+    monkeypatch.setenv("ALLRANKS_BOX", box.name)
+    done, run_dir = run(shared, spec_in(shared, cluster={"nodes": 2}))
+    assert done.returncode == 3, done.stdout + done.stderr + log_of(run_dir)
+    assert "n2" in done.stderr
+
+
+def test_hostile_values_reach_slurm_as_values(box: Box, shared: Path) -> None:
+    spec = spec_in(
+        shared,
+        cluster={
+            "nodes": 1,
+            "env": {"HOSTILE": "a'; touch pwned; '"},
+            "slurm": {"extra": ["--comment=a'; touch pwned"]},
+        },
+        train={"max_steps": 1},
+    )
+    done, run_dir = run(shared, spec)
+    assert done.returncode == 0, done.stderr + log_of(run_dir)
+    assert list(shared.rglob("pwned")) == []
+
+
+def test_a_users_own_torchrun_program(box: Box, shared: Path) -> None:
+    (shared / "own.py").write_text(
+        "import sys, torch, torch.distributed as dist\ndist.init_process_group('gloo')\nx = torch.ones(1)\ndist.all_reduce(x)\n"
+        "print('sum', int(x), 'args', sys.argv[1:], flush=True)\ndist.destroy_process_group()\n"
+    )
+    spec = {
+        "name": "own", "script": {"path": str(shared / "own.py"), "args": ["--x", "a b"]}, "run_root": str(shared / "runs"),
+        "cluster": {"launcher": "slurm", "nodes": 3, "procs_per_node": 1},
+    }  # fmt: skip
+    done, run_dir = run(shared, spec)
+    assert done.returncode == 0, done.stdout + done.stderr + log_of(run_dir)
+    for path in run_dir.rank_logs(1).values():
+        assert "sum 3 args ['--x', 'a b']" in path.read_text()
+
+
+def test_nodes_started_by_hand(box: Box, shared: Path) -> None:
+    places = box.plan.nodes
+    hosts = [n.address for n in places[:2]]
+    spec = spec_in(shared, cluster={"launcher": "hosts", "nodes": 2, "hosts": hosts}, train={"max_steps": 4})
+    (shared / "spec.yaml").write_text(yaml.safe_dump(spec))
+    out = shared / "out.txt"
+    launcher = subprocess.Popen(
+        [*ALLRANKS, "run", "spec.yaml"], cwd=shared, stdout=out.open("w"), stderr=subprocess.STDOUT
+    )
+    try:
+        until(lambda: "  node 1:  " in out.read_text(), limit_s=30)
+        commands = [line.split(":  ", 1)[1] for line in out.read_text().splitlines() if line.startswith("  node ")]
+        assert len(commands) == 2
+        agents = [
+            subprocess.Popen([*box.node_prefix(f"n{i + 1}", str(shared)), "bash", "-c", c])
+            for i, c in enumerate(commands)
+        ]
+        assert launcher.wait(timeout=LIMIT_S) == 0, out.read_text()
+        assert [a.wait(timeout=20) for a in agents] == [0, 0]
+        assert "2 of 2 nodes have come" in out.read_text()
+    finally:
+        launcher.kill()
+
+
+def test_plan_and_dry_run_show_the_batch_script(shared: Path) -> None:
+    (shared / "spec.yaml").write_text(yaml.safe_dump(spec_in(shared)))
+    done = allranks(shared, "plan", "spec.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "#SBATCH --nodes=3" in json.loads(done.stdout)["batch_script"]
+    assert not (shared / "runs").exists()
+
+
+def test_a_killed_node_sends_the_job_back_to_the_queue_and_it_goes_on(box: Box, shared: Path) -> None:
+    spec = spec_in(
+        shared, cluster={"nodes": 2}, train={"max_steps": 600}, checkpoint={"mode": "full", "every": 20, "keep": 2}
+    )
+    job = Submitted(shared, spec)
+    job.until_step(30)
+    inject(box, "kill-node", node="n2")
+    code, out = job.wait(LIMIT_S)
+    assert code == 0, out + log_of(job.run)
+    assert "going on after step" in log_of(job.run)
+    assert len(job.run.attempts()) >= 2
+    hosts = {p.name.split(".")[0] for p in job.run.rank_logs(job.run.attempts()[-1]).values()}
+    assert "n2" not in hosts
+    assert read_json(job.run.metrics)["steps"] == 600
+
+
+def test_a_restarted_controller_and_two_jobs_at_once_do_no_harm(box: Box, shared: Path) -> None:
+    spec = spec_in(shared, cluster={"nodes": 2}, train={"max_steps": 300})
+    (shared / "a").mkdir()
+    (shared / "b").mkdir()
+    jobs = [Submitted(shared / name, {**spec, "run_root": str(shared / name / "runs")}) for name in ("a", "b")]
+    jobs[0].until_step(3)
+    inject(box, "restart-slurmctld")
+    results = [job.wait() for job in jobs]
+    for job, (code, out) in zip(jobs, results, strict=True):
+        assert code == 0, out + log_of(job.run)
+        assert read_json(job.run.metrics)["sync_proof"]["world_size"] == 2
+    ports = [read_json(job.run.rendezvous(1))["port"] for job in jobs]
+    assert ports[0] != ports[1]
+
+
+def test_cancel_and_detach(box: Box, shared: Path) -> None:
+    spec = spec_in(shared, cluster={"nodes": 2}, train={"max_steps": 1000000})
+    (shared / "spec.yaml").write_text(yaml.safe_dump(spec))
+    started = json.loads(allranks(shared, "run", "spec.yaml", "--detach", "--json").stdout)
+    run_dir = RunDir(Path(started["folder"]))
+    until(lambda: any(e["step"] >= 3 for e in step_events(run_dir)), limit_s=LIMIT_S)
+    (row,) = json.loads(allranks(shared, "runs", "--json").stdout)
+    assert row["status"] == "running"
+    done = allranks(shared, "cancel", started["run"])
+    assert done.returncode == 0, done.stderr
+    until(lambda: box.run(["squeue", "--noheader"], cwd="/").stdout.strip() == "", limit_s=60)
+    assert allranks(shared, "cancel", started["run"]).returncode == 2

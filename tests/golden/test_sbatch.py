@@ -1,0 +1,115 @@
+"""The batch script: equal to the files beside this test, and safe whatever the spec holds.
+
+After a wanted change: ``ALLRANKS_GOLDEN=write python -m pytest tests/golden``, then read the difference.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.errors import SpecError
+from allranks.plan import make_plan
+from allranks.rundir import RunDir
+from allranks.slurm.script import render
+from allranks.spec import parse_spec
+from tests.unit.test_plan import facts
+
+HERE = Path(__file__).parent
+HOSTILE = [
+    "a'; touch pwned",
+    'b"; touch pwned; "',
+    "$(touch pwned)",
+    "`touch pwned`",
+    "x y",
+    "a,b=c",
+    "*",
+    "~",
+    "#no",
+    "back\\slash",
+]
+
+
+def spec_with(**cluster: Any) -> Any:
+    base = {"launcher": "slurm", "nodes": 2, "procs_per_node": 8}
+    return parse_spec(
+        {
+            "name": "job",
+            "model": {"name": "tiny:mistral"},
+            "data": {"source": "builtin:instructions"},
+            "cluster": base | cluster,
+        }
+    )
+
+
+def text_of(**cluster: Any) -> str:
+    spec = spec_with(**cluster)
+    return render(spec, make_plan(spec, facts()), RunDir(Path("/shared/runs/job-1")), "/env/bin/python")
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "everything": {
+        "slurm": {
+            "partition": "gpu", "account": "lab", "qos": "high", "time": "01:00:00", "gpus_per_node": 8, "cpus_per_task": 64, "mem": "0", "exclusive": True,
+            "constraint": "h100", "reservation": "demo", "chdir": "/shared", "exclude": ["n3", "n7"], "extra": ["--mail-type=END", "--nice"],
+        },
+        "modules": ["cuda/12.4", "nccl"], "setup": ["ulimit -n 65536"], "env": {"NCCL_DEBUG": "INFO"}, "environment": "/shared/venv",
+        "rendezvous": {"interface": "eth0"}, "cache": "/shared/hf",
+    },
+    "gres-conda": {"slurm": {"gres": "gpu:8"}, "environment": "conda:train"},
+    "apptainer": {"environment": "/shared/image.sif"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_script_is_the_golden_one(name: str) -> None:
+    golden = HERE / f"{name}.sbatch"
+    text = text_of(**CASES[name])
+    if os.environ.get("ALLRANKS_GOLDEN") == "write":
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_hostile_values_are_only_values(value: str, tmp_path: Path) -> None:
+    """The script is really run by bash, with the driver replaced by a program that prints what reached it."""
+    text = text_of(env={"HOSTILE": value}, modules=[value], slurm={"account": value, "extra": [f"--comment={value}"]})
+    body = text.replace("module load", "echo module:").replace("exec /env/bin/python", "exec env python3")
+    body = body.replace(
+        "-m allranks.launch.driver /shared/runs/job-1", "-c 'import os; print(os.environ[\"HOSTILE\"])'"
+    )
+    done = subprocess.run(["bash", "-c", body], cwd=tmp_path, capture_output=True, text=True, timeout=20)
+    assert done.stdout.splitlines() == [f"module: {value}", value], done.stderr
+    assert list(tmp_path.iterdir()) == []
+    line = next(x for x in text.splitlines() if x.startswith("#SBATCH --account="))
+    assert shlex.split(line.removeprefix("#SBATCH ")) == [f"--account={value}"]
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        {"env": {"X": "a\nb"}},
+        {"env": {"X; touch y": "1"}},
+        {"modules": ["a\nb"]},
+        {"slurm": {"account": "a\n#SBATCH --exclusive"}},
+        {"slurm": {"extra": ["touch x"]}},
+        {"slurm": {"extra": ["--comment=a\nb"]}},
+        {"environment": "a\nb"},
+    ],
+)
+def test_what_no_quoting_can_hold_is_refused(cluster: dict[str, Any]) -> None:
+    with pytest.raises(SpecError):
+        text_of(**cluster)
+
+
+def test_env_is_exported_in_the_script_and_secrets_are_not() -> None:
+    text = text_of(env={"LIST": "^lo,docker0", "HF_TOKEN": "***"})
+    assert "export LIST='^lo,docker0'" in text
+    assert "--export" not in text
+    assert "HF_TOKEN" not in text
