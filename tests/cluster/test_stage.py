@@ -176,7 +176,7 @@ with staged(load_bundle(pathlib.Path(sys.argv[1])), Allocation.current(), always
     busy.terminate()
     manifest.save(pathlib.Path(sys.argv[2]))
     script = manifest.nodes[0].overrides["script.path"]
-    python = manifest.python([sys.executable])
+    python = manifest.python()
     subprocess.run(["srun", "--ntasks-per-node=1", "-n3", *python, script, "y"], check=True, timeout=60)
 """
 
@@ -204,7 +204,7 @@ print("DRIVER", allranks.__file__, flush=True)
 with staged(load_bundle(pathlib.Path(sys.argv[1])), Allocation.current(), log=print) as manifest:
     manifest.save(pathlib.Path(sys.argv[2]))
     code = "import allranks, msgspec; print('NODE', allranks.__file__, msgspec.__file__, flush=True)"
-    subprocess.run(["srun", "--ntasks-per-node=1", "-n3", *manifest.python([sys.executable]), "-c", code], check=True, timeout=60)
+    subprocess.run(["srun", "--ntasks-per-node=1", "-n3", *manifest.python(), "-c", code], check=True, timeout=60)
 """
 
 

@@ -15,8 +15,8 @@ from allranks.spec import parse_spec
 from allranks.spec.records import RunSpec
 from allranks.stage import bundle as bundles
 from allranks.stage import sources as parts
-from allranks.stage.environment import editable_packages, environment_source
-from allranks.stage.manifest import StageManifest, for_node, load_manifest, node_stage
+from allranks.stage.environment import brings_packages, editable_packages, environment_source
+from allranks.stage.manifest import StageManifest, for_node, load_manifest, node_stage, spec_here
 from allranks.stage.offline import offline_variables
 from allranks.stage.sources import package_source, project_source
 from allranks.stage.versions import clashes, differences, parse
@@ -121,6 +121,9 @@ def test_environments_that_packages_alone_do_not_make_are_refused(tmp_path: Path
     (tmp_path / "conda-meta").mkdir()
     with pytest.raises(EnvironmentNotAble, match="conda environment"):
         environment_source(site, tmp_path)
+    assert brings_packages(None) and brings_packages(sys.prefix) and not brings_packages("image.sif")
+    with pytest.raises(EnvironmentNotAble, match="not the environment that runs this"):
+        brings_packages(str(tmp_path))
     told = {"url": "file:///src/mine", "dir_info": {"editable": True}}
     (site / "fake-1.0.dist-info" / "direct_url.json").write_text(json.dumps(told))
     assert editable_packages(site) == {"fake": "/src/mine"}
@@ -213,7 +216,13 @@ def test_what_a_node_is_told_to_use(tmp_path: Path) -> None:
     seen = for_node(wanted, node_stage(data_too, "n3", ["data"], "/t/j"))
     assert seen.data is not None and seen.data.source == "/t/j/data/rows.jsonl" and for_node(wanted, plain) == wanted
     manifest = StageManifest(
-        job="c.1.0", bundle=made.key, method="sbcast", bytes_sent=1, seconds=0.5, nodes=[plain, staged]
+        job="c.1.0",
+        bundle=made.key,
+        interpreter="/py",
+        method="sbcast",
+        bytes_sent=1,
+        seconds=0.5,
+        nodes=[plain, staged],
     )
     manifest.save(tmp_path / "stage.json")
     assert load_manifest(tmp_path / "stage.json") == manifest and manifest.of("n2") is staged
@@ -222,7 +231,9 @@ def test_what_a_node_is_told_to_use(tmp_path: Path) -> None:
 def test_one_command_gives_each_node_its_own_python(tmp_path: Path) -> None:
     made = bundles.assemble([package_source(), environment_source(fake_site(tmp_path / "s"))], tmp_path / "store", {})
     nodes = [node_stage(made, "n1", [], "/t/j"), node_stage(made, "n2", ["allranks"], str(tmp_path / "it's"))]
-    manifest = StageManifest(job="c.1.0", bundle=made.key, method="sbcast", bytes_sent=1, seconds=0.5, nodes=nodes)
+    manifest = StageManifest(
+        job="c.1.0", bundle=made.key, interpreter="/py", method="sbcast", bytes_sent=1, seconds=0.5, nodes=nodes
+    )
     command = manifest.python(["env", "X=1", sys.executable])
     code = "import os; print(os.environ['X'], os.environ.get('PYTHONPATH'), os.environ.get('HF_HUB_OFFLINE'))"
     told = {}
@@ -231,8 +242,24 @@ def test_one_command_gives_each_node_its_own_python(tmp_path: Path) -> None:
         done = subprocess.run([*command, "-c", code], env=env, capture_output=True, text=True, timeout=30)
         told[name] = done.stdout.strip()
     assert told == {"n1": "1 before None", "n2": f"1 {tmp_path}/it's/allranks:before 1"}
-    nothing = StageManifest(job="c", bundle="", method="none", bytes_sent=0, seconds=0, nodes=nodes[:1])
-    assert nothing.python(["py"]) == ["py"]
+    nothing = StageManifest(
+        job="c", bundle="", interpreter="/py", method="none", bytes_sent=0, seconds=0, nodes=nodes[:1]
+    )
+    assert nothing.python(["py"]) == ["py"] and nothing.python() == ["/py"]
+
+
+def test_ranks_read_the_spec_as_their_node_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = rows(tmp_path / "rows.jsonl")
+    spec = spec_of(tmp_path, data={"source": str(data)})
+    made = bundles.build(spec, packages=False)
+    nodes = [node_stage(made, "n1", [], "/t"), node_stage(made, "n2", ["data"], "/t")]
+    file = tmp_path / "stage.json"
+    assert spec_here(spec, file) is spec
+    StageManifest(job="j", bundle="", interpreter="", method="", bytes_sent=0, seconds=0, nodes=nodes).save(file)
+    for name, source in (("n1", str(data)), ("n2", "/t/data/rows.jsonl"), ("elsewhere", str(data))):
+        monkeypatch.setenv("SLURMD_NODENAME", name)
+        seen = spec_here(spec, file)
+        assert seen.data is not None and seen.data.source == source
 
 
 def test_clashes_of_versions_are_named_with_their_cure() -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from allranks.stage.bootstrap import write_bootstrap
     from allranks.stage.broadcast import staged
     from allranks.stage.bundle import Bundle, build, load_bundle
-    from allranks.stage.manifest import NodeStage, StageManifest, for_node, load_manifest
+    from allranks.stage.manifest import NodeStage, StageManifest, for_node, load_manifest, spec_here
     from allranks.stage.steps import Allocation
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "for_node",
     "load_bundle",
     "load_manifest",
+    "spec_here",
     "staged",
     "write_bootstrap",
 ]

@@ -66,6 +66,7 @@ def staged(
         yield StageManifest(
             job=allocation.folder,
             bundle=bundle.key,
+            interpreter=bundle.python.executable,
             method="+".join(sorted(used)) or "none",
             bytes_sent=sent,
             seconds=time.monotonic() - began,

@@ -34,6 +34,25 @@ def environment_source(site: Path, prefix: Path | None = None) -> Source:
     return Source(name="env", path=site, files=files, probe=probe)
 
 
+def brings_packages(environment: str | None) -> bool:
+    """Whether this interpreter's packages are those of ``cluster.environment``; a container or conda has its own.
+
+    Raises:
+        EnvironmentNotAble: it is another virtual environment than the one that runs this.
+    """
+    if environment is None:
+        return True
+    folder = Path(environment).expanduser()
+    if environment.startswith(("conda:", "pyxis:")) or environment.endswith(".sif"):
+        return False
+    if folder.resolve() == Path(sys.prefix).resolve():
+        return True
+    raise EnvironmentNotAble(
+        f"cluster.environment {environment} is not the environment that runs this ({sys.prefix}); "
+        f"stage from it: {folder}/bin/python -m allranks.cli.main stage SPEC"
+    )
+
+
 def _not_whole(prefix: Path) -> str | None:
     """Why the packages of an environment are not all that its programs need."""
     if (prefix / "conda-meta").is_dir():

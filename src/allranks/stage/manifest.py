@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 
 from allranks.envpolicy import EnvVar
+from allranks.facts import host_name
 from allranks.rundir import write_json
 from allranks.spec.records import RunSpec
 from allranks.stage.bundle import Bundle
@@ -57,6 +59,7 @@ class StageManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     job: str
     bundle: str
+    interpreter: str
     method: str
     bytes_sent: int
     seconds: float
@@ -69,11 +72,13 @@ class StageManifest(msgspec.Struct, frozen=True, kw_only=True):
                 return found
         raise KeyError(node)
 
-    def python(self, default: Sequence[str]) -> list[str]:
+    def python(self, default: Sequence[str] | None = None) -> list[str]:
         """What stands in place of Python in one srun over all nodes: each node takes its own, with its variables.
 
-        `default` is the interpreter (with what must stand before it) of nodes that have the packages.
+        `default` starts Python on nodes that have the packages; if it is not given, the interpreter that built the bundle
+        does (the one that runs this may itself be staged).
         """
+        default = default or [self.interpreter]
         cases: dict[str, list[str]] = {}
         for node in self.nodes:
             if node.folder is not None:
@@ -100,6 +105,16 @@ def for_node(spec: RunSpec, stage: NodeStage) -> RunSpec:
         part = msgspec.structs.replace(getattr(changed, section), **{name: value})
         changed = msgspec.structs.replace(changed, **{section: part})
     return changed
+
+
+def spec_here(spec: RunSpec, manifest: Path) -> RunSpec:
+    """The spec as this node must read it, by a run's stage.json; the same spec if there is none or nothing was staged."""
+    if not manifest.exists():
+        return spec
+    try:
+        return for_node(spec, load_manifest(manifest).of(os.environ.get("SLURMD_NODENAME") or host_name()))
+    except KeyError:
+        return spec
 
 
 def _shell(node: NodeStage, default: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import allranks
 from allranks.errors import DataError, SpecError
 from allranks.spec.records import RunSpec
-from allranks.stage.environment import environment_source
+from allranks.stage.environment import brings_packages, environment_source
 from allranks.stage.hub import cached_dataset, cached_model
 from allranks.stage.source import Source, walk
 
@@ -27,7 +27,7 @@ def sources(spec: RunSpec, *, packages: bool = True) -> list[Source]:
         EnvironmentNotAble: a model or data set of the hub is not in this machine's cache.
     """
     found = [package_source()]
-    if packages:
+    if packages and brings_packages(spec.cluster.environment):
         found.append(environment_source(Path(sysconfig.get_paths()["purelib"]), Path(sys.prefix)))
     if spec.script is not None:
         found.append(project_source(Path(spec.script.path)))
