@@ -104,6 +104,11 @@ def test_packages_are_known_by_their_records(tmp_path: Path) -> None:
     assert source.probe == ("fake-1.0.dist-info/RECORD",)
     assert all(name.startswith("lib/python3.") for name, _ in source.files)
     first = bundles.assemble([source], tmp_path / "store", {})
+    (site / "allranks-9.dist-info").mkdir()  # installed anew: it is a part by itself
+    (site / "allranks-9.dist-info" / "RECORD").write_text("x")
+    (site / "_editable_impl_allranks.pth").write_text("/x")
+    assert environment_source(site) == source
+    assert bundles.assemble([source], tmp_path / "store", {}).parts[0].how == "found"
     (site / "fake-1.0.dist-info" / "RECORD").write_text("fake/__init__.py,sha256=other,9\n")
     assert bundles.assemble([source], tmp_path / "store", {}).parts[0].how == "built"
     assert first.python.version == f"{sys.version_info[0]}.{sys.version_info[1]}"

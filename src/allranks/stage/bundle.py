@@ -17,7 +17,7 @@ from allranks.errors import EnvironmentNotAble, RunFailed
 from allranks.rundir import write_json
 from allranks.spec.records import RunSpec
 from allranks.stage.archive import Packed, Refused, check, pack
-from allranks.stage.environment import editable_packages, package_versions
+from allranks.stage.environment import editable_packages, is_own, package_versions
 from allranks.stage.hub import hf_home
 from allranks.stage.source import Source
 from allranks.stage.sources import sources
@@ -199,7 +199,8 @@ def _key(source: Source, known: str) -> str:
     digest = hashlib.sha256(f"{FORMAT} {known}\n".encode())
     if source.name == "env":
         digest.update(f"{sysconfig.get_config_var('SOABI')} {sys.version_info[:3]}".encode())
-        digest.update("\n".join(sorted(p.name for p in source.path.iterdir() if p.name != "__pycache__")).encode())
+        names = sorted(p.name for p in source.path.iterdir() if not is_own(p, source.path))
+        digest.update("\n".join(names).encode())
         return digest.hexdigest()[:24]
     whole = [name for name, path in source.files if path.stat().st_size <= WHOLE_BYTES]
     root = source.path if source.probe != ("",) else source.path.parent

@@ -27,11 +27,17 @@ def environment_source(site: Path, prefix: Path | None = None) -> Source:
     if not site.is_dir():
         raise EnvironmentNotAble(f"there is no folder of packages at {site}")
     below = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
-    files = tuple((f"{below}/{p.relative_to(site)}", p) for p in walk(site, compiled=True))
-    probe = tuple(sorted(f"{p.parent.name}/RECORD" for p in site.glob("*.dist-info/RECORD")))
+    files = tuple((f"{below}/{p.relative_to(site)}", p) for p in walk(site, compiled=True) if not is_own(p, site))
+    probe = tuple(sorted(f"{p.parent.name}/RECORD" for p in site.glob("*.dist-info/RECORD") if not is_own(p, site)))
     if not probe:
         raise EnvironmentNotAble(f"{site} holds no installed packages; run allranks from the environment to be staged")
     return Source(name="env", path=site, files=files, probe=probe)
+
+
+def is_own(path: Path, site: Path) -> bool:
+    """Whether a file belongs to the installed allranks, which is a part by itself: installing it anew changes no other."""
+    top = path.relative_to(site).parts[0]
+    return top == "allranks" or top.startswith("allranks-") or top in ("_editable_impl_allranks.pth", "__pycache__")
 
 
 def brings_packages(environment: str | None) -> bool:
