@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -52,6 +53,21 @@ def test_a_bundle_is_built_once_and_changes_with_its_content(tmp_path: Path) -> 
     rows(data, "b")  # the same size
     other = bundles.build(spec, packages=False)
     assert [p.how for p in other.parts] == ["found", "built"] and other.key != first.key
+
+
+def test_parts_that_nobody_used_for_a_month_are_removed(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    project = tmp_path / "project"
+    project.mkdir()
+    for text in ("1", "2", "3"):
+        (project / "a.py").write_text(text)
+        made = bundles.assemble([project_source(project / "a.py")], store, {})
+    (store / "mine").mkdir()
+    for entry in store.iterdir():
+        os.utime(entry, (1, 1))
+    again = bundles.assemble([project_source(project / "a.py")], store, {})
+    assert again.parts[0].how == "found" and again.key == made.key
+    assert {p.name for p in store.iterdir()} == {Path(again.parts[0].archive).parent.name, "bundles", "mine"}
 
 
 def test_every_file_of_a_large_project_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

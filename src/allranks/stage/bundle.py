@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import shutil
 import sys
 import sysconfig
 import time
@@ -26,6 +28,8 @@ from allranks.stage.versions import clashes
 from allranks.train.data.cache import obtain
 
 FORMAT = "1"
+KEPT_S = 30 * 86400
+ENTRY = re.compile(r"^[a-z-]+-[0-9a-f]{24}$")
 Log = Callable[[str], None]
 
 
@@ -119,9 +123,19 @@ def assemble(found: list[Source], store: Path, versions: dict[str, str], log: Lo
         seconds=time.monotonic() - began,
         file=str(file),
     )
+    _tidy(store, {Path(part.archive).parent.name for part in parts})
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, msgspec.to_builtins(bundle))
     return bundle
+
+
+def _tidy(store: Path, used: set[str]) -> None:
+    """Remove parts that no bundle was built of for a month; those in use are marked as such."""
+    for entry in store.iterdir():
+        if entry.name in used:
+            os.utime(entry)
+        elif ENTRY.match(entry.name) and time.time() - entry.stat().st_mtime > KEPT_S:
+            shutil.rmtree(entry, ignore_errors=True)
 
 
 def probe_of(part: Part) -> dict[str, Any]:
