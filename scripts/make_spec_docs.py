@@ -51,9 +51,7 @@ def default(field: msgspec.structs.FieldInfo) -> str:
         if field.default is not msgspec.NODEFAULT
         else (field.default_factory() if field.default_factory is not msgspec.NODEFAULT else "required")
     )
-    return {"None": "null", "True": "true", "False": "false"}.get(
-        str(value), str(value) if value != [] and value != {} else str(value)
-    )
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
 
 
 def section(record: type[Record], path: str) -> str:

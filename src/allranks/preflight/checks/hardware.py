@@ -1,0 +1,154 @@
+"""What a node has: shared memory, limits, cores, GPUs, InfiniBand."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from allranks.preflight.checks.survey import Survey, Verdicts, bad, common, good
+from allranks.preflight.records import Check, Probe
+
+MIN_SHM_BYTES = 32 * 2**20
+MIN_SHM_GPU_BYTES = 256 * 2**20
+MIN_FILES = 1024
+MIN_MEMLOCK_BYTES = 2**30
+
+
+def shm(survey: Survey) -> Verdicts:
+    """Shared memory: NCCL and data loaders pass tensors through it; a full one kills ranks with a bus error."""
+    least = MIN_SHM_GPU_BYTES if survey.need.device == "cuda" else MIN_SHM_BYTES
+    verdicts: Verdicts = {}
+    for probe in survey.probes:
+        shown = _size(probe.shm_free_bytes)
+        if probe.shm_free_bytes < least:
+            cure = (
+                f"{probe.host} has {shown} free in /dev/shm, {_size(least)} are needed: remove what lies there, "
+                "mount -o remount,size=8G /dev/shm, or give the container --shm-size=8g"
+            )
+            verdicts[probe.host] = bad("shm", f"SMALL({shown})", cure)
+        else:
+            verdicts[probe.host] = good("shm", shown)
+    return verdicts
+
+
+def files(survey: Survey) -> Verdicts:
+    """Open files: a rank has a socket to every other, and one a file that it reads."""
+    return {
+        probe.host: good("files", _number(probe.open_files))
+        if probe.open_files is None or probe.open_files >= MIN_FILES
+        else bad(
+            "files", f"FEW({probe.open_files})", f"ulimit -n 65536 on {probe.host} (cluster.setup takes such lines)"
+        )
+        for probe in survey.probes
+    }
+
+
+def memlock(survey: Survey) -> Verdicts:
+    """Locked memory: RDMA cannot register buffers without, and falls back to sockets or fails."""
+    verdicts: Verdicts = {}
+    for probe in survey.probes:
+        if not any(_active(item) for item in probe.infiniband):
+            continue
+        if probe.memlock_bytes is not None and probe.memlock_bytes < MIN_MEMLOCK_BYTES:
+            cure = (
+                f"ulimit -l unlimited on {probe.host}; under Slurm LimitMEMLOCK=infinity of slurmd (its administrator)"
+            )
+            verdicts[probe.host] = bad("memlock", f"SMALL({_size(probe.memlock_bytes)})", cure)
+        else:
+            verdicts[probe.host] = good("memlock", "ok")
+    return verdicts
+
+
+def threads(survey: Survey) -> Verdicts:
+    """Ranks times threads against the cores that this job may use on the node."""
+    procs, each = survey.need.procs_per_node, survey.need.threads
+    verdicts: Verdicts = {}
+    for probe in survey.probes if each else []:
+        assert each is not None
+        shown = f"{procs}x{each}/{probe.cpus}"
+        if each > 1 and procs * each > probe.cpus:
+            fit = max(1, probe.cpus // procs)
+            cure = f"{probe.host} gives this job {probe.cpus} cores: --set cluster.env.OMP_NUM_THREADS={fit}, or ask for more (cluster.slurm.cpus_per_task)"
+            verdicts[probe.host] = bad("threads", f"MANY({shown})", cure, blocks=False)
+        else:
+            verdicts[probe.host] = good("threads", shown)
+    return verdicts
+
+
+def gpus(survey: Survey) -> Verdicts:
+    """As many GPUs as ranks, of one kind and one driver, without memory errors."""
+    if survey.need.device != "cuda" and not any(p.gpus or p.gpu_error for p in survey.probes):
+        return {}
+    usual = common({p.host: _kinds(p) for p in survey.probes if p.gpus})
+    return {probe.host: _gpu_check(survey, probe, usual) for probe in survey.probes}
+
+
+def _kinds(probe: Probe) -> tuple[str, ...]:
+    return tuple(sorted({f"{gpu.get('name')}, driver {gpu.get('driver')}" for gpu in probe.gpus}))
+
+
+def _gpu_check(survey: Survey, probe: Probe, usual: tuple[str, ...] | None) -> Check:
+    needs = survey.need.procs_per_node if survey.need.device == "cuda" else 0
+    broken = [str(gpu.get("index")) for gpu in probe.gpus if _ecc_errors(gpu)]
+    blocks = survey.need.device == "cuda"
+    if probe.gpu_error:
+        cure = f"the driver of {probe.host} does not answer: {probe.gpu_error}; leave the node out (--exclude-bad)"
+        return bad("gpus", "DRIVER", cure, blocks=blocks)
+    if len(probe.gpus) < needs:
+        cure = f"{needs} ranks need as many: cluster.slurm.gpus_per_node, cluster.procs_per_node, or leave {probe.host} out"
+        return bad("gpus", f"FEW({len(probe.gpus)})", cure)
+    if broken:
+        cure = f"uncorrectable memory errors on GPU {', '.join(broken)} of {probe.host}: it must be reset or replaced; leave it out (--exclude-bad)"
+        return bad("gpus", f"ECC({','.join(broken)})", cure, blocks=blocks)
+    if probe.gpus and _kinds(probe) != usual:
+        cure = f"the other nodes have {' and '.join(usual or ())}: choose equal ones (cluster.slurm.constraint)"
+        return bad("gpus", f"DIFFERS({'; '.join(_kinds(probe))})", cure, blocks=False)
+    kind = re.sub(r"^NVIDIA ", "", str(probe.gpus[0].get("name"))).replace(" ", "-") if probe.gpus else ""
+    return good("gpus", f"{len(probe.gpus)}x{kind}" if kind else "none")
+
+
+def _ecc_errors(gpu: dict[str, Any]) -> int:
+    count = str(gpu.get("ecc_errors", "")).strip()
+    return int(count) if count.isdigit() else 0  # [N/A] where the GPU does not count them
+
+
+def p2p(survey: Survey) -> Verdicts:
+    """GPUs of a node reach each other's memory; without, NCCL goes through the host, and says nothing."""
+    verdicts: Verdicts = {}
+    for probe in survey.probes:
+        if not probe.p2p:
+            continue
+        rows = [line.split() for line in probe.p2p.splitlines() if re.match(r"\s*GPU\d+\s+(X|[A-Z]+)", line)]
+        states = [word for row in rows for word in row[1:] if word in ("OK", "NS", "CNS", "GNS", "TNS", "DR")]
+        missing = sum(word != "OK" for word in states)
+        shown = f"{len(states) - missing}/{len(states)}"
+        cure = f"{missing} of {len(states)} pairs on {probe.host} cannot read each other: `nvidia-smi topo -p2p r`; NCCL copies through the host there"
+        verdicts[probe.host] = bad("p2p", f"NONE({shown})", cure, blocks=False) if missing else good("p2p", shown)
+    return verdicts
+
+
+def ib(survey: Survey) -> Verdicts:
+    """InfiniBand and RoCE ports: one that is down here and up elsewhere makes NCCL fall back to sockets, in silence."""
+    up = {item["port"] for probe in survey.probes for item in probe.infiniband if _active(item)}
+    verdicts: Verdicts = {}
+    for probe in survey.probes if up else []:
+        mine = {item["port"] for item in probe.infiniband if _active(item)}
+        down = sorted(up - mine)
+        if down:
+            cure = f"these ports are up on other nodes: `ibstat` on {probe.host}, or leave it out (--exclude-bad)"
+            verdicts[probe.host] = bad("ib", f"DOWN({','.join(down)})", cure, blocks=False)
+        else:
+            verdicts[probe.host] = good("ib", f"{len(mine)}-up")
+    return verdicts
+
+
+def _active(port: dict[str, str]) -> bool:
+    return "ACTIVE" in port.get("state", "")
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.0f}GiB" if count >= 2**30 else f"{count >> 20}MiB"
+
+
+def _number(count: int | None) -> str:
+    return "unlimited" if count is None else str(count)

@@ -1,0 +1,87 @@
+"""All that is known when the nodes are judged, and what the judges share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from allranks.preflight.network import ChosenNetwork
+from allranks.preflight.records import Check, FolderFacts, Probe, Reach, Wish
+
+Value = TypeVar("Value")
+
+
+class Need(msgspec.Struct, frozen=True, kw_only=True):
+    """What the plan wants of each node."""
+
+    procs_per_node: int = 1
+    threads: int | None = None
+    device: str = "cpu"
+    port: int | None = None
+    """A port that the user fixed; None: one of the candidates will do."""
+
+
+class Survey(msgspec.Struct, frozen=True, kw_only=True):
+    """Every node's answers, beside what was asked."""
+
+    probes: list[Probe]
+    wish: Wish
+    need: Need = Need()
+    network: ChosenNetwork | None = None
+    network_error: str | None = None
+    reach: dict[str, Reach] | None = None
+    """By host; None: not tried."""
+    nonces: dict[str, str] = {}
+    """The secret that whoever shares the folder must see, by role."""
+    received: dict[str, float] = {}
+    """The launcher's clock when the node's line came, by host."""
+    remote: bool = False
+    """The nodes are not the launcher's machine: even one of them must share what the launcher writes."""
+    here: dict[str, FolderFacts] = {}
+    """The launcher's own view of the folders, by role: it settles a draw."""
+
+    @property
+    def first(self) -> Probe:
+        """The node of rank 0."""
+        return min(self.probes, key=lambda probe: probe.node_id)
+
+    @property
+    def must_share(self) -> bool:
+        return self.remote or self.several
+
+    @property
+    def several(self) -> bool:
+        return len(self.probes) > 1
+
+
+Verdicts = dict[str, Check]
+"""By host. A check that means nothing here gives none."""
+Judge = Callable[[Survey], Verdicts]
+
+
+def good(name: str, found: str) -> Check:
+    """A check that went well."""
+    return Check(name=name, ok=True, found=found)
+
+
+def bad(name: str, found: str, cure: str, *, blocks: bool = True) -> Check:
+    """A check that failed; `found` is a word in capitals, with the detail in brackets."""
+    return Check(name=name, ok=False, found=found, cure=cure, blocks=blocks)
+
+
+def common(values: Mapping[str, Value], tie: Value | None = None) -> Value | None:
+    """What most nodes have; in a draw what `tie` says, else what the first of them has."""
+    if not values:
+        return None
+    counts = Counter(values.values())
+    most = max(counts.values())
+    leaders = [value for value in values.values() if counts[value] == most]
+    return tie if tie is not None and tie in leaders else leaders[0]
+
+
+def several_names(names: Sequence[str], limit: int = 4) -> str:
+    """Names in one phrase."""
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -1,0 +1,141 @@
+"""What the verb ``doctor`` does: where to look, look, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from allranks.errors import EnvironmentNotAble
+from allranks.facts import machine_facts
+from allranks.plan import LaunchPlan, make_plan
+from allranks.preflight.allocation import allocation, find_slurm, inside_job, test_only
+from allranks.preflight.collectives import Pair, measure, slow_pairs, verdict
+from allranks.preflight.gather import Preflight, Where, examine, without_bad
+from allranks.preflight.records import PreflightReport
+from allranks.spec.records import RunSpec
+
+Say = Callable[[str], None]
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """The verb's options."""
+
+    collectives: bool = False
+    exclude_bad: bool = False
+    imports: bool = True
+    wait_s: float = 600.0
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """What the doctor says."""
+
+    preflight: Preflight
+    ok: bool
+    pairs: list[Pair] = []
+    pairs_verdict: str = ""
+    excluded: list[str] = []
+    notes: list[str] = []
+
+    def as_json(self) -> dict[str, Any]:
+        """One document: verdicts by node, the network, the pairs."""
+        found = self.preflight
+        return {
+            "ok": self.ok,
+            "nodes": [_node(report) for report in found.reports],
+            "network": msgspec.to_builtins(found.network),
+            "port": found.port,
+            "pairs": [_pair(pair) for pair in self.pairs],
+            "slow_pairs": [[pair.a, pair.b] for pair in slow_pairs(self.pairs)],
+            "pairs_verdict": self.pairs_verdict,
+            "excluded": self.excluded,
+            "notes": self.notes,
+            "seconds": {"probe": found.probe_s, "reach": found.reach_s},
+        }
+
+
+def _pair(pair: Pair) -> dict[str, Any]:
+    rates = {"copy_bytes_per_s": pair.copy_bytes_per_s, "all_reduce_bytes_per_s": pair.all_reduce_bytes_per_s}
+    return {**msgspec.to_builtins(pair), **rates}
+
+
+def _node(report: PreflightReport) -> dict[str, Any]:
+    return {"host": report.host, "ok": report.ok, "checks": msgspec.to_builtins(report.checks)}
+
+
+def doctor(spec: RunSpec, request: Request, say: Say) -> Diagnosis:
+    """Examines this machine, or with `launcher: slurm` every node that the spec would use.
+
+    Raises:
+        SpecError: Slurm refuses account, partition or resources.
+        EnvironmentNotAble: no Slurm answers, or the nodes are not free.
+    """
+    plan = make_plan(spec, machine_facts())
+    if spec.cluster.launcher != "slurm":
+        notes = []
+        if spec.cluster.launcher == "hosts":
+            notes = [
+                "launcher hosts: this machine only; run `allranks doctor SPEC` on each host, nothing else reaches them"
+            ]
+        return _examine(Where(), spec, plan, request, notes, say)
+    slurm = find_slurm()
+    if not inside_job(slurm):
+        say(test_only(slurm, spec.cluster))
+    with allocation(slurm, spec.cluster, wait_s=request.wait_s) as job:
+        where = Where(
+            prefix=slurm.prefix,
+            hosts=job.hosts,
+            srun_args=job.srun_args,
+            job_id=job.job_id,
+            cpus=spec.cluster.slurm.cpus_per_task or 1,
+        )
+        return _examine(where, spec, plan, request, [slurm.note] if slurm.note else [], say)
+
+
+def _examine(where: Where, spec: RunSpec, plan: LaunchPlan, request: Request, notes: list[str], say: Say) -> Diagnosis:
+    found = examine(where, spec, plan, Path(spec.run_root), imports=request.imports)
+    excluded: list[str] = []
+    ok = found.ok
+    if not ok and request.exclude_bad and where.hosts:
+        found, excluded, note = _without(where, spec, plan, request, found)
+        notes = [*notes, note]
+        ok = bool(excluded)
+        where = msgspec.structs.replace(where, hosts=[h for h in where.hosts if h not in excluded])
+    pairs: list[Pair] = []
+    if request.collectives and ok:
+        say("measuring all pairs ...")
+        pairs = measure(where, found, plan, plan.procs_per_node if plan.device == "cuda" or len(where.hosts) < 2 else 1)
+    elif request.collectives:
+        notes = [*notes, "collectives were not measured: first mend what failed"]
+    return Diagnosis(
+        preflight=found,
+        ok=ok and not slow_pairs(pairs),
+        pairs=pairs,
+        pairs_verdict=verdict(pairs) if pairs else "",
+        excluded=excluded,
+        notes=notes,
+    )
+
+
+def _without(
+    where: Where, spec: RunSpec, plan: LaunchPlan, request: Request, found: Preflight
+) -> tuple[Preflight, list[str], str]:
+    """The rest is looked at again: what was hidden behind a bad node comes out. The bad nodes' verdicts stay."""
+    bad = found.bad_hosts
+    try:
+        smaller = without_bad(spec, bad, machine_facts())
+    except EnvironmentNotAble as error:
+        return found, [], str(error)
+    rest = msgspec.structs.replace(where, hosts=[host for host in where.hosts if host not in bad])
+    again = examine(rest, smaller, plan, Path(spec.run_root), imports=False)
+    shown = [report for report in found.reports if report.host in bad]
+    merged = msgspec.structs.replace(again, reports=[*again.reports, *shown])
+    if not again.ok:
+        return merged, [], f"without {', '.join(bad)}, {', '.join(again.bad_hosts)} fail too"
+    names = ",".join(bad)
+    note = (
+        f"goes on without {names}: --set cluster.nodes={smaller.cluster.nodes} --set 'cluster.slurm.exclude=[{names}]'"
+    )
+    return merged, bad, note

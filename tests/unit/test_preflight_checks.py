@@ -1,0 +1,184 @@
+"""Each check names the node that is wrong, and only that one, with what to do."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from allranks.errors import EnvironmentNotAble
+from allranks.preflight.checks import CHECKS, Need, judge
+from allranks.preflight.gather import cures, require_nodes, text_line
+from allranks.preflight.records import Check, FolderFacts, Import, Package, PreflightReport, Print, Reach, Unreached
+from tests.unit.preflight_nodes import GIB, PORTS, WISH, failures, in_folder, interface, node, survey, three
+
+replace = msgspec.structs.replace
+
+
+def only(found, key: str) -> Check:
+    """The one failure there is."""
+    bad = failures(found)
+    assert list(bad) == [key], bad
+    assert bad[key].cure
+    assert key.partition(".")[0] in bad[key].cure or bad[key].name in ("py", "port", "gpus"), bad[key].cure
+    return bad[key]
+
+
+def test_nodes_that_are_well_give_the_line_of_the_lab() -> None:
+    reports = judge(three(node(3)))
+    assert [r.host for r in reports] == ["n1", "n2", "n3"] and all(r.ok for r in reports)
+    assert text_line(reports[1]) == (
+        "n2 proj=ok pkgs=ok py=3.11.7 torch=2.13.0 data=ok run=rw,12GiB net=eth0/10.0.0.2 reach=2/2 name=ok "
+        "clock=+0.00s shm=8GiB files=65536 threads=2x4/8 OK"
+    )
+    assert "port=21001" in text_line(reports[0])
+    assert cures(reports) == []
+
+
+def test_a_missing_package_and_a_differing_version() -> None:
+    gone = {**node(3).packages, "torch": Package(version="2.13.0", origin=None)}  # an empty folder of that name
+    check = only(three(node(3, packages=gone)), "n3.pkgs")
+    assert check.found == "MISSING(torch)"
+    other = {**node(3).packages, "peft": Package(version="0.18.0", origin="/x")}
+    check = only(three(node(3, packages=other)), "n3.pkgs")
+    assert check.found == "VERSION(peft 0.18.0, others 0.19.0)" and "peft==0.19.0" in check.cure
+    assert "pkgs=MISSING(torch)" in text_line(judge(three(node(3, packages=gone)))[2])
+
+
+def test_another_python_and_the_same_one_elsewhere() -> None:
+    assert only(three(node(3, python="3.12.1")), "n3.py").found == "VERSION(3.12.1)"
+    assert only(three(node(3, executable="/usr/bin/python3")), "n3.py").found == "MISSING(/env/bin/python)"
+    assert "n3.py" in failures(three(node(3, executable="", python="")))
+
+
+def test_an_import_that_fails() -> None:
+    broken = {"torch": Import(seconds=1.0), "peft": Import(seconds=0.1, error="ImportError: no X")}
+    check = only(three(node(3, imports=broken)), "n3.imports")
+    assert check.found == "FAILED(peft)" and "no X" in check.cure
+
+
+def test_project_and_data_missing_or_of_other_content() -> None:
+    assert only(three(in_folder(node(3), "project", exists=False)), "n3.proj").found == "MISSING(/work/allranks)"
+    other = Print(files=3, bytes=300, digest="bbbb")
+    assert only(three(in_folder(node(3), "data", fingerprint=other)), "n3.data").found == "DIFFERS(/work/rows.json)"
+    assert only(three(in_folder(node(3), "data", error="no answer within 8 s")), "n3.data").found.startswith("UNREAD")
+
+
+def test_the_launcher_settles_a_draw_of_two_nodes() -> None:
+    other = Print(files=3, bytes=300, digest="bbbb")
+    two = survey(node(1), in_folder(node(2), "data", fingerprint=other))
+    assert list(failures(replace(two, here={"data": FolderFacts(fingerprint=other)}))) == ["n1.data"]
+    assert list(failures(two)) == ["n2.data"]
+
+
+def test_a_run_folder_that_is_not_the_launchers() -> None:
+    assert only(three(in_folder(node(3), "run", nonce=None)), "n3.run").found == "NOT-SHARED(/work/runs)"
+    assert only(three(in_folder(node(3), "run", nonce="other")), "n3.run").found == "NOT-SHARED(/work/runs)"
+    assert not failures(survey(in_folder(node(1), "run", nonce=None))), "one node shares with nobody"
+    remote = survey(in_folder(node(1), "run", nonce=None), remote=True)
+    assert only(remote, "n1.run").found == "NOT-SHARED(/work/runs)", "but with the launcher, if that is elsewhere"
+    assert only(three(in_folder(node(3), "run", write_error="Permission denied")), "n3.run").found.startswith(
+        "READ-ONLY"
+    )
+    assert only(three(in_folder(node(3), "run", free_bytes=2**20)), "n3.run").found.startswith("FULL")
+    assert only(three(in_folder(node(3), "run", exists=False)), "n3.run").found.startswith("MISSING")
+
+
+def test_a_folder_that_the_launcher_cannot_write_is_not_called_shared() -> None:
+    line = text_line(judge(replace(three(node(3)), nonces={}))[0])
+    assert "run=rw,12GiB,sharing-not-proved" in line
+
+
+@pytest.mark.parametrize("address", ["127.0.1.1", "127.0.0.1"])
+def test_own_name_on_loopback_is_bad_but_does_not_block(address: str) -> None:
+    check = only(three(node(3, resolves=[address])), "n3.name")
+    assert check.found == f"LOOPBACK({address})" and "/etc/hosts" in check.cure and not check.blocks
+    assert only(three(node(3, resolves=None, resolve_error="gaierror")), "n3.name").found == "UNKNOWN(n3)"
+    require_nodes(judge(three(node(3, resolves=[address]))))
+
+
+def test_the_port_counts_on_the_first_node_only() -> None:
+    assert not failures(three(node(3, free_ports=[])))
+    second = survey(node(1, free_ports=[PORTS[1]]), node(2))
+    assert not failures(second) and "port=21002" in text_line(judge(second)[0])
+    taken = survey(node(1, free_ports=[]), node(2))
+    assert only(taken, "n1.port").found == "TAKEN(21001,21002)"
+    fixed = replace(taken, need=Need(port=29500))
+    assert only(fixed, "n1.port").found == "TAKEN(29500)" and "null" in failures(fixed)["n1.port"].cure
+
+
+def test_a_clock_that_is_90_s_off() -> None:
+    assert only(three(node(3, clock=1090.0)), "n3.clock").found == "WRONG(+90.0s)"
+    assert only(survey(node(1), node(2, clock=910.0)), "n2.clock").found == "WRONG(-90.0s)"
+    launcher_wrong = survey(node(1, clock=1090.0), node(2, clock=1090.1), node(3, clock=1000.0))
+    assert list(failures(launcher_wrong)) == ["n3.clock"]
+
+
+def test_shared_memory_and_open_files() -> None:
+    assert only(three(node(3, shm_free_bytes=8 * 2**20)), "n3.shm").found == "SMALL(8MiB)"
+    gpu = Need(device="cuda", procs_per_node=0)
+    docker = replace(survey(node(1, shm_free_bytes=64 * 2**20)), need=gpu)
+    assert "n1.shm" in failures(docker) and "--shm-size" in failures(docker)["n1.shm"].cure
+    assert only(three(node(3, open_files=256)), "n3.files").found == "FEW(256)"
+
+
+def test_more_threads_than_cores() -> None:
+    check = only(three(node(3, cpus=4)), "n3.threads")
+    assert check.found == "MANY(2x4/4)" and "OMP_NUM_THREADS=2" in check.cure
+
+
+def test_unreached_peers_blame_the_one_that_nobody_reaches() -> None:
+    def cut(host: str, *peers: str) -> Reach:
+        return Reach(host=host, unreached=[Unreached(peer=p, port=21001, why="timed out") for p in peers])
+
+    base = three(node(3))
+    alone = {"n1": cut("n1", "n3"), "n2": cut("n2", "n3"), "n3": cut("n3", "n1", "n2")}
+    assert only(replace(base, reach=alone), "n3.reach").found == "UNREACHABLE(n1,n2)"
+    pair = {"n1": cut("n1", "n2"), "n2": cut("n2"), "n3": cut("n3")}
+    assert only(replace(base, reach=pair), "n1.reach").found == "UNREACHABLE(n2)"
+    mute = {"n1": cut("n1"), "n2": cut("n2")}
+    assert only(replace(base, reach=mute), "n3.reach").found == "NO-ANSWER"
+
+
+def test_no_network_names_the_node_without_one() -> None:
+    lonely = node(3, interfaces=[interface("eth0", "10.0.0.3", up=False)])
+    found = survey(node(1), node(2))
+    found = replace(found, probes=[*found.probes, lonely], network=None, network_error="n3: no IPv4 ...", reach=None)
+    assert list(failures(found)) == ["n3.net"]
+    assert failures(found)["n3.net"].found == "NONE(eth0-down)"
+
+
+def test_gpus_too_few_broken_or_different() -> None:
+    h100 = {"index": "0", "name": "NVIDIA H100", "driver": "570.1", "ecc_errors": "0"}
+    need = {"need": Need(device="cuda", procs_per_node=1)}
+    good = node(1, gpus=[h100])
+    assert only(survey(good, node(2), **need), "n2.gpus").found == "FEW(0)"
+    assert only(survey(good, node(2, gpus=[{**h100, "ecc_errors": "2"}]), **need), "n2.gpus").found == "ECC(0)"
+    assert not failures(survey(good, node(2, gpus=[{**h100, "ecc_errors": "[N/A]"}]), **need))
+    assert only(survey(good, node(2, gpus=[{**h100, "driver": "550.2"}]), **need), "n2.gpus").found.startswith("DIFF")
+    assert only(survey(good, node(2, gpu_error="no answer"), **need), "n2.gpus").found == "DRIVER"
+
+
+def test_infiniband_ports_that_are_down_and_memory_that_cannot_be_locked() -> None:
+    up, down = ({"port": "mlx5_0:1", "state": state} for state in ("4: ACTIVE", "1: DOWN"))
+    assert list(failures(survey(node(1, infiniband=[up]), node(2, infiniband=[down])))) == ["n2.ib"]
+    assert list(failures(survey(node(1, infiniband=[up], memlock_bytes=2**16)))) == ["n1.memlock"]
+    assert not failures(survey(node(1, memlock_bytes=2**16))), "without RDMA nothing is locked"
+
+
+def test_p2p_matrix() -> None:
+    text = " \tGPU0\tGPU1\n GPU0\tX\t{}\n GPU1\t{}\tX\n\nLegend:\n  X    = Self\n  OK   = Status Ok\n"
+    assert not failures(survey(node(1, p2p=text.format("OK", "OK"))))
+    assert failures(survey(node(1, p2p=text.format("OK", "CNS"))))["n1.p2p"].found == "NONE(1/2)"
+
+
+def test_what_blocks_is_refused_with_all_cures() -> None:
+    bad = PreflightReport(host="n2", checks=[Check(name="pkgs", ok=False, found="MISSING(torch)", cure="pip install")])
+    with pytest.raises(EnvironmentNotAble, match="n2: pkgs: pip install"):
+        require_nodes([bad])
+
+
+def test_every_check_passes_over_what_was_not_asked() -> None:
+    bare = survey(node(1), wish=replace(WISH, packages=[], folders=[], ports=[]), need=Need(), nonces={}, received={})
+    assert failures(bare) == {}
+    assert len(CHECKS) == len({check.__name__ for check in CHECKS})
+    assert GIB == 2**30

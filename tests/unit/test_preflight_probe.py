@@ -1,0 +1,265 @@
+"""The programs that run on nodes, run here: alone, over standard input, with what hangs, and against each other."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from allranks.preflight import nodes, probe
+from allranks.preflight.collectives import Pair, blamed, slow_pairs, verdict
+from allranks.preflight.gather import Where, examine
+from allranks.preflight.reach import Node
+from allranks.preflight.records import Folder, Probe, Wish
+from allranks.preflight.wish import make_wish, nonces
+from allranks.spec.records import DataSpec, RunSpec
+
+PREFLIGHT = Path(probe.__file__).parent
+
+
+def ask(wish: dict, **env: str) -> dict:
+    """One run of the program over standard input, without this package on the path."""
+    done = subprocess.run(
+        [sys.executable, "-", "--json-args", json.dumps(wish)],
+        input=nodes.program("probe.py"),
+        env={**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, **env},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 1
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", ["probe.py", "reach.py"])
+def test_programs_of_the_nodes_need_only_the_standard_library(name: str) -> None:
+    used = {
+        part.split(".")[0]
+        for item in ast.walk(ast.parse((PREFLIGHT / name).read_text()))
+        for part in (
+            [alias.name for alias in item.names]
+            if isinstance(item, ast.Import)
+            else [item.module or ""]
+            if isinstance(item, ast.ImportFrom)
+            else []
+        )
+    }
+    assert used <= sys.stdlib_module_names, used - sys.stdlib_module_names
+
+
+def test_one_line_with_the_facts(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    with socket.socket() as busy:
+        busy.bind(("", 0))
+        busy.listen(1)
+        taken = busy.getsockname()[1]
+        folders = [{"role": "run", "path": str(tmp_path), "write": True, "fingerprint": True}]
+        wish = {"packages": ["click", "no_such_package"], "ports": [taken], "folders": folders, "imports": ["json"]}
+        facts = ask({**wish, "imports": ["json", "no_such_module"]}, ALLRANKS_CLOCK_OFFSET_S="-90", SLURM_NODEID="3")
+    found = msgspec.convert(facts, Probe)
+    assert found.free_ports == [] and found.node_id == 3 and found.executable == sys.executable
+    assert -92 < found.clock - time.time() < -88
+    assert found.packages["click"].version and found.packages["click"].origin
+    assert found.packages["no_such_package"].origin is None
+    assert found.imports and found.imports["json"].error is None
+    assert "ModuleNotFoundError" in (found.imports["no_such_module"].error or "")
+    run = found.folders["run"]
+    assert run.exists and run.write_error is None and (run.free_bytes or 0) > 0 and run.fingerprint
+    assert run.fingerprint.files == 1 and [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+    assert any(item.loopback and item.address == "127.0.0.1" and item.prefix == 8 for item in found.interfaces)
+    assert found.shm_bytes > 0 and found.cpus >= 1 and found.memory_bytes > 0
+
+
+def test_it_is_fast() -> None:
+    ask({})
+    assert min(ask({"packages": ["torch", "transformers"]})["probe_s"] for _ in range(3)) < 0.5
+
+
+def test_what_hangs_is_given_up_and_said() -> None:
+    began = time.monotonic()
+    value, error = probe.Later(0.2, time.sleep, 5).get()
+    assert value is None and error == "no answer within 0.2 s" and time.monotonic() - began < 2
+    assert probe.Later(5, Path("/no/such").stat).get()[1].startswith("FileNotFoundError")
+
+
+def test_an_import_that_hangs_or_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow_thing.py").write_text("import time\ntime.sleep(60)\n")
+    (tmp_path / "dying_thing.py").write_text("import os\nos._exit(9)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = probe.imports(["json", "slow_thing"], 1.0)
+    assert found["json"]["error"] is None and "not imported within 1 s" in found["slow_thing"]["error"]
+    assert "died with 9" in probe.imports(["dying_thing"], 10)["dying_thing"]["error"]
+
+
+def test_fingerprints_see_content_names_and_sizes_but_not_times(tmp_path: Path) -> None:
+    def made(name: str, **files: str) -> dict:
+        folder = tmp_path / name
+        (folder / "sub" / "__pycache__").mkdir(parents=True)
+        for file, text in files.items():
+            (folder / "sub" / file).write_text(text)
+        (folder / "gone").symlink_to("/no/such/file")
+        return probe.fingerprint(folder)
+
+    first = made("a", x="1", y="2")
+    os.utime(tmp_path / "a" / "sub" / "x", (1, 1))
+    (tmp_path / "a" / "sub" / "__pycache__" / "x.pyc").write_text("other")
+    (tmp_path / "a" / ".allranks-nonce-1").write_text("secret")
+    assert probe.fingerprint(tmp_path / "a") == first == made("b", x="1", y="2")
+    others = [made("c", x="2", y="2"), made("d", x="1", z="2"), made("e", x="1", y="22")]
+    assert len({first["digest"], *(o["digest"] for o in others)}) == 4
+    (tmp_path / "one.json").write_text("x" * 200_000)
+    whole = probe.fingerprint(tmp_path / "one.json")
+    assert whole["files"] == 1 and whole["bytes"] == 200_000
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    assert probe.write_error(tmp_path) is None
+    assert probe.write_error(tmp_path / "none") == "No such file or directory"
+
+
+def test_nonces_are_put_only_where_must_be_shared_and_taken_away(tmp_path: Path) -> None:
+    run, read = (Folder(role=r, path=str(tmp_path / r), write=r == "run") for r in ("run", "data"))
+    for item in (run, read):
+        Path(item.path).mkdir()
+    with nonces(Wish(python="p", folders=[run, read])) as (wish, secrets):
+        assert list(secrets) == ["run"] and wish.folders[1].nonce is None
+        path = Path(run.path) / str(wish.folders[0].nonce)
+        assert path.read_text() == secrets["run"]
+        facts = probe.folder(msgspec.to_builtins(wish.folders[0]))
+        assert facts["nonce"] == secrets["run"]
+    assert not path.exists()
+
+
+def test_what_a_spec_needs(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text("[]")
+    spec = RunSpec(data=DataSpec(source="rows.json"))
+    roles = {f.role: f for f in make_wish(spec, Path("runs/new"), here=tmp_path).folders}
+    assert roles["data"].path == str(tmp_path / "rows.json") and roles["data"].fingerprint
+    assert roles["run"].path == str(tmp_path), "the folder above it that is there"
+    assert "data" not in {f.role for f in make_wish(RunSpec(data=DataSpec(source="builtin:news")), tmp_path).folders}
+
+
+def test_lines_longer_than_slurm_passes_on_come_whole() -> None:
+    def line(text: str) -> nodes.Line:
+        return nodes.Line(text=text, received=1.0)
+
+    a, b = json.dumps({"host": "n1", "x": "a" * 2000}), json.dumps({"host": "n2", "x": "b" * 1000})
+    pieces = [line(f"@{t} {s[i : i + 800]}") for t, s in (("0", a), ("1", b)) for i in range(0, len(s), 800)]
+    mixed = [pieces[0], pieces[3], pieces[1], line("srun: noise"), pieces[4], pieces[2]]
+    assert sorted(n.text for n in nodes.joined(mixed)) == sorted([a, b, "srun: noise"])
+    short = json.dumps({"host": "n3", "x": ""})
+    exact = json.dumps({"host": "n3", "x": "c" * (800 - len(short))})
+    assert len(exact) == 800
+    assert [n.text for n in nodes.joined([line(f"@2 {exact}")])] == [exact]
+
+
+def test_a_node_without_the_launchers_python_uses_another_and_says_so() -> None:
+    answers = nodes.run_here(nodes.with_python("/no/such/python", {}), 20, nodes.program("probe.py"))
+    (line,) = answers.by_host().values()
+    facts = line.facts()
+    assert facts and facts["executable"] not in ("", "/no/such/python")
+
+
+def test_a_node_without_any_python_still_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("sh", "fold", "sed", "uname"):
+        (tmp_path / name).symlink_to(next(p for p in (Path("/bin") / name, Path("/usr/bin") / name) if p.exists()))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("SLURMD_NODENAME", "n7")
+    answers = nodes.run_here(nodes.with_python("/no/such/python", {}), 20, nodes.program("probe.py"))
+    assert list(answers.by_host()) == ["n7"], answers
+
+
+def test_a_command_that_hangs_is_ended_and_its_lines_kept() -> None:
+    began = time.monotonic()
+    answers = nodes.run_here(["sh", "-c", 'echo "{\\"host\\": \\"a\\"}"; exec sleep 60'], 0.5)
+    assert answers.returncode is None and list(answers.by_host()) == ["a"] and time.monotonic() - began < 5
+
+
+def test_this_machine_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from allranks.facts import machine_facts
+    from allranks.plan import make_plan
+
+    spec = RunSpec()
+    found = examine(Where(), spec, make_plan(spec, machine_facts()), tmp_path, imports=False)
+    assert len(found.reports) == 1 and found.network is None and found.port
+    assert {"proj", "pkgs", "py", "run", "port", "shm"} <= {c.name for c in found.reports[0].checks}
+    assert list(tmp_path.iterdir()) == []
+
+
+def meet(*peers: dict, window_s: float = 1.0) -> list[dict]:
+    """Nodes that meet over loopback addresses; a peer with `absent` does not come."""
+    table = {f"n{i}": {k: v for k, v in peer.items() if k != "absent"} for i, peer in enumerate(peers, 1)}
+    there = [Node(name, table, window_s) for name, peer in zip(table, peers, strict=True) if not peer.get("absent")]
+    found: list[dict] = []
+    for one in there:
+        one.listen()
+    threads = [threading.Thread(target=lambda n=one: found.append(n.meet())) for one in there]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sorted(found, key=lambda facts: facts["host"])
+
+
+def test_nodes_reach_each_other_quickly() -> None:
+    began = time.monotonic()
+    found = meet(*({"address": f"127.0.0.{i}", "ports": [probe.unused_port()]} for i in (11, 12, 13)), window_s=10)
+    assert [f["unreached"] for f in found] == [[], [], []] and time.monotonic() - began < 3
+
+
+def test_a_node_that_does_not_answer_is_named() -> None:
+    peers = [{"address": f"127.0.0.{i}", "ports": [probe.unused_port()]} for i in (14, 15)]
+    found = meet(*peers, {"address": "127.0.0.16", "ports": [probe.unused_port()], "absent": True})
+    assert [[u["peer"] for u in f["unreached"]] for f in found] == [["n3"], ["n3"]]
+    assert "refused" in found[0]["unreached"][0]["why"]
+
+
+def test_an_address_that_somebody_else_answers_is_not_reached() -> None:
+    port = probe.unused_port()
+    same = {"address": "127.0.0.17", "ports": [port]}
+    found = meet(same, {**same, "absent": True})
+    assert "answered by n1" in found[0]["unreached"][0]["why"]
+
+
+def pair(a: int, b: int, seconds: float) -> Pair:
+    """Two nodes, one rank each."""
+    hosts = {"host_a": f"n{a}", "host_b": f"n{b}"}
+    return Pair(a=a, b=b, copy_s=seconds, latency_s=1e-4, all_reduce_s=2 * seconds, **hosts)
+
+
+def test_the_slow_pair_and_the_slow_node_are_named() -> None:
+    alike = [pair(1, 2, 0.010), pair(1, 3, 0.011), pair(2, 3, 0.012)]
+    assert slow_pairs(alike) == [] and verdict(alike) == "no pair stands out"
+    node = [pair(1, 2, 0.3), pair(1, 3, 0.011), pair(2, 3, 0.4)]
+    assert blamed(node, slow_pairs(node)) == "n2" and verdict(node).startswith("n2 is slow to everybody")
+    one = [*alike[:2], pair(2, 3, 0.2)]
+    assert blamed(one, slow_pairs(one)) is None and "this pair is slow: n2:2 - n3:3" in verdict(one)
+    some = [*alike, pair(1, 4, 0.3), pair(2, 4, 0.2), pair(3, 4, 0.01)]
+    assert blamed(some, slow_pairs(some)) is None, "n4 is well with n3"
+    assert slow_pairs([pair(1, 2, 1.0)]) == []
+
+
+def test_gpus_as_the_driver_lists_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(
+        "#!/bin/sh\ncase $1 in\ntopo) echo 'GPU0 X OK';;\n"
+        "*) echo '0, NVIDIA H100, 570.1, 81559, 0'; echo '1, NVIDIA H100, 570.1, 81559, [N/A]';;\nesac\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = probe.nvidia()
+    assert [g["ecc_errors"] for g in found["gpus"]] == ["0", "[N/A]"] and found["gpus"][0]["driver"] == "570.1"
+    assert found["p2p"] == "GPU0 X OK\n"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed because it could not talk to the driver'; exit 9\n")
+    with pytest.raises(OSError, match="could not talk"):
+        probe.nvidia()
