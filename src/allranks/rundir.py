@@ -49,6 +49,11 @@ class RunDir:
         return self.root / "preflight.txt"
 
     @property
+    def stage(self) -> Path:
+        """What each node uses: shared or staged copies, with hashes."""
+        return self.root / "stage.json"
+
+    @property
     def metrics(self) -> Path:
         return self.root / "metrics.json"
 

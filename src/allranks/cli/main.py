@@ -15,6 +15,7 @@ from allranks.errors import EXIT_REQUEST, AllranksError
 VERBS: dict[str, tuple[str, str]] = {
     "run": ("run", "Plan, check, launch, follow and report one run."),
     "plan": ("plan", "Show what would run; touches nothing."),
+    "stage": ("stage", "Build and verify the bundle for nodes that see neither project nor packages."),
     "resume": ("resume", "Go on after a stop, from the newest whole checkpoint."),
     "cancel": ("cancel", "End a run; it can be resumed."),
     "runs": ("runs", "List what ran."),

@@ -1,0 +1,249 @@
+# ruff: noqa: S108 - /tmp of the nodes is meant
+"""Staging on a real Slurm: who lacks something gets it, checked and unpacked, and nobody else; nothing is left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from allranks.errors import RunFailed
+from allranks.stage.bootstrap import write_bootstrap
+from allranks.stage.broadcast import staged
+from allranks.stage.bundle import Bundle, assemble
+from allranks.stage.environment import environment_source
+from allranks.stage.manifest import NodeStage, load_manifest
+from allranks.stage.sources import package_source, project_source
+from allranks.stage.steps import Allocation
+from allranks.testcluster import Box
+from allranks.testcluster.faults import injected
+from tests.cluster.helpers import SRC, on, submit, wait_state
+
+TRAIN = "import fake, helper, sys; print('RAN', fake.VALUE, fake.__file__, helper.__file__, sys.argv[1])\n"
+UID = os.getuid()
+LEFT = "ls -d /tmp/allranks-* 2>/dev/null; true"
+
+
+@pytest.fixture
+def bundle(shared: Path) -> Bundle:
+    """A project and an environment of one package each, in folders that can be hidden."""
+    site, project = shared / "env" / "site", shared / "code"
+    for folder in (site / "fake", site / "fake-1.0.dist-info", project):
+        folder.mkdir(parents=True)
+    (site / "fake" / "__init__.py").write_text("VALUE = 42\n")
+    (site / "fake-1.0.dist-info" / "RECORD").write_text("fake/__init__.py,sha256=x,11\n")
+    (project / "helper.py").write_text("")
+    (project / "train.py").write_text(TRAIN)
+    return assemble([environment_source(site), project_source(project / "train.py")], shared / "store", {})
+
+
+@contextmanager
+def job(box: Box, *nodes: str) -> Iterator[Allocation]:
+    """A running job, as seen from the login side."""
+    names = nodes or tuple(box.node_names)
+    request = ["salloc", "--no-shell", f"--nodelist={','.join(names)}", "--ntasks-per-node=1", "--mem=100"]
+    done = box.run([*request, f"--nodes={len(names)}"], cwd="/")
+    number = done.stderr.split("job allocation ")[1].split()[0]
+    yield Allocation(job_id=number, nodes=names, cluster=box.name, prefix=tuple(box.command_prefix("/")))
+    box.run(["scancel", number], cwd="/")
+
+
+def left(box: Box, node: str) -> list[str]:
+    """Staging folders on a node."""
+    return on(box, node, "sh", "-c", LEFT).split()
+
+
+def contents(box: Box, stage: NodeStage) -> list[str]:
+    """What is in a job's folder besides marks: no archive may be left."""
+    names = on(box, stage.node, "ls", str(stage.folder)).split()
+    return [name for name in names if not name.startswith(("on.", "has."))]
+
+
+def run_on(box: Box, allocation: Allocation, node: str, *command: str) -> str:
+    """Output of a step of the job on one node."""
+    words = ["srun", f"--jobid={allocation.job_id}", f"--nodelist={node}", "-N1", "-n1", "--overlap", "--chdir=/"]
+    done = box.run([*words, *command], cwd="/")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("method", ["auto", "stream"])
+def test_only_the_node_that_lacks_it_gets_it_and_runs_it(box: Box, bundle: Bundle, shared: Path, method: str) -> None:
+    with (
+        injected(box, "hide-folder", "n2", path=str(shared / "code")),
+        injected(box, "hide-folder", "n3", path=str(shared / "env")),
+        job(box) as allocation,
+    ):
+        with staged(bundle, allocation, method=method) as manifest:
+            assert [left(box, name) for name in ("n1", "n2", "n3")] == [[], *[[f"/tmp/allranks-{UID}"]] * 2]
+            kept = {n.node: [p.name for p in n.parts if p.staged] for n in manifest.nodes}
+            assert kept == {"n1": [], "n2": ["project"], "n3": ["env"]}
+            assert manifest.bytes_sent == sum(part.bytes for part in bundle.parts)
+            assert manifest.method == ("stream" if method == "stream" or box.plan.rootless else "sbcast")
+            two, three = manifest.of("n2"), manifest.of("n3")
+            assert contents(box, two) == ["project"]
+            for node in (two, three):
+                env = [f"{k}={v}" for k, v in node.environment().items()]
+                script = node.overrides.get("script.path") or str(shared / "code" / "train.py")
+                python = (
+                    [node.python]
+                    if node is three
+                    else [f"PYTHONPATH={shared}/env/site:{two.python_path[0]}", node.python]
+                )
+                said = run_on(box, allocation, node.node, "env", *env, *python, script, "x").split()
+                assert said[:2] == ["RAN", "42"] and said[4] == "x"
+                assert said[2].startswith(f"{three.folder}/env/lib" if node is three else str(shared))
+                assert said[3].startswith(str(shared) if node is three else f"{two.folder}/project/")
+            manifest.save(shared / "stage.json")
+            assert load_manifest(shared / "stage.json") == manifest
+        assert [left(box, name) for name in ("n1", "n2", "n3")] == [[], [], []]
+
+
+def test_nothing_is_sent_where_nothing_is_missing(box: Box, bundle: Bundle) -> None:
+    with job(box, "n1", "n2") as allocation, staged(bundle, allocation) as manifest:
+        assert (manifest.bytes_sent, manifest.method) == (0, "none")
+        assert all(n.folder is None and not n.variables and n.python == sys.executable for n in manifest.nodes)
+        assert left(box, "n1") == left(box, "n2") == []
+
+
+def test_two_jobs_and_a_second_run_do_not_collide(box: Box, bundle: Bundle) -> None:
+    with job(box, "n1", "n2") as one, job(box, "n1", "n2") as two:
+        with staged(bundle, one, always=True) as first:
+            with staged(bundle, two, always=True) as second:
+                folders = {m.of("n2").folder for m in (first, second)}
+                assert len(folders) == 2 and all(on(box, "n2", "ls", str(f), "-d") for f in folders)
+            assert contents(box, first.of("n2")) == ["env", "project"]
+            on(box, "n1", "test", "!", "-e", str(second.of("n1").folder))
+        with staged(bundle, one, always=True) as again:
+            assert again.bytes_sent == first.bytes_sent == 2 * bundle.bytes
+        assert left(box, "n1") == left(box, "n2") == []
+
+
+def test_a_damaged_archive_is_refused_on_the_node_and_nothing_stays(box: Box, bundle: Bundle) -> None:
+    archive = Path(bundle.parts[1].archive)
+    content = bytearray(archive.read_bytes())
+    content[600] ^= 1
+    archive.write_bytes(content)
+    with job(box, "n1", "n3") as allocation:
+        with (
+            pytest.raises(RunFailed, match=r"n1: part project .*(damaged|tar file).*n3: part project"),
+            staged(bundle, allocation, always=True),
+        ):
+            pytest.fail("a damaged part was accepted")
+        assert left(box, "n1") == left(box, "n3") == []
+
+
+def test_a_full_disk_is_said_before_anything_is_sent(box: Box, bundle: Bundle) -> None:
+    with (
+        injected(box, "fill-disk", "n2", path="/tmp"),
+        job(box, "n2") as allocation,
+        pytest.raises(RunFailed, match=r"No space left|n2 has 0 MiB") as caught,
+        staged(bundle, allocation, always=True),
+    ):
+        pytest.fail("it was staged on a full disk")
+    assert "n2" in str(caught.value)
+    huge = [msgspec.structs.replace(part, unpacked_bytes=1 << 50) for part in bundle.parts]
+    with (
+        job(box, "n2") as allocation,
+        pytest.raises(RunFailed, match=r"needs \d+ MiB, but n2 has \d+ MiB; set TMPDIR"),
+        staged(msgspec.structs.replace(bundle, parts=huge), allocation, always=True),
+    ):
+        pytest.fail("it was staged where it has no room")
+    assert left(box, "n2") == []
+
+
+def test_what_a_killed_job_left_is_removed_by_the_next(box: Box, bundle: Bundle) -> None:
+    with job(box, "n1") as allocation:
+        stale = f"/tmp/allranks-{UID}/{box.name}.{int(allocation.job_id) - 1}.0"
+        on(box, "n1", "mkdir", "-p", "-m", "700", f"/tmp/allranks-{UID}", stale)
+        with staged(bundle, allocation, always=True):
+            on(box, "n1", "test", "!", "-e", stale)
+        assert left(box, "n1") == []
+
+
+DRIVER = """
+import pathlib, subprocess, sys, time
+from allranks.stage import Allocation, load_bundle, staged
+busy = subprocess.Popen(["srun", "--exclusive", "sleep", "100"])  # another step has all that the job has
+time.sleep(1)
+with staged(load_bundle(pathlib.Path(sys.argv[1])), Allocation.current(), always=True, log=print) as manifest:
+    busy.terminate()
+    manifest.save(pathlib.Path(sys.argv[2]))
+    script = manifest.nodes[0].overrides["script.path"]
+    python = manifest.python()
+    subprocess.run(["srun", "--ntasks-per-node=1", "-n3", *python, script, "y"], check=True, timeout=60)
+"""
+
+
+def test_a_driver_inside_a_batch_job_stages_and_runs(box: Box, bundle: Bundle, shared: Path) -> None:
+    (shared / "driver.py").write_text(DRIVER)
+    script = f"PYTHONPATH={SRC} {sys.executable} {shared}/driver.py {bundle.file} {shared}/stage.json 2>&1\n"
+    number = submit(box, shared, script, "--nodes=3", "--ntasks-per-node=2")
+    wait_state(box, number, "COMPLETED", "FAILED", timeout_s=60)
+    output = (shared / f"out-{number}").read_text()
+    ran = [line.split() for line in output.splitlines() if line.startswith("RAN")]
+    assert len(ran) == 3, output
+    manifest = load_manifest(shared / "stage.json")
+    assert [words[2] for words in ran] == [
+        f"{n.path_of('env')}/lib/{_lib()}/site-packages/fake/__init__.py" for n in manifest.nodes
+    ]
+    assert [left(box, name) for name in box.node_names] == [[], [], []]
+
+
+BOOTSTRAPPED = """
+import pathlib, subprocess, sys
+import allranks
+from allranks.stage import Allocation, load_bundle, staged
+print("DRIVER", allranks.__file__, flush=True)
+with staged(load_bundle(pathlib.Path(sys.argv[1])), Allocation.current(), log=print) as manifest:
+    manifest.save(pathlib.Path(sys.argv[2]))
+    code = "import allranks, msgspec; print('NODE', allranks.__file__, msgspec.__file__, flush=True)"
+    subprocess.run(["srun", "--ntasks-per-node=1", "-n3", *manifest.python(), "-c", code], check=True, timeout=60)
+"""
+
+
+def test_a_batch_host_that_sees_nothing_helps_itself_from_the_bundle(box: Box, shared: Path) -> None:
+    site = shared / "env" / "site"
+    here = Path(msgspec.__file__).parents[1]
+    for name in ("msgspec", "psutil", "yaml", f"msgspec-{msgspec.__version__}.dist-info"):
+        shutil.copytree(here / name, site / name)
+    made = assemble([package_source(), environment_source(site)], shared / "store", {})
+    write_bootstrap(made, shared / "bootstrap.py")
+    (shared / "driver.py").write_text(BOOTSTRAPPED)
+    start = f"python=$(python3 {shared}/bootstrap.py) || exit 3\n$python {shared}/driver.py {made.file} {shared}/s.json"
+    with ExitStack() as hidden:
+        for node in box.node_names:
+            for path in (site.parent, SRC):
+                hidden.enter_context(injected(box, "hide-folder", node, path=str(path)))
+        number = submit(box, shared, start + " 2>&1\n", "--nodes=3", "--ntasks-per-node=1")
+        wait_state(box, number, "COMPLETED", "FAILED", timeout_s=60)
+    output = (shared / f"out-{number}").read_text()
+    assert (shared / "s.json").exists(), output
+    manifest = load_manifest(shared / "s.json")
+    folder = manifest.nodes[0].folder
+    lines = [line.split() for line in output.splitlines()]
+    driver = [words[1] for words in lines if words[0] == "DRIVER"]
+    assert driver == [f"{folder}/allranks/allranks/__init__.py"], output
+    nodes = [words[1:] for words in lines if words[0] == "NODE"]
+    assert nodes == [[driver[0], f"{folder}/env/lib/{_lib()}/site-packages/msgspec/__init__.py"]] * 3, output
+    assert manifest.bytes_sent == 2 * made.bytes  # the batch host had it already
+    assert [left(box, name) for name in box.node_names] == [[], [], []]
+
+
+def _lib() -> str:
+    return f"python{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def test_nodes_that_share_the_folder_are_served_once(make_box: Callable[..., Box], bundle: Bundle) -> None:
+    box = make_box(f"stage-shared-{UID}", nodes=2, shared_tmp=True)
+    with job(box) as allocation, staged(bundle, allocation, always=True) as manifest:
+        assert manifest.bytes_sent == bundle.bytes
+        assert {n.folder for n in manifest.nodes} == {manifest.nodes[0].folder}
+        assert "42" in run_on(box, allocation, "n2", manifest.of("n2").python, "-c", "import fake; print(fake.VALUE)")
+    assert not Path(str(manifest.nodes[0].folder)).exists()

@@ -1,0 +1,188 @@
+"""Archives of staging: equal bytes for equal files, nothing outside the folder, no damage unnoticed."""
+
+from __future__ import annotations
+
+import io
+import os
+import py_compile
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from allranks.stage import node
+from allranks.stage.archive import Packed, Refused, check, pack, unpack
+from allranks.stage.unpack import identity
+
+
+def tree(folder: Path) -> list[tuple[str, Path]]:
+    (folder / "pkg").mkdir(parents=True)
+    (folder / "pkg" / "a.py").write_text("A = 1\n")
+    (folder / "run.sh").write_text("#!/bin/sh\n")
+    (folder / "run.sh").chmod(0o700)
+    (folder / "ünï").write_text("x" * 5000)
+    (folder / ("long-" * 30)).write_text("y")
+    (folder / "link").symlink_to("run.sh")
+    return [(str(p.relative_to(folder)), p) for p in folder.rglob("*") if p.is_file()]
+
+
+def test_equal_files_give_equal_bytes(tmp_path: Path) -> None:
+    first = tree(tmp_path / "one")
+    second = list(reversed(tree(tmp_path / "two")))
+    for _, path in second:
+        os.utime(path, (1, 1))
+    made = [pack(tmp_path / f"{n}.tar", files) for n, files in enumerate((first, second))]
+    assert made[0] == made[1] and (tmp_path / "0.tar").read_bytes() == (tmp_path / "1.tar").read_bytes()
+    (tmp_path / "two" / "run.sh").chmod(0o600)
+    assert pack(tmp_path / "2.tar", second).sha256 != made[0].sha256
+
+
+def test_unpacking_gives_the_files_back(tmp_path: Path) -> None:
+    packed = pack(tmp_path / "p.tar", tree(tmp_path / "one"))
+    check(tmp_path / "p.tar", packed)
+    out = tmp_path / "out"
+    assert unpack(str(tmp_path / "p.tar"), str(out), packed.sha256, packed.unpacked_bytes) == packed.files == 5
+    assert (out / "pkg" / "a.py").read_text() == "A = 1\n"
+    assert os.access(out / "run.sh", os.X_OK) and not os.access(out / "ünï", os.X_OK)
+    assert not (out / "link").is_symlink() and (out / "link").read_text() == "#!/bin/sh\n"
+
+
+def test_compiled_files_stay_valid_and_stale_ones_are_left_out(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    for name in ("good", "stale"):
+        (site / f"{name}.py").write_text(f"NAME = {name!r}\n")
+        py_compile.compile(str(site / f"{name}.py"))
+    (site / "stale.py").write_text("NAME = 'other'\n")  # of the same size
+    os.utime(site / "stale.py", (9, 9))
+    packed = pack(tmp_path / "p.tar", [(str(p.relative_to(site)), p) for p in site.rglob("*") if p.is_file()])
+    unpack(str(tmp_path / "p.tar"), str(tmp_path / "out"), packed.sha256, packed.unpacked_bytes)
+    code = "import good, stale; print(good.NAME, stale.NAME)"
+    done = subprocess.run(
+        [sys.executable, "-v", "-B", "-c", code], cwd=tmp_path / "out", capture_output=True, text=True, timeout=30
+    )
+    assert done.stdout == "good other\n"
+    assert "good.cpython" in done.stderr and "stale.cpython" not in done.stderr
+    assert any("matches" in line and "good" in line for line in done.stderr.splitlines())
+
+
+def hostile(*entries: tarfile.TarInfo, content: bytes = b"x") -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for entry in entries:
+            if entry.isreg():
+                entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content) if entry.isreg() else None)
+    return file.getvalue()
+
+
+def entry(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname = kind, target
+    return made
+
+
+@pytest.mark.parametrize(
+    ("entries", "word"),
+    [
+        ([entry("/etc/evil")], "out of the folder"),
+        ([entry("../evil")], "out of the folder"),
+        ([entry("a/../../evil")], "out of the folder"),
+        ([entry("..")], "out of the folder"),
+        ([entry("out", tarfile.SYMTYPE, ".."), entry("out/evil")], "link or a device"),
+        ([entry("in", tarfile.SYMTYPE, "fine"), entry("fine")], "link or a device"),
+        ([entry("hard", tarfile.LNKTYPE, "/etc/passwd")], "link or a device"),
+        ([entry("null", tarfile.CHRTYPE)], "link or a device"),
+        ([entry("disk", tarfile.BLKTYPE)], "link or a device"),
+        ([entry("pipe", tarfile.FIFOTYPE)], "link or a device"),
+        ([entry("twice"), entry("./twice")], "twice"),
+        ([entry("much"), entry("more"), entry("most"), entry("last")], "more than"),
+    ],
+)
+def test_hostile_archives_are_refused_and_leave_nothing(
+    tmp_path: Path, entries: list[tarfile.TarInfo], word: str
+) -> None:
+    archive, place = tmp_path / "evil.tar", tmp_path / "place"
+    archive.write_bytes(hostile(*entries))
+    place.mkdir()
+    sha256 = __import__("hashlib").sha256(archive.read_bytes()).hexdigest()
+    with pytest.raises(Refused, match=word):
+        unpack(str(archive), str(place / "out"), sha256, 3)
+    assert list(place.iterdir()) == [] and not (tmp_path / "evil").exists()
+    with pytest.raises(Refused, match=word):
+        check(archive, Packed(sha256=sha256, bytes=0, files=0, unpacked_bytes=3))
+
+
+@pytest.mark.parametrize("where", [0.02, 0.5, 0.999])
+def test_one_changed_byte_is_found(tmp_path: Path, where: float) -> None:
+    packed = pack(tmp_path / "p.tar", tree(tmp_path / "one"))
+    content = bytearray((tmp_path / "p.tar").read_bytes())
+    content[int(len(content) * where)] ^= 1
+    (tmp_path / "p.tar").write_bytes(content)
+    with pytest.raises(Refused):
+        unpack(str(tmp_path / "p.tar"), str(tmp_path / "out"), packed.sha256, packed.unpacked_bytes)
+    assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
+
+
+def test_a_cut_archive_is_found(tmp_path: Path) -> None:
+    packed = pack(tmp_path / "p.tar", tree(tmp_path / "one"))
+    for keep in (0, 700, packed.bytes - 512):
+        (tmp_path / "cut.tar").write_bytes((tmp_path / "p.tar").read_bytes()[:keep])
+        with pytest.raises(Refused):
+            unpack(str(tmp_path / "cut.tar"), str(tmp_path / "out"), packed.sha256, packed.unpacked_bytes)
+        assert not (tmp_path / "out").exists()
+
+
+def test_identity_sees_content_names_and_what_is_missing(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        tree(tmp_path / folder)
+        (tmp_path / folder / "large").write_bytes(bytes(3 << 20))
+    a, b, names = str(tmp_path / "a"), str(tmp_path / "b"), ["pkg/a.py", "large"]
+    assert identity(a, names) == identity(b, names) is not None
+    with (tmp_path / "b" / "large").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"x")
+    assert identity(a, names) != identity(b, names) is not None
+    assert identity(a, ["no-such"]) is None
+    assert identity(str(tmp_path / "a" / "run.sh"), [""]) == identity(str(tmp_path / "b" / "run.sh"), [""])
+
+
+def test_a_folder_that_others_can_reach_is_refused(tmp_path: Path) -> None:
+    node.own_folder(str(tmp_path / "mine"))
+    assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "open").mkdir(mode=0o755)
+    (tmp_path / "link").symlink_to("mine")
+    (tmp_path / "other").mkdir(mode=0o700)
+    if os.getuid() == 0:
+        os.chown(tmp_path / "other", 65534, 65534)
+    for name in ("open", "link", *(["other"] if os.getuid() == 0 else [])):
+        with pytest.raises(Refused, match="this user alone"):
+            node.own_folder(str(tmp_path / name))
+
+
+def test_only_folders_of_ended_jobs_are_swept(tmp_path: Path) -> None:
+    names = ["box.7.0", "box.8.0", "box.9.0", "box.9.1", "box.12.0", "other.7.0", "x"]
+    for name in names:
+        (tmp_path / name).mkdir()
+    node.sweep(str(tmp_path), {"job": "box.9.1", "live": ["8", "9"]})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["box.12.0", "box.8.0", "box.9.1", "other.7.0", "x"]
+    shutil.rmtree(tmp_path / "box.8.0")
+    (tmp_path / "box.7.0").mkdir()
+    node.sweep(str(tmp_path), {"job": "box.9.1", "live": None})
+    assert (tmp_path / "box.7.0").exists()
+
+
+def test_where_a_node_takes_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert node.job_root() == f"{tmp_path}/allranks-{os.getuid()}"
+    for useless in (str(tmp_path / "gone"), "relative", ""):
+        monkeypatch.setenv("TMPDIR", useless)
+        assert node.job_root() == f"/tmp/allranks-{os.getuid()}"  # noqa: S108
+    assert node.will_do(str(tmp_path))
+    monkeypatch.setattr(node.os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    assert not node.will_do(str(tmp_path))

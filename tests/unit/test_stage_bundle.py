@@ -1,0 +1,316 @@
+"""Bundles: what is in them, built once, and what nodes are told to use."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from allranks.errors import DataError, EnvironmentNotAble, SpecError
+from allranks.spec import parse_spec
+from allranks.spec.records import RunSpec
+from allranks.stage import bundle as bundles
+from allranks.stage import sources as parts
+from allranks.stage.environment import brings_packages, editable_packages, environment_source
+from allranks.stage.manifest import StageManifest, for_node, load_manifest, node_stage, spec_here
+from allranks.stage.offline import offline_variables
+from allranks.stage.sources import package_source, project_source
+from allranks.stage.versions import clashes, differences, parse
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def spec_of(tmp_path: Path, **values: object) -> RunSpec:
+    base = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}}
+    return parse_spec({**base, "cluster": {"cache": str(tmp_path / "cache")}, **values})
+
+
+def rows(path: Path, text: str = "a") -> Path:
+    path.write_text(json.dumps({"text": text}) + "\n")
+    return path
+
+
+def names_in(part: bundles.Part) -> list[str]:
+    with tarfile.open(part.archive) as tar:
+        return tar.getnames()
+
+
+def test_a_bundle_is_built_once_and_changes_with_its_content(tmp_path: Path) -> None:
+    data = rows(tmp_path / "rows.jsonl")
+    spec = spec_of(tmp_path, data={"source": str(data)})
+    first = bundles.build(spec, packages=False)
+    again = bundles.build(spec, packages=False)
+    assert [p.how for p in first.parts] == ["built", "built"] and [p.how for p in again.parts] == ["found", "found"]
+    assert again.key == first.key and bundles.load_bundle(Path(first.file)).key == first.key
+    assert "allranks/cli/main.py" in names_in(first.parts[0]) and names_in(first.parts[1]) == ["rows.jsonl"]
+    assert not [name for name in names_in(first.parts[0]) if name.endswith(".pyc")]
+    assert Path(first.file).parents[1].stat().st_mode & 0o777 == 0o700
+    rows(data, "b")  # the same size
+    other = bundles.build(spec, packages=False)
+    assert [p.how for p in other.parts] == ["found", "built"] and other.key != first.key
+
+
+def test_parts_that_nobody_used_for_a_month_are_removed(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    project = tmp_path / "project"
+    project.mkdir()
+    for text in ("1", "2", "3"):
+        (project / "a.py").write_text(text)
+        made = bundles.assemble([project_source(project / "a.py")], store, {})
+    (store / "mine").mkdir()
+    for entry in store.iterdir():
+        os.utime(entry, (1, 1))
+    again = bundles.assemble([project_source(project / "a.py")], store, {})
+    assert again.parts[0].how == "found" and again.key == made.key
+    assert {p.name for p in store.iterdir()} == {Path(again.parts[0].archive).parent.name, "bundles", "mine"}
+
+
+def test_every_file_of_a_large_project_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "MAX_PROBES", 2)
+    for number in range(7):
+        (tmp_path / f"f{number}.py").write_text("1")
+    seen = set()
+    for number in range(7):
+        (tmp_path / f"f{number}.py").write_text("2")
+        source = project_source(tmp_path / "f0.py")
+        assert len(source.probe) == 2
+        seen.add(bundles.assemble([source], tmp_path.with_name("store"), {}).key)
+    assert len(seen) == 7
+
+
+def test_a_damaged_archive_is_built_anew(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path)
+    first = bundles.build(spec, packages=False)
+    archive = Path(first.parts[0].archive)
+    content = bytearray(archive.read_bytes())
+    content[1000] ^= 1
+    archive.write_bytes(content)
+    again = bundles.build(spec, packages=False)
+    assert again.parts[0].how == "rebuilt" and again.key == first.key
+
+
+def test_two_builders_at_once_give_one_bundle(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib; from allranks.stage import bundle; from allranks.spec import parse_spec\n"
+        "spec = parse_spec({'model': {'name': 'tiny:mistral'}, 'data': {'source': 'builtin:instructions'}})\n"
+        "made = bundle.build(spec, pathlib.Path(sys.argv[1]), packages=False); print(made.key, made.parts[0].how)"
+    )
+    both = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = [process.communicate(timeout=60)[0].split() for process in both]
+    assert said[0][0] == said[1][0] and sorted(how for _, how in said).count("built") == 1
+    assert {p.name for p in tmp_path.iterdir()} == {"bundles", Path(_only(tmp_path)).name}
+
+
+def _only(folder: Path) -> str:
+    (found,) = [str(p) for p in folder.iterdir() if p.name != "bundles"]
+    return found
+
+
+def test_packages_are_known_by_their_records(tmp_path: Path) -> None:
+    site = fake_site(tmp_path / "site")
+    source = environment_source(site)
+    assert source.probe == ("fake-1.0.dist-info/RECORD",)
+    assert all(name.startswith("lib/python3.") for name, _ in source.files)
+    first = bundles.assemble([source], tmp_path / "store", {})
+    (site / "allranks-9.dist-info").mkdir()  # installed anew: it is a part by itself
+    (site / "allranks-9.dist-info" / "RECORD").write_text("x")
+    (site / "_editable_impl_allranks.pth").write_text("/x")
+    assert environment_source(site) == source
+    assert bundles.assemble([source], tmp_path / "store", {}).parts[0].how == "found"
+    (site / "fake-1.0.dist-info" / "RECORD").write_text("fake/__init__.py,sha256=other,9\n")
+    assert bundles.assemble([source], tmp_path / "store", {}).parts[0].how == "built"
+    assert first.python.version == f"{sys.version_info[0]}.{sys.version_info[1]}"
+    with pytest.raises(EnvironmentNotAble, match="no installed packages"):
+        environment_source(tmp_path)
+
+
+def test_environments_that_packages_alone_do_not_make_are_refused(tmp_path: Path) -> None:
+    site = fake_site(tmp_path / "site")
+    (tmp_path / "pyvenv.cfg").write_text("include-system-site-packages = false\n")
+    assert environment_source(site, tmp_path).files
+    (tmp_path / "pyvenv.cfg").write_text("include-system-site-packages = true\n")
+    with pytest.raises(EnvironmentNotAble, match="without --system-site-packages"):
+        environment_source(site, tmp_path)
+    (tmp_path / "conda-meta").mkdir()
+    with pytest.raises(EnvironmentNotAble, match="conda environment"):
+        environment_source(site, tmp_path)
+    assert brings_packages(None) and brings_packages(sys.prefix) and not brings_packages("image.sif")
+    with pytest.raises(EnvironmentNotAble, match="not the environment that runs this"):
+        brings_packages(str(tmp_path))
+    told = {"url": "file:///src/mine", "dir_info": {"editable": True}}
+    (site / "fake-1.0.dist-info" / "direct_url.json").write_text(json.dumps(told))
+    assert editable_packages(site) == {"fake": "/src/mine"}
+
+
+def fake_site(site: Path) -> Path:
+    (site / "fake").mkdir(parents=True)
+    (site / "fake" / "__init__.py").write_text("VALUE = 1\n")
+    (site / "fake-1.0.dist-info").mkdir()
+    (site / "fake-1.0.dist-info" / "RECORD").write_text("fake/__init__.py,sha256=one,10\n")
+    return site
+
+
+def test_a_project_is_what_git_does_not_ignore(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    (project / "scripts").mkdir(parents=True)
+    for name in ("scripts/train.py", "helper.py", "secret.env", "big.bin"):
+        (project / name).write_text("1")
+    (project / ".gitignore").write_text("*.env\n*.bin\n")
+    without = project_source(project / "scripts" / "train.py")
+    assert without.path == project / "scripts"  # nothing marks a project
+    subprocess.run(["git", "init", "-q", str(project)], check=True, timeout=30)
+    source = project_source(project / "scripts" / "train.py")
+    assert source.path == project and source.override == {"script.path": "scripts/train.py"}
+    assert {name for name, _ in source.files} == {".gitignore", "helper.py", "scripts/train.py"}
+    with pytest.raises(SpecError, match="no such file"):
+        project_source(project / "nothing.py")
+
+
+def test_what_the_spec_names_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    for name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(DataError, match="no such file"):
+        bundles.build(spec_of(tmp_path, data={"source": str(tmp_path / "gone.jsonl")}), packages=False)
+    with pytest.raises(SpecError, match="no such folder"):
+        bundles.build(spec_of(tmp_path, model={"name": "./gone"}), packages=False)
+    with pytest.raises(EnvironmentNotAble, match=r"not in the cache.*hf download org/m --revision v1"):
+        bundles.build(spec_of(tmp_path, model={"name": "org/m", "revision": "v1"}), packages=False)
+    with pytest.raises(EnvironmentNotAble, match="is not in the cache"):
+        bundles.build(spec_of(tmp_path, data={"source": "org/d"}), packages=False)
+
+
+def test_models_and_data_of_the_hub_come_from_the_cache_at_their_revision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    for name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    repo = tmp_path / "hf" / "hub" / "models--org--m"
+    snapshot = repo / "snapshots" / COMMIT
+    for folder in (snapshot, repo / "blobs", repo / "refs"):
+        folder.mkdir(parents=True)
+    (repo / "refs" / "main").write_text(COMMIT)
+    (repo / "blobs" / "w").write_bytes(b"weights")
+    (snapshot / "config.json").write_text("{}")
+    (snapshot / "model.safetensors").symlink_to("../../blobs/w")
+    data = tmp_path / "hf" / "datasets" / "org___d" / "default" / "0.0.0" / COMMIT
+    data.mkdir(parents=True)
+    (data / "dataset_info.json").write_text("{}")
+    other = data.with_name("f" * 40)
+    other.mkdir()
+    (other / "dataset_info.json").write_text("{}")
+    with pytest.raises(EnvironmentNotAble, match=r"several versions .* pin data.revision"):
+        bundles.build(spec_of(tmp_path, data={"source": "org/d"}), packages=False)
+    spec = spec_of(tmp_path, model={"name": "org/m"}, data={"source": "org/d", "revision": COMMIT})
+    made = bundles.build(spec, packages=False)
+    model = made.part("model")
+    assert model is not None and model.revision == COMMIT and names_in(model) == ["config.json", "model.safetensors"]
+    told = node_stage(made, "n1", ["model", "data"], "/t/j")
+    assert told.overrides == {"model.name": "/t/j/model", "model.revision": None}
+    assert told.environment()["HF_DATASETS_CACHE"] == "/t/j/data"
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "part-2.safetensors"}}))
+    with pytest.raises(EnvironmentNotAble, match=r"not whole: part-2.safetensors"):
+        bundles.build(spec, packages=False)
+
+
+def test_what_a_node_is_told_to_use(tmp_path: Path) -> None:
+    data = rows(tmp_path / "rows.jsonl")
+    made = bundles.assemble(
+        [package_source(), environment_source(fake_site(tmp_path / "site"))], tmp_path / "store", {}
+    )
+    data_too = bundles.build(spec_of(tmp_path, data={"source": str(data)}), packages=False)
+    plain = node_stage(made, "n1", [], "/t/j")
+    assert (plain.folder, plain.python, plain.python_path, plain.environment()) == (None, sys.executable, [], {})
+    staged = node_stage(made, "n2", ["allranks", "env"], "/t/j")
+    assert staged.python == "/t/j/env/bin/python" and staged.environment("x")["PYTHONPATH"] == "/t/j/allranks:x"
+    assert node_stage(data_too, "n3", ["data"], "/t/j").overrides == {"data.source": "/t/j/data/rows.jsonl"}
+    wanted = parse_spec({"model": {"name": "tiny:mistral"}, "data": {"source": str(data)}})
+    seen = for_node(wanted, node_stage(data_too, "n3", ["data"], "/t/j"))
+    assert seen.data is not None and seen.data.source == "/t/j/data/rows.jsonl" and for_node(wanted, plain) == wanted
+    manifest = StageManifest(
+        job="c.1.0",
+        bundle=made.key,
+        interpreter="/py",
+        method="sbcast",
+        bytes_sent=1,
+        seconds=0.5,
+        nodes=[plain, staged],
+    )
+    manifest.save(tmp_path / "stage.json")
+    assert load_manifest(tmp_path / "stage.json") == manifest and manifest.of("n2") is staged
+
+
+def test_one_command_gives_each_node_its_own_python(tmp_path: Path) -> None:
+    made = bundles.assemble([package_source(), environment_source(fake_site(tmp_path / "s"))], tmp_path / "store", {})
+    nodes = [node_stage(made, "n1", [], "/t/j"), node_stage(made, "n2", ["allranks"], str(tmp_path / "it's"))]
+    manifest = StageManifest(
+        job="c.1.0", bundle=made.key, interpreter="/py", method="sbcast", bytes_sent=1, seconds=0.5, nodes=nodes
+    )
+    command = manifest.python(["env", "X=1", sys.executable])
+    code = "import os; print(os.environ['X'], os.environ.get('PYTHONPATH'), os.environ.get('HF_HUB_OFFLINE'))"
+    told = {}
+    for name in ("n1", "n2"):
+        env = {"SLURMD_NODENAME": name, "PYTHONPATH": "before", "PATH": "/usr/bin:/bin"}
+        done = subprocess.run([*command, "-c", code], env=env, capture_output=True, text=True, timeout=30)
+        told[name] = done.stdout.strip()
+    assert told == {"n1": "1 before None", "n2": f"1 {tmp_path}/it's/allranks:before 1"}
+    nothing = StageManifest(
+        job="c", bundle="", interpreter="/py", method="none", bytes_sent=0, seconds=0, nodes=nodes[:1]
+    )
+    assert nothing.python(["py"]) == ["py"] and nothing.python() == ["/py"]
+
+
+def test_ranks_read_the_spec_as_their_node_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = rows(tmp_path / "rows.jsonl")
+    spec = spec_of(tmp_path, data={"source": str(data)})
+    made = bundles.build(spec, packages=False)
+    nodes = [node_stage(made, "n1", [], "/t"), node_stage(made, "n2", ["data"], "/t")]
+    file = tmp_path / "stage.json"
+    assert spec_here(spec, file) is spec
+    StageManifest(job="j", bundle="", interpreter="", method="", bytes_sent=0, seconds=0, nodes=nodes).save(file)
+    for name, source in (("n1", str(data)), ("n2", "/t/data/rows.jsonl"), ("elsewhere", str(data))):
+        monkeypatch.setenv("SLURMD_NODENAME", name)
+        seen = spec_here(spec, file)
+        assert seen.data is not None and seen.data.source == source
+
+
+def test_clashes_of_versions_are_named_with_their_cure() -> None:
+    old = {"datasets": "2.19.0", "numpy": "2.1.0", "pandas": "2.2.2", "torch": "2.3.1+cpu"}
+    (clash,) = clashes(old)
+    assert "datasets 2.19.0 with numpy 2.1.0" in str(clash) and "numpy<2" in str(clash)
+    assert clashes({**old, "numpy": "1.26.4"}) == [] == clashes({**old, "datasets": "3.2.0"})
+    assert clashes({"datasets": "2.19.0"}) == [] and parse("2.3.1+cpu") == (2, 3, 1) and parse("?") == ()
+    assert differences({"torch": "2.6"}, {}, ("torch", "numpy")) == ["torch is 2.6 here and missing there"]
+
+
+def test_clashing_packages_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundles, "package_versions", lambda: {"datasets": "2.19.0", "numpy": "2.0.0"})
+    with pytest.raises(EnvironmentNotAble, match=r"datasets 2.19.0 with numpy 2.0.0.*pip install"):
+        bundles.build(spec_of(tmp_path))
+
+
+def test_offline_variables_have_reasons() -> None:
+    found = {v.name: v for v in offline_variables("/h", "/d")}
+    assert found["HF_HUB_OFFLINE"].value == "1" and found["HF_HOME"].value == "/h"
+    assert all(v.reason and v.source == "stage" for v in found.values())
+
+
+def test_the_verb_prints_one_document_and_imports_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("model: {name: tiny:mistral}\ndata: {source: builtin:instructions}\n")
+    code = (
+        "import sys; from allranks.cli.main import cli; cli(standalone_mode=False); assert 'torch' not in sys.modules"
+    )
+    words = ["stage", str(tmp_path / "s.yaml"), "--no-packages", "--json", "--to", str(tmp_path / "store")]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert [part["name"] for part in shown["parts"]] == ["allranks"] and shown["bytes"] > 100_000
