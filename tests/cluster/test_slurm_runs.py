@@ -286,3 +286,36 @@ def test_cancel_and_detach(box: Box, shared: Path) -> None:
     assert done.returncode == 0, done.stderr
     until(lambda: box.run(["squeue", "--noheader"], cwd="/").stdout.strip() == "", limit_s=60)
     assert allranks(shared, "cancel", started["run"]).returncode == 2
+
+
+def test_a_node_that_sees_neither_project_nor_data_gets_them(
+    shared: Path, make_box: Callable[..., Box], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's own program and a module beside it are hidden from n2; a bundle brings them there, and they go again."""
+    (shared / "project").mkdir()
+    (shared / "project" / "pyproject.toml").write_text("")
+    (shared / "project" / "helper.py").write_text("WORD = 'from the helper'\n")
+    (shared / "project" / "own.py").write_text(
+        "import torch.distributed as dist\nfrom helper import WORD\ndist.init_process_group('gloo')\ndist.barrier()\nprint(WORD, __file__, flush=True)\n"
+        "dist.destroy_process_group()\n"
+    )
+    box = make_box(f"lacks-{os.getpid()}", nodes=2, hidden=(Hidden(path=str(shared / "project"), nodes=("n2",)),))
+    monkeypatch.setenv("ALLRANKS_BOX", box.name)
+    spec = {
+        "name": "own", "script": {"path": str(shared / "project" / "own.py")}, "run_root": str(shared / "runs"),
+        "cluster": {"launcher": "slurm", "nodes": 2, "procs_per_node": 1, "cache": str(shared / "cache"), "stage": "auto"},
+    }  # fmt: skip
+    done, run_dir = run(shared, spec)
+    assert done.returncode == 0, done.stdout + done.stderr + log_of(run_dir)
+    first, second = (path.read_text() for path in run_dir.rank_logs(1).values())
+    assert f"from the helper {shared / 'project'}" in first
+    assert "from the helper" in second
+    assert str(shared) not in second.split("from the helper", 1)[1]
+    assert "staging for n2" in log_of(run_dir)
+    assert read_json(run_dir.stage)["nodes"]
+    assert (
+        box.run(["sh", "-c", "ls -d /tmp/allranks-*/* 2>/dev/null | wc -l"], node="n2", cwd="/").stdout.strip() == "0"
+    )
+    never, _ = run(shared, {**spec, "cluster": {**spec["cluster"], "stage": "never"}})
+    assert never.returncode == 3
+    assert "n2" in never.stderr

@@ -194,3 +194,20 @@ def test_a_tiny_bert_classifies_real_news(tmp_path: Path) -> None:
     assert metrics["perplexity"] is None
     model = AutoModelForSequenceClassification.from_pretrained(run.checkpoint(120))
     assert model.config.id2label == {0: "1", 1: "2", 2: "3", 3: "4"}
+
+
+def test_from_python(tmp_path: Path, rows_file: Path) -> None:
+    import allranks
+
+    seen: list[str] = []
+
+    class Observer:
+        def event(self, event: dict[str, Any]) -> None:
+            seen.append(event["event"])
+
+        def say(self, text: str) -> None: ...
+
+    result = allranks.run(tiny_spec(rows_file, tmp_path, train={"max_steps": 2}), ["train.lr=1e-4"], observer=Observer())
+    assert (result.status, result.exit_code, result.metrics["steps"]) == ("succeeded", 0, 2)
+    assert seen.count("step") == 4
+    assert allranks.plan(tiny_spec(rows_file, tmp_path)).world_size == 2

@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -23,12 +25,14 @@ from allranks.launch.outcome import conclude, of_attempt
 from allranks.launch.rendezvous import Place, Rendezvous
 from allranks.observe.events import read_run
 from allranks.plan import LaunchPlan
+from allranks.preflight import PreflightReport
 from allranks.preflight.gather import Preflight, Where, examine, require_nodes, text_line, write
 from allranks.rundir import RunDir, read_json, write_json
 from allranks.slurm.script import entering
 from allranks.spec import RunSpec, load_spec
 
 POLL_S = 0.2
+STAGEABLE = {"proj", "py", "pkgs", "imports", "data", "model", "script"}
 PEER_NODE_GRACE_S = 12.0  # longer than an agent gives its own ranks
 
 
@@ -56,6 +60,11 @@ def say(text: str) -> None:
     print(f"allranks {time.strftime('%H:%M:%S')} {text}", flush=True)  # noqa: T201 - the job's log
 
 
+def _can_be_staged(report: PreflightReport) -> bool:
+    """True if all that a node lacks is what a bundle brings."""
+    return all(check.ok or not check.blocks or check.name in STAGEABLE for check in report.checks)
+
+
 class Driver:
     """One start of one job."""
 
@@ -68,6 +77,7 @@ class Driver:
         self._agents: subprocess.Popen[bytes] | None = None
         self._stop_asked = False
         self._lost: list[str] = []
+        self._python = entering(self._spec.cluster.environment, sys.executable)[1]
 
     def run(self) -> int:
         """The job's exit code."""
@@ -77,11 +87,13 @@ class Driver:
         write_json(self._run.logs_of(attempt) / "args.json", self._resume_args(attempt))
         signal.signal(signal.SIGUSR1, self._ask_stop)
         signal.signal(signal.SIGTERM, self._ask_stop)
-        place = self._meet(self._examine())
+        found = self._examine()
+        place = self._meet(found)
         if place is not None:
             write_json(self._run.rendezvous(attempt), msgspec.to_builtins(place))
             self._tell(place)
-        code = self._start(attempt)
+        with self._staged(found):
+            code = self._start(attempt)
         return self._end(attempt, code)
 
     def _resume_args(self, attempt: int) -> dict[str, object]:
@@ -116,10 +128,9 @@ class Driver:
             if (self._spec.cluster.environment or "").startswith("pyxis:")
             else None
         )
-        _, python = entering(self._spec.cluster.environment, sys.executable)
         return [
             "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={self._cpus()}", "--input=none", "--unbuffered",
-            *([f"--container-image={image}"] if image else []), *python, "-m", *command,
+            *([f"--container-image={image}"] if image else []), *self._python, "-m", *command,
         ]  # fmt: skip
 
     def _examine(self) -> Preflight:
@@ -139,10 +150,26 @@ class Driver:
         write(self._run, found)
         for report in found.reports:
             say(text_line(report))
-        require_nodes(found.reports)
+        require_nodes([r for r in found.reports if self._spec.cluster.stage == "never" or not _can_be_staged(r)])
         if found.port is None:
             raise EnvironmentNotAble("no port is free on the first node; give another with cluster.rendezvous.port")
         return found
+
+    @contextmanager
+    def _staged(self, found: Preflight) -> Iterator[None]:
+        """While it lasts, nodes that lack code, packages, model or data have copies of their own."""
+        lacking = [r.host for r in found.reports if not r.may_run]
+        if self._spec.cluster.stage == "never" or not (lacking or self._spec.cluster.stage == "always"):
+            yield
+            return
+        from allranks.stage import Allocation, build, staged
+
+        say(f"staging for {', '.join(lacking) or 'all nodes'}")
+        bundle = build(self._spec, log=say)
+        with staged(bundle, Allocation.current(), always=self._spec.cluster.stage == "always", log=say) as manifest:
+            manifest.save(self._run.stage)
+            self._python = manifest.python(self._python)
+            yield
 
     def _meet(self, found: Preflight) -> Rendezvous | None:
         """Where the ranks of several nodes meet; one node needs no place."""

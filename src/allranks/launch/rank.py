@@ -66,8 +66,9 @@ def end_with_parent() -> None:
 def _work(run: RunDir, attempt: int, rank: int) -> int:
     try:
         from allranks.spec import load_spec
+        from allranks.stage import spec_here
 
-        script = load_spec(run.spec).script
+        script = spec_here(load_spec(run.spec), run.stage).script
         if script is not None:
             from allranks.launch.user_script import run_script
 

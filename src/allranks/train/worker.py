@@ -22,6 +22,7 @@ from allranks.observe.loggers import forward_event, make_loggers
 from allranks.plan import LaunchPlan
 from allranks.rundir import RunDir, read_json
 from allranks.spec import RunSpec, load_spec
+from allranks.stage import spec_here
 from allranks.train import adapters, checkpoint, rng, strategies
 from allranks.train.control import StopRequest
 from allranks.train.data.collate import Batch, collate, collate_labelled
@@ -52,7 +53,7 @@ def work(run: RunDir, attempt: int) -> int:
     Returns:
         The exit code: 0, also after a stop that was asked for (its event tells; torchrun takes anything else for a crash).
     """
-    spec = load_spec(run.spec)
+    spec = spec_here(load_spec(run.spec), run.stage)
     plan = msgspec.json.decode(run.plan.read_bytes(), type=LaunchPlan)
     args = msgspec.convert(read_json(run.logs_of(attempt) / "args.json") or {}, AttemptArgs)
     events = EventLog(run.events_of(int(os.environ["RANK"])), int(os.environ["RANK"]))
