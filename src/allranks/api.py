@@ -15,6 +15,7 @@ import msgspec
 from allranks import __version__, checkpoints, preflight
 from allranks.errors import CheckpointError, EnvironmentNotAble, RequestError, SpecError
 from allranks.facts import machine_facts
+from allranks.launch import allocation
 from allranks.launch.follow import Observer, follow, handling_signals
 from allranks.launch.jobs import LAUNCHERS
 from allranks.launch.outcome import RunResult, conclude
@@ -93,7 +94,7 @@ def prepare_run(spec: RunSpec) -> tuple[RunDir, LaunchPlan]:
     _write_request(run_dir, spec, launch_plan)
     write_json(run_dir.preflight, [msgspec.to_builtins(report)])
     write_text_atomic(run_dir.preflight_text, report.line() + "\n")
-    if slurm is not None:
+    if slurm is not None and not allocation.inside():
         slurm.submit(run_dir.sbatch, test_only=True)  # a refusal costs a second, not an hour in the queue
     return run_dir, launch_plan
 

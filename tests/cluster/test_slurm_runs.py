@@ -319,3 +319,14 @@ def test_a_node_that_sees_neither_project_nor_data_gets_them(
     never, _ = run(shared, {**spec, "cluster": {**spec["cluster"], "stage": "never"}})
     assert never.returncode == 3
     assert "n2" in never.stderr
+
+
+def test_inside_an_allocation_no_new_job_is_submitted(box: Box, shared: Path) -> None:
+    (shared / "spec.yaml").write_text(yaml.safe_dump(spec_in(shared, cluster={"nodes": 2}, train={"max_steps": 3})))
+    done = box.run(["salloc", "--nodes=2", *ALLRANKS, "run", "spec.yaml"], cwd=str(shared), timeout_s=LIMIT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run_dir = RunDir(next((shared / "runs").iterdir()))
+    assert "running in allocation" in done.stdout
+    assert not run_dir.job.exists()
+    assert read_json(run_dir.metrics)["sync_proof"]["world_size"] == 2
+    assert box.run(["squeue", "--noheader"], cwd="/").stdout.strip() == ""

@@ -21,6 +21,7 @@ import msgspec
 from allranks import checkpoints
 from allranks.errors import AllranksError, CheckpointError, EnvironmentNotAble
 from allranks.facts import host_name
+from allranks.launch.allocation import IN_ALLOCATION
 from allranks.launch.outcome import conclude, of_attempt
 from allranks.launch.rendezvous import Place, Rendezvous
 from allranks.observe.events import read_run
@@ -238,7 +239,7 @@ class Driver:
     def _end(self, attempt: int, code: int) -> int:
         ranks = [of_attempt(events, attempt) for events in read_run(self._run).values()]
         stopped = code == 0 and any(e["event"] == "stop" for events in ranks for e in events)
-        cancelled = (self._run.logs / "cancelled").exists()
+        cancelled = (self._run.logs / "cancelled").exists() or IN_ALLOCATION in os.environ
         if (stopped or self._lost) and not cancelled and self._restart < self._spec.cluster.slurm.max_requeues:
             self._requeue(attempt, "stopped before the time limit" if stopped else f"without {', '.join(self._lost)}")
         conclude(self._run, self._spec, self._plan, code)  # nobody may be following

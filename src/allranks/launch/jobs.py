@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks import envpolicy
-from allranks.launch import hosts
+from allranks.launch import allocation, hosts
 from allranks.launch.follow import Job
 from allranks.launch.local import LocalJob
 from allranks.launch.slurm import SlurmJob
@@ -29,6 +29,8 @@ def _local(run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: d
 def _slurm(run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: dict[str, Any]) -> Job:
     (run.logs / "cancelled").unlink(missing_ok=True)
     write_json(run.logs / "resume.json", resume)
+    if allocation.inside():
+        return allocation.AllocationJob(run)
     return SlurmJob.submit(run, find_slurm(Path.cwd()))
 
 
