@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from allranks.cli.options import json_option, print_json, set_option
 from allranks.cli.show import Live, samples_table, summary_table
+from allranks.envpolicy import EnvVar
 from allranks.errors import EXIT_OK
 from allranks.launch.outcome import RunResult
 from allranks.observe.events import read_events
@@ -62,13 +63,18 @@ def watch(console: Console, start: Callable[[Live], RunResult], plan: LaunchPlan
     lines = [
         f"run      {folder.name}",
         f"plan     {plan.world_size} ranks on {nodes}, {plan.strategy}, {plan.backend} on {plan.device}, {plan.dtype}",
-        f"threads  OMP_NUM_THREADS={threads.value} ({threads.reason.split(';')[0]})" if threads else "",
+        f"threads  {_threads(threads)}" if threads else "",
         *(f"note     {warning}" for warning in plan.warnings),
     ]
     for line in filter(None, lines):
         console.print(escape(line), highlight=False, soft_wrap=not console.is_terminal)
     with Live(console, plan) as live:
         return start(live)
+
+
+def _threads(decided: EnvVar) -> str:
+    why = decided.reason.split(";")[0]
+    return why if decided.value is None else f"OMP_NUM_THREADS={decided.value} ({why})"
 
 
 def conclude(result: RunResult, console: Console, as_json: bool) -> int:
