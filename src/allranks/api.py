@@ -21,7 +21,7 @@ from allranks.launch.jobs import LAUNCHERS
 from allranks.launch.outcome import RunResult, conclude
 from allranks.launch.slurm import SlurmJob
 from allranks.observe.events import Tail
-from allranks.plan import LaunchPlan, make_plan
+from allranks.planning import LaunchPlan, make_plan
 from allranks.redact import HIDDEN, is_secret_name, redact_argument, redact_env
 from allranks.rundir import RunDir, create_run, find_run, read_json, write_json, write_text_atomic
 from allranks.slurm.commands import find_slurm

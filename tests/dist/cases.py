@@ -14,7 +14,7 @@ import torch.distributed as dist
 from allranks.errors import AllranksError
 from allranks.facts import MachineFacts
 from allranks.observe.events import EventLog
-from allranks.plan import BatchPlan, make_plan
+from allranks.planning import BatchPlan, make_plan
 from allranks.rundir import RunDir
 from allranks.spec import parse_spec
 from allranks.spec.records import AdapterSpec, ModelSpec, TrainSpec

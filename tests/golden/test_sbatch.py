@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from allranks.errors import SpecError
-from allranks.plan import make_plan
+from allranks.planning import make_plan
 from allranks.rundir import RunDir
 from allranks.slurm.script import render
 from allranks.spec import parse_spec

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.errors import DataError, SpecError
-from allranks.plan import BatchPlan
+from allranks.planning import BatchPlan
 from allranks.spec.records import DataSpec
 from allranks.train.data import sources
 from allranks.train.data.encode import encode_labelled, encode_text, label_map

@@ -9,7 +9,7 @@ import pytest
 from allranks.envpolicy import environment
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.facts import Gpu, MachineFacts
-from allranks.plan import LaunchPlan, make_plan
+from allranks.planning import LaunchPlan, make_plan
 from allranks.spec import parse_spec
 
 GPUS = [Gpu(index=i, name="NVIDIA H100 80GB HBM3", memory_bytes=80 * 2**30) for i in range(8)]

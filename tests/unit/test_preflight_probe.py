@@ -187,7 +187,7 @@ def test_a_command_that_hangs_is_ended_and_its_lines_kept() -> None:
 
 def test_this_machine_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from allranks.facts import machine_facts
-    from allranks.plan import make_plan
+    from allranks.planning import make_plan
 
     spec = RunSpec()
     found = examine(Where(), spec, make_plan(spec, machine_facts()), tmp_path, imports=False)

@@ -8,7 +8,7 @@ import pytest
 
 from allranks.launch.blame import RankEnd, find_culprit, is_echo
 from allranks.observe.summary import mfu, of_last_story, quantile, summarize
-from allranks.plan import make_plan
+from allranks.planning import make_plan
 from allranks.spec import parse_spec
 from allranks.spec.records import TrainSpec
 from allranks.train.optim import learning_rate

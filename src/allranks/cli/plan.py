@@ -11,7 +11,7 @@ from allranks.cli.options import json_option, print_json, set_option
 from allranks.errors import EXIT_OK
 
 if TYPE_CHECKING:
-    from allranks.plan import LaunchPlan
+    from allranks.planning import LaunchPlan
 
 MAX_RANK_ROWS = 16
 

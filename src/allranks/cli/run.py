@@ -20,7 +20,7 @@ from allranks.errors import EXIT_OK
 from allranks.launch.outcome import RunResult
 from allranks.observe.events import read_events
 from allranks.observe.samples import before_and_after
-from allranks.plan import LaunchPlan
+from allranks.planning import LaunchPlan
 from allranks.rundir import RunDir
 from allranks.spec.records import RunSpec
 

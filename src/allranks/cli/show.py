@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from allranks.plan import LaunchPlan
+from allranks.planning import LaunchPlan
 
 PHASES = {
     "prepare": "preparing data",

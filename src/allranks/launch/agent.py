@@ -28,7 +28,7 @@ from allranks.launch.blame import RankEnd
 from allranks.launch.rank import done_marker, end_with_parent
 from allranks.launch.rendezvous import Rendezvous
 from allranks.observe.telemetry import Telemetry
-from allranks.plan import LaunchPlan
+from allranks.planning import LaunchPlan
 from allranks.rundir import RunDir, read_json, write_json
 
 PEER_DEATH_GRACE_S = 8.0

@@ -25,7 +25,7 @@ from allranks.launch.allocation import IN_ALLOCATION
 from allranks.launch.outcome import conclude, of_attempt
 from allranks.launch.rendezvous import Place, Rendezvous
 from allranks.observe.events import read_run
-from allranks.plan import LaunchPlan
+from allranks.planning import LaunchPlan
 from allranks.preflight import PreflightReport
 from allranks.preflight.gather import Preflight, Where, examine, require_nodes, text_line, write
 from allranks.rundir import RunDir, read_json, write_json

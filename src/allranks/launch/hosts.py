@@ -16,7 +16,7 @@ import msgspec
 
 from allranks.errors import SpecError
 from allranks.launch.rendezvous import Place, Rendezvous
-from allranks.plan import LaunchPlan
+from allranks.planning import LaunchPlan
 from allranks.preflight.port import rendezvous_port
 from allranks.rundir import RunDir, read_json, write_json, write_text_atomic
 from allranks.spec.records import RunSpec

@@ -11,7 +11,7 @@ from allranks.launch import allocation, hosts
 from allranks.launch.follow import Job
 from allranks.launch.local import LocalJob
 from allranks.launch.slurm import SlurmJob
-from allranks.plan import LaunchPlan
+from allranks.planning import LaunchPlan
 from allranks.redact import HIDDEN
 from allranks.rundir import RunDir, write_json
 from allranks.slurm.commands import find_slurm

@@ -11,7 +11,7 @@ from allranks.errors import EXIT_FAILED, EXIT_OK
 from allranks.launch.blame import Culprit, RankEnd, find_culprit
 from allranks.observe import events as event_files
 from allranks.observe.summary import of_last_story, summarize
-from allranks.plan import LaunchPlan
+from allranks.planning import LaunchPlan
 from allranks.rundir import RunDir, read_json, write_json
 from allranks.spec.records import RunSpec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from allranks.plan import LaunchPlan
+from allranks.planning import LaunchPlan
 from allranks.spec.records import RunSpec
 
 WARMUP_STEPS = 5

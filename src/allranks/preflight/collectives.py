@@ -9,7 +9,7 @@ import sys
 import msgspec
 
 from allranks.errors import RunFailed
-from allranks.plan import LaunchPlan
+from allranks.planning import LaunchPlan
 from allranks.preflight.gather import Preflight, Where
 from allranks.preflight.probe import unused_port
 

@@ -10,7 +10,7 @@ import msgspec
 
 from allranks.errors import EnvironmentNotAble
 from allranks.facts import machine_facts
-from allranks.plan import LaunchPlan, make_plan
+from allranks.planning import LaunchPlan, make_plan
 from allranks.preflight.allocation import allocation, find_slurm, inside_job, test_only
 from allranks.preflight.collectives import Pair, measure, slow_pairs, verdict
 from allranks.preflight.gather import Preflight, Where, examine, without_bad

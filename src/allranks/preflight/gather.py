@@ -10,7 +10,7 @@ import msgspec
 
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.facts import MachineFacts
-from allranks.plan import LaunchPlan, make_plan
+from allranks.planning import LaunchPlan, make_plan
 from allranks.preflight import probe as prober
 from allranks.preflight.checks import Need, Survey, judge
 from allranks.preflight.network import ChosenNetwork, choose_network

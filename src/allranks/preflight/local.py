@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from allranks.facts import MachineFacts
-from allranks.plan import LaunchPlan
+from allranks.planning import LaunchPlan
 from allranks.preflight.records import Check, PreflightReport
 from allranks.preflight.wish import needed_packages
 from allranks.spec.records import RunSpec

@@ -10,7 +10,7 @@ import jinja2
 
 from allranks.envpolicy import environment
 from allranks.errors import SpecError
-from allranks.plan import LaunchPlan
+from allranks.planning import LaunchPlan
 from allranks.redact import HIDDEN
 from allranks.rundir import RunDir
 from allranks.spec.records import RunSpec

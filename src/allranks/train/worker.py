@@ -19,7 +19,7 @@ from allranks.errors import NonFiniteLoss
 from allranks.facts import host_name
 from allranks.observe.events import EventLog
 from allranks.observe.loggers import forward_event, make_loggers
-from allranks.plan import LaunchPlan
+from allranks.planning import LaunchPlan
 from allranks.rundir import RunDir, read_json
 from allranks.spec import RunSpec, load_spec
 from allranks.stage import spec_here

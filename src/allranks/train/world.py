@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from allranks.facts import host_name
-from allranks.plan import LaunchPlan
+from allranks.planning import LaunchPlan
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from allranks.errors import DataError
-from allranks.plan import BatchPlan
+from allranks.planning import BatchPlan
 from allranks.train.data.pack import shuffle
 
 Rows = npt.NDArray[np.int64]
