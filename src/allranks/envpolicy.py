@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from allranks.redact import HIDDEN, is_secret_name
 from allranks.spec.records import RunSpec
 
 
@@ -109,5 +110,10 @@ def _user_wins(decisions: list[EnvVar], user: dict[str, str]) -> list[EnvVar]:
 
 
 def environment(decisions: list[EnvVar]) -> dict[str, str]:
-    """The variables to set."""
-    return {item.name: item.value for item in decisions if item.value is not None}
+    """The variables to set; one whose value was hidden in a file is left to the environment of whoever starts."""
+    return {item.name: item.value for item in decisions if item.value is not None and item.value != HIDDEN}
+
+
+def without_secrets(decisions: list[EnvVar]) -> dict[str, str]:
+    """What may stand in a script or on a terminal."""
+    return {name: value for name, value in environment(decisions).items() if not is_secret_name(name)}

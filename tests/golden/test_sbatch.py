@@ -113,3 +113,4 @@ def test_env_is_exported_in_the_script_and_secrets_are_not() -> None:
     assert "export LIST='^lo,docker0'" in text
     assert "--export" not in text
     assert "HF_TOKEN" not in text
+    assert "verysecret" not in text_of(env={"HF_TOKEN": "verysecret"})

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from allranks.envpolicy import without_secrets
 from allranks.errors import SpecError
 from allranks.launch.rendezvous import Place, Rendezvous
 from allranks.planning import LaunchPlan
@@ -113,7 +114,7 @@ def _address_of(host: str) -> str:
 
 
 def _command(run: RunDir, plan: LaunchPlan, attempt: int, node: int) -> str:
-    exports = [f"{e.name}={shlex.quote(e.value)}" for e in plan.environment if e.value is not None and e.value != "***"]
+    exports = [f"{name}={shlex.quote(value)}" for name, value in without_secrets(plan.environment).items()]
     words = [
         sys.executable,
         "-m",

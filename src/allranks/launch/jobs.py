@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from allranks.launch.follow import Job
 from allranks.launch.local import LocalJob
 from allranks.launch.slurm import SlurmJob
 from allranks.planning import LaunchPlan
-from allranks.redact import HIDDEN
 from allranks.rundir import RunDir, write_json
 from allranks.slurm.commands import find_slurm
 from allranks.spec.records import RunSpec
@@ -22,11 +22,14 @@ Start = Callable[[RunDir, RunSpec, LaunchPlan, int, dict[str, Any]], Job]
 
 def _local(run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: dict[str, Any]) -> Job:
     _args(run, attempt, resume)
-    env = {k: v for k, v in envpolicy.environment(plan.environment).items() if v != HIDDEN}
+    env = envpolicy.environment(plan.environment)
     return LocalJob(run, attempt, plan.nodes[0].host or "localhost", env, spec.observe.telemetry_s)
 
 
 def _slurm(run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: dict[str, Any]) -> Job:
+    # Secrets stand in no script: sbatch hands the environment of its caller on to the job.
+    written = envpolicy.without_secrets(plan.environment)
+    os.environ.update({k: v for k, v in envpolicy.environment(plan.environment).items() if k not in written})
     (run.logs / "cancelled").unlink(missing_ok=True)
     write_json(run.logs / "resume.json", resume)
     if allocation.inside():

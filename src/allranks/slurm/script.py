@@ -8,10 +8,9 @@ from pathlib import Path
 
 import jinja2
 
-from allranks.envpolicy import environment
+from allranks.envpolicy import without_secrets
 from allranks.errors import SpecError
 from allranks.planning import LaunchPlan
-from allranks.redact import HIDDEN
 from allranks.rundir import RunDir
 from allranks.spec.records import RunSpec
 
@@ -28,7 +27,7 @@ def render(spec: RunSpec, plan: LaunchPlan, run: RunDir, python: str) -> str:
     jinja = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)  # noqa: S701
     jinja.trim_blocks = jinja.lstrip_blocks = True
     jinja.filters["q"] = shlex.quote
-    exports = sorted((k, v) for k, v in environment(plan.environment).items() if v != HIDDEN)
+    exports = sorted(without_secrets(plan.environment).items())
     for name, value in exports:
         if not NAME.match(name):
             raise SpecError(f"cluster.env.{name}: this is no name of an environment variable")
