@@ -8,6 +8,7 @@ from allranks import envpolicy
 from allranks.envpolicy import EnvVar
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.facts import MachineFacts
+from allranks.slurm.timelimit import SIGNAL_EARLY_S, seconds_of
 from allranks.spec.records import RunSpec
 from allranks.train.strategies import entry, resolve_options
 
@@ -77,6 +78,7 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
         )
     if device == "cpu" and procs > facts.cpus and cluster.launcher == "local":
         warnings.append(f"{procs} ranks share {facts.cpus} cores: they will take turns, and timings mean little")
+    warnings += _time_warnings(spec)
     hosts = _hosts(spec, facts)
     return LaunchPlan(
         run_name=spec.name,
@@ -99,6 +101,18 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
         warnings=warnings,
         timeout_s=cluster.timeout_s,
     )
+
+
+def _time_warnings(spec: RunSpec) -> list[str]:
+    """Slurm sends the signal before the time limit up to a minute early; in a short job that is at once."""
+    slurm = spec.cluster.slurm
+    limit = seconds_of(slurm.time) if spec.cluster.launcher == "slurm" and slurm.time else None
+    if limit is None or limit > slurm.signal_s + SIGNAL_EARLY_S:
+        return []
+    return [
+        f"cluster.slurm.time {slurm.time} leaves the ranks hardly any time: they are asked to stop {slurm.signal_s} s before it "
+        f"(cluster.slurm.signal_s), and Slurm does so up to {SIGNAL_EARLY_S} s early; make the limit longer or signal_s smaller"
+    ]
 
 
 def batch_plan(spec: RunSpec, world_size: int) -> BatchPlan:

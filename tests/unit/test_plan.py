@@ -10,6 +10,7 @@ from allranks.envpolicy import environment
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.facts import Gpu, MachineFacts
 from allranks.planning import LaunchPlan, make_plan
+from allranks.slurm.timelimit import seconds_of
 from allranks.spec import parse_spec
 
 GPUS = [Gpu(index=i, name="NVIDIA H100 80GB HBM3", memory_bytes=80 * 2**30) for i in range(8)]
@@ -91,3 +92,27 @@ def test_steps() -> None:
 def test_ranks_are_numbered_node_by_node() -> None:
     made = plan(["cluster.launcher=slurm", "cluster.nodes=3", "cluster.procs_per_node=2"])
     assert [row[:3] for row in made.rank_rows()] == [(0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 1, 1), (4, 2, 0), (5, 2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 5400),
+        ("90:30", 5430),
+        ("1:30:00", 5400),
+        ("2-0", 172800),
+        ("2-1:30", 178200),
+        ("2-1:30:05", 178205),
+        ("UNLIMITED", None),
+        ("1:2:3:4", None),
+    ],
+)
+def test_time_limits_as_slurm_reads_them(text: str, seconds: int | None) -> None:
+    assert seconds_of(text) == seconds
+
+
+def test_a_time_limit_that_the_signal_eats_up_is_said() -> None:
+    slurm = ["cluster.launcher=slurm", "cluster.slurm.time=00:03:00"]
+    assert any("hardly any time" in w for w in plan(slurm).warnings)
+    assert not plan([*slurm, "cluster.slurm.signal_s=60"]).warnings
+    assert not plan(["cluster.launcher=slurm"]).warnings

@@ -59,6 +59,8 @@ class Agent:
         found = read_json(run.rendezvous(attempt))
         self._meeting = msgspec.convert(found, Rendezvous) if found else None
         self._killed = False
+        self._stop_asked = False
+        self._told: set[int] = set()
 
     def run(self) -> int:
         """The exit code: 0 if every rank ended well."""
@@ -81,6 +83,7 @@ class Agent:
         if telemetry:
             telemetry.stop()
         self._write_exit(ends)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # one that comes now is late; Python's end would die of it
         return 1 if ends else 0
 
     def _launch(self) -> list[RankEnd]:
@@ -142,8 +145,15 @@ class Agent:
         return [p for p in psutil.Process().children() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
     def _ask_stop(self, number: int, frame: FrameType | None) -> None:
-        for child in self._children():
-            child.send_signal(signal.SIGUSR1)
+        self._stop_asked = True
+        self._tell_ranks()
+
+    def _tell_ranks(self) -> None:
+        """Hand the request on to each rank once, and not before it heeds it: one that is still starting would die of it."""
+        for child in self._children() if self._stop_asked else []:
+            if child.pid not in self._told and catches(child.pid, signal.SIGUSR1):
+                self._told.add(child.pid)
+                child.send_signal(signal.SIGUSR1)
 
     def _kill(self, number: int, frame: FrameType | None) -> None:
         self._killed = True
@@ -162,6 +172,7 @@ class Agent:
         control, obeyed = self._run.control(self._attempt), ""
         while True:
             time.sleep(0.5)
+            self._tell_ranks()
             word = control.read_text().strip() if control.exists() else ""
             if word != obeyed:
                 obeyed = word
@@ -210,6 +221,16 @@ def interface_towards(address: str) -> str:
         if any(a.address == own for a in addresses):
             return name
     return "lo"
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler of its own for a signal, by /proc; True where that is not known."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return not Path("/proc/self/status").exists()
+    caught = next((line.split()[1] for line in lines if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def _alive(process: psutil.Process) -> bool:

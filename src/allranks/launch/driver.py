@@ -53,6 +53,7 @@ def main() -> None:
             },
         )
         code = error.exit_code
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a request that comes now is late; Python's end would die of it
     sys.exit(code)
 
 
@@ -206,12 +207,16 @@ class Driver:
             "--telemetry-s",
             str(self._spec.observe.telemetry_s),
         )
+        control = self._run.control(attempt)
+        control.touch()  # what is there is read anew at each opening, also on NFS; what is not there, up to a minute late
         self._agents = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        if self._stop_asked:
-            self._agents.send_signal(signal.SIGUSR1)
         failed_at: float | None = None
         while (code := self._agents.poll()) is None:
             time.sleep(POLL_S)
+            if self._stop_asked and not control.stat().st_size:
+                # Not through srun: its signal reaches every process of a step, also those that are still starting,
+                # or are no ranks (loaders of data, compilers), and they would die of it.
+                control.write_text("stop")
             if failed_at is None and self._some_node_failed(attempt):
                 failed_at = time.monotonic()
             if failed_at is not None and time.monotonic() - failed_at > PEER_NODE_GRACE_S:
@@ -233,8 +238,6 @@ class Driver:
 
     def _ask_stop(self, number: int, frame: FrameType | None) -> None:
         self._stop_asked = True
-        if self._agents is not None and self._agents.poll() is None:
-            self._agents.send_signal(signal.SIGUSR1)  # srun hands it on to the agents, they to the ranks
 
     def _end(self, attempt: int, code: int) -> int:
         ranks = [of_attempt(events, attempt) for events in read_run(self._run).values()]

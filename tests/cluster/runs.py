@@ -1,0 +1,74 @@
+"""Whole runs through the Slurm of a box: a spec that is over in seconds, and `allranks run` of it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from allranks.rundir import RunDir, read_json
+from tests.conftest import tiny_spec, write_rows
+from tests.dist.harness import ALLRANKS, step_events, until
+
+LIMIT_S = 150
+
+
+def spec_in(shared: Path, **sections: Any) -> dict[str, Any]:
+    write_rows(shared / "rows.json", 80)
+    cluster = {"launcher": "slurm", "nodes": 3, "procs_per_node": 1, "env": {"OMP_NUM_THREADS": "1"}} | sections.pop(
+        "cluster", {}
+    )
+    sections.setdefault("eval", {"samples": 0})
+    return tiny_spec(shared / "rows.json", shared, cluster=cluster, **sections)
+
+
+def allranks(shared: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*ALLRANKS, *args], cwd=shared, capture_output=True, text=True, timeout=LIMIT_S)
+
+
+def run(shared: Path, spec: dict[str, Any], *more: str) -> tuple[subprocess.CompletedProcess[str], RunDir]:
+    (shared / "spec.yaml").write_text(yaml.safe_dump(spec))
+    done = allranks(shared, "run", "spec.yaml", *more)
+    folders = sorted((shared / "runs").iterdir(), key=lambda p: p.stat().st_mtime) if (shared / "runs").is_dir() else []
+    assert folders, done.stderr
+    return done, RunDir(folders[-1])
+
+
+def log_of(run_dir: RunDir) -> str:
+    path = run_dir.logs / "slurm.log"
+    return path.read_text() if path.exists() else ""
+
+
+class Submitted:
+    """A run that goes on while the test does something to it."""
+
+    def __init__(self, shared: Path, spec: dict[str, Any]) -> None:
+        (shared / "spec.yaml").write_text(yaml.safe_dump(spec))
+        self.out = shared / "out.txt"
+        self.process = subprocess.Popen(
+            [*ALLRANKS, "run", "spec.yaml"],
+            cwd=shared,
+            stdout=self.out.open("w"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        until(lambda: (shared / "runs").is_dir() and any((shared / "runs").iterdir()))
+        self.run = RunDir(next((shared / "runs").iterdir()))
+
+    def until_step(self, step: int) -> None:
+        until(
+            lambda: any(e["step"] >= step for e in step_events(self.run)) or self.process.poll() is not None,
+            limit_s=LIMIT_S,
+        )
+        assert self.process.poll() is None, self.out.read_text() + log_of(self.run)
+
+    def job(self) -> str:
+        return read_json(self.run.job)["job"]
+
+    def wait(self, limit_s: float = LIMIT_S) -> tuple[int, str]:
+        try:
+            return self.process.wait(timeout=limit_s), self.out.read_text()
+        finally:
+            self.process.kill()
