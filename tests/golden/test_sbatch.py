@@ -17,7 +17,8 @@ from allranks.errors import SpecError
 from allranks.planning import make_plan
 from allranks.rundir import RunDir
 from allranks.slurm.script import render
-from allranks.spec import parse_spec
+from allranks.spec import load_spec, parse_spec
+from tests.conftest import REPO
 from tests.unit.test_plan import facts
 
 HERE = Path(__file__).parent
@@ -71,6 +72,18 @@ CASES: dict[str, dict[str, Any]] = {
 def test_script_is_the_golden_one(name: str) -> None:
     golden = HERE / f"{name}.sbatch"
     text = text_of(**CASES[name])
+    if os.environ.get("ALLRANKS_GOLDEN") == "write":
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+def test_plan_of_the_two_node_example_is_the_golden_one() -> None:
+    spec = load_spec(REPO / "examples" / "mistral-7b-lora-ddp-2node.yaml")
+    made = make_plan(spec, facts())
+    assert (made.world_size, made.device, made.backend, made.dtype) == (16, "cuda", "nccl", "bfloat16")
+    assert made.nodes[1].ranks == list(range(8, 16))
+    text = render(spec, made, RunDir(Path("/shared/runs/mistral-1")), "/env/bin/python")
+    golden = HERE / "mistral-7b-lora-ddp-2node.sbatch"
     if os.environ.get("ALLRANKS_GOLDEN") == "write":
         golden.write_text(text)
     assert text == golden.read_text()

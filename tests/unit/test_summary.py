@@ -42,6 +42,15 @@ def test_warm_up_is_told_apart() -> None:
     assert m["peak_memory_bytes"] == 110
 
 
+def test_time_of_an_epoch_is_the_mean_step_times_its_steps() -> None:
+    times = [10.0] * 5 + [1.0, 1.0, 4.0]
+    events = [step(n, t, 100) for n, t in enumerate(times, 1)]
+    data = {"event": "data", "time": 0.0, "rank": 0, "sequences": 30 * PLAN.batch.global_batch_size}
+    assert summarize("x", SPEC, PLAN, {0: [data, *events]}, "succeeded")["epoch_s"] == pytest.approx(60.0)
+    assert summarize("x", SPEC, PLAN, {0: events}, "succeeded")["epoch_s"] is None
+    assert summarize("x", SPEC, PLAN, {0: [data, *events[:5]]}, "succeeded")["epoch_s"] is None
+
+
 def test_logging_seldom_changes_no_total() -> None:
     each = [step(n, 1.0 + n, 100) for n in range(1, 21)]
     seldom = [

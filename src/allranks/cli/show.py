@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from allranks.planning import LaunchPlan
+from allranks.report.text import bytes_text, seconds_text
 
 PHASES = {
     "prepare": "preparing data",
@@ -141,17 +142,6 @@ def _number(value: float | None, digits: int = 4) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def bytes_text(value: float | None) -> str:
-    """Bytes for people."""
-    if value is None:
-        return "-"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
-
-
 def summary_table(metrics: dict[str, Any]) -> Table:
     """The summary of a run as a table of two columns."""
     table = Table(
@@ -195,6 +185,7 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
             else f"{m['tokens_per_s']:,.0f} real tokens/s ({m['tokens_per_s_per_rank']:,.0f} a rank), after 5 warm-up steps",
         ),
         ("step time", None if step is None else f"median {step['median']:.3f} s, p90 {step['p90']:.3f} s"),
+        ("epoch", None if m.get("epoch_s") is None else f"{seconds_text(m['epoch_s'])} of training"),
         ("MFU", None if m["mfu"] is None else f"{m['mfu']:.1%}"),
         ("peak memory", bytes_text(m["peak_memory_bytes"]) + " a rank"),
     ]

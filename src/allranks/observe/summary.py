@@ -96,6 +96,7 @@ def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, E
         "tokens_per_s_per_rank": rate / plan.world_size if rate else None,
         "warmup_s": round(sum(step_times(steps.get(0, []))) - sum(times), 6) if times else None,
         "step_time_s": {"median": statistics.median(times), "p90": quantile(times, 0.9)} if times else None,
+        "epoch_s": epoch_time(times, data, plan),
         "mfu": mfu(rate, spec, model, plan),
         "peak_memory_bytes": max((e["peak_memory_bytes"] for s in steps.values() for e in s), default=None),
         "prepare_s": data.get("seconds"),
@@ -106,6 +107,15 @@ def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, E
         "attempts": sum(e["event"] == "start" for e in zero),
         "sync_proof": {k: proof[k] for k in ("world_size", "weights_equal", "data_disjoint")} if proof else None,
     }
+
+
+def epoch_time(times: list[float], data: dict[str, Any], plan: LaunchPlan) -> float | None:
+    """Seconds of training that show every sequence once: the mean step after warm-up times the steps of an epoch (no
+    evaluation, no checkpoint). The mean, not the median: an epoch has its slow steps too."""
+    sequences = data.get("sequences")
+    if not times or not sequences or plan.batch is None:
+        return None
+    return statistics.fmean(times) * sequences / plan.batch.global_batch_size
 
 
 def throughput(steps: dict[int, Events]) -> float | None:

@@ -1,0 +1,76 @@
+"""The lab and the two-node run as their examples say them, smaller: what their readers are told to look at is there."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from allranks.rundir import RunDir, read_json
+from allranks.testcluster import Box
+from tests.cluster.runs import allranks, log_of
+from tests.conftest import REPO
+
+pytestmark = pytest.mark.python_on_nodes
+LAB = REPO / "examples" / "lab-bert-agnews-slurm.yaml"
+TWO_NODES = REPO / "examples" / "tiny-mistral-lora-ddp-2node.yaml"
+
+
+def run_example(shared: Path, example: Path, *sets: str) -> RunDir:
+    """`allranks run` of an example, with its run folder and cache where the nodes see them."""
+    all_sets = (f"run_root={shared}/runs", f"cluster.cache={shared}/cache", "cluster.env.OMP_NUM_THREADS='1'", *sets)
+    done = allranks(shared, "run", str(example), *(word for item in all_sets for word in ("--set", item)))
+    run_dir = RunDir(next((shared / "runs").iterdir()))
+    assert done.returncode == 0, done.stdout + done.stderr + log_of(run_dir)
+    return run_dir
+
+
+def check_lab(run_dir: RunDir, nodes: int) -> None:
+    """Every check-off of the hand-out."""
+    world = 2 * nodes
+    lines = run_dir.preflight_text.read_text().splitlines()
+    assert [line.split()[:3] for line in lines[:nodes]] == [
+        [f"n{i}", "proj=ok", "pkgs=ok"] for i in range(1, nodes + 1)
+    ]
+    assert all(line.endswith(" OK") for line in lines[:nodes])
+    logs = run_dir.rank_logs(1)
+    assert sorted(logs) == list(range(world))
+    for rank, path in logs.items():
+        assert f"[RANK {rank}] WORLD_SIZE={world} n{rank // 2 + 1} " in path.read_text()
+    (checkpoint,) = run_dir.checkpoints.iterdir()
+    names = {path.name for path in checkpoint.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= names
+    metrics = read_json(run_dir.metrics)
+    assert (metrics["world_size"], metrics["nodes"]) == (world, nodes)
+    assert metrics["sync_proof"] == {"world_size": world, "weights_equal": True, "data_disjoint": True}
+    assert metrics["accuracy"] is not None
+    steps_of_an_epoch = 380 / (8 * world)
+    assert 0 < metrics["epoch_s"] < metrics["wall_time_s"]
+    assert metrics["epoch_s"] == pytest.approx(steps_of_an_epoch * metrics["step_time_s"]["median"], rel=0.9)
+
+
+def test_the_lab_on_three_nodes(box: Box, shared: Path) -> None:
+    check_lab(run_example(shared, LAB, "data.subset=400", "train.epochs=2"), 3)
+
+
+@pytest.mark.full
+def test_the_lab_on_five_nodes(shared: Path, make_box: Callable[..., Box], monkeypatch: pytest.MonkeyPatch) -> None:
+    box = make_box(f"five-{os.getpid()}", nodes=5)
+    monkeypatch.setenv("ALLRANKS_BOX", box.name)
+    check_lab(run_example(shared, LAB, "data.subset=400", "train.epochs=2", "cluster.nodes=5"), 5)
+
+
+def test_the_two_node_lora_run(box: Box, shared: Path) -> None:
+    run_dir = run_example(shared, TWO_NODES)
+    metrics = read_json(run_dir.metrics)
+    assert (metrics["world_size"], metrics["nodes"], metrics["steps"], metrics["use_lora"]) == (4, 2, 10, True)
+    assert metrics["sync_proof"]["weights_equal"] and metrics["sync_proof"]["data_disjoint"]
+    said = log_of(run_dir)
+    assert "node 0 = n1 eth0" in said and "node 1 = n2 eno1" in said and "ranks 2-3" in said
+    (checkpoint,) = run_dir.checkpoints.iterdir()
+    config = json.loads((checkpoint / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], len(config["target_modules"])) == (8, 16, 7)
+    assert (checkpoint / "adapter_model.safetensors").stat().st_size > 0
