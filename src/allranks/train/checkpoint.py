@@ -131,13 +131,14 @@ class Saver:
             **self.identity,
         }
         write_json(aside / "manifest.json", {**facts, "created": time.time(), "files": hash_files(aside)})
-        _sync_folder(aside)
+        _sync_files(aside)
+        _sync(aside)
         old = final.with_name(f".{final.name}.old")
         if final.exists():
             shutil.rmtree(old, ignore_errors=True)
             final.rename(old)
         aside.rename(final)
-        _sync_folder(final.parent)
+        _sync(final.parent)
         shutil.rmtree(old, ignore_errors=True)
         for step in self.run.checkpoint_steps()[: -self.keep]:
             shutil.rmtree(self.run.checkpoint(step), ignore_errors=True)
@@ -219,18 +220,20 @@ def _bytes_of(value: Any) -> int:
     return sum(_bytes_of(v) for v in value) if isinstance(value, (list, tuple)) else 0
 
 
-def _sync_folder(folder: Path) -> None:
-    """All files of a folder, and the folder itself, to the disk."""
-    for path in (
-        [*[p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")], folder]
-        if folder.name.startswith(".step")
-        else [folder]
-    ):
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+def _sync_files(folder: Path) -> None:
+    """All files below a folder to the disk."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            _sync(path)
+
+
+def _sync(path: Path) -> None:
+    """A file, or a folder's list of names, to the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def load_full(folder: Path, strategy: Strategy, rank: int) -> None:
