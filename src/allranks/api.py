@@ -139,9 +139,9 @@ def launch(
     with handling_signals() as counts:
         job = LAUNCHERS[spec.cluster.launcher](run_dir, spec, launch_plan, attempt, resume or {})
         code = follow(job, tail, observer, counts)
-        return conclude(
-            run_dir, spec, launch_plan, code, interrupted=counts.interrupts > 0, told_by_launcher=job.end_reason()
-        )
+        # The driver plans anew if it left nodes out.
+        ran = msgspec.json.decode(run_dir.plan.read_bytes(), type=LaunchPlan)
+        return conclude(run_dir, spec, ran, code, interrupted=counts.interrupts > 0, told_by_launcher=job.end_reason())
 
 
 def resume(

@@ -29,11 +29,18 @@ from allranks.spec.records import RunSpec
 @click.argument("spec", type=click.Path(path_type=Path))
 @set_option
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop: the same as `allranks plan`.")
+@click.option("--exclude-bad", is_flag=True, help="Slurm: go on without nodes that fail, if the spec allows fewer.")
 @click.option("--detach", is_flag=True, help="Start it, print its name, and go.")
 @json_option
 @click.option("--into", type=click.Path(path_type=Path), hidden=True)
 def run_command(
-    spec: Path, sets: tuple[str, ...], dry_run: bool, detach: bool, as_json: bool, into: Path | None
+    spec: Path,
+    sets: tuple[str, ...],
+    dry_run: bool,
+    exclude_bad: bool,
+    detach: bool,
+    as_json: bool,
+    into: Path | None,
 ) -> int:
     """Plan, check, launch, follow and report the run that SPEC describes."""
     from allranks import api, preflight
@@ -41,7 +48,7 @@ def run_command(
 
     if into is not None:
         return _follow_detached(into)
-    checked = api.read_spec(spec, sets)
+    checked = api.read_spec(spec, (*sets, "cluster.exclude_bad=true") if exclude_bad else sets)
     preflight.check_request(checked)
     if dry_run:
         show_plan(api.plan(checked), as_json, api.batch_script(checked))

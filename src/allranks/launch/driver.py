@@ -6,6 +6,7 @@ newest full checkpoint, as the next attempt.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -20,14 +21,14 @@ import msgspec
 
 from allranks import checkpoints
 from allranks.errors import AllranksError, CheckpointError, EnvironmentNotAble
-from allranks.facts import host_name
+from allranks.facts import host_name, machine_facts
 from allranks.launch.allocation import IN_ALLOCATION
 from allranks.launch.outcome import conclude, of_attempt
 from allranks.launch.rendezvous import Place, Rendezvous
 from allranks.observe.events import read_run
-from allranks.planning import LaunchPlan
+from allranks.planning import LaunchPlan, make_plan
 from allranks.preflight import PreflightReport
-from allranks.preflight.gather import Preflight, Where, examine, require_nodes, text_line, write
+from allranks.preflight.gather import Preflight, Where, cures, examine, require_nodes, text_line, without_bad, write
 from allranks.rundir import RunDir, read_json, write_json
 from allranks.slurm.script import entering
 from allranks.spec import RunSpec, load_spec
@@ -79,6 +80,7 @@ class Driver:
         self._agents: subprocess.Popen[bytes] | None = None
         self._stop_asked = False
         self._lost: list[str] = []
+        self._hosts: list[str] = []  # what is left of the allocation, once nodes were left out
         self._python = entering(self._spec.cluster.environment, sys.executable)[1]
 
     def run(self) -> int:
@@ -125,13 +127,14 @@ class Driver:
 
     def _srun(self, *command: str) -> list[str]:
         nodes = len(self._plan.nodes)
+        some = [f"--nodelist={','.join(self._hosts)}"] if self._hosts else []
         image = (
             (self._spec.cluster.environment or "").removeprefix("pyxis:")
             if (self._spec.cluster.environment or "").startswith("pyxis:")
             else None
         )
         return [
-            "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={self._cpus()}", "--input=none", "--unbuffered",
+            "srun", *some, f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={self._cpus()}", "--input=none", "--unbuffered",
             *([f"--container-image={image}"] if image else []), *self._python, "-m", *command,
         ]  # fmt: skip
 
@@ -152,10 +155,44 @@ class Driver:
         write(self._run, found)
         for report in found.reports:
             say(text_line(report))
-        require_nodes([r for r in found.reports if self._spec.cluster.stage == "never" or not _can_be_staged(r)])
+        bad = self._unusable(found)
+        if bad and self._spec.cluster.exclude_bad:
+            found = self._without(bad, where)
+        else:
+            require_nodes(bad)
         if found.port is None:
             raise EnvironmentNotAble("no port is free on the first node; give another with cluster.rendezvous.port")
         return found
+
+    def _unusable(self, found: Preflight) -> list[PreflightReport]:
+        """Nodes that cannot run this, whatever is staged."""
+        staging = self._spec.cluster.stage != "never"
+        return [r for r in found.reports if not r.may_run and not (staging and _can_be_staged(r))]
+
+    def _without(self, bad: list[PreflightReport], where: Where) -> Preflight:
+        """Leave nodes out, plan anew for the rest, and look at the rest again: a bad node may have hidden more."""
+        names = [r.host for r in bad]
+        for line in cures(bad):
+            say(line)
+        plan = self._plan
+        cluster = msgspec.structs.replace(
+            self._spec.cluster, device=plan.device, backend=plan.backend, procs_per_node=plan.procs_per_node
+        )
+        asked = msgspec.structs.replace(self._spec, cluster=cluster)
+        self._spec = without_bad(asked, names, machine_facts())
+        smaller = make_plan(self._spec, machine_facts())
+        self._plan = msgspec.structs.replace(smaller, environment=plan.environment)
+        self._hosts = [host for host in where.hosts if host not in names]
+        batch = self._plan.batch
+        size = f", global batch {batch.global_batch_size}" if batch else ""
+        say(f"going on without {', '.join(names)}: {smaller.world_size} ranks on {len(self._hosts)} nodes{size}")
+        write_json(self._run.plan, msgspec.to_builtins(self._plan))
+        again = examine(
+            msgspec.structs.replace(where, hosts=self._hosts), self._spec, self._plan, self._run.root, imports=False
+        )
+        write(self._run, msgspec.structs.replace(again, reports=[*again.reports, *bad]))
+        require_nodes(self._unusable(again))
+        return again
 
     @contextmanager
     def _staged(self, found: Preflight) -> Iterator[None]:
@@ -168,7 +205,9 @@ class Driver:
 
         say(f"staging for {', '.join(lacking) or 'all nodes'}")
         bundle = build(self._spec, log=say)
-        with staged(bundle, Allocation.current(), always=self._spec.cluster.stage == "always", log=say) as manifest:
+        job = Allocation.current()
+        job = dataclasses.replace(job, nodes=tuple(self._hosts) or job.nodes)
+        with staged(bundle, job, always=self._spec.cluster.stage == "always", log=say) as manifest:
             manifest.save(self._run.stage)
             self._python = manifest.python(self._python)
             yield

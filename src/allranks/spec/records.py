@@ -158,6 +158,9 @@ class ClusterSpec(Record, frozen=True):
     environment: str | None = None
     cache: Annotated[str | None, Meta(description="Hugging Face and data cache; null = HF_HOME")] = None
     stage: Literal["auto", "always", "never"] = "auto"
+    exclude_bad: Annotated[
+        bool, Meta(description="slurm: go on without nodes that fail preflight, if the batch can be shared by the rest")
+    ] = False
     timeout_s: Annotated[int, Meta(ge=1, description="of collectives")] = 600
 
 
