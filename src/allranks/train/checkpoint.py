@@ -58,12 +58,15 @@ class Saver:
         final = self.run.checkpoint(steps_done)
         aside = final.with_name(f".{final.name}.tmp")
         state = self.strategy.state_dict() if mode == "full" else None
+        weights = None if self.strategy.replicated else self._whole_weights()
         self._together("make its folder", lambda: self._begin(aside, state), only_first=True)
         if mode == "full":
             self._together("write its random state", lambda: self._write_rank(aside))
-        self._together("write it", lambda: self._write(aside, state), only_first=True)
+        self._together("write it", lambda: self._write(aside, state, weights), only_first=True)
         self._together(
-            "prove and publish it", lambda: self._publish(aside, final, steps_done, mode, state), only_first=True
+            "prove and publish it",
+            lambda: self._publish(aside, final, steps_done, mode, state, weights),
+            only_first=True,
         )
         return time.perf_counter() - started
 
@@ -105,12 +108,18 @@ class Saver:
     def _write_rank(self, aside: Path) -> None:
         torch.save(rng.rng_state(), aside / "state" / f"rank{self.world.rank}.pt")
 
-    def _write(self, aside: Path, state: dict[str, Any] | None) -> None:
+    def _whole_weights(self) -> dict[str, torch.Tensor]:
+        """Of a sharded model, by the inner model's names; rank 0's alone are not empty."""
+        whole = self.strategy.weights(trained_only=is_adapted(self.model))
+        return {name.removeprefix("model."): tensor for name, tensor in whole.items()}
+
+    def _write(self, aside: Path, state: dict[str, Any] | None, weights: dict[str, torch.Tensor] | None) -> None:
+        given = {} if weights is None else {"state_dict": weights}
         if is_adapted(self.model):
             # "auto" would ask the hub whether the vocabulary was resized
-            self.model.save_pretrained(str(aside), safe_serialization=True, save_embedding_layers=False)  # type: ignore[operator]
+            self.model.save_pretrained(str(aside), safe_serialization=True, save_embedding_layers=False, **given)  # type: ignore[operator]
         else:
-            self.model.save_pretrained(str(aside))  # type: ignore[operator]
+            self.model.save_pretrained(str(aside), **given)  # type: ignore[operator]
         self.tokenizer.save_pretrained(str(aside))
         if state is not None:
             save_file(
@@ -118,8 +127,16 @@ class Saver:
             )
             torch.save(state["optimizer"], aside / "state" / "optimizer.pt")
 
-    def _publish(self, aside: Path, final: Path, steps_done: int, mode: str, state: dict[str, Any] | None) -> None:
-        prove_weights(self.model, aside)
+    def _publish(
+        self,
+        aside: Path,
+        final: Path,
+        steps_done: int,
+        mode: str,
+        state: dict[str, Any] | None,
+        weights: dict[str, torch.Tensor] | None,
+    ) -> None:
+        prove_weights(self.model, aside, weights)
         if state is not None:
             _prove_state(aside / "state", state)
         facts = {
@@ -144,8 +161,8 @@ class Saver:
             shutil.rmtree(self.run.checkpoint(step), ignore_errors=True)
 
 
-def prove_weights(model: nn.Module, folder: Path) -> None:
-    """Read the saved weights again and compare them, bit by bit, with those in memory.
+def prove_weights(model: nn.Module, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
+    """Read the saved weights again and compare them, bit by bit, with those in memory (or with `weights`, if sharded).
 
     Raises:
         CheckpointError: a tensor is missing, has a wrapper's prefix, or differs.
@@ -153,15 +170,19 @@ def prove_weights(model: nn.Module, folder: Path) -> None:
     if is_adapted(model):
         from peft import get_peft_model_state_dict
 
-        wanted: dict[str, torch.Tensor] = get_peft_model_state_dict(model, save_embedding_layers=False)  # type: ignore[arg-type]
+        wanted: dict[str, torch.Tensor] = get_peft_model_state_dict(
+            model,  # type: ignore[arg-type]
+            state_dict=weights,
+            save_embedding_layers=False,
+        )
         saved = load_file(folder / "adapter_model.safetensors")
         _compare(saved, wanted, "adapter_model.safetensors")
         return
     saved = {}
     for part in sorted(folder.glob("model*.safetensors")):
         saved.update(load_file(part))
-    kept = {k: v for k, v in model.state_dict().items() if k in saved}
-    parameters = {n for n, _ in model.named_parameters(remove_duplicate=True)}
+    kept = {k: v for k, v in (weights or model.state_dict()).items() if k in saved}
+    parameters = set(weights) if weights else {n for n, _ in model.named_parameters(remove_duplicate=True)}
     missing = parameters - saved.keys()
     if missing and not getattr(model.config, "tie_word_embeddings", False) and not _renamed(saved, parameters):
         raise CheckpointError(
@@ -236,8 +257,12 @@ def _sync(path: Path) -> None:
         os.close(fd)
 
 
-def load_full(folder: Path, strategy: Strategy, rank: int) -> None:
-    """Weights, optimizer and this rank's random generators from a full checkpoint. Every rank calls."""
+def load_full(folder: Path, strategy: Strategy, rank: int) -> dict[str, torch.Tensor]:
+    """Weights, optimizer and this rank's random generators from a full checkpoint. Every rank calls.
+
+    Returns:
+        The weights as this rank read them.
+    """
     state = {
         "model": load_file(folder / "state" / "weights.safetensors"),
         "optimizer": torch.load(folder / "state" / "optimizer.pt", weights_only=True),
@@ -249,6 +274,7 @@ def load_full(folder: Path, strategy: Strategy, rank: int) -> None:
     own = folder / "state" / f"rank{rank}.pt"
     if own.exists():
         rng.set_rng_state(torch.load(own, weights_only=True))
+    return state["model"]
 
 
 def load_lite(folder: Path, model: nn.Module) -> None:

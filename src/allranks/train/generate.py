@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -31,18 +32,30 @@ def checkable(questions: list[dict[str, str]]) -> bool:
     return bool(questions) and short >= 0.95 * len(questions)
 
 
-def answer(world: World, model: nn.Module, tokenizer: Any, questions: list[dict[str, str]], samples: int) -> Answers:
-    """Greedy answers to held-out questions, shared out among the ranks. Every rank calls; rank 0 gets the samples."""
+def answer(
+    world: World,
+    model: nn.Module,
+    tokenizer: Any,
+    questions: list[dict[str, str]],
+    samples: int,
+    *,
+    lockstep: bool = False,
+) -> Answers:
+    """Greedy answers to held-out questions, shared out among the ranks. Every rank calls; rank 0 gets the samples.
+
+    With `lockstep` all ranks make equally many forward passes: a strategy may communicate within forward.
+    """
     check = checkable(questions)
     asked = questions if check else questions[:samples]
     longest = max((len(tokenizer(q["answer"], add_special_tokens=False)["input_ids"]) for q in asked), default=0)
     limit = min(SAMPLE_TOKENS, longest + 4)
     mine = asked[world.rank :: world.size]
-    replies = [
-        reply
-        for at in range(0, len(mine), BATCH)
-        for reply in _greedy(world, model, tokenizer, mine[at : at + BATCH], limit)
-    ]
+    rounds = math.ceil(math.ceil(len(asked) / world.size) / BATCH)
+    replies: list[str] = []
+    for i in range(rounds):
+        part = mine[i * BATCH : (i + 1) * BATCH]
+        if part or lockstep:
+            replies += _greedy(world, model, tokenizer, part or asked[:1], limit, lockstep)[: len(part)]
     gathered: list[Any] = [None] * world.size
     dist.all_gather_object(gathered, replies, group=world.control)
     ordered = [gathered[i % world.size][i // world.size] for i in range(len(asked))]
@@ -61,7 +74,9 @@ def answer(world: World, model: nn.Module, tokenizer: Any, questions: list[dict[
     )
 
 
-def _greedy(world: World, model: nn.Module, tokenizer: Any, questions: list[dict[str, str]], limit: int) -> list[str]:
+def _greedy(
+    world: World, model: nn.Module, tokenizer: Any, questions: list[dict[str, str]], limit: int, lockstep: bool
+) -> list[str]:
     encoded = [tokenizer(q["prompt"], add_special_tokens=False)["input_ids"] for q in questions]
     bos = tokenizer.bos_token_id
     if bos is not None and tokenizer("x")["input_ids"][:1] == [bos]:
@@ -77,6 +92,7 @@ def _greedy(world: World, model: nn.Module, tokenizer: Any, questions: list[dict
             max_new_tokens=limit,
             do_sample=False,
             use_cache=True,
+            synced_gpus=lockstep,
             pad_token_id=pad,
             eos_token_id=tokenizer.eos_token_id,
         )

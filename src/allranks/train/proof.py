@@ -11,6 +11,7 @@ some launch settings every rank trains alone and still reports the right RANK an
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -36,14 +37,19 @@ class SyncProof(msgspec.Struct, frozen=True, kw_only=True):
     rows_checked: int
 
 
-def prove(world: World, planned_size: int, model: nn.Module, order: Order) -> SyncProof:
+def prove(
+    world: World, planned_size: int, model: nn.Module, order: Order, before_sharding: bytes | None = None
+) -> SyncProof:
     """Show the three things.
+
+    Where no rank holds the whole weights any more, `before_sharding` is this rank's digest of them from the moment at
+    which it did: as it built the model, or as it read the checkpoint.
 
     Raises:
         ProofFailed: one of them is not so; the message says which rank differs in what.
     """
     _check_ranks(world, planned_size)
-    weights = _check_weights(world, model)
+    weights = _check_weights(world, model, before_sharding)
     rows = _check_rows(world, order)
     return SyncProof(
         world_size=world.size, weights_equal=True, data_disjoint=True, weights_hash=weights, rows_checked=rows
@@ -76,8 +82,13 @@ def _check_ranks(world: World, planned_size: int) -> None:
 
 def weights_digest(model: nn.Module) -> bytes:
     """SHA-256 over names, shapes, dtypes and contents of all parameters and persistent buffers of this rank."""
+    return tensors_digest(model.state_dict())
+
+
+def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """SHA-256 over names, shapes, dtypes and contents."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} ".encode() + content(tensor))
     return digest.digest()
 
@@ -98,8 +109,8 @@ def content(tensor: torch.Tensor) -> bytes:
     return f"{int(plain)} {int(weighted)}".encode()
 
 
-def _check_weights(world: World, model: nn.Module) -> str:
-    mine = weights_digest(model)
+def _check_weights(world: World, model: nn.Module, before_sharding: bytes | None) -> str:
+    mine = before_sharding or weights_digest(model)
     digests = [bytes(t.tolist()) for t in _all_gather(world, torch.tensor(list(mine), dtype=torch.uint8))]
     if len(set(digests)) == 1:
         return mine.hex()
@@ -107,7 +118,7 @@ def _check_weights(world: World, model: nn.Module) -> str:
     odd = [r for r, d in enumerate(digests) if d != usual]
     raise ProofFailed(
         f"step-0 proof: the weights are not equal on all ranks: rank {_list(odd)} differs from the others"
-        f"{_where_they_differ(world, model, odd[0])}. Ranks must build the same model from the same seed and files"
+        f"{'' if before_sharding else _where_they_differ(world, model, odd[0])}. Ranks must build the same model from the same seed and files"
     )
 
 

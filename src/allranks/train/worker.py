@@ -15,7 +15,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from allranks.errors import NonFiniteLoss
+from allranks.errors import CheckpointError, NonFiniteLoss
 from allranks.facts import host_name
 from allranks.observe.events import EventLog
 from allranks.observe.loggers import forward_event, make_loggers
@@ -34,7 +34,7 @@ from allranks.train.loop import Loop, Plan
 from allranks.train.losses import LossModel
 from allranks.train.model import build_model, count_parameters, is_classifier
 from allranks.train.optim import adamw
-from allranks.train.proof import prove
+from allranks.train.proof import prove, tensors_digest, weights_digest
 from allranks.train.strategies.contract import Strategy
 from allranks.train.world import World, join, leave
 
@@ -89,6 +89,7 @@ class Built:
     loss_model: LossModel
     strategy: Strategy
     saver: checkpoint.Saver
+    digest: bytes | None  # of the whole weights, where the strategy shards them
 
 
 class Worker:
@@ -125,7 +126,7 @@ class Worker:
         built = self._build(data)
         first_step = self._restore(built)
         self._phase("prove")
-        proof = prove(self._world, self._plan.world_size, built.model, order)
+        proof = prove(self._world, self._plan.world_size, built.model, order, built.digest)
         self._events.write("proof", **msgspec.to_builtins(proof))
         if self._world.is_first:
             self._say(
@@ -151,6 +152,7 @@ class Worker:
             model.compile()
         loss_model = LossModel(model, classifier=self._classifier)
         strategy = strategies.create(self._plan.strategy, dict(self._plan.strategy_options))
+        digest = None if strategy.replicated else weights_digest(model)
         rng.seed_rank(spec.train.seed, world.rank)
         strategy.setup(loss_model, adamw(spec.train), world.group, spec.train.clip_norm)
         total, trained = count_parameters(model)
@@ -173,7 +175,7 @@ class Worker:
             spec.checkpoint.keep,
             {"strategy": self._plan.strategy, "run": self._run.name},
         )
-        return Built(model, loss_model, strategy, saver)
+        return Built(model, loss_model, strategy, saver, digest)
 
     def _restore(self, built: Built) -> int:
         step = self._args.resume_step
@@ -183,9 +185,15 @@ class Worker:
             return 0
         folder = self._run.checkpoint(step)
         if self._args.inexact and not (folder / "state").is_dir():
+            if not built.strategy.replicated:
+                raise CheckpointError(
+                    f"{folder}: a lite checkpoint cannot be gone on from under {self._plan.strategy}; use a full one, or a strategy that does not shard"
+                )
             checkpoint.load_lite(folder, built.model)
         else:
-            checkpoint.load_full(folder, built.strategy, self._world.rank)
+            read = checkpoint.load_full(folder, built.strategy, self._world.rank)
+            if built.digest is not None:
+                built.digest = tensors_digest(read)
         self._events.write("resume", from_step=step, inexact=self._args.inexact)
         return step
 
@@ -280,7 +288,14 @@ class Worker:
         more: dict[str, Any] = {}
         if not self._classifier and data.questions and self._spec.eval.samples:
             more = msgspec.to_builtins(
-                answer(self._world, built.model, data.tokenizer, data.questions, self._spec.eval.samples)
+                answer(
+                    self._world,
+                    built.model,
+                    data.tokenizer,
+                    data.questions,
+                    self._spec.eval.samples,
+                    lockstep=built.strategy.lockstep,
+                )
             )
             more["answers_s"] = round(time.perf_counter() - started, 3)
         if self._world.is_first:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 
@@ -36,6 +37,15 @@ def clip_and_update(
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm
+
+
+def replicated_weights(model: nn.Module, trained_only: bool) -> dict[str, torch.Tensor]:
+    """Whole weights of a model that every rank holds, copied to the CPU of rank 0; ``{}`` elsewhere."""
+    if dist.is_initialized() and dist.get_rank() != 0:
+        return {}
+    return {
+        n: p.detach().to("cpu", copy=True) for n, p in model.named_parameters() if p.requires_grad or not trained_only
+    }
 
 
 def replicated_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -30,6 +30,8 @@ class Strategy(Protocol):
     module: nn.Module
     optimizer: torch.optim.Optimizer
     rehearse: bool  # one forward and backward, thrown away, before the first step: for what settles only then
+    replicated: bool  # every rank's module holds all weights, as plain tensors
+    lockstep: bool  # forward communicates: every rank must make equally many forward passes, in evaluation too
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
@@ -53,6 +55,11 @@ class Strategy(Protocol):
         Returns:
             The gradients' norm before clipping, a float32 scalar on the device.
         """
+        ...
+
+    def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
+        """Whole weights by the names of the module given to `setup`, on the CPU of rank 0; ``{}`` elsewhere.
+        Every rank calls."""
         ...
 
     def state_dict(self) -> dict[str, Any]:

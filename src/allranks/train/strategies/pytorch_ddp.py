@@ -18,7 +18,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from allranks.train.strategies.common import clip_and_update, load_replicated_state, replicated_state, trained
+from allranks.train.strategies.common import (
+    clip_and_update,
+    load_replicated_state,
+    replicated_state,
+    replicated_weights,
+    trained,
+)
 from allranks.train.strategies.contract import MakeOptimizer
 
 
@@ -27,6 +33,7 @@ class PyTorchDDP:
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
+    replicated, lockstep = True, False
     # DDP lays its buckets out anew after the first backward. From three ranks on the order of a ring's sums depends on
     # the layout: without a rehearsal the first step after a resume would be rounded otherwise than in a run that went on.
     rehearse = True
@@ -55,6 +62,9 @@ class PyTorchDDP:
 
     def step(self) -> torch.Tensor:
         return clip_and_update(self.optimizer, (p for _, p in self._named), self._clip_norm)
+
+    def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
+        return replicated_weights(self._model, trained_only)
 
     def state_dict(self) -> dict[str, Any]:
         return replicated_state(self._model, self.optimizer)

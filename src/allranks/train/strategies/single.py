@@ -14,7 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from allranks.train.strategies.common import clip_and_update, load_replicated_state, replicated_state, trained
+from allranks.train.strategies.common import (
+    clip_and_update,
+    load_replicated_state,
+    replicated_state,
+    replicated_weights,
+    trained,
+)
 from allranks.train.strategies.contract import MakeOptimizer
 
 
@@ -23,6 +29,7 @@ class Single:
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
+    replicated, lockstep = True, False
     rehearse = False
 
     def setup(
@@ -40,6 +47,9 @@ class Single:
 
     def step(self) -> torch.Tensor:
         return clip_and_update(self.optimizer, (p for _, p in self._named), self._clip_norm)
+
+    def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
+        return replicated_weights(self.module, trained_only)
 
     def state_dict(self) -> dict[str, Any]:
         return replicated_state(self.module, self.optimizer)
