@@ -32,9 +32,12 @@ from allranks.train.loop import Loop, Plan
 from allranks.train.losses import LossModel
 from allranks.train.model import build_model
 from allranks.train.optim import adamw
+from allranks.train.parity import update_error
 from allranks.train.proof import prove, weights_digest
 from allranks.train.world import World, join, leave
+from tests.dist import plants
 
+MICRO = 2
 CONFIG = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
@@ -64,7 +67,7 @@ def tokens_of(folder: Path, n: int) -> TokenSet:
     return _map(folder, "train")
 
 
-def batch_of(accum: int, world: int, micro: int = 2) -> BatchPlan:
+def batch_of(accum: int, world: int, micro: int = MICRO) -> BatchPlan:
     return BatchPlan(micro_batch_size=micro, grad_accum=accum, global_batch_size=micro * accum * world)
 
 
@@ -95,60 +98,129 @@ def evaluation(world: World, args: dict[str, Any]) -> Any:
     return found
 
 
-def parity(world: World, args: dict[str, Any]) -> Any:
-    """Weights after some steps of a strategy, and of one process that goes through the ranks' micro-batches in order."""
+class Sometimes(LossModel):
+    """A model with a weight more, of 7 numbers, that takes part in some batches only."""
+
+    def __init__(self, model: Any, salt: int | None) -> None:
+        super().__init__(model, classifier=False)
+        self.extra = torch.nn.Parameter(torch.linspace(0.1, 0.7, 7, dtype=next(model.parameters()).dtype))
+        self.salt = salt
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        loss = super().forward(batch)
+        return loss * (1 + self.extra.float().sum()) if takes_part(batch.input_ids, self.salt) else loss
+
+
+def takes_part(ids: torch.Tensor, salt: int | None) -> bool:
+    return salt is None or (int(ids.sum()) + salt) % 3 != 0
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {"clip": None},
+    "accumulation": {"accum": 3},
+    "lora": {"lora": True},
+    "tied": {"tied": True},
+    "frozen": {"frozen": True},
+    "unused": {"extra": "sometimes", "accum": 2},
+    "uneven": {"extra": "always", "config": {"intermediate_size": 61}},
+    "bf16": {"dtype": "bfloat16"},
+}
+UNUSED_OPTIONS = {"pytorch_ddp", "pytorch_zero1", "pytorch_zero2", "pytorch_zero3"}
+
+def parities(world: World, args: dict[str, Any]) -> Any:
+    """For each (strategy, variant): how far its weights after some steps are from those of one process that goes through
+    the ranks' micro-batches in order."""
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
-    ours = train_with(args["strategy"], world, tokens, args, world.rank)
-    reference = reference_of(world, tokens, args)
-    differs = max(float((ours[k] - reference[k]).abs().max()) for k in reference)
-    moved = max(float(v.abs().max()) for k, v in ours.items() if "lora_B" in k) if args.get("lora") else None
-    digest = torch.tensor([sum(float(v.double().sum()) for v in ours.values())], dtype=torch.float64)
-    every = [torch.zeros_like(digest) for _ in range(world.size)]
-    dist.all_gather(every, digest)
-    return {"differs": differs, "moved": moved, "ranks_equal": len({float(t) for t in every}) == 1}
+    if args.get("plant"):
+        plants.plant(args["plant"], world)
+    found = []
+    references: dict[str, Any] = {}
+    for name, variant in args["pairs"]:
+        how = dict(VARIANTS[variant])
+        if how.get("extra") == "sometimes":
+            how["salt"] = a_salt(world, tokens, how)
+            if name in UNUSED_OPTIONS:
+                how["options"] = {"find_unused_parameters": True}
+        if variant not in references:
+            references[variant] = reference_of(world, tokens, how)
+        reference = references[variant]
+        start = {n: p.detach().clone() for n, p in built(how).named_parameters() if p.requires_grad}
+        ours, spread = train_with(name, world, tokens, how, Path(args["folder"]))
+        moved = max((float(v.abs().max()) for k, v in ours.items() if "lora_B" in k), default=None)
+        error = update_error(ours, reference, start) if ours else None
+        found.append({"strategy": name, "variant": variant, "error": error, "moved": moved, "spread": spread})
+    return found
 
 
-def built(args: dict[str, Any]) -> torch.nn.Module:
-    model, _ = model_of(tie_word_embeddings=bool(args.get("tied")))
-    if args.get("lora"):
-        return add_adapter(model, AdapterSpec(type="lora", r=4, targets=["q_proj", "v_proj"]), classifier=False, base="b", seed=1)
-    if args.get("frozen"):
+def a_salt(world: World, tokens: TokenSet, how: dict[str, Any]) -> int:
+    """One with which in every step some micro-batch uses the weight, and in some step some rank does not at all."""
+    orders = orders_of(world, tokens, how)
+    for salt in range(3):
+        used = [
+            [[takes_part(collate(tokens, rows, 0, None).input_ids, salt) for rows in o.micro_batches(s)] for o in orders]
+            for s in range(STEPS)
+        ]
+        if all(any(any(r) for r in step) for step in used) and any(not any(r) for step in used for r in step):
+            return salt
+    raise AssertionError("no salt fits")
+
+
+STEPS = 3
+
+
+def orders_of(world: World, tokens: TokenSet, how: dict[str, Any]) -> list[Order]:
+    return [Order(len(tokens), 5, batch_of(how.get("accum", 1), world.size), r, world.size) for r in range(world.size)]
+
+
+def built(how: dict[str, Any]) -> LossModel:
+    model, _ = model_of(tie_word_embeddings=bool(how.get("tied")), **how.get("config", {}))
+    if how.get("lora"):
+        model = add_adapter(model, AdapterSpec(type="lora", r=4, targets=["q_proj", "v_proj"]), classifier=False, base="b", seed=1)
+    if how.get("frozen"):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("layers.0" not in name)
-    return model
+    model.to(getattr(torch, how.get("dtype", "float32")))
+    return Sometimes(model, how.get("salt")) if how.get("extra") else LossModel(model, classifier=False)
 
 
-def train_with(name: str, world: World, tokens: TokenSet, args: dict[str, Any], rank: int) -> dict[str, torch.Tensor]:
-    accum = args.get("accum", 1)
-    model = built(args)
-    strategy = strategies.create(name, args.get("options", {}))
-    strategy.setup(LossModel(model, classifier=False), adamw(TrainSpec(lr=1e-2)), world.group, args.get("clip", 1.0))
-    order = Order(len(tokens), 5, batch_of(accum, world.size), rank, world.size)
-    plan = Plan(0, args.get("steps", 3), TrainSpec(lr=1e-2, schedule="constant"), 1, 1, lambda done: False, lambda done, stop: None)
-    events = EventLog(Path(args["folder"]) / f"events{world.rank}.jsonl", world.rank)
+def train_with(name: str, world: World, tokens: TokenSet, how: dict[str, Any], folder: Path) -> tuple[dict[str, torch.Tensor], float]:
+    """Weights after some steps, on rank 0; and how far the ranks' own copies are apart, where they have any."""
+    strategy = strategies.create(name, how.get("options", {}))
+    module = built(how)
+    wanted = {n for n, p in module.named_parameters() if p.requires_grad}
+    strategy.setup(module, adamw(TrainSpec(lr=1e-2)), world.group, how.get("clip", 1.0))
+    order = orders_of(world, tokens, how)[plants.reader(world)]
+    plan = Plan(0, STEPS, TrainSpec(lr=1e-2, schedule="constant"), 1, 1, lambda done: False, lambda done, stop: None)
+    events = EventLog(folder / f"events{world.rank}.jsonl", world.rank)
 
     def make(rows: Any) -> Batch:
         return collate(tokens, rows, 0, None)
 
     Loop(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
-    return {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
+    whole = {n: w for n, w in strategy.weights(trained_only=True).items() if n in wanted}
+    assert world.rank != 0 or whole.keys() == wanted
+    spread = 0.0
+    if strategy.replicated:
+        mine = torch.tensor([float(p.double().sum()) for p in module.parameters()], dtype=torch.float64)
+        every = [torch.zeros_like(mine) for _ in range(world.size)]
+        dist.all_gather(every, mine)
+        spread = max(float((t - mine).abs().max()) for t in every)
+    return whole, spread
 
 
-def reference_of(world: World, tokens: TokenSet, args: dict[str, Any]) -> dict[str, torch.Tensor]:
+def reference_of(world: World, tokens: TokenSet, how: dict[str, Any]) -> dict[str, torch.Tensor]:
     """One process, no strategy, no allranks loop: the arithmetic that all of it must come to."""
-    accum = args.get("accum", 1)
-    model = built(args)
-    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW([p for _, p in named], lr=1e-2, weight_decay=0.0)
-    loss_model = LossModel(model, classifier=False).train()
-    orders = [Order(len(tokens), 5, batch_of(accum, world.size), r, world.size) for r in range(world.size)]
-    for step in range(args.get("steps", 3)):
+    loss_model = built(how).train()
+    named = [(n, p) for n, p in loss_model.named_parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW([p for _, p in named], lr=1e-2, weight_decay=0.0, fused=True)  # rounds as ours does
+    orders = orders_of(world, tokens, how)
+    for step in range(STEPS):
         total = int(tokens.trained[orders[0].global_batch(step)].sum())
-        for micro in range(accum):
+        for micro in range(how.get("accum", 1)):
             for order in orders:
                 (loss_model(collate(tokens, order.micro_batches(step)[micro], 0, None)) / total).backward()
-        if args.get("clip", 1.0):
-            torch.nn.utils.clip_grad_norm_([p for _, p in named], args.get("clip", 1.0))
+        if how.get("clip", 1.0):
+            torch.nn.utils.clip_grad_norm_([p for _, p in named], how.get("clip", 1.0))
         optimizer.step()
         optimizer.zero_grad()
     return {n: p.detach().clone() for n, p in named}

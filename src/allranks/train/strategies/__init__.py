@@ -28,6 +28,13 @@ class Entry:
 
 REGISTRY: dict[str, Entry] = {
     "single": Entry("single:Single", "one process, nothing to communicate", single_process=True),
+    "simple_ddp": Entry("simple_ddp:SimpleDDP", "an all-reduce a gradient after every backward"),
+    "simple_ddp_ga": Entry("simple_ddp_ga:SimpleDDPAccumulating", "an all-reduce a gradient after the last backward"),
+    "simple_ddp_hook": Entry("simple_ddp_hook:SimpleDDPHook", "a blocking all-reduce a gradient within backward"),
+    "simple_ddp_async": Entry("simple_ddp_async:SimpleDDPAsync", "an asynchronous all-reduce a gradient in backward"),
+    "bucket_ddp_async": Entry(
+        "bucket_ddp_async:BucketDDPAsync", "asynchronous all-reduces of buckets in backward", {"bucket_mb": 25.0}
+    ),
     "pytorch_ddp": Entry(
         "pytorch_ddp:PyTorchDDP",
         "torch DistributedDataParallel",

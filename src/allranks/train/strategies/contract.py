@@ -21,6 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from allranks.train.strategies.traffic import Sizes, Traffic
+
 MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 
 
@@ -31,6 +33,7 @@ class Strategy(Protocol):
     optimizer: torch.optim.Optimizer
     rehearse: bool  # one forward and backward, thrown away, before the first step: for what settles only then
     replicated: bool  # every rank's module holds all weights, as plain tensors
+    claims_overlap: bool  # gradients travel while backward computes
     lockstep: bool  # forward communicates: every rank must make equally many forward passes, in evaluation too
 
     def setup(
@@ -55,6 +58,10 @@ class Strategy(Protocol):
         Returns:
             The gradients' norm before clipping, a float32 scalar on the device.
         """
+        ...
+
+    def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
+        """What one optimizer step of `accum` micro-steps is to send, once `setup` is done."""
         ...
 
     def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:

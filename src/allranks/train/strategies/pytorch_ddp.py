@@ -26,6 +26,7 @@ from allranks.train.strategies.common import (
     trained,
 )
 from allranks.train.strategies.contract import MakeOptimizer
+from allranks.train.strategies.traffic import Sizes, Traffic
 
 
 class PyTorchDDP:
@@ -34,6 +35,7 @@ class PyTorchDDP:
     module: nn.Module
     optimizer: torch.optim.Optimizer
     replicated, lockstep = True, False
+    claims_overlap = True
     # DDP lays its buckets out anew after the first backward. From three ranks on the order of a ring's sums depends on
     # the layout: without a rehearsal the first step after a resume would be rounded otherwise than in a run that went on.
     rehearse = True
@@ -62,6 +64,9 @@ class PyTorchDDP:
 
     def step(self) -> torch.Tensor:
         return clip_and_update(self.optimizer, (p for _, p in self._named), self._clip_norm)
+
+    def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
+        return [Traffic("all_reduce", "backward", None, sizes.trained_bytes)]
 
     def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
         return replicated_weights(self._model, trained_only)

@@ -22,6 +22,7 @@ from allranks.train.strategies.common import (
     trained,
 )
 from allranks.train.strategies.contract import MakeOptimizer
+from allranks.train.strategies.traffic import Sizes, Traffic
 
 
 class Single:
@@ -30,6 +31,7 @@ class Single:
     module: nn.Module
     optimizer: torch.optim.Optimizer
     replicated, lockstep = True, False
+    claims_overlap = False
     rehearse = False
 
     def setup(
@@ -47,6 +49,9 @@ class Single:
 
     def step(self) -> torch.Tensor:
         return clip_and_update(self.optimizer, (p for _, p in self._named), self._clip_norm)
+
+    def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
+        return []
 
     def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
         return replicated_weights(self.module, trained_only)

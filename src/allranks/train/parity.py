@@ -1,0 +1,29 @@
+"""How far the weights of two trainings are apart, told in a way that means the same for every model and learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+
+def update_error(
+    ours: Mapping[str, torch.Tensor], reference: Mapping[str, torch.Tensor], start: Mapping[str, torch.Tensor]
+) -> float:
+    """The norm of the difference of the weights over the norm of what the reference training has changed.
+
+    0 is bitwise equal; 1 is as wrong as not having trained at all. A norm over all weights, because AdamW divides by the
+    gradient's own size: where a gradient is rounding noise, a single weight may differ by a whole learning rate.
+
+    Raises:
+        KeyError: the names are not the same.
+    """
+    if ours.keys() != reference.keys() or ours.keys() != start.keys():
+        raise KeyError(f"not the same weights: {sorted(ours.keys() ^ reference.keys())[:3]}")
+    apart = moved = 0.0
+    for name, wanted in reference.items():
+        apart += float((ours[name].double() - wanted.double()).square().sum())
+        moved += float((wanted.double() - start[name].double()).square().sum())
+    if apart == 0.0:
+        return 0.0
+    return (apart / moved) ** 0.5 if moved else float("inf")

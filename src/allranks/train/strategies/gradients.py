@@ -1,0 +1,98 @@
+"""Parts of the hand-written data-parallel strategies: equal starts, and collectives launched in one order on all ranks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from allranks.errors import ProofFailed
+
+
+def broadcast_from_first(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Give every rank the parameters and buffers of the group's rank 0. Every rank calls."""
+    first = dist.get_global_rank(group, 0)
+    for tensor in [*model.parameters(), *model.buffers()]:
+        dist.broadcast(tensor.data, src=first, group=group)
+
+
+def require_same_order(named: Sequence[tuple[str, nn.Parameter]], group: dist.ProcessGroup) -> None:
+    """Ranks that reduce different parameters together would corrupt gradients in silence.
+
+    Raises:
+        ProofFailed: on every rank; names the ranks whose parameters are others, or in another order.
+    """
+    digest = hashlib.sha256(repr([(n, tuple(p.shape), str(p.dtype)) for n, p in named]).encode()).digest()
+    device = named[0][1].device if named else torch.device("cpu")
+    mine = torch.tensor(list(digest), dtype=torch.uint8, device=device)
+    every = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(every, mine, group=group)
+    digests = [bytes(t.tolist()) for t in every]
+    usual = max(set(digests), key=digests.count)
+    odd = [str(r) for r, d in enumerate(digests) if d != usual]
+    if odd:
+        raise ProofFailed(
+            f"the order of gradients is not the same on all ranks: rank {', '.join(odd)} differs from the others; "
+            "their sums would mix different parameters. Ranks must build the same model, with the same parameters trained"
+        )
+
+
+class MicroStep:
+    """Whether the present micro-step is the optimizer step's last, which communicates."""
+
+    def __init__(self) -> None:
+        self.last = True
+
+    @contextmanager
+    def held_back(self) -> Iterator[None]:
+        """Around micro-steps that do not communicate."""
+        self.last = False
+        try:
+            yield
+        finally:
+            self.last = True
+
+
+class InOrder:
+    """Launches items 0, 1, 2, ... as soon as they are ready, but never before those in front of them.
+
+    Ranks may be ready in different orders, or some never (a parameter without gradient): collectives must not follow that.
+    """
+
+    def __init__(self, n: int, launch: Callable[[int], None]) -> None:
+        self._n, self._launch = n, launch
+        self._ready = [False] * n
+        self._next = 0
+
+    def ready(self, i: int) -> None:
+        """Item `i` can be launched."""
+        self._ready[i] = True
+        while self._next < self._n and self._ready[self._next]:
+            self._next += 1
+            self._launch(self._next - 1)
+
+    def finish(self) -> None:
+        """Launch the rest, and begin anew."""
+        while self._next < self._n:
+            self._next += 1
+            self._launch(self._next - 1)
+        self._ready = [False] * self._n
+        self._next = 0
+
+
+def gradient_of(parameter: nn.Parameter) -> torch.Tensor:
+    """The gradient; zeros where this rank's batch did not reach the parameter, though another rank's may have."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
+def on_gradient(parameter: nn.Parameter, action: Callable[[], None]) -> Any:
+    """Call `action` when the parameter's gradient of a backward is whole. The hook's argument is the parameter, not
+    its gradient: reducing that would average weights and leave every gradient to its rank."""
+    return parameter.register_post_accumulate_grad_hook(lambda _: action())

@@ -1,0 +1,72 @@
+"""``simple_ddp``: all-reduce every gradient after every backward.
+
+Communication: one blocking all-reduce a trained parameter after each micro-step's backward: n A calls (n parameters,
+A micro-steps) and A T g bytes a step, T trained parameters of g bytes; 2 A T g (W-1)/W sent by each rank on a ring.
+Averaging a sum whose earlier part is already the mean of all ranks leaves that part as it is, so accumulation is right,
+only wasteful.
+Memory per rank (P parameters, fp32 AdamW): 4P + 12T bytes: weights, gradients, two moments.
+Predecessor (``single``): one process cannot share the work.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from allranks.train.strategies.common import (
+    clip_and_update,
+    load_replicated_state,
+    replicated_state,
+    replicated_weights,
+    trained,
+)
+from allranks.train.strategies.contract import MakeOptimizer
+from allranks.train.strategies.gradients import broadcast_from_first, gradient_of, require_same_order
+from allranks.train.strategies.traffic import Sizes, Traffic
+
+
+class SimpleDDP:
+    """A blocking all-reduce a parameter, after every backward."""
+
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+    replicated, lockstep, rehearse = True, False, False
+    claims_overlap = False
+
+    def setup(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
+    ) -> None:
+        self.module, self._group, self._clip_norm = model, group, clip_norm
+        self._named = trained(model)
+        require_same_order(self._named, group)
+        broadcast_from_first(model, group)
+        self.optimizer = make_optimizer(self._named)
+
+    def accumulate(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+        for _, parameter in self._named:
+            gradient = gradient_of(parameter)
+            dist.all_reduce(gradient, group=self._group)
+            gradient.div_(dist.get_world_size(self._group))
+
+    def step(self) -> torch.Tensor:
+        return clip_and_update(self.optimizer, (p for _, p in self._named), self._clip_norm)
+
+    def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
+        return [Traffic("all_reduce", "after_backward", len(sizes.trained) * accum, sizes.trained_bytes * accum)]
+
+    def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
+        return replicated_weights(self.module, trained_only)
+
+    def state_dict(self) -> dict[str, Any]:
+        return replicated_state(self.module, self.optimizer)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        load_replicated_state(self.module, self.optimizer, state)

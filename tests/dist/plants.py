@@ -1,0 +1,74 @@
+"""Bugs that people really wrote, planted into strategies of a test's ranks: the parity test must see each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from allranks.train.strategies import bucket_ddp_async, gradients, simple_ddp, simple_ddp_ga, simple_ddp_hook
+from allranks.train.world import World
+
+# what is planted: the strategy and the variant with which it shows
+PLANTS = {
+    "reduces_the_parameter": ("simple_ddp_hook", "plain"),
+    "bucket_order_differs": ("bucket_ddp_async", "plain"),
+    "no_division": ("simple_ddp", "accumulation"),
+    "sampler_fed_with_local_rank": ("simple_ddp", "plain"),
+    "last_micro_batch_left_out": ("simple_ddp_ga", "accumulation"),
+    "no_synchronisation": ("simple_ddp_ga", "plain"),
+}
+_planted = ""
+
+
+def reader(world: World) -> int:
+    """Whose rows this rank reads."""
+    return 0 if _planted == "sampler_fed_with_local_rank" else world.rank
+
+
+def plant(name: str, world: World) -> None:
+    """From here on this process has the bug."""
+    global _planted  # noqa: PLW0603 - a process has one bug at most
+    _planted = name
+    getattr(_Bugs, name, lambda world: None)(world)
+
+
+class _Bugs:
+    @staticmethod
+    def reduces_the_parameter(world: World) -> None:
+        # picotron's DataParallelNaive: the hook's argument is the parameter
+        def reduce(self: Any, turn: int) -> None:
+            parameter = self._named[len(self._named) - 1 - turn][1]
+            dist.all_reduce(parameter.data, group=self._group)
+            parameter.data.div_(world.size)
+
+        simple_ddp_hook.SimpleDDPHook._reduce = reduce  # type: ignore[method-assign]
+
+    @staticmethod
+    def bucket_order_differs(world: World) -> None:
+        if world.rank == 1:
+            usual = bucket_ddp_async.trained
+            bucket_ddp_async.trained = lambda model: usual(model)[::-1]  # type: ignore[attr-defined]
+
+    @staticmethod
+    def no_division(world: World) -> None:
+        def backward(self: Any, loss: torch.Tensor) -> None:
+            loss.backward()
+            for _, parameter in self._named:
+                dist.all_reduce(gradients.gradient_of(parameter), group=self._group)
+
+        simple_ddp.SimpleDDP.backward = backward  # type: ignore[method-assign]
+
+    @staticmethod
+    def last_micro_batch_left_out(world: World) -> None:
+        whole = simple_ddp_ga.SimpleDDPAccumulating.backward
+
+        def backward(self: Any, loss: torch.Tensor) -> None:
+            whole(self, loss * 0 if self._micro.last else loss)
+
+        simple_ddp_ga.SimpleDDPAccumulating.backward = backward  # type: ignore[method-assign]
+
+    @staticmethod
+    def no_synchronisation(world: World) -> None:
+        simple_ddp_ga.SimpleDDPAccumulating.backward = lambda self, loss: loss.backward()  # type: ignore[method-assign]
