@@ -35,10 +35,24 @@ REGISTRY: dict[str, Entry] = {
     "bucket_ddp_async": Entry(
         "bucket_ddp_async:BucketDDPAsync", "asynchronous all-reduces of buckets in backward", {"bucket_mb": 25.0}
     ),
+    "zero1": Entry("zero1:Zero1", "optimizer state in parts", {"bucket_mb": 25.0}),
+    "zero2": Entry("zero2:Zero2", "optimizer state and gradients in parts", {"bucket_mb": 25.0}),
+    "zero3": Entry("zero3:Zero3", "weights, gradients and optimizer state in parts, gathered block by block"),
     "pytorch_ddp": Entry(
         "pytorch_ddp:PyTorchDDP",
         "torch DistributedDataParallel",
         {"bucket_mb": 25.0, "find_unused_parameters": False, "static_graph": False},
+    ),
+    "pytorch_zero1": Entry(
+        "pytorch_zero1:PyTorchZero1",
+        "torch DistributedDataParallel with ZeroRedundancyOptimizer",
+        {"bucket_mb": 25.0, "find_unused_parameters": False},
+    ),
+    "pytorch_zero2": Entry(
+        "pytorch_zero2:PyTorchZero2", "torch FSDP2, weights whole until backward", {"find_unused_parameters": False}
+    ),
+    "pytorch_zero3": Entry(
+        "pytorch_zero3:PyTorchZero3", "torch FSDP2, weights gathered block by block", {"find_unused_parameters": False}
     ),
 }
 

@@ -38,14 +38,13 @@ from allranks.train.strategies.traffic import Sizes, Traffic
 
 
 class Bucket:
-    """Gradients of some parameters in one flat tensor."""
+    """Gradients of some parameters in one flat tensor, whose length is a multiple of `multiple`."""
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, parameters: list[nn.Parameter], multiple: int = 1) -> None:
         self.parameters = parameters
-        self.flat = torch.zeros(
-            sum(p.numel() for p in parameters), dtype=parameters[0].dtype, device=parameters[0].device
-        )
-        parts = self.flat.split([p.numel() for p in parameters])
+        first, numel = parameters[0], sum(p.numel() for p in parameters)
+        self.flat = torch.zeros(-(-numel // multiple) * multiple, dtype=first.dtype, device=first.device)
+        parts = self.flat[:numel].split([p.numel() for p in parameters])
         self.views = [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]
         self.missing = len(parameters)
 

@@ -16,18 +16,28 @@ def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def clip_and_update(
-    optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], clip_norm: float | None
+    optimizer: torch.optim.Optimizer,
+    parameters: Iterable[nn.Parameter],
+    clip_norm: float | None,
+    shards_of: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
     """Clip by the global norm and update, unless a gradient is not finite; then nothing at all changes, now and later.
 
     The decision stays on the device: fused optimizers take it as ``found_inf``. It is sticky, so that the weights
     are still those before the bad step when the host learns of it some steps later.
 
+    Where the parameters are this rank's shards, `shards_of` is the group over which their norms are added: one
+    all-reduce of a float32 number.
+
     Returns:
         The norm before clipping, a float32 scalar.
     """
     parameters = [p for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]).float()
+    if shards_of is not None:
+        squared = norm.square()
+        dist.all_reduce(squared, group=shards_of)
+        norm = squared.sqrt()
     if clip_norm is not None:
         torch.nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm)
     bad = (~torch.isfinite(norm)).float()
@@ -53,19 +63,45 @@ def replicated_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
     wanted = {name: p.detach() for name, p in trained(model)} | dict(model.named_buffers())
     return {
         "model": {name: t.to("cpu", copy=True) for name, t in wanted.items()},
-        "optimizer": _to_cpu(optimizer.state_dict()),
+        "optimizer": states_by_name(trained(model), optimizer),
     }
+
+
+def states_by_name(named: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """``{parameter's name: {"exp_avg": ..., ...}}`` on the CPU, the same for every strategy.
+
+    Rates and decays are not state: they follow from the spec and the step.
+    """
+    return {name: _to_cpu(optimizer.state[p]) for name, p in named if p in optimizer.state}
+
+
+def load_states_by_name(
+    named: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer, states: dict[str, Any]
+) -> None:
+    """Take back what `states_by_name` gave."""
+    for name, p in named:
+        if name in states:
+            optimizer.state[p] = {k: v.to(p.device, copy=True) for k, v in states[name].items()}
 
 
 def load_replicated_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Take back what `replicated_state` gave."""
+    load_weights(model, state["model"])
+    load_states_by_name(trained(model), optimizer, state["optimizer"])
+
+
+def load_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
+    """Trained weights and buffers into a model that holds them whole.
+
+    Raises:
+        KeyError: the names are not the model's.
+    """
     targets = {name: p.data for name, p in trained(model)} | dict(model.named_buffers())
-    missing, extra = targets.keys() - state["model"].keys(), state["model"].keys() - targets.keys()
+    missing, extra = targets.keys() - weights.keys(), weights.keys() - targets.keys()
     if missing or extra:
         raise KeyError(f"state does not fit the model: missing {sorted(missing)[:3]}, not known {sorted(extra)[:3]}")
     for name, target in targets.items():
-        target.copy_(state["model"][name])
-    optimizer.load_state_dict(state["optimizer"])
+        target.copy_(weights[name])
 
 
 def _to_cpu(value: Any) -> Any:

@@ -21,6 +21,22 @@ def broadcast_from_first(model: nn.Module, group: dist.ProcessGroup) -> None:
         dist.broadcast(tensor.data, src=first, group=group)
 
 
+def reduce_scatter(out: torch.Tensor, whole: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
+    """Start to add `whole` (W n) over the ranks; each gets its n of the sum in `out`."""
+    start = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
+    work = start(out, whole, group=group, async_op=True)
+    assert isinstance(work, dist.Work)
+    return work
+
+
+def all_gather(whole: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
+    """Start to put the ranks' `own` (n) side by side in `whole` (W n) on every rank; `own` may be its place there."""
+    start = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    work = start(whole, own, group=group, async_op=True)
+    assert isinstance(work, dist.Work)
+    return work
+
+
 def require_same_order(named: Sequence[tuple[str, nn.Parameter]], group: dist.ProcessGroup) -> None:
     """Ranks that reduce different parameters together would corrupt gradients in silence.
 

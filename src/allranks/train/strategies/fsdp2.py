@@ -1,0 +1,184 @@
+"""What both FSDP2 strategies do: `fully_shard` per block, and an optimizer on this rank's plain local tensors."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_map
+
+from allranks.errors import SpecError
+from allranks.train.strategies.common import clip_and_update, trained
+from allranks.train.strategies.contract import MakeOptimizer
+from allranks.train.strategies.gradients import broadcast_from_first
+from allranks.train.strategies.traffic import Sizes, Traffic
+from allranks.train.strategies.units import blocks_of, entrances
+
+
+class FSDP2:
+    """Blocks are units of their own; what is in no block belongs to the whole."""
+
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+    replicated, lockstep, rehearse = False, True, False
+    claims_overlap = True
+    reshard_after_forward: bool
+
+    def __init__(self, find_unused_parameters: bool) -> None:
+        self._zeros = find_unused_parameters
+
+    def setup(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
+    ) -> None:
+        self.module, self._group, self._clip_norm = model, group, clip_norm
+        broadcast_from_first(model, group)
+        blocks = blocks_of(model)
+        for block in blocks:
+            require_one_dtype(model, block)
+        mesh = DeviceMesh.from_group(group, next(model.parameters()).device.type)
+        for block in blocks:
+            fully_shard(block, mesh=mesh, reshard_after_forward=self.reshard_after_forward)
+        self._root = cast(FSDPModule, fully_shard(model, mesh=mesh, reshard_after_forward=False))
+        if self._zeros:
+            for unit in (*blocks, model):
+                _reach_all(unit)
+        for entrance in entrances(model)[1:]:  # evaluation and generation begin beneath the loss
+            entrance.register_forward_pre_hook(self._enter)
+        self._named = trained(model)
+        self._local = [(name, nn.Parameter(_local(p.data))) for name, p in self._named]
+        self.optimizer = make_optimizer(self._local)
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        self._root.unshard()
+
+    def accumulate(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def step(self) -> torch.Tensor:
+        self._root.reshard()
+        for (_, parameter), (_, local) in zip(self._named, self._local, strict=True):
+            local.grad = None if parameter.grad is None else _local(parameter.grad)
+            parameter.grad = None
+        return clip_and_update(self.optimizer, [p for _, p in self._local], self._clip_norm, self._group)
+
+    def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
+        every = sum(_padded_bytes(p, world) for p in self.module.parameters())
+        blocks = sum(_padded_bytes(p, world) for block in blocks_of(self.module) for p in block.parameters())
+        gradients = sum(_padded_bytes(p, world) for _, p in self._named)
+        again = [Traffic("all_gather", "backward", None, blocks * accum)] if self.reshard_after_forward else []
+        return [
+            Traffic("all_gather", "forward", None, every * accum),
+            *again,
+            Traffic("reduce_scatter", "backward", None, gradients * accum),
+            Traffic("all_reduce", "step", 1, 4),
+        ]
+
+    def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
+        self._root.reshard()
+        first = dist.get_rank(self._group) == 0
+        whole = {}
+        for name, p in self.module.named_parameters():
+            if p.requires_grad or not trained_only:
+                tensor = _whole(p.data)
+                if first:
+                    whole[name] = tensor.to("cpu", copy=True)
+        return whole
+
+    def state_dict(self) -> dict[str, Any]:
+        states: dict[str, Any] = {}
+        for (name, p), (_, local) in zip(self._named, self._local, strict=True):
+            for key, value in self.optimizer.state.get(local, {}).items():
+                whole = value if value.ndim == 0 else _whole(_like(value, p))
+                states.setdefault(name, {})[key] = whole.cpu().clone()
+        buffers = {n: b.to("cpu", copy=True) for n, b in self.module.named_buffers()}
+        return {"model": self.weights(trained_only=True) | buffers, "optimizer": states}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._root.reshard()
+        buffers = dict(self.module.named_buffers())
+        if odd := ({n for n, _ in self._named} | buffers.keys()) ^ state["model"].keys():
+            raise KeyError(f"state does not fit the model: {sorted(odd)[:3]}")
+        for (name, p), (_, local) in zip(self._named, self._local, strict=True):
+            local.data.copy_(_part(state["model"][name], p))
+            saved = state["optimizer"].get(name, {})
+            if saved:
+                self.optimizer.state[local] = {
+                    k: v.to(local.device, copy=True) if v.ndim == 0 else _part(v, p) for k, v in saved.items()
+                }
+        for name, buffer in buffers.items():
+            buffer.copy_(state["model"][name])
+
+
+def require_one_dtype(model: nn.Module, unit: nn.Module) -> None:
+    """Gradients of a unit travel in one tensor.
+
+    Raises:
+        SpecError: names the parameter whose dtype is another one.
+    """
+    names = {p: n for n, p in model.named_parameters()}
+    ours = [p for p in unit.parameters() if p.requires_grad]
+    for p in ours:
+        if p.dtype != ours[0].dtype:
+            raise SpecError(
+                f"{names[p]} is {p.dtype}, {names[ours[0]]} in the same block {ours[0].dtype}: FSDP2 reduces the gradients of a block "
+                "together and needs one dtype; set model.dtype so that base and adapters agree"
+            )
+
+
+def _reach_all(unit: nn.Module) -> None:
+    """Give every parameter of a unit a gradient, of zeros if need be: FSDP2's ranks must all reduce the same ones."""
+
+    def add_nothing(module: nn.Module, args: Any, output: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return output
+        nested = {
+            id(p)
+            for child in module.modules()
+            if child is not module and isinstance(child, FSDPModule)
+            for p in child.parameters()
+        }
+        own = [p for p in module.parameters() if p.requires_grad and id(p) not in nested]
+        nothing = sum(p.flatten()[0].float() * 0.0 for p in own)
+        return tree_map(lambda t: t + cast(torch.Tensor, nothing).to(t.dtype) if _differentiable(t) else t, output)
+
+    unit.register_forward_hook(add_nothing, prepend=True)
+
+
+def _differentiable(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return cast(DTensor, tensor).to_local()
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return cast(DTensor, tensor).full_tensor()
+
+
+def _like(local: torch.Tensor, parameter: nn.Parameter) -> DTensor:
+    like = cast(DTensor, parameter.data)
+    return DTensor.from_local(
+        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def _part(whole: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+    like = cast(DTensor, parameter.data)
+    tensor = distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+    return tensor.to_local().clone()
+
+
+def _padded_bytes(parameter: nn.Parameter, world: int) -> int:
+    rows = parameter.shape[0] if parameter.ndim else 1
+    rest = parameter.numel() // max(rows, 1)
+    return -(-rows // world) * world * rest * parameter.element_size()

@@ -1,0 +1,100 @@
+"""``pytorch_zero1``: torch's DistributedDataParallel with its ZeroRedundancyOptimizer.
+
+Communication per step: DDP's all-reduces in the last backward (T g bytes, T trained parameters of g bytes), then one
+broadcast a parameter from the rank that has updated it (T g bytes).
+Memory per rank (P parameters, fp32 AdamW): 4P + 4T + about 8T/W bytes: whole parameters are given to ranks, so that parts
+differ in size.
+Predecessor (``pytorch_ddp``): every rank keeps the same moments.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from allranks.train.strategies.common import clip_and_update, load_weights, replicated_weights, states_by_name, trained
+from allranks.train.strategies.contract import MakeOptimizer
+from allranks.train.strategies.traffic import Sizes, Traffic
+
+
+class PyTorchZero1:
+    """DistributedDataParallel and ZeroRedundancyOptimizer."""
+
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+    replicated, lockstep = True, False
+    claims_overlap = True
+    rehearse = True  # as for pytorch_ddp: its buckets settle after the first backward
+
+    def __init__(self, bucket_mb: float, find_unused_parameters: bool) -> None:
+        self._options = {"bucket_cap_mb": bucket_mb, "find_unused_parameters": find_unused_parameters}
+
+    def setup(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
+    ) -> None:
+        self._model, self._group, self._clip_norm = model, group, clip_norm
+        self._named = trained(model)
+        self._ddp = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True, **self._options)
+        self.module = self._ddp
+        plain = make_optimizer(self._named)  # tells class, groups and options; it has no state yet
+        known = inspect.signature(type(plain)).parameters
+        options = {k: v for k, v in plain.defaults.items() if k in known}
+        groups = [{k: v for k, v in part.items() if k == "params" or k in known} for part in plain.param_groups]
+        self._zero = ZeroRedundancyOptimizer(groups, type(plain), process_group=group, **options)
+        self.optimizer = self._zero
+
+    def accumulate(self) -> AbstractContextManager[Any]:
+        return self._ddp.no_sync()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def step(self) -> torch.Tensor:
+        return clip_and_update(_Outer(self._zero), (p for _, p in self._named), self._clip_norm)  # type: ignore[arg-type]
+
+    def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
+        return [
+            Traffic("all_reduce", "backward", None, sizes.trained_bytes),
+            Traffic("broadcast", "step", None, sizes.trained_bytes),
+        ]
+
+    def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
+        return replicated_weights(self._model, trained_only)
+
+    def state_dict(self) -> dict[str, Any]:
+        mine = states_by_name(self._named, self._zero.optim)
+        every: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(every, mine, group=self._group)
+        kept = {n: p.detach() for n, p in self._named} | dict(self._model.named_buffers())
+        return {
+            "model": {n: t.to("cpu", copy=True) for n, t in kept.items()},
+            "optimizer": {name: state for part in every for name, state in part.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        load_weights(self._model, state["model"])
+        mine = {p for part in self._zero.optim.param_groups for p in part["params"]}
+        for name, p in self._named:
+            if p in mine and name in state["optimizer"]:
+                self._zero.optim.state[p] = {k: v.to(p.device, copy=True) for k, v in state["optimizer"][name].items()}
+
+
+class _Outer:
+    """The optimizer as `clip_and_update` sees it: what it says to the update must reach the one inside."""
+
+    def __init__(self, zero: ZeroRedundancyOptimizer) -> None:
+        object.__setattr__(self, "_zero", zero)
+
+    def __getattr__(self, name: str) -> Any:
+        inner = self._zero.optim if name in ("found_inf", "grad_scale") else self._zero
+        return getattr(inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._zero.optim, name, value)

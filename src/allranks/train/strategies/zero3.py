@@ -1,0 +1,209 @@
+"""``zero3``: weights, too, are kept in parts; a block's weights are whole only while it computes.
+
+Communication per micro-step: an all-gather a unit before its forward and again before its backward (the unit of what is
+in no block stays whole in between), and a reduce-scatter a unit in backward: with P parameters of g bytes, nearly
+A (2 P + T) g (W-1)/W sent by each rank on a ring, A micro-steps. The next unit's weights are gathered while one computes.
+And one float32 for the gradients' norm.
+Memory per rank (fp32 AdamW): (4P + 12T)/W bytes, and two or three units whole; at two ranks and T = P 1/2 of plain data
+parallelism.
+Predecessor (``zero2``): all weights on all ranks. Gathering the whole model before forward, as the first of our sources
+did, keeps the peak where it was: what is gathered must be freed block by block.
+Source: ZeRO stage 3, Rajbhandari et al. 2020; the order of gathering follows FSDP, Zhao et al. 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
+from torch.utils._pytree import tree_leaves
+
+from allranks.train.strategies.common import clip_and_update, trained
+from allranks.train.strategies.contract import MakeOptimizer
+from allranks.train.strategies.flat import Flat, all_pieces, flats_of, gathered_states, scatter_states
+from allranks.train.strategies.gradients import all_gather, broadcast_from_first, require_same_order
+from allranks.train.strategies.scatter import ScatteredGradients
+from allranks.train.strategies.traffic import Sizes, Traffic
+from allranks.train.strategies.units import blocks_of, entrances
+
+
+class Unit:
+    """Flats that are gathered and freed together. ``parts`` are this rank's own, always there."""
+
+    def __init__(self, flats: list[Flat], group: dist.ProcessGroup) -> None:
+        self.flats, self._group = flats, group
+        self.parts = [flat.own().clone() for flat in flats]
+        self._bytes = [flat.whole.untyped_storage().nbytes() for flat in flats]
+        self._flying: list[dist.Work] = []
+        self._whole = True
+        self.in_backward = False
+        self.free()
+
+    def gather(self) -> None:
+        """Start to make the weights whole, if they are not."""
+        if self._whole:
+            return
+        self._whole = True
+        for flat, bytes_ in zip(self.flats, self._bytes, strict=True):
+            flat.whole.untyped_storage().resize_(bytes_)
+        self._flying = [
+            all_gather(flat.whole, part, self._group) for flat, part in zip(self.flats, self.parts, strict=True)
+        ]
+
+    def use(self) -> None:
+        """The weights are whole when this returns."""
+        self.gather()
+        for work in self._flying:
+            work.wait()
+        self._flying = []
+
+    def free(self) -> None:
+        """Give the memory back. The parameters stay views of storage that `use` fills again."""
+        for work in self._flying:
+            work.wait()
+        self._flying, self._whole, self.in_backward = [], False, False
+        for flat in self.flats:
+            flat.whole.untyped_storage().resize_(0)
+
+
+class Zero3:
+    """Weights, gradients and optimizer state in parts."""
+
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+    replicated, lockstep, rehearse = False, True, False
+    claims_overlap = True
+
+    def setup(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
+    ) -> None:
+        self.module, self._group, self._clip_norm = model, group, clip_norm
+        require_same_order(list(model.named_parameters()), group)
+        broadcast_from_first(model, group)
+        self._names = [name for name, _ in trained(model)]
+        # ranks differ in when gradients are ready, but not in when weights are needed: two orders, two groups
+        gathering = dist.new_group(dist.get_process_group_ranks(group), group_desc="zero3 weights")
+        assert isinstance(gathering, dist.ProcessGroup)
+        blocks = blocks_of(model)
+        self._root, self._units = self._make_units(model, blocks, gathering)
+        flats = [flat for unit in (*self._units[::-1], self._root) for flat in unit.flats if flat.trained]
+        parts = {
+            id(f): part for unit in (*self._units, self._root) for f, part in zip(unit.flats, unit.parts, strict=True)
+        }
+        for flat in flats:
+            flat.make_pieces(parts[id(flat)])
+        self._trained = flats
+        self.optimizer = make_optimizer(all_pieces(flats))
+        self._gradients = ScatteredGradients(flats, group)
+        for i, block in enumerate(blocks):
+            block.register_forward_pre_hook(partial(self._before_forward, i))
+            block.register_forward_hook(partial(self._after_forward, i))
+        for entrance in entrances(model):
+            entrance.register_forward_pre_hook(self._enter)
+            entrance.register_forward_hook(self._leave)
+
+    def _make_units(
+        self, model: nn.Module, blocks: list[nn.Module], gathering: dist.ProcessGroup
+    ) -> tuple[Unit, list[Unit]]:
+        named = {p: n for n, p in model.named_parameters()}
+        groups = [[(named.pop(p), p) for p in block.parameters() if p in named] for block in blocks]
+        rest = [(n, p) for p, n in named.items()]
+        units = [Unit(flats_of([part], self._group), gathering) for part in groups]
+        return Unit(flats_of([rest], self._group), gathering), units
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        self._root.use()
+        if self._units and not self._root.in_backward:
+            self._units[0].gather()
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not torch.is_grad_enabled() and module is not self.module:
+            self._root.free()
+
+    def _before_forward(self, i: int, module: nn.Module, args: Any) -> None:
+        unit = self._units[i]
+        unit.use()
+        if not unit.in_backward and i + 1 < len(self._units):  # a recomputation in backward wants no more than this one
+            self._units[i + 1].gather()
+
+    def _after_forward(self, i: int, module: nn.Module, args: Any, output: Any) -> None:
+        unit = self._units[i]
+        if unit.in_backward:
+            return
+        outputs = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
+        if torch.is_grad_enabled() and outputs:
+            register_multi_grad_hook(outputs, _once(partial(self._before_backward, i)), mode="any")
+        unit.free()
+
+    def _before_backward(self, i: int) -> None:
+        """The gradient has reached block i: block i+1, whose inputs' gradient that is, has no more use for its weights."""
+        unit = self._units[i]
+        unit.in_backward = self._root.in_backward = True
+        unit.use()
+        if i + 1 < len(self._units):
+            self._units[i + 1].free()
+        if i > 0:
+            self._units[i - 1].gather()
+
+    def accumulate(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+        self._gradients.finish()
+        for unit in (*self._units, self._root):
+            unit.free()
+
+    def step(self) -> torch.Tensor:
+        self._gradients.give()
+        pieces = [p for flat in self._trained for p in flat.pieces]
+        return clip_and_update(self.optimizer, pieces, self._clip_norm, self._group)
+
+    def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
+        blocks = [flat.bytes for unit in self._units for flat in unit.flats]
+        root = [flat.bytes for flat in self._root.flats]
+        gradients = [flat.bytes for flat in self._trained]
+        return [
+            Traffic("all_gather", "forward", (len(blocks) + len(root)) * accum, (sum(blocks) + sum(root)) * accum),
+            Traffic("all_gather", "backward", len(blocks) * accum, sum(blocks) * accum),
+            Traffic("reduce_scatter", "backward", len(gradients) * accum, sum(gradients) * accum),
+            Traffic("all_reduce", "step", 1, 4),
+        ]
+
+    def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
+        whole: dict[str, torch.Tensor] = {}
+        for unit in (*self._units, self._root):
+            unit.use()
+            if dist.get_rank(self._group) == 0:
+                flats = [flat for flat in unit.flats if flat.trained or not trained_only]
+                whole |= {n: p.data.to("cpu", copy=True) for flat in flats for n, p in flat.named}
+            unit.free()
+        return whole
+
+    def state_dict(self) -> dict[str, Any]:
+        kept = self.weights(trained_only=True)
+        buffers = {n: b.to("cpu", copy=True) for n, b in self.module.named_buffers()}
+        return {"model": kept | buffers, "optimizer": gathered_states(self._trained, self.optimizer)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        buffers = dict(self.module.named_buffers())
+        wanted = set(self._names) | buffers.keys()
+        if odd := wanted ^ state["model"].keys():
+            raise KeyError(f"state does not fit the model: {sorted(odd)[:3]}")
+        for unit in (*self._units, self._root):
+            for flat, part in zip(unit.flats, unit.parts, strict=True):
+                if flat.trained:
+                    part.copy_(flat.join(state["model"]))
+        for name, buffer in buffers.items():
+            buffer.copy_(state["model"][name])
+        scatter_states(self._trained, self.optimizer, state["optimizer"])
+
+
+def _once(action: Callable[[], None]) -> Callable[[torch.Tensor], None]:
+    return lambda gradient: action()
