@@ -8,6 +8,7 @@ from allranks import envpolicy
 from allranks.envpolicy import EnvVar
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.facts import MachineFacts
+from allranks.observe.window import profile_warnings
 from allranks.spec.records import RunSpec
 from allranks.train.strategies import entry, resolve_options
 
@@ -77,6 +78,7 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
         )
     if device == "cpu" and procs > facts.cpus and cluster.launcher == "local":
         warnings.append(f"{procs} ranks share {facts.cpus} cores: they will take turns, and timings mean little")
+    warnings += profile_warnings(spec, world, _max_steps(spec))
     hosts = _hosts(spec, facts)
     return LaunchPlan(
         run_name=spec.name,
