@@ -15,6 +15,7 @@ from typing import Any
 from allranks.errors import EnvironmentNotAble, RunNotFound
 
 _STEP = re.compile(r"^step-(\d+)$")
+_TRACE = re.compile(r"^rank(\d+)\.json\.gz$")
 _ATTEMPT = re.compile(r"^attempt-(\d+)$")
 
 
@@ -113,6 +114,11 @@ class RunDir:
     def traces(self) -> Path:
         return self.root / "traces"
 
+    def trace_of(self, rank: int, attempt: int | None = None) -> Path:
+        """A rank's profiler trace: the newest, or with ``attempt`` that of an earlier one."""
+        folder = self.traces if attempt is None else self.traces / f"attempt-{attempt}"
+        return folder / f"rank{rank}.json.gz"
+
     @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
@@ -123,6 +129,10 @@ class RunDir:
     @property
     def model(self) -> Path:
         return self.root / "model"
+
+    def traced_ranks(self) -> list[int]:
+        """Ranks that have a profiler trace, ascending."""
+        return _numbered(self.traces, _TRACE)
 
     def attempts(self) -> list[int]:
         """Numbers of the attempts that have a log folder, ascending."""

@@ -94,6 +94,9 @@ def conclude(result: RunResult, console: Console, as_json: bool) -> int:
         console.print(f"run folder   {result.folder}", highlight=False, soft_wrap=True)
         if run.report.exists():
             console.print(f"report       {run.report}", highlight=False, soft_wrap=True)
+        if traced := run.traced_ranks():
+            text = f"traces       {run.traces} ({len(traced)} rank{'s' * (len(traced) > 1)}); next: allranks trace {result.folder}"
+            console.print(escape(text), highlight=False, soft_wrap=True)
     if result.status != "succeeded":
         click.echo(f"allranks: {result.message}", err=True)
     return result.exit_code

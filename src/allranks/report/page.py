@@ -22,7 +22,7 @@ from allranks.rundir import RunDir, write_text_atomic
 _PLOTLY_SLOT = "<!-- plotly.js -->"  # cannot come from a run: every text of it is escaped
 _Maker = Callable[[RunData], tables.Table | None]
 _TABLES: dict[str, tuple[_Maker, ...]] = {
-    "results": (tables.eval_table, tables.checkpoint_table),
+    "results": (tables.eval_table, tables.checkpoint_table, tables.trace_table),
     "attempts": (tables.attempt_table,),
     "plan": (tables_plan.plan_facts, tables_plan.rank_table, tables_plan.preflight_table),
     "environment": (tables_plan.environment_table,),
@@ -72,7 +72,10 @@ def _context(data: RunData, plotly: str | None) -> dict[str, Any]:
         "status": data.status if data.status != "unknown" else "no verdict",
         "tone": cards.TONES.get(data.status, "muted"),
         "message": text.plain(data.metrics.get("message") or ""),
-        "warnings": [text.plain(w) for w in text.items(data.plan.get("warnings"))],
+        "warnings": [
+            *(text.plain(w) for w in text.items(data.plan.get("warnings"))),
+            *(text.plain(e.get("message") or "") for story in data.stories.values() for e in story.of("warning")),
+        ],
         "subtitle": cards.subtitle(data),
         "recorded": bool(data.stories),
         "cards": made,

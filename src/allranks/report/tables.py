@@ -108,6 +108,20 @@ def checkpoint_table(data: RunData) -> Table | None:
     return table("checkpoints", "Checkpoints", ["step", "mode", "time", "size", "state"], kept, note)
 
 
+def trace_table(data: RunData) -> Table | None:
+    """Profiler traces, and how to read them."""
+    rows: list[Row] = []
+    for rank, story in data.stories.items():
+        for e in story.of("trace"):
+            steps = f"{count_text(e.get('first_step'))} to {count_text(e.get('last_step'))}"
+            size = number(e.get("bytes"))
+            rows.append((num(f"{rank}"), num(count_text(e.get("attempt"))), steps, num(text.bytes_text(size))))
+    kept, note = shorten(rows, "traces")
+    return table(
+        "traces", "Profiler traces", ["rank", "attempt", "steps", "size"], kept, f"allranks trace {data.name} {note}"
+    )
+
+
 def attempt_table(data: RunData) -> Table | None:
     """Each start of the run, as rank 0 told it."""
     rows: list[Row] = []

@@ -165,12 +165,12 @@ class ClusterSpec(Record, frozen=True):
 
 
 class ProfileSpec(Record, frozen=True):
-    """A window of the PyTorch profiler, in steps."""
+    """A window of the PyTorch profiler, in optimizer steps of each attempt; `{}` takes the defaults."""
 
-    wait: NonNegativeInt = 5
-    warmup: NonNegativeInt = 2
-    active: PositiveInt = 3
-    ranks: list[NonNegativeInt] | None = None
+    wait: Annotated[NonNegativeInt, Meta(description="steps that run untouched")] = 5
+    warmup: Annotated[NonNegativeInt, Meta(description="steps between making ready and recording")] = 2
+    active: Annotated[PositiveInt, Meta(description="steps recorded")] = 3
+    ranks: Annotated[list[NonNegativeInt] | None, Meta(description="only these; null = all")] = None
 
 
 class ObserveSpec(Record, frozen=True):

@@ -20,6 +20,7 @@ from allranks.train.data.order import Order, Rows
 from allranks.train.data.prepared import TokenSet
 from allranks.train.optim import learning_rate, set_learning_rate
 from allranks.train.strategies.contract import Strategy
+from allranks.train.watching import StepWatcher, Unwatched
 from allranks.train.world import World
 
 
@@ -70,7 +71,9 @@ class Loop:
         plan: Plan,
         events: EventLog,
         stop: StopRequest,
+        watcher: StepWatcher | None = None,
     ) -> None:
+        self._watcher = watcher or Unwatched()
         self._world, self._strategy, self._order, self._tokens = world, strategy, order, tokens
         self._make_batch, self._plan, self._events, self._stop = make_batch, plan, events, stop
         self._control = Control(world)
@@ -90,9 +93,13 @@ class Loop:
         step = self._plan.first_step
         self._clock.pause()
         while step < self._plan.total_steps:
+            self._watcher.step_begins(step)
             loss_sum, norm = self._step(step)
-            agreed = self._control.finish()
-            self._control.start(step, loss_sum, norm, stop=self._stop.asked)
+            with self._watcher.part("control"):
+                agreed = self._control.finish()
+                self._control.start(step, loss_sum, norm, stop=self._stop.asked)
+            if self._watcher.step_ends(step):
+                self._clock.pause()
             step += 1
             stop = self._heed(agreed)
             if stop or self._plan.is_due(step):
@@ -107,7 +114,7 @@ class Loop:
 
     def _step(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """One optimizer step: (this rank's summed loss, gradient norm), both on the device."""
-        clock = self._clock
+        clock, part = self._clock, self._watcher.part
         set_learning_rate(self._strategy.optimizer, learning_rate(self._plan.train, step, self._plan.total_steps))
         clock.begin()
         trained = int(self._tokens.trained[self._order.global_batch(step)].sum())
@@ -116,18 +123,22 @@ class Loop:
         loss_sum = torch.zeros((), dtype=torch.float32, device=self._world.device)
         counts = _Interval()
         for i, rows in enumerate(micro):
-            batch = self._make_batch(rows)
+            with part("data"):
+                batch = self._make_batch(rows)
             clock.lap("data")
             with nullcontext() if i == len(micro) - 1 else self._strategy.accumulate():
-                loss = self._strategy.module(batch)
+                with part("forward"):
+                    loss = self._strategy.module(batch)
                 clock.lap("forward")
-                self._strategy.backward(loss * scale)
+                with part("backward"):
+                    self._strategy.backward(loss * scale)
                 clock.lap("backward")
             loss_sum += loss.detach().float()
             counts.tokens += batch.tokens_real
             counts.tokens_trained += batch.tokens_trained
             counts.tokens_padded += batch.tokens_padded
-        norm = self._strategy.step()
+        with part("optimizer"):
+            norm = self._strategy.step()
         clock.lap("optimizer")
         self._local_loss[step] = loss_sum
         rate = self._strategy.optimizer.param_groups[0]["lr"]

@@ -19,6 +19,7 @@ from allranks.errors import CheckpointError, NonFiniteLoss
 from allranks.facts import host_name
 from allranks.observe.events import EventLog
 from allranks.observe.loggers import forward_event, make_loggers
+from allranks.observe.window import window_warning
 from allranks.planning import LaunchPlan
 from allranks.rundir import RunDir, read_json
 from allranks.spec import RunSpec, load_spec
@@ -36,6 +37,7 @@ from allranks.train.model import build_model, count_parameters, is_classifier
 from allranks.train.optim import adamw
 from allranks.train.proof import prove, tensors_digest, weights_digest
 from allranks.train.strategies.contract import Strategy
+from allranks.train.watching import StepWatcher, Unwatched
 from allranks.train.world import World, join, leave
 
 
@@ -71,7 +73,7 @@ def work(run: RunDir, attempt: int) -> int:
     )
     world = join(plan)
     try:
-        return Worker(run, spec, plan, args, world, events, stop).run()
+        return Worker(run, spec, plan, args, world, events, stop, attempt).run()
     finally:
         leave()
         events.close()
@@ -104,7 +106,9 @@ class Worker:
         world: World,
         events: EventLog,
         stop: StopRequest,
+        attempt: int,
     ) -> None:
+        self._attempt = attempt
         assert spec.model is not None and spec.data is not None
         self._run, self._spec, self._plan, self._args = run, spec, plan, args
         self._world, self._events, self._stop = world, events, stop
@@ -238,13 +242,16 @@ class Worker:
                 self._save(built, done, spec.checkpoint.mode, saved)
 
         plan = Plan(first_step, total, spec.train, spec.observe.log_every, batch.global_batch_size, is_due, at_edge)
+        watcher = self._watcher(built, first_step, total)
         try:
             outcome = Loop(
-                self._world, built.strategy, order, data.train, make_batch, plan, self._events, self._stop
+                self._world, built.strategy, order, data.train, make_batch, plan, self._events, self._stop, watcher
             ).run()
         except NonFiniteLoss as error:
             self._keep_last_good(built, getattr(error, "step", 0), saved)
             raise
+        finally:
+            watcher.close()
         if outcome.stopped:
             return self._end_stopped(outcome.steps_done)
         if evaluator and spec.eval.at_end and total > 0:
@@ -252,6 +259,27 @@ class Worker:
         if spec.checkpoint.at_end and spec.checkpoint.mode != "none" and total > 0:
             self._save(built, total, spec.checkpoint.mode, saved)
         return self._finish()
+
+    def _watcher(self, built: Built, first_step: int, total: int) -> StepWatcher:
+        wanted, rank = self._spec.observe.profile, self._world.rank
+        if wanted is None or (wanted.ranks is not None and rank not in wanted.ranks):
+            return Unwatched()
+        if (warning := window_warning(wanted, total - first_step)) and self._world.is_first:
+            self._events.write("warning", what="profile", message=warning)
+        from allranks.observe.profiler import Facts, Profiler
+
+        assert self._plan.batch is not None
+        facts = Facts(
+            run=self._run.name,
+            attempt=self._attempt,
+            rank=rank,
+            world_size=self._world.size,
+            backend=self._plan.backend,
+            device=self._world.device.type,
+            strategy=self._plan.strategy,
+            grad_accum=self._plan.batch.grad_accum,
+        )
+        return Profiler(wanted, facts, self._run, built.loss_model, self._events, first_step)
 
     def _finish(self) -> int:
         self._phase("done")

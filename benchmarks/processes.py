@@ -1,0 +1,89 @@
+"""Time and memory of a fresh process and of all it starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from benchmarks.programs import ROOT
+
+SAMPLE_S = 0.01
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a process took. ``peak_bytes`` is the largest sum over the process and its children at one moment."""
+
+    code: int
+    stdout: str
+    stderr: str
+    wall_s: float
+    cpu_s: float
+    peak_bytes: int
+
+
+def measure(command: list[str], timeout_s: float, env: dict[str, str] | None = None) -> Measured:
+    """Run a command to its end.
+
+    Memory is PSS (pages shared after a fork count once), sampled each 10 ms, and never less than the largest resident
+    size that the kernel itself noted for any one of the processes.
+    """
+    begin = time.perf_counter()
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    texts: dict[str, str] = {}
+    readers = [
+        threading.Thread(target=lambda name=name, pipe=pipe: texts.__setitem__(name, pipe.read()))
+        for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr))
+    ]
+    for reader in readers:
+        reader.start()
+    peak = 0
+    while True:
+        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+        if pid:
+            break
+        peak = max(peak, _tree_bytes(process.pid))
+        if time.perf_counter() - begin > timeout_s:
+            for child in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+                child.kill()
+        time.sleep(SAMPLE_S)
+    wall = time.perf_counter() - begin
+    process.returncode = os.waitstatus_to_exitcode(status)
+    for reader in readers:
+        reader.join()
+    cpu = usage.ru_utime + usage.ru_stime
+    return Measured(
+        process.returncode, texts["stdout"], texts["stderr"], wall, cpu, max(peak, usage.ru_maxrss * 1024)
+    )
+
+
+def _tree_bytes(pid: int) -> int:
+    try:
+        root = psutil.Process(pid)
+        return sum(_pss(p.pid) for p in [root, *root.children(recursive=True)])
+    except psutil.Error:
+        return 0
+
+
+def _pss(pid: int) -> int:
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return 0

@@ -1,0 +1,81 @@
+"""``observe.profile`` on two gloo ranks: real traces of a real run."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.observe.events import read_events
+from allranks.rundir import RunDir
+from tests.conftest import tiny_spec, write_rows
+from tests.dist.harness import step_events, train
+
+pytestmark = pytest.mark.dist
+
+
+def run_with(tmp_path: Path, profile: dict[str, Any], **sections: Any) -> tuple[Any, RunDir]:
+    write_rows(tmp_path / "rows.json", 60)
+    spec = tiny_spec(tmp_path / "rows.json", tmp_path, observe={"profile": profile}, **sections)
+    done, run = train(tmp_path, spec)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done, run
+
+
+def load(path: Path) -> dict[str, Any]:
+    return json.loads(gzip.decompress(path.read_bytes()))
+
+
+def test_each_rank_leaves_a_trace_with_all_that_analysis_needs(tmp_path: Path) -> None:
+    done, run = run_with(tmp_path, {"wait": 2, "warmup": 1, "active": 2}, train={"max_steps": 8, "grad_accum": 2})
+    assert run.traced_ranks() == [0, 1]
+    for rank in (0, 1):
+        document = load(run.trace_of(rank))
+        told = document["distributedInfo"]
+        assert (told["rank"], told["world_size"], told["backend"]) == (rank, 2, "gloo")
+        assert {g["pg_desc"]: g["ranks"] for g in told["pg_config"]} == {"default_pg": [0, 1], "control": [0, 1]}
+        assert document["allranks"] == {
+            "run": run.name, "attempt": 1, "rank": rank, "world_size": 2, "backend": "gloo", "device": "cpu", "strategy": "pytorch_ddp", "grad_accum": 2,
+        }  # fmt: skip
+        names = [e["name"] for e in document["traceEvents"] if e.get("cat") == "user_annotation"]
+        assert sorted(n for n in names if n.startswith("ProfilerStep")) == ["ProfilerStep#4", "ProfilerStep#5"]
+        parts = {
+            part: names.count(f"allranks.{part}") for part in ("data", "forward", "backward", "optimizer", "control")
+        }
+        assert parts == {"data": 4, "forward": 4, "backward": 4, "optimizer": 2, "control": 2}
+        assert "gloo:all_reduce" in names
+        assert any(n.startswith("allranks.module:") and n.endswith("q_proj") for n in names)
+        (event,) = [e for e in read_events(run.events_of(rank)) if e["event"] == "trace"]
+        assert (event["first_step"], event["last_step"], event["bytes"]) == (4, 5, run.trace_of(rank).stat().st_size)
+    assert "allranks trace" in done.stdout
+    assert "Profiler traces" in run.report.read_text()
+
+
+def test_gradients_are_reduced_within_the_backward_range_of_the_last_micro_step(tmp_path: Path) -> None:
+    _, run = run_with(tmp_path, {"wait": 1, "warmup": 0, "active": 1}, train={"max_steps": 3, "grad_accum": 2})
+    events = load(run.trace_of(0))["traceEvents"]
+    backward = [(e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == "allranks.backward"]
+    reduced = [
+        e["ts"]
+        for e in events
+        if e["name"] == "c10d::allreduce_"
+        and e["args"]["Input type"][0] == "TensorList"
+        and e["args"]["Input Dims"][0][0] != [4]
+    ]
+    assert len(backward) == 2 and reduced
+    assert all(max(backward)[0] <= ts <= max(backward)[1] for ts in reduced)
+
+
+def test_only_the_named_ranks_are_profiled_and_the_numbers_stay_the_same(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    _, run = run_with(tmp_path / "a", {"wait": 0, "warmup": 0, "active": 2, "ranks": [1]})
+    _, plain = run_with(tmp_path / "b", {"wait": 50})
+    assert run.traced_ranks() == [1]
+    assert plain.traced_ranks() == []
+    assert [e["loss"] for e in step_events(run)] == [e["loss"] for e in step_events(plain)]
+    said = [e["message"] for e in read_events(plain.events_of(0)) if e["event"] == "warning"]
+    assert len(said) == 1 and "there will be no trace" in said[0]
