@@ -35,6 +35,7 @@ from allranks.spec import RunSpec, load_spec
 
 POLL_S = 0.2
 STAGEABLE = {"proj", "py", "pkgs", "imports", "data", "model", "script"}
+PACKAGES = {"py", "pkgs", "imports"}
 PEER_NODE_GRACE_S = 12.0  # longer than an agent gives its own ranks
 
 
@@ -66,6 +67,10 @@ def say(text: str) -> None:
 def _can_be_staged(report: PreflightReport) -> bool:
     """True if all that a node lacks is what a bundle brings."""
     return all(check.ok or not check.blocks or check.name in STAGEABLE for check in report.checks)
+
+
+def _some_lack(reports: list[PreflightReport], names: set[str]) -> bool:
+    return any(not check.ok and check.name in names for report in reports for check in report.checks)
 
 
 class Driver:
@@ -198,16 +203,25 @@ class Driver:
     def _staged(self, found: Preflight) -> Iterator[None]:
         """While it lasts, nodes that lack code, packages, model or data have copies of their own."""
         lacking = [r.host for r in found.reports if not r.may_run]
-        if self._spec.cluster.stage == "never" or not (lacking or self._spec.cluster.stage == "always"):
+        always = self._spec.cluster.stage == "always"
+        if self._spec.cluster.stage == "never" or not (lacking or always or self._run.bundle.exists()):
             yield
             return
-        from allranks.stage import Allocation, build, staged
+        from allranks.stage import Allocation, staged
+        from allranks.stage.job import bundle_for, packed_ahead
 
         say(f"staging for {', '.join(lacking) or 'all nodes'}")
-        bundle = build(self._spec, log=say)
-        job = Allocation.current()
-        job = dataclasses.replace(job, nodes=tuple(self._hosts) or job.nodes)
-        with staged(bundle, job, always=self._spec.cluster.stage == "always", log=say) as manifest:
+        allocation = Allocation.current()
+        allocation = dataclasses.replace(allocation, nodes=tuple(self._hosts) or allocation.nodes)
+        bundle = bundle_for(
+            self._spec,
+            allocation,
+            packages=always or _some_lack(found.reports, PACKAGES),
+            always=always,
+            ahead=packed_ahead(self._run),
+            log=say,
+        )
+        with staged(bundle, allocation, always=always, log=say) as manifest:
             manifest.save(self._run.stage)
             self._python = manifest.python(self._python)
             yield
