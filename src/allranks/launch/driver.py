@@ -270,10 +270,10 @@ class Driver:
                 # Not through srun: its signal reaches every process of a step, also those that are still starting,
                 # or are no ranks (loaders of data, compilers), and they would die of it.
                 control.write_text("stop")
-            if failed_at is None and self._some_node_failed(attempt):
+            if failed_at is None and (self._some_node(attempt, "failed") or self._some_node(attempt, "refused")):
                 failed_at = time.monotonic()
             if failed_at is not None and time.monotonic() - failed_at > PEER_NODE_GRACE_S:
-                self._lost = self._silent_agents(attempt)
+                self._lost = self._silent_agents(attempt) if self._some_node(attempt, "failed") else []
                 names = f": {', '.join(self._lost)} fell silent" if self._lost else ""
                 say(f"a node has failed and others do not end{names}; ending what is left")
                 self._agents.terminate()  # srun then kills its tasks; scancel with KILL would end this script too
@@ -286,8 +286,9 @@ class Driver:
         places = msgspec.convert(found, Rendezvous).places if found else []
         return [p.host for p in places if not self._run.agent_exit(attempt, p.host).exists()]
 
-    def _some_node_failed(self, attempt: int) -> bool:
-        return any((read_json(p) or {}).get("failed") for p in self._run.logs_of(attempt).glob("*.exit.json"))
+    def _some_node(self, attempt: int, what: str) -> bool:
+        """Whether an agent has said that ranks of it ``failed``, or that it was ``refused`` at the meeting place."""
+        return any((read_json(p) or {}).get(what) for p in self._run.logs_of(attempt).glob("*.exit.json"))
 
     def _ask_stop(self, number: int, frame: FrameType | None) -> None:
         self._stop_asked = True
