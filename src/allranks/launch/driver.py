@@ -30,7 +30,7 @@ from allranks.planning import LaunchPlan, make_plan
 from allranks.preflight import PreflightReport
 from allranks.preflight.gather import Preflight, Where, cures, examine, require_nodes, text_line, without_bad, write
 from allranks.rundir import RunDir, read_json, write_json
-from allranks.slurm.script import entering
+from allranks.slurm.script import agents
 from allranks.spec import RunSpec, load_spec
 
 POLL_S = 0.2
@@ -86,7 +86,7 @@ class Driver:
         self._stop_asked = False
         self._lost: list[str] = []
         self._hosts: list[str] = []  # what is left of the allocation, once nodes were left out
-        self._python = entering(self._spec.cluster.environment, sys.executable)[1]
+        self._srun_options, self._python = agents(self._spec, self._plan, run, sys.executable)
 
     def run(self) -> int:
         """The job's exit code."""
@@ -133,14 +133,9 @@ class Driver:
     def _srun(self, *command: str) -> list[str]:
         nodes = len(self._plan.nodes)
         some = [f"--nodelist={','.join(self._hosts)}"] if self._hosts else []
-        image = (
-            (self._spec.cluster.environment or "").removeprefix("pyxis:")
-            if (self._spec.cluster.environment or "").startswith("pyxis:")
-            else None
-        )
         return [
             "srun", *some, f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={self._cpus()}", "--input=none", "--unbuffered",
-            *([f"--container-image={image}"] if image else []), *self._python, "-m", *command,
+            *self._srun_options, *self._python, "-m", *command,
         ]  # fmt: skip
 
     def _examine(self) -> Preflight:

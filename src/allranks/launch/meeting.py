@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import msgspec
-from torch.distributed import TCPStore
 
 from allranks.errors import EnvironmentNotAble
 from allranks.launch.rendezvous import Rendezvous
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
 
 SIGNATURE = "allranks/run"
 SIGNED_WITHIN_S = 15.0
@@ -39,6 +42,8 @@ def join_store(meeting: Rendezvous, node: int, run: str, timeout_s: float) -> TC
     Raises:
         EnvironmentNotAble: the place belongs to somebody else; the message names both.
     """
+    from torch.distributed import TCPStore
+
     own = Signature(run=run, key=meeting.key)
     where = f"{meeting.address}:{meeting.port}"
     if node == 0:
@@ -69,6 +74,8 @@ def _client(meeting: Rendezvous, timeout_s: float) -> TCPStore:
     Raises:
         RuntimeError: nothing answers in time.
     """
+    from torch.distributed import TCPStore
+
     found: list[TCPStore | RuntimeError] = []
 
     def connect() -> None:
