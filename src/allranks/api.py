@@ -94,6 +94,10 @@ def prepare_run(spec: RunSpec) -> tuple[RunDir, LaunchPlan]:
     _write_request(run_dir, spec, launch_plan)
     write_json(run_dir.preflight, [msgspec.to_builtins(report)])
     write_text_atomic(run_dir.preflight_text, report.line() + "\n")
+    if slurm is not None and spec.cluster.stage != "never":
+        from allranks.stage.job import pack_ahead
+
+        pack_ahead(spec, run_dir)
     if slurm is not None and not allocation.inside():
         slurm.submit(run_dir.sbatch, test_only=True)  # a refusal costs a second, not an hour in the queue
     return run_dir, launch_plan

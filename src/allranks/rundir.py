@@ -50,6 +50,11 @@ class RunDir:
         return self.root / "preflight.txt"
 
     @property
+    def bundle(self) -> Path:
+        """What the login side packed, because the nodes cannot see it."""
+        return self.root / "bundle.json"
+
+    @property
     def stage(self) -> Path:
         """What each node uses: shared or staged copies, with hashes."""
         return self.root / "stage.json"

@@ -196,13 +196,14 @@ def test_inside_a_job_as_the_launcher_does(box: Box, spec: Path) -> None:
 INSIDE = """
 from pathlib import Path
 from allranks import api
-from allranks.preflight.allocation import Slurm, hostnames
+from allranks.preflight.allocation import hostnames
+from allranks.slurm.commands import Slurm
 from allranks.preflight.gather import Where, examine, require_nodes, write
 from allranks.rundir import RunDir
 import os
 
 spec = api.read_spec(Path("spec.yaml"), ["cluster.nodes=2"])
-hosts = hostnames(Slurm(prefix=[]), os.environ["SLURM_JOB_NODELIST"])
+hosts = hostnames(Slurm([], 'own'), os.environ["SLURM_JOB_NODELIST"])
 where = Where(hosts=hosts, job_id=os.environ["SLURM_JOB_ID"])
 found = examine(where, spec, api.plan(spec), Path.cwd(), imports=False)
 write(RunDir(Path.cwd()), found)

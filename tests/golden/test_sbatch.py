@@ -16,7 +16,7 @@ import pytest
 from allranks.errors import SpecError
 from allranks.planning import make_plan
 from allranks.rundir import RunDir
-from allranks.slurm.script import render
+from allranks.slurm.script import agents, render
 from allranks.spec import load_spec, parse_spec
 from tests.conftest import REPO
 from tests.unit.test_plan import facts
@@ -65,6 +65,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "gres-conda": {"slurm": {"gres": "gpu:8"}, "environment": "conda:train"},
     "apptainer": {"environment": "/shared/image.sif"},
+    "pyxis": {"environment": "pyxis:nvcr.io/nvidia/pytorch:24.10-py3"},
 }  # fmt: skip
 
 
@@ -87,6 +88,29 @@ def test_plan_of_the_two_node_example_is_the_golden_one() -> None:
     if os.environ.get("ALLRANKS_GOLDEN") == "write":
         golden.write_text(text)
     assert text == golden.read_text()
+
+
+def test_agents_run_inside_of_containers_and_the_driver_does_not() -> None:
+    run, image = RunDir(Path("/shared/runs/job-1")), "/shared/image.sif"
+    for environment, options, words in (
+        (None, [], ["/env/bin/python"]),
+        ("conda:train", [], ["python"]),
+        (image, [], ["apptainer", "exec", "--bind=/shared/runs/job-1", "--bind=/shared/hf", image, "python"]),
+        (
+            "pyxis:repo/torch:1",
+            [
+                "--container-image=repo/torch:1",
+                "--container-mounts=/shared/runs/job-1:/shared/runs/job-1,/shared/hf:/shared/hf",
+            ],
+            ["python"],
+        ),
+    ):
+        spec = spec_with(environment=environment, cache="/shared/hf")
+        assert agents(spec, make_plan(spec, facts()), run, "/env/bin/python") == (options, words)
+    spec = spec_with(environment=image, slurm={"gpus_per_node": 8})
+    assert "--nv" in agents(spec, make_plan(spec, facts()), run, "/env/bin/python")[1]
+    for environment in (image, "pyxis:repo/torch:1"):
+        assert text_of(environment=environment).rstrip().splitlines()[-1].startswith("exec /env/bin/python -m")
 
 
 @pytest.mark.parametrize("value", HOSTILE)

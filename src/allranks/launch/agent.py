@@ -23,6 +23,7 @@ import msgspec
 import psutil
 
 from allranks.envpolicy import threads_per_rank
+from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK, EnvironmentNotAble
 from allranks.facts import host_name, usable_cpus
 from allranks.launch.blame import RankEnd
 from allranks.launch.rank import done_marker, end_with_parent
@@ -79,12 +80,28 @@ class Agent:
         (self._run.logs_of(self._attempt) / f"node.{self._node}.joined").write_text(self._host)
         threading.Thread(target=self._guard, name="guard", daemon=True).start()
         threading.Thread(target=self._obey, name="control", daemon=True).start()
-        ends = self._launch()
+        ends, refusal = self._meet_and_launch()
         if telemetry:
             telemetry.stop()
-        self._write_exit(ends)
+        self._write_exit(ends, refusal)
+        if refusal:
+            logging.error(refusal)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # one that comes now is late; Python's end would die of it
-        return 1 if ends else 0
+        return EXIT_ENVIRONMENT if refusal else EXIT_FAILED if ends else EXIT_OK
+
+    def _meet_and_launch(self) -> tuple[list[RankEnd], str]:
+        """How the failed ranks ended; or why none was started: the meeting place belongs to another run."""
+        if self._meeting is None:
+            return self._launch(), ""
+        from allranks.launch.meeting import join_store
+
+        try:
+            store = join_store(self._meeting, self._node, self._run.name, RENDEZVOUS_S)
+        except EnvironmentNotAble as error:
+            return [], str(error)
+        ends = self._launch()
+        del store  # kept until here: on node 0 it is the one that all meet at
+        return ends, ""
 
     def _launch(self) -> list[RankEnd]:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -198,7 +215,7 @@ class Agent:
             if _alive(child):
                 self._kill_group(child)
 
-    def _write_exit(self, ends: list[RankEnd]) -> None:
+    def _write_exit(self, ends: list[RankEnd], refusal: str) -> None:
         write_json(
             self._run.agent_exit(self._attempt, self._host),
             {
@@ -207,6 +224,7 @@ class Agent:
                 "attempt": self._attempt,
                 "killed_by_request": self._killed,
                 "time": time.time(),
+                "refused": refusal,
                 "failed": msgspec.to_builtins(ends),
             },
         )

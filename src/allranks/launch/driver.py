@@ -30,11 +30,12 @@ from allranks.planning import LaunchPlan, make_plan
 from allranks.preflight import PreflightReport
 from allranks.preflight.gather import Preflight, Where, cures, examine, require_nodes, text_line, without_bad, write
 from allranks.rundir import RunDir, read_json, write_json
-from allranks.slurm.script import entering
+from allranks.slurm.script import agents
 from allranks.spec import RunSpec, load_spec
 
 POLL_S = 0.2
 STAGEABLE = {"proj", "py", "pkgs", "imports", "data", "model", "script"}
+PACKAGES = {"py", "pkgs", "imports"}
 PEER_NODE_GRACE_S = 12.0  # longer than an agent gives its own ranks
 
 
@@ -68,6 +69,10 @@ def _can_be_staged(report: PreflightReport) -> bool:
     return all(check.ok or not check.blocks or check.name in STAGEABLE for check in report.checks)
 
 
+def _some_lack(reports: list[PreflightReport], names: set[str]) -> bool:
+    return any(not check.ok and check.name in names for report in reports for check in report.checks)
+
+
 class Driver:
     """One start of one job."""
 
@@ -81,7 +86,7 @@ class Driver:
         self._stop_asked = False
         self._lost: list[str] = []
         self._hosts: list[str] = []  # what is left of the allocation, once nodes were left out
-        self._python = entering(self._spec.cluster.environment, sys.executable)[1]
+        self._srun_options, self._python = agents(self._spec, self._plan, run, sys.executable)
 
     def run(self) -> int:
         """The job's exit code."""
@@ -128,14 +133,9 @@ class Driver:
     def _srun(self, *command: str) -> list[str]:
         nodes = len(self._plan.nodes)
         some = [f"--nodelist={','.join(self._hosts)}"] if self._hosts else []
-        image = (
-            (self._spec.cluster.environment or "").removeprefix("pyxis:")
-            if (self._spec.cluster.environment or "").startswith("pyxis:")
-            else None
-        )
         return [
             "srun", *some, f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={self._cpus()}", "--input=none", "--unbuffered",
-            *([f"--container-image={image}"] if image else []), *self._python, "-m", *command,
+            *self._srun_options, *self._python, "-m", *command,
         ]  # fmt: skip
 
     def _examine(self) -> Preflight:
@@ -198,16 +198,25 @@ class Driver:
     def _staged(self, found: Preflight) -> Iterator[None]:
         """While it lasts, nodes that lack code, packages, model or data have copies of their own."""
         lacking = [r.host for r in found.reports if not r.may_run]
-        if self._spec.cluster.stage == "never" or not (lacking or self._spec.cluster.stage == "always"):
+        always = self._spec.cluster.stage == "always"
+        if self._spec.cluster.stage == "never" or not (lacking or always or self._run.bundle.exists()):
             yield
             return
-        from allranks.stage import Allocation, build, staged
+        from allranks.stage import Allocation, staged
+        from allranks.stage.job import bundle_for, packed_ahead
 
         say(f"staging for {', '.join(lacking) or 'all nodes'}")
-        bundle = build(self._spec, log=say)
-        job = Allocation.current()
-        job = dataclasses.replace(job, nodes=tuple(self._hosts) or job.nodes)
-        with staged(bundle, job, always=self._spec.cluster.stage == "always", log=say) as manifest:
+        allocation = Allocation.current()
+        allocation = dataclasses.replace(allocation, nodes=tuple(self._hosts) or allocation.nodes)
+        bundle = bundle_for(
+            self._spec,
+            allocation,
+            packages=always or _some_lack(found.reports, PACKAGES),
+            always=always,
+            ahead=packed_ahead(self._run),
+            log=say,
+        )
+        with staged(bundle, allocation, always=always, log=say) as manifest:
             manifest.save(self._run.stage)
             self._python = manifest.python(self._python)
             yield
@@ -256,10 +265,10 @@ class Driver:
                 # Not through srun: its signal reaches every process of a step, also those that are still starting,
                 # or are no ranks (loaders of data, compilers), and they would die of it.
                 control.write_text("stop")
-            if failed_at is None and self._some_node_failed(attempt):
+            if failed_at is None and (self._some_node(attempt, "failed") or self._some_node(attempt, "refused")):
                 failed_at = time.monotonic()
             if failed_at is not None and time.monotonic() - failed_at > PEER_NODE_GRACE_S:
-                self._lost = self._silent_agents(attempt)
+                self._lost = self._silent_agents(attempt) if self._some_node(attempt, "failed") else []
                 names = f": {', '.join(self._lost)} fell silent" if self._lost else ""
                 say(f"a node has failed and others do not end{names}; ending what is left")
                 self._agents.terminate()  # srun then kills its tasks; scancel with KILL would end this script too
@@ -272,8 +281,9 @@ class Driver:
         places = msgspec.convert(found, Rendezvous).places if found else []
         return [p.host for p in places if not self._run.agent_exit(attempt, p.host).exists()]
 
-    def _some_node_failed(self, attempt: int) -> bool:
-        return any((read_json(p) or {}).get("failed") for p in self._run.logs_of(attempt).glob("*.exit.json"))
+    def _some_node(self, attempt: int, what: str) -> bool:
+        """Whether an agent has said that ranks of it ``failed``, or that it was ``refused`` at the meeting place."""
+        return any((read_json(p) or {}).get(what) for p in self._run.logs_of(attempt).glob("*.exit.json"))
 
     def _ask_stop(self, number: int, frame: FrameType | None) -> None:
         self._stop_asked = True

@@ -39,7 +39,7 @@ class HostsJob:
         ends = [read_json(p) or {} for p in self._run.logs_of(self._attempt).glob("*.exit.json")]
         if len({e.get("node") for e in ends}) < len(self._plan.nodes):
             return None
-        return 1 if any(e.get("failed") for e in ends) else 0
+        return 1 if any(e.get("failed") or e.get("refused") for e in ends) else 0
 
     def news(self) -> str | None:
         """First the commands; then who is still awaited."""

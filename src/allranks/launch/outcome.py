@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from allranks.errors import EXIT_FAILED, EXIT_OK
+from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK
 from allranks.launch.blame import Culprit, RankEnd, find_culprit
 from allranks.observe import events as event_files
 from allranks.observe.summary import of_last_story, summarize
@@ -98,6 +98,10 @@ def _verdict(
 
 def _without_culprit(run: RunDir, plan: LaunchPlan, attempt: int, end: _End) -> tuple[str, int]:
     """No rank has said or shown anything: what the driver or the scheduler says, and the last line of the log."""
+    ends = [read_json(path) or {} for path in sorted(run.logs_of(attempt).glob("*.exit.json"))]
+    refused = next((e for e in sorted(ends, key=lambda e: e.get("node", 0)) if e.get("refused")), None)
+    if refused:
+        return f"{refused['host']}: {refused['refused']}", EXIT_ENVIRONMENT
     driver = read_json(run.logs / "driver.json") or {}
     if driver.get("message"):
         return f"{driver['message']}. Log: {run.logs / 'slurm.log'}", int(driver.get("exit_code", EXIT_FAILED))

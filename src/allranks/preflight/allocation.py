@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
@@ -12,39 +11,13 @@ from contextlib import contextmanager
 import msgspec
 
 from allranks.errors import EnvironmentNotAble, SpecError
+from allranks.slurm.commands import Slurm
 from allranks.spec.records import ClusterSpec
-from allranks.testcluster.box import find_box
 
-ANSWER_S = 15.0
 END_S = 10.0
 HOLD = 'echo "$SLURM_JOB_ID $SLURM_JOB_NODELIST"; exec cat >/dev/null'
 """Holds the allocation until our end of the pipe closes, which it does even if we are killed."""
 SBATCH_ONLY = ("--output", "--error", "--open-mode", "--requeue", "--no-requeue", "--array", "--parsable", "-o", "-e")
-
-
-class Slurm(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach a Slurm: words before its commands, and what to tell the user."""
-
-    prefix: list[str]
-    note: str = ""
-
-    def ask(self, *words: str, timeout_s: float = ANSWER_S) -> subprocess.CompletedProcess[str]:
-        """Runs one of its commands.
-
-        Raises:
-            EnvironmentNotAble: it does not answer in time.
-        """
-        try:
-            return subprocess.run(
-                [*self.prefix, *words],
-                capture_output=True,
-                text=True,
-                timeout=timeout_s,
-                check=False,
-                stdin=subprocess.DEVNULL,
-            )
-        except subprocess.TimeoutExpired:
-            raise EnvironmentNotAble(f"{words[0]} did not answer within {timeout_s:g} s: is slurmctld up?") from None
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,28 +26,6 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
     hosts: list[str]
     srun_args: list[str]
-
-
-def find_slurm() -> Slurm:
-    """A Slurm that answers here; else the cluster in a box that is up.
-
-    Raises:
-        EnvironmentNotAble: there is neither.
-    """
-    if shutil.which("scontrol"):
-        try:
-            done = Slurm(prefix=[]).ask("scontrol", "ping")
-            if done.returncode == 0 and "UP" in done.stdout:
-                return Slurm(prefix=[])
-        except EnvironmentNotAble:
-            pass
-    box = find_box()
-    if box is None:
-        raise EnvironmentNotAble(
-            "no Slurm answers here (scontrol ping), and no cluster in a box is up; "
-            "go to a login node, or start one with: allranks cluster up"
-        )
-    return Slurm(prefix=box.command_prefix(), note=f"no other Slurm answers: the cluster in a box '{box.name}' is used")
 
 
 def request_args(cluster: ClusterSpec, exclude: Sequence[str] = ()) -> list[str]:
@@ -108,7 +59,7 @@ def test_only(slurm: Slurm, cluster: ClusterSpec) -> str:
         EnvironmentNotAble: Slurm does not answer.
     """
     time_limit = [f"--time={cluster.slurm.time}"] if cluster.slurm.time else []
-    done = slurm.ask("sbatch", "--test-only", *request_args(cluster), *time_limit, *cluster.slurm.extra, "--wrap=true")
+    done = slurm.call("sbatch", "--test-only", *request_args(cluster), *time_limit, *cluster.slurm.extra, "--wrap=true")
     said = " ".join(line.removeprefix("sbatch:").strip() for line in done.stderr.splitlines() if line.strip())
     if done.returncode == 0:
         return said
@@ -125,10 +76,12 @@ test_only.__test__ = False  # type: ignore[attr-defined]  # pytest takes it for 
 
 def _known(slurm: Slurm, key: str | None) -> str:
     if key == "partition":
-        names = sorted(set(slurm.ask("sinfo", "--noheader", "--format=%R").stdout.split()))
+        names = sorted(set(slurm.call("sinfo", "--noheader", "--format=%R").stdout.split()))
         return f"; there are {', '.join(names)}" if names else ""
     if key in ("account", "qos"):
-        shown = slurm.ask("sacctmgr", "-nP", "show", "associations", f"user={_user()}", "format=account").stdout.split()
+        shown = slurm.call(
+            "sacctmgr", "-nP", "show", "associations", f"user={_user()}", "format=account"
+        ).stdout.split()
         return f"; you have {', '.join(sorted(set(shown)))}" if shown else ""
     return ""
 
@@ -219,4 +172,4 @@ def _give_back(process: subprocess.Popen[str], granted: bool) -> None:
 
 def hostnames(slurm: Slurm, nodelist: str) -> list[str]:
     """Names of a Slurm host list, in Slurm's order."""
-    return slurm.ask("scontrol", "show", "hostnames", nodelist).stdout.split() if nodelist else []
+    return slurm.call("scontrol", "show", "hostnames", nodelist).stdout.split() if nodelist else []

@@ -11,10 +11,11 @@ import msgspec
 from allranks.errors import EnvironmentNotAble
 from allranks.facts import machine_facts
 from allranks.planning import LaunchPlan, make_plan
-from allranks.preflight.allocation import allocation, find_slurm, inside_job, test_only
+from allranks.preflight.allocation import allocation, inside_job, test_only
 from allranks.preflight.collectives import Pair, measure, slow_pairs, verdict
 from allranks.preflight.gather import Preflight, Where, examine, without_bad
 from allranks.preflight.records import PreflightReport
+from allranks.slurm.commands import find_slurm
 from allranks.spec.records import RunSpec
 
 Say = Callable[[str], None]
@@ -80,7 +81,7 @@ def doctor(spec: RunSpec, request: Request, say: Say) -> Diagnosis:
                 "launcher hosts: this machine only; run `allranks doctor SPEC` on each host, nothing else reaches them"
             ]
         return _examine(Where(), spec, plan, request, notes, say)
-    slurm = find_slurm()
+    slurm = find_slurm(Path.cwd())
     if not inside_job(slurm):
         say(test_only(slurm, spec.cluster))
     with allocation(slurm, spec.cluster, wait_s=request.wait_s) as job:
@@ -91,7 +92,9 @@ def doctor(spec: RunSpec, request: Request, say: Say) -> Diagnosis:
             job_id=job.job_id,
             cpus=spec.cluster.slurm.cpus_per_task or 1,
         )
-        return _examine(where, spec, plan, request, [slurm.note] if slurm.note else [], say)
+        return _examine(
+            where, spec, plan, request, [f"no other Slurm answers: {slurm.label} is used"] if slurm.prefix else [], say
+        )
 
 
 def _examine(where: Where, spec: RunSpec, plan: LaunchPlan, request: Request, notes: list[str], say: Say) -> Diagnosis:

@@ -13,6 +13,7 @@ import msgspec
 
 import allranks
 from allranks.preflight.records import Folder, Wish
+from allranks.slurm.script import is_container
 from allranks.spec.records import RunSpec
 
 TRAINING = ["torch", "transformers", "tokenizers", "safetensors", "numpy"]
@@ -20,6 +21,8 @@ TRAINING = ["torch", "transformers", "tokenizers", "safetensors", "numpy"]
 
 def needed_packages(spec: RunSpec) -> list[str]:
     """Packages that the ranks of this run import."""
+    if is_container(spec.cluster.environment):
+        return []  # the image brings them
     if spec.script is not None:
         return ["torch"]
     return TRAINING + (["peft"] if spec.adapter.type == "lora" else [])

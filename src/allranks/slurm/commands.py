@@ -138,7 +138,8 @@ def find_slurm(cwd: Path) -> Slurm:
     if shutil.which("scontrol"):
         own = Slurm([], "this machine's")
         try:
-            if own.call("scontrol", "ping", timeout_s=10).returncode == 0:
+            ping = own.call("scontrol", "ping", timeout_s=10)
+            if ping.returncode == 0 and "UP" in ping.stdout:
                 return own
         except EnvironmentNotAble:
             pass
@@ -146,5 +147,5 @@ def find_slurm(cwd: Path) -> Slurm:
     if box is not None:
         return Slurm(box.command_prefix(str(cwd)), f"the cluster in a box {box.name!r}")
     raise EnvironmentNotAble(
-        "cluster.launcher is slurm, but no Slurm answers here; go to a login node, or try it on this machine: allranks cluster up"
+        "cluster.launcher is slurm, but no Slurm answers here and no cluster in a box is up; go to a login node, or try it here: allranks cluster up"
     )

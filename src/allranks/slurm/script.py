@@ -79,21 +79,52 @@ def options(spec: RunSpec, plan: LaunchPlan, run: RunDir) -> list[str]:
 
 
 def entering(wanted: str | None, python: str) -> tuple[list[str], list[str]]:
-    """Shell lines that enter the environment, and the words that start its Python.
+    """Shell lines that enter the environment, and the words that start its Python, as the driver needs them.
 
     ``cluster.environment`` is a virtual environment's folder, ``conda:NAME``, an Apptainer image (``.sif``), or
-    ``pyxis:IMAGE``, which srun enters itself.
+    ``pyxis:IMAGE``, which srun enters itself. The driver stays outside of containers: srun and scontrol are not in them.
     """
-    if wanted is None or wanted.startswith("pyxis:"):
+    if wanted is None:
         return [], [python]
     _one_line("cluster.environment", wanted)
+    if is_container(wanted):
+        return [], [python]
     if wanted.startswith("conda:"):
         return ['eval "$(conda shell.bash hook)"', f"conda activate {shlex.quote(wanted.removeprefix('conda:'))}"], [
             "python"
         ]
-    if wanted.endswith(".sif"):
-        return [], ["apptainer", "exec", wanted, "python"]
     return [f"source {shlex.quote(str(Path(wanted) / 'bin' / 'activate'))}"], ["python"]
+
+
+def is_container(wanted: str | None) -> bool:
+    """Whether ``cluster.environment`` is an image, which brings a Python and packages of its own."""
+    return wanted is not None and (wanted.startswith("pyxis:") or wanted.endswith(".sif"))
+
+
+def agents(spec: RunSpec, plan: LaunchPlan, run: RunDir, python: str) -> tuple[list[str], list[str]]:
+    """Options of srun, and the words that start Python, for the agents: these do run inside of a container.
+
+    The run folder and what the spec names by path are mounted there under the same names.
+    """
+    wanted = spec.cluster.environment
+    if wanted is None or not is_container(wanted):
+        return [], entering(wanted, python)[1]
+    mounts = _mounts(spec, run)
+    if wanted.startswith("pyxis:"):
+        image = wanted.removeprefix("pyxis:")
+        return [f"--container-image={image}", f"--container-mounts={','.join(f'{m}:{m}' for m in mounts)}"], ["python"]
+    gpus = ["--nv"] if plan.device == "cuda" else []
+    return [], ["apptainer", "exec", *gpus, *(f"--bind={m}" for m in mounts), wanted, "python"]
+
+
+def _mounts(spec: RunSpec, run: RunDir) -> list[str]:
+    named = [spec.script.path if spec.script else None, spec.data.source if spec.data else None, spec.eval.source]
+    folders = [Path(p).expanduser().absolute().parent for p in named if p and Path(p).expanduser().is_file()]
+    if spec.model is not None and Path(spec.model.name).expanduser().is_dir():
+        folders.append(Path(spec.model.name).expanduser().absolute())
+    if spec.cluster.cache:
+        folders.append(Path(spec.cluster.cache).expanduser().absolute())
+    return list(dict.fromkeys(map(str, [run.root, *folders])))
 
 
 def _one_line(key: str, value: str) -> str:

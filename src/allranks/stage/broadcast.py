@@ -12,7 +12,7 @@ Where sbcast is not able, the same step takes the archives through srun's standa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ import msgspec
 
 from allranks.errors import AllranksError, EnvironmentNotAble, RunFailed
 from allranks.stage import node
-from allranks.stage.bundle import Bundle, Part, probe_of
+from allranks.stage.bundle import Bundle, Interpreter, Part, identity_of, interpreter, probe_of
 from allranks.stage.manifest import NodeStage, StageManifest, node_stage
+from allranks.stage.source import Source
 from allranks.stage.steps import Allocation, Step, command
 
 ANSWER_S = 180.0
@@ -87,8 +88,20 @@ def ask(bundle: Bundle, allocation: Allocation, *, always: bool = False) -> Answ
         "python": msgspec.to_builtins(bundle.python),
         "parts": [probe_of(part) for part in bundle.parts],
     }
-    with Step(allocation, allocation.nodes, _pythons(bundle), request) as step:
+    with Step(allocation, allocation.nodes, _pythons(bundle.python), request) as step:
         return step.answers(ANSWER_S)
+
+
+def lacking(found: Sequence[Source], allocation: Allocation) -> set[str]:
+    """Names of the parts that some node lacks, before any of them is packed; nothing is written anywhere."""
+    python = interpreter()
+    parts = [
+        {"name": s.name, "path": str(s.path), "probe": list(s.probe), "identity": identity_of(s), "sha256": ""}
+        for s in found
+    ]
+    asked = {"verb": "ask", "only_look": True, "always": False, "python": msgspec.to_builtins(python), "parts": parts}
+    with Step(allocation, allocation.nodes, _pythons(python), asked) as step:
+        return {name for answer in step.answers(ANSWER_S).values() for name in answer["lacks"]}
 
 
 def _live_jobs(allocation: Allocation) -> list[str] | None:
@@ -99,8 +112,8 @@ def _live_jobs(allocation: Allocation) -> list[str] | None:
         return None
 
 
-def _pythons(bundle: Bundle) -> list[str]:
-    return list(dict.fromkeys([bundle.python.executable, *bundle.python.candidates]))
+def _pythons(python: Interpreter) -> list[str]:
+    return list(dict.fromkeys([python.executable, *python.candidates]))
 
 
 def _check_interpreters(bundle: Bundle, lacking: Answers) -> None:
@@ -136,7 +149,7 @@ def _send(
         "interpreters": {name: answer.get("python") for name, answer in group.items()},
         "parts": [{"name": p.name, "sha256": p.sha256, "unpacked_bytes": p.unpacked_bytes} for p in parts],
     }
-    with Step(allocation, list(group), _pythons(bundle), request) as step:
+    with Step(allocation, list(group), _pythons(bundle.python), request) as step:
         ready = step.answers(ANSWER_S)
         first = {name: min(set(answer["sees"]) & set(group)) for name, answer in ready.items()}
         if all(name == one for name, one in first.items()):
@@ -186,7 +199,7 @@ def _node(bundle: Bundle, name: str, answer: dict[str, Any]) -> NodeStage:
 def _remove(bundle: Bundle, allocation: Allocation, nodes: tuple[str, ...], log: Log) -> None:
     """Remove the job's folders; a node that is gone must not hide why the job failed."""
     try:
-        with Step(allocation, nodes, _pythons(bundle), {"verb": "remove", "job": allocation.folder}) as step:
+        with Step(allocation, nodes, _pythons(bundle.python), {"verb": "remove", "job": allocation.folder}) as step:
             left = sorted(name for name, answer in step.answers(ANSWER_S).items() if not answer["gone"])
         if left:
             log(f"staging: {', '.join(left)} could not remove what was staged; the next job there tries again")

@@ -9,7 +9,7 @@ import shutil
 import sys
 import sysconfig
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,28 +91,45 @@ def build(spec: RunSpec, store: Path | None = None, *, packages: bool = True, lo
         SpecError, DataError: what the spec names is not there.
         EnvironmentNotAble: packages clash, something of the hub is not in the cache, or the store cannot be written.
     """
-    versions = package_versions()
-    found = clashes(versions)
-    if found and packages:
+    return assemble(checked_sources(spec, packages=packages, log=log), store or store_of(spec), package_versions(), log)
+
+
+def checked_sources(
+    spec: RunSpec, *, packages: bool, without: Collection[str] = (), log: Log = lambda _: None
+) -> list[Source]:
+    """`sources`, and with the packages a check that they can run elsewhere.
+
+    Raises:
+        SpecError, DataError, EnvironmentNotAble: as `build` does.
+    """
+    found = clashes(package_versions()) if packages else []
+    if found:
         raise EnvironmentNotAble("the packages here cannot be staged: " + "; ".join(map(str, found)))
-    parts = sources(spec, packages=packages)
+    parts = sources(spec, packages=packages, without=without)
     for name, folder in editable_packages(Path(sysconfig.get_paths()["purelib"])).items() if packages else ():
         if name != "allranks" and not any(Path(folder) == part.path for part in parts):
             log(
                 f"note: {name} is installed in editable mode from {folder} and is not in the bundle; pip install it whole"
             )
-    return assemble(parts, store or store_of(spec), versions, log)
+    return parts
 
 
-def assemble(found: list[Source], store: Path, versions: dict[str, str], log: Log = lambda _: None) -> Bundle:
-    """A bundle of these parts in a store."""
+def assemble(
+    found: list[Source],
+    store: Path,
+    versions: dict[str, str],
+    log: Log = lambda _: None,
+    *,
+    packed: Sequence[Part] = (),
+) -> Bundle:
+    """A bundle of these parts in a store, and of some that are packed already."""
     began = time.monotonic()
     try:
         store.mkdir(parents=True, exist_ok=True)
         store.chmod(0o700)  # code and data of one user, in a cache that others may share
     except OSError as error:
         raise EnvironmentNotAble(f"bundles cannot be kept in {store}: {error.strerror}; set cluster.cache") from None
-    parts = [_part(source, store, log) for source in found]
+    parts = [*(_part(source, store, log) for source in found), *packed]
     key = hashlib.sha256("".join(f"{part.name} {part.sha256}\n" for part in parts).encode()).hexdigest()[:32]
     file = store / "bundles" / f"{key}.json"
     bundle = Bundle(
@@ -168,10 +185,20 @@ def interpreter() -> Interpreter:
     )
 
 
-def _part(source: Source, store: Path, log: Log) -> Part:
+def identity_of(source: Source) -> str:
+    """By which a node knows whether it has a part.
+
+    Raises:
+        EnvironmentNotAble: its files cannot be read here.
+    """
     known = identity(str(source.path), list(source.probe))
     if known is None:
         raise EnvironmentNotAble(f"part {source.name}: files of {source.path} cannot be read")
+    return known
+
+
+def _part(source: Source, store: Path, log: Log) -> Part:
+    known = identity_of(source)
 
     def pack_it(folder: Path) -> None:
         log(f"packing {source.name}: {len(source.files)} files of {source.path}")

@@ -84,6 +84,8 @@ def ask(request: dict[str, Any]) -> dict[str, Any]:
         )
         if gone and part["name"] not in lacks:
             lacks.append(part["name"])
+    if request.get("only_look"):
+        return {"lacks": lacks}
     root = job_root()
     answer: dict[str, Any] = {"lacks": lacks, "folder": os.path.join(root, request["job"])}
     if "env" in lacks:

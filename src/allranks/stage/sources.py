@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import sysconfig
+import tempfile
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import allranks
@@ -16,11 +20,23 @@ from allranks.stage.source import Source, walk
 
 MAX_PROBES = 2000
 MAX_PROJECT_BYTES = 1 << 30
+TEMPORARY = tuple(dict.fromkeys(map(Path, (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm", "/run"))))  # noqa: S108
+"""Folders that each node usually has for itself."""
+_NO_PROJECTS = (Path("/"), *TEMPORARY)
 _MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 
 
-def sources(spec: RunSpec, *, packages: bool = True) -> list[Source]:
-    """Every part that nodes need for a spec; ``packages=False`` leaves the Python packages out.
+@dataclass(frozen=True)
+class Asked:
+    """A part that a spec asks for, before its files are listed. ``path`` is None for what lies in the hub's cache."""
+
+    name: str
+    path: Path | None
+    find: Callable[[], list[Source]]
+
+
+def sources(spec: RunSpec, *, packages: bool = True, without: Collection[str] = ()) -> list[Source]:
+    """Every part that nodes need for a spec, but those ``without``; ``packages=False`` leaves the Python packages out.
 
     Raises:
         SpecError, DataError: the script, the model folder or the data file is not there.
@@ -29,17 +45,31 @@ def sources(spec: RunSpec, *, packages: bool = True) -> list[Source]:
     found = [package_source()]
     if packages and brings_packages(spec.cluster.environment):
         found.append(environment_source(Path(sysconfig.get_paths()["purelib"]), Path(sys.prefix)))
+    return found + [source for part in asked(spec) if part.name not in without for source in part.find()]
+
+
+def asked(spec: RunSpec) -> list[Asked]:
+    """Code, model and data that a spec names; nothing is looked for yet."""
+    from allranks.train.data.sources import looks_like_file
+
+    found: list[Asked] = []
     if spec.script is not None:
-        found.append(project_source(Path(spec.script.path)))
+        script = Path(spec.script.path).expanduser()
+        found.append(Asked("project", script, lambda: [project_source(script)]))
     if spec.model is not None and not spec.model.name.startswith(("tiny:", "mlp:")):
-        found.append(_model(spec.model.name, spec.model.revision))
-    if spec.data is not None:
-        found += _data("data", "data.source", spec.data.source, spec)
-        if spec.eval.source is not None:
-            found += _data("eval-data", "eval.source", spec.eval.source, spec)
+        name, revision = spec.model.name, spec.model.revision
+        folder = Path(name).expanduser()
+        found.append(Asked("model", folder if folder.is_dir() else None, lambda: [_model(name, revision)]))
+    for part, key, source in (
+        ("data", "data.source", spec.data.source if spec.data else None),
+        ("eval-data", "eval.source", spec.eval.source if spec.data else None),
+    ):
+        if source is not None:
+            path = Path(source).expanduser() if looks_like_file(source) else None
+            found.append(Asked(part, path, partial(_data, part, key, source, spec)))
+    if spec.data is not None and (spec.data.template.endswith(".jinja") or "/" in spec.data.template):
         template = Path(spec.data.template).expanduser()
-        if template.suffix == ".jinja" or "/" in spec.data.template:
-            found.append(_one_file("template", "data.template", template))
+        found.append(Asked("template", template, lambda: [_one_file("template", "data.template", template)]))
     return found
 
 
@@ -52,13 +82,16 @@ def package_source() -> Source:
 def project_source(script: Path) -> Source:
     """The project of a script: the nearest folder above it with .git or pyproject.toml, else the script's own folder.
 
-    In a git work tree, what git ignores is left out.
+    In a git work tree, what git ignores is left out. A script that lies in a home folder or a folder for temporary files,
+    where all sorts of things lie, is sent alone.
     """
     script = script.expanduser().absolute()
     if not script.is_file():
         raise SpecError(f"script.path {script}: there is no such file")
     above = [f for f in script.parents if f != Path.home() and f not in Path.home().parents]
     root = next((f for f in above if any((f / mark).exists() for mark in _MARKS)), script.parent)
+    if root in _NO_PROJECTS or root == Path.home():
+        return _one_file("project", "script.path", script)
     names = _git_names(root) if (root / ".git").exists() else None
     if names is None:
         names = [p.relative_to(root) for p in walk(root)]

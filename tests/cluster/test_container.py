@@ -1,0 +1,43 @@
+"""What the launcher asks of a container program: a stand-in takes the part of Apptainer, so this proves the calls, not
+Apptainer itself. Like a container, it has neither srun nor scontrol, and a Python of its own name."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from allranks.rundir import read_json
+from allranks.testcluster import Box
+from tests.cluster.runs import log_of, run, spec_in
+
+pytestmark = pytest.mark.python_on_nodes
+STAND_IN = """#!/bin/bash
+echo "$(hostname) $*" >> {calls}
+while [[ $1 != *.sif ]]; do shift; done
+[ "$2" = python ] || exit 9
+shift 2
+unset ${{!SLURM_JOB_*}}
+PATH=/nowhere exec {python} "$@"
+"""
+
+
+def test_ranks_run_in_the_container_and_the_driver_outside(box: Box, shared: Path) -> None:
+    (shared / "bin").mkdir()
+    program, calls = shared / "bin" / "apptainer", shared / "calls"
+    program.write_text(STAND_IN.format(calls=calls, python=shlex.quote(sys.executable)))
+    program.chmod(0o755)
+    (shared / "image.sif").touch()
+    cluster = {
+        "nodes": 2,
+        "environment": str(shared / "image.sif"),
+        "setup": [f"export PATH={shared}/bin:$PATH"],
+    }
+    done, run_dir = run(shared, spec_in(shared, cluster=cluster, train={"max_steps": 2}))
+    assert done.returncode == 0, done.stdout + done.stderr + log_of(run_dir)
+    assert read_json(run_dir.metrics)["sync_proof"]["world_size"] == 2
+    lines = sorted(calls.read_text().splitlines())
+    assert [line.split()[0] for line in lines] == ["n1", "n2"]
+    assert all(f"--bind={run_dir.root}" in line and "allranks.launch.agent" in line for line in lines)
