@@ -66,9 +66,7 @@ def measure(command: list[str], timeout_s: float, env: dict[str, str] | None = N
     for reader in readers:
         reader.join()
     cpu = usage.ru_utime + usage.ru_stime
-    return Measured(
-        process.returncode, texts["stdout"], texts["stderr"], wall, cpu, max(peak, usage.ru_maxrss * 1024)
-    )
+    return Measured(process.returncode, texts["stdout"], texts["stderr"], wall, cpu, max(peak, usage.ru_maxrss * 1024))
 
 
 def _tree_bytes(pid: int) -> int:

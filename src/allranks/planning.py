@@ -8,11 +8,8 @@ from allranks import envpolicy
 from allranks.envpolicy import EnvVar
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.facts import MachineFacts
-<<<<<<< HEAD
-from allranks.slurm.timelimit import SIGNAL_EARLY_S, seconds_of
-=======
 from allranks.observe.window import profile_warnings
->>>>>>> trace-gen
+from allranks.slurm.timelimit import SIGNAL_EARLY_S, seconds_of
 from allranks.spec.records import RunSpec
 from allranks.train.strategies import entry, resolve_options
 
@@ -82,11 +79,8 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
         )
     if device == "cpu" and procs > facts.cpus and cluster.launcher == "local":
         warnings.append(f"{procs} ranks share {facts.cpus} cores: they will take turns, and timings mean little")
-<<<<<<< HEAD
     warnings += _time_warnings(spec)
-=======
     warnings += profile_warnings(spec, world, _max_steps(spec))
->>>>>>> trace-gen
     hosts = _hosts(spec, facts)
     return LaunchPlan(
         run_name=spec.name,
