@@ -26,7 +26,8 @@ test: setup slurm
 	@timeout 1500 $(PYTEST) -q -m "not full" tests
 
 test-all: setup slurm
-	@timeout 7200 $(PYTEST) -q tests
+	@code=0; timeout 7200 $(PYTEST) -q tests --junitxml=.test-all.xml || code=$$?; \
+	  $(VENV)/bin/python scripts/record_tests.py .test-all.xml benchmarks/results/test_all.json; exit $$code
 
 # The cluster in a box needs Slurm's own programs; where they cannot be installed its tests are skipped, and say so.
 slurm:
