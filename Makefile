@@ -1,4 +1,5 @@
 # make demo    sets up .venv and trains: two ranks, a tiny Mistral, LoRA; ends with a summary and a report
+# make compare all strategies on equal work on two ranks, each proved before its time counts
 # make test    sets up .venv and runs every feature once
 # TORCH=2.12.0 another torch than the tested one;  PYTHON=python3.12 another interpreter
 
@@ -9,7 +10,7 @@ TORCH ?= 2.13.0
 STAMP := $(VENV)/.allranks-ready
 PYTEST := $(VENV)/bin/python -m pytest
 
-.PHONY: slurm help setup demo test test-all lint bench clean
+.PHONY: slurm help setup demo compare test test-all lint bench clean
 
 help:
 	@sed -n 's/^# \(make.*\)/\1/p;s/^# \(TORCH.*\)/\1/p' Makefile
@@ -21,6 +22,9 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup.sh
 
 demo: setup
 	@$(VENV)/bin/allranks run examples/demo.yaml
+
+compare: setup
+	@$(VENV)/bin/allranks compare examples/compare-tiny.yaml
 
 test: setup slurm
 	@timeout 1500 $(PYTEST) -q -m "not full" tests

@@ -71,6 +71,11 @@ class RunDir:
     def events(self) -> Path:
         return self.root / "events"
 
+    @property
+    def compare(self) -> Path:
+        """What is to be compared; only in the folder of a comparison."""
+        return self.root / "compare.json"
+
     def events_of(self, rank: int) -> Path:
         return self.events / f"rank{rank}.jsonl"
 

@@ -73,6 +73,10 @@ def _work(run: RunDir, attempt: int, rank: int) -> int:
             from allranks.launch.user_script import run_script
 
             return run_script(run, script, attempt)
+        if run.compare.exists():
+            from allranks.train.compare.worker import work as compare
+
+            return compare(run, attempt)
         from allranks.train.worker import work
 
         return work(run, attempt)

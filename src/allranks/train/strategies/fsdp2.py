@@ -45,6 +45,8 @@ class FSDP2:
         for block in blocks:
             fully_shard(block, mesh=mesh, reshard_after_forward=self.reshard_after_forward)
         self._root = cast(FSDPModule, fully_shard(model, mesh=mesh, reshard_after_forward=False))
+        # evaluation may be the first forward, and begins beneath the root; a block must not take itself for the root then
+        self._root._get_fsdp_state()._lazy_init()
         if self._zeros:
             for unit in (*blocks, model):
                 _reach_all(unit)

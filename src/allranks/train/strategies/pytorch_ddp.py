@@ -52,7 +52,13 @@ class PyTorchDDP:
     ) -> None:
         self._model, self._clip_norm = model, clip_norm
         self._named = trained(model)
-        self._ddp = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True, **self._options)
+        self._ddp = DistributedDataParallel(
+            model,
+            process_group=group,
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,  # constants of the model, equal from the start: a broadcast a step for nothing
+            **self._options,
+        )
         self.module = self._ddp
         self.optimizer = make_optimizer(self._named)
 

@@ -41,7 +41,13 @@ class PyTorchZero1:
     ) -> None:
         self._model, self._group, self._clip_norm = model, group, clip_norm
         self._named = trained(model)
-        self._ddp = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True, **self._options)
+        self._ddp = DistributedDataParallel(
+            model,
+            process_group=group,
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,  # constants of the model, equal from the start: a broadcast a step for nothing
+            **self._options,
+        )
         self.module = self._ddp
         plain = make_optimizer(self._named)  # tells class, groups and options; it has no state yet
         known = inspect.signature(type(plain)).parameters

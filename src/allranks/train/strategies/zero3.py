@@ -151,6 +151,11 @@ class Zero3:
         if i > 0:
             self._units[i - 1].gather()
 
+    @property
+    def shards(self) -> list[torch.Tensor]:
+        """This rank's parts of all weights, frozen ones too."""
+        return [part for unit in (*self._units, self._root) for part in unit.parts]
+
     def accumulate(self) -> AbstractContextManager[Any]:
         return nullcontext()
 

@@ -1,0 +1,1 @@
+"""What the ranks of a comparison do. Imports torch; what follows from it is in `allranks.compare`."""
