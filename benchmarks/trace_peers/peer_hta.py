@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import logging
+import math
 import sys
 import time
 import warnings
@@ -51,7 +52,7 @@ def analyse(folder: str) -> tuple[dict[str, dict[str, float | None]], dict[str, 
         }
     for row in [] if overlap is None else overlap.to_dict("records"):
         value = float(row["comp_comm_overlap_pctg"])
-        ranks.setdefault(str(int(row["rank"])), {})["overlap_percent"] = None if value != value else value
+        ranks.setdefault(str(int(row["rank"])), {})["overlap_percent"] = None if math.isnan(value) else value
     return ranks, {"stragglers": None if late is None else [int(r) for r in late]}, errors
 
 

@@ -59,8 +59,8 @@ def test_clocks_move_what_is_written_and_not_what_is_true(tmp_path: Path) -> Non
     moved = generate(Scenario(world=2, offset_us={0: 500, 1: -3000}), tmp_path / "b")
     assert moved.steps == plain.steps and moved.collectives == plain.collectives
     assert moved.offset_us == {0: 0, 1: -3500}
-    starts = {r: [e["ts"] for e in events(tmp_path / "b", r) if e.get("cat") == "kernel"][0] for r in (0, 1)}
-    before = {r: [e["ts"] for e in events(tmp_path / "a", r) if e.get("cat") == "kernel"][0] for r in (0, 1)}
+    starts = {r: next(e["ts"] for e in events(tmp_path / "b", r) if e.get("cat") == "kernel") for r in (0, 1)}
+    before = {r: next(e["ts"] for e in events(tmp_path / "a", r) if e.get("cat") == "kernel") for r in (0, 1)}
     assert {r: starts[r] - before[r] for r in (0, 1)} == {0: 500, 1: -3000}
 
 

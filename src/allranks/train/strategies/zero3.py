@@ -24,6 +24,7 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
+from allranks.train.strategies.bucket_ddp_async import cut
 from allranks.train.strategies.common import clip_and_update, trained
 from allranks.train.strategies.contract import MakeOptimizer
 from allranks.train.strategies.flat import Flat, all_pieces, flats_of, gathered_states, scatter_states
@@ -92,7 +93,10 @@ class Zero3:
         assert isinstance(gathering, dist.ProcessGroup)
         blocks = blocks_of(model)
         self._root, self._units = self._make_units(model, blocks, gathering)
-        flats = [flat for unit in (*self._units[::-1], self._root) for flat in unit.flats if flat.trained]
+        place = {name: i for i, (name, _) in enumerate(model.named_parameters())}
+        flats = [flat for unit in (*self._units, self._root) for flat in unit.flats if flat.trained]
+        # backward runs from the last layer to the first: the head's gradient must not wait for the embeddings'
+        flats.sort(key=lambda flat: -max(place[name] for name, _ in flat.named))
         parts = {
             id(f): part for unit in (*self._units, self._root) for f, part in zip(unit.flats, unit.parts, strict=True)
         }
@@ -113,9 +117,11 @@ class Zero3:
     ) -> tuple[Unit, list[Unit]]:
         named = {p: n for n, p in model.named_parameters()}
         groups = [[(named.pop(p), p) for p in block.parameters() if p in named] for block in blocks]
-        rest = [(n, p) for p, n in named.items()]
         units = [Unit(flats_of([part], self._group), gathering) for part in groups]
-        return Unit(flats_of([rest], self._group), gathering), units
+        # what is in no block (embeddings, head) is gathered together, but its gradients travel in pieces as large as a block
+        largest = max((flat.bytes for unit in units for flat in unit.flats), default=0)
+        rest = [[(named[p], p) for p in part] for part in cut(list(named), largest)]
+        return Unit(flats_of(rest, self._group), gathering), units
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         self._root.use()
