@@ -208,6 +208,60 @@ def train_with(name: str, world: World, tokens: TokenSet, how: dict[str, Any], f
     return whole, spread
 
 
+def prepared(name: str, world: World, how: dict[str, Any]) -> tuple[Any, LossModel]:
+    """A strategy on a new model, settled as the worker does it."""
+    strategy, module = strategies.create(name, how.get("options", {})), built(how)
+    strategy.setup(module, adamw(TrainSpec(lr=1e-2)), world.group, how.get("clip", 1.0))
+    return strategy, module
+
+
+def go_on(strategy: Any, world: World, tokens: TokenSet, how: dict[str, Any], first: int, last: int, folder: Path) -> None:
+    order = orders_of(world, tokens, how)[world.rank]
+
+    def make(rows: Any) -> Batch:
+        return collate(tokens, rows, 0, None)
+
+    if strategy.rehearse:
+        strategy.module.train()
+        strategy.backward(strategy.module(make(order.micro_batches(0)[0])) * 0.0)
+        strategy.optimizer.zero_grad(set_to_none=True)
+    plan = Plan(first, last, TrainSpec(lr=1e-2, schedule="constant"), 1, 1, lambda done: False, lambda done, stop: None)
+    events = EventLog(folder / f"events{world.rank}.jsonl", world.rank)
+    Loop(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
+
+
+def states(world: World, args: dict[str, Any]) -> Any:
+    """For (saved under, loaded under, variant): how far two steps, a save, a load and two steps are from four steps."""
+    folder = Path(args["folder"])
+    tokens = tokens_of(folder / f"rank{world.rank}", 37)
+    found = []
+    for saver, loader, variant in args["triples"]:
+        how = VARIANTS[variant]
+        whole, _ = prepared(loader, world, how)
+        go_on(whole, world, tokens, how, 0, 4, folder)
+        wanted = whole.weights(trained_only=True)
+        first, _ = prepared(saver, world, how)
+        go_on(first, world, tokens, how, 0, 2, folder)
+        state = first.state_dict()
+        if world.is_first:
+            torch.save(state, folder / "state.pt")
+        dist.barrier()
+        second, _ = prepared(loader, world, how)
+        saved = torch.load(folder / "state.pt", weights_only=True)
+        if args.get("plant") and world.rank == 1:  # the moments of another parameter
+            names = sorted(saved["optimizer"])
+            for name, other in zip(names, [*names[1:], names[0]], strict=True):
+                state_of, of = saved["optimizer"][name], saved["optimizer"][other]
+                if state_of["exp_avg"].shape == of["exp_avg"].shape:
+                    state_of["exp_avg"] = of["exp_avg"]
+        second.load_state_dict(saved)
+        go_on(second, world, tokens, how, 2, 4, folder)
+        ours = second.weights(trained_only=True)
+        error = max((float((ours[n].double() - w.double()).abs().max()) for n, w in wanted.items()), default=0.0)
+        found.append({"saved": saver, "loaded": loader, "variant": variant, "error": error})
+    return found
+
+
 def reference_of(world: World, tokens: TokenSet, how: dict[str, Any]) -> dict[str, torch.Tensor]:
     """One process, no strategy, no allranks loop: the arithmetic that all of it must come to."""
     loss_model = built(how).train()

@@ -1,0 +1,62 @@
+"""Real comparisons on two gloo ranks: honest strategies pass, each lie shuts its gate."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.dist.harness import ALLRANKS
+
+pytestmark = pytest.mark.dist
+PLANTED = Path(__file__).parent / "planted"
+
+
+def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategies: str, **train: Any) -> tuple[int, dict[str, Any]]:
+    spec = {
+        "name": "c",
+        "model": {"name": "tiny:llama", "config": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3}},
+        "data": {"source": "builtin:reviews", "subset": 200, "max_length": 64, "template": "text"},
+        "strategy": {"name": "pytorch_ddp", "bucket_mb": 0.2},
+        "train": {"max_steps": 3, "micro_batch_size": 2, "lr": 1e-3, **train},
+        "cluster": {"procs_per_node": 2, "cache": str(tmp_path / "cache")},
+    }
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(spec))
+    monkeypatch.setenv("PYTHONPATH", str(PLANTED), prepend=":")
+    command = [*ALLRANKS, "compare", "c.yaml", "--strategies", strategies, "--repeats", "1", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode in (0, 1), done.stderr
+    return done.returncode, {row["strategy"]: row for row in json.loads(done.stdout)["rows"]}
+
+
+def test_honest_strategies_pass_and_hold_what_theory_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, found = compare(tmp_path, monkeypatch, "simple_ddp,bucket_ddp_async,zero1,zero2,zero3,pytorch_zero3", grad_accum=2)
+    assert code == 0, [row["reasons"] for row in found.values()]
+    whole = found["simple_ddp"]["memory"]["state_bytes"]
+    ratios = {name: row["memory"]["state_bytes"] / whole for name, row in found.items()}
+    wanted = {"bucket_ddp_async": 1.0, "zero1": 3 / 4, "zero2": 5 / 8, "zero3": 1 / 2, "pytorch_zero3": 1 / 2}
+    for name, ratio in wanted.items():
+        assert ratios[name] == pytest.approx(ratio, rel=0.02), name
+    calls = {name: {(c["kind"], c["phase"]): c["count"] for c in row["collectives"]} for name, row in found.items()}
+    n = calls["simple_ddp"]["all_reduce", "after_backward"]
+    assert n % 2 == 0, "each parameter on each of two micro-steps"
+    assert 1 < calls["bucket_ddp_async"]["all_reduce", "backward"] < n / 2
+    folder = next((tmp_path / "runs").iterdir())
+    assert all((folder / f"comparison.{kind}").stat().st_size > 500 for kind in ("json", "csv", "html"))
+
+
+def test_each_lie_shuts_its_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, found = compare(tmp_path, monkeypatch, "simple_ddp_ga,silent,late,twice,lazy,broken")
+    assert code == 1
+    assert found["simple_ddp_ga"]["gates"] == {"parity": True, "mechanism": True, "equal_work": True}
+    assert not found["silent"]["gates"]["parity"] and not found["silent"]["gates"]["mechanism"]
+    assert not found["twice"]["gates"]["mechanism"] and found["twice"]["gates"]["parity"]
+    assert not found["lazy"]["gates"]["equal_work"]
+    assert "not today" in found["broken"]["reasons"][0]
+    assert any("claims overlap" in mark for mark in found["late"]["marks"])
+    for name in ("silent", "twice", "lazy", "broken"):
+        assert found[name]["tokens_per_s"] is None, name

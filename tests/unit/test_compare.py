@@ -1,0 +1,195 @@
+"""The judgement of a comparison, apart from running one: gates, the fitted model, what is written."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+import pytest
+
+from allranks.compare.judge import compare_traffic, rows, tokens_per_s
+from allranks.compare.model import comm_s, fit, hops_and_share, predict
+from allranks.compare.run import conclude, request
+from allranks.compare.show import csv_text, page
+from allranks.errors import SpecError
+from allranks.rundir import RunDir
+from allranks.spec import parse_spec
+from allranks.train.compare.window import figures, merged, shared
+
+WINDOW = {
+    "step_s": 0.1,
+    "compute_s": 0.07,
+    "comm_s": 0.02,
+    "overlapped_comm_s": 0.01,
+    "exposed_comm_s": 0.01,
+    "idle_s": 0.02,
+}
+ONE = {"kind": "all_reduce", "phase": "backward", "count": 3, "bytes": 300}
+
+
+def rank(**changes: Any) -> dict[str, Any]:
+    """What one rank tells of one strategy, all well."""
+    verified = {
+        "error": 1e-6,
+        "ranks_differ": 0.0,
+        "work": {"micro_batches": 6, "rows": 12, "tokens": 120, "updates": 6},
+        "losses": [3.0, 2.0],
+        "claims_overlap": True,
+        "expected": [ONE],
+        "measured": [{**ONE, "count": 3.0, "bytes": 300.0}],
+        "memory": {"weights_bytes": 10, "gradients_bytes": 10, "optimizer_bytes": 20, "peak_bytes": 90},
+        "window": {**WINDOW, "collectives": [["gloo:all_reduce", 100, 0.001], ["gloo:all_reduce", 200, 0.002]]},
+    }
+    repeat = {
+        "work": {"micro_batches": 5, "rows": 10, "tokens": 100, "updates": 0},
+        "losses": [3.0] * 5,
+        "tokens": [20, 20, 20],
+        **{p: [0.1, 0.1, 0.1] for p in ("step_time_s", "data_s", "forward_s", "backward_s", "optimizer_s")},
+    }
+    for key, value in changes.items():
+        (verified if key in verified else repeat)[key] = value
+    return {"failed": changes.get("failed"), "verified": verified, "repeats": [repeat]}
+
+
+def measured(ranks: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
+    return {
+        "world_size": 2, "nodes": 1, "device": "cpu", "dtype": "float32", "model": "tiny:llama", "parameters": 100, "trained_bytes": 400,
+        "grad_accum": 1, "global_batch_size": 2, "steps": 3, "warmup_steps": 2, "verify_steps": 6, "repeats": 1, "reference_s": 1.0,
+        "negative_control": {"error": 0.5, "ranks_differ": 0.1}, "ranks": ranks, **changes,
+    }  # fmt: skip
+
+
+def both(name: str = "bucket_ddp_async", **changes: Any) -> dict[str, Any]:
+    return measured([{"simple_ddp": rank(), name: rank(**changes)} for _ in range(2)])
+
+
+def test_a_row_that_passes_all_gates_has_figures() -> None:
+    row = rows(both())[1]
+    assert row.gates.passed and row.figures is not None
+    assert row.figures["tokens_per_s"]["median"] == pytest.approx(2 * 60 / 0.3)
+    assert row.figures["overlap"] == 0.5
+    assert row.figures["memory"]["state_bytes"] == 40
+
+
+@pytest.mark.parametrize(
+    ("changes", "gate", "words"),
+    [
+        ({"error": 0.1}, "parity", "away from one process"),
+        ({"error": float("nan")}, "parity", "away from one process"),
+        ({"ranks_differ": 1e-9}, "parity", "ranks' weights differ"),
+        ({"measured": [{**ONE, "bytes": 600.0}]}, "mechanism", "600"),
+        ({"measured": [{**ONE, "count": 6.0}]}, "mechanism", "6 calls"),
+        ({"measured": [{**ONE, "phase": "after_backward"}]}, "mechanism", "0 calls"),
+        ({"measured": [ONE, {**ONE, "kind": "broadcast"}]}, "mechanism", "says nothing"),
+        ({"measured": []}, "mechanism", "0 calls"),
+        ({"work": {"micro_batches": 6, "rows": 12, "tokens": 120, "updates": 5}}, "equal_work", "5 updates"),
+        ({"work": {"micro_batches": 5, "rows": 12, "tokens": 120, "updates": 6}}, "equal_work", "5 micro-batches"),
+        ({"work": {"micro_batches": 6, "rows": 12, "tokens": 119, "updates": 6}}, "equal_work", "119 tokens"),
+        ({"losses": [3.0, 2.5]}, "equal_work", "losses"),
+        ({"failed": "rank 1: RuntimeError: no"}, "parity", "RuntimeError"),
+    ],
+)
+def test_each_gate_can_shut(changes: dict[str, Any], gate: str, words: str) -> None:
+    row = rows(both(**changes))[1]
+    assert not getattr(row.gates, gate)
+    assert row.figures is None
+    assert words in "; ".join(row.reasons)
+
+
+def test_a_negative_control_that_is_not_seen_to_be_wrong_shuts_every_row() -> None:
+    found = rows({**both(), "negative_control": {"error": 1e-5, "ranks_differ": 0.0}})
+    assert not any(row.gates.parity for row in found)
+
+
+def test_overlap_that_is_claimed_and_not_shown_is_marked() -> None:
+    row = rows(both(window={**WINDOW, "overlapped_comm_s": 0.0, "collectives": []}))[1]
+    assert row.gates.passed and "claims overlap" in "; ".join(row.marks)
+
+
+def test_a_library_may_choose_its_messages_but_not_their_bytes() -> None:
+    free = [{**ONE, "count": None}]
+    assert compare_traffic(free, [{**ONE, "count": 7.0}]) is None
+    assert compare_traffic(free, [{**ONE, "bytes": 330.0}])
+    gathers = [
+        {"kind": "all_gather", "phase": p, "count": None, "bytes": b} for p, b in (("forward", 100), ("backward", 80))
+    ]
+    seen = [
+        {"kind": "all_gather", "phase": p, "count": 1.0, "bytes": b}
+        for p, b in (("forward", 120.0), ("backward", 60.0))
+    ]
+    assert compare_traffic(gathers, seen) is None, "a prefetch moves bytes from one phase to the other"
+
+
+def test_tokens_are_over_the_slowest_rank() -> None:
+    ranks = [{"tokens": [10], "step_time_s": [0.1]}, {"tokens": [10], "step_time_s": [0.2]}]
+    assert tokens_per_s(ranks) == pytest.approx(100.0)
+
+
+def test_the_fit_finds_the_model_that_made_the_points() -> None:
+    def seconds(kind: str, size: float, world: int) -> float:
+        hops, share = hops_and_share(kind, world)
+        return hops * 50e-6 + share * size / 2e9
+
+    points = [(k, n, seconds(k, n, 4)) for k in ("all_reduce", "all_gather", "broadcast") for n in (1e3, 1e5, 1e7)]
+    found = fit(points, 4)
+    assert found is not None
+    assert found.alpha_s == pytest.approx(50e-6) and found.beta_s == pytest.approx(0.5e-9) and found.residual < 1e-9
+    sent = [{"kind": "all_reduce", "count": 2, "bytes": 2e7}]
+    assert comm_s(sent, found, 16) == pytest.approx(2 * 30 * 50e-6 + 2 * 15 / 16 * 2e7 / 2e9)
+    assert fit([("all_reduce", 10.0, 1.0)], 4) is None
+    told = {"overlap": 0.5, "step_time_s": {"median": 0.1}, "exposed_comm_s": 0.04, "collectives": sent}
+    assert predict(told, found, 100, 16)["step_time_s"] == pytest.approx(0.06 + 0.5 * comm_s(sent, found, 16))
+
+
+def test_a_fit_never_has_negative_coefficients() -> None:
+    found = fit([("all_reduce", 1e3, 1e-3), ("all_reduce", 1e6, 0.9e-3)], 2)
+    assert found is not None and found.alpha_s >= 0 and found.beta_s >= 0
+
+
+def test_spans() -> None:
+    assert merged([(3, 4), (0, 2), (1, 2.5)]) == [(0, 2.5), (3, 4)]
+    assert shared([(0, 2), (3, 5)], [(1, 4)]) == 2
+
+
+def test_a_window_tells_hidden_from_exposed() -> None:
+    def event(name: str, cat: str, tid: int, ts: float, dur: float, **args: Any) -> dict[str, Any]:
+        return {"ph": "X", "name": name, "cat": cat, "tid": tid, "ts": ts, "dur": dur, "args": args}
+
+    events = [
+        event("ProfilerStep#1", "user_annotation", 1, 0, 100),
+        event("aten::mm", "cpu_op", 1, 0, 40),
+        event("c10d::allreduce_", "cpu_op", 1, 40, 5),
+        event("aten::mm", "cpu_op", 1, 50, 10),
+        event("gloo:all_reduce", "user_annotation", 2, 50, 30, **{"Input Dims": [[10]], "Input type": ["float"]}),
+        {"ph": "i", "name": "[memory]", "args": {"Total Allocated": 500, "Device Type": 0}},
+    ]
+    found = figures(events, 1)
+    assert found["compute_s"] == pytest.approx(50e-6)
+    assert found["overlapped_comm_s"] == pytest.approx(10e-6)
+    assert found["exposed_comm_s"] == pytest.approx(20e-6)
+    assert found["idle_s"] == pytest.approx(30e-6)
+    assert found["collectives"] == [("gloo:all_reduce", 40, pytest.approx(30e-6))] and found["peak_new_bytes"] == 500
+
+
+def test_what_is_written_is_whole_and_safe(tmp_path: Any) -> None:
+    both_ = both(error=1.0)
+    done = conclude(RunDir(tmp_path), {**both_, "model": "<script>alert(1)</script>"})
+    assert not done.ok
+    lines = list(csv.DictReader(io.StringIO((tmp_path / "comparison.csv").read_text())))
+    assert [line["strategy"] for line in lines] == ["simple_ddp", "bucket_ddp_async"]
+    assert lines[0]["tokens_per_s"] and not lines[1]["tokens_per_s"] and "parity" in lines[1]["reasons"]
+    html = (tmp_path / "comparison.html").read_text()
+    assert "<script>" not in html and "http" not in html.replace("http-equiv", "")
+    assert csv_text(done.rows).count("\n") == 3 and page("x", done.measured, done.rows, [], [])
+    assert done.document()["rows"][1]["tokens_per_s"] is None
+
+
+def test_requests_that_make_no_sense_are_refused() -> None:
+    spec = parse_spec({"model": {"name": "tiny:llama"}, "data": {"source": "x"}})
+    with pytest.raises(SpecError, match="did you mean 'zero"):
+        request(spec, ["zero"], 1)
+    with pytest.raises(SpecError, match="one process"):
+        request(spec, ["single"], 1)
+    with pytest.raises(SpecError, match="twice"):
+        request(spec, ["zero1", "zero1"], 1)
