@@ -13,7 +13,7 @@ import psutil
 
 from benchmarks.programs import ROOT
 
-SAMPLE_S = 0.01
+SAMPLE_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,9 @@ class Measured:
 def measure(command: list[str], timeout_s: float, env: dict[str, str] | None = None) -> Measured:
     """Run a command to its end.
 
-    Memory is PSS (pages shared after a fork count once), sampled each 10 ms, and never less than the largest resident
-    size that the kernel itself noted for any one of the processes.
+    Memory is PSS (pages shared after a fork count once), sampled each 5 ms, and never less than the largest resident
+    size that the kernel noted for any one of the processes. (``ru_maxrss`` would count this process too: a child
+    inherits it.)
     """
     begin = time.perf_counter()
     process = subprocess.Popen(
@@ -72,16 +73,17 @@ def measure(command: list[str], timeout_s: float, env: dict[str, str] | None = N
 def _tree_bytes(pid: int) -> int:
     try:
         root = psutil.Process(pid)
-        return sum(_pss(p.pid) for p in [root, *root.children(recursive=True)])
+        pids = [p.pid for p in [root, *root.children(recursive=True)]]
     except psutil.Error:
         return 0
+    return max(sum(_kib(p, "smaps_rollup", "Pss:") for p in pids), *(_kib(p, "status", "VmHWM:") for p in pids)) * 1024
 
 
-def _pss(pid: int) -> int:
+def _kib(pid: int, file: str, field: str) -> int:
     try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
+        for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+            if line.startswith(field):
+                return int(line.split()[1])
     except (OSError, ValueError):
         pass
     return 0
