@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -46,28 +47,30 @@ def measure(command: list[str], timeout_s: float, env: dict[str, str] | None = N
         start_new_session=True,
     )
     texts: dict[str, str] = {}
-    readers = [
+    peaks = [0]
+    ended = threading.Event()
+
+    def sample() -> None:
+        while not ended.wait(SAMPLE_S):
+            peaks.append(_tree_bytes(process.pid))
+
+    threads = [
         threading.Thread(target=lambda name=name, pipe=pipe: texts.__setitem__(name, pipe.read()))
         for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr))
     ]
-    for reader in readers:
-        reader.start()
-    peak = 0
-    while True:
-        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-        if pid:
-            break
-        peak = max(peak, _tree_bytes(process.pid))
-        if time.perf_counter() - begin > timeout_s:
-            for child in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
-                child.kill()
-        time.sleep(SAMPLE_S)
+    threads.append(threading.Thread(target=sample))
+    killer = threading.Timer(timeout_s, lambda: os.killpg(process.pid, signal.SIGKILL))
+    for thread in [*threads, killer]:
+        thread.start()
+    _, status, usage = os.wait4(process.pid, 0)
     wall = time.perf_counter() - begin
+    ended.set()
+    killer.cancel()
     process.returncode = os.waitstatus_to_exitcode(status)
-    for reader in readers:
-        reader.join()
+    for thread in threads:
+        thread.join()
     cpu = usage.ru_utime + usage.ru_stime
-    return Measured(process.returncode, texts["stdout"], texts["stderr"], wall, cpu, max(peak, usage.ru_maxrss * 1024))
+    return Measured(process.returncode, texts["stdout"], texts["stderr"], wall, cpu, max(peaks))
 
 
 def _tree_bytes(pid: int) -> int:
