@@ -56,10 +56,10 @@ def hta_versions(python: Path) -> dict[str, str]:
     return json.loads(done.stdout)
 
 
-def programs(python: Path, traces: TraceSet, out: Path) -> dict[str, tuple[list[str], dict[str, str]]]:
+def programs(python: Path, traces: TraceSet) -> dict[str, tuple[list[str], dict[str, str]]]:
     """Command and environment of each program for a set."""
     folder = str(traces.folder)
-    verb = [sys.executable, "-m", "allranks.cli.main", "trace", folder, "--out", str(out / traces.name)]
+    verb = [sys.executable, "-m", "allranks.cli.main", "trace", folder]
     return {
         "allranks trace": (verb, {}),
         "analyse": ([sys.executable, str(PEERS / "ours.py"), folder], {}),
@@ -136,9 +136,9 @@ def equal(key: str, a: float | None, b: float | None) -> bool:
     return abs(a - b) <= FIGURES * max(abs(a), abs(b)) + slack
 
 
-def set_row(traces: TraceSet, python: Path, repeats: int, out: Path) -> dict[str, Any]:
+def set_row(traces: TraceSet, python: Path, repeats: int) -> dict[str, Any]:
     """One set: cost of all programs, ratios within a repeat, and differences."""
-    taken = take_turns(programs(python, traces, out), repeats)
+    taken = take_turns(programs(python, traces), repeats)
     answers = {name: answer(found[-1]) for name, found in taken.items()}
     third = answer(measure([sys.executable, str(PEERS / "reference.py"), str(traces.folder)], TIMEOUT_S))
     rows = {name: cost(found) for name, found in taken.items()}
@@ -205,7 +205,7 @@ def growth(work: Path, python: Path, most: int, hta_most: int, repeats: int) -> 
     ranks = 1
     while ranks <= most:
         traces = generated_set(work, ranks, f"growth_{ranks}")
-        commands = programs(python, traces, work / "out")
+        commands = programs(python, traces)
         commands = {
             name: c for name, c in commands.items() if name == "analyse" or (name == "hta" and ranks <= hta_most)
         }
@@ -231,6 +231,8 @@ def verdict(sets: list[dict[str, Any]]) -> list[str]:
     for row in sets:
         if row["ours_failed"]:
             short.append(f"{row['name']}: ours failed: {row['ours_failed']}")
+        if row["programs"]["allranks trace"]["exit_codes"] != [0]:
+            short.append(f"{row['name']}: the verb ended with {row['programs']['allranks trace']['exit_codes']}")
         if not row["hta_reads_it"]:
             continue
         times, memory = row["hta_time_over_ours"]["analyse"]["median"], row["our_memory_over_hta"]["analyse"]["median"]
@@ -260,7 +262,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         sets = [*real_sets(args.traces, work), own_gloo_set(work), generated_set(work, 8)]
-        rows = [set_row(traces, python, args.repeats, work / "out") for traces in sets]
+        rows = [set_row(traces, python, args.repeats) for traces in sets]
         (work / "wrong").mkdir()
         wrong = [wrong_row(traces, python) for traces in wrong_sets(work / "wrong")]
         grown = growth(work, python, args.most_ranks, args.hta_most_ranks, max(args.repeats // 2, 1))
