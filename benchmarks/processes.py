@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -13,7 +14,7 @@ import psutil
 
 from benchmarks.programs import ROOT
 
-SAMPLE_S = 0.01
+SAMPLE_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,9 @@ class Measured:
 def measure(command: list[str], timeout_s: float, env: dict[str, str] | None = None) -> Measured:
     """Run a command to its end.
 
-    Memory is PSS (pages shared after a fork count once), sampled each 10 ms, and never less than the largest resident
-    size that the kernel itself noted for any one of the processes.
+    Memory is PSS (pages shared after a fork count once), sampled each 5 ms, and never less than the largest resident
+    size that the kernel noted for any one of the processes. (``ru_maxrss`` would count this process too: a child
+    inherits it.)
     """
     begin = time.perf_counter()
     process = subprocess.Popen(
@@ -45,43 +47,46 @@ def measure(command: list[str], timeout_s: float, env: dict[str, str] | None = N
         start_new_session=True,
     )
     texts: dict[str, str] = {}
-    readers = [
+    peaks = [0]
+    ended = threading.Event()
+
+    def sample() -> None:
+        while not ended.wait(SAMPLE_S):
+            peaks.append(_tree_bytes(process.pid))
+
+    threads = [
         threading.Thread(target=lambda name=name, pipe=pipe: texts.__setitem__(name, pipe.read()))
         for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr))
     ]
-    for reader in readers:
-        reader.start()
-    peak = 0
-    while True:
-        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-        if pid:
-            break
-        peak = max(peak, _tree_bytes(process.pid))
-        if time.perf_counter() - begin > timeout_s:
-            for child in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
-                child.kill()
-        time.sleep(SAMPLE_S)
+    threads.append(threading.Thread(target=sample))
+    killer = threading.Timer(timeout_s, lambda: os.killpg(process.pid, signal.SIGKILL))
+    for thread in [*threads, killer]:
+        thread.start()
+    _, status, usage = os.wait4(process.pid, 0)
     wall = time.perf_counter() - begin
+    ended.set()
+    killer.cancel()
     process.returncode = os.waitstatus_to_exitcode(status)
-    for reader in readers:
-        reader.join()
+    for thread in threads:
+        thread.join()
     cpu = usage.ru_utime + usage.ru_stime
-    return Measured(process.returncode, texts["stdout"], texts["stderr"], wall, cpu, max(peak, usage.ru_maxrss * 1024))
+    return Measured(process.returncode, texts["stdout"], texts["stderr"], wall, cpu, max(peaks))
 
 
 def _tree_bytes(pid: int) -> int:
     try:
         root = psutil.Process(pid)
-        return sum(_pss(p.pid) for p in [root, *root.children(recursive=True)])
+        pids = [p.pid for p in [root, *root.children(recursive=True)]]
     except psutil.Error:
         return 0
+    return max(sum(_kib(p, "smaps_rollup", "Pss:") for p in pids), *(_kib(p, "status", "VmHWM:") for p in pids)) * 1024
 
 
-def _pss(pid: int) -> int:
+def _kib(pid: int, file: str, field: str) -> int:
     try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
+        for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+            if line.startswith(field):
+                return int(line.split()[1])
     except (OSError, ValueError):
         pass
     return 0

@@ -15,6 +15,7 @@ import torch
 from allranks.facts import MachineFacts
 from allranks.observe.events import EventLog, read_events
 from allranks.observe.profiler import Facts, Profiler
+from allranks.observe.tracefile import TraceNotWritten, publish
 from allranks.observe.window import window_warning
 from allranks.planning import make_plan
 from allranks.rundir import RunDir
@@ -135,7 +136,17 @@ def test_a_full_disk_is_a_warning_and_training_goes_on(tmp_path: Path, limit: in
     assert done.returncode == 0 and "went on" in done.stdout, done.stderr
     (event,) = [e for e in read_events(RunDir(tmp_path).events_of(3)) if e["event"] != "step"]
     assert event["event"] == "warning" and "no trace of rank 3" in event["message"]
+    assert "is there space?" in event["message"]
     assert list(RunDir(tmp_path).traces.iterdir()) == []  # no halves, hidden or not
+
+
+def test_a_trace_that_breaks_off_does_not_replace_a_whole_one(tmp_path: Path) -> None:
+    target = tmp_path / "rank0.json.gz"
+    publish(lambda path: Path(path).write_text('{"traceEvents": []}\n'), target)
+    with pytest.raises(TraceNotWritten, match="breaks off"):
+        publish(lambda path: Path(path).write_text('{"traceEvents": [{"ph": "X"'), target)
+    assert trace(target) == {"traceEvents": []}
+    assert list(tmp_path.iterdir()) == [target]
 
 
 def test_a_folder_that_cannot_be_made_is_a_warning(tmp_path: Path) -> None:

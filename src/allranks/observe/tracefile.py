@@ -31,9 +31,7 @@ def publish(export: Callable[[str], object], target: Path, before: Callable[[], 
         TraceNotWritten: the export ended without a whole file (torch does not say so itself).
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(
-        f".{target.name}.{os.getpid()}"
-    )  # a folder: torch leaves halves of its own beside its file
+    aside = target.with_name(f".{target.name}.{os.getpid()}")  # torch leaves halves of its own beside its file
     plain, packed = aside / "trace.json", aside / target.name
     try:
         aside.mkdir()
