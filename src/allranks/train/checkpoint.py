@@ -114,12 +114,13 @@ class Saver:
         return {name.removeprefix("model."): tensor for name, tensor in whole.items()}
 
     def _write(self, aside: Path, state: dict[str, Any] | None, weights: dict[str, torch.Tensor] | None) -> None:
-        given = {} if weights is None else {"state_dict": weights}
         if is_adapted(self.model):
+            given = {} if weights is None else {"state_dict": weights}
             # "auto" would ask the hub whether the vocabulary was resized
             self.model.save_pretrained(str(aside), safe_serialization=True, save_embedding_layers=False, **given)  # type: ignore[operator]
         else:
-            self.model.save_pretrained(str(aside), **given)  # type: ignore[operator]
+            model = self.model if weights is None else whole_twin(self.model, weights)
+            model.save_pretrained(str(aside))  # type: ignore[operator]
         self.tokenizer.save_pretrained(str(aside))
         if state is not None:
             save_file(
@@ -159,6 +160,15 @@ class Saver:
         shutil.rmtree(old, ignore_errors=True)
         for step in self.run.checkpoint_steps()[: -self.keep]:
             shutil.rmtree(self.run.checkpoint(step), ignore_errors=True)
+
+
+def whole_twin(model: nn.Module, weights: dict[str, torch.Tensor]) -> nn.Module:
+    """A plain model of the same class that holds `weights`: the sharded one has none that could be saved."""
+    with torch.device("meta"):
+        twin = type(model)(model.config)
+    twin.load_state_dict(weights, strict=False, assign=True)
+    twin.tie_weights()  # type: ignore[operator]
+    return twin
 
 
 def prove_weights(model: nn.Module, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> None:

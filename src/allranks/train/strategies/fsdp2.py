@@ -59,6 +59,12 @@ class FSDP2:
     def _enter(self, module: nn.Module, args: Any) -> None:
         self._root.unshard()
 
+    def _reshard(self) -> None:
+        """After an evaluation weights may still be whole, in blocks too: no backward has come to free them."""
+        for module in self.module.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
     def accumulate(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
@@ -66,7 +72,7 @@ class FSDP2:
         loss.backward()
 
     def step(self) -> torch.Tensor:
-        self._root.reshard()
+        self._reshard()
         for (_, parameter), (_, local) in zip(self._named, self._local, strict=True):
             local.grad = None if parameter.grad is None else _local(parameter.grad)
             parameter.grad = None
@@ -85,7 +91,7 @@ class FSDP2:
         ]
 
     def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
-        self._root.reshard()
+        self._reshard()
         first = dist.get_rank(self._group) == 0
         whole = {}
         for name, p in self.module.named_parameters():
@@ -105,7 +111,7 @@ class FSDP2:
         return {"model": self.weights(trained_only=True) | buffers, "optimizer": states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._root.reshard()
+        self._reshard()
         buffers = dict(self.module.named_buffers())
         if odd := ({n for n, _ in self._named} | buffers.keys()) ^ state["model"].keys():
             raise KeyError(f"state does not fit the model: {sorted(odd)[:3]}")
