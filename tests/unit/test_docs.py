@@ -68,3 +68,14 @@ def test_only_train_imports_torch() -> None:
                 else []
             )
             assert not any(n.split(".")[0] in ("torch", "transformers", "peft", "numpy") for n in names), path
+
+
+def test_every_strategy_has_its_page_and_picture_and_stands_in_the_ladder() -> None:
+    from allranks.train.strategies import REGISTRY
+
+    folder = REPO / "docs" / "strategies"
+    ladder = (folder / "README.md").read_text()
+    for name in REGISTRY:
+        assert f"]({name}.md)" in ladder, name
+        assert f"img/{name}.svg" in (folder / f"{name}.md").read_text()
+        assert (folder / "img" / f"{name}.svg").read_text().startswith("<svg")

@@ -1,0 +1,203 @@
+"""Writes docs/strategies: a page and a timeline picture for each strategy, from one description each.
+
+python scripts/make_strategy_pages.py
+"""
+
+# ruff: noqa: E501 - a table of words
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "strategies"
+COLOURS = {
+    "forward": "#4c78a8",
+    "backward": "#72b7b2",
+    "optimizer": "#f2a541",
+    "all-reduce": "#d1605e",
+    "reduce-scatter": "#b279a2",
+    "all-gather": "#8a6d3b",
+    "broadcast": "#8a6d3b",
+    "wait": "#c9ccd3",
+}
+Bars = list[tuple[str, float, float]]
+
+
+@dataclass(frozen=True)
+class Page:
+    """One strategy: words, formulas, and what a step looks like."""
+
+    name: str
+    idea: str
+    fixes: str
+    bytes: str
+    memory: str
+    ratio: str
+    unused: str
+    compute: Bars
+    comm: Bars = field(default_factory=list)
+    options: str = "none"
+    new: str = ""
+
+
+F, B = ("forward", 0, 20), ("backward", 20, 60)
+ZEROS = "A gradient that does not come on a rank counts as zeros there, whatever other ranks have. One that comes on no rank is a gradient of zeros for the optimizer."
+OPTION = "With `find_unused_parameters: true`; without it torch ends the run with an error."
+DATA = "4P + 12T: weights, gradients, two moments"
+
+PAGES = [
+    Page("single", "One process trains alone.", "Nothing: it is the reference that all others are held against.", "none", DATA, "1",
+         "Left as they are by the optimizer.", [F, B, ("optimizer", 60, 68)], new="the reference"),
+    Page("simple_ddp", "Every rank trains on its own rows. After each backward every gradient is summed over the ranks and divided by their number.",
+         "One process (`single`) cannot share the work.", "A T g, in n A all-reduces after backward", DATA, "1", ZEROS,
+         [F, B, ("wait", 60, 92), ("optimizer", 92, 100)], [("all-reduce", 60 + i * 4, 63.2 + i * 4) for i in range(8)], new="an all-reduce a parameter"),
+    Page("simple_ddp_ga", "As `simple_ddp`, but it communicates after the last micro-step alone: gradients of the others are summed on each rank.",
+         "`simple_ddp` sends on every micro-step what only the last one needs.", "T g, in n all-reduces after the last backward", DATA, "1", ZEROS,
+         [("forward", 0, 10), ("backward", 10, 30), ("forward", 30, 40), ("backward", 40, 60), ("wait", 60, 92), ("optimizer", 92, 100)],
+         [("all-reduce", 60 + i * 4, 63.2 + i * 4) for i in range(8)], new="once an optimizer step"),
+    Page("simple_ddp_hook", "A hook reduces each gradient as soon as backward has made it, and waits for it. Always from the last parameter to the first, "
+         "so that ranks whose gradients come in another order do not mix them up.",
+         "`simple_ddp_ga` begins to communicate when backward has ended.", "T g, in n all-reduces within backward", DATA, "1", ZEROS,
+         [F, *[(k, 20 + i * 9 + a, 20 + i * 9 + b) for i in range(8) for k, a, b in (("backward", 0, 5), ("wait", 5, 9))], ("optimizer", 92, 100)],
+         [("all-reduce", 25 + i * 9, 29 + i * 9) for i in range(8)], new="within backward"),
+    Page("simple_ddp_async", "The hook starts the all-reduce and goes on; the update waits for all of them.",
+         "`simple_ddp_hook` stands still while gradients travel.", "T g, in n all-reduces started within backward", DATA, "1", ZEROS,
+         [F, B, ("wait", 60, 66), ("optimizer", 66, 74)], [("all-reduce", 25 + i * 5, 29 + i * 5) for i in range(8)], new="without waiting"),
+    Page("bucket_ddp_async", "Gradients lie side by side in buckets, in the fixed order from the last parameter to the first (checked to be the same on all ranks). "
+         "A full bucket is reduced while backward goes on. Gradients are views into the buckets: nothing is copied back.",
+         "`simple_ddp_async` sends hundreds of small messages, each with its own latency.", "T g, in about T g / 25 MB all-reduces started within backward", DATA, "1",
+         ZEROS, [F, B, ("wait", 60, 63), ("optimizer", 63, 71)], [("all-reduce", 33, 42), ("all-reduce", 44, 53), ("all-reduce", 55, 63)],
+         "`bucket_mb` (25)", "few large messages"),
+    Page("pytorch_ddp", "torch's DistributedDataParallel. Its buckets follow the order in which gradients were really ready in the first step.",
+         "The fixed order of `bucket_ddp_async` is a guess.", "T g, in about T g / 25 MB all-reduces started within backward", DATA, "1", OPTION,
+         [F, B, ("wait", 60, 63), ("optimizer", 63, 71)], [("all-reduce", 30, 39), ("all-reduce", 42, 51), ("all-reduce", 54, 63)],
+         "`bucket_mb` (25), `find_unused_parameters`, `static_graph`", "buckets by readiness"),
+    Page("zero1", "Each rank updates an equal part of the weights, to the byte, and keeps moments for that part alone; then the parts are gathered.",
+         "In data parallelism every rank keeps the same moments and makes the same update.", "2 T g: all-reduces in backward, all-gathers in the step",
+         "4P + 4T + 8T/W", "3/4", ZEROS, [F, B, ("wait", 60, 63), ("optimizer", 63, 67), ("wait", 67, 77)],
+         [("all-reduce", 33, 42), ("all-reduce", 44, 53), ("all-reduce", 55, 63), ("all-gather", 67, 77)], "`bucket_mb` (25)", "moments in parts"),
+    Page("zero2", "Gradients are reduced to the rank that needs them: a reduce-scatter a bucket, after which only the own part is kept.",
+         "`zero1` makes whole gradients on every rank, of which each uses a part.", "(A + 1) T g: reduce-scatters in each backward, all-gathers in the step",
+         "4P + 12T/W, and up to three buckets on their way", "5/8", ZEROS, [F, B, ("wait", 60, 62), ("optimizer", 62, 66), ("wait", 66, 76)],
+         [("reduce-scatter", 33, 38), ("reduce-scatter", 44, 49), ("reduce-scatter", 55, 62), ("all-gather", 66, 76)], "`bucket_mb` (25)", "gradients in parts"),
+    Page("zero3", "Weights too are kept in parts. A block's weights are gathered before it computes, while the block before it does, and freed after; in backward again. "
+         "What is in no block (embeddings, head) stays whole from forward to the end of backward.",
+         "`zero2` keeps all weights on all ranks. Gathering the whole model before forward would keep the peak where it was.",
+         "A (2 P + T) g, nearly: all-gathers in forward and backward, reduce-scatters in backward", "(4P + 12T)/W, and two or three blocks whole", "1/2", ZEROS,
+         [("wait", 0, 5), ("forward", 5, 25), ("wait", 25, 30), ("backward", 30, 72), ("optimizer", 72, 76)],
+         [("all-gather", i, i + 4) for i in (0, 6, 12, 18)] + [("all-gather", i, i + 4) for i in (26, 33, 44, 55)] + [("reduce-scatter", i, i + 4) for i in (39, 50, 61, 68)],
+         "none", "weights in parts, block by block"),
+    Page("pytorch_zero1", "torch's DistributedDataParallel with ZeroRedundancyOptimizer: whole parameters belong to ranks, and are broadcast after the update.",
+         "In `pytorch_ddp` every rank keeps the same moments.", "2 T g: all-reduces in backward, n broadcasts in the step", "4P + 4T + about 8T/W (parts differ in size)",
+         "3/4", OPTION, [F, B, ("wait", 60, 63), ("optimizer", 63, 67), ("wait", 67, 83)],
+         [("all-reduce", 30, 39), ("all-reduce", 42, 51), ("all-reduce", 54, 63)] + [("broadcast", 67 + i * 2, 68.6 + i * 2) for i in range(8)],
+         "`bucket_mb` (25), `find_unused_parameters`", "torch's `zero1`"),
+    Page("pytorch_zero2", "torch's FSDP2 (`fully_shard` a block) that keeps gathered weights until backward has used them.",
+         "`pytorch_zero1` keeps whole gradients.", "A (P + T) g: all-gathers in forward, reduce-scatters in backward", "(4P + 12T)/W between steps; all weights between forward and backward",
+         "1/2", "With `find_unused_parameters: true`, which adds zeros to each block's output; without it ranks that differ would not match.",
+         [("wait", 0, 5), ("forward", 5, 25), ("backward", 25, 67), ("optimizer", 67, 71)],
+         [("all-gather", i, i + 4) for i in (0, 6, 12, 18)] + [("reduce-scatter", i, i + 4) for i in (35, 45, 55, 63)], "`find_unused_parameters`", "torch's `zero2`, weights in parts between steps"),
+    Page("pytorch_zero3", "torch's FSDP2 (`fully_shard` a block) that frees a block after its forward and gathers it again for its backward.",
+         "`pytorch_zero2` holds all weights between forward and backward.", "A (2 P + T) g: all-gathers in forward and backward, reduce-scatters in backward",
+         "(4P + 12T)/W, and two or three blocks whole", "1/2", "As `pytorch_zero2`.",
+         [("wait", 0, 5), ("forward", 5, 25), ("wait", 25, 30), ("backward", 30, 72), ("optimizer", 72, 76)],
+         [("all-gather", i, i + 4) for i in (0, 6, 12, 18)] + [("all-gather", i, i + 4) for i in (26, 33, 44, 55)] + [("reduce-scatter", i, i + 4) for i in (39, 50, 61, 68)],
+         "`find_unused_parameters`", "torch's `zero3`"),
+]  # fmt: skip
+
+
+def picture(page: Page) -> str:
+    """A step of one rank: what it computes above, what travels below."""
+    left, width, x = 118, 620, lambda v: 118 + 6.2 * v
+    rows = [("computes", 34, page.compute), ("travels", 72, page.comm)]
+    parts = [
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 150" font-family="system-ui, sans-serif" font-size="13">',
+        f"<title>One optimizer step under {page.name}</title>",
+        '<rect width="760" height="150" rx="8" fill="#f4f5f7"/>',
+    ]
+    for label, y, bars in rows:
+        parts.append(f'<text x="16" y="{y + 18}" fill="#33363d">{label}</text>')
+        parts.append(f'<line x1="{left}" y1="{y + 26}" x2="{left + width}" y2="{y + 26}" stroke="#d5d8de"/>')
+        for kind, start, stop in bars:
+            w = 6.2 * (stop - start)
+            parts.append(
+                f'<rect x="{x(start):.1f}" y="{y}" width="{w - 1:.1f}" height="26" rx="3" fill="{COLOURS[kind]}"><title>{kind}</title></rect>'
+            )
+            if w > 72 and kind != "wait":
+                parts.append(
+                    f'<text x="{x(start) + w / 2:.1f}" y="{y + 18}" text-anchor="middle" fill="#fff" font-size="12">{kind}</text>'
+                )
+    used = list(dict.fromkeys(k for _, _, bars in rows for k, _, _ in bars))
+    at = left
+    for kind in used:
+        parts.append(
+            f'<rect x="{at}" y="119" width="12" height="12" rx="2" fill="{COLOURS[kind]}"/><text x="{at + 17}" y="130" fill="#33363d">{kind}</text>'
+        )
+        at += 34 + 7.4 * len(kind)
+    parts.append('<text x="16" y="130" fill="#6a6f7a">time →</text></svg>')
+    return "\n".join(parts) + "\n"
+
+
+def text(page: Page) -> str:
+    """The page."""
+    return f"""# `{page.name}`
+
+{page.idea}
+
+![One optimizer step under {page.name}](img/{page.name}.svg)
+
+| | |
+|---|---|
+| bytes a step, one rank's payload | {page.bytes} |
+| memory a rank, float32 AdamW, bytes | {page.memory} |
+| of it against plain data parallelism at two ranks, all weights trained | {page.ratio} |
+| what it mends | {page.fixes} |
+| parameters without gradient | {page.unused} |
+| options | {page.options} |
+
+P: parameters; T: trained ones, n of them tensors, of g bytes each; A: micro-steps; W: ranks. The picture shows the order of things, not measured
+times. [All strategies](README.md); the code: `src/allranks/train/strategies/{page.name}.py`.
+"""
+
+
+def readme() -> str:
+    """The ladder."""
+    lines = [f"| [`{p.name}`]({p.name}.md) | {p.new} | {p.bytes} | {p.memory} | {p.ratio} |" for p in PAGES]
+    return (
+        """# Strategies
+
+Each is one file that can be read in one sitting, with one contract (`contract.py`), and one word in the spec:
+`strategy: {name: zero2}`. The hand-written ones are a ladder: each mends one thing of the one before it. Beside each stands torch's own.
+
+| strategy | what is new | bytes a step | memory a rank | at two ranks |
+|---|---|---|---|---|
+"""
+        + "\n".join(lines)
+        + """
+
+P: parameters; T: trained ones of g bytes; A: micro-steps; W: ranks. On a ring a rank sends 2(W-1)/W of an all-reduce's
+bytes, (W-1)/W of a reduce-scatter's or all-gather's.
+
+**Choosing.** If the model with gradients and moments fits, `pytorch_ddp`. If only the moments do not fit, `zero1` or `zero2`; with accumulation `zero1` sends
+less. If the weights do not fit, `zero3` or `pytorch_zero3`. With LoRA little is trained: sharding gradients and moments saves
+little, only the weights matter. `allranks compare SPEC` measures it for your model on your machines; see [compare](../compare.md).
+
+**Equal to one process.** Each strategy is tested against one process that goes through the ranks' micro-batches in order, with tied, frozen, unused and
+uneven parameters, LoRA, accumulation and bfloat16, on 2, 3 and 4 ranks. On two ranks without accumulation and clipping the weights are bitwise equal: two
+terms commute, and halving is exact. Elsewhere sums are rounded in another order; the distance stays below 0.002 of what the training
+has changed (float32; AdamW makes whole steps of gradients that are rounding noise).
+"""
+    )
+
+
+def main() -> None:
+    (DOCS / "img").mkdir(parents=True, exist_ok=True)
+    for page in PAGES:
+        (DOCS / f"{page.name}.md").write_text(text(page))
+        (DOCS / "img" / f"{page.name}.svg").write_text(picture(page))
+    (DOCS / "README.md").write_text(readme())
+
+
+if __name__ == "__main__":
+    main()
