@@ -1,0 +1,303 @@
+"""Trace files to typed events, a piece at a time: memory does not grow with the file, and what lies before a cut is kept.
+
+A piece ends where one event ends and the next begins. Such a place is guessed from the text and proven by decoding: a prefix that is a whole JSON
+array cannot end inside a string or a nested object.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct, field
+
+READ_BYTES = 1 << 18
+PIECE_BYTES = 1 << 21
+_BETWEEN = re.compile(rb"\}\s*,\s*\{")
+_ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
+_MAX_HEAD = 1 << 26
+_GZIP = b"\x1f\x8b"
+
+
+_ARG_NAMES = {
+    "sequence": "Sequence number",
+    "dims": "Input Dims",
+    "types": "Input type",
+    "collective": "Collective name",
+    "in_elements": "In msg nelems",
+    "out_elements": "Out msg nelems",
+    "group_size": "Group size",
+    "group": "Process Group Name",
+    "group_ranks": "Process Group Ranks",
+    "comm_seq": "Seq",
+    "source": "Src Rank",
+    "target": "Dst Rank",
+    "device_type": "Device Type",
+    "device_id": "Device Id",
+    "allocated": "Total Allocated",
+    "reserved": "Total Reserved",
+}
+
+
+class Args(Struct, rename=lambda name: _ARG_NAMES.get(name, name), gc=False):
+    """The arguments that the analysis needs; all else is skipped while decoding."""
+
+    correlation: int | None = None
+    sequence: int | None = None
+    dims: Raw = Raw()
+    types: Raw = Raw()
+    name: Any = None
+    collective: str | None = None
+    in_elements: Any = None
+    out_elements: Any = None
+    group_size: Any = None
+    dtype: str | None = None
+    group: str | None = None
+    group_ranks: Any = None
+    comm_seq: Any = None
+    source: Any = None
+    target: Any = None
+    device_type: int | None = None
+    device_id: int | None = None
+    allocated: int | None = None
+    reserved: int | None = None
+
+
+class Event(Struct, gc=False):
+    """One event of a trace; `ts` and `dur` in microseconds."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: Any = ""
+    ts: float = 0.0
+    dur: float = 0.0
+    pid: Any = 0
+    tid: Any = 0
+    args: Args | None = None
+
+
+class Head(Struct):
+    """What a trace says about itself, outside its events."""
+
+    schema: Any = field(name="schemaVersion", default=None)
+    distributed: Any = field(name="distributedInfo", default=None)
+    devices: Any = field(name="deviceProperties", default=None)
+    base_ns: Any = field(name="baseTimeNanoseconds", default=None)
+    host: Any = field(name="host_name", default=None)
+
+
+class _Tail(Head):
+    events: list[Event] = field(name="traceEvents", default_factory=list)
+
+
+_EVENTS = msgspec.json.Decoder(list[Event], strict=False)
+_EVENT = msgspec.json.Decoder(Event, strict=False)
+_HEAD = msgspec.json.Decoder(Head)
+_TAIL = msgspec.json.Decoder(_Tail, strict=False)
+
+
+class NotATrace(Exception):
+    """The file is no trace; the text says why."""
+
+
+class TraceStream:
+    """Reads one file once. Iterate `pieces()`; afterwards `head`, `damage` and `skipped` say what else was found."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.head = Head()
+        self.damage: str | None = None  # why the file ended early
+        self.skipped = 0  # events that could not be understood
+        self.raw_bytes = 0
+
+    def pieces(self) -> Iterator[list[Event]]:
+        """Events in the file's order, some thousand at a time. Raises `NotATrace`, `OSError`."""
+        chunks = self._chunks()
+        buffer = self._skip_head(chunks)
+        for chunk in chunks:
+            buffer += chunk
+            if len(buffer) < PIECE_BYTES:
+                continue
+            events, buffer = self._take(buffer)
+            if events:
+                yield events
+        yield from self._finish(buffer)
+
+    def _chunks(self) -> Iterator[bytes]:
+        with self.path.open("rb") as file:
+            first = file.read(READ_BYTES)
+            if not first:
+                raise NotATrace("the file is empty")
+            reader = _unzip(self, file, first) if first[:2] == _GZIP else _plain(file, first)
+            for chunk in reader:
+                self.raw_bytes += len(chunk)
+                yield chunk
+
+    def _skip_head(self, chunks: Iterator[bytes]) -> bytes:
+        """Reads up to the first event; returns the text behind the opening bracket."""
+        buffer = b""
+        for chunk in chunks:
+            buffer += chunk
+            start = buffer.lstrip()[:1]
+            if start == b"[":
+                return buffer.lstrip()[1:]
+            if start not in (b"{", b""):
+                break
+            found = _ARRAY.search(buffer)
+            if found:
+                self.head = _head_of(buffer[: found.start()])
+                return buffer[found.end() :]
+            if len(buffer) > _MAX_HEAD:
+                break
+        raise NotATrace(self.damage or "it has no traceEvents")
+
+    def _take(self, buffer: bytes) -> tuple[list[Event], bytes]:
+        """As many whole events as there are; the rest of the text comes back."""
+        ends = [m.start() + 1 for m in _BETWEEN.finditer(buffer, max(0, len(buffer) - (PIECE_BYTES >> 2)))]
+        for end in reversed(ends[-3:]):
+            try:
+                return _EVENTS.decode(b"[" + buffer[:end] + b"]"), _after_comma(buffer, end)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+        return self._one_by_one(buffer)
+
+    def _one_by_one(self, buffer: bytes, last: bool = False) -> tuple[list[Event], bytes]:
+        """Slow and forgiving: an event that cannot be understood is counted and left out."""
+        text = buffer.decode("utf-8", "replace")
+        decoder = json.JSONDecoder()
+        events: list[Event] = []
+        at = 0
+        while True:
+            at = _next_brace(text, at)
+            if at < 0:
+                return events, b""
+            try:
+                value, end = decoder.raw_decode(text, at)
+            except (ValueError, RecursionError):
+                following = re.compile(r"\}\s*,\s*\{").search(text, at)
+                if following is None or (not last and len(text) - at < PIECE_BYTES // 8):
+                    return events, text[at:].encode()
+                self.skipped += 1
+                at = following.end() - 1
+                continue
+            event, whole = _event_of(value)
+            self.skipped += not whole
+            if event is not None:
+                events.append(event)
+            at = end
+            behind = text[at : at + 64].lstrip()
+            if behind.startswith("]"):
+                return events, text[at:].encode()
+
+    def _finish(self, buffer: bytes) -> Iterator[list[Event]]:
+        """The last events and what stands behind them."""
+        for frame in ((b'{"traceEvents":[', b""), (b'{"traceEvents":[', b"}")):
+            try:
+                tail = _TAIL.decode(frame[0] + buffer + frame[1])
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                continue
+            self._add_head(tail)
+            yield tail.events
+            return
+        events, rest = self._one_by_one(buffer, last=True)
+        if rest.lstrip()[:1] == b"]":
+            self._add_head(_head_of(b"{" + rest.lstrip()[1:].lstrip().removeprefix(b",").rstrip().removesuffix(b"}") + b","))
+        elif self.damage is None:
+            self.damage = "the JSON breaks off"
+        yield events
+
+    def _add_head(self, other: Head) -> None:
+        for name in Head.__struct_fields__:
+            if getattr(self.head, name) is None:
+                setattr(self.head, name, getattr(other, name))
+
+
+def read_head(path: Path, limit: int = 1 << 17) -> tuple[Head, float | None]:
+    """The head of a trace and the `ts` of its first event with a time, from the file's beginning alone. Errors give an empty head."""
+    stream = TraceStream(path)
+    text = b""
+    try:
+        for chunk in stream._chunks():
+            text += chunk
+            if len(text) >= limit:
+                break
+    except (NotATrace, OSError):
+        return Head(), None
+    found = _ARRAY.search(text)
+    if not found:
+        return Head(), None
+    first = re.search(rb'"ts"\s*:\s*"?([0-9.]+)', text[found.end() :])
+    return _head_of(text[: found.start()]), float(first.group(1)) if first else None
+
+
+def distributed_info(head: Head) -> dict[str, Any]:
+    """`distributedInfo` as a mapping; some tools write it as the text of a Python dict."""
+    value = head.distributed
+    if isinstance(value, str) and len(value) < 1 << 20:
+        try:
+            value = ast.literal_eval(value)  # literals only, nothing is run
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            value = None
+    return value if isinstance(value, dict) else {}
+
+
+def _plain(file: Any, first: bytes) -> Iterator[bytes]:
+    yield first
+    while chunk := file.read(READ_BYTES * 4):
+        yield chunk
+
+
+def _unzip(stream: TraceStream, file: Any, chunk: bytes) -> Iterator[bytes]:
+    """Decompresses; what came before damage is passed on and the damage noted."""
+    unzip = zlib.decompressobj(wbits=31)
+    try:
+        while chunk:
+            yield unzip.decompress(chunk)
+            while unzip.eof and unzip.unused_data.startswith(_GZIP):  # several gzip members in a row are one file
+                rest, unzip = unzip.unused_data, zlib.decompressobj(wbits=31)
+                yield unzip.decompress(rest)
+            chunk = file.read(READ_BYTES)
+        if not unzip.eof:
+            stream.damage = "the gzip data breaks off"
+            yield unzip.flush()
+    except zlib.error as error:
+        stream.damage = f"the gzip data is damaged ({str(error).split(':')[-1].strip()})"
+
+
+def _head_of(text: bytes) -> Head:
+    """The head from the text before the events: an object that was not closed."""
+    body = text.rstrip().removesuffix(b",")
+    try:
+        return _HEAD.decode(body + (b"}" if body.rstrip() != b"" else b"{}"))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Head()
+
+
+def _after_comma(buffer: bytes, end: int) -> bytes:
+    return buffer[buffer.index(b",", end) + 1 :]
+
+
+def _next_brace(text: str, at: int) -> int:
+    """The next event's start; -1 where the array or the text ends."""
+    while at < len(text) and text[at] in " \r\n\t,":
+        at += 1
+    return at if at < len(text) and text[at] == "{" else (text.find("{", at) if at < len(text) and text[at] != "]" else -1)
+
+
+def _event_of(value: Any) -> tuple[Event | None, bool]:
+    """The event, and whether all of it was understood: one whose arguments are damaged still tells its name and time."""
+    if not isinstance(value, dict):
+        return None, False
+    for drop in ((), ("args",)):
+        try:
+            text = msgspec.json.encode({k: v for k, v in value.items() if k not in drop})
+            return _EVENT.decode(text), not drop
+        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
+            continue
+    return None, False

@@ -1,0 +1,245 @@
+"""The events of one rank, kept compactly: numbers and name ids, no dictionaries per event. Times stay as in the file (microseconds)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from allranks.trace.decode import Args, Event
+from allranks.trace.names import element_bytes, is_comm_kernel, is_comm_operator, kind_of, kind_of_kernel
+
+COMPUTE, COMM, COPY = 0, 1, 2  # what a device event is
+ARITHMETIC, WRAPPER, TALK, MARK = 0, 1, 2, 3  # what a host operator is
+
+# spans that hold whatever their node or hook does, a blocking all-reduce for example, beside operators of their own
+_WRAPPER = re.compile(r"^autograd::engine::evaluate_function|^torch::autograd::|Backward\d*$|^torch/|^nn\.Module")
+_DEVICE = {"kernel": COMPUTE, "Kernel": COMPUTE, "gpu_memcpy": COPY, "Memcpy": COPY, "gpu_memset": COPY, "Memset": COPY}
+_RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "xpu_runtime", "privateuse1_runtime", "mtia_runtime", "Runtime"})  # fmt: skip
+_MARKS = frozenset({"user_annotation", "Annotation"})
+_OPERATORS = frozenset({"cpu_op", "Operator"})
+MODULE = "nn.Module: "
+
+
+class Told(Struct, gc=False):
+    """What metadata says about a collective; None: nothing. `elements` are of one rank, `bytes` are nccl-tests' size."""
+
+    kind: str | None = None
+    bytes: int | None = None
+    group: str | None = None
+    members: str | None = None
+    size: int | None = None
+    seq: int | None = None
+    source: int | None = None
+    target: int | None = None
+
+
+class HostComm(Struct, gc=False):
+    """An operator or annotation on the host that launches, runs or waits for communication."""
+
+    start: float
+    end: float
+    thread: int
+    name: str
+    kind: str | None
+    tensors: tuple[tuple[int, int | None], ...]  # (elements, bytes of one) of each tensor argument, lists summed
+    told: Told | None
+
+
+class DeviceComm(Struct, gc=False):
+    """A communication kernel."""
+
+    start: float
+    end: float
+    name: str
+    kind: str | None
+    correlation: int | None
+    told: Told | None
+
+
+class RankEvents:
+    """Collects the events of one trace."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.names: list[str] = []
+        self.classes: list[int] = []  # of each name as a host operator
+        self._ids: dict[str, int] = {}
+        self._kernel_ids: dict[str, int] = {}
+        self.kernel_names: list[str] = []
+        self.kernel_classes: list[int] = []
+        self.threads: dict[tuple[Any, Any], int] = {}
+        self.thread_names: dict[int, str] = {}
+        self.operators: list[list[tuple[float, float, int, int]]] = []  # by thread: (start, -dur, name, sequence number)
+        self.device: list[tuple[float, float, int, int]] = []  # (start, end, kernel name, correlation)
+        self.comm_kernels: list[DeviceComm] = []
+        self.host_comms: list[HostComm] = []
+        self.marks: list[tuple[float, float, str, int]] = []
+        self.modules: list[tuple[float, float, str, int]] = []
+        self.backward_calls: list[tuple[float, float]] = []
+        self.launches: dict[int, tuple[float, int]] = {}
+        self.memory: dict[tuple[int, int], list[tuple[float, int, int]]] = {}
+        self.device_label: str | None = None
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Takes what matters of a piece of the trace."""
+        for e in events:
+            self.count += 1
+            cat = e.cat
+            if e.ph == "X":
+                if cat in _OPERATORS:
+                    self._operator(e)
+                elif cat in _RUNTIME:
+                    args = e.args
+                    if args is not None and args.correlation is not None:
+                        self.launches[args.correlation] = (e.ts, self._thread(e))
+                elif cat in _DEVICE:
+                    self._on_device(e, _DEVICE[cat])  # type: ignore[index]
+                elif cat == "python_function":
+                    self._python(e)
+                elif cat in _MARKS:
+                    self._mark(e)
+            elif e.ph == "i":
+                if e.name == "[memory]":
+                    self._memory(e)
+            elif e.ph == "M" and e.args is not None and e.name == "thread_name":
+                thread = self._thread(e)
+                # gloo's and autograd's threads are named twice; the telling name is kept
+                if "pt_" in str(e.args.name) or thread not in self.thread_names:
+                    self.thread_names[thread] = str(e.args.name)
+
+    def finish(self) -> None:
+        """Puts operators in the order of their start, the longer first: callers before what they called."""
+        for operators in self.operators:
+            operators.sort()
+
+    def _thread(self, e: Event) -> int:
+        key = (e.pid, e.tid)
+        try:
+            return self.threads[key]
+        except KeyError:
+            self.operators.append([])
+            self.threads[key] = len(self.threads)
+            return self.threads[key]
+        except TypeError:  # a list as a thread id: damaged
+            return self._thread(Event(pid=str(e.pid), tid=str(e.tid)))
+
+    def _operator(self, e: Event) -> None:
+        name = e.name
+        number = self._ids.get(name) if isinstance(name, str) else self._ids.get(str(name))
+        if number is None:
+            number = self._new_name(str(name))
+        if self.classes[number] == MARK:
+            self._mark(e)
+            return
+        thread = self._thread(e)
+        args = e.args
+        sequence = args.sequence if args is not None and args.sequence is not None else -1
+        self.operators[thread].append((e.ts, -e.dur, number, sequence))
+        if self.classes[number] == TALK:
+            self._host_comm(e, thread)
+
+    def _new_name(self, name: str) -> int:
+        self._ids[name] = number = len(self.names)
+        self.names.append(name)
+        if is_comm_operator(name):
+            what = TALK
+        elif name.startswith(("ProfilerStep", "Optimizer.", "enumerate(DataLoader)")):
+            what = MARK
+        else:
+            what = WRAPPER if _WRAPPER.search(name) else ARITHMETIC
+        self.classes.append(what)
+        return number
+
+    def _mark(self, e: Event) -> None:
+        name, thread = str(e.name), self._thread(e)
+        self.marks.append((e.ts, e.ts + e.dur, name, thread))
+        if is_comm_operator(name):
+            self._host_comm(e, thread)
+
+    def _host_comm(self, e: Event, thread: int) -> None:
+        args, name = e.args, str(e.name)
+        tensors = _tensors(args) if args is not None else ()
+        self.host_comms.append(HostComm(e.ts, e.ts + e.dur, thread, name, kind_of(name), tensors, _told(args)))
+
+    def _on_device(self, e: Event, what: int) -> None:
+        name = str(e.name)
+        number = self._kernel_ids.get(name)
+        if number is None:
+            self._kernel_ids[name] = number = len(self.kernel_names)
+            self.kernel_names.append(name)
+            self.kernel_classes.append(COMM if what == COMPUTE and is_comm_kernel(name) else what)
+        args = e.args
+        correlation = args.correlation if args is not None else None
+        end = e.ts + e.dur
+        self.device.append((e.ts, end, number, -1 if correlation is None else correlation))
+        if self.kernel_classes[number] == COMM:
+            self.comm_kernels.append(DeviceComm(e.ts, end, name, kind_of_kernel(name), correlation, _told(args)))
+
+    def _python(self, e: Event) -> None:
+        name = e.name
+        if not isinstance(name, str):
+            return
+        if name.startswith(MODULE):
+            self.modules.append((e.ts, e.ts + e.dur, name[len(MODULE) :], self._thread(e)))
+        elif "method run_backward" in name:
+            self.backward_calls.append((e.ts, e.ts + e.dur))
+
+    def _memory(self, e: Event) -> None:
+        args = e.args
+        if args is None or args.allocated is None or args.device_type is None:
+            return
+        key = (args.device_type, args.device_id if args.device_id is not None else -1)
+        self.memory.setdefault(key, []).append((e.ts, args.allocated, args.reserved or 0))
+
+
+def _told(args: Args | None) -> Told | None:
+    """NCCL's metadata of a collective (kineto's output_json.cpp names the keys)."""
+    if args is None or (args.collective is None and args.in_elements is None and args.comm_seq is None):
+        return None
+    told = Told(kind=kind_of(args.collective) if args.collective else None, group=args.group, seq=_int(args.comm_seq))
+    told.size, told.source, told.target = _int(args.group_size), _int(args.source), _int(args.target)
+    told.members = str(args.group_ranks) if args.group_ranks is not None else None
+    elements = [n for n in (_int(args.in_elements), _int(args.out_elements)) if n is not None]
+    each = element_bytes(args.dtype) if args.dtype else None
+    if elements and each is not None:
+        told.bytes = max(elements) * each
+    return told
+
+
+def _tensors(args: Args) -> tuple[tuple[int, int | None], ...]:
+    """Elements and element sizes of the tensors among an operator's arguments."""
+    if not args.dims or not args.types:
+        return ()
+    try:
+        dims, types = msgspec.json.decode(args.dims), msgspec.json.decode(args.types)
+    except (msgspec.DecodeError, RecursionError):
+        return ()
+    found = []
+    for shape, dtype in zip(dims, types, strict=False):
+        if not isinstance(shape, list) or not isinstance(dtype, str):
+            continue
+        if dtype in ("", "Scalar", "ScalarList") and not shape:
+            continue
+        if shape and isinstance(shape[0], list):
+            found.append((sum(_product(s) for s in shape), element_bytes(dtype)))
+        elif shape or dtype not in ("", "Scalar", "ScalarList", "TensorList", "GenericList"):
+            found.append((_product(shape), element_bytes(dtype)))
+    return tuple(found)
+
+
+def _product(shape: Any) -> int:
+    n = 1
+    for d in shape if isinstance(shape, list) else ():
+        n *= d if isinstance(d, int) else 1
+    return n
+
+
+def _int(value: Any) -> int | None:
+    try:
+        return None if value is None or value == "" else int(value)
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,257 @@
+"""One rank: from its file to figures and to what the comparison with other ranks needs. Runs in a process of its own."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct, field
+
+from allranks.trace.decode import Head, NotATrace, TraceStream, distributed_info
+from allranks.trace.events import COMPUTE, RankEvents
+from allranks.trace.intervals import Merged, Span, clip, intersect, measure
+from allranks.trace.modules import ModuleTime, Source, module_times
+from allranks.trace.phases import Phases, find_phases
+from allranks.trace.rank_collectives import Collective, find_collectives
+from allranks.trace.records import PHASES, Breakdown, PhaseRow
+from allranks.trace.steps import US, Busy, Step, StepIndex, breakdown, find_steps, stretch, total
+from allranks.trace.work import Tops, busy_on_device, busy_on_host, kernel_tops, memory_timeline, operator_tops
+
+KEPT_TOPS = 1000  # names a rank passes on
+
+
+class RankResult(Struct):
+    """All that is kept of one rank; times in the trace's microseconds unless they end in `_s`."""
+
+    path: str
+    file_bytes: int
+    n_events: int
+    rank: int | None  # as the trace says
+    world_size: int | None
+    backend: str | None
+    host: str | None
+    device: str
+    device_name: str | None
+    base_ns: int
+    damage: str | None
+    skipped: int
+    start: float
+    end: float
+    steps: list[Step]
+    total: Breakdown
+    by_step: list[Breakdown]
+    phases: list[list[PhaseRow]]  # by step; without steps one list
+    phase_segments: list[tuple[float, float, int]]
+    busy: Busy
+    collectives: list[Collective]
+    kernels: Tops
+    operators: Tops
+    modules: list[ModuleTime]
+    module_source: Source
+    memory: dict[str, tuple[int, int, int | None, int, list[tuple[float, int]]]]
+    remarks: list[tuple[str, str, str]] = field(default_factory=list)  # (severity, kind, message)
+
+
+class Unreadable(Struct):
+    """A file that gave nothing."""
+
+    path: str
+    kind: str
+    message: str
+
+
+def read_rank(path: Path, keep_busy: bool = True) -> RankResult | Unreadable:
+    """Reads and analyses one trace; `keep_busy=False` drops the busy spans, which the parent does not draw."""
+    try:
+        stream = TraceStream(path)
+        events = RankEvents()
+        for piece in stream.pieces():
+            events.add(piece)
+    except NotATrace as error:
+        return Unreadable(str(path), "not_a_trace", f"is no profiler trace: {error}")
+    except OSError as error:
+        return Unreadable(str(path), "unreadable", f"cannot be read: {error.strerror or error}")
+    if not any(events.operators) and not events.device and not events.marks:
+        why = f" before {stream.damage}" if stream.damage else ""
+        return Unreadable(str(path), "not_a_trace", f"holds no operators, kernels or marks{why}")
+    events.finish()
+    return _analyse(path, stream, events)
+
+
+def _analyse(path: Path, stream: TraceStream, events: RankEvents) -> RankResult:
+    info = distributed_info(stream.head)
+    world = _number(info.get("world_size"))
+    on_device = bool(events.device)
+    remarks: list[tuple[str, str, str]] = []
+    collectives, waits = find_collectives(events, world, _one_group(info, world))
+    busy = busy_on_device(events, collectives) if on_device else busy_on_host(events, collectives, waits)
+    steps, said = find_steps(events)
+    remarks += [("note", "empty_step", text) for text in said]
+    phases = find_phases(events)
+    if on_device and steps:
+        stretch(steps, _device_ends(events, steps))
+    start, end = _window(events, busy, steps)
+    _place(collectives, phases, StepIndex(steps))
+    if not steps:
+        remarks.append(("warning", "no_steps", "has no ProfilerStep marks; its whole length is taken as one window"))
+    by_step = [breakdown(busy, s.start, s.end) for s in steps]
+    if steps:
+        remarks += _outside(busy, steps)
+    windows = [(s.start, s.end) for s in steps] or [(start, end)]
+    modules, source = module_times(events, on_device)
+    return RankResult(
+        path=str(path),
+        file_bytes=path.stat().st_size,
+        n_events=events.count,
+        rank=_number(info.get("rank")),
+        world_size=world,
+        backend=info.get("backend") if isinstance(info.get("backend"), str) else None,
+        host=stream.head.host if isinstance(stream.head.host, str) else None,
+        device="gpu" if on_device else "cpu",
+        device_name=_device_name(stream.head),
+        base_ns=_number(stream.head.base_ns) or 0,
+        damage=stream.damage,
+        skipped=stream.skipped,
+        start=start,
+        end=end,
+        steps=steps,
+        total=total(by_step) if steps else breakdown(busy, start, end),
+        by_step=by_step,
+        phases=_phase_rows(events, phases, busy, collectives, windows, on_device),
+        phase_segments=[s for s in phases.segments if s[1] > start and s[0] < end],
+        busy=busy.within(start, end),
+        collectives=[c for c in collectives if not steps or c.step is not None],
+        kernels=_most(kernel_tops(events)),
+        operators=_most(operator_tops(events)),
+        modules=modules,
+        module_source=source,
+        memory=memory_timeline(events),
+        remarks=remarks,
+    )
+
+
+def _one_group(info: dict[str, Any], world: int | None) -> bool:
+    """Whether every collective must be one of all ranks: the trace tells of one communicator."""
+    configs = info.get("pg_config")
+    if isinstance(configs, list) and configs:
+        sizes = {c.get("pg_size") for c in configs if isinstance(c, dict)}
+        return sizes == {world}
+    return False
+
+
+def _device_ends(events: RankEvents, steps: list[Step]) -> list[float]:
+    """When the device work launched in each step had ended."""
+    index = StepIndex(steps)
+    ends = [s.end for s in steps]
+    for _, end, _, correlation in events.device:
+        launch = events.launches.get(correlation)
+        at = index.at(launch[0]) if launch is not None else None
+        if at is not None and end > ends[at]:
+            ends[at] = end
+    return ends
+
+
+def _window(events: RankEvents, busy: Busy, steps: list[Step]) -> Span:
+    if steps:
+        return steps[0].start, steps[-1].end
+    extent = busy.extent()
+    first = [o[0][0] for o in events.operators if o] + [m[0] for m in events.marks]
+    last = [m[1] for m in events.marks] + [max(s - d for s, d, _, _ in o) for o in events.operators if o]
+    if extent is not None:
+        first.append(extent[0])
+        last.append(extent[1])
+    return min(first), max(last)
+
+
+def _place(collectives: list[Collective], phases: Phases, index: StepIndex) -> None:
+    """Notes of each collective the phase and the step in which it was launched."""
+    for c in collectives:
+        if c.launched is not None:
+            c.phase = phases.at(c.launched, c.thread)
+        at = index.at(c.launched if c.launched is not None else c.start)
+        c.step = index.steps[at].number if at is not None else None
+
+
+def _outside(busy: Busy, steps: list[Step]) -> list[tuple[str, str, str]]:
+    """Says if much work lies outside of the steps, which the figures leave out."""
+    out = []
+    for what, spans in (("compute", busy.compute), ("communication", busy.comm)):
+        whole = measure(spans)
+        inside = sum(measure(clip(spans, s.start, s.end)) for s in steps)
+        if whole - inside > max(0.1 * whole, 0.01 * (steps[-1].end - steps[0].start)):
+            text = f"{(whole - inside) * US:.3f} s of {whole * US:.3f} s of {what} lie outside of the step marks and are left out"
+            out.append(("warning", "outside_steps", text))
+    return out
+
+
+def _phase_rows(
+    events: RankEvents, phases: Phases, busy: Busy, collectives: list[Collective], windows: list[Span], on_device: bool
+) -> list[list[PhaseRow]]:
+    spans = [phases.spans(p) for p in range(len(PHASES))]
+    launched = _launched_compute(events, phases, windows) if on_device else None
+    rows = []
+    for w, (start, end) in enumerate(windows):
+        row, host_left = [], end - start
+        busy_left = measure(clip(busy.compute, start, end))
+        for p, name in enumerate(PHASES):
+            mine = clip(spans[p], start, end)
+            host = measure(mine) if name != "other" else host_left
+            host_left -= host
+            if launched is not None:
+                work = launched[w, p]
+            else:
+                work = _host_compute(busy.compute, mine, start, end) if name != "other" else busy_left
+                busy_left -= work
+            row.append(PhaseRow(phase=name, host_s=max(host, 0.0) * US, busy_s=max(work, 0.0) * US, comm_s=0.0))
+        rows.append(row)
+    return _with_comm(rows, collectives, windows)
+
+
+def _host_compute(compute: Merged, phase: Merged, start: float, end: float) -> float:
+    return measure(intersect(clip(compute, start, end), phase))
+
+
+def _launched_compute(events: RankEvents, phases: Phases, windows: list[Span]) -> defaultdict[tuple[int, int], float]:
+    """Sum of compute kernels by (window, phase) of their launch."""
+    index = StepIndex([Step(i, a, b) for i, (a, b) in enumerate(windows)])
+    out: defaultdict[tuple[int, int], float] = defaultdict(float)
+    for start, end, name, correlation in events.device:
+        if events.kernel_classes[name] != COMPUTE:
+            continue
+        launch = events.launches.get(correlation)
+        at = index.at(launch[0] if launch is not None else start)
+        if at is not None:
+            out[at, phases.at(*launch) if launch is not None else len(PHASES) - 1] += end - start
+    return out
+
+
+def _with_comm(rows: list[list[PhaseRow]], collectives: list[Collective], windows: list[Span]) -> list[list[PhaseRow]]:
+    index = StepIndex([Step(i, a, b) for i, (a, b) in enumerate(windows)])
+    sums: defaultdict[tuple[int, int], float] = defaultdict(float)
+    for c in collectives:
+        at = index.at(c.launched if c.launched is not None else c.start)
+        if at is not None:
+            sums[at, c.phase] += c.duration
+    return [
+        [PhaseRow(phase=r.phase, host_s=r.host_s, busy_s=r.busy_s, comm_s=sums[w, p] * US) for p, r in enumerate(row)]
+        for w, row in enumerate(rows)
+    ]
+
+
+def _most(tops: Tops) -> Tops:
+    return dict(sorted(tops.items(), key=lambda item: -item[1][1])[:KEPT_TOPS])
+
+
+def _device_name(head: Head) -> str | None:
+    devices = head.devices
+    first = devices[0] if isinstance(devices, list) and devices else None
+    name = first.get("name") if isinstance(first, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _number(value: Any) -> int | None:
+    try:
+        return int(value) if value is not None and not isinstance(value, bool) else None
+    except (TypeError, ValueError):
+        return None
