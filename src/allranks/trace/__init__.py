@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Literal
 
+from allranks.errors import RequestError
+from allranks.trace.assemble import build_report
+from allranks.trace.files import TraceSet, find_sets
+from allranks.trace.rank import RankResult, Unreadable, read_rank
 from allranks.trace.records import TraceReport
+
+Result = RankResult | Unreadable
+SMALL_BYTES = 1 << 21  # a process costs more than reading so much
 
 
 def analyse(
@@ -17,4 +27,46 @@ def analyse(
     `select`: only the newest window of each rank, or every one. `workers`: processes that read ranks in parallel; None takes the cores of
     this machine. Raises `RequestError` if no file of `paths` could be read as a trace.
     """
-    raise NotImplementedError
+    sets = find_sets([Path(p) for p in paths], select)
+    files = [path for found in sets for path in found.files.values()]
+    results = _read(files, workers)
+    reports = []
+    unread: list[Unreadable] = []
+    for found in sets:
+        mine = [(rank, results[path]) for rank, path in found.files.items()]
+        report = build_report(found, mine)
+        if report is not None:
+            reports.append(report)
+        unread += [r for _, r in mine if isinstance(r, Unreadable) and report is None]
+    if not reports:
+        raise RequestError(_none_read(paths, sets, unread))
+    return reports
+
+
+def _read(files: list[Path], workers: int | None) -> dict[Path, Result]:
+    """Reads all files, the largest first, so that no process ends long after the others."""
+    queue = sorted(set(files), key=_size, reverse=True)
+    count = min(workers if workers is not None else _cores(), len(queue))
+    if count <= 1 or sum(_size(f) for f in queue) < SMALL_BYTES:
+        return {path: read_rank(path) for path in queue}
+    # spawned, not forked: the caller may have threads
+    with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return dict(zip(queue, pool.map(read_rank, queue), strict=True))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _none_read(paths: Sequence[Path], sets: list[TraceSet], unread: list[Unreadable]) -> str:
+    where = ", ".join(str(p) for p in paths)
+    lines = [f"{u.path} {u.message}" for u in unread[:5]]
+    more = f" (and {len(unread) - 5} more)" if len(unread) > 5 else ""
+    return f"no profiler trace could be read under {where}: {'; '.join(lines)}{more}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 
 from allranks.trace.events import ARITHMETIC, RankEvents
 from allranks.trace.intervals import Lookup, flatten, merge
@@ -102,30 +103,48 @@ def _backward(events: RankEvents, nodes: dict[int, list[tuple[float, float]]]) -
 
 
 def _forward(events: RankEvents, spans: dict[int, list[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """From the first to the last operator that autograd numbered before each backward pass, on the thread of the steps."""
+    """From the first to the last operator whose node a backward pass ran, and what DDP calls its forward; before each backward pass."""
     main = main_thread(events)
     backward = merge(spans[BACKWARD])
     if main is None or not backward:
         return []
     taken = Lookup(flatten([(a, b, p) for p, found in spans.items() for a, b in found]))
-    numbered = sorted(
-        (s, s - d)
-        for s, d, name, sequence in events.operators[main]
-        if sequence >= 0 and events.classes[name] == ARITHMETIC and taken.at(s) < 0
-    )
+    made = [m for m in _makers(events, main) if taken.at(m[0]) < 0]
+    made += [(a, b) for a, b, name, _ in events.marks if name.startswith("DistributedDataParallel.forward")]
+    made.sort()
     borders = sorted({b for found in spans.values() for _, b in found} | {a for a, _, n, _ in events.marks if STEP.match(n)})
     out: list[tuple[float, float]] = []
     at = 0
     for begin, _ in backward:
-        since = max((b for b in borders if b <= begin), default=float("-inf"))
-        while at < len(numbered) and numbered[at][0] < since:
+        i = bisect_right(borders, begin) - 1
+        since = borders[i] if i >= 0 else float("-inf")
+        while at < len(made) and made[at][0] < since:
             at += 1
         first = at
-        while at < len(numbered) and numbered[at][0] < begin:
+        while at < len(made) and made[at][0] < begin:
             at += 1
         if at > first:
-            out.append((numbered[first][0], min(max(e for _, e in numbered[first:at]), begin)))
+            out.append((made[first][0], min(max(e for _, e in made[first:at]), begin)))
     return merge(out)
+
+
+def _makers(events: RankEvents, thread: int) -> list[tuple[float, float]]:
+    """Operators of a thread that made the nodes which a backward pass ran.
+
+    Autograd gives an operator the number that the next node will get, so of those with one number the last made the node; its callers with the
+    same number belong to it.
+    """
+    is_node = [name.startswith(EVALUATE) for name in events.names]
+    ran = {q for operators in events.operators for _, _, name, q in operators if q >= 0 and is_node[name]}
+    by_number: dict[int, list[tuple[float, float]]] = {}
+    for start, negative, name, number in events.operators[thread]:
+        if number in ran and events.classes[name] == ARITHMETIC:
+            by_number.setdefault(number, []).append((start, start - negative))
+    out = []
+    for found in by_number.values():
+        last = found[-1][0]
+        out += [f for f in found if f[1] >= last]
+    return out
 
 
 def main_thread(events: RankEvents) -> int | None:

@@ -1,0 +1,223 @@
+"""Finds each collective again on the other ranks: by communicator and sequence number, else by order."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from allranks.trace.names import POINT_TO_POINT
+from allranks.trace.rank import RankResult
+from allranks.trace.rank_collectives import Collective
+from allranks.trace.records import Problem
+
+SHOWN = 10  # mismatches told one by one
+Key = tuple[object, ...]
+
+
+class Pair(Struct):
+    """One collective on several ranks."""
+
+    key: str
+    by_sequence: bool
+    members: dict[int, Collective]
+    startup: bool = False  # its waiting is that for a profiler that started later
+
+    @property
+    def first(self) -> Collective:
+        return next(iter(self.members.values()))
+
+    @property
+    def transfer(self) -> float:
+        """The shortest of the durations: what is left once every rank has come. No clock is compared."""
+        return min(c.duration for c in self.members.values())
+
+    def waits(self) -> dict[int, float]:
+        transfer = self.transfer
+        return {r: c.duration - transfer for r, c in self.members.items()}
+
+
+class Paired(Struct):
+    """What pairing found."""
+
+    pairs: list[Pair]
+    unpaired: list[tuple[int, Collective]]  # on one rank though others that were read should have them
+    alone: list[tuple[int, Collective]]  # no other rank that was read is in their group
+    problems: list[Problem]
+
+
+def pair(ranks: Mapping[int, RankResult]) -> Paired:
+    """Pairs the collectives of all ranks that were read."""
+    found = Paired([], [], [], [])
+    numbered: dict[Key, dict[int, Collective]] = defaultdict(dict)
+    ordered: dict[int, list[Collective]] = {r: [] for r in ranks}
+    by_step = all(result.steps for result in ranks.values())
+    for rank, result in ranks.items():
+        seen: Counter[Key] = Counter()
+        for c in result.collectives:
+            if c.kind in ("send", "recv") and c.source is None and len(ranks) > 2:
+                found.alone.append((rank, c))  # who the other side is, is not told
+                continue
+            if c.group is None or c.seq is None:
+                ordered[rank].append(c)
+                continue
+            key = (c.group, _route(c), c.seq)
+            numbered[*key, seen[key]][rank] = c
+            seen[key] += 1
+    _take_numbered(found, numbered, ranks)
+    _take_ordered(found, ordered, by_step)
+    found.pairs.sort(key=lambda p: p.first.start)
+    return found
+
+
+def _route(c: Collective) -> Key:
+    """Sends and receives count by who talks to whom; all else counts in one row."""
+    return ("p2p", c.source, c.target) if c.kind in POINT_TO_POINT else ("all",)
+
+
+def _expected(c: Collective, ranks: Mapping[int, object]) -> list[int]:
+    """The ranks that were read and should have this collective."""
+    if c.kind in POINT_TO_POINT and c.source is not None and c.target is not None:
+        return [r for r in (c.source, c.target) if r in ranks]
+    if c.members is not None:
+        return [r for r in c.members if r in ranks]
+    return list(ranks) if c.size is None or c.size >= len(ranks) else []
+
+
+def _take_numbered(found: Paired, numbered: Mapping[Key, dict[int, Collective]], ranks: Mapping[int, RankResult]) -> None:
+    spans = _number_spans(numbered)
+    told: list[tuple[str, str, int | None]] = []
+    for key, members in sorted(numbered.items(), key=lambda item: min(c.start for c in item[1].values())):
+        first = next(iter(members.values()))
+        expected = _expected(first, ranks)
+        kinds = {r: c.kind for r, c in members.items() if c.kind not in POINT_TO_POINT}
+        if len(set(kinds.values())) > 1:
+            text = ", ".join(f"rank {r}: {kind}" for r, kind in sorted(kinds.items()))
+            told.append(("kinds_differ", f"group {_group(first)}, seq {key[-2]}: the ranks did not call the same collective ({text})", None))
+            found.unpaired += list(members.items())
+            continue
+        for rank in expected:
+            low, high = spans.get((key[0], key[1], rank), (None, None))
+            if rank not in members and low is not None and low < key[-2] < high:
+                text = f"{first.kind} with seq {key[-2]} of group {_group(first)}{_in_step(first)} is on other ranks"
+                told.append(("missing_collective", f"rank {rank} lacks a collective: {text}", rank))
+        _keep(found, f"seq {key[-2]}", True, members, expected)
+    _tell(found, told)
+
+
+def _number_spans(numbered: Mapping[Key, dict[int, Collective]]) -> dict[Key, tuple[int, int]]:
+    """(first, last) number by (group, route, rank): beyond them a rank's profiler did not run."""
+    out: dict[Key, tuple[int, int]] = {}
+    for key, members in numbered.items():
+        number: int = key[-2]  # type: ignore[assignment]
+        for rank in members:
+            low, high = out.get((key[0], key[1], rank), (number, number))
+            out[key[0], key[1], rank] = (min(low, number), max(high, number))
+    return out
+
+
+def _keep(found: Paired, key: str, by_sequence: bool, members: dict[int, Collective], expected: Sequence[int]) -> None:
+    if len(members) > 1:
+        found.pairs.append(Pair(key, by_sequence, members))
+        return
+    ((rank, only),) = members.items()
+    (found.unpaired if len(expected) > 1 else found.alone).append((rank, only))
+
+
+def _take_ordered(found: Paired, ordered: dict[int, list[Collective]], by_step: bool) -> None:
+    """The n-th collective of one kind, size and group of a step is the n-th on the other ranks."""
+    rows: dict[Key, dict[int, list[Collective]]] = defaultdict(lambda: defaultdict(list))
+    for rank, collectives in ordered.items():
+        for c in collectives:
+            rows[_order_key(c, by_step)][rank].append(c)
+    told: list[tuple[str, str, int | None]] = []
+    steps = sorted({c.step for found in ordered.values() for c in found if c.step is not None})
+    for key, members in rows.items():
+        first = next(iter(members.values()))[0]
+        expected = _expected(first, ordered)
+        counts = {r: len(members.get(r, ())) for r in expected}
+        if len(set(counts.values())) > 1:
+            told.append(_count_problem(first, counts))
+        # a profiler that started within a step missed the step's beginning: the ends are common
+        from_end = first.step is None or first.step == (steps[0] if steps else None)
+        for n, group in _rows_of(members, from_end):
+            _keep(found, _order_name(first, n), False, group, expected)
+    _tell(found, told + _first_difference(ordered, by_step))
+
+
+def _order_key(c: Collective, by_step: bool) -> Key:
+    if c.kind in ("send", "recv"):
+        kind: Key = ("p2p", c.source, c.target)
+    else:
+        kind = (c.kind,)
+    return (c.step if by_step else None, c.group, kind, None if c.kind in ("all_to_all", "all_gather") else c.bytes)
+
+
+def _rows_of(members: dict[int, list[Collective]], from_end: bool) -> list[tuple[int, dict[int, Collective]]]:
+    longest = max(len(m) for m in members.values())
+    out = []
+    for n in range(longest):
+        group = {}
+        for rank, mine in members.items():
+            at = n - (longest - len(mine)) if from_end else n
+            if 0 <= at < len(mine):
+                group[rank] = mine[at]
+        out.append((n, group))
+    return out
+
+
+def _count_problem(first: Collective, counts: dict[int, int]) -> tuple[str, str, int | None]:
+    common = Counter(counts.values()).most_common(1)[0][0]
+    odd = {r: n for r, n in counts.items() if n != common}
+    who = ", ".join(f"rank {r} has {n}" for r, n in sorted(odd.items()))
+    text = f"{first.kind}{_of_size(first)}{_in_step(first)}: {who}, the others have {common}"
+    return ("missing_collective", text, next(iter(odd)) if len(odd) == 1 else None)
+
+
+def _first_difference(ordered: dict[int, list[Collective]], by_step: bool) -> list[tuple[str, str, int | None]]:
+    """Where the ranks' rows of kinds part, if they hold equally many: the sign of a bucket order that differs."""
+    out: list[tuple[str, str, int | None]] = []
+    steps = {c.step for mine in ordered.values() for c in mine} if by_step else {None}
+    groups = {c.group for mine in ordered.values() for c in mine}
+    for step in sorted(steps, key=lambda s: (s is None, s or 0)):
+        for group in groups:
+            rows = {
+                r: [(c.kind, c.bytes) for c in sorted(mine, key=_launch) if c.group == group and (not by_step or c.step == step)]
+                for r, mine in ordered.items()
+            }
+            rows = {r: row for r, row in rows.items() if row and not any(kind in POINT_TO_POINT or kind == "all_to_all" for kind, _ in row)}
+            if len({len(row) for row in rows.values()}) == 1 and len({tuple(row) for row in rows.values()}) > 1:
+                n = next(i for i, found in enumerate(zip(*rows.values(), strict=True)) if len(set(found)) > 1)
+                text = ", ".join(f"rank {r}: {row[n][0]} of {row[n][1]} bytes" for r, row in sorted(rows.items()))
+                where = "" if step is None else f" in step {step}"
+                out.append(("order_differs", f"the ranks called collectives in different order{where}: number {n + 1} is {text}", None))
+    return out
+
+
+def _launch(c: Collective) -> float:
+    return c.launched if c.launched is not None else c.start
+
+
+def _tell(found: Paired, told: Sequence[tuple[str, str, int | None]]) -> None:
+    for kind, text, rank in told[:SHOWN]:
+        found.problems.append(Problem(severity="warning", kind=kind, message=text, rank=rank))
+    if len(told) > SHOWN:
+        found.problems.append(Problem(severity="warning", kind="mismatches", message=f"{len(told) - SHOWN} more such mismatches of collectives"))
+
+
+def _group(c: Collective) -> str:
+    return c.group or "?"
+
+
+def _in_step(c: Collective) -> str:
+    return f" in step {c.step}" if c.step is not None else ""
+
+
+def _of_size(c: Collective) -> str:
+    return f" of {c.bytes} bytes" if c.bytes is not None else ""
+
+
+def _order_name(c: Collective, n: int) -> str:
+    where = f"step {c.step}, " if c.step is not None else ""
+    return f"{where}number {n + 1} of {c.kind}{_of_size(c)}"
