@@ -22,6 +22,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "logs": ("logs", "Show a run's logs by rank."),
     "report": ("report", "Show a run's summary and write its page anew."),
     "compare": ("compare", "Run strategies in turns on equal work, each proved before its time counts."),
+    "trace": ("trace", "Analyse profiler traces: where the time went, and who waited for whom."),
     "doctor": ("doctor", "Check this machine, or every node that a spec would use."),
     "cluster": ("cluster", "A real Slurm on this machine, to try multi-node code on and to break."),
     "schema": ("schema", "Print the JSON Schema of the spec, for editors."),

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Literal
 
 from allranks.errors import RequestError
 from allranks.trace.assemble import build_report
 from allranks.trace.files import TraceSet, find_sets
-from allranks.trace.rank import RankResult, Unreadable, read_rank
+from allranks.trace.rank import Unreadable
+from allranks.trace.readers import Result, read_all
 from allranks.trace.records import TraceReport
 
-Result = RankResult | Unreadable
 SMALL_BYTES = 1 << 21  # a process costs more than reading so much
 
 
@@ -47,11 +45,7 @@ def _read(files: list[Path], workers: int | None) -> dict[Path, Result]:
     """Reads all files, the largest first, so that no process ends long after the others."""
     queue = sorted(set(files), key=_size, reverse=True)
     count = min(workers if workers is not None else _cores(), len(queue))
-    if count <= 1 or sum(_size(f) for f in queue) < SMALL_BYTES:
-        return {path: read_rank(path) for path in queue}
-    # spawned, not forked: the caller may have threads
-    with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return dict(zip(queue, pool.map(read_rank, queue), strict=True))
+    return read_all(queue, count if sum(_size(f) for f in queue) >= SMALL_BYTES else 1)
 
 
 def _size(path: Path) -> int:

@@ -213,7 +213,7 @@ def _collective_rows(paired: Paired, bucket: object) -> tuple[CollectiveRow, ...
     pairs: dict[tuple[str, str | None], list[Pair]] = defaultdict(list)
     alone: dict[tuple[str, str | None], list[Collective]] = defaultdict(list)
     for p in paired.pairs:
-        pairs[p.first.kind, _bucket(p.first) if bucket else None].append(p)
+        pairs[p.kind, _bucket(p.first) if bucket else None].append(p)
     for _, c in [*paired.unpaired, *paired.alone]:
         alone[c.kind, _bucket(c) if bucket else None].append(c)
     order = [label for _, label in BUCKETS] + ["> 256 MiB", "size not told", None]
@@ -285,7 +285,7 @@ def _pair_report(p: Pair, clocks: Mapping[int, Clock], zero: float) -> PairRepor
     ranks = sorted(p.members)
     waits = p.waits()
     return PairReport(
-        kind=p.first.kind,
+        kind=p.kind,
         group=p.first.group or "",
         key=p.key,
         step=p.first.step,

@@ -18,7 +18,8 @@ import msgspec
 from msgspec import Raw, Struct, field
 
 READ_BYTES = 1 << 18
-PIECE_BYTES = 1 << 21
+PIECE_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 20
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _MAX_HEAD = 1 << 26
@@ -74,11 +75,11 @@ class Event(Struct, gc=False):
 
     ph: str = ""
     cat: str | None = None
-    name: Any = ""
+    name: str = ""
     ts: float = 0.0
     dur: float = 0.0
-    pid: Any = 0
-    tid: Any = 0
+    pid: int | str = 0
+    tid: int | str = 0
     args: Args | None = None
 
 
@@ -249,7 +250,7 @@ def distributed_info(head: Head) -> dict[str, Any]:
 
 def _plain(file: Any, first: bytes) -> Iterator[bytes]:
     yield first
-    while chunk := file.read(READ_BYTES * 4):
+    while chunk := file.read(CHUNK_BYTES):
         yield chunk
 
 
@@ -258,10 +259,12 @@ def _unzip(stream: TraceStream, file: Any, chunk: bytes) -> Iterator[bytes]:
     unzip = zlib.decompressobj(wbits=31)
     try:
         while chunk:
-            yield unzip.decompress(chunk)
-            while unzip.eof and unzip.unused_data.startswith(_GZIP):  # several gzip members in a row are one file
-                rest, unzip = unzip.unused_data, zlib.decompressobj(wbits=31)
-                yield unzip.decompress(rest)
+            yield unzip.decompress(chunk, CHUNK_BYTES)
+            while unzip.unconsumed_tail:
+                yield unzip.decompress(unzip.unconsumed_tail, CHUNK_BYTES)
+            if unzip.eof and unzip.unused_data[:2] == _GZIP:  # several gzip members in a row are one file
+                chunk, unzip = unzip.unused_data, zlib.decompressobj(wbits=31)
+                continue
             chunk = file.read(READ_BYTES)
         if not unzip.eof:
             stream.damage = "the gzip data breaks off"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -60,6 +61,32 @@ class DeviceComm(Struct, gc=False):
     told: Told | None
 
 
+class Operators:
+    """The host operators of one thread, 28 bytes each. Iterating gives (start, duration, name id, autograd's sequence number or -1)."""
+
+    __slots__ = ("durations", "names", "sequences", "starts")
+
+    def __init__(self) -> None:
+        self.starts = array("d")
+        self.durations = array("d")
+        self.names = array("i")
+        self.sequences = array("q")
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __iter__(self) -> Iterator[tuple[float, float, int, int]]:
+        return zip(self.starts, self.durations, self.names, self.sequences, strict=True)
+
+    def sort(self) -> None:
+        """By start, the longer first: callers before what they called."""
+        order = sorted(range(len(self)), key=self.durations.__getitem__, reverse=True)
+        order.sort(key=self.starts.__getitem__)
+        for slot in self.__slots__:
+            values = getattr(self, slot)
+            setattr(self, slot, array(values.typecode, map(values.__getitem__, order)))
+
+
 class RankEvents:
     """Collects the events of one trace."""
 
@@ -71,9 +98,9 @@ class RankEvents:
         self._kernel_ids: dict[str, int] = {}
         self.kernel_names: list[str] = []
         self.kernel_classes: list[int] = []
-        self.threads: dict[tuple[Any, Any], int] = {}
+        self.threads: dict[tuple[int | str, int | str], int] = {}
         self.thread_names: dict[int, str] = {}
-        self.operators: list[list[tuple[float, float, int, int]]] = []  # by thread: (start, -dur, name, sequence number)
+        self.operators: list[Operators] = []  # by thread
         self.device: list[tuple[float, float, int, int]] = []  # (start, end, kernel name, correlation)
         self.comm_kernels: list[DeviceComm] = []
         self.host_comms: list[HostComm] = []
@@ -82,65 +109,68 @@ class RankEvents:
         self.backward_calls: list[tuple[float, float]] = []
         self.launches: dict[int, tuple[float, int]] = {}
         self.memory: dict[tuple[int, int], list[tuple[float, int, int]]] = {}
-        self.device_label: str | None = None
 
     def add(self, events: Iterable[Event]) -> None:
-        """Takes what matters of a piece of the trace."""
+        """Takes what matters of a piece of the trace. Operators are most of it, so their way is short."""
+        ids, classes, rest = self._ids, self.classes, self._rest
+        key, row = None, Operators()
         for e in events:
             self.count += 1
-            cat = e.cat
-            if e.ph == "X":
-                if cat in _OPERATORS:
-                    self._operator(e)
-                elif cat in _RUNTIME:
-                    args = e.args
-                    if args is not None and args.correlation is not None:
-                        self.launches[args.correlation] = (e.ts, self._thread(e))
-                elif cat in _DEVICE:
-                    self._on_device(e, _DEVICE[cat])  # type: ignore[index]
-                elif cat == "python_function":
-                    self._python(e)
-                elif cat in _MARKS:
-                    self._mark(e)
-            elif e.ph == "i":
-                if e.name == "[memory]":
-                    self._memory(e)
-            elif e.ph == "M" and e.args is not None and e.name == "thread_name":
-                thread = self._thread(e)
-                # gloo's and autograd's threads are named twice; the telling name is kept
-                if "pt_" in str(e.args.name) or thread not in self.thread_names:
-                    self.thread_names[thread] = str(e.args.name)
+            if e.cat not in _OPERATORS or e.ph != "X":
+                rest(e)
+                continue
+            number = ids.get(e.name)
+            if number is None:
+                number = self._new_name(e.name)
+            what = classes[number]
+            if what == MARK:
+                self._mark(e)
+                continue
+            if (e.pid, e.tid) != key:
+                key = (e.pid, e.tid)
+                row = self.operators[self._thread(e)]
+            row.starts.append(e.ts)
+            row.durations.append(e.dur)
+            row.names.append(number)
+            args = e.args
+            row.sequences.append(-1 if args is None or args.sequence is None else args.sequence)
+            if what == TALK:
+                self._host_comm(e, self._thread(e))
+
+    def _rest(self, e: Event) -> None:
+        cat = e.cat
+        if e.ph == "X":
+            if cat in _RUNTIME:
+                args = e.args
+                if args is not None and args.correlation is not None:
+                    self.launches[args.correlation] = (e.ts, self._thread(e))
+            elif cat in _DEVICE:
+                self._on_device(e, _DEVICE[cat])  # type: ignore[index]
+            elif cat == "python_function":
+                self._python(e)
+            elif cat in _MARKS:
+                self._mark(e)
+        elif e.ph == "i":
+            if e.name == "[memory]":
+                self._memory(e)
+        elif e.ph == "M" and e.args is not None and e.name == "thread_name":
+            thread = self._thread(e)
+            # gloo's and autograd's threads are named twice; the telling name is kept
+            if "pt_" in str(e.args.name) or thread not in self.thread_names:
+                self.thread_names[thread] = str(e.args.name)
 
     def finish(self) -> None:
-        """Puts operators in the order of their start, the longer first: callers before what they called."""
+        """Puts operators in the order of their start, the longer first."""
         for operators in self.operators:
             operators.sort()
 
     def _thread(self, e: Event) -> int:
         key = (e.pid, e.tid)
-        try:
-            return self.threads[key]
-        except KeyError:
-            self.operators.append([])
-            self.threads[key] = len(self.threads)
-            return self.threads[key]
-        except TypeError:  # a list as a thread id: damaged
-            return self._thread(Event(pid=str(e.pid), tid=str(e.tid)))
-
-    def _operator(self, e: Event) -> None:
-        name = e.name
-        number = self._ids.get(name) if isinstance(name, str) else self._ids.get(str(name))
+        number = self.threads.get(key)
         if number is None:
-            number = self._new_name(str(name))
-        if self.classes[number] == MARK:
-            self._mark(e)
-            return
-        thread = self._thread(e)
-        args = e.args
-        sequence = args.sequence if args is not None and args.sequence is not None else -1
-        self.operators[thread].append((e.ts, -e.dur, number, sequence))
-        if self.classes[number] == TALK:
-            self._host_comm(e, thread)
+            self.threads[key] = number = len(self.threads)
+            self.operators.append(Operators())
+        return number
 
     def _new_name(self, name: str) -> int:
         self._ids[name] = number = len(self.names)
@@ -155,18 +185,18 @@ class RankEvents:
         return number
 
     def _mark(self, e: Event) -> None:
-        name, thread = str(e.name), self._thread(e)
+        name, thread = e.name, self._thread(e)
         self.marks.append((e.ts, e.ts + e.dur, name, thread))
         if is_comm_operator(name):
             self._host_comm(e, thread)
 
     def _host_comm(self, e: Event, thread: int) -> None:
-        args, name = e.args, str(e.name)
+        args, name = e.args, e.name
         tensors = _tensors(args) if args is not None else ()
         self.host_comms.append(HostComm(e.ts, e.ts + e.dur, thread, name, kind_of(name), tensors, _told(args)))
 
     def _on_device(self, e: Event, what: int) -> None:
-        name = str(e.name)
+        name = e.name
         number = self._kernel_ids.get(name)
         if number is None:
             self._kernel_ids[name] = number = len(self.kernel_names)
@@ -181,8 +211,6 @@ class RankEvents:
 
     def _python(self, e: Event) -> None:
         name = e.name
-        if not isinstance(name, str):
-            return
         if name.startswith(MODULE):
             self.modules.append((e.ts, e.ts + e.dur, name[len(MODULE) :], self._thread(e)))
         elif "method run_backward" in name:

@@ -112,11 +112,11 @@ class _Nodes:
         nodes: dict[int, list[tuple[float, float, int]]] = {}
         for thread, operators in enumerate(events.operators):
             tree = trees.get(thread)
-            for start, negative, name, sequence in operators:
+            for start, duration, name, sequence in operators:
                 if sequence < 0 or events.classes[name] not in (ARITHMETIC, 1):
                     continue
                 if is_node[name]:
-                    nodes.setdefault(thread, []).append((start, start - negative, sequence))
+                    nodes.setdefault(thread, []).append((start, start + duration, sequence))
                 elif tree is not None and events.classes[name] == ARITHMETIC:
                     place = tree.lookup.at(start)
                     if place >= 0 and (sequence not in made or made[sequence][0] < start):
@@ -142,10 +142,10 @@ def _own_work(events: RankEvents) -> dict[int, list[tuple[float, float]]]:
     out: dict[int, list[tuple[float, float]]] = {}
     for thread, operators in enumerate(events.operators):
         mine, covered = [], float("-inf")
-        for start, negative, name, _ in operators:  # sorted already
+        for start, duration, name, _ in operators:
             if start >= covered and events.classes[name] == ARITHMETIC:
-                covered = start - negative
-                mine.append((start, -negative))
+                covered = start + duration
+                mine.append((start, duration))
         if mine:
             out[thread] = mine
     return out

@@ -29,6 +29,12 @@ class Pair(Struct):
         return next(iter(self.members.values()))
 
     @property
+    def kind(self) -> str:
+        """The collective's kind; a send and its receive are one."""
+        kinds = {c.kind for c in self.members.values()}
+        return kinds.pop() if len(kinds) == 1 else "send_recv"
+
+    @property
     def transfer(self) -> float:
         """The shortest of the durations: what is left once every rank has come. No clock is compared."""
         return min(c.duration for c in self.members.values())
@@ -137,7 +143,7 @@ def _take_ordered(found: Paired, ordered: dict[int, list[Collective]], by_step: 
         first = next(iter(members.values()))[0]
         expected = _expected(first, ordered)
         counts = {r: len(members.get(r, ())) for r in expected}
-        if len(set(counts.values())) > 1:
+        if len(set(counts.values())) > 1 and first.size is not None:  # without a size it may be of a group that the others are not in
             told.append(_count_problem(first, counts))
         # a profiler that started within a step missed the step's beginning: the ends are common
         from_end = first.step is None or first.step == (steps[0] if steps else None)
@@ -168,11 +174,14 @@ def _rows_of(members: dict[int, list[Collective]], from_end: bool) -> list[tuple
 
 
 def _count_problem(first: Collective, counts: dict[int, int]) -> tuple[str, str, int | None]:
+    text = f"{first.kind}{_of_size(first)}{_in_step(first)}: "
+    if len(counts) == 2:  # neither is the odd one
+        text += ", ".join(f"rank {r} has {n}" for r, n in sorted(counts.items()))
+        return ("missing_collective", text, None)
     common = Counter(counts.values()).most_common(1)[0][0]
     odd = {r: n for r, n in counts.items() if n != common}
     who = ", ".join(f"rank {r} has {n}" for r, n in sorted(odd.items()))
-    text = f"{first.kind}{_of_size(first)}{_in_step(first)}: {who}, the others have {common}"
-    return ("missing_collective", text, next(iter(odd)) if len(odd) == 1 else None)
+    return ("missing_collective", f"{text}{who}, the others have {common}", next(iter(odd)) if len(odd) == 1 else None)
 
 
 def _first_difference(ordered: dict[int, list[Collective]], by_step: bool) -> list[tuple[str, str, int | None]]:

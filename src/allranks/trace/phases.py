@@ -73,9 +73,11 @@ def find_phases(events: RankEvents) -> Phases:
 def _nodes(events: RankEvents) -> dict[int, list[tuple[float, float]]]:
     """By thread, where the autograd engine ran its nodes."""
     is_node = [name.startswith(EVALUATE) for name in events.names]
-    found = {}
+    found: dict[int, list[tuple[float, float]]] = {}
+    if not any(is_node):
+        return found
     for thread, operators in enumerate(events.operators):
-        spans = [(s, s - d) for s, d, name, _ in operators if is_node[name]]
+        spans = [(s, s + d) for s, d, name, _ in operators if is_node[name]]
         if spans:
             found[thread] = merge(spans)
     return found
@@ -135,11 +137,13 @@ def _makers(events: RankEvents, thread: int) -> list[tuple[float, float]]:
     same number belong to it.
     """
     is_node = [name.startswith(EVALUATE) for name in events.names]
+    if not any(is_node):
+        return []
     ran = {q for operators in events.operators for _, _, name, q in operators if q >= 0 and is_node[name]}
     by_number: dict[int, list[tuple[float, float]]] = {}
-    for start, negative, name, number in events.operators[thread]:
+    for start, duration, name, number in events.operators[thread]:
         if number in ran and events.classes[name] == ARITHMETIC:
-            by_number.setdefault(number, []).append((start, start - negative))
+            by_number.setdefault(number, []).append((start, start + duration))
     out = []
     for found in by_number.values():
         last = found[-1][0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from allranks.trace.work import Tops, busy_on_device, busy_on_host, kernel_tops,
 KEPT_TOPS = 1000  # names a rank passes on
 
 
-class RankResult(Struct):
+class RankResult(Struct, tag=True):
     """All that is kept of one rank; times in the trace's microseconds unless they end in `_s`."""
 
     path: str
@@ -53,7 +54,7 @@ class RankResult(Struct):
     remarks: list[tuple[str, str, str]] = field(default_factory=list)  # (severity, kind, message)
 
 
-class Unreadable(Struct):
+class Unreadable(Struct, tag=True):
     """A file that gave nothing."""
 
     path: str
@@ -61,8 +62,8 @@ class Unreadable(Struct):
     message: str
 
 
-def read_rank(path: Path, keep_busy: bool = True) -> RankResult | Unreadable:
-    """Reads and analyses one trace; `keep_busy=False` drops the busy spans, which the parent does not draw."""
+def read_rank(path: Path) -> RankResult | Unreadable:
+    """Reads and analyses one trace."""
     try:
         stream = TraceStream(path)
         events = RankEvents()
@@ -72,7 +73,7 @@ def read_rank(path: Path, keep_busy: bool = True) -> RankResult | Unreadable:
         return Unreadable(str(path), "not_a_trace", f"is no profiler trace: {error}")
     except OSError as error:
         return Unreadable(str(path), "unreadable", f"cannot be read: {error.strerror or error}")
-    if not any(events.operators) and not events.device and not events.marks:
+    if not any(len(o) for o in events.operators) and not events.device and not events.marks:
         why = f" before {stream.damage}" if stream.damage else ""
         return Unreadable(str(path), "not_a_trace", f"holds no operators, kernels or marks{why}")
     events.finish()
@@ -156,8 +157,8 @@ def _window(events: RankEvents, busy: Busy, steps: list[Step]) -> Span:
     if steps:
         return steps[0].start, steps[-1].end
     extent = busy.extent()
-    first = [o[0][0] for o in events.operators if o] + [m[0] for m in events.marks]
-    last = [m[1] for m in events.marks] + [max(s - d for s, d, _, _ in o) for o in events.operators if o]
+    first = [o.starts[0] for o in events.operators if len(o)] + [m[0] for m in events.marks]
+    last = [m[1] for m in events.marks] + [max(map(add, o.starts, o.durations)) for o in events.operators if len(o)]
     if extent is not None:
         first.append(extent[0])
         last.append(extent[1])

@@ -59,7 +59,7 @@ def _has_work(events: RankEvents, step: Step) -> bool:
     launched = (t for t, _ in events.launches.values())
     if any(step.start <= t < step.end for t in launched):
         return True
-    return any(step.start <= o[0] < step.end for operators in events.operators for o in operators)
+    return any(step.start <= t < step.end for operators in events.operators for t in operators.starts)
 
 
 def stretch(steps: Sequence[Step], ends: Sequence[float]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections import defaultdict
 
-from allranks.trace.events import ARITHMETIC, COMM, COMPUTE, COPY, TALK, RankEvents
+from allranks.trace.events import ARITHMETIC, COMM, COMPUTE, COPY, TALK, Operators, RankEvents
 from allranks.trace.intervals import Span, merge, subtract
 from allranks.trace.rank_collectives import Collective
 from allranks.trace.steps import Busy
@@ -35,7 +36,7 @@ def busy_on_host(events: RankEvents, collectives: list[Collective], waits: list[
     loose: list[Span] = []
     gloo = {t for t, name in events.thread_names.items() if "gloo_runloop" in name}
     for thread, operators in enumerate(events.operators):
-        if operators and thread not in gloo:  # what gloo's own threads run is part of the collective
+        if thread not in gloo:  # what gloo's own threads run is part of the collective
             sure_here, loose_here = _outer_spans(events, operators)
             firm += sure_here
             loose += loose_here
@@ -43,16 +44,16 @@ def busy_on_host(events: RankEvents, collectives: list[Collective], waits: list[
     return Busy(merge([*sure, *subtract(merge(loose), comm)]), comm, [])
 
 
-def _outer_spans(events: RankEvents, operators: list[tuple[float, float, int, int]]) -> tuple[list[Span], list[Span]]:
+def _outer_spans(events: RankEvents, operators: Operators) -> tuple[list[Span], list[Span]]:
     """A thread's operators (sorted) that calculate for their whole span, and those that may wait for others."""
     classes = events.classes
     firm: list[Span] = []
     loose: list[Span] = []
-    talks = [(s, s - d) for s, d, name, _ in operators if classes[name] == TALK]
+    talks = [(s, s + d) for s, d, name, _ in operators if classes[name] == TALK]
     moments = [s for s, _ in talks]
     covered = float("-inf")
-    for start, negative, name, _ in operators:
-        end = start - negative
+    for start, duration, name, _ in operators:
+        end = start + duration
         if end <= covered:
             continue
         what = classes[name]
@@ -95,38 +96,36 @@ def kernel_tops(events: RankEvents) -> Tops:
 
 def operator_tops(events: RankEvents) -> Tops:
     """Own time by operator: its span without those of the operators it called on its thread."""
-    rows: dict[int, list[float]] = {}
+    n = len(events.names)
+    counts, sums, longest = [0] * n, [0.0] * n, [0.0] * n
     for operators in events.operators:
-        if operators:
-            _own_times(operators, rows)
-    kind = {TALK: COMM}
-    return {events.names[n]: [*row, kind.get(events.classes[n], COMPUTE)] for n, row in rows.items()}
+        for name, own in zip(operators.names, _own_times(operators), strict=True):
+            counts[name] += 1
+            sums[name] += own
+            if own > longest[name]:
+                longest[name] = own
+    return {
+        events.names[i]: [counts[i], sums[i], longest[i], COMM if events.classes[i] == TALK else COMPUTE]
+        for i in range(n)
+        if counts[i]
+    }
 
 
-def _own_times(operators: list[tuple[float, float, int, int]], rows: dict[int, list[float]]) -> None:
-    stack: list[list[float]] = []  # [end, own time, name]
-
-    def close(entry: list[float]) -> None:
-        own, name = entry[1], int(entry[2])
-        row = rows.get(name)
-        if row is None:
-            rows[name] = [1, own, own]
-        else:
-            row[0] += 1
-            row[1] += own
-            if own > row[2]:
-                row[2] = own
-
-    for start, negative, name, _ in operators:
-        end = start - negative
-        while stack and stack[-1][0] <= start:
-            close(stack.pop())
-        if stack:
-            parent = stack[-1]
-            parent[1] -= min(end, parent[0]) - start
-        stack.append([end, -negative, name])
-    while stack:
-        close(stack.pop())
+def _own_times(operators: Operators) -> array[float]:
+    """Of each operator, in order."""
+    own = array("d", operators.durations)
+    stack: list[int] = []
+    ends: list[float] = []
+    for i, (start, duration) in enumerate(zip(operators.starts, operators.durations, strict=True)):
+        while ends and ends[-1] <= start:
+            ends.pop()
+            stack.pop()
+        end = start + duration
+        if ends:
+            own[stack[-1]] -= (end if end < ends[-1] else ends[-1]) - start
+        stack.append(i)
+        ends.append(end)
+    return own
 
 
 def memory_timeline(events: RankEvents, limit: int = 400) -> dict[str, tuple[int, int, int | None, int, list[tuple[float, int]]]]:

@@ -1,0 +1,93 @@
+"""Ranks read in processes of their own: ``python -m allranks.trace.readers`` takes paths on standard input, a line each, and answers each with one
+message. Not `multiprocessing`: that would run the caller's script again, and a reader that is killed must cost its own file only."""
+
+from __future__ import annotations
+
+import queue
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from allranks.trace.rank import RankResult, Unreadable, read_rank
+
+Result = RankResult | Unreadable
+_LENGTH = struct.Struct("<Q")
+_DECODER = msgspec.msgpack.Decoder(Result)
+
+
+def read_all(files: list[Path], workers: int) -> dict[Path, Result]:
+    """Reads each file in one of `workers` processes; a process takes the next file when it is done with one."""
+    if workers <= 1:
+        return {path: read_rank(path) for path in files}
+    todo: queue.SimpleQueue[Path] = queue.SimpleQueue()
+    for path in files:
+        todo.put(path)
+    results: dict[Path, Result] = {}
+    threads = [threading.Thread(target=_drive, args=(todo, results), daemon=True) for _ in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def _drive(todo: queue.SimpleQueue[Path], results: dict[Path, Result]) -> None:
+    process = None
+    try:
+        while True:
+            try:
+                path = todo.get_nowait()
+            except queue.Empty:
+                return
+            process = process or _start()
+            answer = _ask(process, path)
+            if answer is None:
+                text = f"was not read: its reader ended with code {process.wait()} (killed for want of memory?)"
+                answer, process = Unreadable(str(path), "unreadable", text), None
+            results[path] = answer
+    finally:
+        if process is not None:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait()
+
+
+def _start() -> subprocess.Popen[bytes]:
+    # our own folder of packages first, as in this process; -P keeps the caller's folder off the path
+    code = f"import sys; sys.path[:] = {sys.path!r}; from allranks.trace.readers import serve; serve()"
+    return subprocess.Popen([sys.executable, "-P", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def _ask(process: subprocess.Popen[bytes], path: Path) -> Result | None:
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        process.stdin.write(msgspec.json.encode(str(path)) + b"\n")
+        process.stdin.flush()
+        head = _exactly(process.stdout, _LENGTH.size)
+        body = _exactly(process.stdout, _LENGTH.unpack(head)[0]) if head else None
+    except OSError:
+        return None
+    return _DECODER.decode(body) if body is not None else None
+
+
+def _exactly(stream: IO[bytes], size: int) -> bytes | None:
+    data = stream.read(size)
+    return data if len(data) == size else None
+
+
+def serve() -> None:
+    """The other side: reads until standard input ends."""
+    for line in sys.stdin.buffer:
+        body = msgspec.msgpack.encode(read_rank(Path(msgspec.json.decode(line, type=str))))
+        sys.stdout.buffer.write(_LENGTH.pack(len(body)))
+        sys.stdout.buffer.write(body)
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    serve()
