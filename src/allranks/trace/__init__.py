@@ -14,7 +14,7 @@ from allranks.trace.rank import Unreadable
 from allranks.trace.readers import Result, read_all
 from allranks.trace.records import TraceReport
 
-SMALL_BYTES = 1 << 21  # a process costs more than reading so much
+SMALL_BYTES = 1 << 22  # a process costs more than reading so much
 
 
 def analyse(

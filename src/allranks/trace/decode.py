@@ -10,6 +10,7 @@ import ast
 import json
 import re
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,12 @@ from msgspec import Raw, Struct, field
 READ_BYTES = 1 << 18
 PIECE_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 20
+LARGEST_EVENT = 1 << 23
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
+_BETWEEN_TEXT = re.compile(r"\}\s*,\s*\{")
+_NEXT = re.compile(r"[^{\]]*\{")
+_STDLIB = json.JSONDecoder()
+NESTED = 3  # ends of objects within an event that are tried before it is given up
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _MAX_HEAD = 1 << 26
 _GZIP = b"\x1f\x8b"
@@ -166,35 +172,35 @@ class TraceStream:
                 return _EVENTS.decode(b"[" + buffer[:end] + b"]"), _after_comma(buffer, end)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
+        if not ends and len(buffer) > LARGEST_EVENT and not _BETWEEN.search(buffer):
+            raise NotATrace("it holds no list of events")
         return self._one_by_one(buffer)
 
     def _one_by_one(self, buffer: bytes, last: bool = False) -> tuple[list[Event], bytes]:
         """Slow and forgiving: an event that cannot be understood is counted and left out."""
         text = buffer.decode("utf-8", "replace")
-        decoder = json.JSONDecoder()
+        ends = [m.start() + 1 for m in _BETWEEN_TEXT.finditer(text)]
         events: list[Event] = []
         at = 0
-        while True:
-            at = _next_brace(text, at)
-            if at < 0:
-                return events, b""
-            try:
-                value, end = decoder.raw_decode(text, at)
-            except (ValueError, RecursionError):
-                following = re.compile(r"\}\s*,\s*\{").search(text, at)
-                if following is None or (not last and len(text) - at < PIECE_BYTES // 8):
-                    return events, text[at:].encode()
+        while (begin := _next_brace(text, at)) >= 0:
+            at = begin
+            k = bisect_right(ends, at)
+            if k == len(ends) and not last:
+                break  # its end is not here yet
+            tried = [*ends[k : k + NESTED], *([len(text)] if last and k + NESTED > len(ends) else [])]
+            value, length = _first_whole(text, at, tried)
+            if length == 0:
+                if k == len(ends):
+                    break
                 self.skipped += 1
-                at = following.end() - 1
+                at = ends[k]
                 continue
             event, whole = _event_of(value)
             self.skipped += not whole
             if event is not None:
                 events.append(event)
-            at = end
-            behind = text[at : at + 64].lstrip()
-            if behind.startswith("]"):
-                return events, text[at:].encode()
+            at += length
+        return events, text[at:].encode()
 
     def _finish(self, buffer: bytes) -> Iterator[list[Event]]:
         """The last events and what stands behind them."""
@@ -257,20 +263,32 @@ def _plain(file: Any, first: bytes) -> Iterator[bytes]:
 def _unzip(stream: TraceStream, file: Any, chunk: bytes) -> Iterator[bytes]:
     """Decompresses; what came before damage is passed on and the damage noted."""
     unzip = zlib.decompressobj(wbits=31)
+    while chunk:
+        before = unzip.copy()
+        try:
+            data = unzip.decompress(chunk, CHUNK_BYTES)
+        except zlib.error as error:
+            stream.damage = f"the gzip data is damaged ({str(error).split(':')[-1].strip()})"
+            yield from _until_damage(before, chunk)
+            return
+        yield data
+        if unzip.unconsumed_tail:
+            chunk = unzip.unconsumed_tail
+        elif unzip.eof and unzip.unused_data[:2] == _GZIP:  # several gzip members in a row are one file
+            chunk, unzip = unzip.unused_data, zlib.decompressobj(wbits=31)
+        else:
+            chunk = b"" if unzip.eof else file.read(READ_BYTES)
+    if not unzip.eof:
+        stream.damage = "the gzip data breaks off"
+
+
+def _until_damage(unzip: Any, chunk: bytes) -> Iterator[bytes]:
+    """What a chunk with damage in it holds before that."""
     try:
-        while chunk:
-            yield unzip.decompress(chunk, CHUNK_BYTES)
-            while unzip.unconsumed_tail:
-                yield unzip.decompress(unzip.unconsumed_tail, CHUNK_BYTES)
-            if unzip.eof and unzip.unused_data[:2] == _GZIP:  # several gzip members in a row are one file
-                chunk, unzip = unzip.unused_data, zlib.decompressobj(wbits=31)
-                continue
-            chunk = file.read(READ_BYTES)
-        if not unzip.eof:
-            stream.damage = "the gzip data breaks off"
-            yield unzip.flush()
-    except zlib.error as error:
-        stream.damage = f"the gzip data is damaged ({str(error).split(':')[-1].strip()})"
+        for at in range(0, len(chunk), 64):
+            yield unzip.decompress(chunk[at : at + 64])
+    except zlib.error:
+        return
 
 
 def _head_of(text: bytes) -> Head:
@@ -286,11 +304,20 @@ def _after_comma(buffer: bytes, end: int) -> bytes:
     return buffer[buffer.index(b",", end) + 1 :]
 
 
+def _first_whole(text: str, at: int, ends: list[int]) -> tuple[Any, int]:
+    """The JSON value that begins at a place, tried up to each of some ends (an error costs as much as the text tried); 0: none."""
+    for end in ends:
+        try:
+            return _STDLIB.raw_decode(text[at:end])
+        except (ValueError, RecursionError):
+            continue
+    return None, 0
+
+
 def _next_brace(text: str, at: int) -> int:
-    """The next event's start; -1 where the array or the text ends."""
-    while at < len(text) and text[at] in " \r\n\t,":
-        at += 1
-    return at if at < len(text) and text[at] == "{" else (text.find("{", at) if at < len(text) and text[at] != "]" else -1)
+    """Where the next event begins; -1 where the list or the text ends."""
+    found = _NEXT.match(text, at)
+    return found.end() - 1 if found else -1
 
 
 def _event_of(value: Any) -> tuple[Event | None, bool]:

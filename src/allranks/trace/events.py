@@ -23,6 +23,7 @@ _RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver"
 _MARKS = frozenset({"user_annotation", "Annotation"})
 _OPERATORS = frozenset({"cpu_op", "Operator"})
 MODULE = "nn.Module: "
+LONGEST_US = 1e13  # some months
 
 
 class Told(Struct, gc=False):
@@ -92,6 +93,7 @@ class RankEvents:
 
     def __init__(self) -> None:
         self.count = 0
+        self.odd = 0  # durations that cannot be
         self.names: list[str] = []
         self.classes: list[int] = []  # of each name as a host operator
         self._ids: dict[str, int] = {}
@@ -116,6 +118,9 @@ class RankEvents:
         key, row = None, Operators()
         for e in events:
             self.count += 1
+            if not 0.0 <= e.dur < LONGEST_US:
+                e.dur = 0.0
+                self.odd += 1
             if e.cat not in _OPERATORS or e.ph != "X":
                 rest(e)
                 continue

@@ -77,9 +77,9 @@ def _nodes(events: RankEvents) -> dict[int, list[tuple[float, float]]]:
     if not any(is_node):
         return found
     for thread, operators in enumerate(events.operators):
-        spans = [(s, s + d) for s, d, name, _ in operators if is_node[name]]
+        spans = merge((s, s + d) for s, d, name, _ in operators if is_node[name])
         if spans:
-            found[thread] = merge(spans)
+            found[thread] = spans
     return found
 
 

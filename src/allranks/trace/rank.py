@@ -113,7 +113,7 @@ def _analyse(path: Path, stream: TraceStream, events: RankEvents) -> RankResult:
         device_name=_device_name(stream.head),
         base_ns=_number(stream.head.base_ns) or 0,
         damage=stream.damage,
-        skipped=stream.skipped,
+        skipped=stream.skipped + events.odd,
         start=start,
         end=end,
         steps=steps,

@@ -1,0 +1,145 @@
+"""Reading a piece at a time, and damage."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.errors import RequestError
+from allranks.trace import analyse, decode
+from allranks.trace.decode import NotATrace, TraceStream, distributed_info
+from tests.conftest import shared
+from tests.unit.trace_builder import document, op, step, write
+
+
+def names_of(path: Path) -> list[str]:
+    return [e.name for piece in TraceStream(path).pieces() for e in piece]
+
+
+def many(n: int) -> list[dict[str, Any]]:
+    return [step(1, 0, n * 10), *(op(f"aten::op{i}", i * 10, i * 10 + 5) for i in range(n))]
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So small that a piece ends within nearly every event."""
+    monkeypatch.setattr(decode, "PIECE_BYTES", 1500)
+    monkeypatch.setattr(decode, "READ_BYTES", 97)
+    monkeypatch.setattr(decode, "CHUNK_BYTES", 211)
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
+def test_pieces_end_between_events_whatever_stands_in_them(tmp_path: Path, small_pieces: None, name: str) -> None:
+    events = many(200)
+    for i, e in enumerate(events[1:]):
+        e["args"] = [
+            {"Call stack": 'a "quoted" }, { b'},
+            {"list": [{"a": 1}, {"b": {"c": 2}}, {}]},
+            {"text": "\\\\ \u00e4\u2603 }\n,\n{ ]}"},
+        ][i % 3]  # fmt: skip
+    path = write(tmp_path / name, events)
+    stream = TraceStream(path)
+    found = [e.name for piece in stream.pieces() for e in piece]
+    assert found == [e["name"] for e in events]
+    assert (stream.damage, stream.skipped) == (None, 0)
+    assert stream.head.base_ns == 1_700_000_000_000_000_000
+
+
+def test_what_stands_behind_the_events_is_read(tmp_path: Path, small_pieces: None) -> None:
+    told = document(many(100), rank=3, world=4)
+    events = told.pop("traceEvents")
+    late = {"traceEvents": events, **told}
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(late, indent=1))
+    stream = TraceStream(path)
+    assert sum(len(p) for p in stream.pieces()) == len(events)
+    assert distributed_info(stream.head)["rank"] == 3
+
+
+def test_distributed_info_as_the_text_of_a_dict(tmp_path: Path) -> None:
+    whole = document(many(3))
+    whole["distributedInfo"] = "{'backend': 'gloo', 'rank': 2, 'world_size': 3, 'x': None}"
+    (tmp_path / "t.json").write_text(json.dumps(whole))
+    (report,) = analyse([tmp_path])
+    assert (report.ranks[0].rank, report.world_size) == (2, 3)
+
+
+def test_a_bare_list_of_events_and_several_gzip_members(tmp_path: Path) -> None:
+    text = json.dumps(many(50)).encode()
+    bare, parts = tmp_path / "bare.json", tmp_path / "parts.json.gz"
+    bare.write_bytes(text)
+    half = len(text) // 2
+    parts.write_bytes(gzip.compress(text[:half]) + gzip.compress(text[half:]))
+    assert names_of(bare) == names_of(parts) == [e["name"] for e in many(50)]
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b'{"rows": [1, 2]}', b"hello", b"\x1f\x8b\x08broken", b"[1, 2, 3]", b'{"traceEvents": 5}', b'{"traceEvents": []}'])
+def test_what_is_no_trace_is_a_request_that_is_wrong(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(text)
+    with pytest.raises(RequestError, match=r"x\.json"):
+        analyse([path])
+
+
+def test_a_large_file_that_is_no_trace_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "LARGEST_EVENT", 1 << 12)
+    monkeypatch.setattr(decode, "PIECE_BYTES", 1 << 10)
+    path = tmp_path / "x.json"
+    path.write_text("[" + "1, " * 500_000 + "1]")
+    stream = TraceStream(path)
+    with pytest.raises(NotATrace):
+        list(stream.pieces())
+
+
+def test_an_event_that_cannot_be_understood_costs_itself_only(tmp_path: Path) -> None:
+    events = many(20)
+    events[4]["ts"] = "soon"
+    events[7]["args"] = {"Sequence number": "x"}
+    text = json.dumps(document(events)).replace('"aten::op9"', '"aten::op9')  # a quote is missing
+    path = tmp_path / "t.json"
+    path.write_text(text.replace('"dur": 5', '"dur": NaN', 1))
+    stream = TraceStream(path)
+    found = [e.name for piece in stream.pieces() for e in piece]
+    lost = {"aten::op3", "aten::op9", "aten::op0"}
+    assert set(e["name"] for e in events) - set(found) == lost
+    assert stream.skipped == len(lost) + 1  # op6 is there without its arguments
+    (report,) = analyse([path])
+    assert any(p.kind == "damaged_events" for p in report.problems)
+    assert not report.ranks[0].whole
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
+def test_what_lies_before_a_cut_is_kept(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, many(3000))
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) * 2 // 3])
+    (report,) = analyse([path])
+    assert 1500 < report.ranks[0].n_events < 2500
+    assert [p.kind for p in report.problems if p.severity == "warning"] == ["truncated"]
+
+
+@pytest.mark.parametrize("name", ["a100_nccl_rank0_of_2.json.gz", "mi250_rocm.json.gz", "no_gpu_kernels.json.gz"])
+def test_a_real_trace_cut_or_changed_anywhere_never_ends_in_a_traceback(tmp_path: Path, name: str) -> None:
+    data = shared("traces", name).read_bytes()
+    plain = gzip.decompress(data)
+    rng = random.Random(name)
+    outcomes = {"report": 0, "refused": 0}
+    for i in range(16):
+        source, target = (data, tmp_path / "x.json.gz") if i % 2 else (plain, tmp_path / "x.json")
+        at = rng.randrange(len(source))
+        hurt = source[:at] if i % 4 < 2 else source[:at] + bytes([rng.randrange(256)]) + source[at + 1 :]
+        target.write_bytes(hurt)
+        try:
+            (report,) = analyse([target])
+        except RequestError:
+            outcomes["refused"] += 1
+            continue
+        outcomes["report"] += 1
+        b = report.ranks[0].total
+        assert b.compute_s + b.exposed_comm_s + b.copy_s + b.idle_s == pytest.approx(b.span_s)
+    assert outcomes["report"] > outcomes["refused"]

@@ -1,0 +1,111 @@
+"""Which files belong together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from allranks.errors import RequestError
+from allranks.trace import analyse
+from tests.unit.trace_builder import Event, op, step, write, write_ranks
+
+
+def work(start: float = 0, number: int = 1) -> list[Event]:
+    return [step(number, start, start + 100), op("aten::mm", start + 10, start + 60)]
+
+
+def kinds(report: object) -> set[str]:
+    return {p.kind for p in report.problems}  # type: ignore[attr-defined]
+
+
+def test_a_folder_for_each_rank_as_a_profile_folder_has_it(tmp_path: Path) -> None:
+    for name in ("simple_ddp", "zero2"):
+        for rank in (0, 1):
+            write(tmp_path / "profile" / name / f"rank_{rank}" / f"vm_{77 + rank}.16999999999{rank}.pt.trace.json.gz", work(), rank, 2)
+    reports = analyse([tmp_path / "profile"])
+    assert [(r.name, [x.rank for x in r.ranks]) for r in reports] == [("simple_ddp", [0, 1]), ("zero2", [0, 1])]
+    assert all(r.window is None for r in reports)
+
+
+def test_windows_of_a_rank_newest_or_all(tmp_path: Path) -> None:
+    for rank, worker in ((0, "a_10"), (1, "b_22")):
+        for number, stamp in ((5, 1700000000000 + rank), (9, 1800000000000 + 3 * rank)):
+            write(tmp_path / f"{worker}.{stamp}.pt.trace.json", work(number * 1e6, number), rank, 2)
+    (latest,) = analyse([tmp_path])
+    assert [[s.step for s in r.steps] for r in latest.ranks] == [[9], [9]]
+    assert "windows" in kinds(latest)
+    every = analyse([tmp_path], select="all")
+    assert [(r.window, r.ranks[0].steps[0].step, len(r.ranks)) for r in every] == [("1 of 2", 5, 2), ("2 of 2", 9, 2)]
+
+
+def test_a_run_folder_has_its_traces_under_traces_and_earlier_attempts_below(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "logs").mkdir(parents=True)
+    (run / "spec.yaml").write_text("name: x\n")
+    (run / "metrics.json").write_text("{}")
+    for rank in (0, 1):
+        write(run / "traces" / f"rank{rank}.json.gz", work(5e6, 8), rank, 2)
+        write(run / "traces" / "attempt-1" / f"rank{rank}.json.gz", work(1e6, 3), rank, 2)
+    (latest,) = analyse([run])
+    assert [r.steps[0].step for r in latest.ranks] == [8, 8]
+    assert [r.ranks[0].steps[0].step for r in analyse([run], select="all")] == [3, 8]
+
+
+def test_a_rank_twice_is_said_and_counted_once(tmp_path: Path) -> None:
+    write_ranks(tmp_path, work(), work())
+    (tmp_path / "rank7.json.gz").write_bytes((tmp_path / "rank1.json.gz").read_bytes())
+    (report,) = analyse([tmp_path])
+    assert [r.rank for r in report.ranks] == [0, 1]
+    assert "duplicate_rank" in kinds(report)
+
+
+def test_traces_that_all_say_rank_0_are_told_apart_by_their_names(tmp_path: Path) -> None:
+    for rank in (0, 1, 2):
+        write(tmp_path / f"trace_rank{rank}.json", work(), 0, None)
+    (report,) = analyse([tmp_path])
+    assert [r.rank for r in report.ranks] == [0, 1, 2]
+    assert "rank_from_name" in kinds(report)
+
+
+def test_a_rank_from_the_folder_and_one_from_nowhere(tmp_path: Path) -> None:
+    write(tmp_path / "a" / "rank_5" / "trace.json", work(), None, None)
+    (report,) = analyse([tmp_path / "a" / "rank_5"])
+    assert report.ranks[0].rank == 5
+    write(tmp_path / "b" / "some.json", work(), None, None)
+    (report,) = analyse([tmp_path / "b"])
+    assert (report.ranks[0].rank, kinds(report)) == (0, {"no_rank"})
+
+
+def test_hosts_in_names_do_not_part_a_run_and_unrelated_files_do(tmp_path: Path) -> None:
+    write(tmp_path / "one" / "nodeA.json", work(), 0, 2)
+    write(tmp_path / "one" / "other.json", work(), 1, 2)
+    (report,) = analyse([tmp_path / "one"])
+    assert [r.rank for r in report.ranks] == [0, 1]
+    write(tmp_path / "two" / "ddp.json", work(), 0, 1)
+    write(tmp_path / "two" / "zero.json", work(), 0, 1)
+    assert len(analyse([tmp_path / "two"])) == 2
+
+
+def test_one_file_that_is_no_trace_does_not_hide_the_others(tmp_path: Path) -> None:
+    write_ranks(tmp_path, work(), work())
+    (tmp_path / "rank1.json.gz").write_bytes(b"")
+    (report,) = analyse([tmp_path])
+    assert [r.rank for r in report.ranks] == [0]
+    (error,) = [p for p in report.problems if p.severity == "error"]
+    assert error.file is not None and error.file.endswith("rank1.json.gz") and "empty" in error.message
+    assert report.missing_ranks == (1,)
+
+
+def test_ranks_read_by_several_processes_give_the_same_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("allranks.trace.SMALL_BYTES", 0)
+    write_ranks(tmp_path, work(), work(), work())
+    (tmp_path / "rank2.json.gz").write_bytes(b"no")
+    assert analyse([tmp_path], workers=2) == analyse([tmp_path], workers=1)
+
+
+def test_nothing_to_read_is_a_request_that_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="does not exist"):
+        analyse([tmp_path / "none"])
+    with pytest.raises(RequestError, match="holds no traces"):
+        analyse([tmp_path])

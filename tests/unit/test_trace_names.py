@@ -1,0 +1,80 @@
+"""What names tell."""
+
+from __future__ import annotations
+
+import pytest
+
+from allranks.trace import names
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "all_reduce"),
+        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "reduce_scatter"),
+        ("ncclDevKernel_Reduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "reduce"),
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "send_recv"),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)", "all_reduce"),
+        ("ncclKernel_Broadcast_RING_LL_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)", "broadcast"),
+        ("ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)", "all_gather"),
+        ("ncclAllReduceRingLLKernel_sum_f32(ncclColl)", "all_reduce"),
+        ("ncclSymkDevKernel_AllReduce_AGxLL_R_sum_f32", "all_reduce"),
+        ("rcclGenericKernel(ncclDevComm*, unsigned long, ncclWork*) [clone .kd]", None),
+        ("void multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)", "all_reduce"),
+        ("void vllm::cross_device_reduce_1stage<half, 8>(vllm::RankData*)", "reduce"),
+        ("void one_shot_all_reduce_kernel<float>(float**)", "all_reduce"),
+    ],
+)
+def test_communication_kernels_of_all_ages(kernel: str, kind: str | None) -> None:
+    assert names.is_comm_kernel(kernel)
+    assert names.kind_of_kernel(kernel) == kind
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(float)",
+        "void cub::DeviceReduceKernel<float>()",
+        "sm90_xmma_gemm_bf16bf16_bf16f32",
+        "void at::native::vectorized_gather_kernel<16, long>(char*)",
+        "Cijk_Alik_Bljk_SB_Bias_AS",
+    ],
+)
+def test_kernels_that_only_sound_alike_are_compute(kernel: str) -> None:
+    assert not names.is_comm_kernel(kernel)
+
+
+@pytest.mark.parametrize(
+    ("told", "kind"),
+    [
+        ("_allgather_base", "all_gather"),
+        ("_reduce_scatter_base", "reduce_scatter"),
+        ("allreduce_coalesced", "all_reduce"),
+        ("c10d::_reduce_scatter_base_", "reduce_scatter"),
+        ("_c10d_functional::all_gather_into_tensor_coalesced", "all_gather"),
+        ("nccl:_all_gather_base", "all_gather"),
+        ("all_to_allv", "all_to_all"),
+        ("c10d::alltoall_base_", "all_to_all"),
+        ("c10d::recv_", "recv"),
+        ("c10d::reduce_", "reduce"),
+        ("gloo:barrier", "barrier"),
+        ("wait", None),
+    ],
+)
+def test_kinds(told: str, kind: str | None) -> None:
+    assert names.kind_of(told) == kind
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [("Float", 4), ("BFloat16", 2), ("c10::BFloat16", 2), ("c10::Half", 2), ("long int", 8), ("long", 8), ("unsigned char", 1)]
+    + [("double", 8), ("c10::complex<float>", 8), ("Float8_e4m3fn", 1), ("c10::Float8_e5m2", 1), ("Bool", 1), ("TensorList", None), ("", None)],
+)  # fmt: skip
+def test_sizes_of_elements(dtype: str, size: int | None) -> None:
+    assert names.element_bytes(dtype) == size
+
+
+def test_bus_bandwidth_factors_are_those_of_nccl_tests() -> None:
+    assert names.bus_factor("all_reduce", 8) == pytest.approx(2 * 7 / 8)
+    assert names.bus_factor("all_gather", 8) == names.bus_factor("reduce_scatter", 8) == pytest.approx(7 / 8)
+    assert names.bus_factor("broadcast", 8) == 1.0

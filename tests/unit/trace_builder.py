@@ -1,0 +1,93 @@
+"""Small traces written by hand for the tests of the trace analysis: spans in microseconds, JSON as the profiler writes it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+PID, MAIN, AUTOGRAD, GLOO = 100, 100, 101, 111
+
+
+def span(cat: str, name: str, start: float, end: float, tid: Any = MAIN, pid: Any = PID, **args: Any) -> Event:
+    """A complete event; `in_dims` and `in_types` stand for the profiler's names with spaces."""
+    names = {"in_dims": "Input Dims", "in_types": "Input type", "sequence": "Sequence number"}
+    told = {names.get(k, k): v for k, v in args.items()}
+    return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": start, "dur": end - start, "args": told}
+
+
+def op(name: str, start: float, end: float, tid: Any = MAIN, **args: Any) -> Event:
+    return span("cpu_op", name, start, end, tid, **args)
+
+
+def mark(name: str, start: float, end: float, tid: Any = MAIN, **args: Any) -> Event:
+    return span("user_annotation", name, start, end, tid, **args)
+
+
+def step(number: int, start: float, end: float) -> Event:
+    return mark(f"ProfilerStep#{number}", start, end)
+
+
+def kernel(name: str, start: float, end: float, correlation: int = 0, stream: int = 7, **args: Any) -> Event:
+    told = {"stream": stream, "device": 0, "correlation": correlation, **args}
+    return {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": start, "dur": end - start, "args": told}
+
+
+def launch(correlation: int, at: float, tid: Any = MAIN) -> Event:
+    return span("cuda_runtime", "cudaLaunchKernel", at, at + 2, tid, correlation=correlation)
+
+
+def nccl(kind: str, start: float, end: float, seq: int | None, correlation: int = 0, elements: int = 1000, **args: Any) -> Event:
+    """A collective's kernel with NCCL's metadata, float32, of ranks 0 and 1 unless told otherwise."""
+    told: dict[str, Any] = {
+        "Collective name": kind,
+        "In msg nelems": elements,
+        "Out msg nelems": elements,
+        "dtype": "Float",
+        "Group size": 2,
+        "Process Group Name": "0",
+        "Process Group Ranks": "[0, 1]",
+        **args,
+    }
+    if seq is not None:
+        told["Seq"] = seq
+    return kernel("ncclDevKernel_Generic", start, end, correlation, 20, **told)
+
+
+def thread(tid: Any, name: str) -> Event:
+    return {"ph": "M", "name": "thread_name", "pid": PID, "tid": tid, "ts": 0, "args": {"name": name}}
+
+
+def document(events: list[Event], rank: int | None = 0, world: int | None = 1, backend: str = "gloo", base: int = 1_700_000_000_000_000_000) -> dict[str, Any]:
+    """A whole trace."""
+    info: dict[str, Any] = {"backend": backend}
+    if rank is not None:
+        info["rank"] = rank
+    if world is not None:
+        info["world_size"] = world
+        info["pg_config"] = [{"pg_name": "0", "pg_size": world, "ranks": list(range(world))}]
+    return {
+        "schemaVersion": 1,
+        "deviceProperties": [],
+        "distributedInfo": info if rank is not None or world is not None else {},
+        "baseTimeNanoseconds": base,
+        "traceEvents": events,
+        "traceName": "t.json",
+    }
+
+
+def write(path: Path, events: list[Event], rank: int | None = 0, world: int | None = 1, **more: Any) -> Path:
+    """The trace as a file, compressed if its name says so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(document(events, rank, world, **more)).encode()
+    path.write_bytes(gzip.compress(text, 1) if path.suffix == ".gz" else text)
+    return path
+
+
+def write_ranks(folder: Path, *ranks: list[Event], **more: Any) -> Path:
+    """One file a rank."""
+    for rank, events in enumerate(ranks):
+        write(folder / f"rank{rank}.json.gz", events, rank, len(ranks), **more)
+    return folder
