@@ -78,7 +78,8 @@ def _of_kernel(kernel: DeviceComm, events: RankEvents, index: _CallIndex, defaul
     size = told.size if told.size is not None else default
     nbytes = told.bytes
     if nbytes is None:
-        nbytes = next((n for c in around if (n := _bytes(c, kind, size)) is not None), None)
+        # the annotation inside shows one rank's part, the operator around it also the whole
+        nbytes = max((n for c in around if (n := _bytes(c, kind, size)) is not None), default=None)
     return _collective(kind, kernel.start, kernel.end, launch, nbytes, told, size, True)
 
 

@@ -47,7 +47,8 @@ def _drive(todo: queue.SimpleQueue[Path], results: dict[Path, Result]) -> None:
             process = process or _start()
             answer = _ask(process, path)
             if answer is None:
-                text = f"was not read: its reader ended with code {process.wait()} (killed for want of memory?)"
+                code = process.wait()
+                text = f"was not read: its reader {f'was killed by signal {-code}; is there memory?' if code < 0 else f'ended with code {code}'}"
                 answer, process = Unreadable(str(path), "unreadable", text), None
             results[path] = answer
     finally:
@@ -58,8 +59,9 @@ def _drive(todo: queue.SimpleQueue[Path], results: dict[Path, Result]) -> None:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    # our own folder of packages first, as in this process; -P keeps the caller's folder off the path
-    code = f"import sys; sys.path[:] = {sys.path!r}; from allranks.trace.readers import serve; serve()"
+    # the same packages as in this process, but none from where the user happens to be
+    path = [str(Path(__file__).resolve().parents[2]), *(p for p in sys.path if p)]
+    code = f"import sys; sys.path[:] = {path!r}; from allranks.trace.readers import serve; serve()"
     return subprocess.Popen([sys.executable, "-P", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 

@@ -1,0 +1,80 @@
+"""``allranks trace`` as a person and as a program call it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.trace_builder import kernel, launch, mark, nccl, op, step, write_ranks
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    ranks = [
+        [step(1, 0, 1000), mark("[red]odd[/red] <b>", 100, 110), op("aten::mm", 101, 105), launch(1, 102), kernel("gemm<x>", 120, 300, 1)]
+        + [launch(2, 110), nccl("allreduce", 250 + 100 * r, 600, 0, 2)]
+        for r in (0, 1)
+    ]
+    return write_ranks(tmp_path / "traces here", *ranks, backend="nccl")
+
+
+def allranks(*words: object, width: int = 100) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "allranks.cli.main", "trace", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": str(width)})
+
+
+def test_tables_tell_ranks_collectives_stragglers_and_write_nothing(folder: Path) -> None:
+    before = sorted(p.name for p in folder.parent.rglob("*"))
+    done = allranks(folder)
+    assert done.returncode == 0, done.stderr
+    for text in ("Where the time went, by rank", "all_reduce", "Who others waited for", "1 (100 %)", "gemm<x>", "[red]odd[/red] <b>"):
+        assert text in done.stdout, text
+    assert sorted(p.name for p in folder.parent.rglob("*")) == before
+
+
+def test_tables_fit_80_columns(folder: Path) -> None:
+    lines = allranks(folder, width=80).stdout.splitlines()
+    assert max(len(line.rstrip()) for line in lines if not line.startswith(("note", "warning"))) <= 80
+
+
+def test_json_is_one_document_with_the_records(folder: Path) -> None:
+    done = allranks(folder, "--json")
+    assert done.returncode == 0, done.stderr
+    (report,) = json.loads(done.stdout)["reports"]
+    assert [r["rank"] for r in report["ranks"]] == [0, 1]
+    assert report["ranks"][0]["total"]["compute_s"] == pytest.approx(180e-6)
+    assert report["pairing"]["longest"][0]["last_rank"] == 1
+
+
+def test_what_cannot_be_read_ends_with_2_and_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("no")
+    for path in (tmp_path / "x.json", tmp_path / "none", tmp_path):
+        done = allranks(path)
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert done.stderr.startswith("allranks: ") and "Traceback" not in done.stderr
+
+
+def test_a_working_folder_with_modules_of_the_same_names_changes_nothing(folder: Path) -> None:
+    """Readers are processes of their own; they must not import from where the user happens to be."""
+    (folder.parent / "msgspec.py").write_text("raise SystemExit('wrong one')")
+    code = (
+        "import sys, os\nfrom pathlib import Path\nimport allranks.trace as t\nos.chdir(sys.argv[1])\nt.SMALL_BYTES = 0\n"
+        "print(len(t.analyse([Path(sys.argv[2])], workers=2)[0].ranks))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(folder.parent), str(folder)], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "2", done.stderr
+
+
+def test_the_analysis_needs_neither_torch_nor_numpy_nor_pandas(folder: Path) -> None:
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom allranks.trace import analyse\nanalyse([Path(sys.argv[1])], workers=1)\n"
+        "heavy = {'torch', 'numpy', 'pandas', 'rich', 'multiprocessing'} & set(sys.modules)\nassert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,298 @@
+"""One rank: small traces whose figures can be read off by eye."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.trace import analyse
+from allranks.trace.launches import per_step
+from allranks.trace.records import RankReport, TraceReport
+from tests.unit.trace_builder import AUTOGRAD, GLOO, Event, kernel, launch, mark, nccl, op, span, step, thread, write
+
+MS = 1e-3
+
+
+def report_of(tmp_path: Path, events: list[Event], **more: Any) -> TraceReport:
+    (report,) = analyse([write(tmp_path / "rank0.json", events, **more)])
+    return report
+
+
+def rank_of(tmp_path: Path, events: list[Event], **more: Any) -> RankReport:
+    return report_of(tmp_path, events, **more).ranks[0]
+
+
+def times(rank: RankReport) -> dict[str, float]:
+    b = rank.total
+    names = ("span", "compute", "exposed_comm", "copy", "idle", "comm", "overlapped_comm", "copy_total")
+    return {n: round(getattr(b, f"{n}_s") * 1e6, 3) for n in names}
+
+
+def phase(rank: RankReport, name: str) -> Any:
+    return next(p for p in rank.phases if p.phase == name)
+
+
+# GPU
+
+
+def test_streams_are_merged_and_annotations_and_synchronisation_are_no_work(tmp_path: Path) -> None:
+    events = [
+        step(1, 0, 1000),
+        kernel("gemm", 100, 300, stream=7),
+        kernel("gemm", 200, 400, stream=13),
+        nccl("allreduce", 350, 600, 0),
+        span("gpu_memcpy", "Memcpy DtoH", 550, 700, 7, 0),
+        span("gpu_memset", "Memset", 300, 320, 7, 0),
+        span("gpu_user_annotation", "nccl:all_reduce", 350, 900, 20, 0),
+        span("gpu_user_annotation", "backward", 0, 1000, 7, 0),
+        span("cuda_sync", "Context Sync", 400, 900, 7, 0),
+        span("overhead", "Activity Buffer Request", 400, 900, 7, 0),
+    ]
+    rank = rank_of(tmp_path, events)
+    assert times(rank) == {
+        "span": 1000, "compute": 300, "exposed_comm": 200, "copy": 100, "idle": 400,
+        "comm": 250, "overlapped_comm": 50, "copy_total": 170,
+    }  # fmt: skip
+    assert rank.total.overlap == pytest.approx(0.2)
+
+
+def test_a_step_lasts_until_its_kernels_have_run_but_not_into_the_next(tmp_path: Path) -> None:
+    events = [
+        step(1, 0, 100), step(2, 110, 200),
+        launch(1, 50), kernel("a", 90, 150, 1),
+        launch(2, 150), kernel("b", 190, 260, 2),
+    ]  # fmt: skip
+    rank = rank_of(tmp_path, events)
+    assert [(s.step, round(s.start_s * 1e6), round(s.end_s * 1e6)) for s in rank.steps] == [(1, 0, 110), (2, 110, 260)]
+    assert [round(s.breakdown.compute_s * 1e6) for s in rank.steps] == [20, 110]
+
+
+def test_a_mark_without_work_at_the_end_is_no_step(tmp_path: Path) -> None:
+    events = [step(1, 0, 100), launch(1, 10), kernel("a", 20, 80, 1), step(2, 100, 105)]
+    report = report_of(tmp_path, events)
+    assert [s.step for s in report.ranks[0].steps] == [1]
+    assert any(p.kind == "empty_step" for p in report.problems)
+
+
+def test_collectives_take_size_group_and_place_from_metadata_and_launch(tmp_path: Path) -> None:
+    events = [
+        step(4, 0, 1000),
+        thread(AUTOGRAD, "thread 101 (pt_autograd_0)"),
+        launch(1, 100, AUTOGRAD), nccl("_reduce_scatter_base", 110, 210, 0, 1, **{"In msg nelems": 4000, "Out msg nelems": 2000, "dtype": "BFloat16"}),
+        mark("Optimizer.step#AdamW.step", 500, 700),
+        launch(2, 600), nccl("_allgather_base", 610, 650, 1, 2, **{"In msg nelems": 2000, "Out msg nelems": 4000}),
+        launch(3, 800), nccl("allreduce", 820, 830, 2, 3, elements=10),
+    ]  # fmt: skip
+    report = report_of(tmp_path, events)
+    told = {(r.kind, r.phase): (r.count, r.bytes) for r in report.launches}
+    assert told == {("reduce_scatter", "backward"): (1, 8000), ("all_gather", "optimizer"): (1, 16000), ("all_reduce", "other"): (1, 40)}
+    row = next(r for r in report.collectives if r.kind == "reduce_scatter")
+    assert row.group_size == 2
+    assert row.algbw_bytes_s == pytest.approx(8000 / 100e-6)
+    assert row.busbw_bytes_s == pytest.approx(8000 / 100e-6 / 2)
+    assert per_step(report, 0, "backward")[4]["reduce_scatter"].bytes == 8000
+    assert set(per_step(report, 0)[4]) == {"reduce_scatter", "all_gather", "all_reduce"}
+
+
+def test_a_kernel_that_tells_nothing_is_named_by_the_call_that_launched_it(tmp_path: Path) -> None:
+    dims = {"in_dims": [[4096], [1024], [], []], "in_types": ["float", "float", "", "Scalar"]}
+    events = [
+        step(1, 0, 1000),
+        op("c10d::_allgather_base_", 100, 140, **dims),
+        op("record_param_comms", 105, 135, in_dims=[[], []], in_types=["", "Scalar"]),
+        mark("nccl:_all_gather_base", 110, 130, in_dims=[[1024]], in_types=["float"]),
+        launch(1, 120), kernel("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)", 200, 300, 1),
+    ]  # fmt: skip
+    (row,) = report_of(tmp_path, events).launches
+    assert (row.kind, row.count, row.bytes) == ("all_gather", 1, 4096 * 4)
+
+
+def test_gloo_beside_a_gpu_counts_as_communication(tmp_path: Path) -> None:
+    events = [
+        step(1, 0, 1000),
+        kernel("gemm", 100, 300),
+        op("c10d::allreduce_", 150, 160),
+        mark("gloo:all_reduce", 200, 500, GLOO, in_dims=[[10]], in_types=["float"]),
+    ]
+    assert times(rank_of(tmp_path, events)) | {"copy": 0} == times(rank_of(tmp_path, events))
+    found = times(rank_of(tmp_path, events))
+    assert (found["comm"], found["exposed_comm"], found["overlapped_comm"]) == (300, 200, 100)
+
+
+# CPU and gloo
+
+
+def gloo_pair(kind: str, call: str, at: float, start: float, end: float, dims: list[Any], own: int, tid: Any = GLOO) -> list[Event]:
+    types = ["float", "float", "", "Scalar"][: len(dims)]
+    return [
+        op(call, at, at + 5, in_dims=dims, in_types=types),
+        mark(f"gloo:{kind}", start, end, tid, in_dims=[[own]], in_types=["float"]),
+    ]
+
+
+def test_gloo_spans_are_named_by_their_calls(tmp_path: Path) -> None:
+    events = [
+        step(1, 0, 1000), thread(GLOO, "thread 111 (pt_gloo_runloop)"), thread(GLOO + 1, "thread 112 (pt_gloo_runloop)"),
+        *gloo_pair("all_reduce", "c10d::allreduce_", 10, 40, 60, [[[64]]], 64),
+        *gloo_pair("all_reduce", "c10d::_reduce_scatter_base_", 20, 41, 70, [[16], [64]], 64, GLOO + 1),
+        *gloo_pair("all_gather", "c10d::_allgather_base_", 80, 90, 99, [[64], [16]], 16),
+        *gloo_pair("broadcast", "c10d::broadcast_", 110, 120, 140, [[[7]]], 7),
+        *gloo_pair("all_reduce", "c10d::_reduce_scatter_base_", 150, 160, 170, [[8], [32]], 32),
+    ]  # fmt: skip
+    report = report_of(tmp_path, events, world=4)
+    told = {r.kind: (r.count, r.bytes) for r in report.launches}
+    assert told == {"all_reduce": (1, 256), "reduce_scatter": (2, 256 + 128), "all_gather": (1, 256), "broadcast": (1, 28)}
+    by_kind = {r.kind: r for r in report.collectives}
+    assert by_kind["reduce_scatter"].total_s == pytest.approx(39e-6)
+    assert by_kind["all_reduce"].busbw_bytes_s == pytest.approx(256 / 20e-6 * 2 * 3 / 4)
+
+
+def test_a_hook_that_blocks_in_backward_is_exposed_communication_and_not_compute(tmp_path: Path) -> None:
+    """The node's span holds the hook's waiting; HTA and a sum over outermost operators would call it compute."""
+    node = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+    events = [
+        step(1, 0, 1000), thread(GLOO, "thread 111 (pt_gloo_runloop)"),
+        op("autograd::engine::evaluate_function: MmBackward0", 100, 300, sequence=1), op("aten::mm", 120, 290),
+        op(node, 300, 800), op("torch::autograd::AccumulateGrad", 310, 790),
+        op("aten::detach", 320, 330), op("c10d::allreduce_", 340, 360),
+        mark("gloo:all_reduce", 370, 780, GLOO, in_dims=[[9]], in_types=["float"]),
+    ]  # fmt: skip
+    found = times(rank_of(tmp_path, events))
+    assert found["exposed_comm"] == found["comm"] == 410
+    assert found["compute"] == (340 - 100) + (370 - 360) + (800 - 780)
+
+
+def test_compute_of_another_thread_hides_communication(tmp_path: Path) -> None:
+    events = [
+        step(1, 0, 1000),
+        op("aten::mm", 200, 400, AUTOGRAD), op("aten::addmm", 100, 250),
+        op("_c10d_functional::wait_tensor", 500, 700), op("aten::copy_", 550, 560),
+        mark("gloo:all_reduce", 300, 650, GLOO, in_dims=[[9]], in_types=["float"]),
+    ]  # fmt: skip
+    found = times(rank_of(tmp_path, events))
+    assert found["compute"] == 300
+    assert found["comm"] == 400  # the wait lasts longer than gloo's span
+    assert found["overlapped_comm"] == 100
+
+
+def test_what_gloos_own_threads_run_is_part_of_the_collective(tmp_path: Path) -> None:
+    events = [
+        step(1, 0, 1000), thread(GLOO, "thread 111 (pt_gloo_runloop)"),
+        mark("gloo:all_reduce", 300, 650, GLOO, in_dims=[[9]], in_types=["float"]), op("aten::copy_", 310, 600, GLOO),
+    ]  # fmt: skip
+    found = times(rank_of(tmp_path, events))
+    assert (found["compute"], found["exposed_comm"]) == (0, 350)
+
+
+# phases
+
+
+def inferred() -> list[Event]:
+    """Two micro-batches and an optimizer step without any mark of the program."""
+    events = [step(1, 0, 2000), mark("enumerate(DataLoader)#_X.__next__", 10, 50), op("aten::stack", 20, 40, sequence=1)]
+    for t, number in ((100, 1), (700, 3)):
+        events += [
+            op("aten::linear", t, t + 100, sequence=number), op("aten::addmm", t + 10, t + 90, sequence=number),
+            op("aten::relu", t + 110, t + 150, sequence=number + 1),
+            op("autograd::engine::evaluate_function: ReluBackward0", t + 200, t + 250, sequence=number + 1), op("aten::threshold_backward", t + 210, t + 240),
+            op("autograd::engine::evaluate_function: AddmmBackward0", t + 260, t + 400, sequence=number), op("c10d::allreduce_", t + 390, t + 395),
+            mark("gloo:all_reduce", t + 396, t + 450, GLOO, in_dims=[[number]], in_types=["float"]),
+        ]  # fmt: skip
+    return [
+        *events,
+        op("c10d::allreduce_", 1200, 1210), mark("gloo:all_reduce", 1215, 1300, GLOO, in_dims=[[5]], in_types=["float"]),
+        mark("Optimizer.step#SGD.step", 1400, 1800), op("aten::add_", 1410, 1700),
+    ]  # fmt: skip
+
+
+def test_phases_are_inferred_where_the_program_marks_none(tmp_path: Path) -> None:
+    report = report_of(tmp_path, inferred())
+    rank = report.ranks[0]
+    host = {p.phase: round(p.host_s * 1e6) for p in rank.phases}
+    assert host == {"forward": 300, "backward": 400, "optimizer": 400, "data": 40, "other": 2000 - 1140}
+    busy = {p.phase: round(p.busy_s * 1e6) for p in rank.phases}
+    assert busy["optimizer"] == 290 and busy["data"] == 20 and busy["forward"] == 280
+    told = {r.phase: r.count for r in report.launches}
+    assert told == {"backward": 2, "other": 1}
+    assert round(phase(rank, "backward").comm_s * 1e6) == 108
+
+
+@pytest.mark.parametrize("style", ["## {} ##", "allranks.{}", "{}"])
+def test_marks_of_the_program_come_first(tmp_path: Path, style: str) -> None:
+    events = [*inferred(), mark(style.format("backward"), 290, 620), mark(style.format("forward"), 90, 280), mark(style.format("optimizer"), 1390, 1810)]
+    rank = rank_of(tmp_path, events)
+    host = {p.phase: round(p.host_s * 1e6) for p in rank.phases}
+    assert (host["forward"], host["backward"], host["optimizer"], host["data"]) == (190, 330, 420, 40)
+
+
+def test_kernels_belong_to_the_phase_of_their_launch_wherever_they_run(tmp_path: Path) -> None:
+    events = [
+        step(1, 0, 1000),
+        mark("forward", 0, 100), mark("backward", 100, 200), mark("optimizer", 200, 300),
+        launch(1, 50), kernel("f", 400, 500, 1),
+        launch(2, 150), kernel("b", 500, 700, 2),
+        launch(3, 250), kernel("o", 700, 730, 3),
+    ]  # fmt: skip
+    rank = rank_of(tmp_path, events)
+    assert {p.phase: round(p.busy_s * 1e6) for p in rank.phases} == {"forward": 100, "backward": 200, "optimizer": 30, "data": 0, "other": 0}
+
+
+# modules, operators, memory
+
+
+def test_modules_get_their_kernels_of_forward_and_by_sequence_number_of_backward(tmp_path: Path) -> None:
+    def module(name: str, start: float, end: float) -> Event:
+        return span("python_function", f"nn.Module: {name}", start, end)
+
+    events = [
+        step(1, 0, 1000), thread(AUTOGRAD, "pt_autograd_0"),
+        module("Net_0", 10, 100), module("Linear_0", 20, 50), module("Linear_1", 60, 90),
+        op("aten::linear", 25, 45, sequence=7), launch(1, 30), kernel("gemm", 200, 210, 1),
+        op("aten::linear", 65, 85, sequence=8), launch(2, 70), kernel("gemm", 210, 230, 2),
+        op("aten::add", 92, 96, sequence=9), launch(3, 93), kernel("add", 230, 235, 3),
+        op("autograd::engine::evaluate_function: A", 110, 120, AUTOGRAD, sequence=8), launch(4, 115, AUTOGRAD), kernel("gemm", 240, 340, 4),
+        op("autograd::engine::evaluate_function: A", 121, 130, AUTOGRAD, sequence=7), launch(5, 125, AUTOGRAD), kernel("gemm", 340, 540, 5),
+    ]  # fmt: skip
+    rows = {m.name: m for m in report_of(tmp_path, events).modules}
+    assert {n: (round(m.forward_s * 1e6), round(m.backward_s * 1e6), round(m.self_s * 1e6), m.depth) for n, m in rows.items()} == {
+        "Net_0": (35, 300, 5, 0),
+        "Linear_0": (10, 200, 210, 1),
+        "Linear_1": (20, 100, 120, 1),
+    }
+
+
+def test_modules_of_an_own_run_and_ranges_of_a_program(tmp_path: Path) -> None:
+    own = [step(1, 0, 100), mark("allranks.module:layers.0", 10, 50), mark("allranks.forward", 5, 60), op("aten::mm", 20, 40), op("aten::mm", 51, 55)]
+    (row,) = report_of(tmp_path / "a", own).modules
+    assert (row.name, row.source, round(row.forward_s * 1e6)) == ("layers.0", "module", 20)
+    free = [step(1, 0, 100), mark("my attention", 10, 50), mark("Optimizer.step#X.step", 60, 90), op("aten::mm", 20, 40)]
+    (row,) = report_of(tmp_path / "b", free).modules
+    assert (row.name, row.source) == ("my attention", "annotation")
+
+
+def test_operators_count_without_what_they_called(tmp_path: Path) -> None:
+    events = [step(1, 0, 100), op("aten::linear", 10, 60), op("aten::addmm", 20, 50), op("aten::copy_", 25, 30), op("aten::linear", 70, 75)]
+    rows = {r.name: (r.count, round(r.total_s * 1e6), round(r.max_s * 1e6)) for r in report_of(tmp_path, events).top_operators}
+    assert rows == {"aten::linear": (2, 25, 20), "aten::addmm": (1, 25, 25), "aten::copy_": (1, 5, 5)}
+
+
+def test_memory_keeps_its_peak_when_thinned(tmp_path: Path) -> None:
+    def memory(t: float, allocated: int, device: int = 1) -> Event:
+        args = {"Total Allocated": allocated, "Total Reserved": 10_000, "Bytes": 1, "Device Id": 0 if device else -1, "Device Type": device}
+        return {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "s": "t", "pid": 1, "tid": 1, "ts": t, "args": args}
+
+    events = [step(1, 0, 6000), op("aten::mm", 1, 2), *(memory(i, i % 100) for i in range(5000)), memory(2500.5, 7777), memory(3, 5, 0)]
+    found = {m.device: m for m in rank_of(tmp_path, events).memory}
+    assert (found["gpu:0"].peak_bytes, found["gpu:0"].last_bytes, found["gpu:0"].peak_reserved_bytes) == (7777, 99, 10_000)
+    assert found["cpu"].peak_bytes == 5
+    assert max(size for _, size in found["gpu:0"].points) == 7777
+    assert len(found["gpu:0"].points) <= 402
+
+
+def test_work_outside_of_the_steps_is_said(tmp_path: Path) -> None:
+    events = [step(1, 0, 100), op("aten::mm", 10, 50), op("aten::mm", 200, 900)]
+    report = report_of(tmp_path, events)
+    assert any(p.kind == "outside_steps" for p in report.problems)
+    assert times(report.ranks[0])["compute"] == 40

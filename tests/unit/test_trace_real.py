@@ -1,0 +1,105 @@
+"""The real traces beside the project, against a plain computation that shares nothing with the analysis."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.trace import analyse
+from allranks.trace.records import TraceReport
+from tests.conftest import shared
+
+Spans = list[tuple[float, float]]
+
+
+def events_of(path: Path) -> list[dict[str, Any]]:
+    return json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+
+
+def union(spans: Spans) -> float:
+    total, end = 0.0, float("-inf")
+    for a, b in sorted(spans):
+        total += max(0.0, b - max(a, end))
+        end = max(end, b)
+    return total
+
+
+def plain(events: list[dict[str, Any]]) -> dict[str, float]:
+    """Sums over the whole trace in microseconds: unions of kernels by name, no more."""
+    device = [e for e in events if e.get("ph") == "X" and e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    spans: dict[str, Spans] = {"comm": [], "compute": [], "copy": []}
+    for e in device:
+        what = "copy" if e["cat"] != "kernel" else "comm" if "nccl" in e["name"].lower() else "compute"
+        spans[what].append((e["ts"], e["ts"] + e["dur"]))
+    out = {k: union(v) for k, v in spans.items()}
+    both = union(spans["comm"] + spans["compute"])
+    out["overlapped"] = out["comm"] + out["compute"] - both
+    out["busy"] = union(spans["comm"] + spans["compute"] + spans["copy"])
+    return out
+
+
+def only(path: Path) -> TraceReport:
+    (report,) = analyse([path])
+    return report
+
+
+@pytest.mark.parametrize("name", ["a100_nccl_rank0_of_2.json.gz", "sampled_128rank/rank-0.json.gz", "sampled_128rank/rank-1.json.gz", "mi250_rocm.json.gz"])
+def test_gpu_figures_are_those_of_a_plain_union(name: str) -> None:
+    path = shared("traces", *name.split("/"))
+    true, b = plain(events_of(path)), only(path).ranks[0].total
+    assert b.compute_s * 1e6 == pytest.approx(true["compute"], rel=1e-6)
+    assert b.comm_s * 1e6 == pytest.approx(true["comm"], rel=1e-6)
+    assert b.overlapped_comm_s * 1e6 == pytest.approx(true["overlapped"], rel=1e-6, abs=1e-3)
+    assert (b.compute_s + b.exposed_comm_s + b.copy_s) * 1e6 == pytest.approx(true["busy"], rel=1e-6)
+
+
+def test_ddp_on_two_a100() -> None:
+    report = only(shared("traces", "a100_nccl_rank0_of_2.json.gz"))
+    assert (report.device, report.backend, report.world_size, report.missing_ranks) == ("gpu", "nccl", 2, (1,))
+    rank = report.ranks[0]
+    assert [s.step for s in rank.steps] == [4, 5, 6]
+    rows = {(r.step, r.kind, r.phase): (r.count, r.bytes) for r in report.launches}
+    # ResNet-50's gradients in five buckets, and its buffers before forward
+    assert rows == {
+        (step, kind, phase): what
+        for step in (4, 5, 6)
+        for kind, phase, what in (("all_reduce", "backward", (5, 102_228_128)), ("broadcast", "forward", (2, 212_904)))
+    }
+    assert {p.phase for p in rank.phases if p.host_s > 0.01} == {"forward", "backward", "optimizer"}
+
+
+def test_steps_that_do_not_cover_the_trace_are_said() -> None:
+    report = only(shared("traces", "cpu_gloo_rank34_of_300.json.gz"))
+    assert (report.ranks[0].rank, report.world_size, len(report.missing_ranks)) == (34, 300, 299)
+    assert any(p.kind == "outside_steps" for p in report.problems)
+    assert {(r.kind, r.count, r.bytes) for r in report.launches} == {("all_reduce", 2, (321_271 + 2_082_411) * 4)}
+
+
+def test_rocm_without_rank_and_with_an_empty_last_step() -> None:
+    report = only(shared("traces", "mi250_rocm.json.gz"))
+    assert {p.kind for p in report.problems} == {"no_rank", "empty_step"}
+    assert report.ranks[0].total.overlap is None
+    phases = {p.phase: p for p in report.ranks[0].phases}
+    assert phases["backward"].busy_s > 0 and phases["forward"].busy_s > 0
+
+
+def test_a_trace_of_the_host_alone() -> None:
+    report = only(shared("traces", "no_gpu_kernels.json.gz"))
+    assert report.device == "cpu" and not report.top_kernels
+    assert report.ranks[0].total.compute_s > 0
+
+
+def test_two_of_128_ranks_are_one_run() -> None:
+    (report,) = analyse([shared("traces", "sampled_128rank")])
+    assert [r.rank for r in report.ranks] == [0, 1]
+    assert len(report.missing_ranks) == 126
+    assert {r.kind for r in report.collectives} == {"all_reduce", "all_gather", "all_to_all"}, "their kernels are all called SendRecv"
+
+
+def test_a_folder_of_unrelated_traces_gives_a_report_for_each() -> None:
+    names = sorted(r.name for r in analyse([shared("traces")]))
+    assert names == ["a100_nccl_rank0_of_2.json.gz", "cpu_gloo_rank34_of_300.json.gz", "mi250_rocm.json.gz", "no_gpu_kernels.json.gz", "sampled_128rank"]

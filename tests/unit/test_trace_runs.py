@@ -1,0 +1,161 @@
+"""Several ranks: pairing, clocks, profilers that start apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from allranks.trace import analyse
+from allranks.trace.records import TraceReport
+from tests.unit.trace_builder import GLOO, Event, kernel, launch, mark, nccl, op, step, write, write_ranks
+
+
+def run(folder: Path, *ranks: list[Event]) -> TraceReport:
+    (report,) = analyse([write_ranks(folder, *ranks, backend="nccl")], workers=1)
+    return report
+
+
+def told(report: TraceReport, kind: str) -> list[str]:
+    return [p.message for p in report.problems if p.kind == kind]
+
+
+def gloo(n: int, at: float, start: float, end: float, kind: str = "all_reduce") -> list[Event]:
+    call = {"all_reduce": "c10d::allreduce_", "broadcast": "c10d::broadcast_"}[kind]
+    return [op(call, at, at + 1, in_dims=[[[n]]], in_types=["TensorList"]), mark(f"gloo:{kind}", start, end, GLOO, in_dims=[[n]], in_types=["float"])]
+
+
+def test_waiting_is_what_a_rank_takes_longer_than_the_last_to_come(tmp_path: Path) -> None:
+    one = [step(1, 0, 1000), nccl("allreduce", 100, 400, 5), nccl("allreduce", 500, 600, 6)]
+    other = [step(1, 7000, 8000), nccl("allreduce", 7350, 7400, 5), nccl("allreduce", 7500, 7600, 6)]
+    report = run(tmp_path, one, other)
+    first = next(p for p in report.pairing.longest if p.key == "seq 5")
+    assert (first.transfer_s, first.wait_s, first.last_rank) == (pytest.approx(50e-6), (pytest.approx(250e-6), 0.0), 1)
+    assert report.ranks[1].clock_offset_s == pytest.approx(7000e-6)
+    assert first.end_s[0] == pytest.approx(first.end_s[1])
+    rows = {r.rank: r for r in report.stragglers}
+    assert (rows[1].last, rows[1].caused_wait_s, rows[0].last) == (1, pytest.approx(250e-6), 0)
+    (row,) = report.collectives
+    assert row.transfer_s == pytest.approx(2 * 50e-6 + 2 * 100e-6)
+    assert row.wait_s == pytest.approx(250e-6)
+    assert row.algbw_bytes_s == pytest.approx(2 * 4000 / 150e-6)
+
+
+def test_the_first_numbers_of_a_later_profiler_are_no_mismatch(tmp_path: Path) -> None:
+    one = [step(1, 0, 1000), *(nccl("allreduce", 100 * i, 100 * i + 50, i) for i in range(1, 8))]
+    other = [step(1, 0, 1000), *(nccl("allreduce", 100 * i, 100 * i + 50, i) for i in range(3, 8))]
+    report = run(tmp_path, one, other)
+    assert (report.pairing.paired, report.pairing.unpaired) == (5, 2)
+    assert not told(report, "missing_collective")
+
+
+def test_different_collectives_of_one_number_are_said_and_not_paired(tmp_path: Path) -> None:
+    one = [step(1, 0, 1000), nccl("allreduce", 100, 200, 1), nccl("allreduce", 300, 400, 2)]
+    other = [step(1, 0, 1000), nccl("allreduce", 100, 200, 1), nccl("_allgather_base", 300, 400, 2)]
+    report = run(tmp_path, one, other)
+    (text,) = told(report, "kinds_differ")
+    assert "rank 0: all_reduce" in text and "rank 1: all_gather" in text and "seq 2" in text
+    assert report.pairing.paired == 1
+
+
+def test_without_numbers_the_order_within_a_step_pairs(tmp_path: Path) -> None:
+    one = [step(1, 0, 1000), *gloo(8, 10, 20, 120), *gloo(8, 200, 210, 300), step(2, 1000, 2000), *gloo(8, 1100, 1110, 1200)]
+    other = [step(1, 0, 1000), *gloo(8, 10, 100, 120), *gloo(8, 200, 280, 300), step(2, 1000, 2000), *gloo(8, 1100, 1150, 1200)]
+    report = run(tmp_path, one, other)
+    assert (report.pairing.by_order, report.pairing.unpaired) == (3, 0)
+    assert report.pairing.wait_s == pytest.approx((80 + 70 + 40) * 1e-6)
+
+
+def test_a_rank_whose_first_step_began_late_is_paired_from_its_end(tmp_path: Path) -> None:
+    one = [step(1, 0, 1000), *gloo(8, 10, 20, 120), *gloo(8, 200, 210, 300), step(2, 1000, 2000), *gloo(8, 1100, 1110, 1200)]
+    other = [step(1, 0, 1000), *gloo(8, 200, 280, 300), step(2, 1000, 2000), *gloo(8, 1100, 1150, 1200)]
+    report = run(tmp_path, one, other)
+    (text,) = told(report, "missing_collective")
+    assert "step 1" in text and "rank 0 has 2, rank 1 has 1" in text
+    assert report.pairing.wait_s == pytest.approx((70 + 40) * 1e-6)
+    assert report.pairing.unpaired == 1
+
+
+def test_buckets_in_another_order_on_one_rank_are_said(tmp_path: Path) -> None:
+    one = [step(1, 0, 1000), *gloo(8, 10, 20, 120), *gloo(16, 200, 210, 300)]
+    other = [step(1, 0, 1000), *gloo(16, 10, 20, 120), *gloo(8, 200, 210, 300)]
+    (text,) = told(run(tmp_path, one, other), "order_differs")
+    assert "number 1" in text and "32 bytes" in text and "64 bytes" in text
+
+
+def test_a_send_and_its_receive_are_one(tmp_path: Path) -> None:
+    to = {"Src Rank": 0, "Dst Rank": 1, "Group size": 2}
+    back = {"Src Rank": 1, "Dst Rank": 0, "Group size": 2}
+    one = [step(1, 0, 1000), nccl("send", 100, 200, 0, **to), nccl("recv", 300, 420, 1, **back)]
+    other = [step(1, 0, 1000), nccl("recv", 50, 200, 0, **to), nccl("send", 400, 420, 1, **back)]
+    report = run(tmp_path, one, other)
+    assert [p.kind for p in report.pairing.longest] == ["send_recv", "send_recv"]
+    assert [r.last for r in sorted(report.stragglers, key=lambda r: r.rank)] == [1, 1]
+    assert report.ranks[0].clock_pairs == 0, "a receive may end long after its send: no clock"
+
+
+def test_clocks_are_aligned_along_a_chain_of_groups(tmp_path: Path) -> None:
+    def group(members: str, start: float, end: float, seq: int) -> Event:
+        return nccl("allreduce", start, end, seq, **{"Process Group Name": members, "Process Group Ranks": members})
+
+    rows = [
+        [step(1, 0, 1000), group("[0, 1]", 100, 200, 0)],
+        [step(1, 50, 1050), group("[0, 1]", 150, 250, 0), group("[1, 2]", 350, 450, 0)],
+        [step(1, -930, 70), group("[1, 2]", -600, -500, 0)],
+    ]
+    report = run(tmp_path, *rows)
+    assert [round(r.clock_offset_s * 1e6) for r in report.ranks] == [0, 50, -900]
+    assert report.pairing.unpaired == 0
+
+
+def skewed(lag: float, steps: int = 3, slow: float = 0.0) -> list[Event]:
+    """A rank whose profiler starts `lag` later; `slow`: it comes later to each step's collective too. Ends of collectives are common."""
+    events, end = [], 0.0
+    for n in range(steps):
+        start = lag if n == 0 else end + 10
+        common = max(1000.0 * n + 600, 0)
+        events += [step(n + 1, start, common + 300), kernel("gemm", start + 20, start + 120, 10 * n + 1)]
+        events += [launch(10 * n + 1, start + 10), launch(10 * n + 2, start + 130)]
+        events.append(nccl("allreduce", start + 150 + slow, common, n, 10 * n + 2))
+        end = common + 300
+    return events
+
+
+def test_profilers_that_start_apart_are_seen_and_the_first_step_begins_where_ranks_are_level(tmp_path: Path) -> None:
+    report = run(tmp_path, skewed(0), skewed(400))
+    assert report.startup is not None
+    assert report.startup.skew_s == pytest.approx(400e-6)
+    assert report.startup.fake_wait_s == {0: pytest.approx(400e-6), 1: 0.0}
+    assert report.startup.removed_s == {0: pytest.approx(600e-6), 1: pytest.approx(200e-6)}
+    assert report.pairing.wait_s == 0
+    assert all(r.caused_wait_s == 0 for r in report.stragglers)
+    assert [[s.trimmed for s in r.steps] for r in report.ranks] == [[True, False, False]] * 2
+    first = report.ranks[0].steps[0]
+    assert first.breakdown.exposed_comm_s == 0 and first.breakdown.span_s == pytest.approx(300e-6)
+    assert report.ranks[0].total.span_s == pytest.approx(sum(s.breakdown.span_s for s in report.ranks[0].steps))
+
+
+def test_a_rank_that_is_late_in_every_step_is_a_straggler_and_not_a_late_profiler(tmp_path: Path) -> None:
+    late = [e if e["name"].startswith("Profiler") else e for e in skewed(0, slow=250)]
+    report = run(tmp_path, skewed(0), late)
+    assert report.startup is None
+    assert report.stragglers[0].rank == 1 and report.stragglers[0].last == 3
+    assert report.stragglers[0].mean_late_s == pytest.approx(250e-6)
+
+
+def test_ranks_without_a_common_collective_keep_their_clocks_and_it_is_said(tmp_path: Path) -> None:
+    report = run(tmp_path, [step(1, 0, 100), kernel("a", 10, 20)], [step(1, 30, 130), kernel("a", 40, 50)])
+    assert len(told(report, "not_aligned")) == 1
+    assert [round(r.start_s * 1e6) for r in report.ranks] == [0, 30]
+
+
+def test_clock_bases_of_different_hosts_are_taken_off(tmp_path: Path) -> None:
+    base = 1_700_000_000_000_000_000
+    write(tmp_path / "rank0.json", [step(1, 0, 1000), nccl("allreduce", 100, 200, 0)], 0, 2, base=base)
+    write(tmp_path / "rank1.json", [step(1, 0, 1000), nccl("allreduce", 100, 200, 0)], 1, 2, base=base + 5_000_000_000)
+    (report,) = analyse([tmp_path])
+    assert report.ranks[1].clock_offset_s == pytest.approx(5.0)
+    assert [round(r.start_s * 1e6) for r in report.ranks] == [0, 0]
+    assert [round((e - 0) * 1e6) for e in report.pairing.longest[0].end_s] == [200, 200]
+    for r in report.ranks:
+        assert (0.0 - r.zero_us) / 1e6 == pytest.approx(r.steps[0].start_s, abs=1e-9)
