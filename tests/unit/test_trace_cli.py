@@ -16,8 +16,15 @@ from tests.unit.trace_builder import kernel, launch, mark, nccl, op, step, write
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     ranks = [
-        [step(1, 0, 1000), mark("[red]odd[/red] <b>", 100, 110), op("aten::mm", 101, 105), launch(1, 102), kernel("gemm<x>", 120, 300, 1)]
-        + [launch(2, 110), nccl("allreduce", 250 + 100 * r, 600, 0, 2)]
+        [
+            step(1, 0, 1000),
+            mark("[red]odd[/red] <b>", 100, 110),
+            op("aten::mm", 101, 105),
+            launch(1, 102),
+            kernel("gemm<x>", 120, 300, 1),
+            launch(2, 110),
+            nccl("allreduce", 250 + 100 * r, 600, 0, 2),
+        ]
         for r in (0, 1)
     ]
     return write_ranks(tmp_path / "traces here", *ranks, backend="nccl")
@@ -25,14 +32,23 @@ def folder(tmp_path: Path) -> Path:
 
 def allranks(*words: object, width: int = 100) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "allranks.cli.main", "trace", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": str(width)})
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": str(width)}
+    )
 
 
 def test_tables_tell_ranks_collectives_stragglers_and_write_nothing(folder: Path) -> None:
     before = sorted(p.name for p in folder.parent.rglob("*"))
     done = allranks(folder)
     assert done.returncode == 0, done.stderr
-    for text in ("Where the time went, by rank", "all_reduce", "Who others waited for", "1 (100 %)", "gemm<x>", "[red]odd[/red] <b>"):
+    for text in (
+        "Where the time went, by rank",
+        "all_reduce",
+        "Who others waited for",
+        "1 (100 %)",
+        "gemm<x>",
+        "[red]odd[/red] <b>",
+    ):
         assert text in done.stdout, text
     assert sorted(p.name for p in folder.parent.rglob("*")) == before
 
@@ -67,7 +83,9 @@ def test_a_working_folder_with_modules_of_the_same_names_changes_nothing(folder:
         "import sys, os\nfrom pathlib import Path\nimport allranks.trace as t\nos.chdir(sys.argv[1])\nt.SMALL_BYTES = 0\n"
         "print(len(t.analyse([Path(sys.argv[2])], workers=2)[0].ranks))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(folder.parent), str(folder)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder.parent), str(folder)], capture_output=True, text=True, timeout=60
+    )
     assert done.stdout.strip() == "2", done.stderr
 
 

@@ -78,7 +78,19 @@ def test_a_bare_list_of_events_and_several_gzip_members(tmp_path: Path) -> None:
     assert names_of(bare) == names_of(parts) == [e["name"] for e in many(50)]
 
 
-@pytest.mark.parametrize("text", [b"", b"{}", b'{"rows": [1, 2]}', b"hello", b"\x1f\x8b\x08broken", b"[1, 2, 3]", b'{"traceEvents": 5}', b'{"traceEvents": []}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{}",
+        b'{"rows": [1, 2]}',
+        b"hello",
+        b"\x1f\x8b\x08broken",
+        b"[1, 2, 3]",
+        b'{"traceEvents": 5}',
+        b'{"traceEvents": []}',
+    ],
+)
 def test_what_is_no_trace_is_a_request_that_is_wrong(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(text)
@@ -106,7 +118,7 @@ def test_an_event_that_cannot_be_understood_costs_itself_only(tmp_path: Path) ->
     stream = TraceStream(path)
     found = [e.name for piece in stream.pieces() for e in piece]
     lost = {"aten::op3", "aten::op9", "aten::op0"}
-    assert set(e["name"] for e in events) - set(found) == lost
+    assert {e["name"] for e in events} - set(found) == lost
     assert stream.skipped == len(lost) + 1  # op6 is there without its arguments
     (report,) = analyse([path])
     assert any(p.kind == "damaged_events" for p in report.problems)

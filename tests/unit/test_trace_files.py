@@ -22,7 +22,12 @@ def kinds(report: object) -> set[str]:
 def test_a_folder_for_each_rank_as_a_profile_folder_has_it(tmp_path: Path) -> None:
     for name in ("simple_ddp", "zero2"):
         for rank in (0, 1):
-            write(tmp_path / "profile" / name / f"rank_{rank}" / f"vm_{77 + rank}.16999999999{rank}.pt.trace.json.gz", work(), rank, 2)
+            write(
+                tmp_path / "profile" / name / f"rank_{rank}" / f"vm_{77 + rank}.16999999999{rank}.pt.trace.json.gz",
+                work(),
+                rank,
+                2,
+            )
     reports = analyse([tmp_path / "profile"])
     assert [(r.name, [x.rank for x in r.ranks]) for r in reports] == [("simple_ddp", [0, 1]), ("zero2", [0, 1])]
     assert all(r.window is None for r in reports)

@@ -67,8 +67,10 @@ def test_kinds(told: str, kind: str | None) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "size"),
-    [("Float", 4), ("BFloat16", 2), ("c10::BFloat16", 2), ("c10::Half", 2), ("long int", 8), ("long", 8), ("unsigned char", 1)]
-    + [("double", 8), ("c10::complex<float>", 8), ("Float8_e4m3fn", 1), ("c10::Float8_e5m2", 1), ("Bool", 1), ("TensorList", None), ("", None)],
+    [
+        ("Float", 4), ("BFloat16", 2), ("c10::BFloat16", 2), ("c10::Half", 2), ("long int", 8), ("long", 8), ("unsigned char", 1), ("double", 8),
+        ("c10::complex<float>", 8), ("Float8_e4m3fn", 1), ("c10::Float8_e5m2", 1), ("Bool", 1), ("TensorList", None), ("", None),
+    ],
 )  # fmt: skip
 def test_sizes_of_elements(dtype: str, size: int | None) -> None:
     assert names.element_bytes(dtype) == size

@@ -87,7 +87,11 @@ def test_collectives_take_size_group_and_place_from_metadata_and_launch(tmp_path
     ]  # fmt: skip
     report = report_of(tmp_path, events)
     told = {(r.kind, r.phase): (r.count, r.bytes) for r in report.launches}
-    assert told == {("reduce_scatter", "backward"): (1, 8000), ("all_gather", "optimizer"): (1, 16000), ("all_reduce", "other"): (1, 40)}
+    assert told == {
+        ("reduce_scatter", "backward"): (1, 8000),
+        ("all_gather", "optimizer"): (1, 16000),
+        ("all_reduce", "other"): (1, 40),
+    }
     row = next(r for r in report.collectives if r.kind == "reduce_scatter")
     assert row.group_size == 2
     assert row.algbw_bytes_s == pytest.approx(8000 / 100e-6)
@@ -124,7 +128,9 @@ def test_gloo_beside_a_gpu_counts_as_communication(tmp_path: Path) -> None:
 # CPU and gloo
 
 
-def gloo_pair(kind: str, call: str, at: float, start: float, end: float, dims: list[Any], own: int, tid: Any = GLOO) -> list[Event]:
+def gloo_pair(
+    kind: str, call: str, at: float, start: float, end: float, dims: list[Any], own: int, tid: Any = GLOO
+) -> list[Event]:
     types = ["float", "float", "", "Scalar"][: len(dims)]
     return [
         op(call, at, at + 5, in_dims=dims, in_types=types),
@@ -143,7 +149,12 @@ def test_gloo_spans_are_named_by_their_calls(tmp_path: Path) -> None:
     ]  # fmt: skip
     report = report_of(tmp_path, events, world=4)
     told = {r.kind: (r.count, r.bytes) for r in report.launches}
-    assert told == {"all_reduce": (1, 256), "reduce_scatter": (2, 256 + 128), "all_gather": (1, 256), "broadcast": (1, 28)}
+    assert told == {
+        "all_reduce": (1, 256),
+        "reduce_scatter": (2, 256 + 128),
+        "all_gather": (1, 256),
+        "broadcast": (1, 28),
+    }
     by_kind = {r.kind: r for r in report.collectives}
     assert by_kind["reduce_scatter"].total_s == pytest.approx(39e-6)
     assert by_kind["all_reduce"].busbw_bytes_s == pytest.approx(256 / 20e-6 * 2 * 3 / 4)
@@ -191,7 +202,11 @@ def test_what_gloos_own_threads_run_is_part_of_the_collective(tmp_path: Path) ->
 
 def inferred() -> list[Event]:
     """Two micro-batches and an optimizer step without any mark of the program."""
-    events = [step(1, 0, 2000), mark("enumerate(DataLoader)#_X.__next__", 10, 50), op("aten::stack", 20, 40, sequence=1)]
+    events = [
+        step(1, 0, 2000),
+        mark("enumerate(DataLoader)#_X.__next__", 10, 50),
+        op("aten::stack", 20, 40, sequence=1),
+    ]
     for t, number in ((100, 1), (700, 3)):
         events += [
             op("aten::linear", t, t + 100, sequence=number), op("aten::addmm", t + 10, t + 90, sequence=number),
@@ -221,7 +236,12 @@ def test_phases_are_inferred_where_the_program_marks_none(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("style", ["## {} ##", "allranks.{}", "{}"])
 def test_marks_of_the_program_come_first(tmp_path: Path, style: str) -> None:
-    events = [*inferred(), mark(style.format("backward"), 290, 620), mark(style.format("forward"), 90, 280), mark(style.format("optimizer"), 1390, 1810)]
+    events = [
+        *inferred(),
+        mark(style.format("backward"), 290, 620),
+        mark(style.format("forward"), 90, 280),
+        mark(style.format("optimizer"), 1390, 1810),
+    ]
     rank = rank_of(tmp_path, events)
     host = {p.phase: round(p.host_s * 1e6) for p in rank.phases}
     assert (host["forward"], host["backward"], host["optimizer"], host["data"]) == (190, 330, 420, 40)
@@ -236,7 +256,13 @@ def test_kernels_belong_to_the_phase_of_their_launch_wherever_they_run(tmp_path:
         launch(3, 250), kernel("o", 700, 730, 3),
     ]  # fmt: skip
     rank = rank_of(tmp_path, events)
-    assert {p.phase: round(p.busy_s * 1e6) for p in rank.phases} == {"forward": 100, "backward": 200, "optimizer": 30, "data": 0, "other": 0}
+    assert {p.phase: round(p.busy_s * 1e6) for p in rank.phases} == {
+        "forward": 100,
+        "backward": 200,
+        "optimizer": 30,
+        "data": 0,
+        "other": 0,
+    }
 
 
 # modules, operators, memory
@@ -256,7 +282,10 @@ def test_modules_get_their_kernels_of_forward_and_by_sequence_number_of_backward
         op("autograd::engine::evaluate_function: A", 121, 130, AUTOGRAD, sequence=7), launch(5, 125, AUTOGRAD), kernel("gemm", 340, 540, 5),
     ]  # fmt: skip
     rows = {m.name: m for m in report_of(tmp_path, events).modules}
-    assert {n: (round(m.forward_s * 1e6), round(m.backward_s * 1e6), round(m.self_s * 1e6), m.depth) for n, m in rows.items()} == {
+    assert {
+        n: (round(m.forward_s * 1e6), round(m.backward_s * 1e6), round(m.self_s * 1e6), m.depth)
+        for n, m in rows.items()
+    } == {
         "Net_0": (35, 300, 5, 0),
         "Linear_0": (10, 200, 210, 1),
         "Linear_1": (20, 100, 120, 1),
@@ -264,28 +293,73 @@ def test_modules_get_their_kernels_of_forward_and_by_sequence_number_of_backward
 
 
 def test_modules_of_an_own_run_and_ranges_of_a_program(tmp_path: Path) -> None:
-    own = [step(1, 0, 100), mark("allranks.module:layers.0", 10, 50), mark("allranks.forward", 5, 60), op("aten::mm", 20, 40), op("aten::mm", 51, 55)]
+    own = [
+        step(1, 0, 100),
+        mark("allranks.module:layers.0", 10, 50),
+        mark("allranks.forward", 5, 60),
+        op("aten::mm", 20, 40),
+        op("aten::mm", 51, 55),
+    ]
     (row,) = report_of(tmp_path / "a", own).modules
     assert (row.name, row.source, round(row.forward_s * 1e6)) == ("layers.0", "module", 20)
-    free = [step(1, 0, 100), mark("my attention", 10, 50), mark("Optimizer.step#X.step", 60, 90), op("aten::mm", 20, 40)]
+    free = [
+        step(1, 0, 100),
+        mark("my attention", 10, 50),
+        mark("Optimizer.step#X.step", 60, 90),
+        op("aten::mm", 20, 40),
+    ]
     (row,) = report_of(tmp_path / "b", free).modules
     assert (row.name, row.source) == ("my attention", "annotation")
 
 
 def test_operators_count_without_what_they_called(tmp_path: Path) -> None:
-    events = [step(1, 0, 100), op("aten::linear", 10, 60), op("aten::addmm", 20, 50), op("aten::copy_", 25, 30), op("aten::linear", 70, 75)]
-    rows = {r.name: (r.count, round(r.total_s * 1e6), round(r.max_s * 1e6)) for r in report_of(tmp_path, events).top_operators}
+    events = [
+        step(1, 0, 100),
+        op("aten::linear", 10, 60),
+        op("aten::addmm", 20, 50),
+        op("aten::copy_", 25, 30),
+        op("aten::linear", 70, 75),
+    ]
+    rows = {
+        r.name: (r.count, round(r.total_s * 1e6), round(r.max_s * 1e6))
+        for r in report_of(tmp_path, events).top_operators
+    }
     assert rows == {"aten::linear": (2, 25, 20), "aten::addmm": (1, 25, 25), "aten::copy_": (1, 5, 5)}
 
 
 def test_memory_keeps_its_peak_when_thinned(tmp_path: Path) -> None:
     def memory(t: float, allocated: int, device: int = 1) -> Event:
-        args = {"Total Allocated": allocated, "Total Reserved": 10_000, "Bytes": 1, "Device Id": 0 if device else -1, "Device Type": device}
-        return {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "s": "t", "pid": 1, "tid": 1, "ts": t, "args": args}
+        args = {
+            "Total Allocated": allocated,
+            "Total Reserved": 10_000,
+            "Bytes": 1,
+            "Device Id": 0 if device else -1,
+            "Device Type": device,
+        }
+        return {
+            "ph": "i",
+            "cat": "cpu_instant_event",
+            "name": "[memory]",
+            "s": "t",
+            "pid": 1,
+            "tid": 1,
+            "ts": t,
+            "args": args,
+        }
 
-    events = [step(1, 0, 6000), op("aten::mm", 1, 2), *(memory(i, i % 100) for i in range(5000)), memory(2500.5, 7777), memory(3, 5, 0)]
+    events = [
+        step(1, 0, 6000),
+        op("aten::mm", 1, 2),
+        *(memory(i, i % 100) for i in range(5000)),
+        memory(2500.5, 7777),
+        memory(3, 5, 0),
+    ]
     found = {m.device: m for m in rank_of(tmp_path, events).memory}
-    assert (found["gpu:0"].peak_bytes, found["gpu:0"].last_bytes, found["gpu:0"].peak_reserved_bytes) == (7777, 99, 10_000)
+    assert (found["gpu:0"].peak_bytes, found["gpu:0"].last_bytes, found["gpu:0"].peak_reserved_bytes) == (
+        7777,
+        99,
+        10_000,
+    )
     assert found["cpu"].peak_bytes == 5
     assert max(size for _, size in found["gpu:0"].points) == 7777
     assert len(found["gpu:0"].points) <= 402

@@ -47,7 +47,15 @@ def only(path: Path) -> TraceReport:
     return report
 
 
-@pytest.mark.parametrize("name", ["a100_nccl_rank0_of_2.json.gz", "sampled_128rank/rank-0.json.gz", "sampled_128rank/rank-1.json.gz", "mi250_rocm.json.gz"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a100_nccl_rank0_of_2.json.gz",
+        "sampled_128rank/rank-0.json.gz",
+        "sampled_128rank/rank-1.json.gz",
+        "mi250_rocm.json.gz",
+    ],
+)
 def test_gpu_figures_are_those_of_a_plain_union(name: str) -> None:
     path = shared("traces", *name.split("/"))
     true, b = plain(events_of(path)), only(path).ranks[0].total
@@ -97,9 +105,17 @@ def test_two_of_128_ranks_are_one_run() -> None:
     (report,) = analyse([shared("traces", "sampled_128rank")])
     assert [r.rank for r in report.ranks] == [0, 1]
     assert len(report.missing_ranks) == 126
-    assert {r.kind for r in report.collectives} == {"all_reduce", "all_gather", "all_to_all"}, "their kernels are all called SendRecv"
+    assert {r.kind for r in report.collectives} == {"all_reduce", "all_gather", "all_to_all"}, (
+        "their kernels are all called SendRecv"
+    )
 
 
 def test_a_folder_of_unrelated_traces_gives_a_report_for_each() -> None:
     names = sorted(r.name for r in analyse([shared("traces")]))
-    assert names == ["a100_nccl_rank0_of_2.json.gz", "cpu_gloo_rank34_of_300.json.gz", "mi250_rocm.json.gz", "no_gpu_kernels.json.gz", "sampled_128rank"]
+    assert names == [
+        "a100_nccl_rank0_of_2.json.gz",
+        "cpu_gloo_rank34_of_300.json.gz",
+        "mi250_rocm.json.gz",
+        "no_gpu_kernels.json.gz",
+        "sampled_128rank",
+    ]

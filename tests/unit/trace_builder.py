@@ -32,14 +32,25 @@ def step(number: int, start: float, end: float) -> Event:
 
 def kernel(name: str, start: float, end: float, correlation: int = 0, stream: int = 7, **args: Any) -> Event:
     told = {"stream": stream, "device": 0, "correlation": correlation, **args}
-    return {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": start, "dur": end - start, "args": told}
+    return {
+        "ph": "X",
+        "cat": "kernel",
+        "name": name,
+        "pid": 0,
+        "tid": stream,
+        "ts": start,
+        "dur": end - start,
+        "args": told,
+    }
 
 
 def launch(correlation: int, at: float, tid: Any = MAIN) -> Event:
     return span("cuda_runtime", "cudaLaunchKernel", at, at + 2, tid, correlation=correlation)
 
 
-def nccl(kind: str, start: float, end: float, seq: int | None, correlation: int = 0, elements: int = 1000, **args: Any) -> Event:
+def nccl(
+    kind: str, start: float, end: float, seq: int | None, correlation: int = 0, elements: int = 1000, **args: Any
+) -> Event:
     """A collective's kernel with NCCL's metadata, float32, of ranks 0 and 1 unless told otherwise."""
     told: dict[str, Any] = {
         "Collective name": kind,
@@ -60,7 +71,13 @@ def thread(tid: Any, name: str) -> Event:
     return {"ph": "M", "name": "thread_name", "pid": PID, "tid": tid, "ts": 0, "args": {"name": name}}
 
 
-def document(events: list[Event], rank: int | None = 0, world: int | None = 1, backend: str = "gloo", base: int = 1_700_000_000_000_000_000) -> dict[str, Any]:
+def document(
+    events: list[Event],
+    rank: int | None = 0,
+    world: int | None = 1,
+    backend: str = "gloo",
+    base: int = 1_700_000_000_000_000_000,
+) -> dict[str, Any]:
     """A whole trace."""
     info: dict[str, Any] = {"backend": backend}
     if rank is not None:

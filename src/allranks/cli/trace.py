@@ -17,9 +17,15 @@ if TYPE_CHECKING:
 @click.command("trace")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path))
 @click.option(
-    "--select", type=click.Choice(["latest", "all"]), default="latest", show_default=True, help="Which windows of a rank: the newest, or each."
+    "--select",
+    type=click.Choice(["latest", "all"]),
+    default="latest",
+    show_default=True,
+    help="Which windows of a rank: the newest, or each.",
 )
-@click.option("--workers", type=click.IntRange(min=1), help="Processes that read ranks in parallel (default: one a core).")
+@click.option(
+    "--workers", type=click.IntRange(min=1), help="Processes that read ranks in parallel (default: one a core)."
+)
 @json_option
 def trace_command(paths: tuple[Path, ...], select: Literal["latest", "all"], workers: int | None, as_json: bool) -> int:
     """Analyse profiler traces: files, folders of them, or run folders.

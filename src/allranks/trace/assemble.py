@@ -9,6 +9,7 @@ from statistics import fmean
 from allranks.trace.clocks import Clock, align
 from allranks.trace.files import TraceSet
 from allranks.trace.intervals import thin
+from allranks.trace.modules import Source
 from allranks.trace.names import bus_factor
 from allranks.trace.pairing import Pair, Paired, pair
 from allranks.trace.rank import RankResult, Unreadable
@@ -39,7 +40,13 @@ SHOWN_TOPS = 50
 SHOWN_PAIRS = 50
 DRAWN_SPANS = 2000
 TIED_US = 0.5  # two ranks that came within this much came together
-BUCKETS = ((1 << 12, "<= 4 KiB"), (1 << 16, "<= 64 KiB"), (1 << 20, "<= 1 MiB"), (1 << 24, "<= 16 MiB"), (1 << 28, "<= 256 MiB"))
+BUCKETS = (
+    (1 << 12, "<= 4 KiB"),
+    (1 << 16, "<= 64 KiB"),
+    (1 << 20, "<= 1 MiB"),
+    (1 << 24, "<= 16 MiB"),
+    (1 << 28, "<= 256 MiB"),
+)
 
 ON_GPU = (
     "Compute: kernels that are not communication, all streams merged. Communication: NCCL, RCCL and like kernels. Copies: memcpy and memset. "
@@ -57,7 +64,9 @@ def build_report(found: TraceSet, results: Sequence[tuple[int, RankResult | Unre
     ranks: dict[int, RankResult] = {}
     for rank, result in results:
         if isinstance(result, Unreadable):
-            problems.append(Problem(severity="error", kind=result.kind, message=result.message, file=result.path, rank=rank))
+            problems.append(
+                Problem(severity="error", kind=result.kind, message=result.message, file=result.path, rank=rank)
+            )
         else:
             ranks[rank] = result
             problems += _file_problems(rank, result)
@@ -106,7 +115,9 @@ def _file_problems(rank: int, result: RankResult) -> list[Problem]:
     if result.skipped:
         text = f"holds {result.skipped} events that could not be understood whole; what could not be read of them is left out"
         out.append(Problem(severity="warning", kind="damaged_events", message=text, file=result.path, rank=rank))
-    out += [Problem(severity=s, kind=kind, message=text, file=result.path, rank=rank) for s, kind, text in result.remarks]  # type: ignore[arg-type]
+    out += [
+        Problem(severity=s, kind=kind, message=text, file=result.path, rank=rank) for s, kind, text in result.remarks
+    ]
     if result.world_size is None and result.collectives:
         text = "tells no world size (distributedInfo); missing ranks cannot be seen"
         out.append(Problem(severity="note", kind="no_metadata", message=text, file=result.path, rank=rank))
@@ -175,7 +186,9 @@ def _rank_report(rank: int, result: RankResult, clock: Clock, zero: float, trimm
         steps=steps,
         phases=_sum_phases(result.phases),
         bands=tuple(Band(kind=k, spans=tuple((at(a), at(b)) for a, b in thin(m, DRAWN_SPANS))) for k, m in spans if m),  # type: ignore[arg-type]
-        phase_spans=tuple(PhaseSpan(phase=PHASES[p], start_s=at(a), end_s=at(b)) for a, b, p in result.phase_segments[:DRAWN_SPANS]),
+        phase_spans=tuple(
+            PhaseSpan(phase=PHASES[p], start_s=at(a), end_s=at(b)) for a, b, p in result.phase_segments[:DRAWN_SPANS]
+        ),
         memory=tuple(
             MemoryReport(
                 device=device,
@@ -218,14 +231,18 @@ def _collective_rows(paired: Paired, bucket: object) -> tuple[CollectiveRow, ...
         alone[c.kind, _bucket(c) if bucket else None].append(c)
     order = [label for _, label in BUCKETS] + ["> 256 MiB", "size not told", None]
     keys = sorted({*pairs, *alone}, key=lambda k: (k[0], order.index(k[1])))
-    return tuple(_collective_row(kind, label, pairs.get((kind, label), []), alone.get((kind, label), [])) for kind, label in keys)
+    return tuple(
+        _collective_row(kind, label, pairs.get((kind, label), []), alone.get((kind, label), [])) for kind, label in keys
+    )
 
 
 def _collective_row(kind: str, label: str | None, pairs: list[Pair], alone: list[Collective]) -> CollectiveRow:
     every = [c for p in pairs for c in p.members.values()] + alone
     durations = [c.duration for c in every]
     sizes = {c.size for c in every}
-    measured = [(p.first.bytes, p.first.size, p.transfer) for p in pairs] + [(c.bytes, c.size, c.duration) for c in alone]
+    measured = [(p.first.bytes, p.first.size, p.transfer) for p in pairs] + [
+        (c.bytes, c.size, c.duration) for c in alone
+    ]
     sized = [(b, n, t) for b, n, t in measured if b is not None and t > 0]
     time, bus = sum(t for _, _, t in sized), [(b * bus_factor(kind, n), t) for b, n, t in sized if n]
     known = [c.bytes for c in every if c.bytes is not None]
@@ -239,7 +256,9 @@ def _collective_row(kind: str, label: str | None, pairs: list[Pair], alone: list
         bytes=sum(known) if known else None,
         total_s=sum(durations) * US,
         transfer_s=transfer * US if pairs else None,
-        wait_s=sum(c.duration - p.transfer for p in pairs for c in p.members.values() if not p.startup) * US if pairs else None,
+        wait_s=sum(c.duration - p.transfer for p in pairs for c in p.members.values() if not p.startup) * US
+        if pairs
+        else None,
         mean_s=fmean(durations) * US,
         max_s=max(durations) * US,
         algbw_bytes_s=moved / (time * US) if moved else None,
@@ -262,7 +281,9 @@ def _launches(ranks: Mapping[int, RankResult]) -> tuple[LaunchRow, ...]:
             bytes=None if any(c.bytes is None for c in found) else sum(c.bytes or 0 for c in found),
             time_s=sum(c.duration for c in found) * US,
         )
-        for (rank, step, kind, phase), found in sorted(rows.items(), key=lambda i: (i[0][0], i[0][1] or 0, i[0][2], i[0][3]))
+        for (rank, step, kind, phase), found in sorted(
+            rows.items(), key=lambda i: (i[0][0], i[0][1] or 0, i[0][2], i[0][3])
+        )
     )
 
 
@@ -356,7 +377,7 @@ def _tops(parts: Iterable[Tops]) -> tuple[TopRow, ...]:
 def _modules(ranks: Mapping[int, RankResult]) -> tuple[ModuleRow, ...]:
     rows: dict[str, list[float]] = {}
     depths: dict[str, int] = {}
-    source = next((r.module_source for r in ranks.values() if r.modules), "module")
+    sources: list[Source] = [r.module_source for r in ranks.values() if r.modules]
     for result in ranks.values():
         for m in result.modules:
             row = rows.setdefault(m.name, [0, 0.0, 0.0, 0.0, 0.0])
@@ -372,7 +393,7 @@ def _modules(ranks: Mapping[int, RankResult]) -> tuple[ModuleRow, ...]:
             forward_s=forward * US,
             backward_s=backward * US,
             self_s=own * US,
-            source=source,
+            source=sources[0] if sources else "module",
         )
         for name, (count, host, forward, backward, own) in rows.items()
     )

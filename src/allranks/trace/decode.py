@@ -214,7 +214,9 @@ class TraceStream:
             return
         events, rest = self._one_by_one(buffer, last=True)
         if rest.lstrip()[:1] == b"]":
-            self._add_head(_head_of(b"{" + rest.lstrip()[1:].lstrip().removeprefix(b",").rstrip().removesuffix(b"}") + b","))
+            self._add_head(
+                _head_of(b"{" + rest.lstrip()[1:].lstrip().removeprefix(b",").rstrip().removesuffix(b"}") + b",")
+            )
         elif self.damage is None:
             self.damage = "the JSON breaks off"
         yield events

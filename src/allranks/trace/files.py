@@ -18,7 +18,9 @@ _RANK = re.compile(r"rank[_.-]?(\d+)", re.IGNORECASE)
 _RANK_FOLDER = re.compile(r"^(?:rank|r)[_.-]?(\d+)$", re.IGNORECASE)
 _ATTEMPT = re.compile(r"^attempt-(\d+)$")
 _DIGITS = re.compile(r"\d+")
-_HANDLER = re.compile(r"\.(\d{10,})\.pt\.trace$")  # torch's tensorboard_trace_handler: <worker>.<nanoseconds>.pt.trace.json
+_HANDLER = re.compile(
+    r"\.(\d{10,})\.pt\.trace$"
+)  # torch's tensorboard_trace_handler: <worker>.<nanoseconds>.pt.trace.json
 SAME_START_US = 1000.0
 
 
@@ -63,12 +65,18 @@ def _under(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise RequestError(f"{path} does not exist; give a trace (.json, .json.gz), a folder of traces, or a run folder")
+        raise RequestError(
+            f"{path} does not exist; give a trace (.json, .json.gz), a folder of traces, or a run folder"
+        )
     root = path / "traces" if (path / "traces").is_dir() and (path / "spec.yaml").exists() else path
-    found = sorted(p for p in root.rglob("*") if p.name.endswith(SUFFIXES) and p.is_file() and not _hidden(p.relative_to(root)))
+    found = sorted(
+        p for p in root.rglob("*") if p.name.endswith(SUFFIXES) and p.is_file() and not _hidden(p.relative_to(root))
+    )
     found = [p for p in found if not _is_own_output(p)]
     if not found:
-        raise RequestError(f"{path} holds no traces (.json or .json.gz); a run writes them if its spec has observe.profile")
+        raise RequestError(
+            f"{path} holds no traces (.json or .json.gz); a run writes them if its spec has observe.profile"
+        )
     return found
 
 
@@ -87,7 +95,7 @@ def _describe(file: Path, given: Path) -> TraceFile:
     rank, world = info.get("rank"), info.get("world_size")
     base = head.base_ns if isinstance(head.base_ns, int) else 0
     folder, attempt, in_folder = file.parent, None, None
-    while folder != given and folder != folder.parent:
+    while folder not in (given, folder.parent):
         if _RANK_FOLDER.match(folder.name) and in_folder is None:
             in_folder = int(_DIGITS.findall(folder.name)[0])
         elif _ATTEMPT.match(folder.name):
@@ -100,7 +108,10 @@ def _describe(file: Path, given: Path) -> TraceFile:
     stem = file.name.removesuffix(".gz").removesuffix(".json")
     named = _RANK.search(stem)
     handler = _HANDLER.search(stem)
-    window = (attempt if attempt is not None else 1 << 30, *((int(handler.group(1)),) if handler else _numbers(_RANK.sub("", stem))))
+    window = (
+        attempt if attempt is not None else 1 << 30,
+        *((int(handler.group(1)),) if handler else _numbers(_RANK.sub("", stem))),
+    )
     common = "" if handler else _DIGITS.sub("#", _RANK.sub("rank", stem))
     own = rank if isinstance(rank, int) and rank >= 0 else None
     by_name = int(named.group(1)) if named else in_folder
@@ -126,9 +137,14 @@ def _joined(groups: list[list[TraceFile]]) -> list[list[TraceFile]]:
     for group in groups:
         worlds, ranks = {f.world for f in group}, {f.rank for f in group}
         for other in out:
-            same = other[0].run == group[0].run and worlds == {f.world for f in other} and None not in worlds and len(worlds) == 1
+            same = (
+                other[0].run == group[0].run
+                and worlds == {f.world for f in other}
+                and None not in worlds
+                and len(worlds) == 1
+            )
             if same and all(f.told for f in [*group, *other]) and not ranks & {f.rank for f in other} and worlds != {1}:
-                other += group
+                other.extend(group)
                 break
         else:
             out.append(list(group))
@@ -178,7 +194,15 @@ def _settle_ranks(group: list[TraceFile], problems: list[Problem]) -> None:
         if f.rank is None:
             f.rank = next(free)
             text = f"tells no rank, and neither does its name; it is called rank {f.rank} here"
-            problems.append(Problem(severity="warning" if len(group) > 1 else "note", kind="no_rank", message=text, file=str(f.path), rank=f.rank))
+            problems.append(
+                Problem(
+                    severity="warning" if len(group) > 1 else "note",
+                    kind="no_rank",
+                    message=text,
+                    file=str(f.path),
+                    rank=f.rank,
+                )
+            )
 
 
 def _name_rank(path: Path) -> int | None:
@@ -194,9 +218,16 @@ def _without_doubles(rank: int, files: Iterable[TraceFile], problems: list[Probl
     kept: list[TraceFile] = []
     for file in files:
         last = kept[-1] if kept else None
-        if last and last.start_us is not None and file.start_us is not None and abs(file.start_us - last.start_us) < SAME_START_US:
+        if (
+            last
+            and last.start_us is not None
+            and file.start_us is not None
+            and abs(file.start_us - last.start_us) < SAME_START_US
+        ):
             text = f"is a second trace of rank {rank} of the same moment as {last.path.name}; it is left out"
-            problems.append(Problem(severity="warning", kind="duplicate_rank", message=text, file=str(file.path), rank=rank))
+            problems.append(
+                Problem(severity="warning", kind="duplicate_rank", message=text, file=str(file.path), rank=rank)
+            )
             continue
         kept.append(file)
     return kept

@@ -47,7 +47,7 @@ def module_times(events: RankEvents, on_device: bool) -> tuple[list[ModuleTime],
                 trees[place[0]].add(place[1], duration, backward=True)
             elif tree is not None and (at := tree.lookup.at(t)) >= 0:
                 tree.add(at, duration, backward=False)
-    return _sum([tree for tree in trees.values()]), source
+    return _sum(list(trees.values())), source
 
 
 def _ranges(events: RankEvents) -> tuple[list[Range], Source]:
@@ -61,7 +61,9 @@ def _ranges(events: RankEvents) -> tuple[list[Range], Source]:
 
 def _is_own_name(name: str) -> bool:
     """A range that the program named, not the profiler and not a phase."""
-    own = STEP.match(name) or name.startswith(("Optimizer.", "enumerate(DataLoader)", "DistributedDataParallel.", "allranks."))
+    own = STEP.match(name) or name.startswith(
+        ("Optimizer.", "enumerate(DataLoader)", "DistributedDataParallel.", "allranks.")
+    )
     return not own and not is_comm_operator(name) and phase_of_mark(name) is None
 
 

@@ -91,7 +91,9 @@ def _expected(c: Collective, ranks: Mapping[int, object]) -> list[int]:
     return list(ranks) if c.size is None or c.size >= len(ranks) else []
 
 
-def _take_numbered(found: Paired, numbered: Mapping[Key, dict[int, Collective]], ranks: Mapping[int, RankResult]) -> None:
+def _take_numbered(
+    found: Paired, numbered: Mapping[Key, dict[int, Collective]], ranks: Mapping[int, RankResult]
+) -> None:
     spans = _number_spans(numbered)
     told: list[tuple[str, str, int | None]] = []
     for key, members in sorted(numbered.items(), key=lambda item: min(c.start for c in item[1].values())):
@@ -100,12 +102,18 @@ def _take_numbered(found: Paired, numbered: Mapping[Key, dict[int, Collective]],
         kinds = {r: c.kind for r, c in members.items() if c.kind not in POINT_TO_POINT}
         if len(set(kinds.values())) > 1:
             text = ", ".join(f"rank {r}: {kind}" for r, kind in sorted(kinds.items()))
-            told.append(("kinds_differ", f"group {_group(first)}, seq {key[-2]}: the ranks did not call the same collective ({text})", None))
+            told.append(
+                (
+                    "kinds_differ",
+                    f"group {_group(first)}, seq {key[-2]}: the ranks did not call the same collective ({text})",
+                    None,
+                )
+            )
             found.unpaired += list(members.items())
             continue
         for rank in expected:
-            low, high = spans.get((key[0], key[1], rank), (None, None))
-            if rank not in members and low is not None and low < key[-2] < high:
+            low, high = spans.get((key[0], key[1], rank), (0, 0))
+            if rank not in members and low < first.seq < high:  # type: ignore[operator] - these all have a number
                 text = f"{first.kind} with seq {key[-2]} of group {_group(first)}{_in_step(first)} is on other ranks"
                 told.append(("missing_collective", f"rank {rank} lacks a collective: {text}", rank))
         _keep(found, f"seq {key[-2]}", True, members, expected)
@@ -139,11 +147,13 @@ def _take_ordered(found: Paired, ordered: dict[int, list[Collective]], by_step: 
             rows[_order_key(c, by_step)][rank].append(c)
     told: list[tuple[str, str, int | None]] = []
     steps = sorted({c.step for found in ordered.values() for c in found if c.step is not None})
-    for key, members in rows.items():
+    for members in rows.values():
         first = next(iter(members.values()))[0]
         expected = _expected(first, ordered)
         counts = {r: len(members.get(r, ())) for r in expected}
-        if len(set(counts.values())) > 1 and first.size is not None:  # without a size it may be of a group that the others are not in
+        if (
+            len(set(counts.values())) > 1 and first.size is not None
+        ):  # without a size it may be of a group that the others are not in
             told.append(_count_problem(first, counts))
         # a profiler that started within a step missed the step's beginning: the ends are common
         from_end = first.step is None or first.step == (steps[0] if steps else None)
@@ -192,15 +202,29 @@ def _first_difference(ordered: dict[int, list[Collective]], by_step: bool) -> li
     for step in sorted(steps, key=lambda s: (s is None, s or 0)):
         for group in groups:
             rows = {
-                r: [(c.kind, c.bytes) for c in sorted(mine, key=_launch) if c.group == group and (not by_step or c.step == step)]
+                r: [
+                    (c.kind, c.bytes)
+                    for c in sorted(mine, key=_launch)
+                    if c.group == group and (not by_step or c.step == step)
+                ]
                 for r, mine in ordered.items()
             }
-            rows = {r: row for r, row in rows.items() if row and not any(kind in POINT_TO_POINT or kind == "all_to_all" for kind, _ in row)}
+            rows = {
+                r: row
+                for r, row in rows.items()
+                if row and not any(kind in POINT_TO_POINT or kind == "all_to_all" for kind, _ in row)
+            }
             if len({len(row) for row in rows.values()}) == 1 and len({tuple(row) for row in rows.values()}) > 1:
                 n = next(i for i, found in enumerate(zip(*rows.values(), strict=True)) if len(set(found)) > 1)
                 text = ", ".join(f"rank {r}: {row[n][0]} of {row[n][1]} bytes" for r, row in sorted(rows.items()))
                 where = "" if step is None else f" in step {step}"
-                out.append(("order_differs", f"the ranks called collectives in different order{where}: number {n + 1} is {text}", None))
+                out.append(
+                    (
+                        "order_differs",
+                        f"the ranks called collectives in different order{where}: number {n + 1} is {text}",
+                        None,
+                    )
+                )
     return out
 
 
@@ -212,7 +236,13 @@ def _tell(found: Paired, told: Sequence[tuple[str, str, int | None]]) -> None:
     for kind, text, rank in told[:SHOWN]:
         found.problems.append(Problem(severity="warning", kind=kind, message=text, rank=rank))
     if len(told) > SHOWN:
-        found.problems.append(Problem(severity="warning", kind="mismatches", message=f"{len(told) - SHOWN} more such mismatches of collectives"))
+        found.problems.append(
+            Problem(
+                severity="warning",
+                kind="mismatches",
+                message=f"{len(told) - SHOWN} more such mismatches of collectives",
+            )
+        )
 
 
 def _group(c: Collective) -> str:

@@ -114,7 +114,9 @@ def _forward(events: RankEvents, spans: dict[int, list[tuple[float, float]]]) ->
     made = [m for m in _makers(events, main) if taken.at(m[0]) < 0]
     made += [(a, b) for a, b, name, _ in events.marks if name.startswith("DistributedDataParallel.forward")]
     made.sort()
-    borders = sorted({b for found in spans.values() for _, b in found} | {a for a, _, n, _ in events.marks if STEP.match(n)})
+    borders = sorted(
+        {b for found in spans.values() for _, b in found} | {a for a, _, n, _ in events.marks if STEP.match(n)}
+    )
     out: list[tuple[float, float]] = []
     at = 0
     for begin, _ in backward:

@@ -15,10 +15,11 @@ from allranks.trace.intervals import Merged, Span, clip, intersect, measure
 from allranks.trace.modules import ModuleTime, Source, module_times
 from allranks.trace.phases import Phases, find_phases
 from allranks.trace.rank_collectives import Collective, find_collectives
-from allranks.trace.records import PHASES, Breakdown, PhaseRow
+from allranks.trace.records import PHASES, Breakdown, PhaseRow, Severity
 from allranks.trace.steps import US, Busy, Step, StepIndex, breakdown, find_steps, stretch, total
 from allranks.trace.work import Tops, busy_on_device, busy_on_host, kernel_tops, memory_timeline, operator_tops
 
+Remark = tuple[Severity, str, str]  # (severity, kind, message)
 KEPT_TOPS = 1000  # names a rank passes on
 
 
@@ -51,7 +52,7 @@ class RankResult(Struct, tag=True):
     modules: list[ModuleTime]
     module_source: Source
     memory: dict[str, tuple[int, int, int | None, int, list[tuple[float, int]]]]
-    remarks: list[tuple[str, str, str]] = field(default_factory=list)  # (severity, kind, message)
+    remarks: list[Remark] = field(default_factory=list)
 
 
 class Unreadable(Struct, tag=True):
@@ -84,11 +85,12 @@ def _analyse(path: Path, stream: TraceStream, events: RankEvents) -> RankResult:
     info = distributed_info(stream.head)
     world = _number(info.get("world_size"))
     on_device = bool(events.device)
-    remarks: list[tuple[str, str, str]] = []
+    remarks: list[Remark] = []
     collectives, waits = find_collectives(events, world, _one_group(info, world))
     busy = busy_on_device(events, collectives) if on_device else busy_on_host(events, collectives, waits)
     steps, said = find_steps(events)
-    remarks += [("note", "empty_step", text) for text in said]
+    for text in said:
+        remarks.append(("note", "empty_step", text))
     phases = find_phases(events)
     if on_device and steps:
         stretch(steps, _device_ends(events, steps))
@@ -174,9 +176,9 @@ def _place(collectives: list[Collective], phases: Phases, index: StepIndex) -> N
         c.step = index.steps[at].number if at is not None else None
 
 
-def _outside(busy: Busy, steps: list[Step]) -> list[tuple[str, str, str]]:
+def _outside(busy: Busy, steps: list[Step]) -> list[Remark]:
     """Says if much work lies outside of the steps, which the figures leave out."""
-    out = []
+    out: list[Remark] = []
     for what, spans in (("compute", busy.compute), ("communication", busy.comm)):
         whole = measure(spans)
         inside = sum(measure(clip(spans, s.start, s.end)) for s in steps)

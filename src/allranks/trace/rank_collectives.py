@@ -39,7 +39,9 @@ class Collective(Struct):
         return self.end - self.start
 
 
-def find_collectives(events: RankEvents, world_size: int | None, one_group: bool) -> tuple[list[Collective], list[tuple[float, float]]]:
+def find_collectives(
+    events: RankEvents, world_size: int | None, one_group: bool
+) -> tuple[list[Collective], list[tuple[float, float]]]:
     """Collectives in the order of their start, and further spans in which a thread of the host was blocked by communication."""
     calls = [c for c in events.host_comms if not is_wait(c.name)]
     waits = [(c.start, c.end) for c in events.host_comms if is_wait(c.name)]
@@ -84,9 +86,18 @@ def _of_kernel(kernel: DeviceComm, events: RankEvents, index: _CallIndex, defaul
 
 
 def _collective(
-    kind: str, start: float, end: float, launch: tuple[float, int] | None, nbytes: int | None, told: Told, size: int | None, on_device: bool
+    kind: str,
+    start: float,
+    end: float,
+    launch: tuple[float, int] | None,
+    nbytes: int | None,
+    told: Told,
+    size: int | None,
+    on_device: bool,
 ) -> Collective:
-    members = tuple(int(n) for n in _SIDES.findall(told.members)) if told.members and "..." not in told.members else None
+    members = (
+        tuple(int(n) for n in _SIDES.findall(told.members)) if told.members and "..." not in told.members else None
+    )
     group = f"{told.group or ''} {told.members or ''}".strip() or None
     return Collective(
         kind=kind,
@@ -138,7 +149,9 @@ def _take(waiting: deque[HostComm], span: HostComm) -> HostComm | None:
     best = next((c for c in fits if own & {n for n, _ in c.tensors}), fits[0] if fits else None)
     if best is not None:
         waiting.remove(best)
-        while waiting and waiting[0].end < best.start and len(waiting) > 64:  # calls that never ran here, to keep this linear
+        while (
+            waiting and waiting[0].end < best.start and len(waiting) > 64
+        ):  # calls that never ran here, to keep this linear
             waiting.popleft()
     return best
 

@@ -16,7 +16,9 @@ OF_STEP = 0.05  # a skew below this share of a step is not worth trimming
 OF_LATER = 3.0  # nor one that later steps show too: then ranks differ, not profilers
 
 
-def trim_startup(ranks: Mapping[int, RankResult], pairs: Sequence[Pair], clocks: Mapping[int, Clock]) -> StartupTrim | None:
+def trim_startup(
+    ranks: Mapping[int, RankResult], pairs: Sequence[Pair], clocks: Mapping[int, Clock]
+) -> StartupTrim | None:
     """Begins each rank's first step where a collective first made the ranks level, if their profilers started apart. Changes the results.
 
     The waiting of all collectives of that step is left out of waiting and stragglers too: a rank that is behind stays so until the step's end.
@@ -53,7 +55,9 @@ def _spread(ranks: Mapping[int, RankResult], clocks: Mapping[int, Clock], shared
     return max(starts) - min(starts)
 
 
-def _is_startup(ranks: Mapping[int, RankResult], clocks: Mapping[int, Clock], shared: Sequence[int], skew: float) -> bool:
+def _is_startup(
+    ranks: Mapping[int, RankResult], clocks: Mapping[int, Clock], shared: Sequence[int], skew: float
+) -> bool:
     if len({ranks[r].steps[0].number for r in shared}) > 1:
         return False
     shortest = min(len(ranks[r].steps) for r in shared)

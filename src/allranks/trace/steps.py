@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 
 from msgspec import Struct
 
@@ -46,7 +47,7 @@ def find_steps(events: RankEvents) -> tuple[list[Step], list[str]]:
         if found and int(found.group(1)) not in marks:
             marks[int(found.group(1))] = (start, end)
     steps = sorted((Step(n, a, b) for n, (a, b) in marks.items()), key=lambda s: s.start)
-    for one, following in zip(steps, steps[1:], strict=False):
+    for one, following in pairwise(steps):
         one.end = min(one.end, following.start)
     remarks = []
     if len(steps) > 1 and not _has_work(events, steps[-1]):

@@ -86,7 +86,14 @@ def _short(name: str, width: int) -> Text:
 
 def _parts(b: Breakdown) -> list[str]:
     overlap = "-" if b.overlap is None else f"{100 * b.overlap:.1f} %"
-    return [share(b.compute_s, b.span_s), share(b.exposed_comm_s, b.span_s), share(b.copy_s, b.span_s), share(b.idle_s, b.span_s), seconds(b.comm_s), overlap]
+    return [
+        share(b.compute_s, b.span_s),
+        share(b.exposed_comm_s, b.span_s),
+        share(b.copy_s, b.span_s),
+        share(b.idle_s, b.span_s),
+        seconds(b.comm_s),
+        overlap,
+    ]
 
 
 def _breakdown(console: Console, report: TraceReport) -> None:
@@ -104,7 +111,17 @@ def _steps(console: Console, report: TraceReport) -> None:
     worst = max(report.ranks, key=lambda r: r.total.exposed_comm_s)
     if len(worst.steps) < 2:
         return
-    table = _table(f"Steps of rank {worst.rank}", "step", "time", "compute", "exposed comm.", "copies", "idle", "all comm.", "hidden")
+    table = _table(
+        f"Steps of rank {worst.rank}",
+        "step",
+        "time",
+        "compute",
+        "exposed comm.",
+        "copies",
+        "idle",
+        "all comm.",
+        "hidden",
+    )
     for s in worst.steps[:SHOWN_STEPS]:
         table.add_row(f"{s.step}{' (trimmed)' if s.trimmed else ''}", seconds(s.breakdown.span_s), *_parts(s.breakdown))
     console.print()
@@ -127,7 +144,9 @@ def _phases(console: Console, report: TraceReport) -> None:
 def _collectives(console: Console, report: TraceReport) -> None:
     if not report.collectives:
         return
-    table = _table("Collectives, all ranks", "kind and size", "ranks", "count", "each", "mean", "waiting", "alg GB/s", "bus GB/s")
+    table = _table(
+        "Collectives, all ranks", "kind and size", "ranks", "count", "each", "mean", "waiting", "alg GB/s", "bus GB/s"
+    )
     for row in report.collectives:
         _collective_row(table, row, row.kind)
         mine = [r for r in report.sizes if r.kind == row.kind]
@@ -138,7 +157,9 @@ def _collectives(console: Console, report: TraceReport) -> None:
     p = report.pairing
     if p.paired:
         how = f"{p.by_sequence} by sequence number, {p.by_order} by order"
-        console.print(f"{p.paired} found on several ranks ({how}); {p.unpaired} not found again.", style="dim", soft_wrap=True)
+        console.print(
+            f"{p.paired} found on several ranks ({how}); {p.unpaired} not found again.", style="dim", soft_wrap=True
+        )
     _launches(console, report)
 
 
@@ -146,7 +167,16 @@ def _collective_row(table: Table, row: CollectiveRow, name: str) -> None:
     each = size(row.bytes / row.count) if row.bytes is not None else "-"
     waiting = share(row.wait_s or 0, row.total_s) if row.wait_s is not None else "-"
     group = str(row.group_size) if row.group_size else "-"
-    table.add_row(name, group, str(row.count), each, seconds(row.mean_s), waiting, _rate(row.algbw_bytes_s), _rate(row.busbw_bytes_s))
+    table.add_row(
+        name,
+        group,
+        str(row.count),
+        each,
+        seconds(row.mean_s),
+        waiting,
+        _rate(row.algbw_bytes_s),
+        _rate(row.busbw_bytes_s),
+    )
 
 
 def _launches(console: Console, report: TraceReport) -> None:
@@ -171,7 +201,9 @@ def _stragglers(console: Console, report: TraceReport) -> None:
     rows = [r for r in report.stragglers if r.pairs]
     if len(rows) < 2:
         return
-    table = _table("Who others waited for", "rank", "came last", "of", "made others wait", "mean", "longest", "waited itself")
+    table = _table(
+        "Who others waited for", "rank", "came last", "of", "made others wait", "mean", "longest", "waited itself"
+    )
     for row in rows[:SHOWN_ROWS]:
         table.add_row(
             str(row.rank), f"{row.last} ({100 * row.last_share:.0f} %)", str(row.pairs), seconds(row.caused_wait_s),
@@ -187,7 +219,15 @@ def _tops(console: Console, title: str, rows: Sequence[TopRow]) -> None:
     table = _table(title, "name", "kind", "count", "sum", "share", "mean", "longest", left=2)
     width = max(console.width - 55, 20)
     for row in rows[:SHOWN_ROWS]:
-        table.add_row(_short(row.name, width), row.kind, str(row.count), seconds(row.total_s), f"{100 * row.share:.1f} %", seconds(row.mean_s), seconds(row.max_s))
+        table.add_row(
+            _short(row.name, width),
+            row.kind,
+            str(row.count),
+            seconds(row.total_s),
+            f"{100 * row.share:.1f} %",
+            seconds(row.mean_s),
+            seconds(row.max_s),
+        )
     console.print()
     console.print(table)
 
@@ -201,7 +241,14 @@ def _modules(console: Console, report: TraceReport) -> None:
     ranked = sorted(report.modules, key=lambda m: -m.self_s)[:SHOWN_MODULES]
     shown = sorted(ranked, key=report.modules.index)
     for m in shown:
-        table.add_row(_indented(m, max(console.width - 50, 20)), str(m.count), seconds(m.host_s), seconds(m.forward_s), seconds(m.backward_s), seconds(m.self_s))
+        table.add_row(
+            _indented(m, max(console.width - 50, 20)),
+            str(m.count),
+            seconds(m.host_s),
+            seconds(m.forward_s),
+            seconds(m.backward_s),
+            seconds(m.self_s),
+        )
     console.print()
     console.print(table)
 
@@ -230,4 +277,3 @@ def _problems(console: Console, report: TraceReport) -> None:
     for p in report.problems:
         where = f"{p.file}: " if p.file else ""
         console.print(Text.assemble((f"{p.severity:7} ", styles[p.severity]), f"{where}{p.message}"), soft_wrap=True)
-
