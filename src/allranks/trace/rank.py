@@ -89,8 +89,7 @@ def _analyse(path: Path, stream: TraceStream, events: RankEvents) -> RankResult:
     collectives, waits = find_collectives(events, world, _one_group(info, world))
     busy = busy_on_device(events, collectives) if on_device else busy_on_host(events, collectives, waits)
     steps, said = find_steps(events)
-    for text in said:
-        remarks.append(("note", "empty_step", text))
+    remarks.extend(("note", "empty_step", text) for text in said)
     phases = find_phases(events)
     if on_device and steps:
         stretch(steps, _device_ends(events, steps))
