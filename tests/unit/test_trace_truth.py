@@ -1,0 +1,306 @@
+"""The analysis against traces whose answer is known by construction, made by `tests.tracegen`, which shares no code with it.
+
+What HolisticTraceAnalysis 0.5.0 makes of the same traces stands where it is wrong; `benchmarks/trace_analysis.py` runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.trace import analyse
+from allranks.trace.records import PairReport, RankReport, TraceReport
+from tests.tracegen import Scenario, Truth, generate
+from tests.tracegen.truth import CollectiveTruth, StepTruth
+
+NANOSECOND = 1e-9
+SLOW = {(3, 1): 900, (6, 2): 450}
+Made = tuple[Truth, TraceReport]
+
+CASES: dict[str, Scenario] = {
+    "new_names": Scenario(slow=SLOW),
+    "old_names": Scenario(slow=SLOW, names="old"),
+    "rccl": Scenario(slow=SLOW, names="rccl"),
+    "no_seq": Scenario(slow=SLOW, metadata="no_seq"),
+    "no_metadata": Scenario(slow=SLOW, metadata="none"),
+    "old_no_metadata": Scenario(slow=SLOW, metadata="none", names="old"),
+    "rccl_no_metadata": Scenario(slow=SLOW, metadata="none", names="rccl"),
+    "clock_offsets": Scenario(slow=SLOW, offset_us={0: 40, 3: -7000, 5: 5000, 7: 1_000_000}),
+    "missing_rank": Scenario(slow=SLOW, absent=frozenset({0, 4})),
+    "only_one_rank_of_eight": Scenario(absent=frozenset(range(1, 8))),
+    "one_rank_in_all": Scenario(world=1),
+    "streams_and_copies": Scenario(slow=SLOW, second_stream=True, memcpy=True),
+    "two_groups": Scenario(slow=SLOW, second_group=True),
+    "two_groups_no_seq": Scenario(slow=SLOW, second_group=True, metadata="no_seq"),
+    "twins": Scenario(slow=SLOW, twins=True),
+    "syncs": Scenario(slow=SLOW, syncs=True),
+    "no_part_marks": Scenario(slow=SLOW, part_marks=False),
+    "all": Scenario(slow=SLOW, second_stream=True, memcpy=True, second_group=True, twins=True, syncs=True, offset_us={5: 5000}, absent=frozenset({2})),
+    "gloo": Scenario(slow=SLOW, backend="gloo"),
+    "gloo_clock_offsets": Scenario(slow=SLOW, backend="gloo", world=3, offset_us={1: -2500}),
+    "gloo_one_rank": Scenario(backend="gloo", world=2, absent=frozenset({1})),
+}  # fmt: skip
+SHARED = [name for name, s in CASES.items() if s.world - len(s.absent) > 1]  # with something to pair
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
+    """Each case once: the truth, and the one report that the analysis gives."""
+    known: dict[str, Made] = {}
+
+    def of(name: str) -> Made:
+        if name not in known:
+            known[name] = make(CASES[name], tmp_path_factory.mktemp(name))
+        return known[name]
+
+    return of
+
+
+def make(scenario: Scenario, folder: Path) -> Made:
+    truth = generate(scenario, folder)
+    (report,) = analyse([folder], workers=1)
+    return truth, report
+
+
+def rank_of(report: TraceReport, number: int) -> RankReport:
+    found = report.rank(number)
+    assert found is not None
+    return found
+
+
+def seconds(microseconds: float, slack: float = 2 * NANOSECOND) -> Any:
+    return pytest.approx(microseconds / 1e6, abs=slack)
+
+
+def assert_step(found: Any, true: StepTruth) -> None:
+    b = found.breakdown
+    told = (b.span_s, b.compute_s, b.exposed_comm_s, b.copy_s, b.idle_s, b.comm_s, b.overlapped_comm_s, b.copy_total_s)
+    known = (true.duration, true.compute, true.exposed_comm, true.memcpy_alone, true.idle, true.comm, true.overlapped_comm, true.memcpy)  # fmt: skip
+    assert [round(t * 1e6, 3) for t in told] == list(known)
+    assert b.overlap == pytest.approx(true.overlap)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_how_each_step_of_each_rank_spent_its_time(made: Callable[[str], Made], name: str) -> None:
+    truth, report = made(name)
+    assert tuple(r.rank for r in report.ranks) == truth.ranks
+    for rank in report.ranks:
+        assert [s.step for s in rank.steps] == [n + 1 for r, n in truth.steps if r == rank.rank]
+        for step in rank.steps:
+            assert_step(step, truth.steps[rank.rank, step.step - 1])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_sum_over_steps(made: Callable[[str], Made], name: str) -> None:
+    truth, report = made(name)
+    for rank in report.ranks:
+        assert rank.total.compute_s == seconds(truth.total(rank.rank, "compute"))
+        assert rank.total.exposed_comm_s == seconds(truth.total(rank.rank, "exposed_comm"))
+        assert rank.total.overlapped_comm_s == seconds(truth.total(rank.rank, "overlapped_comm"))
+        assert rank.total.copy_s == seconds(truth.total(rank.rank, "memcpy_alone"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_collectives_by_kind_with_bytes_and_time(made: Callable[[str], Made], name: str) -> None:
+    truth, report = made(name)
+    sized = CASES[name].metadata != "none"
+    for kind in {c.kind for c in truth.collectives}:
+        rows = [r for r in report.collectives if r.kind == kind]
+        mine = [c for c in truth.collectives if c.kind == kind]
+        held = sum(len(c.waits) for c in mine)
+        assert sum(r.count for r in rows) == held
+        assert sum(r.total_s for r in rows) == seconds(sum(c.transfer + w for c in mine for w in c.waits.values()))
+        if sized:
+            assert sum(r.bytes or 0 for r in rows) == sum(c.size_bytes * len(c.waits) for c in mine)
+    assert {r.kind for r in report.collectives} == {c.kind for c in truth.collectives}
+
+
+@pytest.mark.parametrize("name", [n for n in SHARED if CASES[n].metadata != "none"])
+def test_bandwidths_are_over_the_transfer_and_not_over_the_waiting(made: Callable[[str], Made], name: str) -> None:
+    truth, report = made(name)
+    for kind in {c.kind for c in truth.collectives}:
+        mine = [c for c in truth.collectives if c.kind == kind]
+        (row,) = [r for r in report.collectives if r.kind == kind]
+        time, size = sum(c.transfer for c in mine) / 1e6, sum(c.size_bytes for c in mine)
+        assert row.algbw_bytes_s == pytest.approx(size / time, rel=1e-6)
+        factor = mine[0].busbw / mine[0].algbw
+        assert row.busbw_bytes_s == pytest.approx(size / time * factor, rel=1e-6)
+
+
+def match(report: TraceReport, c: CollectiveTruth, many: bool) -> PairReport:
+    """The pair that stands for a true collective: told apart by step, kind and size, in each step one."""
+    found = [p for p in report.pairing.longest if p.step == c.step + 1 and p.kind == c.kind]
+    found = [p for p in found if p.bytes == c.size_bytes] if many else found
+    found.sort(key=lambda p: abs(p.transfer_s * 1e6 - c.transfer))
+    return found[0]
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_waiting_and_transfer_of_each_collective_and_rank(made: Callable[[str], Made], name: str) -> None:
+    truth, report = made(name)
+    assert report.pairing.paired == len(truth.collectives)
+    assert report.pairing.unpaired == 0
+    expected = len(truth.collectives) if CASES[name].metadata == "full" and CASES[name].backend == "nccl" else 0
+    assert (report.pairing.by_sequence, report.pairing.by_order) == (expected, len(truth.collectives) - expected)
+    for c in truth.collectives:
+        pair = match(report, c, CASES[name].metadata != "none")
+        assert pair.transfer_s == seconds(c.transfer)
+        assert {r: round(w * 1e6, 2) for r, w in zip(pair.ranks, pair.wait_s, strict=True)} == c.waits
+        if c.last_rank is not None:
+            assert pair.last_rank == c.last_rank
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_who_was_last_and_how_long_others_waited_for_it(made: Callable[[str], Made], name: str) -> None:
+    truth, report = made(name)
+    rows = {r.rank: r for r in report.stragglers}
+    decided = [c for c in truth.collectives if c.last_rank is not None]
+    for rank in truth.ranks:
+        mine = [max(c.waits.values()) for c in decided if c.last_rank == rank]
+        assert rows[rank].wait_s == seconds(sum(c.waits[rank] for c in truth.collectives))
+        assert rows[rank].caused_wait_s == seconds(sum(mine))
+        assert rows[rank].max_late_s == seconds(max(mine, default=0))
+        assert rows[rank].pairs == len(truth.collectives)
+    worst = max(truth.ranks, key=lambda r: rows[r].caused_wait_s)
+    assert worst == 3 if 3 in truth.ranks else True
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_clock_offsets_are_found_from_the_ends_of_collectives(made: Callable[[str], Made], name: str) -> None:
+    truth, report = made(name)
+    base = rank_of(report, truth.ranks[0]).clock_offset_s
+    for rank in report.ranks:
+        assert rank.clock_offset_s - base == seconds(truth.offset_us[rank.rank])
+    zero = min(s.start for s in truth.steps.values())
+    for rank in report.ranks:  # moments of all ranks on one clock
+        starts = [s.start_s for s in rank.steps]
+        assert starts == [seconds(t.start - zero) for (r, _), t in truth.steps.items() if r == rank.rank]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_phase_that_each_collective_was_launched_in(made: Callable[[str], Made], name: str) -> None:
+    truth, report = made(name)
+    if not CASES[name].part_marks:
+        pytest.skip("without marks the phase is guessed from operators, which the generator has none of")
+    for c in truth.collectives:
+        same = [x for x in truth.collectives if (x.step, x.kind) == (c.step, c.kind)]
+        for rank in c.waits:
+            rows = [r for r in report.launches if (r.rank, r.step, r.kind) == (rank, c.step + 1, c.kind)]
+            assert [(r.phase, r.count) for r in rows] == [("backward", len(same))]
+
+
+@pytest.mark.parametrize("name", ["new_names", "streams_and_copies", "gloo"])
+def test_the_host_time_of_the_phases(made: Callable[[str], Made], name: str) -> None:
+    truth, report = made(name)
+    for rank in report.ranks:
+        for step in rank.steps:
+            parts = truth.steps[rank.rank, step.step - 1].parts
+            told = {p.phase: p.host_s for p in step.phases}
+            assert {phase: told[phase] for phase in parts} == {phase: seconds(t) for phase, t in parts.items()}  # type: ignore[index]
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_a_collective_that_one_rank_lacks_is_said_and_spoils_no_other(tmp_path: Path, backend: Any) -> None:
+    truth, report = make(Scenario(world=4, slow={(2, 1): 300}, dropped=(1, 0, 1), backend=backend), tmp_path)
+    assert any(p.severity != "note" and p.rank in (None, 1) and "all_reduce" in p.message for p in report.problems), (
+        report.problems
+    )
+    for c in truth.collectives[4:]:
+        pair = match(report, c, True)
+        assert dict(zip(pair.ranks, (round(w * 1e6) for w in pair.wait_s), strict=True)) == c.waits
+
+
+def test_a_missing_collective_is_named_by_its_sequence_number(tmp_path: Path) -> None:
+    truth, report = make(Scenario(world=4, dropped=(1, 0, 1)), tmp_path)
+    pairs = {p.key: p for p in report.pairing.longest}
+    assert pairs["seq 1"].ranks == (0, 2, 3)
+    assert pairs["seq 2"].ranks == (0, 1, 2, 3)
+    assert report.pairing.paired == len(truth.collectives)
+
+
+def test_ranks_that_are_not_there_are_said(made: Callable[[str], Made]) -> None:
+    _, report = made("missing_rank")
+    assert report.missing_ranks == (0, 4)
+    assert any(p.kind == "missing_ranks" for p in report.problems)
+    assert report.world_size == 8
+
+
+def test_without_step_marks_the_sums_stay_and_it_is_said(tmp_path: Path) -> None:
+    """HTA's straggler search raises ValueError here."""
+    truth, report = make(Scenario(slow=SLOW, step_marks=False), tmp_path)
+    assert any(p.kind == "no_steps" for p in report.problems)
+    for rank in report.ranks:
+        assert rank.steps == ()
+        assert rank.total.compute_s == seconds(truth.total(rank.rank, "compute"))
+        assert rank.total.exposed_comm_s == seconds(truth.total(rank.rank, "exposed_comm"))
+    assert report.pairing.paired == len(truth.collectives)
+
+
+def test_profilers_that_start_late_are_no_stragglers(tmp_path: Path) -> None:
+    """Rank 2's profiler starts 4 ms late; without trimming all others seem to wait 4 ms for it, and it is the straggler."""
+    truth, report = make(Scenario(start_skew_us={2: 4000}, slow={(5, 2): 300}), tmp_path)
+    assert report.startup is not None
+    assert report.startup.skew_s == seconds(4000)
+    assert {r: round(w * 1e6) for r, w in report.startup.fake_wait_s.items() if w} == {
+        r: 4000 for r in range(8) if r != 2
+    }
+    worst = max(report.stragglers, key=lambda row: row.caused_wait_s)
+    assert (worst.rank, round(worst.caused_wait_s * 1e6)) == (5, 300)
+    for rank in report.ranks:
+        for step in rank.steps[1:]:
+            assert_step(step, truth.steps[rank.rank, step.step - 1])
+            assert not step.trimmed
+
+
+def test_a_clock_that_drifts_moves_no_wait_by_more_than_it_drifts(tmp_path: Path) -> None:
+    truth, report = make(Scenario(slow=SLOW, offset_us={4: 900}, drift_ppm={4: 50}), tmp_path)
+    length = max(t.start + t.duration for t in truth.steps.values())
+    slack = length * 50e-6 * 1e-6 + NANOSECOND
+    for c in truth.collectives:
+        pair = match(report, c, True)
+        for rank, wait in zip(pair.ranks, pair.wait_s, strict=True):
+            assert wait == seconds(c.waits[rank], slack)
+    assert rank_of(report, 4).clock_offset_s - rank_of(report, 0).clock_offset_s == seconds(900, 2 * slack)
+
+
+class TestWhereHtaIsWrong:
+    """The same traces, the same questions: HTA 0.5.0 answers otherwise, and the schedule says who is right."""
+
+    def test_kernels_of_new_nccl_take_part_in_the_search_for_stragglers(self, made: Callable[[str], Made]) -> None:
+        """HTA looks for names that begin with ncclKernel and raises ValueError."""
+        _, report = made("new_names")
+        assert max(report.stragglers, key=lambda r: r.caused_wait_s).rank == 3
+
+    def test_rccl_kernels_are_communication(self, made: Callable[[str], Made]) -> None:
+        """HTA: 0 us of communication, overlap NaN; all of it counts as compute."""
+        truth, report = made("rccl_no_metadata")
+        assert rank_of(report, 0).total.comm_s == seconds(truth.total(0, "comm"))
+        assert rank_of(report, 0).total.compute_s == seconds(truth.total(0, "compute"))
+
+    def test_waits_of_streams_are_no_compute(self, made: Callable[[str], Made]) -> None:
+        """HTA: overlap 100 %, because cuda_sync events beside the collectives count as compute."""
+        truth, report = made("syncs")
+        overlap = truth.total(0, "overlapped_comm") / truth.total(0, "comm")
+        assert overlap < 0.5
+        assert rank_of(report, 0).total.overlap == pytest.approx(overlap)
+
+    def test_a_clock_that_is_off_makes_no_straggler(self, made: Callable[[str], Made]) -> None:
+        """HTA compares raw clocks and names rank 5, whose clock is 5 ms ahead; TraceLens' skew does so too."""
+        truth, report = made("clock_offsets")
+        assert max(report.stragglers, key=lambda r: r.caused_wait_s).rank == 3
+        pair = match(report, next(c for c in truth.collectives if c.last_rank == 3), True)
+        assert max(pair.end_s) - min(pair.end_s) < 2 * NANOSECOND
+
+    def test_one_rank_alone_has_no_stragglers_and_no_error(self, made: Callable[[str], Made]) -> None:
+        """HTA raises; TraceLens wants all ranks."""
+        _, report = made("only_one_rank_of_eight")
+        assert report.pairing.paired == 0
+        assert report.missing_ranks == tuple(range(1, 8))
+
+    def test_gloo_reduce_scatters_are_named_by_what_was_called(self, made: Callable[[str], Made]) -> None:
+        """HTA has no figures of gloo at all (IndexError); the profiler calls them gloo:all_reduce."""
+        _, report = made("gloo")
+        assert sum(r.count for r in report.collectives if r.kind == "reduce_scatter") == 8 * 3
