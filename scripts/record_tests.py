@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.machine import machine
+from benchmarks.machine import facts
 
 
 def outcome(case: ET.Element) -> str:
@@ -27,7 +27,7 @@ def main() -> None:
     result = {
         "what": "make test-all",
         "when": time.strftime("%Y-%m-%d"),
-        "machine": machine(),
+        "machine": facts(),
         "tests": dict(Counter(outcomes.values())),
         "seconds": round(sum(float(c.get("time", 0)) for c in cases), 1),
         "not_passed": {name: kind for name, kind in outcomes.items() if kind != "passed"},
