@@ -122,7 +122,8 @@ def test_hostile_values_are_only_values(value: str, tmp_path: Path) -> None:
         "-m allranks.launch.driver /shared/runs/job-1", "-c 'import os; print(os.environ[\"HOSTILE\"])'"
     )
     done = subprocess.run(["bash", "-c", body], cwd=tmp_path, capture_output=True, text=True, timeout=20)
-    assert done.stdout.splitlines() == [f"module: {value}", value], done.stderr
+    begun, *said = done.stdout.splitlines()
+    assert begun.startswith("allranks ") and said == [f"module: {value}", value], done.stderr
     assert list(tmp_path.iterdir()) == []
     line = next(x for x in text.splitlines() if x.startswith("#SBATCH --account="))
     assert shlex.split(line.removeprefix("#SBATCH ")) == [f"--account={value}"]
