@@ -54,6 +54,7 @@ def test_a_run_folder_has_its_traces_under_traces_and_earlier_attempts_below(tmp
         write(run / "traces" / "attempt-1" / f"rank{rank}.json.gz", work(1e6, 3), rank, 2)
     (latest,) = analyse([run])
     assert [r.steps[0].step for r in latest.ranks] == [8, 8]
+    assert latest.name == analyse([run / "traces"])[0].name == "run"
     assert [r.ranks[0].steps[0].step for r in analyse([run], select="all")] == [3, 8]
 
 

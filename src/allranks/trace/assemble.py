@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean
 
+from allranks.trace.averages import mean
 from allranks.trace.clocks import Clock, align
 from allranks.trace.files import TraceSet
 from allranks.trace.intervals import thin
@@ -259,7 +259,7 @@ def _collective_row(kind: str, label: str | None, pairs: list[Pair], alone: list
         wait_s=sum(c.duration - p.transfer for p in pairs for c in p.members.values() if not p.startup) * US
         if pairs
         else None,
-        mean_s=fmean(durations) * US,
+        mean_s=mean(durations) * US,
         max_s=max(durations) * US,
         algbw_bytes_s=moved / (time * US) if moved else None,
         busbw_bytes_s=sum(b for b, _ in bus) / (sum(t for _, t in bus) * US) if bus and moved else None,
@@ -341,7 +341,7 @@ def _stragglers(pairs: Iterable[Pair], ranks: Mapping[int, RankResult]) -> tuple
             last_share=len(late[r]) / len(waited[r]),
             wait_s=sum(waited[r]) * US,
             caused_wait_s=sum(late[r]) * US,
-            mean_late_s=fmean(late[r]) * US if late[r] else 0.0,
+            mean_late_s=mean(late[r]) * US if late[r] else 0.0,
             max_late_s=max(late[r], default=0.0) * US,
         )
         for r in sorted(ranks)

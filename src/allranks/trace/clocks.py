@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from statistics import median
 
 from msgspec import Struct
 
+from allranks.trace.averages import median
 from allranks.trace.names import SYNCHRONISING
 from allranks.trace.pairing import Pair
 from allranks.trace.rank import RankResult

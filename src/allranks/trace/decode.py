@@ -6,7 +6,6 @@ array cannot end inside a string or a nested object.
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import zlib
@@ -26,7 +25,7 @@ _BETWEEN = re.compile(rb"\}\s*,\s*\{")
 _BETWEEN_TEXT = re.compile(r"\}\s*,\s*\{")
 _NEXT = re.compile(r"[^{\]]*\{")
 _STDLIB = json.JSONDecoder()
-NESTED = 3  # ends of objects within an event that are tried before it is given up
+NESTED = 8  # ends of objects within an event that are tried before it is given up
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _MAX_HEAD = 1 << 26
 _GZIP = b"\x1f\x8b"
@@ -166,10 +165,14 @@ class TraceStream:
 
     def _take(self, buffer: bytes) -> tuple[list[Event], bytes]:
         """As many whole events as there are; the rest of the text comes back."""
-        ends = [m.start() + 1 for m in _BETWEEN.finditer(buffer, max(0, len(buffer) - (PIECE_BYTES >> 2)))]
+        ends: list[int] = []
+        for back in (PIECE_BYTES >> 5, PIECE_BYTES):  # some near the end will do
+            ends = [m.start() + 1 for m in _BETWEEN.finditer(buffer, max(0, len(buffer) - back))]
+            if ends:
+                break
         for end in reversed(ends[-3:]):
             try:
-                return _EVENTS.decode(b"[" + buffer[:end] + b"]"), _after_comma(buffer, end)
+                return _EVENTS.decode(b"[%b]" % buffer[:end]), _after_comma(buffer, end)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
         if not ends and len(buffer) > LARGEST_EVENT and not _BETWEEN.search(buffer):
@@ -185,12 +188,11 @@ class TraceStream:
         while (begin := _next_brace(text, at)) >= 0:
             at = begin
             k = bisect_right(ends, at)
-            if k == len(ends) and not last:
-                break  # its end is not here yet
             tried = [*ends[k : k + NESTED], *([len(text)] if last and k + NESTED > len(ends) else [])]
             value, length = _first_whole(text, at, tried)
             if length == 0:
-                if k == len(ends):
+                more_may_come = not last and len(text) - at < LARGEST_EVENT
+                if k == len(ends) or (more_may_come and k + NESTED > len(ends)):
                     break
                 self.skipped += 1
                 at = ends[k]
@@ -249,6 +251,8 @@ def distributed_info(head: Head) -> dict[str, Any]:
     """`distributedInfo` as a mapping; some tools write it as the text of a Python dict."""
     value = head.distributed
     if isinstance(value, str) and len(value) < 1 << 20:
+        import ast
+
         try:
             value = ast.literal_eval(value)  # literals only, nothing is run
         except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -324,7 +328,7 @@ def _next_brace(text: str, at: int) -> int:
 
 def _event_of(value: Any) -> tuple[Event | None, bool]:
     """The event, and whether all of it was understood: one whose arguments are damaged still tells its name and time."""
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or "ph" not in value:
         return None, False
     for drop in ((), ("args",)):
         try:

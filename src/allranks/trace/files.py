@@ -162,7 +162,8 @@ def _windows(group: list[TraceFile], select: Literal["latest", "all"]) -> list[T
         files.sort(key=lambda f: (f.window[0], f.start_us if f.start_us is not None else 0.0, f.window))
         by_rank[rank] = _without_doubles(rank, files, problems)
     depth = max(len(files) for files in by_rank.values())
-    name = group[0].run.name or str(group[0].run)
+    run = group[0].run.resolve()
+    name = run.parent.name if run.name == "traces" else run.name  # a run folder keeps them there
     if len(group) == 1:
         name = group[0].path.name
     chosen = [depth - 1] if select == "latest" else range(depth)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import defaultdict
 from operator import add
 from pathlib import Path
@@ -65,6 +66,16 @@ class Unreadable(Struct, tag=True):
 
 def read_rank(path: Path) -> RankResult | Unreadable:
     """Reads and analyses one trace."""
+    collecting = gc.isenabled()
+    gc.disable()  # nothing here makes cycles, and all these tuples would be looked at again and again
+    try:
+        return _read(path)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _read(path: Path) -> RankResult | Unreadable:
     try:
         stream = TraceStream(path)
         events = RankEvents()

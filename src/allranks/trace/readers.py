@@ -3,17 +3,18 @@ message. Not `multiprocessing`: that would run the caller's script again, and a 
 
 from __future__ import annotations
 
-import queue
 import struct
-import subprocess
 import sys
-import threading
+from collections import deque
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 
 from allranks.trace.rank import RankResult, Unreadable, read_rank
+
+if TYPE_CHECKING:
+    import subprocess
 
 Result = RankResult | Unreadable
 _LENGTH = struct.Struct("<Q")
@@ -24,9 +25,9 @@ def read_all(files: list[Path], workers: int) -> dict[Path, Result]:
     """Reads each file in one of `workers` processes; a process takes the next file when it is done with one."""
     if workers <= 1:
         return {path: read_rank(path) for path in files}
-    todo: queue.SimpleQueue[Path] = queue.SimpleQueue()
-    for path in files:
-        todo.put(path)
+    import threading
+
+    todo = deque(files)
     results: dict[Path, Result] = {}
     threads = [threading.Thread(target=_drive, args=(todo, results), daemon=True) for _ in range(workers)]
     for thread in threads:
@@ -36,13 +37,13 @@ def read_all(files: list[Path], workers: int) -> dict[Path, Result]:
     return results
 
 
-def _drive(todo: queue.SimpleQueue[Path], results: dict[Path, Result]) -> None:
+def _drive(todo: deque[Path], results: dict[Path, Result]) -> None:
     process = None
     try:
         while True:
             try:
-                path = todo.get_nowait()
-            except queue.Empty:
+                path = todo.popleft()
+            except IndexError:
                 return
             process = process or _start()
             answer = _ask(process, path)
@@ -59,6 +60,8 @@ def _drive(todo: queue.SimpleQueue[Path], results: dict[Path, Result]) -> None:
 
 
 def _start() -> subprocess.Popen[bytes]:
+    import subprocess
+
     # the same packages as in this process, but none from where the user happens to be
     path = [str(Path(__file__).resolve().parents[2]), *(p for p in sys.path if p)]
     code = f"import sys; sys.path[:] = {path!r}; from allranks.trace.readers import serve; serve()"

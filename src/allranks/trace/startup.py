@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 
+from allranks.trace.averages import median
 from allranks.trace.clocks import Clock
 from allranks.trace.names import SYNCHRONISING
 from allranks.trace.pairing import Pair

@@ -254,7 +254,10 @@ def _modules(console: Console, report: TraceReport) -> None:
 
 
 def _indented(m: ModuleRow, width: int) -> Text:
-    return _short("  " * min(m.depth, 6) + m.name, width)
+    """Of a path the end tells most; a plain name is set in by its depth."""
+    if "." not in m.name:
+        return _short("  " * min(m.depth, 6) + m.name, width)
+    return Text(m.name if len(m.name) <= width else "…" + m.name[-(width - 1) :])
 
 
 def _memory(console: Console, report: TraceReport) -> None:
