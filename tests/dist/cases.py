@@ -21,6 +21,7 @@ from allranks.spec.records import AdapterSpec, ModelSpec, TrainSpec
 from allranks.train import strategies
 from allranks.train.adapters import add_adapter
 from allranks.train.checkpoint import Saver
+from allranks.train.compare.memory import Held
 from allranks.train.control import Control, StopRequest
 from allranks.train.data.collate import Batch, collate
 from allranks.train.data.encode import EncodedRow
@@ -34,6 +35,9 @@ from allranks.train.model import build_model
 from allranks.train.optim import adamw
 from allranks.train.parity import update_error
 from allranks.train.proof import prove, weights_digest
+from allranks.train.strategies import zero2, zero3
+from allranks.train.strategies.common import clip_and_update
+from allranks.train.strategies.flat import Flat
 from allranks.train.world import World, join, leave
 from tests.dist import plants
 
@@ -230,6 +234,51 @@ def go_on(strategy: Any, world: World, tokens: TokenSet, how: dict[str, Any], fi
     Loop(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
 
 
+def _spoil(plant: str | None, saved: dict[str, Any]) -> None:
+    """A bug in loading."""
+    if plant == "other_parameter":
+        names = sorted(saved["optimizer"])
+        for name, other in zip(names, [*names[1:], names[0]], strict=True):
+            state_of, of = saved["optimizer"][name], saved["optimizer"][other]
+            if state_of["exp_avg"].shape == of["exp_avg"].shape:
+                state_of["exp_avg"] = of["exp_avg"]
+    if plant == "other_ranks_part":  # weights come whole to every rank; only moments are cut
+        usual = Flat.join
+
+        def join(self: Flat, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+            own, (self.low, self.high) = (self.low, self.high), (0, self.part)
+            part = usual(self, tensors)
+            self.low, self.high = own
+            return part
+
+        Flat.join = join  # type: ignore[method-assign]
+
+
+def memory(world: World, args: dict[str, Any]) -> Any:
+    """Bytes of weights, gradients and optimizer state that this rank really holds when it updates, by strategy."""
+    tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
+    if args.get("plant") == "never_freed":
+        zero3.Unit.free = lambda self: self.use()  # type: ignore[method-assign]
+    if args.get("plant") == "whole_gradients":
+        zero2.Zero2.step = _step_with_whole_gradients  # type: ignore[method-assign]
+    found = {}
+    for name in args["names"]:
+        strategy, module = prepared(name, world, {})
+        held = Held(strategy, module)
+        go_on(strategy, world, tokens, {}, 0, 2, Path(args["folder"]))
+        found[name] = held.weights() + held.gradients + held.optimizer_state()
+        held.remove()
+    return found
+
+
+def _step_with_whole_gradients(self: Any) -> torch.Tensor:
+    self._gradients.give()
+    for flat in self._flats:
+        for _, parameter in flat.named:
+            parameter.grad = torch.zeros_like(parameter)
+    return clip_and_update(self.optimizer, [p for flat in self._flats for p in flat.pieces], None, self._group)
+
+
 def states(world: World, args: dict[str, Any]) -> Any:
     """For (saved under, loaded under, variant): how far two steps, a save, a load and two steps are from four steps."""
     folder = Path(args["folder"])
@@ -248,12 +297,8 @@ def states(world: World, args: dict[str, Any]) -> Any:
         dist.barrier()
         second, _ = prepared(loader, world, how)
         saved = torch.load(folder / "state.pt", weights_only=True)
-        if args.get("plant") and world.rank == 1:  # the moments of another parameter
-            names = sorted(saved["optimizer"])
-            for name, other in zip(names, [*names[1:], names[0]], strict=True):
-                state_of, of = saved["optimizer"][name], saved["optimizer"][other]
-                if state_of["exp_avg"].shape == of["exp_avg"].shape:
-                    state_of["exp_avg"] = of["exp_avg"]
+        if world.rank == 1:
+            _spoil(args.get("plant"), saved)
         second.load_state_dict(saved)
         go_on(second, world, tokens, how, 2, 4, folder)
         ours = second.weights(trained_only=True)
