@@ -73,9 +73,7 @@ class Runner:
         plan = Plan(self.done, self.done + steps, TRAIN, 1, 1, lambda done: False, lambda done, stop: None)
         events = EventLog(self._folder / f"events{self.world.rank}.jsonl", self.world.rank)
         stop = StopRequest()
-        loop = Loop(
-            self.world, self.strategy, self._order, self._tokens, self._make, plan, events, stop, watcher
-        )
+        loop = Loop(self.world, self.strategy, self._order, self._tokens, self._make, plan, events, stop, watcher)
         dist.barrier(group=self.world.control)
         self.tokens, began = 0, time.perf_counter()
         loop.run()
@@ -120,28 +118,20 @@ def race(world: World, tokens: TokenSet, args: dict[str, Any], pair: list[str], 
 
 
 class _Looks:
-    """A `Window` that notes what was held before it began, and begins and ends while no collective runs: the profiler
-    has been seen to corrupt the heap when it stops under gloo's threads."""
+    """A `Window` that also notes what was held before it began."""
 
-    def __init__(self, window: Window, held: Held, last: int, world: World) -> None:
-        self._window, self._held, self._last, self._world = window, held, last, world
-
-    def _quiet(self) -> None:
-        dist.barrier(group=self._world.control)
-        time.sleep(0.2)
+    def __init__(self, window: Window, held: Held) -> None:
+        self._window, self._held = window, held
 
     def step_begins(self, step: int) -> None:
         if step == self._window.first:
             self._window.before_bytes = self._held.kept_between_steps()
-            self._quiet()
         self._window.step_begins(step)
 
     def part(self, name: str) -> AbstractContextManager[Any]:
         return self._window.part(name)
 
     def step_ends(self, step: int) -> bool:
-        if step == self._last:
-            self._quiet()
         return self._window.step_ends(step)
 
     def close(self) -> None: ...
@@ -153,7 +143,7 @@ def memory_of(world: World, tokens: TokenSet, args: dict[str, Any], name: str, h
     held = Held(runner.strategy, runner.model)
     runner.run(2)
     window = Window(2, 3, world.device, Path(args["folder"]) / f"trace{world.rank}.json.gz")
-    runner.run(2, _Looks(window, held, 3, world))
+    runner.run(2, _Looks(window, held))
     new = int(window.figures()["peak_new_bytes"])
     mine = {
         "weights_bytes": held.weights(),

@@ -161,17 +161,26 @@ times. [All strategies](README.md); the code: `src/allranks/train/strategies/{pa
 """
 
 
+def _overlap(page: Page) -> str:
+    """Whether the picture shows communication below computation."""
+    computing = [bar for bar in page.compute if bar[0] != "wait"]
+    hidden = any(a < stop and start < b for _, start, stop in page.comm for _, a, b in computing)
+    return "yes" if hidden else "no"
+
+
 def readme() -> str:
     """The ladder."""
-    lines = [f"| [`{p.name}`]({p.name}.md) | {p.new} | {p.bytes} | {p.memory} | {p.ratio} |" for p in PAGES]
+    lines = [
+        f"| [`{p.name}`]({p.name}.md) | {p.new} | {p.bytes} | {_overlap(p)} | {p.memory} | {p.ratio} |" for p in PAGES
+    ]
     return (
         """# Strategies
 
 Each is one file that can be read in one sitting, with one contract (`contract.py`), and one word in the spec:
 `strategy: {name: zero2}`. The hand-written ones are a ladder: each mends one thing of the one before it. Beside each stands torch's own.
 
-| strategy | what is new | bytes a step | memory a rank | at two ranks |
-|---|---|---|---|---|
+| strategy | what is new | bytes a step, and their collectives | travels while it computes | memory a rank | at two ranks |
+|---|---|---|---|---|---|
 """
         + "\n".join(lines)
         + """

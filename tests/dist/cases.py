@@ -42,7 +42,13 @@ from allranks.train.world import World, join, leave
 from tests.dist import plants
 
 MICRO = 2
-CONFIG = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+CONFIG = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 
 
 def world_of(planned: int | None = None) -> World:
@@ -53,7 +59,9 @@ def world_of(planned: int | None = None) -> World:
 
 def model_of(seed: int = 1, **config: Any) -> tuple[Any, Any]:
     tokenizer = train_tokenizer(["hello"], 300, classifier=False)
-    return build_model(ModelSpec(name="tiny:mistral", config={**CONFIG, **config}), tokenizer, dtype="float32", labels={}, seed=seed), tokenizer
+    return build_model(
+        ModelSpec(name="tiny:mistral", config={**CONFIG, **config}), tokenizer, dtype="float32", labels={}, seed=seed
+    ), tokenizer
 
 
 def tokens_of(folder: Path, n: int) -> TokenSet:
@@ -96,7 +104,9 @@ def evaluation(world: World, args: dict[str, Any]) -> Any:
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 23)
     found = []
     for size in (1, 4, 16):
-        evaluator = Evaluator(world, LossModel(model, classifier=False), tokens, pad_id=0, batch_size=size, classifier=False)
+        evaluator = Evaluator(
+            world, LossModel(model, classifier=False), tokens, pad_id=0, batch_size=size, classifier=False
+        )
         result = evaluator.run()
         found.append([result.loss, result.perplexity, result.targets, result.rows])
     return found
@@ -131,6 +141,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 UNUSED_OPTIONS = {"pytorch_ddp", "pytorch_zero1", "pytorch_zero2", "pytorch_zero3"}
 
+
 def parities(world: World, args: dict[str, Any]) -> Any:
     """For each (strategy, variant): how far its weights after some steps are from those of one process that goes through
     the ranks' micro-batches in order."""
@@ -161,7 +172,10 @@ def a_salt(world: World, tokens: TokenSet, how: dict[str, Any]) -> int:
     orders = orders_of(world, tokens, how)
     for salt in range(3):
         used = [
-            [[takes_part(collate(tokens, rows, 0, None).input_ids, salt) for rows in o.micro_batches(s)] for o in orders]
+            [
+                [takes_part(collate(tokens, rows, 0, None).input_ids, salt) for rows in o.micro_batches(s)]
+                for o in orders
+            ]
             for s in range(STEPS)
         ]
         if all(any(any(r) for r in step) for step in used) and any(not any(r) for step in used for r in step):
@@ -179,7 +193,9 @@ def orders_of(world: World, tokens: TokenSet, how: dict[str, Any]) -> list[Order
 def built(how: dict[str, Any]) -> LossModel:
     model, _ = model_of(tie_word_embeddings=bool(how.get("tied")), **how.get("config", {}))
     if how.get("lora"):
-        model = add_adapter(model, AdapterSpec(type="lora", r=4, targets=["q_proj", "v_proj"]), classifier=False, base="b", seed=1)
+        model = add_adapter(
+            model, AdapterSpec(type="lora", r=4, targets=["q_proj", "v_proj"]), classifier=False, base="b", seed=1
+        )
     if how.get("frozen"):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("layers.0" not in name)
@@ -187,7 +203,9 @@ def built(how: dict[str, Any]) -> LossModel:
     return Sometimes(model, how.get("salt")) if how.get("extra") else LossModel(model, classifier=False)
 
 
-def train_with(name: str, world: World, tokens: TokenSet, how: dict[str, Any], folder: Path) -> tuple[dict[str, torch.Tensor], float]:
+def train_with(
+    name: str, world: World, tokens: TokenSet, how: dict[str, Any], folder: Path
+) -> tuple[dict[str, torch.Tensor], float]:
     """Weights after some steps, on rank 0; and how far the ranks' own copies are apart, where they have any."""
     strategy = strategies.create(name, how.get("options", {}))
     module = built(how)
@@ -219,7 +237,9 @@ def prepared(name: str, world: World, how: dict[str, Any]) -> tuple[Any, LossMod
     return strategy, module
 
 
-def go_on(strategy: Any, world: World, tokens: TokenSet, how: dict[str, Any], first: int, last: int, folder: Path) -> None:
+def go_on(
+    strategy: Any, world: World, tokens: TokenSet, how: dict[str, Any], first: int, last: int, folder: Path
+) -> None:
     order = orders_of(world, tokens, how)[world.rank]
 
     def make(rows: Any) -> Batch:
@@ -235,7 +255,7 @@ def go_on(strategy: Any, world: World, tokens: TokenSet, how: dict[str, Any], fi
 
 
 def _spoil(plant: str | None, saved: dict[str, Any]) -> None:
-    """A bug in loading."""
+    """A bug in loading; the last one stays in this process."""
     if plant == "other_parameter":
         names = sorted(saved["optimizer"])
         for name, other in zip(names, [*names[1:], names[0]], strict=True):
@@ -257,9 +277,8 @@ def _spoil(plant: str | None, saved: dict[str, Any]) -> None:
 def memory(world: World, args: dict[str, Any]) -> Any:
     """Bytes of weights, gradients and optimizer state that this rank really holds when it updates, by strategy."""
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
-    if args.get("plant") == "never_freed":
+    if args.get("plant"):  # weights that are never freed, gradients that stay whole
         zero3.Unit.free = lambda self: self.use()  # type: ignore[method-assign]
-    if args.get("plant") == "whole_gradients":
         zero2.Zero2.step = _step_with_whole_gradients  # type: ignore[method-assign]
     found = {}
     for name in args["names"]:
@@ -284,7 +303,8 @@ def states(world: World, args: dict[str, Any]) -> Any:
     folder = Path(args["folder"])
     tokens = tokens_of(folder / f"rank{world.rank}", 37)
     found = []
-    for saver, loader, variant in args["triples"]:
+    plants_ = args.get("plants") or [None] * len(args["triples"])
+    for (saver, loader, variant), planted in zip(args["triples"], plants_, strict=True):
         how = VARIANTS[variant]
         whole, _ = prepared(loader, world, how)
         go_on(whole, world, tokens, how, 0, 4, folder)
@@ -298,7 +318,7 @@ def states(world: World, args: dict[str, Any]) -> Any:
         second, _ = prepared(loader, world, how)
         saved = torch.load(folder / "state.pt", weights_only=True)
         if world.rank == 1:
-            _spoil(args.get("plant"), saved)
+            _spoil(planted, saved)
         second.load_state_dict(saved)
         go_on(second, world, tokens, how, 2, 4, folder)
         ours = second.weights(trained_only=True)

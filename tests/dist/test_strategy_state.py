@@ -28,24 +28,38 @@ def test_every_strategy_goes_on_bitwise_in_every_form(tmp_path: Path, world: int
 
 
 def test_a_state_of_one_strategy_loads_under_another(tmp_path: Path) -> None:
-    ways = [("zero2", "pytorch_ddp"), ("pytorch_ddp", "zero2"), ("pytorch_ddp", "zero3"), ("zero3", "pytorch_zero3"), ("pytorch_zero1", "zero1")]
+    ways = [
+        ("zero2", "pytorch_ddp"),
+        ("pytorch_ddp", "zero2"),
+        ("pytorch_ddp", "zero3"),
+        ("zero3", "pytorch_zero3"),
+        ("pytorch_zero1", "zero1"),
+    ]
     triples = [(a, b, "plain") for a, b in ways]
     for one in run_ranks("states", 2, tmp_path, folder=tmp_path, triples=triples)[0]:
         assert one["error"] < 1e-6, one
 
 
-@pytest.mark.parametrize("plant", ["other_parameter", "other_ranks_part"])
-def test_moments_that_belong_elsewhere_would_be_seen(tmp_path: Path, plant: str) -> None:
-    results = run_ranks("states", 2, tmp_path, folder=tmp_path, triples=[("zero2", "zero2", "plain")], plant=plant)
-    assert results[0][0]["error"] > 1e-4
+def test_moments_that_belong_elsewhere_would_be_seen(tmp_path: Path) -> None:
+    bugs = ["other_parameter", "other_ranks_part"]
+    results = run_ranks("states", 2, tmp_path, folder=tmp_path, triples=[("zero2", "zero2", "plain")] * 2, plants=bugs)
+    for bug, one in zip(bugs, results[0], strict=True):
+        assert one["error"] > 1e-4, bug
 
 
 # of plain data parallelism at two ranks: weights and gradients 4 bytes a parameter each, moments 8; FSDP2 keeps weights
 # in parts between steps in both forms
-SHARE = {"zero1": 3 / 4, "zero2": 5 / 8, "zero3": 1 / 2, "pytorch_zero1": 3 / 4, "pytorch_zero2": 1 / 2, "pytorch_zero3": 1 / 2}
+SHARE = {
+    "zero1": 3 / 4,
+    "zero2": 5 / 8,
+    "zero3": 1 / 2,
+    "pytorch_zero1": 3 / 4,
+    "pytorch_zero2": 1 / 2,
+    "pytorch_zero3": 1 / 2,
+}
 
 
-def shares(tmp_path: Path, names: list[str], plant: str | None = None) -> dict[str, float]:
+def shares(tmp_path: Path, names: list[str], plant: bool = False) -> dict[str, float]:
     """What a rank holds on average when it updates, as a share of what `pytorch_ddp` holds."""
     ranks = run_ranks("memory", 2, tmp_path, folder=tmp_path, names=["pytorch_ddp", *names], plant=plant)
     return {n: sum(r[n] for r in ranks) / sum(r["pytorch_ddp"] for r in ranks) for n in names}
@@ -56,6 +70,6 @@ def test_each_strategy_holds_what_theory_says(tmp_path: Path) -> None:
         assert share == pytest.approx(SHARE.get(name, 1.0), rel=0.02), name
 
 
-@pytest.mark.parametrize(("plant", "name"), [("never_freed", "zero3"), ("whole_gradients", "zero2")])
-def test_memory_that_is_kept_would_be_seen(tmp_path: Path, plant: str, name: str) -> None:
-    assert shares(tmp_path, [name], plant)[name] > SHARE[name] * 1.1
+def test_memory_that_is_kept_would_be_seen(tmp_path: Path) -> None:
+    for name, share in shares(tmp_path, ["zero2", "zero3"], plant=True).items():
+        assert share > SHARE[name] * 1.1, name

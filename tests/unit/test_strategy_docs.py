@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from allranks.train import strategies
 from allranks.train.strategies import REGISTRY
 from tests.conftest import REPO
 
@@ -42,7 +43,7 @@ def test_page_and_picture_are_there_and_up_to_date(name: str, writer: ModuleType
 @pytest.mark.parametrize("name", REGISTRY)
 def test_page_names_the_options_of_the_registry_with_their_defaults(name: str) -> None:
     (line,) = re.findall(r"^\| options \| (.*) \|$", (DOCS / f"{name}.md").read_text(), re.MULTILINE)
-    named = {key: value for key, value in re.findall(r"`(\w+)`(?: \(([^)]*)\))?", line)}
+    named = dict(re.findall(r"`(\w+)`(?: \(([^)]*)\))?", line))
     assert named.keys() == REGISTRY[name].options.keys()
     for key, value in named.items():
         if value:
@@ -62,6 +63,13 @@ def test_the_table_has_a_row_for_each_and_nothing_else() -> None:
     rows = re.findall(r"^\| \[`(\w+)`\]\((\w+)\.md\) \|", (DOCS / "README.md").read_text(), re.MULTILINE)
     assert sorted(name for name, _ in rows) == sorted(REGISTRY)
     assert all(name == page for name, page in rows)
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_the_table_says_of_overlap_what_the_strategy_claims(name: str) -> None:
+    (row,) = re.findall(rf"^\| \[`{name}`\].*$", (DOCS / "README.md").read_text(), re.MULTILINE)
+    claims = strategies.create(name, {}).claims_overlap
+    assert row.split("|")[4].strip() == ("yes" if claims else "no")
 
 
 def test_no_page_or_picture_is_left_over() -> None:

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
 Span = tuple[float, float]
 WAITS = ("c10d::", "gloo:", "nccl:", "record_param_comms")
+
+
+def settle() -> None:
+    """Return when no collective runs on any rank: torch's profiler, started or stopped while threads of gloo are at
+    work, has been seen to corrupt the heap, which ends the process some time later."""
+    if dist.is_initialized():
+        dist.barrier()
+        time.sleep(0.2)  # what was launched before the barrier on another group has no part in it
 
 
 class Window:
@@ -30,6 +40,7 @@ class Window:
             cuda = self._device.type == "cuda"
             if cuda:
                 torch.cuda.reset_peak_memory_stats(self._device)
+            settle()
             activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
             self._profile = profile(activities=activities, record_shapes=True, profile_memory=True)
             self._profile.start()
@@ -46,6 +57,7 @@ class Window:
             self._mark.__exit__(None, None, None)
         if step == self._last and self._profile is not None:
             self._on = False
+            settle()
             self._profile.stop()
             if self._device.type == "cuda":
                 self.peak_bytes = torch.cuda.max_memory_allocated(self._device)
