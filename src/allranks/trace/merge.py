@@ -40,7 +40,7 @@ class Merged(Record, frozen=True):
 
     path: Path
     ranks: tuple[int, ...]
-    n_events: int  # of the ranks' own; names of processes are ours
+    n_events: int  # of the ranks' own; the names of processes, which are ours, are not counted
     left_out: tuple[str, ...]  # files that could not be read any more, each with the reason
 
 
@@ -79,7 +79,7 @@ def write_merged(report: TraceReport, target: Path) -> Merged:
     partial = target.with_name(f".{target.name}.{os.getpid()}.part")
     # The rank whose clock zero is latest keeps its times; those of all others move forward, so that none is below zero.
     latest = max(report.ranks, key=lambda r: r.zero_us)
-    ranks, left_out, events = [], [], 0
+    ranks, left_out, events, between = [], [], 0, b""
     try:
         with gzip.open(partial, "wb", compresslevel=COMPRESSION) as out:
             out.write(_head(report, latest))
@@ -87,7 +87,8 @@ def write_merged(report: TraceReport, target: Path) -> Merged:
                 writer = _RankWriter(rank, latest.zero_us - rank.zero_us, index, len(report.ranks))
                 try:
                     for text in writer.pieces():
-                        out.write(text)
+                        out.write(between + text)
+                        between = b",\n"
                     ranks.append(rank.rank)
                 except NotATrace as error:
                     left_out.append(f"{rank.path}: {error}")
@@ -96,7 +97,7 @@ def write_merged(report: TraceReport, target: Path) -> Merged:
                         raise
                     left_out.append(f"{rank.path}: {error.strerror}")
                 events += writer.n_events
-            out.write(_about())
+            out.write(b"\n]}\n")
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
@@ -127,11 +128,6 @@ def _head(report: TraceReport, reference: RankReport) -> bytes:
     return msgspec.json.encode(head)[:-1] + b',"traceEvents":[\n'
 
 
-def _about() -> bytes:
-    """The last event: every event before it ends with a comma."""
-    return b'{"ph":"M","name":"allranks_merged","pid":0,"tid":0,"args":{}}\n]}\n'
-
-
 class _RankWriter:
     """Rewrites one rank's events."""
 
@@ -145,21 +141,21 @@ class _RankWriter:
         self._with_events: set[int] = set()
 
     def pieces(self) -> Iterator[bytes]:
-        """Text of events, each with a comma behind it."""
+        """Text of events, with commas between them."""
         stream = _RawStream(Path(self.rank.path))
         for piece in stream.pieces():
             kept = [e for event in piece if (e := self._event(event)) is not None]
+            self.n_events += len(kept)
             if kept:
-                yield msgspec.json.encode(kept)[1:-1] + b",\n"
+                yield msgspec.json.encode(kept)[1:-1]
         host = stream.head.host if isinstance(stream.head.host, str) else ""
         names = list(self._processes(host))
         if names:
-            yield msgspec.json.encode(names)[1:-1] + b",\n"
+            yield msgspec.json.encode(names)[1:-1]
 
     def _event(self, event: RawEvent) -> RawEvent | dict[str, Any] | None:
         """The event in the merged trace; None for names of processes, which come from `_processes`."""
         pid = self._pid(bytes(event.get("pid", _NONE)))
-        self.n_events += 1
         if bytes(event.get("ph", _NONE)) == b'"M"':
             name = bytes(event.get("name", _NONE))
             if name in _OURS or name == b'"process_labels"':
