@@ -41,7 +41,8 @@ def overlap_chart(report: TraceReport) -> Chart | None:
     hidden = ("hidden behind compute", PAINTS["hidden"], [r.total.overlapped_comm_s for r in ranks])
     open_ = ("exposed", PAINTS["exposed"], [r.total.exposed_comm_s for r in ranks])
     known = [r.total.overlap for r in ranks if r.total.overlap is not None]
-    note = f"Overlap is hidden time over all communication: {100 * min(known):.0f} to {100 * max(known):.0f} % by rank."
+    low, high = f"{100 * min(known):.0f}", f"{100 * max(known):.0f}"
+    note = f"Overlap is hidden time over all communication: {low if low == high else f'{low} to {high}'} %."
     return Chart("overlap", "Communication, hidden and exposed", note, _bars([r.rank for r in ranks], [hidden, open_]))
 
 
@@ -78,7 +79,12 @@ def step_chart(report: TraceReport) -> Chart | None:
         shown = sorted(ranks, key=lambda r: -r.total.span_s)[:MOST_CURVES]
         note += f" The {MOST_CURVES} ranks with the longest windows of {len(ranks)}."
     traces = [
-        line(f"rank {r.rank}", [float(s.step) for s in r.steps], [s.breakdown.span_s / divisor for s in r.steps], colour(i))
+        line(
+            f"rank {r.rank}",
+            [float(s.step) for s in r.steps],
+            [s.breakdown.span_s / divisor for s in r.steps],
+            colour(i),
+        )
         for i, r in enumerate(shown)
     ]
     made = layout(260, "step", yaxis=axis(rangemode="tozero", ticksuffix=f" {unit}"))
@@ -91,13 +97,15 @@ def bandwidth_chart(report: TraceReport) -> Chart | None:
     """Bus bandwidth over the mean size, a curve per kind."""
     rows = [r for r in report.sizes if r.busbw_bytes_s and r.bytes and r.count]
     kinds = list(dict.fromkeys(r.kind for r in rows))
-    if len(rows) < 2:
+    if len(rows) == len(kinds):  # one size each makes no curve
         return None
     traces = []
     for i, kind in enumerate(kinds):
         mine = sorted(((r.bytes or 0) / r.count, r.busbw_bytes_s or 0.0) for r in rows if r.kind == kind)
         traces.append(line(kind, [b for b, _ in mine], [bw / 1e9 for _, bw in mine], colour(i)))
-    made = layout(260, "mean size of a message", yaxis=axis(rangemode="tozero", ticksuffix=" GB/s"), hovermode="closest")
+    made = layout(
+        260, "mean size of a message", yaxis=axis(rangemode="tozero", ticksuffix=" GB/s"), hovermode="closest"
+    )
     ticks = [1024**p * f for p in range(4) for f in (1, 32)]
     made["xaxis"] |= {"type": "log", "tickvals": ticks, "ticktext": [size(t) for t in ticks]}
     text = "Bytes over transfer time, times the factor of nccl-tests that makes kinds and rank counts comparable. GB is 10^9 bytes."
@@ -143,13 +151,17 @@ def _bars(ranks: Sequence[int], parts: Sequence[tuple[str, str, Sequence[float]]
             "legendgroup": label(name),
             "x": list(ranks),
             "y": [v / divisor for v in values],
-            "customdata": [f"{seconds(v)}, {100 * v / t:.1f} %" if t else "-" for v, t in zip(values, totals, strict=True)],
+            "customdata": [
+                f"{seconds(v)}, {100 * v / t:.1f} %" if t else "-" for v, t in zip(values, totals, strict=True)
+            ],
             "hovertemplate": f"{label(name)}: %{{customdata}}<extra></extra>",
             "marker": {"color": paint, "line": {"width": 0}},
         }
         for name, paint, values in parts
     ]
-    made = layout(280, "rank", yaxis=axis(rangemode="tozero", ticksuffix=f" {unit}"), bargap=0.25 if len(ranks) < 32 else 0.05)
+    made = layout(
+        280, "rank", yaxis=axis(rangemode="tozero", ticksuffix=f" {unit}"), bargap=0.25 if len(ranks) < 32 else 0.05
+    )
     if len(ranks) <= 24:
         made["xaxis"] |= {"tickvals": list(ranks), "range": [min(ranks) - 0.9, max(ranks) + 0.9]}
     if len(ranks) <= 4:

@@ -115,8 +115,12 @@ def _collectives(left: _Side, right: _Side) -> Iterable[DiffRow]:
     found = [{c.kind: c for c in s.report.collectives} for s in (left, right)]
     for kind in sorted({*found[0], *found[1]}):
         a, b = found[0].get(kind), found[1].get(kind)
-        yield _row("collective", f"{kind}, count", "count", left.mean(a.count if a else 0), right.mean(b.count if b else 0))
-        yield _row("collective", f"{kind}, time", "s", left.mean(a.total_s if a else 0), right.mean(b.total_s if b else 0))
+        yield _row(
+            "collective", f"{kind}, count", "count", left.mean(a.count if a else 0), right.mean(b.count if b else 0)
+        )
+        yield _row(
+            "collective", f"{kind}, time", "s", left.mean(a.total_s if a else 0), right.mean(b.total_s if b else 0)
+        )
         sizes = (a.bytes if a else 0, b.bytes if b else 0)
         if any(sizes):
             yield _row("collective", f"{kind}, bytes", "bytes", left.mean(sizes[0]), right.mean(sizes[1]))
@@ -126,7 +130,9 @@ def _collectives(left: _Side, right: _Side) -> Iterable[DiffRow]:
 
 
 def _memory(left: _Side, right: _Side) -> Iterable[DiffRow]:
-    peaks = [[m.peak_bytes for r in s.report.ranks for m in r.memory if _counts(s.report, m.device)] for s in (left, right)]
+    peaks = [
+        [m.peak_bytes for r in s.report.ranks for m in r.memory if _counts(s.report, m.device)] for s in (left, right)
+    ]
     if any(peaks):
         yield _row("memory", "highest peak", "bytes", *(float(max(p)) if p else None for p in peaks))
 

@@ -38,8 +38,11 @@ def _context(report: TraceReport, plotly: str | None) -> dict[str, Any]:
         "name": plain(report.name, 200),
         "subtitle": _subtitle(report),
         "cards": cards,
-        "card_columns": min(len(cards), 4) if len(cards) in (4, 7, 8) else min(len(cards), 3),
-        "problems": [(SEVERITIES[p.severity], p.severity, plain(f"{p.file}: {p.message}" if p.file else p.message)) for p in report.problems],
+        "card_columns": len(cards) if len(cards) < 6 else (4 if len(cards) > 6 else 3),
+        "problems": [
+            (SEVERITIES[p.severity], p.severity, plain(f"{p.file}: {p.message}" if p.file else p.message))
+            for p in report.problems
+        ],
         "charts": {name: groups.get(name, []) for name in ("time", "timeline", "collectives", "memory")},
         "charts_missing": plotly is None,
         "tables": {name: [t for t in made if t] for name, made in _tables(report).items()},
@@ -95,5 +98,9 @@ def _startup(report: TraceReport) -> str:
     if s is None or s.skew_s <= 0:
         return ""
     removed = max(s.removed_s.values(), default=0.0)
-    cut = f" Up to {tables.seconds(removed)} of a rank were left out: its windows begin after {s.until}." if removed > 0 else ""
+    cut = (
+        f" Up to {tables.seconds(removed)} of a rank were left out: its windows begin after {s.until}."
+        if removed > 0
+        else ""
+    )
     return plain(f"Profilers started {tables.seconds(s.skew_s)} apart.{cut}")

@@ -35,7 +35,11 @@ def cards(report: TraceReport) -> list[Card]:
     spans = [r.total.span_s for r in report.ranks]
     steps = [s.breakdown.span_s for r in report.ranks for s in r.steps]
     whole = sum(spans)
-    made = [Card("Time of a step", seconds(sum(steps) / len(steps)), f"mean of {len(steps)} on {_ranks(n)}")] if steps else []
+    made = (
+        [Card("Time of a step", seconds(sum(steps) / len(steps)), f"mean of {len(steps)} on {_ranks(n)}")]
+        if steps
+        else []
+    )
     made = made or [Card("Time traced", seconds(max(spans)), "no steps were marked")]
     for text, part, note in (
         ("Compute", "compute_s", "of the time, mean of ranks"),
@@ -45,7 +49,13 @@ def cards(report: TraceReport) -> list[Card]:
         made.append(Card(text, share(sum(getattr(r.total, part) for r in report.ranks), whole), note))
     comm = sum(r.total.comm_s for r in report.ranks)
     if comm > 0:
-        made.append(Card("Overlap", share(sum(r.total.overlapped_comm_s for r in report.ranks), comm), "of communication, hidden by compute"))
+        made.append(
+            Card(
+                "Overlap",
+                share(sum(r.total.overlapped_comm_s for r in report.ranks), comm),
+                "of communication, hidden by compute",
+            )
+        )
     made += _waiting(report) + _peak(report)
     return made
 
@@ -78,8 +88,24 @@ def rank_table(report: TraceReport) -> Table | None:
         overlap = "-" if b.overlap is None else f"{100 * b.overlap:.1f} %"
         clock = seconds(r.clock_offset_s) if r.clock_pairs else "-"
         parts = [share(v, b.span_s) for v in (b.compute_s, b.exposed_comm_s, b.copy_s, b.idle_s)]
-        rows.append([num(str(r.rank)), *map(num, (seconds(b.span_s), str(len(r.steps)), *parts, seconds(b.comm_s), overlap, clock))])
-    columns = ["rank", "time", "steps", "compute", "exposed comm.", "copies", "idle", "all comm.", "overlap", "clock ahead"]
+        rows.append(
+            [
+                num(str(r.rank)),
+                *map(num, (seconds(b.span_s), str(len(r.steps)), *parts, seconds(b.comm_s), overlap, clock)),
+            ]
+        )
+    columns = [
+        "rank",
+        "time",
+        "steps",
+        "compute",
+        "exposed comm.",
+        "copies",
+        "idle",
+        "all comm.",
+        "overlap",
+        "clock ahead",
+    ]
     note = "Compute, exposed communication, copies and idle are shares of the rank's time and add up to it."
     if len(report.ranks) > MOST_RANKS:
         note += f" {len(report.ranks) - MOST_RANKS} more ranks are in summary.csv."
@@ -89,17 +115,31 @@ def rank_table(report: TraceReport) -> Table | None:
 def collective_table(report: TraceReport) -> Table | None:
     rows: list[Row] = []
     for row in report.collectives:
-        rows.append(_collective(row, Cell(name(row.kind)), Cell("all sizes", "muted")))
         mine = [r for r in report.sizes if r.kind == row.kind]
-        rows += [_collective(part, Cell(""), Cell(part.size_bucket or "-")) for part in mine]
-    columns = ["kind", "size", "ranks", "count", "bytes each", "mean time", "longest", "waiting", "algorithm GB/s", "bus GB/s"]
+        one = mine[0].size_bucket if len(mine) == 1 else None
+        rows.append(_collective(row, Cell(name(row.kind)), Cell(one or "all sizes", "" if one else "muted")))
+        rows += [_collective(part, Cell(""), Cell(part.size_bucket or "-")) for part in (mine if not one else [])]
+    columns = [
+        "kind",
+        "size",
+        "ranks",
+        "count",
+        "bytes each",
+        "mean time",
+        "longest",
+        "waiting",
+        "algorithm GB/s",
+        "bus GB/s",
+    ]
     p = report.pairing
     note = "Counts and times are of all ranks together. "
     if p.paired:
         how = f"{p.by_sequence} by sequence number, {p.by_order} by order"
         note += f"{p.paired} collectives were found on several ranks ({how}), {p.unpaired} were not found again. Bandwidth is bytes over transfer time; "
     else:
-        note += "None was found on a second rank, so waiting is not known and bandwidth is bytes over the whole duration; "
+        note += (
+            "None was found on a second rank, so waiting is not known and bandwidth is bytes over the whole duration; "
+        )
     return table("collectives", "Collectives by kind and size", columns, rows, note + "GB is 10^9 bytes.")
 
 
@@ -145,7 +185,12 @@ def wait_table(report: TraceReport) -> Table | None:
         for p in report.pairing.longest[:10]
         if max(p.wait_s) > 0
     ]
-    return table("waits", "Collectives with the most waiting", ["kind", "which", "bytes", "last to come", "longest wait", "transfer"], rows)
+    return table(
+        "waits",
+        "Collectives with the most waiting",
+        ["kind", "which", "bytes", "last to come", "longest wait", "transfer"],
+        rows,
+    )
 
 
 def phase_table(report: TraceReport) -> Table | None:
@@ -171,10 +216,21 @@ def launch_table(report: TraceReport) -> Table | None:
         told = told and r.bytes is not None
     steps = sum(max(len(r.steps), 1) for r in report.ranks)
     rows: list[Row] = [
-        [Cell(name(kind)), phase, num(f"{n / steps:.4g}"), num(size(b / steps) if told else "-"), num(seconds(t / steps))]
+        [
+            Cell(name(kind)),
+            phase,
+            num(f"{n / steps:.4g}"),
+            num(size(b / steps) if told else "-"),
+            num(seconds(t / steps)),
+        ]
         for (kind, phase), (n, b, t) in sums.items()
     ]
-    return table("launches", "Where collectives were launched, per rank and step", ["kind", "phase", "count", "bytes", "time"], rows)
+    return table(
+        "launches",
+        "Where collectives were launched, per rank and step",
+        ["kind", "phase", "count", "bytes", "time"],
+        rows,
+    )
 
 
 def module_table(report: TraceReport) -> Table | None:
@@ -183,7 +239,11 @@ def module_table(report: TraceReport) -> Table | None:
     ranked = sorted(report.modules, key=lambda m: -m.self_s)[:MOST_ROWS]
     kept = sorted(ranked, key=report.modules.index)
     rows: list[Row] = [
-        [Cell(_indented(m), "code"), num(f"{m.count:,}"), *(num(seconds(v)) for v in (m.host_s, m.forward_s, m.backward_s, m.self_s))]
+        [
+            Cell(_indented(m), "code"),
+            num(f"{m.count:,}"),
+            *(num(seconds(v)) for v in (m.host_s, m.forward_s, m.backward_s, m.self_s)),
+        ]
         for m in kept
     ]
     own = report.modules[0].source == "annotation"
@@ -214,7 +274,13 @@ def top_table(id: str, title: str, tops: Sequence[TopRow], note: str) -> Table |
 
 def file_table(report: TraceReport) -> Table | None:
     rows: list[Row] = [
-        [num(str(r.rank)), long(plain(r.path)), num(size(r.file_bytes)), num(f"{r.n_events:,}"), Cell("yes") if r.whole else Cell("no", "bad")]
+        [
+            num(str(r.rank)),
+            long(plain(r.path)),
+            num(size(r.file_bytes)),
+            num(f"{r.n_events:,}"),
+            Cell("yes") if r.whole else Cell("no", "bad"),
+        ]
         for r in report.ranks[:MOST_RANKS]
     ]
     return table("files", "Files that were read", ["rank", "file", "size", "events", "whole"], rows)

@@ -15,7 +15,11 @@ MOST_RANKS = 8
 MOST_SPANS = 250  # of one kind on one rank
 ROW_PIXELS = 17
 _PHASE_PAINTS = {"forward": "--c8", "backward": "--c5", "optimizer": "--c7", "data": "--c4", "other": "--c6/0.5"}
-_BANDS = {"compute": ("compute", PAINTS["compute"]), "comm": ("communication", PAINTS["exposed"]), "copy": ("copies", PAINTS["copy"])}
+_BANDS = {
+    "compute": ("compute", PAINTS["compute"]),
+    "comm": ("communication", PAINTS["exposed"]),
+    "copy": ("copies", PAINTS["copy"]),
+}
 _Bar = tuple[float, float, float]  # row, start_s, length_s
 
 
@@ -53,9 +57,13 @@ def _window(rank: RankReport, step: int | None) -> Span:
     return (found.start_s, found.end_s) if found else (rank.start_s, rank.end_s)
 
 
-def _collect(ranks: Iterable[RankReport], windows: dict[int, Span]) -> tuple[dict[tuple[str, str], list[_Bar]], dict[float, str]]:
+def _collect(
+    ranks: Iterable[RankReport], windows: dict[int, Span]
+) -> tuple[dict[tuple[str, str], list[_Bar]], dict[float, str]]:
     """Bars by (name, colour), and the names of their rows from the top."""
-    bars: dict[tuple[str, str], list[_Bar]] = {(p, _PHASE_PAINTS[p]): [] for p in PHASES} | {b: [] for b in _BANDS.values()}
+    bars: dict[tuple[str, str], list[_Bar]] = {(p, _PHASE_PAINTS[p]): [] for p in PHASES} | {
+        b: [] for b in _BANDS.values()
+    }
     rows: dict[float, str] = {}
     at = 0.0
     for rank in ranks:
@@ -115,4 +123,7 @@ def _note(report: TraceReport, ranks: Sequence[RankReport], step: int | None) ->
         note += f" {len(ranks)} of {len(report.ranks)} ranks: the first, and those that held others up or waited most."
     if step is None:
         note += " No step was marked on all of these ranks."
-    return note + " Short gaps are closed where there are many; merged.json.gz has every event (open it at ui.perfetto.dev)."
+    return (
+        note
+        + " Short gaps are closed where there are many; merged.json.gz has every event (open it at ui.perfetto.dev)."
+    )

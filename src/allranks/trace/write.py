@@ -6,13 +6,27 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from allranks.errors import RequestError
 from allranks.trace.csv import collectives_csv, summary_csv
+from allranks.trace.diff import Comparison
 from allranks.trace.merge import write_merged
 from allranks.trace.page import summary_html
 from allranks.trace.records import TraceReport
 
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def write_comparison(comparison: Comparison, out: Path) -> Path:
+    """Write ``comparison.json`` into a folder, which is made if need be. Raises `RequestError` where it cannot be written."""
+    path = out / "comparison.json"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(comparison), indent=2) + b"\n")
+    except OSError as error:
+        raise RequestError(f"{path} could not be written: {error.strerror}; give --out another folder") from error
+    return path
 
 
 def write_all(reports: Sequence[TraceReport], out: Path) -> list[Path]:
