@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import Raw
@@ -143,7 +143,7 @@ class _RankWriter:
     def pieces(self) -> Iterator[bytes]:
         """Text of events, with commas between them."""
         stream = _RawStream(Path(self.rank.path))
-        for piece in stream.pieces():
+        for piece in cast("Iterator[list[RawEvent]]", stream.pieces()):
             kept = [e for event in piece if (e := self._event(event)) is not None]
             self.n_events += len(kept)
             if kept:
