@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Callable
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
 from allranks import __version__
 from allranks.redact import redact
 from allranks.report import answers, cards, charts, tables, tables_facts, tables_plan, text
 from allranks.report.gather import RunData, gather
+from allranks.report.html import PLOTLY_SLOT, asset, plotly_source, policy, template
 from allranks.rundir import RunDir, write_text_atomic
 
-_PLOTLY_SLOT = "<!-- plotly.js -->"  # cannot come from a run: every text of it is escaped
 _Maker = Callable[[RunData], tables.Table | None]
 _TABLES: dict[str, tuple[_Maker, ...]] = {
     "results": (tables.eval_table, tables.checkpoint_table, tables.trace_table),
@@ -45,22 +40,13 @@ def write_report(run: RunDir) -> Path | None:
 
 def render(data: RunData, plotly: str | None) -> str:
     """The page as HTML. Without plotly it has no charts, and says how to get them."""
-    html = _template().render(_context(data, plotly))
+    html = template("report.html.j2").render(_context(data, plotly))
     html = redact(html)  # each text was cleaned when it was read; this is the second lock
-    return html.replace(_PLOTLY_SLOT, f"<script>{plotly}</script>" if plotly else "", 1)
-
-
-def plotly_source() -> str | None:
-    """plotly.js, or None where the `report` extra is not installed."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        return None
-    return get_plotlyjs()
+    return html.replace(PLOTLY_SLOT, f"<script>{plotly}</script>" if plotly else "", 1)
 
 
 def _context(data: RunData, plotly: str | None) -> dict[str, Any]:
-    script, made = _asset("report.js"), cards.cards(data)
+    script, made = asset("report.js"), cards.cards(data)
     groups = {
         "training": charts.training_charts(data),
         "speed": charts.speed_charts(data),
@@ -91,33 +77,9 @@ def _context(data: RunData, plotly: str | None) -> dict[str, Any]:
         "tables": {name: [t for make in makers if (t := make(data))] for name, makers in _TABLES.items()},
         "spec": data.spec,
         "version": __version__,
-        "css": Markup(_asset("report.css")),  # noqa: S704 - our own file
+        "css": Markup(asset("report.css")),  # noqa: S704 - our own file
         "script": Markup(script),  # noqa: S704 - our own file
         "figures": Markup(figures),  # noqa: S704 - figures_json made it safe
-        "plotly_slot": Markup(_PLOTLY_SLOT),  # noqa: S704 - our own mark
-        "policy": _policy([script, plotly or ""]),
+        "plotly_slot": Markup(PLOTLY_SLOT),  # noqa: S704 - our own mark
+        "policy": policy([script, plotly or ""]),
     }
-
-
-def _policy(scripts: list[str]) -> str:
-    """The page's own content policy: it loads nothing, and runs no script but ours, known by their hashes."""
-    hashes = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts if s]
-    allowed = " ".join(f"'sha256-{h}'" for h in hashes)
-    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
-
-
-@cache
-def _asset(name: str) -> str:
-    return (resources.files("allranks.report") / "templates" / name).read_text(encoding="utf-8")
-
-
-@cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_asset),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("report.html.j2")

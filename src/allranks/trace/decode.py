@@ -113,7 +113,17 @@ class NotATrace(Exception):
 
 
 class TraceStream:
-    """Reads one file once. Iterate `pieces()`; afterwards `head`, `damage` and `skipped` say what else was found."""
+    """Reads one file once. Iterate `pieces()`; afterwards `head`, `damage` and `skipped` say what else was found.
+
+    A subclass that wants events as another type says how they are decoded."""
+
+    decode_list: Any = staticmethod(_EVENTS.decode)
+    decode_tail: Any = staticmethod(_TAIL.decode)
+
+    @staticmethod
+    def convert(value: Any) -> tuple[Any, bool]:
+        """An event of the standard library's JSON, and whether all of it was understood; None if it is none."""
+        return _event_of(value)
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -172,7 +182,7 @@ class TraceStream:
                 break
         for end in reversed(ends[-3:]):
             try:
-                return _EVENTS.decode(b"[%b]" % buffer[:end]), _after_comma(buffer, end)
+                return self.decode_list(b"[%b]" % buffer[:end]), _after_comma(buffer, end)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
         if not ends and len(buffer) > LARGEST_EVENT and not _BETWEEN.search(buffer):
@@ -197,7 +207,7 @@ class TraceStream:
                 self.skipped += 1
                 at = ends[k]
                 continue
-            event, whole = _event_of(value)
+            event, whole = self.convert(value)
             self.skipped += not whole
             if event is not None:
                 events.append(event)
@@ -208,7 +218,7 @@ class TraceStream:
         """The last events and what stands behind them."""
         for frame in ((b'{"traceEvents":[', b""), (b'{"traceEvents":[', b"}")):
             try:
-                tail = _TAIL.decode(frame[0] + buffer + frame[1])
+                tail = self.decode_tail(frame[0] + buffer + frame[1])
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue
             self._add_head(tail)

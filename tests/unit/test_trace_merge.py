@@ -1,0 +1,155 @@
+"""The merged trace: every event of every rank, on one clock, none mistaken for another rank's."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.trace import analyse
+from allranks.trace.merge import PIDS_A_RANK, Merged, write_merged
+from tests.tracegen import Scenario, generate
+from tests.unit.trace_builder import document, mark, nccl, step, write
+
+OURS = ("process_name", "process_sort_index")
+OFFSETS = {0: 40, 3: -7000, 5: 5000, 7: 1_000_000}
+
+
+def merge(folder: Path) -> tuple[Merged, dict[str, Any]]:
+    done = write_merged(analyse([folder], workers=1)[0], folder.parent / "out" / "merged.json.gz")
+    return done, json.loads(gzip.decompress(done.path.read_bytes()))
+
+
+def by_rank(merged: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
+    found: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for event in merged["traceEvents"]:
+        found[event["pid"] // PIDS_A_RANK].append(event)
+    return found
+
+
+def source(path: Path) -> list[dict[str, Any]]:
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    return [e for e in events if not (e["ph"] == "M" and e["name"] in OURS)]
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Merged, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("merge") / "traces"
+    generate(Scenario(slow={(3, 1): 900}, offset_us=OFFSETS, memcpy=True, second_stream=True), folder)
+    return folder, *merge(folder)
+
+
+def test_every_event_of_every_rank_is_there_unchanged_but_for_time_process_and_id(eight: Any) -> None:
+    folder, done, merged = eight
+    assert done.ranks == tuple(range(8)) and not done.left_out
+    found = by_rank(merged)
+    assert sorted(found) == list(range(8))
+
+    def rest(event: dict[str, Any]) -> dict[str, Any]:
+        return {k: v for k, v in event.items() if k not in ("ts", "pid", "id")}
+
+    counted = 0
+    for rank, events in found.items():
+        mine = [e for e in events if not (e["ph"] == "M" and e["name"] in OURS)]
+        theirs = source(folder / f"rank{rank}.json.gz")
+        assert [rest(e) for e in mine] == [rest(e) for e in theirs]
+        counted += len(mine)
+    assert done.n_events == counted
+
+
+def test_all_ranks_are_on_one_clock(eight: Any) -> None:
+    folder, _, merged = eight
+    shifts = set()
+    for rank, events in by_rank(merged).items():
+        mine = [e for e in events if not (e["ph"] == "M" and e["name"] in OURS)]
+        for new, old in zip(mine, source(folder / f"rank{rank}.json.gz"), strict=True):
+            if "ts" in old:
+                shifts.add(round(new["ts"] - (old["ts"] - OFFSETS.get(rank, 0)), 3))
+    assert len(shifts) == 1  # from the one true clock to the merged one, for every event of every rank
+    assert min(e["ts"] for e in merged["traceEvents"] if "ts" in e) >= 0
+
+
+def test_traces_with_other_beginnings_of_time_meet(tmp_path: Path) -> None:
+    base, late = 1_700_000_000_000_000_000, 5_000
+    for rank, shift in ((0, 0), (1, late)):
+        events = [step(1, 6000 - shift, 9000 - shift), nccl("allreduce", 7000 - shift + rank, 7700 - shift, 0)]
+        write(tmp_path / "t" / f"rank{rank}.json.gz", events, rank, 2, backend="nccl", base=base + shift * 1000)
+    _, merged = merge(tmp_path / "t")
+    ends = {round(e["ts"] + e["dur"], 3) for e in merged["traceEvents"] if e.get("cat") == "kernel"}
+    assert len(ends) == 1
+    wall = merged["baseTimeNanoseconds"] + ends.pop() * 1000
+    assert wall == pytest.approx(base + 7_700_000, abs=1)  # and the wall clock is still right
+
+
+def test_processes_and_arrows_of_ranks_are_distinct_and_named(eight: Any) -> None:
+    folder, _, merged = eight
+    pids, ids, names = defaultdict(set), defaultdict(set), {}
+    for rank, events in by_rank(merged).items():
+        pids[rank] = {e["pid"] for e in events if e["ph"] != "M"}
+        ids[rank] = {e["id"] for e in events if "id" in e}
+        theirs = source(folder / f"rank{rank}.json.gz")
+        assert len(pids[rank]) == len({e["pid"] for e in theirs if e["ph"] != "M"}) > 1
+        assert len(ids[rank]) == len({e["id"] for e in theirs if "id" in e})
+        names |= {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    for kind in (pids, ids):
+        assert sum(map(len, kind.values())) == len(set().union(*kind.values()))
+    assert set(names) == set().union(*pids.values())
+    assert all(name.startswith(f"rank {pid // PIDS_A_RANK}") for pid, name in names.items())
+    assert names[3 * PIDS_A_RANK] != names[3 * PIDS_A_RANK + 1]  # the host's process and the device's
+
+
+def test_the_host_stands_in_the_name(tmp_path: Path) -> None:
+    folder = tmp_path / "t"
+    folder.mkdir()
+    for rank in (0, 1):
+        text = json.dumps({**document([step(1, 0, 10)], rank, 2), "host_name": f"node-{rank}"})
+        (folder / f"rank{rank}.json").write_text(text)
+    _, merged = merge(folder)
+    assert [e["args"]["name"] for e in merged["traceEvents"] if e["name"] == "process_name"] == [
+        "rank 0 node-0",
+        "rank 1 node-1",
+    ]
+
+
+def test_what_is_left_of_damaged_files_is_merged_to_valid_json(tmp_path: Path) -> None:
+    good = [step(1, 0, 5000), *(mark(f"m{i}", i, i + 1) for i in range(500))]
+    folder = tmp_path / "t"
+    write(folder / "rank0.json", good, 0, 3)
+    text = write(folder / "rank1.json", good, 1, 3).read_text()
+    (folder / "rank1.json").write_text(text[: len(text) // 2])
+    odd = write(folder / "rank2.json", good, 2, 3).read_text()
+    bad = odd.replace('"name": "m7",', '"name": "m7", "odd": NaN,').replace('"name": "m8"', '"name": "\\ud800"')
+    (folder / "rank2.json").write_text(bad)
+    assert bad != odd
+    done, merged = merge(folder)
+    found = {rank: sum(e["ph"] == "X" for e in events) for rank, events in by_rank(merged).items()}
+    assert found[0] == found[2] == 501 and 200 < found[1] < 300
+    assert next(e for e in by_rank(merged)[2] if e["name"] == "m7")["odd"] is None
+    assert done.ranks == (0, 1, 2)
+
+
+def test_a_file_that_went_away_is_said_and_no_half_file_is_left(tmp_path: Path) -> None:
+    generate(Scenario(world=3), tmp_path / "t")
+    report = analyse([tmp_path / "t"], workers=1)[0]
+    (tmp_path / "t" / "rank1.json.gz").unlink()
+    done = write_merged(report, tmp_path / "out" / "merged.json.gz")
+    assert done.ranks == (0, 2) and len(done.left_out) == 1 and "rank1.json.gz" in done.left_out[0]
+    assert sorted(by_rank(json.loads(gzip.decompress(done.path.read_bytes())))) == [0, 2]
+    assert [p.name for p in done.path.parent.iterdir()] == ["merged.json.gz"]
+
+
+def test_memory_does_not_grow_with_ranks(tmp_path: Path) -> None:
+    peaks = []
+    for world in (2, 8):
+        generate(Scenario(world=world, filler_ops=4000), tmp_path / str(world))
+        report = analyse([tmp_path / str(world)], workers=1)[0]
+        tracemalloc.start()
+        write_merged(report, tmp_path / "out" / f"{world}.json.gz")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.3 * peaks[0]
