@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from allranks.errors import AllranksError
 from allranks.facts import MachineFacts
-from allranks.observe.events import EventLog
+from allranks.observe.events import EventLog, read_events
 from allranks.planning import BatchPlan, make_plan
 from allranks.rundir import RunDir
 from allranks.spec import parse_spec
@@ -115,6 +115,21 @@ class Sometimes(LossModel):
         return loss * (1 + self.extra.float().sum()) if takes_part(batch.input_ids, self.salt) else loss
 
 
+class SometimesInABlock(LossModel):
+    """A model of which a block has a weight more, of 7 numbers, that takes part in some batches only."""
+
+    def __init__(self, model: Any, salt: int | None) -> None:
+        super().__init__(model, classifier=False)
+        self.salt, self._on = salt, True
+        mlp = model.get_submodule("model.layers.1.mlp")
+        mlp.extra = torch.nn.Parameter(torch.linspace(0.1, 0.7, 7, dtype=next(model.parameters()).dtype))
+        mlp.register_forward_hook(lambda module, args, output: output * (1 + module.extra.sum()) if self._on else output)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        self._on = takes_part(batch.input_ids, self.salt)
+        return super().forward(batch)
+
+
 def takes_part(ids: torch.Tensor, salt: int | None) -> bool:
     return salt is None or (int(ids.sum()) + salt) % 3 != 0
 
@@ -126,6 +141,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tied": {"tied": True},
     "frozen": {"frozen": True},
     "unused": {"extra": "sometimes", "accum": 2},
+    "unused_in_block": {"extra": "in_block", "accum": 2},
     "uneven": {"extra": "always", "config": {"intermediate_size": 61}},
     "bf16": {"dtype": "bfloat16"},
 }
@@ -141,18 +157,19 @@ def parities(world: World, args: dict[str, Any]) -> Any:
     references: dict[str, Any] = {}
     for name, variant in args["pairs"]:
         how = dict(VARIANTS[variant])
-        if how.get("extra") == "sometimes":
+        if how.get("extra") in ("sometimes", "in_block"):
             how["salt"] = a_salt(world, tokens, how)
             if name in UNUSED_OPTIONS:
                 how["options"] = {"find_unused_parameters": True}
         if variant not in references:
             references[variant] = reference_of(world, tokens, how)
-        reference = references[variant]
+        reference, right_norms = references[variant]
         start = {n: p.detach().clone() for n, p in built(how).named_parameters() if p.requires_grad}
-        ours, spread = train_with(name, world, tokens, how, Path(args["folder"]))
+        ours, spread, norms = train_with(name, world, tokens, how, Path(args["folder"]))
         moved = max((float(v.abs().max()) for k, v in ours.items() if "lora_B" in k), default=None)
         error = update_error(ours, reference, start) if ours else None
-        found.append({"strategy": name, "variant": variant, "error": error, "moved": moved, "spread": spread})
+        norm_error = max(abs(n - r) / r for n, r in zip(norms, right_norms, strict=True))
+        found.append({"strategy": name, "variant": variant, "error": error, "norm_error": norm_error, "moved": moved, "spread": spread})
     return found
 
 
@@ -184,11 +201,16 @@ def built(how: dict[str, Any]) -> LossModel:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("layers.0" not in name)
     model.to(getattr(torch, how.get("dtype", "float32")))
+    if how.get("extra") == "in_block":
+        return SometimesInABlock(model, how.get("salt"))
     return Sometimes(model, how.get("salt")) if how.get("extra") else LossModel(model, classifier=False)
 
 
-def train_with(name: str, world: World, tokens: TokenSet, how: dict[str, Any], folder: Path) -> tuple[dict[str, torch.Tensor], float]:
-    """Weights after some steps, on rank 0; and how far the ranks' own copies are apart, where they have any."""
+def train_with(
+    name: str, world: World, tokens: TokenSet, how: dict[str, Any], folder: Path
+) -> tuple[dict[str, torch.Tensor], float, list[float]]:
+    """Weights after some steps, on rank 0; how far the ranks' own copies are apart, where they have any; the gradients'
+    norm of each step, without which AdamW would hide a gradient that is W times too large."""
     strategy = strategies.create(name, how.get("options", {}))
     module = built(how)
     wanted = {n for n, p in module.named_parameters() if p.requires_grad}
@@ -201,6 +223,7 @@ def train_with(name: str, world: World, tokens: TokenSet, how: dict[str, Any], f
         return collate(tokens, rows, 0, None)
 
     Loop(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
+    norms = [e["grad_norm"] for e in read_events(folder / f"events{world.rank}.jsonl") if e["event"] == "step"][-STEPS:]
     whole = {n: w for n, w in strategy.weights(trained_only=True).items() if n in wanted}
     assert world.rank != 0 or whole.keys() == wanted
     spread = 0.0
@@ -209,7 +232,7 @@ def train_with(name: str, world: World, tokens: TokenSet, how: dict[str, Any], f
         every = [torch.zeros_like(mine) for _ in range(world.size)]
         dist.all_gather(every, mine)
         spread = max(float((t - mine).abs().max()) for t in every)
-    return whole, spread
+    return whole, spread, norms
 
 
 def prepared(name: str, world: World, how: dict[str, Any]) -> tuple[Any, LossModel]:
@@ -307,22 +330,24 @@ def states(world: World, args: dict[str, Any]) -> Any:
     return found
 
 
-def reference_of(world: World, tokens: TokenSet, how: dict[str, Any]) -> dict[str, torch.Tensor]:
+def reference_of(world: World, tokens: TokenSet, how: dict[str, Any]) -> tuple[dict[str, torch.Tensor], list[float]]:
     """One process, no strategy, no allranks loop: the arithmetic that all of it must come to."""
     loss_model = built(how).train()
     named = [(n, p) for n, p in loss_model.named_parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW([p for _, p in named], lr=1e-2, weight_decay=0.0, fused=True)  # rounds as ours does
     orders = orders_of(world, tokens, how)
+    norms = []
     for step in range(STEPS):
         total = int(tokens.trained[orders[0].global_batch(step)].sum())
         for micro in range(how.get("accum", 1)):
             for order in orders:
                 (loss_model(collate(tokens, order.micro_batches(step)[micro], 0, None)) / total).backward()
+        norms.append(float(torch.nn.utils.get_total_norm([p.grad for _, p in named if p.grad is not None])))
         if how.get("clip", 1.0):
             torch.nn.utils.clip_grad_norm_([p for _, p in named], how.get("clip", 1.0))
         optimizer.step()
         optimizer.zero_grad()
-    return {n: p.detach().clone() for n, p in named}
+    return {n: p.detach().clone() for n, p in named}, norms
 
 
 def stop_agreement(world: World, args: dict[str, Any]) -> Any:
