@@ -88,7 +88,10 @@ def _parity(measured: Json, name: str, control: str | None) -> str | None:
         return f"parity: after {measured['verify_steps']} steps the weights are {error:.1e} of the update away from one process's (limit {limit:.0e})"
     norm, limit = _number(verified["norm_error"]), NORM_TOLERANCE[dtype]
     if not norm <= limit:
-        return f"parity: the gradient's norm is {norm:.1e} of it away from one process's (limit {limit:.0e}): a factor that AdamW hides, such as a missing division by the ranks"
+        return (
+            f"parity: the gradient's norm is {norm:.1e} of it away from one process's (limit {limit:.0e}): "
+            "a factor that AdamW hides, such as a missing division by the ranks"
+        )
     apart = max(rank[name]["verified"].get("ranks_differ", 0.0) for rank in measured["ranks"])
     return f"parity: the ranks' weights differ by {apart:.1e}" if apart else None
 

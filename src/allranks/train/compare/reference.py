@@ -23,7 +23,10 @@ def reference_weights(
     clip_norm: float | None,
     rates: Sequence[float],
 ) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """The trained weights after `steps`, on the CPU, and each step's gradient norm before clipping. `orders` has one entry a rank, `rates` one learning rate a step."""
+    """The trained weights after `steps`, on the CPU, and each step's gradient norm before clipping.
+
+    `orders` has one entry a rank, `rates` one learning rate a step.
+    """
     model.train()
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     optimizer = make_optimizer(named)
