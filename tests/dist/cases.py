@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import optim
 
 from allranks.errors import AllranksError
 from allranks.facts import MachineFacts
-from allranks.observe.events import EventLog
+from allranks.observe.events import EventLog, read_events
 from allranks.planning import BatchPlan, make_plan
 from allranks.rundir import RunDir
 from allranks.spec import parse_spec
@@ -125,6 +126,21 @@ class Sometimes(LossModel):
         return loss * (1 + self.extra.float().sum()) if takes_part(batch.input_ids, self.salt) else loss
 
 
+class SometimesInABlock(LossModel):
+    """A model of which a block has a weight more, of 7 numbers, that takes part in some batches only."""
+
+    def __init__(self, model: Any, salt: int | None) -> None:
+        super().__init__(model, classifier=False)
+        self.salt, self._on = salt, True
+        mlp = model.get_submodule("model.layers.1.mlp")
+        mlp.extra = torch.nn.Parameter(torch.linspace(0.1, 0.7, 7, dtype=next(model.parameters()).dtype))
+        mlp.register_forward_hook(lambda module, args, output: output * (1 + module.extra.sum()) if self._on else output)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        self._on = takes_part(batch.input_ids, self.salt)
+        return super().forward(batch)
+
+
 def takes_part(ids: torch.Tensor, salt: int | None) -> bool:
     return salt is None or (int(ids.sum()) + salt) % 3 != 0
 
@@ -136,9 +152,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tied": {"tied": True},
     "frozen": {"frozen": True},
     "unused": {"extra": "sometimes", "accum": 2},
+    "unused_in_block": {"extra": "in_block", "accum": 2},
     "uneven": {"extra": "always", "config": {"intermediate_size": 61}},
     "bf16": {"dtype": "bfloat16"},
+    "lora_on_bf16": {"lora": True, "base_dtype": "bfloat16"},
+    "shared": {"shared": True},
 }
+REFUSED = {("pytorch_zero2", "shared"), ("pytorch_zero3", "shared")}
 UNUSED_OPTIONS = {"pytorch_ddp", "pytorch_zero1", "pytorch_zero2", "pytorch_zero3"}
 
 
@@ -152,18 +172,19 @@ def parities(world: World, args: dict[str, Any]) -> Any:
     references: dict[str, Any] = {}
     for name, variant in args["pairs"]:
         how = dict(VARIANTS[variant])
-        if how.get("extra") == "sometimes":
+        if how.get("extra") in ("sometimes", "in_block"):
             how["salt"] = a_salt(world, tokens, how)
             if name in UNUSED_OPTIONS:
                 how["options"] = {"find_unused_parameters": True}
         if variant not in references:
             references[variant] = reference_of(world, tokens, how)
-        reference = references[variant]
+        reference, right_norms = references[variant]
         start = {n: p.detach().clone() for n, p in built(how).named_parameters() if p.requires_grad}
-        ours, spread = train_with(name, world, tokens, how, Path(args["folder"]))
+        ours, spread, norms = train_with(name, world, tokens, how, Path(args["folder"]))
         moved = max((float(v.abs().max()) for k, v in ours.items() if "lora_B" in k), default=None)
         error = update_error(ours, reference, start) if ours else None
-        found.append({"strategy": name, "variant": variant, "error": error, "moved": moved, "spread": spread})
+        norm_error = max(abs(n - r) / r for n, r in zip(norms, right_norms, strict=True))
+        found.append({"strategy": name, "variant": variant, "error": error, "norm_error": norm_error, "moved": moved, "spread": spread})
     return found
 
 
@@ -192,6 +213,9 @@ def orders_of(world: World, tokens: TokenSet, how: dict[str, Any]) -> list[Order
 
 def built(how: dict[str, Any]) -> LossModel:
     model, _ = model_of(tie_word_embeddings=bool(how.get("tied")), **how.get("config", {}))
+    if how.get("shared"):
+        first, second = model.model.layers[:2]
+        second.mlp.down_proj.weight = first.mlp.down_proj.weight
     if how.get("lora"):
         model = add_adapter(
             model, AdapterSpec(type="lora", r=4, targets=["q_proj", "v_proj"]), classifier=False, base="b", seed=1
@@ -200,13 +224,20 @@ def built(how: dict[str, Any]) -> LossModel:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("layers.0" not in name)
     model.to(getattr(torch, how.get("dtype", "float32")))
+    if how.get("base_dtype"):
+        for parameter in model.parameters():
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(getattr(torch, how["base_dtype"]))
+    if how.get("extra") == "in_block":
+        return SometimesInABlock(model, how.get("salt"))
     return Sometimes(model, how.get("salt")) if how.get("extra") else LossModel(model, classifier=False)
 
 
 def train_with(
     name: str, world: World, tokens: TokenSet, how: dict[str, Any], folder: Path
-) -> tuple[dict[str, torch.Tensor], float]:
-    """Weights after some steps, on rank 0; and how far the ranks' own copies are apart, where they have any."""
+) -> tuple[dict[str, torch.Tensor], float, list[float]]:
+    """Weights after some steps, on rank 0; how far the ranks' own copies are apart, where they have any; the gradients'
+    norm of each step, without which AdamW would hide a gradient that is W times too large."""
     strategy = strategies.create(name, how.get("options", {}))
     module = built(how)
     wanted = {n for n, p in module.named_parameters() if p.requires_grad}
@@ -219,6 +250,7 @@ def train_with(
         return collate(tokens, rows, 0, None)
 
     Loop(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
+    norms = [e["grad_norm"] for e in read_events(folder / f"events{world.rank}.jsonl") if e["event"] == "step"][-STEPS:]
     whole = {n: w for n, w in strategy.weights(trained_only=True).items() if n in wanted}
     assert world.rank != 0 or whole.keys() == wanted
     spread = 0.0
@@ -227,7 +259,7 @@ def train_with(
         every = [torch.zeros_like(mine) for _ in range(world.size)]
         dist.all_gather(every, mine)
         spread = max(float((t - mine).abs().max()) for t in every)
-    return whole, spread
+    return whole, spread, norms
 
 
 def prepared(name: str, world: World, how: dict[str, Any]) -> tuple[Any, LossModel]:
@@ -252,6 +284,102 @@ def go_on(
     plan = Plan(first, last, TrainSpec(lr=1e-2, schedule="constant"), 1, 1, lambda done: False, lambda done, stop: None)
     events = EventLog(folder / f"events{world.rank}.jsonl", world.rank)
     Loop(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
+
+
+def bad_gradient(world: World, args: dict[str, Any]) -> Any:
+    """For each strategy: two good steps, one whose loss is not finite on rank 1 alone, and a good one after it. The weights
+    must be those of the two steps on all ranks until the host hears of it."""
+    if args.get("plant") == "not_sticky":
+        usual = optim.AdamW.step
+
+        def step(self: Any, *more: Any) -> Any:
+            out = usual(self, *more)
+            self.found_inf = None
+            return out
+
+        optim.AdamW.step = step  # type: ignore[method-assign]
+    tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
+    order = orders_of(world, tokens, {})[world.rank]
+    found = []
+    for name in args["names"]:
+        strategy, _ = prepared(name, world, {})
+        norms, kept = [], {}
+        for step in range(4):
+            loss = strategy.module(collate(tokens, order.micro_batches(step)[0], 0, None))
+            strategy.backward(loss * (float("nan") if step == 2 and world.rank == 1 else 1.0))
+            norms.append(float(strategy.step()))
+            if step == 1:
+                kept = strategy.weights(trained_only=True)
+        now = strategy.weights(trained_only=True)
+        same = all(torch.equal(w, now[n]) for n, w in kept.items())
+        found.append({"strategy": name, "finite": [bool(np.isfinite(n)) for n in norms], "same": same})
+    return found
+
+
+def refusals(world: World, args: dict[str, Any]) -> Any:
+    """What FSDP2 cannot do, said before anything is trained."""
+    said = []
+    for name in ("pytorch_zero2", "pytorch_zero3"):
+        shared, mixed = built({"shared": True}), built({})
+        mixed.model.lm_head.to(torch.bfloat16)  # type: ignore[union-attr]
+        for module in (shared, mixed):
+            try:
+                strategies.create(name, {}).setup(module, adamw(TrainSpec()), world.group, 1.0)
+                said.append("nothing")
+            except AllranksError as error:
+                said.append(str(error))
+    return said
+
+
+def gathered_at_once(world: World, args: dict[str, Any]) -> Any:
+    """The most blocks of `zero3` whose weights are whole at one time, and the most bytes of them, seen at every module's
+    forward and at every gradient."""
+    if args.get("plant") == "never_freed":
+        zero3.Unit.free = lambda self: self.use()  # type: ignore[method-assign]
+    how = {"config": {"num_hidden_layers": args["blocks"]}}
+    tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
+    strategy, module = prepared("zero3", world, how)
+    units, seen = strategy._units, []
+
+    def look(*_: Any) -> None:
+        sizes = [sum(f.whole.untyped_storage().nbytes() for f in unit.flats) for unit in units]
+        seen.append((sum(s > 0 for s in sizes), sum(sizes)))
+
+    for part in module.modules():
+        part.register_forward_hook(look)
+    for parameter in module.parameters():
+        parameter.register_post_accumulate_grad_hook(look)
+    go_on(strategy, world, tokens, how, 0, 2, Path(args["folder"]))
+    all_bytes = sum(flat.bytes for unit in units for flat in unit.flats)
+    return {"blocks": max(n for n, _ in seen), "share": max(b for _, b in seen) / all_bytes, "looks": len(seen)}
+
+
+def save_state(world: World, args: dict[str, Any]) -> Any:
+    """A state after two steps of each strategy, for ranks of another number."""
+    tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
+    for name in args["names"]:
+        strategy, _ = prepared(name, world, {})
+        go_on(strategy, world, tokens, {}, 0, 2, Path(args["folder"]))
+        state = strategy.state_dict()
+        if world.is_first:
+            torch.save(state, Path(args["folder"]) / f"{name}.pt")
+
+
+def load_state(world: World, args: dict[str, Any]) -> Any:
+    """What of a loaded state is another one when it is saved again, and a step after it."""
+    tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
+    found = {}
+    for name in args["names"]:
+        strategy, _ = prepared(name, world, {})
+        saved = torch.load(Path(args["folder"]) / f"{name}.pt", weights_only=True)
+        strategy.load_state_dict(saved)
+        again = strategy.state_dict()
+        if world.is_first:
+            pairs = [(n, t, again["model"].get(n)) for n, t in saved["model"].items()]
+            pairs += [(f"{n} {k}", t, again["optimizer"].get(n, {}).get(k)) for n, s in saved["optimizer"].items() for k, t in s.items()]
+            found[name] = [n for n, a, b in pairs if b is None or not torch.equal(a, b)] + ([] if len(pairs) > 10 else ["nothing saved"])
+        go_on(strategy, world, tokens, {}, 2, 3, Path(args["folder"]))
+    return found
 
 
 def _spoil(plant: str | None, saved: dict[str, Any]) -> None:
@@ -327,22 +455,24 @@ def states(world: World, args: dict[str, Any]) -> Any:
     return found
 
 
-def reference_of(world: World, tokens: TokenSet, how: dict[str, Any]) -> dict[str, torch.Tensor]:
+def reference_of(world: World, tokens: TokenSet, how: dict[str, Any]) -> tuple[dict[str, torch.Tensor], list[float]]:
     """One process, no strategy, no allranks loop: the arithmetic that all of it must come to."""
     loss_model = built(how).train()
     named = [(n, p) for n, p in loss_model.named_parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW([p for _, p in named], lr=1e-2, weight_decay=0.0, fused=True)  # rounds as ours does
     orders = orders_of(world, tokens, how)
+    norms = []
     for step in range(STEPS):
         total = int(tokens.trained[orders[0].global_batch(step)].sum())
         for micro in range(how.get("accum", 1)):
             for order in orders:
                 (loss_model(collate(tokens, order.micro_batches(step)[micro], 0, None)) / total).backward()
+        norms.append(float(torch.nn.utils.get_total_norm([p.grad for _, p in named if p.grad is not None])))
         if how.get("clip", 1.0):
             torch.nn.utils.clip_grad_norm_([p for _, p in named], how.get("clip", 1.0))
         optimizer.step()
         optimizer.zero_grad()
-    return {n: p.detach().clone() for n, p in named}
+    return {n: p.detach().clone() for n, p in named}, norms
 
 
 def stop_agreement(world: World, args: dict[str, Any]) -> Any:

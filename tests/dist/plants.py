@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from allranks.train.strategies import bucket_ddp_async, gradients, simple_ddp, simple_ddp_ga, simple_ddp_hook
+from allranks.train.strategies import bucket_ddp_async, flat, gradients, scatter, simple_ddp, simple_ddp_ga, simple_ddp_hook, zero1, zero2, zero3
 from allranks.train.world import World
 
 # what is planted: the strategy and the variant with which it shows
@@ -18,6 +18,12 @@ PLANTS = {
     "sampler_fed_with_local_rank": ("simple_ddp", "plain"),
     "last_micro_batch_left_out": ("simple_ddp_ga", "accumulation"),
     "no_synchronisation": ("simple_ddp_ga", "plain"),
+    "shard_boundary_off_by_one": ("zero1", "plain"),
+    "no_division_in_zero1": ("zero1", "plain"),
+    "no_division_in_zero2": ("zero2", "plain"),
+    "no_division_in_zero3": ("zero3", "plain"),
+    "no_gathering_in_backward": ("zero3", "plain"),
+    "last_micro_step_not_scattered": ("zero2", "accumulation"),
 }
 _planted = ""
 
@@ -72,3 +78,69 @@ class _Bugs:
     @staticmethod
     def no_synchronisation(world: World) -> None:
         simple_ddp_ga.SimpleDDPAccumulating.backward = lambda self, loss: loss.backward()  # type: ignore[method-assign]
+
+    @staticmethod
+    def shard_boundary_off_by_one(world: World) -> None:
+        usual = flat.Flat.__init__
+
+        def init(self: Any, *args: Any) -> None:
+            usual(self, *args)
+            if self.low:
+                self.low, self.high = self.low - 1, self.high - 1
+
+        flat.Flat.__init__ = init  # type: ignore[method-assign]
+
+    @staticmethod
+    def no_division_in_zero1(world: World) -> None:
+        usual = zero1.Zero1._reduce
+
+        def reduce(self: Any, at: int) -> None:
+            self._buckets[at].flat.mul_(self._world)
+            usual(self, at)
+
+        zero1.Zero1._reduce = reduce  # type: ignore[method-assign]
+
+    @staticmethod
+    def no_division_in_zero2(world: World) -> None:
+        usual = scatter.ScatteredGradients.__init__
+
+        def init(self: Any, *args: Any) -> None:
+            usual(self, *args)
+            self._world = 1
+
+        scatter.ScatteredGradients.__init__ = init  # type: ignore[method-assign]
+
+    no_division_in_zero3 = no_division_in_zero2
+
+    @staticmethod
+    def no_gathering_in_backward(world: World) -> None:
+        # memory of the right size, whatever lies in it
+        usual = zero3.Zero3._before_backward
+
+        def before_backward(self: Any, i: int) -> None:
+            usual(self, i)
+            for whole in self._units[i].flats:
+                whole.whole.fill_(1.0)
+
+        zero3.Zero3._before_backward = before_backward  # type: ignore[method-assign]
+
+    @staticmethod
+    def last_micro_step_not_scattered(world: World) -> None:
+        micro_steps, usual, backward = 0, scatter.reduce_scatter, zero2.Zero2.backward
+
+        class Done:
+            def wait(self) -> None: ...
+
+        def own_part(out: torch.Tensor, whole: torch.Tensor, group: Any) -> Any:
+            if micro_steps % 3:
+                return usual(out, whole, group)
+            out.copy_(whole.view(world.size, -1)[world.rank])
+            return Done()
+
+        def counted(self: Any, loss: torch.Tensor) -> None:
+            nonlocal micro_steps
+            micro_steps += 1
+            backward(self, loss)
+
+        scatter.reduce_scatter = own_part  # type: ignore[assignment]
+        zero2.Zero2.backward = counted  # type: ignore[method-assign]

@@ -50,13 +50,15 @@ def test_honest_strategies_pass_and_hold_what_theory_says(tmp_path: Path, monkey
 
 
 def test_each_lie_shuts_its_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, found = compare(tmp_path, monkeypatch, "simple_ddp_ga,silent,late,twice,lazy,broken")
+    code, found = compare(tmp_path, monkeypatch, "simple_ddp_ga,silent,late,twice,lazy,broken,undivided")
     assert code == 1
     assert found["simple_ddp_ga"]["gates"] == {"parity": True, "mechanism": True, "equal_work": True}
     assert not found["silent"]["gates"]["parity"] and not found["silent"]["gates"]["mechanism"]
     assert not found["twice"]["gates"]["mechanism"] and found["twice"]["gates"]["parity"]
     assert not found["lazy"]["gates"]["equal_work"]
+    assert not found["undivided"]["gates"]["parity"] and found["undivided"]["gates"]["mechanism"]
+    assert found["undivided"]["parity_error"] < 1e-4, "its weights alone would have passed"
     assert "not today" in found["broken"]["reasons"][0]
     assert any("claims overlap" in mark for mark in found["late"]["marks"])
-    for name in ("silent", "twice", "lazy", "broken"):
+    for name in ("silent", "twice", "lazy", "broken", "undivided"):
         assert found[name]["tokens_per_s"] is None, name

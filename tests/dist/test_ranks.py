@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from allranks.train.strategies import REGISTRY
-from tests.dist.cases import VARIANTS
+from tests.dist.cases import REFUSED, VARIANTS
 from tests.dist.harness import run_ranks
 from tests.dist.plants import PLANTS
 
@@ -46,7 +46,9 @@ def test_evaluation_is_the_same_for_any_ranks_and_batch_size(tmp_path: Path) -> 
 
 STRATEGIES = [name for name, entry in REGISTRY.items() if not entry.single_process]
 BITWISE = {"simple_ddp", "simple_ddp_ga", "simple_ddp_hook", "simple_ddp_async", "bucket_ddp_async", "pytorch_ddp"}
-TOLERANCE = {"bf16": 0.05}  # of what the training has changed; else:
+TOLERANCE = {"bf16": 0.05, "lora_on_bf16": 0.05}  # of what the training has changed; else:
+NORM_TOLERANCE = {"bf16": 0.05, "lora_on_bf16": 0.05}  # of the reference's gradient norm; a missing division is 1.0 at two ranks
+NORM_FP32 = 1e-3
 FP32 = 2e-3  # AdamW makes whole steps of gradients that are rounding noise
 
 
@@ -56,6 +58,7 @@ def check(found: list[dict[str, Any]], world: int) -> None:
         error, name, variant = one["error"], one["strategy"], one["variant"]
         if error is not None:
             assert error < TOLERANCE.get(variant, FP32), one
+            assert one["norm_error"] < NORM_TOLERANCE.get(variant, NORM_FP32), one
             if world == 2 and name in BITWISE and variant == "plain":
                 assert error == 0.0, one
         assert one["spread"] == 0.0, one
@@ -63,13 +66,14 @@ def check(found: list[dict[str, Any]], world: int) -> None:
 
 
 def pairs_of(world: int) -> list[tuple[str, str]]:
-    return [(name, variant) for name in STRATEGIES for variant in VARIANTS]
+    return [(name, variant) for name in STRATEGIES for variant in VARIANTS if (name, variant) not in REFUSED]
 
 
 def covering() -> list[tuple[str, str]]:
     """Every strategy in plain, and each with a third of the variants in turn, so that each variant meets several."""
     rest = [v for v in VARIANTS if v != "plain"]
-    return [(n, v) for i, n in enumerate(STRATEGIES) for k, v in enumerate(["plain", *rest]) if k == 0 or (i + k) % 3 == 0]
+    pairs = [(n, v) for i, n in enumerate(STRATEGIES) for k, v in enumerate(["plain", *rest]) if k == 0 or (i + k) % 3 == 0]
+    return [pair for pair in pairs if pair not in REFUSED]
 
 
 def test_strategies_equal_one_process_that_takes_the_ranks_in_turn(tmp_path: Path) -> None:
@@ -84,6 +88,12 @@ def test_strategies_equal_one_process_that_takes_the_ranks_in_turn(tmp_path: Pat
 def test_every_strategy_in_every_variant(tmp_path: Path, world: int) -> None:
     for found in run_ranks("parities", world, tmp_path, 280, folder=tmp_path, pairs=pairs_of(world)):
         check(found, world)
+
+
+def test_fsdp2_refuses_what_it_would_spoil_and_names_the_weight(tmp_path: Path) -> None:
+    for said in run_ranks("refusals", 2, tmp_path):
+        assert all("down_proj.weight is shared" in text for text in said[::2]), said
+        assert all("lm_head.weight is torch.bfloat16" in text for text in said[1::2]), said
 
 
 @pytest.mark.parametrize("plant", PLANTS)

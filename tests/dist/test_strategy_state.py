@@ -73,3 +73,30 @@ def test_each_strategy_holds_what_theory_says(tmp_path: Path) -> None:
 def test_memory_that_is_kept_would_be_seen(tmp_path: Path) -> None:
     for name, share in shares(tmp_path, ["zero2", "zero3"], plant=True).items():
         assert share > SHARE[name] * 1.1, name
+
+
+def test_a_state_loads_at_another_number_of_ranks(tmp_path: Path) -> None:
+    names = ["zero1", "zero2", "zero3", "pytorch_zero1", "pytorch_zero2", "pytorch_zero3"]
+    run_ranks("save_state", 2, tmp_path, folder=tmp_path, names=names)
+    assert run_ranks("load_state", 3, tmp_path, folder=tmp_path, names=names)[0] == {name: [] for name in names}
+
+
+def test_a_step_that_is_not_finite_on_one_rank_changes_nothing_on_any(tmp_path: Path) -> None:
+    for found in run_ranks("bad_gradient", 2, tmp_path, folder=tmp_path, names=NAMES):
+        for one in found:
+            assert one["same"] and one["finite"][:3] == [True, True, False], one
+
+
+def test_a_skip_that_does_not_last_would_be_seen(tmp_path: Path) -> None:
+    found = run_ranks("bad_gradient", 2, tmp_path, folder=tmp_path, names=["zero2", "pytorch_zero1"], plant="not_sticky")[0]
+    assert [one["same"] for one in found] == [False, False]
+
+
+def test_zero3_holds_three_blocks_at_most(tmp_path: Path) -> None:
+    for found in run_ranks("gathered_at_once", 2, tmp_path, folder=tmp_path, blocks=8):
+        assert 1 <= found["blocks"] <= 3 and found["share"] < 0.4, found
+        assert found["looks"] > 100
+
+
+def test_blocks_that_are_never_freed_would_be_seen(tmp_path: Path) -> None:
+    assert run_ranks("gathered_at_once", 2, tmp_path, folder=tmp_path, blocks=8, plant="never_freed")[0]["blocks"] == 8

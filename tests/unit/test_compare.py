@@ -32,6 +32,7 @@ def rank(**changes: Any) -> dict[str, Any]:
     """What one rank tells of one strategy, all well."""
     verified = {
         "error": 1e-6,
+        "norm_error": 1e-6,
         "ranks_differ": 0.0,
         "work": {"micro_batches": 6, "rows": 12, "tokens": 120, "updates": 6},
         "losses": [3.0, 2.0],
@@ -77,6 +78,9 @@ def test_a_row_that_passes_all_gates_has_figures() -> None:
     [
         ({"error": 0.1}, "parity", "away from one process"),
         ({"error": float("nan")}, "parity", "away from one process"),
+        ({"error": None}, "parity", "away from one process"),
+        ({"norm_error": 1.0}, "parity", "missing division"),
+        ({"norm_error": None}, "parity", "missing division"),
         ({"ranks_differ": 1e-9}, "parity", "ranks' weights differ"),
         ({"measured": [{**ONE, "bytes": 600.0}]}, "mechanism", "600"),
         ({"measured": [{**ONE, "count": 6.0}]}, "mechanism", "6 calls"),

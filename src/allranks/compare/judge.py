@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 
 TOLERANCE = {"float32": 2e-3, "float64": 1e-6, "bfloat16": 0.05, "float16": 0.05}
+# of the gradient's norm: a missing division by W ranks is W - 1, and AdamW's weights do not show it
+NORM_TOLERANCE = {"float32": 0.01, "float64": 1e-4, "bfloat16": 0.1, "float16": 0.1}
 LOSS_TOLERANCE = {"float32": 1e-3, "float64": 1e-6, "bfloat16": 0.05, "float16": 0.05}
 LIBRARY_TOLERANCE = 0.01  # bytes, where a library decides how many messages there are
 SHOWN_OVERLAP = 0.05
@@ -80,11 +82,23 @@ def _failed(measured: Json, name: str) -> str | None:
 def _parity(measured: Json, name: str, control: str | None) -> str | None:
     if control:
         return f"parity: {control}"
-    error, limit = measured["ranks"][0][name]["verified"]["error"], TOLERANCE[measured["dtype"]]
+    verified, dtype = measured["ranks"][0][name]["verified"], measured["dtype"]
+    error, limit = _number(verified["error"]), TOLERANCE[dtype]
     if not error <= limit:
         return f"parity: after {measured['verify_steps']} steps the weights are {error:.1e} of the update away from one process's (limit {limit:.0e})"
+    norm, limit = _number(verified["norm_error"]), NORM_TOLERANCE[dtype]
+    if not norm <= limit:
+        return (
+            f"parity: the gradient's norm is {norm:.1e} of it away from one process's (limit {limit:.0e}): "
+            "a factor that AdamW hides, such as a missing division by the ranks"
+        )
     apart = max(rank[name]["verified"].get("ranks_differ", 0.0) for rank in measured["ranks"])
     return f"parity: the ranks' weights differ by {apart:.1e}" if apart else None
+
+
+def _number(value: float | None) -> float:
+    """JSON has no infinity and no NaN: they come back as null."""
+    return float("inf") if value is None else value
 
 
 def _mechanism(measured: Json, name: str) -> str | None:

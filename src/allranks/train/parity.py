@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -27,3 +28,23 @@ def update_error(
     if apart == 0.0:
         return 0.0
     return (apart / moved) ** 0.5 if moved else float("inf")
+
+
+def norm_error(ours: Sequence[float | None], reference: Sequence[float]) -> float:
+    """The largest relative difference of the gradients' norms of any step.
+
+    Beside `update_error`, because AdamW's update does not depend on the gradient's size, and clipping takes it away: ranks
+    that forget to divide by their number move the weights as they should. Infinite where a step is missing, or where its
+    norm is None, not a number, or not 0 though the reference's is.
+    """
+    if len(ours) != len(reference):
+        return math.inf
+    return max((_apart(n, r) for n, r in zip(ours, reference, strict=True)), default=0.0)
+
+
+def _apart(ours: float | None, reference: float) -> float:
+    if ours is None or not math.isfinite(ours) or not math.isfinite(reference):
+        return math.inf
+    if ours == reference:
+        return 0.0
+    return abs(ours - reference) / reference if reference else math.inf

@@ -22,11 +22,15 @@ def reference_weights(
     steps: int,
     clip_norm: float | None,
     rates: Sequence[float],
-) -> dict[str, torch.Tensor]:
-    """The trained weights after `steps`, on the CPU. `orders` has one entry a rank, `rates` one learning rate a step."""
+) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """The trained weights after `steps`, on the CPU, and each step's gradient norm before clipping.
+
+    `orders` has one entry a rank, `rates` one learning rate a step.
+    """
     model.train()
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     optimizer = make_optimizer(named)
+    norms = []
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = rates[step]
@@ -34,8 +38,9 @@ def reference_weights(
         for parts in zip(*(order.micro_batches(step) for order in orders), strict=True):
             for rows in parts:
                 (model(make_batch(rows)) / total).backward()
+        norms.append(float(torch.nn.utils.get_total_norm([p.grad for _, p in named if p.grad is not None])))
         if clip_norm is not None:
             torch.nn.utils.clip_grad_norm_([p for _, p in named], clip_norm)
         optimizer.step()
         optimizer.zero_grad()
-    return {n: p.detach().to("cpu", copy=True) for n, p in named}
+    return {n: p.detach().to("cpu", copy=True) for n, p in named}, norms

@@ -37,7 +37,7 @@ from allranks.train.loop import Loop, Plan
 from allranks.train.losses import LossModel
 from allranks.train.model import build_model, is_classifier
 from allranks.train.optim import adamw, learning_rate
-from allranks.train.parity import update_error
+from allranks.train.parity import norm_error, update_error
 from allranks.train.proof import prove
 from allranks.train.strategies.contract import Strategy
 from allranks.train.strategies.traffic import Sizes, Traffic
@@ -220,7 +220,7 @@ class Comparer:
             folder = self._reference_file.parent
             folder.mkdir(parents=True, exist_ok=True)
             save_file(self._trained(model), folder / "start.safetensors")
-            whole = reference_weights(
+            whole, self._norms = reference_weights(
                 model,
                 adamw(self._spec.train),
                 self._orders,
@@ -276,19 +276,20 @@ class Comparer:
         found = Found()
         strategy = Unsynchronised()
         model = self._setup(strategy)
-        self._train(strategy, VERIFY_STEPS, self._log("negative-control", 0), None)
-        self._parity(strategy, model, found)
+        steps, _ = self._train(strategy, VERIFY_STEPS, self._log("negative-control", 0), None)
+        self._parity(strategy, model, steps, found)
         return found.verified
 
     def _log(self, name: str, repeat: int) -> Path:
         return self._run.root / "compare" / name / f"repeat{repeat}" / f"rank{self._world.rank}.jsonl"
 
-    def _parity(self, strategy: Strategy, model: LossModel, found: Found) -> None:
+    def _parity(self, strategy: Strategy, model: LossModel, steps: list[dict[str, Any]], found: Found) -> None:
         whole = strategy.weights(trained_only=True)
         if self._world.is_first:
             wanted = load_file(self._reference_file)
             start = load_file(self._reference_file.with_name("start.safetensors"))
             found.verified["error"] = update_error(whole, wanted, start)
+            found.verified["norm_error"] = norm_error([e["grad_norm"] for e in steps], self._norms)
         if strategy.replicated:
             mine = torch.tensor([float(p.double().sum()) for p in model.parameters()], dtype=torch.float64)
             every = [torch.zeros_like(mine) for _ in range(self._world.size)]
@@ -320,7 +321,7 @@ class Comparer:
         new = found.verified["window"].pop("peak_new_bytes")
         found.verified["memory"]["peak_bytes"] = window.peak_bytes or window.before_bytes + new
         held.remove()
-        self._parity(strategy, model, found)
+        self._parity(strategy, model, steps, found)
 
     def _time(self, name: str, options: dict[str, Any], repeat: int) -> dict[str, Any]:
         strategy = strategies.create(name, options)

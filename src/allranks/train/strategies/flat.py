@@ -106,9 +106,11 @@ def all_pieces(flats: Sequence[Flat]) -> list[Named]:
 
 
 def gathered_states(flats: Sequence[Flat], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The sharded optimizer's state by parameter names, whole, on the CPU. Every rank calls."""
+    """The sharded optimizer's state by parameter names, whole, on the CPU of rank 0; ``{}`` elsewhere, where it would be
+    memory for nothing. Every rank calls."""
     out: dict[str, dict[str, torch.Tensor]] = {}
     for flat in flats:
+        first = dist.get_rank(flat.group) == 0
         states = [optimizer.state.get(piece, {}) for piece in flat.pieces]
         if not all(states):
             continue
@@ -119,8 +121,10 @@ def gathered_states(flats: Sequence[Flat], optimizer: torch.optim.Optimizer) -> 
                 own = torch.cat([state[key].flatten() for state in states])
                 whole = own.new_empty(flat.whole.numel())
                 all_gather(whole, own, flat.group).wait()
+                if not first:
+                    continue
                 values = {name: t.cpu().clone() for name, t in flat.split(whole).items()}
-            for name, t in values.items():
+            for name, t in values.items() if first else ():
                 out.setdefault(name, {})[key] = t
     return out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
@@ -39,8 +40,13 @@ class FSDP2:
         self.module, self._group, self._clip_norm = model, group, clip_norm
         broadcast_from_first(model, group)
         blocks = blocks_of(model)
-        for block in blocks:
-            require_one_dtype(model, block)
+        require_own_weights(model, blocks)
+        within = {p for block in blocks for p in block.parameters()}
+        for unit in (
+            *(list(block.parameters()) for block in blocks),
+            [p for p in model.parameters() if p not in within],
+        ):
+            require_one_dtype(model, unit)
         mesh = DeviceMesh.from_group(group, next(model.parameters()).device.type)
         for block in blocks:
             fully_shard(block, mesh=mesh, reshard_after_forward=self.reshard_after_forward)
@@ -103,10 +109,12 @@ class FSDP2:
 
     def state_dict(self) -> dict[str, Any]:
         states: dict[str, Any] = {}
+        first = dist.get_rank(self._group) == 0
         for (name, p), (_, local) in zip(self._named, self._local, strict=True):
             for key, value in self.optimizer.state.get(local, {}).items():
                 whole = value if value.ndim == 0 else _whole(_like(value, p))
-                states.setdefault(name, {})[key] = whole.cpu().clone()
+                if first:
+                    states.setdefault(name, {})[key] = whole.cpu().clone()
         buffers = {n: b.to("cpu", copy=True) for n, b in self.module.named_buffers()}
         return {"model": self.weights(trained_only=True) | buffers, "optimizer": states}
 
@@ -126,19 +134,36 @@ class FSDP2:
             buffer.copy_(state["model"][name])
 
 
-def require_one_dtype(model: nn.Module, unit: nn.Module) -> None:
+def require_one_dtype(model: nn.Module, unit: Sequence[nn.Parameter]) -> None:
     """Gradients of a unit travel in one tensor.
 
     Raises:
         SpecError: names the parameter whose dtype is another one.
     """
     names = {p: n for n, p in model.named_parameters()}
-    ours = [p for p in unit.parameters() if p.requires_grad]
+    ours = [p for p in unit if p.requires_grad]
     for p in ours:
         if p.dtype != ours[0].dtype:
             raise SpecError(
-                f"{names[p]} is {p.dtype}, {names[ours[0]]} in the same block {ours[0].dtype}: FSDP2 reduces the gradients of a block "
-                "together and needs one dtype; set model.dtype so that base and adapters agree"
+                f"{names[p]} is {p.dtype}, {names[ours[0]]} beside it {ours[0].dtype}: FSDP2 reduces the gradients of a block, and of "
+                "what is in no block, together and needs one dtype; set model.dtype so that base and adapters agree, or take zero3"
+            )
+
+
+def require_own_weights(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+    """`fully_shard` of one block would replace its weight and leave another block's with the old one: no longer tied.
+
+    Raises:
+        SpecError: names a parameter that a block shares with what is outside it.
+    """
+    paths = {module: name for name, module in model.named_modules()}
+    inside = [f"{paths[block]}." for block in blocks]
+    home: dict[nn.Parameter, str] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        block = next((path for path in inside if name.startswith(path)), "")
+        if home.setdefault(p, block) != block:
+            raise SpecError(
+                f"{name} is shared between a block and what is outside it: FSDP2 would untie it; take zero3 or pytorch_ddp"
             )
 
 

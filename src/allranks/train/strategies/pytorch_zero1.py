@@ -76,12 +76,13 @@ class PyTorchZero1:
 
     def state_dict(self) -> dict[str, Any]:
         mine = states_by_name(self._named, self._zero.optim)
-        every: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(every, mine, group=self._group)
+        first = dist.get_global_rank(self._group, 0)
+        every: list[Any] | None = [None] * dist.get_world_size(self._group) if dist.get_rank() == first else None
+        dist.gather_object(mine, every, dst=first, group=self._group)
         kept = {n: p.detach() for n, p in self._named} | dict(self._model.named_buffers())
         return {
             "model": {n: t.to("cpu", copy=True) for n, t in kept.items()},
-            "optimizer": {name: state for part in every for name, state in part.items()},
+            "optimizer": {name: state for part in every or () for name, state in part.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ Source: ZeRO stage 3, Rajbhandari et al. 2020; the order of gathering follows FS
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -116,7 +117,9 @@ class Zero3:
         self, model: nn.Module, blocks: list[nn.Module], gathering: dist.ProcessGroup
     ) -> tuple[Unit, list[Unit]]:
         named = {p: n for n, p in model.named_parameters()}
-        groups = [[(named.pop(p), p) for p in block.parameters() if p in named] for block in blocks]
+        places = Counter(p for _, p in model.named_parameters(remove_duplicate=False))
+        # a weight with two places would be freed by the one block while another needs it: it stays with the rest
+        groups = [[(named.pop(p), p) for p in block.parameters() if places[p] == 1] for block in blocks]
         units = [Unit(flats_of([part], self._group), gathering) for part in groups]
         # what is in no block (embeddings, head) is gathered together, but its gradients travel in pieces as large as a block
         largest = max((flat.bytes for unit in units for flat in unit.flats), default=0)
