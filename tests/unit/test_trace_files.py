@@ -115,3 +115,11 @@ def test_nothing_to_read_is_a_request_that_is_wrong(tmp_path: Path) -> None:
         analyse([tmp_path / "none"])
     with pytest.raises(RequestError, match="holds no traces"):
         analyse([tmp_path])
+
+
+def test_a_file_beside_the_traces_that_is_none_is_told(tmp_path: Path) -> None:
+    write_ranks(tmp_path, work(), work())
+    (tmp_path / "config.json").write_text('{"a": 1}')
+    (report,) = analyse([tmp_path])
+    (problem,) = [p for p in report.problems if p.kind == "not_a_trace"]
+    assert problem.file is not None and problem.file.endswith("config.json")

@@ -370,3 +370,25 @@ def test_work_outside_of_the_steps_is_said(tmp_path: Path) -> None:
     report = report_of(tmp_path, events)
     assert any(p.kind == "outside_steps" for p in report.problems)
     assert times(report.ranks[0])["compute"] == 40
+
+
+def test_what_happens_between_two_steps_belongs_to_neither(tmp_path: Path) -> None:
+    """An evaluation between steps must not look like traffic of the step before."""
+    events = [
+        step(1, 0, 100), *gloo_pair("all_reduce", "c10d::allreduce_", 10, 20, 30, [[[64]]], 64),
+        *gloo_pair("broadcast", "c10d::broadcast_", 120, 125, 130, [[[7]]], 7),
+        step(2, 200, 300), *gloo_pair("all_reduce", "c10d::allreduce_", 210, 220, 230, [[[64]]], 64),
+    ]  # fmt: skip
+    told = {(r.step, r.kind): r.count for r in report_of(tmp_path, events).launches}
+    assert told == {(1, "all_reduce"): 1, (2, "all_reduce"): 1}
+
+
+def test_communication_that_shows_only_as_calls_is_said(tmp_path: Path) -> None:
+    events = [
+        step(1, 0, 100),
+        op("c10d::allreduce_", 10, 20, in_dims=[[4]], in_types=["float"]),
+        op("aten::mm", 30, 50),
+    ]
+    report = report_of(tmp_path, events)
+    assert any(p.kind == "calls_only" for p in report.problems)
+    assert [(r.kind, r.count) for r in report.launches] == [("all_reduce", 1)]

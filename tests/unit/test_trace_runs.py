@@ -179,3 +179,17 @@ def test_clock_bases_of_different_hosts_are_taken_off(tmp_path: Path) -> None:
     assert [round((e - 0) * 1e6) for e in report.pairing.longest[0].end_s] == [200, 200]
     for r in report.ranks:
         assert (0.0 - r.zero_us) / 1e6 == pytest.approx(r.steps[0].start_s, abs=1e-9)
+
+
+def test_windows_of_different_times_are_said(tmp_path: Path) -> None:
+    report = run(tmp_path, [step(1, 0, 100), kernel("a", 10, 20)], [step(9, 0, 100), kernel("a", 10, 20)])
+    (text,) = told(report, "steps_differ")
+    assert "rank 0: 1 to 1; rank 1: 9 to 9" in text
+
+
+def test_drawn_spans_are_few_and_figures_exact_however_many_there_are(tmp_path: Path) -> None:
+    many = [step(1, 0, 100_000), *(kernel("a", 10 * i, 10 * i + 4) for i in range(9000))]
+    (report,) = analyse([write(tmp_path / "rank0.json", many)])
+    (band,) = report.ranks[0].bands
+    assert len(band.spans) <= 2000
+    assert report.ranks[0].total.compute_s == pytest.approx(36e-3)

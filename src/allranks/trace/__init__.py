@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from msgspec import structs
+
 from allranks.errors import RequestError
 from allranks.trace.assemble import build_report
 from allranks.trace.files import TraceSet, find_sets
 from allranks.trace.rank import Unreadable
 from allranks.trace.readers import Result, read_all
-from allranks.trace.records import TraceReport
+from allranks.trace.records import Problem, TraceReport
 
 SMALL_BYTES = 1 << 22  # a process costs more than reading so much
 
@@ -38,7 +40,13 @@ def analyse(
         unread += [r for _, r in mine if isinstance(r, Unreadable) and report is None]
     if not reports:
         raise RequestError(_none_read(paths, sets, unread))
-    return reports
+    return [_with_unread(reports[0], unread), *reports[1:]]
+
+
+def _with_unread(report: TraceReport, unread: list[Unreadable]) -> TraceReport:
+    """Files that would have been runs of their own, had they been traces, are told with the first that was."""
+    told = [Problem(severity="warning", kind=u.kind, message=u.message, file=u.path) for u in unread]
+    return structs.replace(report, problems=(*report.problems, *told))
 
 
 def _read(files: list[Path], workers: int | None) -> dict[Path, Result]:

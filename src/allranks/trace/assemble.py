@@ -8,11 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from allranks.trace.averages import mean
 from allranks.trace.clocks import Clock, align
 from allranks.trace.files import TraceSet
-from allranks.trace.intervals import thin
 from allranks.trace.modules import Source
 from allranks.trace.names import bus_factor
 from allranks.trace.pairing import Pair, Paired, pair
-from allranks.trace.rank import RankResult, Unreadable
+from allranks.trace.rank import DRAWN_SPANS, RankResult, Unreadable
 from allranks.trace.rank_collectives import Collective
 from allranks.trace.records import (
     PHASES,
@@ -38,7 +37,6 @@ from allranks.trace.work import KINDS, Tops
 
 SHOWN_TOPS = 50
 SHOWN_PAIRS = 50
-DRAWN_SPANS = 2000
 TIED_US = 0.5  # two ranks that came within this much came together
 BUCKETS = (
     (1 << 12, "<= 4 KiB"),
@@ -81,6 +79,7 @@ def build_report(found: TraceSet, results: Sequence[tuple[int, RankResult | Unre
         problems.append(Problem(severity="note", kind="startup_skew", message=text))
     world = max((r.world_size for r in ranks.values() if r.world_size), default=found.world)
     missing = tuple(r for r in range(world) if r not in ranks) if world else ()
+    problems += _apart(ranks)
     problems += _missing(missing, world, len(ranks)) + _without_sizes(ranks)
     zero = min(clocks[r].common(result.start) for r, result in ranks.items())
     device = "gpu" if any(r.device == "gpu" for r in ranks.values()) else "cpu"
@@ -122,6 +121,16 @@ def _file_problems(rank: int, result: RankResult) -> list[Problem]:
         text = "tells no world size (distributedInfo); missing ranks cannot be seen"
         out.append(Problem(severity="note", kind="no_metadata", message=text, file=result.path, rank=rank))
     return out
+
+
+def _apart(ranks: Mapping[int, RankResult]) -> list[Problem]:
+    """Says if the ranks' windows are of different times."""
+    steps = [{s.number for s in r.steps} for r in ranks.values()]
+    if len(ranks) < 2 or not all(steps) or set.intersection(*steps):
+        return []
+    names = "; ".join(f"rank {r}: {x.steps[0].number} to {x.steps[-1].number}" for r, x in sorted(ranks.items())[:8])
+    text = f"no step is in the traces of all ranks ({names}); they may be windows of different times"
+    return [Problem(severity="warning", kind="steps_differ", message=text)]
 
 
 def _missing(missing: tuple[int, ...], world: int | None, read: int) -> list[Problem]:
@@ -185,7 +194,7 @@ def _rank_report(rank: int, result: RankResult, clock: Clock, zero: float, trimm
         total=result.total,
         steps=steps,
         phases=_sum_phases(result.phases),
-        bands=tuple(Band(kind=k, spans=tuple((at(a), at(b)) for a, b in thin(m, DRAWN_SPANS))) for k, m in spans if m),  # type: ignore[arg-type]
+        bands=tuple(Band(kind=k, spans=tuple((at(a), at(b)) for a, b in m)) for k, m in spans if m),  # type: ignore[arg-type]
         phase_spans=tuple(
             PhaseSpan(phase=PHASES[p], start_s=at(a), end_s=at(b)) for a, b, p in result.phase_segments[:DRAWN_SPANS]
         ),

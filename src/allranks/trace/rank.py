@@ -21,6 +21,7 @@ from allranks.trace.steps import US, Busy, Step, StepIndex, breakdown, find_step
 from allranks.trace.work import Tops, busy_on_device, busy_on_host, kernel_tops, memory_timeline, operator_tops
 
 Remark = tuple[Severity, str, str]  # (severity, kind, message)
+DRAWN_SPANS = 2000
 KEPT_TOPS = 1000  # names a rank passes on
 
 
@@ -46,7 +47,8 @@ class RankResult(Struct, tag=True):
     by_step: list[Breakdown]
     phases: list[list[PhaseRow]]  # by step; without steps one list
     phase_segments: list[tuple[float, float, int]]
-    busy: Busy
+    busy: Busy  # for drawing
+    first: Busy  # of the first step, exact: its begin may yet move
     collectives: list[Collective]
     kernels: Tops
     operators: Tops
@@ -108,6 +110,9 @@ def _analyse(path: Path, stream: TraceStream, events: RankEvents) -> RankResult:
     _place(collectives, phases, StepIndex(steps))
     if not steps:
         remarks.append(("warning", "no_steps", "has no ProfilerStep marks; its whole length is taken as one window"))
+    if collectives and not events.comm_kernels and not any(c.name.startswith("gloo:") for c in events.host_comms):
+        text = "shows communication only as calls on the host; its times are those of the calls"
+        remarks.append(("warning", "calls_only", text))
     by_step = [breakdown(busy, s.start, s.end) for s in steps]
     if steps:
         remarks += _outside(busy, steps)
@@ -133,7 +138,8 @@ def _analyse(path: Path, stream: TraceStream, events: RankEvents) -> RankResult:
         by_step=by_step,
         phases=_phase_rows(events, phases, busy, collectives, windows, on_device),
         phase_segments=[s for s in phases.segments if s[1] > start and s[0] < end],
-        busy=busy.within(start, end),
+        busy=busy.within(start, end).thinned(DRAWN_SPANS),
+        first=busy.within(*windows[0]),
         collectives=[c for c in collectives if not steps or c.step is not None],
         kernels=_most(kernel_tops(events)),
         operators=_most(operator_tops(events)),

@@ -69,7 +69,7 @@ class _CallIndex:
         """The calls that a moment of a thread lies in, the innermost first. Nesting is at most a few deep."""
         calls = self._by_thread.get(thread, [])
         i = bisect_right(self._starts.get(thread, []), t)
-        return [c for c in reversed(calls[max(0, i - 8) : i]) if c.end >= t]
+        return [c for c in reversed(calls[max(0, i - 32) : i]) if c.end >= t]
 
 
 def _of_kernel(kernel: DeviceComm, events: RankEvents, index: _CallIndex, default: int | None) -> Collective:

@@ -86,7 +86,7 @@ def _begin_at(result: RankResult, t: float) -> float:
     removed = t - step.start
     step.start = t
     result.start = t
-    result.by_step[0] = breakdown(result.busy, step.start, step.end)
+    result.by_step[0] = breakdown(result.first, step.start, step.end)
     result.busy = result.busy.within(step.start, result.end)
     result.total = total(result.by_step)
     return removed

@@ -9,7 +9,7 @@ from itertools import pairwise
 from msgspec import Struct
 
 from allranks.trace.events import RankEvents
-from allranks.trace.intervals import Merged, Span, clip, intersect, measure, merge, subtract
+from allranks.trace.intervals import Merged, Span, clip, intersect, measure, merge, subtract, thin
 from allranks.trace.phases import STEP
 from allranks.trace.records import Breakdown
 
@@ -32,11 +32,9 @@ class StepIndex:
         self._starts = [s.start for s in steps]
 
     def at(self, t: float) -> int | None:
-        """Index of the step that a moment lies in or after; None before the first, long after the last and without steps."""
+        """Index of the step that a moment lies in; None outside of all: an evaluation between two steps belongs to neither."""
         i = bisect_right(self._starts, t) - 1
-        if i < 0 or (i == len(self.steps) - 1 and t > self.steps[i].end):
-            return None
-        return i
+        return i if i >= 0 and t <= self.steps[i].end else None
 
 
 def find_steps(events: RankEvents) -> tuple[list[Step], list[str]]:
@@ -80,6 +78,10 @@ class Busy(Struct):
     def within(self, start: float, end: float) -> Busy:
         """The part in a span of time."""
         return Busy(clip(self.compute, start, end), clip(self.comm, start, end), clip(self.copy, start, end))
+
+    def thinned(self, limit: int) -> Busy:
+        """For drawing: at most so many spans of each kind."""
+        return Busy(thin(self.compute, limit), thin(self.comm, limit), thin(self.copy, limit))
 
     def extent(self) -> Span | None:
         """From the first begin to the last end."""
