@@ -9,6 +9,7 @@ import gc
 import json
 import sys
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,9 @@ class _Looks:
 
     def __init__(self, window: Window, held: Held) -> None:
         self._window, self._held = window, held
+
+    def attach(self, quiet: Callable[[], None]) -> None:
+        self._window.attach(quiet)
 
     def step_begins(self, step: int) -> None:
         if step == self._window.first:

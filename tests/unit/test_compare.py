@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
+import json
 from typing import Any
 
 import pytest
@@ -12,10 +14,10 @@ from allranks.compare.judge import compare_traffic, rows, tokens_per_s
 from allranks.compare.model import comm_s, fit, hops_and_share, predict
 from allranks.compare.run import conclude, request
 from allranks.compare.show import csv_text, page
-from allranks.errors import SpecError
+from allranks.errors import RunFailed, SpecError
 from allranks.rundir import RunDir
 from allranks.spec import parse_spec
-from allranks.train.compare.window import figures, merged, shared
+from allranks.train.compare.window import figures
 
 WINDOW = {
     "step_s": 0.1,
@@ -40,7 +42,7 @@ def rank(**changes: Any) -> dict[str, Any]:
         "expected": [ONE],
         "measured": [{**ONE, "count": 3.0, "bytes": 300.0}],
         "memory": {"weights_bytes": 10, "gradients_bytes": 10, "optimizer_bytes": 20, "peak_bytes": 90},
-        "window": {**WINDOW, "collectives": [["gloo:all_reduce", 100, 0.001], ["gloo:all_reduce", 200, 0.002]]},
+        "window": {**WINDOW, "collectives": [["all_reduce", 100, 0.001], ["all_reduce", 200, 0.002]]},
     }
     repeat = {
         "work": {"micro_batches": 5, "rows": 10, "tokens": 100, "updates": 0},
@@ -151,29 +153,42 @@ def test_a_fit_never_has_negative_coefficients() -> None:
     assert found is not None and found.alpha_s >= 0 and found.beta_s >= 0
 
 
-def test_spans() -> None:
-    assert merged([(3, 4), (0, 2), (1, 2.5)]) == [(0, 2.5), (3, 4)]
-    assert shared([(0, 2), (3, 5)], [(1, 4)]) == 2
-
-
-def test_a_window_tells_hidden_from_exposed() -> None:
+def test_a_window_is_told_as_the_trace_verb_tells_it(tmp_path: Any) -> None:
     def event(name: str, cat: str, tid: int, ts: float, dur: float, **args: Any) -> dict[str, Any]:
-        return {"ph": "X", "name": name, "cat": cat, "tid": tid, "ts": ts, "dur": dur, "args": args}
+        return {"ph": "X", "name": name, "cat": cat, "pid": 1, "tid": tid, "ts": ts, "dur": dur, "args": args}
 
+    sizes = {"Input Dims": [[10]], "Input type": ["float"]}
     events = [
         event("ProfilerStep#1", "user_annotation", 1, 0, 100),
-        event("aten::mm", "cpu_op", 1, 0, 40),
-        event("c10d::allreduce_", "cpu_op", 1, 40, 5),
+        event("allranks.forward", "user_annotation", 1, 0, 38),
+        event("aten::mm", "cpu_op", 1, 0, 38),
+        event("allranks.backward", "user_annotation", 1, 39, 22),
+        event("c10d::allreduce_", "cpu_op", 1, 40, 5, **sizes),
         event("aten::mm", "cpu_op", 1, 50, 10),
-        event("gloo:all_reduce", "user_annotation", 2, 50, 30, **{"Input Dims": [[10]], "Input type": ["float"]}),
-        {"ph": "i", "name": "[memory]", "args": {"Total Allocated": 500, "Device Type": 0}},
-    ]
-    found = figures(events, 1)
-    assert found["compute_s"] == pytest.approx(50e-6)
+        event("gloo:all_reduce", "user_annotation", 2, 50, 30, **sizes),
+        event("allranks.control", "user_annotation", 1, 85, 5),
+        event("c10d::allreduce_", "cpu_op", 1, 86, 2, **sizes),
+        event("gloo:all_reduce", "user_annotation", 2, 88, 2, **sizes),
+        {"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": 30, "s": "t",
+         "args": {"Total Allocated": 500, "Device Type": 0, "Device Id": -1, "Addr": 1, "Bytes": 500}},
+    ]  # fmt: skip
+    path = tmp_path / "rank0.json.gz"
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
+    found = figures(path)
+    assert found["compute_s"] == pytest.approx(48e-6)
     assert found["overlapped_comm_s"] == pytest.approx(10e-6)
-    assert found["exposed_comm_s"] == pytest.approx(20e-6)
+    assert found["exposed_comm_s"] == pytest.approx(22e-6)
     assert found["idle_s"] == pytest.approx(30e-6)
-    assert found["collectives"] == [("gloo:all_reduce", 40, pytest.approx(30e-6))] and found["peak_new_bytes"] == 500
+    assert found["collectives"] == [
+        ("all_reduce", 40, pytest.approx(30e-6))
+    ]  # the loop's own reduction is none of them
+    assert found["peak_new_bytes"] == 500
+
+
+def test_a_window_without_a_trace_says_so(tmp_path: Any) -> None:
+    with pytest.raises(RunFailed, match="no profiler trace"):
+        (tmp_path / "rank0.json").write_text("{}")
+        figures(tmp_path / "rank0.json")
 
 
 def test_what_is_written_is_whole_and_safe(tmp_path: Any) -> None:

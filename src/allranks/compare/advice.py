@@ -17,18 +17,9 @@ def points(measured: Json) -> list[tuple[str, float, float]]:
     best: dict[tuple[str, int], float] = {}
     for rank in measured["ranks"]:
         for known in rank.values():
-            for name, size, seconds in known["verified"].get("window", {}).get("collectives", []):
-                kind = _kind(name)
+            for kind, size, seconds in known["verified"].get("window", {}).get("collectives", []):
                 best[kind, size] = min(best.get((kind, size), seconds), seconds)
     return [(kind, size, seconds) for (kind, size), seconds in best.items()]
-
-
-def _kind(name: str) -> str:
-    low = name.lower().replace("_", "")
-    for word, kind in (("allreduce", "all_reduce"), ("reducescatter", "reduce_scatter"), ("allgather", "all_gather")):
-        if word in low:
-            return kind
-    return "broadcast" if "broadcast" in low else name
 
 
 def advise(measured: Json, rows: list[Row]) -> tuple[list[str], Fit | None, list[Json]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -25,6 +26,7 @@ from allranks.spec.records import ProfileSpec
 
 MODULE = "allranks.module:"
 _NOTHING = nullcontext()
+SETTLE_S = 0.05  # a thread of gloo closes its own record shortly after the work that others wait for is done
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +59,11 @@ class Profiler:
         self._modules: _ModuleRanges | None = None
         self._step: record_function | None = None
         self._recorded: list[int] = []
+        self._quiet: Callable[[], None] = _nobody
+
+    def attach(self, quiet: Callable[[], None]) -> None:
+        """How to wait for communication under way."""
+        self._quiet = quiet
 
     def step_begins(self, step: int) -> None:
         """Make ready, start, and mark the step, each where it is due."""
@@ -109,11 +116,13 @@ class Profiler:
             activities.append(ProfilerActivity.CUDA)
         # no with_stack: it slows each call many times. with_modules names modules of TorchScript only; _ModuleRanges names all
         made = profile(activities=activities, record_shapes=True, profile_memory=True)
+        self._settle()
         made.prepare_trace()
         self._profile = made
 
     def _start(self) -> None:
         assert self._profile is not None
+        self._settle()
         self._profile.start_trace()  # writes distributedInfo, whatever the backend
         self._profile.add_metadata_json("allranks", json.dumps(msgspec.to_builtins(self._facts)))
         self._modules = _ModuleRanges(self._model)
@@ -121,6 +130,7 @@ class Profiler:
     def _write(self) -> None:
         assert self._profile is not None
         began = time.perf_counter()
+        self._settle()
         self._profile.stop_trace()
         target = self._run.trace_of(self._facts.rank)
         size = publish(self._profile.export_chrome_trace, target, before=self._set_earlier_aside)
@@ -134,12 +144,21 @@ class Profiler:
             seconds=round(time.perf_counter() - began, 3),
         )
 
+    def _settle(self) -> None:
+        """torch's profiler, switched while threads of gloo are at work, has been seen to corrupt the heap, which ends the
+        process some time later."""
+        self._quiet()
+        time.sleep(SETTLE_S)
+
     def _set_earlier_aside(self) -> None:
         rank = self._facts.rank
         written = [e for e in read_events(self._run.events_of(rank)) if e["event"] == "trace"]
         attempt = written[-1].get("attempt") if written else None
         number = attempt if isinstance(attempt, int) else self._facts.attempt - 1
         set_aside(self._run.trace_of(rank), self._run.trace_of(rank, attempt=number))
+
+
+def _nobody() -> None: ...
 
 
 class _ModuleRanges:

@@ -65,6 +65,11 @@ class Control:
         work = dist.all_reduce(vector, group=self._world.control, async_op=True) if self._world.size > 1 else None
         self._pending = (step, work, vector)
 
+    def quiet(self) -> None:
+        """Wait for the reduction that is under way on this rank; its numbers stay to be read."""
+        if self._pending is not None and self._pending[1] is not None:
+            self._pending[1].wait()
+
     def finish(self) -> Agreed | None:
         """The numbers of the step whose reduction is under way, or None."""
         if self._pending is None:

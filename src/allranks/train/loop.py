@@ -77,6 +77,7 @@ class Loop:
         self._world, self._strategy, self._order, self._tokens = world, strategy, order, tokens
         self._make_batch, self._plan, self._events, self._stop = make_batch, plan, events, stop
         self._control = Control(world)
+        self._watcher.attach(self._control.quiet)
         self._clock = StepClock(world.device)
         self._interval = _Interval()
         self._last: tuple[int, Agreed, dict[str, Any]]

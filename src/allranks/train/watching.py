@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -10,6 +11,11 @@ _NOTHING = nullcontext()
 
 class StepWatcher(Protocol):
     """Is told where steps and their parts begin and end. Steps count from 0."""
+
+    def attach(self, quiet: Callable[[], None]) -> None:
+        """Before the first step. ``quiet()`` returns when nothing that the loop began is under way on this rank; it may
+        be called wherever a step begins or ends."""
+        ...
 
     def step_begins(self, step: int) -> None:
         """Before anything of the step."""
@@ -30,6 +36,8 @@ class StepWatcher(Protocol):
 
 class Unwatched:
     """Nobody looks on."""
+
+    def attach(self, quiet: Callable[[], None]) -> None: ...
 
     def step_begins(self, step: int) -> None: ...
 

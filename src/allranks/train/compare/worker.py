@@ -373,6 +373,9 @@ class _Both:
     def __init__(self, recorder: Recorder, window: Window, held: Held) -> None:
         self._recorder, self._window, self._held = recorder, window, held
 
+    def attach(self, quiet: Callable[[], None]) -> None:
+        self._window.attach(quiet)
+
     def step_begins(self, step: int) -> None:
         self._recorder.step_begins(step)
         if step == self._window.first:
