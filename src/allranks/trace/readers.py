@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 Result = RankResult | Unreadable
 _LENGTH = struct.Struct("<Q")
-_DECODER = msgspec.msgpack.Decoder(Result)
 
 
 def read_all(files: list[Path], workers: int) -> dict[Path, Result]:
@@ -77,7 +76,7 @@ def _ask(process: subprocess.Popen[bytes], path: Path) -> Result | None:
         body = _exactly(process.stdout, _LENGTH.unpack(head)[0]) if head else None
     except OSError:
         return None
-    return _DECODER.decode(body) if body is not None else None
+    return msgspec.msgpack.decode(body, type=Result) if body is not None else None
 
 
 def _exactly(stream: IO[bytes], size: int) -> bytes | None:
