@@ -97,6 +97,19 @@ def test_a_rank_whose_first_step_began_late_is_paired_from_its_end(tmp_path: Pat
     assert report.pairing.unpaired == 1
 
 
+def test_order_alone_pairs_no_all_to_alls_of_wholly_other_sizes(tmp_path: Path) -> None:
+    """As in samples of a long run: the ranks' n-th need not be the same. Uneven shares of one are paired."""
+
+    def rank(*sizes: int) -> list[Event]:
+        calls = [nccl("alltoallv", 100 * n, 100 * n + 50, None, elements=size) for n, size in enumerate(sizes, 1)]
+        return [step(1, 0, 1000), *calls]
+
+    report = run(tmp_path, rank(1000, 80, 500), rank(900_000, 90, 700))
+    (text,) = told(report, "sizes_differ")
+    assert "step 1, number 1 of all_to_all" in text and "rank 0 moved 4000 bytes, rank 1 moved 3600000 bytes" in text
+    assert (report.pairing.by_order, report.pairing.unpaired) == (2, 2)
+
+
 def test_buckets_in_another_order_on_one_rank_are_said(tmp_path: Path) -> None:
     one = [step(1, 0, 1000), *gloo(8, 10, 20, 120), *gloo(16, 200, 210, 300)]
     other = [step(1, 0, 1000), *gloo(16, 10, 20, 120), *gloo(8, 200, 210, 300)]

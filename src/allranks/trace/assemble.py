@@ -136,7 +136,7 @@ def _apart(ranks: Mapping[int, RankResult]) -> list[Problem]:
 def _missing(missing: tuple[int, ...], world: int | None, read: int) -> list[Problem]:
     if not missing or world is None:
         return []
-    names = ", ".join(str(r) for r in missing[:8]) + (", ..." if len(missing) > 8 else "")
+    names = ", ".join(str(r) for r in missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
     text = f"{read} of {world} ranks were read; missing: {names}. If a missing rank came last, waiting is counted as transfer"
     return [Problem(severity="warning" if read > 1 else "note", kind="missing_ranks", message=text)]
 

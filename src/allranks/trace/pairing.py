@@ -13,6 +13,10 @@ from allranks.trace.rank_collectives import Collective
 from allranks.trace.records import Problem
 
 SHOWN = 10  # mismatches told one by one
+UNEVEN = ("all_to_all", "all_gather")  # ranks may give different sizes
+UNLIKE = (
+    8.0  # ranks may split an all-to-all unevenly; if one moved so many times more, order alone has paired two others
+)
 Key = tuple[object, ...]
 
 
@@ -158,6 +162,11 @@ def _take_ordered(found: Paired, ordered: dict[int, list[Collective]], by_step: 
         # a profiler that started within a step missed the step's beginning: the ends are common
         from_end = first.step is None or first.step == (steps[0] if steps else None)
         for n, group in _rows_of(members, from_end):
+            if _unlike(group):
+                text = ", ".join(f"rank {r} moved {c.bytes} bytes" for r, c in sorted(group.items()))
+                told.append(("sizes_differ", f"{_order_name(first, n)}: {text}; taken for different ones", None))
+                found.unpaired += list(group.items())
+                continue
             _keep(found, _order_name(first, n), False, group, expected)
     _tell(found, told + _first_difference(ordered, by_step))
 
@@ -167,7 +176,7 @@ def _order_key(c: Collective, by_step: bool) -> Key:
         kind: Key = ("p2p", c.source, c.target)
     else:
         kind = (c.kind,)
-    return (c.step if by_step else None, c.group, kind, None if c.kind in ("all_to_all", "all_gather") else c.bytes)
+    return (c.step if by_step else None, c.group, kind, None if c.kind in UNEVEN else c.bytes)
 
 
 def _rows_of(members: dict[int, list[Collective]], from_end: bool) -> list[tuple[int, dict[int, Collective]]]:
@@ -181,6 +190,11 @@ def _rows_of(members: dict[int, list[Collective]], from_end: bool) -> list[tuple
                 group[rank] = mine[at]
         out.append((n, group))
     return out
+
+
+def _unlike(group: Mapping[int, Collective]) -> bool:
+    sizes = [c.bytes for c in group.values() if c.bytes is not None]
+    return len(sizes) > 1 and max(sizes) > UNLIKE * max(min(sizes), 1)
 
 
 def _count_problem(first: Collective, counts: dict[int, int]) -> tuple[str, str, int | None]:
@@ -259,4 +273,5 @@ def _of_size(c: Collective) -> str:
 
 def _order_name(c: Collective, n: int) -> str:
     where = f"step {c.step}, " if c.step is not None else ""
-    return f"{where}number {n + 1} of {c.kind}{_of_size(c)}"
+    size = "" if c.kind in UNEVEN else _of_size(c)
+    return f"{where}number {n + 1} of {c.kind}{size}"
