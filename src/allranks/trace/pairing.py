@@ -14,9 +14,8 @@ from allranks.trace.records import Problem
 
 SHOWN = 10  # mismatches told one by one
 UNEVEN = ("all_to_all", "all_gather")  # ranks may give different sizes
-UNLIKE = (
-    8.0  # ranks may split an all-to-all unevenly; if one moved so many times more, order alone has paired two others
-)
+# ranks may split an all-to-all unevenly; if one moved so many times more, order alone has paired two others
+UNLIKE = 8.0
 Key = tuple[object, ...]
 
 
