@@ -12,7 +12,7 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Raw, Struct, field
@@ -51,11 +51,14 @@ _ARG_NAMES = {
 }
 
 
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
 class Args(Struct, rename=lambda name: _ARG_NAMES.get(name, name), gc=False):
     """The arguments that the analysis needs; all else is skipped while decoding."""
 
     correlation: int | None = None
-    sequence: int | None = None
+    sequence: Int64 | None = None
     dims: Raw = Raw()
     types: Raw = Raw()
     name: Any = None

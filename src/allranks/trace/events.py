@@ -251,6 +251,8 @@ def _tensors(args: Args) -> tuple[tuple[int, int | None], ...]:
         dims, types = msgspec.json.decode(args.dims), msgspec.json.decode(args.types)
     except (msgspec.DecodeError, RecursionError):
         return ()
+    if not isinstance(dims, list) or not isinstance(types, list):
+        return ()
     found = []
     for shape, dtype in zip(dims, types, strict=False):
         if not isinstance(shape, list) or not isinstance(dtype, str):
