@@ -123,3 +123,21 @@ def test_a_file_beside_the_traces_that_is_none_is_told(tmp_path: Path) -> None:
     (report,) = analyse([tmp_path])
     (problem,) = [p for p in report.problems if p.kind == "not_a_trace"]
     assert problem.file is not None and problem.file.endswith("config.json")
+
+
+def test_a_run_without_traces_says_how_to_get_them(tmp_path: Path) -> None:
+    """Its other JSON files are no damaged traces."""
+    (tmp_path / "spec.yaml").write_text("name: x\n")
+    (tmp_path / "metrics.json").write_text("{}")
+    with pytest.raises(RequestError, match=r"has no traces: set observe\.profile"):
+        analyse([tmp_path])
+
+
+def test_a_comparison_has_the_traces_of_each_strategy(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text("name: x\n")
+    (tmp_path / "compare").mkdir()
+    (tmp_path / "compare" / "measured.json").write_text("{}")
+    for name in ("a", "b"):
+        write_ranks(tmp_path / "compare" / name / "traces", work(), work())
+    found = analyse([tmp_path])
+    assert [(len(r.ranks), {p.kind for p in r.problems}) for r in found] == [(2, {"not_aligned"})] * 2

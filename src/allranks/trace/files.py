@@ -68,11 +68,14 @@ def _under(path: Path) -> list[Path]:
         raise RequestError(
             f"{path} does not exist; give a trace (.json, .json.gz), a folder of traces, or a run folder"
         )
-    root = path / "traces" if (path / "traces").is_dir() and (path / "spec.yaml").exists() else path
-    found = sorted(
-        p for p in root.rglob("*") if p.name.endswith(SUFFIXES) and p.is_file() and not _hidden(p.relative_to(root))
-    )
-    found = [p for p in found if not _is_own_output(p)]
+    is_run = (path / "spec.yaml").exists()
+    roots = [path / "traces", *sorted((path / "compare").glob("*/traces"))] if is_run else [path]
+    found = [p for root in roots for p in sorted(root.rglob("*")) if p.name.endswith(SUFFIXES) and p.is_file()]
+    found = [p for p in found if not _hidden(p.relative_to(path)) and not _is_own_output(p)]
+    if not found and is_run:
+        raise RequestError(
+            f"the run {path} has no traces: set observe.profile in its spec (for example {{wait: 10, active: 3}}) and run again"
+        )
     if not found:
         raise RequestError(
             f"{path} holds no traces (.json or .json.gz); a run writes them if its spec has observe.profile"
