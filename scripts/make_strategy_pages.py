@@ -43,6 +43,11 @@ class Page:
 
 F, B = ("forward", 0, 20), ("backward", 20, 60)
 ZEROS = "A gradient that does not come on a rank counts as zeros there, whatever other ranks have. One that comes on no rank is a gradient of zeros for the optimizer."
+ADAPTERS = (
+    "`find_unused_parameters`, `adapters` (auto): ignored keeps adapters whole on every rank (one flat all-reduce of their gradients a step, "
+    "no collective to save them), sharded treats them as all else, auto keeps them whole while four times their bytes are at most 64 MiB or a "
+    "tenth of the rank's share of the frozen weights, and says which"
+)
 OPTION = "With `find_unused_parameters: true`; without it torch ends the run with an error."
 DATA = "4P + 12T: weights, gradients, two moments"
 
@@ -97,13 +102,13 @@ PAGES = [
          "`pytorch_zero1` keeps whole gradients.", "A (P + T) g: all-gathers in forward, reduce-scatters in backward", "(4P + 12T)/W between steps; all weights between forward and backward",
          "1/2", "With `find_unused_parameters: true`, which adds zeros to each block's output; without it ranks that differ would not match.",
          [("wait", 0, 5), ("forward", 5, 25), ("backward", 25, 67), ("optimizer", 67, 71)],
-         [("all-gather", i, i + 4) for i in (0, 6, 12, 18)] + [("reduce-scatter", i, i + 4) for i in (35, 45, 55, 63)], "`find_unused_parameters`", "torch's `zero2`, weights in parts between steps"),
+         [("all-gather", i, i + 4) for i in (0, 6, 12, 18)] + [("reduce-scatter", i, i + 4) for i in (35, 45, 55, 63)], ADAPTERS, "torch's `zero2`, weights in parts between steps"),
     Page("pytorch_zero3", "torch's FSDP2 (`fully_shard` a block) that frees a block after its forward and gathers it again for its backward.",
          "`pytorch_zero2` holds all weights between forward and backward.", "A (2 P + T) g: all-gathers in forward and backward, reduce-scatters in backward",
          "(4P + 12T)/W, and two or three blocks whole", "1/2", "As `pytorch_zero2`.",
          [("wait", 0, 5), ("forward", 5, 25), ("wait", 25, 30), ("backward", 30, 72), ("optimizer", 72, 76)],
          [("all-gather", i, i + 4) for i in (0, 6, 12, 18)] + [("all-gather", i, i + 4) for i in (26, 33, 44, 55)] + [("reduce-scatter", i, i + 4) for i in (39, 50, 61, 68)],
-         "`find_unused_parameters`", "torch's `zero3`"),
+         ADAPTERS, "torch's `zero3`"),
 ]  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import optim
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from allranks.errors import AllranksError
 from allranks.facts import MachineFacts
@@ -157,7 +158,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bf16": {"dtype": "bfloat16"},
     "lora_on_bf16": {"lora": True, "base_dtype": "bfloat16"},
     "shared": {"shared": True},
+    "lora_sharded": {"lora": True, "accum": 2, "options": {"adapters": "sharded"}},
+    "lora_whole": {"lora": True, "accum": 2, "options": {"adapters": "ignored"}, "base_dtype": "bfloat16"},
 }
+FSDP2 = ("pytorch_zero2", "pytorch_zero3")
+ONLY = {"lora_sharded": FSDP2, "lora_whole": FSDP2}  # variants of some strategies
 REFUSED = {("pytorch_zero2", "shared"), ("pytorch_zero3", "shared")}
 UNUSED_OPTIONS = {"pytorch_ddp", "pytorch_zero1", "pytorch_zero2", "pytorch_zero3"}
 
@@ -379,6 +384,30 @@ def load_state(world: World, args: dict[str, Any]) -> Any:
             pairs += [(f"{n} {k}", t, again["optimizer"].get(n, {}).get(k)) for n, s in saved["optimizer"].items() for k, t in s.items()]
             found[name] = [n for n, a, b in pairs if b is None or not torch.equal(a, b)] + ([] if len(pairs) > 10 else ["nothing saved"])
         go_on(strategy, world, tokens, {}, 2, 3, Path(args["folder"]))
+    return found
+
+
+class _Collectives(TorchDispatchMode):
+    """Names of the collectives that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in ("c10d", "_c10d_functional") and "wait" not in func.__name__:
+            self.seen.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def adapter_saves(world: World, args: dict[str, Any]) -> Any:
+    """Collectives while the adapters' weights are taken, and how many weights came."""
+    found = {}
+    for how in ("ignored", "sharded"):
+        strategy, _ = prepared("pytorch_zero3", world, {"lora": True, "options": {"adapters": how}})
+        with _Collectives() as calls:
+            weights = strategy.weights(trained_only=True)
+        found[how] = {"collectives": len(calls.seen), "weights": len(weights)}
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from allranks.train.strategies import bucket_ddp_async, flat, gradients, scatter, simple_ddp, simple_ddp_ga, simple_ddp_hook, zero1, zero2, zero3
+from allranks.train.strategies import bucket_ddp_async, flat, fsdp2, gradients, scatter, simple_ddp, simple_ddp_ga, simple_ddp_hook, zero1, zero2, zero3
 from allranks.train.world import World
 
 # what is planted: the strategy and the variant with which it shows
@@ -24,6 +24,8 @@ PLANTS = {
     "no_division_in_zero3": ("zero3", "plain"),
     "no_gathering_in_backward": ("zero3", "plain"),
     "last_micro_step_not_scattered": ("zero2", "accumulation"),
+    "adapters_not_averaged": ("pytorch_zero3", "lora_whole"),
+    "adapters_summed": ("pytorch_zero2", "lora_whole"),
 }
 _planted = ""
 
@@ -123,6 +125,21 @@ class _Bugs:
                 whole.whole.fill_(1.0)
 
         zero3.Zero3._before_backward = before_backward  # type: ignore[method-assign]
+
+    @staticmethod
+    def adapters_not_averaged(world: World) -> None:
+        fsdp2.average_together = lambda parameters, group: [gradients.gradient_of(p) for p in parameters]  # type: ignore[assignment]
+
+    @staticmethod
+    def adapters_summed(world: World) -> None:
+        usual = fsdp2.average_together
+
+        def summed(parameters: Any, group: Any) -> None:
+            usual(parameters, group)
+            for p in parameters:
+                p.grad.mul_(world.size)
+
+        fsdp2.average_together = summed
 
     @staticmethod
     def last_micro_step_not_scattered(world: World) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from allranks.train.strategies import REGISTRY
-from tests.dist.cases import REFUSED, VARIANTS
+from tests.dist.cases import ONLY, REFUSED, VARIANTS
 from tests.dist.harness import run_ranks
 from tests.dist.plants import PLANTS
 
@@ -46,8 +46,8 @@ def test_evaluation_is_the_same_for_any_ranks_and_batch_size(tmp_path: Path) -> 
 
 STRATEGIES = [name for name, entry in REGISTRY.items() if not entry.single_process]
 BITWISE = {"simple_ddp", "simple_ddp_ga", "simple_ddp_hook", "simple_ddp_async", "bucket_ddp_async", "pytorch_ddp"}
-TOLERANCE = {"bf16": 0.05, "lora_on_bf16": 0.05}  # of what the training has changed; else:
-NORM_TOLERANCE = {"bf16": 0.05, "lora_on_bf16": 0.05}  # of the reference's gradient norm; a missing division is 1.0 at two ranks
+TOLERANCE = {"bf16": 0.05, "lora_on_bf16": 0.2, "lora_whole": 0.2}  # of what the training has changed; else:
+NORM_TOLERANCE = {"bf16": 0.05, "lora_on_bf16": 0.05, "lora_whole": 0.05}  # of the reference's gradient norm; a missing division is 1.0 at two ranks
 NORM_FP32 = 1e-3
 FP32 = 2e-3  # AdamW makes whole steps of gradients that are rounding noise
 
@@ -65,15 +65,19 @@ def check(found: list[dict[str, Any]], world: int) -> None:
         assert variant != "lora" or one["error"] is None or one["moved"] > 1e-3, one
 
 
+def applies(name: str, variant: str) -> bool:
+    return (name, variant) not in REFUSED and name in ONLY.get(variant, STRATEGIES)
+
+
 def pairs_of(world: int) -> list[tuple[str, str]]:
-    return [(name, variant) for name in STRATEGIES for variant in VARIANTS if (name, variant) not in REFUSED]
+    return [(name, variant) for name in STRATEGIES for variant in VARIANTS if applies(name, variant)]
 
 
 def covering() -> list[tuple[str, str]]:
     """Every strategy in plain, and each with a third of the variants in turn, so that each variant meets several."""
     rest = [v for v in VARIANTS if v != "plain"]
     pairs = [(n, v) for i, n in enumerate(STRATEGIES) for k, v in enumerate(["plain", *rest]) if k == 0 or (i + k) % 3 == 0]
-    return [pair for pair in pairs if pair not in REFUSED]
+    return [*(pair for pair in pairs if applies(*pair) and pair[1] not in ONLY), *((n, v) for v, names in ONLY.items() for n in names)]
 
 
 def test_strategies_equal_one_process_that_takes_the_ranks_in_turn(tmp_path: Path) -> None:
@@ -94,6 +98,13 @@ def test_fsdp2_refuses_what_it_would_spoil_and_names_the_weight(tmp_path: Path) 
     for said in run_ranks("refusals", 2, tmp_path):
         assert all("down_proj.weight is shared" in text for text in said[::2]), said
         assert all("lm_head.weight is torch.bfloat16" in text for text in said[1::2]), said
+
+
+def test_adapters_out_of_the_sharding_are_saved_without_a_collective(tmp_path: Path) -> None:
+    first, other = run_ranks("adapter_saves", 2, tmp_path)
+    assert first["ignored"]["collectives"] == other["ignored"]["collectives"] == 0
+    assert first["ignored"]["weights"] == first["sharded"]["weights"] > 0
+    assert first["sharded"]["collectives"] >= first["sharded"]["weights"]
 
 
 @pytest.mark.parametrize("plant", PLANTS)

@@ -178,7 +178,9 @@ def _marks(measured: Json, name: str) -> list[str]:
         marks.append("weights bitwise those of one process")
     if verified["claims_overlap"] and measured["world_size"] > 1:
         shown = max(_overlap(rank[name]["verified"]["window"]) or 0.0 for rank in measured["ranks"])
-        if shown < SHOWN_OVERLAP:
+        if not any(m["phase"] == "backward" for m in verified["measured"]):
+            marks.append("claims overlap, but launches no collective within backward")
+        elif shown < SHOWN_OVERLAP:
             marks.append(f"claims overlap, but hides only {shown:.0%} of its communication here")
     return marks
 

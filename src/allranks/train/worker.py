@@ -159,6 +159,10 @@ class Worker:
         digest = None if strategy.replicated else weights_digest(model)
         rng.seed_rank(spec.train.seed, world.rank)
         strategy.setup(loss_model, adamw(spec.train), world.group, spec.train.clip_norm)
+        for remark in getattr(strategy, "remarks", ()):
+            self._events.write("remark", what="strategy", message=remark)
+            if world.is_first:
+                self._say(remark)
         total, trained = count_parameters(model)
         self._events.write(
             "model",

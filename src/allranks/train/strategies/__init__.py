@@ -23,8 +23,12 @@ class Entry:
     target: str
     summary: str
     options: dict[str, Any] = field(default_factory=dict)
+    choices: dict[str, tuple[str, ...]] = field(default_factory=dict)  # options that are one of some words
     single_process: bool = False
 
+
+FSDP2_OPTIONS: dict[str, Any] = {"find_unused_parameters": False, "adapters": "auto"}
+FSDP2_CHOICES = {"adapters": ("auto", "ignored", "sharded")}
 
 REGISTRY: dict[str, Entry] = {
     "single": Entry("single:Single", "one process, nothing to communicate", single_process=True),
@@ -49,10 +53,10 @@ REGISTRY: dict[str, Entry] = {
         {"bucket_mb": 25.0, "find_unused_parameters": False},
     ),
     "pytorch_zero2": Entry(
-        "pytorch_zero2:PyTorchZero2", "torch FSDP2, weights whole until backward", {"find_unused_parameters": False}
+        "pytorch_zero2:PyTorchZero2", "torch FSDP2, weights whole until backward", FSDP2_OPTIONS, FSDP2_CHOICES
     ),
     "pytorch_zero3": Entry(
-        "pytorch_zero3:PyTorchZero3", "torch FSDP2, weights gathered block by block", {"find_unused_parameters": False}
+        "pytorch_zero3:PyTorchZero3", "torch FSDP2, weights gathered block by block", FSDP2_OPTIONS, FSDP2_CHOICES
     ),
 }
 
@@ -84,6 +88,8 @@ def resolve_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
             not isinstance(value, allowed) or isinstance(value, bool) != isinstance(default, bool)
         ):
             raise SpecError(f"strategy.{key}: {value!r} is no {type(default).__name__}")
+        if key in entry(name).choices and value not in entry(name).choices[key]:
+            raise SpecError(f"strategy.{key}: {value!r} is none of {', '.join(entry(name).choices[key])}")
     return {**known, **given}
 
 

@@ -27,7 +27,10 @@ MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer
 
 
 class Strategy(Protocol):
-    """One way to share the work of training between ranks."""
+    """One way to share the work of training between ranks.
+
+    One that chose something by itself in `setup` says so in ``remarks``, a tuple of sentences.
+    """
 
     module: nn.Module
     optimizer: torch.optim.Optimizer

@@ -1,4 +1,8 @@
-"""What both FSDP2 strategies do: `fully_shard` per block, and an optimizer on this rank's plain local tensors."""
+"""What both FSDP2 strategies do: `fully_shard` per block, and an optimizer on this rank's plain local tensors.
+
+Adapters may stay out of the sharding (``adapters: ignored``): every rank holds them whole, their gradients are averaged by
+one flat all-reduce an optimizer step, and saving them needs no collective. ``auto`` does so while that is small.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,14 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map
 
 from allranks.errors import SpecError
-from allranks.train.strategies.common import clip_and_update, trained
+from allranks.train.adapters import is_adapted
+from allranks.train.strategies.common import clip_and_update, load_states_by_name, states_by_name, trained
 from allranks.train.strategies.contract import MakeOptimizer
-from allranks.train.strategies.gradients import broadcast_from_first
+from allranks.train.strategies.gradients import broadcast_from_first, gradient_of
 from allranks.train.strategies.traffic import Sizes, Traffic
 from allranks.train.strategies.units import blocks_of, entrances
+
+SMALL_BYTES = 64 << 20
 
 
 class FSDP2:
@@ -30,9 +37,10 @@ class FSDP2:
     replicated, lockstep, rehearse = False, True, False
     claims_overlap = True
     reshard_after_forward: bool
+    remarks: tuple[str, ...] = ()
 
-    def __init__(self, find_unused_parameters: bool) -> None:
-        self._zeros = find_unused_parameters
+    def __init__(self, find_unused_parameters: bool, adapters: str) -> None:
+        self._zeros, self._adapters = find_unused_parameters, adapters
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
@@ -41,26 +49,34 @@ class FSDP2:
         broadcast_from_first(model, group)
         blocks = blocks_of(model)
         require_own_weights(model, blocks)
+        self._kept = trained(model) if keeps_whole(model, self._adapters, dist.get_world_size(group)) else []
+        ignored = {p for _, p in self._kept}
         within = {p for block in blocks for p in block.parameters()}
         for unit in (
-            *(list(block.parameters()) for block in blocks),
-            [p for p in model.parameters() if p not in within],
+            *([p for p in block.parameters() if p not in ignored] for block in blocks),
+            [p for p in model.parameters() if p not in within | ignored],
         ):
             require_one_dtype(model, unit)
         mesh = DeviceMesh.from_group(group, next(model.parameters()).device.type)
         for block in blocks:
-            fully_shard(block, mesh=mesh, reshard_after_forward=self.reshard_after_forward)
-        self._root = cast(FSDPModule, fully_shard(model, mesh=mesh, reshard_after_forward=False))
+            fully_shard(
+                block, mesh=mesh, reshard_after_forward=self.reshard_after_forward, ignored_params=ignored & within
+            )
+        root = fully_shard(model, mesh=mesh, reshard_after_forward=False, ignored_params=ignored)
+        self._root = cast(FSDPModule, root)
         # evaluation may be the first forward, and begins beneath the root; a block must not take itself for the root then
         self._root._get_fsdp_state()._lazy_init()
-        if self._zeros:
+        if self._zeros and not self._kept:
             for unit in (*blocks, model):
                 _reach_all(unit)
         for entrance in entrances(model)[1:]:  # evaluation and generation begin beneath the loss
             entrance.register_forward_pre_hook(self._enter)
-        self._named = trained(model)
+        self._named = [] if self._kept else trained(model)
         self._local = [(name, nn.Parameter(_local(p.data))) for name, p in self._named]
-        self.optimizer = make_optimizer(self._local)
+        self.optimizer = make_optimizer([*self._local, *self._kept])
+        if self._adapters == "auto" and is_adapted(getattr(model, "model", model)):
+            how = "whole on every rank, averaged by one all-reduce a step" if self._kept else "sharded with the rest"
+            self.remarks = (f"adapters: {how} (strategy.adapters: auto)",)
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         self._root.unshard()
@@ -82,16 +98,25 @@ class FSDP2:
         for (_, parameter), (_, local) in zip(self._named, self._local, strict=True):
             local.grad = None if parameter.grad is None else _local(parameter.grad)
             parameter.grad = None
+        if self._kept:
+            kept = [p for _, p in self._kept]
+            average_together(kept, self._group)
+            return clip_and_update(self.optimizer, kept, self._clip_norm)
         return clip_and_update(self.optimizer, [p for _, p in self._local], self._clip_norm, self._group)
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
-        every = sum(_padded_bytes(p, world) for p in self.module.parameters())
-        blocks = sum(_padded_bytes(p, world) for block in blocks_of(self.module) for p in block.parameters())
+        kept = {p for _, p in self._kept}
+        every = sum(_padded_bytes(p, world) for p in self.module.parameters() if p not in kept)
+        blocks = [p for block in blocks_of(self.module) for p in block.parameters() if p not in kept]
+        in_blocks = sum(_padded_bytes(p, world) for p in blocks)
+        again = [Traffic("all_gather", "backward", None, in_blocks * accum)] if self.reshard_after_forward else []
+        gathers = [Traffic("all_gather", "forward", None, every * accum), *again]
+        if self._kept:
+            dtypes = {p.dtype for p in kept}
+            return [*gathers, Traffic("all_reduce", "step", len(dtypes), sizes.trained_bytes)]
         gradients = sum(_padded_bytes(p, world) for _, p in self._named)
-        again = [Traffic("all_gather", "backward", None, blocks * accum)] if self.reshard_after_forward else []
         return [
-            Traffic("all_gather", "forward", None, every * accum),
-            *again,
+            *gathers,
             Traffic("reduce_scatter", "backward", None, gradients * accum),
             Traffic("all_reduce", "step", 1, 4),
         ]
@@ -102,14 +127,14 @@ class FSDP2:
         whole = {}
         for name, p in self.module.named_parameters():
             if p.requires_grad or not trained_only:
-                tensor = _whole(p.data)
+                tensor = _whole(p.data) if isinstance(p.data, DTensor) else p.data
                 if first:
                     whole[name] = tensor.to("cpu", copy=True)
         return whole
 
     def state_dict(self) -> dict[str, Any]:
-        states: dict[str, Any] = {}
         first = dist.get_rank(self._group) == 0
+        states: dict[str, Any] = states_by_name(self._kept, self.optimizer) if first else {}
         for (name, p), (_, local) in zip(self._named, self._local, strict=True):
             for key, value in self.optimizer.state.get(local, {}).items():
                 whole = value if value.ndim == 0 else _whole(_like(value, p))
@@ -121,7 +146,7 @@ class FSDP2:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._reshard()
         buffers = dict(self.module.named_buffers())
-        if odd := ({n for n, _ in self._named} | buffers.keys()) ^ state["model"].keys():
+        if odd := ({n for n, _ in [*self._named, *self._kept]} | buffers.keys()) ^ state["model"].keys():
             raise KeyError(f"state does not fit the model: {sorted(odd)[:3]}")
         for (name, p), (_, local) in zip(self._named, self._local, strict=True):
             local.data.copy_(_part(state["model"][name], p))
@@ -130,8 +155,44 @@ class FSDP2:
                 self.optimizer.state[local] = {
                     k: v.to(local.device, copy=True) if v.ndim == 0 else _part(v, p) for k, v in saved.items()
                 }
+        for name, p in self._kept:
+            p.data.copy_(state["model"][name])
+        load_states_by_name(self._kept, self.optimizer, state["optimizer"])
         for name, buffer in buffers.items():
             buffer.copy_(state["model"][name])
+
+
+def keeps_whole(model: nn.Module, adapters: str, world: int) -> bool:
+    """Whether what is trained stays out of the sharding.
+
+    Four times its bytes (weight, gradient, two moments) are then on every rank. ``auto`` takes that where it is at most
+    64 MiB, or a tenth of this rank's share of the frozen weights.
+
+    Raises:
+        SpecError: ``ignored`` without adapters.
+    """
+    if not is_adapted(model) and not is_adapted(getattr(model, "model", model)):
+        if adapters == "ignored":
+            raise SpecError("strategy.adapters: ignored keeps adapters on every rank, and this model has none")
+        return False
+    if adapters != "auto":
+        return adapters == "ignored"
+    frozen = sum(p.numel() * p.element_size() for p in model.parameters() if not p.requires_grad)
+    held = 4 * sum(p.numel() * p.element_size() for _, p in trained(model))
+    return held <= max(SMALL_BYTES, 0.1 * frozen / world)
+
+
+def average_together(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
+    """The mean of gradients over the ranks, in one flat all-reduce for each dtype. Every rank calls."""
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    for p in parameters:
+        by_dtype.setdefault(p.dtype, []).append(gradient_of(p))
+    for gradients in by_dtype.values():
+        flat = torch.cat([g.flatten() for g in gradients])
+        dist.all_reduce(flat, group=group)
+        flat.div_(dist.get_world_size(group))
+        for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(mean.view_as(gradient))
 
 
 def require_one_dtype(model: nn.Module, unit: Sequence[nn.Parameter]) -> None:
