@@ -21,6 +21,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "runs": ("runs", "List what ran."),
     "logs": ("logs", "Show a run's logs by rank."),
     "report": ("report", "Show a run's summary and write its page anew."),
+    "export": ("export", "Write a run's checkpoint as a plain Hugging Face folder, proved."),
     "compare": ("compare", "Run strategies in turns on equal work, each proved before its time counts."),
     "trace": ("trace", "Analyse profiler traces: where the time went, and who waited for whom."),
     "doctor": ("doctor", "Check this machine, or every node that a spec would use."),
