@@ -26,6 +26,9 @@ class Entry:
     single_process: bool = False
 
 
+# config: a path to a JSON file, or its content; config_from: where the content came from, for messages
+DEEPSPEED = {"config": None, "config_from": None, "find_unused_parameters": False}
+
 REGISTRY: dict[str, Entry] = {
     "single": Entry("single:Single", "one process, nothing to communicate", single_process=True),
     "simple_ddp": Entry("simple_ddp:SimpleDDP", "an all-reduce a gradient after every backward"),
@@ -54,6 +57,11 @@ REGISTRY: dict[str, Entry] = {
     "pytorch_zero3": Entry(
         "pytorch_zero3:PyTorchZero3", "torch FSDP2, weights gathered block by block", {"find_unused_parameters": False}
     ),
+    "deepspeed_zero1": Entry("deepspeed_zero1:DeepSpeedZero1", "DeepSpeed, optimizer state in parts", DEEPSPEED),
+    "deepspeed_zero2": Entry(
+        "deepspeed_zero2:DeepSpeedZero2", "DeepSpeed, optimizer state and gradients in parts", DEEPSPEED
+    ),
+    "deepspeed_zero3": Entry("deepspeed_zero3:DeepSpeedZero3", "DeepSpeed, everything in parts", DEEPSPEED),
 }
 
 
