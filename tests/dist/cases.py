@@ -159,7 +159,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "shared": {"shared": True},
 }
 REFUSED = {("pytorch_zero2", "shared"), ("pytorch_zero3", "shared")}
-UNUSED_OPTIONS = {"pytorch_ddp", "pytorch_zero1", "pytorch_zero2", "pytorch_zero3"}
+UNUSED_OPTIONS = {
+    "pytorch_ddp",
+    "pytorch_zero1",
+    "pytorch_zero2",
+    "pytorch_zero3",
+    "deepspeed_zero1",
+    "deepspeed_zero2",
+    "deepspeed_zero3",
+}
 
 
 def parities(world: World, args: dict[str, Any]) -> Any:

@@ -54,11 +54,11 @@ class DeepSpeedZero:
         deepspeed = load_deepspeed(device)
         imported = time.perf_counter()
         self.config = self._final(device, dist.get_world_size(group), clip_norm)
-        if self._zeros:
-            reach_all(model, each_module=self.stage == 3)
         self._complete = NoneMissing(self._named)
         with _quiet():
             engine, zero = self._initialize(deepspeed, make_optimizer)
+        if self._zeros:
+            reach_all(model, each_module=self.stage == 3)
         self._engine, self._zero, self.module = engine, zero, engine
         self._inner: torch.optim.Optimizer = zero.optimizer
         self._bad = torch.zeros((), device=device)
