@@ -39,6 +39,7 @@ from allranks.train.proof import prove, weights_digest
 from allranks.train.strategies import zero2, zero3
 from allranks.train.strategies.common import clip_and_update
 from allranks.train.strategies.flat import Flat
+from allranks.train.strategies.portable import fitted
 from allranks.train.world import World, join, leave
 from tests.dist import plants
 
@@ -455,7 +456,7 @@ def states(world: World, args: dict[str, Any]) -> Any:
         saved = torch.load(folder / "state.pt", weights_only=True)
         if world.rank == 1:
             _spoil(planted, saved)
-        second.load_state_dict(saved)
+        second.load_state_dict(fitted(saved, keeps_master=getattr(second, "keeps_master", False)))
         go_on(second, world, tokens, how, 2, 4, folder)
         ours = second.weights(trained_only=True)
         error = max((float((ours[n].double() - w.double()).abs().max()) for n, w in wanted.items()), default=0.0)

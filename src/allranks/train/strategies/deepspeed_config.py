@@ -7,14 +7,19 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from allranks.errors import SpecError
 
+if TYPE_CHECKING:
+    from allranks.planning import BatchPlan
+    from allranks.spec.records import TrainSpec
+
 Json = dict[str, Any]
 AUTO = "auto"
+STAGES = {"deepspeed_zero1": 1, "deepspeed_zero2": 2, "deepspeed_zero3": 3}
 MAX_BYTES = 1 << 20
 FILLED = {"betas": [0.9, 0.999], "eps": 1e-8}  # as in `optim.adamw`
 
@@ -72,6 +77,34 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     lr: float | None = None
     weight_decay: float | None = None
     device: str = "cpu"
+
+
+def read_options(options: Json) -> Json:
+    """The option `config`, where it is a path, as what the file holds; `config_from` keeps the path for messages."""
+    config, where = read_config(options.get("config"), "strategy.config")
+    return options if where is None else {**options, "config": config, "config_from": where}
+
+
+def plan_options(
+    name: str, options: Json, train: TrainSpec, batch: BatchPlan, world: int, dtype: str, device: str
+) -> Json:
+    """The options with a configuration that is complete but for what the ranks alone know.
+
+    Raises:
+        SpecError: the configuration contradicts the spec.
+    """
+    asked = Asked(
+        stage=STAGES[name],
+        world_size=world,
+        micro_batch_size=batch.micro_batch_size,
+        grad_accum=batch.grad_accum,
+        dtype=dtype,
+        clip_norm=train.clip_norm or 0.0,
+        lr=train.lr,
+        weight_decay=train.weight_decay,
+        device=device,
+    )
+    return {**options, "config": completed(options["config"], asked, options["config_from"] or "strategy.config")}
 
 
 def read_config(value: Any, key: str) -> tuple[Json | None, str | None]:

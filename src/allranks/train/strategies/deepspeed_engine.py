@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -16,12 +17,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.train.strategies.common import replicated_weights, trained
 from allranks.train.strategies.contract import MakeOptimizer
 from allranks.train.strategies.deepspeed_config import Asked, completed, without_auto
-from allranks.train.strategies.deepspeed_state import load_optimizer_state, optimizer_state
+from allranks.train.strategies.deepspeed_state import flats, load_optimizer_state, optimizer_state
 from allranks.train.strategies.deepspeed_unused import NoneMissing, reach_all
 from allranks.train.strategies.traffic import Sizes, Traffic
 
@@ -35,6 +37,7 @@ class DeepSpeedZero:
     module: nn.Module
     optimizer: torch.optim.Optimizer
     rehearse = False
+    keeps_master = True
     stage: int
     replicated: bool
     lockstep: bool
@@ -133,11 +136,16 @@ class DeepSpeedZero:
         self._complete.check()
 
     def step(self) -> torch.Tensor:
-        self._engine.set_gradient_accumulation_boundary(True)
         self._engine.step()
+        self.optimizer.next_step()  # type: ignore[attr-defined]
         norm = _norm(self._zero, self._bad.device)
         self._bad = torch.maximum(self._bad, _not_finite(norm))
         return torch.where(norm < 0, torch.full_like(norm, math.nan), norm)
+
+    @property
+    def shards(self) -> list[torch.Tensor]:
+        """What this rank keeps of the weights beside the model's own tensors."""
+        return flats(self._zero)
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
         raise NotImplementedError
@@ -203,9 +211,24 @@ class Guarded:
     def __init__(self, inner: torch.optim.Optimizer, found_inf: Callable[[], torch.Tensor]) -> None:
         self._inner, self._found_inf, self._update = inner, found_inf, inner.step
         self._on_device = bool(inner.defaults.get("fused"))
+        self._hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()  # a plain dict cannot be referred to weakly
+        self._begun = False
         inner.step = self._step  # type: ignore[method-assign]
 
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        handle = RemovableHandle(self._hooks)
+        self._hooks[handle.id] = hook
+        return handle
+
+    def next_step(self) -> None:
+        """The optimizer step is over."""
+        self._begun = False
+
     def _step(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._begun:
+            self._begun = True
+            for hook in tuple(self._hooks.values()):
+                hook(self._inner, args, kwargs)
         bad = self._found_inf()
         if self._on_device:
             self._inner.found_inf, self._inner.grad_scale = bad, None  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-MASTER = "master"  # float32 weights beside a low-precision model's
+from allranks.train.strategies.portable import MASTER
 
 
 def optimizer_state(
@@ -23,6 +23,7 @@ def optimizer_state(
 
     first, states = dist.get_rank(group) == 0, {}
     sample = _sample(zero)
+    _link(zero)
     for name, p in named:
         found: dict[str, torch.Tensor] = {}
         for key, value in sample.items():
@@ -48,7 +49,7 @@ def load_optimizer_state(
     if pattern is not None:
         _make_room(zero, pattern)
     for name, p in named:
-        device = _flats(zero)[0].device
+        device = flats(zero)[0].device
         for key, value in moments.get(name, {}).items():
             if value.ndim:
                 safe_set_full_optimizer_state(p, value.to(device, torch.float32), key)
@@ -56,7 +57,7 @@ def load_optimizer_state(
             safe_set_full_fp32_param(p, states[name][MASTER].to(device))
 
 
-def _flats(zero: Any) -> list[torch.Tensor]:
+def flats(zero: Any) -> list[torch.Tensor]:
     """This rank's partitions, one a group: what the optimizer inside really updates."""
     stage3 = getattr(zero, "fp32_partitioned_groups_flat", None)
     return list(stage3 if stage3 is not None else zero.single_partition_of_fp32_groups)
@@ -65,7 +66,7 @@ def _flats(zero: Any) -> list[torch.Tensor]:
 def _sample(zero: Any) -> dict[str, Any]:
     """State of a partition; all have the same keys, and the same step."""
     states = zero.optimizer.state
-    return next((states[flat] for flat in _flats(zero) if states.get(flat)), {})
+    return next((states[flat] for flat in flats(zero) if states.get(flat)), {})
 
 
 def _is_per_element(value: Any) -> bool:
@@ -76,7 +77,7 @@ def _make_room(zero: Any, pattern: dict[str, torch.Tensor]) -> None:
     """State in every partition, of zeros, with the step that was saved. DeepSpeed itself makes it in the first update."""
     state = zero.optimizer.state
     torchs = type(zero.optimizer).__module__.startswith("torch.")
-    for flat in _flats(zero):
+    for flat in flats(zero):
         for key, value in pattern.items():
             if value.ndim:
                 room = state[flat].setdefault(key, torch.zeros_like(flat, requires_grad=False))
@@ -85,5 +86,12 @@ def _make_room(zero: Any, pattern: dict[str, torch.Tensor]) -> None:
                 state[flat][key] = value.to(flat.device, copy=True)
             else:
                 state[flat][key] = int(value)
+    _link(zero)
+
+
+def _link(zero: Any) -> None:
+    """Tell the parameters of stages 1 and 2 where their state is. DeepSpeed does so once, after the update of the first group,
+    when the others have no state yet."""
     if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
+        zero._hp_optimizer_states_linked = False
         zero._lazy_init_hp_params_optimizer_state()

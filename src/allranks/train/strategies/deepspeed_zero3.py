@@ -15,6 +15,10 @@ class DeepSpeedZero3(DeepSpeedZero):
     replicated, lockstep = False, True
     claims_overlap = True
 
+    @property
+    def shards(self) -> list[torch.Tensor]:
+        return [*super().shards, *(p.ds_tensor for p in self._model.parameters())]  # type: ignore[attr-defined]
+
     def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
         from deepspeed.runtime.zero import GatheredParameters  # type: ignore[import-not-found]
 
