@@ -213,6 +213,20 @@ def a_salt(world: World, tokens: TokenSet, how: dict[str, Any]) -> int:
     raise AssertionError("no salt fits")
 
 
+# DeepSpeed would keep parameters as small as these whole on every rank, and never free what it has gathered
+PARTS = {
+    "stage3_param_persistence_threshold": 0,
+    "stage3_max_live_parameters": 0,
+    "stage3_max_reuse_distance": 0,
+    "stage3_prefetch_bucket_size": 1000,
+}
+OPTIONS: dict[str, dict[str, Any]] = {"deepspeed_zero3": {"config": {"zero_optimization": PARTS}}}
+
+
+def options_of(name: str, how: dict[str, Any]) -> dict[str, Any]:
+    return {**OPTIONS.get(name, {}), **how.get("options", {})}
+
+
 STEPS = 3
 
 
@@ -247,7 +261,7 @@ def train_with(
 ) -> tuple[dict[str, torch.Tensor], float, list[float]]:
     """Weights after some steps, on rank 0; how far the ranks' own copies are apart, where they have any; the gradients'
     norm of each step, without which AdamW would hide a gradient that is W times too large."""
-    strategy = strategies.create(name, how.get("options", {}))
+    strategy = strategies.create(name, options_of(name, how))
     module = built(how)
     wanted = {n for n, p in module.named_parameters() if p.requires_grad}
     strategy.setup(module, adamw(TrainSpec(lr=1e-2)), world.group, how.get("clip", 1.0))
@@ -273,7 +287,7 @@ def train_with(
 
 def prepared(name: str, world: World, how: dict[str, Any]) -> tuple[Any, LossModel]:
     """A strategy on a new model, settled as the worker does it."""
-    strategy, module = strategies.create(name, how.get("options", {})), built(how)
+    strategy, module = strategies.create(name, options_of(name, how)), built(how)
     strategy.setup(module, adamw(TrainSpec(lr=1e-2)), world.group, how.get("clip", 1.0))
     return strategy, module
 

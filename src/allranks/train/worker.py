@@ -141,6 +141,7 @@ class Worker:
     def _build(self, data: Prepared) -> Built:
         spec, world = self._spec, self._world
         started = time.perf_counter()
+        strategy = strategies.create(self._plan.strategy, dict(self._plan.strategy_options))  # a missing library: first
         model = build_model(
             self._model_spec, data.tokenizer, dtype=self._plan.dtype, labels=data.facts.labels, seed=spec.train.seed
         )
@@ -155,7 +156,6 @@ class Worker:
         if self._model_spec.compile:
             model.compile()
         loss_model = LossModel(model, classifier=self._classifier)
-        strategy = strategies.create(self._plan.strategy, dict(self._plan.strategy_options))
         digest = None if strategy.replicated else weights_digest(model)
         rng.seed_rank(spec.train.seed, world.rank)
         total, trained = count_parameters(model)  # whole: a strategy may leave nothing but empty tensors behind

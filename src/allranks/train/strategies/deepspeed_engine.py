@@ -45,33 +45,34 @@ class DeepSpeedZero:
     def __init__(self, config: Json | None, config_from: str | None, find_unused_parameters: bool) -> None:
         self._given, self._from, self._zeros = config, config_from, find_unused_parameters
         self.config: Json = {}
-        self.facts: Json = {}
+        started = time.perf_counter()
+        self._deepspeed = load_deepspeed()
+        self.facts: Json = {
+            "engine": "deepspeed",
+            "version": str(self._deepspeed.__version__),
+            "import_s": round(time.perf_counter() - started, 3),
+        }
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
     ) -> None:
         self._model, self._group, self._named = model, group, trained(model)
-        self._whole_numel = {name: p.numel() for name, p in model.named_parameters()}
+        if not self._named:
+            raise SpecError("nothing is trained: DeepSpeed needs a parameter to train")
         device = self._named[0][1].device
+        require_accelerator(device)
         started = time.perf_counter()
-        deepspeed = load_deepspeed(device)
-        imported = time.perf_counter()
         self.config = self._final(device, dist.get_world_size(group), clip_norm)
         self._complete = NoneMissing(self._named)
         with _quiet():
-            engine, zero = self._initialize(deepspeed, make_optimizer)
+            engine, zero = self._initialize(make_optimizer)
         if self._zeros:
             reach_all(model, each_module=self.stage == 3)
         self._engine, self._zero, self.module = engine, zero, engine
         self._inner: torch.optim.Optimizer = zero.optimizer
         self._bad = torch.zeros((), device=device)
         self.optimizer = Guarded(self._inner, self._found_inf)  # type: ignore[assignment]
-        self.facts = {
-            "engine": "deepspeed",
-            "version": str(deepspeed.__version__),
-            "import_s": round(imported - started, 3),
-            "initialize_s": round(time.perf_counter() - imported, 3),
-        }
+        self.facts["initialize_s"] = round(time.perf_counter() - started, 3)
 
     def _final(self, device: torch.device, world: int, clip_norm: float | None) -> Json:
         where = self._from or "strategy.config"
@@ -99,11 +100,11 @@ class DeepSpeedZero:
                 )
         return whole
 
-    def _initialize(self, deepspeed: Any, make_optimizer: MakeOptimizer) -> tuple[Any, Any]:
+    def _initialize(self, make_optimizer: MakeOptimizer) -> tuple[Any, Any]:
         own = "optimizer" not in self.config
         decayed = [p for _, p in self._named if p.ndim >= 2]
         plain = [p for _, p in self._named if p.ndim < 2]
-        engine, zero, *_ = deepspeed.initialize(
+        engine, zero, *_ = self._deepspeed.initialize(
             model=self._model,
             optimizer=make_optimizer(self._named) if own else None,
             model_parameters=None
@@ -240,39 +241,52 @@ class Guarded:
         return getattr(self._inner, name)
 
 
-def load_deepspeed(device: torch.device) -> Any:
-    """Import DeepSpeed for this device.
+def load_deepspeed() -> Any:
+    """Import DeepSpeed; where torch sees no GPU, for the CPU and without anything compiled.
 
     Raises:
         EnvironmentNotAble: it is not installed, or does not work with this torch.
     """
-    if device.type == "cpu":
-        os.environ["DS_ACCELERATOR"] = "cpu"
-    level = logging.WARNING
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     try:
         with _quiet():
             import deepspeed  # type: ignore[import-not-found]
-            from deepspeed.accelerator import get_accelerator  # type: ignore[import-not-found]
             from deepspeed.utils import logger  # type: ignore[import-not-found]
     except ImportError as error:
-        missing = getattr(error, "name", None) == "deepspeed"
         raise EnvironmentNotAble(
             "DeepSpeed is not installed here; pip install 'allranks[deepspeed]', or take zero1, zero2, zero3 or pytorch_zero3"
-            if missing
-            else f"DeepSpeed cannot be imported: {_first_line(error)}; pip install 'deepspeed>=0.16' for this torch ({torch.__version__})"
+            if error.name == "deepspeed"
+            else f"DeepSpeed cannot be imported: {_first_line(error)}; {_CURE}"
         ) from None
     except (OSError, RuntimeError, ValueError, AttributeError, AssertionError) as error:
         raise EnvironmentNotAble(
-            f"DeepSpeed cannot be imported: {type(error).__name__}: {_first_line(error)}; its compiled parts may be for another torch "
-            f"({torch.__version__} is here): pip install --force-reinstall --no-deps deepspeed"
+            f"DeepSpeed cannot be imported: {type(error).__name__}: {_first_line(error)}; {_CURE}"
         ) from None
-    logger.setLevel(level)
-    name = get_accelerator().device_name()
-    if name != device.type:
-        raise EnvironmentNotAble(f"DeepSpeed was imported for {name} in this process, but the model is on {device.type}")
-    if device.type == "cpu":  # a shared-memory all-reduce would be compiled at the start wherever there is a compiler
+    logger.setLevel(logging.WARNING)
+    if _accelerator() == "cpu":  # a shared-memory all-reduce would be compiled at the start wherever there is a compiler
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
+
+
+_CURE = f"it may be for another torch than {torch.__version__}: pip install --upgrade 'deepspeed>=0.16', or take zero1, zero2, zero3"
+
+
+def require_accelerator(device: torch.device) -> None:
+    """Raises:
+    EnvironmentNotAble: DeepSpeed works on another kind of device than the model is on; it chooses once a process.
+    """
+    if _accelerator() != device.type:
+        raise EnvironmentNotAble(
+            f"DeepSpeed took {_accelerator()} as its accelerator, but the model is on {device.type}; set cluster.env: "
+            f"{{DS_ACCELERATOR: {device.type}}}"
+        )
+
+
+def _accelerator() -> str:
+    from deepspeed.accelerator import get_accelerator  # type: ignore[import-not-found]
+
+    return str(get_accelerator().device_name())
 
 
 @contextmanager
