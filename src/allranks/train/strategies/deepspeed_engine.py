@@ -152,11 +152,10 @@ class DeepSpeedZero:
         raise NotImplementedError
 
     def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
-        return replicated_weights(self._model, trained_only)
+        raise NotImplementedError
 
     def _put_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        for name, p in self._named:
-            p.data.copy_(weights[name])
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         buffers = {n: b.to("cpu", copy=True) for n, b in self._model.named_buffers()}
@@ -173,6 +172,35 @@ class DeepSpeedZero:
                 buffer.copy_(state["model"][name])
             self._zero.refresh_fp32_params()
             load_optimizer_state(self._zero, self._named, state["optimizer"])
+
+
+class DeepSpeedReplicated(DeepSpeedZero):
+    """Stages 1 and 2: every rank holds all weights."""
+
+    replicated, lockstep = True, False
+    claims_overlap = False  # buckets are reduced when backward has ended
+    reduces_each_micro_step: bool
+
+    def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
+        groups = len(self._inner.param_groups)
+        gathered = sum(flat.numel() * p.element_size() * world for flat, p in zip(flats(self._zero), self._firsts(), strict=True))
+        times = accum if self.reduces_each_micro_step else 1
+        flag = int(self._zero.check_grad_overflow)  # with bfloat16: a byte that says whether a gradient is not finite
+        return [
+            Traffic("all_reduce", "after_backward", None, sizes.trained_bytes * times),
+            Traffic("all_reduce", "step", groups + flag, 4 * groups + flag),
+            Traffic("all_gather", "step", None, gathered),
+        ]
+
+    def _firsts(self) -> list[nn.Parameter]:
+        return [group[0] for group in self._zero.bit16_groups]
+
+    def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
+        return replicated_weights(self._model, trained_only)
+
+    def _put_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        for name, p in self._named:
+            p.data.copy_(weights[name])
 
 
 class OnlyData:
