@@ -160,15 +160,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "shared": {"shared": True},
 }
 REFUSED = {("pytorch_zero2", "shared"), ("pytorch_zero3", "shared")}
-UNUSED_OPTIONS = {
-    "pytorch_ddp",
-    "pytorch_zero1",
-    "pytorch_zero2",
-    "pytorch_zero3",
-    "deepspeed_zero1",
-    "deepspeed_zero2",
-    "deepspeed_zero3",
-}
+DEEPSPEED = {"deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"}
+UNUSED_OPTIONS = {"pytorch_ddp", "pytorch_zero1", "pytorch_zero2", "pytorch_zero3"} | DEEPSPEED
 
 
 def parities(world: World, args: dict[str, Any]) -> Any:
@@ -220,11 +213,17 @@ PARTS = {
     "stage3_max_reuse_distance": 0,
     "stage3_prefetch_bucket_size": 1000,
 }
-OPTIONS: dict[str, dict[str, Any]] = {"deepspeed_zero3": {"config": {"zero_optimization": PARTS}}}
 
 
 def options_of(name: str, how: dict[str, Any]) -> dict[str, Any]:
-    return {**OPTIONS.get(name, {}), **how.get("options", {})}
+    """The options, as a plan would have completed them."""
+    given = how.get("options", {})
+    if not name.startswith("deepspeed"):
+        return given
+    accum, world = how.get("accum", 1), dist.get_world_size()
+    batch = {"train_micro_batch_size_per_gpu": MICRO, "gradient_accumulation_steps": accum, "train_batch_size": MICRO * accum * world}
+    parts = {"zero_optimization": PARTS} if name == "deepspeed_zero3" else {}
+    return {"config": {**batch, **parts, **how.get("config_of_deepspeed", {})}, **given}
 
 
 STEPS = 3
@@ -496,6 +495,34 @@ def reference_of(world: World, tokens: TokenSet, how: dict[str, Any]) -> tuple[d
         optimizer.step()
         optimizer.zero_grad()
     return {n: p.detach().clone() for n, p in named}, norms
+
+
+def reloaded_adapter(world: World, args: dict[str, Any]) -> Any:
+    """For each strategy: trains an adapter, saves it, and compares its answers with those of plain PEFT that loads the files."""
+    from peft import PeftModel
+
+    if args.get("plant"):
+        plants.plant(args["plant"], world)
+    folder, how = Path(args["folder"]), {"lora": True, "accum": 2}
+    tokens = tokens_of(folder / f"rank{world.rank}", 37)
+    batch = collate(tokens, np.arange(4), 0, None)
+    found = []
+    for name in args["names"]:
+        strategy, module = prepared(name, world, how)
+        go_on(strategy, world, tokens, how, 0, 3, folder)
+        module.eval()
+        with torch.no_grad():
+            ours = module.model(input_ids=batch.input_ids).logits
+        run = RunDir(folder / name)
+        Saver(run, world, strategy, module.model, model_of()[1], 2, {}).save(3, "lite")
+        if world.is_first:
+            plain = PeftModel.from_pretrained(model_of()[0], str(run.checkpoint(3))).eval()
+            with torch.no_grad():
+                theirs = plain(input_ids=batch.input_ids).logits
+                bare = model_of()[0].eval()(input_ids=batch.input_ids).logits
+            apart, learned = (float((ours - other).abs().max()) for other in (theirs, bare))
+            found.append({"strategy": name, "apart": apart, "learned": learned})
+    return found
 
 
 def stop_agreement(world: World, args: dict[str, Any]) -> Any:
