@@ -23,7 +23,15 @@ from tests.conftest import REPO
 
 FACTS = MachineFacts(host="h", cpus=8, memory_bytes=0, gpus=[], cpu_model="", system="")
 ASKED = Asked(
-    stage=2, world_size=4, micro_batch_size=8, grad_accum=3, dtype="bfloat16", clip_norm=1.0, lr=1e-4, weight_decay=0.1, device="cuda"
+    stage=2,
+    world_size=4,
+    micro_batch_size=8,
+    grad_accum=3,
+    dtype="bfloat16",
+    clip_norm=1.0,
+    lr=1e-4,
+    weight_decay=0.1,
+    device="cuda",
 )
 SEED = {  # what the field notes use for one node of two GPUs
     "train_batch_size": 64,
@@ -61,7 +69,10 @@ def test_auto_is_filled_in_wherever_it_stands() -> None:
         "zero_optimization": {"stage": "auto", "reduce_bucket_size": "auto"},
         "bf16": {"enabled": "auto"},
         "fp16": {"enabled": "auto"},
-        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto", "betas": "auto", "eps": "auto"}},
+        "optimizer": {
+            "type": "AdamW",
+            "params": {"lr": "auto", "weight_decay": "auto", "betas": "auto", "eps": "auto"},
+        },
     }
     found = completed(config, ASKED, "x")
     assert found["train_batch_size"] == 96
@@ -75,7 +86,15 @@ def test_auto_is_filled_in_wherever_it_stands() -> None:
 
 def test_the_seeds_own_file_fits_the_spec_that_it_was_written_for() -> None:
     asked = Asked(
-        stage=1, world_size=2, micro_batch_size=32, grad_accum=1, dtype="bfloat16", clip_norm=1.0, lr=1e-4, weight_decay=0.01, device="cuda"
+        stage=1,
+        world_size=2,
+        micro_batch_size=32,
+        grad_accum=1,
+        dtype="bfloat16",
+        clip_norm=1.0,
+        lr=1e-4,
+        weight_decay=0.01,
+        device="cuda",
     )
     assert completed(SEED, asked, "x") == SEED
     without = {k: v for k, v in SEED.items() if k != "optimizer"}
@@ -123,9 +142,16 @@ def test_float32_refuses_bf16_and_a_cpu_refuses_what_would_be_compiled() -> None
 
 
 @given(
-    st.integers(1, 64), st.integers(1, 64), st.integers(1, 64), st.integers(1, 64), st.integers(1, 64), st.integers(1, 1 << 18)
+    st.integers(1, 64),
+    st.integers(1, 64),
+    st.integers(1, 64),
+    st.integers(1, 64),
+    st.integers(1, 64),
+    st.integers(1, 1 << 18),
 )
-def test_what_is_accepted_has_the_batch_of_the_spec(micro: int, accum: int, world: int, m: int, a: int, total: int) -> None:
+def test_what_is_accepted_has_the_batch_of_the_spec(
+    micro: int, accum: int, world: int, m: int, a: int, total: int
+) -> None:
     asked = Asked(stage=1, world_size=world, micro_batch_size=micro, grad_accum=accum)
     given_ = {"train_batch_size": total, "train_micro_batch_size_per_gpu": m, "gradient_accumulation_steps": a}
     try:
@@ -139,7 +165,12 @@ def test_what_is_accepted_has_the_batch_of_the_spec(micro: int, accum: int, worl
 
 def spec_of(tmp_path: Path, strategy: dict[str, Any], **train: Any) -> Path:
     path = tmp_path / "spec.yaml"
-    content = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}, "strategy": strategy, "train": train}
+    content = {
+        "model": {"name": "tiny:mistral"},
+        "data": {"source": "builtin:instructions"},
+        "strategy": strategy,
+        "train": train,
+    }
     path.write_text(json.dumps(content | {"cluster": {"procs_per_node": 2, "device": "cpu"}}))
     return path
 

@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -183,7 +184,9 @@ class DeepSpeedReplicated(DeepSpeedZero):
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
         groups = len(self._inner.param_groups)
-        gathered = sum(flat.numel() * p.element_size() * world for flat, p in zip(flats(self._zero), self._firsts(), strict=True))
+        gathered = sum(
+            flat.numel() * p.element_size() * world for flat, p in zip(flats(self._zero), self._firsts(), strict=True)
+        )
         times = accum if self.reduces_each_micro_step else 1
         flag = int(self._zero.check_grad_overflow)  # with bfloat16: a byte that says whether a gradient is not finite
         return [
@@ -279,8 +282,7 @@ def load_deepspeed() -> Any:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     try:
         with _quiet():
-            import deepspeed  # type: ignore[import-not-found]
-            from deepspeed.utils import logger  # type: ignore[import-not-found]
+            deepspeed: Any = import_module("deepspeed")
     except ImportError as error:
         raise EnvironmentNotAble(
             "DeepSpeed is not installed here; pip install 'allranks[deepspeed]', or take zero1, zero2, zero3 or pytorch_zero3"
@@ -291,8 +293,10 @@ def load_deepspeed() -> Any:
         raise EnvironmentNotAble(
             f"DeepSpeed cannot be imported: {type(error).__name__}: {_first_line(error)}; {_CURE}"
         ) from None
-    logger.setLevel(logging.WARNING)
-    if _accelerator() == "cpu":  # a shared-memory all-reduce would be compiled at the start wherever there is a compiler
+    deepspeed.utils.logger.setLevel(logging.WARNING)
+    if (
+        _accelerator() == "cpu"
+    ):  # a shared-memory all-reduce would be compiled at the start wherever there is a compiler
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
 
@@ -312,9 +316,8 @@ def require_accelerator(device: torch.device) -> None:
 
 
 def _accelerator() -> str:
-    from deepspeed.accelerator import get_accelerator  # type: ignore[import-not-found]
-
-    return str(get_accelerator().device_name())
+    accelerator: Any = import_module("deepspeed.accelerator").get_accelerator()
+    return str(accelerator.device_name())
 
 
 @contextmanager

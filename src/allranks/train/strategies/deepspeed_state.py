@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -19,8 +20,7 @@ def optimizer_state(
 
     Where the model is not in float32, ``"master"`` holds the weights that are really updated.
     """
-    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state  # type: ignore[import-not-found]
-
+    whole: Any = import_module("deepspeed.utils")
     first, states = dist.get_rank(group) == 0, {}
     sample = _sample(zero)
     _link(zero)
@@ -28,11 +28,11 @@ def optimizer_state(
         found: dict[str, torch.Tensor] = {}
         for key, value in sample.items():
             if _is_per_element(value):
-                found[key] = safe_get_full_optimizer_state(p, key)
+                found[key] = whole.safe_get_full_optimizer_state(p, key)
             else:
                 found[key] = torch.as_tensor(value, dtype=torch.float32)
         if p.dtype != torch.float32:
-            found[MASTER] = safe_get_full_fp32_param(p)
+            found[MASTER] = whole.safe_get_full_fp32_param(p)
         if first and found:
             states[name] = {k: v.detach().to("cpu", copy=True) for k, v in found.items()}
     return states
@@ -42,8 +42,7 @@ def load_optimizer_state(
     zero: Any, named: Sequence[tuple[str, nn.Parameter]], states: dict[str, dict[str, torch.Tensor]]
 ) -> None:
     """Take back what `optimizer_state`, or another strategy, gave. The weights are loaded already."""
-    from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state  # type: ignore[import-not-found]
-
+    whole: Any = import_module("deepspeed.utils")
     moments = {n: {k: v for k, v in s.items() if k != MASTER} for n, s in states.items()}
     pattern = next((s for s in moments.values() if s), None)
     if pattern is not None:
@@ -52,9 +51,9 @@ def load_optimizer_state(
         device = flats(zero)[0].device
         for key, value in moments.get(name, {}).items():
             if value.ndim:
-                safe_set_full_optimizer_state(p, value.to(device, torch.float32), key)
+                whole.safe_set_full_optimizer_state(p, value.to(device, torch.float32), key)
         if MASTER in states.get(name, {}) and p.dtype != torch.float32:
-            safe_set_full_fp32_param(p, states[name][MASTER].to(device))
+            whole.safe_set_full_fp32_param(p, states[name][MASTER].to(device))
 
 
 def flats(zero: Any) -> list[torch.Tensor]:

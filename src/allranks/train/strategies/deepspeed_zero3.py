@@ -10,6 +10,9 @@ Predecessor (``deepspeed_zero2``): whole weights on every rank.
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
@@ -25,7 +28,9 @@ class DeepSpeedZero3(DeepSpeedZero):
     stage = 3
     replicated, lockstep = False, True
     claims_overlap = True
-    rehearse = True  # DeepSpeed notes the order of modules in the first pass and compares it over the ranks in the second
+    rehearse = (
+        True  # DeepSpeed notes the order of modules in the first pass and compares it over the ranks in the second
+    )
 
     @property
     def shards(self) -> list[torch.Tensor]:
@@ -51,21 +56,19 @@ class DeepSpeedZero3(DeepSpeedZero):
         return [t for t in expected if t.bytes] + [Traffic("all_reduce", "step", groups, 8 * groups)]
 
     def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
-        from deepspeed.runtime.zero import GatheredParameters  # type: ignore[import-not-found]
-
+        gathered: Any = import_module("deepspeed.runtime.zero").GatheredParameters
         first, whole = dist.get_rank(self._group) == 0, {}
         for name, p in self._model.named_parameters():
             if p.requires_grad or not trained_only:
-                with GatheredParameters([p]):
+                with gathered([p]):
                     if first:
                         whole[name] = p.detach().to("cpu", copy=True)
         return whole
 
     def _put_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        from deepspeed.runtime.zero import GatheredParameters  # type: ignore[import-not-found]
-
+        gathered: Any = import_module("deepspeed.runtime.zero").GatheredParameters
         for name, p in self._named:
-            with GatheredParameters([p], modifier_rank=0):
+            with gathered([p], modifier_rank=0):
                 if dist.get_rank(self._group) == 0:
                     p.data.copy_(weights[name])
 
