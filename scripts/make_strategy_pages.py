@@ -45,7 +45,7 @@ F, B = ("forward", 0, 20), ("backward", 20, 60)
 ZEROS = "A gradient that does not come on a rank counts as zeros there, whatever other ranks have. One that comes on no rank is a gradient of zeros for the optimizer."
 OPTION = "With `find_unused_parameters: true`; without it torch ends the run with an error."
 NONE_MISSING = "With `find_unused_parameters: true`, as zeros and in one order on all ranks; without it the run ends with the parameter's name."
-DEEPSPEED = "`config` (a JSON file, or its content), `config_from` (written by allranks: the file that `config` was read from), `find_unused_parameters` (false)"
+DEEPSPEED = "`config` (none): a JSON file, or its content; `config_from` (none): written by allranks, the file that it was read from; `find_unused_parameters` (false)"
 DATA = "4P + 12T: weights, gradients, two moments"
 
 PAGES = [
