@@ -176,7 +176,7 @@ def _rules(config: Json, asked: Asked) -> Iterator[tuple[str, Any, str, bool]]:
     total = micro * accum * asked.world_size if micro is not None and accum is not None else None
     product = f"micro-batch x accumulation x ranks = {micro} x {accum} x {asked.world_size}" if both else ""
     yield "train_batch_size", total, product, True
-    yield "zero_optimization.stage", asked.stage, "strategy.name", True
+    yield "zero_optimization.stage", asked.stage, "the stage of strategy.name", True
     if asked.dtype is not None:
         yield "fp16.enabled", False, f"float16 (model.dtype: {asked.dtype})", False
         if asked.dtype != "bfloat16":

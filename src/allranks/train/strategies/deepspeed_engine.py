@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import time
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -294,6 +295,11 @@ def load_deepspeed() -> Any:
             f"DeepSpeed cannot be imported: {type(error).__name__}: {_first_line(error)}; {_CURE}"
         ) from None
     deepspeed.utils.logger.setLevel(logging.WARNING)
+    for name in (
+        "all_gather_into_tensor",
+        "reduce_scatter_tensor",
+    ):  # torch 2.13 tells of their new names at every call
+        warnings.filterwarnings("ignore", rf".*{name}. is deprecated", FutureWarning)
     if (
         _accelerator() == "cpu"
     ):  # a shared-memory all-reduce would be compiled at the start wherever there is a compiler
