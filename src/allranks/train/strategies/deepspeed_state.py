@@ -42,18 +42,34 @@ def load_optimizer_state(
     zero: Any, named: Sequence[tuple[str, nn.Parameter]], states: dict[str, dict[str, torch.Tensor]]
 ) -> None:
     """Take back what `optimizer_state`, or another strategy, gave. The weights are loaded already."""
-    whole: Any = import_module("deepspeed.utils")
     moments = {n: {k: v for k, v in s.items() if k != MASTER} for n, s in states.items()}
     pattern = next((s for s in moments.values() if s), None)
     if pattern is not None:
         _make_room(zero, pattern)
+    device = flats(zero)[0].device
     for name, p in named:
-        device = flats(zero)[0].device
         for key, value in moments.get(name, {}).items():
             if value.ndim:
-                whole.safe_set_full_optimizer_state(p, value.to(device, torch.float32), key)
+                _put(p, value.to(device, torch.float32), key)
         if MASTER in states.get(name, {}) and p.dtype != torch.float32:
-            whole.safe_set_full_fp32_param(p, states[name][MASTER].to(device))
+            _put(p, states[name][MASTER].to(device), None)
+
+
+def _put(p: Any, value: torch.Tensor, key: str | None) -> None:
+    """A whole moment, or the whole master weight (no key), into this rank's part of it."""
+    tell: Any = import_module("deepspeed.utils")
+    if hasattr(p, "ds_tensor"):
+        # DeepSpeed's own way from whole tensors fails where a parameter does not divide by the ranks: the last part is padded
+        part, rank = p.ds_tensor.numel(), dist.get_rank(p.ds_process_group)
+        padded = torch.nn.functional.pad(
+            value.flatten(), (0, part * dist.get_world_size(p.ds_process_group) - value.numel())
+        )
+        value = padded[rank * part : (rank + 1) * part]
+        tell.safe_set_local_optimizer_state(p, value, key) if key else tell.safe_set_local_fp32_param(p, value)
+    elif key:
+        tell.safe_set_full_optimizer_state(p, value, key)
+    else:
+        tell.safe_set_full_fp32_param(p, value)
 
 
 def flats(zero: Any) -> list[torch.Tensor]:
