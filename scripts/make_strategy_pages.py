@@ -49,6 +49,8 @@ ADAPTERS = (
     "tenth of the rank's share of the frozen weights, and says which"
 )
 OPTION = "With `find_unused_parameters: true`; without it torch ends the run with an error."
+NONE_MISSING = "With `find_unused_parameters: true`, as zeros and in one order on all ranks; without it the run ends with the parameter's name."
+DEEPSPEED = "`config` (none): a JSON file, or its content; `config_from` (none): written by allranks, the file that it was read from; `find_unused_parameters` (false)"
 DATA = "4P + 12T: weights, gradients, two moments"
 
 PAGES = [
@@ -109,6 +111,18 @@ PAGES = [
          [("wait", 0, 5), ("forward", 5, 25), ("wait", 25, 30), ("backward", 30, 72), ("optimizer", 72, 76)],
          [("all-gather", i, i + 4) for i in (0, 6, 12, 18)] + [("all-gather", i, i + 4) for i in (26, 33, 44, 55)] + [("reduce-scatter", i, i + 4) for i in (39, 50, 61, 68)],
          ADAPTERS, "torch's `zero3`"),
+    Page("deepspeed_zero1", "DeepSpeed's engine, stage 1. Its JSON is filled in from the spec and checked against it; see [DeepSpeed](../deepspeed.md).",
+         "The same idea as `zero1`; what is added is DeepSpeed's own configuration.", "2 T g: all-reduces after the last backward, an all-gather a group of parameters in the step",
+         "4P + 4T + 12T/W; at the update 4P + 16T/W (a float32 copy of the own weights)", "3/4", NONE_MISSING, [F, B, ("wait", 60, 68), ("optimizer", 68, 74), ("wait", 74, 84)],
+         [("all-reduce", 60, 68), ("all-gather", 74, 84)], DEEPSPEED, "DeepSpeed's stage 1"),
+    Page("deepspeed_zero2", "DeepSpeed's engine, stage 2.", "`deepspeed_zero1` keeps whole gradients until the last micro-step.",
+         "(A + 1) T g: all-reduces after each backward, an all-gather a group of parameters in the step", "4P + 16T/W, and a bucket of gradients", "3/4", NONE_MISSING,
+         [F, B, ("wait", 60, 68), ("optimizer", 68, 74), ("wait", 74, 84)], [("all-reduce", 60, 68), ("all-gather", 74, 84)], DEEPSPEED, "DeepSpeed's stage 2"),
+    Page("deepspeed_zero3", "DeepSpeed's engine, stage 3: weights in parts, gathered module by module. Tensors of fewer than 100,000 numbers stay whole, and what was gathered "
+         "in forward stays until backward while fewer than 10^9 numbers are whole; both limits are in its JSON.",
+         "`deepspeed_zero2` keeps all weights on all ranks.", "A (2 P + T) g above those limits: all-gathers in forward and backward, reduce-scatters after backward",
+         "(4P + 16T)/W, and what is whole by the two limits", "5/8", NONE_MISSING, [("wait", 0, 5), ("forward", 5, 25), ("wait", 25, 30), ("backward", 30, 72), ("wait", 72, 78), ("optimizer", 78, 82)],
+         [("all-gather", i, i + 4) for i in (0, 6, 12, 18)] + [("all-gather", i, i + 4) for i in (26, 33, 44, 55)] + [("reduce-scatter", 72, 78)], DEEPSPEED, "DeepSpeed's stage 3"),
 ]  # fmt: skip
 
 

@@ -33,7 +33,8 @@ else
     || { echo "setup: no CPU build was found; installing the plain one"; pip install -q "torch==$TORCH"; }
 fi
 
-extras=train,report,dev
+extras=train,report,dev,deepspeed
+export DS_BUILD_OPS=0 # DeepSpeed comes as source: nothing is compiled while it is installed
 command -v nvidia-smi >/dev/null && extras=$extras,gpu
 echo "setup: installing allranks[$extras] with the versions of constraints.txt"
 pip install -q -c constraints.txt -e ".[$extras]" || die "the packages could not be installed; pip's own words are above"

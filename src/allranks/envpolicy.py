@@ -48,6 +48,14 @@ def decide(spec: RunSpec, *, device: str, cpus: int, procs_per_node: int, nodes:
                 source="spec",
             )
         )
+    if device == "cpu" and spec.strategy.name.startswith("deepspeed_"):
+        decisions.append(
+            EnvVar(
+                name="DS_ACCELERATOR",
+                value="cpu",
+                reason="the ranks compute on the CPU; DeepSpeed would take a GPU that it sees",
+            )
+        )
     decisions += _network(spec, device=device, nodes=nodes)
     return _user_wins(decisions, spec.cluster.env)
 

@@ -11,7 +11,7 @@ from allranks.facts import MachineFacts
 from allranks.observe.window import profile_warnings
 from allranks.slurm.timelimit import SIGNAL_EARLY_S, seconds_of
 from allranks.spec.records import RunSpec
-from allranks.train.strategies import entry, resolve_options
+from allranks.train.strategies import entry, plan_options
 
 
 class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,21 +82,23 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
     warnings += _time_warnings(spec)
     warnings += profile_warnings(spec, world, _max_steps(spec))
     hosts = _hosts(spec, facts)
+    dtype = _dtype(spec, device)
+    batch = batch_plan(spec, world) if spec.script is None else None
     return LaunchPlan(
         run_name=spec.name,
         launcher=cluster.launcher,
         strategy=spec.strategy.name,
-        strategy_options=resolve_options(spec.strategy.name, spec.strategy.options),
+        strategy_options=plan_options(spec, batch, world=world, dtype=dtype, device=device),
         device=device,
         backend=_backend(spec, device),
-        dtype=_dtype(spec, device),
+        dtype=dtype,
         world_size=world,
         procs_per_node=procs,
         nodes=[
             NodePlan(node=n, host=hosts[n], ranks=list(range(n * procs, (n + 1) * procs))) for n in range(cluster.nodes)
         ],
         rendezvous=_rendezvous(spec),
-        batch=batch_plan(spec, world) if spec.script is None else None,
+        batch=batch,
         max_steps=_max_steps(spec),
         epochs=spec.train.epochs,
         environment=envpolicy.decide(spec, device=device, cpus=facts.cpus, procs_per_node=procs, nodes=cluster.nodes),

@@ -76,6 +76,11 @@ class RunDir:
         """What is to be compared; only in the folder of a comparison."""
         return self.root / "compare.json"
 
+    @property
+    def engine_config(self) -> Path:
+        """The final configuration of another library's engine, where a strategy has one."""
+        return self.root / "deepspeed.json"
+
     def events_of(self, rank: int) -> Path:
         return self.events / f"rank{rank}.jsonl"
 

@@ -40,6 +40,7 @@ from allranks.train.proof import prove, weights_digest
 from allranks.train.strategies import zero2, zero3
 from allranks.train.strategies.common import clip_and_update
 from allranks.train.strategies.flat import Flat
+from allranks.train.strategies.portable import fitted
 from allranks.train.world import World, join, leave
 from tests.dist import plants
 
@@ -164,7 +165,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 FSDP2 = ("pytorch_zero2", "pytorch_zero3")
 ONLY = {"lora_sharded": FSDP2, "lora_whole": FSDP2}  # variants of some strategies
 REFUSED = {("pytorch_zero2", "shared"), ("pytorch_zero3", "shared")}
-UNUSED_OPTIONS = {"pytorch_ddp", "pytorch_zero1", "pytorch_zero2", "pytorch_zero3"}
+DEEPSPEED = {"deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"}
+UNUSED_OPTIONS = {"pytorch_ddp", "pytorch_zero1", "pytorch_zero2", "pytorch_zero3"} | DEEPSPEED
 
 
 def parities(world: World, args: dict[str, Any]) -> Any:
@@ -209,6 +211,26 @@ def a_salt(world: World, tokens: TokenSet, how: dict[str, Any]) -> int:
     raise AssertionError("no salt fits")
 
 
+# DeepSpeed would keep parameters as small as these whole on every rank, and never free what it has gathered
+PARTS = {
+    "stage3_param_persistence_threshold": 0,
+    "stage3_max_live_parameters": 0,
+    "stage3_max_reuse_distance": 0,
+    "stage3_prefetch_bucket_size": 1000,
+}
+
+
+def options_of(name: str, how: dict[str, Any]) -> dict[str, Any]:
+    """The options, as a plan would have completed them."""
+    given = how.get("options", {})
+    if not name.startswith("deepspeed"):
+        return given
+    accum, world = how.get("accum", 1), dist.get_world_size()
+    batch = {"train_micro_batch_size_per_gpu": MICRO, "gradient_accumulation_steps": accum, "train_batch_size": MICRO * accum * world}
+    parts = {"zero_optimization": PARTS} if name == "deepspeed_zero3" else {}
+    return {"config": {**batch, **parts, **how.get("config_of_deepspeed", {})}, **given}
+
+
 STEPS = 3
 
 
@@ -243,7 +265,7 @@ def train_with(
 ) -> tuple[dict[str, torch.Tensor], float, list[float]]:
     """Weights after some steps, on rank 0; how far the ranks' own copies are apart, where they have any; the gradients'
     norm of each step, without which AdamW would hide a gradient that is W times too large."""
-    strategy = strategies.create(name, how.get("options", {}))
+    strategy = strategies.create(name, options_of(name, how))
     module = built(how)
     wanted = {n for n, p in module.named_parameters() if p.requires_grad}
     strategy.setup(module, adamw(TrainSpec(lr=1e-2)), world.group, how.get("clip", 1.0))
@@ -269,7 +291,7 @@ def train_with(
 
 def prepared(name: str, world: World, how: dict[str, Any]) -> tuple[Any, LossModel]:
     """A strategy on a new model, settled as the worker does it."""
-    strategy, module = strategies.create(name, how.get("options", {})), built(how)
+    strategy, module = strategies.create(name, options_of(name, how)), built(how)
     strategy.setup(module, adamw(TrainSpec(lr=1e-2)), world.group, how.get("clip", 1.0))
     return strategy, module
 
@@ -476,7 +498,7 @@ def states(world: World, args: dict[str, Any]) -> Any:
         saved = torch.load(folder / "state.pt", weights_only=True)
         if world.rank == 1:
             _spoil(planted, saved)
-        second.load_state_dict(saved)
+        second.load_state_dict(fitted(saved, keeps_master=getattr(second, "keeps_master", False)))
         go_on(second, world, tokens, how, 2, 4, folder)
         ours = second.weights(trained_only=True)
         error = max((float((ours[n].double() - w.double()).abs().max()) for n, w in wanted.items()), default=0.0)
@@ -502,6 +524,34 @@ def reference_of(world: World, tokens: TokenSet, how: dict[str, Any]) -> tuple[d
         optimizer.step()
         optimizer.zero_grad()
     return {n: p.detach().clone() for n, p in named}, norms
+
+
+def reloaded_adapter(world: World, args: dict[str, Any]) -> Any:
+    """For each strategy: trains an adapter, saves it, and compares its answers with those of plain PEFT that loads the files."""
+    from peft import PeftModel
+
+    if args.get("plant"):
+        plants.plant(args["plant"], world)
+    folder, how = Path(args["folder"]), {"lora": True, "accum": 2}
+    tokens = tokens_of(folder / f"rank{world.rank}", 37)
+    batch = collate(tokens, np.arange(4), 0, None)
+    found = []
+    for name in args["names"]:
+        strategy, module = prepared(name, world, how)
+        go_on(strategy, world, tokens, how, 0, 3, folder)
+        module.eval()
+        with torch.no_grad():
+            ours = module.model(input_ids=batch.input_ids).logits
+        run = RunDir(folder / name)
+        Saver(run, world, strategy, module.model, model_of()[1], 2, {}).save(3, "lite")
+        if world.is_first:
+            plain = PeftModel.from_pretrained(model_of()[0], str(run.checkpoint(3))).eval()
+            with torch.no_grad():
+                theirs = plain(input_ids=batch.input_ids).logits
+                bare = model_of()[0].eval()(input_ids=batch.input_ids).logits
+            apart, learned = (float((ours - other).abs().max()) for other in (theirs, bare))
+            found.append({"strategy": name, "apart": apart, "learned": learned})
+    return found
 
 
 def stop_agreement(world: World, args: dict[str, Any]) -> Any:

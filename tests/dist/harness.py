@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -20,6 +21,14 @@ from allranks.rundir import RunDir
 from tests.conftest import REPO
 
 ALLRANKS = [sys.executable, "-m", "allranks.cli.main"]
+
+
+def shared_strategies() -> list[str]:
+    """All that share work between ranks and can run here; DeepSpeed's are left out where it is not installed."""
+    from allranks.train.strategies import REGISTRY
+
+    have = importlib.util.find_spec("deepspeed") is not None
+    return [n for n, e in REGISTRY.items() if not e.single_process and (have or not n.startswith("deepspeed"))]
 
 
 def free_port() -> int:

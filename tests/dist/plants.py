@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from allranks.train.strategies import bucket_ddp_async, flat, fsdp2, gradients, scatter, simple_ddp, simple_ddp_ga, simple_ddp_hook, zero1, zero2, zero3
+from allranks.train.strategies import bucket_ddp_async, deepspeed_engine, deepspeed_zero3, flat, fsdp2, gradients, scatter, simple_ddp, simple_ddp_ga, simple_ddp_hook, zero1, zero2, zero3
 from allranks.train.world import World
 
+HAVE_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 # what is planted: the strategy and the variant with which it shows
 PLANTS = {
     "reduces_the_parameter": ("simple_ddp_hook", "plain"),
@@ -26,6 +28,16 @@ PLANTS = {
     "last_micro_step_not_scattered": ("zero2", "accumulation"),
     "adapters_not_averaged": ("pytorch_zero3", "lora_whole"),
     "adapters_summed": ("pytorch_zero2", "lora_whole"),
+    **(
+        {
+            "divided_by_micro_steps_too": ("deepspeed_zero1", "accumulation"),
+            "loss_without_the_ranks_factor": ("deepspeed_zero2", "plain"),
+            "gradients_as_they_come": ("deepspeed_zero2", "unused_in_block"),
+            "each_step_taken_for_the_last": ("deepspeed_zero1", "accumulation"),
+        }
+        if HAVE_DEEPSPEED
+        else {}
+    ),
 }
 _planted = ""
 
@@ -161,3 +173,50 @@ class _Bugs:
 
         scatter.reduce_scatter = own_part  # type: ignore[assignment]
         zero2.Zero2.backward = counted  # type: ignore[method-assign]
+
+    @staticmethod
+    def divided_by_micro_steps_too(world: World) -> None:
+        # DeepSpeed's own default, right for a loss that is a micro-batch's mean
+        deepspeed_engine.DeepSpeedZero.backward = lambda self, loss: self._engine.backward(loss)  # type: ignore[method-assign]
+
+    @staticmethod
+    def loss_without_the_ranks_factor(world: World) -> None:
+        usual = deepspeed_engine.DeepSpeedZero.backward
+        deepspeed_engine.DeepSpeedZero.backward = lambda self, loss: usual(self, loss / world.size)  # type: ignore[method-assign]
+
+    @staticmethod
+    def gradients_as_they_come(world: World) -> None:
+        # zeros added to the loss: a parameter that a rank does not use is ready before all others there
+        def reach(model: Any, *, each_module: bool) -> None:
+            own = [p for p in model.parameters() if p.requires_grad]
+            model.register_forward_hook(lambda module, args, loss: loss + sum(p.flatten()[0] * 0.0 for p in own))
+
+        deepspeed_engine.reach_all = reach  # type: ignore[attr-defined]
+
+    @staticmethod
+    def each_step_taken_for_the_last(world: World) -> None:
+        from contextlib import nullcontext
+
+        deepspeed_engine.DeepSpeedZero.accumulate = lambda self: nullcontext()  # type: ignore[method-assign]
+
+    @staticmethod
+    def own_shards_alone(world: World) -> None:
+        def weights(self: Any, trained_only: bool) -> Any:
+            named = [(n, p) for n, p in self._model.named_parameters() if p.requires_grad or not trained_only]
+            return {n: p.ds_tensor.detach().clone() for n, p in named} if world.is_first else {}
+
+        deepspeed_zero3.DeepSpeedZero3.weights = weights  # type: ignore[method-assign]
+
+    @staticmethod
+    def own_part_and_zeros(world: World) -> None:
+        # of the right shape: only what the other ranks hold is missing
+        def weights(self: Any, trained_only: bool) -> Any:
+            found = {}
+            for n, p in self._model.named_parameters():
+                if (p.requires_grad or not trained_only) and world.is_first:
+                    whole = torch.zeros(p.ds_numel)
+                    whole[: p.ds_tensor.numel()] = p.ds_tensor
+                    found[n] = whole.view(p.ds_shape)
+            return found
+
+        deepspeed_zero3.DeepSpeedZero3.weights = weights  # type: ignore[method-assign]

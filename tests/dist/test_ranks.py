@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from allranks.train.strategies import REGISTRY
 from tests.dist.cases import ONLY, REFUSED, VARIANTS
-from tests.dist.harness import run_ranks
+from tests.dist.harness import run_ranks, shared_strategies
 from tests.dist.plants import PLANTS
 
 pytestmark = pytest.mark.dist
@@ -44,8 +43,10 @@ def test_evaluation_is_the_same_for_any_ranks_and_batch_size(tmp_path: Path) -> 
     assert len(found) == (1 + 2 + 3) * 3
 
 
-STRATEGIES = [name for name, entry in REGISTRY.items() if not entry.single_process]
-BITWISE = {"simple_ddp", "simple_ddp_ga", "simple_ddp_hook", "simple_ddp_async", "bucket_ddp_async", "pytorch_ddp"}
+STRATEGIES = shared_strategies()
+BITWISE = {
+    "simple_ddp", "simple_ddp_ga", "simple_ddp_hook", "simple_ddp_async", "bucket_ddp_async", "pytorch_ddp", "deepspeed_zero1", "deepspeed_zero2",
+}  # fmt: skip
 TOLERANCE = {"bf16": 0.05, "lora_on_bf16": 0.2, "lora_whole": 0.2}  # of what the training has changed; else:
 NORM_TOLERANCE = {"bf16": 0.05, "lora_on_bf16": 0.05, "lora_whole": 0.05}  # of the reference's gradient norm; a missing division is 1.0 at two ranks
 NORM_FP32 = 1e-3

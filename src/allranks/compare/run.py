@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,8 +92,13 @@ def request(spec: RunSpec, names: Sequence[str], repeats: int) -> CompareRequest
 
 
 def every_strategy() -> list[str]:
-    """All that share work between ranks in this program's own loop."""
-    return [name for name, known in REGISTRY.items() if not known.single_process]
+    """All that share work between ranks in this program's own loop; DeepSpeed's where it is installed."""
+    deepspeed = importlib.util.find_spec("deepspeed") is not None
+    return [
+        name
+        for name, known in REGISTRY.items()
+        if not known.single_process and (deepspeed or not name.startswith("deepspeed_"))
+    ]
 
 
 def compare(spec: RunSpec, asked: CompareRequest, observer: Observer) -> Comparison:

@@ -100,6 +100,7 @@ def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, E
         "mfu": mfu(rate, spec, model, plan),
         "peak_memory_bytes": max((e["peak_memory_bytes"] for s in steps.values() for e in s), default=None),
         "prepare_s": data.get("seconds"),
+        "engine": engine_of(zero),
         "eval_s": sum(e["seconds"] for e in zero if e["event"] == "eval"),
         "checkpoint_s": sum(e["seconds"] for e in zero if e["event"] == "checkpoint"),
         "rows_truncated": data.get("rows_truncated"),
@@ -107,6 +108,14 @@ def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, E
         "attempts": sum(e["event"] == "start" for e in zero),
         "sync_proof": {k: proof[k] for k in ("world_size", "weights_equal", "data_disjoint")} if proof else None,
     }
+
+
+def engine_of(story: Events) -> dict[str, Any] | None:
+    """Another library's engine that a strategy uses: name, version, and the seconds that importing it (``import_s``) and
+    starting it (``initialize_s``, with whatever it compiles) took. They are not part of any step."""
+    found = last(story, "engine")
+    keys = ("engine", "version", "import_s", "initialize_s")
+    return {"name" if k == "engine" else k: found.get(k) for k in keys} if found else None
 
 
 def epoch_time(times: list[float], data: dict[str, Any], plan: LaunchPlan) -> float | None:

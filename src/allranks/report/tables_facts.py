@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from allranks.report import text
 from allranks.report.gather import RunData
 from allranks.report.story import versions_of
@@ -77,6 +79,13 @@ def version_facts(data: RunData) -> Table | None:
     return facts("versions", "Versions", pairs, note)
 
 
+def _engine(engine: dict[str, Any]) -> str:
+    if not engine:
+        return ""
+    name, version = text_or_none(engine.get("name")), text_or_none(engine.get("version"))
+    return f"{name} {version}: import {text.seconds_text(engine.get('import_s'))}, start {text.seconds_text(engine.get('initialize_s'))}"
+
+
 def model_facts(data: RunData) -> Table | None:
     """Name and size of the model."""
     model, m = data.zero.last("model"), data.metrics
@@ -93,5 +102,6 @@ def model_facts(data: RunData) -> Table | None:
             ("LoRA", text_or_none(m.get("use_lora"))),
             ("gradient checkpointing", text_or_none(checkpointing)),
             ("time to build", text.seconds_text(model.get("seconds"))),
+            ("of it, engine", _engine(record(m.get("engine")))),
         ],
     )

@@ -13,7 +13,7 @@ import yaml
 
 from allranks.errors import SpecError
 from allranks.spec.records import Record, RunSpec, StrategySpec
-from allranks.train.strategies import resolve_options
+from allranks.train.strategies import read_options, resolve_options
 
 MAX_SPEC_BYTES = 1_000_000
 
@@ -104,6 +104,7 @@ def parse_spec(raw: Any, sets: typing.Sequence[str] = (), where: str = "spec") -
     for item in sets:
         _apply_set(raw, item)
     _fold_strategy_options(raw, where)
+    _read_strategy_files(raw, where)
     _env_as_text(raw)
     unknown = _unknown_keys(raw, RunSpec, "")
     if unknown:
@@ -148,6 +149,16 @@ def _fold_strategy_options(raw: dict[str, Any], where: str) -> None:
             **({"name": section["name"]} if "name" in section else {}),
             "options": {**(section.get("options") or {}), **rest},
         }
+
+
+def _read_strategy_files(raw: dict[str, Any], where: str) -> None:
+    """A file that an option names becomes part of the spec: the run's folder holds what was read, wherever it is resumed."""
+    section = raw.get("strategy")
+    if isinstance(section, dict) and isinstance(section["options"], dict) and isinstance(section.get("name"), str):
+        try:
+            section["options"] = read_options(section["name"], section["options"])
+        except SpecError as error:
+            raise SpecError(f"{where}: {error}") from None
 
 
 def _env_as_text(raw: dict[str, Any]) -> None:

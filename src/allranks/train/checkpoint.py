@@ -28,6 +28,7 @@ from allranks.rundir import RunDir, write_json
 from allranks.train import rng
 from allranks.train.adapters import is_adapted
 from allranks.train.strategies.contract import Strategy
+from allranks.train.strategies.portable import fitted
 from allranks.train.world import World
 
 WRAPPERS = ("_fsdp_wrapped_module", "_orig_mod", "module.", "_checkpoint_wrapped_module")
@@ -278,7 +279,7 @@ def load_full(folder: Path, strategy: Strategy, rank: int) -> dict[str, torch.Te
         "optimizer": torch.load(folder / "state" / "optimizer.pt", weights_only=True),
     }
     try:
-        strategy.load_state_dict(state)
+        strategy.load_state_dict(fitted(state, keeps_master=getattr(strategy, "keeps_master", False)))
     except (KeyError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{folder}: does not fit this model: {str(error).splitlines()[0]}") from None
     own = folder / "state" / f"rank{rank}.pt"

@@ -21,7 +21,7 @@ from allranks.observe.events import EventLog
 from allranks.observe.loggers import forward_event, make_loggers
 from allranks.observe.window import window_warning
 from allranks.planning import LaunchPlan
-from allranks.rundir import RunDir, read_json
+from allranks.rundir import RunDir, read_json, write_json
 from allranks.spec import RunSpec, load_spec
 from allranks.stage import spec_here
 from allranks.train import adapters, checkpoint, rng, strategies
@@ -141,6 +141,7 @@ class Worker:
     def _build(self, data: Prepared) -> Built:
         spec, world = self._spec, self._world
         started = time.perf_counter()
+        strategy = strategies.create(self._plan.strategy, dict(self._plan.strategy_options))  # a missing library: first
         model = build_model(
             self._model_spec, data.tokenizer, dtype=self._plan.dtype, labels=data.facts.labels, seed=spec.train.seed
         )
@@ -155,15 +156,15 @@ class Worker:
         if self._model_spec.compile:
             model.compile()
         loss_model = LossModel(model, classifier=self._classifier)
-        strategy = strategies.create(self._plan.strategy, dict(self._plan.strategy_options))
         digest = None if strategy.replicated else weights_digest(model)
         rng.seed_rank(spec.train.seed, world.rank)
+        total, trained = count_parameters(model)  # whole: a strategy may leave nothing but empty tensors behind
         strategy.setup(loss_model, adamw(spec.train), world.group, spec.train.clip_norm)
         for remark in getattr(strategy, "remarks", ()):
             self._events.write("remark", what="strategy", message=remark)
             if world.is_first:
                 self._say(remark)
-        total, trained = count_parameters(model)
+        self._tell_engine(strategy)
         self._events.write(
             "model",
             parameters=total,
@@ -184,6 +185,14 @@ class Worker:
             {"strategy": self._plan.strategy, "run": self._run.name},
         )
         return Built(model, loss_model, strategy, saver, digest)
+
+    def _tell_engine(self, strategy: Strategy) -> None:
+        """Where another library's engine does the work: its version, the time it took to start, and its configuration."""
+        facts, config = getattr(strategy, "facts", None), getattr(strategy, "config", None)
+        if facts:
+            self._events.write("engine", **facts)
+        if config and self._world.is_first:
+            write_json(self._run.engine_config, config)
 
     def _restore(self, built: Built) -> int:
         step = self._args.resume_step

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from allranks.errors import SpecError
 
 if TYPE_CHECKING:
+    from allranks.planning import BatchPlan
+    from allranks.spec.records import RunSpec
     from allranks.train.strategies.contract import Strategy
 
 
@@ -25,10 +27,13 @@ class Entry:
     options: dict[str, Any] = field(default_factory=dict)
     choices: dict[str, tuple[str, ...]] = field(default_factory=dict)  # options that are one of some words
     single_process: bool = False
+    planner: str = ""  # a module without torch, with `read_options` and `plan_options`
 
 
 FSDP2_OPTIONS: dict[str, Any] = {"find_unused_parameters": False, "adapters": "auto"}
 FSDP2_CHOICES = {"adapters": ("auto", "ignored", "sharded")}
+# config: a path to a JSON file, or its content; config_from: where the content came from, for messages
+DEEPSPEED = {"config": None, "config_from": None, "find_unused_parameters": False}
 
 REGISTRY: dict[str, Entry] = {
     "single": Entry("single:Single", "one process, nothing to communicate", single_process=True),
@@ -57,6 +62,21 @@ REGISTRY: dict[str, Entry] = {
     ),
     "pytorch_zero3": Entry(
         "pytorch_zero3:PyTorchZero3", "torch FSDP2, weights gathered block by block", FSDP2_OPTIONS, FSDP2_CHOICES
+    ),
+    "deepspeed_zero1": Entry(
+        "deepspeed_zero1:DeepSpeedZero1",
+        "DeepSpeed, optimizer state in parts",
+        DEEPSPEED,
+        planner="deepspeed_config",
+    ),
+    "deepspeed_zero2": Entry(
+        "deepspeed_zero2:DeepSpeedZero2",
+        "DeepSpeed, optimizer state and gradients in parts",
+        DEEPSPEED,
+        planner="deepspeed_config",
+    ),
+    "deepspeed_zero3": Entry(
+        "deepspeed_zero3:DeepSpeedZero3", "DeepSpeed, everything in parts", DEEPSPEED, planner="deepspeed_config"
     ),
 }
 
@@ -91,6 +111,30 @@ def resolve_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
         if key in entry(name).choices and value not in entry(name).choices[key]:
             raise SpecError(f"strategy.{key}: {value!r} is none of {', '.join(entry(name).choices[key])}")
     return {**known, **given}
+
+
+def read_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The options with the content of files that they name, so that every rank sees what was read here."""
+    known = REGISTRY.get(name)
+    return _planner(known).read_options(given) if known and known.planner else given
+
+
+def plan_options(spec: RunSpec, batch: BatchPlan | None, *, world: int, dtype: str, device: str) -> dict[str, Any]:
+    """The options as the ranks get them: defaults filled in, and checked against the rest of the spec.
+
+    Raises:
+        SpecError: an unknown option, or one that contradicts the spec.
+    """
+    name = spec.strategy.name
+    options = resolve_options(name, spec.strategy.options)
+    known = entry(name)
+    if not known.planner or batch is None:
+        return options
+    return _planner(known).plan_options(name, options, spec.train, batch, world, dtype, device)
+
+
+def _planner(known: Entry) -> Any:
+    return import_module(f"{__name__}.{known.planner}")
 
 
 def create(name: str, options: dict[str, Any]) -> Strategy:

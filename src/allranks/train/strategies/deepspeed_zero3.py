@@ -1,0 +1,85 @@
+"""``deepspeed_zero3``: DeepSpeed's ZeRO stage 3, weights, gradients and the optimizer's state in parts.
+
+Communication per micro-step: all-gathers of each module's weights before its forward and, unless they are still there, before
+its backward (P g bytes each), reduce-scatters after backward (T g); per step an all-reduce of 8 bytes a parameter group.
+Tensors below ``stage3_param_persistence_threshold`` (100,000 numbers) stay whole and are gathered once a step; what is gathered
+in forward stays until backward while fewer than ``stage3_max_live_parameters`` (10^9) are whole.
+Memory per rank (P parameters, T trained, float32 AdamW): (4P + 16T)/W bytes, and what is whole by those two limits.
+Predecessor (``deepspeed_zero2``): whole weights on every rank.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from allranks.train.strategies.deepspeed_engine import DeepSpeedZero
+from allranks.train.strategies.traffic import Sizes, Traffic
+
+LIVE = 1_000_000_000  # DeepSpeed's default of both limits
+
+
+class DeepSpeedZero3(DeepSpeedZero):
+    """No rank holds the whole model, but for small tensors."""
+
+    stage = 3
+    replicated, lockstep = False, True
+    claims_overlap = True
+    rehearse = (
+        True  # DeepSpeed notes the order of modules in the first pass and compares it over the ranks in the second
+    )
+
+    @property
+    def shards(self) -> list[torch.Tensor]:
+        return [*super().shards, *(p.ds_tensor for p in self._model.parameters())]  # type: ignore[attr-defined]
+
+    def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
+        whole = {p.ds_id for p in self._zero.persistent_parameters}
+        each = {p: _padded_bytes(p, world) for p in self._model.parameters()}
+        once = [p for p in each if p.ds_id not in whole]  # type: ignore[attr-defined]
+        zero = self.config["zero_optimization"]
+        limit = min(zero.get("stage3_max_live_parameters", LIVE), zero.get("stage3_max_reuse_distance", LIVE))
+        freed = sum(p.ds_numel for p in once) > limit  # type: ignore[attr-defined]
+        # a tied weight is gathered for each of its modules if the first one's is freed
+        used = [p for m in self._model.modules() for p in m.parameters(recurse=False) if p in set(once)]
+        idle = _without_backward(self._model)
+        expected = [
+            Traffic("all_gather", "forward", None, accum * sum(each[p] for p in (used if freed else once))),
+            Traffic("all_gather", "backward", None, accum * sum(each[p] for p in used if p is not idle) * freed),
+            Traffic("all_gather", "step", None, sum(s for p, s in each.items() if p.ds_id in whole)),  # type: ignore[attr-defined]
+            Traffic("reduce_scatter", "after_backward", None, accum * sum(each[p] for _, p in self._named)),
+        ]
+        groups = len(self._inner.param_groups)
+        return [t for t in expected if t.bytes] + [Traffic("all_reduce", "step", groups, 8 * groups)]
+
+    def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
+        gathered: Any = import_module("deepspeed.runtime.zero").GatheredParameters
+        first, whole = dist.get_rank(self._group) == 0, {}
+        for name, p in self._model.named_parameters():
+            if p.requires_grad or not trained_only:
+                with gathered([p]):
+                    if first:
+                        whole[name] = p.detach().to("cpu", copy=True)
+        return whole
+
+    def _put_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        gathered: Any = import_module("deepspeed.runtime.zero").GatheredParameters
+        for name, p in self._named:
+            with gathered([p], modifier_rank=0):
+                if dist.get_rank(self._group) == 0:
+                    p.data.copy_(weights[name])
+
+
+def _padded_bytes(p: torch.nn.Parameter, world: int) -> int:
+    return -(-p.ds_numel // world) * world * p.element_size()  # type: ignore[attr-defined]
+
+
+def _without_backward(model: torch.nn.Module) -> torch.nn.Parameter | None:
+    """A frozen embedding: nothing is differentiated beneath it."""
+    inner = getattr(model, "model", model)
+    weight = inner.get_input_embeddings().weight  # type: ignore[operator]
+    wanted = any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
+    return None if weight.requires_grad or wanted else weight

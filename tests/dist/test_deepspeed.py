@@ -1,0 +1,119 @@
+"""Whole runs under DeepSpeed's engine: the losses of `pytorch_ddp`, files that others can load, and clear refusals."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from allranks.rundir import RunDir, read_json
+from tests.conftest import tiny_spec, write_rows
+from tests.dist.harness import allranks, run_ranks, step_events, train, write_spec
+
+HERE = importlib.util.find_spec("deepspeed") is not None
+pytestmark = [pytest.mark.dist, pytest.mark.skipif(not HERE, reason="deepspeed is not installed: pip install 'allranks[deepspeed]'")]
+STAGES = ["deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"]
+
+
+def spec(tmp_path: Path, name: str, strategy: dict[str, Any], **more: Any) -> dict[str, Any]:
+    plain = {"adapter": {"type": "none"}, "checkpoint": {"mode": "full"}, "train": {"max_steps": 4, "grad_accum": 2, "schedule": "constant"}}
+    return tiny_spec(tmp_path / "rows.json", tmp_path, name=name, strategy=strategy, **{**plain, **more})
+
+
+def losses(run: RunDir) -> list[float]:
+    return [e["loss"] for e in step_events(run)]
+
+
+@pytest.mark.parametrize(
+    ("name", "lora"),
+    [
+        ("deepspeed_zero1", True),
+        ("deepspeed_zero3", False),
+        *(pytest.param(n, lora, marks=pytest.mark.full) for n in STAGES for lora in (False, True)),
+    ],
+)
+def test_a_run_equals_pytorch_ddp_and_goes_on_bitwise(tmp_path: Path, name: str, lora: bool) -> None:
+    write_rows(tmp_path / "rows.json", 80)
+    more: dict[str, Any] = {"adapter": {"type": "lora", "r": 4, "dropout": 0.1}} if lora else {}
+    done, plain = train(tmp_path, spec(tmp_path, "plain", {"name": "pytorch_ddp"}, **more))
+    assert done.returncode == 0, done.stderr
+    done, ours = train(tmp_path, spec(tmp_path, "whole", {"name": name}, **more))
+    assert done.returncode == 0, done.stderr
+    file = "adapter_model.safetensors" if lora else "model.safetensors"
+    a, b = (load_file(r.checkpoint(4) / file) for r in (ours, plain))
+    assert a.keys() == b.keys()
+    assert max(float((a[k] - b[k]).abs().max()) for k in a) < 1e-4
+    assert losses(ours) == pytest.approx(losses(plain), rel=1e-5)
+    found, wanted = read_json(ours.metrics), read_json(plain.metrics)
+    assert isinstance(found, dict) and isinstance(wanted, dict)
+    assert found["eval_loss"] == pytest.approx(wanted["eval_loss"], rel=1e-4)
+    assert (found["parameters"], found["parameters_trained"]) == (wanted["parameters"], wanted["parameters_trained"])
+    assert found["engine"]["name"] == "deepspeed"
+    assert found["engine"]["initialize_s"] > 0
+    assert wanted["engine"] is None
+    assert found["sync_proof"] == wanted["sync_proof"]
+    config = json.loads(ours.engine_config.read_text())
+    assert config["train_batch_size"] == 2 * 2 * 2
+    assert config["zero_optimization"]["stage"] == int(name[-1])
+    assert ours.report.exists()
+    _, part = train(tmp_path, spec(tmp_path, "part", {"name": name}, **{**more, "train": {"max_steps": 2, "grad_accum": 2, "schedule": "constant"}}))
+    done = allranks("resume", part.name, "--set", "train.max_steps=4", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    c = load_file(part.checkpoint(4) / file)
+    assert all(torch.equal(a[k], c[k]) for k in a)
+    assert losses(part) == losses(ours)
+
+
+def test_adapters_reload_in_plain_peft_with_the_same_logits(tmp_path: Path) -> None:
+    for one in run_ranks("reloaded_adapter", 2, tmp_path, folder=tmp_path, names=STAGES)[0]:
+        assert one["learned"] > 1e-3, one
+        assert one["apart"] == 0.0, one
+
+
+def test_an_adapter_of_which_one_ranks_part_was_saved_would_be_seen(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="size mismatch|could not be saved"):
+        run_ranks("reloaded_adapter", 2, tmp_path, folder=tmp_path, names=["deepspeed_zero3"], plant="own_shards_alone")
+    (one,) = run_ranks("reloaded_adapter", 2, tmp_path, folder=tmp_path, names=["deepspeed_zero3"], plant="own_part_and_zeros")[0]
+    assert one["apart"] > 1e-4, one
+
+
+def test_an_optimizer_in_the_json_is_used_and_equals_ours(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.json", 80)
+    params = {"lr": "auto", "weight_decay": "auto", "torch_adam": True}
+    (tmp_path / "ds.json").write_text(json.dumps({"optimizer": {"type": "AdamW", "params": params}, "train_batch_size": "auto"}))
+    runs = []
+    for name, options in (("own", {}), ("json", {"config": str(tmp_path / "ds.json")})):
+        done, run = train(tmp_path, spec(tmp_path, name, {"name": "deepspeed_zero2", **options}))
+        assert done.returncode == 0, done.stderr
+        runs.append(run)
+    assert losses(runs[1]) == pytest.approx(losses(runs[0]), rel=1e-5)
+    assert json.loads(runs[1].engine_config.read_text())["optimizer"]["params"]["lr"] == 1e-2
+
+
+@pytest.mark.parametrize(
+    ("raises", "words"),
+    [
+        ("ModuleNotFoundError(\"No module named 'deepspeed'\", name='deepspeed')", "pip install 'allranks[deepspeed]'"),
+        ("ImportError('libcudart.so.11.0: cannot open shared object file')", "libcudart.so.11.0"),
+        ("RuntimeError('operator torchvision::nms does not exist')", "torchvision::nms"),
+    ],
+)
+def test_a_deepspeed_that_cannot_be_imported_ends_with_3_and_the_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: str, words: str
+) -> None:
+    write_rows(tmp_path / "rows.json", 20)
+    broken = tmp_path / "broken" / "deepspeed"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text(f"raise {raises}\n")
+    monkeypatch.setenv("PYTHONPATH", f"{broken.parent}:{os.environ.get('PYTHONPATH', '')}")
+    done = allranks("run", str(write_spec(tmp_path, spec(tmp_path, "broken", {"name": "deepspeed_zero1"}))), cwd=tmp_path)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert words in done.stderr
+    assert "pip install" in done.stderr
+    assert "Traceback" not in done.stderr

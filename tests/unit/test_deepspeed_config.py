@@ -1,0 +1,229 @@
+"""DeepSpeed's JSON against the spec: filled in, checked, and refused by name before anything is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allranks.errors import SpecError
+from allranks.facts import MachineFacts
+from allranks.planning import make_plan
+from allranks.spec import load_spec, parse_spec, spec_to_yaml
+from allranks.spec.load import parse_yaml
+from allranks.train.strategies.deepspeed_config import Asked, completed, without_auto
+from tests.conftest import REPO
+
+FACTS = MachineFacts(host="h", cpus=8, memory_bytes=0, gpus=[], cpu_model="", system="")
+ASKED = Asked(
+    stage=2,
+    world_size=4,
+    micro_batch_size=8,
+    grad_accum=3,
+    dtype="bfloat16",
+    clip_norm=1.0,
+    lr=1e-4,
+    weight_decay=0.1,
+    device="cuda",
+)
+SEED = {  # what the field notes use for one node of two GPUs
+    "train_batch_size": 64,
+    "train_micro_batch_size_per_gpu": 32,
+    "gradient_accumulation_steps": 1,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}},
+    "zero_optimization": {"stage": 1, "reduce_bucket_size": 500000000, "allgather_bucket_size": 500000000, "overlap_comm": True, "contiguous_gradients": True},
+    "bf16": {"enabled": True},
+    "gradient_clipping": 1.0,
+    "steps_per_print": 25,
+    "wall_clock_breakdown": False,
+}  # fmt: skip
+
+
+def problem(config: dict[str, Any], asked: Asked = ASKED) -> str:
+    with pytest.raises(SpecError) as caught:
+        completed(config, asked, "ds.json")
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def test_an_empty_configuration_is_completed_from_the_spec() -> None:
+    assert completed(None, ASKED, "x") == {
+        "train_micro_batch_size_per_gpu": 8,
+        "gradient_accumulation_steps": 3,
+        "train_batch_size": 96,
+        "zero_optimization": {"stage": 2},
+        "gradient_clipping": 1.0,
+    }
+
+
+def test_auto_is_filled_in_wherever_it_stands() -> None:
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+    config: dict[str, Any] = dict.fromkeys(names, "auto") | {
+        "zero_optimization": {"stage": "auto", "reduce_bucket_size": "auto"},
+        "bf16": {"enabled": "auto"},
+        "fp16": {"enabled": "auto"},
+        "optimizer": {
+            "type": "AdamW",
+            "params": {"lr": "auto", "weight_decay": "auto", "betas": "auto", "eps": "auto"},
+        },
+    }
+    found = completed(config, ASKED, "x")
+    assert found["train_batch_size"] == 96
+    assert found["optimizer"]["params"] == {"lr": 1e-4, "weight_decay": 0.1, "betas": [0.9, 0.999], "eps": 1e-8}
+    assert found["fp16"] == {"enabled": False}
+    assert config["train_batch_size"] == "auto"  # the caller's own is left alone
+    rest = without_auto(found)
+    assert "auto" not in json.dumps(rest)
+    assert rest["zero_optimization"] == {"stage": 2}
+
+
+def test_the_seeds_own_file_fits_the_spec_that_it_was_written_for() -> None:
+    asked = Asked(
+        stage=1,
+        world_size=2,
+        micro_batch_size=32,
+        grad_accum=1,
+        dtype="bfloat16",
+        clip_norm=1.0,
+        lr=1e-4,
+        weight_decay=0.01,
+        device="cuda",
+    )
+    assert completed(SEED, asked, "x") == SEED
+    without = {k: v for k, v in SEED.items() if k != "optimizer"}
+    assert completed(without, asked, "x") == without  # an optimizer is not required
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"train_batch_size": 64}, ["ds.json: train_batch_size is 64", "8 x 3 x 4 is 96"]),
+        ({"train_micro_batch_size_per_gpu": 4}, ["train_micro_batch_size_per_gpu is 4", "train.micro_batch_size is 8"]),
+        ({"gradient_accumulation_steps": 1}, ["gradient_accumulation_steps is 1", "is 3"]),
+        ({"zero_optimization": {"stage": 3}}, ["zero_optimization.stage is 3", "the stage of strategy.name is 2"]),
+        ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, ["fp16.enabled is true", "model.dtype: bfloat16"]),
+        ({"gradient_clipping": 0.5}, ["gradient_clipping is 0.5", "train.clip_norm", "1.0"]),
+        ({"optimizer": {"type": "AdamW", "params": {"lr": 5e-5}}}, ["optimizer.params.lr is 5e-05", "train.lr is 0.0001"]),
+        ({"optimizer": {"params": {}}}, ["optimizer.type is missing"]),
+        ({"optimizer": {"type": "OneBitAdam"}}, ["OneBitAdam communicates"]),
+        ({"scheduler": {"type": "WarmupLR"}}, ["scheduler cannot be used", "train.schedule"]),
+        ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, ["zero_optimization.offload_optimizer"]),
+        ({"zero_optimisation": {"stage": 2}}, ["would ignore the key 'zero_optimisation'", "zero_optimization"]),
+        ({"zero_optimization": 2}, ["zero_optimization is 2", "object of keys"]),
+        ({"bf16": True}, ["bf16 is true", "object of keys"]),
+        (
+            {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 3},
+            ["train_batch_size is 64, but train_micro_batch_size_per_gpu x gradient_accumulation_steps x ranks is 8 x 3 x 4 = 96"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_contradiction_names_the_key_and_both_values(config: dict[str, Any], words: list[str]) -> None:
+    said = problem(config)
+    for word in words:
+        assert word in said, said
+
+
+def test_all_contradictions_are_told_at_once() -> None:
+    assert problem({"gradient_clipping": 0.5, "zero_optimization": {"stage": 3}}).count("make them agree") == 2
+
+
+def test_float32_refuses_bf16_and_a_cpu_refuses_what_would_be_compiled() -> None:
+    plain = Asked(stage=1, world_size=2, dtype="float32", device="cpu")
+    assert "bf16.enabled is true" in problem({"bf16": {"enabled": True}}, plain)
+    assert "torch_adam" in problem({"optimizer": {"type": "AdamW", "params": {}}}, plain)
+    completed({"optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}, plain, "x")
+
+
+@given(
+    st.integers(1, 64),
+    st.integers(1, 64),
+    st.integers(1, 64),
+    st.integers(1, 64),
+    st.integers(1, 64),
+    st.integers(1, 1 << 18),
+)
+def test_what_is_accepted_has_the_batch_of_the_spec(
+    micro: int, accum: int, world: int, m: int, a: int, total: int
+) -> None:
+    asked = Asked(stage=1, world_size=world, micro_batch_size=micro, grad_accum=accum)
+    given_ = {"train_batch_size": total, "train_micro_batch_size_per_gpu": m, "gradient_accumulation_steps": a}
+    try:
+        found = completed(given_, asked, "x")
+    except SpecError:
+        assert (m, a, total) != (micro, accum, micro * accum * world)
+    else:
+        assert found["train_batch_size"] == micro * accum * world
+        assert (found["train_micro_batch_size_per_gpu"], found["gradient_accumulation_steps"]) == (micro, accum)
+
+
+def spec_of(tmp_path: Path, strategy: dict[str, Any], **train: Any) -> Path:
+    path = tmp_path / "spec.yaml"
+    content = {
+        "model": {"name": "tiny:mistral"},
+        "data": {"source": "builtin:instructions"},
+        "strategy": strategy,
+        "train": train,
+    }
+    path.write_text(json.dumps(content | {"cluster": {"procs_per_node": 2, "device": "cpu"}}))
+    return path
+
+
+def test_the_file_becomes_part_of_spec_and_plan(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": {"overlap_comm": True}}))
+    spec = load_spec(spec_of(tmp_path, {"name": "deepspeed_zero2", "config": str(file)}, micro_batch_size=4))
+    file.unlink()  # a resumed run must not need it
+    again = parse_spec(parse_yaml(spec_to_yaml(spec), "spec"))
+    assert again == spec
+    plan = make_plan(again, FACTS)
+    assert plan.strategy_options["config_from"] == str(file)
+    config: Any = plan.strategy_options["config"]
+    assert config["zero_optimization"] == {"overlap_comm": True, "stage": 2}
+    assert config["train_batch_size"] == 8
+    assert next(e for e in plan.environment if e.name == "DS_ACCELERATOR").value == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "there is no file"),
+        ("{", "is not JSON"),
+        ("[1]", "holds a list"),
+        ('{"bf16": {}, "bf16": {}}', "'bf16' stands twice"),
+        ("[" * 100_000, "is not JSON"),
+        ("\xff", "is not JSON"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: str | None, words: str) -> None:
+    file = tmp_path / "ds.json"
+    if content is not None:
+        file.write_bytes(content.encode("latin-1"))
+    with pytest.raises(SpecError, match=words) as caught:
+        load_spec(spec_of(tmp_path, {"name": "deepspeed_zero1", "config": str(file)}))
+    assert str(file) in str(caught.value)
+    assert "strategy.config" in str(caught.value)
+
+
+def test_plan_refuses_with_2_and_imports_neither_torch_nor_deepspeed(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"train_batch_size": 64}))
+    program = (
+        "import sys\nsys.argv = ['allranks', *sys.argv[1:]]\nfrom allranks.cli.main import main\n"
+        "try:\n    main()\nfinally:\n    print('heavy:', {'torch', 'deepspeed', 'numpy'} & set(sys.modules))\n"
+    )
+    for config, code in ((str(file), 2), (None, 0)):
+        wrong = spec_of(tmp_path, {"name": "deepspeed_zero1", "config": config}, micro_batch_size=4)
+        done = subprocess.run(
+            [sys.executable, "-c", program, "plan", str(wrong), "--json"],
+            capture_output=True, text=True, cwd=REPO, env=os.environ, timeout=60,
+        )  # fmt: skip
+        assert done.stdout.rstrip().endswith("heavy: set()"), done.stdout + done.stderr
+        assert done.returncode == code, done.stderr
+        assert code == 0 or f"{file}: train_batch_size is 64" in done.stderr
