@@ -125,7 +125,8 @@ def _head(report: TraceReport, reference: RankReport) -> bytes:
             ],
         },
     }
-    return msgspec.json.encode(head)[:-1] + b',"traceEvents":[\n'
+    # json, not msgspec: names of files may be no UTF-8, and are written as escapes
+    return json.dumps(head).encode()[:-1] + b',"traceEvents":[\n'
 
 
 class _RankWriter:
