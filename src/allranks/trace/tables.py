@@ -9,7 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from allranks.trace.records import Breakdown, CollectiveRow, ModuleRow, TopRow, TraceReport
+from allranks.trace.shorten import most_own, short_name, short_names, short_path
 
+WIDE = 100  # columns
 SHOWN_RANKS = 32
 SHOWN_STEPS = 12
 SHOWN_ROWS = 10
@@ -52,9 +54,11 @@ def size(value: float | None) -> str:
     return f"{value:.4g} TiB"
 
 
-def _rate(value: float | None) -> str:
+def rate(value: float | None) -> str:
     """Bytes per second in units of 10^9, as nccl-tests print them."""
-    return "-" if value is None else f"{value / 1e9:.3g}"
+    if value is None:
+        return "-"
+    return f"{value / 1e9:.3g}" if value >= 1e6 else "< 0.001"
 
 
 def share(part: float, whole: float) -> str:
@@ -76,12 +80,6 @@ def _table(title: str, *columns: str, left: int = 1) -> Table:
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i < left else "right", no_wrap=True)
     return table
-
-
-def _short(name: str, width: int) -> Text:
-    """A name in so many columns; kernels' `void` tells nothing."""
-    name = name.removeprefix("void ")
-    return Text(name if len(name) <= width else name[: width - 1] + "…")
 
 
 def _parts(b: Breakdown) -> list[str]:
@@ -111,8 +109,9 @@ def _steps(console: Console, report: TraceReport) -> None:
     worst = max(report.ranks, key=lambda r: r.total.exposed_comm_s)
     if len(worst.steps) < 2:
         return
+    why = " (most exposed communication)" if len(report.ranks) > 1 else ""
     table = _table(
-        f"Steps of rank {worst.rank}",
+        f"Steps of rank {worst.rank}{why}",
         "step",
         "time",
         "compute",
@@ -174,8 +173,8 @@ def _collective_row(table: Table, row: CollectiveRow, name: str) -> None:
         each,
         seconds(row.mean_s),
         waiting,
-        _rate(row.algbw_bytes_s),
-        _rate(row.busbw_bytes_s),
+        rate(row.algbw_bytes_s),
+        rate(row.busbw_bytes_s),
     )
 
 
@@ -216,16 +215,19 @@ def _stragglers(console: Console, report: TraceReport) -> None:
 def _tops(console: Console, title: str, rows: Sequence[TopRow]) -> None:
     if not rows:
         return
-    table = _table(title, "name", "kind", "count", "sum", "share", "mean", "longest", left=2)
-    width = max(console.width - 55, 20)
-    for row in rows[:SHOWN_ROWS]:
+    # a name cut to a few letters is none: where there is little room, the mean, which is sum by count, goes
+    wide = console.width >= WIDE
+    table = _table(title, "name", "kind", "count", "sum", "share", *(["mean"] if wide else []), "longest", left=2)
+    width = max(console.width - (55 if wide else 45), 20)
+    shown = rows[:SHOWN_ROWS]
+    for row, name in zip(shown, short_names([r.name for r in shown], width), strict=True):
         table.add_row(
-            _short(row.name, width),
+            Text(name),
             row.kind,
             str(row.count),
             seconds(row.total_s),
             f"{100 * row.share:.1f} %",
-            seconds(row.mean_s),
+            *([seconds(row.mean_s)] if wide else []),
             seconds(row.max_s),
         )
     console.print()
@@ -238,9 +240,7 @@ def _modules(console: Console, report: TraceReport) -> None:
     own = report.modules[0].source == "annotation"
     title = "Ranges that the program named" if own else "Modules"
     table = _table(title, "name", "calls", "host", "forward", "backward", "own")
-    ranked = sorted(report.modules, key=lambda m: -m.self_s)[:SHOWN_MODULES]
-    shown = sorted(ranked, key=report.modules.index)
-    for m in shown:
+    for m in most_own(report.modules, SHOWN_MODULES):
         table.add_row(
             _indented(m, max(console.width - 50, 20)),
             str(m.count),
@@ -254,10 +254,11 @@ def _modules(console: Console, report: TraceReport) -> None:
 
 
 def _indented(m: ModuleRow, width: int) -> Text:
-    """Of a path the end tells most; a plain name is set in by its depth."""
-    if "." not in m.name:
-        return _short("  " * min(m.depth, 6) + m.name, width)
-    return Text(m.name if len(m.name) <= width else "…" + m.name[-(width - 1) :])
+    """A module's path says itself where it belongs; a name of the program is set in by its depth."""
+    if m.source == "module":
+        return Text(short_path(m.name, width))
+    indent = "  " * min(m.depth, 6)
+    return Text(indent + short_name(m.name, width - len(indent)))
 
 
 def _memory(console: Console, report: TraceReport) -> None:
