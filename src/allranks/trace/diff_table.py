@@ -10,7 +10,7 @@ from rich.text import Text
 
 from allranks.trace.diff import Comparison, DiffRow, Unit
 from allranks.trace.shorten import short_names
-from allranks.trace.tables import seconds, size
+from allranks.trace.units import seconds, size
 
 
 def show_comparison(console: Console, comparison: Comparison) -> None:

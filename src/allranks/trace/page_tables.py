@@ -9,7 +9,7 @@ from allranks.report.tables import Cell, Row, Table, long, num, table
 from allranks.report.text import plain
 from allranks.trace.records import CollectiveRow, ModuleRow, Phase, TopRow, TraceReport
 from allranks.trace.shorten import most_own, short_name
-from allranks.trace.tables import rate, seconds, share, size
+from allranks.trace.units import rate, seconds, share, size
 
 MOST_ROWS = 20
 MOST_RANKS = 64
@@ -75,7 +75,8 @@ def _peak(report: TraceReport) -> list[Card]:
     if not found:
         return []
     peak, rank, device = max(found)
-    return [Card("Peak memory", size(peak), f"rank {rank}, {device}")]
+    since = " since the profiler started" if device == "cpu" else ""
+    return [Card("Peak memory", size(peak), f"rank {rank}, {device}{since}")]
 
 
 def _ranks(n: int) -> str:

@@ -8,8 +8,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from allranks.trace.records import Breakdown, CollectiveRow, ModuleRow, TopRow, TraceReport
+from allranks.trace.records import CPU_MEMORY, Breakdown, CollectiveRow, ModuleRow, PairReport, TopRow, TraceReport
 from allranks.trace.shorten import most_own, short_name, short_names, short_path
+from allranks.trace.units import rate, seconds, share, size
 
 WIDE = 100  # columns
 SHOWN_RANKS = 32
@@ -31,38 +32,6 @@ def show_report(console: Console, report: TraceReport) -> None:
     _modules(console, report)
     _memory(console, report)
     _problems(console, report)
-
-
-def seconds(value: float | None) -> str:
-    """A duration with a unit that suits it."""
-    if value is None:
-        return "-"
-    for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
-        if abs(value) < limit:
-            return f"{value * factor:.4g} {unit}" if abs(value * factor) < 1000 else f"{value * factor:.0f} {unit}"
-    return f"{value:.4g} s"
-
-
-def size(value: float | None) -> str:
-    """Bytes with a binary unit."""
-    if value is None:
-        return "-"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return f"{value:.4g} {unit}"
-        value /= 1024
-    return f"{value:.4g} TiB"
-
-
-def rate(value: float | None) -> str:
-    """Bytes per second in units of 10^9, as nccl-tests print them."""
-    if value is None:
-        return "-"
-    return f"{value / 1e9:.3g}" if value >= 1e6 else "< 0.001"
-
-
-def share(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.1f} %" if whole > 0 else "-"
 
 
 def _title(console: Console, report: TraceReport) -> None:
@@ -210,6 +179,19 @@ def _stragglers(console: Console, report: TraceReport) -> None:
         )  # fmt: skip
     console.print()
     console.print(table)
+    worst = longest_wait(report)
+    if worst is not None:
+        what = f"{worst.kind} ({worst.key})" if worst.kind not in worst.key else worst.key
+        text = f"Longest: rank {worst.last_rank} came {seconds(max(worst.wait_s))} after the first to {what}."
+        console.print(Text(text, style="dim"), soft_wrap=True)
+
+
+def longest_wait(report: TraceReport) -> PairReport | None:
+    """The collective that a rank waited longest in, but for profilers that started later; None without waiting."""
+    first = report.ranks[0].steps[0].step if report.startup is not None and report.ranks[0].steps else None
+    pairs = [p for p in report.pairing.longest if report.startup is None or p.step != first]
+    worst = max(pairs, key=lambda p: max(p.wait_s), default=None)
+    return worst if worst is not None and max(worst.wait_s) > 0 else None
 
 
 def _tops(console: Console, title: str, rows: Sequence[TopRow]) -> None:
@@ -270,6 +252,8 @@ def _memory(console: Console, report: TraceReport) -> None:
         table.add_row(str(r.rank), m.device, size(m.peak_bytes), size(m.peak_reserved_bytes), size(m.last_bytes))
     console.print()
     console.print(table)
+    if any(m.device == "cpu" for _, m in rows):
+        console.print(Text(CPU_MEMORY, style="dim"), soft_wrap=True)
 
 
 def _problems(console: Console, report: TraceReport) -> None:

@@ -9,7 +9,7 @@ from allranks.report.figure import Chart, Figure, axis, label, layout
 from allranks.trace.charts import PAINTS, time_unit, worst_first
 from allranks.trace.intervals import Span, clip, thin
 from allranks.trace.records import PHASES, RankReport, TraceReport
-from allranks.trace.tables import seconds
+from allranks.trace.units import seconds
 
 MOST_RANKS = 8
 MOST_SPANS = 250  # of one kind on one rank
