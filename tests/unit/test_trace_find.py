@@ -1,0 +1,77 @@
+"""What cannot be looked at under a path is told, and the rest is read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from allranks.errors import RequestError
+from allranks.trace import analyse
+from allranks.trace.find import find_files
+from tests.unit.trace_builder import op, step, write_ranks
+
+WORK = [step(1, 0, 100), op("aten::mm", 10, 60)]
+
+
+def test_a_link_to_nothing_is_told_beside_the_others(tmp_path: Path) -> None:
+    write_ranks(tmp_path, WORK, WORK)
+    (tmp_path / "rank2.json").symlink_to(tmp_path / "gone")
+    (report,) = analyse([tmp_path])
+    (problem,) = [p for p in report.problems if p.kind == "unreadable"]
+    assert problem.file == str(tmp_path / "rank2.json") and "link" in problem.message and problem.severity == "error"
+    assert len(report.ranks) == 2
+
+
+def test_only_links_to_nothing_are_no_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "rank0.json").symlink_to(tmp_path / "gone")
+    with pytest.raises(RequestError, match=r"rank0\.json cannot be read"):
+        find_files(tmp_path)
+    with pytest.raises(RequestError, match="link that leads to no file"):
+        find_files(tmp_path / "rank0.json")
+
+
+def test_a_folder_is_no_trace_whatever_its_name(tmp_path: Path) -> None:
+    write_ranks(tmp_path / "x.json", WORK)
+    files, problems = find_files(tmp_path)
+    assert [f.name for f in files] == ["rank0.json.gz"] and not problems
+
+
+def test_a_device_is_no_trace() -> None:
+    with pytest.raises(RequestError, match="neither a file nor a folder"):
+        find_files(Path(os.devnull))
+
+
+def test_a_folder_that_may_not_be_entered_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may enter all, so the system's answer is given in its place."""
+    write_ranks(tmp_path / "open", WORK)
+    write_ranks(tmp_path / "shut", WORK)
+    real_list, real_stat = os.scandir, os.stat
+
+    def scandir(path: str) -> object:
+        if str(path).endswith("shut"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real_list(path)
+
+    def stat(path: object, **how: object) -> os.stat_result:
+        if "shut" in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real_stat(path, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    files, problems = find_files(tmp_path)
+    assert [f.parent.name for f in files] == ["open"]
+    assert [(p.kind, p.file) for p in problems] == [("unreadable", str(tmp_path / "shut"))]
+    monkeypatch.setattr(os, "stat", stat)
+    with pytest.raises(RequestError, match="cannot be read: Permission denied"):
+        find_files(tmp_path / "shut" / "rank0.json.gz")
+
+
+def test_a_name_that_is_no_utf_8_can_be_written_about(tmp_path: Path) -> None:
+    from allranks.trace.write import write_all
+
+    folder = tmp_path / os.fsdecode(b"run\xff")
+    write_ranks(folder, WORK)
+    written = write_all(analyse([folder]), tmp_path / "out")
+    assert "run\\udcff" in (tmp_path / "out" / "summary.csv").read_text(encoding="utf-8") and len(written) == 4
