@@ -58,6 +58,37 @@ def test_tables_fit_80_columns(folder: Path) -> None:
     assert max(len(line.rstrip()) for line in lines if not line.startswith(("note", "warning"))) <= 80
 
 
+def test_the_longest_wait_is_named_with_its_place(folder: Path) -> None:
+    assert "Longest: rank 1 came 100 us after the first to all_reduce (seq 0)." in allranks(folder).stdout
+
+
+def test_waiting_for_a_later_profiler_is_not_the_longest_wait(tmp_path: Path) -> None:
+    """The first step's waiting is no rank's fault."""
+    ranks = [
+        [step(n, 1000 * n, 1000 * n + 900) for n in (1, 2, 3, 4)]
+        + [nccl("allreduce", 1000 * n + 700 - early, 1000 * n + 800, n) for n, early in enumerate(starts, 1)]
+        for starts in ((690, 20, 10, 10), (10, 10, 10, 10))
+    ]
+    ranks[1][0] = step(1, 1680, 1900)
+    told = allranks(write_ranks(tmp_path / "t", *ranks, backend="nccl")).stdout
+    assert "(trimmed)" in told
+    assert "Longest: rank 1 came 10 us after the first to all_reduce (seq 2)." in told
+
+
+def test_what_cpu_memory_counts_is_told(tmp_path: Path) -> None:
+    def memory(kind: int) -> list[dict[str, object]]:
+        args = {"Device Type": kind, "Device Id": 0, "Total Allocated": 4096, "Total Reserved": 0}
+        return [
+            step(1, 0, 1000),
+            op("aten::mm", 5, 9),
+            {"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": 7, "args": args},
+        ]
+
+    for kind in (0, 1):
+        text = allranks(write_ranks(tmp_path / str(kind), memory(kind))).stdout
+        assert ("since the profiler started" in text) == (kind == 0), text
+
+
 def test_json_is_one_document_with_the_records(folder: Path) -> None:
     done = allranks(folder, "--json")
     assert done.returncode == 0, done.stderr

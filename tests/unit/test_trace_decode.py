@@ -14,7 +14,7 @@ from allranks.errors import RequestError
 from allranks.trace import analyse, decode
 from allranks.trace.decode import NotATrace, TraceStream, distributed_info
 from tests.conftest import shared
-from tests.unit.trace_builder import document, op, step, write
+from tests.unit.trace_builder import document, kernel, op, step, write
 
 
 def names_of(path: Path) -> list[str]:
@@ -155,3 +155,49 @@ def test_a_real_trace_cut_or_changed_anywhere_never_ends_in_a_traceback(tmp_path
         b = report.ranks[0].total
         assert b.compute_s + b.exposed_comm_s + b.copy_s + b.idle_s == pytest.approx(b.span_s)
     assert outcomes["report"] > outcomes["refused"]
+
+
+def test_a_mark_of_the_byte_order_before_the_text_is_no_damage(tmp_path: Path) -> None:
+    path = write(tmp_path / "rank0.json", many(5), 3, 4)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    (report,) = analyse([path])
+    assert report.ranks[0].whole and report.ranks[0].rank == 3
+
+
+@pytest.mark.parametrize("behind", [b"garbage", b"\n{}", None])
+def test_a_second_document_in_the_file_is_told(tmp_path: Path, behind: bytes | None) -> None:
+    """Two ranks that wrote to one file, for example. The first is read."""
+    path = write(tmp_path / "rank0.json", many(5))
+    path.write_bytes(path.read_bytes() + (path.read_bytes() if behind is None else behind))
+    (report,) = analyse([path])
+    assert not report.ranks[0].whole and report.ranks[0].n_events == 6
+    assert any(p.kind == "truncated" and "behind the events" in p.message for p in report.problems)
+
+
+def test_events_without_a_time_that_can_be_are_left_out_and_counted(tmp_path: Path) -> None:
+    """Taken for 0 or for the year 3000 they would stretch steps and sums."""
+    good = [step(1, 1000, 2000), *(kernel("gemm", 1000 + 10 * i, 1005 + 10 * i, i) for i in range(10))]
+    odd = [{**kernel("gemm", 1500, 1505), "ts": ts} for ts in (1e300, -1e300, 10**40)]
+    odd.append({k: v for k, v in kernel("gemm", 1500, 1505).items() if k != "ts"})
+    no_time = {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": "x"}}  # needs none
+    plain = analyse([write(tmp_path / "a" / "rank0.json", [*good, no_time])])[0]
+    assert plain.ranks[0].whole
+    report = analyse([write(tmp_path / "b" / "rank0.json", [*good, *odd, no_time])])[0]
+    assert report.ranks[0].total == plain.ranks[0].total
+    (told,) = [p for p in report.problems if p.kind == "damaged_events"]
+    assert "4 events" in told.message
+
+
+def test_a_file_begins_with_its_first_event_not_with_names_at_zero(tmp_path: Path) -> None:
+    """Old profilers gave names of processes no time; two windows would be taken for one."""
+    name = {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "ts": 0, "args": {"name": "x"}}
+    for number in (1, 2):
+        path = tmp_path / f"attempt-{number}" / "rank0.json"
+        write(path, [name, step(number, number * 1e6, number * 1e6 + 9)], base=0)
+    assert [r.ranks[0].steps[0].step for r in analyse([tmp_path], select="all")] == [1, 2]
+
+
+def test_deep_nesting_before_the_events_is_no_traceback(tmp_path: Path) -> None:
+    text = json.dumps(document(many(5))["traceEvents"]).encode()
+    (tmp_path / "rank0.json").write_bytes(b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b',"traceEvents":' + text + b"}")
+    assert analyse([tmp_path])[0].ranks[0].n_events == 6

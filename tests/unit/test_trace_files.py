@@ -141,3 +141,21 @@ def test_a_comparison_has_the_traces_of_each_strategy(tmp_path: Path) -> None:
         write_ranks(tmp_path / "compare" / name / "traces", work(), work())
     found = analyse([tmp_path])
     assert [(len(r.ranks), {p.kind for p in r.problems}) for r in found] == [(2, {"not_aligned"})] * 2
+
+
+def test_ranks_and_world_sizes_that_cannot_be_are_not_believed(tmp_path: Path) -> None:
+    """A list of all missing ranks of 10^30, or a table as wide as such a number."""
+    write(tmp_path / ("rank" + "9" * 30 + ".json"), work(), 10**30, 10**30)
+    (report,) = analyse([tmp_path])
+    assert (report.ranks[0].rank, report.world_size, report.missing_ranks) == (0, None, ())
+    assert "no_rank" in kinds(report)
+    write(tmp_path / "b" / "x.json", work(), "3", "4")  # type: ignore[arg-type] - as some tools write it
+    (report,) = analyse([tmp_path / "b"])
+    assert (report.ranks[0].rank, report.world_size) == (3, 4)
+
+
+def test_two_files_of_one_name_are_told_apart_where_one_is_left_out(tmp_path: Path) -> None:
+    for number in (1, 2):
+        write(tmp_path / f"attempt-{number}" / "rank0.json", work(5e6))
+    (problem,) = [p for p in analyse([tmp_path])[0].problems if p.kind == "duplicate_rank"]
+    assert "attempt-1" in problem.message and str(problem.file).endswith("attempt-2/rank0.json")

@@ -116,6 +116,32 @@ def test_the_host_stands_in_the_name(tmp_path: Path) -> None:
     ]
 
 
+def test_the_profilers_own_processes_have_names_and_stand_last(tmp_path: Path) -> None:
+    """Kineto calls them "Spans", "Traces" and ""; they have no metadata."""
+    own = {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", "pid": "Spans", "tid": "x", "ts": 0, "dur": 9}
+    end = {"ph": "i", "name": "Record Window End", "pid": "", "tid": "", "ts": 9, "s": "g"}
+    label = {"ph": "M", "name": "process_labels", "pid": 100, "tid": 0, "ts": 0, "args": {"labels": "CPU"}}
+    write(tmp_path / "t" / "rank0.json", [own, end, label, step(1, 0, 10)], 0, 1)
+    _, merged = merge(tmp_path / "t")
+    found = [e for e in merged["traceEvents"] if e["ph"] == "M"]
+    order = {e["pid"]: e["args"]["sort_index"] for e in found if e["name"] == "process_sort_index"}
+    names = {order[e["pid"]]: e["args"]["name"] for e in found if e["name"] == "process_name"}
+    assert [names[place] for place in sorted(names)] == ["rank 0: CPU", "rank 0: Spans", "rank 0: profiler"]
+
+
+def test_threads_beyond_32_bits_keep_apart(tmp_path: Path) -> None:
+    """Perfetto reads a thread's number as 32 bits without a sign, and puts those that do not fit together."""
+    threads = [-549452224, 139_872_345_678_912, 7, "a thread"]
+    events = [mark(f"m{i}", i, i + 1, tid) for i, tid in enumerate(threads)]
+    named = [{"ph": "M", "name": "thread_name", "pid": 100, "tid": tid, "args": {"name": str(tid)}} for tid in threads]
+    write(tmp_path / "t" / "rank0.json", [step(1, 0, 10), *events, *named], 0, 1)
+    _, merged = merge(tmp_path / "t")
+    tids = [e["tid"] for e in merged["traceEvents"] if e["name"].startswith("m")]
+    assert len(set(tids)) == 4 and all(isinstance(t, str) or 0 <= t < 1 << 32 for t in tids)
+    names = {e["args"]["name"]: e["tid"] for e in merged["traceEvents"] if e["name"] == "thread_name"}
+    assert [names[str(tid)] for tid in threads] == tids
+
+
 def test_what_is_left_of_damaged_files_is_merged_to_valid_json(tmp_path: Path) -> None:
     good = [step(1, 0, 5000), *(mark(f"m{i}", i, i + 1) for i in range(500))]
     folder = tmp_path / "t"

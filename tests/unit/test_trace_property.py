@@ -27,7 +27,10 @@ from allranks.trace.write import write_all, write_comparison
 from tests.unit.trace_builder import document, kernel, launch, mark, nccl, op, span, step, thread
 
 BOUNDED = settings(
-    max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=120,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 Path_ = tuple[Any, ...]
 
@@ -47,7 +50,15 @@ def events(rank: int) -> list[dict[str, Any]]:
             nccl("allreduce", at + 250 + 100 * rank, at + 600, number, 10 * number + 1),
             op("c10d::allreduce_", at + 610, at + 640, in_dims=[[[8]]], in_types=["TensorList"]),
             span("user_annotation", "gloo:all_reduce", at + 620, at + 700, 111, in_dims=[[8]], in_types=["float"]),
-            {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 100, "tid": 100, "ts": at + 50, "args": memory},
+            {
+                "ph": "i",
+                "cat": "cpu_instant_event",
+                "name": "[memory]",
+                "pid": 100,
+                "tid": 100,
+                "ts": at + 50,
+                "args": memory,
+            },
             {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": number, "pid": 100, "tid": 100, "ts": at + 30},
         ]
     return out
@@ -66,10 +77,18 @@ def places(value: Any, at: Path_ = ()) -> Iterator[Path_]:
 
 PLACES = list(places(GOOD[0]))
 NUMBERS = st.one_of(
-    st.integers(), st.floats(), st.sampled_from([10**30, -(10**30), 10**400, 2**63, -1, 0, 1e300, 5e-324, 1 << 20, 10**7])
+    st.integers(),
+    st.floats(),
+    st.sampled_from([10**30, -(10**30), 10**400, 2**63, -1, 0, 1e300, 5e-324, 1 << 20, 10**7]),
 )
 VALUES = st.recursive(
-    st.one_of(st.none(), st.booleans(), NUMBERS, st.text(max_size=8), st.sampled_from(["9" * 5000, "NaN", "\ud800", "1", "[[[["])),
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        NUMBERS,
+        st.text(max_size=8),
+        st.sampled_from(["9" * 5000, "NaN", "\ud800", "1", "[[[["]),
+    ),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=3)),
     max_leaves=5,
 )
@@ -147,7 +166,11 @@ def test_any_value_anywhere(changes: list[tuple[Path_, Any]]) -> None:
     assert tried(changed(changes), WHOLE[1])  # the other rank is always there
 
 
-@given(st.lists(st.tuples(st.integers(0, len(WHOLE[0]) - 1), st.binary(max_size=4)), min_size=1, max_size=5), st.booleans(), st.booleans())
+@given(
+    st.lists(st.tuples(st.integers(0, len(WHOLE[0]) - 1), st.binary(max_size=4)), min_size=1, max_size=5),
+    st.booleans(),
+    st.booleans(),
+)
 @BOUNDED
 def test_any_bytes_anywhere(edits: list[tuple[int, bytes]], zipped: bool, cut: bool) -> None:
     text = gzip.compress(WHOLE[0], mtime=0) if zipped else WHOLE[0]

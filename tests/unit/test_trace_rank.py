@@ -392,3 +392,12 @@ def test_communication_that_shows_only_as_calls_is_said(tmp_path: Path) -> None:
     report = report_of(tmp_path, events)
     assert any(p.kind == "calls_only" for p in report.problems)
     assert [(r.kind, r.count) for r in report.launches] == [("all_reduce", 1)]
+
+
+def test_calls_of_communication_that_nothing_else_tells_of_are_said(tmp_path: Path) -> None:
+    """A trace of a GPU run without its kernels shows that ranks talked, not what and how long."""
+    events = [step(1, 0, 1000), op("aten::mm", 10, 60), op("record_param_comms", 100, 140)]
+    report = report_of(tmp_path, events)
+    (told,) = [p for p in report.problems if p.kind == "calls_only"]
+    assert "record_param_comms" in told.message and not report.collectives
+    assert not [p for p in report_of(tmp_path, events[:2]).problems if p.kind == "calls_only"]

@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from allranks.trace.records import ModuleRow
 from allranks.trace.shorten import most_own, short_name, short_names, short_path
 
-ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, at::detail::Array<char*, 3> >(int, at::native::CUDAFunctor_add<float>)"
+ADD = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, at::detail::Array<char*, 3> >"
+    "(int, at::native::CUDAFunctor_add<float>)"
+)
 RELU = ADD.replace("CUDAFunctor_add", "BinaryFunctor")
 FILL = ADD.replace("CUDAFunctor_add", "FillFunctor")
 
@@ -17,7 +20,9 @@ FILL = ADD.replace("CUDAFunctor_add", "FillFunctor")
 def test_what_tells_nothing_goes_first() -> None:
     assert short_name(ADD, 500) == ADD
     assert short_name(ADD, 80) == "vectorized_elementwise_kernel<4, CUDAFunctor_add<float>, Array<char*, 3> >"
-    assert short_name("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWork*)", 40) == "ncclKernel_AllReduce_RING_LL_Sum_float"
+    assert (
+        short_name("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWork*)", 40) == "ncclKernel_AllReduce_RING_LL_Sum_float"
+    )
     assert short_name("split_embedding_backward_codegen_exact_warp", 20) == "split_embeddi…t_warp"
 
 
@@ -42,7 +47,14 @@ def test_a_path_keeps_its_end() -> None:
 
 def row(name: str, depth: int, own: float, source: str = "annotation") -> ModuleRow:
     return ModuleRow(
-        name=name, depth=depth, count=1, host_s=1, forward_s=1, backward_s=1, self_s=own, source=source  # type: ignore[arg-type]
+        name=name,
+        depth=depth,
+        count=1,
+        host_s=1,
+        forward_s=1,
+        backward_s=1,
+        self_s=own,
+        source=source,  # type: ignore[arg-type]
     )
 
 
