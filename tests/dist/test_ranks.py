@@ -47,7 +47,7 @@ STRATEGIES = shared_strategies()
 BITWISE = {
     "simple_ddp", "simple_ddp_ga", "simple_ddp_hook", "simple_ddp_async", "bucket_ddp_async", "pytorch_ddp", "deepspeed_zero1", "deepspeed_zero2",
 }  # fmt: skip
-TOLERANCE = {"bf16": 0.05, "lora_on_bf16": 0.2, "lora_whole": 0.2}  # of what the training has changed; else:
+TOLERANCE = {"bf16": 0.2, "lora_on_bf16": 0.2, "lora_whole": 0.2}  # of what the training has changed; else:
 NORM_TOLERANCE = {"bf16": 0.05, "lora_on_bf16": 0.05, "lora_whole": 0.05}  # of the reference's gradient norm; a missing division is 1.0 at two ranks
 NORM_FP32 = 1e-3
 FP32 = 2e-3  # AdamW makes whole steps of gradients that are rounding noise
