@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import optim
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from allranks.errors import AllranksError
+from allranks.compare.judge import compare_traffic
 from allranks.facts import MachineFacts
 from allranks.observe.events import EventLog, read_events
 from allranks.planning import BatchPlan, make_plan
@@ -24,6 +26,7 @@ from allranks.train import strategies
 from allranks.train.adapters import add_adapter
 from allranks.train.checkpoint import Saver
 from allranks.train.compare.memory import Held
+from allranks.train.compare.recorder import Recorder
 from allranks.train.control import Control, StopRequest
 from allranks.train.data.collate import Batch, collate
 from allranks.train.data.encode import EncodedRow
@@ -34,6 +37,7 @@ from allranks.train.evaluate import Evaluator
 from allranks.train.loop import Loop, Plan
 from allranks.train.losses import LossModel
 from allranks.train.model import build_model
+from allranks.train.moe import keep_routers_in_float32
 from allranks.train.optim import adamw
 from allranks.train.parity import update_error
 from allranks.train.proof import prove, weights_digest
@@ -41,6 +45,7 @@ from allranks.train.strategies import zero2, zero3
 from allranks.train.strategies.common import clip_and_update
 from allranks.train.strategies.flat import Flat
 from allranks.train.strategies.portable import fitted
+from allranks.train.strategies.traffic import Sizes
 from allranks.train.world import World, join, leave
 from tests.dist import plants
 
@@ -60,10 +65,10 @@ def world_of(planned: int | None = None) -> World:
     return join(make_plan(spec, facts))
 
 
-def model_of(seed: int = 1, **config: Any) -> tuple[Any, Any]:
+def model_of(seed: int = 1, family: str = "mistral", **config: Any) -> tuple[Any, Any]:
     tokenizer = train_tokenizer(["hello"], 300, classifier=False)
     return build_model(
-        ModelSpec(name="tiny:mistral", config={**CONFIG, **config}), tokenizer, dtype="float32", labels={}, seed=seed
+        ModelSpec(name=f"tiny:{family}", config={**CONFIG, **config}), tokenizer, dtype="float32", labels={}, seed=seed
     ), tokenizer
 
 
@@ -161,9 +166,32 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "shared": {"shared": True},
     "lora_sharded": {"lora": True, "accum": 2, "options": {"adapters": "sharded"}},
     "lora_whole": {"lora": True, "accum": 2, "options": {"adapters": "ignored"}, "base_dtype": "bfloat16"},
+    "lora_sharded_on_bf16": {"lora": True, "accum": 2, "options": {"adapters": "sharded"}, "base_dtype": "bfloat16"},
+    "moe": {"moe": True},
+    "moe_bf16": {"moe": True, "dtype": "bfloat16"},
+    "moe_lora": {"moe": True, "lora": True, "accum": 2},
+    "moe_lora_sharded": {"moe": True, "lora": True, "accum": 2, "options": {"adapters": "sharded"}},
+    "moe_lora_recomputed": {"moe": True, "lora": True, "recompute": True},
+    "host_moments": {"accum": 2, "options": {"offload": "optimizer"}},
+    "on_host": {"options": {"offload": "all"}},
+    "lora_on_host": {"lora": True, "accum": 2, "options": {"adapters": "ignored", "offload": "all"}},
 }
 FSDP2 = ("pytorch_zero2", "pytorch_zero3")
-ONLY = {"lora_sharded": FSDP2, "lora_whole": FSDP2}  # variants of some strategies
+SPLIT = ("pytorch_ddp", "zero1", "zero3", *FSDP2)
+# variants of some strategies
+ONLY = {
+    "lora_sharded": FSDP2,
+    "lora_whole": FSDP2,
+    "lora_sharded_on_bf16": FSDP2,
+    "moe": SPLIT,
+    "moe_bf16": SPLIT,
+    "moe_lora": SPLIT,
+    "moe_lora_sharded": FSDP2,
+    "moe_lora_recomputed": FSDP2,
+    "host_moments": ("zero1", "zero2", "zero3", *FSDP2),
+    "on_host": FSDP2,
+    "lora_on_host": FSDP2,
+}
 REFUSED = {("pytorch_zero2", "shared"), ("pytorch_zero3", "shared")}
 DEEPSPEED = {"deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"}
 UNUSED_OPTIONS = {"pytorch_ddp", "pytorch_zero1", "pytorch_zero2", "pytorch_zero3"} | DEEPSPEED
@@ -238,15 +266,22 @@ def orders_of(world: World, tokens: TokenSet, how: dict[str, Any]) -> list[Order
     return [Order(len(tokens), 5, batch_of(how.get("accum", 1), world.size), r, world.size) for r in range(world.size)]
 
 
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+
+
 def built(how: dict[str, Any]) -> LossModel:
-    model, _ = model_of(tie_word_embeddings=bool(how.get("tied")), **how.get("config", {}))
+    family = "glm4_moe" if how.get("moe") else "mistral"
+    model, _ = model_of(1, family, tie_word_embeddings=bool(how.get("tied")), **how.get("config", {}))
+    if how.get("recompute"):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if how.get("shared"):
         first, second = model.model.layers[:2]
         second.mlp.down_proj.weight = first.mlp.down_proj.weight
     if how.get("lora"):
-        model = add_adapter(
-            model, AdapterSpec(type="lora", r=4, targets=["q_proj", "v_proj"]), classifier=False, base="b", seed=1
+        adapter = AdapterSpec(
+            type="lora", r=4, targets=["q_proj", "v_proj"], target_parameters=EXPERTS if how.get("moe") else []
         )
+        model = add_adapter(model, adapter, classifier=False, base="b", seed=1)
     if how.get("frozen"):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("layers.0" not in name)
@@ -255,6 +290,7 @@ def built(how: dict[str, Any]) -> LossModel:
         for parameter in model.parameters():
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(getattr(torch, how["base_dtype"]))
+    keep_routers_in_float32(model)
     if how.get("extra") == "in_block":
         return SometimesInABlock(model, how.get("salt"))
     return Sometimes(model, how.get("salt")) if how.get("extra") else LossModel(model, classifier=False)
@@ -420,6 +456,39 @@ class _Collectives(TorchDispatchMode):
         if func.namespace in ("c10d", "_c10d_functional") and "wait" not in func.__name__:
             self.seen.append(func.__name__)
         return func(*args, **(kwargs or {}))
+
+
+def mechanism(world: World, args: dict[str, Any]) -> Any:
+    """For each (strategy, variant): what its process group did in two steps that its formula does not say, or None."""
+    if args.get("plant"):
+        plants.plant(args["plant"], world)
+    tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
+    found = []
+    for name, variant in args["pairs"]:
+        how = VARIANTS[variant]
+        strategy, module = prepared(name, world, how)
+        sizes = Sizes(tuple(p.numel() * p.element_size() for p in built(how).parameters() if p.requires_grad))
+        recorder = Recorder(1, 2)
+        plan = Plan(0, 3, TrainSpec(lr=1e-2, schedule="constant"), 1, 1, lambda done: False, lambda done, stop: None)
+        events = EventLog(Path(args["folder"]) / f"events{world.rank}.jsonl", world.rank)
+        order = orders_of(world, tokens, how)[world.rank]
+        watcher = _Watching(recorder)
+        Loop(world, strategy, order, tokens, lambda rows: collate(tokens, rows, 0, None), plan, events, StopRequest(), watcher).run()
+        expected = [asdict(t) for t in strategy.traffic(sizes, world.size, how.get("accum", 1))]
+        found.append({"strategy": name, "variant": variant, "problem": compare_traffic(expected, recorder.totals()), "steps": recorder.steps})
+    return found
+
+
+class _Watching:
+    """A recorder as the loop wants it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def attach(self, quiet: Any) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._recorder, name)
 
 
 def adapter_saves(world: World, args: dict[str, Any]) -> Any:

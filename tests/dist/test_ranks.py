@@ -47,8 +47,9 @@ STRATEGIES = shared_strategies()
 BITWISE = {
     "simple_ddp", "simple_ddp_ga", "simple_ddp_hook", "simple_ddp_async", "bucket_ddp_async", "pytorch_ddp", "deepspeed_zero1", "deepspeed_zero2",
 }  # fmt: skip
-TOLERANCE = {"bf16": 0.2, "lora_on_bf16": 0.2, "lora_whole": 0.2}  # of what the training has changed; else:
-NORM_TOLERANCE = {"bf16": 0.05, "lora_on_bf16": 0.05, "lora_whole": 0.05}  # of the reference's gradient norm; a missing division is 1.0 at two ranks
+BF16 = ("bf16", "lora_on_bf16", "lora_whole", "lora_sharded_on_bf16", "moe_bf16")
+TOLERANCE = dict.fromkeys(BF16, 0.2)  # of what the training has changed; else:
+NORM_TOLERANCE = dict.fromkeys(BF16, 0.05)  # of the reference's gradient norm; a missing division is 1.0 at two ranks
 NORM_FP32 = 1e-3
 FP32 = 2e-3  # AdamW makes whole steps of gradients that are rounding noise
 
@@ -106,6 +107,33 @@ def test_adapters_out_of_the_sharding_are_saved_without_a_collective(tmp_path: P
     assert first["ignored"]["collectives"] == other["ignored"]["collectives"] == 0
     assert first["ignored"]["weights"] == first["sharded"]["weights"] > 0
     assert first["sharded"]["collectives"] >= first["sharded"]["weights"]
+
+
+MECHANISM = [
+    *((name, v) for name in ("pytorch_zero2", "pytorch_zero3") for v in ("plain", "lora_whole", "lora_sharded", "moe_lora", "moe_bf16")),
+    ("pytorch_zero3", "lora_on_host"),
+    ("pytorch_zero2", "host_moments"),
+    ("zero3", "moe_lora"),
+    ("zero2", "host_moments"),
+    ("zero1", "host_moments"),
+]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_collectives_are_those_of_the_formula(tmp_path: Path, world: int) -> None:
+    for found in run_ranks("mechanism", world, tmp_path, folder=tmp_path, pairs=MECHANISM):
+        assert [one for one in found if one["problem"]] == []
+        assert all(one["steps"] == 2 for one in found)
+
+
+@pytest.mark.parametrize(
+    ("plant", "says"),
+    [("adapters_averaged_in_each_micro_step", "all_reduce"), ("adapters_not_averaged", "0 calls of 0 bytes")],
+)
+def test_collectives_that_the_formula_does_not_say_are_caught(tmp_path: Path, plant: str, says: str) -> None:
+    pairs = [("pytorch_zero3", "lora_whole")]
+    for (one,) in run_ranks("mechanism", 2, tmp_path, folder=tmp_path, pairs=pairs, plant=plant):
+        assert says in (one["problem"] or ""), one
 
 
 @pytest.mark.parametrize("plant", PLANTS)

@@ -34,6 +34,7 @@ from allranks.train.generate import answer
 from allranks.train.loop import Loop, Plan
 from allranks.train.losses import LossModel
 from allranks.train.model import build_model, count_parameters, is_classifier
+from allranks.train.moe import ExpertLoad
 from allranks.train.optim import adamw
 from allranks.train.proof import prove, tensors_digest, weights_digest
 from allranks.train.strategies.contract import Strategy
@@ -92,6 +93,7 @@ class Built:
     strategy: Strategy
     saver: checkpoint.Saver
     digest: bytes | None  # of the whole weights, where the strategy shards them
+    experts: ExpertLoad | None  # of a mixture of experts
 
 
 class Worker:
@@ -156,6 +158,7 @@ class Worker:
         if self._model_spec.compile:
             model.compile()
         loss_model = LossModel(model, classifier=self._classifier)
+        experts = ExpertLoad(loss_model, data.tokenizer.pad_token_id, world.device)
         digest = None if strategy.replicated else weights_digest(model)
         rng.seed_rank(spec.train.seed, world.rank)
         total, trained = count_parameters(model)  # whole: a strategy may leave nothing but empty tensors behind
@@ -184,7 +187,7 @@ class Worker:
             spec.checkpoint.keep,
             {"strategy": self._plan.strategy, "run": self._run.name},
         )
-        return Built(model, loss_model, strategy, saver, digest)
+        return Built(model, loss_model, strategy, saver, digest, experts if experts else None)
 
     def _tell_engine(self, strategy: Strategy) -> None:
         """Where another library's engine does the work: its version, the time it took to start, and its configuration."""
@@ -239,6 +242,8 @@ class Worker:
         )
         if built.strategy.rehearse and total > first_step:
             self._rehearse(built.strategy, make_batch(order.micro_batches(0)[0]))
+        if built.experts:
+            built.experts.begin(first_step)
         saved: set[tuple[int, str]] = set()
 
         def is_due(done: int) -> bool:
@@ -247,6 +252,7 @@ class Worker:
             )
 
         def at_edge(done: int, stopping: bool) -> None:
+            self._tell_experts(built, done)
             if not stopping and evaluator and spec.eval.every and done % spec.eval.every == 0:
                 self._evaluate(evaluator, data, built, done)
             if stopping:
@@ -267,11 +273,19 @@ class Worker:
             watcher.close()
         if outcome.stopped:
             return self._end_stopped(outcome.steps_done)
+        if total > first_step:
+            self._tell_experts(built, total)
         if evaluator and spec.eval.at_end and total > 0:
             self._evaluate(evaluator, data, built, total)
         if spec.checkpoint.at_end and spec.checkpoint.mode != "none" and total > 0:
             self._save(built, total, spec.checkpoint.mode, saved)
         return self._finish()
+
+    def _tell_experts(self, built: Built, done: int) -> None:
+        if built.experts:
+            counts = built.experts.counts(done, self._world.group)
+            if self._world.is_first:
+                self._events.write("experts", **msgspec.to_builtins(counts))
 
     def _watcher(self, built: Built, first_step: int, total: int) -> StepWatcher:
         wanted, rank = self._spec.observe.profile, self._world.rank

@@ -30,8 +30,11 @@ class Entry:
     planner: str = ""  # a module without torch, with `read_options` and `plan_options`
 
 
-FSDP2_OPTIONS: dict[str, Any] = {"find_unused_parameters": False, "adapters": "auto"}
-FSDP2_CHOICES = {"adapters": ("auto", "ignored", "sharded")}
+FSDP2_OPTIONS: dict[str, Any] = {"find_unused_parameters": False, "adapters": "auto", "offload": "none"}
+FSDP2_CHOICES = {"adapters": ("auto", "ignored", "sharded"), "offload": ("none", "optimizer", "all")}
+# offload: what is kept in the host's memory; the update is then computed there
+ZERO_OPTIONS: dict[str, Any] = {"bucket_mb": 25.0, "offload": "none"}
+OFFLOAD = {"offload": ("none", "optimizer")}
 # config: a path to a JSON file, or its content; config_from: where the content came from, for messages
 DEEPSPEED = {"config": None, "config_from": None, "find_unused_parameters": False}
 
@@ -44,9 +47,14 @@ REGISTRY: dict[str, Entry] = {
     "bucket_ddp_async": Entry(
         "bucket_ddp_async:BucketDDPAsync", "asynchronous all-reduces of buckets in backward", {"bucket_mb": 25.0}
     ),
-    "zero1": Entry("zero1:Zero1", "optimizer state in parts", {"bucket_mb": 25.0}),
-    "zero2": Entry("zero2:Zero2", "optimizer state and gradients in parts", {"bucket_mb": 25.0}),
-    "zero3": Entry("zero3:Zero3", "weights, gradients and optimizer state in parts, gathered block by block"),
+    "zero1": Entry("zero1:Zero1", "optimizer state in parts", ZERO_OPTIONS, OFFLOAD),
+    "zero2": Entry("zero2:Zero2", "optimizer state and gradients in parts", ZERO_OPTIONS, OFFLOAD),
+    "zero3": Entry(
+        "zero3:Zero3",
+        "weights, gradients and optimizer state in parts, gathered block by block",
+        {"offload": "none"},
+        OFFLOAD,
+    ),
     "pytorch_ddp": Entry(
         "pytorch_ddp:PyTorchDDP",
         "torch DistributedDataParallel",
