@@ -386,12 +386,18 @@ def refusals(world: World, args: dict[str, Any]) -> Any:
         shared, mixed = built({"shared": True}), built({})
         mixed.model.lm_head.to(torch.bfloat16)  # type: ignore[union-attr]
         for module in (shared, mixed):
-            try:
-                strategies.create(name, {}).setup(module, adamw(TrainSpec()), world.group, 1.0)
-                said.append("nothing")
-            except AllranksError as error:
-                said.append(str(error))
+            said.append(_said(name, {}, module, world))
+        said.append(_said(name, {"adapters": "ignored", "offload": "optimizer"}, built({"lora": True}), world))
+        said.append(_said(name, {"adapters": "ignored"}, built({}), world))
     return said
+
+
+def _said(name: str, options: dict[str, Any], module: LossModel, world: World) -> str:
+    try:
+        strategies.create(name, options).setup(module, adamw(TrainSpec()), world.group, 1.0)
+    except AllranksError as error:
+        return str(error)
+    return "nothing"
 
 
 def gathered_at_once(world: World, args: dict[str, Any]) -> Any:

@@ -28,6 +28,9 @@ PLANTS = {
     "last_micro_step_not_scattered": ("zero2", "accumulation"),
     "adapters_not_averaged": ("pytorch_zero3", "lora_whole"),
     "adapters_summed": ("pytorch_zero2", "lora_whole"),
+    "adapters_of_experts_not_averaged": ("pytorch_zero3", "moe_lora"),
+    "update_left_on_the_host": ("zero1", "host_moments"),
+    "stale_weights_on_the_host": ("pytorch_zero3", "host_moments"),
     **(
         {
             "divided_by_micro_steps_too": ("deepspeed_zero1", "accumulation"),
@@ -152,6 +155,28 @@ class _Bugs:
                 p.grad.mul_(world.size)
 
         fsdp2.average_together = summed
+
+    @staticmethod
+    def adapters_of_experts_not_averaged(world: World) -> None:
+        usual = fsdp2.average_together
+        fsdp2.average_together = lambda parameters, group: usual([p for p in parameters if p.numel() < 500], group)
+
+    @staticmethod
+    def update_left_on_the_host(world: World) -> None:
+        flat.Flat.take_update = lambda self: None  # type: ignore[method-assign]
+
+    @staticmethod
+    def stale_weights_on_the_host(world: World) -> None:
+        # an optimizer that goes on from what it once copied, though the weights on the device are others
+        usual = fsdp2.clip_and_update
+        first: dict[int, torch.Tensor] = {}
+
+        def update(optimizer: Any, parameters: Any, *more: Any) -> torch.Tensor:
+            for p in parameters:
+                p.data.copy_(first.setdefault(id(p), p.data.clone()))
+            return usual(optimizer, parameters, *more)
+
+        fsdp2.clip_and_update = update
 
     @staticmethod
     def adapters_averaged_in_each_micro_step(world: World) -> None:

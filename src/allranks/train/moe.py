@@ -42,7 +42,7 @@ def keep_routers_in_float32(model: nn.Module) -> None:
 def routers_read_in_float32(model_class: Any) -> Iterator[None]:
     """Within, transformers reads such routers from files without rounding them to the model's dtype."""
     usual = getattr(model_class, "_keep_in_fp32_modules_strict", None)
-    if "e_score_correction_bias" not in (usual or ()):
+    if not usual or "e_score_correction_bias" not in usual:
         yield
         return
     model_class._keep_in_fp32_modules_strict = [*usual, "mlp.gate.weight"]
