@@ -49,7 +49,10 @@ class TraceSet(Struct):
 
 
 def find_sets(paths: Sequence[Path], select: Literal["latest", "all"]) -> tuple[list[TraceSet], list[Problem]]:
-    """The runs and windows under `paths`, oldest first, and what could not be looked at. Raises `RequestError` where a path is not there or holds no such file."""
+    """The runs and windows under `paths`, oldest first, and what could not be looked at.
+
+    Raises `RequestError` where a path is not there or holds no such file.
+    """
     files: dict[tuple[Path, str], list[TraceFile]] = {}
     problems: list[Problem] = []
     for path in paths:

@@ -33,7 +33,7 @@ def _is_folder(path: Path) -> bool:
     try:
         path.stat()
     except OSError as error:
-        if os.path.islink(path):  # noqa: PTH114 - the method raises where a folder may not be entered
+        if path.is_symlink():
             raise RequestError(f"{path} is a link that leads to no file: {error.strerror}") from error
         if isinstance(error, FileNotFoundError):
             text = f"{path} does not exist; give a trace (.json, .json.gz), a folder of traces, or a run folder"
@@ -62,7 +62,7 @@ def _is_there(path: Path, problems: list[Problem]) -> bool:
     try:
         path.stat()
     except OSError as error:
-        text = f"cannot be read: {error.strerror}" + (" (it is a link)" if os.path.islink(path) else "")
+        text = f"cannot be read: {error.strerror}" + (" (it is a link)" if path.is_symlink() else "")
         problems.append(Problem(severity="error", kind="unreadable", message=text, file=str(path)))
         return False
     return path.is_file()

@@ -84,7 +84,9 @@ class PhaseSpan(Record, frozen=True):
     end_s: float
 
 
-CPU_MEMORY = "On the CPU PyTorch counts what was allocated since the profiler started: weights made before are not in it."
+CPU_MEMORY = (
+    "On the CPU PyTorch counts what was allocated since the profiler started: weights made before are not in it."
+)
 
 
 class MemoryReport(Record, frozen=True):

@@ -104,7 +104,9 @@ def _trace(name: str, paint: str, bars: Sequence[_Bar], zero: float, divisor: fl
 
 def _layout(rows: dict[float, str], unit: str) -> Figure:
     last = max(rows)
-    made = layout(max(LOWEST, int(70 + ROW_PIXELS * (last + 1))), f"time, {unit}", barmode="overlay", hovermode="closest")
+    made = layout(
+        max(LOWEST, int(70 + ROW_PIXELS * (last + 1))), f"time, {unit}", barmode="overlay", hovermode="closest"
+    )
     made["yaxis"] = axis(
         range=[last + 0.6, -0.6],
         tickvals=list(rows),
