@@ -167,6 +167,9 @@ def flat_states(flats: Sequence[Flat], optimizer: torch.optim.Optimizer) -> list
                 low, high = max(start, begin), min(start + length, end)
                 if low < high:
                     out.append(StateRange(optimizer, piece, low - begin, high - low, name, numel, offset + low - start))
+            if not out or out[-1].parameter is not piece:  # padding alone: its state holds nothing, but must be there
+                name, p = flat.named[-1]
+                out.append(StateRange(optimizer, piece, 0, 0, name, p.shape.numel(), p.shape.numel()))
             begin = end
     return out
 
