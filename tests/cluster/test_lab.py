@@ -74,7 +74,7 @@ def test_the_twin_of_the_large_mixture_of_experts(box: Box, shared: Path) -> Non
     assert metrics["steps"] > 12 and metrics["train_loss_last"] < metrics["train_loss_first"]
     events = list(read_events(run_dir.events_of(0)))
     evals = [e for e in events if e["event"] == "eval"]
-    assert [e["step"] for e in evals] == [6, 12, metrics["steps"]]
+    assert [e["step"] for e in evals] == [6, 12, 18, metrics["steps"]]
     assert {(e["rows"], e["targets"]) for e in evals} == {(200, evals[0]["targets"])}
     assert evals[-1]["loss"] < evals[0]["loss"]
     (remark,) = [e["message"] for e in events if e["event"] == "remark"]
@@ -83,7 +83,7 @@ def test_the_twin_of_the_large_mixture_of_experts(box: Box, shared: Path) -> Non
     assert load["experts"] == 8 and [layer["layer"] for layer in load["layers"]] == ["1", "2"]
     counted = [sum(e["layers"]["1"]) for e in events if e["event"] == "experts"]
     assert sum(counted) == 2 * metrics["tokens_real"]  # two experts a token
-    assert run_dir.checkpoint_steps() == [6, 12, metrics["steps"]]
+    assert run_dir.checkpoint_steps() == [6, 12, 18, metrics["steps"]]
     last = run_dir.checkpoint(metrics["steps"])
     config = json.loads((last / "adapter_config.json").read_text())
     assert sorted(config["target_parameters"]) == ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from allranks.planning import BatchPlan, make_plan
 from allranks.rundir import RunDir
 from allranks.spec import parse_spec
 from allranks.spec.records import AdapterSpec, ModelSpec, TrainSpec
-from allranks.train import shards, strategies
+from allranks.train import moe, shards, strategies
 from allranks.train.adapters import add_adapter
 from allranks.train.checkpoint import Saver
 from allranks.train.compare.memory import Held
@@ -37,7 +38,7 @@ from allranks.train.evaluate import Evaluator
 from allranks.train.loop import Loop, Plan
 from allranks.train.losses import LossModel
 from allranks.train.model import build_model
-from allranks.train.moe import keep_routers_in_float32
+from allranks.train.moe import routers_of
 from allranks.train.optim import adamw
 from allranks.train.parity import update_error
 from allranks.train.proof import prove, weights_digest
@@ -171,7 +172,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "moe_bf16": {"moe": True, "dtype": "bfloat16"},
     "moe_lora": {"moe": True, "lora": True, "accum": 2},
     "moe_lora_sharded": {"moe": True, "lora": True, "accum": 2, "options": {"adapters": "sharded"}},
-    "moe_lora_recomputed": {"moe": True, "lora": True, "recompute": True},
+    "moe_lora_on_bf16": {"moe": True, "lora": True, "accum": 2, "base_dtype": "bfloat16"},
+    "moe_lora_recomputed": {
+        "moe": True, "lora": True, "recompute": True, "options": {"adapters": "sharded"}, "base_dtype": "bfloat16",
+    },
     "host_moments": {"accum": 2, "options": {"offload": "optimizer"}},
     "on_host": {"options": {"offload": "all"}},
     "lora_on_host": {"lora": True, "accum": 2, "options": {"adapters": "ignored", "offload": "all"}},
@@ -187,6 +191,7 @@ ONLY = {
     "moe_bf16": SPLIT,
     "moe_lora": SPLIT,
     "moe_lora_sharded": FSDP2,
+    "moe_lora_on_bf16": SPLIT,
     "moe_lora_recomputed": FSDP2,
     "host_moments": ("zero1", "zero2", "zero3", *FSDP2),
     "on_host": FSDP2,
@@ -215,11 +220,11 @@ def parities(world: World, args: dict[str, Any]) -> Any:
             references[variant] = reference_of(world, tokens, how)
         reference, right_norms = references[variant]
         start = {n: p.detach().clone() for n, p in built(how).named_parameters() if p.requires_grad}
-        ours, spread, norms = train_with(name, world, tokens, how, Path(args["folder"]))
+        ours, spread, norms, routers = train_with(name, world, tokens, how, Path(args["folder"]))
         moved = max((float(v.abs().max()) for k, v in ours.items() if "lora_B" in k), default=None)
         error = update_error(ours, reference, start) if ours else None
         norm_error = max(abs(n - r) / r for n, r in zip(norms, right_norms, strict=True))
-        found.append({"strategy": name, "variant": variant, "error": error, "norm_error": norm_error, "moved": moved, "spread": spread})
+        found.append({"strategy": name, "variant": variant, "error": error, "norm_error": norm_error, "moved": moved, "spread": spread, "routers": routers})
     return found
 
 
@@ -277,7 +282,9 @@ def built(how: dict[str, Any]) -> LossModel:
     if how.get("shared"):
         first, second = model.model.layers[:2]
         second.mlp.down_proj.weight = first.mlp.down_proj.weight
-    if how.get("lora"):
+    model.to(getattr(torch, how.get("base_dtype") or how.get("dtype", "float32")))
+    moe.keep_routers_in_float32(model)
+    if how.get("lora"):  # of a base in bfloat16 PEFT's are in float32
         adapter = AdapterSpec(
             type="lora", r=4, targets=["q_proj", "v_proj"], target_parameters=EXPERTS if how.get("moe") else []
         )
@@ -285,12 +292,6 @@ def built(how: dict[str, Any]) -> LossModel:
     if how.get("frozen"):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("layers.0" not in name)
-    model.to(getattr(torch, how.get("dtype", "float32")))
-    if how.get("base_dtype"):
-        for parameter in model.parameters():
-            if not parameter.requires_grad:
-                parameter.data = parameter.data.to(getattr(torch, how["base_dtype"]))
-    keep_routers_in_float32(model)
     if how.get("extra") == "in_block":
         return SometimesInABlock(model, how.get("salt"))
     return Sometimes(model, how.get("salt")) if how.get("extra") else LossModel(model, classifier=False)
@@ -298,13 +299,16 @@ def built(how: dict[str, Any]) -> LossModel:
 
 def train_with(
     name: str, world: World, tokens: TokenSet, how: dict[str, Any], folder: Path
-) -> tuple[dict[str, torch.Tensor], float, list[float]]:
+) -> tuple[dict[str, torch.Tensor], float, list[float], list[str]]:
     """Weights after some steps, on rank 0; how far the ranks' own copies are apart, where they have any; the gradients'
-    norm of each step, without which AdamW would hide a gradient that is W times too large."""
+    norm of each step, without which AdamW would hide a gradient that is W times too large; the dtype that routers computed in."""
     strategy = strategies.create(name, options_of(name, how))
     module = built(how)
     wanted = {n for n, p in module.named_parameters() if p.requires_grad}
     strategy.setup(module, adamw(TrainSpec(lr=1e-2)), world.group, how.get("clip", 1.0))
+    routers: set[str] = set()
+    for router in routers_of(module).values():
+        router.register_forward_pre_hook(lambda m, args: routers.add(str(m.weight.dtype)))
     order = orders_of(world, tokens, how)[plants.reader(world)]
     plan = Plan(0, STEPS, TrainSpec(lr=1e-2, schedule="constant"), 1, 1, lambda done: False, lambda done, stop: None)
     events = EventLog(folder / f"events{world.rank}.jsonl", world.rank)
@@ -322,7 +326,7 @@ def train_with(
         every = [torch.zeros_like(mine) for _ in range(world.size)]
         dist.all_gather(every, mine)
         spread = max(float((t - mine).abs().max()) for t in every)
-    return whole, spread, norms
+    return whole, spread, norms, sorted(routers)
 
 
 def prepared(name: str, world: World, how: dict[str, Any]) -> tuple[Any, LossModel]:
@@ -644,26 +648,47 @@ def reloaded_adapter(world: World, args: dict[str, Any]) -> Any:
 
     if args.get("plant"):
         plants.plant(args["plant"], world)
-    folder, how = Path(args["folder"]), {"lora": True, "accum": 2}
+    folder = Path(args["folder"])
     tokens = tokens_of(folder / f"rank{world.rank}", 37)
     batch = collate(tokens, np.arange(4), 0, None)
     found = []
-    for name in args["names"]:
+    for i, one in enumerate(args["names"]):
+        name, more = (one, {}) if isinstance(one, str) else one
+        how = {"lora": True, "accum": 2, **more}
         strategy, module = prepared(name, world, how)
         go_on(strategy, world, tokens, how, 0, 3, folder)
         module.eval()
         with torch.no_grad():
             ours = module.model(input_ids=batch.input_ids).logits
-        run = RunDir(folder / name)
+        run = RunDir(folder / f"{name}.{i}")
         Saver(run, world, strategy, module.model, model_of()[1], 2, {}).save(3, "lite")
         if world.is_first:
-            plain = PeftModel.from_pretrained(model_of()[0], str(run.checkpoint(3))).eval()
+            bare = built({**how, "lora": False}).model.eval()
             with torch.no_grad():
+                without = bare(input_ids=batch.input_ids).logits
+                plain = PeftModel.from_pretrained(bare, str(run.checkpoint(3))).eval()
                 theirs = plain(input_ids=batch.input_ids).logits
-                bare = model_of()[0].eval()(input_ids=batch.input_ids).logits
-            apart, learned = (float((ours - other).abs().max()) for other in (theirs, bare))
-            found.append({"strategy": name, "apart": apart, "learned": learned})
+            apart, learned = (float((ours - other).abs().max()) for other in (theirs, without))
+            saved = sorted({n.split(".lora_")[0].rsplit(".layers.", 1)[-1] for n, _ in plain.named_parameters() if ".lora_" in n})
+            found.append({"strategy": name, "apart": apart, "learned": learned, "saved": saved})
     return found
+
+
+def evaluation_collectives(world: World, args: dict[str, Any]) -> Any:
+    """For each strategy: how often an evaluation of 23 rows calls which collective, by torch's name."""
+    tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 23)
+    found = {}
+    for name in args["names"]:
+        strategy, module = prepared(name, world, {"lora": True, "moe": True})
+        with _Collectives() as calls:
+            Evaluator(world, module, tokens, pad_id=0, batch_size=2, classifier=False).run()
+        found[name] = dict(Counter(calls.seen))
+    return found
+
+
+def refused(world: World, args: dict[str, Any]) -> Any:
+    """What each (strategy, variant) says before anything is trained."""
+    return [_said(name, options_of(name, VARIANTS[variant]), built(VARIANTS[variant]), world) for name, variant in args["pairs"]]
 
 
 def stop_agreement(world: World, args: dict[str, Any]) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from allranks.train import moe
 from allranks.train.strategies import bucket_ddp_async, deepspeed_engine, deepspeed_zero3, flat, fsdp2, gradients, scatter, simple_ddp, simple_ddp_ga, simple_ddp_hook, zero1, zero2, zero3
 from allranks.train.world import World
 
@@ -29,6 +30,7 @@ PLANTS = {
     "adapters_not_averaged": ("pytorch_zero3", "lora_whole"),
     "adapters_summed": ("pytorch_zero2", "lora_whole"),
     "adapters_of_experts_not_averaged": ("pytorch_zero3", "moe_lora"),
+    "routers_rounded": ("pytorch_zero3", "moe_bf16"),
     "update_left_on_the_host": ("zero1", "host_moments"),
     "stale_weights_on_the_host": ("pytorch_zero3", "host_moments"),
     **(
@@ -160,6 +162,10 @@ class _Bugs:
     def adapters_of_experts_not_averaged(world: World) -> None:
         usual = fsdp2.average_together
         fsdp2.average_together = lambda parameters, group: usual([p for p in parameters if p.numel() < 500], group)
+
+    @staticmethod
+    def routers_rounded(world: World) -> None:
+        moe.keep_routers_in_float32 = lambda model: None  # type: ignore[assignment]
 
     @staticmethod
     def update_left_on_the_host(world: World) -> None:

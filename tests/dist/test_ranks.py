@@ -64,6 +64,7 @@ def check(found: list[dict[str, Any]], world: int) -> None:
             if world == 2 and name in BITWISE and variant == "plain":
                 assert error == 0.0, one
         assert one["spread"] == 0.0, one
+        assert one["routers"] == (["torch.float32"] if variant.startswith("moe") else []), one
         assert variant != "lora" or one["error"] is None or one["moved"] > 1e-3, one
 
 
@@ -109,6 +110,42 @@ def test_adapters_out_of_the_sharding_are_saved_without_a_collective(tmp_path: P
     assert first["ignored"]["collectives"] == other["ignored"]["collectives"] == 0
     assert first["ignored"]["weights"] == first["sharded"]["weights"] > 0
     assert first["sharded"]["collectives"] >= first["sharded"]["weights"]
+
+
+def test_a_router_that_deepspeed_would_round_is_refused_by_name(tmp_path: Path) -> None:
+    names = [n for n in STRATEGIES if n.startswith("deepspeed")]
+    if not names:
+        pytest.skip("DeepSpeed is not installed")
+    for said in run_ranks("refused", 2, tmp_path, pairs=[(n, "moe_bf16") for n in names]):
+        assert all("mlp.gate.weight is torch.float32" in text for text in said), said
+
+
+EXPERTS = [
+    ("pytorch_ddp", {"moe": True}),
+    ("zero3", {"moe": True}),
+    *((n, {"moe": True, "options": {"adapters": how}}) for n in ("pytorch_zero2", "pytorch_zero3") for how in ("ignored", "sharded")),
+    ("pytorch_zero3", {"moe": True, "base_dtype": "bfloat16", "recompute": True}),
+]
+
+
+def test_adapters_of_attention_and_experts_answer_the_same_in_plain_peft(tmp_path: Path) -> None:
+    found = run_ranks("reloaded_adapter", 2, tmp_path, folder=tmp_path, names=EXPERTS)[0]
+    for one in found:
+        assert one["learned"] > 1e-3, one
+        assert one["apart"] == 0.0, one
+        own = ["self_attn.q_proj", "self_attn.v_proj"]
+        assert one["saved"] == sorted([*(f"{i}.{n}" for i in (0, 1) for n in own), "1.mlp.experts", "1.mlp.experts.base_layer"]), one
+    assert len(found) == len(EXPERTS)
+
+
+def test_an_evaluation_sums_once_however_many_batches_it_has(tmp_path: Path) -> None:
+    """Sharded weights are gathered for each batch, as in training; nothing else travels."""
+    names = ["pytorch_ddp", "zero2", "zero3", "pytorch_zero2", "pytorch_zero3"]
+    for found in run_ranks("evaluation_collectives", 2, tmp_path, folder=tmp_path, names=names):
+        assert found["pytorch_ddp"] == found["zero2"] == {"allreduce_.default": 1}
+        for name in ("zero3", "pytorch_zero2", "pytorch_zero3"):
+            assert found[name].pop("allreduce_.default") == 1
+            assert all("allgather" in kind for kind in found[name]), found
 
 
 MECHANISM = [

@@ -19,7 +19,7 @@ from allranks.observe.experts import expert_load
 from allranks.observe.summary import of_last_story
 from allranks.spec import load_spec, parse_spec
 from allranks.spec.records import AdapterSpec, ModelSpec
-from allranks.train.adapters import add_adapter
+from allranks.train.adapters import add_adapter, remarks_on
 from allranks.train.data.collate import Batch
 from allranks.train.data.tokenizer import train_tokenizer
 from allranks.train.losses import LossModel
@@ -34,6 +34,7 @@ SMALL = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+PROJECTIONS = {"gate_proj", "up_proj", "down_proj"}
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 
 
@@ -90,17 +91,84 @@ def test_the_demos_config_fits_and_unknown_settings_do_not(tokenizer: Any) -> No
     model = build_model(
         ModelSpec(name="tiny:glm4_moe", config=config), tokenizer, dtype="float32", labels={}, seed=1
     )  # fmt: skip
-    assert model.config.head_dim == config["head_dim"]
+    attention = model.get_submodule("model.layers.0.self_attn")
+    assert attention.q_proj.out_features == config["head_dim"] * config["num_attention_heads"]
+    halved = build_model(
+        ModelSpec(name="tiny:glm4_moe", config={**config, "head_dim": 8}), tokenizer, dtype="float32", labels={}, seed=1
+    )
+    assert halved.get_submodule("model.layers.0.self_attn.q_proj").out_features == 8 * config["num_attention_heads"]
     with pytest.raises(SpecError, match=r"head_dum.*head_dim"):
         glm(tokenizer, head_dum=3)
 
 
-def test_dropout_and_experts_are_refused_before_anything_runs() -> None:
-    raw: dict[str, Any] = {"model": {"name": "tiny:glm4_moe"}, "data": {"source": "x"}}
-    adapter = {"type": "lora", "target_parameters": EXPERTS}
-    parse_spec({**raw, "adapter": adapter})
-    with pytest.raises(SpecError, match=r"adapter.dropout is 0.1"):
-        parse_spec({**raw, "adapter": {**adapter, "dropout": 0.1}})
+RAW: dict[str, Any] = {"model": {"name": "tiny:glm4_moe"}, "data": {"source": "x"}}
+LORA: dict[str, Any] = {"type": "lora", "target_parameters": EXPERTS}
+
+
+@pytest.mark.parametrize(
+    ("sections", "says"),
+    [
+        ({"adapter": {**LORA, "dropout": 0.1}}, "adapter.dropout is 0.1"),
+        ({"strategy": {"name": "pytorch_zero3", "adapters": "ignored"}}, "adapter.type is none"),
+        ({"adapter": LORA, "strategy": {"name": "pytorch_zero3", "adapters": "ignored", "offload": "optimizer"}}, "nothing to keep on the host"),
+        ({"strategy": {"name": "pytorch_ddp", "offload": "optimizer"}}, "pytorch_ddp has no option 'offload'"),
+        ({"strategy": {"name": "zero3", "offload": "all"}}, "'all' is none of none, optimizer"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_together_is_refused_before_anything_runs(sections: dict[str, Any], says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        parse_spec({**RAW, **sections})
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"adapter": LORA},
+        {"adapter": LORA, "strategy": {"name": "pytorch_zero3", "adapters": "ignored", "offload": "all"}},
+        {"adapter": LORA, "strategy": {"name": "pytorch_zero2", "offload": "optimizer"}},
+        {"strategy": {"name": "zero1", "offload": "optimizer"}},
+    ],
+)
+def test_what_fits_together_is_taken(sections: dict[str, Any]) -> None:
+    parse_spec({**RAW, **sections})
+
+
+@pytest.mark.parametrize(
+    ("spec", "left", "says"),
+    [
+        (AdapterSpec(type="lora", targets=["q_proj"], target_parameters=EXPERTS), 0, ""),
+        (AdapterSpec(type="lora", target_parameters=EXPERTS), 0, ""),
+        (AdapterSpec(type="lora", targets=["q_proj", "gate_proj", "up_proj", "down_proj"]), 9, "of q_proj, gate_proj"),
+        (AdapterSpec(type="lora"), 9, "of every linear layer"),
+    ],
+)  # fmt: skip
+def test_what_peft_adapts_instead_is_said(tokenizer: Any, spec: AdapterSpec, left: int, says: str) -> None:
+    """Three projections of the dense block and of the two blocks' shared experts bear names that PEFT takes for the experts'."""
+    model = add_adapter(glm(tokenizer), spec, classifier=False, base="b", seed=1)
+    found = remarks_on(model, spec)
+    adapted = {n.split(".lora_")[0] for n, _ in model.named_parameters() if ".lora_" in n}
+    bare = [
+        n
+        for n, m in glm(tokenizer).named_modules()
+        if type(m) is torch.nn.Linear and n.rsplit(".", 1)[-1] in PROJECTIONS
+    ]
+    assert len(bare) == 9 and not any(f"base_model.model.{n}" in adapted for n in bare)
+    assert bool(found) == bool(left)
+    for text in found:
+        assert says in text and f"leaves out {left} linear layers, the first model.layers.0.mlp.gate_proj" in text
+        assert "gate_up_proj" in text
+
+
+def test_a_dense_model_has_adapters_where_they_are_asked_for(tokenizer: Any) -> None:
+    for targets in (["q_proj", "down_proj"], None):
+        spec = AdapterSpec(type="lora", targets=targets)
+        dense = build_model(ModelSpec(name="tiny:llama", config=SMALL), tokenizer, dtype="float32", labels={}, seed=1)
+        assert remarks_on(add_adapter(dense, spec, classifier=False, base="b", seed=1), spec) == ()
+
+
+def test_dropout_that_peft_cannot_give_to_experts_is_refused(tokenizer: Any) -> None:
+    with pytest.raises(SpecError, match=r"dropout is 0\.1, but PEFT adapts the fused experts"):
+        add_adapter(glm(tokenizer), AdapterSpec(type="lora", dropout=0.1), classifier=False, base="b", seed=1)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -154,6 +154,7 @@ class Worker:
                 model.save_pretrained(base)  # type: ignore[operator]
                 data.tokenizer.save_pretrained(base)
         model = adapters.add_adapter(model, spec.adapter, classifier=self._classifier, base=base, seed=spec.train.seed)
+        adapted = adapters.remarks_on(model, spec.adapter)
         model.to(world.device)
         if self._model_spec.compile:
             model.compile()
@@ -163,8 +164,13 @@ class Worker:
         rng.seed_rank(spec.train.seed, world.rank)
         total, trained = count_parameters(model)  # whole: a strategy may leave nothing but empty tensors behind
         strategy.setup(loss_model, adamw(spec.train), world.group, spec.train.clip_norm)
-        for remark in getattr(strategy, "remarks", ()):
-            self._events.write("remark", what="strategy", message=remark)
+        remarks = [("adapter", text) for text in adapted]
+        remarks += [
+            ("strategy", text) for text in strategies.remarks_on(self._plan.strategy_options, world.device.type)
+        ]
+        remarks += [("strategy", text) for text in getattr(strategy, "remarks", ())]
+        for what, remark in remarks:
+            self._events.write("remark", what=what, message=remark)
             if world.is_first:
                 self._say(remark)
         self._tell_engine(strategy)

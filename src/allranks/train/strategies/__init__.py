@@ -145,6 +145,16 @@ def _planner(known: Entry) -> Any:
     return import_module(f"{__name__}.{known.planner}")
 
 
+def remarks_on(options: dict[str, Any], device: str) -> tuple[str, ...]:
+    """A sentence for each option that is of no use on such a device (cpu, cuda)."""
+    offload = options.get("offload", "none")
+    if offload == "none" or device != "cpu":
+        return ()
+    return (
+        f"strategy.offload: {offload} saves nothing here: these ranks compute on CPUs, so all is on the host already",
+    )
+
+
 def create(name: str, options: dict[str, Any]) -> Strategy:
     """Import and build a strategy (imports torch)."""
     module, _, attribute = entry(name).target.partition(":")
