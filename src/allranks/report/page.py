@@ -17,7 +17,7 @@ from allranks.rundir import RunDir, write_text_atomic
 
 _Maker = Callable[[RunData], tables.Table | None]
 _TABLES: dict[str, tuple[_Maker, ...]] = {
-    "results": (tables.eval_table, tables_experts.expert_table, tables.checkpoint_table, tables.trace_table),
+    "results": (tables.eval_table, tables.checkpoint_table, tables_experts.expert_table, tables.trace_table),
     "attempts": (tables.attempt_table,),
     "plan": (tables_plan.plan_facts, tables_plan.rank_table, tables_plan.preflight_table),
     "environment": (tables_plan.environment_table,),

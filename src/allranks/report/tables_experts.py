@@ -24,8 +24,9 @@ def expert_table(data: RunData) -> Table | None:
         for layer in layers[:MOST_ROWS]
     ]
     left = len(layers) - len(rows)
-    note = "Shares of the tokens of all training steps, padding left out." + (
-        f" {left:,} more even blocks are left out." if left > 0 else ""
-    )
-    columns = ["block", "least", "even", "greatest", "by expert", "experts without a token"]
+    note = (
+        "Shares of the tokens of all training steps, padding left out. Even is what each would get in equal parts; "
+        "unused are experts without a token."
+    ) + (f" {left:,} more even blocks are left out." if left > 0 else "")
+    columns = ["block", "least", "even", "greatest", "by expert", "unused"]
     return table("experts", "Expert load", columns, rows, note)
