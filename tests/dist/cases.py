@@ -19,10 +19,10 @@ from allranks.observe.events import EventLog, read_events
 from allranks.planning import BatchPlan, make_plan
 from allranks.rundir import RunDir
 from allranks.spec import parse_spec
-from allranks.spec.records import AdapterSpec, ModelSpec, TrainSpec
+from allranks.spec.records import AdapterSpec, CheckpointSpec, ModelSpec, TrainSpec
 from allranks.train import shards, strategies
 from allranks.train.adapters import add_adapter
-from allranks.train.checkpoint import Saver
+from allranks.train.checkpoint import Published, Saver, published_of
 from allranks.train.compare.memory import Held
 from allranks.train.control import Control, StopRequest
 from allranks.train.data.collate import Batch, collate
@@ -580,7 +580,7 @@ def reloaded_adapter(world: World, args: dict[str, Any]) -> Any:
         with torch.no_grad():
             ours = module.model(input_ids=batch.input_ids).logits
         run = RunDir(folder / name)
-        Saver(run, world, strategy, module.model, model_of()[1], 2, {}).save(3, "lite")
+        saver_of(run, world, strategy, module, published_of(built(how).model, world.size)).save(3, "lite")
         if world.is_first:
             plain = PeftModel.from_pretrained(model_of()[0], str(run.checkpoint(3))).eval()
             with torch.no_grad():
@@ -603,38 +603,15 @@ def stop_agreement(world: World, args: dict[str, Any]) -> Any:
     return {"heard": heard, "loss": last[-1].loss_sum, "norm": last[-1].grad_norm}
 
 
-def save_failure(world: World, args: dict[str, Any]) -> Any:
-    """Rank 1 cannot write its part: every rank must hear that rank 1 failed, and nothing may be published."""
-    run = RunDir(Path(args["folder"]))
-    model, tokenizer = model_of()
-    strategy = strategies.create("pytorch_ddp", {})
-    loss_model = LossModel(model, classifier=False)
-    strategy.setup(loss_model, adamw(TrainSpec()), world.group, 1.0)
-    saver = Saver(run, world, strategy, model, tokenizer, 2, {})
-    saver.save(1, "full")
-
-    class Broken(Saver):
-        def _write_rank(self, aside: Path) -> None:
-            if self.world.rank == 1:
-                raise OSError(28, "No space left on device", str(aside))
-            super()._write_rank(aside)
-
-    broken = Broken(run, world, strategy, model, tokenizer, 2, {})
-    try:
-        broken.save(2, "full")
-        said = None
-    except AllranksError as error:
-        said = str(error)
-    for step in (3, 4):
-        saver.save(step, "lite")
-    return {"said": said, "steps": run.checkpoint_steps(), "digest": weights_digest(model).hex()}
+def saver_of(run: RunDir, world: World, strategy: Any, module: Any, published: Published, **spec: Any) -> Saver:
+    return Saver(run, world, strategy, module.model, model_of()[1], published, CheckpointSpec(**{"keep": 2, **spec}), {})
 
 
-def main() -> None:
+def main(known: dict[str, Any]) -> None:
     case, result, args = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     world = world_of()
     try:
-        value = globals()[case](world, args)
+        value = known[case](world, args)
         result.write_text(json.dumps(value))
         dist.barrier()
     finally:
@@ -642,4 +619,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(globals())

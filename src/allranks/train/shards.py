@@ -9,7 +9,8 @@ from files that somebody else may have written.)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -25,6 +26,7 @@ from torch.distributed.checkpoint import (
 )
 from torch.distributed.checkpoint import load as dcp_load
 from torch.distributed.checkpoint import save as dcp_save
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
@@ -184,13 +186,16 @@ def _scalar_device(parameter: torch.Tensor) -> torch.device:
 def write(shards: Iterable[Shard], folder: Path, group: dist.ProcessGroup) -> None:
     """Write every rank's parts into `folder`. All ranks of a CPU group call."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
-    mine = [own for shard in shards if (own := _own(shard, rank, world)).tensor.numel()]
+    mine = [own for shard in shards if (own := own_share(shard, rank, world)).tensor.numel()]
     parts = {shard.key: _Part.of(shard) for shard in mine}
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    dcp_save(cast("dict[str, Any]", parts), storage_writer=writer, planner=DefaultSavePlanner(), process_group=group)
+    with _told():
+        dcp_save(
+            cast("dict[str, Any]", parts), storage_writer=writer, planner=DefaultSavePlanner(), process_group=group
+        )
 
 
-def _own(shard: Shard, rank: int, world: int) -> Shard:
+def own_share(shard: Shard, rank: int, world: int) -> Shard:
     """What this rank writes: an even share of what all hold."""
     if not shard.everywhere:
         return shard
@@ -213,13 +218,24 @@ def read(shards: Sequence[Shard], folder: Path, group: dist.ProcessGroup | None 
             raise CheckpointError(f"{folder}: {shard.key} has {covered} of {whole} elements, {shard.numel} are wanted")
     parts = {shard.key: _Part.of(shard) for shard in shards if shard.tensor.numel()}
     reader = HuggingFaceStorageReader(str(folder))
-    dcp_load(
-        cast("dict[str, Any]", parts),
-        storage_reader=reader,
-        planner=DefaultLoadPlanner(),
-        process_group=group,
-        no_dist=group is None,
-    )
+    with _told():
+        dcp_load(
+            cast("dict[str, Any]", parts),
+            storage_reader=reader,
+            planner=DefaultLoadPlanner(),
+            process_group=group,
+            no_dist=group is None,
+        )
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What failed on a rank is raised by `torch.distributed.checkpoint` on all, as no `Exception`."""
+    try:
+        yield
+    except CheckpointException as error:
+        rank, (problem, _) = min(error.failures.items())
+        raise CheckpointError(f"rank {rank}: {str(problem).splitlines()[0] if str(problem) else problem!r}") from None
 
 
 def sizes(folder: Path) -> Mapping[str, tuple[int, int]]:
