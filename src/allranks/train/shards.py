@@ -42,7 +42,6 @@ class Shard:
         offset: where the part begins in the flattened whole.
         tensor: the part, 1-D and contiguous, on any device. Reading fills it in place.
         everywhere: every rank holds the same; each writes a share of it, and reads all.
-        copy: this rank holds the range elsewhere too: it is read, not written. Several shards may have one key then.
     """
 
     key: str
@@ -50,7 +49,6 @@ class Shard:
     offset: int
     tensor: torch.Tensor
     everywhere: bool = False
-    copy: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,8 +64,7 @@ class StateRange:
         numel: elements of the whole parameter.
         offset: where the range begins in the flattened whole.
         everywhere: every rank holds the same range.
-        copy_of: the dtype of the model's weights, where `parameter` is not these but a copy that is updated in their place;
-            in a higher precision it is state, too: ``master``.
+        copy_of: the dtype of the model's weights, where `parameter` is not these but a copy that is updated in their place.
     """
 
     optimizer: torch.optim.Optimizer
@@ -82,48 +79,51 @@ class StateRange:
 
     @property
     def is_master(self) -> bool:
-        """The copy holds more than the model's weights do."""
+        """`parameter` holds more than the model's weights do: it is state, too."""
         return self.copy_of not in (None, self.parameter.dtype)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The range in a tensor that lies as `parameter` does, 1-D, a view where there can be one."""
+        """The range in a tensor that lies as `parameter` does, 1-D; a view where that is contiguous."""
         return tensor.detach().reshape(-1)[self.start : self.start + self.length]
 
 
 class _Part(torch.Tensor):
-    """Shards of one key, as `torch.distributed.checkpoint` wants them (its ``_Checkpointable`` protocol)."""
+    """A `Shard` as `torch.distributed.checkpoint` wants it (its ``_Checkpointable`` protocol)."""
 
-    _shards: list[Shard]
+    _offset: int
+    _whole: int
 
     @staticmethod
-    def of(shards: list[Shard]) -> _Part:
-        part = shards[0].tensor.detach().as_subclass(_Part)
-        part._shards = shards
+    def of(shard: Shard) -> _Part:
+        part = shard.tensor.detach().as_subclass(_Part)
+        part._offset, part._whole = shard.offset, shard.numel
         return part
 
+    def _plain(self) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
     def size(self, dim: int | None = None) -> Any:  # type: ignore[override] - of the whole, which is what is compared with the file
-        whole = torch.Size([self._shards[0].numel])
+        whole = torch.Size([self._whole])
         return whole if dim is None else whole[dim]
 
+    def _chunk(self) -> ChunkStorageMetadata:
+        return ChunkStorageMetadata(offsets=torch.Size([self._offset]), sizes=torch.Size([self._plain().numel()]))
+
     def __create_write_items__(self, fqn: str, _: Any) -> list[WriteItem]:
-        (shard,) = self._shards
         data = TensorWriteData(
-            chunk=_chunk(shard), properties=TensorProperties.create_from_tensor(shard.tensor), size=self.size()
+            chunk=self._chunk(),
+            properties=TensorProperties.create_from_tensor(self._plain()),
+            size=torch.Size([self._whole]),
         )
-        return [WriteItem(index=MetadataIndex(fqn, data.chunk.offsets), type=WriteItemType.SHARD, tensor_data=data)]
+        return [
+            WriteItem(index=MetadataIndex(fqn, torch.Size([self._offset])), type=WriteItemType.SHARD, tensor_data=data)
+        ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        return [_chunk(shard) for shard in self._shards]
+        return [self._chunk()]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
-        # an index of writing counts all ranks' parts, one of reading those of `__create_chunk_list__`
-        at = 0 if len(self._shards) == 1 else index.index
-        assert at is not None
-        return self._shards[at].tensor.detach()
-
-
-def _chunk(shard: Shard) -> ChunkStorageMetadata:
-    return ChunkStorageMetadata(offsets=torch.Size([shard.offset]), sizes=torch.Size([shard.tensor.numel()]))
+        return self._plain()
 
 
 def whole_weights(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[Shard]:
@@ -166,10 +166,7 @@ def state_shards(ranges: Iterable[StateRange]) -> list[Shard]:
 
 def room_for_state(ranges: Sequence[StateRange], stored: Iterable[str]) -> list[Shard]:
     """Makes state of zeros for what `stored` names, and says where it is to be read to. What an optimizer makes of itself in
-    its first update is made here, before there was one.
-
-    Copies of the weights are filled, too, from master weights if there are any: without this they would stay what they were.
-    """
+    its first update is made here, before there was one. Master weights are read where there are such."""
     keys: dict[str, list[tuple[str, str]]] = {}
     for full in stored:
         kind, _, rest = full.partition("/")
@@ -178,27 +175,17 @@ def room_for_state(ranges: Sequence[StateRange], stored: Iterable[str]) -> list[
             keys.setdefault(name, []).append((kind, key))
     out: list[Shard] = []
     for r in ranges:
-        own = keys.get(r.name, [])
-        out += _room_for_copy(r, ("optimizer", MASTER) in own)
-        state = r.optimizer.state[r.parameter] if own else {}
-        for kind, key in sorted(own, reverse=True):  # one order on all ranks, whatever files were listed first
-            if key == MASTER:
-                continue
+        state = r.optimizer.state[r.parameter] if r.name in keys else {}
+        for kind, key in sorted(
+            keys.get(r.name, []), reverse=True
+        ):  # one order on all ranks, whatever files were listed first
             if kind == "scalar":
                 value = state.setdefault(key, torch.zeros((), dtype=torch.float32, device=_scalar_device(r.parameter)))
                 out.append(Shard(f"scalar/{r.name}/{key}", 1, 0, value.reshape(1)))
-                continue
-            value = state.setdefault(key, torch.zeros_like(r.parameter))
-            out.append(Shard(f"optimizer/{r.name}/{key}", r.numel, r.offset, r.of(value)))
+            elif key != MASTER or r.is_master:
+                value = r.parameter if key == MASTER else state.setdefault(key, torch.zeros_like(r.parameter))
+                out.append(Shard(f"optimizer/{r.name}/{key}", r.numel, r.offset, r.of(value)))
     return out
-
-
-def _room_for_copy(r: StateRange, has_master: bool) -> list[Shard]:
-    if r.copy_of is None:
-        return []
-    if has_master and r.is_master:
-        return [Shard(f"optimizer/{r.name}/{MASTER}", r.numel, r.offset, r.of(r.parameter))]
-    return [Shard(f"model/{r.name}", r.numel, r.offset, r.of(r.parameter), copy=True)]
 
 
 def _scalar_device(parameter: torch.Tensor) -> torch.device:
@@ -209,8 +196,8 @@ def _scalar_device(parameter: torch.Tensor) -> torch.device:
 def write(shards: Iterable[Shard], folder: Path, group: dist.ProcessGroup) -> None:
     """Write every rank's parts into `folder`. All ranks of a CPU group call."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
-    mine = [own for shard in shards if not shard.copy and (own := _own(shard, rank, world)).tensor.numel()]
-    parts = {shard.key: _Part.of([shard]) for shard in mine}
+    mine = [own for shard in shards if (own := _own(shard, rank, world)).tensor.numel()]
+    parts = {shard.key: _Part.of(shard) for shard in mine}
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     dcp_save(cast("dict[str, Any]", parts), storage_writer=writer, planner=DefaultSavePlanner(), process_group=group)
 
@@ -236,11 +223,7 @@ def read(shards: Sequence[Shard], folder: Path, group: dist.ProcessGroup | None 
         whole, covered = stored[shard.key]
         if whole != shard.numel or covered != whole:
             raise CheckpointError(f"{folder}: {shard.key} has {covered} of {whole} elements, {shard.numel} are wanted")
-    by_key: dict[str, list[Shard]] = {}
-    for shard in shards:
-        if shard.tensor.numel():
-            by_key.setdefault(shard.key, []).append(shard)
-    parts = {key: _Part.of(same) for key, same in by_key.items()}
+    parts = {shard.key: _Part.of(shard) for shard in shards if shard.tensor.numel()}
     reader = HuggingFaceStorageReader(str(folder))
     dcp_load(
         cast("dict[str, Any]", parts),

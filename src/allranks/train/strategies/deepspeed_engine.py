@@ -26,7 +26,7 @@ from allranks.train.shards import Shard, StateRange, whole_weights
 from allranks.train.strategies.common import replicated_weights, trained
 from allranks.train.strategies.contract import MakeOptimizer
 from allranks.train.strategies.deepspeed_config import Asked, completed, without_auto
-from allranks.train.strategies.deepspeed_shards import fragment_ranges
+from allranks.train.strategies.deepspeed_shards import fragment_ranges, plain_numbers, renew_copies
 from allranks.train.strategies.deepspeed_state import flats, load_optimizer_state, optimizer_state
 from allranks.train.strategies.deepspeed_unused import NoneMissing, reach_all
 from allranks.train.strategies.traffic import Sizes, Traffic
@@ -166,6 +166,11 @@ class DeepSpeedZero:
 
     def state_ranges(self) -> list[StateRange]:
         raise NotImplementedError
+
+    def loaded(self) -> None:
+        """What was read into `weight_shards` and `state_ranges` holds from here on, in the copies too. Every rank calls."""
+        renew_copies(self.weight_shards(), self.state_ranges())
+        plain_numbers(self._zero)
 
     def state_dict(self) -> dict[str, Any]:
         buffers = {n: b.to("cpu", copy=True) for n, b in self._model.named_buffers()}

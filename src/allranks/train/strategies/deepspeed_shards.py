@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
 from allranks.train.shards import Shard, StateRange
-from allranks.train.strategies.deepspeed_state import flats
+from allranks.train.strategies.deepspeed_state import counts_in_tensors, flats
 
 Named = Sequence[tuple[str, nn.Parameter]]
 
@@ -47,15 +48,33 @@ def partition_ranges(zero: Any, named: Named) -> list[StateRange]:
 
 
 def partitions(named: Named) -> list[Shard]:
-    """Stage 3: this rank's parts of the weights, and as copies those that are whole at the moment."""
+    """Stage 3: this rank's parts of the weights."""
     out = []
     for name, p in named:
         offset, length = _own(p)
         part: Any = p.ds_tensor  # type: ignore[attr-defined]
         out.append(Shard(f"model/{name}", _numel(p), offset, part.detach().view(-1)[:length]))
-        if p.numel() == _numel(p):
-            out.append(Shard(f"model/{name}", p.numel(), 0, p.detach().view(-1), copy=True))
     return out
+
+
+def renew_copies(weights: Sequence[Shard], ranges: Sequence[StateRange]) -> None:
+    """The weights were read: what the optimizers update becomes what they are, but for master weights that they are rounded from,
+    which were read too."""
+    by_key = {shard.key: shard for shard in weights}
+    for r in ranges:
+        shard = by_key[f"model/{r.name}"]
+        low = r.offset - shard.offset
+        weight, copy = shard.tensor[low : low + r.length], r.of(r.parameter)
+        copy.copy_(torch.where(copy.to(weight.dtype) == weight, copy, weight.to(copy.dtype)) if r.is_master else weight)
+
+
+def plain_numbers(zero: Any) -> None:
+    """Steps that were read as tensors become whole numbers where the optimizer counts so (DeepSpeed's own do)."""
+    if counts_in_tensors(zero):
+        return
+    for flat in flats(zero):
+        state = zero.optimizer.state[flat]
+        state.update({k: int(v) for k, v in state.items() if isinstance(v, torch.Tensor) and v.ndim == 0})
 
 
 def _own(p: Any) -> tuple[int, int]:

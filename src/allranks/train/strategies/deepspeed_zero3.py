@@ -73,6 +73,13 @@ class DeepSpeedZero3(DeepSpeedZero):
     def state_ranges(self) -> list[StateRange]:
         return partition_ranges(self._zero, self._named)
 
+    def loaded(self) -> None:
+        super().loaded()
+        for _, p in self._named:
+            p.partition(has_been_updated=False)  # type: ignore[attr-defined] - what is whole is from before
+        if kept := self._zero.persistent_parameters:
+            kept[0].all_gather(kept)
+
     def _put_weights(self, weights: dict[str, torch.Tensor]) -> None:
         gathered: Any = import_module("deepspeed.runtime.zero").GatheredParameters
         for name, p in self._named:
