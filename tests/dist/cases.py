@@ -686,6 +686,7 @@ def reloaded_adapter(world: World, args: dict[str, Any]) -> Any:
         with torch.no_grad():
             ours = module.model(input_ids=batch.input_ids).logits
         run = RunDir(folder / f"{name}.{i}")
+        run.checkpoints.mkdir(parents=True, exist_ok=True)
         saver_of(run, world, strategy, module, published_of(built(how).model, world.size)).save(3, "lite")
         if world.is_first:
             bare = built({**how, "lora": False}).model.eval()
