@@ -33,7 +33,7 @@ from allranks.train.data.encode import EncodedRow
 from allranks.train.data.order import Order, Rows
 from allranks.train.data.prepared import TokenSet, _map, _save
 from allranks.train.data.tokenizer import train_tokenizer
-from allranks.train.loop import Loop, Plan
+from allranks.train.ledger import Plan
 from allranks.train.losses import LossModel
 from allranks.train.model import build_model
 from allranks.train.optim import adamw
@@ -74,7 +74,8 @@ class Runner:
         plan = Plan(self.done, self.done + steps, TRAIN, 1, 1, lambda done: False, lambda done, stop: None)
         events = EventLog(self._folder / f"events{self.world.rank}.jsonl", self.world.rank)
         stop = StopRequest()
-        loop = Loop(self.world, self.strategy, self._order, self._tokens, self._make, plan, events, stop, watcher)
+        make = strategies.loop_of(self.name)
+        loop = make(self.world, self.strategy, self._order, self._tokens, self._make, plan, events, stop, watcher)
         dist.barrier(group=self.world.control)
         self.tokens, began = 0, time.perf_counter()
         loop.run()

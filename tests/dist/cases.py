@@ -31,7 +31,7 @@ from allranks.train.data.order import Order
 from allranks.train.data.prepared import TokenSet, _map, _save
 from allranks.train.data.tokenizer import train_tokenizer
 from allranks.train.evaluate import Evaluator
-from allranks.train.loop import Loop, Plan
+from allranks.train.ledger import Plan
 from allranks.train.losses import LossModel
 from allranks.train.model import build_model
 from allranks.train.optim import adamw
@@ -166,7 +166,7 @@ FSDP2 = ("pytorch_zero2", "pytorch_zero3")
 ONLY = {"lora_sharded": FSDP2, "lora_whole": FSDP2}  # variants of some strategies
 REFUSED = {("pytorch_zero2", "shared"), ("pytorch_zero3", "shared")}
 DEEPSPEED = {"deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"}
-UNUSED_OPTIONS = {"pytorch_ddp", "pytorch_zero1", "pytorch_zero2", "pytorch_zero3"} | DEEPSPEED
+UNUSED_OPTIONS = {"hf_trainer", "pytorch_ddp", "pytorch_zero1", "pytorch_zero2", "pytorch_zero3"} | DEEPSPEED
 
 
 def parities(world: World, args: dict[str, Any]) -> Any:
@@ -276,7 +276,7 @@ def train_with(
     def make(rows: Any) -> Batch:
         return collate(tokens, rows, 0, None)
 
-    Loop(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
+    strategies.loop_of(name)(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
     norms = [e["grad_norm"] for e in read_events(folder / f"events{world.rank}.jsonl") if e["event"] == "step"][-STEPS:]
     whole = {n: w for n, w in strategy.weights(trained_only=True).items() if n in wanted}
     assert world.rank != 0 or whole.keys() == wanted
@@ -291,7 +291,8 @@ def train_with(
 
 def prepared(name: str, world: World, how: dict[str, Any]) -> tuple[Any, LossModel]:
     """A strategy on a new model, settled as the worker does it."""
-    strategy, module = strategies.create(name, options_of(name, how)), built(how)
+    strategy: Any = strategies.create(name, options_of(name, how))
+    module, strategy.named_here = built(how), name
     strategy.setup(module, adamw(TrainSpec(lr=1e-2)), world.group, how.get("clip", 1.0))
     return strategy, module
 
@@ -310,7 +311,7 @@ def go_on(
         strategy.optimizer.zero_grad(set_to_none=True)
     plan = Plan(first, last, TrainSpec(lr=1e-2, schedule="constant"), 1, 1, lambda done: False, lambda done, stop: None)
     events = EventLog(folder / f"events{world.rank}.jsonl", world.rank)
-    Loop(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
+    strategies.loop_of(strategy.named_here)(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
 
 
 def bad_gradient(world: World, args: dict[str, Any]) -> Any:
