@@ -527,6 +527,17 @@ def reference_of(world: World, tokens: TokenSet, how: dict[str, Any]) -> tuple[d
     return {n: p.detach().clone() for n, p in named}, norms
 
 
+def trainer_bug(world: World, args: dict[str, Any]) -> Any:
+    """What the engine `hf_trainer` says of a bug that is planted into it, or None if it says nothing."""
+    plants.plant(args["plant"], world)
+    tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
+    try:
+        train_with("hf_trainer", world, tokens, {"accum": 2}, Path(args["folder"]))
+    except AllranksError as error:
+        return {"said": str(error), "kind": type(error).__name__}
+    return {"said": None, "kind": None}
+
+
 def reloaded_adapter(world: World, args: dict[str, Any]) -> Any:
     """For each strategy: trains an adapter, saves it, and compares its answers with those of plain PEFT that loads the files."""
     from peft import PeftModel

@@ -18,6 +18,18 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 KEY = "strategy.args"
 
+# What the records, the data and the checkpoints of a run ask for.
+FIXED: Json = {
+    "logging_strategy": "no",
+    "logging_nan_inf_filter": False,  # asks the device for every micro-batch, and hides what is not finite
+    "eval_strategy": "no",
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+    "remove_unused_columns": False,
+    "dataloader_pin_memory": False,
+    "ddp_broadcast_buffers": False,  # constants of the model, equal from the start
+}
 # Names that may be added, with their types: they change neither what a step means nor who writes what.
 FREE: dict[str, type] = {
     "ddp_bucket_cap_mb": int,
@@ -97,7 +109,7 @@ def read_options(options: Json) -> Json:
 def plan_options(
     name: str, options: Json, train: TrainSpec, batch: BatchPlan, world: int, dtype: str, device: str
 ) -> Json:
-    """The options, checked.
+    """The options, with all TrainingArguments that are known before the ranks start.
 
     Raises:
         SpecError: an argument contradicts the spec, or is not for users here.
@@ -111,8 +123,7 @@ def plan_options(
         find_unused_parameters=options["find_unused_parameters"],
         max_steps=train.max_steps,
     )
-    completed(options["args"], asked)
-    return options
+    return {**options, "args": completed(options["args"], asked)}
 
 
 def completed(given: Any, asked: Asked) -> Json:
@@ -129,7 +140,7 @@ def completed(given: Any, asked: Asked) -> Json:
     if problems:
         raise SpecError(f"{KEY}: " + "; ".join(problems))
     free = {name: value for name, value in given.items() if name in FREE}
-    return {name: value for name, (value, _) in settled.items() if value is not None} | _fixed() | free
+    return {name: value for name, (value, _) in settled.items() if value is not None} | FIXED | free
 
 
 def _settled(asked: Asked) -> Iterator[tuple[str, tuple[Any, str]]]:
@@ -159,21 +170,6 @@ def _settled(asked: Asked) -> Iterator[tuple[str, tuple[Any, str]]]:
     yield "ddp_find_unused_parameters", (asked.find_unused_parameters, "strategy.find_unused_parameters")
 
 
-def _fixed() -> Json:
-    """What the records, the data and the checkpoints of a run ask for."""
-    return {
-        "logging_strategy": "no",
-        "logging_nan_inf_filter": False,  # asks the device for every micro-batch, and hides what is not finite
-        "eval_strategy": "no",
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "remove_unused_columns": False,
-        "dataloader_pin_memory": False,
-        "ddp_broadcast_buffers": False,  # constants of the model, equal from the start
-    }
-
-
 def _problem(name: str, value: Any, settled: dict[str, tuple[Any, str]]) -> str | None:
     if name in settled:
         ours, key = settled[name]
@@ -182,6 +178,8 @@ def _problem(name: str, value: Any, settled: dict[str, tuple[Any, str]]) -> str 
         if ours is None or _equal(value, ours):
             return None
         return f"{name} is {value!r}, but {key} is {ours!r}; leave {name} out"
+    if name in FIXED and value == FIXED[name]:
+        return None
     if name in FREE:
         return None if type(value) is FREE[name] else f"{name}: {value!r} is no {FREE[name].__name__}"
     if name in NOT_OURS:

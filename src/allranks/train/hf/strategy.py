@@ -37,6 +37,7 @@ class HFTrainer:
 
     def __init__(self, find_unused_parameters: bool, args: dict[str, Any] | None) -> None:
         self.find_unused_parameters, self.args = find_unused_parameters, args
+        self.config = args  # kept in the run's folder
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
