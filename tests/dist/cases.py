@@ -575,6 +575,38 @@ def trainer_bug(world: World, args: dict[str, Any]) -> Any:
     return {"said": None, "kind": None}
 
 
+def evaluation_beside_trainer(world: World, args: dict[str, Any]) -> Any:
+    """Loss and collectives of our evaluation and of HF Trainer's, for several batch sizes."""
+    from benchmarks.trainer_evaluation import Collectives, trainer
+
+    folder = Path(args["folder"])
+    tokens, module = tokens_of(folder / f"rank{world.rank}of{world.size}", 23), built({"lora": True})
+    found = []
+    for size in args["sizes"]:
+        evaluator = Evaluator(world, module, tokens, pad_id=0, batch_size=size, classifier=False)
+        peer = trainer(module.model, tokens, size, folder / "trainer")
+        assert peer.accelerator.num_processes == world.size
+        with Collectives() as own:
+            ours = evaluator.run()
+        with Collectives() as its:
+            theirs = float(peer.evaluate()["eval_loss"])
+        found.append({"size": size, "ours": ours.loss, "said": ours.collectives, "theirs": theirs, "own": len(own.seen), "its": len(its.seen)})
+    return found
+
+
+def row_losses(world: World, args: dict[str, Any]) -> Any:
+    """(sum, targets) of each row, one at a time, by torch alone."""
+    tokens, module = tokens_of(Path(args["folder"]) / "plain", 23), built({"lora": True}).eval()
+    found = []
+    for row in range(23):
+        own = slice(int(tokens.offsets[row]), int(tokens.offsets[row + 1]))
+        ids, wanted = torch.from_numpy(tokens.ids[own].astype(np.int64)), torch.from_numpy(tokens.mask[own].astype(bool))[1:]
+        with torch.no_grad():
+            each = torch.nn.functional.cross_entropy(module.model(input_ids=ids[None]).logits[0, :-1], ids[1:], reduction="none")
+        found.append([float(each[wanted].double().sum()), int(wanted.sum())])
+    return found
+
+
 def reloaded_adapter(world: World, args: dict[str, Any]) -> Any:
     """For each strategy: trains an adapter, saves it, and compares its answers with those of plain PEFT that loads the files."""
     from peft import PeftModel

@@ -94,6 +94,19 @@ class _Bugs:
         hf_feed.Feed.__init__ = init  # type: ignore[method-assign]
 
     @staticmethod
+    def trainer_skips_rows(world: World) -> None:
+        """A loader that leaves a step out, on all ranks, once training goes on."""
+        usual = hf_feed.Feed.__iter__
+
+        def iterate(self: Any) -> Any:
+            accum = len(self._order.micro_batches(0))
+            for number, micro in enumerate(usual(self)):
+                if not accum <= number < 2 * accum:
+                    yield micro
+
+        hf_feed.Feed.__iter__ = iterate  # type: ignore[method-assign]
+
+    @staticmethod
     def trainer_averages(world: World) -> None:
         """The Trainer divides by the number of micro-steps on its own, as it does with losses that it holds for means."""
         hf_trainer.RanksTrainer.loss_is_scaled_for_ga = False

@@ -9,7 +9,7 @@ import pytest
 from tests.dist.harness import run_ranks
 
 pytestmark = pytest.mark.dist
-NAMES = ["pytorch_ddp", "zero2", "zero3", "pytorch_zero1", "pytorch_zero3"]
+NAMES = ["pytorch_ddp", "zero2", "zero3", "pytorch_zero1", "pytorch_zero3", "hf_trainer"]
 
 
 @pytest.mark.parametrize("how", [{"config": {"intermediate_size": 61}}, {"lora": True}], ids=["all", "lora"])

@@ -59,6 +59,7 @@ SHARE = {
     "deepspeed_zero1": 3 / 4,
     "deepspeed_zero2": 3 / 4,
     "deepspeed_zero3": 5 / 8,
+    "hf_trainer": 5 / 4,  # Accelerate's buckets lie beside the gradients
 }
 
 

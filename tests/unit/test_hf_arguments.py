@@ -19,13 +19,13 @@ def asked(**more: Any) -> Asked:
 
 
 def test_without_any_the_spec_says_all() -> None:
-    found = completed(None, asked(backend="gloo", timeout_s=60))
+    found = completed(None, asked(backend="gloo"))
     assert (found["per_device_train_batch_size"], found["gradient_accumulation_steps"], found["max_steps"]) == (
         2,
         3,
         10,
     )
-    assert (found["use_cpu"], found["ddp_backend"], found["ddp_timeout"]) == (True, "gloo", 60)
+    assert (found["use_cpu"], found["ddp_backend"]) == (True, "gloo")
     assert found["ddp_find_unused_parameters"] is False
     assert found["logging_nan_inf_filter"] is False
     assert found["save_strategy"] == found["eval_strategy"] == found["logging_strategy"] == "no"
@@ -43,6 +43,7 @@ def test_without_any_the_spec_says_all() -> None:
         ({"lr_scheduler_type": "cosine"}, "train.schedule"),
         ({"seed": 1}, "train.seed is 42"),
         ({"use_cpu": False}, "cluster.device"),
+        ({"ddp_timeout": 3600}, "cluster.timeout_s"),
         ({"ddp_find_unused_parameters": True}, "strategy.find_unused_parameters"),
         ({"optim": "adafactor"}, "the project's AdamW"),
         ({"bf16": True}, "model.dtype"),
@@ -88,8 +89,14 @@ def test_what_was_completed_is_taken_again() -> None:
     assert completed(once, asked(backend="gloo")) == once | {"ddp_backend": "gloo"}
 
 
+def test_a_backend_that_is_known_only_to_the_ranks_is_compared_there() -> None:
+    planned = completed({"ddp_backend": "nccl"}, asked())
+    with pytest.raises(SpecError, match=r"ddp_backend is 'nccl', but cluster\.backend is 'gloo'"):
+        completed(planned, asked(backend="gloo"))
+
+
 def test_every_name_stands_in_one_table_only() -> None:
-    settled = {k for k in completed(None, asked(backend="gloo", timeout_s=1)) if k not in NOT_OURS}
+    settled = {k for k in completed(None, asked(backend="gloo")) if k not in NOT_OURS}
     assert not set(FREE) & set(NOT_OURS)
     assert not settled & set(FREE)
 
@@ -98,7 +105,7 @@ def test_names_are_those_of_training_arguments() -> None:
     transformers = pytest.importorskip("transformers")
     known = set(transformers.TrainingArguments.__dataclass_fields__)
     assert set(FREE) <= known
-    assert set(completed(None, asked(backend="gloo", timeout_s=1, train=TrainSpec(epochs=1.0)))) <= known
+    assert set(completed(None, asked(backend="gloo", train=TrainSpec(epochs=1.0)))) <= known
 
 
 def test_no_torch_is_imported() -> None:

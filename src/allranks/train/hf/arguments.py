@@ -34,7 +34,6 @@ FIXED: Json = {
 FREE: dict[str, type] = {
     "ddp_bucket_cap_mb": int,
     "ddp_static_graph": bool,
-    "ddp_broadcast_buffers": bool,
     "full_determinism": bool,
     "log_level": str,
     "log_level_replica": str,
@@ -82,6 +81,7 @@ NOT_OURS: dict[str, str] = {
     "do_eval": "the section eval says when to evaluate",
     "do_predict": "the section eval says when to evaluate",
     "local_rank": "ranks come from the launcher",
+    "ddp_timeout": "cluster.timeout_s bounds every collective; the Trainer's own would be ignored on CPUs",
     "debug": "it looks into every forward",
     "use_cache": "keys and values are not kept in training",
 }  # fmt: skip
@@ -98,7 +98,6 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     find_unused_parameters: bool
     backend: str | None = None
     max_steps: int | None = None
-    timeout_s: int | None = None
 
 
 def read_options(options: Json) -> Json:
@@ -140,7 +139,8 @@ def completed(given: Any, asked: Asked) -> Json:
     if problems:
         raise SpecError(f"{KEY}: " + "; ".join(problems))
     free = {name: value for name, value in given.items() if name in FREE}
-    return {name: value for name, (value, _) in settled.items() if value is not None} | FIXED | free
+    later = {name: value for name, value in given.items() if name in ("ddp_backend",) and settled[name][0] is None}
+    return {name: value for name, (value, _) in settled.items() if value is not None} | FIXED | free | later
 
 
 def _settled(asked: Asked) -> Iterator[tuple[str, tuple[Any, str]]]:
@@ -166,28 +166,30 @@ def _settled(asked: Asked) -> Iterator[tuple[str, tuple[Any, str]]]:
     # On CPUs both are needed: without use_cpu no model is wrapped and the ranks drift apart in silence.
     yield "use_cpu", (asked.device == "cpu", "cluster.device")
     yield "ddp_backend", (asked.backend, "cluster.backend")
-    yield "ddp_timeout", (asked.timeout_s, "cluster.timeout_s")
     yield "ddp_find_unused_parameters", (asked.find_unused_parameters, "strategy.find_unused_parameters")
 
 
 def _problem(name: str, value: Any, settled: dict[str, tuple[Any, str]]) -> str | None:
     if name in settled:
-        ours, key = settled[name]
-        if ours is None and key.startswith("train.") and value not in (None, -1):
-            return f"{name} is {value!r}, but {key} is not given; set {key}"
-        if ours is None or _equal(value, ours):
-            return None
-        return f"{name} is {value!r}, but {key} is {ours!r}; leave {name} out"
-    if name in FIXED and value == FIXED[name]:
-        return None
+        return _contradiction(name, value, *settled[name])
     if name in FREE:
         return None if type(value) is FREE[name] else f"{name}: {value!r} is no {FREE[name].__name__}"
     if name in NOT_OURS:
-        return None if _is_off(value) else f"{name} cannot be set here: {NOT_OURS[name]}"
-    known = [*settled, *FREE, *NOT_OURS]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+        off = _is_off(value) or (name in FIXED and value == FIXED[name])
+        return None if off else f"{name} cannot be set here: {NOT_OURS[name]}"
+    if name in FIXED and value == FIXED[name]:
+        return None
+    near = difflib.get_close_matches(name, [*settled, *FREE, *NOT_OURS], n=1, cutoff=0.75)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"{name} cannot be set here{hint} (free to set: {', '.join(FREE)})"
+
+
+def _contradiction(name: str, value: Any, ours: Any, key: str) -> str | None:
+    if ours is None and key.startswith("train.") and value not in (None, -1):
+        return f"{name} is {value!r}, but {key} is not given; set {key}"
+    if ours is None or _equal(value, ours):
+        return None
+    return f"{name} is {value!r}, but {key} is {ours!r}; leave {name} out"
 
 
 def _equal(theirs: Any, ours: Any) -> bool:

@@ -19,7 +19,7 @@ from allranks.train.data.order import Order, Rows
 from allranks.train.data.prepared import TokenSet
 from allranks.train.hf import arguments
 from allranks.train.hf.callbacks import Records
-from allranks.train.hf.checks import check_norms, check_wrapped
+from allranks.train.hf.checks import bucket_bytes, check_norms, check_wrapped
 from allranks.train.hf.feed import Feed, check_rows, loader, prove_fed
 from allranks.train.hf.running import Running
 from allranks.train.hf.schedule import Schedule
@@ -94,6 +94,7 @@ class TrainerLoop:
                 device=self._world.device.type,
                 find_unused_parameters=strategy.find_unused_parameters,
                 backend=dist.get_backend(self._world.group),
+                max_steps=plan.train.max_steps,
             ),
         )
         return RanksTrainer(
@@ -111,6 +112,7 @@ class TrainerLoop:
         """The model is wrapped: look at it, and settle its buckets, before anything is trained."""
         check_wrapped(self._trainer, self._world, self._strategy.find_unused_parameters)
         if self._world.size > 1:
+            self._strategy.bucket_bytes = bucket_bytes(self._trainer.model_wrapped)
             self._rehearse()
         self._events.write(
             "engine",
@@ -145,9 +147,9 @@ class TrainerLoop:
         """Write the step down, and do what is due after it; True if all ranks are to stop."""
         work = self._running.end()
         step = work.step
-        check_rows(self._order, step, self._running.fed)
         if step == self._plan.first_step:
             prove_fed(self._world, self._order, step, self._running.fed)
+        check_rows(self._order, step, self._running.fed)
         with self._watcher.part("control"):
             agreed = self._ledger.exchange(work)
         if self._watcher.step_ends(step):

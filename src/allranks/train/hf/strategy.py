@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from allranks.train.shards import Shard, StateRange, whole_states, whole_weights
 from allranks.train.strategies.common import load_replicated_state, replicated_state, replicated_weights, trained
 from allranks.train.strategies.contract import MakeOptimizer
 from allranks.train.strategies.traffic import Sizes, Traffic
@@ -34,6 +35,7 @@ class HFTrainer:
     replicated, lockstep = True, False
     claims_overlap = True
     rehearse = False  # the loop does it, once the Trainer has wrapped the model
+    bucket_bytes = 0  # of the wrapper, beside the gradients; the loop looks
 
     def __init__(self, find_unused_parameters: bool, args: dict[str, Any] | None) -> None:
         self.find_unused_parameters, self.args = find_unused_parameters, args
@@ -60,6 +62,12 @@ class HFTrainer:
 
     def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
         return replicated_weights(self._model, trained_only)
+
+    def weight_shards(self) -> list[Shard]:
+        return whole_weights([*trained(self._model), *self._model.named_buffers()])
+
+    def state_ranges(self) -> list[StateRange]:
+        return whole_states(trained(self._model), self.optimizer, everywhere=True)
 
     def state_dict(self) -> dict[str, Any]:
         return replicated_state(self._model, self.optimizer)
