@@ -14,10 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, programs
-from benchmarks.strategies import WORKLOAD, launched, spread
+from benchmarks.strategies import launched, spread
 
 SAME = 1e-6
-ROWS = {"rows": 96, "longest": 160}
+WORKLOAD = {
+    "config": {
+        "hidden_size": 128,
+        "intermediate_size": 344,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+    "rows": 96,
+    "longest": 160,
+    "taught_steps": 60,
+}
 
 
 def judged(one: dict[str, Any]) -> dict[str, Any]:
@@ -69,21 +80,20 @@ def main() -> int:
     found: list[dict[str, Any]] = []
     for ranks in map(int, args.ranks.split(",")):
         with tempfile.TemporaryDirectory() as folder:
-            asked = {
-                "config": WORKLOAD["config"],
-                **ROWS,
-                "folder": folder,
-                "rounds": args.rounds,
-                "batch_sizes": [int(s) for s in args.batch_sizes.split(",")],
-            }
+            asked = {**WORKLOAD, "folder": folder, "rounds": args.rounds}
+            asked["batch_sizes"] = [int(s) for s in args.batch_sizes.split(",")]
             found += map(judged, launched("benchmarks.evaluation_ranks", asked, ranks, args.timeout))
     disturbed = clock.disturbance()
     show(found)
     lines = short_of(found)
     print("\n".join(lines) or "ours is one figure, and one collective, everywhere")
     if args.json:
-        workload = {"config": WORKLOAD["config"], "lora": True, **ROWS, "rounds": args.rounds}
-        written = {"workload": workload, "evaluations": found, "short_of": lines, "disturbed": disturbed}
+        written = {
+            "workload": {**WORKLOAD, "rounds": args.rounds},
+            "evaluations": found,
+            "short_of": lines,
+            "disturbed": disturbed,
+        }
         args.json.write_text(json.dumps({**written, "machine": machine.facts()}, indent=2) + "\n")
     return int(bool(lines))
 

@@ -11,28 +11,44 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
+from allranks.train.data.collate import collate
 from allranks.train.data.encode import EncodedRow
 from allranks.train.data.prepared import TokenSet, _map, _save
 from allranks.train.evaluate import Evaluator
+from allranks.train.losses import LossModel
 from allranks.train.world import World
 from benchmarks.strategies_ranks import built, on_ranks
 from benchmarks.trainer_evaluation import Collectives, trainer
 
 
-def uneven_rows(folder: Path, rows: int, longest: int) -> TokenSet:
-    """Random rows of 8 to `longest` tokens, of which a random prefix carries no loss, as prompts do not."""
+def rows_of_two_kinds(folder: Path, rows: int, longest: int) -> TokenSet:
+    """Long rows that repeat three tokens, and short ones that are random; the first third of a row carries no loss, as a
+    prompt does not. A model that has learned to repeat is good at the long ones and bad at the short ones."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(7)
     encoded = []
-    for length in rng.integers(8, longest + 1, rows):
+    for row in range(rows):
+        length = int(rng.integers(longest // 2, longest + 1) if row % 2 else rng.integers(8, 25))
+        ids = np.tile(rng.integers(4, 255, 3), longest)[:length] if row % 2 else rng.integers(4, 255, length)
         mask = np.ones(length, np.uint8)
-        mask[: int(rng.integers(1, length))] = 0
-        mask[-1] = 1
-        encoded.append(EncodedRow(ids=rng.integers(4, 255, length).astype(np.int32), mask=mask))
+        mask[: length // 3] = 0
+        encoded.append(EncodedRow(ids=ids.astype(np.int32), mask=mask))
     _save(folder, "eval", encoded, [[i] for i in range(rows)])
     return _map(folder, "eval")
+
+
+def taught(model: LossModel, tokens: TokenSet, steps: int) -> LossModel:
+    """The model after some steps on the long rows; the same on every rank."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
+    for step in range(steps):
+        batch = collate(tokens, (np.arange(8) * 2 + 1 + 16 * step) % len(tokens), 0, None)
+        (model(batch) / batch.tokens_trained).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
 
 
 def timed(world: World, evaluate: Callable[[], float]) -> tuple[float, float]:
@@ -77,8 +93,8 @@ def of_size(world: World, tokens: TokenSet, model: Any, args: dict[str, Any], si
 
 def work(world: World, args: dict[str, Any]) -> list[dict[str, Any]]:
     """All batch sizes."""
-    tokens = uneven_rows(Path(args["folder"]) / f"rank{world.rank}of{world.size}", args["rows"], args["longest"])
-    model = built(args["config"], lora=True)
+    tokens = rows_of_two_kinds(Path(args["folder"]) / f"rank{world.rank}", args["rows"], args["longest"])
+    model = taught(built(args["config"], lora=False), tokens, args["taught_steps"])
     return [of_size(world, tokens, model, args, size) for size in args["batch_sizes"]]
 
 

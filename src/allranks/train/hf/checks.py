@@ -49,7 +49,7 @@ def check_wrapped(trainer: Any, world: World, find_unused_parameters: bool) -> N
 
 def bucket_bytes(wrapped: Any) -> int:
     """What the wrapper keeps for communication beside the gradients: nothing where gradients are views into it."""
-    if wrapped.gradient_as_bucket_view:
+    if not isinstance(wrapped, DistributedDataParallel) or wrapped.gradient_as_bucket_view:
         return 0
     sizes = wrapped._get_ddp_logging_data().get("bucket_sizes", "")
     return sum(int(size) for size in str(sizes).split(",") if size.strip())
