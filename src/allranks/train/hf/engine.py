@@ -97,8 +97,9 @@ class TrainerLoop:
                 max_steps=plan.train.max_steps,
             ),
         )
+        self._feed = Feed(self._order, self._make_batch, first, total)
         return RanksTrainer(
-            feed=loader(Feed(self._order, self._make_batch, first, total)),
+            feed=loader(self._feed),
             running=self._running,
             ranks=self._world.size,
             begin=self._step_begins,
@@ -131,7 +132,7 @@ class TrainerLoop:
         ranks on sums depend on the layout. Else the first step after a resume would be rounded otherwise."""
         model: Any = self._trainer.model_wrapped
         model.train()
-        (model(self._make_batch(self._order.micro_batches(0)[0])) * 0.0).backward()
+        (model(self._feed.peek().batch) * 0.0).backward()
         self._strategy.optimizer.zero_grad(set_to_none=True)
 
     def _step_begins(self, done: int) -> None:

@@ -30,11 +30,19 @@ class Feed(IterableDataset[Micro]):
 
     def __init__(self, order: Order, make_batch: Callable[[Rows], Batch], first: int, last: int) -> None:
         self._order, self._make, self._first, self._last = order, make_batch, first, last
+        self._seen: Micro | None = None
+
+    def peek(self) -> Micro:
+        """The first micro-batch. It is still to come, and is not made twice."""
+        rows = self._order.micro_batches(self._first)[0]
+        self._seen = self._seen or Micro(rows, self._make(rows))
+        return self._seen
 
     def __iter__(self) -> Iterator[Micro]:
         for step in range(self._first, self._last):
             for rows in self._order.micro_batches(step):
-                yield Micro(rows, self._make(rows))
+                seen, self._seen = self._seen, None
+                yield seen or Micro(rows, self._make(rows))
 
 
 def loader(feed: Feed) -> DataLoader[Micro]:
