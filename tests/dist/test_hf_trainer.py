@@ -112,7 +112,7 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
     good(allranks("resume", background.run.name, cwd=tmp_path))
     for rank in (0, 1):
         assert steps(whole, rank) == steps(background.run, rank)
-    a, b = (load_file(run.checkpoint(150) / "state" / "weights.safetensors") for run in (whole, background.run))
+    a, b = (load_file(run.checkpoint(150) / "adapter_model.safetensors") for run in (whole, background.run))
     assert all(torch.equal(a[k], b[k]) for k in a)
 
 
@@ -141,7 +141,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(t
         assert words in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
     assert run.checkpoint_steps() == [1]
-    weights = load_file(run.checkpoint(1) / "state" / "weights.safetensors")
+    weights = load_file(run.checkpoint(1) / "model.safetensors")
     assert all(bool(torch.isfinite(v).all()) for v in weights.values())
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import accelerate
+import msgspec
 import torch.distributed as dist
 import transformers
 
@@ -87,7 +88,7 @@ class TrainerLoop:
         given = arguments.completed(
             strategy.args,
             arguments.Asked(
-                train=plan.train,
+                train=msgspec.structs.replace(plan.train, clip_norm=strategy.clip_norm),
                 micro_batch_size=len(micro[0]),
                 grad_accum=len(micro),
                 world_size=self._world.size,
