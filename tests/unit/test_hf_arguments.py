@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from allranks.errors import SpecError
+from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.spec.records import TrainSpec
 from allranks.train.hf.arguments import FREE, NOT_OURS, Asked, completed
 
@@ -111,3 +111,11 @@ def test_names_are_those_of_training_arguments() -> None:
 def test_no_torch_is_imported() -> None:
     code = "import allranks.train.hf.arguments, sys; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'numpy')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_machine_without_accelerate_is_told_so_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from allranks.train import strategies
+
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    with pytest.raises(EnvironmentNotAble, match=r"pip install 'allranks\[train\]'"):
+        strategies.create("hf_trainer", {})

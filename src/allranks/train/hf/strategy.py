@@ -19,12 +19,23 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from allranks.errors import EnvironmentNotAble
 from allranks.train.shards import Shard, StateRange, whole_states, whole_weights
 from allranks.train.strategies.common import load_replicated_state, replicated_state, replicated_weights, trained
 from allranks.train.strategies.contract import MakeOptimizer
 from allranks.train.strategies.traffic import Sizes, Traffic
 
 _OWN_LOOP = "hf_trainer: the Trainer runs the steps; train it with strategies.loop_of(name)"
+
+
+def _require_accelerate() -> None:
+    try:
+        import accelerate  # noqa: F401
+    except ImportError as error:
+        raise EnvironmentNotAble(
+            f"hf_trainer needs Accelerate, which cannot be imported: {str(error).splitlines()[0]}; "
+            "pip install 'allranks[train]', or take pytorch_ddp"
+        ) from None
 
 
 class HFTrainer:
@@ -38,6 +49,7 @@ class HFTrainer:
     bucket_bytes = 0  # of the wrapper, beside the gradients; the loop looks
 
     def __init__(self, find_unused_parameters: bool, args: dict[str, Any] | None) -> None:
+        _require_accelerate()  # before the model is loaded
         self.find_unused_parameters, self.args = find_unused_parameters, args
         self.config = args  # kept in the run's folder
 
