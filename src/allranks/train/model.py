@@ -11,6 +11,7 @@ from torch import nn
 from allranks.errors import DataError, EnvironmentNotAble, SpecError
 from allranks.spec.records import ModelSpec
 from allranks.train.data.tokenizer import first_line
+from allranks.train.moe import keep_routers_in_float32, routers_read_in_float32
 from allranks.train.tiny import ENCODERS, check_folder, family, tiny_config
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -80,15 +81,17 @@ def build_model(spec: ModelSpec, tokenizer: Any, *, dtype: str, labels: dict[str
         )
         try:
             torch.manual_seed(seed)  # a new classification head is drawn
-            model = kind.from_pretrained(
-                spec.name, revision=spec.revision, dtype=DTYPES[dtype], attn_implementation=spec.attention, **extra
-            )
+            with routers_read_in_float32(kind._model_mapping.get(type(_hub_config(spec)), None)):
+                model = kind.from_pretrained(
+                    spec.name, revision=spec.revision, dtype=DTYPES[dtype], attn_implementation=spec.attention, **extra
+                )
         except (OSError, ValueError, ImportError) as error:
             raise EnvironmentNotAble(f"model.name {spec.name}: cannot be loaded: {first_line(error)}") from None
         if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
             raise DataError(
                 f"model.name {spec.name}: the tokenizer has {len(tokenizer)} tokens, the model only {model.get_input_embeddings().weight.shape[0]}"
             )
+    keep_routers_in_float32(model)
     model.config.use_cache = False
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id

@@ -91,6 +91,9 @@ class Zero3:
     replicated, lockstep, rehearse = False, True, False
     claims_overlap = True
 
+    def __init__(self, offload: str) -> None:
+        self._on_host = offload == "optimizer"
+
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
     ) -> None:
@@ -111,7 +114,7 @@ class Zero3:
             id(f): part for unit in (*self._units, self._root) for f, part in zip(unit.flats, unit.parts, strict=True)
         }
         for flat in flats:
-            flat.make_pieces(parts[id(flat)])
+            flat.make_pieces(parts[id(flat)], on_host=self._on_host)
         self._trained = flats
         self.optimizer = make_optimizer(all_pieces(flats))
         self._gradients = ScatteredGradients(flats, group)
@@ -186,7 +189,10 @@ class Zero3:
     def step(self) -> torch.Tensor:
         self._gradients.give()
         pieces = [p for flat in self._trained for p in flat.pieces]
-        return clip_and_update(self.optimizer, pieces, self._clip_norm, self._group)
+        norm = clip_and_update(self.optimizer, pieces, self._clip_norm, self._group, self._trained[0].whole.device)
+        for flat in self._trained:
+            flat.take_update()
+        return norm
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
         blocks = [flat.bytes for unit in self._units for flat in unit.flats]
