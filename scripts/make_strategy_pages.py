@@ -39,6 +39,7 @@ class Page:
     comm: Bars = field(default_factory=list)
     options: str = "none"
     new: str = ""
+    code: str = ""  # where it is not a file of strategies/
 
 
 F, B = ("forward", 0, 20), ("backward", 20, 60)
@@ -126,6 +127,13 @@ PAGES = [
          "`deepspeed_zero2` keeps all weights on all ranks.", "A (2 P + T) g above those limits: all-gathers in forward and backward, reduce-scatters after backward",
          "(4P + 16T)/W, and what is whole by the two limits", "5/8", NONE_MISSING, [("wait", 0, 5), ("forward", 5, 25), ("wait", 25, 30), ("backward", 30, 72), ("wait", 72, 78), ("optimizer", 78, 82)],
          [("all-gather", i, i + 4) for i in (0, 6, 12, 18)] + [("all-gather", i, i + 4) for i in (26, 33, 44, 55)] + [("reduce-scatter", 72, 78)], DEEPSPEED, "DeepSpeed's stage 3"),
+    Page("hf_trainer", "Hugging Face's Trainer runs the steps in place of this project's loop; its Accelerate wraps the model in torch's "
+         "DistributedDataParallel. Data, loss, learning rates, records, evaluation, checkpoints and proofs are those of every strategy; see [HF Trainer](../hf_trainer.md).",
+         "Nothing in `pytorch_ddp`: it is there so that what people know of the Trainer can be compared on equal work, and so that a Trainer which trains alone is refused.",
+         "T g, in about T g / 25 MB all-reduces started within backward", "4P + 16T: as `pytorch_ddp`, and buckets beside the gradients", "5/4", OPTION,
+         [F, B, ("wait", 60, 63), ("optimizer", 63, 73)], [("all-reduce", 30, 39), ("all-reduce", 42, 51), ("all-reduce", 54, 63)],
+         "`find_unused_parameters` (false), `args` (none): more TrainingArguments, such as `ddp_bucket_cap_mb`", "the Trainer in place of the loop",
+         "hf/"),
 ]  # fmt: skip
 
 
@@ -179,7 +187,7 @@ def text(page: Page) -> str:
 | options | {page.options} |
 
 P: parameters; T: trained ones, n of them tensors, of g bytes each; A: micro-steps; W: ranks. The picture shows the order of things, not measured
-times. [All strategies](README.md); the code: `src/allranks/train/strategies/{page.name}.py`.
+times. [All strategies](README.md); the code: `src/allranks/train/{page.code or f"strategies/{page.name}.py"}`.
 """
 
 

@@ -79,7 +79,7 @@ class RunDir:
     @property
     def engine_config(self) -> Path:
         """The final configuration of another library's engine, where a strategy has one."""
-        return self.root / "deepspeed.json"
+        return self.root / "engine.json"
 
     def events_of(self, rank: int) -> Path:
         return self.events / f"rank{rank}.jsonl"

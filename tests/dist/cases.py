@@ -35,7 +35,7 @@ from allranks.train.data.order import Order
 from allranks.train.data.prepared import TokenSet, _map, _save
 from allranks.train.data.tokenizer import train_tokenizer
 from allranks.train.evaluate import Evaluator
-from allranks.train.loop import Loop, Plan
+from allranks.train.ledger import Plan
 from allranks.train.losses import LossModel
 from allranks.train.model import build_model
 from allranks.train.moe import routers_of
@@ -199,7 +199,7 @@ ONLY = {
 }
 REFUSED = {("pytorch_zero2", "shared"), ("pytorch_zero3", "shared")}
 DEEPSPEED = {"deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"}
-UNUSED_OPTIONS = {"pytorch_ddp", "pytorch_zero1", "pytorch_zero2", "pytorch_zero3"} | DEEPSPEED
+UNUSED_OPTIONS = {"hf_trainer", "pytorch_ddp", "pytorch_zero1", "pytorch_zero2", "pytorch_zero3"} | DEEPSPEED
 
 
 def parities(world: World, args: dict[str, Any]) -> Any:
@@ -316,7 +316,7 @@ def train_with(
     def make(rows: Any) -> Batch:
         return collate(tokens, rows, 0, None)
 
-    Loop(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
+    strategies.loop_of(name)(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
     norms = [e["grad_norm"] for e in read_events(folder / f"events{world.rank}.jsonl") if e["event"] == "step"][-STEPS:]
     whole = {n: w for n, w in strategy.weights(trained_only=True).items() if n in wanted}
     assert world.rank != 0 or whole.keys() == wanted
@@ -331,7 +331,8 @@ def train_with(
 
 def prepared(name: str, world: World, how: dict[str, Any]) -> tuple[Any, LossModel]:
     """A strategy on a new model, settled as the worker does it."""
-    strategy, module = strategies.create(name, options_of(name, how)), built(how)
+    strategy: Any = strategies.create(name, options_of(name, how))
+    module, strategy.named_here = built(how), name
     strategy.setup(module, adamw(TrainSpec(lr=1e-2)), world.group, how.get("clip", 1.0))
     return strategy, module
 
@@ -350,7 +351,7 @@ def go_on(
         strategy.optimizer.zero_grad(set_to_none=True)
     plan = Plan(first, last, TrainSpec(lr=1e-2, schedule="constant"), 1, 1, lambda done: False, lambda done, stop: None)
     events = EventLog(folder / f"events{world.rank}.jsonl", world.rank)
-    Loop(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
+    strategies.loop_of(strategy.named_here)(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
 
 
 def bad_gradient(world: World, args: dict[str, Any]) -> Any:
@@ -665,6 +666,49 @@ def reference_of(world: World, tokens: TokenSet, how: dict[str, Any]) -> tuple[d
         optimizer.step()
         optimizer.zero_grad()
     return {n: p.detach().clone() for n, p in named}, norms
+
+
+def trainer_bug(world: World, args: dict[str, Any]) -> Any:
+    """What the engine `hf_trainer` says of a bug that is planted into it, or None if it says nothing."""
+    plants.plant(args["plant"], world)
+    tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
+    try:
+        train_with("hf_trainer", world, tokens, {"accum": 2}, Path(args["folder"]))
+    except AllranksError as error:
+        return {"said": str(error), "kind": type(error).__name__}
+    return {"said": None, "kind": None}
+
+
+def evaluation_beside_trainer(world: World, args: dict[str, Any]) -> Any:
+    """Loss and collectives of our evaluation and of HF Trainer's, for several batch sizes."""
+    from benchmarks.trainer_evaluation import Collectives, trainer
+
+    folder = Path(args["folder"])
+    tokens, module = tokens_of(folder / f"rank{world.rank}of{world.size}", 23), built({"lora": True})
+    found = []
+    for size in args["sizes"]:
+        evaluator = Evaluator(world, module, tokens, pad_id=0, batch_size=size, classifier=False)
+        peer = trainer(module.model, tokens, size, folder / "trainer")
+        assert peer.accelerator.num_processes == world.size
+        with Collectives() as own:
+            ours = evaluator.run()
+        with Collectives() as its:
+            theirs = float(peer.evaluate()["eval_loss"])
+        found.append({"size": size, "ours": ours.loss, "said": ours.collectives, "theirs": theirs, "own": len(own.seen), "its": len(its.seen)})
+    return found
+
+
+def row_losses(world: World, args: dict[str, Any]) -> Any:
+    """(sum, targets) of each row, one at a time, by torch alone."""
+    tokens, module = tokens_of(Path(args["folder"]) / "plain", 23), built({"lora": True}).eval()
+    found = []
+    for row in range(23):
+        own = slice(int(tokens.offsets[row]), int(tokens.offsets[row + 1]))
+        ids, wanted = torch.from_numpy(tokens.ids[own].astype(np.int64)), torch.from_numpy(tokens.mask[own].astype(bool))[1:]
+        with torch.no_grad():
+            each = torch.nn.functional.cross_entropy(module.model(input_ids=ids[None]).logits[0, :-1], ids[1:], reduction="none")
+        found.append([float(each[wanted].double().sum()), int(wanted.sum())])
+    return found
 
 
 def reloaded_adapter(world: World, args: dict[str, Any]) -> Any:

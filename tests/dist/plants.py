@@ -9,6 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from allranks.train.hf import arguments as hf_arguments
+from allranks.train.hf import engine as hf_engine
+from allranks.train.hf import feed as hf_feed
+from allranks.train.hf import trainer as hf_trainer
 from allranks.train import moe
 from allranks.train.strategies import bucket_ddp_async, deepspeed_engine, deepspeed_shards, deepspeed_zero3, flat, fsdp2, gradients, scatter, simple_ddp, simple_ddp_ga, simple_ddp_hook, zero1, zero2, zero3
 from allranks.train.world import World
@@ -30,6 +34,8 @@ PLANTS = {
     "last_micro_step_not_scattered": ("zero2", "accumulation"),
     "adapters_not_averaged": ("pytorch_zero3", "lora_whole"),
     "adapters_summed": ("pytorch_zero2", "lora_whole"),
+    "trainer_averages_unchecked": ("hf_trainer", "accumulation"),
+    "trainer_mean_loss": ("hf_trainer", "plain"),
     "adapters_of_experts_not_averaged": ("pytorch_zero3", "moe_lora"),
     "routers_rounded": ("pytorch_zero3", "moe_bf16"),
     "update_left_on_the_host": ("zero1", "host_moments"),
@@ -50,7 +56,7 @@ _planted = ""
 
 def reader(world: World) -> int:
     """Whose rows this rank reads."""
-    return 0 if _planted == "sampler_fed_with_local_rank" else world.rank
+    return 0 if _planted in ("sampler_fed_with_local_rank", "trainer_same_rows") else world.rank
 
 
 def plant(name: str, world: World) -> None:
@@ -61,6 +67,74 @@ def plant(name: str, world: World) -> None:
 
 
 class _Bugs:
+    @staticmethod
+    def trainer_without_wrapper(world: World) -> None:
+        """On a CPU `ddp_backend` alone: two processes are counted, no model is wrapped."""
+        usual = hf_arguments.completed
+        hf_arguments.completed = lambda *args: usual(*args) | {"use_cpu": False}
+
+    @staticmethod
+    def trainer_without_wrapper_unchecked(world: World) -> None:
+        _Bugs.trainer_without_wrapper(world)
+        hf_engine.check_wrapped = lambda *args: None
+
+    @staticmethod
+    def trainer_without_wrapper_to_the_end(world: World) -> None:
+        _Bugs.trainer_without_wrapper_unchecked(world)
+        hf_engine.check_norms = lambda *args: None
+
+    @staticmethod
+    def trainer_alone(world: World) -> None:
+        """Neither `use_cpu` nor `ddp_backend`: each rank is a world of its own."""
+        usual = hf_arguments.completed
+        hf_arguments.completed = lambda *args: {k: v for k, v in usual(*args).items() if k not in ("use_cpu", "ddp_backend")}
+
+    @staticmethod
+    def trainer_other_rows(world: World) -> None:
+        """A sampler in between: the rows of the step after, on one rank."""
+        usual = hf_feed.Feed.__init__
+
+        def init(self: Any, order: Any, make: Any, first: int, last: int) -> None:
+            usual(self, order, make, first + world.rank, last + world.rank)
+
+        hf_feed.Feed.__init__ = init  # type: ignore[method-assign]
+
+    @staticmethod
+    def trainer_skips_rows(world: World) -> None:
+        """A loader that leaves a step out, on all ranks, once training goes on."""
+        usual = hf_feed.Feed.__iter__
+
+        def iterate(self: Any) -> Any:
+            accum = len(self._order.micro_batches(0))
+            for number, micro in enumerate(usual(self)):
+                if not accum <= number < 2 * accum:
+                    yield micro
+
+        hf_feed.Feed.__iter__ = iterate  # type: ignore[method-assign]
+
+    @staticmethod
+    def trainer_averages(world: World) -> None:
+        """The Trainer divides by the number of micro-steps on its own, as it does with losses that it holds for means."""
+        hf_trainer.RanksTrainer.loss_is_scaled_for_ga = False
+
+    @staticmethod
+    def trainer_averages_unchecked(world: World) -> None:
+        _Bugs.trainer_averages(world)
+        hf_trainer.RanksTrainer._refuse_other_loss = lambda self, used: None  # type: ignore[method-assign]
+
+    @staticmethod
+    def trainer_mean_loss(world: World) -> None:
+        """The mean over this rank's own tokens, as the Trainer takes it by default for such a model, instead of over all ranks'."""
+
+        def compute_loss(self: Any, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+            self._running.enter("forward")
+            loss = model(inputs.batch)
+            self._running.add(inputs, loss)
+            self._share = loss / inputs.batch.tokens_trained / self.args.gradient_accumulation_steps
+            return self._share
+
+        hf_trainer.RanksTrainer.compute_loss = compute_loss  # type: ignore[method-assign]
+
     @staticmethod
     def reduces_the_parameter(world: World) -> None:
         # picotron's DataParallelNaive: the hook's argument is the parameter

@@ -11,7 +11,7 @@ from tests.dist.harness import run_ranks
 from tests.dist.plants import HAVE_DEEPSPEED
 
 pytestmark = pytest.mark.dist
-NAMES = ["pytorch_ddp", "zero2", "zero3", "pytorch_zero1", "pytorch_zero3"]
+NAMES = ["pytorch_ddp", "zero2", "zero3", "pytorch_zero1", "pytorch_zero3", "hf_trainer"]
 DEEPSPEED = ["deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"]
 OTHERS = ["pytorch_ddp", "zero3", "pytorch_zero3"]
 ODD = {"config": {"intermediate_size": 61}}

@@ -76,6 +76,7 @@ SHARE = {
     "deepspeed_zero1": 3 / 4,
     "deepspeed_zero2": 3 / 4,
     "deepspeed_zero3": 5 / 8,
+    "hf_trainer": 5 / 4,  # Accelerate's buckets lie beside the gradients
 }
 
 
@@ -102,7 +103,8 @@ def test_a_state_loads_at_another_number_of_ranks(tmp_path: Path) -> None:
 
 
 def test_a_step_that_is_not_finite_on_one_rank_changes_nothing_on_any(tmp_path: Path) -> None:
-    for found in run_ranks("bad_gradient", 2, tmp_path, folder=tmp_path, names=NAMES):
+    own = [n for n in NAMES if n != "hf_trainer"]  # its engine makes the steps; test_hf_trainer.py has such a run
+    for found in run_ranks("bad_gradient", 2, tmp_path, folder=tmp_path, names=own):
         for one in found:
             assert one["same"] and one["finite"][:3] == [True, True, False], one
 

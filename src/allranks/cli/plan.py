@@ -54,6 +54,8 @@ def show_plan(plan: LaunchPlan, as_json: bool, script: str | None = None) -> Non
             f" = {plan.batch.global_batch_size} sequences",
             highlight=False,
         )
+    if any(value is not None for value in plan.strategy_options.values()):
+        console.print(f"{plan.strategy}: {escape(_options(plan.strategy_options))}", highlight=False)
     ranks = Table(title="Ranks", title_justify="left")
     for name in ("rank", "node", "local rank", "host"):
         ranks.add_column(name)
@@ -78,3 +80,14 @@ def show_plan(plan: LaunchPlan, as_json: bool, script: str | None = None) -> Non
     if script:
         console.print("\nBatch script:\n")
         console.print(script, highlight=False, markup=False, soft_wrap=True)
+
+
+def _options(options: dict[str, object]) -> str:
+    """Options in YAML's short form, on one line; what has no value is left out."""
+    parts = []
+    for name, value in options.items():
+        if isinstance(value, dict):
+            parts.append(f"{name}: {{{_options(value)}}}")
+        elif value is not None:
+            parts.append(f"{name}: {str(value).lower() if isinstance(value, bool) else value}")
+    return ", ".join(parts)

@@ -109,7 +109,25 @@ def content(tensor: torch.Tensor) -> bytes:
     return f"{int(plain)} {int(weighted)}".encode()
 
 
-def _check_weights(world: World, model: nn.Module, before_sharding: bytes | None) -> str:
+def prove_weights(world: World, model: nn.Module, when: str) -> str:
+    """The hash of the weights, which is the same on all ranks. Every rank calls.
+
+    Args:
+        when: for the message, such as ``after step 10``.
+
+    Raises:
+        ProofFailed: a rank has other weights.
+    """
+    return _check_weights(world, model, None, f"proof {when}", "Their gradients were not averaged over the ranks")
+
+
+def _check_weights(
+    world: World,
+    model: nn.Module,
+    before_sharding: bytes | None,
+    proof: str = "step-0 proof",
+    cure: str = "Ranks must build the same model from the same seed and files",
+) -> str:
     mine = before_sharding or weights_digest(model)
     digests = [bytes(t.tolist()) for t in _all_gather(world, torch.tensor(list(mine), dtype=torch.uint8))]
     if len(set(digests)) == 1:
@@ -117,8 +135,8 @@ def _check_weights(world: World, model: nn.Module, before_sharding: bytes | None
     usual = max(set(digests), key=digests.count)
     odd = [r for r, d in enumerate(digests) if d != usual]
     raise ProofFailed(
-        f"step-0 proof: the weights are not equal on all ranks: rank {_list(odd)} differs from the others"
-        f"{'' if before_sharding else _where_they_differ(world, model, odd[0])}. Ranks must build the same model from the same seed and files"
+        f"{proof}: the weights are not equal on all ranks: rank {_list(odd)} differs from the others"
+        f"{'' if before_sharding else _where_they_differ(world, model, odd[0])}. {cure}"
     )
 
 

@@ -35,7 +35,7 @@ from allranks.train.data.order import Order, steps_of_epochs
 from allranks.train.data.prepared import Prepared, prepare
 from allranks.train.evaluate import EvalResult, Evaluator
 from allranks.train.generate import answer
-from allranks.train.loop import Loop, Plan
+from allranks.train.ledger import Plan
 from allranks.train.losses import LossModel
 from allranks.train.model import build_model, count_parameters, is_classifier
 from allranks.train.moe import ExpertLoad
@@ -275,7 +275,7 @@ class Worker:
         plan = Plan(first_step, total, spec.train, spec.observe.log_every, batch.global_batch_size, is_due, at_edge)
         watcher = self._watcher(built, first_step, total)
         try:
-            outcome = Loop(
+            outcome = strategies.loop_of(self._plan.strategy)(
                 self._world, built.strategy, order, data.train, make_batch, plan, self._events, self._stop, watcher
             ).run()
         except NonFiniteLoss as error:

@@ -15,6 +15,7 @@ from allranks.errors import SpecError
 if TYPE_CHECKING:
     from allranks.planning import BatchPlan
     from allranks.spec.records import RunSpec
+    from allranks.train.loop import Loop
     from allranks.train.strategies.contract import Strategy
 
 
@@ -28,6 +29,7 @@ class Entry:
     choices: dict[str, tuple[str, ...]] = field(default_factory=dict)  # options that are one of some words
     single_process: bool = False
     planner: str = ""  # a module without torch, with `read_options` and `plan_options`
+    engine: str = ".loop:Loop"  # what runs the optimizer steps
 
 
 FSDP2_OPTIONS: dict[str, Any] = {"find_unused_parameters": False, "adapters": "auto", "offload": "none"}
@@ -86,6 +88,13 @@ REGISTRY: dict[str, Entry] = {
     "deepspeed_zero3": Entry(
         "deepspeed_zero3:DeepSpeedZero3", "DeepSpeed, everything in parts", DEEPSPEED, planner="deepspeed_config"
     ),
+    "hf_trainer": Entry(
+        ".hf.strategy:HFTrainer",
+        "Hugging Face Trainer and Accelerate in place of the loop",
+        {"find_unused_parameters": False, "args": None},
+        planner=".hf.arguments",
+        engine=".hf.engine:TrainerLoop",
+    ),
 }
 
 
@@ -142,7 +151,13 @@ def plan_options(spec: RunSpec, batch: BatchPlan | None, *, world: int, dtype: s
 
 
 def _planner(known: Entry) -> Any:
-    return import_module(f"{__name__}.{known.planner}")
+    return import_module(f".{known.planner}", __name__)
+
+
+def _named(target: str) -> Any:
+    """What stands in the registry as ``module:attribute``; a dot before the module leads out of this folder."""
+    module, _, attribute = target.partition(":")
+    return getattr(import_module(f".{module}", __name__), attribute)
 
 
 def remarks_on(options: dict[str, Any], device: str) -> tuple[str, ...]:
@@ -157,6 +172,9 @@ def remarks_on(options: dict[str, Any], device: str) -> tuple[str, ...]:
 
 def create(name: str, options: dict[str, Any]) -> Strategy:
     """Import and build a strategy (imports torch)."""
-    module, _, attribute = entry(name).target.partition(":")
-    cls = getattr(import_module(f"{__name__}.{module}"), attribute)
-    return cls(**resolve_options(name, options))
+    return _named(entry(name).target)(**resolve_options(name, options))
+
+
+def loop_of(name: str) -> type[Loop]:
+    """The engine that runs a strategy's optimizer steps: `train.loop.Loop`, or one that is made and run like it."""
+    return _named(entry(name).engine)

@@ -43,13 +43,18 @@ def clip_and_update(
     here = norm.to(parameters[0].device if parameters else home)
     if clip_norm is not None:
         torch.nn.utils.clip_grads_with_norm_(parameters, clip_norm, here)
-    bad = (~torch.isfinite(here)).float()
-    earlier = getattr(optimizer, "found_inf", None)
-    optimizer.found_inf = bad if earlier is None else torch.maximum(bad, earlier)  # type: ignore[attr-defined]
-    optimizer.grad_scale = None  # type: ignore[attr-defined]
+    skip_if_not_finite(optimizer, here)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm
+
+
+def skip_if_not_finite(optimizer: torch.optim.Optimizer, norm: torch.Tensor) -> None:
+    """Tell a fused optimizer to leave out the step that follows, and all later ones, if the norm is not finite."""
+    bad = (~torch.isfinite(norm)).float()
+    earlier = getattr(optimizer, "found_inf", None)
+    optimizer.found_inf = bad if earlier is None else torch.maximum(bad, earlier)  # type: ignore[attr-defined]
+    optimizer.grad_scale = None  # type: ignore[attr-defined]
 
 
 def replicated_weights(model: nn.Module, trained_only: bool) -> dict[str, torch.Tensor]:
