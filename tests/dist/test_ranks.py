@@ -158,7 +158,7 @@ MECHANISM = [
 ]
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.full)])
 def test_collectives_are_those_of_the_formula(tmp_path: Path, world: int) -> None:
     for found in run_ranks("mechanism", world, tmp_path, folder=tmp_path, pairs=MECHANISM):
         assert [one for one in found if one["problem"]] == []
