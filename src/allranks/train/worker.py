@@ -31,9 +31,10 @@ from allranks.train.data.order import Order, steps_of_epochs
 from allranks.train.data.prepared import Prepared, prepare
 from allranks.train.evaluate import EvalResult, Evaluator
 from allranks.train.generate import answer
+from allranks.train.loading.filler import Filler
 from allranks.train.loop import Loop, Plan
 from allranks.train.losses import LossModel
-from allranks.train.model import build_model, count_parameters, is_classifier
+from allranks.train.model import count_parameters, is_classifier, load_model
 from allranks.train.optim import adamw
 from allranks.train.proof import prove, tensors_digest, weights_digest
 from allranks.train.strategies.contract import Strategy
@@ -142,24 +143,27 @@ class Worker:
         spec, world = self._spec, self._world
         started = time.perf_counter()
         strategy = strategies.create(self._plan.strategy, dict(self._plan.strategy_options))  # a missing library: first
-        model = build_model(
-            self._model_spec, data.tokenizer, dtype=self._plan.dtype, labels=data.facts.labels, seed=spec.train.seed
-        )
         base = self._model_spec.name
         if base.startswith("tiny:"):
             base = str(self._run.model)
-            if world.is_first and spec.adapter.type != "none" and not (self._run.model / "config.json").exists():
-                model.save_pretrained(base)  # type: ignore[operator]
-                data.tokenizer.save_pretrained(base)
+        model, filler = load_model(
+            world,
+            self._model_spec,
+            data.tokenizer,
+            dtype=self._plan.dtype,
+            labels=data.facts.labels,
+            seed=spec.train.seed,
+            replicated=strategy.replicated,
+            built=partial(self._keep_base, data.tokenizer),
+        )
         model = adapters.add_adapter(model, spec.adapter, classifier=self._classifier, base=base, seed=spec.train.seed)
         model.to(world.device)
         if self._model_spec.compile:
             model.compile()
         loss_model = LossModel(model, classifier=self._classifier)
-        digest = None if strategy.replicated else weights_digest(model)
-        rng.seed_rank(spec.train.seed, world.rank)
         total, trained = count_parameters(model)  # whole: a strategy may leave nothing but empty tensors behind
-        strategy.setup(loss_model, adamw(spec.train), world.group, spec.train.clip_norm)
+        filler.begin(loss_model, model)
+        digest = self._set_up(strategy, filler, loss_model, model)
         for remark in getattr(strategy, "remarks", ()):
             self._events.write("remark", what="strategy", message=remark)
             if world.is_first:
@@ -185,6 +189,29 @@ class Worker:
             {"strategy": self._plan.strategy, "run": self._run.name},
         )
         return Built(model, loss_model, strategy, saver, digest)
+
+    def _keep_base(self, tokenizer: Any, model: Any) -> None:
+        """What adapters of a model built from a config name as their base."""
+        folder = self._run.model
+        if self._spec.adapter.type != "none" and not (folder / "config.json").exists():
+            model.save_pretrained(str(folder))
+            tokenizer.save_pretrained(str(folder))
+
+    def _set_up(
+        self, strategy: Strategy, filler: Filler, loss_model: LossModel, model: torch.nn.Module
+    ) -> bytes | None:
+        """The strategy on the model, with its weights given on the way; the digest of the whole where none holds it."""
+        in_parts = hasattr(strategy, "filler")
+        if in_parts:
+            strategy.filler = filler  # type: ignore[attr-defined]
+        else:
+            filler.whole(loss_model.named_parameters())
+        digest = None if in_parts or strategy.replicated else weights_digest(model)
+        rng.seed_rank(self._spec.train.seed, self._world.rank)
+        strategy.setup(loss_model, adamw(self._spec.train), self._world.group, self._spec.train.clip_norm)
+        parts_digest, loaded = filler.finish()
+        self._events.write("load", **msgspec.to_builtins(loaded))
+        return parts_digest if in_parts else digest
 
     def _tell_engine(self, strategy: Strategy) -> None:
         """Where another library's engine does the work: its version, the time it took to start, and its configuration."""

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 
 from allranks.errors import SpecError
 from allranks.train.adapters import is_adapted
+from allranks.train.loading.filler import Filler
 from allranks.train.strategies.common import clip_and_update, load_states_by_name, states_by_name, trained
 from allranks.train.strategies.contract import MakeOptimizer
 from allranks.train.strategies.gradients import broadcast_from_first, gradient_of
@@ -38,6 +39,7 @@ class FSDP2:
     claims_overlap = True
     reshard_after_forward: bool
     remarks: tuple[str, ...] = ()
+    filler: Filler | None = None  # gives the model its weights, after it is sharded; None: it has them
 
     def __init__(self, find_unused_parameters: bool, adapters: str) -> None:
         self._zeros, self._adapters = find_unused_parameters, adapters
@@ -46,7 +48,10 @@ class FSDP2:
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
     ) -> None:
         self.module, self._group, self._clip_norm = model, group, clip_norm
+        device = self.filler.device if self.filler else next(model.parameters()).device
         broadcast_from_first(model, group)
+        if self.filler:
+            self.filler.prepare_parts(model)
         blocks = blocks_of(model)
         require_own_weights(model, blocks)
         self._kept = trained(model) if keeps_whole(model, self._adapters, dist.get_world_size(group)) else []
@@ -57,12 +62,14 @@ class FSDP2:
             [p for p in model.parameters() if p not in within | ignored],
         ):
             require_one_dtype(model, unit)
-        mesh = DeviceMesh.from_group(group, next(model.parameters()).device.type)
+        mesh = DeviceMesh.from_group(group, device.type)
         for block in blocks:
             fully_shard(
                 block, mesh=mesh, reshard_after_forward=self.reshard_after_forward, ignored_params=ignored & within
             )
         root = fully_shard(model, mesh=mesh, reshard_after_forward=False, ignored_params=ignored)
+        if self.filler:
+            self.filler.parts(model)
         self._root = cast(FSDPModule, root)
         # evaluation may be the first forward, and begins beneath the root; a block must not take itself for the root then
         self._root._get_fsdp_state()._lazy_init()

@@ -25,6 +25,7 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
+from allranks.train.loading.filler import Filler
 from allranks.train.strategies.bucket_ddp_async import cut
 from allranks.train.strategies.common import clip_and_update, trained
 from allranks.train.strategies.contract import MakeOptimizer
@@ -81,6 +82,7 @@ class Zero3:
     optimizer: torch.optim.Optimizer
     replicated, lockstep, rehearse = False, True, False
     claims_overlap = True
+    filler: Filler | None = None  # gives the model its weights, unit by unit; None: it has them
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
@@ -120,11 +122,20 @@ class Zero3:
         places = Counter(p for _, p in model.named_parameters(remove_duplicate=False))
         # a weight with two places would be freed by the one block while another needs it: it stays with the rest
         groups = [[(named.pop(p), p) for p in block.parameters() if places[p] == 1] for block in blocks]
-        units = [Unit(flats_of([part], self._group), gathering) for part in groups]
+        units = [self._unit([part], gathering) for part in groups]
         # what is in no block (embeddings, head) is gathered together, but its gradients travel in pieces as large as a block
         largest = max((flat.bytes for unit in units for flat in unit.flats), default=0)
         rest = [[(named[p], p) for p in part] for part in cut(list(named), largest)]
-        return Unit(flats_of(rest, self._group), gathering), units
+        return self._unit(rest, gathering), units
+
+    def _unit(self, parts: list[list[tuple[str, nn.Parameter]]], gathering: dist.ProcessGroup) -> Unit:
+        flats = flats_of(parts, self._group)
+        for flat in flats if self.filler else ():
+            self.filler.whole(flat.named)  # type: ignore[union-attr]
+        unit = Unit(flats, gathering)
+        for flat, part in zip(flats, unit.parts, strict=True) if self.filler else ():
+            self.filler.kept_spans(flat.named, flat.spans, part, flat.low)  # type: ignore[union-attr]
+        return unit
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         self._root.use()

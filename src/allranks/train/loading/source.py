@@ -1,0 +1,106 @@
+"""Where weights come from, one tensor at a time, by their names in the bare model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from allranks.errors import EnvironmentNotAble
+from allranks.train.data.tokenizer import first_line
+from allranks.train.loading.files import Stored
+from allranks.train.loading.recipes import Recipe, Recipes
+
+MAPPED_BYTES = 64 << 20  # of a file's pages that stay mapped behind the reader
+
+
+class Source(Protocol):
+    """Gives weights on the CPU. Only the rank that reads has one."""
+
+    read_bytes: int
+
+    def take(self, name: str) -> torch.Tensor:
+        """The tensor, which the source then forgets."""
+        ...
+
+    def mapped(self, name: str) -> torch.Tensor | None:
+        """The tensor as a view of its file, whose pages all processes of a node share; None where it must be made."""
+        ...
+
+
+class FileSource:
+    """From safetensors files, read as they are asked for: pages are mapped, used, and given back."""
+
+    def __init__(self, stored: Mapping[str, Stored], recipes: Recipes, model: Any) -> None:
+        self._stored, self._recipes, self._model = stored, recipes, model
+        self._open: dict[Path, Any] = {}
+        self._since = 0
+        self._made: dict[str, torch.Tensor] = {}
+        self.read_bytes = 0
+
+    def take(self, name: str) -> torch.Tensor:
+        if name in self._made:
+            return self._made.pop(name)
+        recipe = self._recipes.by_name[name]
+        made = recipe.make(lambda part: self._read(part, self._recipes.dtypes[name]), self._model)
+        tensor = made.pop(name).to(self._recipes.dtypes[name])
+        self._made |= {n: t for n, t in made.items() if n in self._recipes.by_name}
+        if self._since > MAPPED_BYTES:
+            self._open.clear()
+            self._since = 0
+        return tensor
+
+    def mapped(self, name: str) -> torch.Tensor | None:
+        recipe = self._recipes.by_name.get(name)
+        if recipe is None or not self._is_plain(recipe):
+            return None
+        tensor = self._tensor(recipe.parts[0][1])
+        return tensor if tensor.dtype == self._recipes.dtypes[name] else None
+
+    def _is_plain(self, recipe: Recipe) -> bool:
+        return recipe.rule is None and len(recipe.parts) == 1
+
+    def _read(self, part: str, dtype: torch.dtype) -> torch.Tensor:
+        self.read_bytes += self._stored[part].bytes
+        self._since += self._stored[part].bytes
+        tensor = self._tensor(part)
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    def _tensor(self, part: str) -> torch.Tensor:
+        from safetensors import SafetensorError, safe_open
+
+        file = self._stored[part].file
+        try:
+            if file not in self._open:
+                self._open[file] = safe_open(file, framework="pt")
+            return self._open[file].get_tensor(part)
+        except (OSError, SafetensorError) as error:
+            raise EnvironmentNotAble(f"{file}: {part} cannot be read: {first_line(error)}") from None
+
+
+class ModelSource:
+    """From a model that was drawn whole in this process: each tensor is let go as it is taken."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._tensors = {n: p.detach() for n, p in model.named_parameters()} | dict(model.named_buffers())
+        self.read_bytes = 0
+
+    def take(self, name: str) -> torch.Tensor:
+        return self._tensors.pop(name)
+
+    def mapped(self, name: str) -> torch.Tensor | None:
+        return None
+
+
+def fingerprint(stored: Mapping[str, Stored]) -> bytes:
+    """Of files, from their headers: equal where they are copies of each other, or one on a shared file system."""
+    digest = hashlib.sha256()
+    for name, entry in sorted(stored.items()):
+        with suppress(OSError):
+            digest.update(f"{name} {entry.file.name} {entry.file.stat().st_size} {entry.dtype} {entry.shape}".encode())
+    return digest.digest()
