@@ -593,11 +593,11 @@ def save_failure(world: World, args: dict[str, Any]) -> Any:
     return {"said": said, "steps": run.checkpoint_steps(), "digest": weights_digest(model).hex()}
 
 
-def main() -> None:
+def main(known: dict[str, Any]) -> None:
     case, result, args = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     world = world_of()
     try:
-        value = globals()[case](world, args)
+        value = known[case](world, args)
         result.write_text(json.dumps(value))
         dist.barrier()
     finally:
@@ -605,4 +605,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(globals())

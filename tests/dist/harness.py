@@ -37,7 +37,7 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def run_ranks(case: str, world_size: int, tmp_path: Path, limit_s: float = 120, **args: Any) -> list[Any]:
+def run_ranks(case: str, world_size: int, tmp_path: Path, limit_s: float = 120, module: str = "cases", **args: Any) -> list[Any]:
     """The JSON value that each rank's case returned; fails with the ranks' output if one did not end well."""
     port = str(free_port())
     processes = []
@@ -46,7 +46,7 @@ def run_ranks(case: str, world_size: int, tmp_path: Path, limit_s: float = 120, 
             **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
             "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{REPO}:{os.environ.get('PYTHONPATH', '')}",
         }  # fmt: skip
-        command = [sys.executable, "-m", "tests.dist.cases", case, str(tmp_path / f"{case}.{world_size}.{rank}.json"), json.dumps(args, default=str)]
+        command = [sys.executable, "-m", f"tests.dist.{module}", case, str(tmp_path / f"{case}.{world_size}.{rank}.json"), json.dumps(args, default=str)]
         processes.append(subprocess.Popen(command, env=env, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     deadline = time.monotonic() + limit_s
     outputs = []

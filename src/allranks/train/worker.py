@@ -31,12 +31,12 @@ from allranks.train.data.order import Order, steps_of_epochs
 from allranks.train.data.prepared import Prepared, prepare
 from allranks.train.evaluate import EvalResult, Evaluator
 from allranks.train.generate import answer
-from allranks.train.loading.filler import Filler
+from allranks.train.loading.setup import set_up
 from allranks.train.loop import Loop, Plan
 from allranks.train.losses import LossModel
 from allranks.train.model import count_parameters, is_classifier, load_model
 from allranks.train.optim import adamw
-from allranks.train.proof import prove, tensors_digest, weights_digest
+from allranks.train.proof import prove, tensors_digest
 from allranks.train.strategies.contract import Strategy
 from allranks.train.watching import StepWatcher, Unwatched
 from allranks.train.world import World, join, leave
@@ -162,8 +162,11 @@ class Worker:
             model.compile()
         loss_model = LossModel(model, classifier=self._classifier)
         total, trained = count_parameters(model)  # whole: a strategy may leave nothing but empty tensors behind
-        filler.begin(loss_model, model)
-        digest = self._set_up(strategy, filler, loss_model, model)
+        rng.seed_rank(spec.train.seed, world.rank)
+        digest, loaded = set_up(
+            strategy, filler, loss_model, model, adamw(spec.train), world.group, spec.train.clip_norm
+        )
+        self._events.write("load", **msgspec.to_builtins(loaded))
         for remark in getattr(strategy, "remarks", ()):
             self._events.write("remark", what="strategy", message=remark)
             if world.is_first:
@@ -196,22 +199,6 @@ class Worker:
         if self._spec.adapter.type != "none" and not (folder / "config.json").exists():
             model.save_pretrained(str(folder))
             tokenizer.save_pretrained(str(folder))
-
-    def _set_up(
-        self, strategy: Strategy, filler: Filler, loss_model: LossModel, model: torch.nn.Module
-    ) -> bytes | None:
-        """The strategy on the model, with its weights given on the way; the digest of the whole where none holds it."""
-        in_parts = hasattr(strategy, "filler")
-        if in_parts:
-            strategy.filler = filler  # type: ignore[attr-defined]
-        else:
-            filler.whole(loss_model.named_parameters())
-        digest = None if in_parts or strategy.replicated else weights_digest(model)
-        rng.seed_rank(self._spec.train.seed, self._world.rank)
-        strategy.setup(loss_model, adamw(self._spec.train), self._world.group, self._spec.train.clip_norm)
-        parts_digest, loaded = filler.finish()
-        self._events.write("load", **msgspec.to_builtins(loaded))
-        return parts_digest if in_parts else digest
 
     def _tell_engine(self, strategy: Strategy) -> None:
         """Where another library's engine does the work: its version, the time it took to start, and its configuration."""
