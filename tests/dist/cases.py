@@ -20,7 +20,7 @@ from allranks.planning import BatchPlan, make_plan
 from allranks.rundir import RunDir
 from allranks.spec import parse_spec
 from allranks.spec.records import AdapterSpec, ModelSpec, TrainSpec
-from allranks.train import strategies
+from allranks.train import shards, strategies
 from allranks.train.adapters import add_adapter
 from allranks.train.checkpoint import Saver
 from allranks.train.compare.memory import Held
@@ -431,6 +431,43 @@ def adapter_saves(world: World, args: dict[str, Any]) -> Any:
             weights = strategy.weights(trained_only=True)
         found[how] = {"collectives": len(calls.seen), "weights": len(weights)}
     return found
+
+
+def save_shards(world: World, args: dict[str, Any]) -> Any:
+    """Each strategy's state after two steps, in parts and, for comparison, whole."""
+    tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
+    for name in args["names"]:
+        strategy, _ = prepared(name, world, args["how"])
+        go_on(strategy, world, tokens, args["how"], 0, 2, Path(args["folder"]))
+        folder = Path(args["folder"]) / name
+        with _Collectives() as calls:
+            parts = [*strategy.weight_shards(), *shards.state_shards(strategy.state_ranges())]
+        assert not calls.seen, calls.seen
+        shards.write(parts, folder, world.control)
+        state = strategy.state_dict()
+        if world.is_first:
+            torch.save(state, Path(args["folder"]) / f"{name}.pt")
+
+
+def load_shards(world: World, args: dict[str, Any]) -> Any:
+    """What differs once each strategy has read what each other one wrote."""
+    wrong = []
+    for name in args["names"]:
+        for source in args["sources"]:
+            strategy, _ = prepared(name, world, args["how"])
+            folder = Path(args["folder"]) / source
+            ranges = strategy.state_ranges()
+            room = shards.room_for_state(ranges, shards.sizes(folder))
+            shards.read([*strategy.weight_shards(), *room], folder, world.control)
+            again = strategy.state_dict()
+            if not world.is_first:
+                continue
+            saved = torch.load(Path(args["folder"]) / f"{source}.pt", weights_only=True)
+            pairs = [(n, t, again["model"].get(n)) for n, t in saved["model"].items()]
+            pairs += [(f"{n} {k}", t, again["optimizer"].get(n, {}).get(k)) for n, s in saved["optimizer"].items() for k, t in s.items()]
+            assert len(pairs) > 20
+            wrong += [(name, source, n) for n, a, b in pairs if b is None or not torch.equal(a, b)]
+    return wrong
 
 
 def _spoil(plant: str | None, saved: dict[str, Any]) -> None:

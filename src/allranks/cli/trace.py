@@ -86,9 +86,9 @@ def as_document(
 def _compare(reports: list[TraceReport], other: Path, workers: int | None) -> Comparison:
     """Our newest report against the other's newest."""
     from allranks.trace import analyse
-    from allranks.trace.diff import compare_reports
+    from allranks.trace.diff import compare_last
 
-    return compare_reports(reports[-1], analyse([other], workers=workers)[-1])
+    return compare_last(reports, analyse([other], workers=workers))
 
 
 def _write(reports: list[TraceReport], comparison: Comparison | None, out: Path) -> list[Path]:

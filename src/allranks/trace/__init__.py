@@ -27,7 +27,7 @@ def analyse(
     `select`: only the newest window of each rank, or every one. `workers`: processes that read ranks in parallel; None takes the cores of
     this machine. Raises `RequestError` if no file of `paths` could be read as a trace.
     """
-    sets = find_sets([Path(p) for p in paths], select)
+    sets, problems = find_sets([Path(p) for p in paths], select)
     files = [path for found in sets for path in found.files.values()]
     results = _read(files, workers)
     reports = []
@@ -40,13 +40,13 @@ def analyse(
         unread += [r for _, r in mine if isinstance(r, Unreadable) and report is None]
     if not reports:
         raise RequestError(_none_read(paths, sets, unread))
-    return [_with_unread(reports[0], unread), *reports[1:]]
+    problems += [Problem(severity="warning", kind=u.kind, message=u.message, file=u.path) for u in unread]
+    return [_with(reports[0], problems), *reports[1:]]
 
 
-def _with_unread(report: TraceReport, unread: list[Unreadable]) -> TraceReport:
-    """Files that would have been runs of their own, had they been traces, are told with the first that was."""
-    told = [Problem(severity="warning", kind=u.kind, message=u.message, file=u.path) for u in unread]
-    return structs.replace(report, problems=(*report.problems, *told))
+def _with(report: TraceReport, problems: list[Problem]) -> TraceReport:
+    """What is of no report is told with the first: files that would have been runs of their own, had they been traces."""
+    return structs.replace(report, problems=(*report.problems, *problems))
 
 
 def _read(files: list[Path], workers: int | None) -> dict[Path, Result]:

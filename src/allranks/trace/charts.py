@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from allranks.report.figure import Chart, Figure, axis, byte_unit, colour, label, layout, line, scaled
-from allranks.trace.records import Breakdown, RankReport, TraceReport
-from allranks.trace.tables import seconds, size
+from allranks.trace.records import CPU_MEMORY, Breakdown, RankReport, TraceReport
+from allranks.trace.units import seconds, size
 
 MOST_BARS = 128
 MOST_CURVES = 8
@@ -138,6 +138,8 @@ def memory_chart(report: TraceReport) -> Chart | None:
     note = f"What PyTorch's allocator had given out. The highest peak is {size(max(peaks))}{low}."
     if len(shown) < len(found):
         note += f" The {len(shown)} highest of {len(found)} curves."
+    if any(m.device == "cpu" for _, m in shown):
+        note += f" {CPU_MEMORY}"
     return Chart("memory", "Memory over time", note, {"data": traces, "layout": made}, wide=True)
 
 

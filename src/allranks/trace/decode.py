@@ -26,9 +26,11 @@ _BETWEEN_TEXT = re.compile(r"\}\s*,\s*\{")
 _NEXT = re.compile(r"[^{\]]*\{")
 _STDLIB = json.JSONDecoder()
 NESTED = 8  # ends of objects within an event that are tried before it is given up
+_TS = re.compile(rb'"ts"\s*:\s*"?(\d{1,18}(?:\.\d*)?)')
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _MAX_HEAD = 1 << 26
 _GZIP = b"\x1f\x8b"
+_BOM = b"\xef\xbb\xbf"
 
 
 _ARG_NAMES = {
@@ -74,8 +76,11 @@ class Args(Struct, rename=lambda name: _ARG_NAMES.get(name, name), gc=False):
     target: Any = None
     device_type: int | None = None
     device_id: int | None = None
-    allocated: int | None = None
-    reserved: int | None = None
+    allocated: Int64 | None = None
+    reserved: Int64 | None = None
+
+
+NO_TIME = float("nan")  # metadata needs no time, all else does
 
 
 class Event(Struct, gc=False):
@@ -84,7 +89,7 @@ class Event(Struct, gc=False):
     ph: str = ""
     cat: str | None = None
     name: str = ""
-    ts: float = 0.0
+    ts: float = NO_TIME
     dur: float = 0.0
     pid: int | str = 0
     tid: int | str = 0
@@ -163,9 +168,9 @@ class TraceStream:
         buffer = b""
         for chunk in chunks:
             buffer += chunk
-            start = buffer.lstrip()[:1]
+            start = buffer.removeprefix(_BOM).lstrip()[:1]
             if start == b"[":
-                return buffer.lstrip()[1:]
+                return buffer.removeprefix(_BOM).lstrip()[1:]
             if start not in (b"{", b""):
                 break
             found = _ARRAY.search(buffer)
@@ -229,9 +234,11 @@ class TraceStream:
             return
         events, rest = self._one_by_one(buffer, last=True)
         if rest.lstrip()[:1] == b"]":
-            self._add_head(
-                _head_of(b"{" + rest.lstrip()[1:].lstrip().removeprefix(b",").rstrip().removesuffix(b"}") + b",")
-            )
+            behind = _head_behind(rest)
+            if behind is not None:
+                self._add_head(behind)
+            elif self.damage is None:
+                self.damage = "what stands behind the events is no part of one JSON document"
         elif self.damage is None:
             self.damage = "the JSON breaks off"
         yield events
@@ -256,8 +263,8 @@ def read_head(path: Path, limit: int = 1 << 17) -> tuple[Head, float | None]:
     found = _ARRAY.search(text)
     if not found:
         return Head(), None
-    first = re.search(rb'"ts"\s*:\s*"?([0-9.]+)', text[found.end() :])
-    return _head_of(text[: found.start()]), float(first.group(1)) if first else None
+    times = (float(t.group(1)) for t in _TS.finditer(text, found.end()))  # names of processes may stand at 0
+    return _head_of(text[: found.start()]), next((t for t in times if t > 0), None)
 
 
 def distributed_info(head: Head) -> dict[str, Any]:
@@ -312,11 +319,20 @@ def _until_damage(unzip: Any, chunk: bytes) -> Iterator[bytes]:
 
 def _head_of(text: bytes) -> Head:
     """The head from the text before the events: an object that was not closed."""
-    body = text.rstrip().removesuffix(b",")
+    body = text.removeprefix(_BOM).rstrip().removesuffix(b",")
     try:
         return _HEAD.decode(body + (b"}" if body.rstrip() != b"" else b"{}"))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Head()
+
+
+def _head_behind(rest: bytes) -> Head | None:
+    """The head from the text that closes the events and the document; None if it does not: it was cut, or a second document follows."""
+    body = rest.lstrip()[1:].strip().removeprefix(b",").removesuffix(b"}").strip().removesuffix(b",")
+    try:
+        return _HEAD.decode(b"{" + body + b"}")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _after_comma(buffer: bytes, end: int) -> bytes:

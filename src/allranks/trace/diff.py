@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-from msgspec import field
+from msgspec import field, structs
 
 from allranks.trace.records import PHASES, Breakdown, Record, TopRow, TraceReport
 
@@ -60,6 +60,17 @@ class _Side:
         return None if value is None else value / self.parts
 
 
+def compare_last(a: Sequence[TraceReport], b: Sequence[TraceReport]) -> Comparison:
+    """Compare the last report of each; says so where there were several."""
+    found = compare_reports(a[-1], b[-1])
+    told = [
+        f"{len(reports)} runs or windows were found; the last, {_title(reports[-1])}, is the one compared. Give its own path to compare another"
+        for reports in (a, b)
+        if len(reports) > 1
+    ]
+    return structs.replace(found, remarks=(*told, *found.remarks))
+
+
 def compare_reports(a: TraceReport, b: TraceReport) -> Comparison:
     """Compare two runs. Times are per rank and step where every rank of both has steps, otherwise per rank."""
     by_step = all(r.steps for report in (a, b) for r in report.ranks)
@@ -105,10 +116,12 @@ def _overlap(report: TraceReport) -> float | None:
 
 
 def _phases(left: _Side, right: _Side) -> Iterable[DiffRow]:
+    on_cpu = left.report.device == right.report.device == "cpu"
+    what = "compute" if on_cpu else "compute launched"
     for phase in PHASES:
         a, b = (sum(p.busy_s for r in s.report.ranks for p in r.phases if p.phase == phase) for s in (left, right))
         if a or b:
-            yield _row("phase", f"{phase}, compute launched", "s", left.mean(a), right.mean(b))
+            yield _row("phase", f"{phase}, {what}", "s", left.mean(a), right.mean(b))
 
 
 def _collectives(left: _Side, right: _Side) -> Iterable[DiffRow]:

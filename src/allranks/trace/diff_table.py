@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from allranks.trace.diff import Comparison, DiffRow, Unit
-from allranks.trace.tables import seconds, size
+from allranks.trace.shorten import short_names
+from allranks.trace.units import seconds, size
 
 
 def show_comparison(console: Console, comparison: Comparison) -> None:
@@ -38,9 +39,9 @@ def _table(title: str, rows: Sequence[DiffRow], width: int) -> Table:
     for column in ("this", "other", "ratio"):
         table.add_column(column, justify="right", no_wrap=True)
     room = max(width - 40, 20)
-    for row in rows:
+    for row, name in zip(rows, short_names([r.name for r in rows], room), strict=True):
         ratio = f"{row.ratio:.3g}" if row.ratio is not None else "-"
-        table.add_row(_short(row.name, room), figure(row.a, row.unit), figure(row.b, row.unit), _toned(ratio, row))
+        table.add_row(Text(name), figure(row.a, row.unit), figure(row.b, row.unit), _toned(ratio, row))
     return table
 
 
@@ -66,8 +67,3 @@ def _toned(ratio: str, row: DiffRow) -> Text:
     if row.unit != "s" or row.ratio is None or row.name == "hidden communication" or 0.9 <= row.ratio <= 1.1:
         return Text(ratio)
     return Text(ratio, style="red" if row.ratio > 1 else "green")
-
-
-def _short(name: str, width: int) -> Text:
-    name = name.removeprefix("void ")
-    return Text(name if len(name) <= width else name[: width - 1] + "…")

@@ -24,6 +24,7 @@ _MARKS = frozenset({"user_annotation", "Annotation"})
 _OPERATORS = frozenset({"cpu_op", "Operator"})
 MODULE = "nn.Module: "
 LONGEST_US = 1e13  # some months
+LATEST_US = 1e17  # clocks count from 1970 at most; beyond, numbers of 64 bits keep no microseconds
 
 
 class Told(Struct, gc=False):
@@ -93,7 +94,7 @@ class RankEvents:
 
     def __init__(self) -> None:
         self.count = 0
-        self.odd = 0  # durations that cannot be
+        self.odd = 0  # times and durations that cannot be
         self.names: list[str] = []
         self.classes: list[int] = []  # of each name as a host operator
         self._ids: dict[str, int] = {}
@@ -118,9 +119,11 @@ class RankEvents:
         key, row = None, Operators()
         for e in events:
             self.count += 1
-            if not 0.0 <= e.dur < LONGEST_US:
-                e.dur = 0.0
+            if not (0.0 <= e.dur < LONGEST_US and -LATEST_US < e.ts < LATEST_US) and e.ph != "M":
                 self.odd += 1
+                if not -LATEST_US < e.ts < LATEST_US:
+                    continue
+                e.dur = 0.0
             if e.cat not in _OPERATORS or e.ph != "X":
                 rest(e)
                 continue
@@ -275,6 +278,7 @@ def _product(shape: Any) -> int:
 
 def _int(value: Any) -> int | None:
     try:
-        return None if value is None or value == "" else int(value)
-    except (TypeError, ValueError):
+        number = None if value is None or value == "" else int(value)
+    except (TypeError, ValueError, OverflowError):
         return None
+    return number if number is not None and abs(number) < 1 << 63 else None

@@ -9,17 +9,17 @@ from typing import Literal
 
 from msgspec import Struct
 
-from allranks.errors import RequestError
+from allranks.trace.claims import rank_count, rank_number
 from allranks.trace.decode import distributed_info, read_head
+from allranks.trace.find import find_files
 from allranks.trace.records import Problem
 
-SUFFIXES = (".json", ".json.gz")
 _RANK = re.compile(r"rank[_.-]?(\d+)", re.IGNORECASE)
 _RANK_FOLDER = re.compile(r"^(?:rank|r)[_.-]?(\d+)$", re.IGNORECASE)
-_ATTEMPT = re.compile(r"^attempt-(\d+)$")
+_ATTEMPT = re.compile(r"^attempt-(\d{1,18})$")
 _DIGITS = re.compile(r"\d+")
 _HANDLER = re.compile(
-    r"\.(\d{10,})\.pt\.trace$"
+    r"\.(\d{10,20})\.pt\.trace$"
 )  # torch's tensorboard_trace_handler: <worker>.<nanoseconds>.pt.trace.json
 SAME_START_US = 1000.0
 
@@ -48,90 +48,64 @@ class TraceSet(Struct):
     problems: list[Problem]
 
 
-def find_sets(paths: Sequence[Path], select: Literal["latest", "all"]) -> list[TraceSet]:
-    """The runs and windows under `paths`, oldest first. Raises `RequestError` where a path is not there or holds no such file."""
+def find_sets(paths: Sequence[Path], select: Literal["latest", "all"]) -> tuple[list[TraceSet], list[Problem]]:
+    """The runs and windows under `paths`, oldest first, and what could not be looked at.
+
+    Raises `RequestError` where a path is not there or holds no such file.
+    """
     files: dict[tuple[Path, str], list[TraceFile]] = {}
+    problems: list[Problem] = []
     for path in paths:
-        for file in _under(path):
+        under, told = find_files(path)
+        problems += told
+        for file in under:
             found = _describe(file, path)
             files.setdefault((found.run, found.stem), []).append(found)
     out: list[TraceSet] = []
     for group in _joined(list(files.values())):
         out += _windows(group, select)
-    return out
-
-
-def _under(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise RequestError(
-            f"{path} does not exist; give a trace (.json, .json.gz), a folder of traces, or a run folder"
-        )
-    is_run = (path / "spec.yaml").exists()
-    roots = [path / "traces", *sorted((path / "compare").glob("*/traces"))] if is_run else [path]
-    found = [p for root in roots for p in sorted(root.rglob("*")) if p.name.endswith(SUFFIXES) and p.is_file()]
-    found = [p for p in found if not _hidden(p.relative_to(path)) and not _is_own_output(p)]
-    if not found and is_run:
-        raise RequestError(
-            f"the run {path} has no traces: set observe.profile in its spec (for example {{wait: 10, active: 3}}) and run again"
-        )
-    if not found:
-        raise RequestError(
-            f"{path} holds no traces (.json or .json.gz); a run writes them if its spec has observe.profile"
-        )
-    return found
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
-def _is_own_output(path: Path) -> bool:
-    """What an earlier analysis wrote beside the traces."""
-    return path.parent.name == "analysis" or path.name.startswith(("summary.", "merged"))
+    return out, problems
 
 
 def _describe(file: Path, given: Path) -> TraceFile:
     head, start = read_head(file)
     info = distributed_info(head)
-    rank, world = info.get("rank"), info.get("world_size")
-    base = head.base_ns if isinstance(head.base_ns, int) else 0
+    own = rank_number(info.get("rank"))
+    base = head.base_ns if isinstance(head.base_ns, int) and abs(head.base_ns) < 1 << 63 else 0
     folder, attempt, in_folder = file.parent, None, None
     while folder not in (given, folder.parent):
         if _RANK_FOLDER.match(folder.name) and in_folder is None:
-            in_folder = int(_DIGITS.findall(folder.name)[0])
-        elif _ATTEMPT.match(folder.name):
-            attempt = int(folder.name.split("-")[1])
+            in_folder = _named_rank(_RANK_FOLDER, folder.name)
+        elif earlier := _ATTEMPT.match(folder.name):
+            attempt = int(earlier.group(1))
         else:
             break
         folder = folder.parent
     if in_folder is None and _RANK_FOLDER.match(folder.name) and folder == given:
-        in_folder = int(_DIGITS.findall(folder.name)[0])
+        in_folder = _named_rank(_RANK_FOLDER, folder.name)
     stem = file.name.removesuffix(".gz").removesuffix(".json")
-    named = _RANK.search(stem)
+    named = _named_rank(_RANK, stem)
     handler = _HANDLER.search(stem)
     window = (
         attempt if attempt is not None else 1 << 30,
         *((int(handler.group(1)),) if handler else _numbers(_RANK.sub("", stem))),
     )
     common = "" if handler else _DIGITS.sub("#", _RANK.sub("rank", stem))
-    own = rank if isinstance(rank, int) and rank >= 0 else None
-    by_name = int(named.group(1)) if named else in_folder
+    by_name = named if named is not None else in_folder
     return TraceFile(
         path=file,
         run=folder,
         stem=common,
         window=window,
         rank=own if own is not None else by_name,
-        world=world if isinstance(world, int) else None,
+        world=rank_count(info.get("world_size")),
         start_us=base / 1000 + start if start is not None else None,
         told=own is not None,
     )
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in _DIGITS.findall(text)[:8])
+    return tuple(int(n[:4000]) for n in _DIGITS.findall(text)[:8])
 
 
 def _joined(groups: list[list[TraceFile]]) -> list[list[TraceFile]]:
@@ -210,11 +184,13 @@ def _settle_ranks(group: list[TraceFile], problems: list[Problem]) -> None:
 
 
 def _name_rank(path: Path) -> int | None:
-    found = _RANK.search(path.name)
-    if found:
-        return int(found.group(1))
-    folder = _RANK_FOLDER.match(path.parent.name)
-    return int(folder.group(1)) if folder else None
+    named = _named_rank(_RANK, path.name)
+    return named if named is not None else _named_rank(_RANK_FOLDER, path.parent.name)
+
+
+def _named_rank(pattern: re.Pattern[str], name: str) -> int | None:
+    found = pattern.search(name)
+    return rank_number(found.group(1)) if found else None
 
 
 def _without_doubles(rank: int, files: Iterable[TraceFile], problems: list[Problem]) -> list[TraceFile]:
@@ -228,7 +204,8 @@ def _without_doubles(rank: int, files: Iterable[TraceFile], problems: list[Probl
             and file.start_us is not None
             and abs(file.start_us - last.start_us) < SAME_START_US
         ):
-            text = f"is a second trace of rank {rank} of the same moment as {last.path.name}; it is left out"
+            other = last.path.name if last.path.name != file.path.name else last.path
+            text = f"is a second trace of rank {rank} of the same moment as {other}; it is left out"
             problems.append(
                 Problem(severity="warning", kind="duplicate_rank", message=text, file=str(file.path), rank=rank)
             )

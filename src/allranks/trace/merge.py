@@ -22,6 +22,7 @@ from allranks.trace.records import RankReport, Record, TraceReport
 COMPRESSION = 1  # a third larger than the best, and several times faster
 PIDS_A_RANK = 1000  # process ids of rank r are r * 1000, r * 1000 + 1, ...
 _OURS = (b'"process_name"', b'"process_sort_index"')
+LAST = 1 << 30  # place of processes that are none
 _NONE = Raw(b"0")
 
 RawEvent = dict[str, Raw]
@@ -125,7 +126,8 @@ def _head(report: TraceReport, reference: RankReport) -> bytes:
             ],
         },
     }
-    return msgspec.json.encode(head)[:-1] + b',"traceEvents":[\n'
+    # json, not msgspec: names of files may be no UTF-8, and are written as escapes
+    return json.dumps(head).encode()[:-1] + b',"traceEvents":[\n'
 
 
 class _RankWriter:
@@ -135,6 +137,7 @@ class _RankWriter:
         self.rank, self.shift_us, self.index, self.count = rank, shift_us, index, count
         self.n_events = 0
         self._pids: dict[bytes, int] = {}
+        self._tids: dict[bytes, int | None] = {}
         self._names: dict[int, str] = {}
         self._labels: dict[int, str] = {}
         self._sorts: dict[int, int] = {}
@@ -165,6 +168,9 @@ class _RankWriter:
         else:
             self._with_events.add(pid)
         out: dict[str, Any] = {**event, "pid": pid}
+        tid = self._tid(bytes(event.get("tid", _NONE)))
+        if tid is not None:
+            out["tid"] = tid
         if "ts" in event:
             ts = _number(event["ts"])
             if ts is not None:
@@ -178,7 +184,18 @@ class _RankWriter:
         found = self._pids.get(text)
         if found is None:
             found = self._pids[text] = self.rank.rank * PIDS_A_RANK + len(self._pids)
+            if text[:1] == b'"':  # the profiler's own, beside processes and devices
+                self._names[found] = msgspec.json.decode(text) or "profiler"
+                self._sorts[found] = LAST
         return found
+
+    def _tid(self, text: bytes) -> int | None:
+        """Perfetto knows threads by numbers of 32 bits and would throw others together: a number for one that is none; None to keep it."""
+        if text not in self._tids:
+            number = _number(Raw(text)) if text[:1] != b'"' else None
+            odd = number is not None and not 0 <= number < 1 << 32
+            self._tids[text] = int(number) & 0xFFFFFFFF if odd and abs(number) < 1e18 else None  # type: ignore[arg-type,operator]
+        return self._tids[text]
 
     def _id(self, raw: Raw) -> int | str:
         """Arrows join events of one `id`: those of two ranks must not meet."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from allranks.report.tables import Cell, Row, Table, long, num, table
 from allranks.report.text import plain
 from allranks.trace.records import CollectiveRow, ModuleRow, Phase, TopRow, TraceReport
-from allranks.trace.tables import seconds, share, size
+from allranks.trace.shorten import most_own, short_name
+from allranks.trace.units import rate, seconds, share, size
 
 MOST_ROWS = 20
 MOST_RANKS = 64
@@ -26,7 +27,7 @@ class Card:
 
 def name(text: str) -> str:
     """A name fit for a page."""
-    return plain(text.removeprefix("void "), LONGEST_NAME)
+    return plain(short_name(text, LONGEST_NAME), LONGEST_NAME)
 
 
 def cards(report: TraceReport) -> list[Card]:
@@ -74,7 +75,8 @@ def _peak(report: TraceReport) -> list[Card]:
     if not found:
         return []
     peak, rank, device = max(found)
-    return [Card("Peak memory", size(peak), f"rank {rank}, {device}")]
+    since = " since the profiler started" if device == "cpu" else ""
+    return [Card("Peak memory", size(peak), f"rank {rank}, {device}{since}")]
 
 
 def _ranks(n: int) -> str:
@@ -147,11 +149,7 @@ def _collective(row: CollectiveRow, *first: Cell) -> Row:
     each = size(row.bytes / row.count) if row.bytes is not None and row.count else "-"
     waiting = share(row.wait_s, row.total_s) if row.wait_s is not None else "-"
     values = (str(row.group_size or "-"), f"{row.count:,}", each, seconds(row.mean_s), seconds(row.max_s), waiting)
-    return [*first, *map(num, (*values, _rate(row.algbw_bytes_s), _rate(row.busbw_bytes_s)))]
-
-
-def _rate(value: float | None) -> str:
-    return "-" if value is None else f"{value / 1e9:.3g}"
+    return [*first, *map(num, (*values, rate(row.algbw_bytes_s), rate(row.busbw_bytes_s)))]
 
 
 def straggler_table(report: TraceReport) -> Table | None:
@@ -236,8 +234,7 @@ def launch_table(report: TraceReport) -> Table | None:
 def module_table(report: TraceReport) -> Table | None:
     if not report.modules:
         return None
-    ranked = sorted(report.modules, key=lambda m: -m.self_s)[:MOST_ROWS]
-    kept = sorted(ranked, key=report.modules.index)
+    kept = most_own(report.modules, MOST_ROWS)
     rows: list[Row] = [
         [
             Cell(_indented(m), "code"),
@@ -248,7 +245,9 @@ def module_table(report: TraceReport) -> Table | None:
     ]
     own = report.modules[0].source == "annotation"
     title = "Ranges that the program named" if own else "Modules of the model"
-    note = f"The {len(kept)} of {len(report.modules)} with the most time of their own; sums over ranks."
+    note = "Sums over ranks."
+    if len(kept) < len(report.modules):
+        note = f"{len(kept)} of {len(report.modules)}: those with the most time of their own, and what they ran in; sums over ranks."
     return table("modules", title, ["name", "calls", "host", "forward", "backward", "own"], rows, note)
 
 

@@ -11,6 +11,7 @@ from allranks.trace.names import POINT_TO_POINT
 from allranks.trace.rank import RankResult
 from allranks.trace.rank_collectives import Collective
 from allranks.trace.records import Problem
+from allranks.trace.units import size
 
 SHOWN = 10  # mismatches told one by one
 UNEVEN = ("all_to_all", "all_gather")  # ranks may give different sizes
@@ -162,7 +163,7 @@ def _take_ordered(found: Paired, ordered: dict[int, list[Collective]], by_step: 
         from_end = first.step is None or first.step == (steps[0] if steps else None)
         for n, group in _rows_of(members, from_end):
             if _unlike(group):
-                text = ", ".join(f"rank {r} moved {c.bytes} bytes" for r, c in sorted(group.items()))
+                text = ", ".join(f"rank {r} moved {size(c.bytes)}" for r, c in sorted(group.items()))
                 told.append(("sizes_differ", f"{_order_name(first, n)}: {text}; taken for different ones", None))
                 found.unpaired += list(group.items())
                 continue
@@ -272,5 +273,5 @@ def _of_size(c: Collective) -> str:
 
 def _order_name(c: Collective, n: int) -> str:
     where = f"step {c.step}, " if c.step is not None else ""
-    size = "" if c.kind in UNEVEN else _of_size(c)
-    return f"{where}number {n + 1} of {c.kind}{size}"
+    each = "" if c.kind in UNEVEN or c.bytes is None else f" of {size(c.bytes)}"
+    return f"{where}number {n + 1} of {c.kind}{each}"

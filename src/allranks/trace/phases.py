@@ -11,7 +11,7 @@ from allranks.trace.records import PHASES
 
 FORWARD, BACKWARD, OPTIMIZER, DATA, OTHER = range(5)
 EVALUATE = "autograd::engine::evaluate_function"
-STEP = re.compile(r"^ProfilerStep\s*#\s*(\d+)")
+STEP = re.compile(r"^ProfilerStep\s*#\s*(\d{1,18})(?!\d)")
 
 # how programs call the parts of a step; matched on the name without decoration
 _MARKS = {

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from allranks.trace.claims import rank_count, rank_number
 from allranks.trace.decode import Head, NotATrace, TraceStream, distributed_info
 from allranks.trace.events import COMPUTE, RankEvents
 from allranks.trace.intervals import Merged, Span, clip, intersect, measure
@@ -96,7 +97,7 @@ def _read(path: Path) -> RankResult | Unreadable:
 
 def _analyse(path: Path, stream: TraceStream, events: RankEvents) -> RankResult:
     info = distributed_info(stream.head)
-    world = _number(info.get("world_size"))
+    world = rank_count(info.get("world_size"))
     on_device = bool(events.device)
     remarks: list[Remark] = []
     collectives, waits = find_collectives(events, world, _one_group(info, world))
@@ -113,6 +114,12 @@ def _analyse(path: Path, stream: TraceStream, events: RankEvents) -> RankResult:
     if collectives and not events.comm_kernels and not any(c.name.startswith("gloo:") for c in events.host_comms):
         text = "shows communication only as calls on the host; its times are those of the calls"
         remarks.append(("warning", "calls_only", text))
+    if events.host_comms and not collectives and not waits:
+        text = (
+            f"calls communication {len(events.host_comms)} times ({events.host_comms[0].name}), and neither kernels nor sizes "
+            "tell what it was; figures of communication are missing"
+        )
+        remarks.append(("warning", "calls_only", text))
     by_step = [breakdown(busy, s.start, s.end) for s in steps]
     if steps:
         remarks += _outside(busy, steps)
@@ -122,7 +129,7 @@ def _analyse(path: Path, stream: TraceStream, events: RankEvents) -> RankResult:
         path=str(path),
         file_bytes=path.stat().st_size,
         n_events=events.count,
-        rank=_number(info.get("rank")),
+        rank=rank_number(info.get("rank")),
         world_size=world,
         backend=info.get("backend") if isinstance(info.get("backend"), str) else None,
         host=stream.head.host if isinstance(stream.head.host, str) else None,
@@ -154,8 +161,8 @@ def _one_group(info: dict[str, Any], world: int | None) -> bool:
     """Whether every collective must be one of all ranks: the trace tells of one communicator."""
     configs = info.get("pg_config")
     if isinstance(configs, list) and configs:
-        sizes = {c.get("pg_size") for c in configs if isinstance(c, dict)}
-        return sizes == {world}
+        sizes = [c.get("pg_size") for c in configs if isinstance(c, dict)]
+        return bool(sizes) and all(size == world for size in sizes)
     return False
 
 
@@ -271,6 +278,7 @@ def _device_name(head: Head) -> str | None:
 
 def _number(value: Any) -> int | None:
     try:
-        return int(value) if value is not None and not isinstance(value, bool) else None
-    except (TypeError, ValueError):
+        number = int(value) if value is not None and not isinstance(value, bool) else None
+    except (TypeError, ValueError, OverflowError):
         return None
+    return number if number is not None and abs(number) < 1 << 63 else None

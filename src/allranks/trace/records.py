@@ -84,6 +84,11 @@ class PhaseSpan(Record, frozen=True):
     end_s: float
 
 
+CPU_MEMORY = (
+    "On the CPU PyTorch counts what was allocated since the profiler started: weights made before are not in it."
+)
+
+
 class MemoryReport(Record, frozen=True):
     """The allocator's view of one device of one rank, from the profiler's memory events."""
 

@@ -8,8 +8,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from allranks.trace.records import Breakdown, CollectiveRow, ModuleRow, TopRow, TraceReport
+from allranks.trace.records import CPU_MEMORY, Breakdown, CollectiveRow, ModuleRow, PairReport, TopRow, TraceReport
+from allranks.trace.shorten import most_own, short_name, short_names, short_path
+from allranks.trace.units import rate, seconds, share, size
 
+WIDE = 100  # columns
 SHOWN_RANKS = 32
 SHOWN_STEPS = 12
 SHOWN_ROWS = 10
@@ -31,36 +34,6 @@ def show_report(console: Console, report: TraceReport) -> None:
     _problems(console, report)
 
 
-def seconds(value: float | None) -> str:
-    """A duration with a unit that suits it."""
-    if value is None:
-        return "-"
-    for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
-        if abs(value) < limit:
-            return f"{value * factor:.4g} {unit}" if abs(value * factor) < 1000 else f"{value * factor:.0f} {unit}"
-    return f"{value:.4g} s"
-
-
-def size(value: float | None) -> str:
-    """Bytes with a binary unit."""
-    if value is None:
-        return "-"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return f"{value:.4g} {unit}"
-        value /= 1024
-    return f"{value:.4g} TiB"
-
-
-def _rate(value: float | None) -> str:
-    """Bytes per second in units of 10^9, as nccl-tests print them."""
-    return "-" if value is None else f"{value / 1e9:.3g}"
-
-
-def share(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.1f} %" if whole > 0 else "-"
-
-
 def _title(console: Console, report: TraceReport) -> None:
     window = f", window {report.window}" if report.window else ""
     world = f" of {report.world_size}" if report.world_size else ""
@@ -76,12 +49,6 @@ def _table(title: str, *columns: str, left: int = 1) -> Table:
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i < left else "right", no_wrap=True)
     return table
-
-
-def _short(name: str, width: int) -> Text:
-    """A name in so many columns; kernels' `void` tells nothing."""
-    name = name.removeprefix("void ")
-    return Text(name if len(name) <= width else name[: width - 1] + "…")
 
 
 def _parts(b: Breakdown) -> list[str]:
@@ -111,8 +78,9 @@ def _steps(console: Console, report: TraceReport) -> None:
     worst = max(report.ranks, key=lambda r: r.total.exposed_comm_s)
     if len(worst.steps) < 2:
         return
+    why = " (most exposed communication)" if len(report.ranks) > 1 else ""
     table = _table(
-        f"Steps of rank {worst.rank}",
+        f"Steps of rank {worst.rank}{why}",
         "step",
         "time",
         "compute",
@@ -174,8 +142,8 @@ def _collective_row(table: Table, row: CollectiveRow, name: str) -> None:
         each,
         seconds(row.mean_s),
         waiting,
-        _rate(row.algbw_bytes_s),
-        _rate(row.busbw_bytes_s),
+        rate(row.algbw_bytes_s),
+        rate(row.busbw_bytes_s),
     )
 
 
@@ -211,21 +179,37 @@ def _stragglers(console: Console, report: TraceReport) -> None:
         )  # fmt: skip
     console.print()
     console.print(table)
+    worst = longest_wait(report)
+    if worst is not None:
+        what = f"{worst.kind} ({worst.key})" if worst.kind not in worst.key else worst.key
+        text = f"Longest: rank {worst.last_rank} came {seconds(max(worst.wait_s))} after the first to {what}."
+        console.print(Text(text, style="dim"), soft_wrap=True)
+
+
+def longest_wait(report: TraceReport) -> PairReport | None:
+    """The collective that a rank waited longest in, but for profilers that started later; None without waiting."""
+    first = report.ranks[0].steps[0].step if report.startup is not None and report.ranks[0].steps else None
+    pairs = [p for p in report.pairing.longest if report.startup is None or p.step != first]
+    worst = max(pairs, key=lambda p: max(p.wait_s), default=None)
+    return worst if worst is not None and max(worst.wait_s) > 0 else None
 
 
 def _tops(console: Console, title: str, rows: Sequence[TopRow]) -> None:
     if not rows:
         return
-    table = _table(title, "name", "kind", "count", "sum", "share", "mean", "longest", left=2)
-    width = max(console.width - 55, 20)
-    for row in rows[:SHOWN_ROWS]:
+    # a name cut to a few letters is none: where there is little room, the mean, which is sum by count, goes
+    wide = console.width >= WIDE
+    table = _table(title, "name", "kind", "count", "sum", "share", *(["mean"] if wide else []), "longest", left=2)
+    width = max(console.width - (55 if wide else 45), 20)
+    shown = rows[:SHOWN_ROWS]
+    for row, name in zip(shown, short_names([r.name for r in shown], width), strict=True):
         table.add_row(
-            _short(row.name, width),
+            Text(name),
             row.kind,
             str(row.count),
             seconds(row.total_s),
             f"{100 * row.share:.1f} %",
-            seconds(row.mean_s),
+            *([seconds(row.mean_s)] if wide else []),
             seconds(row.max_s),
         )
     console.print()
@@ -238,9 +222,7 @@ def _modules(console: Console, report: TraceReport) -> None:
     own = report.modules[0].source == "annotation"
     title = "Ranges that the program named" if own else "Modules"
     table = _table(title, "name", "calls", "host", "forward", "backward", "own")
-    ranked = sorted(report.modules, key=lambda m: -m.self_s)[:SHOWN_MODULES]
-    shown = sorted(ranked, key=report.modules.index)
-    for m in shown:
+    for m in most_own(report.modules, SHOWN_MODULES):
         table.add_row(
             _indented(m, max(console.width - 50, 20)),
             str(m.count),
@@ -254,10 +236,11 @@ def _modules(console: Console, report: TraceReport) -> None:
 
 
 def _indented(m: ModuleRow, width: int) -> Text:
-    """Of a path the end tells most; a plain name is set in by its depth."""
-    if "." not in m.name:
-        return _short("  " * min(m.depth, 6) + m.name, width)
-    return Text(m.name if len(m.name) <= width else "…" + m.name[-(width - 1) :])
+    """A module's path says itself where it belongs; a name of the program is set in by its depth."""
+    if m.source == "module":
+        return Text(short_path(m.name, width))
+    indent = "  " * min(m.depth, 6)
+    return Text(indent + short_name(m.name, width - len(indent)))
 
 
 def _memory(console: Console, report: TraceReport) -> None:
@@ -269,6 +252,8 @@ def _memory(console: Console, report: TraceReport) -> None:
         table.add_row(str(r.rank), m.device, size(m.peak_bytes), size(m.peak_reserved_bytes), size(m.last_bytes))
     console.print()
     console.print(table)
+    if any(m.device == "cpu" for _, m in rows):
+        console.print(Text(CPU_MEMORY, style="dim"), soft_wrap=True)
 
 
 def _problems(console: Console, report: TraceReport) -> None:

@@ -9,11 +9,12 @@ from allranks.report.figure import Chart, Figure, axis, label, layout
 from allranks.trace.charts import PAINTS, time_unit, worst_first
 from allranks.trace.intervals import Span, clip, thin
 from allranks.trace.records import PHASES, RankReport, TraceReport
-from allranks.trace.tables import seconds
+from allranks.trace.units import seconds
 
 MOST_RANKS = 8
 MOST_SPANS = 250  # of one kind on one rank
 ROW_PIXELS = 17
+LOWEST = 130  # below, the title of the axis would lie on its numbers
 _PHASE_PAINTS = {"forward": "--c8", "backward": "--c5", "optimizer": "--c7", "data": "--c4", "other": "--c6/0.5"}
 _BANDS = {
     "compute": ("compute", PAINTS["compute"]),
@@ -103,7 +104,9 @@ def _trace(name: str, paint: str, bars: Sequence[_Bar], zero: float, divisor: fl
 
 def _layout(rows: dict[float, str], unit: str) -> Figure:
     last = max(rows)
-    made = layout(int(70 + ROW_PIXELS * (last + 1)), f"time, {unit}", barmode="overlay", hovermode="closest")
+    made = layout(
+        max(LOWEST, int(70 + ROW_PIXELS * (last + 1))), f"time, {unit}", barmode="overlay", hovermode="closest"
+    )
     made["yaxis"] = axis(
         range=[last + 0.6, -0.6],
         tickvals=list(rows),

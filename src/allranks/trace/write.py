@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ def write_comparison(comparison: Comparison, out: Path) -> Path:
     path = out / "comparison.json"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(comparison), indent=2) + b"\n")
+        path.write_text(json.dumps(msgspec.to_builtins(comparison), indent=2) + "\n")
     except OSError as error:
         raise RequestError(f"{path} could not be written: {error.strerror}; give --out another folder") from error
     return path
@@ -52,7 +53,7 @@ def _write(report: TraceReport, folder: Path) -> list[Path]:
         (folder / "collectives.csv", collectives_csv(report)),
     ]
     for path, text in files:
-        path.write_text(text, encoding="utf-8", newline="")
+        path.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")  # file names may be no UTF-8
     return [*(path for path, _ in files), write_merged(report, folder / "merged.json.gz").path]
 
 

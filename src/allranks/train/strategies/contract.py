@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from allranks.train.shards import Shard, StateRange
 from allranks.train.strategies.traffic import Sizes, Traffic
 
 MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
@@ -70,6 +71,15 @@ class Strategy(Protocol):
     def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
         """Whole weights by the names of the module given to `setup`, on the CPU of rank 0; ``{}`` elsewhere.
         Every rank calls."""
+        ...
+
+    def weight_shards(self) -> list[Shard]:
+        """This rank's parts of trained weights and buffers, ``model/<name>``: views, what is written into them is in the
+        model. No collective."""
+        ...
+
+    def state_ranges(self) -> list[StateRange]:
+        """Where this rank's optimizer holds the state of which parameter. No collective."""
         ...
 
     def state_dict(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from allranks.train.shards import Shard, StateRange
 from allranks.train.strategies.gradients import all_gather
 
 Named = tuple[str, nn.Parameter]
@@ -144,3 +145,40 @@ def scatter_states(flats: Sequence[Flat], optimizer: torch.optim.Optimizer, stat
                 parts = flat.cut(flat.join(tensors))
             for piece, part in zip(flat.pieces, parts, strict=True):
                 optimizer.state.setdefault(piece, {})[key] = part
+
+
+def flat_weights(flats: Sequence[Flat], parts: Sequence[torch.Tensor]) -> list[Shard]:
+    """This rank's ranges of the weights, by parameter: `parts` are its parts of the flats."""
+    out = []
+    for flat, part in zip(flats, parts, strict=True):
+        for name, numel, offset, start, length in _ranges(flat):
+            out.append(Shard(f"model/{name}", numel, offset, part[start : start + length]))
+    return out
+
+
+def flat_states(flats: Sequence[Flat], optimizer: torch.optim.Optimizer) -> list[StateRange]:
+    """Where the state of each parameter lies in this rank's pieces."""
+    out = []
+    for flat in flats:
+        begin = 0
+        for piece in flat.pieces:
+            end = begin + piece.numel()
+            for name, numel, offset, start, length in _ranges(flat):
+                low, high = max(start, begin), min(start + length, end)
+                if low < high:
+                    out.append(StateRange(optimizer, piece, low - begin, high - low, name, numel, offset + low - start))
+            if not out or out[-1].parameter is not piece:  # padding alone: its state holds nothing, but must be there
+                name, p = flat.named[-1]
+                out.append(StateRange(optimizer, piece, 0, 0, name, p.shape.numel(), p.shape.numel()))
+            begin = end
+    return out
+
+
+def _ranges(flat: Flat) -> list[tuple[str, int, int, int, int]]:
+    """(name, its elements, where in it this rank's range begins, where that lies in the part, length)."""
+    out = []
+    for (name, _), (start, stop) in zip(flat.named, flat.spans, strict=True):
+        low, high = max(start, flat.low), min(stop, flat.high)
+        if low < high:
+            out.append((name, stop - start, low - start, low - flat.low, high - low))
+    return out

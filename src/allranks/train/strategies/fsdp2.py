@@ -16,11 +16,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils._pytree import tree_map
 
 from allranks.errors import SpecError
 from allranks.train.adapters import is_adapted
 from allranks.train.loading.filler import Filler
+from allranks.train.shards import Shard, StateRange, whole_states, whole_weights
 from allranks.train.strategies.common import clip_and_update, load_states_by_name, states_by_name, trained
 from allranks.train.strategies.contract import MakeOptimizer
 from allranks.train.strategies.gradients import broadcast_from_first, gradient_of
@@ -138,6 +140,17 @@ class FSDP2:
                 if first:
                     whole[name] = tensor.to("cpu", copy=True)
         return whole
+
+    def weight_shards(self) -> list[Shard]:
+        own = [_shard_of(f"model/{name}", p, _local(p.data)) for name, p in self._named]
+        return [*own, *whole_weights([*self._kept, *self.module.named_buffers()])]
+
+    def state_ranges(self) -> list[StateRange]:
+        own = []
+        for (name, p), (_, local) in zip(self._named, self._local, strict=True):
+            part = _shard_of(name, p, local)
+            own.append(StateRange(self.optimizer, local, 0, part.tensor.numel(), name, part.numel, part.offset))
+        return [*own, *whole_states(self._kept, self.optimizer, everywhere=True)]
 
     def state_dict(self) -> dict[str, Any]:
         first = dist.get_rank(self._group) == 0
@@ -260,6 +273,15 @@ def _differentiable(value: Any) -> bool:
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     return cast(DTensor, tensor).to_local()
+
+
+def _shard_of(key: str, parameter: nn.Parameter, local: torch.Tensor) -> Shard:
+    """Rows of a matrix are a range of the flattened whole."""
+    like = cast(DTensor, parameter.data)
+    _, offsets = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
+    rest = like.numel() // max(like.shape[0], 1) if like.ndim else 1
+    offset = offsets[0] * rest if like.ndim else 0
+    return Shard(key, like.numel(), offset, local.detach().view(-1))
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

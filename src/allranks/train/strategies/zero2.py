@@ -18,10 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from allranks.train.shards import Shard, StateRange, whole_weights
 from allranks.train.strategies.bucket_ddp_async import cut
 from allranks.train.strategies.common import clip_and_update, load_weights, replicated_weights, trained
 from allranks.train.strategies.contract import MakeOptimizer
-from allranks.train.strategies.flat import all_pieces, flats_of, gathered_states, scatter_states
+from allranks.train.strategies.flat import all_pieces, flat_states, flats_of, gathered_states, scatter_states
 from allranks.train.strategies.gradients import all_gather, broadcast_from_first, require_same_order
 from allranks.train.strategies.scatter import ScatteredGradients
 from allranks.train.strategies.traffic import Sizes, Traffic
@@ -78,6 +79,12 @@ class Zero2:
 
     def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
         return replicated_weights(self.module, trained_only)
+
+    def weight_shards(self) -> list[Shard]:
+        return whole_weights([*trained(self.module), *self.module.named_buffers()])
+
+    def state_ranges(self) -> list[StateRange]:
+        return flat_states(self._flats, self.optimizer)
 
     def state_dict(self) -> dict[str, Any]:
         kept = {n: p.detach() for n, p in trained(self.module)} | dict(self.module.named_buffers())

@@ -26,10 +26,19 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
 from allranks.train.loading.filler import Filler
+from allranks.train.shards import Shard, StateRange, whole_weights
 from allranks.train.strategies.bucket_ddp_async import cut
 from allranks.train.strategies.common import clip_and_update, trained
 from allranks.train.strategies.contract import MakeOptimizer
-from allranks.train.strategies.flat import Flat, all_pieces, flats_of, gathered_states, scatter_states
+from allranks.train.strategies.flat import (
+    Flat,
+    all_pieces,
+    flat_states,
+    flat_weights,
+    flats_of,
+    gathered_states,
+    scatter_states,
+)
 from allranks.train.strategies.gradients import all_gather, broadcast_from_first, require_same_order
 from allranks.train.strategies.scatter import ScatteredGradients
 from allranks.train.strategies.traffic import Sizes, Traffic
@@ -210,6 +219,16 @@ class Zero3:
                 whole |= {n: p.data.to("cpu", copy=True) for flat in flats for n, p in flat.named}
             unit.free()
         return whole
+
+    def weight_shards(self) -> list[Shard]:
+        parts = {
+            id(f): part for unit in (*self._units, self._root) for f, part in zip(unit.flats, unit.parts, strict=True)
+        }
+        own = flat_weights(self._trained, [parts[id(flat)] for flat in self._trained])
+        return [*own, *whole_weights(self.module.named_buffers())]
+
+    def state_ranges(self) -> list[StateRange]:
+        return flat_states(self._trained, self.optimizer)
 
     def state_dict(self) -> dict[str, Any]:
         kept = self.weights(trained_only=True)
