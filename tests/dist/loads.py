@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from allranks.errors import AllranksError
 from allranks.spec.records import AdapterSpec, ModelSpec, TrainSpec
 from allranks.train import strategies
 from allranks.train.adapters import add_adapter
+from allranks.train.checksums import checksums
 from allranks.train.loading import filler as filling
 from allranks.train.loading import source as sources
 from allranks.train.loading.setup import set_up
@@ -28,10 +30,11 @@ NONE = AdapterSpec()
 def loaded(world: World, args: dict[str, Any], name: str) -> tuple[Any, Any, LossModel, bytes | None, Any]:
     """A strategy on a model that was loaded as the worker does it."""
     _, tokenizer = model_of()
-    strategy = strategies.create(name, {})
+    name, _, adapters = name.partition(":")
+    strategy = strategies.create(name, {"adapters": adapters} if adapters else {})
     spec = ModelSpec(name=args["model"], config=args.get("config", {}))
     how = {"dtype": args.get("dtype", "float32"), "labels": {}, "seed": 1}
-    model, filler = load_model(world, spec, tokenizer, replicated=strategy.replicated, **how)
+    model, filler = load_model(world, spec, tokenizer, **how)
     adapter = ADAPTER if args.get("lora") else NONE
     model = add_adapter(model, adapter, classifier=False, base="b", seed=1)
     module = LossModel(model, classifier=False)
@@ -80,6 +83,7 @@ def loads(world: World, args: dict[str, Any]) -> Any:
             "kept": done.kept_bytes,
             "how": done.how,
             "total": total,
+            "whole": sum(p.numel() * p.element_size() for _, p in getattr(strategy, "_kept", ()) if args.get("lora")),
             "trained_as": trained is None or trained == {f"model.{n}" for n, p in wanted.named_parameters() if p.requires_grad},
         }
     return found
@@ -97,20 +101,20 @@ def plant(what: str | None, world: World) -> None:
     if what == "dropped" and world.rank == 1:  # a rank that keeps nothing of one parameter
         rows = filling.Filler._give_rows
 
-        def give(self: Any, name: str, origin: str, parameter: Any) -> None:
-            rows(self, name, origin, parameter)
+        def give(self: Any, name: str, parameter: Any) -> None:
+            rows(self, name, parameter)
             if "gate_proj" in name:
                 parameter.to_local().zero_()
-                self._kept[name] = (0, 0, 0)
+                self._tally._kept[name] = checksums(parameter.to_local(), 0)
 
         filling.Filler._give_rows = give  # type: ignore[method-assign]
     if what == "other_rows":  # each rank gets its neighbour's rows
-        cut = filling.Filler._rows
+        scatter = dist.scatter
 
-        def neighbours(self: Any, tensor: torch.Tensor, first: int, count: int) -> torch.Tensor:
-            return cut(self, tensor, (first + count) % max(count * world.size, 1), count)
+        def neighbours(own: torch.Tensor, chunks: Any, **how: Any) -> None:
+            scatter(own, None if chunks is None else [*chunks[1:], chunks[0]], **how)
 
-        filling.Filler._rows = neighbours  # type: ignore[method-assign]
+        dist.scatter = neighbours  # type: ignore[assignment]
     if what == "unreadable":  # after some tensors the file cannot be read
         read, seen = sources.FileSource._tensor, []
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoModelForCausalLM
 
 from allranks.spec.records import ModelSpec
 from allranks.train.model import build_model
@@ -33,20 +32,20 @@ def check(found: list[Any], names: list[str], world: int) -> None:
         ranks = [f[name] for f in found]
         assert all("error" not in r for r in ranks), ranks
         assert all(r["bad"] == [] and r["same_digest"] and r["trained_as"] for r in ranks), (name, ranks)
-        if name in PARTS:
+        if name.partition(":")[0] in PARTS:
             assert [r["how"] for r in ranks] == ["parts"] * world
             assert all(r["read"] == 0 for r in ranks[1:]), (name, ranks)
-            assert all(r["kept"] < 1.3 * r["total"] / world for r in ranks), (name, ranks)
+            assert all(r["kept"] < 1.3 * r["total"] / world + r["whole"] for r in ranks), (name, ranks)
 
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("lora", [False, True])
 def test_files_give_what_transformers_gives(world: int, lora: bool, tmp_path: Path) -> None:
     folder = saved(tmp_path / "model", intermediate_size=61)
-    names = [*PARTS, *WHOLE]
+    names = [*PARTS, *WHOLE, *(["pytorch_zero3:sharded"] if lora else [])]
     found = run_ranks("loads", world, tmp_path, module="loads", model=folder, names=names, lora=lora)
     check(found, names, world)
-    assert all(f[n]["how"] == "mapped" for f in found for n in WHOLE)
+    assert all(f[n]["how"] == "whole" for f in found for n in WHOLE)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -95,4 +94,3 @@ def test_all_ranks_refuse_damaged_files(tmp_path: Path) -> None:
     for name in ("zero3", "pytorch_ddp"):
         found = run_ranks("refusal", 2, tmp_path, limit_s=60, module="loads", model=folder, name=name)
         assert all(f and f["exit_code"] == 3 and "is cut off" in f["error"] and file.name in f["error"] for f in found), found
-    assert AutoModelForCausalLM is not None

@@ -72,8 +72,8 @@ def build_model(spec: ModelSpec, tokenizer: Any, *, dtype: str, labels: dict[str
     Raises:
         SpecError, DataError, EnvironmentNotAble: as `load_model`.
     """
-    model, filler = load_model(ALONE, spec, tokenizer, dtype=dtype, labels=labels, seed=seed, replicated=True)
-    filler.begin(model, model)
+    model, filler = load_model(ALONE, spec, tokenizer, dtype=dtype, labels=labels, seed=seed)
+    filler.begin(model, model, in_parts=False)
     filler.whole(model.named_parameters())
     filler.finish()
     return model
@@ -87,13 +87,11 @@ def load_model(
     dtype: str,
     labels: dict[str, int],
     seed: int,
-    replicated: bool,
     built: Callable[[Any], None] = lambda model: None,
 ) -> tuple[nn.Module, Filler]:
     """The model in its shapes, and what will give it its weights, equal to those of `build_model`. Every rank calls.
 
     Args:
-        replicated: every rank is to hold all weights.
         built: called on rank 0 with the whole model, if it is built from a config.
 
     Raises:
@@ -124,7 +122,7 @@ def load_model(
 
     if tiny:
         return open_config(world, make, built)
-    return open_files(world, spec, make, dtype=DTYPES[dtype], classifier=bool(labels), replicated=replicated, seed=seed)
+    return open_files(world, spec, make, dtype=DTYPES[dtype], classifier=bool(labels), seed=seed)
 
 
 def _prepared(model: Any, spec: ModelSpec, tokenizer: Any) -> Any:

@@ -153,7 +153,6 @@ class Worker:
             dtype=self._plan.dtype,
             labels=data.facts.labels,
             seed=spec.train.seed,
-            replicated=strategy.replicated,
             built=partial(self._keep_base, data.tokenizer),
         )
         model = adapters.add_adapter(model, spec.adapter, classifier=self._classifier, base=base, seed=spec.train.seed)

@@ -12,11 +12,7 @@ import msgspec
 from allranks.errors import EnvironmentNotAble, SpecError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-PATTERNS = (
-    SINGLE,
-    INDEX,
-    "model-*.safetensors",
-)  # what is fetched of a hub model: one set of weights, no others beside it
+PATTERNS = (SINGLE, INDEX, "model-*.safetensors")  # fetched of a hub model: one set of weights, no others beside it
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".msgpack", ".h5")
 MAX_HEADER = 100_000_000  # the format's own limit, bytes
 ITEM_BYTES = {

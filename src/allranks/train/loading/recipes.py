@@ -64,14 +64,10 @@ class Recipes:
 
     Attributes:
         by_name: of every tensor that the files give.
-        missing: the model's tensors that no file gives.
-        unread: stored tensors that the model has no place for.
         dtypes: what each of the model's tensors is to be.
     """
 
     by_name: dict[str, Recipe]
-    missing: set[str]
-    unread: list[str]
     dtypes: dict[str, torch.dtype]
 
 
@@ -88,8 +84,7 @@ def recipes_for(model: Any, stored: Mapping[str, Stored], dtype: torch.dtype, na
     wanted = model.state_dict()
     dtypes = dtypes_of(model, dtype)
     made: dict[str, Recipe] = {}
-    grouped, unread = _group(model, stored, wanted)
-    for recipe in grouped:
+    for recipe in _group(model, stored, wanted):
         for target, tensor in _rehearsed(recipe, model, stored, name).items():
             if target not in wanted:
                 continue
@@ -104,10 +99,10 @@ def recipes_for(model: Any, stored: Mapping[str, Stored], dtype: torch.dtype, na
             for part in recipe.stored:
                 _check_dtype(stored[part], part, dtypes[target], name)
             made[target] = recipe
-    return Recipes(made, wanted.keys() - made.keys(), unread, dtypes)
+    return Recipes(made, dtypes)
 
 
-def _group(model: Any, stored: Mapping[str, Stored], wanted: Mapping[str, Any]) -> tuple[list[Recipe], list[str]]:
+def _group(model: Any, stored: Mapping[str, Stored], wanted: Mapping[str, Any]) -> list[Recipe]:
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
@@ -117,18 +112,16 @@ def _group(model: Any, stored: Mapping[str, Stored], wanted: Mapping[str, Any]) 
     by_pattern = {pattern: c for c in converters for pattern in c.source_patterns}
     prefix = model.base_model_prefix
     recipes: dict[str, Recipe] = {}
-    unread = []
     for name in sorted(stored, key=dot_natural_key):
         target, pattern = rename_source_key(name, renamings, converters, prefix, wanted)  # type: ignore[arg-type]
         if target not in wanted and name in wanted:
             target, pattern = rename_source_key(name, [], [], prefix, wanted)  # type: ignore[arg-type]
-        if target not in wanted:
-            unread.append(name)
+        if target not in wanted:  # such as the head of another task
             continue
         rule = None if pattern is None else by_pattern[pattern]
         recipes.setdefault(target, Recipe(target, rule)).parts.append((pattern or name, name))
     model._weight_conversions = [r for r in rules if r.was_used()]  # saving turns them round
-    return list(recipes.values()), unread
+    return list(recipes.values())
 
 
 def _rehearsed(recipe: Recipe, model: Any, stored: Mapping[str, Stored], name: str) -> dict[str, torch.Tensor]:

@@ -28,8 +28,8 @@ def set_up(
     Returns:
         The digest of the whole weights, where the strategy leaves no rank with them; and what loading did.
     """
-    filler.begin(module, model)
     in_parts = hasattr(strategy, "filler")
+    filler.begin(module, model, in_parts=in_parts)
     if in_parts:
         strategy.filler = filler  # type: ignore[attr-defined]
     else:

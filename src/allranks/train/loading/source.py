@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +12,7 @@ from torch import nn
 from allranks.errors import EnvironmentNotAble
 from allranks.train.data.tokenizer import first_line
 from allranks.train.loading.files import Stored
-from allranks.train.loading.recipes import Recipe, Recipes
+from allranks.train.loading.recipes import Recipes
 
 MAPPED_BYTES = 64 << 20  # of a file's pages that stay mapped behind the reader
 
@@ -28,42 +26,39 @@ class Source(Protocol):
         """The tensor, which the source then forgets."""
         ...
 
-    def mapped(self, name: str) -> torch.Tensor | None:
-        """The tensor as a view of its file, whose pages all processes of a node share; None where it must be made."""
-        ...
-
 
 class FileSource:
     """From safetensors files, read as they are asked for: pages are mapped, used, and given back."""
 
     def __init__(self, stored: Mapping[str, Stored], recipes: Recipes, model: Any) -> None:
-        self._stored, self._recipes, self._model = stored, recipes, model
+        self.model = model
+        self._stored, self._recipes = stored, recipes
         self._open: dict[Path, Any] = {}
         self._since = 0
         self._made: dict[str, torch.Tensor] = {}
         self.read_bytes = 0
 
+    @property
+    def names(self) -> list[str]:
+        """What the files give of the model."""
+        return sorted(self._recipes.by_name)
+
+    @property
+    def folder(self) -> Path:
+        """Where they lie."""
+        return next(iter(self._stored.values())).file.parent
+
     def take(self, name: str) -> torch.Tensor:
         if name in self._made:
             return self._made.pop(name)
         recipe = self._recipes.by_name[name]
-        made = recipe.make(lambda part: self._read(part, self._recipes.dtypes[name]), self._model)
+        made = recipe.make(lambda part: self._read(part, self._recipes.dtypes[name]), self.model)
         tensor = made.pop(name).to(self._recipes.dtypes[name])
         self._made |= {n: t for n, t in made.items() if n in self._recipes.by_name}
         if self._since > MAPPED_BYTES:
             self._open.clear()
             self._since = 0
         return tensor
-
-    def mapped(self, name: str) -> torch.Tensor | None:
-        recipe = self._recipes.by_name.get(name)
-        if recipe is None or not self._is_plain(recipe):
-            return None
-        tensor = self._tensor(recipe.parts[0][1])
-        return tensor if tensor.dtype == self._recipes.dtypes[name] else None
-
-    def _is_plain(self, recipe: Recipe) -> bool:
-        return recipe.rule is None and len(recipe.parts) == 1
 
     def _read(self, part: str, dtype: torch.dtype) -> torch.Tensor:
         self.read_bytes += self._stored[part].bytes
@@ -92,15 +87,3 @@ class ModelSource:
 
     def take(self, name: str) -> torch.Tensor:
         return self._tensors.pop(name)
-
-    def mapped(self, name: str) -> torch.Tensor | None:
-        return None
-
-
-def fingerprint(stored: Mapping[str, Stored]) -> bytes:
-    """Of files, from their headers: equal where they are copies of each other, or one on a shared file system."""
-    digest = hashlib.sha256()
-    for name, entry in sorted(stored.items()):
-        with suppress(OSError):
-            digest.update(f"{name} {entry.file.name} {entry.file.stat().st_size} {entry.dtype} {entry.shape}".encode())
-    return digest.digest()

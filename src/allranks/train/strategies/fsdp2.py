@@ -50,13 +50,14 @@ class FSDP2:
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
     ) -> None:
         self.module, self._group, self._clip_norm = model, group, clip_norm
-        device = self.filler.device if self.filler else next(model.parameters()).device
+        device = next(model.parameters()).device
         broadcast_from_first(model, group)
-        if self.filler:
-            self.filler.prepare_parts(model)
         blocks = blocks_of(model)
         require_own_weights(model, blocks)
         self._kept = trained(model) if keeps_whole(model, self._adapters, dist.get_world_size(group)) else []
+        if self.filler:
+            self.filler.whole(self._kept)
+            self.filler.prepare_parts(model)
         ignored = {p for _, p in self._kept}
         within = {p for block in blocks for p in block.parameters()}
         for unit in (
@@ -71,7 +72,7 @@ class FSDP2:
             )
         root = fully_shard(model, mesh=mesh, reshard_after_forward=False, ignored_params=ignored)
         if self.filler:
-            self.filler.parts(model)
+            self.filler.parts(model, device)
         self._root = cast(FSDPModule, root)
         # evaluation may be the first forward, and begins beneath the root; a block must not take itself for the root then
         self._root._get_fsdp_state()._lazy_init()
