@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+import signal
 from typing import Any
 
 import torch
@@ -115,12 +116,14 @@ def plant(what: str | None, world: World) -> None:
             scatter(own, None if chunks is None else [*chunks[1:], chunks[0]], **how)
 
         dist.scatter = neighbours  # type: ignore[assignment]
-    if what == "unreadable":  # after some tensors the file cannot be read
+    if what in ("unreadable", "killed"):  # after some tensors the file cannot be read; or the reader is no more
         read, seen = sources.FileSource._tensor, []
 
         def tensor(self: Any, part: str) -> torch.Tensor:
             seen.append(part)
             if len(seen) > 5:
+                if what == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
                 raise OSError(5, "Input/output error", str(self._stored[part].file))
             return read(self, part)
 
@@ -137,5 +140,4 @@ def refusal(world: World, args: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    Path(".").resolve()
     main(globals())

@@ -94,3 +94,10 @@ def test_all_ranks_refuse_damaged_files(tmp_path: Path) -> None:
     for name in ("zero3", "pytorch_ddp"):
         found = run_ranks("refusal", 2, tmp_path, limit_s=60, module="loads", model=folder, name=name)
         assert all(f and f["exit_code"] == 3 and "is cut off" in f["error"] and file.name in f["error"] for f in found), found
+
+
+def test_ranks_end_when_the_reader_is_killed(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model")
+    with pytest.raises(AssertionError, match=r"rank 1:\n") as caught:
+        run_ranks("loads", 3, tmp_path, limit_s=60, module="loads", model=folder, names=["pytorch_zero3"], plant="killed")
+    assert "rank 2:\n" in str(caught.value)

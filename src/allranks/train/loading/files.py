@@ -61,7 +61,7 @@ def _of_index(index: Path) -> dict[str, Stored]:
         files: dict[str, list[str]] = {}
         for tensor, file in listed.items():
             files.setdefault(file, []).append(tensor)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise EnvironmentNotAble(f"{index}: is no index of safetensors files; fetch it again") from None
     found: dict[str, Stored] = {}
     for file, tensors in sorted(files.items()):
@@ -104,7 +104,7 @@ def read_header(file: Path) -> dict[str, Stored]:
             header = json.loads(stream.read(length))
     except OSError as error:
         raise EnvironmentNotAble(f"{file}: cannot be read: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise EnvironmentNotAble(f"{file}: its header is damaged; fetch it again") from None
     try:
         entries = {n: e for n, e in header.items() if n != "__metadata__"}

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from allranks.errors import SpecError
+from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.train.data.tokenizer import first_line
 from allranks.train.loading.files import Stored
 
@@ -103,9 +103,13 @@ def recipes_for(model: Any, stored: Mapping[str, Stored], dtype: torch.dtype, na
 
 
 def _group(model: Any, stored: Mapping[str, Stored], wanted: Mapping[str, Any]) -> list[Recipe]:
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
-
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+    except ImportError as error:  # these are transformers' own, and other versions may keep them elsewhere
+        raise EnvironmentNotAble(
+            f"this version of transformers lacks the rules by which weights are read: {first_line(error)}; install 5.23"
+        ) from None
     rules = get_model_conversion_mapping(model)
     renamings = [r for r in rules if isinstance(r, WeightRenaming)]
     converters = [r for r in rules if isinstance(r, WeightConverter)]
