@@ -142,6 +142,10 @@ class RunDir:
         return self.checkpoints / f"step-{step}"
 
     @property
+    def latest_checkpoint(self) -> Path:
+        return self.checkpoints / "latest"
+
+    @property
     def model(self) -> Path:
         return self.root / "model"
 

@@ -13,6 +13,7 @@ from allranks.errors import AllranksError
 from allranks.spec.records import AdapterSpec, ModelSpec, TrainSpec
 from allranks.train import strategies
 from allranks.train.adapters import add_adapter
+from allranks.train.checkpoint import published_of
 from allranks.train.checksums import checksums
 from allranks.train.loading import filler as filling
 from allranks.train.loading import source as sources
@@ -28,7 +29,7 @@ ADAPTER = AdapterSpec(type="lora", r=4, targets=["q_proj", "v_proj"], modules_to
 NONE = AdapterSpec()
 
 
-def loaded(world: World, args: dict[str, Any], name: str) -> tuple[Any, Any, LossModel, bytes | None, Any]:
+def loaded(world: World, args: dict[str, Any], name: str) -> tuple[Any, Any, LossModel, bytes | None, Any, str]:
     """A strategy on a model that was loaded as the worker does it."""
     _, tokenizer = model_of()
     name, _, adapters = name.partition(":")
@@ -38,9 +39,10 @@ def loaded(world: World, args: dict[str, Any], name: str) -> tuple[Any, Any, Los
     model, filler = load_model(world, spec, tokenizer, **how)
     adapter = ADAPTER if args.get("lora") else NONE
     model = add_adapter(model, adapter, classifier=False, base="b", seed=1)
+    published = repr(published_of(model, world.size))
     module = LossModel(model, classifier=False)
     digest, done = set_up(strategy, filler, module, model, adamw(TrainSpec()), world.group, 1.0)
-    return strategy, model, module, digest, done
+    return strategy, model, module, digest, done, published
 
 
 def plain(args: dict[str, Any]) -> Any:
@@ -67,7 +69,7 @@ def loads(world: World, args: dict[str, Any]) -> Any:
     plant(args.get("plant"), world)
     for name in args["names"]:
         try:
-            strategy, model, module, own, done = loaded(world, args, name)
+            strategy, model, module, own, done, published = loaded(world, args, name)
         except AllranksError as error:
             found[name] = {"error": str(error), "exit_code": error.exit_code}
             continue
@@ -83,6 +85,7 @@ def loads(world: World, args: dict[str, Any]) -> Any:
             "read": done.read_bytes,
             "kept": done.kept_bytes,
             "how": done.how,
+            "published": published == repr(published_of(wanted, world.size)),
             "total": total,
             "whole": sum(p.numel() * p.element_size() for _, p in getattr(strategy, "_kept", ()) if args.get("lora")),
             "trained_as": trained is None or trained == {f"model.{n}" for n, p in wanted.named_parameters() if p.requires_grad},

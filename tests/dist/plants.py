@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from allranks.train.strategies import bucket_ddp_async, deepspeed_engine, deepspeed_zero3, flat, fsdp2, gradients, scatter, simple_ddp, simple_ddp_ga, simple_ddp_hook, zero1, zero2, zero3
+from allranks.train.strategies import bucket_ddp_async, deepspeed_engine, deepspeed_shards, deepspeed_zero3, flat, fsdp2, gradients, scatter, simple_ddp, simple_ddp_ga, simple_ddp_hook, zero1, zero2, zero3
 from allranks.train.world import World
 
 HAVE_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
@@ -220,3 +221,30 @@ class _Bugs:
             return found
 
         deepspeed_zero3.DeepSpeedZero3.weights = weights  # type: ignore[method-assign]
+
+    @staticmethod
+    def fragments_one_element_late(world: World) -> None:
+        usual = deepspeed_engine.fragment_ranges
+
+        def late(zero: Any, named: Any) -> Any:
+            return [replace(r, offset=r.offset + 1, length=r.length - 1) if r.offset else r for r in usual(zero, named)]
+
+        deepspeed_engine.fragment_ranges = late  # type: ignore[attr-defined]
+
+    @staticmethod
+    def padding_taken_for_weights(world: World) -> None:
+        def own(p: Any) -> tuple[int, int]:
+            return dist.get_rank(p.ds_process_group) * p.ds_tensor.numel(), p.ds_tensor.numel()
+
+        deepspeed_shards._own = own
+
+    @staticmethod
+    def copies_not_filled(world: World) -> None:
+        deepspeed_engine.renew_copies = lambda weights, ranges: None  # type: ignore[attr-defined]
+
+    @staticmethod
+    def whole_weights_kept(world: World) -> None:
+        def loaded(self: Any) -> None:
+            deepspeed_engine.renew_copies(self.weight_shards(), self.state_ranges())
+
+        deepspeed_zero3.DeepSpeedZero3.loaded = loaded  # type: ignore[method-assign]

@@ -31,7 +31,7 @@ def check(found: list[Any], names: list[str], world: int) -> None:
     for name in names:
         ranks = [f[name] for f in found]
         assert all("error" not in r for r in ranks), ranks
-        assert all(r["bad"] == [] and r["same_digest"] and r["trained_as"] for r in ranks), (name, ranks)
+        assert all(r["bad"] == [] and r["same_digest"] and r["trained_as"] and r["published"] for r in ranks), (name, ranks)
         if name.partition(":")[0] in PARTS:
             assert [r["how"] for r in ranks] == ["parts"] * world
             assert all(r["read"] == 0 for r in ranks[1:]), (name, ranks)

@@ -99,8 +99,13 @@ class CheckpointSpec(Record, frozen=True):
     mode: Literal["lite", "full", "none"] = "lite"
     every: Annotated[PositiveInt | None, Meta(description="steps; null = only at the end")] = None
     keep: PositiveInt = 5
-    async_: bool = field(default=False, name="async")
+    async_: Annotated[bool, Meta(description="go on with training while it is written; one at a time")] = field(
+        default=False, name="async"
+    )
     at_end: bool = True
+    timeout_s: Annotated[float, Meta(gt=0, description="how long ranks wait for one that takes no part in a save")] = (
+        120.0
+    )
 
 
 class ScriptSpec(Record, frozen=True):

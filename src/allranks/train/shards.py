@@ -9,7 +9,8 @@ from files that somebody else may have written.)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -25,10 +26,12 @@ from torch.distributed.checkpoint import (
 )
 from torch.distributed.checkpoint import load as dcp_load
 from torch.distributed.checkpoint import save as dcp_save
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from allranks.errors import CheckpointError
+from allranks.train.strategies.portable import MASTER
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class StateRange:
         numel: elements of the whole parameter.
         offset: where the range begins in the flattened whole.
         everywhere: every rank holds the same range.
+        copy_of: the dtype of the model's weights, where `parameter` is not these but a copy that is updated in their place.
     """
 
     optimizer: torch.optim.Optimizer
@@ -73,6 +77,16 @@ class StateRange:
     numel: int
     offset: int
     everywhere: bool = False
+    copy_of: torch.dtype | None = None
+
+    @property
+    def is_master(self) -> bool:
+        """`parameter` holds more than the model's weights do: it is state, too."""
+        return self.copy_of not in (None, self.parameter.dtype)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The range in a tensor that lies as `parameter` does, 1-D; a view where that is contiguous."""
+        return tensor.detach().reshape(-1)[self.start : self.start + self.length]
 
 
 class _Part(torch.Tensor):
@@ -140,19 +154,21 @@ def state_shards(ranges: Iterable[StateRange]) -> list[Shard]:
     (AdamW's step) ``scalar/<name>/<key>``."""
     out: list[Shard] = []
     for r in ranges:
+        if r.is_master:
+            out.append(Shard(f"optimizer/{r.name}/{MASTER}", r.numel, r.offset, r.of(r.parameter), r.everywhere))
         for key, value in r.optimizer.state.get(r.parameter, {}).items():
-            if value.ndim == 0:
-                if r.offset == 0:  # a copy: the parameters of a flat part share one, which safetensors refuses
-                    out.append(Shard(f"scalar/{r.name}/{key}", 1, 0, value.detach().reshape(1).clone(), r.everywhere))
-                continue
-            part = value.detach().reshape(-1)[r.start : r.start + r.length]
-            out.append(Shard(f"optimizer/{r.name}/{key}", r.numel, r.offset, part, r.everywhere))
+            if isinstance(value, torch.Tensor) and value.ndim:
+                out.append(Shard(f"optimizer/{r.name}/{key}", r.numel, r.offset, r.of(value), r.everywhere))
+            elif r.offset == 0:
+                # a copy: the parameters of a flat part share one, which safetensors refuses
+                number = torch.as_tensor(value, dtype=torch.float32).detach().reshape(1).clone()
+                out.append(Shard(f"scalar/{r.name}/{key}", 1, 0, number, r.everywhere))
     return out
 
 
 def room_for_state(ranges: Sequence[StateRange], stored: Iterable[str]) -> list[Shard]:
     """Makes state of zeros for what `stored` names, and says where it is to be read to. What an optimizer makes of itself in
-    its first update is made here, before there was one."""
+    its first update is made here, before there was one. Master weights are read where there are such."""
     keys: dict[str, list[tuple[str, str]]] = {}
     for full in stored:
         kind, _, rest = full.partition("/")
@@ -168,11 +184,9 @@ def room_for_state(ranges: Sequence[StateRange], stored: Iterable[str]) -> list[
             if kind == "scalar":
                 value = state.setdefault(key, torch.zeros((), dtype=torch.float32, device=_scalar_device(r.parameter)))
                 out.append(Shard(f"scalar/{r.name}/{key}", 1, 0, value.reshape(1)))
-                continue
-            value = state.setdefault(key, torch.zeros_like(r.parameter))
-            out.append(
-                Shard(f"optimizer/{r.name}/{key}", r.numel, r.offset, value.view(-1)[r.start : r.start + r.length])
-            )
+            elif key != MASTER or r.is_master:
+                value = r.parameter if key == MASTER else state.setdefault(key, torch.zeros_like(r.parameter))
+                out.append(Shard(f"optimizer/{r.name}/{key}", r.numel, r.offset, r.of(value)))
     return out
 
 
@@ -184,13 +198,16 @@ def _scalar_device(parameter: torch.Tensor) -> torch.device:
 def write(shards: Iterable[Shard], folder: Path, group: dist.ProcessGroup) -> None:
     """Write every rank's parts into `folder`. All ranks of a CPU group call."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
-    mine = [own for shard in shards if (own := _own(shard, rank, world)).tensor.numel()]
+    mine = [own for shard in shards if (own := own_share(shard, rank, world)).tensor.numel()]
     parts = {shard.key: _Part.of(shard) for shard in mine}
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    dcp_save(cast("dict[str, Any]", parts), storage_writer=writer, planner=DefaultSavePlanner(), process_group=group)
+    with _told():
+        dcp_save(
+            cast("dict[str, Any]", parts), storage_writer=writer, planner=DefaultSavePlanner(), process_group=group
+        )
 
 
-def _own(shard: Shard, rank: int, world: int) -> Shard:
+def own_share(shard: Shard, rank: int, world: int) -> Shard:
     """What this rank writes: an even share of what all hold."""
     if not shard.everywhere:
         return shard
@@ -213,13 +230,24 @@ def read(shards: Sequence[Shard], folder: Path, group: dist.ProcessGroup | None 
             raise CheckpointError(f"{folder}: {shard.key} has {covered} of {whole} elements, {shard.numel} are wanted")
     parts = {shard.key: _Part.of(shard) for shard in shards if shard.tensor.numel()}
     reader = HuggingFaceStorageReader(str(folder))
-    dcp_load(
-        cast("dict[str, Any]", parts),
-        storage_reader=reader,
-        planner=DefaultLoadPlanner(),
-        process_group=group,
-        no_dist=group is None,
-    )
+    with _told():
+        dcp_load(
+            cast("dict[str, Any]", parts),
+            storage_reader=reader,
+            planner=DefaultLoadPlanner(),
+            process_group=group,
+            no_dist=group is None,
+        )
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What failed on a rank is raised by `torch.distributed.checkpoint` on all, as no `Exception`."""
+    try:
+        yield
+    except CheckpointException as error:
+        rank, (problem, _) = min(error.failures.items())
+        raise CheckpointError(f"rank {rank}: {str(problem).splitlines()[0] if str(problem) else problem!r}") from None
 
 
 def sizes(folder: Path) -> Mapping[str, tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import time
@@ -15,7 +16,8 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from allranks.errors import CheckpointError, NonFiniteLoss
+from allranks import checkpoints
+from allranks.errors import NonFiniteLoss
 from allranks.facts import host_name
 from allranks.observe.events import EventLog
 from allranks.observe.loggers import forward_event, make_loggers
@@ -25,6 +27,8 @@ from allranks.rundir import RunDir, read_json, write_json
 from allranks.spec import RunSpec, load_spec
 from allranks.stage import spec_here
 from allranks.train import adapters, checkpoint, rng, strategies
+from allranks.train.checkpoint.loading import require_same_data
+from allranks.train.checkpoint.saver import Saved
 from allranks.train.control import StopRequest
 from allranks.train.data.collate import Batch, collate, collate_labelled
 from allranks.train.data.order import Order, steps_of_epochs
@@ -36,7 +40,7 @@ from allranks.train.loop import Loop, Plan
 from allranks.train.losses import LossModel
 from allranks.train.model import count_parameters, is_classifier, load_model
 from allranks.train.optim import adamw
-from allranks.train.proof import prove, tensors_digest
+from allranks.train.proof import prove
 from allranks.train.strategies.contract import Strategy
 from allranks.train.watching import StepWatcher, Unwatched
 from allranks.train.world import World, join, leave
@@ -91,6 +95,7 @@ class Built:
     model: torch.nn.Module
     loss_model: LossModel
     strategy: Strategy
+    published: checkpoint.Published
     saver: checkpoint.Saver
     digest: bytes | None  # of the whole weights, where the strategy shards them
 
@@ -129,7 +134,7 @@ class Worker:
         order = Order(len(data.train), self._data_spec.seed, self._plan.batch, self._world.rank, self._world.size)
         self._phase("build")
         built = self._build(data)
-        first_step = self._restore(built)
+        first_step = self._restore(built, len(data.train))
         self._phase("prove")
         proof = prove(self._world, self._plan.world_size, built.model, order, built.digest)
         self._events.write("proof", **msgspec.to_builtins(proof))
@@ -156,6 +161,7 @@ class Worker:
             built=partial(self._keep_base, data.tokenizer),
         )
         model = adapters.add_adapter(model, spec.adapter, classifier=self._classifier, base=base, seed=spec.train.seed)
+        published = checkpoint.published_of(model, world.size)
         model.to(world.device)
         if self._model_spec.compile:
             model.compile()
@@ -187,10 +193,13 @@ class Worker:
             strategy,
             model,
             data.tokenizer,
-            spec.checkpoint.keep,
+            published,
+            spec.checkpoint,
             {"strategy": self._plan.strategy, "run": self._run.name},
+            partial(self._progress, len(data.train)),
+            self._saved,
         )
-        return Built(model, loss_model, strategy, saver, digest)
+        return Built(model, loss_model, strategy, published, saver, digest)
 
     def _keep_base(self, tokenizer: Any, model: Any) -> None:
         """What adapters of a model built from a config name as their base."""
@@ -207,7 +216,7 @@ class Worker:
         if config and self._world.is_first:
             write_json(self._run.engine_config, config)
 
-    def _restore(self, built: Built) -> int:
+    def _restore(self, built: Built, sequences: int) -> int:
         step = self._args.resume_step
         if step is None:
             if self._args.anew:
@@ -215,15 +224,12 @@ class Worker:
             return 0
         folder = self._run.checkpoint(step)
         if self._args.inexact and not (folder / "state").is_dir():
-            if not built.strategy.replicated:
-                raise CheckpointError(
-                    f"{folder}: a lite checkpoint cannot be gone on from under {self._plan.strategy}; use a full one, or a strategy that does not shard"
-                )
-            checkpoint.load_lite(folder, built.model)
+            checkpoint.load_lite(folder, built.strategy, built.published, built.model)
         else:
-            read = checkpoint.load_full(folder, built.strategy, self._world.rank)
-            if built.digest is not None:
-                built.digest = tensors_digest(read)
+            require_same_data(folder, sequences)
+            checkpoint.load_full(folder, built.strategy, built.published, self._world.rank)
+        if built.digest is not None:  # each rank read its ranges of these files, whose hashes were compared
+            built.digest = hashlib.sha256(msgspec.json.encode(checkpoints.manifest(self._run, step)["files"])).digest()
         self._events.write("resume", from_step=step, inexact=self._args.inexact)
         return step
 
@@ -263,7 +269,7 @@ class Worker:
             if not stopping and evaluator and spec.eval.every and done % spec.eval.every == 0:
                 self._evaluate(evaluator, data, built, done)
             if stopping:
-                self._save(built, done, "full", saved)
+                self._save(built, done, "full", saved, last=True)
             elif spec.checkpoint.mode != "none" and spec.checkpoint.every and done % spec.checkpoint.every == 0:
                 self._save(built, done, spec.checkpoint.mode, saved)
 
@@ -283,7 +289,8 @@ class Worker:
         if evaluator and spec.eval.at_end and total > 0:
             self._evaluate(evaluator, data, built, total)
         if spec.checkpoint.at_end and spec.checkpoint.mode != "none" and total > 0:
-            self._save(built, total, spec.checkpoint.mode, saved)
+            self._save(built, total, spec.checkpoint.mode, saved, last=True)
+        built.saver.finish()
         return self._finish()
 
     def _watcher(self, built: Built, first_step: int, total: int) -> StepWatcher:
@@ -357,22 +364,51 @@ class Worker:
         self._phase("train", step=done)
         return result
 
-    def _save(self, built: Built, done: int, mode: str, saved: set[tuple[int, str]]) -> None:
+    def _save(self, built: Built, done: int, mode: str, saved: set[tuple[int, str]], *, last: bool = False) -> None:
         if (done, mode) in saved or (done, "full") in saved:
             return
         self._phase("save", step=done)
         self._events.sync()
-        seconds = built.saver.save(done, mode)
+        # what a stop or the end saves is waited for at once: nothing is left to go on with meanwhile
+        built.saver.save(done, mode, behind=self._spec.checkpoint.async_ and not last)
         saved.add((done, mode))
-        self._events.write(
-            "checkpoint", step=done, mode=mode, seconds=round(seconds, 4), path=str(self._run.checkpoint(done))
-        )
         self._phase("train", step=done)
+
+    def _progress(self, sequences: int, done: int) -> dict[str, Any]:
+        """Schedule and data go on by the number of steps alone; the rest is what that number counts on."""
+        batch = self._plan.batch
+        assert batch is not None
+        return {
+            "step": done,
+            "sequences": sequences,
+            "sequences_done": done * batch.global_batch_size,
+            "global_batch_size": batch.global_batch_size,
+            "data_seed": self._data_spec.seed,
+            "scaler": None,  # no dtype here needs one
+        }
+
+    def _saved(self, saved: Saved) -> None:
+        if saved.removed and self._world.is_first:
+            steps = ", ".join(str(step) for step in saved.removed)
+            self._events.write(
+                "warning",
+                what="checkpoint",
+                message=f"checkpoints of steps {steps} were removed to make room on the disk",
+            )
+        self._events.write(
+            "checkpoint",
+            step=saved.step,
+            mode=saved.mode,
+            seconds=round(saved.stalled_s, 4),
+            written_s=round(saved.seconds, 4),
+            bytes=saved.bytes,
+            path=str(self._run.checkpoint(saved.step)),
+        )
 
     def _keep_last_good(self, built: Built, done: int, saved: set[tuple[int, str]]) -> None:
         """After a loss that was not finite the weights are those before it: worth keeping, whatever the mode."""
         if done > 0 and self._spec.checkpoint.mode != "none" and not self._run.checkpoint(done).exists():
-            self._save(built, done, "full", saved)
+            self._save(built, done, "full", saved, last=True)
 
     def _end_stopped(self, done: int) -> int:
         self._events.write("stop", step=done, reason=self._stop.reason or "asked of another rank")

@@ -17,7 +17,7 @@ from allranks.train.data.tokenizer import first_line
 from allranks.train.loading.files import PATTERNS, stored_tensors
 from allranks.train.loading.filler import Filler
 from allranks.train.loading.reader import READER, reader_does
-from allranks.train.loading.recipes import dtypes_of, recipes_for
+from allranks.train.loading.recipes import dtypes_of, recipes_for, remember_rules
 from allranks.train.loading.skeleton import from_meta, make_hollow
 from allranks.train.loading.source import FileSource, ModelSource
 from allranks.train.world import World
@@ -55,13 +55,14 @@ def open_files(
     """
     opened: list[FileSource] = []  # on the reader alone
 
-    def check() -> list[str]:
+    def check() -> tuple[list[str], list[int]]:
         opened.append(_opened(spec, make, dtype, classifier=classifier))
-        return opened[0].names
+        return opened[0].names, opened[0].rules_used
 
-    given = reader_does(world, check)
+    given, rules = reader_does(world, check)
     source = opened[0] if opened else None
     model = source.model if source else _on_meta(make)
+    remember_rules(model, rules)
     torch.manual_seed(seed)  # a new head is drawn
     from_meta(model, given, dtypes_of(model, dtype), world.device)
     if source:

@@ -65,10 +65,12 @@ class Recipes:
     Attributes:
         by_name: of every tensor that the files give.
         dtypes: what each of the model's tensors is to be.
+        rules_used: which of transformers' rules for this model fit a name in the files.
     """
 
     by_name: dict[str, Recipe]
     dtypes: dict[str, torch.dtype]
+    rules_used: list[int]
 
 
 def recipes_for(model: Any, stored: Mapping[str, Stored], dtype: torch.dtype, name: str) -> Recipes:
@@ -84,7 +86,8 @@ def recipes_for(model: Any, stored: Mapping[str, Stored], dtype: torch.dtype, na
     wanted = model.state_dict()
     dtypes = dtypes_of(model, dtype)
     made: dict[str, Recipe] = {}
-    for recipe in _group(model, stored, wanted):
+    rules = _rules(model)
+    for recipe in _group(model, stored, wanted, rules):
         for target, tensor in _rehearsed(recipe, model, stored, name).items():
             if target not in wanted:
                 continue
@@ -99,18 +102,27 @@ def recipes_for(model: Any, stored: Mapping[str, Stored], dtype: torch.dtype, na
             for part in recipe.stored:
                 _check_dtype(stored[part], part, dtypes[target], name)
             made[target] = recipe
-    return Recipes(made, dtypes)
+    return Recipes(made, dtypes, [i for i, rule in enumerate(rules) if rule.was_used()])
 
 
-def _group(model: Any, stored: Mapping[str, Stored], wanted: Mapping[str, Any]) -> list[Recipe]:
+def remember_rules(model: Any, used: list[int]) -> None:
+    """Saving turns round the rules by which a model was read: every rank must know which they were, as all save."""
+    model._weight_conversions = [rule for i, rule in enumerate(_rules(model)) if i in used]
+
+
+def _rules(model: Any) -> list[Any]:
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
-    except ImportError as error:  # these are transformers' own, and other versions may keep them elsewhere
+    except ImportError as error:  # it is transformers' own, and other versions may keep it elsewhere
         raise EnvironmentNotAble(
             f"this version of transformers lacks the rules by which weights are read: {first_line(error)}; install 5.23"
         ) from None
-    rules = get_model_conversion_mapping(model)
+    return get_model_conversion_mapping(model)
+
+
+def _group(model: Any, stored: Mapping[str, Stored], wanted: Mapping[str, Any], rules: list[Any]) -> list[Recipe]:
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
     renamings = [r for r in rules if isinstance(r, WeightRenaming)]
     converters = [r for r in rules if isinstance(r, WeightConverter)]
     by_pattern = {pattern: c for c in converters for pattern in c.source_patterns}
@@ -124,7 +136,6 @@ def _group(model: Any, stored: Mapping[str, Stored], wanted: Mapping[str, Any]) 
             continue
         rule = None if pattern is None else by_pattern[pattern]
         recipes.setdefault(target, Recipe(target, rule)).parts.append((pattern or name, name))
-    model._weight_conversions = [r for r in rules if r.was_used()]  # saving turns them round
     return list(recipes.values())
 
 

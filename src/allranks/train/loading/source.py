@@ -44,6 +44,11 @@ class FileSource:
         return sorted(self._recipes.by_name)
 
     @property
+    def rules_used(self) -> list[int]:
+        """See `Recipes`."""
+        return self._recipes.rules_used
+
+    @property
     def folder(self) -> Path:
         """Where they lie."""
         return next(iter(self._stored.values())).file.parent

@@ -77,7 +77,7 @@ class Strategy(Protocol):
 
     def weight_shards(self) -> list[Shard]:
         """This rank's parts of trained weights and buffers, ``model/<name>``: views, what is written into them is in the
-        model. No collective."""
+        model, once ``loaded()`` was called where a strategy has it: every rank calls. No collective."""
         ...
 
     def state_ranges(self) -> list[StateRange]:
