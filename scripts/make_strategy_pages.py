@@ -132,7 +132,7 @@ PAGES = [
          "Nothing in `pytorch_ddp`: it is there so that what people know of the Trainer can be compared on equal work, and so that a Trainer which trains alone is refused.",
          "T g, in about T g / 25 MB all-reduces started within backward", "4P + 16T: as `pytorch_ddp`, and buckets beside the gradients", "5/4", OPTION,
          [F, B, ("wait", 60, 63), ("optimizer", 63, 73)], [("all-reduce", 30, 39), ("all-reduce", 42, 51), ("all-reduce", 54, 63)],
-         "`find_unused_parameters` (false), `args` (none): more TrainingArguments, such as `ddp_bucket_cap_mb`", "the Trainer in place of the loop",
+         "`find_unused_parameters` (false), `args` (none): more TrainingArguments", "the Trainer in place of the loop",
          "hf/"),
 ]  # fmt: skip
 

@@ -6,8 +6,6 @@ outputs hold the numbers of the experts chosen, (tokens, k) integers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -36,20 +34,6 @@ def keep_routers_in_float32(model: nn.Module) -> None:
     for router in routers_of(model).values():
         if hasattr(router, "e_score_correction_bias"):
             router.float()
-
-
-@contextmanager
-def routers_read_in_float32(model_class: Any) -> Iterator[None]:
-    """Within, transformers reads such routers from files without rounding them to the model's dtype."""
-    usual = getattr(model_class, "_keep_in_fp32_modules_strict", None)
-    if not usual or "e_score_correction_bias" not in usual:
-        yield
-        return
-    model_class._keep_in_fp32_modules_strict = [*usual, "mlp.gate.weight"]
-    try:
-        yield
-    finally:
-        model_class._keep_in_fp32_modules_strict = usual
 
 
 class ExpertCounts(msgspec.Struct, frozen=True, kw_only=True):

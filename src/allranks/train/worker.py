@@ -36,11 +36,12 @@ from allranks.train.data.prepared import Prepared, prepare
 from allranks.train.evaluate import EvalResult, Evaluator
 from allranks.train.generate import answer
 from allranks.train.ledger import Plan
+from allranks.train.loading.setup import set_up
 from allranks.train.losses import LossModel
-from allranks.train.model import build_model, count_parameters, is_classifier
+from allranks.train.model import count_parameters, is_classifier, load_model
 from allranks.train.moe import ExpertLoad
 from allranks.train.optim import adamw
-from allranks.train.proof import prove, weights_digest
+from allranks.train.proof import prove
 from allranks.train.strategies.contract import Strategy
 from allranks.train.watching import StepWatcher, Unwatched
 from allranks.train.world import World, join, leave
@@ -149,15 +150,18 @@ class Worker:
         spec, world = self._spec, self._world
         started = time.perf_counter()
         strategy = strategies.create(self._plan.strategy, dict(self._plan.strategy_options))  # a missing library: first
-        model = build_model(
-            self._model_spec, data.tokenizer, dtype=self._plan.dtype, labels=data.facts.labels, seed=spec.train.seed
-        )
         base = self._model_spec.name
         if base.startswith("tiny:"):
             base = str(self._run.model)
-            if world.is_first and spec.adapter.type != "none" and not (self._run.model / "config.json").exists():
-                model.save_pretrained(base)  # type: ignore[operator]
-                data.tokenizer.save_pretrained(base)
+        model, filler = load_model(
+            world,
+            self._model_spec,
+            data.tokenizer,
+            dtype=self._plan.dtype,
+            labels=data.facts.labels,
+            seed=spec.train.seed,
+            built=partial(self._keep_base, data.tokenizer),
+        )
         model = adapters.add_adapter(model, spec.adapter, classifier=self._classifier, base=base, seed=spec.train.seed)
         adapted = adapters.remarks_on(model, spec.adapter)
         published = checkpoint.published_of(model, world.size)
@@ -166,10 +170,12 @@ class Worker:
             model.compile()
         loss_model = LossModel(model, classifier=self._classifier)
         experts = ExpertLoad(loss_model, data.tokenizer.pad_token_id, world.device)
-        digest = None if strategy.replicated else weights_digest(model)
-        rng.seed_rank(spec.train.seed, world.rank)
         total, trained = count_parameters(model)  # whole: a strategy may leave nothing but empty tensors behind
-        strategy.setup(loss_model, adamw(spec.train), world.group, spec.train.clip_norm)
+        rng.seed_rank(spec.train.seed, world.rank)
+        digest, loaded = set_up(
+            strategy, filler, loss_model, model, adamw(spec.train), world.group, spec.train.clip_norm
+        )
+        self._events.write("load", **msgspec.to_builtins(loaded))
         remarks = [("adapter", text) for text in adapted]
         remarks += [
             ("strategy", text) for text in strategies.remarks_on(self._plan.strategy_options, world.device.type)
@@ -203,6 +209,13 @@ class Worker:
             self._saved,
         )
         return Built(model, loss_model, strategy, published, saver, digest, experts if experts else None)
+
+    def _keep_base(self, tokenizer: Any, model: Any) -> None:
+        """What adapters of a model built from a config name as their base."""
+        folder = self._run.model
+        if self._spec.adapter.type != "none" and not (folder / "config.json").exists():
+            model.save_pretrained(str(folder))
+            tokenizer.save_pretrained(str(folder))
 
     def _tell_engine(self, strategy: Strategy) -> None:
         """Where another library's engine does the work: its version, the time it took to start, and its configuration."""

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map
 
 from allranks.errors import SpecError
 from allranks.train.adapters import is_adapted
+from allranks.train.loading.filler import Filler
 from allranks.train.moe import routers_of
 from allranks.train.shards import Shard, StateRange, whole_states, whole_weights
 from allranks.train.strategies.common import clip_and_update, load_states_by_name, states_by_name, trained
@@ -45,6 +46,7 @@ class FSDP2:
     claims_overlap = True
     reshard_after_forward: bool
     remarks: tuple[str, ...] = ()
+    filler: Filler | None = None  # gives the model its weights, after it is sharded; None: it has them
 
     def __init__(self, find_unused_parameters: bool, adapters: str, offload: str) -> None:
         self._zeros, self._adapters, self._offload = find_unused_parameters, adapters, offload
@@ -53,20 +55,25 @@ class FSDP2:
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
     ) -> None:
         self.module, self._group, self._clip_norm = model, group, clip_norm
+        self._device = next(model.parameters()).device
         broadcast_from_first(model, group)
         blocks = blocks_of(model)
         require_own_weights(model, blocks)
         self._kept = trained(model) if self._keeps_whole(model, dist.get_world_size(group)) else []
+        if self.filler:
+            self.filler.whole(self._kept)
+            self.filler.prepare_parts(model)
         ignored = {p for _, p in self._kept}
         blocks = [*routers_apart(blocks, ignored), *blocks]
         require_one_dtype_in_each(model, blocks, ignored)
-        self._device = next(model.parameters()).device
         mesh = DeviceMesh.from_group(group, self._device.type)
         how: dict[str, Any] = {"mesh": mesh, "offload_policy": self._policy()}
         for block in blocks:
             own = ignored & set(block.parameters())
             fully_shard(block, reshard_after_forward=self.reshard_after_forward, ignored_params=own, **how)
         root = fully_shard(model, reshard_after_forward=False, ignored_params=ignored, **how)
+        if self.filler:
+            self.filler.parts(model, torch.device("cpu") if self._offload == "all" else self._device)
         self._root = cast(FSDPModule, root)
         # evaluation may be the first forward, and begins beneath the root; a block must not take itself for the root then
         self._root._get_fsdp_state()._lazy_init()
