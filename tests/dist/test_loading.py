@@ -22,7 +22,7 @@ def saved(folder: Path, family: str = "mistral", dtype: str = "float32", **confi
     """A model folder in several files, as the hub has them (experts apart)."""
     _, tokenizer = model_of()
     spec = ModelSpec(name=f"tiny:{family}", config={**CONFIG, **config})
-    build_model(spec, tokenizer, dtype=dtype, labels={}, seed=7).save_pretrained(folder, max_shard_size="60KB")  # type: ignore[operator]
+    build_model(spec, tokenizer, dtype=dtype, labels={}, seed=7).save_pretrained(folder, max_shard_size="30KB")  # type: ignore[operator]
     assert len(list(folder.glob("model-*.safetensors"))) > 1
     return folder
 
