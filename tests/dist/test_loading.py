@@ -82,7 +82,7 @@ def test_weights_of_another_layer_would_be_seen_here(tmp_path: Path) -> None:
 def test_all_ranks_hear_why_one_cannot_read(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model")
     found = run_ranks("loads", 3, tmp_path, limit_s=240, module="loads", model=folder, names=["pytorch_zero3"], plant="unreadable")
-    assert all("cannot be read: [Errno 5]" in f["pytorch_zero3"]["error"] for f in found), found
+    assert all("cannot be had: [Errno 5]" in f["pytorch_zero3"]["error"] for f in found), found
     assert all(f["pytorch_zero3"]["exit_code"] == 3 for f in found)
 
 
