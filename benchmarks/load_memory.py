@@ -83,6 +83,7 @@ def rank_main(how: str, name: str, folder: str, out: str) -> None:
     from allranks.train.optim import adamw
     from allranks.train.world import World
 
+    warm_up()  # before there is a group, in which only rank 0 would write a model
     dist.init_process_group("gloo")
     group, control = dist.group.WORLD, dist.new_group(backend="gloo")
     assert group is not None and isinstance(control, dist.ProcessGroup)
@@ -90,7 +91,6 @@ def rank_main(how: str, name: str, folder: str, out: str) -> None:
     world = World(rank, rank, dist.get_world_size(), "", torch.device("cpu"), group, control)
     tokenizer = train_tokenizer(["hello"], 300, classifier=False)
     strategy = strategies.create(name, {})
-    warm_up()
     dist.barrier()
     sampler = Sampler()
     sampler.start()

@@ -168,6 +168,8 @@ class Filler:
                 problem = EnvironmentNotAble(f"{origin} cannot be had: {first_line(other)}")
         agree(self._world, problem)
         self._done.add(name)
+        if self._source and not any(o == origin and n not in self._done for n, o in self._origins.items()):
+            self._source.forget(origin)
         return tensor
 
     def _send(self, name: str, part: torch.Tensor, start: int = 0) -> None:

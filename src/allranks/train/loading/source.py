@@ -23,7 +23,11 @@ class Source(Protocol):
     read_bytes: int
 
     def take(self, name: str) -> torch.Tensor:
-        """The tensor, which the source then forgets."""
+        """The tensor. It may be asked for again: PEFT keeps a module that it trains whole beside its frozen original."""
+        ...
+
+    def forget(self, name: str) -> None:
+        """It will not be asked for again."""
         ...
 
 
@@ -65,6 +69,9 @@ class FileSource:
             self._since = 0
         return tensor
 
+    def forget(self, name: str) -> None:
+        """Nothing of it is kept: what is asked for again is read again."""
+
     def _read(self, part: str, dtype: torch.dtype) -> torch.Tensor:
         self.read_bytes += self._stored[part].bytes
         self._since += self._stored[part].bytes
@@ -84,11 +91,15 @@ class FileSource:
 
 
 class ModelSource:
-    """From a model that was drawn whole in this process: each tensor is let go as it is taken."""
+    """From a model that was drawn whole in this process: each tensor is let go once nothing waits for it."""
 
     def __init__(self, model: nn.Module) -> None:
         self._tensors = {n: p.detach() for n, p in model.named_parameters()} | dict(model.named_buffers())
         self.read_bytes = 0
 
     def take(self, name: str) -> torch.Tensor:
-        return self._tensors.pop(name)
+        return self._tensors[name]
+
+    def forget(self, name: str) -> None:
+        """Let it go."""
+        del self._tensors[name]
