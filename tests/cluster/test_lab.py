@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from allranks.observe.events import read_events
 from allranks.rundir import RunDir, read_json
 from allranks.testcluster import Box
 from tests.cluster.runs import allranks, log_of
@@ -16,6 +17,7 @@ from tests.conftest import REPO
 
 pytestmark = pytest.mark.python_on_nodes
 LAB = REPO / "examples" / "lab-bert-agnews-slurm.yaml"
+GLM = REPO / "examples" / "glm-tiny-fsdp-lora.yaml"
 TWO_NODES = REPO / "examples" / "tiny-mistral-lora-ddp-2node.yaml"
 
 
@@ -61,6 +63,43 @@ def test_the_lab_on_five_nodes(shared: Path, make_box: Callable[..., Box], monke
     box = make_box(f"five-{os.getpid()}", nodes=5)
     monkeypatch.setenv("ALLRANKS_BOX", box.name)
     check_lab(run_example(shared, LAB, "data.subset=400", "train.epochs=2", "cluster.nodes=5"), 5)
+
+
+def test_the_twin_of_the_large_mixture_of_experts(box: Box, shared: Path) -> None:
+    """FSDP2 over two nodes: adapters on attention and experts, whole on every rank, saved and read again by plain PEFT."""
+    run_dir = run_example(shared, GLM)
+    metrics = read_json(run_dir.metrics)
+    assert (metrics["world_size"], metrics["nodes"], metrics["strategy"]) == (4, 2, "pytorch_zero3")
+    assert metrics["sync_proof"]["weights_equal"] and metrics["sync_proof"]["data_disjoint"]
+    assert metrics["steps"] > 12 and metrics["train_loss_last"] < metrics["train_loss_first"]
+    events = list(read_events(run_dir.events_of(0)))
+    evals = [e for e in events if e["event"] == "eval"]
+    assert [e["step"] for e in evals] == [6, 12, 18, metrics["steps"]]
+    assert {(e["rows"], e["targets"]) for e in evals} == {(200, evals[0]["targets"])}
+    assert evals[-1]["loss"] < evals[0]["loss"]
+    (remark,) = [e["message"] for e in events if e["event"] == "remark"]
+    assert "adapters: whole on every rank" in remark
+    load = metrics["expert_load"]
+    assert load["experts"] == 8 and [layer["layer"] for layer in load["layers"]] == ["1", "2"]
+    counted = [sum(e["layers"]["1"]) for e in events if e["event"] == "experts"]
+    assert sum(counted) == 2 * metrics["tokens_real"]  # two experts a token
+    assert run_dir.checkpoint_steps() == [6, 12, 18, metrics["steps"]]
+    last = run_dir.checkpoint(metrics["steps"])
+    config = json.loads((last / "adapter_config.json").read_text())
+    assert sorted(config["target_parameters"]) == ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
+    check_reload(last)
+
+
+def check_reload(checkpoint: Path) -> None:
+    """Plain transformers and PEFT read it, and every adapter has learned: B is zero before the first update."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    config = json.loads((checkpoint / "adapter_config.json").read_text())
+    base = AutoModelForCausalLM.from_pretrained(config["base_model_name_or_path"])
+    model = PeftModel.from_pretrained(base, str(checkpoint))
+    learned = {n: float(p.detach().abs().max()) for n, p in model.named_parameters() if "lora_B" in n}
+    assert len(learned) == 3 * 4 + 2 * 2 and all(v > 0 for v in learned.values()), learned
 
 
 def test_the_two_node_lora_run(box: Box, shared: Path) -> None:

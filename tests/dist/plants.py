@@ -13,6 +13,7 @@ from allranks.train.hf import arguments as hf_arguments
 from allranks.train.hf import engine as hf_engine
 from allranks.train.hf import feed as hf_feed
 from allranks.train.hf import trainer as hf_trainer
+from allranks.train import moe
 from allranks.train.strategies import bucket_ddp_async, deepspeed_engine, deepspeed_shards, deepspeed_zero3, flat, fsdp2, gradients, scatter, simple_ddp, simple_ddp_ga, simple_ddp_hook, zero1, zero2, zero3
 from allranks.train.world import World
 
@@ -35,6 +36,10 @@ PLANTS = {
     "adapters_summed": ("pytorch_zero2", "lora_whole"),
     "trainer_averages_unchecked": ("hf_trainer", "accumulation"),
     "trainer_mean_loss": ("hf_trainer", "plain"),
+    "adapters_of_experts_not_averaged": ("pytorch_zero3", "moe_lora"),
+    "routers_rounded": ("pytorch_zero3", "moe_bf16"),
+    "update_left_on_the_host": ("zero1", "host_moments"),
+    "stale_weights_on_the_host": ("pytorch_zero3", "host_moments"),
     **(
         {
             "divided_by_micro_steps_too": ("deepspeed_zero1", "accumulation"),
@@ -227,6 +232,43 @@ class _Bugs:
                 p.grad.mul_(world.size)
 
         fsdp2.average_together = summed
+
+    @staticmethod
+    def adapters_of_experts_not_averaged(world: World) -> None:
+        usual = fsdp2.average_together
+        fsdp2.average_together = lambda parameters, group: usual([p for p in parameters if p.numel() < 500], group)
+
+    @staticmethod
+    def routers_rounded(world: World) -> None:
+        moe.keep_routers_in_float32 = lambda model: None  # type: ignore[assignment]
+
+    @staticmethod
+    def update_left_on_the_host(world: World) -> None:
+        flat.Flat.take_update = lambda self: None  # type: ignore[method-assign]
+
+    @staticmethod
+    def stale_weights_on_the_host(world: World) -> None:
+        # an optimizer that goes on from what it once copied, though the weights on the device are others
+        usual = fsdp2.clip_and_update
+        first: dict[int, torch.Tensor] = {}
+
+        def update(optimizer: Any, parameters: Any, *more: Any) -> torch.Tensor:
+            for p in parameters:
+                p.data.copy_(first.setdefault(id(p), p.data.clone()))
+            return usual(optimizer, parameters, *more)
+
+        fsdp2.clip_and_update = update
+
+    @staticmethod
+    def adapters_averaged_in_each_micro_step(world: World) -> None:
+        # right numbers, A times the messages: parity cannot see it
+        usual = fsdp2.FSDP2.backward
+
+        def backward(self: Any, loss: torch.Tensor) -> None:
+            usual(self, loss)
+            fsdp2.average_together([p for _, p in self._kept], self._group)
+
+        fsdp2.FSDP2.backward = backward  # type: ignore[method-assign]
 
     @staticmethod
     def last_micro_step_not_scattered(world: World) -> None:

@@ -245,10 +245,12 @@ def lite_moves(world: World, args: dict[str, Any]) -> Any:
         keeper._told = heard.append
         whole = [(p.numel() * p.element_size(), p.requires_grad) for p in built(LORA).parameters()]
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as traced:
+            if args.get("plant"):
+                strategy.weights(trained_only=False)
             keeper.save(1, "lite")
-        sent = {"c10d::" + n: 0 for n in ()}
+        sent: dict[str, int] = {}
         for event in traced.events() or []:
-            if event.name.startswith("c10d::") and "barrier" not in event.name:
+            if event.name.startswith(("c10d::", "_c10d_functional::")):
                 sent[event.name] = sent.get(event.name, 0) + sum(_numel(s) for s in event.input_shapes)
         found[name] = {
             "sent": sent, "written": heard[0].bytes, "trained": sum(b for b, t in whole if t), "frozen": sum(b for b, t in whole if not t),

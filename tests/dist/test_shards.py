@@ -82,3 +82,20 @@ def test_padding_taken_for_weights_would_be_seen(tmp_path: Path) -> None:
     run_ranks("save_shards", 3, tmp_path, folder=tmp_path, names=["deepspeed_zero3"], how=ODD, plant="padding_taken_for_weights")
     with pytest.raises(AssertionError, match="elements, .* are wanted"):
         loaded(tmp_path, ODD, 2, ["pytorch_ddp"], ["deepspeed_zero3"])
+
+
+ON_HOST = ["zero1", "zero2", "zero3", "pytorch_zero2", "pytorch_zero3"]
+
+
+@pytest.mark.parametrize(
+    ("names", "how"),
+    [
+        (["pytorch_ddp", "zero3", "pytorch_zero3"], {"moe": True, "lora": True}),
+        (ON_HOST, {"options": {"offload": "optimizer"}}),
+        (["pytorch_zero2", "pytorch_zero3"], {"options": {"offload": "all"}, "lora": True}),
+    ],
+    ids=["experts", "moments_on_host", "weights_on_host"],
+)
+def test_adapters_of_experts_and_what_is_on_the_host_too(tmp_path: Path, names: list[str], how: dict[str, object]) -> None:
+    run_ranks("save_shards", 2, tmp_path, folder=tmp_path, names=names, how=how)
+    assert loaded(tmp_path, how, 3, names, names) == []

@@ -99,6 +99,9 @@ class Live:
             f"{event['fill']:.0%} full{cut}{lost} [{event['how']}, {event['seconds']:.1f} s]"
         )
 
+    def _on_remark(self, event: dict[str, Any]) -> None:
+        self.say(f"note     {event['message']}")
+
     def _on_model(self, event: dict[str, Any]) -> None:
         self.say(
             f"model    {event['parameters']:,} parameters, {event['parameters_trained']:,} trained; "

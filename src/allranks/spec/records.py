@@ -54,7 +54,9 @@ class AdapterSpec(Record, frozen=True):
     alpha: Annotated[float, Meta(gt=0)] = 16
     dropout: Fraction = 0.0
     targets: Annotated[list[str] | None, Meta(description="module names; null = every linear layer")] = None
-    target_parameters: Annotated[list[str], Meta(description="parameters, such as fused expert weights")] = []
+    target_parameters: Annotated[
+        list[str], Meta(description="parameters, such as fused expert weights; without dropout")
+    ] = []
     modules_to_save: Annotated[list[str], Meta(description="modules trained whole and saved with the adapter")] = []
 
 

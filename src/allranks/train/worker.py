@@ -36,10 +36,12 @@ from allranks.train.data.prepared import Prepared, prepare
 from allranks.train.evaluate import EvalResult, Evaluator
 from allranks.train.generate import answer
 from allranks.train.ledger import Plan
+from allranks.train.loading.setup import set_up
 from allranks.train.losses import LossModel
-from allranks.train.model import build_model, count_parameters, is_classifier
+from allranks.train.model import count_parameters, is_classifier, load_model
+from allranks.train.moe import ExpertLoad
 from allranks.train.optim import adamw
-from allranks.train.proof import prove, weights_digest
+from allranks.train.proof import prove
 from allranks.train.strategies.contract import Strategy
 from allranks.train.watching import StepWatcher, Unwatched
 from allranks.train.world import World, join, leave
@@ -97,6 +99,7 @@ class Built:
     published: checkpoint.Published
     saver: checkpoint.Saver
     digest: bytes | None  # of the whole weights, where the strategy shards them
+    experts: ExpertLoad | None  # of a mixture of experts
 
 
 class Worker:
@@ -147,27 +150,39 @@ class Worker:
         spec, world = self._spec, self._world
         started = time.perf_counter()
         strategy = strategies.create(self._plan.strategy, dict(self._plan.strategy_options))  # a missing library: first
-        model = build_model(
-            self._model_spec, data.tokenizer, dtype=self._plan.dtype, labels=data.facts.labels, seed=spec.train.seed
-        )
         base = self._model_spec.name
         if base.startswith("tiny:"):
             base = str(self._run.model)
-            if world.is_first and spec.adapter.type != "none" and not (self._run.model / "config.json").exists():
-                model.save_pretrained(base)  # type: ignore[operator]
-                data.tokenizer.save_pretrained(base)
+        model, filler = load_model(
+            world,
+            self._model_spec,
+            data.tokenizer,
+            dtype=self._plan.dtype,
+            labels=data.facts.labels,
+            seed=spec.train.seed,
+            built=partial(self._keep_base, data.tokenizer),
+        )
         model = adapters.add_adapter(model, spec.adapter, classifier=self._classifier, base=base, seed=spec.train.seed)
+        adapted = adapters.remarks_on(model, spec.adapter)
         published = checkpoint.published_of(model, world.size)
         model.to(world.device)
         if self._model_spec.compile:
             model.compile()
         loss_model = LossModel(model, classifier=self._classifier)
-        digest = None if strategy.replicated else weights_digest(model)
-        rng.seed_rank(spec.train.seed, world.rank)
+        experts = ExpertLoad(loss_model, data.tokenizer.pad_token_id, world.device)
         total, trained = count_parameters(model)  # whole: a strategy may leave nothing but empty tensors behind
-        strategy.setup(loss_model, adamw(spec.train), world.group, spec.train.clip_norm)
-        for remark in getattr(strategy, "remarks", ()):
-            self._events.write("remark", what="strategy", message=remark)
+        rng.seed_rank(spec.train.seed, world.rank)
+        digest, loaded = set_up(
+            strategy, filler, loss_model, model, adamw(spec.train), world.group, spec.train.clip_norm
+        )
+        self._events.write("load", **msgspec.to_builtins(loaded))
+        remarks = [("adapter", text) for text in adapted]
+        remarks += [
+            ("strategy", text) for text in strategies.remarks_on(self._plan.strategy_options, world.device.type)
+        ]
+        remarks += [("strategy", text) for text in getattr(strategy, "remarks", ())]
+        for what, remark in remarks:
+            self._events.write("remark", what=what, message=remark)
             if world.is_first:
                 self._say(remark)
         self._tell_engine(strategy)
@@ -193,7 +208,14 @@ class Worker:
             partial(self._progress, len(data.train)),
             self._saved,
         )
-        return Built(model, loss_model, strategy, published, saver, digest)
+        return Built(model, loss_model, strategy, published, saver, digest, experts if experts else None)
+
+    def _keep_base(self, tokenizer: Any, model: Any) -> None:
+        """What adapters of a model built from a config name as their base."""
+        folder = self._run.model
+        if self._spec.adapter.type != "none" and not (folder / "config.json").exists():
+            model.save_pretrained(str(folder))
+            tokenizer.save_pretrained(str(folder))
 
     def _tell_engine(self, strategy: Strategy) -> None:
         """Where another library's engine does the work: its version, the time it took to start, and its configuration."""
@@ -245,6 +267,8 @@ class Worker:
         )
         if built.strategy.rehearse and total > first_step:
             self._rehearse(built.strategy, make_batch(order.micro_batches(0)[0]))
+        if built.experts:
+            built.experts.begin(first_step)
         saved: set[tuple[int, str]] = set()
 
         def is_due(done: int) -> bool:
@@ -253,6 +277,7 @@ class Worker:
             )
 
         def at_edge(done: int, stopping: bool) -> None:
+            self._tell_experts(built, done)
             if not stopping and evaluator and spec.eval.every and done % spec.eval.every == 0:
                 self._evaluate(evaluator, data, built, done)
             if stopping:
@@ -273,12 +298,20 @@ class Worker:
             watcher.close()
         if outcome.stopped:
             return self._end_stopped(outcome.steps_done)
+        if total > first_step:
+            self._tell_experts(built, total)
         if evaluator and spec.eval.at_end and total > 0:
             self._evaluate(evaluator, data, built, total)
         if spec.checkpoint.at_end and spec.checkpoint.mode != "none" and total > 0:
             self._save(built, total, spec.checkpoint.mode, saved, last=True)
         built.saver.finish()
         return self._finish()
+
+    def _tell_experts(self, built: Built, done: int) -> None:
+        if built.experts:
+            counts = built.experts.counts(done, self._world.group)
+            if self._world.is_first:
+                self._events.write("experts", **msgspec.to_builtins(counts))
 
     def _watcher(self, built: Built, first_step: int, total: int) -> StepWatcher:
         wanted, rank = self._spec.observe.profile, self._world.rank

@@ -32,8 +32,11 @@ class Entry:
     engine: str = ".loop:Loop"  # what runs the optimizer steps
 
 
-FSDP2_OPTIONS: dict[str, Any] = {"find_unused_parameters": False, "adapters": "auto"}
-FSDP2_CHOICES = {"adapters": ("auto", "ignored", "sharded")}
+FSDP2_OPTIONS: dict[str, Any] = {"find_unused_parameters": False, "adapters": "auto", "offload": "none"}
+FSDP2_CHOICES = {"adapters": ("auto", "ignored", "sharded"), "offload": ("none", "optimizer", "all")}
+# offload: what is kept in the host's memory; the update is then computed there
+ZERO_OPTIONS: dict[str, Any] = {"bucket_mb": 25.0, "offload": "none"}
+OFFLOAD = {"offload": ("none", "optimizer")}
 # config: a path to a JSON file, or its content; config_from: where the content came from, for messages
 DEEPSPEED = {"config": None, "config_from": None, "find_unused_parameters": False}
 
@@ -46,9 +49,14 @@ REGISTRY: dict[str, Entry] = {
     "bucket_ddp_async": Entry(
         "bucket_ddp_async:BucketDDPAsync", "asynchronous all-reduces of buckets in backward", {"bucket_mb": 25.0}
     ),
-    "zero1": Entry("zero1:Zero1", "optimizer state in parts", {"bucket_mb": 25.0}),
-    "zero2": Entry("zero2:Zero2", "optimizer state and gradients in parts", {"bucket_mb": 25.0}),
-    "zero3": Entry("zero3:Zero3", "weights, gradients and optimizer state in parts, gathered block by block"),
+    "zero1": Entry("zero1:Zero1", "optimizer state in parts", ZERO_OPTIONS, OFFLOAD),
+    "zero2": Entry("zero2:Zero2", "optimizer state and gradients in parts", ZERO_OPTIONS, OFFLOAD),
+    "zero3": Entry(
+        "zero3:Zero3",
+        "weights, gradients and optimizer state in parts, gathered block by block",
+        {"offload": "none"},
+        OFFLOAD,
+    ),
     "pytorch_ddp": Entry(
         "pytorch_ddp:PyTorchDDP",
         "torch DistributedDataParallel",
@@ -150,6 +158,16 @@ def _named(target: str) -> Any:
     """What stands in the registry as ``module:attribute``; a dot before the module leads out of this folder."""
     module, _, attribute = target.partition(":")
     return getattr(import_module(f".{module}", __name__), attribute)
+
+
+def remarks_on(options: dict[str, Any], device: str) -> tuple[str, ...]:
+    """A sentence for each option that is of no use on such a device (cpu, cuda)."""
+    offload = options.get("offload", "none")
+    if offload == "none" or device != "cpu":
+        return ()
+    return (
+        f"strategy.offload: {offload} saves nothing here: these ranks compute on CPUs, so all is on the host already",
+    )
 
 
 def create(name: str, options: dict[str, Any]) -> Strategy:

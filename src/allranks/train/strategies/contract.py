@@ -30,7 +30,9 @@ MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer
 class Strategy(Protocol):
     """One way to share the work of training between ranks.
 
-    One that chose something by itself in `setup` says so in ``remarks``, a tuple of sentences.
+    One that chose something by itself in `setup` says so in ``remarks``, a tuple of sentences. One that keeps weights in parts
+    may have a ``filler``, set before `setup`: the model has no weights then, and `setup` asks for each unit's (see
+    `allranks.train.loading`).
     """
 
     module: nn.Module
