@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 import time
 from collections.abc import Callable
@@ -77,6 +78,7 @@ class TrainerLoop:
                     self._running.abandon()
                     self._trainer.accelerator.free_memory()
                     del self._trainer
+                    gc.collect()  # its parts refer to each other: without this the wrapper's buckets would stay
             self._ledger.drain()
             prove_weights(self._world, self._strategy.module, f"after step {self._done}")
         return Outcome(self._done, stopped=self._done < self._plan.total_steps)
