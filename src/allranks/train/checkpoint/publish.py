@@ -22,6 +22,7 @@ def make_room(run: RunDir, need_bytes: int) -> list[int]:
         CheckpointError: there is not room enough even so; nothing was removed then.
     """
     need = int(need_bytes * 1.05) + SPARE_BYTES
+    run.checkpoints.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(run.checkpoints).free
     old = run.checkpoint_steps()[:-1]
     sizes = {step: _bytes_below(run.checkpoint(step)) for step in old}
