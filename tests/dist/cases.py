@@ -484,7 +484,8 @@ def mechanism(world: World, args: dict[str, Any]) -> Any:
         events = EventLog(Path(args["folder"]) / f"events{world.rank}.jsonl", world.rank)
         order = orders_of(world, tokens, how)[world.rank]
         watcher = _Watching(recorder)
-        Loop(world, strategy, order, tokens, lambda rows: collate(tokens, rows, 0, None), plan, events, StopRequest(), watcher).run()
+        engine = strategies.loop_of(name)
+        engine(world, strategy, order, tokens, lambda rows: collate(tokens, rows, 0, None), plan, events, StopRequest(), watcher).run()
         expected = [asdict(t) for t in strategy.traffic(sizes, world.size, how.get("accum", 1))]
         found.append({"strategy": name, "variant": variant, "problem": compare_traffic(expected, recorder.totals()), "steps": recorder.steps})
     return found

@@ -318,25 +318,22 @@ class _Bugs:
 
     @staticmethod
     def own_shards_alone(world: World) -> None:
-        def weights(self: Any, trained_only: bool) -> Any:
-            named = [(n, p) for n, p in self._model.named_parameters() if p.requires_grad or not trained_only]
-            return {n: p.ds_tensor.detach().clone() for n, p in named} if world.is_first else {}
-
-        deepspeed_zero3.DeepSpeedZero3.weights = weights  # type: ignore[method-assign]
+        usual = deepspeed_zero3.DeepSpeedZero3.weight_shards
+        deepspeed_zero3.DeepSpeedZero3.weight_shards = lambda self: [  # type: ignore[method-assign]
+            replace(s, numel=s.tensor.numel(), offset=0, everywhere=True) for s in usual(self)
+        ]
 
     @staticmethod
     def own_part_and_zeros(world: World) -> None:
         # of the right shape: only what the other ranks hold is missing
-        def weights(self: Any, trained_only: bool) -> Any:
-            found = {}
-            for n, p in self._model.named_parameters():
-                if (p.requires_grad or not trained_only) and world.is_first:
-                    whole = torch.zeros(p.ds_numel)
-                    whole[: p.ds_tensor.numel()] = p.ds_tensor
-                    found[n] = whole.view(p.ds_shape)
-            return found
+        usual = deepspeed_zero3.DeepSpeedZero3.weight_shards
 
-        deepspeed_zero3.DeepSpeedZero3.weights = weights  # type: ignore[method-assign]
+        def padded(shard: Any) -> Any:
+            whole = torch.zeros(shard.numel, dtype=shard.tensor.dtype)
+            whole[shard.offset : shard.offset + shard.tensor.numel()] = shard.tensor
+            return replace(shard, offset=0, tensor=whole, everywhere=True)
+
+        deepspeed_zero3.DeepSpeedZero3.weight_shards = lambda self: [padded(s) for s in usual(self)]  # type: ignore[method-assign]
 
     @staticmethod
     def fragments_one_element_late(world: World) -> None:
