@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from allranks.envnames import MISTAKES, is_known_nccl, nearest_nccl
+from allranks.envnames import MISTAKES, is_known, nearest
 
 
 def user_warnings(env: Mapping[str, str], where: str = "cluster.env.") -> list[str]:
@@ -14,7 +14,7 @@ def user_warnings(env: Mapping[str, str], where: str = "cluster.env.") -> list[s
         mistake = MISTAKES.get(name)
         if mistake:
             found.append(f"{where}{name}: {mistake.why}; instead: {mistake.instead}")
-        elif name.startswith("NCCL_") and not is_known_nccl(name) and (near := nearest_nccl(name)):
+        elif name.startswith("NCCL_") and not is_known(name) and (near := nearest(name)):
             found.append(f"{where}{name}: NCCL is not known to read this name; did you mean {near}?")
     return [*found, *_values(env, where)]
 
