@@ -12,6 +12,7 @@ from allranks.errors import EXIT_OK
 
 if TYPE_CHECKING:
     from allranks.envpolicy import EnvVar
+    from allranks.fit import Fit
     from allranks.planning import LaunchPlan
 
 MAX_RANK_ROWS = 16
@@ -22,12 +23,13 @@ MAX_RANK_ROWS = 16
 @set_option
 @json_option
 def plan_command(spec: Path, sets: tuple[str, ...], as_json: bool) -> int:
-    """Show ranks, batch arithmetic, and the environment with the reason of every variable. Touches nothing."""
+    """Show ranks, batch arithmetic, the environment with the reason of every variable, and the memory of a rank. Touches
+    nothing."""
     from allranks import api, preflight
 
     checked = api.read_spec(spec, sets)
     preflight.check_request(checked)
-    show_plan(api.plan(checked), as_json, api.batch_script(checked))
+    show_plan(api.plan(checked), as_json, api.batch_script(checked), api.fit(checked))
     return EXIT_OK
 
 
@@ -35,7 +37,7 @@ def _unset(item: EnvVar) -> str:
     return "(on each node)" if item.source == "nodes" else "(left alone)"
 
 
-def show_plan(plan: LaunchPlan, as_json: bool, script: str | None = None) -> None:
+def show_plan(plan: LaunchPlan, as_json: bool, script: str | None = None, memory: Fit | None = None) -> None:
     """The plan as tables, with the batch script where there is one; or as JSON."""
     import msgspec
     from rich.console import Console
@@ -43,7 +45,8 @@ def show_plan(plan: LaunchPlan, as_json: bool, script: str | None = None) -> Non
     from rich.table import Table
 
     if as_json:
-        print_json(msgspec.to_builtins(plan) | ({"batch_script": script} if script else {}))
+        more = ({"fit": msgspec.to_builtins(memory)} if memory else {}) | ({"batch_script": script} if script else {})
+        print_json(msgspec.to_builtins(plan) | more)
         return
     console = Console()
     console.print(
@@ -80,6 +83,10 @@ def show_plan(plan: LaunchPlan, as_json: bool, script: str | None = None) -> Non
             item.name, escape(item.value) if item.value is not None else _unset(item), item.source, escape(item.reason)
         )
     console.print(table)
+    if memory is not None:
+        from allranks.cli.fit import show_fit
+
+        show_fit(console, memory)
     for warning in plan.warnings:
         console.print(f"note: {escape(warning)}", highlight=False)
     if script:
