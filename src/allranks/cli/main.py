@@ -27,6 +27,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "lint": ("lint", "Report the traps in your own batch script, shell script or environment."),
     "doctor": ("doctor", "Check this machine, or every node that a spec would use."),
     "topo": ("topo", "Draw how GPUs and network cards are wired, and advise on NCCL."),
+    "diagnose": ("diagnose", "Say what went wrong, where, why and what to do, from logs of any kind."),
+    "failures": ("failures", "List the failures that are named, refused or prevented."),
     "cluster": ("cluster", "A real Slurm on this machine, to try multi-node code on and to break."),
     "schema": ("schema", "Print the JSON Schema of the spec, for editors."),
     "completion": ("completion", "Print the shell completion for bash, zsh or fish."),
