@@ -125,6 +125,14 @@ class RunDir:
         """Where the ranks of several nodes meet; absent on one node, which needs none."""
         return self.logs_of(attempt) / "rendezvous.json"
 
+    def network(self, attempt: int) -> Path:
+        """What was decided for each node's network, with reasons, and what its ranks should get by it."""
+        return self.logs_of(attempt) / "network.json"
+
+    def connections(self, attempt: int, host: str) -> Path:
+        """Over which interfaces a node's ranks really talked."""
+        return self.logs_of(attempt) / f"{host}.connections.json"
+
     @property
     def traces(self) -> Path:
         return self.root / "traces"

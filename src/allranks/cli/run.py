@@ -91,6 +91,9 @@ def conclude(result: RunResult, console: Console, as_json: bool) -> int:
     else:
         run = RunDir(Path(result.folder))
         show_end(console, run, result.metrics)
+        for item in (result.metrics.get("network") or {}).get("findings", []):
+            text = f"network      {item['host']}: {item['text']}"
+            console.print(escape(text), highlight=False, soft_wrap=True)
         console.print(f"run folder   {result.folder}", highlight=False, soft_wrap=True)
         if run.report.exists():
             console.print(f"report       {run.report}", highlight=False, soft_wrap=True)

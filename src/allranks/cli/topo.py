@@ -76,8 +76,13 @@ def _print(topology: Topology, advice: list[EnvVar]) -> None:
     console.print(draw(topology), soft_wrap=True)
     console.print("NCCL", style="bold")
     for item in advice:
-        console.print(f"  [bold]{item.name}[/bold] {'left alone' if item.value is None else '= ' + escape(item.value)}", highlight=False)
-        console.print(Padding(f"{escape(item.reason)}. [dim]Risk: {escape(item.risk)}[/dim]", (0, 0, 0, 6)), highlight=False)
+        console.print(
+            f"  [bold]{item.name}[/bold] {'left alone' if item.value is None else '= ' + escape(item.value)}",
+            highlight=False,
+        )
+        console.print(
+            Padding(f"{escape(item.reason)}. [dim]Risk: {escape(item.risk)}[/dim]", (0, 0, 0, 6)), highlight=False
+        )
     if advice:
         console.print(f"source: {advice[0].documentation.partition('#')[0]}", highlight=False)
     if topology.unread:

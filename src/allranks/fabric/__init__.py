@@ -1,7 +1,8 @@
 """The network between the ranks: what each node has, which variables follow from it, and what the ranks then really got.
 
 decision.py      one variable: value or left alone, reason, source, risk
-facts.py         what a node has, from the probe's answer
+facts.py         what a node has
+gather.py        the probes' answers -> facts
 sockets.py, rdma.py, gids.py, gpus.py    the rules, pure, one subject each
 policy.py        all rules over all nodes of a job
 report.py        the same as lines for people

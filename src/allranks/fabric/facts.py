@@ -8,15 +8,26 @@ UDP. An IPv4 address is written as ``::ffff:a.b.c.d``.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
-from allranks.errors import RequestError
-from allranks.preflight.network import ChosenNetwork, Seat
-from allranks.preflight.records import Interface, Probe
-from allranks.topo import Topology, parse
+from allranks.topo import Topology
+
+
+class Card(msgspec.Struct, frozen=True, kw_only=True):
+    """An interface with an IPv4 address."""
+
+    name: str
+    address: str | None
+    prefix: int = 0
+    speed_mbit: int | None = None
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """The node's interface and address on the network that all nodes are on."""
+
+    interface: str
+    address: str
 
 
 class Gid(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,11 +99,11 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     """One node. None means: not known."""
 
     host: str
-    interfaces: list[Interface] = []
+    interfaces: list[Card] = []
     ports: list[Port] = []
     gpus: int = 0
     topology: Topology | None = None
-    seat: Seat | None = None
+    seat: Place | None = None
     iommu: bool | None = None
     """Whether addresses of the GPUs are translated."""
     acs: list[str] | None = None
@@ -108,62 +119,3 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def active(self) -> list[Port]:
         return [port for port in self.ports if port.active]
-
-
-def node_facts(
-    probe: Probe, seat: Seat | None = None, copies: str = "", failed_pairs: Sequence[str] = ()
-) -> NodeFacts:
-    """From what a node's probe said."""
-    pci = probe.gpu_pci
-    known = [item for item in pci if item.get("iommu") is not None]
-    bridges = [item["acs"] for item in pci if item.get("acs") is not None]
-    return NodeFacts(
-        host=probe.host,
-        interfaces=probe.interfaces,
-        ports=[_port(item) for item in probe.infiniband],
-        gpus=len(probe.gpus),
-        topology=_topology(probe.topo),
-        seat=seat,
-        iommu=any(item["iommu"].startswith("DMA") for item in known) if known else None,
-        acs=sorted({name for names in bridges for name in names}) if bridges else None,
-        copies=copies,
-        failed_pairs=list(failed_pairs),
-        nccl=version(probe.nccl),
-        conf=probe.nccl_conf,
-    )
-
-
-def all_facts(probes: Sequence[Probe], network: ChosenNetwork | None) -> list[NodeFacts]:
-    """Of every node, in the order of the nodes."""
-    seats = network.seats if network else {}
-    ordered = sorted(probes, key=lambda probe: probe.node_id)
-    return [node_facts(probe, seats.get(probe.host)) for probe in ordered]
-
-
-def version(text: str | None) -> tuple[int, ...]:
-    """``2.21.5`` as numbers; empty if there is none."""
-    return tuple(int(part) for part in (text or "").split(".") if part.isdigit())
-
-
-def _topology(text: str | None) -> Topology | None:
-    try:
-        return parse(text) if text else None
-    except RequestError:
-        return None
-
-
-def _port(item: dict[str, Any]) -> Port:
-    device, _, number = str(item.get("port", "")).partition(":")
-    rate = str(item.get("rate", "")).split()
-    gids = [Gid(index=row[0], gid=row[1], type=row[2], interface=row[3]) for row in item.get("gids", []) if len(row) == 4]
-    numa = item.get("numa")
-    return Port(
-        device=device,
-        port=int(number) if number.isdigit() else 0,
-        active="ACTIVE" in str(item.get("state", "")),
-        layer=str(item.get("link_layer", "")),
-        gbit=float(rate[0]) if rate and rate[0].replace(".", "", 1).isdigit() else 0.0,
-        numa=numa if isinstance(numa, int) and numa >= 0 else None,
-        interfaces=list(item.get("interfaces", [])),
-        gids=gids,
-    )

@@ -89,7 +89,9 @@ def _network(node: NodeFacts, address: ipaddress.IPv4Address) -> ipaddress.IPv4N
 def _index(node: NodeFacts, ports: list[Port], kind: Roce | None) -> EnvVar:
     """NCCL_IB_GID_INDEX: alone, but for versions that do not choose."""
     name = "NCCL_IB_GID_INDEX"
-    risk = "the table's order differs from node to node and changes when an address comes or goes, so a number goes stale"
+    risk = (
+        "the table's order differs from node to node and changes when an address comes or goes, so a number goes stale"
+    )
     if kind is None:
         why = "no kind of GID (v2 or v1, IPv4 or IPv6) is on all RoCE ports of all nodes: give their interfaces addresses first"
         return nccl(name, None, why, risk)

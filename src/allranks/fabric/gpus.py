@@ -12,7 +12,9 @@ from allranks.fabric.facts import NodeFacts
 from allranks.topo import Topology
 
 TEST = "`allranks doctor SPEC --collectives` copies between all pairs and settles it"
-_OFF_RISK = "data between GPUs goes through host memory: fine for PCIe pairs, several times slower where there is NVLink"
+_OFF_RISK = (
+    "data between GPUs goes through host memory: fine for PCIe pairs, several times slower where there is NVLink"
+)
 ON_RISK = "if the driver claims peer-to-peer and the platform breaks it, ranks hang with GPUs at 100 % and no error"
 
 
@@ -20,7 +22,13 @@ def inside(node: NodeFacts) -> str:
     """What should carry data between the GPUs of a node; empty if it is not known or there is one GPU."""
     if node.gpus < 2 or node.topology is None:
         return ""
-    return "NVLink" if _nvlink(node.topology) == "all" else "PCIe or host memory" if _nvlink(node.topology) == "none" else "NVLink in part"
+    return (
+        "NVLink"
+        if _nvlink(node.topology) == "all"
+        else "PCIe or host memory"
+        if _nvlink(node.topology) == "none"
+        else "NVLink in part"
+    )
 
 
 def peer(node: NodeFacts) -> EnvVar:
@@ -46,7 +54,11 @@ def peer(node: NodeFacts) -> EnvVar:
     if told:
         return _on(f"no evidence that it fails, only a doubt ({told}). {TEST}")
     far = _far_pairs(node.topology)
-    what = f"{far} of the pairs are {'SYS'}, which is no evidence: NCCL avoids slow ways itself" if far else "no evidence that it fails"
+    what = (
+        f"{far} of the pairs are {'SYS'}, which is no evidence: NCCL avoids slow ways itself"
+        if far
+        else "no evidence that it fails"
+    )
     return _on(f"{what}. {TEST}")
 
 
@@ -55,7 +67,9 @@ def _off(nvlink: str, node: NodeFacts, why: str, documentation: str = "") -> Env
     name, value = ("NCCL_P2P_LEVEL", "NVL") if by_nvlink else ("NCCL_P2P_DISABLE", "1")
     said = f"{why}{'; NVLink pairs keep it' if by_nvlink else ''}"
     found = nccl(name, value, said, _OFF_RISK)
-    return EnvVar(name=name, value=value, reason=said, documentation=documentation or found.documentation, risk=_OFF_RISK)
+    return EnvVar(
+        name=name, value=value, reason=said, documentation=documentation or found.documentation, risk=_OFF_RISK
+    )
 
 
 def _on(why: str) -> EnvVar:
@@ -67,8 +81,18 @@ def alone(node: NodeFacts | None) -> list[EnvVar]:
     far = _far_cards(node)
     gdr = f"NCCL decides by distance; {far}" if far else "NCCL decides by the distance of GPU and card"
     return [
-        nccl("NCCL_SHM_DISABLE", None, "0 is the default; 1 would take the way that GPUs without peer-to-peer need", "none"),
-        nccl("NCCL_NET_GDR_LEVEL", None, gdr, "forced across the CPU, GPUDirect is often slower than going through host memory"),
+        nccl(
+            "NCCL_SHM_DISABLE",
+            None,
+            "0 is the default; 1 would take the way that GPUs without peer-to-peer need",
+            "none",
+        ),
+        nccl(
+            "NCCL_NET_GDR_LEVEL",
+            None,
+            gdr,
+            "forced across the CPU, GPUDirect is often slower than going through host memory",
+        ),
         nccl("NCCL_CROSS_NIC", None, "2 is the default: NCCL crosses rails only where that is faster", "none"),
     ]
 

@@ -40,6 +40,8 @@ class NodePolicy(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     environment: list[EnvVar]
     expected: Expected
+    addresses: list[str] = []
+    """All IPv4 addresses of the node: they tell connections to other ranks from those to anybody else."""
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,10 +21,18 @@ def before_nodes(job: Job) -> list[EnvVar]:
         return found
     if job.nodes > 1:
         why = "decided on the nodes: RDMA where all of them have it, sockets where one lacks it"
-        found.append(nccl("NCCL_NET", None, why, "NCCL says nothing when it falls back to sockets; its log is compared afterwards"))
+        found.append(
+            nccl(
+                "NCCL_NET", None, why, "NCCL says nothing when it falls back to sockets; its log is compared afterwards"
+            )
+        )
         risk = "pinned by hand, both go stale: names and orders differ from node to node"
-        found.append(nccl("NCCL_IB_HCA", None, "decided on the nodes: set only to leave out ports that lead elsewhere", risk))
-        found.append(nccl("NCCL_IB_GID_INDEX", None, "NCCL chooses it since 2.21; older versions are told on the nodes", risk))
+        found.append(
+            nccl("NCCL_IB_HCA", None, "decided on the nodes: set only to leave out ports that lead elsewhere", risk)
+        )
+        found.append(
+            nccl("NCCL_IB_GID_INDEX", None, "NCCL chooses it since 2.21; older versions are told on the nodes", risk)
+        )
     why = f"decided on the nodes, on evidence alone; {gpus.TEST}"
     return [*found, nccl("NCCL_P2P_DISABLE", None, why, gpus.ON_RISK), *gpus.alone(None), debug()]
 
@@ -50,7 +58,8 @@ def decide(job: Job, nodes: Sequence[NodeFacts]) -> Policy:
             inside=gpus.inside(node),
             why=found.why if found else "one node",
         )
-        policies.append(NodePolicy(host=node.host, environment=user_wins(environment, job.user), expected=expected))
+        decided = user_wins(environment, job.user)
+        policies.append(NodePolicy(host=node.host, environment=decided, expected=expected, addresses=_addresses(node)))
     return Policy(nodes=policies, notes=found.notes if found else [])
 
 
@@ -62,7 +71,12 @@ def _gloo_only(job: Job, node: NodeFacts) -> NodePolicy:
         host=node.host,
         environment=user_wins(environment, job.user),
         expected=Expected(transport="Socket", interface=chosen, why="Gloo speaks TCP"),
+        addresses=_addresses(node),
     )
+
+
+def _addresses(node: NodeFacts) -> list[str]:
+    return [item.address for item in node.interfaces if item.address and not item.address.startswith("127.")]
 
 
 def debug() -> EnvVar:

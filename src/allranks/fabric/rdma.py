@@ -41,7 +41,9 @@ def _forced(job: Job, nodes: Sequence[NodeFacts]) -> str:
     if job.user.get("NCCL_IB_DISABLE", "0") not in _FALSE or job.user.get("NCCL_NET", "").lower() == "socket":
         return "cluster.env says so"
     files = [
-        n.host for n in nodes if n.conf.get("NCCL_IB_DISABLE", "0") not in _FALSE or n.conf.get("NCCL_NET", "").lower() == "socket"
+        n.host
+        for n in nodes
+        if n.conf.get("NCCL_IB_DISABLE", "0") not in _FALSE or n.conf.get("NCCL_NET", "").lower() == "socket"
     ]
     return f"/etc/nccl.conf of {', '.join(files)} says so" if files else ""
 
@@ -61,12 +63,16 @@ def _chosen(nodes: Sequence[NodeFacts], family: str, ports: dict[str, list[Port]
         for host, found in gids.decide(nodes, ports).items():
             environment[host] += found
         if gids.common_kind(ports) is None:
-            notes.append("the RoCE ports have no kind of GID in common: `show_gids` on each node; NCCL may fail or fall back to sockets")
+            notes.append(
+                "the RoCE ports have no kind of GID in common: `show_gids` on each node; NCCL may fail or fall back to sockets"
+            )
     why = f"every node has active {family} ports"
     for node in nodes:
         environment[node.host].append(_net_alone(why + (", NCCL takes them by itself" if family != "EFA" else "")))
     if family == "EFA":
-        notes.append("EFA is reached through the plugin aws-ofi-nccl alone; without it NCCL falls back to sockets in silence")
+        notes.append(
+            "EFA is reached through the plugin aws-ofi-nccl alone; without it NCCL falls back to sockets in silence"
+        )
     return Rdma(family=family, ports=ports, environment=environment, why=why, notes=notes)
 
 
@@ -75,7 +81,9 @@ def _hca(node: NodeFacts, family: str, ports: list[Port]) -> EnvVar:
     names = ",".join(port.name for port in ports)
     if not others:
         why = f"all active ports of {node.host} are {family} and usable ({names}); NCCL takes the nearest to each GPU"
-        return nccl("NCCL_IB_HCA", None, why, "a list written down by hand is wrong on the first node that names them otherwise")
+        return nccl(
+            "NCCL_IB_HCA", None, why, "a list written down by hand is wrong on the first node that names them otherwise"
+        )
     left = ", ".join(f"{port.name} ({_why_not(port, family)})" for port in others)
     why = f"NCCL would also use {left} of {node.host}, which does not lead to the other nodes' {family} ports"
     return nccl("NCCL_IB_HCA", f"={names}", why, "ports that come up later are not used; '=' means exactly these names")
@@ -92,7 +100,9 @@ def _uneven(ports: dict[str, list[Port]]) -> list[str]:
     if len(set(counts.values())) < 2:
         return []
     shown = ", ".join(f"{host} {count}" for host, count in counts.items())
-    return [f"the nodes do not have equally many usable RDMA ports ({shown}): the one with the fewest sets the pace; look for ports that are down"]
+    return [
+        f"the nodes do not have equally many usable RDMA ports ({shown}): the one with the fewest sets the pace; look for ports that are down"
+    ]
 
 
 def _net_alone(why: str) -> EnvVar:
@@ -110,12 +120,23 @@ def _none(nodes: Sequence[NodeFacts]) -> Rdma:
     if not having:
         why = "no node has an active RDMA port"
         decided = nccl(
-            "NCCL_NET", None, f"{why}: NCCL finds none and takes sockets by itself", "none: setting NCCL_IB_DISABLE would change nothing"
+            "NCCL_NET",
+            None,
+            f"{why}: NCCL finds none and takes sockets by itself",
+            "none: setting NCCL_IB_DISABLE would change nothing",
         )
         return Rdma(family="Socket", ports={}, environment={n.host: [decided] for n in nodes}, why=why)
-    what = f"{', '.join(lacking)} ha{'s' if len(lacking) == 1 else 've'} no active RDMA port" if lacking else "the nodes have no kind of RDMA in common"
+    what = (
+        f"{', '.join(lacking)} ha{'s' if len(lacking) == 1 else 've'} no active RDMA port"
+        if lacking
+        else "the nodes have no kind of RDMA in common"
+    )
     why = f"{what}, and all ranks must use the same network"
     decided = nccl("NCCL_NET", "Socket", why, "RDMA of the other nodes lies idle, which is much slower")
-    cure = f"leave {', '.join(lacking)} out (cluster.slurm.exclude, --exclude-bad)" if lacking else "choose nodes alike (cluster.slurm.constraint)"
+    cure = (
+        f"leave {', '.join(lacking)} out (cluster.slurm.exclude, --exclude-bad)"
+        if lacking
+        else "choose nodes alike (cluster.slurm.constraint)"
+    )
     notes = [f"{what}: the ranks talk over sockets everywhere; to use RDMA, {cure}"]
     return Rdma(family="Socket", ports={}, environment={n.host: [decided] for n in nodes}, why=why, notes=notes)

@@ -9,7 +9,10 @@ from allranks.fabric.job import Job
 CHOOSING = f"{TORCH}#choosing-the-network-interface-to-use"
 FAST_MBIT = 100_000
 _GLOO_RISK = "Gloo takes exact names only and fails at once if the node has no interface of that name"
-_NCCL_RISK = "an interface that a node lacks is an error there or, in some versions, a silent other choice; NCCL uses it for the bootstrap even when RDMA carries the data"
+_NCCL_RISK = (
+    "an interface that a node lacks is an error there or, in some versions, a silent other choice; NCCL uses it for the "
+    "bootstrap even when RDMA carries the data"
+)
 
 
 def gloo(job: Job, node: NodeFacts | None = None) -> EnvVar:

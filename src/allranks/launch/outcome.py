@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK
+from allranks.fabric.aftermath import as_metrics, outcome_of
 from allranks.launch.blame import Culprit, RankEnd, find_culprit
 from allranks.observe import events as event_files
 from allranks.observe.summary import of_last_story, summarize
@@ -51,6 +52,7 @@ def conclude(
     metrics = summarize(run.name, spec, plan, ranks, status)
     if status != "succeeded":
         metrics["message"] = message
+    metrics["network"] = as_metrics(outcome_of(run, attempt))
     write_json(run.metrics, metrics)
     write_report(run)
     return RunResult(
@@ -163,6 +165,6 @@ def refresh(run: RunDir) -> dict[str, Any] | None:
     before = read_json(run.metrics) or {}
     plan = msgspec.json.decode(run.plan.read_bytes(), type=LaunchPlan)
     metrics = summarize(run.name, load_spec(run.spec), plan, ranks, before.get("status", "running"))
-    metrics |= {"message": before["message"]} if "message" in before else {}
+    metrics |= {key: before[key] for key in ("message", "network") if key in before}
     write_json(run.metrics, metrics)
     return metrics

@@ -36,8 +36,17 @@ def advise(topology: Topology, host: str = "this machine") -> list[EnvVar]:
 
 def _level(topology: Topology) -> EnvVar:
     joined = any(link.nvlinks for link in topology.gpu_pairs())
-    what = "NVLink is used first anyway; NVL would forbid peer-to-peer to the other pairs" if joined else "there is no NVLink here: NVL would turn peer-to-peer off"
-    return nccl("NCCL_P2P_LEVEL", None, f"NCCL chooses by distance; {what}", "a level that is too low turns peer-to-peer off in silence")
+    what = (
+        "NVLink is used first anyway; NVL would forbid peer-to-peer to the other pairs"
+        if joined
+        else "there is no NVLink here: NVL would turn peer-to-peer off"
+    )
+    return nccl(
+        "NCCL_P2P_LEVEL",
+        None,
+        f"NCCL chooses by distance; {what}",
+        "a level that is too low turns peer-to-peer off in silence",
+    )
 
 
 def _hca(topology: Topology) -> EnvVar:

@@ -47,9 +47,7 @@ def _no_matrix(text: str) -> str:
     if other:
         return f"this looks like the output of {other}; only the matrix of `nvidia-smi topo -m` is understood"
     first = next((flat for line in text.splitlines() if (flat := " ".join(clean(line).split()))), "")
-    return (
-        f"there is no matrix of `nvidia-smi topo -m` in it: no line with columns GPU0, GPU1, ... (it begins with {first[:60]!r})"
-    )
+    return f"there is no matrix of `nvidia-smi topo -m` in it: no line with columns GPU0, GPU1, ... (it begins with {first[:60]!r})"
 
 
 def _legend(text: str) -> dict[str, str]:
@@ -97,7 +95,7 @@ class _Reader:
             self._say(number, text, "a header with the same device twice, or with more than any machine has")
         elif self.header is None and not self.rows:
             self.header = header
-        elif len(text.split()) == 1 and text.split()[0] in (self.header.devices if self.header else []):
+        elif self.header is not None and text.strip() in self.header.devices:
             self._say(number, text, "a row without cells")
         else:
             self.p2p_header, self._in_p2p = header, True
@@ -193,7 +191,9 @@ class _Reader:
                 pair = frozenset((name, other))
                 before = found.setdefault(pair, Link(a=name, b=other, type=kind))
                 if before.type != kind:
-                    said = f"{before.a}-{before.b} is {before.type} in one row and {kind} in the other; the first is taken"
+                    said = (
+                        f"{before.a}-{before.b} is {before.type} in one row and {kind} in the other; the first is taken"
+                    )
                     self._say(number, f"{name} {other} {kind}", said)
         return list(found.values())
 

@@ -37,7 +37,9 @@ def read_source(path: Path) -> str:
 def _limited(file: BinaryIO, name: str) -> bytes:
     data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        raise RequestError(f"{name} is larger than {MAX_BYTES >> 20} MiB; the output of `nvidia-smi topo -m` has a few kB")
+        raise RequestError(
+            f"{name} is larger than {MAX_BYTES >> 20} MiB; the output of `nvidia-smi topo -m` has a few kB"
+        )
     return data
 
 
@@ -76,5 +78,7 @@ def from_driver() -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EnvironmentNotAble(f"nvidia-smi topo -m does not answer: {error}") from None
     if done.returncode:
-        raise EnvironmentNotAble(f"nvidia-smi topo -m ended with {done.returncode}: {(done.stdout + done.stderr).strip()[-300:]}")
+        raise EnvironmentNotAble(
+            f"nvidia-smi topo -m ended with {done.returncode}: {(done.stdout + done.stderr).strip()[-300:]}"
+        )
     return done.stdout

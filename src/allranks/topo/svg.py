@@ -13,7 +13,15 @@ from allranks.topo.records import MEANING, Device, Topology, distance
 WIDTH, HEIGHT, GAP, PAD = 104, 40, 12, 14
 ARC_STEP = 13
 NVLINK, CARD, SWITCH = "#2e7d32", "#1565c0", "#00838f"
-COLOURS = {"C2C": NVLINK, "PIX": "#00838f", "PXB": "#0277bd", "PHB": "#b26a00", "NODE": "#c75b12", "SYS": "#c62828", "SOC": "#c62828"}
+COLOURS = {
+    "C2C": NVLINK,
+    "PIX": "#00838f",
+    "PXB": "#0277bd",
+    "PHB": "#b26a00",
+    "NODE": "#c75b12",
+    "SYS": "#c62828",
+    "SOC": "#c62828",
+}
 STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#222}.small{font-size:11px;fill:#555}.title{font-weight:600}"
     ".numa{fill:#f6f7f9;stroke:#9aa3ad}.switch{fill:#e0f2f1;stroke:#00838f;stroke-dasharray:4 3}"
@@ -144,7 +152,8 @@ def _nvlinks(topology: Topology, places: dict[str, _Place], top: float) -> list[
         path = f"M{left.middle + 5} {left.y} C{left.middle + 5} {high},{right.middle - 5} {high},{right.middle - 5} {right.y}"
         width = min(1 + count * 0.7, 6)
         drawn.append(
-            f'<path d="{path}" fill="none" stroke="{NVLINK}" stroke-width="{width:.1f}" opacity=".75"><title>{escape(a)} - {escape(b)}: NV{count}</title></path>'
+            f'<path d="{path}" fill="none" stroke="{NVLINK}" stroke-width="{width:.1f}" opacity=".75">'
+            f"<title>{escape(a)} - {escape(b)}: NV{count}</title></path>"
         )
         peak = left.y * 0.25 + high * 0.75
         drawn.append(
@@ -172,7 +181,10 @@ def _between_nodes(edges: list[tuple[float, float]], y: float, topology: Topolog
     if not kinds:
         return ""
     first, last = sum(edges[0]) / 2, sum(edges[-1]) / 2
-    legs = "".join(f'<line x1="{(a + b) / 2}" y1="{y}" x2="{(a + b) / 2}" y2="{y + 18}" stroke="{COLOURS["SYS"]}" stroke-width="2"/>' for a, b in edges)
+    legs = "".join(
+        f'<line x1="{(a + b) / 2}" y1="{y}" x2="{(a + b) / 2}" y2="{y + 18}" stroke="{COLOURS["SYS"]}" stroke-width="2"/>'
+        for a, b in edges
+    )
     return (
         f'{legs}<line x1="{first}" y1="{y + 18}" x2="{last}" y2="{y + 18}" stroke="{COLOURS["SYS"]}" stroke-width="2"/>'
         f'<text x="{(first + last) / 2}" y="{y + 33}" text-anchor="middle" class="small">{kinds[0]}: between the NUMA nodes</text>'
@@ -189,7 +201,9 @@ def _legend(topology: Topology, y: float) -> list[str]:
     for place, kind in enumerate(_kinds(topology)):
         at = y + 18 * place
         colour = NVLINK if kind == "NV#" else COLOURS.get(kind, "#555")
-        meaning = "# bonded NVLinks" if kind == "NV#" else MEANING.get(kind) or topology.meaning.get(kind, "not explained")
+        meaning = (
+            "# bonded NVLinks" if kind == "NV#" else MEANING.get(kind) or topology.meaning.get(kind, "not explained")
+        )
         count = sum(1 for link in topology.links if link.type == kind or (kind == "NV#" and link.nvlinks))
         rows.append(
             f'<rect x="{PAD}" y="{at - 9}" width="12" height="10" fill="{colour}"/><text x="{PAD + 20}" y="{at}" class="small">'
