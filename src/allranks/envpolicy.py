@@ -65,7 +65,7 @@ def _threads(spec: RunSpec, cpus: int, procs_per_node: int) -> EnvVar:
         value = str(threads_per_rank(cores, procs_per_node))
         why = f"{cores} {what} / {procs_per_node} ranks on the node; torchrun would set 1, plain Python all cores for every rank"
         return EnvVar(name=name, value=value, reason=why)
-    return EnvVar(name=name, value=None, reason=f"decided on each node: its usable cores / {procs_per_node} ranks")
+    return EnvVar(name=name, value=None, reason=f"its usable cores / {procs_per_node} ranks", source="nodes")
 
 
 __all__ = ["EnvVar", "decide", "environment", "threads_per_rank", "without_secrets"]

@@ -11,6 +11,7 @@ from allranks.cli.options import json_option, print_json, set_option
 from allranks.errors import EXIT_OK
 
 if TYPE_CHECKING:
+    from allranks.envpolicy import EnvVar
     from allranks.planning import LaunchPlan
 
 MAX_RANK_ROWS = 16
@@ -28,6 +29,10 @@ def plan_command(spec: Path, sets: tuple[str, ...], as_json: bool) -> int:
     preflight.check_request(checked)
     show_plan(api.plan(checked), as_json, api.batch_script(checked))
     return EXIT_OK
+
+
+def _unset(item: EnvVar) -> str:
+    return "(on each node)" if item.source == "nodes" else "(left alone)"
 
 
 def show_plan(plan: LaunchPlan, as_json: bool, script: str | None = None) -> None:
@@ -72,7 +77,7 @@ def show_plan(plan: LaunchPlan, as_json: bool, script: str | None = None) -> Non
         table.add_column(name, overflow="fold")
     for item in plan.environment:
         table.add_row(
-            item.name, "(left alone)" if item.value is None else escape(item.value), item.source, escape(item.reason)
+            item.name, escape(item.value) if item.value is not None else _unset(item), item.source, escape(item.reason)
         )
     console.print(table)
     for warning in plan.warnings:

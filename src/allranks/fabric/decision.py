@@ -12,7 +12,7 @@ TORCH = "https://docs.pytorch.org/docs/stable/distributed.html"
 class EnvVar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     """One decision. ``value`` None means: looked at, and left alone on purpose.
 
-    `source` says who decided (policy, spec, user), `documentation` where the variable is described, `risk` what can go
+    `source` says who decided (policy, spec, user; nodes: each node will, when it is asked), `documentation` where the variable is described, `risk` what can go
     wrong with the decision.
     """
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from allranks.fabric import gpus, rdma, sockets
 from allranks.fabric.decision import EnvVar, nccl
 from allranks.fabric.facts import NodeFacts
@@ -14,27 +16,30 @@ DEBUG_RISK = "some hundred lines at the start of each rank's log"
 
 def before_nodes(job: Job) -> list[EnvVar]:
     """What can be said while nobody has asked the nodes: for ``plan``."""
-    found = [sockets.gloo(job)]
-    if job.device == "cuda":
-        found.append(sockets.nccl_interface(job))
+    found = [sockets.gloo(job), *([sockets.nccl_interface(job)] if job.device == "cuda" else [])]
+    if job.nodes > 1 and not job.interface:
+        found = [later(item) for item in found]
     if not job.nccl:
         return found
-    if job.nodes > 1:
-        why = "decided on the nodes: RDMA where all of them have it, sockets where one lacks it"
-        found.append(
-            nccl(
-                "NCCL_NET", None, why, "NCCL says nothing when it falls back to sockets; its log is compared afterwards"
-            )
-        )
-        risk = "pinned by hand, both go stale: names and orders differ from node to node"
-        found.append(
-            nccl("NCCL_IB_HCA", None, "decided on the nodes: set only to leave out ports that lead elsewhere", risk)
-        )
-        found.append(
-            nccl("NCCL_IB_GID_INDEX", None, "NCCL chooses it since 2.21; older versions are told on the nodes", risk)
-        )
-    why = f"decided on the nodes, on evidence alone; {gpus.TEST}"
-    return [*found, nccl("NCCL_P2P_DISABLE", None, why, gpus.ON_RISK), *gpus.alone(None), debug()]
+    test = f"on evidence alone; {gpus.TEST}"
+    found += _rdma_later() if job.nodes > 1 else []
+    return [*found, later(nccl("NCCL_P2P_DISABLE", None, test, gpus.ON_RISK)), *gpus.alone(None), debug()]
+
+
+def _rdma_later() -> list[EnvVar]:
+    fall = "NCCL says nothing when it falls back to sockets; its log is compared afterwards"
+    stale = "pinned by hand it goes stale: names and orders differ from node to node"
+    rows = [
+        nccl("NCCL_NET", None, "RDMA where all nodes have it, sockets where one lacks it", fall),
+        nccl("NCCL_IB_HCA", None, "set only to leave out ports that lead elsewhere", stale),
+        nccl("NCCL_IB_GID_INDEX", None, "NCCL chooses it since 2.21; older versions are told", stale),
+    ]
+    return [later(item) for item in rows]
+
+
+def later(item: EnvVar) -> EnvVar:
+    """The same, to be decided once the nodes have been asked."""
+    return msgspec.structs.replace(item, source="nodes")
 
 
 def decide(job: Job, nodes: Sequence[NodeFacts]) -> Policy:

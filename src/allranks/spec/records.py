@@ -151,6 +151,9 @@ class SlurmSpec(Record, frozen=True):
 class ClusterSpec(Record, frozen=True):
     """Where it runs."""
 
+    profile: Annotated[
+        str | None, Meta(description="another spec, whose cluster section stands below this one's values")
+    ] = None
     launcher: Literal["local", "slurm", "hosts"] = "local"
     nodes: PositiveInt = 1
     procs_per_node: Annotated[PositiveInt | None, Meta(description="ranks; null = one a GPU, else two")] = None
