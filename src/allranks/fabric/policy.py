@@ -58,7 +58,7 @@ def decide(job: Job, nodes: Sequence[NodeFacts]) -> Policy:
         environment += [*gpus.alone(node), debug()]
         expected = Expected(
             transport=found.family if found else "",
-            interface=node.seat.interface if node.seat else "",
+            interface=node.seat.interface if node.seat and "NCCL_SOCKET_IFNAME" not in job.user else "",
             devices=[port.name for port in found.ports.get(node.host, [])] if found else [],
             inside=gpus.inside(node),
             why=found.why if found else "one node",
@@ -71,7 +71,7 @@ def decide(job: Job, nodes: Sequence[NodeFacts]) -> Policy:
 def _gloo_only(job: Job, node: NodeFacts) -> NodePolicy:
     seat = sockets.gloo(job, node)
     environment = [seat, *([sockets.nccl_interface(job, node)] if job.device == "cuda" else [])]
-    chosen = job.user.get("GLOO_SOCKET_IFNAME") or seat.value or ""
+    chosen = "" if "GLOO_SOCKET_IFNAME" in job.user else seat.value or ""
     return NodePolicy(
         host=node.host,
         environment=user_wins(environment, job.user),

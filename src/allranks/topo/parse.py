@@ -35,7 +35,7 @@ def parse(text: str) -> Topology:
     reader = _Reader(_legend(text))
     for number, raw in enumerate(text.splitlines(), 1):
         reader.line(number, clean(raw))
-    if reader.rows or reader.header:
+    if any(row.links for _, row in reader.rows.values()):
         return reader.topology()
     if "\\n" in text and "GPU0" in text and text.count("\\n") > text.count("\n"):
         return parse(text.replace("\\n", "\n").replace("\\t", "\t"))
@@ -46,6 +46,8 @@ def _no_matrix(text: str) -> str:
     other = next((name for pattern, name in _OTHERS.items() if re.search(pattern, text, re.IGNORECASE)), None)
     if other:
         return f"this looks like the output of {other}; only the matrix of `nvidia-smi topo -m` is understood"
+    if re.search(r"\bGPU\d", text):
+        return "there is no matrix of `nvidia-smi topo -m` in it: GPUs are named, but no row has a type of link (NV#, PIX, PHB, SYS, ...)"
     first = next((flat for line in text.splitlines() if (flat := " ".join(clean(line).split()))), "")
     return f"there is no matrix of `nvidia-smi topo -m` in it: no line with columns GPU0, GPU1, ... (it begins with {first[:60]!r})"
 
@@ -58,6 +60,13 @@ def _legend(text: str) -> dict[str, str]:
         if match and match[1] not in MEANING and match[1] not in ("X", "NV#", "NV") and len(found) < MAX_UNREAD:
             found[match[1]] = match[2].strip()
     return {k: v for k, v in found.items() if not P2P.fullmatch(k)}
+
+
+def _shifted(row: Row, header: Header) -> bool:
+    """Whether the cells belong to other columns than the header says: a device and itself meet at another place."""
+    own = header.devices.index(row.name) if row.name in header.devices else None
+    crosses = [place for place, kind in row.links.items() if kind == "X"]
+    return bool(crosses) and own not in crosses
 
 
 class _Reader:
@@ -73,7 +82,6 @@ class _Reader:
         self.unread: list[Unread] = []
         self.dropped = 0
         self._in_p2p = False
-        self._over = False
 
     def line(self, number: int, text: str) -> None:
         """One line, without escape codes."""
@@ -85,7 +93,7 @@ class _Reader:
             return
         elif header := find_header(text):
             self._header(number, text, header)
-        elif is_row(text, set(self.header.devices) if self.header else set()):
+        elif is_row(text, {name for h in (self.header, self.p2p_header) if h for name in h.devices}):
             self._row(number, text)
         else:
             self._say(number, text, "no part of the matrix")
@@ -102,9 +110,9 @@ class _Reader:
 
     def _row(self, number: int, text: str) -> None:
         words = text.split()
-        states = [w for w in words[1:] if P2P.fullmatch(w)]
-        if self._in_p2p or (len(states) > 1 and not self._links(words)):
-            if states and all(P2P.fullmatch(w) for w in words[1:]) and self._p2p_columns():
+        states = [w for w in words[1:] if P2P.fullmatch(w) and w != "X"]
+        if self._in_p2p or (states and not self._links(words)):
+            if all(P2P.fullmatch(w) for w in words[1:]) and self._p2p_columns():
                 self.p2p.append((words[0], words[1:]))
             else:
                 self._say(number, text, "a second matrix; only the first of a text is read")
@@ -115,6 +123,11 @@ class _Reader:
             self._say(number, text, "a row of this name was there already" if self.header else "a row without a header")
             return
         row = read_row(text, self.header, self.legend)
+        if _shifted(row, self.header):
+            self._say(
+                number, text, "the X of the row does not stand in its own column: the columns do not fit the header"
+            )
+            return
         self.rows[words[0]] = (number, row)
         for why in row.unread:
             self._say(number, text, why)

@@ -38,8 +38,8 @@ def find_header(line: str) -> Header | None:
     first = _COLUMN.search(line)
     before = line[: first.start()] if first else line
     words = before.split()
-    while words and not DEVICE.fullmatch(words[0]):
-        words = words[1:]  # what stands before a copied table: ``stdout="""``, a prompt, a time
+    while words and not DEVICE.fullmatch(words[0]) and not words[0].startswith(("GPU", "NIC", "mlx")):
+        words = words[1:]  # what stands before a copied table: ``stdout="""``, a prompt, a time; never a damaged device
     if not any(GPU.fullmatch(word) for word in words) or not all(DEVICE.fullmatch(word) for word in words):
         return None
     if any(LINK.fullmatch(word) or P2P.fullmatch(word) for word in words):
@@ -54,9 +54,9 @@ def find_header(line: str) -> Header | None:
 def is_row(line: str, known: set[str]) -> bool:
     """Whether a line begins with a device's name and goes on with cells."""
     words = line.split()
-    if not words or not (words[0] in known or GPU.fullmatch(words[0]) or words[0].startswith("NIC")):
+    if not words or words[0].endswith(":") or not DEVICE.fullmatch(words[0]):
         return False
-    return len(words) == 1 or not words[0].endswith(":")
+    return words[0] in known or GPU.fullmatch(words[0]) is not None or words[0].startswith("NIC")
 
 
 def read_row(line: str, header: Header, legend: dict[str, str]) -> Row:
