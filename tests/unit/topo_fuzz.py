@@ -29,7 +29,13 @@ from tests.conftest import REPO
 from tests.unit import topo_texts as texts
 from tests.unit.test_fabric_observed import IB_LINES, SOCKET_LINES
 
-WORDS = ["X", "NV18", "NV999", "SYS", "PIX", "N/A", "GPU0", "GPU7", "NIC3", "mlx5_0", "0-31,64-95", "OK", "CNS", "\t", " ", "\n", "|", "\x1b[4m", "\0", "é", "٣", "GPU٣", "CPU Affinity", "NUMA Affinity", "GPU NUMA ID", "Legend:", "NIC0: mlx5_0", "FOO = bar", "9" * 40, "-", ",", "$ nvidia-smi topo -p2p r", "<svg>", "]]>", "\\n", "\r", "\u2028"]  # fmt: skip
+WORDS = (
+    "X|NV18|NV999|SYS|PIX|N/A|GPU0|GPU7|NIC3|mlx5_0|0-31,64-95|OK|CNS|CPU Affinity|NUMA Affinity|GPU NUMA ID|Legend:|NIC0: mlx5_0|"
+    "FOO = bar|-|,|$ nvidia-smi topo -p2p r|<svg>|]]>|\\n"
+).split("|")
+WORDS += ["\t", " ", "\n", "|", "\x1b[4m", "\0", "é", "\u0663", "GPU\u0663", "9" * 40, "\r", "\u2028"]
+GIDS = ["", "zz", "fe80::1", "::ffff:10.0.0.1", "2001:db8::1", "0:0:0:0:0:0:0:0"]
+KINDS = ["RoCE v2", "IB/RoCE v1", ""]
 
 
 def seeds() -> list[str]:
@@ -87,7 +93,8 @@ def try_matrix(text: str) -> str:
 
 def try_node(random_: random.Random) -> str:
     """Facts of nodes out of thin air, through the policy."""
-    gids = [[random_.randint(0, 9), random_.choice(["", "zz", "fe80::1", "::ffff:10.0.0.1", "2001:db8::1", "0:0:0:0:0:0:0:0"]), random_.choice(["RoCE v2", "IB/RoCE v1", ""]), "e"] for _ in range(random_.randint(0, 4))]  # fmt: skip
+    pick = random_.choice
+    gids = [[random_.randint(0, 9), pick(GIDS), pick(KINDS), "e"] for _ in range(random_.randint(0, 4))]
     rows = [
         {
             "port": random_.choice(["mlx5_0:1", "efa_0:1", ":", "x"]),
