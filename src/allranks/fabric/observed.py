@@ -11,13 +11,13 @@ from collections.abc import Iterable
 
 import msgspec
 
-_LINE = re.compile(r"(?:^|\s)(?P<host>[\w.-]+):\d+:\d+ \[\d+\] NCCL (?:INFO|WARN) (?P<text>.*)")
+_LINE = re.compile(r"(?:(?P<host>[\w.-]+):\d+:\d+ \[\d+\] )?NCCL (?:INFO|WARN) (?P<text>.*)")
 _BOOTSTRAP = re.compile(r"Bootstrap ?: Using (?:\[\d+\])?(?P<name>[^\s:]+):(?P<address>\S*?)<\d+>")
 _NETWORK = re.compile(r"(?:Using network|Assigned NET plugin|Initialized NET plugin) (?P<net>\S+(?: Libfabric)?)")
 _SOCKET = re.compile(r"NET/Socket ?: Using (?P<list>.*)")
 _IB = re.compile(r"NET/IB ?: Using (?P<list>.*)")
 _ITEM = re.compile(r"\[\d+\](?P<name>[^\s:]+):(?P<rest>[^\s]*)")
-_VIA = re.compile(r"\bvia (?P<way>P2P|SHM|NET)(?:/(?P<rest>[\w/.-]+(?: Libfabric[\w/.-]*)?))?")
+_VIA = re.compile(r"\bvia (?P<way>P2P|SHM|NET)(?:/(?P<rest>[\w/.()-]+(?: Libfabric[\w/.-]*)?))?")
 _REASONS = (
     (
         re.compile(r"Failed to open libibverbs"),
