@@ -13,9 +13,12 @@ from allranks.fabric.gather import all_facts, version
 from allranks.fabric.job import Job, Policy
 from allranks.fabric.policy import before_nodes, decide
 from allranks.fabric.report import lines
-from allranks.fabric.userset import NO_EFFECT, user_warnings
+from allranks.fabric.userset import user_warnings
+from allranks.facts import MachineFacts
+from allranks.planning import make_plan
 from allranks.preflight.network import choose_network
 from allranks.preflight.records import Probe
+from allranks.spec import parse_spec
 from allranks.topo import parse
 from tests.conftest import shared
 from tests.unit import topo_texts as texts
@@ -217,10 +220,22 @@ def test_gloo_alone_gets_its_interface_and_nothing_of_nccl() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", NO_EFFECT)
+@pytest.mark.parametrize("name", ["NCCL_TIMEOUT", "NCCL_NET_DISABLE", "PYTORCH_DIST_BACKEND", "GLOO_USE_IPV6"])
 def test_variables_that_nothing_reads(name: str) -> None:
     (said,) = user_warnings({name: "1"})
-    assert said.startswith(f"cluster.env.{name} does nothing") and len(said) > 60
+    assert said.startswith(f"cluster.env.{name}: ") and "; instead: " in said
+    spec = {
+        "model": {"name": "tiny:mistral"},
+        "data": {"source": "builtin:instructions"},
+        "cluster": {"env": {name: "1"}},
+    }
+    facts = MachineFacts(host="n1", cpus=8, memory_bytes=2**34, gpus=[], cpu_model="x", system="Linux")
+    assert any(name in warning for warning in make_plan(parse_spec(spec), facts).warnings)
+
+
+def test_names_that_are_nearly_right() -> None:
+    assert "did you mean NCCL_SOCKET_IFNAME?" in user_warnings({"NCCL_SOCKET_IFNAMES": "x"})[0]
+    assert user_warnings({"NCCL_DEBUG": "INFO", "MY_OWN": "1", "OMP_NUM_THREADS": "3"}) == []
 
 
 def test_values_in_the_wrong_librarys_syntax() -> None:

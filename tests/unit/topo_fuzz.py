@@ -29,10 +29,10 @@ from tests.conftest import REPO
 from tests.unit import topo_texts as texts
 from tests.unit.test_fabric_observed import IB_LINES, SOCKET_LINES
 
-WORDS = (
+WORDS = (  # noqa: SIM905 - shorter than a list
     "X|NV18|NV999|SYS|PIX|N/A|GPU0|GPU7|NIC3|mlx5_0|0-31,64-95|OK|CNS|CPU Affinity|NUMA Affinity|GPU NUMA ID|Legend:|NIC0: mlx5_0|"
     "FOO = bar|-|,|$ nvidia-smi topo -p2p r|<svg>|]]>|\\n"
-).split("|")  # noqa: SIM905 - shorter than a list
+).split("|")
 WORDS += ["\t", " ", "\n", "|", "\x1b[4m", "\0", "é", "\u0663", "GPU\u0663", "9" * 40, "\r", "\u2028"]
 GIDS = ["", "zz", "fe80::1", "::ffff:10.0.0.1", "2001:db8::1", "0:0:0:0:0:0:0:0"]
 KINDS = ["RoCE v2", "IB/RoCE v1", ""]

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from allranks.envnames import MISTAKES, is_known_nccl, nearest_nccl
+
 
 def user_warnings(env: Mapping[str, str], where: str = "cluster.env.") -> list[str]:
     """One sentence a variable: what is wrong with it, and what does work."""
-    found = [f"{where}{name} does nothing: {NO_EFFECT[name]}" for name in env if name in NO_EFFECT]
+    found = []
+    for name in env:
+        mistake = MISTAKES.get(name)
+        if mistake:
+            found.append(f"{where}{name}: {mistake.why}; instead: {mistake.instead}")
+        elif name.startswith("NCCL_") and not is_known_nccl(name) and (near := nearest_nccl(name)):
+            found.append(f"{where}{name}: NCCL is not known to read this name; did you mean {near}?")
+    return [*found, *_values(env, where)]
+
+
+def _values(env: Mapping[str, str], where: str) -> list[str]:
+    """Names that are right, with values that do harm."""
+    found = []
     gloo = env.get("GLOO_SOCKET_IFNAME", "")
     if gloo.startswith(("^", "=")):
         found.append(
@@ -22,11 +36,3 @@ def user_warnings(env: Mapping[str, str], where: str = "cluster.env.") -> list[s
     if env.get("NCCL_IB_GID_INDEX", "-1") not in ("-1", ""):
         found.append(f"{where}NCCL_IB_GID_INDEX: the right index differs from node to node; NCCL chooses it since 2.21")
     return found
-
-
-NO_EFFECT: dict[str, str] = {
-    "NCCL_TIMEOUT": "NCCL has no such variable; the time limit of collectives is cluster.timeout_s",
-    "NCCL_NET_DISABLE": "NCCL has no such variable; NCCL_NET=Socket or NCCL_IB_DISABLE=1 keep it off RDMA",
-    "PYTORCH_DIST_BACKEND": "PyTorch has no such variable; the backend is cluster.backend",
-    "GLOO_USE_IPV6": "Gloo has no such variable; the interface decides (cluster.rendezvous.interface)",
-}
