@@ -19,7 +19,7 @@ from allranks.planning import make_plan
 from allranks.preflight.network import choose_network
 from allranks.preflight.records import Probe
 from allranks.spec import parse_spec
-from allranks.topo import parse
+from allranks.topo.parse import parse
 from tests.conftest import shared
 from tests.unit import topo_texts as texts
 from tests.unit.preflight_nodes import interface

@@ -6,9 +6,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from allranks.topo import Device, Link, Topology, parse
 from allranks.topo.draw import draw
 from allranks.topo.groups import numa_nodes, nvlink_mesh
+from allranks.topo.parse import parse
+from allranks.topo.records import Device, Link, Topology
 from allranks.topo.svg import svg
 from tests.conftest import shared
 from tests.unit import topo_texts as texts

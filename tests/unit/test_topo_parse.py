@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.errors import RequestError
-from allranks.topo import Topology, parse
-from allranks.topo.records import Device
+from allranks.topo.parse import parse
+from allranks.topo.records import Device, Topology
 from tests.conftest import shared
 from tests.unit import topo_texts as texts
 

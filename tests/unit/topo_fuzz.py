@@ -21,9 +21,9 @@ from allranks.fabric.judge import judge
 from allranks.fabric.observed import Collector
 from allranks.fabric.policy import decide
 from allranks.preflight.records import Probe
-from allranks.topo import parse
 from allranks.topo.advise import advise
 from allranks.topo.draw import draw
+from allranks.topo.parse import parse
 from allranks.topo.svg import svg
 from tests.conftest import REPO
 from tests.unit import topo_texts as texts

@@ -12,7 +12,7 @@ from allranks.errors import EXIT_OK, EXIT_REQUEST, RequestError
 
 if TYPE_CHECKING:
     from allranks.fabric.decision import EnvVar
-    from allranks.topo import Topology
+    from allranks.topo.records import Topology
 
 
 @click.command("topo")
@@ -24,8 +24,8 @@ def topo_command(file: Path | None, svg: Path | None, as_json: bool) -> int:
 
     Exit code 2 if the matrix is cut off, so that the link of some pair of GPUs is not known.
     """
-    from allranks.topo import parse
     from allranks.topo.advise import advise
+    from allranks.topo.parse import parse
     from allranks.topo.source import from_driver, read_source
 
     topology = parse(from_driver() if file is None else read_source(file))

@@ -11,7 +11,7 @@ import ipaddress
 
 import msgspec
 
-from allranks.topo import Topology
+from allranks.topo.records import Topology
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,8 @@ from allranks.preflight.gather import Preflight
 from allranks.preflight.network import ChosenNetwork, Seat
 from allranks.preflight.records import Probe
 from allranks.redact import is_secret_name
-from allranks.topo import Topology, parse
+from allranks.topo.parse import parse
+from allranks.topo.records import Topology
 
 
 def node_facts(probe: Probe, seat: Seat | None = None, copies: str = "", failed_pairs: Sequence[str] = ()) -> NodeFacts:

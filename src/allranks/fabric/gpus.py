@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from allranks.fabric.decision import NCCL_TROUBLE, EnvVar, nccl
 from allranks.fabric.facts import NodeFacts
-from allranks.topo import Topology
+from allranks.topo.records import Topology
 
 TEST = "`allranks doctor SPEC --collectives` copies between all pairs and settles it"
 _OFF_RISK = (

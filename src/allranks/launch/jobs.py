@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from allranks import envpolicy
-from allranks.fabric import report as network_file
-from allranks.fabric.gather import for_this_machine
 from allranks.launch import allocation, hosts
 from allranks.launch.follow import Job
 from allranks.launch.local import LocalJob
@@ -23,6 +21,9 @@ Start = Callable[[RunDir, RunSpec, LaunchPlan, int, dict[str, Any]], Job]
 
 
 def _local(run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: dict[str, Any]) -> Job:
+    from allranks.fabric import report as network_file
+    from allranks.fabric.gather import for_this_machine  # only a launch asks the machine
+
     _args(run, attempt, resume)
     here = for_this_machine(network_job(spec, plan.device), plan.nodes[0].host or "localhost", run.root.parent)
     network_file.save(run.network(attempt), here)

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK
-from allranks.fabric.aftermath import as_metrics, outcome_of
 from allranks.launch.blame import Culprit, RankEnd, find_culprit
 from allranks.observe import events as event_files
 from allranks.observe.summary import of_last_story, summarize
@@ -43,6 +42,7 @@ def conclude(
         code: what the launcher's job ended with.
         told_by_launcher: how the scheduler says that the job ended.
     """
+    from allranks.fabric.aftermath import as_metrics, outcome_of
     from allranks.report.page import write_report
 
     attempt = max(run.attempts(), default=1)

@@ -7,10 +7,3 @@ parse.py     text -> Topology, with what was not understood
 draw.py      the picture in a terminal      svg.py   the same as SVG
 advise.py    Topology -> NCCL variables, each with reason, source and risk
 """
-
-from __future__ import annotations
-
-from allranks.topo.parse import parse
-from allranks.topo.records import Device, Link, Topology, Unread
-
-__all__ = ["Device", "Link", "Topology", "Unread", "parse"]
