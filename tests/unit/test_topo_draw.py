@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from xml.etree import ElementTree
 
 import pytest
@@ -28,6 +29,7 @@ def test_every_device_is_drawn_once_inside_its_numa_node(row: tuple) -> None:
     picture, text = svg(found), draw(found).plain
     assert len(boxes(picture, "gpu")) == row[1] and len(boxes(picture, "nic")) == row[2]
     outer = [(float(b.get("x", 0)), float(b.get("x", 0)) + float(b.get("width", 0))) for b in boxes(picture, "numa")]
+    assert all(right < left for (_, right), (left, _) in itertools.pairwise(outer)), "NUMA nodes over each other"
     for box in (*boxes(picture, "gpu"), *boxes(picture, "nic")):
         left = float(box.get("x", 0))
         assert any(a <= left and left + float(box.get("width", 0)) <= b for a, b in outer)

@@ -91,6 +91,28 @@ def test_forms(text: str, kind: str, cpus: str | None) -> None:
     assert found.gpus[1].cpus == cpus
 
 
+def test_an_empty_cell_between_columns_padded_with_spaces() -> None:
+    rows = (
+        ["", "GPU0", "GPU1", "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"],
+        ["GPU0", " X", "NODE", "", "1", "N/A"],
+        ["GPU1", "NODE", " X", "0-7", "", "N/A"],
+    )
+    found = parse("\n".join("".join(f"{cell:<16}" for cell in row) for row in rows))
+    assert [(g.cpus, g.numa) for g in found.gpus] == [(None, 1), ("0-7", None)]
+
+
+def test_escape_codes_around_any_word() -> None:
+    text = texts.BARE.replace("NV1", "\x1b[32mNV1\x1b[0m").replace("GPU1 ", "\x1b[1mGPU1\x1b[0m ")
+    found = parse(text)
+    assert types(found) == [("GPU0", "GPU1", "NV1")] and found.unread == []
+
+
+def test_a_header_that_lost_a_column_is_not_believed() -> None:
+    text = "\tGPU1\tGPU2\nGPU0\t X \tNV1\tSYS\nGPU1\tNV1\t X \tPIX\nGPU2\tSYS\tPIX\t X \n"
+    with pytest.raises(RequestError, match="no row has a type of link"):
+        parse(text)
+
+
 def test_a_lost_header_is_said() -> None:
     assert "the header is missing" in parse("GPU0\t X \tNV3\nGPU1\tNV3\t X \n").unread[0].why
 

@@ -113,7 +113,7 @@ class Collector:
                 self._sets["reasons"].add(why)
 
     def _ports(self, listed: str) -> None:
-        for item in _ITEM.finditer(listed.partition("; OOB")[0]):
+        for item in _ITEM.finditer(listed):
             number, _, layer = item["rest"].partition("/")
             self._sets["devices"].add(f"{item['name']}:{number}")
             self._sets["layers"] |= {"RoCE" if "roce" in layer.lower() else "IB"} if layer else set()

@@ -66,7 +66,7 @@ def _shifted(row: Row, header: Header) -> bool:
     """Whether the cells belong to other columns than the header says: a device and itself meet at another place."""
     own = header.devices.index(row.name) if row.name in header.devices else None
     crosses = [place for place, kind in row.links.items() if kind == "X"]
-    return bool(crosses) and own not in crosses
+    return row.more or (bool(crosses) and own not in crosses) or (own is not None and row.links.get(own, "X") != "X")
 
 
 class _Reader:
@@ -125,7 +125,9 @@ class _Reader:
         row = read_row(text, self.header, self.legend)
         if _shifted(row, self.header):
             self._say(
-                number, text, "the X of the row does not stand in its own column: the columns do not fit the header"
+                number,
+                text,
+                "the X of the row is not in its own column, or there are more cells than columns: they do not fit the header",
             )
             return
         self.rows[words[0]] = (number, row)

@@ -31,6 +31,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, str]
     unread: list[str]
     cells: int
+    more: bool
+    """Whether further types of links stand behind the last column."""
 
 
 def find_header(line: str) -> Header | None:
@@ -77,7 +79,8 @@ def read_row(line: str, header: Header, legend: dict[str, str]) -> Row:
             links[place] = word
         place, rest = place + 1, rest[1:]
     values, more = _values(line, rest, header)
-    return Row(name=words[0], links=links, values=values, unread=unread + more, cells=place)
+    beyond = place == wanted and bool(rest) and LINK.fullmatch(rest[0]) is not None
+    return Row(name=words[0], links=links, values=values, unread=unread + more, cells=place, more=beyond)
 
 
 def _looks_like_affinity(word: str, rest: list[str], left: int, header: Header) -> bool:
