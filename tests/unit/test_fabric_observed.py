@@ -213,3 +213,19 @@ def test_real_copies_in_memory_come_out_right() -> None:
     pytest.importorskip("torch")
     found = supervise([sys.executable, "-m", "allranks.preflight.copies"], ["cpu", "cpu", "cpu"], 30.0)
     assert found == {"tested": 6, "failed": [], "error": ""}
+
+
+def test_the_page_of_a_run_names_what_differs() -> None:
+    from allranks.report.gather import RunData
+    from allranks.report.tables_network import findings_table, network_table
+
+    expected = {"n2": Expected(transport="RoCE", interface="eth0", why="all have it")}
+    metrics = as_metrics(judge(expected, [seen("n2", SOCKET_LINES, eth0=4)]))
+    data = RunData.__new__(RunData)
+    object.__setattr__(data, "metrics", {"network": metrics})
+    made, found = network_table(data), findings_table(data)
+    assert made is not None and found is not None
+    assert [cell.text for cell in made.rows[0]][:3] == ["n2", "Socket", "eth0 (4)"]
+    assert found.rows[0][0].tone == "bad" and found.rows[0][2].text.startswith("RoCE became sockets")
+    object.__setattr__(data, "metrics", {"network": None})
+    assert network_table(data) is None and findings_table(data) is None

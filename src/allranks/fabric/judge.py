@@ -52,7 +52,7 @@ def judge(expected: dict[str, Expected], observed: Sequence[Observed]) -> Outcom
     findings: list[Finding] = []
     for item in observed:
         wanted = expected.get(item.host)
-        if wanted is not None and item.known:
+        if wanted is not None:
             findings += _node(wanted, item)
         findings += [
             Finding(host=item.host, level="bad", text=f"Gloo connected {peers} peers") for peers in item.lost_peers
