@@ -188,7 +188,7 @@ def test_copy_tests_are_kept_for_the_same_gpus_and_driver(tmp_path: Path) -> Non
 CHILD = """
 import json, sys, time
 wish = json.loads(sys.argv[sys.argv.index("--json-args") + 1])
-for pair, end in (("GPU0-GPU1", "ok"), ("GPU0-GPU2", "hang"), ("GPU1-GPU0", "ok"), ("GPU2-GPU0", "wrong"), ("GPU1-GPU2", "die")):
+for pair, end in (("GPU0-GPU1", "ok"), ("GPU0-GPU2", "hang"), ("GPU1-GPU0", "ok"), ("GPU3-GPU0", "wrong"), ("GPU1-GPU2", "die")):
     if pair in wish["skip"]:
         continue
     print("begin", pair, flush=True)
@@ -203,7 +203,7 @@ for pair, end in (("GPU0-GPU1", "ok"), ("GPU0-GPU2", "hang"), ("GPU1-GPU0", "ok"
 def test_copies_that_hang_come_out_wrong_or_kill(tmp_path: Path) -> None:
     (tmp_path / "child.py").write_text(textwrap.dedent(CHILD))
     found = supervise([sys.executable, str(tmp_path / "child.py")], None, 1.0)
-    assert found == {"tested": 5, "failed": ["GPU0-GPU2", "GPU1-GPU2"], "error": ""}
+    assert found == {"tested": 5, "failed": ["GPU0-GPU2", "GPU0-GPU3", "GPU1-GPU2"], "error": ""}
     (tmp_path / "broken.py").write_text("print('no torch here')\nraise SystemExit(3)\n")
     found = supervise([sys.executable, str(tmp_path / "broken.py")], None, 1.0)
     assert found == {"tested": 0, "failed": [], "error": "no torch here"}
