@@ -220,6 +220,13 @@ def test_gloo_alone_gets_its_interface_and_nothing_of_nccl() -> None:
     ]
 
 
+def test_what_is_not_usual_is_shown_with_its_reason() -> None:
+    shown = lines(decide(TWO, [node(1, ib("mlx5_0")), node(2)]))
+    assert shown[0].startswith("network n1, n2: ") and "NCCL_NET=Socket" in shown[0]
+    assert any(text.startswith("network why NCCL_NET=Socket: n2 has no active RDMA port") for text in shown)
+    assert not any("why NCCL_DEBUG" in text for text in shown) and shown[-1].startswith("network note: n2 has")
+
+
 @pytest.mark.parametrize("name", ["NCCL_TIMEOUT", "NCCL_NET_DISABLE", "PYTORCH_DIST_BACKEND", "GLOO_USE_IPV6"])
 def test_variables_that_nothing_reads(name: str) -> None:
     (said,) = user_warnings({name: "1"})

@@ -101,6 +101,7 @@ def test_without_a_driver_and_with_one(tmp_path: Path) -> None:
     program.chmod(program.stat().st_mode | stat.S_IEXEC)
     done = topo("--json", path=f"{tmp_path}:{os.environ['PATH']}")
     assert done.returncode == 0 and len(json.loads(done.stdout)["gpus"]) == 2
+    assert b"NCCL_P2P_DISABLE" in done.stdout
     program.write_text("#!/bin/sh\necho NVIDIA-SMI has failed; exit 9\n")
     done = topo(path=f"{tmp_path}:{os.environ['PATH']}")
     assert done.returncode == 3 and b"has failed" in done.stderr

@@ -12,6 +12,7 @@ from allranks.errors import EXIT_OK, EXIT_REQUEST, RequestError
 
 if TYPE_CHECKING:
     from allranks.fabric.decision import EnvVar
+    from allranks.fabric.facts import NodeFacts
     from allranks.topo.records import Topology
 
 
@@ -29,7 +30,7 @@ def topo_command(file: Path | None, svg: Path | None, as_json: bool) -> int:
     from allranks.topo.source import from_driver, read_source
 
     topology = parse(from_driver() if file is None else read_source(file))
-    advice = advise(topology)
+    advice = advise(topology, _live(topology) if file is None else None)
     if svg is not None:
         _write_svg(svg, topology)
     if as_json:
@@ -45,6 +46,14 @@ def topo_command(file: Path | None, svg: Path | None, as_json: bool) -> int:
         )
         return EXIT_REQUEST
     return EXIT_OK
+
+
+def _live(topology: Topology) -> NodeFacts:
+    """What this machine says beside its matrix: IOMMU, ACS, an earlier copy test."""
+    from allranks.fabric.gather import this_node
+    from allranks.facts import host_name
+
+    return this_node(host_name(), Path("runs"), topology)
 
 
 def as_document(topology: Topology, advice: list[EnvVar]) -> dict[str, Any]:

@@ -71,15 +71,18 @@ def for_run(job: Job, found: Preflight, run_root: Path, planned: Collection[str]
 
 def for_this_machine(job: Job, host: str, run_root: Path) -> Policy:
     """The policy of a run on this machine alone. Without GPUs nothing is asked."""
-    raw: dict[str, Any] = {}
-    if job.nccl:
-        raw = {**(prober.Later(3 * prober.DRIVER_LIMIT_S, prober.nvidia).get()[0] or {}), "gpu_pci": prober.gpu_pci()}
-    probe = msgspec.convert(
-        {"host": host, "nccl": prober.nccl_version(), "nccl_conf": prober.nccl_conf(), **raw}, Probe
-    )
+    return decide(job, [this_node(host, run_root) if job.nccl else NodeFacts(host=host)])
+
+
+def this_node(host: str, run_root: Path, topology: Topology | None = None) -> NodeFacts:
+    """Facts of this machine's GPUs, with what an earlier copy test found. `topology` spares asking the driver for it."""
+    asked = prober.Later(3 * prober.DRIVER_LIMIT_S, prober.nvidia).get()[0] or {}
+    raw = {"host": host, "nccl": prober.nccl_version(), "nccl_conf": prober.nccl_conf(), "gpu_pci": prober.gpu_pci()}
+    probe = msgspec.convert({**asked, **raw}, Probe)
     failed = evidence.load(run_root, [probe]).get(host)
     state = "" if failed is None else "failed" if failed else "ok"
-    return decide(job, [node_facts(probe, None, state, failed or ())])
+    found = node_facts(probe, None, state, failed or ())
+    return found if topology is None else msgspec.structs.replace(found, topology=topology, gpus=len(topology.gpus))
 
 
 def all_facts(

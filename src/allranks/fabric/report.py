@@ -9,6 +9,8 @@ import msgspec
 from allranks.fabric.job import Policy
 from allranks.rundir import read_json, write_json
 
+USUAL = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_DEBUG")
+
 
 def lines(policy: Policy) -> list[str]:
     """One line a node with what is set; nodes with the same settings share one. Then what there is to note."""
@@ -20,7 +22,18 @@ def lines(policy: Policy) -> list[str]:
             node.host
         )
     found = [f"network {_hosts(hosts)}: {words}" for words, hosts in by_words.items()]
+    found += [f"network why {name}: {why}" for name, why in _reasons(policy).items()]
     return [*found, *(f"network note: {note}" for note in policy.notes)]
+
+
+def _reasons(policy: Policy) -> dict[str, str]:
+    """Why the less usual ones are set; the same words for several nodes come once."""
+    told: dict[str, str] = {}
+    for node in policy.nodes:
+        for item in node.environment:
+            if item.value is not None and item.name not in USUAL and item.source == "policy":
+                told.setdefault(f"{item.name}={item.value}", item.reason)
+    return told
 
 
 def _hosts(hosts: list[str]) -> str:

@@ -13,9 +13,9 @@ from allranks.topo.draw import label
 from allranks.topo.records import Topology
 
 
-def advise(topology: Topology, host: str = "this machine") -> list[EnvVar]:
-    """Every variable that scripts set because of a matrix, with what it deserves."""
-    node = NodeFacts(host=host, gpus=len(topology.gpus), topology=topology)
+def advise(topology: Topology, node: NodeFacts | None = None) -> list[EnvVar]:
+    """Every variable that scripts set because of a matrix, with what it deserves. `node`: what else is known of it."""
+    node = node or NodeFacts(host="this machine", gpus=len(topology.gpus), topology=topology)
     found = [gpus.peer(node)] if len(topology.gpus) > 1 else []
     found += [_level(topology)] if len(topology.gpus) > 1 else []
     found += [_hca(topology), *gpus.alone(node)]
