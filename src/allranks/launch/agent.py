@@ -35,7 +35,7 @@ from allranks.planning import LaunchPlan
 from allranks.rundir import RunDir, read_json, write_json
 
 PEER_DEATH_GRACE_S = 8.0
-CONNECTIONS_S = 1.0
+CONNECTIONS_S = 0.5
 CONNECTIONS_LOOKS = 10
 RENDEZVOUS_S = 300
 
