@@ -188,14 +188,23 @@ class Agent:
         looks = 0
         while looks < CONNECTIONS_LOOKS:
             time.sleep(CONNECTIONS_S)
-            pids = [child.pid for child in self._children()]
+            try:
+                pids = [child.pid for child in self._children()]
+            except psutil.NoSuchProcess:  # one ended between two looks
+                continue
             seen = by_interface(of_processes(pids, peers=peers, without_ports=ports), names)
             looks += bool(seen)
             more = {name: max(count, most.get(name, 0)) for name, count in seen.items()}
             if {**most, **more} != most:
                 most = {**most, **more}
-                found = {"node": self._node, "names": self._names, "interfaces": most}
-                write_json(self._run.connections(self._attempt, self._host), found)
+                self._write_connections(most)
+
+    def _write_connections(self, most: dict[str, int]) -> None:
+        try:
+            found = {"node": self._node, "names": self._names, "interfaces": most}
+            write_json(self._run.connections(self._attempt, self._host), found)
+        except OSError as error:  # a full disk must not end the watching, and it is no reason to stop the training
+            logging.warning("the connections of %s are not written down: %s", self._host, error)
 
     def _children(self) -> list[psutil.Process]:
         return [p for p in psutil.Process().children() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
