@@ -24,6 +24,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "export": ("export", "Write a run's checkpoint as a plain Hugging Face folder, proved."),
     "compare": ("compare", "Run strategies in turns on equal work, each proved before its time counts."),
     "trace": ("trace", "Analyse profiler traces: where the time went, and who waited for whom."),
+    "lint": ("lint", "Report the traps in your own batch script, shell script or environment."),
     "doctor": ("doctor", "Check this machine, or every node that a spec would use."),
     "cluster": ("cluster", "A real Slurm on this machine, to try multi-node code on and to break."),
     "schema": ("schema", "Print the JSON Schema of the spec, for editors."),
