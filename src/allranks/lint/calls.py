@@ -44,6 +44,8 @@ def basename(word: str) -> str:
 
 
 def is_target(word: str) -> bool:
+    if re.search(r"\s", word):
+        return False
     name = basename(word)
     return name in LAUNCHERS | SHELLS or PYTHON.match(name) is not None or name.endswith(".py")
 

@@ -108,7 +108,7 @@ class Lexer:
                 self.i += 2 if char == "\\" else 1
             elif char == "#":
                 self._comment()
-            elif text.startswith("((", self.i) and self._at_command():
+            elif text.startswith("((", self.i) and self._at_command() and self._arithmetic_or_none(self.i + 2):
                 self._arithmetic_command()
             elif char in ";&|()\n" or (char in "<>" and not text.startswith(("<(", ">("), self.i)):
                 level += self._operator()
@@ -312,8 +312,7 @@ class Lexer:
         text, begun = self.text, self.i
         if text[begun] == "`":
             self._backquoted(parts, quoted)
-        elif text.startswith("$((", begun):
-            end = self._arithmetic_end(begun + 3)
+        elif text.startswith("$((", begun) and (end := self._arithmetic_or_none(begun + 3)):
             parts.append(Part("arithmetic", self.source.part(begun + 3, end - 2), quoted))
             self.i = end
         elif text.startswith("$(", begun):
@@ -378,6 +377,13 @@ class Lexer:
                 return
         raise self.fail(begun, "the closing ) is missing")
 
+    def _arithmetic_or_none(self, start: int) -> int | None:
+        """None where ``$((`` begins a command in a subshell, ``$( (a) && b)``."""
+        try:
+            return self._arithmetic_end(start)
+        except Unreadable:
+            return None
+
     def _arithmetic_end(self, start: int) -> int:
         """Behind the ``))``."""
         level, i = 0, start
@@ -385,6 +391,8 @@ class Lexer:
             if self.text.startswith("))", i) and level == 0:
                 return i + 2
             level += {"(": 1, ")": -1}.get(self.text[i], 0)
+            if level < 0 or self.text[i] == "\n":
+                break
             i += 1
         raise self.fail(start, "the end of (( ... )) is missing")
 

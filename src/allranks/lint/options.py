@@ -28,6 +28,17 @@ FLAGS = {
     "parsable", "test-only", "ignore-pbs", "reboot", "get-user-env", "no-bell", "no-shell", "debugger-test",
     "external", "wait-for-children", "container-save-none",
 }  # fmt: skip
+VALUED = {
+    "account", "gres", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "cpus-per-gpu", "mem", "mem-per-cpu", "mem-per-gpu", "mail-type",
+    "mail-user", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core", "signal", "open-mode", "export", "comment",
+    "reservation", "switches", "tmp", "wckey", "threads-per-core", "cores-per-socket", "sockets-per-node", "hint", "gpu-bind", "gpu-freq",
+    "mincpus", "profile", "prefer", "time-min", "export-file", "container", "network", "power", "priority", "bb", "bbf", "acctg-freq", "nice",
+    "cpu-freq", "delay-boot", "deadline", "kill-on-invalid-dep", "thread-spec", "tres-per-task", "tres-bind", "gres-flags", "segment", "stepmgr",
+    "cluster-constraint", "batch", "uid", "gid", "wait-all-nodes", "mem-bind", "wrap", "propagate", "container-image", "container-mounts",
+    "container-name", "container-workdir", "container-env", "container-id", "mcs-label", "no-requeue", "oom-kill-step", "resv-ports", "consolidate-segments",
+}  # fmt: skip
+LONG = VALUED | FLAGS | set(SHORT.values())
+ALIASES = {"tasks-per-node": "ntasks-per-node", "tasks": "ntasks"}
 TORCHRUN_FLAGS = {
     "standalone", "m", "module", "no_python", "run_path", "use_env", "virtual_local_rank", "h", "help", "multi_gpu", "cpu",
     "use_deepspeed", "use_fsdp", "use_megatron_lm", "same_network", "debug", "quiet", "q", "mpi", "tpu", "use_xpu",
@@ -45,6 +56,7 @@ def slurm_option(word: str) -> tuple[str, str | None, bool]:
     """Name, value if glued on, and whether the next word is its value."""
     if word.startswith("--"):
         name, equals, value = word[2:].partition("=")
+        name = _whole(name)
         return name, (value if equals else None), not equals and name not in FLAGS
     name = SHORT.get(word[1:2], word[1:2])
     rest = word[2:]
@@ -53,6 +65,14 @@ def slurm_option(word: str) -> tuple[str, str | None, bool]:
             return name, None, False
         return name, rest or None, False
     return name, (rest.removeprefix("=") or None), not rest
+
+
+def _whole(name: str) -> str:
+    """getopt takes any beginning that only one option has: ``--out``."""
+    if name in LONG or name in ALIASES:
+        return ALIASES.get(name, name)
+    found = [known for known in LONG if len(name) > 2 and known.startswith(name)]
+    return found[0] if len(found) == 1 else name
 
 
 def srun_end(args: Sequence[Arg]) -> int:

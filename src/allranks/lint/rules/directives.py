@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from allranks.lint.job import Job
-from allranks.lint.options import FLAGS, SHORT
+from allranks.lint.options import LONG
 from allranks.lint.records import Hit
 
 VARIABLE_WHY = "sbatch reads these lines as text before any shell runs: $NAME, ~ and `...` stay as they are, and the option is refused or means another file."
@@ -20,16 +20,6 @@ OUTPUT_WHY = "Slurm opens the output file before the script runs. If the folder 
 OUTPUT_CURE = "make the folder before sbatch, or choose one that is there"
 SHEBANG_WHY = "sbatch refuses a script whose first line does not begin with #!."
 PATHS = ("output", "error", "chdir", "input")
-OTHERS = {
-    "account", "gres", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "cpus-per-gpu", "mem", "mem-per-cpu", "mem-per-gpu", "mail-type",
-    "mail-user", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core", "signal", "open-mode", "export", "comment",
-    "reservation", "switches", "tmp", "wckey", "threads-per-core", "cores-per-socket", "sockets-per-node", "hint", "gpu-bind", "gpu-freq",
-    "mincpus", "profile", "prefer", "time-min", "export-file", "container", "network", "power", "priority", "bb", "bbf", "acctg-freq", "nice",
-    "cpu-freq", "delay-boot", "deadline", "kill-on-invalid-dep", "thread-spec", "tres-per-task", "tres-bind", "gres-flags", "segment", "stepmgr",
-    "cluster-constraint", "batch", "uid", "gid", "wait-all-nodes", "mem-bind", "wrap", "propagate", "container-image", "container-mounts",
-    "container-name", "container-workdir", "container-env", "container-id", "mcs-label", "no-requeue", "oom-kill-step", "resv-ports", "consolidate-segments",
-}  # fmt: skip
-KNOWN = OTHERS | FLAGS | set(SHORT.values())
 
 
 def variable(job: Job) -> Iterator[Hit]:
@@ -82,8 +72,8 @@ def _misspelled(job: Job) -> Iterator[Hit]:
         elif not item.name and item.value:
             yield Hit(item.offset, f"#SBATCH ... {item.value}: no option; a blank before or after = is not allowed", severity="error",
                       why="sbatch takes it for the script's name, or refuses it.", cure="--name=value")  # fmt: skip
-        elif len(item.name) > 1 and item.name not in KNOWN:
-            near = difflib.get_close_matches(item.name, KNOWN, n=1, cutoff=0.85)
+        elif len(item.name) > 1 and item.name not in LONG:
+            near = difflib.get_close_matches(item.name, LONG, n=1, cutoff=0.85)
             if near:
                 yield Hit(
                     item.offset,

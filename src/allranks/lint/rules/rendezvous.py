@@ -226,7 +226,7 @@ def _address_hits(job: Job, name: str, value: str, offset: int, under_srun: bool
     if re.search(r"hostname\s+(?:--ip-address|-i|--all-ip-addresses|-I)\b", value):
         text = f"{name} comes from hostname's addresses: with Debian's /etc/hosts that is 127.0.1.1, with -I the first of any network"
         yield Hit(offset, text)
-    elif re.search(r"\|\|\s*echo\s+[\"']?(?:localhost|127\.)", value) or (
+    if re.search(r"\|\|\s*echo\s+[\"']?(?:localhost|127\.)", value) or (
         job.multi_node and re.search(r":?-(?:localhost|127\.0\.0\.1)\}", value)
     ):
         yield Hit(offset, f"{name} falls back to localhost: every node would be a world of its own", severity="error")

@@ -128,6 +128,8 @@ def threads(job: Job) -> Iterator[Hit]:
     if job.has("OMP_NUM_THREADS") or not job.launches or sources_settings(job) or _passes(job, "OMP_NUM_THREADS"):
         return
     for launch in job.launches:
+        if not job.is_batch and launch.srun is None:
+            continue  # whoever calls this script may have set it
         per_node = job.number(launch.value("nproc_per_node", "num_gpus"))
         if launch.kind == "python":
             tasks = job.tasks_per_node(launch.srun) if launch.srun else None

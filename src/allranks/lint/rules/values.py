@@ -69,7 +69,10 @@ def _socket_threads(job: Job) -> Iterator[Hit]:
 def no_effect(job: Job) -> Iterator[Hit]:
     for item in job.assignments:
         if item.name in DEFAULT_ZERO and not item.removed and item.value == "0" and not _overrides(job, item.name):
-            yield Hit(item.offset, f"{item.name}=0 is NCCL's default: it turns nothing on, and changes nothing unless an earlier setting is 1")
+            yield Hit(
+                item.offset,
+                f"{item.name}=0 is NCCL's default: it turns nothing on, and changes nothing unless an earlier setting is 1",
+            )
 
 
 def _overrides(job: Job, name: str) -> bool:
