@@ -198,12 +198,29 @@ PLUGINS = (
 )  # fmt: skip
 
 
-def is_known_nccl(name: str) -> bool:
-    """Whether NCCL, or one of its plugins as far as their prefixes tell, reads ``NCCL_...``."""
-    return name.removeprefix("NCCL_") in NCCL_NAMES or name.startswith(PLUGINS)
+# Of torch 2.13 and Gloo.
+OTHER_NAMES = frozenset(
+    f"{prefix}{name}"
+    for prefix, names in {
+        "TORCH_NCCL_": "ASYNC_ERROR_HANDLING AVOID_RECORD_STREAMS BCAST_UNIQUEID BLOCKING_WAIT COORD_CHECK_MILSEC CUDA_EVENT_CACHE "
+        "DESYNC_DEBUG DUMP_ON_TIMEOUT ENABLE_MONITORING ENABLE_TIMING EXTRA_DUMP_ON_EXEC HEARTBEAT_TIMEOUT_SEC HIGH_PRIORITY "
+        "LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN NAN_CHECK PROPAGATE_ERROR RANKS_PER_ROOT RETHROW_CUDA_ERRORS TRACE_BUFFER_SIZE "
+        "TRACE_CPP_STACK DEBUG_INFO_TEMP_FILE DEBUG_INFO_PIPE_FILE USE_TENSOR_REGISTER_ALLOCATOR_HOOK WAIT_TIMEOUT_DUMP_MILSEC "
+        "USE_COMM_NONBLOCKING NONBLOCKING_TIMEOUT SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING CUDA_EVENT_CACHE",
+        "TORCH_FR_": "BUFFER_SIZE CPP_STACK DUMP_TEMP_FILE DUMP_DYNAMIC_FILE_NAME",
+        "GLOO_": "SOCKET_IFNAME DEVICE_TRANSPORT LOG_LEVEL DISABLE_CONNECTION_RETRIES ENABLE_RANK_AS_SEQUENCE_NUMBER ENABLE_STORE_V2_API",
+    }.items()
+    for name in names.split()
+)
 
 
-def nearest_nccl(name: str) -> str | None:
+def is_known(name: str) -> bool:
+    """Whether a ``NCCL_...``, ``TORCH_NCCL_...``, ``TORCH_FR_...`` or ``GLOO_...`` is read by its library, or by a plugin of NCCL."""
+    return name.removeprefix("NCCL_") in NCCL_NAMES or name.startswith(PLUGINS) or name in OTHER_NAMES
+
+
+def nearest(name: str) -> str | None:
     """The variable that was probably meant; None if no name is near."""
-    near = difflib.get_close_matches(name.removeprefix("NCCL_"), sorted(NCCL_NAMES), n=1, cutoff=0.84)
-    return f"NCCL_{near[0]}" if near else None
+    names = [f"NCCL_{n}" for n in NCCL_NAMES] if name.startswith("NCCL_") else list(OTHER_NAMES)
+    near = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.87)
+    return near[0] if near else None

@@ -33,7 +33,7 @@ def lint(paths: Sequence[str | Path]) -> LintReport:
             continue
         for job in jobs:
             kept, excused = _check(name, job)
-            findings += kept
+            findings += [f for f in kept if f not in findings]
             allowed += excused
             complaints += [
                 (job.lines.place(offset)[0], f"{what}; the rest was not read") for offset, what in job.reading.trouble
@@ -54,7 +54,12 @@ def _jobs(path: Path) -> tuple[list[Job], list[tuple[int | None, str]]]:
     else:
         reading = Reading()
         reading.read(Source(opened.text.replace("\r\n", " \n")))
-    return [Job(opened.text, opened.kind, reading)], list(opened.complaints)
+    jobs = [Job(opened.text, opened.kind, reading)]
+    for script in reading.submitted:
+        inner = Reading()
+        inner.read(script)
+        jobs.append(Job(opened.text, "script", inner, source=script))
+    return jobs, list(opened.complaints)
 
 
 def _spec_jobs(path: Path, opened: Opened) -> list[Job]:

@@ -12,7 +12,9 @@ from allranks.lint.source import CLOSE, OPEN
 
 Kind = Literal["script", "environment", "spec"]
 MAX_BYTES = 1_000_000
-SHELL_LINE = re.compile(r"#!\s*\S*?(?:/env\s+(?:-\S+\s+)*)?(?:\S*/)?(bash|sh|zsh|dash|ksh)(?:\s|$)")
+SHELL_LINE = re.compile(
+    r"#!\s*(?:\S*/)?(?:env\s+(?:-\S+\s+)*(?:\S*/)?)?r?(?:bash|sh|zsh|dash|ksh|ash|ksh93|mksh)(?:\s|$)"
+)
 SHELL_SUFFIXES = {".sh", ".bash", ".sbatch", ".slurm", ".slm", ".job", ".zsh", ".ksh", ".batch", ".submit", ".sub"}
 ENVIRONMENT_LINE = re.compile(r"\s*(?:(?:export|set -x|declare -x)\s+)?[A-Za-z_][A-Za-z0-9_.%()]*\s?=")
 COMMAND_LINE = re.compile(

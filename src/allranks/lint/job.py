@@ -14,7 +14,7 @@ from allranks.lint.files import Kind
 from allranks.lint.options import Option, launcher_options, slurm_options
 from allranks.lint.reading import Reading
 from allranks.lint.records import Assignment, Call, Directive
-from allranks.lint.source import Lines
+from allranks.lint.source import Lines, Source
 
 NODE_NAMES = {"SLURM_JOB_NUM_NODES", "SLURM_NNODES"}
 SPREAD = {"SLURM_NODEID", "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}
@@ -42,12 +42,15 @@ class Launch(msgspec.Struct, frozen=True):
 class Job:
     """One file as the rules see it. Nothing here decides whether something is a trap."""
 
-    def __init__(self, text: str, kind: Kind, reading: Reading, nodes: int | None = None) -> None:
+    def __init__(
+        self, text: str, kind: Kind, reading: Reading, *, nodes: int | None = None, source: Source | None = None
+    ) -> None:
         self.text, self.kind, self.reading, self._nodes = text, kind, reading, nodes
+        self.source = source or Source(text)  # the script itself, where the file holds it in a here-document
         self.lines = Lines(text)
         self.calls, self.assignments, self.uses = reading.calls, reading.assignments, reading.uses
         comments = {c.offset for c in reading.comments}
-        self.directives = read_directives(self.lines, comments) if kind == "script" else []
+        self.directives = read_directives(self.source, comments) if kind == "script" else []
 
     @cached_property
     def heading(self) -> dict[str, Directive]:
@@ -169,10 +172,6 @@ class Job:
 
     def has(self, *names: str) -> bool:
         return any(a.name in names and not a.removed for a in self.assignments)
-
-    def reading_start(self, offset: int) -> int:
-        """Offset of the beginning of the line that `offset` stands in."""
-        return offset - self.lines.place(offset)[1] + 1
 
     def line_of(self, offset: int) -> str:
         return self.lines.line(self.lines.place(offset)[0])

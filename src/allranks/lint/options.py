@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from allranks.lint.records import Arg, Call
+from allranks.lint.source import CLOSE, OPEN
 
 SHORT = {
     "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "p": "partition", "G": "gpus", "t": "time", "J": "job-name",
@@ -86,16 +87,19 @@ def srun_end(args: Sequence[Arg]) -> int:
             if word == ":":  # a heterogeneous step goes on with options
                 i += 1
                 continue
-            if args[i].source.text[:1] in ("\ue000",) and not args[i].quoted and _more_options(args, i):
-                i += 1  # $SRUN_ARGS, whose value is not known
+            if _unknown_options(args[i]) and i + 1 < len(args):
+                i += 1
                 continue
             return i
         i += 2 if slurm_option(word)[2] else 1
     return len(args)
 
 
-def _more_options(args: Sequence[Arg], index: int) -> bool:
-    return index + 1 < len(args)
+def _unknown_options(arg: Arg) -> bool:
+    """``$SRUN_ARGS`` or ``"$@"``: options whose value is not known here."""
+    text = arg.source.text
+    several = text in (f"{OPEN}@{CLOSE}", f"{OPEN}*{CLOSE}") or text.endswith(f"[@]{CLOSE}")
+    return text.startswith(OPEN) and (several or not arg.quoted)
 
 
 def slurm_options(call: Call) -> dict[str, Option]:
@@ -125,7 +129,7 @@ def launcher_options(call: Call) -> dict[str, Option]:
     while i < len(args):
         word = args[i].text
         if not word.startswith("-"):
-            if args[i].source.text.startswith("\ue000") and not args[i].quoted and i + 1 < len(args):
+            if _unknown_options(args[i]) and i + 1 < len(args):
                 i += 1  # $EXTRA_ARGS
                 continue
             break

@@ -37,13 +37,16 @@ class Reading:
         self.comments: list[Comment] = []
         self.trouble: list[tuple[int, str]] = []
         self.variables: dict[str, Value] = {}
+        self.submitted: list[Source] = []  # batch scripts that a here-document gives to sbatch
         self.files: dict[str, Source] = {}  # written by here-documents, and perhaps run later
 
     def read(self, source: Source, under: tuple[Call, ...] = (), depth: int = 0, substitution: bool = False) -> None:
         """Walk a script, or the inner one of ``bash -c``; `under` are the calls that run it."""
         lexed = lex(source, min(depth, MAX_DEPTH))
         self.comments += [Comment(offset, text) for offset, text in lexed.comments]
-        if lexed.trouble:
+        if (
+            lexed.trouble and OPEN not in source.text
+        ):  # quotes may close in what is not known here: eval "set -- $quoted"
             self.trouble.append(lexed.trouble)
         for raw in commands(lexed):
             _Step(self, raw, under, depth, substitution).take()
@@ -234,6 +237,8 @@ class _Step:
             self._nested(script.source, under)
         elif document is not None and (last.program in SHELLS or (last.program == "srun" and not last.under)):
             self._nested(document, under)
+        elif document is not None and last.program == "sbatch":
+            self.reading.submitted.append(document)
         elif document is not None:
             for redirect in last.redirects:
                 if redirect.operator in (">", ">|"):

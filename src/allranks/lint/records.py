@@ -92,7 +92,7 @@ class Directive(msgspec.Struct, frozen=True):
     name: str  # long name without dashes
     value: str | None
     offset: int
-    text: str
+    text: str  # of its line, from the option on
     late: bool = False  # after the first command: sbatch does not read it
 
 

@@ -59,8 +59,7 @@ def unread(job: Job) -> Iterator[Hit]:
 
 def _misspelled(job: Job) -> Iterator[Hit]:
     for item in job.directives:
-        start = item.offset - job.reading_start(item.offset)
-        word = item.text[start:].split()[0] if item.text[start:].split() else ""
+        word = item.text.split()[0] if item.text.split() else ""
         if re.match(r"-[a-z]{2,}[a-z-]*=", word) and not word.startswith("--"):
             yield Hit(
                 item.offset,
@@ -104,11 +103,11 @@ def output(job: Job) -> Iterator[Hit]:
 
 
 def shebang(job: Job) -> Iterator[Hit]:
-    if job.text.startswith("\ufeff"):
+    if job.source.text.startswith("\ufeff"):
         yield Hit(
             0,
             "the file begins with a byte order mark, and so not with #!",
             cure="save it as UTF-8 without a byte order mark",
         )
-    elif job.is_batch and not job.text.startswith("#!"):
-        yield Hit(0, "a batch script without #! in its first line")
+    elif job.is_batch and not job.source.text.startswith("#!"):
+        yield Hit(job.source.where(0), "a batch script without #! in its first line")

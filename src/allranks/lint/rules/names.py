@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from allranks.envnames import DEPRECATED, MISTAKES, is_known_nccl, nearest_nccl
+from allranks.envnames import DEPRECATED, MISTAKES, is_known, nearest
 from allranks.lint.job import Job
 from allranks.lint.records import Assignment, Hit
 
 UNKNOWN_WHY = "A variable that nobody reads raises no error: the run behaves as if the line were not there."
 DEPRECATED_WHY = "Old names stop working with an update, without a word."
+
+PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "GLOO_")
 
 
 def _set(job: Job) -> Iterator[Assignment]:
@@ -27,11 +29,11 @@ def unknown(job: Job) -> Iterator[Hit]:
 def misspelled(job: Job) -> Iterator[Hit]:
     for item in _set(job):
         name = item.name
-        if not name.startswith("NCCL_") or name in MISTAKES or name in DEPRECATED or is_known_nccl(name):
+        if not name.startswith(PREFIXES) or name in MISTAKES or name in DEPRECATED or is_known(name):
             continue
-        near = nearest_nccl(name)
+        near = nearest(name)
         if near:
-            yield Hit(item.offset, f"{name}: NCCL knows no such variable; {near} was probably meant", cure=near)
+            yield Hit(item.offset, f"{name}: no library knows this variable; {near} was probably meant", cure=near)
 
 
 def deprecated(job: Job) -> Iterator[Hit]:
