@@ -150,19 +150,20 @@ class Job:
     def tasks_per_node(self, srun: Call) -> int | None:
         """Tasks that this srun starts on a node; None if the file does not tell."""
         options = slurm_options(srun)
-        if "ntasks-per-node" in options:
-            return self.number(options["ntasks-per-node"].value)
         if "ntasks" in options:
             text = options["ntasks"].value or ""
             if text.removeprefix("${").removeprefix("$").removesuffix("}") in NODE_NAMES and "nodes" not in options:
                 return 1
             tasks, nodes = self.number(text), self.srun_nodes(srun)
             return -(-tasks // nodes) if tasks and nodes else None
-        if "ntasks-per-node" in self.heading:
-            return self.number(self.heads("ntasks-per-node"))
+        # The job's number of tasks stands in SLURM_NTASKS and beats srun's own --ntasks-per-node.
         tasks = self.number(self.heads("ntasks"))
         if tasks:
             return -(-tasks // self.nodes) if self.nodes else None
+        if "ntasks-per-node" in self.heading:
+            return self.number(self.heads("ntasks-per-node"))
+        if "ntasks-per-node" in options:
+            return self.number(options["ntasks-per-node"].value)
         per_gpu = self.heading.keys() & {"ntasks-per-gpu", "ntasks-per-socket"}
         return None if per_gpu else 1
 

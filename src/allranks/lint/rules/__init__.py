@@ -10,7 +10,7 @@ SLURM = "Slurm's sbatch and srun manuals"
 TORCHRUN = "torch/distributed/run.py"
 ELASTIC = "torch/distributed/elastic/rendezvous"
 NCCL_DOCS = "NCCL user guide, environment variables"
-BOX = "seen on Slurm 22.05 with three nodes"
+BOX = "seen on a real Slurm 22.05"
 
 RULES: tuple[Rule, ...] = (
     # Environment variables
@@ -36,7 +36,7 @@ RULES: tuple[Rule, ...] = (
     Rule("address-without-host", "warning", rendezvous.hostless, rendezvous.HOSTLESS_WHY, rendezvous.HOSTLESS_CURE, ELASTIC + ", pytorch#73656"),
     Rule("scontrol-in-container", "warning", rendezvous.container, rendezvous.CONTAINER_WHY, rendezvous.ADDRESS_CURE, "mmcv#700, pith-train#91"),
     # Tasks and resources
-    Rule("several-torchruns", "error", tasks.several, tasks.SEVERAL_WHY, tasks.SEVERAL_CURE, TORCHRUN),
+    Rule("several-torchruns", "error", tasks.several, tasks.SEVERAL_WHY, tasks.SEVERAL_CURE, BOX),
     Rule("one-node-only", "error", tasks.one_node, tasks.ONE_NODE_WHY, tasks.ONE_NODE_CURE, SLURM),
     Rule("cpus-not-inherited", "warning", tasks.inherited, tasks.INHERITED_WHY, tasks.INHERITED_CURE, "release notes of Slurm 22.05, Lightning#18650"),
     Rule("cpus-missing", "warning", tasks.missing, tasks.MISSING_WHY, tasks.MISSING_CURE, SLURM),
@@ -49,19 +49,19 @@ RULES: tuple[Rule, ...] = (
     Rule("needs-ssh", "error", launchers.ssh, launchers.SSH_WHY, launchers.SSH_CURE, "DeepSpeed#1603, #2958"),
     Rule("old-launcher", "warning", launchers.old, launchers.OLD_WHY, "torchrun takes the same options", TORCHRUN),
     Rule("export-comma", "error", launchers.comma, launchers.COMMA_WHY, launchers.COMMA_CURE, BOX),
-    Rule("export-drops-environment", "warning", launchers.drops, launchers.DROPS_WHY, launchers.DROPS_CURE, SLURM),
+    Rule("export-drops-environment", "warning", launchers.drops, launchers.DROPS_WHY, launchers.DROPS_CURE, BOX),
     Rule("login-shell", "note", launchers.login, launchers.LOGIN_WHY, "bash -c instead of bash -lc", "bash manual"),
     Rule("kills-others", "warning", launchers.pkill, launchers.PKILL_WHY, launchers.PKILL_CURE, "prime-rl's template"),
     Rule("signal-kills-torchrun", "warning", launchers.signal, launchers.SIGNAL_WHY, launchers.SIGNAL_CURE, BOX),
-    Rule("signal-not-trapped", "warning", launchers.untrapped, launchers.TRAP_WHY, launchers.TRAP_CURE, "bash manual, signals"),
+    Rule("signal-not-trapped", "warning", launchers.untrapped, launchers.TRAP_WHY, launchers.TRAP_CURE, "bash manual, signals; " + BOX),
     Rule("requeue-truncates-log", "warning", launchers.requeue, launchers.REQUEUE_WHY, "#SBATCH --open-mode=append", BOX),
     # Batch script
     Rule("variable-in-directive", "error", directives.variable, directives.VARIABLE_WHY, directives.VARIABLE_CURE, BOX),
     Rule("directive-too-late", "error", directives.late, directives.LATE_WHY, directives.LATE_CURE, BOX),
-    Rule("directive-not-read", "warning", directives.unread, directives.UNREAD_WHY, "write it as #SBATCH at the line's beginning", SLURM),
-    Rule("output-folder", "warning", directives.output, directives.OUTPUT_WHY, directives.OUTPUT_CURE, SLURM),
-    Rule("no-shebang", "error", directives.shebang, directives.SHEBANG_WHY, "begin the file with #!/bin/bash", SLURM),
-    Rule("dos-line-breaks", "error", shell.line_breaks, shell.CRLF_WHY, "dos2unix FILE, or sed -i 's/\\r$//' FILE", SLURM, ANY),
+    Rule("directive-not-read", "warning", directives.unread, directives.UNREAD_WHY, "write it as #SBATCH at the line's beginning", BOX),
+    Rule("output-folder", "warning", directives.output, directives.OUTPUT_WHY, directives.OUTPUT_CURE, BOX),
+    Rule("no-shebang", "error", directives.shebang, directives.SHEBANG_WHY, "begin the file with #!/bin/bash", BOX),
+    Rule("dos-line-breaks", "error", shell.line_breaks, shell.CRLF_WHY, "dos2unix FILE, or sed -i 's/\\r$//' FILE", BOX, ANY),
     Rule("exit-code-lost", "warning", shell.exit_code, shell.EXIT_WHY, shell.EXIT_CURE, "bash manual, pipelines"),
     Rule("set-e", "warning", shell.set_e, shell.SET_E_WHY, shell.SET_E_CURE, "bash manual, set"),
     Rule("buffered-output", "note", shell.buffered, shell.BUFFERED_WHY, "export PYTHONUNBUFFERED=1", "Python manual, -u"),

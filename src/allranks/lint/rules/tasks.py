@@ -10,7 +10,10 @@ from allranks.lint.options import slurm_options
 from allranks.lint.records import Hit
 
 SEVERAL_WHY = "Every task starts a launcher that starts all ranks of the node: too many ranks on each GPU, and launchers that fight for one port."
-SEVERAL_CURE = "srun --ntasks-per-node=1 (and #SBATCH --ntasks-per-node=1); the launcher starts the ranks of its node"
+SEVERAL_CURE = (
+    "#SBATCH --ntasks-per-node=1, the launcher starts the ranks of its node; or srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1: "
+    "without --ntasks srun keeps the job's number of tasks and ignores --ntasks-per-node"
+)
 ONE_NODE_WHY = "The batch script runs on the first node only. Without srun the other nodes are paid for and idle, or awaited until the timeout."
 ONE_NODE_CURE = "start it on every node: srun --ntasks-per-node=1 torchrun ..."
 INHERITED_WHY = (
