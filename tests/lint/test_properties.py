@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,6 +87,25 @@ def test_every_character_keeps_its_place(words: list[str]) -> None:
         for arg in call.args:
             for index, char in enumerate(arg.source.text):
                 assert text[arg.source.where(index)] == char
+
+
+GRAMMAR = [
+    "'a'", '"b $A"', "$(ls)", "${A:-x}", "$((1+2))", "`d`", "ls ", "\n", ";", "&& ", "|| ", "| ", "(ls)", "{ ls; }", "<<E\nx $A\nE\n",
+    "<<-'E'\n\tx'\n\tE\n", "case $x in a|b) ls;; (c) d;; esac\n", "for i in a b; do ls; done\n", "if [[ $a =~ (x|y) ]]; then ls; fi\n", "A=(a b)\n",
+    "f() { ls; }\n", "# it's\n", "> f ", "2>&1 ", '<<< "x" ', "\\\n", "echo ", '"$(echo "x" \'y\')" ', "$'a\\'b'", "!", "(( i++ ))\n", "<(ls) ",
+    "$(case x in a) ls;; esac)", '${A:-"}"}', "$(cat <<E\nit's\nE\n)", '"${A[@]}" ', "[[ a < b && ( c || d ) ]] && ls\n", "$( (ls) )", '\\"',
+]  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from(GRAMMAR), min_size=1, max_size=8).map("".join))
+def test_what_bash_accepts_is_read_to_its_end(text: str) -> None:
+    accepted = subprocess.run(["bash", "-n"], input=text + "\n", capture_output=True, text=True).returncode == 0
+    reading = Reading()
+    reading.read(Source(text + "\n"))
+    if accepted:
+        assert not reading.trouble
 
 
 NAMES = st.from_regex(r"[A-Z][A-Z_]{0,6}", fullmatch=True)

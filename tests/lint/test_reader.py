@@ -115,3 +115,53 @@ def test_truncated_text_is_told_with_its_place() -> None:
 def test_unset_takes_a_value_away() -> None:
     assert [a.removed for a in read("A=1\nunset A\n").assignments] == [False, True]
     assert programs("A=1\nunset A\necho $A\n")[-1] == ([], "echo", ["$A"])
+
+
+def test_loops_and_functions_end_where_they_end() -> None:
+    calls = read(
+        "for i in 1; do a; done\nb\nf() {\n c\n { d; }\n}\ne\nfunction g { h; }\ni\nwhile true; do j; done; k\n"
+    ).calls
+    assert [c.program for c in calls if c.in_loop] == ["a", "j"]
+    assert [c.program for c in calls if c.in_function] == ["c", "d", "h"]
+
+
+def test_conditions_and_operators_around_a_command() -> None:
+    calls = {c.program: c for c in read("if a; then b || c; fi\n! d\ne | f 2>&1 | g &\n").calls}
+    assert {p for p, c in calls.items() if c.tested} == {"a", "d"}
+    assert (calls["b"].after, calls["c"].before) == ("||", "||")
+    assert (calls["e"].after, calls["f"].before, calls["g"].after) == ("|", "|", "&")
+    assert calls["f"].args == ()
+
+
+def test_options_of_python_before_the_module() -> None:
+    assert programs("python3 -X dev -u -m torch.distributed.run --nnodes 2 x.py\n")[0][1:] == (
+        "torchrun",
+        ["--nnodes", "2", "x.py"],
+    )
+    assert programs("python train.py -m torch.distributed.run\n")[0][1] == "python"
+    assert programs("accelerate config\naccelerate launch --x\n")[1][1:] == ("accelerate", ["--x"])
+
+
+def test_files_written_and_run_later() -> None:
+    for write in ("cat > run.sh <<'X'\nls\nX\n", "cat <<'X' | tee run.sh\nls\nX\n", "tee run.sh <<'X' > log\nls\nX\n"):
+        names = [c.program for c in read(write + "chmod +x run.sh\nsrun ./run.sh\nbash run.sh\n").calls]
+        assert names.count("ls") == (0 if "|" in write else 1), (write, names)
+
+
+def test_many_shells_in_shells_end() -> None:
+    text = "ls"
+    for _ in range(12):
+        text = "bash -c " + "'" + text.replace("'", "'\\''") + "'"
+    assert read(text + "\n").calls[0].program == "bash"
+    assert lex(Source("$(" * 100 + ")" * 100)).trouble is not None
+
+
+def test_redirections_belong_to_no_argument() -> None:
+    (call,) = read("torchrun x.py 2>/tmp/err >> out &> all < in\n").calls
+    assert [a.text for a in call.args] == ["x.py"]
+    assert [(r.operator, r.target) for r in call.redirects] == [
+        (">", "/tmp/err"),
+        (">>", "out"),
+        ("&>", "all"),
+        ("<", "in"),
+    ]

@@ -49,7 +49,7 @@ class _State:
             self.braces -= 1
             if self.function_at is not None and self.braces <= self.function_at:
                 self.function_at = None
-        if word in ("if", "elif", "while", "until", "!"):
+        if word in ("if", "elif", "while", "until"):
             self.tested = True
         elif word in ("then", "do", "else"):
             self.tested = False
@@ -90,8 +90,10 @@ def commands(lexed: Lexed) -> Iterator[RawCommand]:
 
 def _finish(words: list[Word], redirects: list[RawRedirect], state: _State, after: str) -> Iterator[RawCommand]:
     words = list(words)
+    negated = False
     while words and (plain := words[0].plain) is not None and (plain in KEYWORDS | ENDINGS):
         state.keyword(plain)
+        negated = negated or plain == "!"
         words.pop(0)
     loop_name = None
     if words and words[0].plain in ("for", "select"):
@@ -113,6 +115,6 @@ def _finish(words: list[Word], redirects: list[RawRedirect], state: _State, afte
             after,
             state.loops > 0,
             state.function_at is not None,
-            state.tested,
+            state.tested or negated,
             loop_name,
         )

@@ -93,6 +93,7 @@ class Lexer:
         self.tokens: list[Token] = []
         self.comments: list[tuple[int, str]] = []
         self._waiting: list[tuple[str, bool, bool, int]] = []  # here-documents whose bodies come after this line
+        self._in_test = False  # between [[ and ]], where ( | < are no operators
         self._cases: list[bool] = []  # for every open case: whether a pattern is expected, whose ) closes nothing
 
     def fail(self, index: int, what: str) -> Unreadable:
@@ -106,6 +107,8 @@ class Lexer:
             char = text[self.i]
             if char in " \t\r" or (char == "\\" and text.startswith("\\\n", self.i)):
                 self.i += 2 if char == "\\" else 1
+            elif self._in_test and char in ";&|()<>":
+                self.i += 1
             elif char == "#":
                 self._comment()
             elif text.startswith("((", self.i) and self._at_command() and self._arithmetic_or_none(self.i + 2):
@@ -151,8 +154,9 @@ class Lexer:
         assert found is not None  # the caller has seen its first character
         operator, begun = found[0], self.i
         self.i = found.end()
-        if operator == "|" and self._cases and self._cases[-1]:
-            return 0  # case x in a|b)
+        if operator in "|(" and self._cases and self._cases[-1]:
+            return 0  # case x in (a|b)
+        self._in_test = False
         self.tokens.append(Token(operator, self.source.where(begun)))
         if operator in ("<<", "<<-"):
             self._here_begins(operator, begun)
@@ -160,8 +164,8 @@ class Lexer:
             self._here_bodies()
         elif operator in (";;", ";&", ";;&") and self._cases:
             self._cases[-1] = True
-        elif operator in "()" and self._cases and self._cases[-1]:
-            self._cases[-1] = operator == "("
+        elif operator == ")" and self._cases and self._cases[-1]:
+            self._cases[-1] = False
             return 0
         return {"(": 1, ")": -1}.get(operator, 0)
 
@@ -206,6 +210,7 @@ class Lexer:
             self.i += 1
             return
         self.tokens.append(Token("", word.offset, word))
+        self._in_test = (self._in_test or (command and word.plain == "[[")) and word.plain != "]]"
         if command and word.plain == "case":
             self._cases.append(False)
         elif command and word.plain == "esac" and self._cases:

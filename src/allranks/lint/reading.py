@@ -182,8 +182,9 @@ class _Step:
             source = self._flatten(word.parts)
             if len(source.text) > MAX_VALUE * 4:
                 source = source.part(0, MAX_VALUE)
-            single = len(word.parts) == 1 and word.parts[0].kind == "variable"
-            name = VARIABLE.match(word.parts[0].source.text) if single else None
+            parts = [p for p in word.parts if p.kind != "text" or p.source.text]
+            single = len(parts) == 1 and parts[0].kind == "variable"
+            name = VARIABLE.match(parts[0].source.text) if single else None
             known = self.reading.variables.get(name[1]) if name else None
             if known is not None and known.items is not None and (name and name[2] in ("[@]", "[*]")):
                 args += [Arg(item, word.offset, True) for item in known.items]
