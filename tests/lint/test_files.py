@@ -32,6 +32,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "cut.sh": (b"#!/bin/bash\nexport NCCL_TIMEOUT=1\nexport A='x\n", "closing '"),
     "cut.sbatch": (b"#!/bin/bash\nsrun bash <<E\nls\n", "here-document"),
     "train.py": (b"import torch\nprint(torch.__version__)\n", "neither a shell script"),
+    "python.sh": (b"import os\nfor i in range(3):\n    print(i)\n", "neither a shell script"),
     "tool": (b"#!/usr/bin/env python3\nimport os\n", "no shell script"),
     "c.csh": (b"#!/bin/csh\nsetenv A 1\n", "no shell script"),
     "ds.json": (b'{"train_batch_size": 8}\n', "neither a shell script"),

@@ -95,15 +95,18 @@ def kind_of(path: Path, text: str) -> Kind:
     lines = [
         line for line in text.replace("\\\n", " ").splitlines() if line.strip() and not line.lstrip().startswith("#")
     ]
+    commands = any(COMMAND_LINE.match(line) for line in lines)
+    other = next((line for line in lines[:200] if OTHER_LANGUAGE.match(line)), None)
     environment = sum(1 for line in lines if ENVIRONMENT_LINE.match(line))
-    if path.suffix.lower() in SHELL_SUFFIXES or re.search(r"^#SBATCH\b", text, re.MULTILINE):
+    if re.search(r"^#SBATCH\b", text, re.MULTILINE):
+        return "script"
+    if path.suffix.lower() in SHELL_SUFFIXES and (commands or other is None):
         return "script"
     if lines and environment == len(lines):
         return "script" if any("$(" in line or "`" in line for line in lines) else "environment"
-    other = next((line for line in lines[:200] if OTHER_LANGUAGE.match(line)), None)
     if path.suffix.lower() == ".env" or path.name == "environ":
         return "environment"
-    if other is None and any(COMMAND_LINE.match(line) for line in lines):
+    if other is None and commands:
         return "environment" if environment > len(lines) * 0.6 and _is_dump(lines) else "script"
     raise NotReadable("this is neither a shell script nor an environment file (lines NAME=value) nor a spec (.yaml)")
 
