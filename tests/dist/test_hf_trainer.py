@@ -49,7 +49,7 @@ def good(done: Any) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("form", ["lora", "whole", *(pytest.param(f, marks=pytest.mark.full) for f in ("padded", "checkpointing"))])
+@pytest.mark.parametrize("form", ["lora", *(pytest.param(f, marks=pytest.mark.full) for f in ("whole", "padded", "checkpointing"))])
 def test_a_run_equals_pytorch_ddp_and_goes_on_bitwise(tmp_path: Path, form: str) -> None:
     write_rows(tmp_path / "rows.json", 80)
     more = FORMS[form]
@@ -116,6 +116,7 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
     assert all(torch.equal(a[k], b[k]) for k in a)
 
 
+@pytest.mark.full
 def test_a_killed_rank_is_named_and_the_others_end(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.json", 40)
     background = Background(tmp_path, "run", str(write_spec(tmp_path, spec(tmp_path, "endless", HF, train={"max_steps": 1000000}))))
@@ -132,6 +133,7 @@ def test_a_killed_rank_is_named_and_the_others_end(tmp_path: Path) -> None:
     assert not any(psutil.pid_exists(p) for p in pids)
 
 
+@pytest.mark.full
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.json", 60)
     wild = {"max_steps": 20, "lr": 1e30, "schedule": "constant", "clip_norm": None}

@@ -79,9 +79,8 @@ def test_a_bug_in_reading_would_be_seen(tmp_path: Path, plant: str, name: str, h
 
 @needs_deepspeed
 def test_padding_taken_for_weights_would_be_seen(tmp_path: Path) -> None:
-    run_ranks("save_shards", 3, tmp_path, folder=tmp_path, names=["deepspeed_zero3"], how=ODD, plant="padding_taken_for_weights")
-    with pytest.raises(AssertionError, match="elements, .* are wanted"):
-        loaded(tmp_path, ODD, 2, ["pytorch_ddp"], ["deepspeed_zero3"])
+    with pytest.raises(AssertionError, match="validate global plan|out of bounds"):  # torch's own check of ranges, when they are written
+        run_ranks("save_shards", 3, tmp_path, folder=tmp_path, names=["deepspeed_zero3"], how=ODD, plant="padding_taken_for_weights")
 
 
 ON_HOST = ["zero1", "zero3", "pytorch_zero3"]

@@ -20,7 +20,7 @@ ENVIRONMENT_LINE = re.compile(r"\s*(?:(?:export|set -x|declare -x)\s+)?[A-Za-z_]
 COMMAND_LINE = re.compile(
     r"\s*(?:(?:srun|sbatch|salloc|torchrun|accelerate|deepspeed|mpirun|export|source|module|ml|cd|echo|set|mkdir|conda|bash|"
     r"python[0-9.]*|unset|cat|nvidia-smi|scontrol|ulimit|trap|exec|eval|apptainer|singularity|uv|nohup|time|env|\.)\s"
-    r"|(?:if|while|for|case)\s.*(?:then|do|in|;|\]|\])|[A-Za-z_][A-Za-z0-9_]*=\S*|[A-Za-z_]+\s*\(\)\s*\{)"
+    r"|(?:if|while|until|for|case)\s.*(?:\bthen|\bdo|\bin|;|\])\s*$|[A-Za-z_][A-Za-z0-9_]*=\S*|[A-Za-z_]+\s*\(\)\s*\{)"
 )
 OTHER_LANGUAGE = re.compile(
     r"\s*(?:import \w|from \w[\w.]* import |def \w+\(|class \w+[:(]|#include\b|<[!?a-zA-Z]|\{\s*$|\[\s*$|\{\s*\"|package \w+;?$)"

@@ -56,11 +56,6 @@ def _as_written(found: re.Match[str]) -> str:
     return f"${found[1]}" if simple else f"${{{found[1]}}}"
 
 
-def frozen_names(text: str) -> list[str]:
-    """Names (or ``(commands)``) of what outer shells have put in place."""
-    return [m[1] for m in _FROZEN.finditer(text)] if OPEN in text else []
-
-
 class Lines:
     """Offsets to lines and columns, both counted from 1."""
 
