@@ -156,6 +156,10 @@ class ClusterSpec(Record, frozen=True):
     procs_per_node: Annotated[PositiveInt | None, Meta(description="ranks; null = one a GPU, else two")] = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     backend: Literal["auto", "gloo", "nccl"] = "auto"
+    device_memory_gib: Annotated[
+        Annotated[float, Meta(gt=0, le=1e6)] | None,
+        Meta(description="memory that one rank may use, of its GPU or of its node; null = asked from this machine"),
+    ] = None
     hosts: list[str] = []
     rendezvous: RendezvousSpec = RendezvousSpec()
     slurm: SlurmSpec = SlurmSpec()

@@ -66,6 +66,15 @@ def family(name: str) -> str:
     return wanted
 
 
+def plain_values(name: str) -> dict[str, Any]:
+    """The sizes of a tiny model where the spec does not say otherwise; its vocabulary is its tokenizer's.
+
+    Raises:
+        SpecError: there is no such family.
+    """
+    return dict(_FAMILIES[family(name)][1])
+
+
 def tiny_config(name: str, overrides: dict[str, Any], tokenizer: Any, labels: int) -> Any:
     """The config of a tiny model, sized for its tokenizer.
 

@@ -1,0 +1,110 @@
+"""Changes of the spec that make it fit, the cheapest first: first those that cost nothing, last those that change what is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from allranks.errors import AllranksError
+from allranks.facts import MachineFacts
+from allranks.fit.estimate import estimate
+from allranks.fit.records import Fit, Remedy
+from allranks.fit.source import Found
+from allranks.planning import LaunchPlan, make_plan
+from allranks.spec.records import AdapterSpec, RunSpec
+
+WANTED = 3
+
+Change = tuple[str, list[str], RunSpec, str]
+
+
+def with_remedies(found: Fit, spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, config: Found) -> Fit:
+    """The same with up to three changes that make it fit; or, if none does alone, with all of them together."""
+    if found.fits is not False:
+        return found
+    tried = [r for change in _changes(spec, plan) if (r := _try(change, facts, config, found)) is not None]
+    good = [r for r in tried if r.fits][:WANTED]
+    if not good:
+        good = sorted(tried, key=lambda r: r.needed_bytes)[:1]
+    return msgspec.structs.replace(found, remedies=good)
+
+
+def _try(change: Change, facts: MachineFacts, config: Found, before: Fit) -> Remedy | None:
+    what, settings, spec, cost = change
+    try:
+        plan = make_plan(spec, facts)
+    except AllranksError:
+        return None
+    got = estimate(spec, plan, config, before.capacity)
+    if got.fits is None or got.needed_bytes >= before.needed_bytes:
+        return None
+    return Remedy(change=what, settings=settings, needed_bytes=got.needed_bytes, fits=got.fits, cost=cost)
+
+
+def _changes(spec: RunSpec, plan: LaunchPlan) -> Iterator[Change]:
+    """One after the other, cheap ones first; then together."""
+    assert spec.model is not None and plan.batch is not None
+    smaller = _smaller_batch(spec, plan)
+    if smaller is not None:
+        yield smaller
+    checkpointed = _checkpointed(spec)
+    if not spec.model.gradient_checkpointing:
+        yield "recompute activations in backward", ["model.gradient_checkpointing=true"], checkpointed, "about a third more computing"
+    narrow = _narrow(spec, plan)
+    if narrow is not None:
+        yield narrow
+    yield from _sharded(spec, plan, spec, [], "")
+    if spec.adapter.type == "none":
+        yield "train LoRA adapters alone", ["adapter.type=lora"], _lora(spec), "another kind of training; on most instructions as good"
+    base, settings = checkpointed, ["model.gradient_checkpointing=true"]
+    if smaller is not None:
+        settings = [*settings, *smaller[1]]
+        base = _checkpointed(smaller[2])
+    yield from _sharded(spec, plan, base, settings, " with smaller, recomputed micro-batches")
+    if spec.adapter.type == "none":
+        yield "LoRA, with smaller, recomputed micro-batches", ["adapter.type=lora", *settings], _lora(base), "another kind of training"
+        yield from _sharded(spec, plan, _lora(base), ["adapter.type=lora", *settings], " and LoRA, with recomputed micro-batches")
+
+
+def _smaller_batch(spec: RunSpec, plan: LaunchPlan) -> Change | None:
+    assert plan.batch is not None
+    micro = plan.batch.micro_batch_size
+    if micro == 1:
+        return None
+    settings = ["train.micro_batch_size=1", f"train.grad_accum={plan.batch.grad_accum * micro}"]
+    train = msgspec.structs.replace(
+        spec.train, micro_batch_size=1, grad_accum=plan.batch.grad_accum * micro, global_batch_size=None
+    )
+    return "one sequence a micro-batch, the same global batch", settings, msgspec.structs.replace(spec, train=train), "smaller matrix products"
+
+
+def _narrow(spec: RunSpec, plan: LaunchPlan) -> Change | None:
+    assert spec.model is not None
+    if plan.dtype != "float32" or plan.device != "cuda":
+        return None
+    model = msgspec.structs.replace(spec.model, dtype="bfloat16")
+    return "weights in bfloat16", ["model.dtype=bfloat16"], msgspec.structs.replace(spec, model=model), "less exact weights and moments"
+
+
+def _sharded(spec: RunSpec, plan: LaunchPlan, base: RunSpec, settings: list[str], more: str) -> Iterator[Change]:
+    if plan.world_size == 1:
+        return
+    for name, cost in (
+        ("zero1", "one and a half times the traffic"),
+        ("zero2", "gradients are reduced in every micro-step"),
+        ("pytorch_zero3", "weights are gathered twice in every micro-step"),
+    ):
+        if name != spec.strategy.name:
+            strategy = msgspec.structs.replace(spec.strategy, name=name, options={})
+            changed = msgspec.structs.replace(base, strategy=strategy)
+            yield f"strategy {name}{more}", [f"strategy.name={name}", *settings], changed, cost
+
+
+def _checkpointed(spec: RunSpec) -> RunSpec:
+    assert spec.model is not None
+    return msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, gradient_checkpointing=True))
+
+
+def _lora(spec: RunSpec) -> RunSpec:
+    return msgspec.structs.replace(spec, adapter=AdapterSpec(type="lora"))

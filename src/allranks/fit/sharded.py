@@ -1,0 +1,135 @@
+"""Weights in parts, whole only while they are used: the hand-written ZeRO 3, FSDP2, and DeepSpeed's stages."""
+
+from __future__ import annotations
+
+from allranks.fit.adapters import Sizes
+from allranks.fit.sharing import MOMENTS, Model, Parts, _share, cut
+
+SMALL_ADAPTERS = 64 << 20  # as in train/strategies/fsdp2.py
+
+
+class Zero3:
+    """Hand-written: a block and the next one whole, and all that is in no block."""
+
+    def __init__(self, model: Model) -> None:
+        self._m = model
+        largest = max((model.bytes_of(b) for b in model.blocks), default=0)
+        self._block_gradient = max((model.gradient_of(b) for b in model.blocks), default=0)
+        self._block = largest
+        rest = [w.numel * model.trained_element for w in (*model.shapes.before, *model.shapes.behind) if model.what.is_trained(w)]
+        self._rest_flats = cut(rest, largest)
+
+    def kept(self) -> Parts:
+        m = self._m
+        return {
+            "weights": _share(m.base, m.world),
+            "adapters": _share(m.adapters, m.world),
+            "optimizer_state": MOMENTS * _share(m.gradients, m.world),
+        }
+
+    def setup(self) -> Parts:
+        """The model is whole until its units are cut, one after the other; the first part is there while the last is whole."""
+        m = self._m
+        return {"weights": m.base, "adapters": m.adapters, "gathered_weights": self._block}
+
+    def _whole(self, blocks: int) -> int:
+        return self._m.bytes_of(self._m.rest) + blocks * self._block
+
+    def in_loss(self) -> Parts:
+        m = self._m
+        return {"gradients": _share(m.gradients, m.world) if m.accumulates else 0, "gathered_weights": self._whole(0)}
+
+    def in_backward(self, at: int) -> Parts:
+        m = self._m
+        done = m.head_gradient + sum(m.gradient_of(b) for b in m.blocks[at:])
+        last = at == len(m.blocks) - 1
+        flying = min(3, len(m.blocks) - at) * self._block_gradient + (max(self._rest_flats, default=0) if last else 0)
+        return {
+            "gradients": _share(m.gradients if m.accumulates else done, m.world),
+            "gathered_weights": self._whole(min(2, len(m.blocks))),
+            "communication": flying,
+        }
+
+    def at_end(self) -> Parts:
+        m = self._m
+        first = max(self._rest_flats, default=0)
+        return {
+            "gradients": _share(m.gradients, m.world),
+            "gathered_weights": self._whole(1),
+            "communication": 2 * first + 2 * self._block_gradient,
+        }
+
+    def at_update(self) -> Parts:
+        return {"gradients": _share(self._m.gradients, self._m.world)}
+
+
+class FSDP2:
+    """torch's fully_shard a block, the rest as the root; ``reshard`` False keeps blocks whole until backward."""
+
+    def __init__(self, model: Model, *, reshard: bool, adapters: str) -> None:
+        self._m, self._reshard = model, reshard
+        self._kept_whole = model.what.lora and (adapters == "ignored" or (adapters == "auto" and self._small()))
+        self._blocks = [self._unit(b) for b in model.blocks]
+        self._largest = max(self._blocks, default=0)
+        self._root = self._unit(model.rest)
+
+    def _small(self) -> bool:
+        held = 4 * self._m.gradients
+        return held <= max(SMALL_ADAPTERS, 0.1 * self._m.base / self._m.world)
+
+    def _unit(self, unit: Sizes) -> int:
+        return unit.base * self._m.element if self._kept_whole else self._m.bytes_of(unit)
+
+    def _gradient(self, unit: Sizes) -> int:
+        return 0 if self._kept_whole else self._m.gradient_of(unit)
+
+    def kept(self) -> Parts:
+        m = self._m
+        own = m.gradients if self._kept_whole else _share(m.gradients, m.world)
+        adapters = m.adapters if self._kept_whole else _share(m.adapters, m.world)
+        return {"weights": _share(m.base, m.world), "adapters": adapters, "optimizer_state": MOMENTS * own}
+
+    def setup(self) -> Parts:
+        m = self._m
+        return {"weights": m.base, "adapters": m.adapters, "gathered_weights": _share(m.base, m.world)}
+
+    def _whole(self) -> int:
+        return self._root + (0 if self._reshard else sum(self._blocks))
+
+    def _ready(self, gradients: int) -> int:
+        """Bytes of reduced gradients of this rank."""
+        return gradients if self._kept_whole else _share(gradients, self._m.world)
+
+    def in_loss(self) -> Parts:
+        return {
+            "gradients": self._ready(self._m.gradients) if self._m.accumulates else 0,
+            "gathered_weights": self._whole() + (self._largest if self._reshard else 0),
+        }
+
+    def in_backward(self, at: int) -> Parts:
+        m = self._m
+        done = sum(m.gradient_of(b) for b in m.blocks[at:])
+        fresh = max((self._gradient(b) for b in m.blocks), default=0)
+        root = 0 if self._kept_whole else m.head_gradient
+        # whole: the root, this block, the next one's all-gather; blocks behind have been freed
+        blocks = (2 if at else 1) * self._largest if self._reshard else sum(self._blocks[: at + 1])
+        flying = fresh * (2 if at < len(m.blocks) - 1 else 1)  # what travels, and what is copied for the next journey
+        return {
+            "gradients": self._ready(m.gradients if m.accumulates else done) + fresh + root,
+            "gathered_weights": self._root + blocks,
+            "communication": flying,
+        }
+
+    def at_end(self) -> Parts:
+        m = self._m
+        root = self._gradient(m.rest)
+        return {
+            "gradients": self._ready(m.gradients) + root,
+            "gathered_weights": 0 if root else self._root,
+            "communication": root + (m.gradients if self._kept_whole else 0),
+        }
+
+    def at_update(self) -> Parts:
+        m = self._m
+        whole = m.gradients if self._kept_whole else _share(m.gradients, m.world)
+        return {"gradients": whole, "communication": m.gradients if self._kept_whole else 0}

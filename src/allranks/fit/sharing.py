@@ -1,0 +1,222 @@
+"""What a strategy holds of weights, gradients and state, as bytes at each moment. One small class a way of sharing.
+
+`strategies.py` says which strategy shares in which way. All formulas follow the code in ``train/strategies``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from allranks.fit.adapters import Adapted, Sizes
+from allranks.fit.shapes import Shapes, Weight
+
+MOMENTS = 2  # AdamW's
+NO_OPTIMIZER_TEMPORARY = 0  # fused AdamW updates in place
+
+
+class Model(msgspec.Struct, frozen=True):
+    """All that sharing depends on. ``blocks`` in order, and ``rest``: what is in no block."""
+
+    shapes: Shapes
+    what: Adapted
+    blocks: tuple[Sizes, ...]
+    rest: Sizes
+    element: int  # bytes of a weight of the base
+    trained_element: int  # bytes of a trained number: adapters are float32
+    world: int
+    accumulates: bool  # several micro-steps make a step
+
+    @property
+    def base(self) -> int:
+        """Bytes of the base's weights."""
+        return (sum(b.base for b in self.blocks) + self.rest.base) * self.element
+
+    @property
+    def adapters(self) -> int:
+        """Bytes of adapters."""
+        return (sum(b.adapters for b in self.blocks) + self.rest.adapters) * self.trained_element
+
+    @property
+    def trained(self) -> int:
+        """Trained numbers, all of them."""
+        return sum(b.trained for b in self.blocks) + self.rest.trained
+
+    @property
+    def gradients(self) -> int:
+        """Bytes of all gradients."""
+        return self.trained * self.trained_element
+
+    def gradient_of(self, unit: Sizes) -> int:
+        return unit.trained * self.trained_element
+
+    @property
+    def largest_gradient(self) -> int:
+        """Bytes of the largest single gradient."""
+        return max(u.largest_trained for u in (*self.blocks, self.rest)) * self.trained_element
+
+    def bytes_of(self, unit: Sizes) -> int:
+        """A unit's weights, adapters among them."""
+        return unit.base * self.element + unit.adapters * self.trained_element
+
+    @property
+    def head_gradient(self) -> int:
+        """What of the rest has a gradient as soon as backward begins: the projection to the vocabulary, the last norm."""
+        return sum(w.numel for w in self.shapes.behind if self.what.is_trained(w)) * self.trained_element
+
+
+Parts = dict[str, int]
+
+
+class Sharing(Protocol):
+    """Parts that this rank holds. ``at`` counts blocks from the front; backward goes from the last to 0."""
+
+    def kept(self) -> Parts:
+        """Weights, and the optimizer's state."""
+        ...
+
+    def setup(self) -> Parts:
+        """The most while the strategy is set up; the model is whole on the device then."""
+        ...
+
+    def in_loss(self) -> Parts:
+        """Between forward and backward of the last micro-step."""
+        ...
+
+    def in_backward(self, at: int) -> Parts:
+        """While block `at` is differentiated; its own gradients are all there."""
+        ...
+
+    def at_end(self) -> Parts:
+        """When the gradient of what is before the first block comes."""
+        ...
+
+    def at_update(self) -> Parts:
+        """While the optimizer updates."""
+        ...
+
+
+class Replicated:
+    """Everything on every rank; each parameter has its own gradient. `single`, and all-reduces a parameter."""
+
+    def __init__(self, model: Model, *, optimizer_temporary: int = NO_OPTIMIZER_TEMPORARY) -> None:
+        self._m, self._temporary = model, optimizer_temporary
+
+    def kept(self) -> Parts:
+        m = self._m
+        return {"weights": m.base, "adapters": m.adapters, "optimizer_state": MOMENTS * m.gradients}
+
+    def setup(self) -> Parts:
+        return {"weights": self._m.base, "adapters": self._m.adapters}
+
+    def in_loss(self) -> Parts:
+        return {"gradients": self._m.gradients if self._m.accumulates else 0}
+
+    def in_backward(self, at: int) -> Parts:
+        m = self._m
+        if m.accumulates:
+            return {"gradients": m.gradients + m.largest_gradient}
+        return {"gradients": m.head_gradient + sum(m.gradient_of(b) for b in m.blocks[at:])}
+
+    def at_end(self) -> Parts:
+        return {"gradients": self._m.gradients + (self._m.largest_gradient if self._m.accumulates else 0)}
+
+    def at_update(self) -> Parts:
+        return {"gradients": self._m.gradients, "optimizer_temporaries": self._temporary}
+
+
+class Bucketed(Replicated):
+    """Gradients have their place in buckets from the start; a new one is copied there. Hand-written buckets, and DDP.
+
+    Args:
+        own_too: gradients of micro-steps that are not reduced stay outside of the buckets (DDP's ``no_sync``).
+        state_share: part of the optimizer's state that this rank keeps.
+    """
+
+    def __init__(self, model: Model, *, own_too: bool = False, state: int | None = None, optimizer_temporary: int = 0) -> None:
+        super().__init__(model, optimizer_temporary=optimizer_temporary)
+        self._own_too = own_too and model.accumulates
+        self._state = MOMENTS * model.gradients if state is None else state
+
+    def kept(self) -> Parts:
+        return super().kept() | {"optimizer_state": self._state}
+
+    def setup(self) -> Parts:
+        return super().setup() | {"gradients": self._m.gradients}
+
+    def in_loss(self) -> Parts:
+        return {"gradients": self._m.gradients * (2 if self._own_too else 1)}
+
+    def in_backward(self, at: int) -> Parts:
+        return {"gradients": self.in_loss()["gradients"] + self._m.largest_gradient}
+
+    def at_end(self) -> Parts:
+        return self.in_backward(0)
+
+    def at_update(self) -> Parts:
+        return {"gradients": self._m.gradients, "optimizer_temporaries": self._temporary}
+
+
+class Scattered(Replicated):
+    """ZeRO 2: gradients are reduced bucket by bucket, and only this rank's part stays."""
+
+    def __init__(self, model: Model, bucket_bytes: float) -> None:
+        super().__init__(model)
+        self._flats = cut([w for w in reversed(list(trained_weights(model)))], bucket_bytes)
+        self._largest = max(self._flats, default=0)
+
+    def kept(self) -> Parts:
+        share = _share(self._m.gradients, self._m.world)
+        return super().kept() | {"optimizer_state": MOMENTS * share}
+
+    def setup(self) -> Parts:
+        return {"weights": self._m.base + self._largest, "adapters": self._m.adapters}
+
+    def in_loss(self) -> Parts:
+        return {"gradients": _share(self._m.gradients, self._m.world) if self._m.accumulates else 0}
+
+    def _on_their_way(self) -> int:
+        """A bucket that fills, two that travel, and the parameter's own gradient."""
+        return sum(sorted(self._flats)[-3:]) + self._m.largest_gradient
+
+    def in_backward(self, at: int) -> Parts:
+        m = self._m
+        done = m.head_gradient + sum(m.gradient_of(b) for b in m.blocks[at:])
+        share = _share(m.gradients if m.accumulates else done, m.world)
+        return {"gradients": share, "communication": min(self._on_their_way(), done + m.largest_gradient)}
+
+    def at_end(self) -> Parts:
+        share = _share(self._m.gradients, self._m.world)
+        return {"gradients": share, "communication": min(self._on_their_way(), self._m.gradients + self._m.largest_gradient)}
+
+    def at_update(self) -> Parts:
+        return {"gradients": _share(self._m.gradients, self._m.world)}
+
+
+def trained_weights(model: Model) -> list[int]:
+    """Bytes of every trained parameter, in the model's order."""
+    found: list[int] = []
+    every: list[Sequence[Weight]] = [model.shapes.before, *(b.weights for b in model.shapes.blocks), model.shapes.behind]
+    for weights in every:
+        for w in weights:
+            n = w.numel if model.what.is_trained(w) else model.what.numel(w)
+            if n:
+                found.append(n * model.trained_element)
+    return found
+
+
+def cut(sizes: Sequence[int], bucket_bytes: float) -> list[int]:
+    """Buckets of neighbours, up to `bucket_bytes` each; one that is larger stands alone."""
+    found: list[int] = []
+    for size in sizes:
+        if found and found[-1] + size <= bucket_bytes:
+            found[-1] += size
+        else:
+            found.append(size)
+    return found
+
+
+def _share(n: int, world: int) -> int:
+    return -(-n // world)

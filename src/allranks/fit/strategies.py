@@ -1,0 +1,60 @@
+"""Which strategy shares memory in which way. A new strategy is one line below; one that is not here is told as unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from allranks.fit.deepspeed import DeepSpeedReplicated, DeepSpeedZero3
+from allranks.fit.sharded import FSDP2, Zero3
+from allranks.fit.sharing import MOMENTS, Bucketed, Model, Replicated, Scattered, Sharing, _share
+
+Options = dict[str, Any]
+MB = 1 << 20
+
+
+def _sharded_state(m: Model) -> int:
+    return MOMENTS * _share(m.gradients, m.world)
+
+
+def _zero(options: Options, key: str) -> int | None:
+    """A number of the DeepSpeed configuration, or None where it leaves the choice."""
+    config = options.get("config")
+    section = config.get("zero_optimization") if isinstance(config, dict) else None
+    value = section.get(key) if isinstance(section, dict) else None
+    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e15 else None
+
+
+def _deepspeed(stage: int) -> Callable[[Model, Options], Sharing]:
+    return lambda m, o: DeepSpeedReplicated(m, stage, _zero(o, "reduce_bucket_size"))
+
+
+def _replicated(m: Model, o: Options) -> Sharing:
+    return Replicated(m)
+
+
+SHARING: dict[str, Callable[[Model, Options], Sharing]] = {
+    "single": _replicated,
+    "simple_ddp": _replicated,
+    "simple_ddp_ga": _replicated,
+    "simple_ddp_hook": _replicated,
+    "simple_ddp_async": _replicated,
+    "bucket_ddp_async": lambda m, o: Bucketed(m),
+    "pytorch_ddp": lambda m, o: Bucketed(m, own_too=True),
+    "zero1": lambda m, o: Bucketed(m, state=_sharded_state(m)),
+    "pytorch_zero1": lambda m, o: Bucketed(m, own_too=True, state=_sharded_state(m)),
+    "zero2": lambda m, o: Scattered(m, float(o.get("bucket_mb", 25.0)) * MB),
+    "zero3": lambda m, o: Zero3(m),
+    "pytorch_zero2": lambda m, o: FSDP2(m, reshard=False, adapters=str(o.get("adapters", "auto"))),
+    "pytorch_zero3": lambda m, o: FSDP2(m, reshard=True, adapters=str(o.get("adapters", "auto"))),
+    "deepspeed_zero1": _deepspeed(1),
+    "deepspeed_zero2": _deepspeed(2),
+    "deepspeed_zero3": lambda m, o: DeepSpeedZero3(m, _zero(o, "stage3_max_live_parameters"), _zero(o, "reduce_bucket_size")),
+    "hf_trainer": lambda m, o: Bucketed(m, own_too=True),
+}
+
+
+def sharing(name: str, model: Model, options: Options) -> Sharing | None:
+    """How the strategy shares; None where that is not known."""
+    make = SHARING.get(name)
+    return make(model, options) if make else None
