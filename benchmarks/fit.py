@@ -20,7 +20,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks import machine
 from benchmarks.programs import ROOT
 
 CASES = Path(__file__).with_name("fit_cases.json")
@@ -32,7 +31,9 @@ TIMEOUT_S = 900
 def read_cases(path: Path) -> list[dict[str, Any]]:
     """Cases with their defaults, and the spec that each of them is."""
     found = json.loads(path.read_text())
-    return [{**found["defaults"], **case, "spec": spec_of({**found["defaults"], **case}, found)} for case in found["cases"]]
+    return [
+        {**found["defaults"], **case, "spec": spec_of({**found["defaults"], **case}, found)} for case in found["cases"]
+    ]
 
 
 def spec_of(case: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
@@ -44,7 +45,11 @@ def spec_of(case: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
         "data": {"source": "builtin:instructions", "max_length": case["max_length"], "packing": case["packing"]},
         "adapter": {"type": "lora", "r": 8, "dropout": 0.05} if case["adapter"] == "lora" else {"type": "none"},
         "strategy": {"name": case["strategy"]},
-        "train": {"micro_batch_size": case["micro_batch_size"], "grad_accum": case["grad_accum"], "max_steps": case["steps"]},
+        "train": {
+            "micro_batch_size": case["micro_batch_size"],
+            "grad_accum": case["grad_accum"],
+            "max_steps": case["steps"],
+        },
         "cluster": {"procs_per_node": case["ranks"], "device": "cpu"},
     }
 
@@ -103,7 +108,15 @@ def main() -> int:
         began = time.perf_counter()
         found = measure(case)
         took = time.perf_counter() - began
-        print(case["id"], case["model"], case["strategy"], case["adapter"], f"{took:.0f}s", json.dumps(found)[:2000], flush=True)
+        print(
+            case["id"],
+            case["model"],
+            case["strategy"],
+            case["adapter"],
+            f"{took:.0f}s",
+            json.dumps(found)[:2000],
+            flush=True,
+        )
     return 0
 
 

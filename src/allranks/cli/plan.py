@@ -11,6 +11,7 @@ from allranks.cli.options import json_option, print_json, set_option
 from allranks.errors import EXIT_OK
 
 if TYPE_CHECKING:
+    from allranks.fit import Fit
     from allranks.planning import LaunchPlan
 
 MAX_RANK_ROWS = 16
@@ -21,16 +22,17 @@ MAX_RANK_ROWS = 16
 @set_option
 @json_option
 def plan_command(spec: Path, sets: tuple[str, ...], as_json: bool) -> int:
-    """Show ranks, batch arithmetic, and the environment with the reason of every variable. Touches nothing."""
+    """Show ranks, batch arithmetic, the environment with the reason of every variable, and the memory of a rank. Touches
+    nothing."""
     from allranks import api, preflight
 
     checked = api.read_spec(spec, sets)
     preflight.check_request(checked)
-    show_plan(api.plan(checked), as_json, api.batch_script(checked))
+    show_plan(api.plan(checked), as_json, api.batch_script(checked), api.fit(checked))
     return EXIT_OK
 
 
-def show_plan(plan: LaunchPlan, as_json: bool, script: str | None = None) -> None:
+def show_plan(plan: LaunchPlan, as_json: bool, script: str | None = None, memory: Fit | None = None) -> None:
     """The plan as tables, with the batch script where there is one; or as JSON."""
     import msgspec
     from rich.console import Console
@@ -38,7 +40,8 @@ def show_plan(plan: LaunchPlan, as_json: bool, script: str | None = None) -> Non
     from rich.table import Table
 
     if as_json:
-        print_json(msgspec.to_builtins(plan) | ({"batch_script": script} if script else {}))
+        more = ({"fit": msgspec.to_builtins(memory)} if memory else {}) | ({"batch_script": script} if script else {})
+        print_json(msgspec.to_builtins(plan) | more)
         return
     console = Console()
     console.print(
@@ -75,6 +78,10 @@ def show_plan(plan: LaunchPlan, as_json: bool, script: str | None = None) -> Non
             item.name, "(left alone)" if item.value is None else escape(item.value), item.source, escape(item.reason)
         )
     console.print(table)
+    if memory is not None:
+        from allranks.cli.fit import show_fit
+
+        show_fit(console, memory)
     for warning in plan.warnings:
         console.print(f"note: {escape(warning)}", highlight=False)
     if script:

@@ -7,21 +7,23 @@ activations.py         what forward keeps for backward
 sharing.py, sharded.py, deepspeed.py, strategies.py   what a rank holds of weights, gradients and state
 moments.py             one step, moment by moment
 runtime.py, device.py  what is there beside tensors, and what there is to use
-advice.py              what would make it fit, the cheapest first
+advice.py, text.py     what would make it fit, the cheapest first; in words
 """
 
 from __future__ import annotations
 
+from allranks.errors import EnvironmentNotAble
 from allranks.facts import MachineFacts
 from allranks.fit.advice import with_remedies
 from allranks.fit.device import capacity
 from allranks.fit.estimate import estimate
 from allranks.fit.records import Fit
 from allranks.fit.source import find
+from allranks.fit.text import refusal
 from allranks.planning import LaunchPlan
 from allranks.spec.records import RunSpec
 
-__all__ = ["Fit", "fit"]
+__all__ = ["Fit", "fit", "require"]
 
 
 def fit(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> Fit:
@@ -33,3 +35,13 @@ def fit(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> Fit:
     found = find(spec)
     there = capacity(spec, plan, facts)
     return with_remedies(estimate(spec, plan, found, there), spec, plan, facts, found)
+
+
+def require(found: Fit) -> None:
+    """Refuse what cannot fit.
+
+    Raises:
+        EnvironmentNotAble: the device has too little memory; says for what, and what would make it fit.
+    """
+    if found.refused:
+        raise EnvironmentNotAble(refusal(found))

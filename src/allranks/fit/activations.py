@@ -145,7 +145,12 @@ class Layer:
         mlp = (1 if c.family != "gpt2" else 4) * inner * e  # GPT-2's tanh form of GELU is several operations
         total = norms + attention + mlp + 2 * h * mask
         if c.family == "gpt2":
-            return total + self._inputs({"attn.c_attn": h}) + self._inputs({"mlp.c_fc": h}) + self._inputs({"mlp.c_proj": inner})
+            return (
+                total
+                + self._inputs({"attn.c_attn": h})
+                + self._inputs({"mlp.c_fc": h})
+                + self._inputs({"mlp.c_proj": inner})
+            )
         linears = [n for n, w in self._by_name.items() if w.kind == "linear"]
         *attended, up, down = linears
         qkv, out = attended[:3], attended[3]

@@ -9,7 +9,7 @@ import msgspec
 from allranks.errors import AllranksError
 from allranks.facts import MachineFacts
 from allranks.fit.estimate import estimate
-from allranks.fit.records import Fit, Remedy
+from allranks.fit.records import CLOSE, FITS, TOO_LARGE, Fit, Remedy
 from allranks.fit.source import Found
 from allranks.planning import LaunchPlan, make_plan
 from allranks.spec.records import AdapterSpec, RunSpec
@@ -21,7 +21,7 @@ Change = tuple[str, list[str], RunSpec, str]
 
 def with_remedies(found: Fit, spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, config: Found) -> Fit:
     """The same with up to three changes that make it fit; or, if none does alone, with all of them together."""
-    if found.fits is not False:
+    if found.verdict not in (CLOSE, TOO_LARGE):
         return found
     tried = [r for change in _changes(spec, plan) if (r := _try(change, facts, config, found)) is not None]
     good = [r for r in tried if r.fits][:WANTED]
@@ -37,9 +37,9 @@ def _try(change: Change, facts: MachineFacts, config: Found, before: Fit) -> Rem
     except AllranksError:
         return None
     got = estimate(spec, plan, config, before.capacity)
-    if got.fits is None or got.needed_bytes >= before.needed_bytes:
+    if got.unknown or got.needed_bytes >= before.needed_bytes:
         return None
-    return Remedy(change=what, settings=settings, needed_bytes=got.needed_bytes, fits=got.fits, cost=cost)
+    return Remedy(change=what, settings=settings, needed_bytes=got.needed_bytes, fits=got.verdict == FITS, cost=cost)
 
 
 def _changes(spec: RunSpec, plan: LaunchPlan) -> Iterator[Change]:
@@ -50,21 +50,38 @@ def _changes(spec: RunSpec, plan: LaunchPlan) -> Iterator[Change]:
         yield smaller
     checkpointed = _checkpointed(spec)
     if not spec.model.gradient_checkpointing:
-        yield "recompute activations in backward", ["model.gradient_checkpointing=true"], checkpointed, "about a third more computing"
+        yield (
+            "recompute activations in backward",
+            ["model.gradient_checkpointing=true"],
+            checkpointed,
+            "about a third more computing",
+        )
     narrow = _narrow(spec, plan)
     if narrow is not None:
         yield narrow
     yield from _sharded(spec, plan, spec, [], "")
     if spec.adapter.type == "none":
-        yield "train LoRA adapters alone", ["adapter.type=lora"], _lora(spec), "another kind of training; on most instructions as good"
+        yield (
+            "train LoRA adapters alone",
+            ["adapter.type=lora"],
+            _lora(spec),
+            "another kind of training; on most instructions as good",
+        )
     base, settings = checkpointed, ["model.gradient_checkpointing=true"]
     if smaller is not None:
         settings = [*settings, *smaller[1]]
         base = _checkpointed(smaller[2])
     yield from _sharded(spec, plan, base, settings, " with smaller, recomputed micro-batches")
     if spec.adapter.type == "none":
-        yield "LoRA, with smaller, recomputed micro-batches", ["adapter.type=lora", *settings], _lora(base), "another kind of training"
-        yield from _sharded(spec, plan, _lora(base), ["adapter.type=lora", *settings], " and LoRA, with recomputed micro-batches")
+        yield (
+            "LoRA, with smaller, recomputed micro-batches",
+            ["adapter.type=lora", *settings],
+            _lora(base),
+            "another kind of training",
+        )
+        yield from _sharded(
+            spec, plan, _lora(base), ["adapter.type=lora", *settings], " and LoRA, with recomputed micro-batches"
+        )
 
 
 def _smaller_batch(spec: RunSpec, plan: LaunchPlan) -> Change | None:
@@ -76,7 +93,12 @@ def _smaller_batch(spec: RunSpec, plan: LaunchPlan) -> Change | None:
     train = msgspec.structs.replace(
         spec.train, micro_batch_size=1, grad_accum=plan.batch.grad_accum * micro, global_batch_size=None
     )
-    return "one sequence a micro-batch, the same global batch", settings, msgspec.structs.replace(spec, train=train), "smaller matrix products"
+    return (
+        "one sequence a micro-batch, the same global batch",
+        settings,
+        msgspec.structs.replace(spec, train=train),
+        "smaller matrix products",
+    )
 
 
 def _narrow(spec: RunSpec, plan: LaunchPlan) -> Change | None:
@@ -84,7 +106,12 @@ def _narrow(spec: RunSpec, plan: LaunchPlan) -> Change | None:
     if plan.dtype != "float32" or plan.device != "cuda":
         return None
     model = msgspec.structs.replace(spec.model, dtype="bfloat16")
-    return "weights in bfloat16", ["model.dtype=bfloat16"], msgspec.structs.replace(spec, model=model), "less exact weights and moments"
+    return (
+        "weights in bfloat16",
+        ["model.dtype=bfloat16"],
+        msgspec.structs.replace(spec, model=model),
+        "less exact weights and moments",
+    )
 
 
 def _sharded(spec: RunSpec, plan: LaunchPlan, base: RunSpec, settings: list[str], more: str) -> Iterator[Change]:

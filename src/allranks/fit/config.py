@@ -154,7 +154,9 @@ class _Reader:
             layers=self._size(n.layers, LIMITS["layers"]),
             heads=heads,
             kv_heads=kv_heads,
-            head_dim=self._size("head_dim", default=max(1, hidden // heads)) if n.kv_heads_key else max(1, hidden // heads),
+            head_dim=self._size("head_dim", default=max(1, hidden // heads))
+            if n.kv_heads_key
+            else max(1, hidden // heads),
             intermediate=self._size(n.intermediate, default=default_inner),
             vocab_size=vocab,
             tied=self._flag("tie_word_embeddings", n.tied),

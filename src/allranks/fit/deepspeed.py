@@ -24,7 +24,12 @@ class DeepSpeedReplicated:
 
     def setup(self) -> Parts:
         m = self._m
-        return {"weights": m.base, "adapters": m.adapters, "optimizer_state": 3 * 4 * self._part, "gathered_weights": m.gradients}
+        return {
+            "weights": m.base,
+            "adapters": m.adapters,
+            "optimizer_state": 3 * 4 * self._part,
+            "gathered_weights": m.gradients,
+        }
 
     def in_loss(self) -> Parts:
         m = self._m
@@ -34,7 +39,11 @@ class DeepSpeedReplicated:
     def in_backward(self, at: int) -> Parts:
         m = self._m
         done = m.head_gradient + sum(m.gradient_of(b) for b in m.blocks[at:])
-        kept = _share(m.gradients if m.accumulates else done, m.world) if self._stage == 2 else (m.gradients if m.accumulates else done)
+        kept = (
+            _share(m.gradients if m.accumulates else done, m.world)
+            if self._stage == 2
+            else (m.gradients if m.accumulates else done)
+        )
         return {"gradients": kept, "communication": self._bucket}
 
     def at_end(self) -> Parts:
@@ -81,7 +90,10 @@ class DeepSpeedZero3:
         return {"gathered_weights": self._whole(), "communication": self._bucket + m.gradient_of(unit)}
 
     def at_end(self) -> Parts:
-        return {"gathered_weights": self._m.bytes_of(self._m.rest), "communication": self._bucket + self._m.largest_gradient}
+        return {
+            "gathered_weights": self._m.bytes_of(self._m.rest),
+            "communication": self._bucket + self._m.largest_gradient,
+        }
 
     def at_update(self) -> Parts:
         return {}

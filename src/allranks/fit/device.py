@@ -40,7 +40,9 @@ def capacity(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> Capacity:
 
 def _elsewhere(spec: RunSpec, plan: LaunchPlan, on_gpu: bool) -> Capacity:
     if on_gpu:
-        return Capacity(device="GPU", bytes=None, source="the nodes' GPUs are not known here; cluster.device_memory_gib tells")
+        return Capacity(
+            device="GPU", bytes=None, source="the nodes' GPUs are not known here; cluster.device_memory_gib tells"
+        )
     mem = parse_mem(spec.cluster.slurm.mem) if spec.cluster.slurm.mem else None
     if mem:
         return Capacity(
@@ -49,7 +51,9 @@ def _elsewhere(spec: RunSpec, plan: LaunchPlan, on_gpu: bool) -> Capacity:
             source=f"cluster.slurm.mem {spec.cluster.slurm.mem} / {plan.procs_per_node} ranks",
         )
     return Capacity(
-        device="host memory", bytes=None, source="the nodes' memory is not known here; cluster.device_memory_gib tells (for one rank)"
+        device="host memory",
+        bytes=None,
+        source="the nodes' memory is not known here; cluster.device_memory_gib tells (for one rank)",
     )
 
 

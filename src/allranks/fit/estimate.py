@@ -8,7 +8,7 @@ from allranks.fit.activations import Batch
 from allranks.fit.adapters import adapted
 from allranks.fit.config import ModelConfig
 from allranks.fit.moments import SETUP, UPDATE, Step
-from allranks.fit.records import Capacity, Fit, Moment
+from allranks.fit.records import NOT_KNOWN, Capacity, Fit, Moment, verdict
 from allranks.fit.runtime import with_runtime
 from allranks.fit.shapes import shapes_of
 from allranks.fit.sharing import Model
@@ -34,7 +34,7 @@ def estimate(spec: RunSpec, plan: LaunchPlan, found: Found, capacity: Capacity) 
         peak="",
         needed_bytes=0,
         capacity=capacity,
-        fits=None,
+        verdict=NOT_KNOWN,
         unknown=found.unknown,
     )
     if found.config is None or spec.model is None or spec.data is None or plan.batch is None:
@@ -47,7 +47,6 @@ def estimate(spec: RunSpec, plan: LaunchPlan, found: Found, capacity: Capacity) 
     moments = [with_runtime(m, plan) for m in moments]
     peak = max(moments, key=lambda m: m.total_bytes)
     needed = peak.total_bytes
-    fits = None if capacity.bytes is None else needed <= capacity.bytes
     return msgspec.structs.replace(
         empty,
         parameters=model.shapes.numel + sum(model.what.numel(w) for w in model.shapes.weights()),
@@ -55,8 +54,8 @@ def estimate(spec: RunSpec, plan: LaunchPlan, found: Found, capacity: Capacity) 
         moments=moments,
         peak=peak.name,
         needed_bytes=needed,
-        fits=fits,
-        fails_in=_fails_in(moments, capacity.bytes) if fits is False else None,
+        verdict=verdict(needed, capacity.bytes),
+        fails_in=_fails_in(moments, capacity.bytes),
         notes=_notes(spec, plan),
     )
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 
-def _llama(h: int, i: int, layers: int, heads: int, kv: int, vocab: int, *, tied: bool = False, kind: str = "llama", **more: Any) -> dict[str, Any]:
+def _llama(
+    h: int,
+    i: int,
+    layers: int,
+    heads: int,
+    kv: int,
+    vocab: int,
+    *,
+    tied: bool = False,
+    kind: str = "llama",
+    **more: Any,
+) -> dict[str, Any]:
     return {
         "model_type": kind,
         "hidden_size": h,
@@ -20,10 +31,19 @@ def _llama(h: int, i: int, layers: int, heads: int, kv: int, vocab: int, *, tied
 
 
 def _gpt2(h: int, layers: int, heads: int) -> dict[str, Any]:
-    return {"model_type": "gpt2", "n_embd": h, "n_layer": layers, "n_head": heads, "n_positions": 1024, "vocab_size": 50257}
+    return {
+        "model_type": "gpt2",
+        "n_embd": h,
+        "n_layer": layers,
+        "n_head": heads,
+        "n_positions": 1024,
+        "vocab_size": 50257,
+    }
 
 
-def _bert(h: int, i: int, layers: int, heads: int, vocab: int, kind: str = "bert", positions: int = 512, types: int = 2) -> dict[str, Any]:
+def _bert(
+    h: int, i: int, layers: int, heads: int, vocab: int, kind: str = "bert", positions: int = 512, types: int = 2
+) -> dict[str, Any]:
     return {
         "model_type": kind,
         "hidden_size": h,
@@ -36,12 +56,11 @@ def _bert(h: int, i: int, layers: int, heads: int, vocab: int, kind: str = "bert
     }
 
 
-_MISTRAL_7B = {"kind": "mistral"}
 KNOWN: dict[str, dict[str, Any]] = {
-    "mistralai/mistral-7b-v0.1": _llama(4096, 14336, 32, 32, 8, 32000, **_MISTRAL_7B),
-    "mistralai/mistral-7b-instruct-v0.2": _llama(4096, 14336, 32, 32, 8, 32000, **_MISTRAL_7B),
-    "mistralai/mistral-7b-v0.3": _llama(4096, 14336, 32, 32, 8, 32768, **_MISTRAL_7B),
-    "mistralai/mistral-7b-instruct-v0.3": _llama(4096, 14336, 32, 32, 8, 32768, **_MISTRAL_7B),
+    "mistralai/mistral-7b-v0.1": _llama(4096, 14336, 32, 32, 8, 32000, kind="mistral"),
+    "mistralai/mistral-7b-instruct-v0.2": _llama(4096, 14336, 32, 32, 8, 32000, kind="mistral"),
+    "mistralai/mistral-7b-v0.3": _llama(4096, 14336, 32, 32, 8, 32768, kind="mistral"),
+    "mistralai/mistral-7b-instruct-v0.3": _llama(4096, 14336, 32, 32, 8, 32768, kind="mistral"),
     "mistralai/mixtral-8x7b-v0.1": _llama(4096, 14336, 32, 32, 8, 32000, kind="mixtral", num_local_experts=8, num_experts_per_tok=2),
     "meta-llama/llama-2-7b-hf": _llama(4096, 11008, 32, 32, 32, 32000),
     "meta-llama/llama-2-13b-hf": _llama(5120, 13824, 40, 40, 40, 32000),

@@ -49,10 +49,15 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     cost: str
 
 
+FITS, CLOSE, TOO_LARGE, NOT_KNOWN = "fits", "close", "too large", "not known"
+ERROR = 0.10  # what the estimate may be wrong by: only what is larger still is refused
+
+
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of one rank. ``moments`` in the order in which they come; ``peak`` is the largest of them.
 
-    ``fits`` None: not known, and ``unknown`` says why; the numbers are then left out where the model is not known.
+    ``verdict``: fits | close (within the estimate's error of the limit) | too large | not known. What is not known of the model
+    stands in ``unknown``, and the numbers are left out then; what is not known of the device, in ``capacity.source``.
     """
 
     model: str
@@ -65,12 +70,26 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     peak: str
     needed_bytes: int
     capacity: Capacity
-    fits: bool | None
+    verdict: str
     fails_in: str | None = None
     unknown: str | None = None
     remedies: list[Remedy] = []
     notes: list[str] = []
 
+    @property
+    def refused(self) -> bool:
+        """True where no run should be started."""
+        return self.verdict == TOO_LARGE
+
     def at_peak(self) -> Moment:
         """The moment that needs most."""
         return next(m for m in self.moments if m.name == self.peak)
+
+
+def verdict(needed_bytes: int, limit_bytes: int | None) -> str:
+    """What is to be said of a rank that needs so much where there is so much."""
+    if limit_bytes is None:
+        return NOT_KNOWN
+    if needed_bytes <= limit_bytes:
+        return FITS
+    return CLOSE if needed_bytes * (1 - ERROR) <= limit_bytes else TOO_LARGE

@@ -93,7 +93,10 @@ def _attention(c: ModelConfig) -> list[Weight]:
     q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
     o_bias = c.attention_bias and c.family not in ("qwen2", "glm4_moe")
     if c.family == "phi3":
-        return [*_linear("self_attn.qkv_proj", q + 2 * kv, c.hidden, False), *_linear("self_attn.o_proj", c.hidden, q, False)]
+        return [
+            *_linear("self_attn.qkv_proj", q + 2 * kv, c.hidden, False),
+            *_linear("self_attn.o_proj", c.hidden, q, False),
+        ]
     norms = [*_norm("self_attn.q_norm", c.head_dim), *_norm("self_attn.k_norm", c.head_dim)] if c.qk_norm else []
     return [
         *_linear("self_attn.q_proj", q, c.hidden, c.attention_bias),

@@ -16,7 +16,11 @@ class Zero3:
         largest = max((model.bytes_of(b) for b in model.blocks), default=0)
         self._block_gradient = max((model.gradient_of(b) for b in model.blocks), default=0)
         self._block = largest
-        rest = [w.numel * model.trained_element for w in (*model.shapes.before, *model.shapes.behind) if model.what.is_trained(w)]
+        rest = [
+            w.numel * model.trained_element
+            for w in (*model.shapes.before, *model.shapes.behind)
+            if model.what.is_trained(w)
+        ]
         self._rest_flats = cut(rest, largest)
 
     def kept(self) -> Parts:

@@ -135,7 +135,9 @@ class Bucketed(Replicated):
         state_share: part of the optimizer's state that this rank keeps.
     """
 
-    def __init__(self, model: Model, *, own_too: bool = False, state: int | None = None, optimizer_temporary: int = 0) -> None:
+    def __init__(
+        self, model: Model, *, own_too: bool = False, state: int | None = None, optimizer_temporary: int = 0
+    ) -> None:
         super().__init__(model, optimizer_temporary=optimizer_temporary)
         self._own_too = own_too and model.accumulates
         self._state = MOMENTS * model.gradients if state is None else state
@@ -164,7 +166,7 @@ class Scattered(Replicated):
 
     def __init__(self, model: Model, bucket_bytes: float) -> None:
         super().__init__(model)
-        self._flats = cut([w for w in reversed(list(trained_weights(model)))], bucket_bytes)
+        self._flats = cut(trained_weights(model)[::-1], bucket_bytes)
         self._largest = max(self._flats, default=0)
 
     def kept(self) -> Parts:
@@ -189,7 +191,10 @@ class Scattered(Replicated):
 
     def at_end(self) -> Parts:
         share = _share(self._m.gradients, self._m.world)
-        return {"gradients": share, "communication": min(self._on_their_way(), self._m.gradients + self._m.largest_gradient)}
+        return {
+            "gradients": share,
+            "communication": min(self._on_their_way(), self._m.gradients + self._m.largest_gradient),
+        }
 
     def at_update(self) -> Parts:
         return {"gradients": _share(self._m.gradients, self._m.world)}
@@ -198,7 +203,11 @@ class Scattered(Replicated):
 def trained_weights(model: Model) -> list[int]:
     """Bytes of every trained parameter, in the model's order."""
     found: list[int] = []
-    every: list[Sequence[Weight]] = [model.shapes.before, *(b.weights for b in model.shapes.blocks), model.shapes.behind]
+    every: list[Sequence[Weight]] = [
+        model.shapes.before,
+        *(b.weights for b in model.shapes.blocks),
+        model.shapes.behind,
+    ]
     for weights in every:
         for w in weights:
             n = w.numel if model.what.is_trained(w) else model.what.numel(w)

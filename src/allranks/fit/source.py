@@ -38,12 +38,18 @@ def find(spec: RunSpec) -> Found:
         return Found(config=None, source="", unknown="a script of the user's own: its model is not known")
     labels = 2 if spec.data is not None and spec.data.template == "classification" else 0
     if model.name.startswith("tiny:"):
-        raw = {"model_type": family(model.name), **plain_values(model.name), **_TINY_DEFAULTS.get(family(model.name), {})}
+        raw = {
+            "model_type": family(model.name),
+            **plain_values(model.name),
+            **_TINY_DEFAULTS.get(family(model.name), {}),
+        }
         raw |= {"vocab_size": _default_vocab(), **model.config}
         return _read(raw, f"model {model.name} with model.config", "built from the spec", 0)
     folder = Path(model.name).expanduser()
     if folder.is_dir():
-        return _read(_json(folder / "config.json"), f"model.name {folder / 'config.json'}", "the folder's config.json", labels)
+        return _read(
+            _json(folder / "config.json"), f"model.name {folder / 'config.json'}", "the folder's config.json", labels
+        )
     cached = cached_config(model.name, model.revision, spec.cluster.cache)
     if cached is not None:
         return _read(_json(cached), f"model.name {model.name}: {cached}", "its config.json in the cache", labels)

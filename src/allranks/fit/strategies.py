@@ -49,7 +49,9 @@ SHARING: dict[str, Callable[[Model, Options], Sharing]] = {
     "pytorch_zero3": lambda m, o: FSDP2(m, reshard=True, adapters=str(o.get("adapters", "auto"))),
     "deepspeed_zero1": _deepspeed(1),
     "deepspeed_zero2": _deepspeed(2),
-    "deepspeed_zero3": lambda m, o: DeepSpeedZero3(m, _zero(o, "stage3_max_live_parameters"), _zero(o, "reduce_bucket_size")),
+    "deepspeed_zero3": lambda m, o: DeepSpeedZero3(
+        m, _zero(o, "stage3_max_live_parameters"), _zero(o, "reduce_bucket_size")
+    ),
     "hf_trainer": lambda m, o: Bucketed(m, own_too=True),
 }
 
