@@ -54,7 +54,7 @@ class Layer:
         c = self._c
         inner = max(c.intermediate, c.expert_intermediate * c.experts_per_token, c.heads * c.head_dim)
         gated = 2 if c.family not in ENCODERS and c.family != "gpt2" else 1
-        return self._batch.tokens * (gated * inner + 2 * c.hidden) * self._e
+        return self._batch.tokens * (gated * inner + c.hidden) * self._e
 
     def _norms(self) -> int:
         """Two norms of the hidden state, and what they give to the linear layers behind them."""
@@ -176,14 +176,10 @@ def kept_behind(model: Shapes, what: Adapted, batch: Batch) -> int:
     return batch.tokens * c.hidden * (4 + (e if what.is_trained(model.behind[0]) else 0) + (e if trained else 0))
 
 
-def logits(model: Shapes, batch: Batch) -> tuple[int, int]:
-    """(while the loss is computed, while it is differentiated): scores of every position, in bytes.
+def logits(model: Shapes, batch: Batch) -> int:
+    """Bytes of the scores of every position while the loss is computed: in float32, and their logarithms.
 
-    ``losses.py``: float32 scores and their logarithms; backward writes over the latter.
+    ``train/kernels.py``: backward writes its gradient over the latter, so that it needs no more.
     """
     c = model.config
-    if c.family in ENCODERS or c.labels:
-        return 0, 0
-    one = batch.tokens * c.vocab_size
-    narrow = batch.element if batch.element < 4 else 0
-    return one * 8, one * (4 + narrow)
+    return 0 if c.family in ENCODERS or c.labels else batch.tokens * c.vocab_size * 8

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from allranks.fit.adapters import Sizes
 from allranks.fit.sharing import MOMENTS, Model, Parts, _share
 
 BUCKET = 500_000_000  # elements, unless the configuration says less; never more than is trained (deepspeed_engine.py)
-PERSISTENT = 100_000  # stage 3: smaller parameters stay whole
+PREFETCH = 50_000_000  # stage 3: so many elements are fetched ahead
 LIVE = 1_000_000_000  # stage 3: so many elements may be whole before any is freed
 
 
@@ -31,39 +30,51 @@ class DeepSpeedReplicated:
             "gathered_weights": m.gradients,
         }
 
+    def _own(self) -> int:
+        """This rank's part of the gradients."""
+        return _share(self._m.gradients, self._m.world)
+
     def in_loss(self) -> Parts:
-        m = self._m
-        kept = (m.gradients if self._stage == 1 else _share(m.gradients, m.world)) if m.accumulates else 0
-        return {"gradients": kept, "communication": 0}
+        if not self._m.accumulates:
+            return {}
+        return {
+            "gradients": self._m.gradients + self._own() if self._stage == 1 else self._own(),
+            "communication": self._bucket,
+        }
+
+    def at_head(self) -> Parts:
+        before = self.in_loss().get("gradients", 0)
+        return {"gradients": before + self._m.head_gradient, "communication": self._bucket}
 
     def in_backward(self, at: int) -> Parts:
         m = self._m
-        done = m.head_gradient + sum(m.gradient_of(b) for b in m.blocks[at:])
-        kept = (
-            _share(m.gradients if m.accumulates else done, m.world)
-            if self._stage == 2
-            else (m.gradients if m.accumulates else done)
-        )
-        return {"gradients": kept, "communication": self._bucket}
+        before = self.in_loss().get("gradients", 0)
+        come = m.come_before(at) if self._stage == 1 else _share(m.come_before(at), m.world)
+        return {"gradients": (before or come) + m.first_of(at), "communication": self._bucket}
 
     def at_end(self) -> Parts:
         m = self._m
-        kept = m.gradients if self._stage == 1 else _share(m.gradients, m.world)
+        kept = m.gradients if self._stage == 1 else self._own()
         return {"gradients": kept + m.largest_gradient, "communication": self._bucket}
 
     def at_update(self) -> Parts:
-        """The part's gradient in float32; the bucket is given back before."""
-        return {"gradients": 4 * self._part}
+        """The part's gradient in float32, the bucket still there."""
+        return {"gradients": 4 * self._part, "communication": self._bucket}
 
 
 class DeepSpeedZero3:
-    """Stage 3: weights in parts too; what is gathered in forward stays while fewer than `LIVE` elements are whole."""
+    """Stage 3: weights in parts too; what is gathered in forward stays while fewer than `LIVE` elements are whole.
 
-    def __init__(self, model: Model, live: int | None, bucket: int | None) -> None:
-        self._m = model
-        self._live = min(live or LIVE, sum(b.base + b.adapters for b in (*model.blocks, model.rest)))
-        self._bucket = min(bucket or BUCKET, model.trained) * model.trained_element
-        self._part = _share(model.trained, model.world)
+    Weights that are fetched ahead come in one tensor, and are copied out of it; it stays until the last of them is used.
+    """
+
+    def __init__(self, model: Model, *, live: int | None, bucket: int | None, prefetch: int | None) -> None:
+        m = self._m = model
+        every = sum(b.base + b.adapters for b in (*m.blocks, m.rest))
+        self._live = min(live or LIVE, every) * m.element
+        self._fetched = min(prefetch or PREFETCH, every) * m.element
+        self._bucket = min(bucket or BUCKET, m.trained) * m.trained_element
+        self._part = _share(m.trained, m.world)
 
     def kept(self) -> Parts:
         m = self._m
@@ -71,29 +82,27 @@ class DeepSpeedZero3:
             "weights": _share(m.base, m.world),
             "adapters": _share(m.adapters, m.world),
             "optimizer_state": (1 + MOMENTS) * 4 * self._part,
-            "gradients": 4 * self._part,
+            "gradients": _share(m.gradients, m.world),
+            "communication": self._bucket,
         }
 
     def setup(self) -> Parts:
         m = self._m
         return {"weights": m.base + _share(m.base, m.world), "adapters": m.adapters, "optimizer_state": 4 * self._part}
 
-    def _whole(self) -> int:
-        return self._live * self._m.element
-
     def in_loss(self) -> Parts:
-        return {"gathered_weights": self._whole()}
+        return {"gathered_weights": self._live}
+
+    def at_head(self) -> Parts:
+        """Just before the last weights are used: what was fetched is still there twice."""
+        return {"gathered_weights": self._live + self._fetched}
 
     def in_backward(self, at: int) -> Parts:
-        m = self._m
-        unit: Sizes = m.blocks[at]
-        return {"gathered_weights": self._whole(), "communication": self._bucket + m.gradient_of(unit)}
+        return {"gathered_weights": self._live, "gradients": self._m.first_of(at)}
 
     def at_end(self) -> Parts:
-        return {
-            "gathered_weights": self._m.bytes_of(self._m.rest),
-            "communication": self._bucket + self._m.largest_gradient,
-        }
+        return {"gathered_weights": self._live, "gradients": self._m.largest_gradient}
 
     def at_update(self) -> Parts:
-        return {}
+        """The part's gradients once more, in float32."""
+        return {"gradients": 4 * self._part}

@@ -75,6 +75,7 @@ def model_of(spec: RunSpec, plan: LaunchPlan, config: ModelConfig) -> Model:
         4 if what.lora else element,  # PEFT makes new adapters float32
         plan.world_size,
         plan.batch.grad_accum > 1,
+        plan.backend == "gloo",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from allranks.fit.activations import Batch, Layer, kept_behind, logits
 from allranks.fit.records import Moment
-from allranks.fit.sharing import Model, Parts, Sharing
+from allranks.fit.sharing import Model, Parts, Sharing, _add
 
 SETUP, LOSS, BACKWARD, END, UPDATE = "set-up", "loss", "backward", "end of backward", "optimizer step"
 
@@ -24,7 +24,7 @@ class Step:
         self._kept = [output if checkpointing else n for n in self._whole]
         self._checkpointing = checkpointing
         self._behind = kept_behind(shapes, model.what, batch)
-        self._while_loss, self._while_backward = logits(shapes, batch)
+        self._logits = logits(shapes, batch)
         self._hidden = output
 
     def moments(self) -> list[Moment]:
@@ -32,18 +32,15 @@ class Step:
         blocks = [self._in_block(at) for at in reversed(range(len(self._kept)))]
         return [
             Moment(name=SETUP, parts=_clean(self._s.setup())),
-            self._moment(LOSS, self._s.in_loss(), sum(self._kept) + self._behind, self._while_loss),
+            self._moment(LOSS, self._s.in_loss(), sum(self._kept) + self._behind, self._logits),
             max((self._head(), *blocks), key=lambda m: m.total_bytes),
             self._moment(END, self._s.at_end(), 2 * self._hidden, 0),
             self._moment(UPDATE, self._s.at_update(), 0, 0),
         ]
 
     def _head(self) -> Moment:
-        """The vocabulary's projection is differentiated: its gradient comes while all activations are still there."""
-        parts = self._s.in_loss()
-        gradient = 0 if parts.get("gradients") else self._m.head_gradient
-        both = _add(parts, {"gradients": gradient})
-        return self._moment(BACKWARD, both, sum(self._kept) + self._behind + self._hidden, self._while_backward)
+        """The vocabulary's projection has been differentiated; nothing else has."""
+        return self._moment(BACKWARD, self._s.at_head(), sum(self._kept) + self._behind + self._hidden, 0)
 
     def _in_block(self, at: int) -> Moment:
         recomputed = self._whole[at] if self._checkpointing else 0
@@ -53,10 +50,6 @@ class Step:
     def _moment(self, name: str, parts: Parts, activations: int, scores: int) -> Moment:
         own = _add(self._s.kept(), parts)
         return Moment(name=name, parts=_clean(_add(own, {"activations": activations, "logits": scores})))
-
-
-def _add(a: Parts, b: Parts) -> Parts:
-    return {key: a.get(key, 0) + b.get(key, 0) for key in {**a, **b}}
 
 
 def _clean(parts: Parts) -> Parts:

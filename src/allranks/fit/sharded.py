@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from allranks.fit.adapters import Sizes
-from allranks.fit.sharing import MOMENTS, Model, Parts, _share, cut
+from allranks.fit.journey import Journey
+from allranks.fit.shapes import Weight
+from allranks.fit.sharing import MOMENTS, Model, Parts, _add, _share, cut
 
 SMALL_ADAPTERS = 64 << 20  # as in train/strategies/fsdp2.py
 
@@ -13,15 +15,14 @@ class Zero3:
 
     def __init__(self, model: Model) -> None:
         self._m = model
-        largest = max((model.bytes_of(b) for b in model.blocks), default=0)
-        self._block_gradient = max((model.gradient_of(b) for b in model.blocks), default=0)
-        self._block = largest
-        rest = [
-            w.numel * model.trained_element
-            for w in (*model.shapes.before, *model.shapes.behind)
-            if model.what.is_trained(w)
-        ]
-        self._rest_flats = cut(rest, largest)
+        self._block = max((model.bytes_of(b) for b in model.blocks), default=0)
+        before, behind = (self._flats(weights) for weights in (model.shapes.before, model.shapes.behind))
+        blocks = [model.gradient_of(b) for b in model.blocks[::-1] if model.gradient_of(b)]
+        self._journey = Journey([*behind[::-1], *blocks, *before[::-1]], model.world, copies=model.copies)
+
+    def _flats(self, weights: tuple[Weight, ...]) -> list[int]:
+        own = [w.numel * self._m.trained_element for w in weights if self._m.what.is_trained(w)]
+        return cut(own, self._block)
 
     def kept(self) -> Parts:
         m = self._m
@@ -37,34 +38,38 @@ class Zero3:
         return {"weights": m.base, "adapters": m.adapters, "gathered_weights": self._block}
 
     def _whole(self, blocks: int) -> int:
-        return self._m.bytes_of(self._m.rest) + blocks * self._block
+        return self._m.bytes_of(self._m.rest) + min(blocks, len(self._m.blocks)) * self._block
+
+    def _all(self) -> int:
+        return _share(self._m.gradients, self._m.world)
 
     def in_loss(self) -> Parts:
+        """Buffers of the micro-step before have arrived, but nothing has taken their place yet."""
+        if not self._m.accumulates:
+            return {"gathered_weights": self._whole(0)}
+        buffers = self._journey.at(self._m.gradients, filling=False)[1]
+        return {"gradients": self._all(), "gathered_weights": self._whole(0), "communication": buffers}
+
+    def at_head(self) -> Parts:
         m = self._m
-        return {"gradients": _share(m.gradients, m.world) if m.accumulates else 0, "gathered_weights": self._whole(0)}
+        more = {"gathered_weights": self._block, "gradients": m.head_gradient, "communication": m.head_gradient}
+        return _add(self.in_loss(), more)
 
     def in_backward(self, at: int) -> Parts:
         m = self._m
-        done = m.head_gradient + sum(m.gradient_of(b) for b in m.blocks[at:])
-        last = at == len(m.blocks) - 1
-        flying = min(3, len(m.blocks) - at) * self._block_gradient + (max(self._rest_flats, default=0) if last else 0)
+        parts, buffers = self._journey.at(m.come_before(at), filling=True)
         return {
-            "gradients": _share(m.gradients if m.accumulates else done, m.world),
-            "gathered_weights": self._whole(min(2, len(m.blocks))),
-            "communication": flying,
+            "gradients": self._all() if m.accumulates else parts,
+            "gathered_weights": self._whole(2 if at else 1),
+            "communication": buffers + m.first_of(at),
         }
 
     def at_end(self) -> Parts:
-        m = self._m
-        first = max(self._rest_flats, default=0)
-        return {
-            "gradients": _share(m.gradients, m.world),
-            "gathered_weights": self._whole(1),
-            "communication": 2 * first + 2 * self._block_gradient,
-        }
+        buffers = self._journey.launched_last()[1]
+        return {"gradients": self._all(), "gathered_weights": self._whole(1), "communication": buffers}
 
     def at_update(self) -> Parts:
-        return {"gradients": _share(self._m.gradients, self._m.world)}
+        return {"gradients": self._all()}
 
 
 class FSDP2:
@@ -109,6 +114,9 @@ class FSDP2:
             "gradients": self._ready(self._m.gradients) if self._m.accumulates else 0,
             "gathered_weights": self._whole() + (self._largest if self._reshard else 0),
         }
+
+    def at_head(self) -> Parts:
+        return _add(self.in_loss(), {"gradients": 0 if self._kept_whole else self._m.head_gradient})
 
     def in_backward(self, at: int) -> Parts:
         m = self._m

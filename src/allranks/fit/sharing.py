@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from allranks.fit.adapters import Adapted, Sizes
+from allranks.fit.journey import Journey
 from allranks.fit.shapes import Shapes, Weight
 
 MOMENTS = 2  # AdamW's
@@ -28,6 +29,12 @@ class Model(msgspec.Struct, frozen=True):
     trained_element: int  # bytes of a trained number: adapters are float32
     world: int
     accumulates: bool  # several micro-steps make a step
+    gloo: bool = False
+
+    @property
+    def copies(self) -> int:
+        """How many times there is what a reduce-scatter sends: gloo adds up a copy of it."""
+        return 2 if self.gloo else 1
 
     @property
     def base(self) -> int:
@@ -66,6 +73,14 @@ class Model(msgspec.Struct, frozen=True):
         """What of the rest has a gradient as soon as backward begins: the projection to the vocabulary, the last norm."""
         return sum(w.numel for w in self.shapes.behind if self.what.is_trained(w)) * self.trained_element
 
+    def come_before(self, at: int) -> int:
+        """Bytes of the gradients that have come when backward reaches block `at`."""
+        return self.head_gradient + sum(self.gradient_of(b) for b in self.blocks[at + 1 :])
+
+    def first_of(self, at: int) -> int:
+        """Bytes of the largest gradient of block `at`."""
+        return self.blocks[at].largest_trained * self.trained_element
+
 
 Parts = dict[str, int]
 
@@ -85,8 +100,12 @@ class Sharing(Protocol):
         """Between forward and backward of the last micro-step."""
         ...
 
+    def at_head(self) -> Parts:
+        """When the gradient of what is behind the last block has come, and all activations are still there."""
+        ...
+
     def in_backward(self, at: int) -> Parts:
-        """While block `at` is differentiated; its own gradients are all there."""
+        """In the midst of block `at`, when its activations are most; of its gradients the first has come."""
         ...
 
     def at_end(self) -> Parts:
@@ -114,11 +133,14 @@ class Replicated:
     def in_loss(self) -> Parts:
         return {"gradients": self._m.gradients if self._m.accumulates else 0}
 
+    def at_head(self) -> Parts:
+        return {"gradients": self._m.head_gradient + self.in_loss()["gradients"]}
+
     def in_backward(self, at: int) -> Parts:
         m = self._m
         if m.accumulates:
-            return {"gradients": m.gradients + m.largest_gradient}
-        return {"gradients": m.head_gradient + sum(m.gradient_of(b) for b in m.blocks[at:])}
+            return {"gradients": m.gradients + m.first_of(at)}
+        return {"gradients": m.come_before(at) + m.first_of(at)}
 
     def at_end(self) -> Parts:
         return {"gradients": self._m.gradients + (self._m.largest_gradient if self._m.accumulates else 0)}
@@ -152,10 +174,10 @@ class Bucketed(Replicated):
         return {"gradients": self._m.gradients * (2 if self._own_too else 1)}
 
     def in_backward(self, at: int) -> Parts:
-        return {"gradients": self.in_loss()["gradients"] + self._m.largest_gradient}
+        return {"gradients": self.in_loss()["gradients"] + self._m.first_of(at)}
 
     def at_end(self) -> Parts:
-        return self.in_backward(0)
+        return {"gradients": self.in_loss()["gradients"] + self._m.largest_gradient}
 
     def at_update(self) -> Parts:
         return {"gradients": self._m.gradients, "optimizer_temporaries": self._temporary}
@@ -166,8 +188,9 @@ class Scattered(Replicated):
 
     def __init__(self, model: Model, bucket_bytes: float) -> None:
         super().__init__(model)
-        self._flats = cut(trained_weights(model)[::-1], bucket_bytes)
-        self._largest = max(self._flats, default=0)
+        flats = cut(trained_weights(model)[::-1], bucket_bytes)
+        self._largest = max(flats, default=0)
+        self._journey = Journey(flats, model.world, copies=model.copies)
 
     def kept(self) -> Parts:
         share = _share(self._m.gradients, self._m.world)
@@ -176,28 +199,33 @@ class Scattered(Replicated):
     def setup(self) -> Parts:
         return {"weights": self._m.base + self._largest, "adapters": self._m.adapters}
 
-    def in_loss(self) -> Parts:
-        return {"gradients": _share(self._m.gradients, self._m.world) if self._m.accumulates else 0}
+    def _all(self) -> int:
+        return _share(self._m.gradients, self._m.world)
 
-    def _on_their_way(self) -> int:
-        """A bucket that fills, two that travel, and the parameter's own gradient."""
-        return sum(sorted(self._flats)[-3:]) + self._m.largest_gradient
+    def in_loss(self) -> Parts:
+        """Buffers of the micro-step before have arrived, but nothing has taken their place yet."""
+        if not self._m.accumulates:
+            return {}
+        return {"gradients": self._all(), "communication": self._journey.at(self._m.gradients, filling=False)[1]}
+
+    def at_head(self) -> Parts:
+        m = self._m
+        return _add(self.in_loss(), {"gradients": m.head_gradient, "communication": m.head_gradient})
 
     def in_backward(self, at: int) -> Parts:
         m = self._m
-        done = m.head_gradient + sum(m.gradient_of(b) for b in m.blocks[at:])
-        share = _share(m.gradients if m.accumulates else done, m.world)
-        return {"gradients": share, "communication": min(self._on_their_way(), done + m.largest_gradient)}
+        parts, buffers = self._journey.at(m.come_before(at), filling=True)
+        return {"gradients": self._all() if m.accumulates else parts, "communication": buffers + m.first_of(at)}
 
     def at_end(self) -> Parts:
-        share = _share(self._m.gradients, self._m.world)
-        return {
-            "gradients": share,
-            "communication": min(self._on_their_way(), self._m.gradients + self._m.largest_gradient),
-        }
+        return {"gradients": self._all(), "communication": self._journey.launched_last()[1]}
 
     def at_update(self) -> Parts:
-        return {"gradients": _share(self._m.gradients, self._m.world)}
+        return {"gradients": self._all()}
+
+
+def _add(a: Parts, b: Parts) -> Parts:
+    return {key: a.get(key, 0) + b.get(key, 0) for key in {**a, **b}}
 
 
 def trained_weights(model: Model) -> list[int]:

@@ -50,7 +50,10 @@ SHARING: dict[str, Callable[[Model, Options], Sharing]] = {
     "deepspeed_zero1": _deepspeed(1),
     "deepspeed_zero2": _deepspeed(2),
     "deepspeed_zero3": lambda m, o: DeepSpeedZero3(
-        m, _zero(o, "stage3_max_live_parameters"), _zero(o, "reduce_bucket_size")
+        m,
+        live=_zero(o, "stage3_max_live_parameters"),
+        bucket=_zero(o, "reduce_bucket_size"),
+        prefetch=_zero(o, "stage3_prefetch_bucket_size"),
     ),
     "hf_trainer": lambda m, o: Bucketed(m, own_too=True),
 }
