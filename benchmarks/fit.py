@@ -3,7 +3,7 @@
 Every case of ``benchmarks/fit_cases.json`` is estimated (from the spec alone), then measured, each in fresh processes. What is
 compared, and how it is measured, stands in that file, which was written before the first measurement.
 
-Run as: ``python -m benchmarks.fit [--cases 1,5,11] [--predict] [--file CASES] [--keep]``
+Run as: ``python -m benchmarks.fit [--cases 1,5,11] [--file CASES] [--result RESULT]``
 Exit code 0: every error is within 10 %; 1 otherwise. The result is `benchmarks/results/fit.json`.
 """
 
@@ -20,6 +20,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
+from allranks.facts import machine_facts
+from allranks.fit import fit
+from allranks.planning import make_plan
+from allranks.report.text import bytes_text
+from allranks.spec import parse_spec
+from benchmarks import machine
 from benchmarks.programs import ROOT
 
 CASES = Path(__file__).with_name("fit_cases.json")
@@ -43,7 +52,9 @@ def spec_of(case: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
         "name": f"case{case['id']}",
         "model": {**model, "dtype": case["dtype"], "gradient_checkpointing": case["gradient_checkpointing"]},
         "data": {"source": "builtin:instructions", "max_length": case["max_length"], "packing": case["packing"]},
-        "adapter": {"type": "lora", "r": 8, "dropout": 0.05} if case["adapter"] == "lora" else {"type": "none"},
+        "adapter": {"type": "lora", "r": 8, "dropout": 0.0 if case["model"] == "moe" else 0.05}
+        if case["adapter"] == "lora"
+        else {"type": "none"},
         "strategy": {"name": case["strategy"]},
         "train": {
             "micro_batch_size": case["micro_batch_size"],
@@ -95,29 +106,97 @@ def _environment(ranks: int, rank: int, port: int) -> dict[str, str]:
     return os.environ | {k: str(v) for k, v in own.items()}
 
 
+def predict(case: dict[str, Any]) -> dict[str, Any]:
+    """The estimate: of the whole process, or of its tensors in the training steps alone."""
+    spec, facts = parse_spec(case["spec"]), machine_facts()
+    found = fit(spec, make_plan(spec, facts), facts)
+    if case["measure"] == "process":
+        moment = found.at_peak()
+        return {
+            "bytes": moment.total_bytes,
+            "moment": moment.name,
+            "parts": moment.parts,
+            "parameters": found.parameters,
+        }
+    own = [{k: n for k, n in m.parts.items() if k not in ("runtime", "slack")} for m in found.moments]
+    at = max(range(1, len(own)), key=lambda i: sum(own[i].values()))
+    name = found.moments[at].name
+    return {"bytes": sum(own[at].values()), "moment": name, "parts": own[at], "parameters": found.parameters}
+
+
+def compared(case: dict[str, Any], expected: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """One row of the result."""
+    row = {k: v for k, v in case.items() if k != "spec"} | {"estimated": expected}
+    if "failed" in found:
+        return row | {"failed": found["failed"]}
+    ranks = found["ranks"]
+    first = ranks[0]
+    return row | {
+        "measured_bytes": first["bytes"],
+        "measured_bytes_of_all_ranks": [r["bytes"] for r in ranks],
+        "parameters": first["parameters"],
+        "parameters_trained": first["parameters_trained"],
+        "error": round(expected["bytes"] / first["bytes"] - 1, 4),
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> Table:
+    """Estimate against measurement."""
+    shown = Table(title="Memory of rank 0: estimated and measured", title_justify="left")
+    for name in (
+        "case",
+        "model",
+        "strategy",
+        "trains",
+        "checkpointing",
+        "measure",
+        "estimated",
+        "at",
+        "measured",
+        "error",
+    ):
+        shown.add_column(name)
+    for r in rows:
+        shown.add_row(
+            str(r["id"]),
+            f"{r['model']} {r['dtype']}",
+            f"{r['strategy']} x{r['ranks']}",
+            "all" if r["adapter"] == "none" else "LoRA",
+            "yes" if r["gradient_checkpointing"] else "no",
+            r["measure"],
+            bytes_text(r["estimated"]["bytes"]),
+            r["estimated"]["moment"],
+            "failed" if "failed" in r else bytes_text(r["measured_bytes"]),
+            "" if "failed" in r else f"{r['error']:+.1%}",
+        )
+    return shown
+
+
 def main() -> int:
     """Estimate, measure, compare."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases")
+    parser.add_argument("--cases", help="numbers, with commas; the other cases keep their earlier result")
     parser.add_argument("--file", type=Path, default=CASES)
+    parser.add_argument("--result", type=Path, default=RESULT)
     args = parser.parse_args()
     wanted = set(map(int, args.cases.split(","))) if args.cases else None
+    earlier = json.loads(args.result.read_text())["rows"] if wanted and args.result.exists() else []
+    rows = {row["id"]: row for row in earlier}
     for case in read_cases(args.file):
         if wanted and case["id"] not in wanted:
             continue
-        began = time.perf_counter()
-        found = measure(case)
-        took = time.perf_counter() - began
-        print(
-            case["id"],
-            case["model"],
-            case["strategy"],
-            case["adapter"],
-            f"{took:.0f}s",
-            json.dumps(found)[:2000],
-            flush=True,
-        )
-    return 0
+        rows[case["id"]] = row = compared(case, predict(case), measure(case))
+        print(f"case {case['id']}: {row.get('error', row.get('failed'))}", flush=True)
+        _write(args.result, rows)
+    Console(width=150).print(table([rows[i] for i in sorted(rows)]))
+    good = [r for r in rows.values() if "failed" not in r and abs(r["error"]) <= LIMIT]
+    print(f"{len(good)} of {len(rows)} within {LIMIT:.0%}")
+    return 0 if len(good) == len(rows) else 1
+
+
+def _write(path: Path, rows: dict[int, dict[str, Any]]) -> None:
+    ordered = [rows[i] for i in sorted(rows)]
+    path.write_text(json.dumps({"machine": machine.facts(), "limit": LIMIT, "rows": ordered}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import msgspec
 
@@ -78,7 +77,6 @@ class Adapted(msgspec.Struct, frozen=True):
         return _sizes(self, unit)
 
 
-@lru_cache(maxsize=64)
 def _sizes(adapted: Adapted, unit: Unit) -> Sizes:
     trained = [w.numel for w in unit.weights if adapted.is_trained(w)]
     added = [adapted.numel(w) for w in unit.weights]

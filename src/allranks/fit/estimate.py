@@ -9,7 +9,7 @@ from allranks.fit.adapters import adapted
 from allranks.fit.config import ModelConfig
 from allranks.fit.moments import SETUP, UPDATE, Step
 from allranks.fit.records import NOT_KNOWN, Capacity, Fit, Moment, verdict
-from allranks.fit.runtime import with_runtime
+from allranks.fit.runtime import Heap, with_runtime
 from allranks.fit.shapes import shapes_of
 from allranks.fit.sharing import Model
 from allranks.fit.source import Found
@@ -43,8 +43,9 @@ def estimate(spec: RunSpec, plan: LaunchPlan, found: Found, capacity: Capacity) 
     shares = sharing(plan.strategy, model, plan.strategy_options)
     if shares is None:
         return msgspec.structs.replace(empty, unknown=f"how {plan.strategy} uses memory is not known here")
-    moments = Step(model, shares, batch_of(spec, plan), checkpointing=spec.model.gradient_checkpointing).moments()
-    moments = [with_runtime(m, plan) for m in moments]
+    batch = batch_of(spec, plan)
+    moments = Step(model, shares, batch, checkpointing=spec.model.gradient_checkpointing).moments()
+    moments = with_runtime(moments, _heap(found.config, batch, plan.world_size))
     peak = max(moments, key=lambda m: m.total_bytes)
     needed = peak.total_bytes
     return msgspec.structs.replace(
@@ -69,13 +70,11 @@ def model_of(spec: RunSpec, plan: LaunchPlan, config: ModelConfig) -> Model:
     return Model(
         shapes,
         what,
-        tuple(what.unit(block) for block in shapes.blocks),
-        what.unit(shapes.rest),
-        element,
-        4 if what.lora else element,  # PEFT makes new adapters float32
-        plan.world_size,
-        plan.batch.grad_accum > 1,
-        plan.backend == "gloo",
+        element=element,
+        trained_element=4 if what.lora else element,  # PEFT makes new adapters float32
+        world=plan.world_size,
+        accumulates=plan.batch.grad_accum > 1,
+        gloo=plan.backend == "gloo",
     )
 
 
@@ -90,6 +89,11 @@ def batch_of(spec: RunSpec, plan: LaunchPlan) -> Batch:
         packed=spec.data.packing == "isolated",
         attention=spec.model.attention,
     )
+
+
+def _heap(config: ModelConfig, batch: Batch, ranks: int) -> Heap:
+    one = batch.tokens * batch.element
+    return Heap(batch.device, ranks, one * config.hidden, one * max(config.intermediate, config.expert_intermediate))
 
 
 def _fails_in(moments: list[Moment], limit: int | None) -> str | None:

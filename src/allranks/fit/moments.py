@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from allranks.fit.activations import Batch, Layer, kept_behind, logits
 from allranks.fit.records import Moment
 from allranks.fit.sharing import Model, Parts, Sharing, _add
@@ -15,13 +17,15 @@ class Step:
     def __init__(self, model: Model, sharing: Sharing, batch: Batch, *, checkpointing: bool) -> None:
         self._m, self._s, self._b = model, sharing, batch
         shapes = model.shapes
-        layers = [Layer(shapes.config, block, model.what, batch) for block in dict.fromkeys(shapes.blocks)]
-        whole = {block: layer.kept() for block, layer in zip(dict.fromkeys(shapes.blocks), layers, strict=True)}
-        passing = {block: layer.passing() for block, layer in zip(dict.fromkeys(shapes.blocks), layers, strict=True)}
+        distinct = {id(block): block for block in shapes.blocks}  # equal blocks are one object
+        layers = {key: Layer(shapes.config, block, model.what, batch) for key, block in distinct.items()}
+        whole = {key: layer.kept() for key, layer in layers.items()}
+        passing = {key: layer.passing() for key, layer in layers.items()}
         output = batch.tokens * shapes.config.hidden * batch.element
-        self._whole = [whole[block] for block in shapes.blocks]
-        self._passing = [passing[block] for block in shapes.blocks]
+        self._whole = [whole[id(block)] for block in shapes.blocks]
+        self._passing = [passing[id(block)] for block in shapes.blocks]
         self._kept = [output if checkpointing else n for n in self._whole]
+        self._kept_up_to = list(accumulate(self._kept))
         self._checkpointing = checkpointing
         self._behind = kept_behind(shapes, model.what, batch)
         self._logits = logits(shapes, batch)
@@ -44,7 +48,7 @@ class Step:
 
     def _in_block(self, at: int) -> Moment:
         recomputed = self._whole[at] if self._checkpointing else 0
-        kept = sum(self._kept[: at + 1]) + recomputed + self._passing[at]
+        kept = self._kept_up_to[at] + recomputed + self._passing[at]
         return self._moment(BACKWARD, self._s.in_backward(at), kept, 0)
 
     def _moment(self, name: str, parts: Parts, activations: int, scores: int) -> Moment:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from allranks.fit.adapters import Sizes
 from allranks.fit.journey import Journey
 from allranks.fit.shapes import Weight
@@ -80,6 +82,8 @@ class FSDP2:
         self._kept_whole = model.what.lora and (adapters == "ignored" or (adapters == "auto" and self._small()))
         self._blocks = [self._unit(b) for b in model.blocks]
         self._largest = max(self._blocks, default=0)
+        self._fresh = max((self._gradient(b) for b in model.blocks), default=0)
+        self._up_to = list(accumulate(self._blocks))
         self._root = self._unit(model.rest)
 
     def _small(self) -> bool:
@@ -112,7 +116,7 @@ class FSDP2:
     def in_loss(self) -> Parts:
         return {
             "gradients": self._ready(self._m.gradients) if self._m.accumulates else 0,
-            "gathered_weights": self._whole() + (self._largest if self._reshard else 0),
+            "gathered_weights": self._whole() + self._largest,  # what the last block was copied out of
         }
 
     def at_head(self) -> Parts:
@@ -120,11 +124,10 @@ class FSDP2:
 
     def in_backward(self, at: int) -> Parts:
         m = self._m
-        done = sum(m.gradient_of(b) for b in m.blocks[at:])
-        fresh = max((self._gradient(b) for b in m.blocks), default=0)
+        done, fresh = m.come_before(at) - m.head_gradient, self._fresh
         root = 0 if self._kept_whole else m.head_gradient
         # whole: the root, this block, the next one's all-gather; blocks behind have been freed
-        blocks = (2 if at else 1) * self._largest if self._reshard else sum(self._blocks[: at + 1])
+        blocks = (2 if at else 1) * self._largest if self._reshard else self._up_to[at]
         flying = fresh * (2 if at < len(m.blocks) - 1 else 1)  # what travels, and what is copied for the next journey
         return {
             "gradients": self._ready(m.gradients if m.accumulates else done) + fresh + root,

@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Protocol
-
-import msgspec
 
 from allranks.fit.adapters import Adapted, Sizes
 from allranks.fit.journey import Journey
@@ -18,64 +17,54 @@ MOMENTS = 2  # AdamW's
 NO_OPTIMIZER_TEMPORARY = 0  # fused AdamW updates in place
 
 
-class Model(msgspec.Struct, frozen=True):
-    """All that sharing depends on. ``blocks`` in order, and ``rest``: what is in no block."""
+class Model:
+    """All that sharing depends on. ``blocks`` in order, and ``rest``: what is in no block. Sums are made once.
 
-    shapes: Shapes
-    what: Adapted
-    blocks: tuple[Sizes, ...]
-    rest: Sizes
-    element: int  # bytes of a weight of the base
-    trained_element: int  # bytes of a trained number: adapters are float32
-    world: int
-    accumulates: bool  # several micro-steps make a step
-    gloo: bool = False
+    Args:
+        element: bytes of a weight of the base.
+        trained_element: bytes of a trained number: adapters are float32.
+        accumulates: several micro-steps make a step.
+        gloo: the collectives are gloo's, which adds up a copy of what a reduce-scatter sends.
+    """
 
-    @property
-    def copies(self) -> int:
-        """How many times there is what a reduce-scatter sends: gloo adds up a copy of it."""
-        return 2 if self.gloo else 1
-
-    @property
-    def base(self) -> int:
-        """Bytes of the base's weights."""
-        return (sum(b.base for b in self.blocks) + self.rest.base) * self.element
-
-    @property
-    def adapters(self) -> int:
-        """Bytes of adapters."""
-        return (sum(b.adapters for b in self.blocks) + self.rest.adapters) * self.trained_element
-
-    @property
-    def trained(self) -> int:
-        """Trained numbers, all of them."""
-        return sum(b.trained for b in self.blocks) + self.rest.trained
-
-    @property
-    def gradients(self) -> int:
-        """Bytes of all gradients."""
-        return self.trained * self.trained_element
+    def __init__(
+        self,
+        shapes: Shapes,
+        what: Adapted,
+        *,
+        element: int,
+        trained_element: int,
+        world: int,
+        accumulates: bool,
+        gloo: bool,
+    ) -> None:
+        self.shapes, self.what, self.world, self.accumulates = shapes, what, world, accumulates
+        self.element, self.trained_element, self.copies = element, trained_element, 2 if gloo else 1
+        distinct = {id(block): what.unit(block) for block in {id(b): b for b in shapes.blocks}.values()}
+        self.blocks: tuple[Sizes, ...] = tuple(distinct[id(block)] for block in shapes.blocks)
+        self.rest: Sizes = what.unit(shapes.rest)
+        every = (*self.blocks, self.rest)
+        self.base = sum(u.base for u in every) * element
+        self.adapters = sum(u.adapters for u in every) * trained_element
+        self.trained = sum(u.trained for u in every)  # numbers, not bytes
+        self.gradients = self.trained * trained_element
+        self.largest_gradient = max(u.largest_trained for u in every) * trained_element
+        head = sum(w.numel if what.is_trained(w) else 0 for w in shapes.behind)
+        self.head_gradient = head * trained_element  # what comes as soon as backward begins
+        backwards = accumulate((self.gradient_of(b) for b in self.blocks[::-1]), initial=self.head_gradient)
+        self._come = list(backwards)[-2::-1]
 
     def gradient_of(self, unit: Sizes) -> int:
+        """Bytes of a unit's gradients."""
         return unit.trained * self.trained_element
-
-    @property
-    def largest_gradient(self) -> int:
-        """Bytes of the largest single gradient."""
-        return max(u.largest_trained for u in (*self.blocks, self.rest)) * self.trained_element
 
     def bytes_of(self, unit: Sizes) -> int:
         """A unit's weights, adapters among them."""
         return unit.base * self.element + unit.adapters * self.trained_element
 
-    @property
-    def head_gradient(self) -> int:
-        """What of the rest has a gradient as soon as backward begins: the projection to the vocabulary, the last norm."""
-        return sum(w.numel for w in self.shapes.behind if self.what.is_trained(w)) * self.trained_element
-
     def come_before(self, at: int) -> int:
         """Bytes of the gradients that have come when backward reaches block `at`."""
-        return self.head_gradient + sum(self.gradient_of(b) for b in self.blocks[at + 1 :])
+        return self._come[at]
 
     def first_of(self, at: int) -> int:
         """Bytes of the largest gradient of block `at`."""
@@ -230,18 +219,18 @@ def _add(a: Parts, b: Parts) -> Parts:
 
 def trained_weights(model: Model) -> list[int]:
     """Bytes of every trained parameter, in the model's order."""
-    found: list[int] = []
-    every: list[Sequence[Weight]] = [
-        model.shapes.before,
-        *(b.weights for b in model.shapes.blocks),
-        model.shapes.behind,
-    ]
-    for weights in every:
-        for w in weights:
-            n = w.numel if model.what.is_trained(w) else model.what.numel(w)
-            if n:
-                found.append(n * model.trained_element)
-    return found
+    known: dict[int, list[int]] = {}
+    found = _trained(model, model.shapes.before)
+    for block in model.shapes.blocks:
+        if id(block) not in known:
+            known[id(block)] = _trained(model, block.weights)
+        found += known[id(block)]
+    return found + _trained(model, model.shapes.behind)
+
+
+def _trained(model: Model, weights: Sequence[Weight]) -> list[int]:
+    numels = (w.numel if model.what.is_trained(w) else model.what.numel(w) for w in weights)
+    return [n * model.trained_element for n in numels if n]
 
 
 def cut(sizes: Sequence[int], bucket_bytes: float) -> list[int]:
