@@ -33,8 +33,9 @@ def show_fit(console: Console, found: Fit) -> None:
     from allranks.report.text import bytes_text
 
     if found.moments:
-        of = f"{found.model}: {found.parameters:,} parameters, {found.parameters_trained:,} trained ({found.model_source})"
-        table = Table(title=f"Memory of one rank, estimated. {escape(of)}", title_justify="left")
+        of = f"{found.model} ({found.model_source}): {found.parameters:,} parameters, {found.parameters_trained:,} trained"
+        console.print(escape(of), highlight=False)
+        table = Table(title="Memory of one rank, estimated", title_justify="left")
         table.add_column("held at")
         for moment in found.moments:
             table.add_column(moment.name, justify="right", style="bold" if moment.name == found.peak else None)

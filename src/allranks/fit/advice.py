@@ -23,10 +23,20 @@ def with_remedies(found: Fit, spec: RunSpec, plan: LaunchPlan, facts: MachineFac
     """The same with up to three changes that make it fit; or, if none does alone, with all of them together."""
     if found.verdict not in (CLOSE, TOO_LARGE):
         return found
-    tried = [r for change in _changes(spec, plan) if (r := _try(change, facts, config, found)) is not None]
-    good = [r for r in tried if r.fits][:WANTED]
-    if not good:
-        good = sorted(tried, key=lambda r: r.needed_bytes)[:1]
+    good: list[Remedy] = []
+    nearest: Remedy | None = None
+    for change in _changes(spec, plan):
+        tried = _try(change, facts, config, found)
+        if tried is None:
+            continue
+        if tried.fits:
+            good.append(tried)
+        elif nearest is None or tried.needed_bytes < nearest.needed_bytes:
+            nearest = tried
+        if len(good) == WANTED:
+            break
+    if not good and nearest:
+        good = [nearest]
     return msgspec.structs.replace(found, remedies=good)
 
 

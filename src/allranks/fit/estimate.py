@@ -50,7 +50,7 @@ def estimate(spec: RunSpec, plan: LaunchPlan, found: Found, capacity: Capacity) 
     needed = peak.total_bytes
     return msgspec.structs.replace(
         empty,
-        parameters=model.shapes.numel + sum(model.what.numel(w) for w in model.shapes.weights()),
+        parameters=model.parameters,
         parameters_trained=model.trained,
         moments=moments,
         peak=peak.name,

@@ -6,7 +6,9 @@ takes their place.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
 AT_ONCE = 2
 
@@ -20,6 +22,7 @@ class Journey:
 
     def __init__(self, flats: Sequence[int], world: int, *, copies: int) -> None:
         self._flats, self._world, self._copies = list(flats), world, copies
+        self._ends = list(accumulate(self._flats))
 
     def at(self, done: int, *, filling: bool) -> tuple[int, int]:
         """(parts that this rank keeps, buffers), when gradients of `done` bytes have come.
@@ -27,12 +30,8 @@ class Journey:
         Args:
             filling: more gradients come just now, into the buffer behind those that are full.
         """
-        full, total = 0, 0
-        for size in self._flats:
-            if total + size > done:
-                break
-            total += size
-            full += 1
+        full = bisect_right(self._ends, done)
+        total = self._ends[full - 1] if full else 0
         travelling = sum(self._flats[max(0, full - AT_ONCE) : full]) * self._copies
         begun = self._flats[full] if full < len(self._flats) and (filling or done > total) else 0
         return _share(total, self._world), travelling + begun

@@ -46,6 +46,7 @@ class Model:
         every = (*self.blocks, self.rest)
         self.base = sum(u.base for u in every) * element
         self.adapters = sum(u.adapters for u in every) * trained_element
+        self.parameters = sum(u.base + u.adapters for u in every)
         self.trained = sum(u.trained for u in every)  # numbers, not bytes
         self.gradients = self.trained * trained_element
         self.largest_gradient = max(u.largest_trained for u in every) * trained_element
