@@ -37,7 +37,8 @@ from allranks.train.data.collate import Batch, collate, collate_labelled
 from allranks.train.data.encode import EncodedRow
 from allranks.train.data.order import Order, Rows
 from allranks.train.data.prepared import TokenSet, _map, _save
-from allranks.train.loop import Loop, Plan
+from allranks.train.ledger import Plan
+from allranks.train.loop import Loop
 from allranks.train.losses import LossModel
 from allranks.train.model import build_model
 from allranks.train.optim import adamw

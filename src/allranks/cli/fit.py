@@ -39,7 +39,11 @@ def show_fit(console: Console, found: Fit) -> None:
         table = Table(title="Memory of one rank, estimated", title_justify="left")
         table.add_column("held at")
         for moment in found.moments:
-            table.add_column(SHORT.get(moment.name, moment.name), justify="right", style="bold" if moment.name == found.peak else None)
+            table.add_column(
+                SHORT.get(moment.name, moment.name),
+                justify="right",
+                style="bold" if moment.name == found.peak else None,
+            )
         for key, words in SHOWN:
             if any(moment.parts.get(key) for moment in found.moments):
                 table.add_row(words, *(bytes_text(n) if (n := m.parts.get(key)) else "" for m in found.moments))

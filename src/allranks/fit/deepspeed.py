@@ -12,8 +12,8 @@ LIVE = 1_000_000_000  # stage 3: so many elements may be whole before any is fre
 class DeepSpeedReplicated:
     """Stages 1 and 2: weights on every rank; master weights and moments, in float32, in parts."""
 
-    def __init__(self, model: Model, stage: int, bucket: int | None) -> None:
-        self._m, self._stage = model, stage
+    def __init__(self, model: Model, stage: int, *, bucket: int | None, foreach: bool) -> None:
+        self._m, self._stage, self._foreach = model, stage, foreach
         self._bucket = min(bucket or BUCKET, model.trained) * model.trained_element
         self._part = _share(model.trained, model.world)
 
@@ -59,7 +59,8 @@ class DeepSpeedReplicated:
 
     def at_update(self) -> Parts:
         """The part's gradient in float32, the bucket still there."""
-        return {"gradients": 4 * self._part, "communication": self._bucket}
+        temporary = 4 * self._part if self._foreach else 0  # the square roots of all second moments at once
+        return {"gradients": 4 * self._part, "communication": self._bucket, "optimizer_temporaries": temporary}
 
 
 class DeepSpeedZero3:

@@ -75,6 +75,7 @@ def model_of(spec: RunSpec, plan: LaunchPlan, config: ModelConfig) -> Model:
         world=plan.world_size,
         accumulates=plan.batch.grad_accum > 1,
         gloo=plan.backend == "gloo",
+        device=plan.device,
     )
 
 

@@ -12,6 +12,13 @@ from allranks.fit.sharing import MOMENTS, Model, Parts, _add, _share, cut
 SMALL_ADAPTERS = 64 << 20  # as in train/strategies/fsdp2.py
 
 
+def setup_in_parts(m: Model, unit: int) -> Parts:
+    """Weights reach a GPU part by part, a unit at a time; on CPUs the first rank builds a model from its config whole."""
+    if m.device == "cpu":
+        return {"weights": m.base, "adapters": m.adapters, "gathered_weights": _share(m.base, m.world)}
+    return {"weights": _share(m.base, m.world), "adapters": _share(m.adapters, m.world), "gathered_weights": unit}
+
+
 class Zero3:
     """Hand-written: a block and the next one whole, and all that is in no block."""
 
@@ -35,9 +42,7 @@ class Zero3:
         }
 
     def setup(self) -> Parts:
-        """The model is whole until its units are cut, one after the other; the first part is there while the last is whole."""
-        m = self._m
-        return {"weights": m.base, "adapters": m.adapters, "gathered_weights": self._block}
+        return setup_in_parts(self._m, self._block)
 
     def _whole(self, blocks: int) -> int:
         return self._m.bytes_of(self._m.rest) + min(blocks, len(self._m.blocks)) * self._block
@@ -103,8 +108,7 @@ class FSDP2:
         return {"weights": _share(m.base, m.world), "adapters": adapters, "optimizer_state": MOMENTS * own}
 
     def setup(self) -> Parts:
-        m = self._m
-        return {"weights": m.base, "adapters": m.adapters, "gathered_weights": _share(m.base, m.world)}
+        return setup_in_parts(self._m, self._largest)
 
     def _whole(self) -> int:
         return self._root + (0 if self._reshard else sum(self._blocks))

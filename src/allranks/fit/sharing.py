@@ -25,6 +25,7 @@ class Model:
         trained_element: bytes of a trained number: adapters are float32.
         accumulates: several micro-steps make a step.
         gloo: the collectives are gloo's, which adds up a copy of what a reduce-scatter sends.
+        device: cpu | cuda.
     """
 
     def __init__(
@@ -37,9 +38,11 @@ class Model:
         world: int,
         accumulates: bool,
         gloo: bool,
+        device: str,
     ) -> None:
         self.shapes, self.what, self.world, self.accumulates = shapes, what, world, accumulates
         self.element, self.trained_element, self.copies = element, trained_element, 2 if gloo else 1
+        self.device = device
         distinct = {id(block): what.unit(block) for block in {id(b): b for b in shapes.blocks}.values()}
         self.blocks: tuple[Sizes, ...] = tuple(distinct[id(block)] for block in shapes.blocks)
         self.rest: Sizes = what.unit(shapes.rest)
@@ -171,6 +174,31 @@ class Bucketed(Replicated):
 
     def at_update(self) -> Parts:
         return {"gradients": self._m.gradients, "optimizer_temporaries": self._temporary}
+
+
+class Twice(Replicated):
+    """DDP whose gradients are not views of its buckets: both are there. Hugging Face's Trainer wraps models so."""
+
+    def _with_buckets(self, parts: Parts) -> Parts:
+        return parts | {"communication": self._m.gradients}
+
+    def setup(self) -> Parts:
+        return self._with_buckets(super().setup())
+
+    def in_loss(self) -> Parts:
+        return self._with_buckets(super().in_loss())
+
+    def at_head(self) -> Parts:
+        return self._with_buckets(super().at_head())
+
+    def in_backward(self, at: int) -> Parts:
+        return self._with_buckets(super().in_backward(at))
+
+    def at_end(self) -> Parts:
+        return self._with_buckets(super().at_end())
+
+    def at_update(self) -> Parts:
+        return self._with_buckets(super().at_update())
 
 
 class Scattered(Replicated):

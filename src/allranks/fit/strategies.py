@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from allranks.fit.deepspeed import DeepSpeedReplicated, DeepSpeedZero3
+from allranks.fit.offload import Offloaded
 from allranks.fit.sharded import FSDP2, Zero3
-from allranks.fit.sharing import MOMENTS, Bucketed, Model, Replicated, Scattered, Sharing, _share
+from allranks.fit.sharing import MOMENTS, Bucketed, Model, Replicated, Scattered, Sharing, Twice, _share
 
 Options = dict[str, Any]
 MB = 1 << 20
@@ -26,7 +27,21 @@ def _zero(options: Options, key: str) -> int | None:
 
 
 def _deepspeed(stage: int) -> Callable[[Model, Options], Sharing]:
-    return lambda m, o: DeepSpeedReplicated(m, stage, _zero(o, "reduce_bucket_size"))
+    return lambda m, o: DeepSpeedReplicated(
+        m, stage, bucket=_zero(o, "reduce_bucket_size"), foreach=m.device == "cuda" and _torch_adam(o)
+    )
+
+
+def _torch_adam(options: Options) -> bool:
+    """The configuration brings torch's own Adam, whose foreach form makes a temporary as large as a moment; ours is fused."""
+    config = options.get("config")
+    section = config.get("optimizer") if isinstance(config, dict) else None
+    params = section.get("params") if isinstance(section, dict) else None
+    return isinstance(params, dict) and params.get("torch_adam") is True and params.get("fused") is not True
+
+
+def _trainer(m: Model, o: Options) -> Sharing:
+    return Replicated(m) if m.world == 1 else Twice(m)
 
 
 def _replicated(m: Model, o: Options) -> Sharing:
@@ -55,11 +70,15 @@ SHARING: dict[str, Callable[[Model, Options], Sharing]] = {
         bucket=_zero(o, "reduce_bucket_size"),
         prefetch=_zero(o, "stage3_prefetch_bucket_size"),
     ),
-    "hf_trainer": lambda m, o: Bucketed(m, own_too=True),
+    "hf_trainer": _trainer,
 }
 
 
 def sharing(name: str, model: Model, options: Options) -> Sharing | None:
     """How the strategy shares; None where that is not known."""
     make = SHARING.get(name)
-    return make(model, options) if make else None
+    if make is None:
+        return None
+    offload = str(options.get("offload", "none"))
+    made = make(model, options)
+    return made if offload == "none" else Offloaded(made, offload, model)
