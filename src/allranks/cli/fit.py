@@ -30,7 +30,7 @@ def show_fit(console: Console, found: Fit) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from allranks.fit.text import remedy_line, verdict_line
+    from allranks.fit.text import remedy_line, remedy_settings, verdict_line
     from allranks.report.text import bytes_text
 
     if found.moments:
@@ -53,5 +53,6 @@ def show_fit(console: Console, found: Fit) -> None:
     console.print(f"memory: {escape(verdict_line(found))}", highlight=False)
     for i, remedy in enumerate(found.remedies, 1):
         console.print(f"  {i}. {escape(remedy_line(remedy))}", highlight=False)
+        console.print(f"     {escape(remedy_settings(remedy))}", highlight=False, soft_wrap=True)
     for note in found.notes:
         console.print(f"note: {escape(note)}", highlight=False)

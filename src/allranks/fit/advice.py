@@ -15,6 +15,7 @@ from allranks.planning import LaunchPlan, make_plan
 from allranks.spec.records import AdapterSpec, RunSpec
 
 WANTED = 3
+CHECKPOINTING, LORA = "model.gradient_checkpointing=true", "adapter.type=lora"
 
 Change = tuple[str, list[str], RunSpec, str]
 
@@ -53,45 +54,31 @@ def _try(change: Change, facts: MachineFacts, config: Found, before: Fit) -> Rem
 
 
 def _changes(spec: RunSpec, plan: LaunchPlan) -> Iterator[Change]:
-    """One after the other, cheap ones first; then together."""
-    assert spec.model is not None and plan.batch is not None
+    """Those that leave alone what is trained, then LoRA; each first alone, then together with the smallest activations."""
+    assert spec.model is not None
+    lean, settings = spec, []
     smaller = _smaller_batch(spec, plan)
     if smaller is not None:
         yield smaller
-    checkpointed = _checkpointed(spec)
+        lean, settings = smaller[2], smaller[1]
     if not spec.model.gradient_checkpointing:
-        yield (
-            "recompute activations in backward",
-            ["model.gradient_checkpointing=true"],
-            checkpointed,
-            "about a third more computing",
-        )
-    narrow = _narrow(spec, plan)
-    if narrow is not None:
+        change = "recompute activations in backward"
+        yield change, [CHECKPOINTING], _checkpointed(spec), "about a third more computing"
+        lean, settings = _checkpointed(lean), [*settings, CHECKPOINTING]
+    if (narrow := _narrow(spec, plan)) is not None:
         yield narrow
     yield from _sharded(spec, plan, spec, [], "")
-    if spec.adapter.type == "none":
-        yield (
-            "train LoRA adapters alone",
-            ["adapter.type=lora"],
-            _lora(spec),
-            "another kind of training; on most instructions as good",
-        )
-    base, settings = checkpointed, ["model.gradient_checkpointing=true"]
-    if smaller is not None:
-        settings = [*settings, *smaller[1]]
-        base = _checkpointed(smaller[2])
-    yield from _sharded(spec, plan, base, settings, " with smaller, recomputed micro-batches")
-    if spec.adapter.type == "none":
-        yield (
-            "LoRA, with smaller, recomputed micro-batches",
-            ["adapter.type=lora", *settings],
-            _lora(base),
-            "another kind of training",
-        )
-        yield from _sharded(
-            spec, plan, _lora(base), ["adapter.type=lora", *settings], " and LoRA, with recomputed micro-batches"
-        )
+    full = spec.adapter.type == "none"
+    if full:
+        yield "train LoRA adapters alone", [LORA], _lora(spec), "another kind of training; often as good"
+    if lean is not spec:
+        yield from _sharded(spec, plan, lean, settings, ", with the least activations")
+        if full:
+            yield "LoRA, with the least activations", [LORA, *settings], _lora(lean), "another kind of training"
+    if full:
+        yield from _sharded(spec, plan, _lora(lean), [LORA, *settings], " and LoRA, with the least activations")
+    if plan.device == "cuda" and plan.world_size > 1:
+        yield _on_host(lean, settings)
 
 
 def _smaller_batch(spec: RunSpec, plan: LaunchPlan) -> Change | None:
@@ -136,6 +123,26 @@ def _sharded(spec: RunSpec, plan: LaunchPlan, base: RunSpec, settings: list[str]
             strategy = msgspec.structs.replace(spec.strategy, name=name, options={})
             changed = msgspec.structs.replace(base, strategy=strategy)
             yield f"strategy {name}{more}", [f"strategy.name={name}", *settings], changed, cost
+
+
+def _on_host(base: RunSpec, settings: list[str]) -> Change:
+    strategy = msgspec.structs.replace(base.strategy, name="pytorch_zero3", options={"offload": "all"})
+    return (
+        "weights and optimizer state in the host's memory",
+        ["strategy.name=pytorch_zero3", "strategy.offload=all", *settings],
+        msgspec.structs.replace(base, strategy=strategy),
+        "everything travels to the device and back in every step",
+    )
+
+
+def _on_host(base: RunSpec, settings: list[str]) -> Change:
+    strategy = msgspec.structs.replace(base.strategy, name="pytorch_zero3", options={"offload": "all"})
+    return (
+        "weights and optimizer state in the host's memory",
+        ["strategy.name=pytorch_zero3", "strategy.offload=all", *settings],
+        msgspec.structs.replace(base, strategy=strategy),
+        "they travel to the device and back in every step",
+    )
 
 
 def _checkpointed(spec: RunSpec) -> RunSpec:

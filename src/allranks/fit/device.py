@@ -19,7 +19,9 @@ def capacity(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> Capacity:
     given = spec.cluster.device_memory_gib
     on_gpu = plan.device == "cuda"
     if given is not None:
-        return Capacity(device="GPU" if on_gpu else "rank", bytes=int(given * GIB), source="cluster.device_memory_gib")
+        return Capacity(
+            device="GPU" if on_gpu else "host memory", bytes=int(given * GIB), source="cluster.device_memory_gib"
+        )
     if spec.cluster.launcher != "local":
         return _elsewhere(spec, plan, on_gpu)
     if on_gpu:

@@ -23,15 +23,19 @@ def verdict_line(found: Fit) -> str:
 
 
 def remedy_line(remedy: Remedy) -> str:
-    """A change, what it takes to make it, and what a rank needs then."""
-    settings = " ".join(f"--set {s}" for s in remedy.settings)
+    """A change, and what a rank needs with it."""
     enough = "" if remedy.fits else ", which is still too much"
-    return f"{remedy.change}: {bytes_text(remedy.needed_bytes)}{enough} ({remedy.cost}); {settings}"
+    return f"{remedy.change}: {bytes_text(remedy.needed_bytes)}{enough} ({remedy.cost})"
+
+
+def remedy_settings(remedy: Remedy) -> str:
+    """What to add to the command for it."""
+    return " ".join(f"--set {s}" for s in remedy.settings)
 
 
 def refusal(found: Fit) -> str:
     """The whole of it for an error."""
-    cures = [f"  {i}. {remedy_line(r)}" for i, r in enumerate(found.remedies, 1)]
+    cures = [f"  {i}. {remedy_line(r)}\n     {remedy_settings(r)}" for i, r in enumerate(found.remedies, 1)]
     fits = any(r.fits for r in found.remedies)
     head = (
         "what makes it fit, the cheapest first:"
