@@ -110,16 +110,10 @@ def predict(case: dict[str, Any]) -> dict[str, Any]:
     """The estimate: of the whole process, or of its tensors in the training steps alone."""
     spec, facts = parse_spec(case["spec"]), machine_facts()
     found = fit(spec, make_plan(spec, facts), facts)
-    if case["measure"] == "process":
-        moment = found.at_peak()
-        return {
-            "bytes": moment.total_bytes,
-            "moment": moment.name,
-            "parts": moment.parts,
-            "parameters": found.parameters,
-        }
-    own = [{k: n for k, n in m.parts.items() if k not in ("runtime", "slack")} for m in found.moments]
-    at = max(range(1, len(own)), key=lambda i: sum(own[i].values()))
+    beside = {"process": ("imports",), "storages": ("imports", "runtime", "slack")}[case["measure"]]
+    own = [{k: n for k, n in m.parts.items() if k not in beside} for m in found.moments]
+    first = 0 if case["measure"] == "process" else 1  # set-up is no training step
+    at = max(range(first, len(own)), key=lambda i: sum(own[i].values()))
     name = found.moments[at].name
     return {"bytes": sum(own[at].values()), "moment": name, "parts": own[at], "parameters": found.parameters}
 

@@ -19,7 +19,8 @@ SHOWN = (
     ("activations", "activations"),
     ("logits", "logits"),
     ("communication", "buffers on the way"),
-    ("runtime", "libraries, context"),
+    ("imports", "Python, libraries"),
+    ("runtime", "contexts, threads"),
     ("slack", "allocator slack"),
 )
 SHORT = {"end of backward": "its end", "optimizer step": "update"}

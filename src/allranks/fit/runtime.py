@@ -14,6 +14,7 @@ from allranks.fit.records import Moment
 CUDA_CONTEXT = 600 << 20  # an H100 with torch's kernels; from reports, not measured here
 NCCL = 400 << 20  # buffers of its channels; grows with the number of peers
 CUDA_SLACK = 0.05  # of what comes and goes; from reports, not measured here
+CPU_IMPORTS = 400 << 20  # Python, torch, transformers and PEFT as imported; ranks share some of these pages
 CPU_RUNTIME = 30 << 20  # pages of libraries that the first steps touch, and threads
 HEAP_LIMIT = 32 << 20  # glibc's largest mmap threshold
 HOLES = 0.45  # of the activations, while they are there
@@ -39,15 +40,18 @@ def with_runtime(moments: list[Moment], heap: Heap) -> list[Moment]:
     """The moments, in their order, with what the process holds beside its tensors."""
     if heap.device == "cuda":
         fixed = CUDA_CONTEXT + (NCCL if heap.ranks > 1 else 0)
-        return [_more(m, fixed, sum(m.parts.get(k, 0) for k in COMES_AND_GOES) * CUDA_SLACK) for m in moments]
+        return [
+            _more(m, {"runtime": fixed}, sum(m.parts.get(k, 0) for k in COMES_AND_GOES) * CUDA_SLACK) for m in moments
+        ]
     most, found = 0, []
     for moment in moments:
         now = moment.parts.get("activations", 0)
         most = max(most, now)
-        found.append(_more(moment, CPU_RUNTIME, max(HOLES * now, HELD * most - now) * heap.small_share))
+        fixed = {"imports": CPU_IMPORTS, "runtime": CPU_RUNTIME}
+        found.append(_more(moment, fixed, max(HOLES * now, HELD * most - now) * heap.small_share))
     return found
 
 
-def _more(moment: Moment, fixed: int, slack: float) -> Moment:
-    more = {"runtime": fixed, "slack": int(slack)} if slack >= 1 else {"runtime": fixed}
+def _more(moment: Moment, fixed: dict[str, int], slack: float) -> Moment:
+    more = fixed | {"slack": int(slack)} if slack >= 1 else fixed
     return msgspec.structs.replace(moment, parts={**moment.parts, **more})
