@@ -12,6 +12,8 @@ from allranks.spec.records import AdapterSpec
 
 SCORES = ("classifier", "score")  # PEFT trains a new classification head whole, in a copy beside the frozen one
 
+FUSED = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")  # projections that transformers has fused in experts
+
 
 class Sizes(msgspec.Struct, frozen=True):
     """Numbers of one unit: ``base`` as the config has it, ``adapters`` added by LoRA; of both, what is trained.
@@ -39,22 +41,40 @@ class Adapted(msgspec.Struct, frozen=True):
     parameters: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
     classifier: bool = False
+    moe: bool = False
+
+    def rank_of(self, weight: Weight) -> int:
+        """The rank of the pair of small matrices beside this weight; 0 where there is none."""
+        if not self.lora:
+            return 0
+        module = weight.name.removesuffix(".weight")
+        if weight.kind in ("experts", "router"):
+            return self._rank_in_experts(weight, module)
+        if weight.kind != "linear" or not weight.name.endswith(".weight"):
+            return 0
+        if self.moe and module.rsplit(".", 1)[-1] in FUSED:
+            return 0  # PEFT takes these names for the experts' own, and leaves other layers of that name alone
+        if self.targets is not None:
+            return self.r if any(_ends(module, t) for t in self.targets) else 0
+        apart = module.split(".")[0] in SCORES or _ends(module, "lm_head")
+        return 0 if apart or self.parameters else self.r
+
+    def _rank_in_experts(self, weight: Weight, module: str) -> int:
+        """Where the projections that were fused are all named, the fused one gets their ranks together."""
+        if any(_ends(module, name) or _ends(weight.name, name) for name in self.parameters):
+            return self.r
+        named = set(FUSED) | {"gate"} if self.targets is None else {t.rsplit(".", 1)[-1] for t in self.targets}
+        if self.targets is None and self.parameters:
+            return 0
+        if weight.kind == "router":
+            return self.r if "gate" in named else 0
+        if _ends(module, "gate_up_proj"):
+            return 2 * self.r if {"gate_proj", "up_proj"} <= named or {"w1", "w3"} <= named else 0
+        return self.r if named & {"down_proj", "w2"} else 0
 
     def has_lora(self, weight: Weight) -> bool:
         """True where a pair of small matrices stands beside this weight."""
-        if not self.lora:
-            return False
-        if weight.kind == "experts":
-            wanted = self.parameters or (("gate_up_proj", "down_proj") if self.targets is None else ())
-            return any(_ends(weight.name, name) for name in wanted)
-        if weight.kind != "linear" or not weight.name.endswith(".weight"):
-            return False
-        module = weight.name.removesuffix(".weight")
-        if module.split(".")[0] in SCORES or _ends(module, "lm_head"):
-            return self.targets is not None and any(_ends(module, t) for t in self.targets)
-        if self.targets is None:
-            return not self.parameters
-        return any(_ends(module, t) for t in self.targets)
+        return self.rank_of(weight) > 0
 
     def is_trained(self, weight: Weight) -> bool:
         """True where the weight itself gets a gradient."""
@@ -65,9 +85,9 @@ class Adapted(msgspec.Struct, frozen=True):
 
     def numel(self, weight: Weight) -> int:
         """Parameters that LoRA adds for this weight."""
-        if self.has_lora(weight):
+        if rank := self.rank_of(weight):
             *several, out, into = weight.shape
-            return self.r * (out + into) * (several[0] if several else 1)
+            return rank * (out + into) * (several[0] if several else 1)
         if self.classifier and self.lora and weight.name.split(".")[0] in SCORES:
             return weight.numel  # the trained copy
         return 0
@@ -88,7 +108,7 @@ def _larger_half(adapted: Adapted, weight: Weight) -> int:
     if not adapted.has_lora(weight):
         return adapted.numel(weight)
     *several, out, into = weight.shape
-    return adapted.r * max(out, into) * (several[0] if several else 1)
+    return adapted.rank_of(weight) * max(out, into) * (several[0] if several else 1)
 
 
 def adapted(spec: AdapterSpec, shapes: Shapes) -> Adapted:
@@ -103,6 +123,7 @@ def adapted(spec: AdapterSpec, shapes: Shapes) -> Adapted:
         parameters=tuple(spec.target_parameters),
         whole=tuple(spec.modules_to_save),
         classifier=shapes.config.family in ENCODERS or bool(shapes.config.labels),
+        moe=bool(shapes.config.experts),
     )
 
 
