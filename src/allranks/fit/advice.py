@@ -131,16 +131,6 @@ def _on_host(base: RunSpec, settings: list[str]) -> Change:
         "weights and optimizer state in the host's memory",
         ["strategy.name=pytorch_zero3", "strategy.offload=all", *settings],
         msgspec.structs.replace(base, strategy=strategy),
-        "everything travels to the device and back in every step",
-    )
-
-
-def _on_host(base: RunSpec, settings: list[str]) -> Change:
-    strategy = msgspec.structs.replace(base.strategy, name="pytorch_zero3", options={"offload": "all"})
-    return (
-        "weights and optimizer state in the host's memory",
-        ["strategy.name=pytorch_zero3", "strategy.offload=all", *settings],
-        msgspec.structs.replace(base, strategy=strategy),
         "they travel to the device and back in every step",
     )
 
