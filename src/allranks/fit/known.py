@@ -113,6 +113,7 @@ _SHORT |= {f"gpt2-{size}": f"openai-community/gpt2-{size}" for size in ("medium"
 
 
 def known_config(name: str) -> dict[str, Any] | None:
-    """The config of a hub name, whatever its capitals; None where it is not among these."""
+    """The config of a hub name, whatever its capitals; None where it is not among these. Tuned models have the sizes of their base."""
     low = name.lower()
-    return KNOWN.get(_SHORT.get(low, low))
+    low = _SHORT.get(low, low)
+    return KNOWN.get(low) or KNOWN.get(low.removesuffix("-instruct").replace("-chat-hf", "-hf"))
