@@ -39,7 +39,8 @@ PUBLISHED = {
     "Qwen/Qwen3-8B": 8_190_735_360,
     "microsoft/Phi-3-mini-4k-instruct": 3_821_079_552,
     "google/gemma-2b": 2_506_172_416,
-    "google/gemma-2-2b": 2_614_341_888,
+    "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
+    "meta-llama/Llama-2-7b-chat-hf": 6_738_415_616,
     "gpt2": 124_439_808,
     "gpt2-xl": 1_557_611_200,
 }

@@ -58,14 +58,14 @@ class Layer:
 
     def _norms(self) -> int:
         """Two norms of the hidden state, and what they give to the linear layers behind them."""
-        count = 4 if self._c.family == "gemma2" else 2
-        trained = self._what.is_trained(self._find("input_layernorm"))
-        return self._c.hidden * count * (4 + (self._e if trained else 0))
+        return 2 * self._c.hidden * norm_bytes(self._c, self._e, self._what.is_trained(self._find("input_layernorm")))
 
     def _attention(self) -> int:
         c, e = self._c, self._e
         q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
         keys = 2 * (q if self._repeats_keys() else kv)
+        if c.family == "phi3":
+            keys += q + kv  # the values are a view of the three together
         total = (q + keys + q) * e + c.heads * 4  # q, k, v, the output, and the softmax's sums
         if c.qk_norm:
             trained = self._what.is_trained(self._find("input_layernorm"))
@@ -94,7 +94,8 @@ class Layer:
         """Fused experts by grouped products: every token is there once for each of its experts."""
         c, e = self._c, self._e
         routed = c.experts_per_token * ((2 * c.expert_intermediate + 2 * c.expert_intermediate + 2 * c.hidden) * e)
-        router = c.experts * 4 * 2 + (4 * c.hidden if e == 2 else 0)
+        router = c.experts * 4 * 3 + (4 * c.hidden if e == 2 else 0)
+        router += c.experts_per_token * 8 * 5  # which tokens go where: sorted, and back
         shared = self._gated("mlp.shared_experts", c.shared_intermediate) if c.shared_intermediate else 0
         return routed + router + shared
 
@@ -132,7 +133,7 @@ class Layer:
         if b.attention == "eager":
             return square * c.heads * (b.element + 4)
         if c.attention_dropout and b.device == "cpu":  # no fused kernel there: softmax, mask, and their product
-            return 3 * square * c.heads * b.element
+            return 3 * square * c.heads * 4  # in float32, whatever the model's dtype
         return square * b.element if b.packed else 0
 
     def _post_norm_tokens(self) -> int:
@@ -141,7 +142,8 @@ class Layer:
         h, inner = c.hidden, c.intermediate
         mask = (e if self._batch.device == "cpu" else 1) if c.dropout else 0
         norms = 2 * h * e
-        attention = 4 * h * e + (0 if c.attention_dropout else c.heads * 4)
+        plain = bool(c.attention_dropout) and self._batch.device == "cpu"  # products and softmax, in float32
+        attention = h * e + 3 * h * (4 if plain else e) + (0 if plain else c.heads * 4)
         mlp = (1 if c.family != "gpt2" else 4) * inner * e  # GPT-2's tanh form of GELU is several operations
         total = norms + attention + mlp + 2 * h * mask
         if c.family == "gpt2":
@@ -166,6 +168,12 @@ class Layer:
         return self._by_name[name]
 
 
+def norm_bytes(config: ModelConfig, element: int, trained: bool) -> int:
+    """What a norm keeps of one number: in float32, and once more before its weight, which Gemma applies in float32 too."""
+    before_weight = 4 if config.family == "gemma" else element
+    return 4 + (before_weight if trained else 0)
+
+
 def kept_behind(model: Shapes, what: Adapted, batch: Batch) -> int:
     """The last norm and the input of the vocabulary's projection."""
     c, e = model.config, batch.element
@@ -173,7 +181,7 @@ def kept_behind(model: Shapes, what: Adapted, batch: Batch) -> int:
         return batch.sequences * batch.length * c.hidden * e
     head = next((w for w in model.behind if w.name in ("lm_head.weight", "score.weight")), model.before[0])
     trained = what.is_trained(head)
-    return batch.tokens * c.hidden * (4 + (e if what.is_trained(model.behind[0]) else 0) + (e if trained else 0))
+    return batch.tokens * c.hidden * (norm_bytes(c, e, what.is_trained(model.behind[0])) + (e if trained else 0))
 
 
 def logits(model: Shapes, batch: Batch) -> int:

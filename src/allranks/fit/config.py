@@ -74,7 +74,6 @@ FAMILIES: dict[str, Names] = {
     "qwen2": Names(attention_bias=True),
     "qwen3": Names(qk_norm=True),
     "gemma": Names(tied=True),
-    "gemma2": Names(tied=True),
     "phi3": Names(attention_bias=False),
     "smollm3": Names(tied=True),
     "mixtral": Names(attention_bias=False, moe=True),
@@ -182,6 +181,7 @@ class _Reader:
                 "expert_intermediate": self._size("intermediate_size"),
             }
         key = "n_routed_experts" if family == "glm4_moe" else "num_experts"
+        key = key if key in self._raw else "num_local_experts" if "num_local_experts" in self._raw else key
         inner = self._size("moe_intermediate_size")
         shared = self._size("n_shared_experts", default=1, least=0) if family == "glm4_moe" else 0
         return {

@@ -42,9 +42,7 @@ def capacity(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> Capacity:
 
 def _elsewhere(spec: RunSpec, plan: LaunchPlan, on_gpu: bool) -> Capacity:
     if on_gpu:
-        return Capacity(
-            device="GPU", bytes=None, source="the nodes' GPUs are not known here; cluster.device_memory_gib tells"
-        )
+        return Capacity(device="GPU", bytes=None, source="set cluster.device_memory_gib to the memory of one GPU there")
     mem = parse_mem(spec.cluster.slurm.mem) if spec.cluster.slurm.mem else None
     if mem:
         return Capacity(
@@ -55,7 +53,7 @@ def _elsewhere(spec: RunSpec, plan: LaunchPlan, on_gpu: bool) -> Capacity:
     return Capacity(
         device="host memory",
         bytes=None,
-        source="the nodes' memory is not known here; cluster.device_memory_gib tells (for one rank)",
+        source="set cluster.device_memory_gib to what one rank may use there, or cluster.slurm.mem",
     )
 
 

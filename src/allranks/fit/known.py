@@ -92,8 +92,6 @@ KNOWN: dict[str, dict[str, Any]] = {
     "qwen/qwen3-32b": _llama(5120, 25600, 64, 64, 8, 151936, kind="qwen3", head_dim=128),
     "microsoft/phi-3-mini-4k-instruct": _llama(3072, 8192, 32, 32, 32, 32064, kind="phi3"),
     "google/gemma-2b": _llama(2048, 16384, 18, 8, 1, 256000, tied=True, kind="gemma", head_dim=256),
-    "google/gemma-2-2b": _llama(2304, 9216, 26, 8, 4, 256000, tied=True, kind="gemma2", head_dim=256),
-    "google/gemma-2-9b": _llama(3584, 14336, 42, 16, 8, 256000, tied=True, kind="gemma2", head_dim=256),
     "zai-org/glm-4.5-air": _llama(
         4096, 10944, 46, 96, 8, 151552, kind="glm4_moe", head_dim=128, attention_bias=True, moe_intermediate_size=1408,
         n_routed_experts=128, num_experts_per_tok=8, n_shared_experts=1, first_k_dense_replace=1, use_qk_norm=False,
@@ -115,6 +113,7 @@ _SHORT |= {f"gpt2-{size}": f"openai-community/gpt2-{size}" for size in ("medium"
 
 
 def known_config(name: str) -> dict[str, Any] | None:
-    """The config of a hub name, whatever its capitals; None where it is not among these."""
+    """The config of a hub name, whatever its capitals; None where it is not among these. Tuned models have the sizes of their base."""
     low = name.lower()
-    return KNOWN.get(_SHORT.get(low, low))
+    low = _SHORT.get(low, low)
+    return KNOWN.get(low) or KNOWN.get(low.removesuffix("-instruct").replace("-chat-hf", "-hf"))

@@ -14,7 +14,7 @@ from allranks.fit.records import Moment
 CUDA_CONTEXT = 600 << 20  # an H100 with torch's kernels; from reports, not measured here
 NCCL = 400 << 20  # buffers of its channels; grows with the number of peers
 CUDA_SLACK = 0.05  # of what comes and goes; from reports, not measured here
-CPU_IMPORTS = 400 << 20  # Python, torch, transformers and PEFT as imported; ranks share some of these pages
+CPU_IMPORTS = 350 << 20  # Python, torch, transformers and PEFT as imported; ranks share some of these pages
 CPU_RUNTIME = 30 << 20  # pages of libraries that the first steps touch, and threads
 HEAP_LIMIT = 32 << 20  # glibc's largest mmap threshold
 HOLES = 0.45  # of the activations, while they are there

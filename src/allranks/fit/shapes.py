@@ -131,10 +131,7 @@ def _moe_mlp(c: ModelConfig) -> list[Weight]:
 
 
 def _decoder_norms(c: ModelConfig) -> list[Weight]:
-    names = ["input_layernorm", "post_attention_layernorm"]
-    if c.family == "gemma2":
-        names += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
-    return [w for name in names for w in _norm(name, c.hidden)]
+    return [w for name in ("input_layernorm", "post_attention_layernorm") for w in _norm(name, c.hidden)]
 
 
 def _gpt2(c: ModelConfig) -> Shapes:

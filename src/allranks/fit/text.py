@@ -13,7 +13,7 @@ def verdict_line(found: Fit) -> str:
     there = found.capacity
     need = f"a rank needs about {bytes_text(found.needed_bytes)}, most of it at: {found.peak}"
     if found.verdict == NOT_KNOWN or there.bytes is None:
-        return f"{need}; what it has is not known ({there.source}), and nothing is refused"
+        return f"{need}; what it has is not known here, and nothing is refused ({there.source})"
     has = f"it has {bytes_text(there.bytes)} ({there.device}, {there.source})"
     if found.verdict == FITS:
         return f"{need}; {has}: it fits"
