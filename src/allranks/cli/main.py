@@ -25,6 +25,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "compare": ("compare", "Run strategies in turns on equal work, each proved before its time counts."),
     "trace": ("trace", "Analyse profiler traces: where the time went, and who waited for whom."),
     "doctor": ("doctor", "Check this machine, or every node that a spec would use."),
+    "diagnose": ("diagnose", "Say what went wrong, where, why and what to do, from logs of any kind."),
+    "failures": ("failures", "List the failures that are named, refused or prevented."),
     "cluster": ("cluster", "A real Slurm on this machine, to try multi-node code on and to break."),
     "schema": ("schema", "Print the JSON Schema of the spec, for editors."),
     "completion": ("completion", "Print the shell completion for bash, zsh or fish."),
