@@ -17,7 +17,10 @@ def failures_command(name: str | None, as_json: bool) -> int:
     from allranks.diagnose.failures import FAILURES
 
     entries = [_entry(e) for e in CATALOGUE.values()]
-    rows = [{"number": f.number, "failure": f.what, "way": f.way, "where": f.where, "classes": list(f.classes)} for f in FAILURES]
+    rows = [
+        {"number": f.number, "failure": f.what, "way": f.way, "where": f.where, "classes": list(f.classes)}
+        for f in FAILURES
+    ]
     if name is not None:
         entries = [e for e in entries if e["id"] == name]
         rows = [r for r in rows if str(r["number"]) == name or name in r["classes"]]
@@ -32,7 +35,7 @@ def failures_command(name: str | None, as_json: bool) -> int:
     return EXIT_OK
 
 
-def _entry(entry) -> dict[str, str]:  # noqa: ANN001
+def _entry(entry) -> dict[str, str]:
     names = ("id", "title", "cause", "fix", "next_test", "reference", "example")
     return {name: getattr(entry, name) for name in names}
 
@@ -40,7 +43,13 @@ def _entry(entry) -> dict[str, str]:  # noqa: ANN001
 def _one(entries: list[dict[str, str]], rows: list[dict]) -> None:
     for e in entries:
         click.echo(f"{e['id']}: {e['title']}")
-        for label, key in (("why", "cause"), ("do", "fix"), ("to be sure", "next_test"), ("for example", "example"), ("see", "reference")):
+        for label, key in (
+            ("why", "cause"),
+            ("do", "fix"),
+            ("to be sure", "next_test"),
+            ("for example", "example"),
+            ("see", "reference"),
+        ):
             click.echo(f"  {label:<11} {e[key]}")
     for r in rows:
         click.echo(f"failure {r['number']}: {r['failure']}; {r['way']}: {r['where']}")
@@ -53,9 +62,15 @@ def _all(entries: list[dict[str, str]], rows: list[dict]) -> None:
     console = Console()
     for title, columns, lines in (
         ("What diagnose names", ("class", "what it is"), [(e["id"], e["title"]) for e in entries]),
-        ("The forty failures", ("#", "failure", "is", "by"), [(str(r["number"]), r["failure"], r["way"], r["where"]) for r in rows]),
+        (
+            "The forty failures",
+            ("#", "failure", "is", "by"),
+            [(str(r["number"]), r["failure"], r["way"], r["where"]) for r in rows],
+        ),
     ):
-        table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
+        table = Table(
+            title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim"
+        )
         for column in columns:
             table.add_column(column, overflow="fold", no_wrap=column in ("class", "#", "is"))
         for line in lines:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from allranks.diagnose.pool import scan_all
 from allranks.diagnose.judge import judge
 from allranks.diagnose.judge.case import Case
 from allranks.diagnose.judge.health import describe
+from allranks.diagnose.pool import scan_all
 from allranks.diagnose.records import Benign, Diagnosis, Evidence, Finding, Health, Problem
 from allranks.diagnose.secrets import clean
 from allranks.diagnose.sources import find

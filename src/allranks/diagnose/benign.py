@@ -21,7 +21,10 @@ _ENTRIES = (
     Harmless(
         id="deprecation_warning",
         why="A notice about a future version; nothing is wrong now.",
-        patterns=(Pattern(r"(Future|Deprecation|PendingDeprecation|User)Warning\b", "warning"), Pattern(r"\b(is|are|being) deprecated\b", "deprecated")),
+        patterns=(
+            Pattern(r"(Future|Deprecation|PendingDeprecation|User)Warning\b", "warning"),
+            Pattern(r"\b(is|are|being) deprecated\b", "deprecated"),
+        ),
         example="FutureWarning: The pynvml package is deprecated. Please install nvidia-ml-py instead.",
         general=True,
     ),
@@ -34,7 +37,9 @@ _ENTRIES = (
     Harmless(
         id="omp_threads",
         why="torchrun sets one thread a rank unless told otherwise.",
-        patterns=(Pattern(r"Setting OMP_NUM_THREADS environment variable for each process", "setting omp_num_threads"),),
+        patterns=(
+            Pattern(r"Setting OMP_NUM_THREADS environment variable for each process", "setting omp_num_threads"),
+        ),
         example="Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being overloaded",
     ),
     Harmless(
@@ -46,13 +51,26 @@ _ENTRIES = (
     Harmless(
         id="nccl_plugin_absent",
         why="An optional plugin is not there; NCCL uses what it brings.",
-        patterns=(Pattern(r"(No plugin found|Could not find:? .{0,80}(net|tuner|profiler|env)|Using internal (network|tuner|net) plugin|using internal implementation)", "no plugin found", "could not find", "using internal"),),
+        patterns=(
+            Pattern(
+                r"(No plugin found|Could not find:? .{0,80}(net|tuner|profiler|env)|Using internal (network|tuner|net) plugin|using internal implementation)",
+                "no plugin found",
+                "could not find",
+                "using internal",
+            ),
+        ),
         example="NCCL INFO TUNER/Plugin: Could not find: libnccl-tuner.so. Using internal tuner plugin.",
     ),
     Harmless(
         id="group_not_destroyed",
         why="The program ended without destroy_process_group(); a leak at exit, no failure.",
-        patterns=(Pattern(r"destroy_process_group\(\) was not called|process group has NOT been destroyed", "destroy_process_group()", "has not been destroyed"),),
+        patterns=(
+            Pattern(
+                r"destroy_process_group\(\) was not called|process group has NOT been destroyed",
+                "destroy_process_group()",
+                "has not been destroyed",
+            ),
+        ),
         example="WARNING: destroy_process_group() was not called before program exit, which can leak resources.",
     ),
     Harmless(
@@ -64,13 +82,19 @@ _ENTRIES = (
     Harmless(
         id="barrier_device_guess",
         why="A barrier without device_ids uses the device guessed from the rank; it hangs only where that guess is wrong.",
-        patterns=(Pattern(r"using GPU \d+ (to perform barrier|as device used by this process is currently unknown)|barrier\(\): using the device under current context", "using gpu", "barrier(): using"),),
+        patterns=(
+            Pattern(
+                r"using GPU \d+ (to perform barrier|as device used by this process is currently unknown)|barrier\(\): using the device under current context",
+                "using gpu",
+                "barrier(): using",
+            ),
+        ),
         example="[rank1]: using GPU 1 as device used by this process is currently unknown. This can potentially cause a hang if this rank to GPU mapping is incorrect.",
     ),
     Harmless(
         id="xid_cleanup",
         why="Xid 45 is the driver clearing up after a process that ended; Xid 43 without others comes from a program.",
-        patterns=(Pattern(r"\bXid\b\s*(?:\([^)]*\))?\s*:?\s*45\b", "xid"),),
+        patterns=(Pattern(r"\bXid\b\s*(?:\([^)]*\))?\s*:?\s*45\b", "xid", unless="previous Xid"),),
         example="NVRM: Xid (PCI:0000:17:00): 45, pid=77, name=python, Ch 00000010",
     ),
     Harmless(

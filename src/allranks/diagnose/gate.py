@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from allranks.diagnose.benign import BENIGN
 from allranks.diagnose.catalogue import CATALOGUE
 from allranks.diagnose.catalogue.entry import Pattern
-from allranks.diagnose.benign import BENIGN
 from allranks.diagnose.facts import FACTS, PROGRESS
 
 STEM = 2
@@ -26,7 +26,9 @@ class Rule:
         self.index, self.kind, self.owner, self.pattern = index, kind, owner, pattern
         self.anchors = tuple(a.encode() for a in pattern.anchors)
         # a pattern with digits of its own must be tried on each line: lines are remembered with their digits blanked
-        self.exact = not (_DIGIT_LITERAL.search(pattern.regex) or _DIGIT_LITERAL.search(pattern.unless) or "[1-9]" in pattern.regex)
+        self.exact = not (
+            _DIGIT_LITERAL.search(pattern.regex) or _DIGIT_LITERAL.search(pattern.unless) or "[1-9]" in pattern.regex
+        )
 
 
 def all_rules() -> list[Rule]:

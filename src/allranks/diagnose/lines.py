@@ -20,11 +20,17 @@ _HOST = re.compile(r"^(?P<host>[A-Za-z][\w-]*\d[\w.-]*): (?=\S)")
 _IN_RANK = re.compile(r"\[(?:PG [^\]]{0,80}?)?\bRank (?P<rank>\d{1,7})\]", re.IGNORECASE)
 _ON = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON (?P<host>[\w.-]+) ")
 _SRUN = re.compile(r"srun: error: (?P<host>[A-Za-z][\w.-]*): tasks? (?P<task>\d+)")
-_ISO = re.compile(r"(?P<day>\d{4}-\d\d-\d\d)[T _-](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?(?P<zone>Z|[+-]\d\d:?\d\d)?")
+_ISO = re.compile(
+    r"(?P<day>\d{4}-\d\d-\d\d)[T _-](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?(?P<zone>Z|[+-]\d\d:?\d\d)?"
+)
 _GLOG = re.compile(r"\b[IWEF](?P<month>\d\d)(?P<date>\d\d) (?P<clock>\d\d:\d\d:\d\d)\.(?P<part>\d{1,9})")
 _EPOCH = re.compile(r'"time": ?(?P<time>\d{10}(?:\.\d+)?)')
-_UNIX_DAY = re.compile(r"\b(?P<month>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}(?P<date>\d{1,2}) (?P<clock>\d\d:\d\d:\d\d)(?: (?P<year>\d{4}))?")
-_MONTHS = {m: i for i, m in enumerate("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}
+_UNIX_DAY = re.compile(
+    r"\b(?P<month>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}(?P<date>\d{1,2}) (?P<clock>\d\d:\d\d:\d\d)(?: (?P<year>\d{4}))?"
+)
+_MONTHS = {
+    m: i for i, m in enumerate(["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"], 1)
+}
 
 
 class Line(Struct, frozen=True):

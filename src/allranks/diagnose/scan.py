@@ -13,7 +13,7 @@ from allranks.diagnose.benign import BENIGN
 from allranks.diagnose.facts import COUNTED
 from allranks.diagnose.gate import Gate, Rule, all_rules
 from allranks.diagnose.lines import ANSI, MAX_TEXT, Line, decode, is_labelled, take_apart, time_of
-from allranks.diagnose.signals import FileScan, Signal, Tally
+from allranks.diagnose.signals import FileScan, Signal, Stack, Tally
 
 MAX_FORMS = 100_000
 MAX_FORM = 512  # longer lines are looked at each time
@@ -21,7 +21,8 @@ LONG = 4096
 WINDOWS = 16
 KEPT_PER_SOURCE = 3  # signals of one rule from one rank, task or host
 KEPT_PER_RULE = 96
-FRAMES, FRAME_REACH, STREAMS = 48, 200, 512
+KEPT_FRAMES = 40  # of a stack that torch's watchdog prints
+FRAMES, FRAME_REACH, STREAMS, STACKS = 48, 200, 512, 512
 NEAR = 40  # lines within which a time stamp still dates a line without one
 _BLANK = bytes(48 if 48 <= c <= 57 else c for c in range(256))
 
@@ -107,7 +108,11 @@ class Scanner:
         firm = any(not BENIGN[name].general for name in harmless)
         failing = any(r.kind == "class" for r, _ in matched) and not firm
         for rule, match in matched:
-            if rule.kind == "class" and firm or rule.kind == "benign" and failing or rule.owner == "exception" and firm:
+            if (
+                (rule.kind == "class" and firm)
+                or (rule.kind == "benign" and failing)
+                or (rule.owner == "exception" and firm)
+            ):
                 continue
             if rule.kind == "progress":
                 if not failing:
@@ -116,8 +121,12 @@ class Scanner:
                 state.start_again()
             elif rule.owner in ("frame", "stack"):
                 state.frame(line, number, match.groupdict())
+            elif rule.owner == "stack_head":
+                state.stack(line, number)
             else:
-                state.keep(rule, line, raw, where, number, {k: v for k, v in match.groupdict().items() if v is not None})
+                state.keep(
+                    rule, line, raw, where, number, {k: v for k, v in match.groupdict().items() if v is not None}
+                )
 
 
 class _State:
@@ -132,6 +141,7 @@ class _State:
         self._hosts: set[str] = set()
         self._ranks: set[int] = set()
         self._pids: dict[int, int] = {}
+        self._in_stack = 0
 
     def result(self) -> FileScan:
         self.out.lines = self.line - 1
@@ -182,7 +192,17 @@ class _State:
             if len(self._frames) >= STREAMS:
                 self._frames.clear()
             self._frames[stream] = deque(maxlen=FRAMES)
-        self._frames[stream].append((number, f"{groups.get('path') or ''}:{groups.get('function') or ''}"[:300]))
+        frame = f"{groups.get('path') or ''}:{groups.get('function') or ''}"[:300]
+        self._frames[stream].append((number, frame))
+        if self.out.stacks and self._in_stack == number - 1 and len(self.out.stacks[-1].frames) < FRAMES:
+            self.out.stacks[-1].frames.append(frame)
+            self._in_stack = number
+
+    def stack(self, line: Line, number: int) -> None:
+        """A thread of a stack dump begins; the frames on the lines that follow are its."""
+        if len(self.out.stacks) < STACKS:
+            self.out.stacks.append(Stack(number, line.text[:200], line.rank, line.host))
+            self._in_stack = number
 
     def keep(
         self, rule: Rule, line: Line, raw: str, where: tuple[list[bytes], int], number: int, groups: dict[str, str]
@@ -201,7 +221,7 @@ class _State:
             self.out.ready += 1
         source = (rule.index, rank, line.local, line.task, line.host)
         own, all_of_rule = self._kept.get(source, 0), self._kept.get(rule.index, 0)
-        if own >= KEPT_PER_SOURCE or all_of_rule >= KEPT_PER_RULE:
+        if own >= (KEPT_FRAMES if rule.owner == "fr_frame" else KEPT_PER_SOURCE) or all_of_rule >= KEPT_PER_RULE:
             return
         self._kept[source], self._kept[rule.index] = own + 1, all_of_rule + 1
         stream = (line.rank, line.local, line.task, line.host)

@@ -39,7 +39,11 @@ def _causes(console: Console, findings: list[Finding]) -> None:
 
 
 def _finding(console: Console, finding: Finding, *, first: bool) -> None:
-    title = Text.assemble((finding.title, "bold red" if first else "bold"), ("  ", ""), (f"{finding.id}, {100 * finding.confidence:.0f} % sure", "dim"))
+    title = Text.assemble(
+        (finding.title, "bold red" if first else "bold"),
+        ("  ", ""),
+        (f"{finding.id}, {100 * finding.confidence:.0f} % sure", "dim"),
+    )
     console.print(title, soft_wrap=True)
     table = Table.grid(padding=(0, 2))
     table.add_column(style="cyan", no_wrap=True)
@@ -71,7 +75,9 @@ def _where(finding: Finding) -> str:
 
 def _line(console: Console, evidence: Evidence) -> None:
     text = evidence.text if len(evidence.text) <= LINE else evidence.text[:LINE] + " ..."
-    console.print(Text.assemble("  ", (f"{evidence.file}:{evidence.line}", "dim"), "  ", (text, "yellow")), soft_wrap=True)
+    console.print(
+        Text.assemble("  ", (f"{evidence.file}:{evidence.line}", "dim"), "  ", (text, "yellow")), soft_wrap=True
+    )
 
 
 def _health(console: Console, health: Health, *, brief: bool) -> None:
@@ -79,7 +85,9 @@ def _health(console: Console, health: Health, *, brief: bool) -> None:
     if health.world_size or health.ranks_seen:
         said.append(f"{health.world_size or len(health.ranks_seen)} ranks")
     if health.hosts:
-        said.append(f"{len(health.hosts)} host{'s' if len(health.hosts) > 1 else ''} ({', '.join(health.hosts[:6])}{', ...' if len(health.hosts) > 6 else ''})")
+        said.append(
+            f"{len(health.hosts)} host{'s' if len(health.hosts) > 1 else ''} ({', '.join(health.hosts[:6])}{', ...' if len(health.hosts) > 6 else ''})"
+        )
     if health.transports:
         said.append("data by " + ", ".join(f"{name} ({count})" for name, count in list(health.transports.items())[:5]))
     elif health.network:

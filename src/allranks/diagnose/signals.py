@@ -29,6 +29,16 @@ class Signal(Struct, kw_only=True):
     frames: tuple[str, ...] = ()
 
 
+class Stack(Struct):
+    """Where one thread stood in a dump: ``file:function``, innermost first."""
+
+    line: int
+    head: str
+    rank: int | None
+    host: str | None
+    frames: list[str] = field(default_factory=list)
+
+
 class Tally(Struct):
     """How often a rule matched in a file, and where last."""
 
@@ -42,6 +52,7 @@ class FileScan(Struct, kw_only=True):
     file: int
     signals: list[Signal] = field(default_factory=list)
     tallies: dict[int, Tally] = field(default_factory=dict)
+    stacks: list[Stack] = field(default_factory=list)
     transports: dict[str, int] = field(default_factory=dict)
     ready: int = 0
     hosts: list[str] = field(default_factory=list)

@@ -24,10 +24,50 @@ BLOCK = 1 << 20
 MAX_LINE = 1 << 18  # a line without end is handed on in pieces of this size
 MAX_FILES = 20_000
 _SKIPPED_FOLDERS = frozenset(
-    {"checkpoints", "model", "traces", "tensorboard", "wandb", "__pycache__", ".git", "node_modules", ".venv", "site-packages"}
+    {
+        "checkpoints",
+        "model",
+        "traces",
+        "tensorboard",
+        "wandb",
+        "__pycache__",
+        ".git",
+        "node_modules",
+        ".venv",
+        "site-packages",
+    }
 )
 _NO_LOGS = frozenset(
-    ".safetensors .bin .pt .pth .ckpt .npy .npz .arrow .parquet .html .png .jpg .svg .pdf .so .pyc .py .onnx .tar .zip .whl .model .yaml .yml .toml .sh .sbatch .md".split()
+    [
+        ".safetensors",
+        ".bin",
+        ".pt",
+        ".pth",
+        ".ckpt",
+        ".npy",
+        ".npz",
+        ".arrow",
+        ".parquet",
+        ".html",
+        ".png",
+        ".jpg",
+        ".svg",
+        ".pdf",
+        ".so",
+        ".pyc",
+        ".py",
+        ".onnx",
+        ".tar",
+        ".zip",
+        ".whl",
+        ".model",
+        ".yaml",
+        ".yml",
+        ".toml",
+        ".sh",
+        ".sbatch",
+        ".md",
+    ]
 )
 _MAGIC = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zst"}
 _BINARY_MAGIC = (b"\x7fELF", b"PK\x03\x04", b"\x89PNG", b"%PDF", b"ARROW1", b"PAR1", b"\x93NUMPY")
@@ -54,7 +94,9 @@ def find(paths: list[Path]) -> tuple[list[Source], list[tuple[str, str]]]:
     problems: list[tuple[str, str]] = []
     for path in paths:
         if not os.path.lexists(path):
-            raise RequestError(f"{path}: there is no such file or folder; give log files, folders of them, or a run folder")
+            raise RequestError(
+                f"{path}: there is no such file or folder; give log files, folders of them, or a run folder"
+            )
         for file in _walk(path, problems):
             _add(file, path, found, problems)
             if len(found) >= MAX_FILES:
@@ -84,7 +126,9 @@ def _walk(path: Path, problems: list[tuple[str, str]]) -> Iterator[Path]:
     if (path / "plan.json").is_file() and (path / "spec.yaml").is_file():
         yield from _of_run(RunDir(path))
         return
-    for folder, folders, files in os.walk(path, onerror=lambda e: problems.append((str(e.filename), f"cannot be listed: {e.strerror}"))):
+    for folder, folders, files in os.walk(
+        path, onerror=lambda e: problems.append((str(e.filename), f"cannot be listed: {e.strerror}"))
+    ):
         folders[:] = sorted(f for f in folders if f not in _SKIPPED_FOLDERS and not Path(folder, f).is_symlink())
         if "plan.json" in files and "spec.yaml" in files:
             folders.clear()
@@ -98,7 +142,11 @@ def _walk(path: Path, problems: list[tuple[str, str]]) -> Iterator[Path]:
 def _of_run(run: RunDir) -> Iterator[Path]:
     """The words of a run's newest attempt: its ranks', agents' and driver's logs, how they ended, and the events."""
     last = run.logs_of(max(run.attempts(), default=1))
-    for folder, forms in ((last, ("*.log", "*.exit.json")), (run.logs, ("*.log", "driver.json")), (run.events, ("*.jsonl",))):
+    for folder, forms in (
+        (last, ("*.log", "*.exit.json")),
+        (run.logs, ("*.log", "driver.json")),
+        (run.events, ("*.jsonl",)),
+    ):
         for form in forms:
             yield from sorted(folder.glob(form))
 
@@ -147,7 +195,9 @@ def _open_zstd(raw: BinaryIO) -> BinaryIO:
     except ImportError:
         pass
     if shutil.which("zstd") is None:
-        raise Unreadable("is packed with zstd, and neither the package zstandard nor the program zstd is here; unpack it first")
+        raise Unreadable(
+            "is packed with zstd, and neither the package zstandard nor the program zstd is here; unpack it first"
+        )
     return _Unpacker(raw)
 
 
@@ -189,7 +239,9 @@ def _is_binary(head: bytes) -> bool:
     text = head.replace(b"\0", b"") if head.count(0) > len(head) // 2 else head  # a hole at the start of a log
     if not text:
         return False
-    odd = len(text) - len(text.translate(None, bytes(c for c in range(32) if c not in b"\t\n\r\x08\x0b\x0c\x1b") + b"\x7f"))
+    odd = len(text) - len(
+        text.translate(None, bytes(c for c in range(32) if c not in b"\t\n\r\x08\x0b\x0c\x1b") + b"\x7f")
+    )
     undecodable = text.decode("utf-8", "replace").count("\ufffd")
     return odd > 0.05 * len(text) or (undecodable > 0.3 * len(text))
 

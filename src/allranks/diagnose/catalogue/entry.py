@@ -28,7 +28,9 @@ class Pattern:
         says: what this message tells, for evidence of a cause that it only fits.
     """
 
-    def __init__(self, regex: str, *anchors: str, weight: float = SAYS, passing: bool = False, unless: str = "") -> None:
+    def __init__(
+        self, regex: str, *anchors: str, weight: float = SAYS, passing: bool = False, unless: str = ""
+    ) -> None:
         self.regex, self.weight, self.passing, self.unless = regex, weight, passing, unless
         self.anchors = anchors or (longest_literal(regex),)
         for anchor in self.anchors:

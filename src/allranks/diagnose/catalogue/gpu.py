@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.diagnose.catalogue.entry import FITS, HINTS, SAYS, SHOWS, Entry, Pattern
+from allranks.diagnose.catalogue.entry import FITS, HINTS, SHOWS, Entry, Pattern
 
 P2P_UNSUPPORTED = Entry(
     id="p2p_unsupported",
@@ -12,13 +12,25 @@ P2P_UNSUPPORTED = Entry(
     next_test="torch.cuda.can_device_access_peer(0, 1), or p2pBandwidthLatencyTest; nvidia-smi topo -p2p r",
     reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-p2p-disable",
     patterns=(
-        Pattern(r"peer access is not supported between these two devices|peer access (is )?not supported", "peer access "),
-        Pattern(r"cudaErrorPeerAccessUnsupported|peer mapping resources exhausted|cudaErrorTooManyPeers", "cudaerrorpeeraccess", "peer mapping resources", "cudaerrortoomanypeers"),
+        Pattern(
+            r"peer access is not supported between these two devices|peer access (is )?not supported", "peer access "
+        ),
+        Pattern(
+            r"cudaErrorPeerAccessUnsupported|peer mapping resources exhausted|cudaErrorTooManyPeers",
+            "cudaerrorpeeraccess",
+            "peer mapping resources",
+            "cudaerrortoomanypeers",
+        ),
         Pattern(r"Cuda failure '?217\b", "cuda failure"),
         Pattern(r"doesn'?t support faster communication.{0,30}(P2P|IB)", "support faster communication"),
         Pattern(r"Could not enable P2P between", weight=SHOWS),
         Pattern(r"peer.to.peer.{0,60}(not supported|unsupported|unavailable|fail)", "peer", weight=SHOWS),
-        Pattern(r"cuMemImportFromShareableHandle.{0,80}|cudaIpcOpenMemHandle.{0,60}(fail|error|invalid)", "cumemimportfromshareablehandle", "cudaipcopenmemhandle", weight=FITS),
+        Pattern(
+            r"cuMemImportFromShareableHandle.{0,80}|cudaIpcOpenMemHandle.{0,60}(fail|error|invalid)",
+            "cumemimportfromshareablehandle",
+            "cudaipcopenmemhandle",
+            weight=FITS,
+        ),
         Pattern(r"p2p\.cc:\d+.{0,40}(Cuda failure|WARN)", "cuda failure", "nccl warn", weight=FITS),
     ),
     example="node-a:3:8 [1] transport/p2p.cc:275 NCCL WARN Cuda failure 217 'peer access is not supported between these two devices'",
@@ -51,9 +63,21 @@ INVALID_DEVICE = Entry(
     patterns=(
         Pattern(r"invalid device ordinal|cudaErrorInvalidDevice\b", "invalid device ordinal", "cudaerrorinvaliddevice"),
         Pattern(r"(CUDA|HIP) error[: ]+101\b", " error", weight=SHOWS),
-        Pattern(r"Invalid device (id|index|string)|device (index|id) .{0,20}out of range", "invalid device ", "out of range", weight=SHOWS),
+        Pattern(
+            r"Invalid device (id|index|string)|device (index|id) .{0,20}out of range",
+            "invalid device ",
+            "out of range",
+            weight=SHOWS,
+        ),
         Pattern(r"torch\.cuda\.device_count\(\) is \d+", "torch.cuda.device_count() is ", weight=SHOWS),
-        Pattern(r"(device|GPU) \d+ .{0,30}(not (available|present|visible)|does not exist).{0,30}(only|device_count|visible)", "not available", "not present", "not visible", "does not exist", weight=SHOWS),
+        Pattern(
+            r"(device|GPU) \d+ .{0,30}(not (available|present|visible)|does not exist).{0,30}(only|device_count|visible)",
+            "not available",
+            "not present",
+            "not visible",
+            "does not exist",
+            weight=SHOWS,
+        ),
     ),
     example="RuntimeError: CUDA error: invalid device ordinal",
     near_miss="RuntimeError: CUDA error: invalid configuration argument",
@@ -67,19 +91,53 @@ NO_GPU = Entry(
     next_test="within the same step: nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES; python -c 'import torch; print(torch.version.cuda, torch.cuda.is_available())'",
     reference="https://docs.pytorch.org/get-started/locally/",
     patterns=(
-        Pattern(r"No CUDA GPUs are available|no (CUDA|NVIDIA|HIP) (GPUs?|devices?) (are |were )?(found|available|detected|visible)", " gpu", " device"),
+        Pattern(
+            r"No CUDA GPUs are available|no (CUDA|NVIDIA|HIP) (GPUs?|devices?) (are |were )?(found|available|detected|visible)",
+            " gpu",
+            " device",
+        ),
         Pattern(r"No HIP GPUs are available"),
-        Pattern(r"ProcessGroupNCCL is only supported with GPUs|no GPUs found", "processgroupnccl is only supported", "no gpus found"),
+        Pattern(
+            r"ProcessGroupNCCL is only supported with GPUs|no GPUs found",
+            "processgroupnccl is only supported",
+            "no gpus found",
+        ),
         Pattern(r"no CUDA-capable device|cudaErrorNoDevice", "cuda-capable device", "cudaerrornodevice"),
         Pattern(r"Found no NVIDIA driver"),
-        Pattern(r"NVIDIA-SMI has failed|couldn'?t communicate with the NVIDIA driver", "nvidia-smi has failed", "communicate with the nvidia driver", weight=SHOWS),
+        Pattern(
+            r"NVIDIA-SMI has failed|couldn'?t communicate with the NVIDIA driver",
+            "nvidia-smi has failed",
+            "communicate with the nvidia driver",
+            weight=SHOWS,
+        ),
         Pattern(r"No devices were found", weight=SHOWS),
         Pattern(r"Torch not compiled with CUDA enabled"),
-        Pattern(r"(NVIDIA |CUDA )?driver .{0,30}(too old|insufficient)|CUDA driver version is insufficient", "driver", weight=SHOWS),
-        Pattern(r"Driver/library version mismatch|forward compatibility was attempted", "driver/library version mismatch", "forward compatibility was attempted", weight=SHOWS),
-        Pattern(r"CUDA initialization: |CUDA driver initialization failed|CUDA unknown error", "cuda initialization:", "cuda driver initialization failed", "cuda unknown error", weight=FITS, unless="802|system not yet initialized|out of memory"),
+        Pattern(
+            r"(NVIDIA |CUDA )?driver .{0,30}(too old|insufficient)|CUDA driver version is insufficient",
+            "driver",
+            weight=SHOWS,
+        ),
+        Pattern(
+            r"Driver/library version mismatch|forward compatibility was attempted",
+            "driver/library version mismatch",
+            "forward compatibility was attempted",
+            weight=SHOWS,
+        ),
+        Pattern(
+            r"CUDA initialization: |CUDA driver initialization failed|CUDA unknown error",
+            "cuda initialization:",
+            "cuda driver initialization failed",
+            "cuda unknown error",
+            weight=FITS,
+            unless="802|system not yet initialized|out of memory",
+        ),
         Pattern(r"torch\.cuda\.is_available\(\).{0,30}(False|must be True)", "is_available()", weight=FITS),
-        Pattern(r"nvml.{0,40}(not found|Unknown Error|not initialized|NVML_ERROR_(LIBRARY_NOT_FOUND|NOT_FOUND))|Failed to initialize NVML", "nvml", weight=FITS, unless="gpu is lost"),
+        Pattern(
+            r"nvml.{0,40}(not found|Unknown Error|not initialized|NVML_ERROR_(LIBRARY_NOT_FOUND|NOT_FOUND))|Failed to initialize NVML",
+            "nvml",
+            weight=FITS,
+            unless="gpu is lost",
+        ),
     ),
     example="RuntimeError: No CUDA GPUs are available",
     near_miss="INFO 8 CUDA GPUs are available on node-b",
@@ -93,11 +151,27 @@ FABRIC_MANAGER = Entry(
     next_test="on the node: systemctl status nvidia-fabricmanager; nvidia-smi -q | grep -A2 Fabric must say State: Completed",
     reference="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html",
     patterns=(
-        Pattern(r"system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized", "systemnotready", "system_not_ready"),
+        Pattern(
+            r"system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY",
+            "system not yet initialized",
+            "systemnotready",
+            "system_not_ready",
+        ),
         Pattern(r"(CUDA|cudaGetDeviceCount|Error|error)[^\n]{0,30}\b802\b", "error", weight=SHOWS),
-        Pattern(r"(nvidia-)?fabric ?manager.{0,120}(fail|not (running|active|ready|started|installed|found)|error|inactive|dead|mismatch|version|exited)", "fabricmanager", "fabric manager", weight=SHOWS, unless="version [\\d.]+ (started|running)|successfully"),
+        Pattern(
+            r"(nvidia-)?fabric ?manager.{0,120}(fail|not (running|active|ready|started|installed|found)|error|inactive|dead|mismatch|version|exited)",
+            "fabricmanager",
+            "fabric manager",
+            weight=SHOWS,
+            unless="version [\\d.]+ (started|running)|successfully",
+        ),
         Pattern(r"fabric (manager )?state.{0,20}(In Progress|Not Started|Not Supported)", "fabric", weight=FITS),
-        Pattern(r"NVSwitch.{0,80}(fail|fatal|error|not initialized)|NV_WARN_NVSWITCH", "nvswitch", weight=SHOWS, unless="non.?fatal"),
+        Pattern(
+            r"NVSwitch.{0,80}(fail|fatal|error|not initialized)|NV_WARN_NVSWITCH",
+            "nvswitch",
+            weight=SHOWS,
+            unless="non.?fatal",
+        ),
     ),
     example="RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
     near_miss="systemd[1]: Started NVIDIA fabric manager service.",
@@ -105,9 +179,7 @@ FABRIC_MANAGER = Entry(
 
 # Xid numbers that mean the device or its links, from NVIDIA's catalogue; 13, 31, 43, 45, 68, 69 come from programs,
 # 63 and 94 are contained errors that are also signs of failing memory.
-_HARDWARE_XID = (
-    r"46|48|54|5[6-8]|6[0-2]|6[4-7]|7[1-4]|7[6-9]|8[0-46-8]|92|93|9[5-8]|110|119|12[0-5]|13[67]|14\d|15[0-1]|15[5-8]|16\d|17[0-2]"
-)
+_HARDWARE_XID = r"46|48|54|5[6-8]|6[0-2]|6[4-7]|7[1-4]|7[6-9]|8[0-46-8]|92|93|9[5-8]|110|119|12[0-5]|13[67]|14\d|15[0-1]|15[5-8]|16\d|17[0-2]"
 _XID = r"\bXid\b(?: error| code| event| number| errors?)*\s*(?:\([^)]*\))?\s*[:=#]?\s*"
 
 GPU_HARDWARE_FAULT = Entry(
@@ -118,22 +190,63 @@ GPU_HARDWARE_FAULT = Entry(
     next_test="on that node: dmesg | grep -i xid; nvidia-smi -q -d ECC,ROW_REMAPPER; dcgmi diag -r 3; the same job on other nodes",
     reference="https://docs.nvidia.com/deploy/xid-errors/index.html",
     patterns=(
-        Pattern(r"(uncorrectable|double.?bit|DBE).{0,30}(ECC|error|NVLink)|cudaErrorECCUncorrectable|ECC.{0,30}uncorrect", "uncorrect", "double", " dbe ", unless=r"(count|errors?|total|aggregate|volatile)\s*[:=]\s*0\b|0 uncorrect"),
+        Pattern(
+            r"(uncorrectable|double.?bit|DBE).{0,30}(ECC|error|NVLink)|cudaErrorECCUncorrectable|ECC.{0,30}uncorrect",
+            "uncorrect",
+            "double",
+            " dbe ",
+            unless=r"(count|errors?|total|aggregate|volatile)\s*[:=]\s*0\b|0 uncorrect",
+        ),
         Pattern(_XID + rf"({_HARDWARE_XID})\b", "xid"),
         Pattern(_XID + r"(63|94)\b", "xid", weight=FITS),
-        Pattern(r"fallen off the bus|GPU is lost|GPU (has )?disappeared|lost (contact|communication) with (the )?GPU", "fallen off the bus", "gpu is lost", "disappeared", " with the gpu", " with gpu"),
+        Pattern(
+            r"fallen off the bus|GPU is lost|GPU (has )?disappeared|lost (contact|communication) with (the )?GPU",
+            "fallen off the bus",
+            "gpu is lost",
+            "disappeared",
+            " with the gpu",
+            " with gpu",
+        ),
         Pattern(r"Unable to determine the device handle"),
-        Pattern(r"(NVLink|NVLINK).{0,60}(error|fatal|down|fail|inactive|uncorrect)", "nvlink", weight=SHOWS, unless="error (count|counters?)[^0-9]*0\\b|non.?fatal"),
-        Pattern(r"(GSP|RPC).{0,80}(timeout|timed out|time.?out waiting)|Timeout (after|waiting).{0,60}(GSP|RPC)", " gsp", "gsp ", " rpc"),
+        Pattern(
+            r"(NVLink|NVLINK).{0,60}(error|fatal|down|fail|inactive|uncorrect)",
+            "nvlink",
+            weight=SHOWS,
+            unless="error (count|counters?)[^0-9]*0\\b|non.?fatal",
+        ),
+        Pattern(
+            r"(GSP|RPC).{0,80}(timeout|timed out|time.?out waiting)|Timeout (after|waiting).{0,60}(GSP|RPC)",
+            " gsp",
+            "gsp ",
+            " rpc",
+        ),
         Pattern(r"row.?remap.{0,40}(fail|pending)|remapping fail|retired pages? pending", "remap", "retired page"),
         Pattern(r"RmInitAdapter failed|rm_init_adapter failed", "rminitadapter", "rm_init_adapter"),
-        Pattern(r"(PCIe|AER).{0,80}(uncorrect|fatal)", "pcie", " aer", unless="non.?fatal|correctable", weight=SHOWS),
-        Pattern(r"(PCIe|AER).{0,80}(Uncorrected|Fatal)", "pcie", " aer", unless="severity=Corrected", weight=SHOWS),
+        Pattern(r"(PCIe|AER).{0,80}(uncorrect|fatal)", "pcie", "aer:", unless=r"non.?fatal|(?<!un)correct", weight=SHOWS),
         Pattern(r"\bSXid\b.{0,80}\bfatal", "sxid", unless="non.?fatal"),
-        Pattern(r"GPU.{0,60}(needs? (a )?reset|requires? (a )?reset|reset required|hardware (fault|error|failure)|is (bad|faulty|broken))", " reset", "hardware ", "faulty", "broken", " is bad", weight=SHOWS),
-        Pattern(r"cudaErrorNvlinkUncorrectable|cudaErrorHardwareStackError|CUDA_ERROR_HARDWARE", "nvlinkuncorrectable", "hardwarestackerror", "cuda_error_hardware", weight=SHOWS),
+        Pattern(
+            r"GPU.{0,60}(needs? (a )?reset|requires? (a )?reset|reset required|hardware (fault|error|failure)|is (bad|faulty|broken))",
+            " reset",
+            "hardware ",
+            "faulty",
+            "broken",
+            " is bad",
+            weight=SHOWS,
+        ),
+        Pattern(
+            r"cudaErrorNvlinkUncorrectable|cudaErrorHardwareStackError|CUDA_ERROR_HARDWARE",
+            "nvlinkuncorrectable",
+            "hardwarestackerror",
+            "cuda_error_hardware",
+            weight=SHOWS,
+        ),
         Pattern(r"dcgm.{0,80}(diag|health|level).{0,40}(fail|error)", "dcgm", weight=SHOWS),
-        Pattern(r"unspecified launch failure|cudaErrorLaunchFailure", "unspecified launch failure", "cudaerrorlaunchfailure", weight=HINTS),
+        Pattern(
+            r"unspecified launch failure|cudaErrorLaunchFailure",
+            "unspecified launch failure",
+            "cudaerrorlaunchfailure",
+            weight=HINTS,
+        ),
         Pattern(r"(GPU|NVRM).{0,40}(ECC|memory) (error|page retire)", " ecc", "memory ", weight=FITS),
     ),
     example="[ 7211.440102] NVRM: Xid (PCI:0000:c1:00): 79, pid=2201, name=python, GPU has fallen off the bus.",
@@ -148,14 +261,36 @@ GPU_APPLICATION_FAULT = Entry(
     next_test="the same batch on CPU names the bad index; compute-sanitizer names the kernel. If the same host fails with other programs, it is the GPU",
     reference="https://docs.nvidia.com/deploy/xid-errors/index.html",
     patterns=(
-        Pattern(r"illegal memory access|cudaErrorIllegalAddress|CUDA_ERROR_ILLEGAL_ADDRESS", "illegal memory access", "illegaladdress", "illegal_address"),
+        Pattern(
+            r"illegal memory access|cudaErrorIllegalAddress|CUDA_ERROR_ILLEGAL_ADDRESS",
+            "illegal memory access",
+            "illegaladdress",
+            "illegal_address",
+        ),
         Pattern(r"device-side assert|cudaErrorAssert\b", "device-side assert", "cudaerrorassert"),
         Pattern(_XID + r"(13|31|68|69)\b", "xid", weight=SHOWS),
         Pattern(_XID + r"(8|32|43)\b", "xid", weight=FITS),
-        Pattern(r"misaligned address|illegal instruction was encountered|cudaErrorMisalignedAddress", "misaligned address", "illegal instruction was", "cudaerrormisaligned"),
-        Pattern(r"(Assertion `.{0,80}(idx|index|src|target|t >= 0|n_classes|out of bounds).{0,80} failed)", "assertion `"),
-        Pattern(r"unspecified launch failure|cudaErrorLaunchFailure", "unspecified launch failure", "cudaerrorlaunchfailure", weight=FITS),
-        Pattern(r"CUBLAS_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|INVALID_VALUE)|CUDNN_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)", "cublas_status_", "cudnn_status_", weight=FITS),
+        Pattern(
+            r"misaligned address|illegal instruction was encountered|cudaErrorMisalignedAddress",
+            "misaligned address",
+            "illegal instruction was",
+            "cudaerrormisaligned",
+        ),
+        Pattern(
+            r"(Assertion `.{0,80}(idx|index|src|target|t >= 0|n_classes|out of bounds).{0,80} failed)", "assertion `"
+        ),
+        Pattern(
+            r"unspecified launch failure|cudaErrorLaunchFailure",
+            "unspecified launch failure",
+            "cudaerrorlaunchfailure",
+            weight=FITS,
+        ),
+        Pattern(
+            r"CUBLAS_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|INVALID_VALUE)|CUDNN_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)",
+            "cublas_status_",
+            "cudnn_status_",
+            weight=FITS,
+        ),
         Pattern(r"MMU Fault", weight=SHOWS),
     ),
     example="torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
@@ -170,9 +305,27 @@ GPU_THROTTLED = Entry(
     next_test="nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE under load, beside a node that is well",
     reference="https://docs.nvidia.com/deploy/nvidia-smi/index.html",
     patterns=(
-        Pattern(r"(HW|hw_)[ _]?(Slowdown|Thermal|Power.?Brake)[\w ]*\s*[:=]\s*(Active|1|true)\b", "slowdown", "thermal", "brake"),
-        Pattern(r"(power brake|thermal slowdown|hw slowdown|thermal (throttl|violation))", "power brake", "thermal slowdown", "hw slowdown", "thermal throttl", "thermal violation", unless=r"[:=]\s*(not active|0|inactive|false|n/a)|no (thermal|power)"),
-        Pattern(r"temperature above threshold|clock throttled", "temperature above threshold", "clock throttled", weight=SHOWS),
+        Pattern(
+            r"(HW|hw_)[ _]?(Slowdown|Thermal|Power.?Brake)[\w ]*\s*[:=]\s*(Active|1|true)\b",
+            "slowdown",
+            "thermal",
+            "brake",
+        ),
+        Pattern(
+            r"(power brake|thermal slowdown|hw slowdown|thermal (throttl|violation))",
+            "power brake",
+            "thermal slowdown",
+            "hw slowdown",
+            "thermal throttl",
+            "thermal violation",
+            unless=r"[:=]\s*(not active|0|inactive|false|n/a)|no (thermal|power)",
+        ),
+        Pattern(
+            r"temperature above threshold|clock throttled",
+            "temperature above threshold",
+            "clock throttled",
+            weight=SHOWS,
+        ),
         Pattern(r"(GPU|clock|SM).{0,60}throttl(ed|ing)", "throttl", weight=SHOWS, unless="not throttl|no throttl|none"),
         Pattern(r"(SM|graphics|gpu) ?clocks?.{0,30}(stuck|capped|limited|locked|dropped|only)", "clock", weight=SHOWS),
         Pattern(r"(overheat|too hot|over.?temperature)", "overheat", "too hot", "temperature", weight=SHOWS),
@@ -190,8 +343,19 @@ STRAGGLER = Entry(
     next_test="compare step times without waiting (compute only) per rank; swap the ranks between hosts: does the slowness stay with the host?",
     reference="https://nvidia.github.io/nvidia-resiliency-ext/straggler_det/index.html",
     patterns=(
-        Pattern(r"straggl(er|ing).{0,80}(rank|node|host|gpu|detected|found|worker|=|:)", "straggl", unless=r"(no|0|zero|without) straggl|straggl\w* (detection|report)\w*[ :=]*(is )?(enabled|disabled|started|initialized|off|on|none|\[\]|0)|straggl\w*[:= ]+(none|\[\]|0)\b"),
-        Pattern(r"(rank|node|host|gpu) ?\[?[\w.-]+\]?.{0,40}(slower than|slowest|times slower|x slower|lagging)", "slower", "slowest", "lagging", weight=SHOWS, unless="ranks that caused the desync"),
+        Pattern(
+            r"straggl(er|ing).{0,80}(rank|node|host|gpu|detected|found|worker|=|:)",
+            "straggl",
+            unless=r"(no|0|zero|without) straggl|straggl\w* (detection|report)\w*[ :=]*(is )?(enabled|disabled|started|initialized|off|on|none|\[\]|0)|straggl\w*[:= ]+(none|\[\]|0)\b",
+        ),
+        Pattern(
+            r"(rank|node|host|gpu) ?\[?[\w.-]+\]?.{0,40}(slower than|slowest|times slower|x slower|lagging)",
+            "slower",
+            "slowest",
+            "lagging",
+            weight=SHOWS,
+            unless="ranks that caused the desync",
+        ),
         Pattern(r"(slow(est)?|lagging) (rank|node|host|gpu|worker)s?\b.{0,40}\d", "slow", "lagging", weight=SHOWS),
         Pattern(r"relative perf(ormance)?.{0,40}(below|under|<|0\.[0-6])", "relative perf", weight=SHOWS),
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.diagnose.catalogue.entry import FITS, HINTS, SHOWS, Entry, Pattern
+from allranks.diagnose.catalogue.entry import FITS, SHOWS, Entry, Pattern
 
 NUMPY_CLASH = Entry(
     id="numpy_clash",
@@ -16,11 +16,18 @@ NUMPY_CLASH = Entry(
         Pattern(r"numpy\.(dtype|ndarray|ufunc) size changed", " size changed"),
         Pattern(r"_ARRAY_API not found"),
         Pattern(r"numpy\.core\.multiarray failed to import|numpy\._core\.multiarray failed", "multiarray failed"),
-        Pattern(r"module 'numpy' has no attribute|No module named 'numpy\.(_core|core)|cannot import name .{1,40} from 'numpy", "'numpy"),
+        Pattern(
+            r"module 'numpy' has no attribute|No module named 'numpy\.(_core|core)|cannot import name .{1,40} from 'numpy",
+            "'numpy",
+        ),
         Pattern(r"was removed in the NumPy 2\.0|removed in NumPy 2", "numpy "),
         Pattern(r"Unable to avoid copy while creating an array", weight=SHOWS),
         Pattern(r"Numpy is not available", weight=SHOWS),
-        Pattern(r"NumPy 2.{0,80}(incompatible|not support|break|clash|require)|(requires?|needs?) numpy ?<\s?2", "numpy", weight=SHOWS),
+        Pattern(
+            r"NumPy 2.{0,80}(incompatible|not support|break|clash|require)|(requires?|needs?) numpy ?<\s?2",
+            "numpy",
+            weight=SHOWS,
+        ),
     ),
     example="ValueError: numpy.dtype size changed, may indicate binary incompatibility. Expected 96 from C header, got 88 from PyObject",
     near_miss="INFO numpy 2.1.3, pandas 2.2.3",
@@ -35,7 +42,10 @@ NCCL_LIBRARY_MISMATCH = Entry(
     reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
     patterns=(
         Pattern(r"undefined symbol: ?_?p?(nccl\w+)", "undefined symbol"),
-        Pattern(r"(mismatch(ed|ing)?|different|incompatible|inconsistent).{0,30}NCCL.{0,20}versions?|NCCL version.{0,40}(mismatch|differ|incompatible|!=)", "nccl"),
+        Pattern(
+            r"(mismatch(ed|ing)?|different|incompatible|inconsistent).{0,30}NCCL.{0,20}versions?|NCCL version.{0,40}(mismatch|differ|incompatible|!=)",
+            "nccl",
+        ),
         Pattern(r"libnccl\.so[.\d]*: (version|undefined|cannot)", "libnccl.so"),
         Pattern(r"NCCL.{0,40}(built|compiled) with.{0,60}(but|loaded|found|running|using)", "nccl", weight=SHOWS),
         Pattern(r"(libnccl|nvidia-nccl-cu\d+).{0,80}(overwr|conflict|shadow|wrong)", "nccl", weight=SHOWS),
@@ -52,18 +62,61 @@ LIBRARY_MISSING = Entry(
     next_test="srun --ntasks-per-node=1 python -c 'import <name>; print(<name>.__file__)' on all nodes; allranks doctor SPEC does it",
     reference="https://docs.python.org/3/library/exceptions.html#ModuleNotFoundError",
     patterns=(
-        Pattern(r"ModuleNotFoundError|No module named ['\"]?\w", "modulenotfounderror", "no module named", weight=SHOWS, unless=r"/python[\d.]*: No module named|^python[\d.]*: |numpy\._?core"),
+        Pattern(
+            r"ModuleNotFoundError|No module named ['\"]?\w",
+            "modulenotfounderror",
+            "no module named",
+            weight=SHOWS,
+            unless=r"/python[\d.]*: No module named|^python[\d.]*: |numpy\._?core",
+        ),
         Pattern(r"cannot open shared object file", unless="libnccl", weight=SHOWS),
         Pattern(r"undefined symbol:", weight=SHOWS, unless=r"undefined symbol: ?_?p?nccl"),
         Pattern(r"ImportError\b", "importerror", weight=SHOWS, unless="nccl|numpy"),
         Pattern(r"cannot import name", weight=SHOWS, unless="from 'numpy"),
         Pattern(r"version `(GLIBC|GLIBCXX|CXXABI|CUDA)\w*[\d.]*' not found", "' not found"),
-        Pattern(r"^(\S+: )?(line \d+: )?(bash: )?\S+: command not found|command not found", "command not found", weight=SHOWS),
-        Pattern(r"(Lmod has detected the following error|module\(s\).{0,60}(unknown|cannot be loaded)|Unable to locate a modulefile)", "lmod has detected", "module(s)", "modulefile"),
-        Pattern(r"CUDA_HOME (environment variable is not set|does not exist)|Ninja is required to load|nvcc.{0,20}not found", "cuda_home", "ninja is required", "nvcc", weight=SHOWS),
-        Pattern(r"module 'torch\.cpu' has no attribute|AttributeError: module '(torch|transformers|datasets|accelerate|deepspeed|peft)[\w.]*' has no attribute", "' has no attribute", weight=SHOWS),
-        Pattern(r"(error|failed|unable).{0,20}(to )?(link|ld)\b.{0,60}(library|-l\w+)|/ld: cannot find -l|not linked (with|against)", "cannot find -l", "not linked", "unable", "failed", weight=FITS, unless="link (is )?(down|up)|failed to connect"),
-        Pattern(r"(library|package|plugin|libfabric|libcuda\w*) .{0,40}(is )?(not installed|not found|missing|could not be (found|loaded))|DistributionNotFound|PackageNotFoundError", "not installed", "not found", "missing", "could not be ", "distributionnotfound", "packagenotfounderror", weight=FITS, unless="NET/|tuner|libnccl-net|Missing ranks|file"),
+        Pattern(
+            r"^(\S+: )?(line \d+: )?(bash: )?\S+: command not found|command not found",
+            "command not found",
+            weight=SHOWS,
+        ),
+        Pattern(
+            r"(Lmod has detected the following error|module\(s\).{0,60}(unknown|cannot be loaded)|Unable to locate a modulefile)",
+            "lmod has detected",
+            "module(s)",
+            "modulefile",
+        ),
+        Pattern(
+            r"CUDA_HOME (environment variable is not set|does not exist)|Ninja is required to load|nvcc.{0,20}not found",
+            "cuda_home",
+            "ninja is required",
+            "nvcc",
+            weight=SHOWS,
+        ),
+        Pattern(
+            r"module 'torch\.cpu' has no attribute|AttributeError: module '(torch|transformers|datasets|accelerate|deepspeed|peft)[\w.]*' has no attribute",
+            "' has no attribute",
+            weight=SHOWS,
+        ),
+        Pattern(
+            r"(error|failed|unable).{0,20}(to )?(link|ld)\b.{0,60}(library|-l\w+)|/ld: cannot find -l|not linked (with|against)",
+            "cannot find -l",
+            "not linked",
+            "unable",
+            "failed",
+            weight=FITS,
+            unless="link (is )?(down|up)|failed to connect",
+        ),
+        Pattern(
+            r"(library|package|plugin|libfabric|libcuda\w*) .{0,40}(is )?(not installed|not found|missing|could not be (found|loaded))|DistributionNotFound|PackageNotFoundError",
+            "not installed",
+            "not found",
+            "missing",
+            "could not be ",
+            "distributionnotfound",
+            "packagenotfounderror",
+            weight=FITS,
+            unless="NET/|tuner|libnccl-net|Missing ranks|file",
+        ),
         Pattern(r"error while loading shared libraries"),
     ),
     example="ModuleNotFoundError: No module named 'sentencepiece'",

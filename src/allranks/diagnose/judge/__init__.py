@@ -7,7 +7,7 @@ from collections.abc import Callable
 from allranks.diagnose.benign import BENIGN
 from allranks.diagnose.catalogue import CATALOGUE
 from allranks.diagnose.catalogue.entry import HINTS
-from allranks.diagnose.judge import hang, memory, network, program
+from allranks.diagnose.judge import hang, memory, network, program, stacks
 from allranks.diagnose.judge.case import Candidate, Case, in_order
 from allranks.diagnose.judge.ends import FirstEnd, first_end
 from allranks.diagnose.judge.ranking import rank
@@ -17,7 +17,7 @@ from allranks.diagnose.signals import Signal
 
 MAX_EVIDENCE = 5
 # Each looks at the whole case and proposes or weighs candidates; order matters only where one reads another's.
-DECIDERS: tuple[Callable[[Case], None], ...] = (memory.decide, network.decide, hang.decide, program.decide)
+DECIDERS: tuple[Callable[[Case], None], ...] = (memory.decide, network.decide, hang.decide, stacks.decide, program.decide)
 
 
 def judge(case: Case) -> tuple[list[Finding], list[Benign]]:
@@ -66,8 +66,16 @@ def _finding(case: Case, candidate: Candidate, end: FirstEnd) -> Finding:
         against=[clean(a) for a in dict.fromkeys(candidate.against)],
         next_test=candidate.next_test or entry.next_test,
         reference=entry.reference,
-        count=sum(case.scans[f].tallies[r].count for f, r in {(s.file, s.rule) for s in candidate.signals}),
+        count=_count(case, candidate.signals),
     )
+
+
+def _count(case: Case, signals: list[Signal]) -> int:
+    """About how many lines say it: several rules may match one line, so the busiest rule of each file counts."""
+    busiest: dict[int, int] = {}
+    for file, rule in {(s.file, s.rule) for s in signals if s.rule >= 0}:
+        busiest[file] = max(busiest.get(file, 0), case.scans[file].tallies[rule].count)
+    return sum(busiest.values()) or len(signals)
 
 
 def _where(case: Case, candidate: Candidate, signals: list[Signal], end: FirstEnd) -> tuple[int | None, str | None]:
@@ -101,7 +109,7 @@ def _benign(case: Case, recovered: list[Signal]) -> list[Benign]:
         Benign(
             id=name,
             why=why,
-            count=sum(case.scans[f].tallies[r].count for f, r in {(s.file, s.rule) for s in signals}),
+            count=_count(case, signals),
             evidence=_evidence(case, signals[:1])[0],
         )
         for name, (why, signals) in found.items()

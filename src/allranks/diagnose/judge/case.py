@@ -88,7 +88,9 @@ class Case:
         last = tally.last_line if tally else signal.line
         return scan.last_progress is not None and scan.last_progress > last
 
-    def propose(self, name: str, score: float, signals: Iterable[Signal] = (), *, cause: str | None = None) -> Candidate:
+    def propose(
+        self, name: str, score: float, signals: Iterable[Signal] = (), *, cause: str | None = None
+    ) -> Candidate:
         """A candidate of that class, new or the one there is, with at least this score."""
         candidate = self.candidates.setdefault(name, Candidate(id=name, score=0.0))
         candidate.score = max(candidate.score, score)
@@ -100,6 +102,12 @@ class Case:
     def roots(self, *, above: float = FITS) -> list[Candidate]:
         """Candidates that stand for themselves."""
         return [c for c in self.candidates.values() if not c.explained and c.score >= above]
+
+    def file_rank(self, file: int) -> int | None:
+        """The rank that a file is of, by its name or because it names no other."""
+        match = _RANK_FILE.search(PurePath(self.names[file]).name)
+        ranks = self.scans[file].ranks
+        return int(match.group(1)) if match else ranks[0] if len(ranks) == 1 else None
 
     def _attribute(self) -> None:
         """Give signals without rank or host those of their file, where the file has only one."""

@@ -20,7 +20,8 @@ _FIELD = {
 }
 _LOOSE = {"op": re.compile(r"Operation: _?(\w+)"), "elements_out": re.compile(r"NumelOut=(\d+)")}
 _CHECKPOINT = re.compile(
-    r"checkpoint|state_dict|save_pretrained|save_model|consolidat|_save_|:save\b|:_?load_checkpoint|full_params", re.IGNORECASE
+    r"checkpoint|state_dict|save_pretrained|save_model|consolidat|_save_|:save\b|:_?load_checkpoint|full_params",
+    re.IGNORECASE,
 )
 _LOADER = re.compile(r"utils/data/|_next_data|_try_get_data|dataloader", re.IGNORECASE)
 
@@ -58,7 +59,12 @@ def _work(signal: Signal) -> Work:
             found[name] = m.group(1)
     size = found.get("elements_in") or found.get("shape") or ""
     return Work(
-        signal.rank, int(found["seq"]) if "seq" in found else None, found.get("op"), size, int(found.get("elements_out", 0)), signal
+        signal.rank,
+        int(found["seq"]) if "seq" in found else None,
+        found.get("op"),
+        size,
+        int(found.get("elements_out", 0)),
+        signal,
     )
 
 
@@ -72,20 +78,37 @@ def _unlike(case: Case, works: list[Work]) -> None:
     shown = [w.signal for w in told]
     if len(numbers) == 1 and len({w.op for w in told}) > 1:
         ops = ", ".join(f"rank {w.rank}: {w.op}" for w in told[:4])
-        case.propose("collective_mismatch", 0.93, shown, cause=f"At collective {told[0].seq} the ranks are in different calls ({ops}).")
-    elif len(numbers) == 1 and len({w.size for w in told}) > 1 and told[0].op not in ("ALLGATHER", "COALESCED", "ALLTOALL"):
+        case.propose(
+            "collective_mismatch",
+            0.93,
+            shown,
+            cause=f"At collective {told[0].seq} the ranks are in different calls ({ops}).",
+        )
+    elif (
+        len(numbers) == 1
+        and len({w.size for w in told}) > 1
+        and told[0].op not in ("ALLGATHER", "COALESCED", "ALLTOALL")
+    ):
         sizes = ", ".join(f"rank {w.rank}: {w.size}" for w in told[:4])
-        case.propose("collective_mismatch", 0.88, shown, cause=f"At collective {told[0].seq} the ranks bring different sizes ({sizes}).")
+        case.propose(
+            "collective_mismatch",
+            0.88,
+            shown,
+            cause=f"At collective {told[0].seq} the ranks bring different sizes ({sizes}).",
+        )
     elif len(numbers) > 1 and len({(w.op, w.size) for w in told}) > 1:
         at = ", ".join(f"rank {w.rank} at {w.seq} ({w.op})" for w in sorted(told, key=lambda w: w.seq or 0)[:4])
         behind = min(told, key=lambda w: w.seq or 0)
-        found = case.propose("collective_mismatch", 0.75, shown, cause=f"The ranks stand at different collectives: {at}.")
+        found = case.propose(
+            "collective_mismatch", 0.75, shown, cause=f"The ranks stand at different collectives: {at}."
+        )
         found.rank = behind.rank
 
 
 def _checkpoint(case: Case, works: list[Work], signals: list[Signal]) -> None:
     """Frames or the last words before the timeout speak of a checkpoint, or the gather is as large as a model."""
     in_frames = [s for s in (*signals, *case.facts("exception")) if any(_CHECKPOINT.search(f) for f in s.frames)]
+    in_frames += [s for s in case.facts("fr_frame") if _CHECKPOINT.search(f"{s.groups['path']}:{s.groups['function']}")]
     if in_frames:
         case.propose("checkpoint_collective", 0.85, in_frames)
         return
@@ -100,17 +123,25 @@ def _checkpoint(case: Case, works: list[Work], signals: list[Signal]) -> None:
             f"The gather that did not end delivers {huge[0].elements_out:,} elements, more than a layer's: most likely the whole model, "
             "as when a checkpoint is saved."
         )
-        found.against.append("the log does not show what the program was doing; a sharded layer of that size would look the same")
+        found.against.append(
+            "the log does not show what the program was doing; a sharded layer of that size would look the same"
+        )
 
 
 def _ended(case: Case, begun: Signal) -> bool:
-    later = [s for s in case.facts("saved") if s.file == begun.file and s.line > begun.line and "start" not in s.text.lower()]
+    later = [
+        s for s in case.facts("saved") if s.file == begun.file and s.line > begun.line and "start" not in s.text.lower()
+    ]
     scan = case.scans[begun.file]
     return bool(later) or (scan.last_progress is not None and scan.last_progress > begun.line)
 
 
 def _just_before(begun: Signal, timeout: Signal) -> bool:
-    return begun.line <= timeout.line if begun.file == timeout.file else begun.time is None or timeout.time is None or begun.time <= timeout.time
+    return (
+        begun.line <= timeout.line
+        if begun.file == timeout.file
+        else begun.time is None or timeout.time is None or begun.time <= timeout.time
+    )
 
 
 def _data(case: Case, signals: list[Signal]) -> None:

@@ -46,11 +46,17 @@ def _advice(case: Case, transports: dict[str, int], network: list[str]) -> list[
     for name in ("nccl", "torch", "driver"):
         versions = _distinct(s.groups["version"] for s in case.facts(f"{name}_version"))
         if len(versions) > 1:
-            said.append(f"{name} has several versions among the ranks ({', '.join(versions[:4])}); they should be equal")
+            said.append(
+                f"{name} has several versions among the ranks ({', '.join(versions[:4])}); they should be equal"
+            )
     if "SHM" in kinds and "P2P" not in kinds:
-        said.append("GPUs of one node exchange data through host memory (SHM); with NVLink or PCIe peer access it would be P2P")
+        said.append(
+            "GPUs of one node exchange data through host memory (SHM); with NVLink or PCIe peer access it would be P2P"
+        )
     if any(name.upper().startswith("NET/SOCKET") for name in transports) or [n.lower() for n in network] == ["socket"]:
-        said.append("data between nodes goes over TCP sockets; right for plain Ethernet, ten times too slow where there is InfiniBand or RoCE")
+        said.append(
+            "data between nodes goes over TCP sockets; right for plain Ethernet, ten times too slow where there is InfiniBand or RoCE"
+        )
     if len(case.hosts) == 1 and any(n.startswith("NET") for n in kinds) and "P2P" not in kinds:
         said.append("data within one node goes through the network; P2P or SHM is the usual path there")
     return said

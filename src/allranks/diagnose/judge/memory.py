@@ -9,9 +9,20 @@ from allranks.diagnose.judge.case import Case
 from allranks.diagnose.signals import Signal
 
 _OPTIMIZER = re.compile(
-    r"torch/optim/|:_?(multi_tensor|single_tensor|fused)_\w+|optimizer\.py:step|:_init_group|:initialize_optimizer_states|:_optimizer_step|adamw?\.py:", re.IGNORECASE
+    r"torch/optim/|:_?(multi_tensor|single_tensor|fused)_\w+|optimizer\.py:step|:_init_group|:initialize_optimizer_states|:_optimizer_step|adamw?\.py:",
+    re.IGNORECASE,
 )
-_UNITS = {"B": 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_UNITS = {
+    "B": 1,
+    "bytes": 1,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+}
 NEAR_LINES = 60
 
 
@@ -20,10 +31,16 @@ def decide(case: Case) -> None:
     oom = case.candidates.get("cuda_oom")
     if oom is None:
         return
-    nearby = [s for s in case.facts("optimizer") if any(s.file == o.file and abs(s.line - o.line) <= NEAR_LINES for o in oom.signals)]
+    nearby = [
+        s
+        for s in case.facts("optimizer")
+        if any(s.file == o.file and abs(s.line - o.line) <= NEAR_LINES for o in oom.signals)
+    ]
     in_step = [s for s in oom.signals if any(_OPTIMIZER.search(f) for f in s.frames[-6:])]
     if in_step or nearby:
-        found = case.propose("cuda_oom_optimizer_step", min(0.98, oom.score + 0.02), [*in_step, *nearby, *oom.signals[:1]])
+        found = case.propose(
+            "cuda_oom_optimizer_step", min(0.98, oom.score + 0.02), [*in_step, *nearby, *oom.signals[:1]]
+        )
         if case.candidates.get("cuda_oom") is oom:
             oom.explained = True
         if not in_step:
@@ -43,7 +60,11 @@ def _strange(case: Case, signals: list[Signal]) -> None:
         )  # fmt: skip
         oom.against.append("more memory was free than was asked for")
         oom.score = min(oom.score, 0.7)
-    elif not sizes and all("tried to allocate" not in s.text.lower() for s in signals) and any("error: out of memory" in s.text.lower() for s in signals):
+    elif (
+        not sizes
+        and all("tried to allocate" not in s.text.lower() for s in signals)
+        and any("error: out of memory" in s.text.lower() for s in signals)
+    ):
         other = case.propose("gpu_hardware_fault", 0.45, signals[:1])
         other.cause = "The driver itself said `out of memory`, without the allocator's figures: now and then that is a faulty GPU rather than a full one."
         other.against.append("no ECC error, Xid or NVLink error is in these logs")

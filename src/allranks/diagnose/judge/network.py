@@ -26,7 +26,11 @@ def _fallback(case: Case) -> None:
     if _disabled(case):
         return
     tried = [*case.facts("ib_failed"), *case.facts("no_ib")]
-    several_nodes = bool(over_socket) or len(case.hosts) > 1 or any(int(s.groups.get("nodes") or s.groups.get("nnodes") or 0) > 1 for s in case.facts("nodes"))
+    several_nodes = (
+        bool(over_socket)
+        or len(case.hosts) > 1
+        or any(int(s.groups.get("nodes") or s.groups.get("nnodes") or 0) > 1 for s in case.facts("nodes"))
+    )
     if broken is not None:
         case.propose("silent_socket_fallback", 0.96, used[:2])
     elif case.facts("ib_failed"):

@@ -75,7 +75,11 @@ def _hangs_and_crashes(case: Case) -> None:
     if died is None:
         return
     aborts = all("ABRT" in s.text.upper() or "-6" in s.text or "abort" in s.text.lower() for s in died.signals)
-    told = case.facts("watchdog") or [c for c in found.values() if c is not died and c.score >= FITS and c.id not in ("slurm_cancelled", "peer_died_first")]
+    told = case.facts("watchdog") or [
+        c
+        for c in found.values()
+        if c is not died and c.score >= FITS and c.id not in ("slurm_cancelled", "peer_died_first")
+    ]
     if aborts and told:
         died.explained = True
     elif any(c.score >= 0.9 and c.id not in _GENERAL for c in found.values()):
