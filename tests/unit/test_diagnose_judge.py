@@ -121,7 +121,8 @@ def test_missing_rank_is_named(tmp_path: Path) -> None:
     files = {f"n.rank{r}.log": f"comm 0x1 rank {r} nranks 4 cudaDev 0\n" + watchdog(r) for r in (0, 1, 3)}
     files["n.rank2.log"] = "comm 0x1 rank 2 nranks 4 cudaDev 0"
     finding = _diagnose(tmp_path, files).findings[0]
-    assert (finding.id, finding.rank) == ("collective_hang", 2)
+    assert (finding.id, finding.rank) == ("collective_mismatch", 2)
+    assert "rank 2 did not" in finding.cause
 
 
 @pytest.mark.parametrize("frame", ["torch/optim/adamw.py", "torch/optim/sgd.py"])

@@ -89,7 +89,7 @@ _ENTRIES = (
                 "barrier(): using",
             ),
         ),
-        example="[rank1]: using GPU 1 as device used by this process is currently unknown. This can potentially cause a hang if this rank to GPU mapping is incorrect.",
+        example="[rank1]: using GPU 1 as device used by this process is currently unknown.",
     ),
     Harmless(
         id="xid_cleanup",

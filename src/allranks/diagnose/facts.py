@@ -8,8 +8,17 @@ from allranks.diagnose.catalogue.entry import Pattern
 FACTS: dict[str, tuple[Pattern, ...]] = {
     "watchdog": (
         Pattern(
-            r"(Watchdog caught collective operation timeout|collective operation timeout): (?P<work>.*)",
+            r"(?:Watchdog caught collective operation timeout|collective operation timeout)(?:: (?P<work>.*))?",
             "operation timeout",
+        ),
+    ),
+    "work": (Pattern(r"^\W*(?:WorkNCCL\(|Operation: )(?P<work>.*)", "worknccl", "operation: "),),
+    "told_to_dump": (
+        Pattern(
+            r"(?:dump signal|signal to dump|Another rank reported).{0,80}",
+            "dump signal",
+            "signal to dump",
+            "another rank reported",
         ),
     ),
     "pg_status": (
@@ -37,7 +46,7 @@ FACTS: dict[str, tuple[Pattern, ...]] = {
     ),
     "exception": (
         Pattern(
-            r"^\s*(?:\[rank\d+\]:\s*)?(?:[\w<>]+\.)*(?P<type>\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Expired|NotFound|Refused))(?:: (?P<message>.*))?\s*$",
+            r"^\s*(?:\[rank\d+\]:\s*)?(?:[\w<>]+\.)*(?P<type>(?:\w+(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Expired|NotFound|Refused)|Exception))(?:: (?P<message>.*))?\s*$",
             "error",
             "exception",
             "interrupt",

@@ -12,9 +12,11 @@ MAX_TEXT = 600
 
 _RANK = re.compile(r"^\s*\[(?P<kind>rank|default)\s?(?P<rank>\d{1,7})\]:?\s?", re.IGNORECASE)
 _TASK = re.compile(r"^\s*(?P<task>\d{1,6}): (?=\S|\s)")
+_RAY = re.compile(r"^\s*\((?P<name>[\w.-]+)(?:\[rank=(?P<rank>\d{1,7})\])? pid=\d+(?:, ip=(?P<host>[\w.:-]+))?\) ?")
 _NCCL = re.compile(r"^\s*(?P<host>[A-Za-z][\w.-]*):(?P<pid>\d+):\d+ \[(?P<device>\d+)\] ")
 _SYSLOG = re.compile(
-    r"^(?:<\d+>)?(?P<time>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?) (?P<host>[A-Za-z][\w.-]*) (?=[\w./-]+(?:\[\d+\])?:)"
+    r"^(?:<\d+>)?(?P<time>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?)"
+    r" (?P<host>[A-Za-z][\w.-]*) (?=[\w./-]+(?:\[\d+\])?:)"
 )
 _HOST = re.compile(r"^(?P<host>[A-Za-z][\w-]*\d[\w.-]*): (?=\S)")
 _IN_RANK = re.compile(r"\[(?:PG [^\]]{0,80}?)?\bRank (?P<rank>\d{1,7})\]", re.IGNORECASE)
@@ -53,7 +55,7 @@ def decode(raw: bytes) -> str:
 
 
 def take_apart(text: str, labelled: bool) -> Line:
-    """Strip the prefixes of srun, torchrun, pdsh, syslog and NCCL, and keep what they say."""
+    """Strip the prefixes of srun, torchrun, Ray, syslog and NCCL, and keep what they say."""
     rank = local = task = pid = None
     host: str | None = None
     if labelled and (match := _TASK.match(text)):
@@ -64,6 +66,9 @@ def take_apart(text: str, labelled: bool) -> Line:
                 rank = int(match["rank"])
             else:
                 local = int(match["rank"])
+        elif match := _RAY.match(text):
+            host = match["host"] or host
+            rank = int(match["rank"]) if match["rank"] else rank
         elif match := _NCCL.match(text):
             host, pid = match["host"], int(match["pid"])
         elif match := _SYSLOG.match(text):

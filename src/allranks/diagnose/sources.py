@@ -198,7 +198,7 @@ def _open_zstd(raw: BinaryIO) -> BinaryIO:
         raise Unreadable(
             "is packed with zstd, and neither the package zstandard nor the program zstd is here; unpack it first"
         )
-    return _Unpacker(raw)
+    return cast(BinaryIO, _Unpacker(raw))
 
 
 class _Unpacker(io.RawIOBase):

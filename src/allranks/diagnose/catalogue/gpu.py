@@ -222,7 +222,9 @@ GPU_HARDWARE_FAULT = Entry(
         ),
         Pattern(r"row.?remap.{0,40}(fail|pending)|remapping fail|retired pages? pending", "remap", "retired page"),
         Pattern(r"RmInitAdapter failed|rm_init_adapter failed", "rminitadapter", "rm_init_adapter"),
-        Pattern(r"(PCIe|AER).{0,80}(uncorrect|fatal)", "pcie", "aer:", unless=r"non.?fatal|(?<!un)correct", weight=SHOWS),
+        Pattern(
+            r"(PCIe|AER).{0,80}(uncorrect|fatal)", "pcie", "aer:", unless=r"non.?fatal|(?<!un)correct", weight=SHOWS
+        ),
         Pattern(r"\bSXid\b.{0,80}\bfatal", "sxid", unless="non.?fatal"),
         Pattern(
             r"GPU.{0,60}(needs? (a )?reset|requires? (a )?reset|reset required|hardware (fault|error|failure)|is (bad|faulty|broken))",

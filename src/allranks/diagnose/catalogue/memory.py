@@ -164,10 +164,17 @@ SHM_TOO_SMALL = Entry(
             "nccl-",
         ),
         Pattern(r"Error while creating shared memory segment", weight=SHOWS),
-        Pattern(r"\bshm\w*\.(h|cc):\d+.{0,80}(No space left|posix_fallocate|ftruncate)", "no space left", "posix_fallocate", "ftruncate"),
+        Pattern(
+            r"\bshm\w*\.(h|cc):\d+.{0,80}(No space left|posix_fallocate|ftruncate)",
+            "no space left",
+            "posix_fallocate",
+            "ftruncate",
+        ),
         Pattern(r"Unexpected bus error encountered in worker", weight=SHOWS),
         Pattern(r"is killed by signal: Bus error", weight=SHOWS),
-        Pattern(r"unable to open shared memory object(?!.*No such file)", "unable to open shared memory object", weight=FITS),
+        Pattern(
+            r"unable to open shared memory object(?!.*No such file)", "unable to open shared memory object", weight=FITS
+        ),
         Pattern(r"/dev/shm.{0,40}\b64 ?MB?\b|shm-size", "/dev/shm", "shm-size", weight=FITS),
         Pattern(r"unable to open shared memory object.{0,80}Too many open files", "shared memory object", weight=SHOWS),
     ),
@@ -196,7 +203,11 @@ SHM_REMOVED = Entry(
         ),
         Pattern(r"Error while attaching to shared memory segment", weight=SHOWS),
         Pattern(r"RemoveIPC", weight=SHOWS),
-        Pattern(r"unable to open shared memory object(?!.*(No such file|Too many))", "unable to open shared memory object", weight=FITS - 0.05),
+        Pattern(
+            r"unable to open shared memory object(?!.*(No such file|Too many))",
+            "unable to open shared memory object",
+            weight=FITS - 0.05,
+        ),
     ),
     example="RuntimeError: unable to open shared memory object </torch_5512_88_3> in read-write mode: No such file or directory (2)",
     near_miss="FileNotFoundError: [Errno 2] No such file or directory: '/data/shards/0007.bin'",

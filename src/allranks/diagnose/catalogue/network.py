@@ -160,7 +160,15 @@ MEMLOCK_LIMIT = Entry(
     reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
     patterns=(
         Pattern(r"(Failed|Unable) to register (mr|memory region)\b.{0,60}(-12|Cannot allocate)", " to register m"),
-        Pattern(r"(Libfabric|EFA|OFI|efa_\w+|prov_errno).{0,120}(-12\)|Cannot allocate memory)", "libfabric", "efa", " ofi", "/ofi", "prov_errno", weight=SHOWS),
+        Pattern(
+            r"(Libfabric|EFA|OFI|efa_\w+|prov_errno).{0,120}(-12\)|Cannot allocate memory)",
+            "libfabric",
+            "efa",
+            " ofi",
+            "/ofi",
+            "prov_errno",
+            weight=SHOWS,
+        ),
         Pattern(
             r"ibv_(reg_mr\w*|create_cq|create_qp|alloc_pd|exp_reg_mr)\b.{0,60}Cannot allocate memory",
             "cannot allocate memory",
@@ -178,6 +186,11 @@ MEMLOCK_LIMIT = Entry(
             "cannot allocate memory",
         ),
         Pattern(r"ibv_(reg_mr\w*|create_cq|create_qp).{0,30}(failed|error).{0,20}\b12\b", "ibv_", weight=SHOWS),
+        Pattern(
+            r"ibv_(reg_mr\w*|create_cq|create_qp|alloc_pd) failed(?!.*(No such|Invalid arg|Bad address|not supp|Operation|Device))",
+            "ibv_",
+            weight=SHOWS,
+        ),
         Pattern(r"ulimit -l", weight=FITS, unless="unlimited"),
     ),
     example="node-f:5:9 [0] misc/ibvwrap.cc:262 NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory",

@@ -68,7 +68,12 @@ RENDEZVOUS_UNREACHABLE = Entry(
             passing=True,
         ),
         Pattern(r"\d+/\d+ clients joined", " clients joined", weight=SHOWS),
-        Pattern(r"host not found: |connect\(\) timed out\. Original timeout was", "host not found: ", "original timeout was", weight=SHOWS),
+        Pattern(
+            r"host not found: |connect\(\) timed out\. Original timeout was",
+            "host not found: ",
+            "original timeout was",
+            weight=SHOWS,
+        ),
         Pattern(r"(etcd|c10d).{0,40}rendezvous.{0,60}(fail|error)", "rendezvous", weight=FITS),
         Pattern(
             r"The (rendezvous|job) .{0,60}(did not (complete|form)|has not formed|waiting for .{0,20}nodes? to join)",

@@ -113,14 +113,20 @@ SLURM_SUBMIT_REJECTED = Entry(
     next_test="sbatch --test-only says whether the request would be taken, without submitting (it can pass and the real one still be refused)",
     reference="https://slurm.schedmd.com/sbatch.html",
     patterns=(
-        Pattern(r"(Batch job submission|Job submit/allocate|allocation) fail(ed|ure)", " failed", " failure", weight=REFUSED),
+        Pattern(
+            r"(Batch job submission|Job submit/allocate|allocation) fail(ed|ure)", " failed", " failure", weight=REFUSED
+        ),
         Pattern(
             r"(sbatch|srun|salloc): error: (Unable to allocate resources|Batch job)",
             "unable to allocate",
             "batch job",
             weight=REFUSED,
         ),
-        Pattern(r"Unable to allocate resources", weight=REFUSED, unless="Unable to contact|connect|Socket timed out|temporarily"),
+        Pattern(
+            r"Unable to allocate resources",
+            weight=REFUSED,
+            unless="Unable to contact|connect|Socket timed out|temporarily",
+        ),
         Pattern(
             r"Invalid (account|partition|qos|generic resource|feature|wckey|job array|node name|--\w+|feature specification|GRES|reservation)",
             "invalid ",
@@ -257,7 +263,11 @@ SLURM_CREDENTIAL = Entry(
     reference="https://slurm.schedmd.com/authentication.html",
     patterns=(
         Pattern(r"Task launch for .{0,60}: (Invalid job credential|.{0,20}credential)", "task launch for"),
-        Pattern(r"[Cc]redential data mismatch|Job credential (expired|revoked|replayed)|Error generating job credential|has authentication error", "credential", "authentication error"),
+        Pattern(
+            r"[Cc]redential data mismatch|Job credential (expired|revoked|replayed)|Error generating job credential|has authentication error",
+            "credential",
+            "authentication error",
+        ),
         Pattern(r"\b(un)?munge: error|MUNGE.{0,40}(error|fail|refused)", "munge", unless="running normally"),
         Pattern(
             r"Munge (decode|encode) failed|munge_(decode|encode)|auth/munge|auth_munge|auth_p_\w+", "munge", weight=SAYS
@@ -300,9 +310,19 @@ SLURM_CONTROLLER_ERROR = Entry(
     next_test="scontrol ping; sdiag; on the controller: systemctl status slurmctld and its log",
     reference="https://slurm.schedmd.com/troubleshoot.html",
     patterns=(
-        Pattern(r"not a valid controller|Slurmctld\(\w+\) at \S+ is DOWN", "not a valid controller", "slurmctld", weight=SHOWS),
+        Pattern(
+            r"not a valid controller|Slurmctld\(\w+\) at \S+ is DOWN",
+            "not a valid controller",
+            "slurmctld",
+            weight=SHOWS,
+        ),
         Pattern(r"^\[[\dT:.-]+\] fatal: ", "fatal: ", weight=SHOWS, unless="munge|credential"),
-        Pattern(r"Could not open \w+ state file|Incomplete \w+ data checkpoint file", " state file", "data checkpoint file", weight=FITS),
+        Pattern(
+            r"Could not open \w+ state file|Incomplete \w+ data checkpoint file",
+            " state file",
+            "data checkpoint file",
+            weight=FITS,
+        ),
         Pattern(r"Unable to contact slurm controller"),
         Pattern(
             r"slurm_load_(jobs|node|partitions?|ctl_conf)\w*.{0,10}error|slurm_\w+ error: (Unable|Socket|Zero)",
@@ -364,7 +384,14 @@ NODE_UNHEALTHY = Entry(
     reference="https://slurm.schedmd.com/scontrol.html",
     patterns=(
         Pattern(r"Node Health Check failed|Found XID errors: \d", "node health check failed", "found xid errors"),
-        Pattern(r"^\s*\S+\s+(up|down|inact)\s+\S+\s+\d+\s+(drain|drng|down|fail|failing)[*@$~#]?\s+\S+", " drain", " drng", " down", " fail", weight=FITS),
+        Pattern(
+            r"^\s*\S+\s+(up|down|inact)\s+\S+\s+\d+\s+(drain|drng|down|fail|failing)[*@$~#]?\s+\S+",
+            " drain",
+            " drng",
+            " down",
+            " fail",
+            weight=FITS,
+        ),
         Pattern(r"DUE TO NODE FAILURE|\bNODE_FAIL\b|JobState=NODE_FAIL|Node failure on", "node failure", "node_fail"),
         Pattern(
             r"(ERROR|FATAL).{0,8}\bnhc\b|\bnhc\b.{0,80}(failed|failure)|Health ?check (failed|failure|error)",

@@ -17,7 +17,13 @@ from allranks.diagnose.signals import Signal
 
 MAX_EVIDENCE = 5
 # Each looks at the whole case and proposes or weighs candidates; order matters only where one reads another's.
-DECIDERS: tuple[Callable[[Case], None], ...] = (memory.decide, network.decide, hang.decide, stacks.decide, program.decide)
+DECIDERS: tuple[Callable[[Case], None], ...] = (
+    memory.decide,
+    network.decide,
+    hang.decide,
+    stacks.decide,
+    program.decide,
+)
 
 
 def judge(case: Case) -> tuple[list[Finding], list[Benign]]:

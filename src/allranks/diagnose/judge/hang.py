@@ -10,6 +10,8 @@ from allranks.diagnose.catalogue.entry import FITS, SHOWS
 from allranks.diagnose.judge.case import Case
 from allranks.diagnose.signals import Signal
 
+EARLY = 100  # collectives; after so many the network had shown that it carries them
+MOST_RANKS = 1 << 20
 WHOLE_MODEL = 1_000_000_000  # elements that one gather delivers; a layer's is smaller
 _FIELD = {
     "seq": re.compile(r"SeqNum=(\d+)"),
@@ -18,7 +20,7 @@ _FIELD = {
     "elements_out": re.compile(r"NumelOut=(\d+)"),
     "shape": re.compile(r"TensorShape=\[([\d, ]*)\]"),
 }
-_LOOSE = {"op": re.compile(r"Operation: _?(\w+)"), "elements_out": re.compile(r"NumelOut=(\d+)")}
+_LOOSE = {"op": re.compile(r"^_?([A-Z][A-Z_]+)\b"), "elements_out": re.compile(r"NumelOut=(\d+)")}
 _CHECKPOINT = re.compile(
     r"checkpoint|state_dict|save_pretrained|save_model|consolidat|_save_|:save\b|:_?load_checkpoint|full_params",
     re.IGNORECASE,
@@ -33,13 +35,14 @@ class Work(Struct, frozen=True):
     seq: int | None
     op: str | None
     size: str
+    elements_in: int
     elements_out: int
     signal: Signal
 
 
 def decide(case: Case) -> None:
     """Proposes the cause of timeouts in collectives."""
-    works = [_work(s) for s in case.facts("watchdog")]
+    works = [_work(s, case.facts("work")) for s in case.facts("watchdog")]
     stuck = case.candidates.get("collective_hang")
     if stuck is None and not works:
         return
@@ -48,11 +51,14 @@ def decide(case: Case) -> None:
     _checkpoint(case, works, signals)
     _data(case, signals)
     _first(case, works)
+    _two_groups(case, works)
     _missing(case, works, signals)
 
 
-def _work(signal: Signal) -> Work:
-    text = signal.groups.get("work", "") or signal.text
+def _work(signal: Signal, wrapped: list[Signal]) -> Work:
+    """The collective that a report names, in its own line or, where that is wrapped, in one of the next."""
+    after = [s for s in wrapped if s.file == signal.file and 0 < s.line - signal.line <= 3]
+    text = signal.groups.get("work") or (after[0].groups["work"] if after else "") or signal.text
     found = {name: m.group(1) for name, pattern in _FIELD.items() if (m := pattern.search(text))}
     for name, pattern in _LOOSE.items():
         if name not in found and (m := pattern.search(text)):
@@ -63,6 +69,7 @@ def _work(signal: Signal) -> Work:
         int(found["seq"]) if "seq" in found else None,
         found.get("op"),
         size,
+        int(found.get("elements_in", 0)),
         int(found.get("elements_out", 0)),
         signal,
     )
@@ -161,16 +168,54 @@ def _first(case: Case, works: list[Work]) -> None:
         case.propose("first_collective_failed", 0.72 if first and none_done else 0.68, [*first, *none_done])
 
 
+def _two_groups(case: Case, works: list[Work]) -> None:
+    """Unlike collectives of one rank that time out together belong to two groups, whose calls crossed."""
+    by_rank: dict[int, list[Work]] = {}
+    for work in works:
+        if work.rank is not None and work.seq is not None:
+            by_rank.setdefault(work.rank, []).append(work)
+    for rank, own in by_rank.items():
+        if len({(w.seq, w.op) for w in own}) > 1 and len({w.op for w in own}) > 1:
+            found = case.propose("collective_mismatch", 0.68, [w.signal for w in own[:3]])
+            found.rank = rank
+            named = ", ".join(f"{w.op} {w.seq}" for w in own[:3])
+            found.cause = (
+                f"Rank {rank} waits in several groups at once ({named}): ranks that enter the collectives of two groups in unlike "
+                "order wait for each other."
+            )
+            return
+
+
 def _missing(case: Case, works: list[Work], signals: list[Signal]) -> None:
-    """Who of the world did not report."""
+    """Who of the group did not report. Ranks that were told to dump by another may have been in it all the same."""
     told = {w.rank for w in works if w.rank is not None}
     found = case.propose("collective_hang", FITS, signals)
-    world = case.world_size
-    if world and told and len(told) < world <= 65536 and len(case.scans) > 1:
-        absent = sorted(set(range(world)) - told)
-        if len(absent) <= max(1, world // 4):
-            names = ", ".join(str(r) for r in absent[:8])
-            found.rank = absent[0]
-            found.cause = f"{len(told)} of {world} ranks waited in a collective until its limit passed; rank {names} did not report it and is the one to look at."
-    if any(w.seq is not None for w in works):
+    size = _group_size(works) or (case.world_size if len(case.scans) > 1 else None)
+    later = all(w.seq is None or w.seq > EARLY for w in works)
+    if size and told and len(told) < size <= MOST_RANKS and later and not case.facts("told_to_dump"):
+        absent = sorted(set(range(size)) - told) if size == case.world_size else []
+        _blame_missing(case, size, told, absent, signals)
+    if len(told) > 1:
         found.against.append("calls and sizes of the ranks that reported agree, so their logs show no mismatch")
+
+
+def _blame_missing(case: Case, size: int, told: set[int], absent: list[int], signals: list[Signal]) -> None:
+    if len(told) * 2 < size:
+        return  # most are silent: these logs are a part only
+    missing = case.propose("collective_mismatch", FITS + 0.02, signals)
+    if absent:
+        missing.rank = absent[0]
+        who = f"rank {', '.join(str(r) for r in absent[:8])} did not and is the one to look at"
+    else:
+        who = "the others did not"
+    missing.cause = f"{len(told)} of {size} ranks of the group waited in this collective until its limit passed; {who}: it was not in it."
+    missing.against.append("if these logs do not hold all ranks of the group, that some are silent says nothing")
+
+
+def _group_size(works: list[Work]) -> int | None:
+    """The number of ranks in the group, by what a gather or a scatter does to the size."""
+    for work in works:
+        small, large = sorted((work.elements_in, work.elements_out))
+        if work.op and ("GATHER" in work.op or "SCATTER" in work.op) and small and large % small == 0 and large > small:
+            return large // small
+    return None
