@@ -8,6 +8,7 @@ from pathlib import Path
 from allranks.diagnose.judge import judge
 from allranks.diagnose.judge.case import Case
 from allranks.diagnose.judge.health import describe
+from allranks.diagnose.judge.story import tell
 from allranks.diagnose.pool import scan_all
 from allranks.diagnose.records import Benign, Diagnosis, Evidence, Finding, Health, Problem
 from allranks.diagnose.secrets import clean
@@ -36,7 +37,7 @@ def diagnose(paths: Sequence[Path | str], *, workers: int | None = None) -> Diag
         findings=findings,
         benign=benign,
         health=describe(case),
-        story=[],
+        story=tell(case),
         problems=problems,
         files=len(sources),
         bytes_read=sum(s.bytes_read for s in scans),

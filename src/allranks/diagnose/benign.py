@@ -124,7 +124,9 @@ _ENTRIES = (
     Harmless(
         id="ras_mismatch",
         why="NCCL's RAS saw ranks one operation apart: a snapshot of a running job nearly always shows that.",
-        patterns=(Pattern(r"(RAS|MISMATCH).{0,120}(operation|collective) counts?", "mismatch"),),
+        patterns=(
+            Pattern(r"(RAS|MISMATCH).{0,120}(operation|collective) counts?", "operation count", "collective count"),
+        ),
         example="MISMATCH: communicator ranks have different collective operation counts",
     ),
 )

@@ -30,10 +30,9 @@ FACTS: dict[str, tuple[Pattern, ...]] = {
     "frame": (Pattern(r'^\s*File "(?P<path>[^"]+)", line \d+(?:,? in (?P<function>\S+))?', 'file "'),),
     "stack": (
         Pattern(
-            r"^\s+(?P<function>[\w<>.:]+) \((?P<path>[^()\s]+\.(?:py|pyx|so[.\d]*|cpp|c)):?\d*\)\s*$",
-            ".py:",
+            r"^\s+(?P<function>[\w<>.:]+) \((?P<path>[^()\s]+\.(?:pyx?|so[.\d]*|cpp)):?\d*\)\s*$",
+            ".py",
             ".so",
-            ".pyx",
             ".cpp",
         ),
     ),
@@ -67,12 +66,12 @@ FACTS: dict[str, tuple[Pattern, ...]] = {
     "agent_field": (
         Pattern(
             r"^\s*(?P<field>time|host|rank|exitcode|error_file|traceback)\s+: (?P<value>.+?)\s*$",
-            "time ",
-            "host ",
-            "rank ",
+            "time",
+            "host",
+            "rank",
             "exitcode",
             "error_file",
-            "traceback ",
+            "traceback",
         ),
     ),
     "agent_root": (Pattern(r"Root Cause \(first observed failure\)", "root cause"),),

@@ -121,7 +121,7 @@ def _stamp(text: str, part: str | None) -> float | None:
 
 def comparable(a: float, b: float) -> bool:
     """Whether two times may be compared: both with a year, or both without."""
-    return (a < _YEAR_KNOWN) == (b < _YEAR_KNOWN)
+    return (a < YEAR_KNOWN) == (b < YEAR_KNOWN)
 
 
-_YEAR_KNOWN = datetime(2001, 1, 1, tzinfo=UTC).timestamp()
+YEAR_KNOWN = datetime(2001, 1, 1, tzinfo=UTC).timestamp()

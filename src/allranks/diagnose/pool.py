@@ -6,6 +6,7 @@ import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
 
+from allranks.diagnose.flightrec import HEAD, is_flight_record, read_flight_record
 from allranks.diagnose.scan import Scanner
 from allranks.diagnose.signals import FileScan
 from allranks.diagnose.sources import Source, Unreadable, blocks
@@ -50,6 +51,8 @@ def _scan_some(numbered: list[tuple[int, Source]]) -> list[FileScan]:
 
 def _scan_one(scanner: Scanner, number: int, source: Source) -> FileScan:
     problems: list[str] = []
+    if _is_flight_record(source):
+        return _flight(number, source)
 
     def pieces():
         try:
@@ -61,4 +64,21 @@ def _scan_one(scanner: Scanner, number: int, source: Source) -> FileScan:
     if not scan.bytes_read and not problems:
         problems.append("is empty")
     scan.problems = problems
+    return scan
+
+
+def _is_flight_record(source: Source) -> bool:
+    try:
+        with source.path.open("rb") as file:
+            return is_flight_record(file.read(HEAD))
+    except OSError:
+        return False  # the scan says so
+
+
+def _flight(number: int, source: Source) -> FileScan:
+    scan = FileScan(file=number, bytes_read=source.size)
+    try:
+        scan.flight = read_flight_record(source.path)
+    except (ValueError, OSError) as error:
+        scan.problems = [str(error)]
     return scan

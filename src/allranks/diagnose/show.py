@@ -66,7 +66,11 @@ def _finding(console: Console, finding: Finding, *, first: bool) -> None:
 
 def _where(finding: Finding) -> str:
     if finding.rank is None and finding.host is None:
-        return "the logs do not say which rank or host"
+        return (
+            f"no rank or host stands out in {finding.count} lines"
+            if finding.count > 1
+            else "the line does not say which rank or host"
+        )
     rank = f"rank {finding.rank}" if finding.rank is not None else ""
     host = f"host {finding.host}" if finding.host else ""
     times = f" ({finding.count} such lines)" if finding.count > 1 else ""

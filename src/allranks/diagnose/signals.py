@@ -39,6 +39,24 @@ class Stack(Struct):
     frames: list[str] = field(default_factory=list)
 
 
+class Call(Struct):
+    """One collective that a rank called, from its flight recorder. ``frames`` innermost first."""
+
+    group: str
+    seq: int
+    op: str
+    sizes: str
+    state: str
+    frames: list[str]
+
+
+class Flight(Struct):
+    """A rank's flight recorder."""
+
+    rank: int | None
+    calls: list[Call]
+
+
 class Tally(Struct):
     """How often a rule matched in a file, and where last."""
 
@@ -53,6 +71,7 @@ class FileScan(Struct, kw_only=True):
     signals: list[Signal] = field(default_factory=list)
     tallies: dict[int, Tally] = field(default_factory=dict)
     stacks: list[Stack] = field(default_factory=list)
+    flight: Flight | None = None
     transports: dict[str, int] = field(default_factory=dict)
     ready: int = 0
     hosts: list[str] = field(default_factory=list)

@@ -117,8 +117,8 @@ CHECKPOINT_COLLECTIVE = Entry(
     patterns=(
         Pattern(
             r"(save|load|checkpoint|state_dict)\w*.{0,80}(only (by|on|from) rank ?0|all ranks must)",
-            "checkpoint",
-            "state_dict",
+            "only ",
+            "all ranks must",
             weight=SHOWS,
         ),
         Pattern(
@@ -276,7 +276,7 @@ PEER_DIED_FIRST = Entry(
             weight=FITS,
         ),
         Pattern(r"Connection closed by (remote )?peer", "connection closed by ", weight=FITS),
-        Pattern(r"(Read|Write) error \[[^\]]{3,60}\](:\d+)?: ", "connection reset by peer", weight=FITS),
+        Pattern(r"(Read|Write) error \[[^\]]{3,60}\](:\d+)?: ", "error [", weight=FITS),
         Pattern(
             r"remote process (exit(ed|ing) prematurely|has (died|exited|terminated))", "remote process ", weight=FITS
         ),

@@ -98,7 +98,7 @@ STALE_FILE_SYSTEM = Entry(
         Pattern(r"transport endpoint (shutdown|is not connected)", "transport endpoint "),
         Pattern(r"nfs: server \S+ not responding", "nfs: server"),
         Pattern(r"(Lustre|LustreError).{0,120}(evict|lost|timed out|not available)", "lustre", weight=SHOWS),
-        Pattern(r"Remote I/O error|\[Errno 121\]", "remote i/o error", weight=SHOWS),
+        Pattern(r"Remote I/O error|\[Errno 121\]", "remote i/o error", "[errno ", weight=SHOWS),
         Pattern(r"\[Errno 5\] Input/output error", "input/output error", weight=FITS),
     ),
     example="OSError: [Errno 116] Stale file handle: '/scratch/run/model.bin'",

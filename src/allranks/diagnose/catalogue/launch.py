@@ -135,7 +135,7 @@ APPLICATION_ERROR = Entry(
     fix="Mend what the exception names; the line of the program is the last frame of its traceback.",
     next_test="run the same command on one rank: if it fails there too, distribution has no part in it",
     reference="https://docs.pytorch.org/docs/stable/elastic/errors.html",
-    patterns=(),
+    patterns=(Pattern(r"^\S+\.py: error: (unrecognized|the following|argument|invalid)", ".py: error: ", weight=0.74),),
     example="KeyError: 'labels'",
     near_miss="torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
 )

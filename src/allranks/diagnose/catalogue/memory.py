@@ -34,9 +34,7 @@ CUDA_OOM = Entry(
             weight=SHOWS,
             unless="host|cpu memory",
         ),
-        Pattern(
-            r"\bOOM\b.{0,40}\b(GPU|CUDA|VRAM|cuda:\d)|\b(GPU|CUDA|VRAM)\b.{0,20}\bOOM\b", " oom", "oom ", weight=FITS
-        ),
+        Pattern(r"\bOOM\b.{0,40}\b(GPU|CUDA|VRAM|cuda:\d)|\b(GPU|CUDA|VRAM)\b.{0,20}\bOOM\b", "oom", weight=FITS),
     ),
     example="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB. GPU 2 has a total capacity of 79.10 GiB of which 310.00 MiB is free.",
     near_miss="slurmstepd: error: Detected 1 oom_kill event in StepId=99.0",

@@ -25,12 +25,7 @@ BROKEN_NODE_NETWORK = Entry(
         Pattern(r"transmit queue \d+ timed out", "transmit queue"),
         Pattern(
             r"mlx\d_core.{0,120}(health compromised|reached miss count|Link down|fatal error|internal error|firmware|command .{0,20}timeout)",
-            "health compromised",
-            "reached miss count",
-            "link down",
-            "fatal error",
-            "internal error",
-            "timeout",
+            "_core",
             weight=SHOWS,
         ),
         Pattern(
@@ -96,8 +91,7 @@ RDMA_UNREACHABLE = Entry(
         ),
         Pattern(
             r"(NET/OFI|OFI).{0,120}(completed with error|Request .{0,30}error|CQ .{0,30}error|cq_readerr|fi_\w+ .{0,40}failed)",
-            "net/ofi",
-            " ofi ",
+            "ofi",
             weight=SHOWS,
         ),
         Pattern(
@@ -134,7 +128,7 @@ ROCE_GID_INDEX = Entry(
         ),
         Pattern(
             r"(invalid|wrong|bad|no (valid|usable|suitable)|unable to (find|open|query)|could not (find|read|get)).{0,24}\bGID\b",
-            " gid",
+            "gid",
         ),
         Pattern(
             r"local GID ::\s*(/|,|$)|GID (is )?(all )?(zero|0000:0000:0000:0000:0000:0000:0000:0000)",
@@ -164,8 +158,7 @@ MEMLOCK_LIMIT = Entry(
             r"(Libfabric|EFA|OFI|efa_\w+|prov_errno).{0,120}(-12\)|Cannot allocate memory)",
             "libfabric",
             "efa",
-            " ofi",
-            "/ofi",
+            "ofi",
             "prov_errno",
             weight=SHOWS,
         ),

@@ -78,7 +78,7 @@ SLURM_CANCELLED = Entry(
     patterns=(
         Pattern(r"CANCELLED by \d+", "cancelled by ", weight=SHOWS),
         Pattern(r"\*\*\* (JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ \*\*\*", " cancelled at ", weight=FITS),
-        Pattern(r"CANCELLED AT (?!.*DUE TO)", " cancelled at ", weight=FITS),
+        Pattern(r"CANCELLED AT (?!.*DUE TO)", "cancelled at ", weight=FITS),
         Pattern(
             r"scancel\b.{0,60}(by|user|uid|job)|cancelled by (the )?(user|admin|operator)|job (was )?cancelled\b",
             "scancel",
@@ -156,7 +156,7 @@ SLURM_SUBMIT_REJECTED = Entry(
             "memory required by task",
         ),
         Pattern(
-            r"(violates|exceeds).{0,30}(accounting|QOS|policy|limit)|QOS\w*(Max|Grp|Limit)\w*|Assoc(Grp|Max)\w+Limit|MaxSubmitJobs?|PartitionTimeLimit|PartitionNodeLimit|BadConstraints",
+            r"(violates|exceeds).{0,30}(accounting|QOS|policy|limit)|QOS(Max|Grp)\w*|Assoc(Grp|Max)\w+Limit|MaxSubmitJobs?|PartitionTimeLimit|PartitionNodeLimit|BadConstraints",
             "violates",
             "exceeds",
             "qosmax",
@@ -185,12 +185,12 @@ SLURM_SUBMIT_REJECTED = Entry(
             weight=SHOWS,
         ),
         Pattern(
-            r"(sbatch|srun|salloc|qsub|bsub): .{0,12}(unrecognized|invalid|ambiguous|unknown) (option|argument|choice)|error: (Invalid|Unable to parse|invalid number|bad) .{0,60}",
-            "unrecognized",
-            "invalid",
-            "ambiguous",
-            "unknown option",
-            "unable to parse",
+            r"(sbatch|srun|salloc|qsub|bsub): .{0,12}(unrecognized|invalid|ambiguous|unknown) (option|argument|choice)|(sbatch|srun|salloc): error: (Invalid|Unable to parse|bad) ",
+            "sbatch",
+            "srun",
+            "salloc",
+            "qsub",
+            "bsub",
             weight=FITS,
             unless="credential|ELF|device|cuda|traceback|checksum|GID",
         ),
@@ -243,10 +243,11 @@ SLURM_ALLOCATION_GONE = Entry(
         Pattern(r"Check SLURM_JOB_ID environment variable", weight=SHOWS),
         Pattern(
             r"(Slurm )?job \d* ?has expired|job .{0,20}(no longer|not) (exists|active|running)",
-            " has expired",
-            " no longer ",
-            " not active",
-            " not running",
+            "has expired",
+            "no longer ",
+            "not active",
+            "not running",
+            "not exists",
             weight=SHOWS,
         ),
     ),
@@ -270,13 +271,15 @@ SLURM_CREDENTIAL = Entry(
         ),
         Pattern(r"\b(un)?munge: error|MUNGE.{0,40}(error|fail|refused)", "munge", unless="running normally"),
         Pattern(
-            r"Munge (decode|encode) failed|munge_(decode|encode)|auth/munge|auth_munge|auth_p_\w+", "munge", weight=SAYS
+            r"Munge (decode|encode) failed|munge_(decode|encode)|auth/munge|auth_munge|auth_p_\w+",
+            "munge",
+            "auth_p_",
+            weight=SAYS,
         ),
         Pattern(r"(Unauthorized|Rewound|Expired|Replayed|Invalid|Bad) (job |munge |step )?credential", "credential"),
         Pattern(
             r"(credential|cred).{0,60}(revoked|signature|invalid|expired|rejected|replay)",
-            " cred",
-            "cred_",
+            "cred",
             weight=SHOWS,
             unless="aws|google|git|http",
         ),
@@ -331,6 +334,7 @@ SLURM_CONTROLLER_ERROR = Entry(
         Pattern(
             r"(Socket|Message|connection) timed out on send/recv|Transport endpoint.{0,20}slurm",
             "timed out on send/recv",
+            "transport endpoint",
             weight=SHOWS,
         ),
         Pattern(
@@ -361,7 +365,7 @@ SLURM_CONTROLLER_ERROR = Entry(
             "job_state",
             "state file",
             "assoc_mgr",
-            " dbd",
+            "dbd",
             weight=SHOWS,
         ),
         Pattern(
@@ -386,10 +390,10 @@ NODE_UNHEALTHY = Entry(
         Pattern(r"Node Health Check failed|Found XID errors: \d", "node health check failed", "found xid errors"),
         Pattern(
             r"^\s*\S+\s+(up|down|inact)\s+\S+\s+\d+\s+(drain|drng|down|fail|failing)[*@$~#]?\s+\S+",
-            " drain",
-            " drng",
-            " down",
-            " fail",
+            "drain",
+            "drng",
+            "down",
+            "fail",
             weight=FITS,
         ),
         Pattern(r"DUE TO NODE FAILURE|\bNODE_FAIL\b|JobState=NODE_FAIL|Node failure on", "node failure", "node_fail"),
@@ -427,7 +431,7 @@ NODE_UNHEALTHY = Entry(
         ),
         Pattern(
             r"(set|setting|mark\w*|put\w*) .{0,60}(node\w* )?.{0,40}(to )?(DOWN|DRAIN)\b|Reason=.{0,80}(fail|error|not responding|Kill task|unhealthy|check)",
-            " down",
+            "down",
             "drain",
             "reason=",
             weight=SHOWS,

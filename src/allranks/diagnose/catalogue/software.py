@@ -98,13 +98,11 @@ LIBRARY_MISSING = Entry(
             weight=SHOWS,
         ),
         Pattern(
-            r"(error|failed|unable).{0,20}(to )?(link|ld)\b.{0,60}(library|-l\w+)|/ld: cannot find -l|not linked (with|against)",
+            r"(unable|failed) to (link|load).{0,60}librar|/ld: cannot find -l|not linked (with|against)",
+            "librar",
             "cannot find -l",
             "not linked",
-            "unable",
-            "failed",
             weight=FITS,
-            unless="link (is )?(down|up)|failed to connect",
         ),
         Pattern(
             r"(library|package|plugin|libfabric|libcuda\w*) .{0,40}(is )?(not installed|not found|missing|could not be (found|loaded))|DistributionNotFound|PackageNotFoundError",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from allranks.diagnose.benign import BENIGN
 from allranks.diagnose.catalogue import CATALOGUE
 from allranks.diagnose.catalogue.entry import HINTS
-from allranks.diagnose.judge import hang, memory, network, program, stacks
+from allranks.diagnose.judge import flight, hang, memory, network, peers, program, stacks
 from allranks.diagnose.judge.case import Candidate, Case, in_order
 from allranks.diagnose.judge.ends import FirstEnd, first_end
 from allranks.diagnose.judge.ranking import rank
@@ -16,13 +16,17 @@ from allranks.diagnose.secrets import clean
 from allranks.diagnose.signals import Signal
 
 MAX_EVIDENCE = 5
+# Reported by every rank alike: that one wrote first says nothing about it.
+_OF_ALL = frozenset({"collective_hang", "first_collective_failed", "peer_died_first", "checkpoint_collective"})
 # Each looks at the whole case and proposes or weighs candidates; order matters only where one reads another's.
 DECIDERS: tuple[Callable[[Case], None], ...] = (
     memory.decide,
     network.decide,
     hang.decide,
     stacks.decide,
+    flight.decide,
     program.decide,
+    peers.decide,
 )
 
 
@@ -86,10 +90,11 @@ def _count(case: Case, signals: list[Signal]) -> int:
 
 def _where(case: Case, candidate: Candidate, signals: list[Signal], end: FirstEnd) -> tuple[int | None, str | None]:
     """Rank and host that failed first."""
-    known = next((s for s in signals if s.rank is not None), None)
-    number = candidate.rank if candidate.rank is not None else known.rank if known else end.rank
+    ranks = [s.rank for s in signals if s.rank is not None]
+    known = None if candidate.id in _OF_ALL and len(set(ranks)) > 1 else ranks[0] if ranks else None
+    number = candidate.rank if candidate.rank is not None else known if known is not None else end.rank
     host = candidate.host or (case.rank_hosts.get(number) if number is not None else None)
-    if host is None and candidate.rank is None:
+    if host is None and candidate.rank is None and not (candidate.id in _OF_ALL and len(set(ranks)) > 1):
         host = next((s.host for s in signals if s.host), None) or end.host
     return number, host
 

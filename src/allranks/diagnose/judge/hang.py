@@ -165,7 +165,12 @@ def _first(case: Case, works: list[Work]) -> None:
     first = [w.signal for w in works if w.seq == 1]
     later = [w for w in works if w.seq is not None and w.seq > 1]
     if (first or none_done) and not later and not some_done:
-        case.propose("first_collective_failed", 0.72 if first and none_done else 0.68, [*first, *none_done])
+        found = case.propose("first_collective_failed", 0.72 if first and none_done else 0.68, [*first, *none_done])
+        op = next((f" ({w.op})" for w in works if w.op), "")
+        found.cause = (
+            f"The very first collective{op} never finished, on any rank that reported. Usual reasons: GPU peer-to-peer copies that IOMMU or PCIe ACS "
+            "break, a network path that does not carry data, a rank that is still busy setting up, or one bad node."
+        )
 
 
 def _two_groups(case: Case, works: list[Work]) -> None:
