@@ -45,7 +45,7 @@ FACTS: dict[str, tuple[Pattern, ...]] = {
     ),
     "exception": (
         Pattern(
-            r"^\s*(?:\[rank\d+\]:\s*)?(?:[\w<>]+\.)*(?P<type>(?:\w+(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Expired|NotFound|Refused)|Exception))(?:: (?P<message>.*))?\s*$",
+            r"^\s*(?:[\w.-]+(?:\[\d+\])?: )?(?:[\w<>]+\.)*(?P<type>(?:\w+(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Expired|NotFound|Refused)|Exception))(?:: (?P<message>.*))?\s*$",
             "error",
             "exception",
             "interrupt",
@@ -74,6 +74,7 @@ FACTS: dict[str, tuple[Pattern, ...]] = {
             "traceback",
         ),
     ),
+    "agent_failed": (Pattern(r"failed \(exitcode: (?P<code>-?\d+)\)", "exitcode"),),
     "agent_root": (Pattern(r"Root Cause \(first observed failure\)", "root cause"),),
     "srun_exit": (
         Pattern(r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-\[\]]+): (?P<how>.+)", "srun: error"),

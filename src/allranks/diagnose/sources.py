@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import io
 import lzma
@@ -220,6 +221,7 @@ def _texts(file: BinaryIO) -> Iterator[bytes]:
     """Raw pieces as UTF-8, without the zeros of files with holes."""
     first = True
     wide: str | None = None
+    decoder: codecs.IncrementalDecoder | None = None
     while data := file.read(BLOCK):
         if first:
             first = False
@@ -227,7 +229,8 @@ def _texts(file: BinaryIO) -> Iterator[bytes]:
             if wide is None and _is_binary(data[:8192]):
                 raise Unreadable("is binary, not a log")
         if wide is not None:
-            data = data.decode(wide, "replace").lstrip("\ufeff").encode()
+            decoder = decoder or codecs.getincrementaldecoder(wide)("replace")
+            data = decoder.decode(data).removeprefix("\ufeff").encode()
         elif b"\0" in data:
             data = data.translate(None, b"\0")
         yield data

@@ -185,6 +185,16 @@ HUB_UNREACHABLE = Entry(
     reference="https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables",
     patterns=(
         Pattern(
+            r"(ConnectTimeout|ReadTimeout|ConnectionError)\b.{0,200}(https?://|host=|hub)",
+            "connecttimeout",
+            "readtimeout",
+            "connectionerror",
+            weight=SHOWS,
+            passing=True,
+            unless="localhost|127\\.0|wandb",
+        ),
+        Pattern(r"\b(401 Unauthorized|403 Forbidden)\b", " unauthorized", " forbidden", weight=FITS),
+        Pattern(
             r"We couldn'?t connect to|couldn'?t reach .{0,80}(hub|hugging|online|server)",
             "t connect to",
             "t reach ",

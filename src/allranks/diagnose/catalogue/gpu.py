@@ -191,7 +191,7 @@ GPU_HARDWARE_FAULT = Entry(
     reference="https://docs.nvidia.com/deploy/xid-errors/index.html",
     patterns=(
         Pattern(
-            r"(uncorrectable|double.?bit|DBE).{0,30}(ECC|error|NVLink)|cudaErrorECCUncorrectable|ECC.{0,30}uncorrect",
+            r"(uncorrectable|double.?bit|\bDBE\b).{0,30}(\bECC\b|error|NVLink)|cudaErrorECCUncorrectable|\bECC\b.{0,30}uncorrect",
             "uncorrect",
             "double",
             "dbe",
@@ -215,14 +215,19 @@ GPU_HARDWARE_FAULT = Entry(
             unless="error (count|counters?)[^0-9]*0\\b|non.?fatal",
         ),
         Pattern(
-            r"(GSP|RPC).{0,80}(timeout|timed out|time.?out waiting)|Timeout (after|waiting).{0,60}(GSP|RPC)",
+            r"\b(GSP|RPC)\b.{0,80}(timeout|timed out|time.?out waiting)|Timeout (after|waiting).{0,60}\b(GSP|RPC)\b",
             "gsp",
             "rpc",
         ),
-        Pattern(r"row.?remap.{0,40}(fail|pending)|remapping fail|retired pages? pending", "remap", "retired page"),
+        Pattern(
+            r"row.?remap.{0,40}(fail|pending)|remapping fail|retired pages? pending",
+            "remap",
+            "retired page",
+            unless=r"(pending|occurred|failed?)\s*:\s*(no|0|none|n/a)\b",
+        ),
         Pattern(r"RmInitAdapter failed|rm_init_adapter failed", "rminitadapter", "rm_init_adapter"),
         Pattern(
-            r"(PCIe|AER).{0,80}(uncorrect|fatal)", "pcie", "aer", unless=r"non.?fatal|(?<!un)correct", weight=SHOWS
+            r"\b(PCIe|AER)\b.{0,80}(uncorrect|fatal)", "pcie", "aer", unless=r"non.?fatal|(?<!un)correct", weight=SHOWS
         ),
         Pattern(r"\bSXid\b.{0,80}\bfatal", "sxid", unless="non.?fatal"),
         Pattern(
@@ -248,7 +253,7 @@ GPU_HARDWARE_FAULT = Entry(
             "cudaerrorlaunchfailure",
             weight=HINTS,
         ),
-        Pattern(r"(GPU|NVRM).{0,40}(ECC|memory) (error|page retire)", "ecc", "memory ", weight=FITS),
+        Pattern(r"\b(GPU|NVRM)\b.{0,40}\b(ECC|memory) (error|page retire)", "ecc", "memory ", weight=FITS),
     ),
     example="[ 7211.440102] NVRM: Xid (PCI:0000:c1:00): 79, pid=2201, name=python, GPU has fallen off the bus.",
     near_miss="Volatile uncorrectable ECC errors: 0",
@@ -344,6 +349,8 @@ STRAGGLER = Entry(
     next_test="compare step times without waiting (compute only) per rank; swap the ranks between hosts: does the slowness stay with the host?",
     reference="https://nvidia.github.io/nvidia-resiliency-ext/straggler_det/index.html",
     patterns=(
+        Pattern(r"\bRank=\d+ Node=\S+ Score=0\.[0-6]", "score=", weight=SHOWS),
+        Pattern(r"STRAGGLER DETECTION WARNING", "straggler detection warning"),
         Pattern(
             r"straggl(er|ing).{0,80}(rank|node|host|gpu|detected|found|worker|=|:)",
             "straggl",

@@ -72,6 +72,7 @@ HOST_OOM = Entry(
     next_test="sacct -j <job> -o JobID,State,MaxRSS,ReqMem; dmesg on the node names the process that was killed and its size",
     reference="https://slurm.schedmd.com/sacct.html",
     patterns=(
+        Pattern(r"exited on signal 9\b|signal 9 \(Killed\)", "signal ", weight=SHOWS),
         Pattern(
             r"oom[-_ ]?kill",
             "oom-kill",
@@ -219,6 +220,7 @@ SIGBUS_MEMORY = Entry(
     next_test="dmesg around that time: no Xid means no driver fault; free -g and df -h on the node under load",
     reference="https://man7.org/linux/man-pages/man2/mmap.2.html",
     patterns=(
+        Pattern(r"exited on signal 7\b|signal 7 \(Bus", "signal ", weight=SHOWS),
         Pattern(r"Signal 7 \(SIGBUS\)|\(SIGBUS\)|<Signals\.SIGBUS", "sigbus", weight=SHOWS),
         Pattern(r"exitcode\W{0,2}\s*:\s*-7\b", "exitcode", weight=SHOWS),
         Pattern(

@@ -42,7 +42,7 @@ BROKEN_NODE_NETWORK = Entry(
         ),
         Pattern(r"\b(Network is down|no carrier)\b", "network is down", "no carrier", weight=SHOWS, passing=True),
         Pattern(
-            r"(InfiniBand|IB|HCA|NIC|ethernet|link|port) .{0,40}(flapp|fault|unhealthy|missing|error count)",
+            r"\b(InfiniBand|IB|HCA|NIC|ethernet|link|port)\b .{0,40}(flapp|is faulty|unhealthy|missing|error count)",
             "flapp",
             "fault",
             "unhealthy",
@@ -211,7 +211,7 @@ SILENT_SOCKET_FALLBACK = Entry(
             "ofi",
             "plugin",
             weight=FITS,
-            unless=r"No plugin found|Could not find:? ?(libnccl-net|libnccl-tuner|libnccl-profiler|none)|tuner|profiler|Using internal|completed with error",
+            unless=r"No plugin found|Could not find:? ?(libnccl-net|libnccl-tuner|libnccl-profiler|none)|tuner|profiler|Using internal|completed with error|Failed to find \w+ symbol|dlerror",
         ),
     ),
     example="libibverbs: Warning: Driver hns_roce does not support the kernel ABI of 4 (supports 1 to 2) for device /sys/class/infiniband/hns_0",
@@ -226,6 +226,7 @@ SLOW_TRANSPORT = Entry(
     next_test="all_reduce_perf with and without the setting, side by side; nvidia-smi topo -m (allranks topo) shows what the machine has",
     reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
     patterns=(
+        Pattern(r"Avg bus bandwidth\s*:\s*0\.0*[1-9]", "avg bus bandwidth", weight=FITS),
         Pattern(r"P2P is disabled between", weight=SHOWS),
         Pattern(r"NCCL_P2P_DISABLE set by environment to 1", "nccl_p", weight=SHOWS),
         Pattern(r"NCCL_SHM_DISABLE set by environment to 1", "nccl_shm_disable", weight=FITS),

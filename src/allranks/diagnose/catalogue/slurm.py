@@ -406,7 +406,7 @@ NODE_UNHEALTHY = Entry(
             "health check error",
         ),
         Pattern(
-            r"(health|node|gpu|nic|ib|check|test|diag)\w*.{0,80}\b(FAIL(ED)?|CRITICAL|UNHEALTHY|NOT OK)\b",
+            r"(health|node|gpu|nic|ib|check|test|diag)\w*.{0,80}\b(?-i:FAIL(ED)?|CRITICAL|UNHEALTHY|NOT OK)\b",
             "fail",
             "critical",
             "unhealthy",

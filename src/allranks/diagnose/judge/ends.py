@@ -11,6 +11,26 @@ from allranks.diagnose.judge.case import Case, in_order
 _NUMBER = re.compile(r"\d+")
 
 
+def decide(case: Case) -> None:
+    """Where nothing but the end of a process is told, says so: the launcher's table hides the error itself."""
+    if case.candidates:
+        return
+    ended = [
+        s
+        for s in case.facts("agent_field")
+        if s.groups["field"].lower() == "exitcode" and s.groups["value"].startswith("1 ")
+    ]
+    ended += [s for s in case.facts("agent_failed") if s.groups["code"] == "1"]
+    ended += [s for s in case.facts("srun_exit") if re.search(r"exit code [1-9]\d?$", s.groups["how"])]
+    if ended:
+        found = case.propose("application_error", 0.5, in_order(ended))
+        found.cause = "A process ended with an error code of its own; its error is not in these logs, only the launcher's report of it."
+        found.next_test = (
+            "give diagnose the logs of that rank; decorate the program's main function with torch.distributed.elastic's @record, or start with "
+            "--log-dir and --redirects=3, so that the error is kept"
+        )
+
+
 class FirstEnd(Struct, frozen=True):
     """Who ended first, by the word of torchrun's agent or of srun."""
 

@@ -7,6 +7,7 @@ from allranks.diagnose.catalogue.entry import FITS, HINTS, SHOWS
 from allranks.diagnose.judge.case import Candidate, Case
 from allranks.diagnose.lines import comparable
 
+SURE = 0.93  # from here on a message names the cause itself
 # What a stronger candidate of these classes brings about; the echo then is no finding of its own.
 _HANGS = frozenset({"collective_hang", "first_collective_failed"})
 _ENDS = frozenset({"slurm_cancelled", "peer_died_first"})
@@ -47,7 +48,12 @@ def rank(case: Case) -> list[Candidate]:
     roots = [c for c in listed if not CATALOGUE[c.id].echo]
     chosen = roots or listed
     first = _earliest(chosen)
-    return sorted(chosen, key=lambda c: (-round(c.score, 2), c is not first, c.time or 0.0))
+    return sorted(chosen, key=lambda c: (-_strength(c), c is not first, -c.score))
+
+
+def _strength(candidate: Candidate) -> float:
+    """Its score; all whose message names the cause count the same, so that the first of them in time leads."""
+    return min(round(candidate.score, 2), SURE)
 
 
 def _explain(case: Case) -> None:
