@@ -63,6 +63,16 @@ def test_rank_that_never_came_is_named_with_its_line(tmp_path: Path, form: str) 
     assert "/code/train.py:41" in finding.cause
 
 
+def test_gloo_marks_what_has_ended_as_retired_only(tmp_path: Path) -> None:
+    """As torch 2.13 really writes it: the state stays `scheduled`."""
+    for rank in range(2):
+        dump = _dump([(1, "all_reduce", 4, "scheduled"), (2, "broadcast", 2, "scheduled")][: 2 - rank], 40)
+        dump["entries"][0]["retired"] = True
+        (tmp_path / f"trace_rank_{rank}.json").write_text(json.dumps(dump))
+    finding = diagnose([tmp_path]).findings[0]
+    assert (finding.id, finding.rank) == ("collective_mismatch", 1)
+
+
 @FORM
 def test_unlike_calls(tmp_path: Path, form: str) -> None:
     wait = [DONE, (2, "all_reduce", 4, "started")]

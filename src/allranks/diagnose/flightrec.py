@@ -180,7 +180,8 @@ def _call(entry: object) -> Call | None:
         seq=seq,
         op=str(entry.get("profiling_name", "")).rpartition(":")[2][:100],
         sizes=str([list(s) if isinstance(s, list | tuple) else s for s in entry.get("input_sizes") or []])[:200],
-        state=str(entry.get("state", ""))[:20],
+        # gloo never notes a start or an end; a call that has returned is marked as retired
+        state="completed" if entry.get("retired") else str(entry.get("state", ""))[:20],
         frames=[text for f in (frames if isinstance(frames, list | tuple) else [])[:24] if (text := _frame(f))],
     )
 

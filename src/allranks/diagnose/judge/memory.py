@@ -39,11 +39,7 @@ def decide(case: Case) -> None:
     oom = case.candidates.get("cuda_oom")
     if oom is None:
         return
-    nearby = [
-        s
-        for s in case.facts("optimizer")
-        if any(s.file == o.file and abs(s.line - o.line) <= NEAR_LINES for o in oom.signals)
-    ]
+    nearby = [s for s in case.facts("optimizer") if any(_beside(s, o) for o in oom.signals)]
     in_step = [s for s in oom.signals if any(_OPTIMIZER.search(f) for f in s.frames[-6:])]
     if in_step or nearby:
         found = case.propose(
@@ -54,6 +50,12 @@ def decide(case: Case) -> None:
         if not in_step:
             found.against.append("the optimizer is named near the error, but the traceback does not show it")
     _strange(case, oom.signals)
+
+
+def _beside(a: Signal, b: Signal) -> bool:
+    """Near each other in a file, and of the same rank."""
+    same = (a.file, a.rank, a.local, a.task) == (b.file, b.rank, b.local, b.task)
+    return same and abs(a.line - b.line) <= NEAR_LINES
 
 
 def _strange(case: Case, signals: list[Signal]) -> None:
