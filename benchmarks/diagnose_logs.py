@@ -13,7 +13,10 @@ WATCHDOG = (
 MEMORY = (
     "[rank{r}]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU {d} has a total capacity of "
     "79.10 GiB of which 310.00 MiB is free."
-)def rank_lines(rank: int, ranks: int, size_bytes: int, *, unique: bool) -> Iterator[str]:
+)
+
+
+def rank_lines(rank: int, ranks: int, size_bytes: int, *, unique: bool) -> Iterator[str]:
     """NCCL's start, then training lines up to `size_bytes`; with `unique`, every line holds words that no other has."""
     host, rng, written = f"gpu{rank // 8:04d}", random.Random(rank), 0
     head = f"{host}:{1000 + rank}:{1000 + rank} [{rank % 8}] NCCL INFO"
