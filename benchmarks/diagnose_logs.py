@@ -10,7 +10,10 @@ WATCHDOG = (
     "[rank{r}]:[E1218 20:27:21.426415540 ProcessGroupNCCL.cpp:629] [Rank {r}] Watchdog caught collective operation timeout: "
     "WorkNCCL(SeqNum=48211, OpType=ALLREDUCE, NumelIn=131072, NumelOut=131072, Timeout(ms)=600000) ran for 600081 milliseconds before timing out."
 )
-MEMORY = "[rank{r}]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU {d} has a total capacity of 79.10 GiB of which 310.00 MiB is free."
+MEMORY = (
+    "[rank{r}]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU {d} has a total capacity of "
+    "79.10 GiB of which 310.00 MiB is free."
+)
 
 
 def rank_lines(rank: int, ranks: int, size_bytes: int, *, unique: bool) -> Iterator[str]:

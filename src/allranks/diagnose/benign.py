@@ -22,7 +22,7 @@ _ENTRIES = (
         id="deprecation_warning",
         why="A notice about a future version; nothing is wrong now.",
         patterns=(
-            Pattern(r"(Future|Deprecation|PendingDeprecation|User)Warning\b", "warning"),
+            Pattern(r"(Future|Deprecation|PendingDeprecation|User)Warning\b", "*warning"),
             Pattern(r"\b(is|are|being) deprecated\b", "deprecated"),
         ),
         example="FutureWarning: The pynvml package is deprecated. Please install nvidia-ml-py instead.",

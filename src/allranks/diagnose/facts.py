@@ -46,21 +46,21 @@ FACTS: dict[str, tuple[Pattern, ...]] = {
     "exception": (
         Pattern(
             r"^\s*(?:[\w.-]+(?:\[\d+\])?: )?(?:[\w<>]+\.)*(?P<type>(?:\w+(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Expired|NotFound|Refused)|Exception))(?:: (?P<message>.*))?\s*$",
-            "error",
-            "exception",
-            "interrupt",
-            "exit",
-            "failure",
-            "timeout",
-            "expired",
-            "notfound",
-            "refused",
+            "*error",
+            "*exception",
+            "*interrupt",
+            "*exit",
+            "*failure",
+            "*timeout",
+            "*expired",
+            "*notfound",
+            "*refused",
         ),
     ),
     "event_start": (Pattern(r'^\{"event": ?"start"', '"event"'),),
     "event_error": (
         Pattern(
-            r'^\{"event": ?"error".*?"type": ?"(?P<type>\w+)".*?"message": ?"(?P<message>(?:[^"\\]|\\.)*)', '"event"'
+            r'^\{"event": ?"*error".*?"type": ?"(?P<type>\w+)".*?"message": ?"(?P<message>(?:[^"\\]|\\.)*)', '"event"'
         ),
     ),
     "agent_field": (
@@ -125,7 +125,7 @@ FACTS: dict[str, tuple[Pattern, ...]] = {
         Pattern(r"\b(?:torch|pytorch)(?: version)?[\"']?\s*[:=]+\s*[\"']?(?P<version>\d+\.\d+[\w.+]*)", "torch"),
     ),
     "driver_version": (
-        Pattern(r"(?:cudaDriverVersion|Driver Version:) ?(?P<version>[\d.]+)", "driverversion", "driver version"),
+        Pattern(r"(?:cudaDriverVersion|Driver Version:) ?(?P<version>[\d.]+)", "cudadriverversion", "driver version"),
     ),
     "channels": (Pattern(r"(?P<channels>\d+) coll channels", "coll channels"),),
     "nodes": (Pattern(r"\bnNodes (?P<nodes>\d+)|nnodes[= ](?P<nnodes>\d+)", "nnodes"),),

@@ -65,11 +65,11 @@ def plain_value(data: bytes) -> Any:
         elif opcode.name in _LITERALS:
             stack.append(argument)
         elif opcode.name in ("BINPUT", "LONG_BINPUT"):
-            memo[argument] = stack[-1]
+            memo[int(argument or 0)] = stack[-1]
         elif opcode.name == "MEMOIZE":
             memo[len(memo)] = stack[-1]
         elif opcode.name in ("BINGET", "LONG_BINGET"):
-            stack.append(memo[argument])
+            stack.append(memo[int(argument or 0)])
         elif opcode.name in _STEPS:
             _STEPS[opcode.name](stack)
         elif opcode.name not in ("PROTO", "FRAME"):

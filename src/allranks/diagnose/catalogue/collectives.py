@@ -124,12 +124,16 @@ CHECKPOINT_COLLECTIVE = Entry(
         Pattern(
             r"(timed? ?out|hang|hung|stuck).{0,60}(while|during|when|in|at) (the )?(sav|load|writ|gather)\w* (of )?(the )?(\w+ )?(checkpoint|state_?dict|shards)",
             "checkpoint",
+            "savecheckpoint",
             "state_dict",
             "statedict",
+            "fullstatedict",
             "shards",
             weight=SHOWS,
         ),
-        Pattern(r"checkpoint.{0,60}(timed out|hangs?\b|hung|stuck|deadlock)", "checkpoint", weight=SHOWS),
+        Pattern(
+            r"checkpoint.{0,60}(timed out|hangs?\b|hung|stuck|deadlock)", "checkpoint", "savecheckpoint", weight=SHOWS
+        ),
     ),
     example="ERROR gather of the checkpoint: checkpoint save timed out after 1800 s on rank 0",
     near_miss="INFO saving checkpoint to /data/ckpt took 12.5 s",

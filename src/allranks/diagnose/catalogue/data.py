@@ -138,6 +138,7 @@ DATALOADER_HANG = Entry(
         Pattern(
             r"(data ?loader|_next_data|_try_get_data|next\(iter|data fetch|data loading|batch fetch).{0,80}(hang|hung|stuck|block(ed|ing|s)?\b|dead ?lock|never return|stall)",
             "dataloader",
+            "multiprocessingdataloaderiter",
             "data loader",
             "_next_data",
             "_try_get_data",
@@ -151,6 +152,7 @@ DATALOADER_HANG = Entry(
         Pattern(
             r"(hang|hung|stuck|blocked|dead ?locked|waiting|stall\w*) (in|at|on|for|inside) .{0,40}(data ?loader|_next_data|_try_get_data|data worker|next batch|its data)",
             "dataloader",
+            "multiprocessingdataloaderiter",
             "data loader",
             "_next_data",
             "_try_get_data",
@@ -163,6 +165,7 @@ DATALOADER_HANG = Entry(
         Pattern(
             r"(_MultiProcessingDataLoaderIter|torch/utils/data/dataloader\.py).{0,60}(poll|_try_get_data|_get_data|_next_data)",
             "dataloader",
+            "multiprocessingdataloaderiter",
             weight=FITS,
         ),
         Pattern(
@@ -202,7 +205,7 @@ HUB_UNREACHABLE = Entry(
         ),
         Pattern(
             r"LocalEntryNotFoundError|OfflineModeIsEnabled|HfHubHTTPError|RepositoryNotFoundError|GatedRepoError|RevisionNotFoundError|EntryNotFoundError",
-            "notfounderror",
+            "*notfounderror",
             "offlinemodeisenabled",
             "hfhubhttperror",
             "gatedrepoerror",
@@ -212,6 +215,8 @@ HUB_UNREACHABLE = Entry(
         Pattern(
             r"(HTTPS?ConnectionPool|MaxRetryError|Max retries exceeded|ProxyError|NewConnectionError)",
             "connectionpool",
+            "httpsconnectionpool",
+            "httpconnectionpool",
             "maxretryerror",
             "max retries exceeded",
             "proxyerror",

@@ -22,7 +22,8 @@ class Pattern:
 
     Args:
         regex: searched in the line without its prefix of rank, task or time.
-        anchors: lower-case, without digits; left out where the longest literal at the top level of `regex` will do.
+        anchors: lower-case, without digits, beginning where a word begins (a star before one says that it may be the
+            end of a longer word); left out where the longest literal at the top level of `regex` will do.
         weight: how much a match says (`SAYS`, `SHOWS`, `FITS`, `HINTS`).
         passing: a warning from which programs often recover; where the job goes on after it, it is harmless.
         says: what this message tells, for evidence of a cause that it only fits.
@@ -32,7 +33,8 @@ class Pattern:
         self, regex: str, *anchors: str, weight: float = SAYS, passing: bool = False, unless: str = ""
     ) -> None:
         self.regex, self.weight, self.passing, self.unless = regex, weight, passing, unless
-        self.anchors = anchors or (longest_literal(regex),)
+        self.anchors = tuple(a.removeprefix("*") for a in anchors) or (longest_literal(regex),)
+        self.suffixes = frozenset(a.removeprefix("*") for a in anchors if a.startswith("*"))
         for anchor in self.anchors:
             if len(anchor) < MIN_ANCHOR or anchor != anchor.lower() or any(c.isdigit() for c in anchor):
                 raise ValueError(

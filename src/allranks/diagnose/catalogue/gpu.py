@@ -154,7 +154,7 @@ FABRIC_MANAGER = Entry(
         Pattern(
             r"system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY",
             "system not yet initialized",
-            "systemnotready",
+            "cudaerrorsystemnotready",
             "system_not_ready",
         ),
         Pattern(r"(CUDA|cudaGetDeviceCount|Error|error)[^\n]{0,30}\b802\b", "cuda", "error", weight=SHOWS),
@@ -193,6 +193,7 @@ GPU_HARDWARE_FAULT = Entry(
         Pattern(
             r"(uncorrectable|double.?bit|\bDBE\b).{0,30}(\bECC\b|error|NVLink)|cudaErrorECCUncorrectable|\bECC\b.{0,30}uncorrect",
             "uncorrect",
+            "cudaerroreccuncorrect",
             "double",
             "dbe",
             unless=r"(count|errors?|total|aggregate|volatile)\s*[:=]\s*0\b|0 uncorrect",
@@ -241,8 +242,8 @@ GPU_HARDWARE_FAULT = Entry(
         ),
         Pattern(
             r"cudaErrorNvlinkUncorrectable|cudaErrorHardwareStackError|CUDA_ERROR_HARDWARE",
-            "nvlinkuncorrectable",
-            "hardwarestackerror",
+            "cudaerrornvlinkuncorrectable",
+            "cudaerrorhardwarestackerror",
             "cuda_error_hardware",
             weight=SHOWS,
         ),
@@ -270,7 +271,7 @@ GPU_APPLICATION_FAULT = Entry(
         Pattern(
             r"illegal memory access|cudaErrorIllegalAddress|CUDA_ERROR_ILLEGAL_ADDRESS",
             "illegal memory access",
-            "illegaladdress",
+            "cudaerrorillegaladdress",
             "illegal_address",
         ),
         Pattern(r"device-side assert|cudaErrorAssert\b", "device-side assert", "cudaerrorassert"),

@@ -100,7 +100,7 @@ HOST_OOM = Entry(
             weight=SHOWS,
         ),
         Pattern(r"DefaultCPUAllocator.{0,40}(can'?t|not enough|cannot)", "defaultcpuallocator"),
-        Pattern(r"^(\w+\.)*\w*MemoryError\b", "memoryerror", unless="OutOfMemoryError", weight=SHOWS),
+        Pattern(r"^(\w+\.)*\w*MemoryError\b", "*memoryerror", unless="OutOfMemoryError", weight=SHOWS),
         Pattern(r"std::bad_alloc", weight=SHOWS),
         Pattern(r"malloc of size \d+ failed", "malloc of size", weight=SHOWS),
         Pattern(r"Signal 9 \(SIGKILL\) received by PID", "sigkill", weight=SHOWS),

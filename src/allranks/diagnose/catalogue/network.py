@@ -90,7 +90,7 @@ RDMA_UNREACHABLE = Entry(
             weight=SHOWS,
         ),
         Pattern(
-            r"(NET/OFI|OFI).{0,120}(completed with error|Request .{0,30}error|CQ .{0,30}error|cq_readerr|fi_\w+ .{0,40}failed)",
+            r"\bOFI\b.{0,120}(completed with error|Request .{0,30}error|CQ .{0,30}error|cq_readerr|fi_\w+ .{0,40}failed)",
             "ofi",
             weight=SHOWS,
         ),
@@ -155,7 +155,7 @@ MEMLOCK_LIMIT = Entry(
     patterns=(
         Pattern(r"(Failed|Unable) to register (mr|memory region)\b.{0,60}(-12|Cannot allocate)", " to register m"),
         Pattern(
-            r"(Libfabric|EFA|OFI|efa_\w+|prov_errno).{0,120}(-12\)|Cannot allocate memory)",
+            r"\b(Libfabric|EFA|OFI|efa_\w+|prov_errno)\b.{0,120}(-12\)|Cannot allocate memory)",
             "libfabric",
             "efa",
             "ofi",

@@ -45,10 +45,13 @@ NCCL_LIBRARY_MISMATCH = Entry(
         Pattern(
             r"(mismatch(ed|ing)?|different|incompatible|inconsistent).{0,30}NCCL.{0,20}versions?|NCCL version.{0,40}(mismatch|differ|incompatible|!=)",
             "nccl",
+            "libnccl",
         ),
         Pattern(r"libnccl\.so[.\d]*: (version|undefined)", "libnccl.so"),
-        Pattern(r"NCCL.{0,40}(built|compiled) with.{0,60}(but|loaded|found|running|using)", "nccl", weight=SHOWS),
-        Pattern(r"(libnccl|nvidia-nccl-cu\d+).{0,80}(overwr|conflict|shadow|wrong)", "nccl", weight=SHOWS),
+        Pattern(
+            r"NCCL.{0,40}(built|compiled) with.{0,60}(but|loaded|found|running|using)", "nccl", "libnccl", weight=SHOWS
+        ),
+        Pattern(r"(libnccl|nvidia-nccl-cu\d+).{0,80}(overwr|conflict|shadow|wrong)", "nccl", "libnccl", weight=SHOWS),
     ),
     example="ImportError: /opt/env/lib/libtorch_cuda.so: undefined symbol: ncclGroupSimulateEnd",
     near_miss="node-a:1:1 [0] NCCL INFO NCCL version 2.27.3+cuda12.9",
