@@ -41,7 +41,7 @@ def _copy(parameter: nn.Parameter, memo: dict[int, Any]) -> nn.Parameter:
 def mark_filled(parameter: nn.Parameter) -> None:
     """It has its weights: it waits for nothing, and its copies have them too."""
     for name in ("origin", "__deepcopy__"):
-        parameter.__dict__.pop(name, None)
+        vars(parameter).pop(name, None)
 
 
 def origin_of(parameter: torch.Tensor) -> str | None:
