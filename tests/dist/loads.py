@@ -20,6 +20,7 @@ from allranks.train.loading import source as sources
 from allranks.train.loading.setup import set_up
 from allranks.train.losses import LossModel
 from allranks.train.model import build_model, load_model
+from allranks.train.moe import routers_of
 from allranks.train.optim import adamw
 from allranks.train.proof import weights_digest
 from allranks.train.world import World
@@ -56,6 +57,9 @@ def plain(args: dict[str, Any]) -> Any:
     else:
         dtype = getattr(torch, args.get("dtype", "float32"))
         model = AutoModelForCausalLM.from_pretrained(args["model"], dtype=dtype, attn_implementation="sdpa")
+        exact = AutoModelForCausalLM.from_pretrained(args["model"], dtype=torch.float32)
+        for name, router in routers_of(model).items():  # they stay in float32 here, whatever the rest is
+            router.weight = torch.nn.Parameter(exact.get_submodule(name).weight.data)
     return add_adapter(model, ADAPTER if args.get("lora") else NONE, classifier=False, base="b", seed=1)
 
 

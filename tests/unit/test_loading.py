@@ -251,6 +251,7 @@ def test_checksums_of_parts_add_up(dtype: torch.dtype) -> None:
 def test_a_hollow_model_and_its_copies_need_no_memory(tokenizer: Any) -> None:
     model = load("tiny:llama", tokenizer, config={**SMALL, "tie_word_embeddings": True})
     count = sum(p.numel() for p in model.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(copy.deepcopy(model).parameters(), model.parameters(), strict=True))
     make_hollow(model, torch.device("cpu"))
     assert sum(p.numel() for p in model.parameters()) == count
     assert model.lm_head.weight is model.model.embed_tokens.weight

@@ -22,7 +22,7 @@ from allranks.errors import AllranksError, EnvironmentNotAble, ProofFailed
 from allranks.train.checksums import checksums
 from allranks.train.data.tokenizer import first_line
 from allranks.train.loading.reader import READER, agree
-from allranks.train.loading.skeleton import is_hollow, origin_of, to_meta
+from allranks.train.loading.skeleton import is_hollow, mark_filled, origin_of, to_meta
 from allranks.train.loading.source import Source
 from allranks.train.loading.tally import Tally
 from allranks.train.world import World
@@ -133,6 +133,7 @@ class Filler:
             self._send(name, parameter.data)
         if self._world.size > 1:
             dist.broadcast(parameter.data, src=READER, group=self._world.group)
+        mark_filled(parameter)
         return True
 
     def _give_rows(self, name: str, parameter: DTensor) -> None:

@@ -38,6 +38,12 @@ def _copy(parameter: nn.Parameter, memo: dict[int, Any]) -> nn.Parameter:
     return made
 
 
+def mark_filled(parameter: nn.Parameter) -> None:
+    """It has its weights: it waits for nothing, and its copies have them too."""
+    for name in ("origin", "__deepcopy__"):
+        vars(parameter).pop(name, None)
+
+
 def origin_of(parameter: torch.Tensor) -> str | None:
     """The name, in the bare model, of the weights that a parameter waits for."""
     return getattr(parameter, "origin", None)
