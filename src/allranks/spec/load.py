@@ -125,8 +125,7 @@ def parse_spec(raw: Any, sets: typing.Sequence[str] = (), where: str = "spec") -
 def _apply_profile(raw: dict[str, Any], where: str) -> None:
     """Puts the cluster section of ``cluster.profile`` below this spec's own; the key itself is then used up."""
     cluster = raw.get("cluster")
-    name = cluster.pop("profile", None) if isinstance(cluster, dict) else None
-    if name is None:
+    if not isinstance(cluster, dict) or (name := cluster.pop("profile", None)) is None:
         return
     if not isinstance(name, str):
         raise SpecError(f"{where}: cluster.profile is the path of another spec, not {name!r}")
