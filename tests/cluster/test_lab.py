@@ -42,7 +42,7 @@ def check_lab(run_dir: RunDir, nodes: int) -> None:
     assert sorted(logs) == list(range(world))
     for rank, path in logs.items():
         assert f"[RANK {rank}] WORLD_SIZE={world} n{rank // 2 + 1} " in path.read_text()
-    (checkpoint,) = run_dir.checkpoints.iterdir()
+    (checkpoint,) = run_dir.checkpoints.glob("step-*")
     names = {path.name for path in checkpoint.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= names
     metrics = read_json(run_dir.metrics)
@@ -110,7 +110,7 @@ def test_the_two_node_lora_run(box: Box, shared: Path) -> None:
     assert metrics["sync_proof"]["weights_equal"] and metrics["sync_proof"]["data_disjoint"]
     said = log_of(run_dir)
     assert "node 0 = n1 eth0" in said and "node 1 = n2 eno1" in said and "ranks 2-3" in said
-    (checkpoint,) = run_dir.checkpoints.iterdir()
+    (checkpoint,) = run_dir.checkpoints.glob("step-*")
     config = json.loads((checkpoint / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], len(config["target_modules"])) == (8, 16, 7)
     assert (checkpoint / "adapter_model.safetensors").stat().st_size > 0

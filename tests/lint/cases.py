@@ -123,6 +123,7 @@ BAD: list[tuple[str, str, int]] = [
     ("buffered-output", EIGHT + "srun -c4 -K python train.py\n", 7),
     ("node-local-file", TWO + "cat > /tmp/$USER.py <<'X'\nprint(1)\nX\n" + RUN + "--master_addr=$H /tmp/$USER.py\n", 10),
     ("node-local-file", TWO + RUN + "--master_addr=$H train.py --output_dir=/tmp/$USER/out\n", 7),
+    ("node-local-file", TWO + RUN + "--rdzv_endpoint=$H:15000 /tmp/$USER/train.py\n", 7),
     ("fixed-name-in-tmp", ONE + "cat > /tmp/ds_config.json <<'X'\n{}\nX\ndeepspeed train.py\n", 7),
     ("slurm-tmpdir", ONE + "cp data.tar $SLURM_TMPDIR/\n", 7),
     ("cache-not-shared", TWO + "export HF_HOME=/tmp/hf\n", 7),

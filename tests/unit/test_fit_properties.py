@@ -77,15 +77,17 @@ def test_all_parts_are_there_and_none_is_negative(spec: dict[str, Any]) -> None:
     assert 0 < found.parameters_trained <= found.parameters
 
 
+def solid(found: Any) -> int:
+    """The most at any moment without the allocator's slack, which falls where tensors reach 32 MiB: glibc maps those."""
+    return max(m.total_bytes - m.parts.get("slack", 0) for m in found.moments)
+
+
 @settings(max_examples=60, deadline=None)
 @given(specs(), st.integers(1, 8))
 def test_a_larger_batch_or_a_longer_sequence_never_takes_less(spec: dict[str, Any], more: int) -> None:
-    before = estimated(spec).needed_bytes
-    assert (
-        estimated(changed(spec, "train", micro_batch_size=spec["train"]["micro_batch_size"] + more)).needed_bytes
-        >= before
-    )
-    assert estimated(changed(spec, "data", max_length=spec["data"]["max_length"] + more)).needed_bytes >= before
+    before = solid(estimated(spec))
+    assert solid(estimated(changed(spec, "train", micro_batch_size=spec["train"]["micro_batch_size"] + more))) >= before
+    assert solid(estimated(changed(spec, "data", max_length=spec["data"]["max_length"] + more))) >= before
 
 
 @settings(max_examples=60, deadline=None)
@@ -97,7 +99,7 @@ def test_more_parameters_never_take_less(spec: dict[str, Any], size: str) -> Non
     assert after.parameters > before.parameters or (
         size == "intermediate_size" and spec["model"]["name"] == "tiny:glm4_moe"
     )
-    assert after.needed_bytes >= before.needed_bytes
+    assert solid(after) >= solid(before)
 
 
 @settings(max_examples=60, deadline=None)

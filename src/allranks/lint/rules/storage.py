@@ -71,11 +71,8 @@ def local(job: Job) -> Iterator[Hit]:
 
 def _meant_local(before: str, text: str) -> bool:
     """Logs and caches may be a node's own."""
-    return bool(
-        re.search(
-            r"log|cache|tmp|scratch|triton|rdzv", (text if "=" in text else before).partition("=")[0].lower().strip("-")
-        )
-    )
+    option = text if "=" in text else before if "=" not in before else ""  # --x=1 has its value already
+    return bool(re.search(r"log|cache|tmp|scratch|triton|rdzv", option.partition("=")[0].lower().strip("-")))
 
 
 def _where(arg: Arg) -> int:
