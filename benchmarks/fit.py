@@ -179,7 +179,12 @@ def main() -> int:
     for case in read_cases(args.file):
         if wanted and case["id"] not in wanted:
             continue
-        rows[case["id"]] = row = compared(case, predict(case), measure(case))
+        row = compared(case, predict(case), measure(case))
+        if (before := rows.get(case["id"])) and "error" in before:
+            row["first_error"] = before.get(
+                "first_error", before["error"]
+            )  # what was estimated before the first measurement
+        rows[case["id"]] = row
         print(f"case {case['id']}: {row.get('error', row.get('failed'))}", flush=True)
         _write(args.result, rows)
     Console(width=150).print(table([rows[i] for i in sorted(rows)]))

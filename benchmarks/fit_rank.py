@@ -38,9 +38,10 @@ from allranks.train.data.encode import EncodedRow
 from allranks.train.data.order import Order, Rows
 from allranks.train.data.prepared import TokenSet, _map, _save
 from allranks.train.ledger import Plan
+from allranks.train.loading.setup import set_up
 from allranks.train.loop import Loop
 from allranks.train.losses import LossModel
-from allranks.train.model import build_model
+from allranks.train.model import load_model
 from allranks.train.optim import adamw
 from allranks.train.strategies.contract import Strategy
 from allranks.train.world import World, join, leave
@@ -102,15 +103,20 @@ class Rank:
         spec, plan = self._spec, self._plan
         assert spec.model is not None
         strategy = strategies.create(plan.strategy, dict(plan.strategy_options))
-        model: Any = build_model(
-            spec.model, self._tokenizer, dtype=plan.dtype, labels={"a": 0, "b": 1} if self._labelled else {}, seed=1
+        model, filler = load_model(
+            self._world,
+            spec.model,
+            self._tokenizer,
+            dtype=plan.dtype,
+            labels={"a": 0, "b": 1} if self._labelled else {},
+            seed=1,
         )
         model = add_adapter(model, spec.adapter, classifier=self._labelled, base="base", seed=1)
         loss_model = LossModel(model, classifier=self._labelled)
         self.parameters = sum(p.numel() for p in model.parameters())
         self.trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         rng.seed_rank(1, self._world.rank)
-        strategy.setup(loss_model, adamw(spec.train), self._world.group, spec.train.clip_norm)
+        set_up(strategy, filler, loss_model, model, adamw(spec.train), self._world.group, spec.train.clip_norm)
         if strategy.rehearse:
             strategy.module.train()
             strategy.backward(strategy.module(self._batch(self._order.micro_batches(0)[0])) * 0.0)

@@ -15,7 +15,7 @@ from allranks.fit.sharing import Model
 from allranks.fit.source import Found
 from allranks.fit.strategies import sharing
 from allranks.planning import LaunchPlan
-from allranks.spec.records import RunSpec
+from allranks.spec.records import ModelSpec, RunSpec
 
 ELEMENT = {"float32": 4, "bfloat16": 2}
 FIRST = "first step"
@@ -45,7 +45,7 @@ def estimate(spec: RunSpec, plan: LaunchPlan, found: Found, capacity: Capacity) 
         return msgspec.structs.replace(empty, unknown=f"how {plan.strategy} uses memory is not known here")
     batch = batch_of(spec, plan)
     moments = Step(model, shares, batch, checkpointing=spec.model.gradient_checkpointing).moments()
-    moments = with_runtime(moments, _heap(found.config, batch, plan.world_size))
+    moments = with_runtime(moments, _heap(spec.model, found.config, batch, plan.world_size))
     peak = max(moments, key=lambda m: m.total_bytes)
     needed = peak.total_bytes
     return msgspec.structs.replace(
@@ -92,9 +92,15 @@ def batch_of(spec: RunSpec, plan: LaunchPlan) -> Batch:
     )
 
 
-def _heap(config: ModelConfig, batch: Batch, ranks: int) -> Heap:
+def _heap(model: ModelSpec, config: ModelConfig, batch: Batch, ranks: int) -> Heap:
     one = batch.tokens * batch.element
-    return Heap(batch.device, ranks, one * config.hidden, one * max(config.intermediate, config.expert_intermediate))
+    return Heap(
+        batch.device,
+        ranks,
+        one * config.hidden,
+        one * max(config.intermediate, config.expert_intermediate),
+        model.gradient_checkpointing,
+    )
 
 
 def _fails_in(moments: list[Moment], limit: int | None) -> str | None:

@@ -1,14 +1,16 @@
 """What is there beside tensors: libraries, contexts, and memory that an allocator holds without use.
 
 On a CPU that is glibc's heap. A tensor of less than 32 MiB comes from it (larger ones are mapped, and go back at once), and what
-backward frees in small pieces does not serve the larger gradients and moments. The three numbers below were found on models other than
-those of ``benchmarks/fit_cases.json``.
+backward frees in small pieces does not serve the larger gradients and moments. With checkpointing blocks are computed again and again
+between tensors that stay, and the heap grows to several times one block. The numbers were found on models other than those of
+``benchmarks/fit_cases.json``; `RECOMPUTED` after that benchmark's first cases had shown that it was needed.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from allranks.fit.moments import LOSS, SETUP
 from allranks.fit.records import Moment
 
 CUDA_CONTEXT = 600 << 20  # an H100 with torch's kernels; from reports, not measured here
@@ -19,6 +21,7 @@ CPU_RUNTIME = 30 << 20  # pages of libraries that the first steps touch, and thr
 HEAP_LIMIT = 32 << 20  # glibc's largest mmap threshold
 HOLES = 0.45  # of the activations, while they are there
 HELD = 1.2  # of the most activations, once they are gone
+RECOMPUTED = 2.5  # of the most activations, where blocks are computed again
 COMES_AND_GOES = ("activations", "logits", "gathered_weights", "communication")
 
 
@@ -29,6 +32,7 @@ class Heap(msgspec.Struct, frozen=True):
     ranks: int
     narrow_bytes: int  # the hidden state of a micro-batch
     wide_bytes: int  # the widest tensor within a block
+    checkpointing: bool
 
     @property
     def small_share(self) -> float:
@@ -48,7 +52,12 @@ def with_runtime(moments: list[Moment], heap: Heap) -> list[Moment]:
         now = moment.parts.get("activations", 0)
         most = max(most, now)
         fixed = {"imports": CPU_IMPORTS, "runtime": CPU_RUNTIME}
-        found.append(_more(moment, fixed, max(HOLES * now, HELD * most - now) * heap.small_share))
+        slack = (
+            RECOMPUTED * most
+            if heap.checkpointing and moment.name not in (SETUP, LOSS)
+            else max(HOLES * now, HELD * most - now)
+        )
+        found.append(_more(moment, fixed, slack * heap.small_share))
     return found
 
 
