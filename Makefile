@@ -1,6 +1,7 @@
 # make demo    sets up .venv and trains: two ranks, a tiny Mistral, LoRA; ends with a summary and a report
 # make compare all strategies on equal work on two ranks, each proved before its time counts
-# make test    sets up .venv and runs every feature once
+# make test    sets up .venv and runs the usual tests, some of them on gloo ranks
+# make test-dist  every usual test on gloo ranks (about 25 minutes on two cores)
 # TORCH=2.12.0 another torch than the tested one;  PYTHON=python3.12 another interpreter
 
 SHELL := /bin/bash
@@ -10,7 +11,7 @@ TORCH ?= 2.13.0
 STAMP := $(VENV)/.allranks-ready
 PYTEST := $(VENV)/bin/python -m pytest
 
-.PHONY: slurm help setup demo compare test test-all lint bench clean
+.PHONY: slurm help setup demo compare test test-dist test-all lint bench clean
 
 help:
 	@sed -n 's/^# \(make.*\)/\1/p;s/^# \(TORCH.*\)/\1/p' Makefile
@@ -27,7 +28,13 @@ compare: setup
 	@$(VENV)/bin/allranks compare examples/compare-tiny.yaml
 
 test: setup slurm
-	@timeout 1500 $(PYTEST) -q -m "not full" tests
+	@timeout 1800 $(PYTEST) -q -m "not full" tests/unit tests/golden tests/lint tests/cluster $(DIST)
+
+# All tests on gloo ranks take longer than the rest together; `make test` runs these.
+DIST := $(addprefix tests/dist/,test_run.py test_saves.py test_sharded_runs.py)
+
+test-dist: setup
+	@timeout 3600 $(PYTEST) -q -m "not full" tests/dist
 
 test-all: setup slurm
 	@code=0; timeout 7200 $(PYTEST) -q tests --junitxml=.test-all.xml || code=$$?; \
