@@ -135,7 +135,9 @@ def test_a_model_that_is_not_known_is_told_and_not_refused() -> None:
 
 def test_gpus_that_are_elsewhere_are_not_known_unless_told() -> None:
     cluster = {"launcher": "slurm", "slurm": {"gpus_per_node": 8}}
-    assert estimated(raw(model=SEVEN_B, cluster=cluster)).verdict == "not known"
+    assert (
+        estimated(raw(model=SEVEN_B, cluster=cluster), gpus=8).verdict == "not known"
+    )  # those here are not those there
     told = estimated(raw(model=SEVEN_B, cluster={**cluster, "device_memory_gib": 40}))
     assert (told.verdict, told.capacity.bytes) == ("too large", 40 * GIB)
 
@@ -178,12 +180,16 @@ def test_all_that_is_wrong_with_a_config_is_told_at_once(tmp_path: Path) -> None
         assert f"{key} is missing" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"\xff\xfe\x00", b"[" * 100_000, b"3", b'{"model_type": "llama"' + b" " * (5 << 20)]
-)
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe\x00", b"[" * 100_000, b"3"])
 def test_a_config_that_is_no_json_object_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(SpecError, match=r"config\.json"):
+        estimated(raw(model={"name": str(tmp_path)}))
+
+
+def test_a_file_too_large_for_a_config_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(b'{"model_type": "llama"' + b" " * (5 << 20) + b"}")
+    with pytest.raises(SpecError, match="larger than 4 MiB"):
         estimated(raw(model={"name": str(tmp_path)}))
 
 

@@ -28,18 +28,18 @@ SMALL: dict[str, Any] = {
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
     "vocab_size": 500,
-    "max_position_embeddings": 128,
+    "max_position_embeddings": 512,
     "pad_token_id": 0,
 }
 OWN: dict[str, dict[str, Any]] = {
-    "gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 8, "n_positions": 128, "vocab_size": 500, "pad_token_id": 0},
+    "gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 8, "n_positions": 512, "vocab_size": 500, "pad_token_id": 0},
     "distilbert": {
         "dim": 64,
         "hidden_dim": 176,
         "n_layers": 3,
         "n_heads": 8,
         "vocab_size": 500,
-        "max_position_embeddings": 128,
+        "max_position_embeddings": 512,
     },
     "bert": {k: v for k, v in SMALL.items() if k != "num_key_value_heads"},
     "roberta": {k: v for k, v in SMALL.items() if k != "num_key_value_heads"},
@@ -57,6 +57,7 @@ OWN: dict[str, dict[str, Any]] = {
     "qwen3": {**SMALL, "head_dim": 16},
 }
 B, S = 2, 48
+MASKED = 192  # tokens of a row where two are packed: the mask must be seen among the rest
 
 
 def config_of(family: str) -> Any:
@@ -136,20 +137,21 @@ def test_activations_are_what_autograd_saves(
     spec = AdapterSpec(type=adapter, r=4, dropout=dropout)  # type: ignore[arg-type]
     classifier = family in ENCODERS
     model = add_adapter(built(family, kind, "cpu"), spec, classifier=classifier, base="b", seed=1)
-    ids = torch.randint(3, 500, (B, S))
-    positions = torch.arange(S // 2).repeat(2).expand(B, S).contiguous() if packed else None
+    length = 2 * MASKED if packed else S
+    ids = torch.randint(3, 500, (B, length))
+    positions = torch.arange(MASKED).repeat(2).expand(B, length).contiguous() if packed else None
     batch = Batch(
         ids,
         torch.zeros(B, dtype=torch.long) if classifier else ids,
         positions,
         torch.ones_like(ids) if classifier else None,
-        B * S,
-        B * S,
+        ids.numel(),
+        ids.numel(),
     )
     measured = saved_bytes(model, batch, classifier=classifier)
     shapes = ours(family)
     what = adapted(spec, shapes)
-    seen = FitBatch(sequences=B, length=S, element=kind.itemsize, device="cpu", packed=packed)
+    seen = FitBatch(sequences=B, length=length, element=kind.itemsize, device="cpu", packed=packed)
     expected = sum(Layer(shapes.config, block, what, seen).kept() for block in shapes.blocks) + kept_behind(
         shapes, what, seen
     )
