@@ -105,9 +105,17 @@ USUAL: dict[str, set[str]] = {
 }  # fmt: skip
 
 
+def _how_late(item: pytest.Item) -> int:
+    """The cluster's tests, which go one by one, and whole runs begin early, or they would be left over at the end."""
+    return next((i for i, folder in enumerate(("cluster", "dist")) if folder in item.path.relative_to(REPO).parts), 2)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_how_late)
     for item in items:
+        if "cluster" in item.path.relative_to(REPO).parts:
+            item.add_marker(pytest.mark.xdist_group("box"))
         name = getattr(item, "originalname", item.name)
         case = item.callspec.id if hasattr(item, "callspec") else ""
         if name in USUAL and case not in USUAL[name]:
