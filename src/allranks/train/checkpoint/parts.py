@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from allranks.train.checkpoint.published import PREFIX, Published
+from allranks.train.dtypes import NAME_OF
 from allranks.train.shards import Shard, own_share, state_shards
 from allranks.train.strategies.contract import Strategy
 
@@ -140,21 +141,7 @@ def print_of(key: str, offset: int, tensor: torch.Tensor) -> Print:
     """Of a range on the CPU."""
     flat = tensor.detach().contiguous().view(-1)
     crc = zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.numel() else 0
-    return Print(key, offset, flat.numel(), crc, DTYPE_NAMES[flat.dtype])
-
-
-DTYPE_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+    return Print(key, offset, flat.numel(), crc, NAME_OF[flat.dtype])
 
 
 def _bytes(tensor: torch.Tensor) -> int:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from allranks.errors import CheckpointError
-from allranks.train.checkpoint.parts import DTYPE_NAMES, Print
+from allranks.train.checkpoint.parts import Print
 from allranks.train.checkpoint.published import Published
+from allranks.train.dtypes import NAME_OF
 
 READER = Path(__file__).with_name("reread.py")
 WRAPPERS = ("_fsdp_wrapped_module", "_orig_mod", "module.", "_checkpoint_wrapped_module")
@@ -61,7 +62,7 @@ def compare(found: Files, wanted: Iterable[Print], published: Published) -> None
         CheckpointError: names the first file and tensor that is not so.
     """
     shapes = {published.keys[n]: list(published.whole[n][1]) for n in published.keys}
-    dtypes = {published.keys[n]: DTYPE_NAMES[published.whole[n][0]] for n in published.keys}
+    dtypes = {published.keys[n]: NAME_OF[published.whole[n][0]] for n in published.keys}
     missing: dict[tuple[str, int, int], Print] = {(p.key, p.offset, p.numel): p for p in wanted if p.numel}
     extra: list[tuple[str, str]] = []
     for file, facts in found.items():

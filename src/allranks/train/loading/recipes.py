@@ -17,20 +17,9 @@ import torch
 
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.train.data.tokenizer import first_line
+from allranks.train.dtypes import OF_NAME
 from allranks.train.loading.files import Stored
 
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 Give = Callable[[str], torch.Tensor]
 
 
@@ -142,7 +131,7 @@ def _group(model: Any, stored: Mapping[str, Stored], wanted: Mapping[str, Any], 
 def _rehearsed(recipe: Recipe, model: Any, stored: Mapping[str, Stored], name: str) -> dict[str, torch.Tensor]:
     def give(part: str) -> torch.Tensor:
         entry = stored[part]
-        return torch.empty(entry.shape, dtype=DTYPES.get(entry.dtype, torch.uint8), device="meta")
+        return torch.empty(entry.shape, dtype=OF_NAME.get(entry.dtype, torch.uint8), device="meta")
 
     try:
         return recipe.make(give, model)
@@ -154,7 +143,7 @@ def _rehearsed(recipe: Recipe, model: Any, stored: Mapping[str, Stored], name: s
 
 
 def _check_dtype(entry: Stored, part: str, target: torch.dtype, name: str) -> None:
-    have = DTYPES.get(entry.dtype)
+    have = OF_NAME.get(entry.dtype)
     if have is not None and have.is_floating_point == target.is_floating_point:
         return
     raise SpecError(
