@@ -1,6 +1,8 @@
 # make demo    sets up .venv and trains: two ranks, a tiny Mistral, LoRA; ends with a summary and a report
 # make compare all strategies on equal work on two ranks, each proved before its time counts
-# make test    sets up .venv and runs every feature once
+# make test    sets up .venv and runs the usual tests, on gloo ranks and on a cluster in a box too
+# make test-dist  those of them that run on gloo ranks;  make test-all  all tests, the full matrices too (hours)
+# JOBS=2       tests at a time
 # TORCH=2.12.0 another torch than the tested one;  PYTHON=python3.12 another interpreter
 
 SHELL := /bin/bash
@@ -10,10 +12,10 @@ TORCH ?= 2.13.0
 STAMP := $(VENV)/.allranks-ready
 PYTEST := $(VENV)/bin/python -m pytest
 
-.PHONY: slurm help setup demo compare test test-all lint bench clean
+.PHONY: slurm help setup demo compare test test-dist test-all lint bench clean
 
 help:
-	@sed -n 's/^# \(make.*\)/\1/p;s/^# \(TORCH.*\)/\1/p' Makefile
+	@sed -n 's/^# \(make.*\)/\1/p;s/^# \(TORCH.*\)/\1/p;s/^# \(JOBS.*\)/\1/p' Makefile
 
 setup: $(STAMP)
 
@@ -26,11 +28,18 @@ demo: setup
 compare: setup
 	@$(VENV)/bin/allranks compare examples/compare-tiny.yaml
 
+# Two tests at a time: a run of two ranks keeps two cores busy for half of its time only. The cluster's tests go one by one.
+JOBS ?= 2
+PARALLEL := -n $(JOBS) --dist loadgroup
+
 test: setup slurm
-	@timeout 1500 $(PYTEST) -q -m "not full" tests
+	@timeout 1800 $(PYTEST) -q $(PARALLEL) -m "not full" tests
+
+test-dist: setup
+	@timeout 3600 $(PYTEST) -q $(PARALLEL) -m "not full" tests/dist
 
 test-all: setup slurm
-	@code=0; timeout 7200 $(PYTEST) -q tests --junitxml=.test-all.xml || code=$$?; \
+	@code=0; timeout 10800 $(PYTEST) -q $(PARALLEL) tests --junitxml=.test-all.xml || code=$$?; \
 	  $(VENV)/bin/python scripts/record_tests.py .test-all.xml benchmarks/results/test_all.json; exit $$code
 
 # The cluster in a box needs Slurm's own programs; where they cannot be installed its tests are skipped, and say so.

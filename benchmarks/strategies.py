@@ -33,6 +33,11 @@ THEORY = {
     "pytorch_zero1": 3 / 4,
     "pytorch_zero2": 1 / 2,
     "pytorch_zero3": 1 / 2,
+    # DeepSpeed updates a float32 copy of its part of the weights; Accelerate keeps buckets beside the gradients
+    "deepspeed_zero1": 3 / 4,
+    "deepspeed_zero2": 3 / 4,
+    "deepspeed_zero3": 5 / 8,
+    "hf_trainer": 5 / 4,
 }
 WORKLOAD = {
     "config": {
@@ -51,6 +56,16 @@ WORKLOAD = {
 def spread(values: list[float]) -> dict[str, float]:
     """Median and range."""
     return {"median": round(median(values), 4), "min": round(min(values), 4), "max": round(max(values), 4)}
+
+
+def launched(module: str, asked: dict[str, Any], ranks: int, timeout_s: float) -> Any:
+    """What rank 0 of a module's gloo ranks wrote; one thread a rank."""
+    folder = Path(asked["folder"])
+    result = folder / "result.json"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command += ["-m", module, str(result), json.dumps(asked)]
+    programs.run(command, folder / "log.txt", timeout_s, {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"})
+    return json.loads(result.read_text())
 
 
 def judged(race: dict[str, Any]) -> dict[str, Any]:
@@ -132,14 +147,9 @@ def main() -> int:
             "forms": [FORMS[f] for f in args.forms.split(",") if f],
             "memory": names,
         }
-        result = Path(folder) / "result.json"
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        command += ["-m", "benchmarks.strategies_ranks", str(result), json.dumps(asked)]
         clock = machine.CpuClock.now()
-        env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        programs.run(command, Path(folder) / "log.txt", args.timeout, env)
+        found = launched("benchmarks.strategies_ranks", asked, 2, args.timeout)
         disturbed = clock.disturbance()
-        found = json.loads(result.read_text())
     races = [judged(r) for r in found["races"]]
     memory = memory_table(found["memory"]) if found["memory"] else []
     show(races, memory)

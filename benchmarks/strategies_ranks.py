@@ -33,7 +33,7 @@ from allranks.train.data.encode import EncodedRow
 from allranks.train.data.order import Order, Rows
 from allranks.train.data.prepared import TokenSet, _map, _save
 from allranks.train.data.tokenizer import train_tokenizer
-from allranks.train.loop import Loop, Plan
+from allranks.train.ledger import Plan
 from allranks.train.losses import LossModel
 from allranks.train.model import build_model
 from allranks.train.optim import adamw
@@ -54,13 +54,18 @@ class Runner:
         batch = BatchPlan(micro_batch_size=micro, grad_accum=accum, global_batch_size=micro * accum * world.size)
         self._order = Order(len(tokens), 5, batch, world.rank, world.size)
         self.model = built(args["config"], lora=how["lora"])
-        self.strategy: Strategy = strategies.create(name, {})
+        self.strategy: Strategy = strategies.create(name, options_of(name, batch))
         self.strategy.setup(self.model, adamw(TRAIN), world.group, 1.0)
         self.done = 0
         if self.strategy.rehearse:
             self.strategy.module.train()
             self.strategy.backward(self.strategy.module(self._make(self._order.micro_batches(0)[0])) * 0.0)
             self.strategy.optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def log(self) -> Path:
+        """Where this rank's steps are written down."""
+        return self._folder / f"events{self.world.rank}.jsonl"
 
     def _make(self, rows: Rows) -> Batch:
         batch = collate(self._tokens, rows, 0, None)
@@ -72,9 +77,10 @@ class Runner:
     def run(self, steps: int, watcher: StepWatcher | None = None) -> float:
         """Train on; tokens per second and rank. Every rank calls."""
         plan = Plan(self.done, self.done + steps, TRAIN, 1, 1, lambda done: False, lambda done, stop: None)
-        events = EventLog(self._folder / f"events{self.world.rank}.jsonl", self.world.rank)
+        events = EventLog(self.log, self.world.rank)
         stop = StopRequest()
-        loop = Loop(self.world, self.strategy, self._order, self._tokens, self._make, plan, events, stop, watcher)
+        make = strategies.loop_of(self.name)
+        loop = make(self.world, self.strategy, self._order, self._tokens, self._make, plan, events, stop, watcher)
         dist.barrier(group=self.world.control)
         self.tokens, began = 0, time.perf_counter()
         loop.run()
@@ -83,6 +89,20 @@ class Runner:
         events.close()
         self.done += steps
         return self.tokens / took
+
+
+def options_of(name: str, batch: BatchPlan) -> dict[str, Any]:
+    """The options, as a plan would have completed them. DeepSpeed has to be told to keep no tensor whole."""
+    if not name.startswith("deepspeed"):
+        return {}
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": batch.micro_batch_size,
+        "gradient_accumulation_steps": batch.grad_accum,
+        "train_batch_size": batch.global_batch_size,
+    }
+    if name == "deepspeed_zero3":
+        config["zero_optimization"] = {"stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 0}
+    return {"config": config}
 
 
 def built(config: dict[str, Any], *, lora: bool) -> LossModel:
@@ -178,18 +198,20 @@ def work(world: World, args: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
+def on_ranks(task: Callable[[World, dict[str, Any]], Any]) -> None:
+    """What torchrun starts: joins, does the task with the arguments of the command line; rank 0 writes what it returned."""
     facts = MachineFacts(host="h", cpus=2, memory_bytes=0, gpus=[], cpu_model="", system="")
     spec = parse_spec({"model": {"name": "tiny:mistral"}, "data": {"source": "x"}, "cluster": {"timeout_s": 120}})
     torch.manual_seed(0)
     world = join(make_plan(spec, facts))
     try:
-        found = work(world, json.loads(sys.argv[2]))
+        found = task(world, json.loads(sys.argv[2]))
         if world.is_first:
             Path(sys.argv[1]).write_text(json.dumps(found))
+        dist.barrier(group=world.control)
     finally:
         leave()
 
 
 if __name__ == "__main__":
-    main()
+    on_ranks(work)

@@ -39,6 +39,7 @@ class Page:
     comm: Bars = field(default_factory=list)
     options: str = "none"
     new: str = ""
+    code: str = ""  # where it is not a file of strategies/
 
 
 F, B = ("forward", 0, 20), ("backward", 20, 60)
@@ -46,8 +47,11 @@ ZEROS = "A gradient that does not come on a rank counts as zeros there, whatever
 ADAPTERS = (
     "`find_unused_parameters`, `adapters` (auto): ignored keeps adapters whole on every rank (one flat all-reduce of their gradients a step, "
     "no collective to save them), sharded treats them as all else, auto keeps them whole while four times their bytes are at most 64 MiB or a "
-    "tenth of the rank's share of the frozen weights, and says which"
+    "tenth of the rank's share of the frozen weights, and says which; `offload` (none): optimizer keeps moments on the host and updates there "
+    "(gradients of the own part travel there each step, new weights back), all keeps the sharded weights there too, so that a block's part travels "
+    "to the device whenever it is gathered; whole adapters stay on the device"
 )
+OFFLOAD = "`offload` (none): optimizer keeps moments on the host and updates there; gradients of the own part travel there each step, new weights back"
 OPTION = "With `find_unused_parameters: true`; without it torch ends the run with an error."
 NONE_MISSING = "With `find_unused_parameters: true`, as zeros and in one order on all ranks; without it the run ends with the parameter's name."
 DEEPSPEED = "`config` (none): a JSON file, or its content; `config_from` (none): written by allranks, the file that it was read from; `find_unused_parameters` (false)"
@@ -83,18 +87,18 @@ PAGES = [
     Page("zero1", "Each rank updates an equal part of the weights, to the byte, and keeps moments for that part alone; then the parts are gathered.",
          "In data parallelism every rank keeps the same moments and makes the same update.", "2 T g: all-reduces in backward, all-gathers in the step",
          "4P + 4T + 8T/W", "3/4", ZEROS, [F, B, ("wait", 60, 63), ("optimizer", 63, 67), ("wait", 67, 77)],
-         [("all-reduce", 33, 42), ("all-reduce", 44, 53), ("all-reduce", 55, 63), ("all-gather", 67, 77)], "`bucket_mb` (25)", "moments in parts"),
+         [("all-reduce", 33, 42), ("all-reduce", 44, 53), ("all-reduce", 55, 63), ("all-gather", 67, 77)], f"`bucket_mb` (25); {OFFLOAD}", "moments in parts"),
     Page("zero2", "Gradients are reduced to the rank that needs them: a reduce-scatter a bucket, after which only the own part is kept.",
          "`zero1` makes whole gradients on every rank, of which each uses a part.", "(A + 1) T g: reduce-scatters in each backward, all-gathers in the step",
          "4P + 12T/W, and up to three buckets on their way", "5/8", ZEROS, [F, B, ("wait", 60, 62), ("optimizer", 62, 66), ("wait", 66, 76)],
-         [("reduce-scatter", 33, 38), ("reduce-scatter", 44, 49), ("reduce-scatter", 55, 62), ("all-gather", 66, 76)], "`bucket_mb` (25)", "gradients in parts"),
+         [("reduce-scatter", 33, 38), ("reduce-scatter", 44, 49), ("reduce-scatter", 55, 62), ("all-gather", 66, 76)], f"`bucket_mb` (25); {OFFLOAD}", "gradients in parts"),
     Page("zero3", "Weights too are kept in parts. A block's weights are gathered before it computes, while the block before it does, and freed after; in backward again. "
          "What is in no block (embeddings, head) stays whole from forward to the end of backward.",
          "`zero2` keeps all weights on all ranks. Gathering the whole model before forward would keep the peak where it was.",
          "A (2 P + T) g, nearly: all-gathers in forward and backward, reduce-scatters in backward", "(4P + 12T)/W, and two or three blocks whole", "1/2", ZEROS,
          [("wait", 0, 5), ("forward", 5, 25), ("wait", 25, 30), ("backward", 30, 72), ("optimizer", 72, 76)],
          [("all-gather", i, i + 4) for i in (0, 6, 12, 18)] + [("all-gather", i, i + 4) for i in (26, 33, 44, 55)] + [("reduce-scatter", i, i + 4) for i in (39, 50, 61, 68)],
-         "none", "weights in parts, block by block"),
+         OFFLOAD, "weights in parts, block by block"),
     Page("pytorch_zero1", "torch's DistributedDataParallel with ZeroRedundancyOptimizer: whole parameters belong to ranks, and are broadcast after the update.",
          "In `pytorch_ddp` every rank keeps the same moments.", "2 T g: all-reduces in backward, n broadcasts in the step", "4P + 4T + about 8T/W (parts differ in size)",
          "3/4", OPTION, [F, B, ("wait", 60, 63), ("optimizer", 63, 67), ("wait", 67, 83)],
@@ -123,6 +127,13 @@ PAGES = [
          "`deepspeed_zero2` keeps all weights on all ranks.", "A (2 P + T) g above those limits: all-gathers in forward and backward, reduce-scatters after backward",
          "(4P + 16T)/W, and what is whole by the two limits", "5/8", NONE_MISSING, [("wait", 0, 5), ("forward", 5, 25), ("wait", 25, 30), ("backward", 30, 72), ("wait", 72, 78), ("optimizer", 78, 82)],
          [("all-gather", i, i + 4) for i in (0, 6, 12, 18)] + [("all-gather", i, i + 4) for i in (26, 33, 44, 55)] + [("reduce-scatter", 72, 78)], DEEPSPEED, "DeepSpeed's stage 3"),
+    Page("hf_trainer", "Hugging Face's Trainer runs the steps in place of this project's loop; its Accelerate wraps the model in torch's "
+         "DistributedDataParallel. Data, loss, learning rates, records, evaluation, checkpoints and proofs are those of every strategy; see [HF Trainer](../hf_trainer.md).",
+         "Nothing in `pytorch_ddp`: it is there so that what people know of the Trainer can be compared on equal work, and so that a Trainer which trains alone is refused.",
+         "T g, in about T g / 25 MB all-reduces started within backward", "4P + 16T: as `pytorch_ddp`, and buckets beside the gradients", "5/4", OPTION,
+         [F, B, ("wait", 60, 63), ("optimizer", 63, 73)], [("all-reduce", 30, 39), ("all-reduce", 42, 51), ("all-reduce", 54, 63)],
+         "`find_unused_parameters` (false), `args` (none): more TrainingArguments", "the Trainer in place of the loop",
+         "hf/"),
 ]  # fmt: skip
 
 
@@ -176,7 +187,7 @@ def text(page: Page) -> str:
 | options | {page.options} |
 
 P: parameters; T: trained ones, n of them tensors, of g bytes each; A: micro-steps; W: ranks. The picture shows the order of things, not measured
-times. [All strategies](README.md); the code: `src/allranks/train/strategies/{page.name}.py`.
+times. [All strategies](README.md); the code: `src/allranks/train/{page.code or f"strategies/{page.name}.py"}`.
 """
 
 

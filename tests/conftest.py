@@ -80,3 +80,43 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     reasons = "; ".join(f"{n} x {why}" for why, n in _skips.items()) or "nothing"
     terminalreporter.write_line(f"skipped: {reasons}")
+
+
+# Of tests with many cases of one kind the usual run takes these; `make test-all` takes them all. Nothing: the whole test.
+USUAL: dict[str, set[str]] = {
+    "test_planted_bugs_are_caught": {
+        "reduces_the_parameter", "shard_boundary_off_by_one", "adapters_not_averaged", "trainer_mean_loss", "each_step_taken_for_the_last",
+    },
+    "test_a_trainer_that_would_train_apart_is_refused": {"trainer_same_rows-ProofFailed-rank 1 and rank 0 both trained", "none-None-None"},
+    "test_files_give_what_transformers_gives": {"False-2", "True-3"},
+    "test_tied_weights_fused_experts_and_other_dtypes": {"bfloat16"},
+    "test_a_part_that_went_astray_is_seen": {"other_rows"},
+    "test_weights_of_another_layer_would_be_seen_here": set(),
+    "test_a_bug_in_reading_would_be_seen": {"copies_not_filled-deepspeed_zero2-how1"},
+    "test_padding_taken_for_weights_would_be_seen": set(),
+    "test_adapters_of_experts_and_what_is_on_the_host_too": {"moments_on_host"},
+    "test_ctrl_c_while_a_rank_is_deaf": set(),
+    "test_states_on_the_host_and_adapters_of_experts_go_on_too": set(),
+    "test_memory_that_is_kept_would_be_seen": set(),
+    "test_a_skip_that_does_not_last_would_be_seen": set(),
+    "test_blocks_that_are_never_freed_would_be_seen": set(),
+    "test_moments_that_belong_elsewhere_would_be_seen": set(),
+    "test_a_classifier_equals_pytorch_ddp": set(),
+}  # fmt: skip
+
+
+def _how_late(item: pytest.Item) -> int:
+    """The cluster's tests, which go one by one, and whole runs begin early, or they would be left over at the end."""
+    return next((i for i, folder in enumerate(("cluster", "dist")) if folder in item.path.relative_to(REPO).parts), 2)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_how_late)
+    for item in items:
+        if "cluster" in item.path.relative_to(REPO).parts:
+            item.add_marker(pytest.mark.xdist_group("box"))
+        name = getattr(item, "originalname", item.name)
+        case = item.callspec.id if hasattr(item, "callspec") else ""
+        if name in USUAL and case not in USUAL[name]:
+            item.add_marker(pytest.mark.full)

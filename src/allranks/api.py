@@ -13,8 +13,10 @@ from typing import Any
 import msgspec
 
 from allranks import __version__, checkpoints, preflight
+from allranks import fit as memory
 from allranks.errors import CheckpointError, EnvironmentNotAble, RequestError, SpecError
 from allranks.facts import machine_facts
+from allranks.fit import Fit
 from allranks.launch import allocation
 from allranks.launch.follow import Observer, follow, handling_signals
 from allranks.launch.jobs import LAUNCHERS
@@ -55,6 +57,16 @@ def plan(spec: SpecLike, sets: Sequence[str] = ()) -> LaunchPlan:
     return make_plan(read_spec(spec, sets), machine_facts())
 
 
+def fit(spec: SpecLike, sets: Sequence[str] = ()) -> Fit:
+    """How much memory a rank will need, whether its device has it, and what would make it fit. Touches nothing.
+
+    Raises:
+        SpecError: the spec, or the model's config, is wrong.
+    """
+    checked, facts = read_spec(spec, sets), machine_facts()
+    return memory.fit(checked, make_plan(checked, facts), facts)
+
+
 def batch_script(spec: RunSpec) -> str | None:
     """What would be handed to sbatch; None for launchers that need no script."""
     if spec.cluster.launcher != "slurm":
@@ -67,8 +79,13 @@ def batch_script(spec: RunSpec) -> str | None:
     )
 
 
-def run(spec: SpecLike, sets: Sequence[str] = (), observer: Observer | None = None) -> RunResult:
+def run(
+    spec: SpecLike, sets: Sequence[str] = (), observer: Observer | None = None, *, force: bool = False
+) -> RunResult:
     """Plan, check, launch, follow and report one run.
+
+    Args:
+        force: start it even if a rank's memory cannot be enough.
 
     Returns:
         What became of it; ``result.exit_code`` is 0 only if the training succeeded.
@@ -79,15 +96,21 @@ def run(spec: SpecLike, sets: Sequence[str] = (), observer: Observer | None = No
     """
     checked = read_spec(spec, sets)
     preflight.check_request(checked)
-    run_dir, launch_plan = prepare_run(checked)
+    run_dir, launch_plan = prepare_run(checked, force=force)
     return launch(run_dir, checked, launch_plan, attempt=1, observer=observer or Silent())
 
 
-def prepare_run(spec: RunSpec) -> tuple[RunDir, LaunchPlan]:
-    """Plan, check this machine, and make the run folder with what was asked and planned."""
+def prepare_run(spec: RunSpec, *, force: bool = False) -> tuple[RunDir, LaunchPlan]:
+    """Plan, check this machine, and make the run folder with what was asked and planned.
+
+    Raises:
+        EnvironmentNotAble: this machine lacks something, or (unless `force`) a rank's memory cannot be enough.
+    """
     slurm = find_slurm(Path.cwd()) if spec.cluster.launcher == "slurm" else None
     facts = machine_facts()
     launch_plan = make_plan(spec, facts)
+    if not force:
+        memory.require(memory.fit(spec, launch_plan, facts))
     report = preflight.local_report(spec, launch_plan, facts, Path(spec.run_root))
     preflight.require(report)
     run_dir = create_run(spec.run_root, spec.name)

@@ -16,6 +16,7 @@ def newest(run: RunDir) -> tuple[int, list[str]]:
         CheckpointError: there is none.
     """
     problems = []
+    restore_replaced(run)
     for step in reversed(run.checkpoint_steps()):
         problem = damage(run.checkpoint(step))
         if problem is None:
@@ -31,3 +32,11 @@ def manifest(run: RunDir, step: int) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise CheckpointError(f"{run.checkpoint(step)}: the manifest is missing or unreadable")
     return found
+
+
+def restore_replaced(run: RunDir) -> None:
+    """A kill between the two renames that replace a checkpoint left the old one under another name: it is good."""
+    for old in run.checkpoints.glob(".step-*.old"):
+        final = old.with_name(old.name[1:].removesuffix(".old"))
+        if not final.exists():
+            old.rename(final)

@@ -1,20 +1,15 @@
-"""Environment of the ranks: each variable with its value, its reason and who decided it. Pure."""
+"""Environment of the ranks: each variable with its value, its reason and who decided it. Pure.
+
+What concerns the network stands in `fabric`: some of it can be decided only when the nodes have been asked.
+"""
 
 from __future__ import annotations
 
-import msgspec
-
+from allranks.fabric.decision import EnvVar
+from allranks.fabric.job import Job
+from allranks.fabric.policy import before_nodes, user_wins
 from allranks.redact import HIDDEN, is_secret_name
 from allranks.spec.records import RunSpec
-
-
-class EnvVar(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision. ``value`` None means: looked at, and left alone on purpose."""
-
-    name: str
-    value: str | None
-    reason: str
-    source: str = "policy"
 
 
 def threads_per_rank(cpus: int, procs_per_node: int) -> int:
@@ -22,7 +17,7 @@ def threads_per_rank(cpus: int, procs_per_node: int) -> int:
     return max(1, cpus // procs_per_node)
 
 
-def decide(spec: RunSpec, *, device: str, cpus: int, procs_per_node: int, nodes: int) -> list[EnvVar]:
+def decide(spec: RunSpec, job: Job, *, cpus: int, procs_per_node: int) -> list[EnvVar]:
     """The policy, with what the user set (``cluster.env``) winning and shown."""
     threads = _threads(spec, cpus, procs_per_node)
     decisions = [
@@ -48,7 +43,7 @@ def decide(spec: RunSpec, *, device: str, cpus: int, procs_per_node: int, nodes:
                 source="spec",
             )
         )
-    if device == "cpu" and spec.strategy.name.startswith("deepspeed_"):
+    if job.device == "cpu" and spec.strategy.name.startswith("deepspeed_"):
         decisions.append(
             EnvVar(
                 name="DS_ACCELERATOR",
@@ -56,8 +51,11 @@ def decide(spec: RunSpec, *, device: str, cpus: int, procs_per_node: int, nodes:
                 reason="the ranks compute on the CPU; DeepSpeed would take a GPU that it sees",
             )
         )
-    decisions += _network(spec, device=device, nodes=nodes)
-    return _user_wins(decisions, spec.cluster.env)
+    decisions += before_nodes(job)
+    named = {item.name for item in decisions}
+    rest = {name: value for name, value in spec.cluster.env.items() if name not in named}
+    more = [EnvVar(name=k, value=v, reason="cluster.env", source="user") for k, v in rest.items()]
+    return [*user_wins(decisions, spec.cluster.env), *more]
 
 
 def _threads(spec: RunSpec, cpus: int, procs_per_node: int) -> EnvVar:
@@ -67,54 +65,10 @@ def _threads(spec: RunSpec, cpus: int, procs_per_node: int) -> EnvVar:
         value = str(threads_per_rank(cores, procs_per_node))
         why = f"{cores} {what} / {procs_per_node} ranks on the node; torchrun would set 1, plain Python all cores for every rank"
         return EnvVar(name=name, value=value, reason=why)
-    return EnvVar(name=name, value=None, reason=f"decided on each node: its usable cores / {procs_per_node} ranks")
+    return EnvVar(name=name, value=None, reason=f"its usable cores / {procs_per_node} ranks", source="nodes")
 
 
-def _network(spec: RunSpec, *, device: str, nodes: int) -> list[EnvVar]:
-    interface = spec.cluster.rendezvous.interface
-    if interface:
-        reason = "cluster.rendezvous.interface"
-        found = [EnvVar(name="GLOO_SOCKET_IFNAME", value=interface, reason=reason, source="spec")]
-        if device == "cuda":
-            found.append(
-                EnvVar(
-                    name="NCCL_SOCKET_IFNAME",
-                    value=f"={interface}",
-                    reason=reason + " ('=' means exactly this name)",
-                    source="spec",
-                )
-            )
-        return found
-    if nodes == 1:
-        gloo = EnvVar(
-            name="GLOO_SOCKET_IFNAME",
-            value="lo",
-            reason="one node: Gloo would look the host name up, which fails or waits for DNS on many laptops",
-        )
-        if device != "cuda":
-            return [gloo]
-        return [
-            gloo,
-            EnvVar(name="NCCL_SOCKET_IFNAME", value=None, reason="one node: NCCL finds its own way between local GPUs"),
-        ]
-    return [
-        EnvVar(
-            name="GLOO_SOCKET_IFNAME", value=None, reason="several nodes: decided on each node from its own interfaces"
-        )
-    ]
-
-
-def _user_wins(decisions: list[EnvVar], user: dict[str, str]) -> list[EnvVar]:
-    kept = []
-    for item in decisions:
-        if item.name in user:
-            why = f"cluster.env (the policy would have {'left it alone' if item.value is None else 'set ' + item.value}: {item.reason})"
-            kept.append(EnvVar(name=item.name, value=user[item.name], reason=why, source="user"))
-        else:
-            kept.append(item)
-    named = {item.name for item in decisions}
-    kept += [EnvVar(name=k, value=v, reason="cluster.env", source="user") for k, v in user.items() if k not in named]
-    return kept
+__all__ = ["EnvVar", "decide", "environment", "threads_per_rank", "without_secrets"]
 
 
 def environment(decisions: list[EnvVar]) -> dict[str, str]:

@@ -7,6 +7,8 @@ import msgspec
 from allranks import envpolicy
 from allranks.envpolicy import EnvVar
 from allranks.errors import EnvironmentNotAble, SpecError
+from allranks.fabric.job import Job
+from allranks.fabric.userset import user_warnings
 from allranks.facts import MachineFacts
 from allranks.observe.window import profile_warnings
 from allranks.slurm.timelimit import SIGNAL_EARLY_S, seconds_of
@@ -80,6 +82,7 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
     if device == "cpu" and procs > facts.cpus and cluster.launcher == "local":
         warnings.append(f"{procs} ranks share {facts.cpus} cores: they will take turns, and timings mean little")
     warnings += _time_warnings(spec)
+    warnings += user_warnings(cluster.env)
     warnings += profile_warnings(spec, world, _max_steps(spec))
     hosts = _hosts(spec, facts)
     dtype = _dtype(spec, device)
@@ -101,9 +104,21 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
         batch=batch,
         max_steps=_max_steps(spec),
         epochs=spec.train.epochs,
-        environment=envpolicy.decide(spec, device=device, cpus=facts.cpus, procs_per_node=procs, nodes=cluster.nodes),
+        environment=envpolicy.decide(spec, network_job(spec, device), cpus=facts.cpus, procs_per_node=procs),
         warnings=warnings,
         timeout_s=cluster.timeout_s,
+    )
+
+
+def network_job(spec: RunSpec, device: str) -> Job:
+    """The part of the spec that the network's rules need."""
+    cluster = spec.cluster
+    return Job(
+        nodes=cluster.nodes,
+        device=device,
+        backend=_backend(spec, device),
+        interface=cluster.rendezvous.interface,
+        user=cluster.env,
     )
 
 

@@ -79,7 +79,7 @@ class RunDir:
     @property
     def engine_config(self) -> Path:
         """The final configuration of another library's engine, where a strategy has one."""
-        return self.root / "deepspeed.json"
+        return self.root / "engine.json"
 
     def events_of(self, rank: int) -> Path:
         return self.events / f"rank{rank}.jsonl"
@@ -125,6 +125,14 @@ class RunDir:
         """Where the ranks of several nodes meet; absent on one node, which needs none."""
         return self.logs_of(attempt) / "rendezvous.json"
 
+    def network(self, attempt: int) -> Path:
+        """What was decided for each node's network, with reasons, and what its ranks should get by it."""
+        return self.logs_of(attempt) / "network.json"
+
+    def connections(self, attempt: int, host: str) -> Path:
+        """Over which interfaces a node's ranks really talked."""
+        return self.logs_of(attempt) / f"{host}.connections.json"
+
     @property
     def traces(self) -> Path:
         return self.root / "traces"
@@ -140,6 +148,10 @@ class RunDir:
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step}"
+
+    @property
+    def latest_checkpoint(self) -> Path:
+        return self.checkpoints / "latest"
 
     @property
     def model(self) -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from allranks.observe.events import read_events
 from allranks.rundir import RunDir, read_json
 from allranks.testcluster import Box
 from tests.cluster.runs import allranks, log_of
@@ -16,6 +17,7 @@ from tests.conftest import REPO
 
 pytestmark = pytest.mark.python_on_nodes
 LAB = REPO / "examples" / "lab-bert-agnews-slurm.yaml"
+GLM = REPO / "examples" / "glm-tiny-fsdp-lora.yaml"
 TWO_NODES = REPO / "examples" / "tiny-mistral-lora-ddp-2node.yaml"
 
 
@@ -40,7 +42,7 @@ def check_lab(run_dir: RunDir, nodes: int) -> None:
     assert sorted(logs) == list(range(world))
     for rank, path in logs.items():
         assert f"[RANK {rank}] WORLD_SIZE={world} n{rank // 2 + 1} " in path.read_text()
-    (checkpoint,) = run_dir.checkpoints.iterdir()
+    (checkpoint,) = run_dir.checkpoints.glob("step-*")
     names = {path.name for path in checkpoint.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= names
     metrics = read_json(run_dir.metrics)
@@ -63,6 +65,44 @@ def test_the_lab_on_five_nodes(shared: Path, make_box: Callable[..., Box], monke
     check_lab(run_example(shared, LAB, "data.subset=400", "train.epochs=2", "cluster.nodes=5"), 5)
 
 
+@pytest.mark.parametrize("adapters", ["auto", pytest.param("sharded", marks=pytest.mark.full)])
+def test_the_twin_of_the_large_mixture_of_experts(box: Box, shared: Path, adapters: str) -> None:
+    """FSDP2 over two nodes: adapters on attention and experts, which auto keeps whole on every rank, read again by plain PEFT."""
+    run_dir = run_example(shared, GLM, f"strategy.adapters={adapters}")
+    metrics = read_json(run_dir.metrics)
+    assert (metrics["world_size"], metrics["nodes"], metrics["strategy"]) == (4, 2, "pytorch_zero3")
+    assert metrics["sync_proof"]["weights_equal"] and metrics["sync_proof"]["data_disjoint"]
+    assert metrics["steps"] > 12 and metrics["train_loss_last"] < metrics["train_loss_first"]
+    events = list(read_events(run_dir.events_of(0)))
+    evals = [e for e in events if e["event"] == "eval"]
+    assert [e["step"] for e in evals] == [6, 12, 18, metrics["steps"]]
+    assert {(e["rows"], e["targets"]) for e in evals} == {(200, evals[0]["targets"])}
+    assert evals[-1]["loss"] < evals[0]["loss"]
+    remarks = [e["message"][:29] for e in events if e["event"] == "remark"]
+    assert remarks == (["adapters: whole on every rank"] if adapters == "auto" else [])
+    load = metrics["expert_load"]
+    assert load["experts"] == 8 and [layer["layer"] for layer in load["layers"]] == ["1", "2"]
+    counted = [sum(e["layers"]["1"]) for e in events if e["event"] == "experts"]
+    assert sum(counted) == 2 * metrics["tokens_real"]  # two experts a token
+    assert run_dir.checkpoint_steps() == [6, 12, 18, metrics["steps"]]
+    last = run_dir.checkpoint(metrics["steps"])
+    config = json.loads((last / "adapter_config.json").read_text())
+    assert sorted(config["target_parameters"]) == ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
+    check_reload(last)
+
+
+def check_reload(checkpoint: Path) -> None:
+    """Plain transformers and PEFT read it, and every adapter has learned: B is zero before the first update."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    config = json.loads((checkpoint / "adapter_config.json").read_text())
+    base = AutoModelForCausalLM.from_pretrained(config["base_model_name_or_path"])
+    model = PeftModel.from_pretrained(base, str(checkpoint))
+    learned = {n: float(p.detach().abs().max()) for n, p in model.named_parameters() if "lora_B" in n}
+    assert len(learned) == 3 * 4 + 2 * 2 and all(v > 0 for v in learned.values()), learned
+
+
 def test_the_two_node_lora_run(box: Box, shared: Path) -> None:
     run_dir = run_example(shared, TWO_NODES)
     metrics = read_json(run_dir.metrics)
@@ -70,7 +110,7 @@ def test_the_two_node_lora_run(box: Box, shared: Path) -> None:
     assert metrics["sync_proof"]["weights_equal"] and metrics["sync_proof"]["data_disjoint"]
     said = log_of(run_dir)
     assert "node 0 = n1 eth0" in said and "node 1 = n2 eno1" in said and "ranks 2-3" in said
-    (checkpoint,) = run_dir.checkpoints.iterdir()
+    (checkpoint,) = run_dir.checkpoints.glob("step-*")
     config = json.loads((checkpoint / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], len(config["target_modules"])) == (8, 16, 7)
     assert (checkpoint / "adapter_model.safetensors").stat().st_size > 0

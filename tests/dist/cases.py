@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +16,18 @@ from torch import optim
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from allranks.errors import AllranksError
+from allranks.compare.judge import compare_traffic
 from allranks.facts import MachineFacts
 from allranks.observe.events import EventLog, read_events
 from allranks.planning import BatchPlan, make_plan
 from allranks.rundir import RunDir
 from allranks.spec import parse_spec
-from allranks.spec.records import AdapterSpec, ModelSpec, TrainSpec
-from allranks.train import strategies
+from allranks.spec.records import AdapterSpec, CheckpointSpec, ModelSpec, TrainSpec
+from allranks.train import moe, shards, strategies
 from allranks.train.adapters import add_adapter
-from allranks.train.checkpoint import Saver
+from allranks.train.checkpoint import Published, Saver, published_of
 from allranks.train.compare.memory import Held
+from allranks.train.compare.recorder import Recorder
 from allranks.train.control import Control, StopRequest
 from allranks.train.data.collate import Batch, collate
 from allranks.train.data.encode import EncodedRow
@@ -31,16 +35,18 @@ from allranks.train.data.order import Order
 from allranks.train.data.prepared import TokenSet, _map, _save
 from allranks.train.data.tokenizer import train_tokenizer
 from allranks.train.evaluate import Evaluator
-from allranks.train.loop import Loop, Plan
+from allranks.train.ledger import Plan
 from allranks.train.losses import LossModel
 from allranks.train.model import build_model
+from allranks.train.moe import routers_of
 from allranks.train.optim import adamw
 from allranks.train.parity import update_error
 from allranks.train.proof import prove, weights_digest
 from allranks.train.strategies import zero2, zero3
 from allranks.train.strategies.common import clip_and_update
 from allranks.train.strategies.flat import Flat
-from allranks.train.strategies.portable import fitted
+from allranks.train.strategies.portable import MASTER, fitted
+from allranks.train.strategies.traffic import Sizes
 from allranks.train.world import World, join, leave
 from tests.dist import plants
 
@@ -60,10 +66,10 @@ def world_of(planned: int | None = None) -> World:
     return join(make_plan(spec, facts))
 
 
-def model_of(seed: int = 1, **config: Any) -> tuple[Any, Any]:
+def model_of(seed: int = 1, family: str = "mistral", **config: Any) -> tuple[Any, Any]:
     tokenizer = train_tokenizer(["hello"], 300, classifier=False)
     return build_model(
-        ModelSpec(name="tiny:mistral", config={**CONFIG, **config}), tokenizer, dtype="float32", labels={}, seed=seed
+        ModelSpec(name=f"tiny:{family}", config={**CONFIG, **config}), tokenizer, dtype="float32", labels={}, seed=seed
     ), tokenizer
 
 
@@ -161,12 +167,39 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "shared": {"shared": True},
     "lora_sharded": {"lora": True, "accum": 2, "options": {"adapters": "sharded"}},
     "lora_whole": {"lora": True, "accum": 2, "options": {"adapters": "ignored"}, "base_dtype": "bfloat16"},
+    "lora_sharded_on_bf16": {"lora": True, "accum": 2, "options": {"adapters": "sharded"}, "base_dtype": "bfloat16"},
+    "moe": {"moe": True},
+    "moe_bf16": {"moe": True, "dtype": "bfloat16"},
+    "moe_lora": {"moe": True, "lora": True, "accum": 2},
+    "moe_lora_sharded": {"moe": True, "lora": True, "accum": 2, "options": {"adapters": "sharded"}},
+    "moe_lora_on_bf16": {"moe": True, "lora": True, "accum": 2, "base_dtype": "bfloat16"},
+    "moe_lora_recomputed": {
+        "moe": True, "lora": True, "recompute": True, "options": {"adapters": "sharded"}, "base_dtype": "bfloat16",
+    },
+    "host_moments": {"accum": 2, "options": {"offload": "optimizer"}},
+    "on_host": {"options": {"offload": "all"}},
+    "lora_on_host": {"lora": True, "accum": 2, "options": {"adapters": "ignored", "offload": "all"}},
 }
 FSDP2 = ("pytorch_zero2", "pytorch_zero3")
-ONLY = {"lora_sharded": FSDP2, "lora_whole": FSDP2}  # variants of some strategies
+SPLIT = ("pytorch_ddp", "zero1", "zero3", *FSDP2)
+# variants of some strategies
+ONLY = {
+    "lora_sharded": FSDP2,
+    "lora_whole": FSDP2,
+    "lora_sharded_on_bf16": FSDP2,
+    "moe": SPLIT,
+    "moe_bf16": SPLIT,
+    "moe_lora": SPLIT,
+    "moe_lora_sharded": FSDP2,
+    "moe_lora_on_bf16": SPLIT,
+    "moe_lora_recomputed": FSDP2,
+    "host_moments": ("zero1", "zero2", "zero3", *FSDP2),
+    "on_host": FSDP2,
+    "lora_on_host": FSDP2,
+}
 REFUSED = {("pytorch_zero2", "shared"), ("pytorch_zero3", "shared")}
 DEEPSPEED = {"deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"}
-UNUSED_OPTIONS = {"pytorch_ddp", "pytorch_zero1", "pytorch_zero2", "pytorch_zero3"} | DEEPSPEED
+UNUSED_OPTIONS = {"hf_trainer", "pytorch_ddp", "pytorch_zero1", "pytorch_zero2", "pytorch_zero3"} | DEEPSPEED
 
 
 def parities(world: World, args: dict[str, Any]) -> Any:
@@ -187,11 +220,11 @@ def parities(world: World, args: dict[str, Any]) -> Any:
             references[variant] = reference_of(world, tokens, how)
         reference, right_norms = references[variant]
         start = {n: p.detach().clone() for n, p in built(how).named_parameters() if p.requires_grad}
-        ours, spread, norms = train_with(name, world, tokens, how, Path(args["folder"]))
+        ours, spread, norms, routers = train_with(name, world, tokens, how, Path(args["folder"]))
         moved = max((float(v.abs().max()) for k, v in ours.items() if "lora_B" in k), default=None)
         error = update_error(ours, reference, start) if ours else None
         norm_error = max(abs(n - r) / r for n, r in zip(norms, right_norms, strict=True))
-        found.append({"strategy": name, "variant": variant, "error": error, "norm_error": norm_error, "moved": moved, "spread": spread})
+        found.append({"strategy": name, "variant": variant, "error": error, "norm_error": norm_error, "moved": moved, "spread": spread, "routers": routers})
     return found
 
 
@@ -238,23 +271,27 @@ def orders_of(world: World, tokens: TokenSet, how: dict[str, Any]) -> list[Order
     return [Order(len(tokens), 5, batch_of(how.get("accum", 1), world.size), r, world.size) for r in range(world.size)]
 
 
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+
+
 def built(how: dict[str, Any]) -> LossModel:
-    model, _ = model_of(tie_word_embeddings=bool(how.get("tied")), **how.get("config", {}))
+    family = "glm4_moe" if how.get("moe") else "mistral"
+    model, _ = model_of(1, family, tie_word_embeddings=bool(how.get("tied")), **how.get("config", {}))
+    if how.get("recompute"):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if how.get("shared"):
         first, second = model.model.layers[:2]
         second.mlp.down_proj.weight = first.mlp.down_proj.weight
-    if how.get("lora"):
-        model = add_adapter(
-            model, AdapterSpec(type="lora", r=4, targets=["q_proj", "v_proj"]), classifier=False, base="b", seed=1
+    model.to(getattr(torch, how.get("base_dtype") or how.get("dtype", "float32")))
+    moe.keep_routers_in_float32(model)
+    if how.get("lora"):  # of a base in bfloat16 PEFT's are in float32
+        adapter = AdapterSpec(
+            type="lora", r=4, targets=["q_proj", "v_proj"], target_parameters=EXPERTS if how.get("moe") else []
         )
+        model = add_adapter(model, adapter, classifier=False, base="b", seed=1)
     if how.get("frozen"):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("layers.0" not in name)
-    model.to(getattr(torch, how.get("dtype", "float32")))
-    if how.get("base_dtype"):
-        for parameter in model.parameters():
-            if not parameter.requires_grad:
-                parameter.data = parameter.data.to(getattr(torch, how["base_dtype"]))
     if how.get("extra") == "in_block":
         return SometimesInABlock(model, how.get("salt"))
     return Sometimes(model, how.get("salt")) if how.get("extra") else LossModel(model, classifier=False)
@@ -262,13 +299,16 @@ def built(how: dict[str, Any]) -> LossModel:
 
 def train_with(
     name: str, world: World, tokens: TokenSet, how: dict[str, Any], folder: Path
-) -> tuple[dict[str, torch.Tensor], float, list[float]]:
+) -> tuple[dict[str, torch.Tensor], float, list[float], list[str]]:
     """Weights after some steps, on rank 0; how far the ranks' own copies are apart, where they have any; the gradients'
-    norm of each step, without which AdamW would hide a gradient that is W times too large."""
+    norm of each step, without which AdamW would hide a gradient that is W times too large; the dtype that routers computed in."""
     strategy = strategies.create(name, options_of(name, how))
     module = built(how)
     wanted = {n for n, p in module.named_parameters() if p.requires_grad}
     strategy.setup(module, adamw(TrainSpec(lr=1e-2)), world.group, how.get("clip", 1.0))
+    routers: set[str] = set()
+    for router in routers_of(module).values():
+        router.register_forward_pre_hook(lambda m, args: routers.add(str(m.weight.dtype)))
     order = orders_of(world, tokens, how)[plants.reader(world)]
     plan = Plan(0, STEPS, TrainSpec(lr=1e-2, schedule="constant"), 1, 1, lambda done: False, lambda done, stop: None)
     events = EventLog(folder / f"events{world.rank}.jsonl", world.rank)
@@ -276,7 +316,7 @@ def train_with(
     def make(rows: Any) -> Batch:
         return collate(tokens, rows, 0, None)
 
-    Loop(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
+    strategies.loop_of(name)(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
     norms = [e["grad_norm"] for e in read_events(folder / f"events{world.rank}.jsonl") if e["event"] == "step"][-STEPS:]
     whole = {n: w for n, w in strategy.weights(trained_only=True).items() if n in wanted}
     assert world.rank != 0 or whole.keys() == wanted
@@ -286,12 +326,13 @@ def train_with(
         every = [torch.zeros_like(mine) for _ in range(world.size)]
         dist.all_gather(every, mine)
         spread = max(float((t - mine).abs().max()) for t in every)
-    return whole, spread, norms
+    return whole, spread, norms, sorted(routers)
 
 
 def prepared(name: str, world: World, how: dict[str, Any]) -> tuple[Any, LossModel]:
     """A strategy on a new model, settled as the worker does it."""
-    strategy, module = strategies.create(name, options_of(name, how)), built(how)
+    strategy: Any = strategies.create(name, options_of(name, how))
+    module, strategy.named_here = built(how), name
     strategy.setup(module, adamw(TrainSpec(lr=1e-2)), world.group, how.get("clip", 1.0))
     return strategy, module
 
@@ -310,7 +351,7 @@ def go_on(
         strategy.optimizer.zero_grad(set_to_none=True)
     plan = Plan(first, last, TrainSpec(lr=1e-2, schedule="constant"), 1, 1, lambda done: False, lambda done, stop: None)
     events = EventLog(folder / f"events{world.rank}.jsonl", world.rank)
-    Loop(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
+    strategies.loop_of(strategy.named_here)(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
 
 
 def bad_gradient(world: World, args: dict[str, Any]) -> Any:
@@ -350,12 +391,18 @@ def refusals(world: World, args: dict[str, Any]) -> Any:
         shared, mixed = built({"shared": True}), built({})
         mixed.model.lm_head.to(torch.bfloat16)  # type: ignore[union-attr]
         for module in (shared, mixed):
-            try:
-                strategies.create(name, {}).setup(module, adamw(TrainSpec()), world.group, 1.0)
-                said.append("nothing")
-            except AllranksError as error:
-                said.append(str(error))
+            said.append(_said(name, {}, module, world))
+        said.append(_said(name, {"adapters": "ignored", "offload": "optimizer"}, built({"lora": True}), world))
+        said.append(_said(name, {"adapters": "ignored"}, built({}), world))
     return said
+
+
+def _said(name: str, options: dict[str, Any], module: LossModel, world: World) -> str:
+    try:
+        strategies.create(name, options).setup(module, adamw(TrainSpec()), world.group, 1.0)
+    except AllranksError as error:
+        return str(error)
+    return "nothing"
 
 
 def gathered_at_once(world: World, args: dict[str, Any]) -> Any:
@@ -422,6 +469,40 @@ class _Collectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def mechanism(world: World, args: dict[str, Any]) -> Any:
+    """For each (strategy, variant): what its process group did in two steps that its formula does not say, or None."""
+    if args.get("plant"):
+        plants.plant(args["plant"], world)
+    tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
+    found = []
+    for name, variant in args["pairs"]:
+        how = VARIANTS[variant]
+        strategy, module = prepared(name, world, how)
+        sizes = Sizes(tuple(p.numel() * p.element_size() for p in built(how).parameters() if p.requires_grad))
+        recorder = Recorder(1, 2)
+        plan = Plan(0, 3, TrainSpec(lr=1e-2, schedule="constant"), 1, 1, lambda done: False, lambda done, stop: None)
+        events = EventLog(Path(args["folder"]) / f"events{world.rank}.jsonl", world.rank)
+        order = orders_of(world, tokens, how)[world.rank]
+        watcher = _Watching(recorder)
+        engine = strategies.loop_of(name)
+        engine(world, strategy, order, tokens, lambda rows: collate(tokens, rows, 0, None), plan, events, StopRequest(), watcher).run()
+        expected = [asdict(t) for t in strategy.traffic(sizes, world.size, how.get("accum", 1))]
+        found.append({"strategy": name, "variant": variant, "problem": compare_traffic(expected, recorder.totals()), "steps": recorder.steps})
+    return found
+
+
+class _Watching:
+    """A recorder as the loop wants it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def attach(self, quiet: Any) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._recorder, name)
+
+
 def adapter_saves(world: World, args: dict[str, Any]) -> Any:
     """Collectives while the adapters' weights are taken, and how many weights came."""
     found = {}
@@ -431,6 +512,68 @@ def adapter_saves(world: World, args: dict[str, Any]) -> Any:
             weights = strategy.weights(trained_only=True)
         found[how] = {"collectives": len(calls.seen), "weights": len(weights)}
     return found
+
+
+def save_shards(world: World, args: dict[str, Any]) -> Any:
+    """Each strategy's state after two steps, in parts and, for comparison, whole."""
+    plants.plant(args.get("plant", ""), world)
+    tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
+    for name in args["names"]:
+        strategy, _ = prepared(name, world, args["how"])
+        go_on(strategy, world, tokens, args["how"], 0, 2, Path(args["folder"]))
+        folder = Path(args["folder"]) / name
+        with _Collectives() as calls:
+            parts = [*strategy.weight_shards(), *shards.state_shards(strategy.state_ranges())]
+        assert not calls.seen, calls.seen
+        shards.write(parts, folder, world.control)
+        state = strategy.state_dict()
+        if world.is_first:
+            torch.save(state, Path(args["folder"]) / f"{name}.pt")
+
+
+def load_shards(world: World, args: dict[str, Any]) -> Any:
+    """What differs once each strategy has read what each other one wrote: names by strategy and source."""
+    plants.plant(args.get("plant", ""), world)
+    wrong = []
+    for name in args["names"]:
+        for source in args["sources"]:
+            strategy, _ = prepared(name, world, args["how"])
+            folder = Path(args["folder"]) / source
+            if args.get("trained"):  # another state, which must not show afterwards
+                go_on(strategy, world, tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37), args["how"], 0, 1, Path(args["folder"]))
+                if name == "deepspeed_zero3" and not all(p.numel() for p in strategy.module.parameters()):
+                    wrong.append((name, source, "not all weights are whole"))
+            ranges = strategy.state_ranges()
+            room = shards.room_for_state(ranges, shards.sizes(folder))
+            shards.read([*strategy.weight_shards(), *room], folder, world.control)
+            getattr(strategy, "loaded", lambda: None)()
+            saved = torch.load(Path(args["folder"]) / f"{source}.pt", weights_only=True)
+            wrong += [(name, source, n) for n in _copies_that_differ(ranges, saved)]
+            saved = fitted(saved, keeps_master=getattr(strategy, "keeps_master", False))
+            # DeepSpeed's stage 3 has small weights whole and in parts; it looks at the parts once it was asked for the whole
+            for again in (strategy.state_dict(), strategy.state_dict()):
+                if world.is_first:
+                    wrong += [(name, source, n) for n in _state_that_differs(saved, again)]
+    return wrong
+
+
+def _state_that_differs(saved: dict[str, Any], again: dict[str, Any]) -> list[str]:
+    pairs = [(n, t, again["model"].get(n)) for n, t in saved["model"].items()]
+    pairs += [(f"{n} {k}", t, again["optimizer"].get(n, {}).get(k)) for n, s in saved["optimizer"].items() for k, t in s.items()]
+    assert len(pairs) > 20
+    return [n for n, a, b in pairs if b is None or not torch.equal(a.to(b.dtype), b)]
+
+
+def _copies_that_differ(ranges: Any, saved: dict[str, Any]) -> list[str]:
+    """Names of parameters of which an optimizer updates a copy that is not what was saved."""
+    wrong = []
+    for r in ranges:
+        if r.copy_of is None:
+            continue
+        whole = saved["optimizer"][r.name].get(MASTER, saved["model"][r.name]).float().flatten()
+        if not torch.equal(r.of(r.parameter).cpu(), whole[r.offset : r.offset + r.length]):
+            wrong.append(f"copy of {r.name}")
+    return wrong
 
 
 def _spoil(plant: str | None, saved: dict[str, Any]) -> None:
@@ -526,32 +669,97 @@ def reference_of(world: World, tokens: TokenSet, how: dict[str, Any]) -> tuple[d
     return {n: p.detach().clone() for n, p in named}, norms
 
 
+def trainer_bug(world: World, args: dict[str, Any]) -> Any:
+    """What the engine `hf_trainer` says of a bug that is planted into it, or None if it says nothing."""
+    plants.plant(args["plant"], world)
+    tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
+    try:
+        train_with("hf_trainer", world, tokens, {"accum": 2}, Path(args["folder"]))
+    except AllranksError as error:
+        return {"said": str(error), "kind": type(error).__name__}
+    return {"said": None, "kind": None}
+
+
+def evaluation_beside_trainer(world: World, args: dict[str, Any]) -> Any:
+    """Loss and collectives of our evaluation and of HF Trainer's, for several batch sizes."""
+    from benchmarks.trainer_evaluation import Collectives, trainer
+
+    folder = Path(args["folder"])
+    tokens, module = tokens_of(folder / f"rank{world.rank}of{world.size}", 23), built({"lora": True})
+    found = []
+    for size in args["sizes"]:
+        evaluator = Evaluator(world, module, tokens, pad_id=0, batch_size=size, classifier=False)
+        peer = trainer(module.model, tokens, size, folder / "trainer")
+        assert peer.accelerator.num_processes == world.size
+        with Collectives() as own:
+            ours = evaluator.run()
+        with Collectives() as its:
+            theirs = float(peer.evaluate()["eval_loss"])
+        found.append({"size": size, "ours": ours.loss, "said": ours.collectives, "theirs": theirs, "own": len(own.seen), "its": len(its.seen)})
+    return found
+
+
+def row_losses(world: World, args: dict[str, Any]) -> Any:
+    """(sum, targets) of each row, one at a time, by torch alone."""
+    tokens, module = tokens_of(Path(args["folder"]) / "plain", 23), built({"lora": True}).eval()
+    found = []
+    for row in range(23):
+        own = slice(int(tokens.offsets[row]), int(tokens.offsets[row + 1]))
+        ids, wanted = torch.from_numpy(tokens.ids[own].astype(np.int64)), torch.from_numpy(tokens.mask[own].astype(bool))[1:]
+        with torch.no_grad():
+            each = torch.nn.functional.cross_entropy(module.model(input_ids=ids[None]).logits[0, :-1], ids[1:], reduction="none")
+        found.append([float(each[wanted].double().sum()), int(wanted.sum())])
+    return found
+
+
 def reloaded_adapter(world: World, args: dict[str, Any]) -> Any:
     """For each strategy: trains an adapter, saves it, and compares its answers with those of plain PEFT that loads the files."""
     from peft import PeftModel
 
     if args.get("plant"):
         plants.plant(args["plant"], world)
-    folder, how = Path(args["folder"]), {"lora": True, "accum": 2}
+    folder = Path(args["folder"])
     tokens = tokens_of(folder / f"rank{world.rank}", 37)
     batch = collate(tokens, np.arange(4), 0, None)
     found = []
-    for name in args["names"]:
+    for i, one in enumerate(args["names"]):
+        name, more = (one, {}) if isinstance(one, str) else one
+        how = {"lora": True, "accum": 2, **more}
         strategy, module = prepared(name, world, how)
         go_on(strategy, world, tokens, how, 0, 3, folder)
         module.eval()
         with torch.no_grad():
             ours = module.model(input_ids=batch.input_ids).logits
-        run = RunDir(folder / name)
-        Saver(run, world, strategy, module.model, model_of()[1], 2, {}).save(3, "lite")
+        run = RunDir(folder / f"{name}.{i}")
+        run.checkpoints.mkdir(parents=True, exist_ok=True)
+        saver_of(run, world, strategy, module, published_of(built(how).model, world.size)).save(3, "lite")
         if world.is_first:
-            plain = PeftModel.from_pretrained(model_of()[0], str(run.checkpoint(3))).eval()
+            bare = built({**how, "lora": False}).model.eval()
             with torch.no_grad():
+                without = bare(input_ids=batch.input_ids).logits
+                plain = PeftModel.from_pretrained(bare, str(run.checkpoint(3))).eval()
                 theirs = plain(input_ids=batch.input_ids).logits
-                bare = model_of()[0].eval()(input_ids=batch.input_ids).logits
-            apart, learned = (float((ours - other).abs().max()) for other in (theirs, bare))
-            found.append({"strategy": name, "apart": apart, "learned": learned})
+            apart, learned = (float((ours - other).abs().max()) for other in (theirs, without))
+            saved = sorted({n.split(".lora_")[0].rsplit(".layers.", 1)[-1] for n, _ in plain.named_parameters() if ".lora_" in n})
+            found.append({"strategy": name, "apart": apart, "learned": learned, "saved": saved})
     return found
+
+
+def evaluation_collectives(world: World, args: dict[str, Any]) -> Any:
+    """For each strategy: how often an evaluation of 23 rows calls which collective, by torch's name."""
+    tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 23)
+    found = {}
+    for name in args["names"]:
+        strategy, module = prepared(name, world, {"lora": True, "moe": True})
+        with _Collectives() as calls:
+            Evaluator(world, module, tokens, pad_id=0, batch_size=2, classifier=False).run()
+        found[name] = dict(Counter(calls.seen))
+    return found
+
+
+def refused(world: World, args: dict[str, Any]) -> Any:
+    """What each (strategy, variant) says before anything is trained."""
+    return [_said(name, options_of(name, VARIANTS[variant]), built(VARIANTS[variant]), world) for name, variant in args["pairs"]]
 
 
 def stop_agreement(world: World, args: dict[str, Any]) -> Any:
@@ -566,38 +774,15 @@ def stop_agreement(world: World, args: dict[str, Any]) -> Any:
     return {"heard": heard, "loss": last[-1].loss_sum, "norm": last[-1].grad_norm}
 
 
-def save_failure(world: World, args: dict[str, Any]) -> Any:
-    """Rank 1 cannot write its part: every rank must hear that rank 1 failed, and nothing may be published."""
-    run = RunDir(Path(args["folder"]))
-    model, tokenizer = model_of()
-    strategy = strategies.create("pytorch_ddp", {})
-    loss_model = LossModel(model, classifier=False)
-    strategy.setup(loss_model, adamw(TrainSpec()), world.group, 1.0)
-    saver = Saver(run, world, strategy, model, tokenizer, 2, {})
-    saver.save(1, "full")
-
-    class Broken(Saver):
-        def _write_rank(self, aside: Path) -> None:
-            if self.world.rank == 1:
-                raise OSError(28, "No space left on device", str(aside))
-            super()._write_rank(aside)
-
-    broken = Broken(run, world, strategy, model, tokenizer, 2, {})
-    try:
-        broken.save(2, "full")
-        said = None
-    except AllranksError as error:
-        said = str(error)
-    for step in (3, 4):
-        saver.save(step, "lite")
-    return {"said": said, "steps": run.checkpoint_steps(), "digest": weights_digest(model).hex()}
+def saver_of(run: RunDir, world: World, strategy: Any, module: Any, published: Published, **spec: Any) -> Saver:
+    return Saver(run, world, strategy, module.model, model_of()[1], published, CheckpointSpec(**{"keep": 2, **spec}), {})
 
 
-def main() -> None:
+def main(known: dict[str, Any]) -> None:
     case, result, args = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     world = world_of()
     try:
-        value = globals()[case](world, args)
+        value = known[case](world, args)
         result.write_text(json.dumps(value))
         dist.barrier()
     finally:
@@ -605,4 +790,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(globals())

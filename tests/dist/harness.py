@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import json
 import os
+import queue
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,28 +40,80 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def run_ranks(case: str, world_size: int, tmp_path: Path, limit_s: float = 120, **args: Any) -> list[Any]:
+class Warm:
+    """Ranks forked from a process that has imported everything (`warm.py`); one such process a test session."""
+
+    _only: Warm | None = None
+
+    def __init__(self) -> None:
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{REPO}:{os.environ.get('PYTHONPATH', '')}"}
+        self._process = subprocess.Popen([sys.executable, "-m", "tests.dist.warm"], env=env, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._answers: queue.SimpleQueue[dict[str, int]] = queue.SimpleQueue()
+        self._ended: dict[int, int] = {}
+        threading.Thread(target=self._listen, daemon=True).start()
+        atexit.register(self._process.kill)
+
+    @classmethod
+    def get(cls) -> Warm:
+        if cls._only is None or cls._only._process.poll() is not None:
+            cls._only = cls()
+        return cls._only
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._answers.put(json.loads(line))
+        self._answers.put({"over": 1})
+
+    def _next(self, deadline: float) -> dict[str, int]:
+        try:
+            answer = self._answers.get(timeout=max(0.01, deadline - time.monotonic()))
+        except queue.Empty:
+            raise TimeoutError("the ranks did not end in time") from None
+        assert "over" not in answer, "the process that forks ranks has died"
+        if "ended" in answer:
+            self._ended[answer["ended"]] = answer["code"]
+        return answer
+
+    def start(self, deadline: float, **wanted: Any) -> int:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(wanted, default=str) + "\n")
+        self._process.stdin.flush()
+        while "pid" not in (answer := self._next(deadline)):
+            pass
+        return answer["pid"]
+
+    def wait(self, pids: list[int], deadline: float) -> list[int]:
+        """The exit codes; ranks that are late are killed."""
+        try:
+            while not set(pids) <= set(self._ended):
+                self._next(deadline)
+        except TimeoutError:
+            for pid in set(pids) - set(self._ended):
+                os.kill(pid, signal.SIGKILL)
+            self.wait(pids, time.monotonic() + 20)
+        return [self._ended[pid] for pid in pids]
+
+
+def run_ranks(case: str, world_size: int, tmp_path: Path, limit_s: float = 120, module: str = "cases", **args: Any) -> list[Any]:
     """The JSON value that each rank's case returned; fails with the ranks' output if one did not end well."""
-    port = str(free_port())
-    processes = []
-    for rank in range(world_size):
+    port, warm, deadline = str(free_port()), Warm.get(), time.monotonic() + 30 + limit_s
+    results = [tmp_path / f"{case}.{world_size}.{rank}.json" for rank in range(world_size)]
+    outputs = [result.with_suffix(".out") for result in results]
+    for file in (*results, *outputs):
+        file.unlink(missing_ok=True)
+    pids = []
+    for rank, (result, output) in enumerate(zip(results, outputs, strict=True)):
         env = {
-            **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-            "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{REPO}:{os.environ.get('PYTHONPATH', '')}",
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+            "GLOO_SOCKET_IFNAME": "lo",
         }  # fmt: skip
-        command = [sys.executable, "-m", "tests.dist.cases", case, str(tmp_path / f"{case}.{world_size}.{rank}.json"), json.dumps(args, default=str)]
-        processes.append(subprocess.Popen(command, env=env, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    deadline = time.monotonic() + limit_s
-    outputs = []
-    try:
-        for process in processes:
-            outputs.append(process.communicate(timeout=max(1, deadline - time.monotonic()))[0])
-    finally:
-        for process in processes:
-            process.kill()
-    bad = [f"rank {r}:\n{o[-3000:]}" for r, (p, o) in enumerate(zip(processes, outputs, strict=True)) if p.returncode]
+        argv = [module, case, str(result), json.dumps(args, default=str)]
+        pids.append(warm.start(deadline, module=module, argv=argv, env=env, output=str(output)))
+    codes = warm.wait(pids, deadline)
+    bad = [f"rank {r}, exit {c}:\n{o.read_text(errors='replace')[-3000:]}" for r, (c, o) in enumerate(zip(codes, outputs, strict=True)) if c]
     assert not bad, "\n".join(bad)
-    return [json.loads((tmp_path / f"{case}.{world_size}.{r}.json").read_text()) for r in range(world_size)]
+    return [json.loads(result.read_text()) for result in results]
 
 
 def write_spec(tmp_path: Path, spec: dict[str, Any]) -> Path:

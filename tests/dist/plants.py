@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from allranks.train.strategies import bucket_ddp_async, deepspeed_engine, deepspeed_zero3, flat, fsdp2, gradients, scatter, simple_ddp, simple_ddp_ga, simple_ddp_hook, zero1, zero2, zero3
+from allranks.train.hf import arguments as hf_arguments
+from allranks.train.hf import engine as hf_engine
+from allranks.train.hf import feed as hf_feed
+from allranks.train.hf import trainer as hf_trainer
+from allranks.train import moe
+from allranks.train.strategies import bucket_ddp_async, deepspeed_engine, deepspeed_shards, deepspeed_zero3, flat, fsdp2, gradients, scatter, simple_ddp, simple_ddp_ga, simple_ddp_hook, zero1, zero2, zero3
 from allranks.train.world import World
 
 HAVE_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
@@ -28,6 +34,12 @@ PLANTS = {
     "last_micro_step_not_scattered": ("zero2", "accumulation"),
     "adapters_not_averaged": ("pytorch_zero3", "lora_whole"),
     "adapters_summed": ("pytorch_zero2", "lora_whole"),
+    "trainer_averages_unchecked": ("hf_trainer", "accumulation"),
+    "trainer_mean_loss": ("hf_trainer", "plain"),
+    "adapters_of_experts_not_averaged": ("pytorch_zero3", "moe_lora"),
+    "routers_rounded": ("pytorch_zero3", "moe_bf16"),
+    "update_left_on_the_host": ("zero1", "host_moments"),
+    "stale_weights_on_the_host": ("pytorch_zero3", "host_moments"),
     **(
         {
             "divided_by_micro_steps_too": ("deepspeed_zero1", "accumulation"),
@@ -44,7 +56,7 @@ _planted = ""
 
 def reader(world: World) -> int:
     """Whose rows this rank reads."""
-    return 0 if _planted == "sampler_fed_with_local_rank" else world.rank
+    return 0 if _planted in ("sampler_fed_with_local_rank", "trainer_same_rows") else world.rank
 
 
 def plant(name: str, world: World) -> None:
@@ -55,6 +67,74 @@ def plant(name: str, world: World) -> None:
 
 
 class _Bugs:
+    @staticmethod
+    def trainer_without_wrapper(world: World) -> None:
+        """On a CPU `ddp_backend` alone: two processes are counted, no model is wrapped."""
+        usual = hf_arguments.completed
+        hf_arguments.completed = lambda *args: usual(*args) | {"use_cpu": False}
+
+    @staticmethod
+    def trainer_without_wrapper_unchecked(world: World) -> None:
+        _Bugs.trainer_without_wrapper(world)
+        hf_engine.check_wrapped = lambda *args: None
+
+    @staticmethod
+    def trainer_without_wrapper_to_the_end(world: World) -> None:
+        _Bugs.trainer_without_wrapper_unchecked(world)
+        hf_engine.check_norms = lambda *args: None
+
+    @staticmethod
+    def trainer_alone(world: World) -> None:
+        """Neither `use_cpu` nor `ddp_backend`: each rank is a world of its own."""
+        usual = hf_arguments.completed
+        hf_arguments.completed = lambda *args: {k: v for k, v in usual(*args).items() if k not in ("use_cpu", "ddp_backend")}
+
+    @staticmethod
+    def trainer_other_rows(world: World) -> None:
+        """A sampler in between: the rows of the step after, on one rank."""
+        usual = hf_feed.Feed.__init__
+
+        def init(self: Any, order: Any, make: Any, first: int, last: int) -> None:
+            usual(self, order, make, first + world.rank, last + world.rank)
+
+        hf_feed.Feed.__init__ = init  # type: ignore[method-assign]
+
+    @staticmethod
+    def trainer_skips_rows(world: World) -> None:
+        """A loader that leaves a step out, on all ranks, once training goes on."""
+        usual = hf_feed.Feed.__iter__
+
+        def iterate(self: Any) -> Any:
+            accum = len(self._order.micro_batches(0))
+            for number, micro in enumerate(usual(self)):
+                if not accum <= number < 2 * accum:
+                    yield micro
+
+        hf_feed.Feed.__iter__ = iterate  # type: ignore[method-assign]
+
+    @staticmethod
+    def trainer_averages(world: World) -> None:
+        """The Trainer divides by the number of micro-steps on its own, as it does with losses that it holds for means."""
+        hf_trainer.RanksTrainer.loss_is_scaled_for_ga = False
+
+    @staticmethod
+    def trainer_averages_unchecked(world: World) -> None:
+        _Bugs.trainer_averages(world)
+        hf_trainer.RanksTrainer._refuse_other_loss = lambda self, used: None  # type: ignore[method-assign]
+
+    @staticmethod
+    def trainer_mean_loss(world: World) -> None:
+        """The mean over this rank's own tokens, as the Trainer takes it by default for such a model, instead of over all ranks'."""
+
+        def compute_loss(self: Any, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+            self._running.enter("forward")
+            loss = model(inputs.batch)
+            self._running.add(inputs, loss)
+            self._share = loss / inputs.batch.tokens_trained / self.args.gradient_accumulation_steps
+            return self._share
+
+        hf_trainer.RanksTrainer.compute_loss = compute_loss  # type: ignore[method-assign]
+
     @staticmethod
     def reduces_the_parameter(world: World) -> None:
         # picotron's DataParallelNaive: the hook's argument is the parameter
@@ -154,6 +234,43 @@ class _Bugs:
         fsdp2.average_together = summed
 
     @staticmethod
+    def adapters_of_experts_not_averaged(world: World) -> None:
+        usual = fsdp2.average_together
+        fsdp2.average_together = lambda parameters, group: usual([p for p in parameters if p.numel() < 500], group)
+
+    @staticmethod
+    def routers_rounded(world: World) -> None:
+        moe.keep_routers_in_float32 = lambda model: None  # type: ignore[assignment]
+
+    @staticmethod
+    def update_left_on_the_host(world: World) -> None:
+        flat.Flat.take_update = lambda self: None  # type: ignore[method-assign]
+
+    @staticmethod
+    def stale_weights_on_the_host(world: World) -> None:
+        # an optimizer that goes on from what it once copied, though the weights on the device are others
+        usual = fsdp2.clip_and_update
+        first: dict[int, torch.Tensor] = {}
+
+        def update(optimizer: Any, parameters: Any, *more: Any) -> torch.Tensor:
+            for p in parameters:
+                p.data.copy_(first.setdefault(id(p), p.data.clone()))
+            return usual(optimizer, parameters, *more)
+
+        fsdp2.clip_and_update = update
+
+    @staticmethod
+    def adapters_averaged_in_each_micro_step(world: World) -> None:
+        # right numbers, A times the messages: parity cannot see it
+        usual = fsdp2.FSDP2.backward
+
+        def backward(self: Any, loss: torch.Tensor) -> None:
+            usual(self, loss)
+            fsdp2.average_together([p for _, p in self._kept], self._group)
+
+        fsdp2.FSDP2.backward = backward  # type: ignore[method-assign]
+
+    @staticmethod
     def last_micro_step_not_scattered(world: World) -> None:
         micro_steps, usual, backward = 0, scatter.reduce_scatter, zero2.Zero2.backward
 
@@ -201,22 +318,46 @@ class _Bugs:
 
     @staticmethod
     def own_shards_alone(world: World) -> None:
-        def weights(self: Any, trained_only: bool) -> Any:
-            named = [(n, p) for n, p in self._model.named_parameters() if p.requires_grad or not trained_only]
-            return {n: p.ds_tensor.detach().clone() for n, p in named} if world.is_first else {}
-
-        deepspeed_zero3.DeepSpeedZero3.weights = weights  # type: ignore[method-assign]
+        usual = deepspeed_zero3.DeepSpeedZero3.weight_shards
+        deepspeed_zero3.DeepSpeedZero3.weight_shards = lambda self: [  # type: ignore[method-assign]
+            replace(s, numel=s.tensor.numel(), offset=0, everywhere=True) for s in usual(self)
+        ]
 
     @staticmethod
     def own_part_and_zeros(world: World) -> None:
         # of the right shape: only what the other ranks hold is missing
-        def weights(self: Any, trained_only: bool) -> Any:
-            found = {}
-            for n, p in self._model.named_parameters():
-                if (p.requires_grad or not trained_only) and world.is_first:
-                    whole = torch.zeros(p.ds_numel)
-                    whole[: p.ds_tensor.numel()] = p.ds_tensor
-                    found[n] = whole.view(p.ds_shape)
-            return found
+        usual = deepspeed_zero3.DeepSpeedZero3.weight_shards
 
-        deepspeed_zero3.DeepSpeedZero3.weights = weights  # type: ignore[method-assign]
+        def padded(shard: Any) -> Any:
+            whole = torch.zeros(shard.numel, dtype=shard.tensor.dtype)
+            whole[shard.offset : shard.offset + shard.tensor.numel()] = shard.tensor
+            return replace(shard, offset=0, tensor=whole, everywhere=True)
+
+        deepspeed_zero3.DeepSpeedZero3.weight_shards = lambda self: [padded(s) for s in usual(self)]  # type: ignore[method-assign]
+
+    @staticmethod
+    def fragments_one_element_late(world: World) -> None:
+        usual = deepspeed_engine.fragment_ranges
+
+        def late(zero: Any, named: Any) -> Any:
+            return [replace(r, offset=r.offset + 1, length=r.length - 1) if r.offset else r for r in usual(zero, named)]
+
+        deepspeed_engine.fragment_ranges = late  # type: ignore[attr-defined]
+
+    @staticmethod
+    def padding_taken_for_weights(world: World) -> None:
+        def own(p: Any) -> tuple[int, int]:
+            return dist.get_rank(p.ds_process_group) * p.ds_tensor.numel(), p.ds_tensor.numel()
+
+        deepspeed_shards._own = own
+
+    @staticmethod
+    def copies_not_filled(world: World) -> None:
+        deepspeed_engine.renew_copies = lambda weights, ranges: None  # type: ignore[attr-defined]
+
+    @staticmethod
+    def whole_weights_kept(world: World) -> None:
+        def loaded(self: Any) -> None:
+            deepspeed_engine.renew_copies(self.weight_shards(), self.state_ranges())
+
+        deepspeed_zero3.DeepSpeedZero3.loaded = loaded  # type: ignore[method-assign]

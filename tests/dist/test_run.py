@@ -52,6 +52,15 @@ def test_metrics_hold_all_that_the_contract_names(finished: Any) -> None:
     assert metrics["mfu"] is None
 
 
+def test_the_network_that_the_ranks_used_is_recorded(finished: Any) -> None:
+    _, _, run = finished
+    network = read_json(run.metrics)["network"]
+    (seen,) = network["observed"]
+    assert network["ok"] and network["findings"] == [] and list(seen["connections"]) == ["lo"], network
+    decided = read_json(run.network(1))["nodes"][0]["environment"]
+    assert {"GLOO_SOCKET_IFNAME": "lo"} == {item["name"]: item["value"] for item in decided if item["value"]}
+
+
 def test_token_counts_are_those_of_the_data(finished: Any) -> None:
     _, _, run = finished
     metrics = read_json(run.metrics)
@@ -111,7 +120,7 @@ def test_verbs_on_a_finished_run(finished: Any) -> None:
 
 def test_a_damaged_checkpoint_is_passed_over_by_name(finished: Any) -> None:
     folder, _, run = finished
-    victim = run.checkpoint(8) / "state" / "weights.safetensors"
+    victim = next((run.checkpoint(8) / "state").glob("shard-*.safetensors"))
     content = victim.read_bytes()
     victim.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     done = allranks("resume", run.name, "--set", "train.max_steps=9", "--set", "checkpoint.mode=none", cwd=folder)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.dist
     ("name", "lora"),
     [
         ("zero3", False),
-        ("pytorch_zero2", False),
+        pytest.param("pytorch_zero2", False, marks=pytest.mark.full),
         pytest.param("zero3", True, marks=pytest.mark.full),
         pytest.param("pytorch_zero3", True, marks=pytest.mark.full),
         pytest.param("pytorch_zero3", False, marks=pytest.mark.full),

@@ -69,7 +69,7 @@ def test_a_resumed_run_is_bitwise_one_that_never_stopped(tmp_path: Path) -> None
     for rank in (0, 1):
         one, other = ([(e["step"], e["loss"], e["tokens"]) for e in step_events(run, rank)] for run in (whole, parts))
         assert one == other
-    a, b = (load_file(run.checkpoint(250) / "state" / "weights.safetensors") for run in (whole, parts))
+    a, b = (load_file(run.checkpoint(250) / "adapter_model.safetensors") for run in (whole, parts))
     assert all(torch.equal(a[k], b[k]) for k in a)
     assert parts.attempts() == [1, 2, 3]
     assert read_json(parts.metrics)["attempts"] == 3
@@ -143,7 +143,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(t
         assert words in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
     assert run.checkpoint_steps() == [1]
-    weights = load_file(run.checkpoint(1) / "state" / "weights.safetensors")
+    weights = load_file(run.checkpoint(1) / "model.safetensors")
     assert all(bool(torch.isfinite(v).all()) for v in weights.values())
 
 

@@ -78,13 +78,14 @@ def test_script_is_the_golden_one(name: str) -> None:
     assert text == golden.read_text()
 
 
-def test_plan_of_the_two_node_example_is_the_golden_one() -> None:
-    spec = load_spec(REPO / "examples" / "mistral-7b-lora-ddp-2node.yaml")
+@pytest.mark.parametrize("example", ["mistral-7b-lora-ddp-2node", "glm-4.5-air-fsdp-lora-16xh200"])
+def test_plan_of_a_two_node_example_is_the_golden_one(example: str) -> None:
+    spec = load_spec(REPO / "examples" / f"{example}.yaml")
     made = make_plan(spec, facts())
     assert (made.world_size, made.device, made.backend, made.dtype) == (16, "cuda", "nccl", "bfloat16")
     assert made.nodes[1].ranks == list(range(8, 16))
-    text = render(spec, made, RunDir(Path("/shared/runs/mistral-1")), "/env/bin/python")
-    golden = HERE / "mistral-7b-lora-ddp-2node.sbatch"
+    text = render(spec, made, RunDir(Path(f"/shared/runs/{example.split('-', maxsplit=1)[0]}-1")), "/env/bin/python")
+    golden = HERE / f"{example}.sbatch"
     if os.environ.get("ALLRANKS_GOLDEN") == "write":
         golden.write_text(text)
     assert text == golden.read_text()

@@ -9,10 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from allranks.errors import CheckpointError, SpecError
+from allranks.errors import SpecError
 from allranks.spec.records import AdapterSpec, ModelSpec, TrainSpec
 from allranks.train.adapters import add_adapter
-from allranks.train.checkpoint import prove_weights
 from allranks.train.data.collate import IGNORE, collate
 from allranks.train.data.encode import EncodedRow
 from allranks.train.data.prepared import TokenSet, _map, _save
@@ -142,7 +141,6 @@ def test_saved_adapters_reload_in_plain_peft_with_the_same_logits(
         model(input_ids=ids, labels=ids).loss.backward()
         clip_and_update(optimizer, (p for _, p in named), None)
     model.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
-    prove_weights(model, tmp_path / "adapter")
     plain = PeftModel.from_pretrained(
         AutoModelForCausalLM.from_pretrained(tmp_path / "base"), str(tmp_path / "adapter")
     )
@@ -155,29 +153,6 @@ def test_saved_adapters_reload_in_plain_peft_with_the_same_logits(
     assert not torch.equal(ours, untouched)
 
 
-def test_planted_damage_of_a_saved_adapter_is_found(tokenizer: Any, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    model: Any = add_adapter(
-        model_of("mistral", tokenizer), AdapterSpec(type="lora", targets=["q_proj"]), classifier=False, base="b", seed=1
-    )
-    file = tmp_path / "adapter_model.safetensors"
-    model.save_pretrained(tmp_path, save_embedding_layers=False)
-    good = load_file(file)
-    prove_weights(model, tmp_path)
-    name = next(iter(good))
-    for planted in (
-        {k: v for k, v in good.items() if k != name},
-        {**good, name: good[name][: good[name].shape[0] // 2].clone()},
-        {**good, name: good[name] + 1e-7},
-        {k.replace("base_model.", "base_model._fsdp_wrapped_module."): v for k, v in good.items()},
-        {},
-    ):
-        save_file(planted, file)
-        with pytest.raises(CheckpointError):
-            prove_weights(model, tmp_path)
-
-
 def test_full_models_reload_in_plain_transformers(tokenizer: Any, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -185,7 +160,6 @@ def test_full_models_reload_in_plain_transformers(tokenizer: Any, tmp_path: Path
         model = model_of(family, tokenizer).eval()
         model.save_pretrained(tmp_path / family)
         tokenizer.save_pretrained(tmp_path / family)
-        prove_weights(model, tmp_path / family)
         ids = torch.tensor([AutoTokenizer.from_pretrained(tmp_path / family)("hello 12")["input_ids"]])
         with torch.no_grad():
             assert torch.equal(

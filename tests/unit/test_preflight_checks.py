@@ -182,3 +182,29 @@ def test_every_check_passes_over_what_was_not_asked() -> None:
     assert failures(bare) == {}
     assert len(CHECKS) == len({check.__name__ for check in CHECKS})
     assert GIB == 2**30
+
+
+def named(first: str, **variables: str):
+    """Two nodes whose interfaces are called `first` and eno1, and what the user names."""
+    nodes = [node(1, interfaces=[interface(first, "10.0.0.1")]), node(2, interfaces=[interface("eno1", "10.0.0.2")])]
+    return survey(*nodes, need=Need(procs_per_node=2, threads=4, named=variables))
+
+
+@pytest.mark.parametrize(
+    ("variables", "missing"),
+    [
+        ({"GLOO_SOCKET_IFNAME": "eth0"}, ["n2"]),
+        ({"GLOO_SOCKET_IFNAME": "eth0,eno1"}, []),
+        ({"GLOO_SOCKET_IFNAME": "eth"}, ["n1", "n2"]),
+        ({"NCCL_SOCKET_IFNAME": "e"}, []),
+        ({"NCCL_SOCKET_IFNAME": "=eth"}, ["n1", "n2"]),
+        ({"NCCL_SOCKET_IFNAME": "=eth0,eno1"}, []),
+        ({"NCCL_SOCKET_IFNAME": "^docker,lo"}, []),
+        ({"NCCL_SOCKET_IFNAME": "^e"}, ["n1", "n2"]),
+        ({}, []),
+    ],
+)
+def test_interfaces_that_the_user_names(variables: dict[str, str], missing: list[str]) -> None:
+    bad = failures(named("eth0", **variables))
+    assert [key.partition(".")[0] for key in bad if key.endswith(".ifname")] == missing
+    assert all("take it out of cluster.env" in check.cure and check.blocks for check in bad.values())

@@ -263,3 +263,82 @@ def test_gpus_as_the_driver_lists_them(tmp_path: Path, monkeypatch: pytest.Monke
     tool.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed because it could not talk to the driver'; exit 9\n")
     with pytest.raises(OSError, match="could not talk"):
         probe.nvidia()
+
+
+def sysfs(root: Path, files: dict[str, str]) -> Path:
+    """A piece of /sys."""
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text + "\n")
+    return root
+
+
+def test_rdma_ports_with_their_gids(tmp_path: Path) -> None:
+    port = "mlx5_0/ports/1"
+    zero, local = "0000:0000:0000:0000:0000:0000:0000:0000", "fe80:0000:0000:0000:0a3f:7cff:fe12:3456"
+    root = sysfs(
+        tmp_path,
+        {
+            f"{port}/state": "4: ACTIVE",
+            f"{port}/rate": "100 Gb/sec (4X EDR)",
+            f"{port}/link_layer": "Ethernet",
+            f"{port}/gids/0": local,
+            f"{port}/gids/3": "0000:0000:0000:0000:0000:ffff:0a00:0001",
+            f"{port}/gids/10": "2001:0db8:0000:0000:0000:0000:0000:0000",
+            f"{port}/gids/4": zero,
+            f"{port}/gid_attrs/types/3": "RoCE v2",
+            f"{port}/gid_attrs/ndevs/3": "eth7",
+            "mlx5_0/device/numa_node": "1",
+            "mlx5_0/device/net/eth7/mtu": "9000",
+            "mlx5_1/ports/1/state": "1: DOWN",
+            "mlx5_1/device/numa_node": "-1",
+        },
+    )
+    first, second = probe.infiniband(str(root))
+    assert first["port"] == "mlx5_0:1" and first["numa"] == 1 and first["interfaces"] == ["eth7"]
+    assert first["gids"] == [[0, local, "", ""], [3, "0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2", "eth7"]]
+    assert second["numa"] is None and second["gids"] == [] and probe.infiniband(str(tmp_path / "none")) == []
+
+
+def config(control: int | None, size: int = 4096) -> bytes:
+    """PCI configuration space with an AER capability, and an ACS one behind it if `control` is given."""
+    data = bytearray(4096)
+    following = 0x148 if control is not None else 0
+    data[0x100:0x104] = (0x0001 | 1 << 16 | following << 20).to_bytes(4, "little")
+    if control is not None:
+        data[0x148:0x14C] = (0x000D | 1 << 16).to_bytes(4, "little")
+        data[0x14E:0x150] = control.to_bytes(2, "little")
+    return bytes(data[:size])
+
+
+def test_gpus_on_the_bus_with_iommu_and_acs(tmp_path: Path) -> None:
+    devices = tmp_path / "bus"
+    devices.mkdir()
+    for number, control in (("00", 0x1D), ("01", 0x01), ("02", None)):
+        bridge = tmp_path / "sys" / f"0000:{number}:01.0"
+        gpu = bridge / f"0000:{number}:02.0"
+        (gpu / "iommu_group").mkdir(parents=True)
+        (bridge / "config").write_bytes(config(control))
+        for name, text in (
+            ("vendor", "0x10de"),
+            ("class", "0x030200"),
+            ("numa_node", "0"),
+            ("iommu_group/type", "DMA-FQ"),
+        ):
+            (gpu / name).write_text(text + "\n")
+        (devices / gpu.name).symlink_to(gpu)
+    found = {item["bus"]: item for item in probe.gpu_pci(str(devices))}
+    assert found["0000:00:02.0"]["acs"] == ["0000:00:01.0"] and found["0000:00:02.0"]["iommu"] == "DMA-FQ"
+    assert found["0000:01:02.0"]["acs"] == [], "source validation alone redirects nothing"
+    assert found["0000:02:02.0"]["acs"] == []
+    for bridge in (tmp_path / "sys").iterdir():
+        (bridge / "config").write_bytes(config(0x1D, 64))
+    assert [item["acs"] for item in probe.gpu_pci(str(devices))] == [None, None, None], (
+        "64 bytes are all that users may read"
+    )
+
+
+def test_what_an_administrator_set_for_nccl(tmp_path: Path) -> None:
+    (tmp_path / "nccl.conf").write_text("# a line\nNCCL_SOCKET_IFNAME==eth0  # why\n\nNCCL_NET = Socket\nnonsense\n")
+    assert probe.nccl_conf(str(tmp_path / "nccl.conf")) == {"NCCL_SOCKET_IFNAME": "=eth0", "NCCL_NET": "Socket"}
+    assert probe.nccl_conf(str(tmp_path / "none")) == {}

@@ -49,6 +49,7 @@ def doctor_command(
 
 
 def _print(found: Any) -> None:
+    from allranks.fabric.report import lines as network_lines
     from allranks.preflight.gather import cures, text_line
 
     for report in found.preflight.reports:
@@ -60,6 +61,15 @@ def _print(found: Any) -> None:
         click.echo(pair.line())
     if found.pairs:
         click.echo(f"collectives: {found.pairs_verdict}")
+    for result in found.copies:
+        click.echo(result.line())
+    for line in network_lines(found.policy):
+        click.echo(line)
+    if found.outcome is not None:
+        if line := found.outcome.line():
+            click.echo(f"the ranks used: {line}")
+        for item in found.outcome.findings:
+            click.echo(f"{item.host}: network: {item.text}")
     for line in cures(found.preflight.reports):
         click.echo(line)
     for note in found.notes:

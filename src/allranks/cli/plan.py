@@ -11,6 +11,8 @@ from allranks.cli.options import json_option, print_json, set_option
 from allranks.errors import EXIT_OK
 
 if TYPE_CHECKING:
+    from allranks.envpolicy import EnvVar
+    from allranks.fit import Fit
     from allranks.planning import LaunchPlan
 
 MAX_RANK_ROWS = 16
@@ -21,16 +23,21 @@ MAX_RANK_ROWS = 16
 @set_option
 @json_option
 def plan_command(spec: Path, sets: tuple[str, ...], as_json: bool) -> int:
-    """Show ranks, batch arithmetic, and the environment with the reason of every variable. Touches nothing."""
+    """Show ranks, batch arithmetic, the environment with the reason of every variable, and the memory of a rank. Touches
+    nothing."""
     from allranks import api, preflight
 
     checked = api.read_spec(spec, sets)
     preflight.check_request(checked)
-    show_plan(api.plan(checked), as_json, api.batch_script(checked))
+    show_plan(api.plan(checked), as_json, api.batch_script(checked), api.fit(checked))
     return EXIT_OK
 
 
-def show_plan(plan: LaunchPlan, as_json: bool, script: str | None = None) -> None:
+def _unset(item: EnvVar) -> str:
+    return "(on each node)" if item.source == "nodes" else "(left alone)"
+
+
+def show_plan(plan: LaunchPlan, as_json: bool, script: str | None = None, memory: Fit | None = None) -> None:
     """The plan as tables, with the batch script where there is one; or as JSON."""
     import msgspec
     from rich.console import Console
@@ -38,7 +45,8 @@ def show_plan(plan: LaunchPlan, as_json: bool, script: str | None = None) -> Non
     from rich.table import Table
 
     if as_json:
-        print_json(msgspec.to_builtins(plan) | ({"batch_script": script} if script else {}))
+        more = ({"fit": msgspec.to_builtins(memory)} if memory else {}) | ({"batch_script": script} if script else {})
+        print_json(msgspec.to_builtins(plan) | more)
         return
     console = Console()
     console.print(
@@ -54,6 +62,8 @@ def show_plan(plan: LaunchPlan, as_json: bool, script: str | None = None) -> Non
             f" = {plan.batch.global_batch_size} sequences",
             highlight=False,
         )
+    if any(value is not None for value in plan.strategy_options.values()):
+        console.print(f"{plan.strategy}: {escape(_options(plan.strategy_options))}", highlight=False)
     ranks = Table(title="Ranks", title_justify="left")
     for name in ("rank", "node", "local rank", "host"):
         ranks.add_column(name)
@@ -70,11 +80,26 @@ def show_plan(plan: LaunchPlan, as_json: bool, script: str | None = None) -> Non
         table.add_column(name, overflow="fold")
     for item in plan.environment:
         table.add_row(
-            item.name, "(left alone)" if item.value is None else escape(item.value), item.source, escape(item.reason)
+            item.name, escape(item.value) if item.value is not None else _unset(item), item.source, escape(item.reason)
         )
     console.print(table)
+    if memory is not None:
+        from allranks.cli.fit import show_fit
+
+        show_fit(console, memory)
     for warning in plan.warnings:
         console.print(f"note: {escape(warning)}", highlight=False)
     if script:
         console.print("\nBatch script:\n")
         console.print(script, highlight=False, markup=False, soft_wrap=True)
+
+
+def _options(options: dict[str, object]) -> str:
+    """Options in YAML's short form, on one line; what has no value is left out."""
+    parts = []
+    for name, value in options.items():
+        if isinstance(value, dict):
+            parts.append(f"{name}: {{{_options(value)}}}")
+        elif value is not None:
+            parts.append(f"{name}: {str(value).lower() if isinstance(value, bool) else value}")
+    return ", ".join(parts)

@@ -30,6 +30,7 @@ from allranks.spec.records import RunSpec
 @set_option
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop: the same as `allranks plan`.")
 @click.option("--exclude-bad", is_flag=True, help="Slurm: go on without nodes that fail, if the spec allows fewer.")
+@click.option("--force", is_flag=True, help="Start it even if a rank's memory cannot be enough.")
 @click.option("--detach", is_flag=True, help="Start it, print its name, and go.")
 @json_option
 @click.option("--into", type=click.Path(path_type=Path), hidden=True)
@@ -38,6 +39,7 @@ def run_command(
     sets: tuple[str, ...],
     dry_run: bool,
     exclude_bad: bool,
+    force: bool,
     detach: bool,
     as_json: bool,
     into: Path | None,
@@ -51,9 +53,9 @@ def run_command(
     checked = api.read_spec(spec, (*sets, "cluster.exclude_bad=true") if exclude_bad else sets)
     preflight.check_request(checked)
     if dry_run:
-        show_plan(api.plan(checked), as_json, api.batch_script(checked))
+        show_plan(api.plan(checked), as_json, api.batch_script(checked), api.fit(checked))
         return EXIT_OK
-    run_dir, plan = api.prepare_run(checked)
+    run_dir, plan = api.prepare_run(checked, force=force)
     if detach:
         return _detach(run_dir, checked, plan, as_json)
     console = Console(stderr=as_json, quiet=as_json)
@@ -91,6 +93,9 @@ def conclude(result: RunResult, console: Console, as_json: bool) -> int:
     else:
         run = RunDir(Path(result.folder))
         show_end(console, run, result.metrics)
+        for item in (result.metrics.get("network") or {}).get("findings", []):
+            text = f"network      {item['host']}: {item['text']}"
+            console.print(escape(text), highlight=False, soft_wrap=True)
         console.print(f"run folder   {result.folder}", highlight=False, soft_wrap=True)
         if run.report.exists():
             console.print(f"report       {run.report}", highlight=False, soft_wrap=True)

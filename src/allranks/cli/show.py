@@ -99,6 +99,9 @@ class Live:
             f"{event['fill']:.0%} full{cut}{lost} [{event['how']}, {event['seconds']:.1f} s]"
         )
 
+    def _on_remark(self, event: dict[str, Any]) -> None:
+        self.say(f"note     {event['message']}")
+
     def _on_model(self, event: dict[str, Any]) -> None:
         self.say(
             f"model    {event['parameters']:,} parameters, {event['parameters_trained']:,} trained; "
@@ -188,6 +191,7 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("step time", None if step is None else f"median {step['median']:.3f} s, p90 {step['p90']:.3f} s"),
         ("epoch", None if m.get("epoch_s") is None else f"{seconds_text(m['epoch_s'])} of training"),
+        ("network", (m.get("network") or {}).get("line")),
         ("MFU", None if m["mfu"] is None else f"{m['mfu']:.1%}"),
         ("peak memory", bytes_text(m["peak_memory_bytes"]) + " a rank"),
     ]

@@ -24,6 +24,8 @@ import psutil
 
 from allranks.envpolicy import threads_per_rank
 from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK, EnvironmentNotAble
+from allranks.fabric import report as network_file
+from allranks.fabric.connections import by_interface, of_processes
 from allranks.facts import host_name, usable_cpus
 from allranks.launch.blame import RankEnd
 from allranks.launch.rank import done_marker, end_with_parent
@@ -33,6 +35,8 @@ from allranks.planning import LaunchPlan
 from allranks.rundir import RunDir, read_json, write_json
 
 PEER_DEATH_GRACE_S = 8.0
+CONNECTIONS_S = 0.5
+CONNECTIONS_LOOKS = 10
 RENDEZVOUS_S = 300
 
 
@@ -59,6 +63,7 @@ class Agent:
         self._ranks = plan.nodes[node].ranks
         found = read_json(run.rendezvous(attempt))
         self._meeting = msgspec.convert(found, Rendezvous) if found else None
+        self._policy = network_file.load(run.network(attempt))
         self._killed = False
         self._stop_asked = False
         self._told: set[int] = set()
@@ -80,6 +85,7 @@ class Agent:
         (self._run.logs_of(self._attempt) / f"node.{self._node}.joined").write_text(self._host)
         threading.Thread(target=self._guard, name="guard", daemon=True).start()
         threading.Thread(target=self._obey, name="control", daemon=True).start()
+        threading.Thread(target=self._watch_connections, name="connections", daemon=True).start()
         ends, refusal = self._meet_and_launch()
         if telemetry:
             telemetry.stop()
@@ -152,11 +158,53 @@ class Agent:
     def _node_environment(self) -> None:
         """What only this node can know: its interface on the chosen network, and its share of the cores."""
         os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(usable_cpus(), self._plan.procs_per_node)))
+        self._network_environment()
         if self._meeting is not None:
             interface = self._meeting.places[self._node].interface or interface_towards(self._meeting.address)
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
             if self._plan.device == "cuda":
                 os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
+
+    @property
+    def _names(self) -> list[str]:
+        """Names by which others may know this node."""
+        place = [self._meeting.places[self._node].host] if self._meeting else []
+        return [*place, os.environ.get("SLURMD_NODENAME", ""), self._host]
+
+    def _network_environment(self) -> None:
+        """What was decided for this node once all of them had been asked; what the job's environment has wins."""
+        policy = self._policy
+        mine = next((node for name in self._names if policy and (node := policy.of(name))), None)
+        for item in mine.environment if mine else []:
+            if item.value is not None:
+                os.environ.setdefault(item.name, item.value)
+
+    def _watch_connections(self) -> None:
+        """Writes down over which interfaces the ranks talk to each other, from their first connection on for a while."""
+        ports = [self._meeting.port] if self._meeting else []
+        peers = [address for node in self._policy.nodes for address in node.addresses] if self._policy else None
+        names = {a.address: name for name, found in psutil.net_if_addrs().items() for a in found}
+        most: dict[str, int] = {}
+        looks = 0
+        while looks < CONNECTIONS_LOOKS:
+            time.sleep(CONNECTIONS_S)
+            try:
+                pids = [child.pid for child in self._children()]
+            except psutil.NoSuchProcess:  # one ended between two looks
+                continue
+            seen = by_interface(of_processes(pids, peers=peers, without_ports=ports), names)
+            looks += bool(seen)
+            more = {name: max(count, most.get(name, 0)) for name, count in seen.items()}
+            if {**most, **more} != most:
+                most = {**most, **more}
+                self._write_connections(most)
+
+    def _write_connections(self, most: dict[str, int]) -> None:
+        try:
+            found = {"node": self._node, "names": self._names, "interfaces": most}
+            write_json(self._run.connections(self._attempt, self._host), found)
+        except OSError as error:  # a full disk must not end the watching, and it is no reason to stop the training
+            logging.warning("the connections of %s are not written down: %s", self._host, error)
 
     def _children(self) -> list[psutil.Process]:
         return [p for p in psutil.Process().children() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]

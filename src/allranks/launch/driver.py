@@ -21,12 +21,14 @@ import msgspec
 
 from allranks import checkpoints
 from allranks.errors import AllranksError, CheckpointError, EnvironmentNotAble
+from allranks.fabric import report as network_file
+from allranks.fabric.gather import for_run
 from allranks.facts import host_name, machine_facts
 from allranks.launch.allocation import IN_ALLOCATION
 from allranks.launch.outcome import conclude, of_attempt
 from allranks.launch.rendezvous import Place, Rendezvous
 from allranks.observe.events import read_run
-from allranks.planning import LaunchPlan, make_plan
+from allranks.planning import LaunchPlan, make_plan, network_job
 from allranks.preflight import PreflightReport
 from allranks.preflight.gather import Preflight, Where, cures, examine, require_nodes, text_line, without_bad, write
 from allranks.rundir import RunDir, read_json, write_json
@@ -98,6 +100,7 @@ class Driver:
         signal.signal(signal.SIGTERM, self._ask_stop)
         found = self._examine()
         place = self._meet(found)
+        self._decide_network(attempt, found)
         if place is not None:
             write_json(self._run.rendezvous(attempt), msgspec.to_builtins(place))
             self._tell(place)
@@ -236,6 +239,15 @@ class Driver:
         return Rendezvous(
             address=address, port=found.port, key=key, network=network.network, reason=network.reason, places=places
         )
+
+    def _decide_network(self, attempt: int, found: Preflight) -> None:
+        """Each node's NCCL and Gloo variables, now that all of them have been asked; the agents set them."""
+        job = network_job(self._spec, self._plan.device)
+        planned = {item.name for item in self._plan.environment if item.value is not None}
+        policy = for_run(job, found, self._run.root.parent, planned)
+        network_file.save(self._run.network(attempt), policy)
+        for line in network_file.lines(policy):
+            say(line)
 
     def _tell(self, place: Rendezvous) -> None:
         say(

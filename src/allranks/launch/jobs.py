@@ -12,7 +12,7 @@ from allranks.launch import allocation, hosts
 from allranks.launch.follow import Job
 from allranks.launch.local import LocalJob
 from allranks.launch.slurm import SlurmJob
-from allranks.planning import LaunchPlan
+from allranks.planning import LaunchPlan, network_job
 from allranks.rundir import RunDir, write_json
 from allranks.slurm.commands import find_slurm
 from allranks.spec.records import RunSpec
@@ -21,7 +21,12 @@ Start = Callable[[RunDir, RunSpec, LaunchPlan, int, dict[str, Any]], Job]
 
 
 def _local(run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: dict[str, Any]) -> Job:
+    from allranks.fabric import report as network_file
+    from allranks.fabric.gather import for_this_machine  # only a launch asks the machine
+
     _args(run, attempt, resume)
+    here = for_this_machine(network_job(spec, plan.device), plan.nodes[0].host or "localhost", run.root.parent)
+    network_file.save(run.network(attempt), here)
     env = envpolicy.environment(plan.environment)
     return LocalJob(run, attempt, plan.nodes[0].host or "localhost", env, spec.observe.telemetry_s)
 

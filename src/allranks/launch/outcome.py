@@ -42,6 +42,7 @@ def conclude(
         code: what the launcher's job ended with.
         told_by_launcher: how the scheduler says that the job ended.
     """
+    from allranks.fabric.aftermath import as_metrics, outcome_of
     from allranks.report.page import write_report
 
     attempt = max(run.attempts(), default=1)
@@ -51,6 +52,7 @@ def conclude(
     metrics = summarize(run.name, spec, plan, ranks, status)
     if status != "succeeded":
         metrics["message"] = message
+    metrics["network"] = as_metrics(outcome_of(run, attempt))
     write_json(run.metrics, metrics)
     write_report(run)
     return RunResult(
@@ -163,6 +165,6 @@ def refresh(run: RunDir) -> dict[str, Any] | None:
     before = read_json(run.metrics) or {}
     plan = msgspec.json.decode(run.plan.read_bytes(), type=LaunchPlan)
     metrics = summarize(run.name, load_spec(run.spec), plan, ranks, before.get("status", "running"))
-    metrics |= {"message": before["message"]} if "message" in before else {}
+    metrics |= {key: before[key] for key in ("message", "network") if key in before}
     write_json(run.metrics, metrics)
     return metrics

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from allranks.observe.experts import expert_load
 from allranks.planning import LaunchPlan
 from allranks.spec.records import RunSpec
 
@@ -30,7 +31,9 @@ def of_last_story(events: Events) -> Events:
     for event in events:
         if event["event"] == "resume":
             start = event["from_step"]
-            kept = [e for e in kept if e["event"] not in ("step", "eval", "checkpoint") or e["step"] <= start]
+            kept = [
+                e for e in kept if e["event"] not in ("step", "eval", "checkpoint", "experts") or e["step"] <= start
+            ]
         kept.append(event)
     return kept
 
@@ -101,6 +104,7 @@ def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, E
         "peak_memory_bytes": max((e["peak_memory_bytes"] for s in steps.values() for e in s), default=None),
         "prepare_s": data.get("seconds"),
         "engine": engine_of(zero),
+        "expert_load": expert_load(zero),
         "eval_s": sum(e["seconds"] for e in zero if e["event"] == "eval"),
         "checkpoint_s": sum(e["seconds"] for e in zero if e["event"] == "checkpoint"),
         "rows_truncated": data.get("rows_truncated"),

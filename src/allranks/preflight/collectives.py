@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from collections import Counter
 
 import msgspec
 
 from allranks.errors import RunFailed
+from allranks.fabric.connections import by_interface
+from allranks.fabric.job import Policy
+from allranks.fabric.judge import Outcome, judge
+from allranks.fabric.observed import Collector, host_of
 from allranks.planning import LaunchPlan
 from allranks.preflight.gather import Preflight, Where
 from allranks.preflight.probe import unused_port
@@ -52,8 +57,15 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def measure(where: Where, found: Preflight, plan: LaunchPlan, procs: int) -> list[Pair]:
-    """Starts the program on all nodes and waits for it.
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """All pairs, and what the ranks that measured them really used."""
+
+    pairs: list[Pair]
+    outcome: Outcome
+
+
+def measure(where: Where, found: Preflight, plan: LaunchPlan, procs: int, policy: Policy) -> Measured:
+    """Starts the program on all nodes, with each node's own environment, and waits for it.
 
     Raises:
         RunFailed: it ended without figures; the message says how.
@@ -63,7 +75,7 @@ def measure(where: Where, found: Preflight, plan: LaunchPlan, procs: int) -> lis
     alone = not seats
     wish = {
         "hosts": hosts,
-        "interfaces": {h: seat.interface for h, seat in seats.items()} or {hosts[0]: "lo"},
+        "environment": {host: _environment(policy, host) for host in hosts},
         "master": "127.0.0.1" if alone else seats[hosts[0]].address,
         "port": found.port or unused_port(),
         "procs": procs,
@@ -77,9 +89,31 @@ def measure(where: Where, found: Preflight, plan: LaunchPlan, procs: int) -> lis
         facts = line.facts()
         if facts and "pairs" in facts:
             pairs = msgspec.convert(facts["pairs"], list[Pair])
-            return [msgspec.structs.replace(p, host_a=hosts[p.a // procs], host_b=hosts[p.b // procs]) for p in pairs]
+            named = [msgspec.structs.replace(p, host_a=hosts[p.a // procs], host_b=hosts[p.b // procs]) for p in pairs]
+            lines = [item.text for item in answers.lines] + answers.said.splitlines()
+            return Measured(pairs=named, outcome=_outcome(found, policy, lines, facts.get("connections", []), procs))
     last = [text for text in answers.said.splitlines() if text.strip()][-3:]
     raise RunFailed(f"the collectives gave no figures (exit code {answers.returncode}): {' / '.join(last)}")
+
+
+def _environment(policy: Policy, host: str) -> dict[str, str]:
+    node = policy.of(host)
+    return {item.name: item.value for item in (node.environment if node else []) if item.value is not None}
+
+
+def _outcome(found: Preflight, policy: Policy, lines: list[str], seen: list[dict[str, int]], procs: int) -> Outcome:
+    """What NCCL said and whom the ranks were connected by, against the policy."""
+    observed = []
+    for place, probe in enumerate(found.probes):
+        collector = Collector(probe.host)
+        names = {probe.host, probe.own_name, probe.own_name.partition(".")[0]}
+        collector.take(line for line in lines if host_of(line) in names)
+        counts: Counter[str] = Counter()
+        for one in seen[place * procs : (place + 1) * procs]:
+            counts.update(one)
+        interfaces = {item.address: item.name for item in probe.interfaces if item.address}
+        observed.append(collector.observed(by_interface(counts, interfaces)))
+    return judge({node.host: node.expected for node in policy.nodes}, observed)
 
 
 def slow_pairs(pairs: list[Pair]) -> list[Pair]:

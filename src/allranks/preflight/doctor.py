@@ -9,10 +9,14 @@ from typing import Any
 import msgspec
 
 from allranks.errors import EnvironmentNotAble
+from allranks.fabric.gather import for_run
+from allranks.fabric.job import NodePolicy, Policy
+from allranks.fabric.judge import Outcome
 from allranks.facts import machine_facts
-from allranks.planning import LaunchPlan, make_plan
+from allranks.planning import LaunchPlan, make_plan, network_job
 from allranks.preflight.allocation import allocation, inside_job, test_only
 from allranks.preflight.collectives import Pair, measure, slow_pairs, verdict
+from allranks.preflight.copytest import CopyResult, copy_test
 from allranks.preflight.gather import Preflight, Where, examine, without_bad
 from allranks.preflight.records import PreflightReport
 from allranks.slurm.commands import find_slurm
@@ -39,6 +43,10 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     pairs_verdict: str = ""
     excluded: list[str] = []
     notes: list[str] = []
+    policy: Policy = Policy(nodes=[])
+    outcome: Outcome | None = None
+    """What the ranks of the collectives really used."""
+    copies: list[CopyResult] = []
 
     def as_json(self) -> dict[str, Any]:
         """One document: verdicts by node, the network, the pairs."""
@@ -51,10 +59,20 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
             "pairs": [_pair(pair) for pair in self.pairs],
             "slow_pairs": [[pair.a, pair.b] for pair in slow_pairs(self.pairs)],
             "pairs_verdict": self.pairs_verdict,
+            "environment": {node.host: _decided(node) for node in self.policy.nodes},
+            "observed": msgspec.to_builtins(self.outcome),
+            "copies": msgspec.to_builtins(self.copies),
             "excluded": self.excluded,
             "notes": self.notes,
             "seconds": {"probe": found.probe_s, "reach": found.reach_s},
         }
+
+
+def _decided(node: NodePolicy) -> dict[str, Any]:
+    return {
+        "advice": [item.advice() for item in node.environment],
+        "expected": msgspec.to_builtins(node.expected),
+    }
 
 
 def _pair(pair: Pair) -> dict[str, Any]:
@@ -107,19 +125,35 @@ def _examine(where: Where, spec: RunSpec, plan: LaunchPlan, request: Request, no
         ok = bool(excluded)
         where = msgspec.structs.replace(where, hosts=[h for h in where.hosts if h not in excluded])
     pairs: list[Pair] = []
+    outcome: Outcome | None = None
+    copies: list[CopyResult] = []
+    policy = _policy(spec, plan, found)
     if request.collectives and (ok or found.may_run):
         say("measuring all pairs ...")
-        pairs = measure(where, found, plan, plan.procs_per_node if plan.device == "cuda" or len(where.hosts) < 2 else 1)
+        if plan.device == "cuda":
+            copies = copy_test(where, found, Path(spec.run_root))
+            policy = _policy(spec, plan, found)  # a copy that failed changes it
+        procs = plan.procs_per_node if plan.device == "cuda" or len(where.hosts) < 2 else 1
+        measured = measure(where, found, plan, procs, policy)
+        pairs, outcome = measured.pairs, measured.outcome
     elif request.collectives:
         notes = [*notes, "collectives were not measured: first mend what failed"]
     return Diagnosis(
         preflight=found,
-        ok=ok and not slow_pairs(pairs),
+        ok=ok and not slow_pairs(pairs) and (outcome is None or outcome.ok) and not any(c.failed for c in copies),
         pairs=pairs,
         pairs_verdict=verdict(pairs) if pairs else "",
         excluded=excluded,
         notes=notes,
+        policy=policy,
+        outcome=outcome,
+        copies=copies,
     )
+
+
+def _policy(spec: RunSpec, plan: LaunchPlan, found: Preflight) -> Policy:
+    planned = {item.name for item in plan.environment if item.value is not None}
+    return for_run(network_job(spec, plan.device), found, Path(spec.run_root), planned)
 
 
 def _without(

@@ -24,6 +24,7 @@ from allranks.spec.records import RunSpec
 PROBE_LIMIT_S = 60.0
 REACH_LIMIT_S = 30.0
 RETRIES = 3
+INTERFACE_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _UNREACHABLE = re.compile(r"failed on node ([^\s:]+)")
 
 
@@ -123,6 +124,9 @@ def _need(plan: LaunchPlan, port: int | None) -> Need:
         threads=int(threads) if threads and threads.isdigit() else None,
         device=plan.device,
         port=port,
+        named={
+            e.name: e.value for e in plan.environment if e.name in INTERFACE_NAMES and e.value and e.source != "policy"
+        },
     )
 
 

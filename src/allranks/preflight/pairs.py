@@ -18,6 +18,8 @@ from datetime import timedelta
 from itertools import combinations
 from typing import Any
 
+from allranks.fabric.connections import of_processes
+
 RANK = "ALLRANKS_PAIRS_RANK"
 REPEATS = 5
 PASSES = 2
@@ -39,13 +41,7 @@ def start(wish: dict[str, Any]) -> int:
     """Starts this node's ranks, each knowing its interface, and waits for them."""
     me = os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
     me = me if me in wish["hosts"] else wish["hosts"][0]
-    interface = wish["interfaces"][me]
-    base = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": interface,
-        "NCCL_SOCKET_IFNAME": f"={interface}",
-    }
+    base = {**os.environ, "OMP_NUM_THREADS": "1", **wish["environment"][me]}
     first = wish["hosts"].index(me) * wish["procs"]
     children = [
         subprocess.Popen(
@@ -85,12 +81,14 @@ def measure(wish: dict[str, Any], rank: int) -> None:
                 times = _pair(torch, dist, wish["bytes"], pair, rank, group, cuda)
                 best[pair] = {key: min(value, best.get(pair, times)[key]) for key, value in times.items()}
             dist.barrier()
+    store.set(f"connections/{rank}", json.dumps(of_processes([os.getpid()], without_ports=[wish["port"]])))
     for pair, times in best.items():
         if rank == pair[0]:
             store.set(f"pair/{pair[0]}/{pair[1]}", json.dumps(times))
     if rank == 0:
         rows = [{"a": a, "b": b, **json.loads(store.get(f"pair/{a}/{b}"))} for a, b in pairs]
-        sys.stdout.write(json.dumps({"host": wish["hosts"][0], "pairs": rows}) + "\n")
+        seen = [json.loads(store.get(f"connections/{other}")) for other in range(world)]
+        sys.stdout.write(json.dumps({"host": wish["hosts"][0], "pairs": rows, "connections": seen}) + "\n")
         sys.stdout.flush()
     dist.barrier()
     dist.destroy_process_group()

@@ -81,6 +81,20 @@ def read(path: str) -> str:
         return ""
 
 
+def number(path: str) -> int | None:
+    """A file's number; None if there is none, or it is negative (not known)."""
+    text = read(path)
+    return int(text) if text.isdigit() else None
+
+
+def link_name(path: str) -> str:
+    """Where a link leads, its last part; empty without one."""
+    try:
+        return Path(os.readlink(path)).name  # noqa: PTH115 - Python 3.8 runs this too
+    except OSError:
+        return ""
+
+
 def interfaces() -> list[dict[str, Any]]:
     """Every interface that has an IPv4 address, or could have one."""
     found = []
@@ -104,6 +118,8 @@ def interfaces() -> list[dict[str, Any]]:
                     "up": bool(flags & IFF_UP and flags & IFF_RUNNING),
                     "loopback": bool(flags & IFF_LOOPBACK),
                     "speed_mbit": int(speed) if speed.isdigit() else None,
+                    "numa": number(f"/sys/class/net/{name}/device/numa_node"),
+                    "driver": link_name(f"/sys/class/net/{name}/device/driver"),
                 }
             )
     return found
@@ -233,14 +249,18 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 
 def nvidia() -> dict[str, Any]:
-    """GPUs, and pairs of them that cannot reach each other's memory; nothing where there is no driver."""
+    """GPUs, pairs of them that cannot reach each other's memory, how they are wired; nothing without a driver."""
     if shutil.which("nvidia-smi") is None:
-        return {"gpus": [], "p2p": None}
+        return {"gpus": [], "p2p": None, "topo": None}
     fields = "index,name,driver_version,memory.total,ecc.errors.uncorrected.volatile.total"
     rows = [line.split(", ") for line in smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits").splitlines()]
     keys = ("index", "name", "driver", "memory_mb", "ecc_errors")
     gpus = [dict(zip(keys, row)) for row in rows if len(row) == len(keys)]  # noqa: B905 - Python 3.8 runs this too
-    return {"gpus": gpus, "p2p": smi("topo", "-p2p", "r") if len(gpus) > 1 else None}
+    if not gpus:
+        return {"gpus": [], "p2p": None, "topo": None}
+    later = Later(DRIVER_LIMIT_S, smi, "topo", "-m")
+    p2p = smi("topo", "-p2p", "r") if len(gpus) > 1 else None
+    return {"gpus": gpus, "p2p": p2p, "topo": later.get()[0]}
 
 
 def smi(*words: str) -> str:
@@ -251,13 +271,86 @@ def smi(*words: str) -> str:
     return done.stdout
 
 
-def infiniband() -> list[dict[str, str]]:
-    """State of every InfiniBand or RoCE port."""
+def infiniband(root: str = "/sys/class/infiniband") -> list[dict[str, Any]]:
+    """Every port of every RDMA device: state, rate, NUMA node, its interfaces, its addresses (GIDs) with their types."""
     found = []
-    for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*")):
-        facts = {key: read(f"{port}/{key}") for key in ("state", "rate", "link_layer")}
-        found.append({"port": f"{port.parts[-3]}:{port.name}", **facts})
+    for port in sorted(Path(root).glob("*/ports/*")):
+        facts: dict[str, Any] = {key: read(f"{port}/{key}") for key in ("state", "rate", "link_layer")}
+        device = port.parent.parent
+        facts["numa"] = number(f"{device}/device/numa_node")
+        facts["interfaces"] = sorted(path.name for path in device.glob("device/net/*"))
+        facts["gids"] = gids(port)
+        found.append({"port": f"{device.name}:{port.name}", **facts})
     return found
+
+
+def gids(port: Path) -> list[list[Any]]:
+    """Index, address, type (``RoCE v2``) and interface of every GID that is set. The kernel keeps 256 places, most of them zero."""
+    found = []
+    names = [path.name for path in port.glob("gids/*") if path.name.isdigit()]
+    for index in sorted(map(int, names)):
+        gid = read(f"{port}/gids/{index}")
+        if gid.replace(":", "").strip("0") and not gid.endswith(":0000:0000:0000:0000"):
+            kind, interface = (read(f"{port}/gid_attrs/{what}/{index}") for what in ("types", "ndevs"))
+            found.append([index, gid, kind, interface])
+    return found
+
+
+def gpu_pci(root: str = "/sys/bus/pci/devices") -> list[dict[str, Any]]:
+    """NVIDIA's GPUs on the PCI bus: NUMA node, kind of IOMMU domain, and bridges above them that redirect peers' traffic.
+
+    `iommu` is ``DMA`` or ``DMA-FQ`` (addresses are translated), ``identity`` (passed through), or None (no IOMMU, or not
+    told). `acs` is None where the registers cannot be read, which takes root.
+    """
+    found = []
+    for device in sorted(Path(root).glob("*")):
+        if read(f"{device}/vendor") == "0x10de" and read(f"{device}/class").startswith("0x03"):
+            iommu = read(f"{device}/iommu_group/type") or None
+            bridges = [acs(folder) for folder in device.resolve().parents if (folder / "config").is_file()]
+            told = [name for name in bridges if name]
+            acs_known = any(name is not None for name in bridges)
+            facts = {"bus": device.name, "numa": number(f"{device}/numa_node"), "iommu": iommu}
+            found.append({**facts, "acs": told if acs_known else None})
+    return found
+
+
+def acs(bridge: Path) -> str | None:
+    """The bridge's name if it sends what devices below say to each other up to the CPU, empty if not, None if not told.
+
+    PCI Express extended capability 13, control register at offset 6: bit 2 redirects requests, bit 3 completions.
+    """
+    try:
+        data = (bridge / "config").read_bytes()
+    except OSError:
+        return None
+    if len(data) < 0x104:
+        return None  # without rights the kernel shows 64 bytes
+    place = 0x100
+    for _ in range(64):
+        (head,) = struct.unpack_from("<I", data, place) if place + 8 <= len(data) else (0,)
+        if head & 0xFFFF == 0x000D:
+            (control,) = struct.unpack_from("<H", data, place + 6)
+            return bridge.name if control & 0x0C else ""
+        place = head >> 20
+        if place < 0x100:
+            break
+    return ""
+
+
+def nccl_version() -> str | None:
+    """Version of the NCCL that pip brought for torch."""
+    for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def nccl_conf(path: str = "/etc/nccl.conf") -> dict[str, str]:
+    """What an administrator has set for NCCL on this node."""
+    pairs = [line.split("#")[0].partition("=") for line in read(path).splitlines()]
+    return {name.strip(): value.strip() for name, equals, value in pairs if equals and name.strip()}
 
 
 def cpus() -> int:
@@ -306,13 +399,16 @@ def facts(wish: dict[str, Any]) -> dict[str, Any]:
         "unused_port": unused_port(),
         "packages": {item: package(item) for item in wish.get("packages", [])},
         "infiniband": infiniband(),
+        "gpu_pci": gpu_pci(),
+        "nccl": nccl_version(),
+        "nccl_conf": nccl_conf(),
         **limits(),
     }
     if wish.get("imports"):
         found["imports"] = imports(wish["imports"], wish.get("import_limit_s", 90.0))
     found["resolves"], found["resolve_error"] = name.get()
     gpus, found["gpu_error"] = driver.get()
-    found.update(gpus or {"gpus": [], "p2p": None})
+    found.update(gpus or {"gpus": [], "p2p": None, "topo": None})
     found["folders"] = {}
     for role, later in folders.items():
         value, error = later.get()

@@ -64,6 +64,8 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True):
     up: bool = True
     loopback: bool = False
     speed_mbit: int | None = None
+    numa: int | None = None
+    driver: str = ""
 
 
 class Package(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +130,11 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     gpus: list[dict[str, Any]] = []
     gpu_error: str | None = None
     p2p: str | None = None
-    infiniband: list[dict[str, str]] = []
+    infiniband: list[dict[str, Any]] = []
+    topo: str | None = None
+    gpu_pci: list[dict[str, Any]] = []
+    nccl: str | None = None
+    nccl_conf: dict[str, str] = {}
     probe_s: float = 0.0
 
 

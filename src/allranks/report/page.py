@@ -10,17 +10,27 @@ from markupsafe import Markup
 
 from allranks import __version__
 from allranks.redact import redact
-from allranks.report import answers, cards, charts, tables, tables_facts, tables_plan, text
+from allranks.report import (
+    answers,
+    cards,
+    charts,
+    tables,
+    tables_experts,
+    tables_facts,
+    tables_network,
+    tables_plan,
+    text,
+)
 from allranks.report.gather import RunData, gather
 from allranks.report.html import PLOTLY_SLOT, asset, plotly_source, policy, template
 from allranks.rundir import RunDir, write_text_atomic
 
 _Maker = Callable[[RunData], tables.Table | None]
 _TABLES: dict[str, tuple[_Maker, ...]] = {
-    "results": (tables.eval_table, tables.checkpoint_table, tables.trace_table),
+    "results": (tables.eval_table, tables.checkpoint_table, tables_experts.expert_table, tables.trace_table),
     "attempts": (tables.attempt_table,),
     "plan": (tables_plan.plan_facts, tables_plan.rank_table, tables_plan.preflight_table),
-    "environment": (tables_plan.environment_table,),
+    "environment": (tables_plan.environment_table, tables_network.findings_table, tables_network.network_table),
     "facts": (tables_facts.data_facts, tables_facts.model_facts, tables_facts.version_facts),
 }
 

@@ -103,9 +103,11 @@ def checkpoint_table(data: RunData) -> Table | None:
             Cell("✓ there", "good") if there.get("whole") else Cell("removed" if not there else "no manifest", "muted")
         )
         mode = text_or_none(event.get("mode") or there.get("mode"))
-        rows.append((num(f"{step:,}"), mode, num(text.seconds_text(event.get("seconds"))), size, state))
+        times = (num(text.seconds_text(event.get(key))) for key in ("seconds", "written_s"))
+        rows.append((num(f"{step:,}"), mode, *times, size, state))
     kept, note = shorten(rows, "checkpoints")
-    return table("checkpoints", "Checkpoints", ["step", "mode", "time", "size", "state"], kept, note)
+    columns = ["step", "mode", "training stood still", "until it was there", "size", "state"]
+    return table("checkpoints", "Checkpoints", columns, kept, note)
 
 
 def trace_table(data: RunData) -> Table | None:

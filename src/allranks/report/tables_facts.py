@@ -83,7 +83,12 @@ def _engine(engine: dict[str, Any]) -> str:
     if not engine:
         return ""
     name, version = text_or_none(engine.get("name")), text_or_none(engine.get("version"))
-    return f"{name} {version}: import {text.seconds_text(engine.get('import_s'))}, start {text.seconds_text(engine.get('initialize_s'))}"
+    took = [
+        f"{word} {text.seconds_text(engine[k])}"
+        for k, word in (("import_s", "import"), ("initialize_s", "start"))
+        if engine.get(k) is not None
+    ]
+    return f"{name} {version}: {', '.join(took)}"
 
 
 def model_facts(data: RunData) -> Table | None:

@@ -40,7 +40,13 @@ def plan_facts(data: RunData) -> Table | None:
             ("started", text_or_none(data.run_args.get("started"))),
             ("command", command),
         ],
+        " ".join(_sentence(e.get("message")) for e in data.zero.of("remark")),
     )
+
+
+def _sentence(value: Any) -> str:
+    plain = text_or_none(value)
+    return f"{plain[:1].upper()}{plain[1:]}."
 
 
 def rank_table(data: RunData) -> Table | None:

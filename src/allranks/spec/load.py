@@ -12,6 +12,7 @@ import msgspec
 import yaml
 
 from allranks.errors import SpecError
+from allranks.spec.adapter_rules import adapter_problems
 from allranks.spec.records import Record, RunSpec, StrategySpec
 from allranks.train.strategies import read_options, resolve_options
 
@@ -71,10 +72,17 @@ def load_spec(path: str | Path, sets: typing.Sequence[str] = ()) -> RunSpec:
         SpecError: the file cannot be read, or the spec is wrong.
     """
     path = Path(path)
+    raw = parse_yaml(_read(path), str(path))
+    if raw is None:
+        raise SpecError(f"{path}: the file is empty; give at least model.name and data.source")
+    return parse_spec(raw, sets, where=str(path))
+
+
+def _read(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_SPEC_BYTES:
             raise SpecError(f"{path}: larger than {MAX_SPEC_BYTES} bytes; this is no spec")
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise SpecError(f"{path}: there is no such file{_near_files(path)}") from None
     except IsADirectoryError:
@@ -83,10 +91,6 @@ def load_spec(path: str | Path, sets: typing.Sequence[str] = ()) -> RunSpec:
         raise SpecError(f"{path}: this is not a UTF-8 text file") from None
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
-    raw = parse_yaml(text, str(path))
-    if raw is None:
-        raise SpecError(f"{path}: the file is empty; give at least model.name and data.source")
-    return parse_spec(raw, sets, where=str(path))
 
 
 def _near_files(path: Path) -> str:
@@ -103,6 +107,7 @@ def parse_spec(raw: Any, sets: typing.Sequence[str] = (), where: str = "spec") -
     raw = _copy(raw)
     for item in sets:
         _apply_set(raw, item)
+    _apply_profile(raw, where)
     _fold_strategy_options(raw, where)
     _read_strategy_files(raw, where)
     _env_as_text(raw)
@@ -115,6 +120,33 @@ def parse_spec(raw: Any, sets: typing.Sequence[str] = (), where: str = "spec") -
         raise SpecError(f"{where}: {_readable(str(error))}") from None
     _check_together(spec, where)
     return spec
+
+
+def _apply_profile(raw: dict[str, Any], where: str) -> None:
+    """Puts the cluster section of ``cluster.profile`` below this spec's own; the key itself is then used up."""
+    cluster = raw.get("cluster")
+    if not isinstance(cluster, dict) or (name := cluster.pop("profile", None)) is None:
+        return
+    if not isinstance(name, str):
+        raise SpecError(f"{where}: cluster.profile is the path of another spec, not {name!r}")
+    beside = Path(where).parent / name
+    path = beside if beside.is_file() else Path(name)
+    below = parse_yaml(_read(path), str(path))
+    section = below.get("cluster") if isinstance(below, dict) else None
+    if not isinstance(section, dict):
+        raise SpecError(f"{path}: cluster.profile of {where} names it, but it has no section cluster")
+    if "profile" in section:
+        raise SpecError(f"{path}: a profile cannot have another one (cluster.profile)")
+    raw["cluster"] = _over(section, cluster)
+
+
+def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Sections merged key by key, the upper one's values winning; lists and plain values whole."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _over(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
 
 
 def _copy(value: Any) -> Any:
@@ -240,6 +272,7 @@ def _check_together(spec: RunSpec, where: str) -> None:
         problems.append("train.max_steps and train.epochs are both given; give one")
     if spec.train.grad_accum is not None and spec.train.global_batch_size is not None:
         problems.append("train.grad_accum and train.global_batch_size are both given; give one")
+    problems += adapter_problems(spec)
     if spec.cluster.hosts and len(spec.cluster.hosts) != spec.cluster.nodes and spec.cluster.launcher == "hosts":
         problems.append(f"cluster.hosts names {len(spec.cluster.hosts)} hosts, cluster.nodes says {spec.cluster.nodes}")
     if spec.cluster.launcher == "local" and spec.cluster.nodes != 1:

@@ -54,7 +54,9 @@ class AdapterSpec(Record, frozen=True):
     alpha: Annotated[float, Meta(gt=0)] = 16
     dropout: Fraction = 0.0
     targets: Annotated[list[str] | None, Meta(description="module names; null = every linear layer")] = None
-    target_parameters: Annotated[list[str], Meta(description="parameters, such as fused expert weights")] = []
+    target_parameters: Annotated[
+        list[str], Meta(description="parameters, such as fused expert weights; without dropout")
+    ] = []
     modules_to_save: Annotated[list[str], Meta(description="modules trained whole and saved with the adapter")] = []
 
 
@@ -99,8 +101,13 @@ class CheckpointSpec(Record, frozen=True):
     mode: Literal["lite", "full", "none"] = "lite"
     every: Annotated[PositiveInt | None, Meta(description="steps; null = only at the end")] = None
     keep: PositiveInt = 5
-    async_: bool = field(default=False, name="async")
+    async_: Annotated[bool, Meta(description="go on with training while it is written; one at a time")] = field(
+        default=False, name="async"
+    )
     at_end: bool = True
+    timeout_s: Annotated[float, Meta(gt=0, description="how long ranks wait for one that takes no part in a save")] = (
+        120.0
+    )
 
 
 class ScriptSpec(Record, frozen=True):
@@ -144,11 +151,18 @@ class SlurmSpec(Record, frozen=True):
 class ClusterSpec(Record, frozen=True):
     """Where it runs."""
 
+    profile: Annotated[
+        str | None, Meta(description="another spec, whose cluster section stands below this one's values")
+    ] = None
     launcher: Literal["local", "slurm", "hosts"] = "local"
     nodes: PositiveInt = 1
     procs_per_node: Annotated[PositiveInt | None, Meta(description="ranks; null = one a GPU, else two")] = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     backend: Literal["auto", "gloo", "nccl"] = "auto"
+    device_memory_gib: Annotated[
+        Annotated[float, Meta(gt=0, le=1e6)] | None,
+        Meta(description="memory that one rank may use, of its GPU or of its node; null = asked from this machine"),
+    ] = None
     hosts: list[str] = []
     rendezvous: RendezvousSpec = RendezvousSpec()
     slurm: SlurmSpec = SlurmSpec()

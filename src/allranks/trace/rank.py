@@ -115,8 +115,10 @@ def _analyse(path: Path, stream: TraceStream, events: RankEvents) -> RankResult:
         text = "shows communication only as calls on the host; its times are those of the calls"
         remarks.append(("warning", "calls_only", text))
     if events.host_comms and not collectives and not waits:
-        calls = f"{len(events.host_comms)} times ({events.host_comms[0].name})"
-        text = f"calls communication {calls}, and nothing tells of what kind or how long; figures of communication are missing"
+        text = (
+            f"calls communication {len(events.host_comms)} times ({events.host_comms[0].name}), and neither kernels nor sizes "
+            "tell what it was; figures of communication are missing"
+        )
         remarks.append(("warning", "calls_only", text))
     by_step = [breakdown(busy, s.start, s.end) for s in steps]
     if steps:

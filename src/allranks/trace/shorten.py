@@ -45,7 +45,7 @@ def _essence(name: str, width: int) -> str:
 
 def _apart(names: list[str], width: int) -> list[str]:
     """The beginning, and what follows where they part; once more for those that part later."""
-    same = len(commonprefix(names))  # noqa: RUF071 - letter by letter is meant
+    same = len(commonprefix(names))  # noqa: RUF071 - characters are what is meant
     head = width // 3
     start = max(min(same - 2, min(map(len, names)) - 1), head)
     room = width - head - 1

@@ -40,18 +40,55 @@ def add_adapter(model: nn.Module, spec: AdapterSpec, *, classifier: bool, base: 
     try:
         adapted: Any = get_peft_model(model, config)  # type: ignore[arg-type]
     except ValueError as error:
-        linear = sorted(
-            {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-        )
-        raise SpecError(
-            f"adapter: {first_line(error)[:300]}; the model's linear layers are named: {', '.join(linear)}"
-        ) from None
+        raise SpecError(f"adapter: {_why(error, model, spec)}") from None
     cheapen_dropout(adapted)
     fuse_lora(adapted)
     adapted.peft_config["default"].base_model_name_or_path = base
     if any(getattr(m, "gradient_checkpointing", False) for m in model.modules()):
         adapted.enable_input_require_grads()  # else a frozen embedding gives checkpointed blocks nothing to differentiate
     return adapted
+
+
+def _why(error: ValueError, model: nn.Module, spec: AdapterSpec) -> str:
+    if "ParamWrapper" in str(error) and spec.dropout:
+        return (
+            f"dropout is {spec.dropout:g}, but PEFT adapts the fused experts of this model as parameters, for which there is no dropout; "
+            "set adapter.dropout: 0, or adapter.targets to attention alone"
+        )
+    linear = sorted(
+        {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    )
+    return f"{first_line(error)[:300]}; the model's linear layers are named: {', '.join(linear)}"
+
+
+def remarks_on(model: nn.Module, spec: AdapterSpec) -> tuple[str, ...]:
+    """Sentences on what PEFT adapted otherwise than was asked for; none for a model without adapters.
+
+    For mixtures of experts whose projections transformers has fused, PEFT takes the old names (gate_proj, w1, ...) for the
+    experts' parameters, and every linear layer for the router's too; layers outside of the experts that have such a name get
+    nothing.
+    """
+    peft: Any = model
+    places = sorted(peft.peft_config["default"].target_parameters or []) if is_adapted(model) else []
+    if not places:
+        return ()
+    wanted = spec.targets if spec.targets is not None else ([] if spec.target_parameters else None)
+    head = peft.get_output_embeddings()  # PEFT leaves it out where all linear layers are meant
+    left = [
+        name.removeprefix("base_model.model.")
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear
+        and module is not head
+        and not any(part in name for part in (".lora_", ".base_layer", ".modules_to_save", ".original_module"))
+        and (wanted is None or any(name == t or name.endswith(f".{t}") for t in wanted))
+    ]
+    if not left:
+        return ()
+    asked = "every linear layer" if wanted is None else ", ".join(wanted)
+    return (
+        f"adapters: of {asked}, PEFT adapts the fused experts instead ({', '.join(places)}) and leaves out {len(left)} linear layers, "
+        f"the first {left[0]}; name what is to be adapted in adapter.targets and adapter.target_parameters",
+    )
 
 
 def _whole(alpha: float) -> int | float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,11 @@ from torch import nn
 from allranks.errors import DataError, EnvironmentNotAble, SpecError
 from allranks.spec.records import ModelSpec
 from allranks.train.data.tokenizer import first_line
+from allranks.train.loading.filler import Filler
+from allranks.train.loading.opening import open_config, open_files
+from allranks.train.moe import keep_routers_in_float32
 from allranks.train.tiny import ENCODERS, check_folder, family, tiny_config
+from allranks.train.world import ALONE, World
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -48,7 +53,7 @@ def _hub_config(model: ModelSpec) -> Any:
     check_folder(model.name)
     try:
         return AutoConfig.from_pretrained(
-            str(Path(model.name).expanduser()) if Path(model.name).expanduser().is_dir() else model.name,
+            local_name(model),
             revision=model.revision,
         )
     except (OSError, ValueError, KeyError) as error:
@@ -59,36 +64,74 @@ def _hub_config(model: ModelSpec) -> Any:
 
 
 def build_model(spec: ModelSpec, tokenizer: Any, *, dtype: str, labels: dict[str, int], seed: int) -> nn.Module:
-    """The model with its weights, in `dtype`, on the CPU. Built from a config, every rank draws the same weights.
+    """The model with its weights, in `dtype`, on the CPU, for this process alone. Built from a config, every process draws
+    the same weights.
 
     Args:
         labels: class numbers by label value; empty for a language model.
+
+    Raises:
+        SpecError, DataError, EnvironmentNotAble: as `load_model`.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+    model, filler = load_model(ALONE, spec, tokenizer, dtype=dtype, labels=labels, seed=seed)
+    filler.begin(model, model, in_parts=False)
+    filler.whole(model.named_parameters())
+    filler.finish()
+    return model
+
+
+def load_model(
+    world: World,
+    spec: ModelSpec,
+    tokenizer: Any,
+    *,
+    dtype: str,
+    labels: dict[str, int],
+    seed: int,
+    built: Callable[[Any], None] = lambda model: None,
+) -> tuple[nn.Module, Filler]:
+    """The model in its shapes, and what will give it its weights, equal to those of `build_model`. Every rank calls.
+
+    Args:
+        built: called on rank 0 with the whole model, if it is built from a config.
+
+    Raises:
+        SpecError: files and config do not fit each other, or the weights are pickles; on every rank.
+        DataError: the tokenizer has more tokens than the model.
+        EnvironmentNotAble: files are missing, cut off or damaged.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
     kind = AutoModelForSequenceClassification if labels else AutoModelForCausalLM
-    if spec.name.startswith("tiny:"):
-        config = tiny_config(
-            spec.name, {k: v for k, v in spec.config.items() if k != "vocab_size"}, tokenizer, len(labels)
-        )
-        _name_labels(config, labels)
+    tiny = spec.name.startswith("tiny:")
+    settings = {k: v for k, v in spec.config.items() if k != "vocab_size"}
+
+    def make() -> Any:
+        if tiny:
+            config = tiny_config(spec.name, settings, tokenizer, len(labels))
+            _name_labels(config, labels)
+        else:
+            heads = {"num_labels": len(labels), "id2label": _id2label(labels), "label2id": dict(labels)}
+            config = AutoConfig.from_pretrained(local_name(spec), revision=spec.revision, **(heads if labels else {}))
         torch.manual_seed(seed)
-        model: Any = kind.from_config(config, dtype=DTYPES[dtype], attn_implementation=spec.attention)
-    else:
-        extra: dict[str, Any] = (
-            {"num_labels": len(labels), "id2label": _id2label(labels), "label2id": dict(labels)} if labels else {}
-        )
         try:
-            torch.manual_seed(seed)  # a new classification head is drawn
-            model = kind.from_pretrained(
-                spec.name, revision=spec.revision, dtype=DTYPES[dtype], attn_implementation=spec.attention, **extra
+            return _prepared(
+                kind.from_config(config, dtype=DTYPES[dtype], attn_implementation=spec.attention), spec, tokenizer
             )
         except (OSError, ValueError, ImportError) as error:
-            raise EnvironmentNotAble(f"model.name {spec.name}: cannot be loaded: {first_line(error)}") from None
-        if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
-            raise DataError(
-                f"model.name {spec.name}: the tokenizer has {len(tokenizer)} tokens, the model only {model.get_input_embeddings().weight.shape[0]}"
-            )
+            raise EnvironmentNotAble(f"model.name {spec.name}: cannot be built: {first_line(error)}") from None
+
+    if tiny:
+        return open_config(world, make, built)
+    return open_files(world, spec, make, dtype=DTYPES[dtype], classifier=bool(labels), seed=seed)
+
+
+def _prepared(model: Any, spec: ModelSpec, tokenizer: Any) -> Any:
+    if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
+        raise DataError(
+            f"model.name {spec.name}: the tokenizer has {len(tokenizer)} tokens, the model only {model.get_input_embeddings().weight.shape[0]}"
+        )
+    keep_routers_in_float32(model)
     model.config.use_cache = False
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id
@@ -99,6 +142,12 @@ def build_model(spec: ModelSpec, tokenizer: Any, *, dtype: str, labels: dict[str
         else:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
+
+
+def local_name(spec: ModelSpec) -> str:
+    """A folder's path without ``~``; a hub name as it is."""
+    folder = Path(spec.name).expanduser()
+    return str(folder) if folder.is_dir() else spec.name
 
 
 def _id2label(labels: dict[str, int]) -> dict[int, str]:

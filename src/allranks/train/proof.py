@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 from allranks.errors import ProofFailed
+from allranks.train.checksums import checksums
 from allranks.train.data.order import Order
 from allranks.train.world import World
 
@@ -81,35 +82,40 @@ def _check_ranks(world: World, planned_size: int) -> None:
 
 
 def weights_digest(model: nn.Module) -> bytes:
-    """SHA-256 over names, shapes, dtypes and contents of all parameters and persistent buffers of this rank."""
+    """Over names, shapes, dtypes and checksums of all parameters and persistent buffers of this rank.
+
+    Where no rank holds them whole, `Filler.finish` comes to the same from the sums of the ranks' parts.
+    """
     return tensors_digest(model.state_dict())
 
 
 def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """SHA-256 over names, shapes, dtypes and contents."""
+    """SHA-256 over names, shapes, dtypes and checksums."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} ".encode() + content(tensor))
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {checksums(tensor)}".encode())
     return digest.digest()
 
 
-def content(tensor: torch.Tensor) -> bytes:
-    """The bytes of a tensor on a CPU. On a GPU two checksums of them, so that a large model is not copied: the sum of
-    its 16-bit words, and their sum weighted by position, both modulo 2^64."""
-    flat = tensor.detach().contiguous().flatten()
-    if not flat.is_cuda:
-        return flat.view(torch.uint8).numpy().tobytes()
-    words = flat.view(torch.int16 if flat.element_size() % 2 == 0 else torch.uint8)
-    plain = torch.zeros((), dtype=torch.int64, device=flat.device)
-    weighted = torch.zeros_like(plain)
-    for start in range(0, words.numel(), 1 << 24):
-        part = words[start : start + (1 << 24)].long()
-        plain += part.sum()
-        weighted += (part * torch.arange(start + 1, start + 1 + part.numel(), device=flat.device)).sum()
-    return f"{int(plain)} {int(weighted)}".encode()
+def prove_weights(world: World, model: nn.Module, when: str) -> str:
+    """The hash of the weights, which is the same on all ranks. Every rank calls.
+
+    Args:
+        when: for the message, such as ``after step 10``.
+
+    Raises:
+        ProofFailed: a rank has other weights.
+    """
+    return _check_weights(world, model, None, f"proof {when}", "Their gradients were not averaged over the ranks")
 
 
-def _check_weights(world: World, model: nn.Module, before_sharding: bytes | None) -> str:
+def _check_weights(
+    world: World,
+    model: nn.Module,
+    before_sharding: bytes | None,
+    proof: str = "step-0 proof",
+    cure: str = "Ranks must build the same model from the same seed and files",
+) -> str:
     mine = before_sharding or weights_digest(model)
     digests = [bytes(t.tolist()) for t in _all_gather(world, torch.tensor(list(mine), dtype=torch.uint8))]
     if len(set(digests)) == 1:
@@ -117,8 +123,8 @@ def _check_weights(world: World, model: nn.Module, before_sharding: bytes | None
     usual = max(set(digests), key=digests.count)
     odd = [r for r, d in enumerate(digests) if d != usual]
     raise ProofFailed(
-        f"step-0 proof: the weights are not equal on all ranks: rank {_list(odd)} differs from the others"
-        f"{'' if before_sharding else _where_they_differ(world, model, odd[0])}. Ranks must build the same model from the same seed and files"
+        f"{proof}: the weights are not equal on all ranks: rank {_list(odd)} differs from the others"
+        f"{'' if before_sharding else _where_they_differ(world, model, odd[0])}. {cure}"
     )
 
 
@@ -126,9 +132,7 @@ def _where_they_differ(world: World, model: nn.Module, odd: int) -> str:
     """The first parameter in which a rank differs, found by comparing short hashes of each."""
     names = sorted(model.state_dict())
     state = model.state_dict()
-    mine: dict[str, str] = {
-        n: f"{tuple(state[n].shape)} {hashlib.sha256(content(state[n])).hexdigest()[:16]}" for n in names
-    }
+    mine: dict[str, str] = {n: f"{tuple(state[n].shape)} {checksums(state[n])}" for n in names}
     everyone: list[Any] = [None] * world.size
     dist.all_gather_object(everyone, mine, group=world.control)
     other = next(r for r in range(world.size) if everyone[r] != everyone[odd])

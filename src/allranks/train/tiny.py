@@ -66,6 +66,15 @@ def family(name: str) -> str:
     return wanted
 
 
+def plain_values(name: str) -> dict[str, Any]:
+    """The sizes of a tiny model where the spec does not say otherwise; its vocabulary is its tokenizer's.
+
+    Raises:
+        SpecError: there is no such family.
+    """
+    return dict(_FAMILIES[family(name)][1])
+
+
 def tiny_config(name: str, overrides: dict[str, Any], tokenizer: Any, labels: int) -> Any:
     """The config of a tiny model, sized for its tokenizer.
 
@@ -77,8 +86,9 @@ def tiny_config(name: str, overrides: dict[str, Any], tokenizer: Any, labels: in
     model_type, values = _FAMILIES[family(name)]
     plain = AutoConfig.for_model(model_type)
     for key in overrides:
-        if not hasattr(plain, key):
-            near = difflib.get_close_matches(key, [k for k in vars(plain) if not k.startswith("_")], n=1)
+        if key not in values and not hasattr(plain, key):  # some settings are no fields of the class, yet are read
+            known = [*values, *(k for k in vars(plain) if not k.startswith("_"))]
+            near = difflib.get_close_matches(key, known, n=1)
             raise SpecError(
                 f"model.config.{key}: {model_type} has no such setting"
                 + (f"; did you mean {near[0]!r}?" if near else "")

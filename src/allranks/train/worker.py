@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import time
@@ -15,7 +16,8 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from allranks.errors import CheckpointError, NonFiniteLoss
+from allranks import checkpoints
+from allranks.errors import NonFiniteLoss
 from allranks.facts import host_name
 from allranks.observe.events import EventLog
 from allranks.observe.loggers import forward_event, make_loggers
@@ -25,17 +27,21 @@ from allranks.rundir import RunDir, read_json, write_json
 from allranks.spec import RunSpec, load_spec
 from allranks.stage import spec_here
 from allranks.train import adapters, checkpoint, rng, strategies
+from allranks.train.checkpoint.loading import require_same_data
+from allranks.train.checkpoint.saver import Saved
 from allranks.train.control import StopRequest
 from allranks.train.data.collate import Batch, collate, collate_labelled
 from allranks.train.data.order import Order, steps_of_epochs
 from allranks.train.data.prepared import Prepared, prepare
 from allranks.train.evaluate import EvalResult, Evaluator
 from allranks.train.generate import answer
-from allranks.train.loop import Loop, Plan
+from allranks.train.ledger import Plan
+from allranks.train.loading.setup import set_up
 from allranks.train.losses import LossModel
-from allranks.train.model import build_model, count_parameters, is_classifier
+from allranks.train.model import count_parameters, is_classifier, load_model
+from allranks.train.moe import ExpertLoad
 from allranks.train.optim import adamw
-from allranks.train.proof import prove, tensors_digest, weights_digest
+from allranks.train.proof import prove
 from allranks.train.strategies.contract import Strategy
 from allranks.train.watching import StepWatcher, Unwatched
 from allranks.train.world import World, join, leave
@@ -90,8 +96,10 @@ class Built:
     model: torch.nn.Module
     loss_model: LossModel
     strategy: Strategy
+    published: checkpoint.Published
     saver: checkpoint.Saver
     digest: bytes | None  # of the whole weights, where the strategy shards them
+    experts: ExpertLoad | None  # of a mixture of experts
 
 
 class Worker:
@@ -128,7 +136,7 @@ class Worker:
         order = Order(len(data.train), self._data_spec.seed, self._plan.batch, self._world.rank, self._world.size)
         self._phase("build")
         built = self._build(data)
-        first_step = self._restore(built)
+        first_step = self._restore(built, len(data.train))
         self._phase("prove")
         proof = prove(self._world, self._plan.world_size, built.model, order, built.digest)
         self._events.write("proof", **msgspec.to_builtins(proof))
@@ -142,26 +150,39 @@ class Worker:
         spec, world = self._spec, self._world
         started = time.perf_counter()
         strategy = strategies.create(self._plan.strategy, dict(self._plan.strategy_options))  # a missing library: first
-        model = build_model(
-            self._model_spec, data.tokenizer, dtype=self._plan.dtype, labels=data.facts.labels, seed=spec.train.seed
-        )
         base = self._model_spec.name
         if base.startswith("tiny:"):
             base = str(self._run.model)
-            if world.is_first and spec.adapter.type != "none" and not (self._run.model / "config.json").exists():
-                model.save_pretrained(base)  # type: ignore[operator]
-                data.tokenizer.save_pretrained(base)
+        model, filler = load_model(
+            world,
+            self._model_spec,
+            data.tokenizer,
+            dtype=self._plan.dtype,
+            labels=data.facts.labels,
+            seed=spec.train.seed,
+            built=partial(self._keep_base, data.tokenizer),
+        )
         model = adapters.add_adapter(model, spec.adapter, classifier=self._classifier, base=base, seed=spec.train.seed)
+        adapted = adapters.remarks_on(model, spec.adapter)
+        published = checkpoint.published_of(model, world.size)
         model.to(world.device)
         if self._model_spec.compile:
             model.compile()
         loss_model = LossModel(model, classifier=self._classifier)
-        digest = None if strategy.replicated else weights_digest(model)
-        rng.seed_rank(spec.train.seed, world.rank)
+        experts = ExpertLoad(loss_model, data.tokenizer.pad_token_id, world.device)
         total, trained = count_parameters(model)  # whole: a strategy may leave nothing but empty tensors behind
-        strategy.setup(loss_model, adamw(spec.train), world.group, spec.train.clip_norm)
-        for remark in getattr(strategy, "remarks", ()):
-            self._events.write("remark", what="strategy", message=remark)
+        rng.seed_rank(spec.train.seed, world.rank)
+        digest, loaded = set_up(
+            strategy, filler, loss_model, model, adamw(spec.train), world.group, spec.train.clip_norm
+        )
+        self._events.write("load", **msgspec.to_builtins(loaded))
+        remarks = [("adapter", text) for text in adapted]
+        remarks += [
+            ("strategy", text) for text in strategies.remarks_on(self._plan.strategy_options, world.device.type)
+        ]
+        remarks += [("strategy", text) for text in getattr(strategy, "remarks", ())]
+        for what, remark in remarks:
+            self._events.write("remark", what=what, message=remark)
             if world.is_first:
                 self._say(remark)
         self._tell_engine(strategy)
@@ -181,10 +202,20 @@ class Worker:
             strategy,
             model,
             data.tokenizer,
-            spec.checkpoint.keep,
+            published,
+            spec.checkpoint,
             {"strategy": self._plan.strategy, "run": self._run.name},
+            partial(self._progress, len(data.train)),
+            self._saved,
         )
-        return Built(model, loss_model, strategy, saver, digest)
+        return Built(model, loss_model, strategy, published, saver, digest, experts if experts else None)
+
+    def _keep_base(self, tokenizer: Any, model: Any) -> None:
+        """What adapters of a model built from a config name as their base."""
+        folder = self._run.model
+        if self._spec.adapter.type != "none" and not (folder / "config.json").exists():
+            model.save_pretrained(str(folder))
+            tokenizer.save_pretrained(str(folder))
 
     def _tell_engine(self, strategy: Strategy) -> None:
         """Where another library's engine does the work: its version, the time it took to start, and its configuration."""
@@ -194,7 +225,7 @@ class Worker:
         if config and self._world.is_first:
             write_json(self._run.engine_config, config)
 
-    def _restore(self, built: Built) -> int:
+    def _restore(self, built: Built, sequences: int) -> int:
         step = self._args.resume_step
         if step is None:
             if self._args.anew:
@@ -202,15 +233,12 @@ class Worker:
             return 0
         folder = self._run.checkpoint(step)
         if self._args.inexact and not (folder / "state").is_dir():
-            if not built.strategy.replicated:
-                raise CheckpointError(
-                    f"{folder}: a lite checkpoint cannot be gone on from under {self._plan.strategy}; use a full one, or a strategy that does not shard"
-                )
-            checkpoint.load_lite(folder, built.model)
+            checkpoint.load_lite(folder, built.strategy, built.published, built.model)
         else:
-            read = checkpoint.load_full(folder, built.strategy, self._world.rank)
-            if built.digest is not None:
-                built.digest = tensors_digest(read)
+            require_same_data(folder, sequences)
+            checkpoint.load_full(folder, built.strategy, built.published, self._world.rank)
+        if built.digest is not None:  # each rank read its ranges of these files, whose hashes were compared
+            built.digest = hashlib.sha256(msgspec.json.encode(checkpoints.manifest(self._run, step)["files"])).digest()
         self._events.write("resume", from_step=step, inexact=self._args.inexact)
         return step
 
@@ -239,6 +267,8 @@ class Worker:
         )
         if built.strategy.rehearse and total > first_step:
             self._rehearse(built.strategy, make_batch(order.micro_batches(0)[0]))
+        if built.experts:
+            built.experts.begin(first_step)
         saved: set[tuple[int, str]] = set()
 
         def is_due(done: int) -> bool:
@@ -247,17 +277,18 @@ class Worker:
             )
 
         def at_edge(done: int, stopping: bool) -> None:
+            self._tell_experts(built, done)
             if not stopping and evaluator and spec.eval.every and done % spec.eval.every == 0:
                 self._evaluate(evaluator, data, built, done)
             if stopping:
-                self._save(built, done, "full", saved)
+                self._save(built, done, "full", saved, last=True)
             elif spec.checkpoint.mode != "none" and spec.checkpoint.every and done % spec.checkpoint.every == 0:
                 self._save(built, done, spec.checkpoint.mode, saved)
 
         plan = Plan(first_step, total, spec.train, spec.observe.log_every, batch.global_batch_size, is_due, at_edge)
         watcher = self._watcher(built, first_step, total)
         try:
-            outcome = Loop(
+            outcome = strategies.loop_of(self._plan.strategy)(
                 self._world, built.strategy, order, data.train, make_batch, plan, self._events, self._stop, watcher
             ).run()
         except NonFiniteLoss as error:
@@ -267,11 +298,20 @@ class Worker:
             watcher.close()
         if outcome.stopped:
             return self._end_stopped(outcome.steps_done)
+        if total > first_step:
+            self._tell_experts(built, total)
         if evaluator and spec.eval.at_end and total > 0:
             self._evaluate(evaluator, data, built, total)
         if spec.checkpoint.at_end and spec.checkpoint.mode != "none" and total > 0:
-            self._save(built, total, spec.checkpoint.mode, saved)
+            self._save(built, total, spec.checkpoint.mode, saved, last=True)
+        built.saver.finish()
         return self._finish()
+
+    def _tell_experts(self, built: Built, done: int) -> None:
+        if built.experts:
+            counts = built.experts.counts(done, self._world.group)
+            if self._world.is_first:
+                self._events.write("experts", **msgspec.to_builtins(counts))
 
     def _watcher(self, built: Built, first_step: int, total: int) -> StepWatcher:
         wanted, rank = self._spec.observe.profile, self._world.rank
@@ -344,22 +384,51 @@ class Worker:
         self._phase("train", step=done)
         return result
 
-    def _save(self, built: Built, done: int, mode: str, saved: set[tuple[int, str]]) -> None:
+    def _save(self, built: Built, done: int, mode: str, saved: set[tuple[int, str]], *, last: bool = False) -> None:
         if (done, mode) in saved or (done, "full") in saved:
             return
         self._phase("save", step=done)
         self._events.sync()
-        seconds = built.saver.save(done, mode)
+        # what a stop or the end saves is waited for at once: nothing is left to go on with meanwhile
+        built.saver.save(done, mode, behind=self._spec.checkpoint.async_ and not last)
         saved.add((done, mode))
-        self._events.write(
-            "checkpoint", step=done, mode=mode, seconds=round(seconds, 4), path=str(self._run.checkpoint(done))
-        )
         self._phase("train", step=done)
+
+    def _progress(self, sequences: int, done: int) -> dict[str, Any]:
+        """Schedule and data go on by the number of steps alone; the rest is what that number counts on."""
+        batch = self._plan.batch
+        assert batch is not None
+        return {
+            "step": done,
+            "sequences": sequences,
+            "sequences_done": done * batch.global_batch_size,
+            "global_batch_size": batch.global_batch_size,
+            "data_seed": self._data_spec.seed,
+            "scaler": None,  # no dtype here needs one
+        }
+
+    def _saved(self, saved: Saved) -> None:
+        if saved.removed and self._world.is_first:
+            steps = ", ".join(str(step) for step in saved.removed)
+            self._events.write(
+                "warning",
+                what="checkpoint",
+                message=f"checkpoints of steps {steps} were removed to make room on the disk",
+            )
+        self._events.write(
+            "checkpoint",
+            step=saved.step,
+            mode=saved.mode,
+            seconds=round(saved.stalled_s, 4),
+            written_s=round(saved.seconds, 4),
+            bytes=saved.bytes,
+            path=str(self._run.checkpoint(saved.step)),
+        )
 
     def _keep_last_good(self, built: Built, done: int, saved: set[tuple[int, str]]) -> None:
         """After a loss that was not finite the weights are those before it: worth keeping, whatever the mode."""
         if done > 0 and self._spec.checkpoint.mode != "none" and not self._run.checkpoint(done).exists():
-            self._save(built, done, "full", saved)
+            self._save(built, done, "full", saved, last=True)
 
     def _end_stopped(self, done: int) -> int:
         self._events.write("stop", step=done, reason=self._stop.reason or "asked of another rank")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,18 @@ class World:
     def is_first(self) -> bool:
         """True on rank 0, which writes what is written once."""
         return self.rank == 0
+
+
+# One process that talks to nobody; its groups are never used.
+ALONE = World(
+    rank=0,
+    local_rank=0,
+    size=1,
+    host="",
+    device=torch.device("cpu"),
+    group=cast(dist.ProcessGroup, None),
+    control=cast(dist.ProcessGroup, None),
+)
 
 
 def join(plan: LaunchPlan) -> World:

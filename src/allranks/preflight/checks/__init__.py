@@ -17,6 +17,7 @@ CHECKS: tuple[Judge, ...] = (
     folders.run,
     folders.cache,
     network.net,
+    network.ifname,
     network.reach,
     network.name,
     network.port,

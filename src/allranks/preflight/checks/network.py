@@ -40,6 +40,35 @@ def _addresses(probe: Probe) -> str:
     return ",".join(_outside(probe) or down) or "no-interface"
 
 
+def ifname(survey: Survey) -> Verdicts:
+    """An interface that the user names is there on every node: a name from one node is often wrong on the next."""
+    verdicts: Verdicts = {}
+    for probe in survey.probes if survey.need.named else []:
+        missing = [f"{n}={v}" for n, v in survey.need.named.items() if not _matches(n, v, probe)]
+        if missing:
+            cure = (
+                f"{probe.host} has {_addresses(probe)}, none that {missing[0]} means: take it out of cluster.env or "
+                "cluster.rendezvous.interface, then each node's own name is found; or list all names, joined by commas"
+            )
+            verdicts[probe.host] = bad("ifname", f"MISSING({','.join(missing)})", cure)
+        else:
+            verdicts[probe.host] = good("ifname", "ok")
+    return verdicts
+
+
+def _matches(name: str, value: str, probe: Probe) -> bool:
+    """Whether some interface that is up is meant. Gloo: exact names. NCCL: prefixes, `=` exact, `^` excludes."""
+    up = [item.name for item in probe.interfaces if item.up and item.address]
+    if name.startswith("GLOO"):
+        return any(item in up for item in value.split(","))
+    excludes = value.startswith("^")
+    plain = value.removeprefix("^")
+    exact = plain.startswith("=")
+    words = [word for word in plain.removeprefix("=").split(",") if word]
+    hits = [item for item in up if any(item == word if exact else item.startswith(word) for word in words)]
+    return len(hits) < len(up) if excludes else bool(hits)
+
+
 def reach(survey: Survey) -> Verdicts:
     """Every node reaches every other. A node that none reaches is blamed, not those that tried."""
     if survey.reach is None:

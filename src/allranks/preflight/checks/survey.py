@@ -22,6 +22,8 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "cpu"
     port: int | None = None
     """A port that the user fixed; None: one of the candidates will do."""
+    named: dict[str, str] = {}
+    """Variables of NCCL and Gloo by which the user names interfaces."""
 
 
 class Survey(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ class Held:
         self.gradients = 0
         self._gradient_storages: list[tuple[StorageWeakRef, int]] = []
         self.updates = 0
+        self._buckets = 0  # copies of gradients that a library keeps out of sight
         self._handle = self._inner.register_step_pre_hook(self._look)
 
     def _parameters(self) -> list[torch.Tensor]:
@@ -31,7 +32,8 @@ class Held:
     def _look(self, *_: Any) -> None:
         self.updates += 1
         storages = _storages(p.grad for p in self._parameters() if p.grad is not None)
-        self.gradients = sum(s.nbytes() for s in storages.values())
+        self._buckets = getattr(self._strategy, "bucket_bytes", 0)
+        self.gradients = sum(s.nbytes() for s in storages.values()) + self._buckets
         self._gradient_storages = [(StorageWeakRef(s), s.nbytes()) for s in storages.values()]
 
     def weights(self) -> int:
@@ -44,7 +46,7 @@ class Held:
     def kept_between_steps(self) -> int:
         """What is there when a step begins: gradients count if their storage outlives the update."""
         kept = sum(n for ref, n in self._gradient_storages if not ref.expired())
-        return self.weights() + self.optimizer_state() + kept
+        return self.weights() + self.optimizer_state() + kept + self._buckets
 
     def remove(self) -> None:
         self._handle.remove()

@@ -33,7 +33,8 @@ from allranks.train.control import StopRequest
 from allranks.train.data.collate import Batch, collate, collate_labelled
 from allranks.train.data.order import Order, Rows
 from allranks.train.data.prepared import prepare
-from allranks.train.loop import Loop, Plan
+from allranks.train.ledger import Plan
+from allranks.train.loop import Loop
 from allranks.train.losses import LossModel
 from allranks.train.model import build_model, is_classifier
 from allranks.train.optim import adamw, learning_rate
@@ -248,7 +249,13 @@ class Comparer:
         return model
 
     def _train(
-        self, strategy: Strategy, steps: int, log: Path, watcher: StepWatcher | None, held: Held | None = None
+        self,
+        strategy: Strategy,
+        steps: int,
+        log: Path,
+        watcher: StepWatcher | None,
+        held: Held | None = None,
+        loop: type[Loop] = Loop,
     ) -> tuple[list[dict[str, Any]], Work]:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.unlink(missing_ok=True)
@@ -265,7 +272,7 @@ class Comparer:
             0, steps, self._spec.train, 1, self._batch.global_batch_size, lambda done: False, lambda done, stop: None
         )
         events = EventLog(log, self._world.rank)
-        Loop(self._world, strategy, self._order, self._data.train, make, plan, events, StopRequest(), watcher).run()
+        loop(self._world, strategy, self._order, self._data.train, make, plan, events, StopRequest(), watcher).run()
         events.close()
         work.updates = held.updates if held else 0
         return [e for e in read_events(log) if e["event"] == "step"], work
@@ -303,7 +310,9 @@ class Comparer:
         recorder = Recorder(1, 2)
         trace = self._run.root / "compare" / name / "traces" / f"rank{self._world.rank}.json.gz"
         window = Window(3, VERIFY_STEPS - 1, self._world.device, trace)
-        steps, work = self._train(strategy, VERIFY_STEPS, self._log(name, 0), _Both(recorder, window, held), held)
+        watcher = _Both(recorder, window, held)
+        loop = strategies.loop_of(name)
+        steps, work = self._train(strategy, VERIFY_STEPS, self._log(name, 0), watcher, held, loop)
         expected: list[Traffic] = strategy.traffic(self._sizes, self._world.size, self._batch.grad_accum)
         found.verified |= {
             "work": vars(work),
@@ -326,9 +335,8 @@ class Comparer:
     def _time(self, name: str, options: dict[str, Any], repeat: int) -> dict[str, Any]:
         strategy = strategies.create(name, options)
         self._setup(strategy)
-        steps, work = self._train(
-            strategy, self._asked.warmup_steps + self._asked.steps, self._log(name, repeat + 1), None
-        )
+        wanted, log = self._asked.warmup_steps + self._asked.steps, self._log(name, repeat + 1)
+        steps, work = self._train(strategy, wanted, log, None, loop=strategies.loop_of(name))
         counted = steps[self._asked.warmup_steps :]
         parts = ("step_time_s", "data_s", "forward_s", "backward_s", "optimizer_s")
         return {

@@ -15,6 +15,7 @@ from allranks.errors import SpecError
 if TYPE_CHECKING:
     from allranks.planning import BatchPlan
     from allranks.spec.records import RunSpec
+    from allranks.train.loop import Loop
     from allranks.train.strategies.contract import Strategy
 
 
@@ -28,10 +29,14 @@ class Entry:
     choices: dict[str, tuple[str, ...]] = field(default_factory=dict)  # options that are one of some words
     single_process: bool = False
     planner: str = ""  # a module without torch, with `read_options` and `plan_options`
+    engine: str = ".loop:Loop"  # what runs the optimizer steps
 
 
-FSDP2_OPTIONS: dict[str, Any] = {"find_unused_parameters": False, "adapters": "auto"}
-FSDP2_CHOICES = {"adapters": ("auto", "ignored", "sharded")}
+FSDP2_OPTIONS: dict[str, Any] = {"find_unused_parameters": False, "adapters": "auto", "offload": "none"}
+FSDP2_CHOICES = {"adapters": ("auto", "ignored", "sharded"), "offload": ("none", "optimizer", "all")}
+# offload: what is kept in the host's memory; the update is then computed there
+ZERO_OPTIONS: dict[str, Any] = {"bucket_mb": 25.0, "offload": "none"}
+OFFLOAD = {"offload": ("none", "optimizer")}
 # config: a path to a JSON file, or its content; config_from: where the content came from, for messages
 DEEPSPEED = {"config": None, "config_from": None, "find_unused_parameters": False}
 
@@ -44,9 +49,14 @@ REGISTRY: dict[str, Entry] = {
     "bucket_ddp_async": Entry(
         "bucket_ddp_async:BucketDDPAsync", "asynchronous all-reduces of buckets in backward", {"bucket_mb": 25.0}
     ),
-    "zero1": Entry("zero1:Zero1", "optimizer state in parts", {"bucket_mb": 25.0}),
-    "zero2": Entry("zero2:Zero2", "optimizer state and gradients in parts", {"bucket_mb": 25.0}),
-    "zero3": Entry("zero3:Zero3", "weights, gradients and optimizer state in parts, gathered block by block"),
+    "zero1": Entry("zero1:Zero1", "optimizer state in parts", ZERO_OPTIONS, OFFLOAD),
+    "zero2": Entry("zero2:Zero2", "optimizer state and gradients in parts", ZERO_OPTIONS, OFFLOAD),
+    "zero3": Entry(
+        "zero3:Zero3",
+        "weights, gradients and optimizer state in parts, gathered block by block",
+        {"offload": "none"},
+        OFFLOAD,
+    ),
     "pytorch_ddp": Entry(
         "pytorch_ddp:PyTorchDDP",
         "torch DistributedDataParallel",
@@ -77,6 +87,13 @@ REGISTRY: dict[str, Entry] = {
     ),
     "deepspeed_zero3": Entry(
         "deepspeed_zero3:DeepSpeedZero3", "DeepSpeed, everything in parts", DEEPSPEED, planner="deepspeed_config"
+    ),
+    "hf_trainer": Entry(
+        ".hf.strategy:HFTrainer",
+        "Hugging Face Trainer and Accelerate in place of the loop",
+        {"find_unused_parameters": False, "args": None},
+        planner=".hf.arguments",
+        engine=".hf.engine:TrainerLoop",
     ),
 }
 
@@ -134,11 +151,30 @@ def plan_options(spec: RunSpec, batch: BatchPlan | None, *, world: int, dtype: s
 
 
 def _planner(known: Entry) -> Any:
-    return import_module(f"{__name__}.{known.planner}")
+    return import_module(f".{known.planner}", __name__)
+
+
+def _named(target: str) -> Any:
+    """What stands in the registry as ``module:attribute``; a dot before the module leads out of this folder."""
+    module, _, attribute = target.partition(":")
+    return getattr(import_module(f".{module}", __name__), attribute)
+
+
+def remarks_on(options: dict[str, Any], device: str) -> tuple[str, ...]:
+    """A sentence for each option that is of no use on such a device (cpu, cuda)."""
+    offload = options.get("offload", "none")
+    if offload == "none" or device != "cpu":
+        return ()
+    return (
+        f"strategy.offload: {offload} saves nothing here: these ranks compute on CPUs, so all is on the host already",
+    )
 
 
 def create(name: str, options: dict[str, Any]) -> Strategy:
     """Import and build a strategy (imports torch)."""
-    module, _, attribute = entry(name).target.partition(":")
-    cls = getattr(import_module(f"{__name__}.{module}"), attribute)
-    return cls(**resolve_options(name, options))
+    return _named(entry(name).target)(**resolve_options(name, options))
+
+
+def loop_of(name: str) -> type[Loop]:
+    """The engine that runs a strategy's optimizer steps: `train.loop.Loop`, or one that is made and run like it."""
+    return _named(entry(name).engine)

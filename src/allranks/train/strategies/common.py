@@ -20,6 +20,7 @@ def clip_and_update(
     parameters: Iterable[nn.Parameter],
     clip_norm: float | None,
     shards_of: dist.ProcessGroup | None = None,
+    device: torch.device | None = None,
 ) -> torch.Tensor:
     """Clip by the global norm and update, unless a gradient is not finite; then nothing at all changes, now and later.
 
@@ -27,26 +28,33 @@ def clip_and_update(
     are still those before the bad step when the host learns of it some steps later.
 
     Where the parameters are this rank's shards, `shards_of` is the group over which their norms are added: one
-    all-reduce of a float32 number.
+    all-reduce of a float32 number. Where they are on the host, `device` is the one of the group's collectives.
 
     Returns:
-        The norm before clipping, a float32 scalar.
+        The norm before clipping, a float32 scalar on that device.
     """
     parameters = [p for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]).float()
+    home, norm = norm.device, norm.to(device or norm.device)
     if shards_of is not None:
         squared = norm.square()
         dist.all_reduce(squared, group=shards_of)
         norm = squared.sqrt()
+    here = norm.to(parameters[0].device if parameters else home)
     if clip_norm is not None:
-        torch.nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm)
+        torch.nn.utils.clip_grads_with_norm_(parameters, clip_norm, here)
+    skip_if_not_finite(optimizer, here)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm
+
+
+def skip_if_not_finite(optimizer: torch.optim.Optimizer, norm: torch.Tensor) -> None:
+    """Tell a fused optimizer to leave out the step that follows, and all later ones, if the norm is not finite."""
     bad = (~torch.isfinite(norm)).float()
     earlier = getattr(optimizer, "found_inf", None)
     optimizer.found_inf = bad if earlier is None else torch.maximum(bad, earlier)  # type: ignore[attr-defined]
     optimizer.grad_scale = None  # type: ignore[attr-defined]
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return norm
 
 
 def replicated_weights(model: nn.Module, trained_only: bool) -> dict[str, torch.Tensor]:

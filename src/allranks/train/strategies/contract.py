@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from allranks.train.shards import Shard, StateRange
 from allranks.train.strategies.traffic import Sizes, Traffic
 
 MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
@@ -29,7 +30,9 @@ MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer
 class Strategy(Protocol):
     """One way to share the work of training between ranks.
 
-    One that chose something by itself in `setup` says so in ``remarks``, a tuple of sentences.
+    One that chose something by itself in `setup` says so in ``remarks``, a tuple of sentences. One that keeps weights in parts
+    may have a ``filler``, set before `setup`: the model has no weights then, and `setup` asks for each unit's (see
+    `allranks.train.loading`).
     """
 
     module: nn.Module
@@ -70,6 +73,15 @@ class Strategy(Protocol):
     def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
         """Whole weights by the names of the module given to `setup`, on the CPU of rank 0; ``{}`` elsewhere.
         Every rank calls."""
+        ...
+
+    def weight_shards(self) -> list[Shard]:
+        """This rank's parts of trained weights and buffers, ``model/<name>``: views, what is written into them is in the
+        model, once ``loaded()`` was called where a strategy has it: every rank calls. No collective."""
+        ...
+
+    def state_ranges(self) -> list[StateRange]:
+        """Where this rank's optimizer holds the state of which parameter. No collective."""
         ...
 
     def state_dict(self) -> dict[str, Any]:

@@ -22,9 +22,11 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from allranks.errors import EnvironmentNotAble, SpecError
+from allranks.train.shards import Shard, StateRange, whole_weights
 from allranks.train.strategies.common import replicated_weights, trained
 from allranks.train.strategies.contract import MakeOptimizer
 from allranks.train.strategies.deepspeed_config import Asked, completed, without_auto
+from allranks.train.strategies.deepspeed_shards import fragment_ranges, plain_numbers, renew_copies
 from allranks.train.strategies.deepspeed_state import flats, load_optimizer_state, optimizer_state
 from allranks.train.strategies.deepspeed_unused import NoneMissing, reach_all
 from allranks.train.strategies.traffic import Sizes, Traffic
@@ -159,6 +161,17 @@ class DeepSpeedZero:
     def _put_weights(self, weights: dict[str, torch.Tensor]) -> None:
         raise NotImplementedError
 
+    def weight_shards(self) -> list[Shard]:
+        raise NotImplementedError
+
+    def state_ranges(self) -> list[StateRange]:
+        raise NotImplementedError
+
+    def loaded(self) -> None:
+        """What was read into `weight_shards` and `state_ranges` holds from here on, in the copies too. Every rank calls."""
+        renew_copies(self.weight_shards(), self.state_ranges())
+        plain_numbers(self._zero)
+
     def state_dict(self) -> dict[str, Any]:
         buffers = {n: b.to("cpu", copy=True) for n, b in self._model.named_buffers()}
         weights = self.weights(trained_only=True)
@@ -201,6 +214,12 @@ class DeepSpeedReplicated(DeepSpeedZero):
 
     def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
         return replicated_weights(self._model, trained_only)
+
+    def weight_shards(self) -> list[Shard]:
+        return whole_weights([*self._named, *self._model.named_buffers()])
+
+    def state_ranges(self) -> list[StateRange]:
+        return fragment_ranges(self._zero, self._named)
 
     def _put_weights(self, weights: dict[str, torch.Tensor]) -> None:
         for name, p in self._named:

@@ -78,6 +78,11 @@ def flats(zero: Any) -> list[torch.Tensor]:
     return list(stage3 if stage3 is not None else zero.single_partition_of_fp32_groups)
 
 
+def counts_in_tensors(zero: Any) -> bool:
+    """Torch's optimizers keep the step in a tensor, DeepSpeed's own in a number."""
+    return type(zero.optimizer).__module__.startswith("torch.")
+
+
 def _sample(zero: Any) -> dict[str, Any]:
     """State of a partition; all have the same keys, and the same step."""
     states = zero.optimizer.state
@@ -91,13 +96,12 @@ def _is_per_element(value: Any) -> bool:
 def _make_room(zero: Any, pattern: dict[str, torch.Tensor]) -> None:
     """State in every partition, of zeros, with the step that was saved. DeepSpeed itself makes it in the first update."""
     state = zero.optimizer.state
-    torchs = type(zero.optimizer).__module__.startswith("torch.")
     for flat in flats(zero):
         for key, value in pattern.items():
             if value.ndim:
                 room = state[flat].setdefault(key, torch.zeros_like(flat, requires_grad=False))
                 room.zero_()
-            elif torchs:
+            elif counts_in_tensors(zero):
                 state[flat][key] = value.to(flat.device, copy=True)
             else:
                 state[flat][key] = int(value)

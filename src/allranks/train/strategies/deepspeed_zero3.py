@@ -16,7 +16,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from allranks.train.shards import Shard, StateRange, whole_weights
 from allranks.train.strategies.deepspeed_engine import DeepSpeedZero
+from allranks.train.strategies.deepspeed_shards import partition_ranges, partitions
 from allranks.train.strategies.traffic import Sizes, Traffic
 
 LIVE = 1_000_000_000  # DeepSpeed's default of both limits
@@ -64,6 +66,19 @@ class DeepSpeedZero3(DeepSpeedZero):
                     if first:
                         whole[name] = p.detach().to("cpu", copy=True)
         return whole
+
+    def weight_shards(self) -> list[Shard]:
+        return [*partitions(self._named), *whole_weights(self._model.named_buffers())]
+
+    def state_ranges(self) -> list[StateRange]:
+        return partition_ranges(self._zero, self._named)
+
+    def loaded(self) -> None:
+        super().loaded()
+        for _, p in self._named:
+            p.partition(has_been_updated=False)  # type: ignore[attr-defined] - what is whole is from before
+        if kept := self._zero.persistent_parameters:
+            kept[0].all_gather(kept)
 
     def _put_weights(self, weights: dict[str, torch.Tensor]) -> None:
         gathered: Any = import_module("deepspeed.runtime.zero").GatheredParameters

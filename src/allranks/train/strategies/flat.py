@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from allranks.train.shards import Shard, StateRange
 from allranks.train.strategies.gradients import all_gather
 
 Named = tuple[str, nn.Parameter]
@@ -56,15 +57,25 @@ class Flat:
         border = min(max(self._matrices - self.low, 0), self.part)
         return [p for p in (part[:border].view(1, -1), part[border:]) if p.numel()]
 
-    def make_pieces(self, part: torch.Tensor) -> list[nn.Parameter]:
-        """The parameters of this rank's optimizer: views of `part`."""
-        self.pieces = [nn.Parameter(piece) for piece in self.cut(part)]
+    def make_pieces(self, part: torch.Tensor, *, on_host: bool = False) -> list[nn.Parameter]:
+        """The parameters of this rank's optimizer: views of `part`, or copies of it in the host's memory."""
+        self._own = part
+        self._on_host = on_host
+        self.pieces = [nn.Parameter(p.to("cpu", copy=True) if on_host else p) for p in self.cut(part)]
         return self.pieces
 
     def give_gradient(self, part: torch.Tensor) -> None:
-        """`part` is this rank's share of the gradient."""
-        for piece, gradient in zip(self.pieces, self.cut(part), strict=True):
-            piece.grad = gradient
+        """`part` is this rank's share of the gradient. Pieces on the host get the weights as they are now, too."""
+        for piece, gradient, own in zip(self.pieces, self.cut(part), self.cut(self._own), strict=True):
+            piece.grad = gradient.to(piece.device)
+            if self._on_host:
+                piece.data.copy_(own)
+
+    def take_update(self) -> None:
+        """Weights that were updated on the host, back to the device."""
+        if self._on_host:
+            for piece, own in zip(self.pieces, self.cut(self._own), strict=True):
+                own.copy_(piece.data)
 
     def split(self, whole: torch.Tensor) -> dict[str, torch.Tensor]:
         """A whole flat tensor by parameters."""
@@ -118,7 +129,7 @@ def gathered_states(flats: Sequence[Flat], optimizer: torch.optim.Optimizer) -> 
             if value.ndim == 0:
                 values = {name: value.cpu().clone() for name, _ in flat.named}
             else:
-                own = torch.cat([state[key].flatten() for state in states])
+                own = torch.cat([state[key].flatten() for state in states]).to(flat.whole.device)
                 whole = own.new_empty(flat.whole.numel())
                 all_gather(whole, own, flat.group).wait()
                 if not first:
@@ -137,10 +148,47 @@ def scatter_states(flats: Sequence[Flat], optimizer: torch.optim.Optimizer, stat
             continue
         for key, value in states[known[0]].items():
             if value.ndim == 0:
-                parts = [value.to(flat.whole.device, copy=True) for _ in flat.pieces]
+                parts = [value.to(piece.device, copy=True) for piece in flat.pieces]
             else:
                 # a parameter that was never updated has no state; zeros are what it would begin with
                 tensors = {n: states[n][key] if n in states else torch.zeros_like(p.data) for n, p in flat.named}
                 parts = flat.cut(flat.join(tensors))
             for piece, part in zip(flat.pieces, parts, strict=True):
-                optimizer.state.setdefault(piece, {})[key] = part
+                optimizer.state.setdefault(piece, {})[key] = part.to(piece.device)
+
+
+def flat_weights(flats: Sequence[Flat], parts: Sequence[torch.Tensor]) -> list[Shard]:
+    """This rank's ranges of the weights, by parameter: `parts` are its parts of the flats."""
+    out = []
+    for flat, part in zip(flats, parts, strict=True):
+        for name, numel, offset, start, length in _ranges(flat):
+            out.append(Shard(f"model/{name}", numel, offset, part[start : start + length]))
+    return out
+
+
+def flat_states(flats: Sequence[Flat], optimizer: torch.optim.Optimizer) -> list[StateRange]:
+    """Where the state of each parameter lies in this rank's pieces."""
+    out = []
+    for flat in flats:
+        begin = 0
+        for piece in flat.pieces:
+            end = begin + piece.numel()
+            for name, numel, offset, start, length in _ranges(flat):
+                low, high = max(start, begin), min(start + length, end)
+                if low < high:
+                    out.append(StateRange(optimizer, piece, low - begin, high - low, name, numel, offset + low - start))
+            if not out or out[-1].parameter is not piece:  # padding alone: its state holds nothing, but must be there
+                name, p = flat.named[-1]
+                out.append(StateRange(optimizer, piece, 0, 0, name, p.shape.numel(), p.shape.numel()))
+            begin = end
+    return out
+
+
+def _ranges(flat: Flat) -> list[tuple[str, int, int, int, int]]:
+    """(name, its elements, where in it this rank's range begins, where that lies in the part, length)."""
+    out = []
+    for (name, _), (start, stop) in zip(flat.named, flat.spans, strict=True):
+        low, high = max(start, flat.low), min(stop, flat.high)
+        if low < high:
+            out.append((name, stop - start, low - start, low - flat.low, high - low))
+    return out

@@ -2,11 +2,15 @@
 
 Adapters may stay out of the sharding (``adapters: ignored``): every rank holds them whole, their gradients are averaged by
 one flat all-reduce an optimizer step, and saving them needs no collective. ``auto`` does so while that is small.
+
+``offload: optimizer`` keeps moments in the host's memory and updates there: gradients and weights of this rank's part travel
+to the host, new weights back, each step. ``offload: all`` keeps the sharded weights there too (FSDP2's own offloading): a
+block's part travels to the device whenever it is gathered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
@@ -14,12 +18,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils._pytree import tree_map
 
 from allranks.errors import SpecError
 from allranks.train.adapters import is_adapted
+from allranks.train.loading.filler import Filler
+from allranks.train.moe import routers_of
+from allranks.train.shards import Shard, StateRange, whole_states, whole_weights
 from allranks.train.strategies.common import clip_and_update, load_states_by_name, states_by_name, trained
 from allranks.train.strategies.contract import MakeOptimizer
 from allranks.train.strategies.gradients import broadcast_from_first, gradient_of
@@ -38,31 +46,34 @@ class FSDP2:
     claims_overlap = True
     reshard_after_forward: bool
     remarks: tuple[str, ...] = ()
+    filler: Filler | None = None  # gives the model its weights, after it is sharded; None: it has them
 
-    def __init__(self, find_unused_parameters: bool, adapters: str) -> None:
-        self._zeros, self._adapters = find_unused_parameters, adapters
+    def __init__(self, find_unused_parameters: bool, adapters: str, offload: str) -> None:
+        self._zeros, self._adapters, self._offload = find_unused_parameters, adapters, offload
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
     ) -> None:
         self.module, self._group, self._clip_norm = model, group, clip_norm
+        self._device = next(model.parameters()).device
         broadcast_from_first(model, group)
         blocks = blocks_of(model)
         require_own_weights(model, blocks)
-        self._kept = trained(model) if keeps_whole(model, self._adapters, dist.get_world_size(group)) else []
+        self._kept = trained(model) if self._keeps_whole(model, dist.get_world_size(group)) else []
+        if self.filler:
+            self.filler.whole(self._kept)
+            self.filler.prepare_parts(model)
         ignored = {p for _, p in self._kept}
-        within = {p for block in blocks for p in block.parameters()}
-        for unit in (
-            *([p for p in block.parameters() if p not in ignored] for block in blocks),
-            [p for p in model.parameters() if p not in within | ignored],
-        ):
-            require_one_dtype(model, unit)
-        mesh = DeviceMesh.from_group(group, next(model.parameters()).device.type)
+        blocks = [*routers_apart(blocks, ignored), *blocks]
+        require_one_dtype_in_each(model, blocks, ignored)
+        mesh = DeviceMesh.from_group(group, self._device.type)
+        how: dict[str, Any] = {"mesh": mesh, "offload_policy": self._policy()}
         for block in blocks:
-            fully_shard(
-                block, mesh=mesh, reshard_after_forward=self.reshard_after_forward, ignored_params=ignored & within
-            )
-        root = fully_shard(model, mesh=mesh, reshard_after_forward=False, ignored_params=ignored)
+            own = ignored & set(block.parameters())
+            fully_shard(block, reshard_after_forward=self.reshard_after_forward, ignored_params=own, **how)
+        root = fully_shard(model, reshard_after_forward=False, ignored_params=ignored, **how)
+        if self.filler:
+            self.filler.parts(model, torch.device("cpu") if self._offload == "all" else self._device)
         self._root = cast(FSDPModule, root)
         # evaluation may be the first forward, and begins beneath the root; a block must not take itself for the root then
         self._root._get_fsdp_state()._lazy_init()
@@ -72,11 +83,28 @@ class FSDP2:
         for entrance in entrances(model)[1:]:  # evaluation and generation begin beneath the loss
             entrance.register_forward_pre_hook(self._enter)
         self._named = [] if self._kept else trained(model)
-        self._local = [(name, nn.Parameter(_local(p.data))) for name, p in self._named]
+        copied = self._offload == "optimizer"
+        self._local = [
+            (n, nn.Parameter(_local(p.data).to("cpu", copy=True) if copied else _local(p.data))) for n, p in self._named
+        ]
         self.optimizer = make_optimizer([*self._local, *self._kept])
         if self._adapters == "auto" and is_adapted(getattr(model, "model", model)):
-            how = "whole on every rank, averaged by one all-reduce a step" if self._kept else "sharded with the rest"
-            self.remarks = (f"adapters: {how} (strategy.adapters: auto)",)
+            chosen = "whole on every rank, averaged by one all-reduce a step" if self._kept else "sharded with the rest"
+            self.remarks = (f"adapters: {chosen} (strategy.adapters: auto)",)
+
+    def _keeps_whole(self, model: nn.Module, world: int) -> bool:
+        if self._offload == "optimizer" and self._adapters == "auto":
+            return False  # who wants moments on the host wants little on the device
+        kept = keeps_whole(model, self._adapters, world)
+        if kept and self._offload == "optimizer":
+            raise SpecError(
+                "strategy.offload: optimizer has nothing to keep on the host with strategy.adapters: ignored, which leaves adapters and "
+                "their moments on every rank's device; set adapters: sharded, or offload: all for the frozen weights"
+            )
+        return kept
+
+    def _policy(self) -> OffloadPolicy:
+        return CPUOffloadPolicy(pin_memory=self._device.type != "cpu") if self._offload == "all" else OffloadPolicy()
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         self._root.unshard()
@@ -96,13 +124,21 @@ class FSDP2:
     def step(self) -> torch.Tensor:
         self._reshard()
         for (_, parameter), (_, local) in zip(self._named, self._local, strict=True):
-            local.grad = None if parameter.grad is None else _local(parameter.grad)
+            local.grad = None if parameter.grad is None else _local(parameter.grad).to(local.device)
             parameter.grad = None
         if self._kept:
             kept = [p for _, p in self._kept]
             average_together(kept, self._group)
             return clip_and_update(self.optimizer, kept, self._clip_norm)
-        return clip_and_update(self.optimizer, [p for _, p in self._local], self._clip_norm, self._group)
+        own = [(_local(p.data), local) for (_, p), (_, local) in zip(self._named, self._local, strict=True)]
+        if self._offload == "optimizer":
+            for there, local in own:
+                local.data.copy_(there)
+        norm = clip_and_update(self.optimizer, [p for _, p in own], self._clip_norm, self._group, self._device)
+        if self._offload == "optimizer":
+            for there, local in own:
+                there.copy_(local.data)
+        return norm
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
         kept = {p for _, p in self._kept}
@@ -127,17 +163,38 @@ class FSDP2:
         whole = {}
         for name, p in self.module.named_parameters():
             if p.requires_grad or not trained_only:
-                tensor = _whole(p.data) if isinstance(p.data, DTensor) else p.data
+                tensor = self._whole(_local(p.data), p) if isinstance(p.data, DTensor) else p.data
                 if first:
                     whole[name] = tensor.to("cpu", copy=True)
         return whole
+
+    def weight_shards(self) -> list[Shard]:
+        self._reshard()  # what is read into the parts must not leave older whole weights in use
+        own = [_shard_of(f"model/{name}", p, _local(p.data)) for name, p in self._named]
+        return [*own, *whole_weights([*self._kept, *self.module.named_buffers()])]
+
+    def state_ranges(self) -> list[StateRange]:
+        own = []
+        for (name, p), (_, local) in zip(self._named, self._local, strict=True):
+            part = _shard_of(name, p, local)
+            own.append(StateRange(self.optimizer, local, 0, part.tensor.numel(), name, part.numel, part.offset))
+        return [*own, *whole_states(self._kept, self.optimizer, everywhere=True)]
+
+    def _whole(self, local: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+        """The whole of what lies like this parameter; parts on the host travel through the device. Every rank calls."""
+        like = cast(DTensor, parameter.data)
+        part = local.to(self._device)
+        made = DTensor.from_local(
+            part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        )
+        return made.full_tensor()
 
     def state_dict(self) -> dict[str, Any]:
         first = dist.get_rank(self._group) == 0
         states: dict[str, Any] = states_by_name(self._kept, self.optimizer) if first else {}
         for (name, p), (_, local) in zip(self._named, self._local, strict=True):
             for key, value in self.optimizer.state.get(local, {}).items():
-                whole = value if value.ndim == 0 else _whole(_like(value, p))
+                whole = value if value.ndim == 0 else self._whole(value, p)
                 if first:
                     states.setdefault(name, {})[key] = whole.cpu().clone()
         buffers = {n: b.to("cpu", copy=True) for n, b in self.module.named_buffers()}
@@ -149,11 +206,12 @@ class FSDP2:
         if odd := ({n for n, _ in [*self._named, *self._kept]} | buffers.keys()) ^ state["model"].keys():
             raise KeyError(f"state does not fit the model: {sorted(odd)[:3]}")
         for (name, p), (_, local) in zip(self._named, self._local, strict=True):
-            local.data.copy_(_part(state["model"][name], p))
+            _local(p.data).copy_(_part(state["model"][name], p))
             saved = state["optimizer"].get(name, {})
             if saved:
                 self.optimizer.state[local] = {
-                    k: v.to(local.device, copy=True) if v.ndim == 0 else _part(v, p) for k, v in saved.items()
+                    k: v.to(local.device, copy=True) if v.ndim == 0 else _part(v, p).to(local.device, copy=True)
+                    for k, v in saved.items()
                 }
         for name, p in self._kept:
             p.data.copy_(state["model"][name])
@@ -193,6 +251,29 @@ def average_together(parameters: Sequence[nn.Parameter], group: dist.ProcessGrou
         flat.div_(dist.get_world_size(group))
         for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(mean.view_as(gradient))
+
+
+def routers_apart(blocks: Sequence[nn.Module], ignored: Set[nn.Parameter]) -> list[nn.Module]:
+    """Routers that are trained in another dtype (float32) than the rest of their block: they become units of their own."""
+
+    def dtypes(parameters: Iterable[nn.Parameter]) -> set[torch.dtype]:
+        return {p.dtype for p in parameters if p.requires_grad and p not in ignored}
+
+    found = []
+    for block in blocks:
+        for router in routers_of(block).values():
+            own = set(router.parameters())
+            if dtypes(own) and dtypes(own) != dtypes(set(block.parameters()) - own):
+                found.append(router)
+    return found
+
+
+def require_one_dtype_in_each(model: nn.Module, units: Sequence[nn.Module], ignored: Set[nn.Parameter]) -> None:
+    """`require_one_dtype` for each unit, inner ones first, and for what is in none of them."""
+    done = set(ignored)
+    for unit in (*units, model):
+        require_one_dtype(model, [p for p in unit.parameters() if p not in done])
+        done |= set(unit.parameters())
 
 
 def require_one_dtype(model: nn.Module, unit: Sequence[nn.Parameter]) -> None:
@@ -255,21 +336,21 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return cast(DTensor, tensor).to_local()
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    return cast(DTensor, tensor).full_tensor()
-
-
-def _like(local: torch.Tensor, parameter: nn.Parameter) -> DTensor:
+def _shard_of(key: str, parameter: nn.Parameter, local: torch.Tensor) -> Shard:
+    """Rows of a matrix are a range of the flattened whole."""
     like = cast(DTensor, parameter.data)
-    return DTensor.from_local(
-        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-    )
+    _, offsets = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
+    rest = like.numel() // max(like.shape[0], 1) if like.ndim else 1
+    offset = offsets[0] * rest if like.ndim else 0
+    return Shard(key, like.numel(), offset, local.detach().view(-1))
 
 
 def _part(whole: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    like = cast(DTensor, parameter.data)
-    tensor = distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
-    return tensor.to_local().clone()
+    """This rank's rows: FSDP2 cuts the first dimension into equal chunks, the last of which may be short or empty."""
+    mesh = cast(DTensor, parameter.data).device_mesh
+    chunks = whole.chunk(mesh.size(), dim=0)
+    rank = mesh.get_local_rank()
+    return chunks[rank] if rank < len(chunks) else whole[:0]
 
 
 def _padded_bytes(parameter: nn.Parameter, world: int) -> int:

@@ -12,13 +12,15 @@ import torch.distributed as dist
 from torch import nn
 
 from allranks.errors import ProofFailed
+from allranks.train.loading.skeleton import is_hollow
 
 
 def broadcast_from_first(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Give every rank the parameters and buffers of the group's rank 0. Every rank calls."""
+    """Give every rank the parameters and buffers of the group's rank 0, but for those that wait for weights. Every rank calls."""
     first = dist.get_global_rank(group, 0)
     for tensor in [*model.parameters(), *model.buffers()]:
-        dist.broadcast(tensor.data, src=first, group=group)
+        if not is_hollow(tensor):
+            dist.broadcast(tensor.data, src=first, group=group)
 
 
 def reduce_scatter(out: torch.Tensor, whole: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:

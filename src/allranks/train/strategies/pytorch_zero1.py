@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
+from allranks.train.shards import Shard, StateRange, whole_states, whole_weights
 from allranks.train.strategies.common import clip_and_update, load_weights, replicated_weights, states_by_name, trained
 from allranks.train.strategies.contract import MakeOptimizer
 from allranks.train.strategies.traffic import Sizes, Traffic
@@ -73,6 +74,13 @@ class PyTorchZero1:
 
     def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
         return replicated_weights(self._model, trained_only)
+
+    def weight_shards(self) -> list[Shard]:
+        return whole_weights([*self._named, *self._model.named_buffers()])
+
+    def state_ranges(self) -> list[StateRange]:
+        mine = {p for part in self._zero.optim.param_groups for p in part["params"]}
+        return whole_states([(n, p) for n, p in self._named if p in mine], self._zero.optim, everywhere=False)
 
     def state_dict(self) -> dict[str, Any]:
         mine = states_by_name(self._named, self._zero.optim)

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from allranks.train.shards import Shard, StateRange, whole_states, whole_weights
 from allranks.train.strategies.common import (
     clip_and_update,
     load_replicated_state,
@@ -64,6 +65,12 @@ class SimpleDDP:
 
     def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
         return replicated_weights(self.module, trained_only)
+
+    def weight_shards(self) -> list[Shard]:
+        return whole_weights([*self._named, *self.module.named_buffers()])
+
+    def state_ranges(self) -> list[StateRange]:
+        return whole_states(self._named, self.optimizer, everywhere=True)
 
     def state_dict(self) -> dict[str, Any]:
         return replicated_state(self.module, self.optimizer)

@@ -18,10 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from allranks.train.shards import Shard, StateRange, whole_weights
 from allranks.train.strategies.bucket_ddp_async import Bucket, cut
 from allranks.train.strategies.common import clip_and_update, load_weights, replicated_weights, trained
 from allranks.train.strategies.contract import MakeOptimizer
-from allranks.train.strategies.flat import all_pieces, flats_of, gathered_states, scatter_states
+from allranks.train.strategies.flat import all_pieces, flat_states, flats_of, gathered_states, scatter_states
 from allranks.train.strategies.gradients import (
     InOrder,
     MicroStep,
@@ -41,8 +42,8 @@ class Zero1:
     replicated, lockstep, rehearse = True, False, False
     claims_overlap = True
 
-    def __init__(self, bucket_mb: float) -> None:
-        self._bucket_bytes = bucket_mb * 2**20
+    def __init__(self, bucket_mb: float, offload: str) -> None:
+        self._bucket_bytes, self._on_host = bucket_mb * 2**20, offload == "optimizer"
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
@@ -57,7 +58,7 @@ class Zero1:
         self._flats = flats_of([[(names[p], p) for p in part] for part in parts], group)
         self._buckets = [Bucket([p for _, p in flat.named], self._world) for flat in self._flats]
         for flat in self._flats:
-            flat.make_pieces(flat.own())
+            flat.make_pieces(flat.own(), on_host=self._on_host)
         self.optimizer = make_optimizer(all_pieces(self._flats))
         self._micro = MicroStep()
         self._order = InOrder(len(self._buckets), self._reduce)
@@ -99,7 +100,9 @@ class Zero1:
         for flat, bucket in zip(self._flats, self._buckets, strict=True):
             flat.give_gradient(bucket.flat[flat.low : flat.high])
         pieces = [p for flat in self._flats for p in flat.pieces]
-        norm = clip_and_update(self.optimizer, pieces, self._clip_norm, self._group)
+        norm = clip_and_update(self.optimizer, pieces, self._clip_norm, self._group, self._flats[0].whole.device)
+        for flat in self._flats:
+            flat.take_update()
         for bucket in self._buckets:
             for parameter in bucket.parameters:
                 parameter.grad = None
@@ -117,6 +120,12 @@ class Zero1:
 
     def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
         return replicated_weights(self.module, trained_only)
+
+    def weight_shards(self) -> list[Shard]:
+        return whole_weights([*trained(self.module), *self.module.named_buffers()])
+
+    def state_ranges(self) -> list[StateRange]:
+        return flat_states(self._flats, self.optimizer)
 
     def state_dict(self) -> dict[str, Any]:
         kept = {n: p.detach() for n, p in trained(self.module)} | dict(self.module.named_buffers())

@@ -18,10 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from allranks.train.shards import Shard, StateRange, whole_weights
 from allranks.train.strategies.bucket_ddp_async import cut
 from allranks.train.strategies.common import clip_and_update, load_weights, replicated_weights, trained
 from allranks.train.strategies.contract import MakeOptimizer
-from allranks.train.strategies.flat import all_pieces, flats_of, gathered_states, scatter_states
+from allranks.train.strategies.flat import all_pieces, flat_states, flats_of, gathered_states, scatter_states
 from allranks.train.strategies.gradients import all_gather, broadcast_from_first, require_same_order
 from allranks.train.strategies.scatter import ScatteredGradients
 from allranks.train.strategies.traffic import Sizes, Traffic
@@ -35,8 +36,8 @@ class Zero2:
     replicated, lockstep, rehearse = True, False, False
     claims_overlap = True
 
-    def __init__(self, bucket_mb: float) -> None:
-        self._bucket_bytes = bucket_mb * 2**20
+    def __init__(self, bucket_mb: float, offload: str) -> None:
+        self._bucket_bytes, self._on_host = bucket_mb * 2**20, offload == "optimizer"
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
@@ -49,7 +50,7 @@ class Zero2:
         parts = cut([p for _, p in named], self._bucket_bytes)
         self._flats = flats_of([[(names[p], p) for p in part] for part in parts], group)
         for flat in self._flats:
-            flat.make_pieces(flat.own())
+            flat.make_pieces(flat.own(), on_host=self._on_host)
         self.optimizer = make_optimizer(all_pieces(self._flats))
         self._gradients = ScatteredGradients(self._flats, group)
 
@@ -63,7 +64,9 @@ class Zero2:
     def step(self) -> torch.Tensor:
         self._gradients.give()
         pieces = [p for flat in self._flats for p in flat.pieces]
-        norm = clip_and_update(self.optimizer, pieces, self._clip_norm, self._group)
+        norm = clip_and_update(self.optimizer, pieces, self._clip_norm, self._group, self._flats[0].whole.device)
+        for flat in self._flats:
+            flat.take_update()
         for work in [all_gather(flat.whole, flat.own(), self._group) for flat in self._flats]:
             work.wait()
         return norm
@@ -78,6 +81,12 @@ class Zero2:
 
     def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
         return replicated_weights(self.module, trained_only)
+
+    def weight_shards(self) -> list[Shard]:
+        return whole_weights([*trained(self.module), *self.module.named_buffers()])
+
+    def state_ranges(self) -> list[StateRange]:
+        return flat_states(self._flats, self.optimizer)
 
     def state_dict(self) -> dict[str, Any]:
         kept = {n: p.detach() for n, p in trained(self.module)} | dict(self.module.named_buffers())

@@ -14,7 +14,7 @@ Source: ZeRO stage 3, Rajbhandari et al. 2020; the order of gathering follows FS
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -25,10 +25,20 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
+from allranks.train.loading.filler import Filler
+from allranks.train.shards import Shard, StateRange, whole_weights
 from allranks.train.strategies.bucket_ddp_async import cut
 from allranks.train.strategies.common import clip_and_update, trained
 from allranks.train.strategies.contract import MakeOptimizer
-from allranks.train.strategies.flat import Flat, all_pieces, flats_of, gathered_states, scatter_states
+from allranks.train.strategies.flat import (
+    Flat,
+    all_pieces,
+    flat_states,
+    flat_weights,
+    flats_of,
+    gathered_states,
+    scatter_states,
+)
 from allranks.train.strategies.gradients import all_gather, broadcast_from_first, require_same_order
 from allranks.train.strategies.scatter import ScatteredGradients
 from allranks.train.strategies.traffic import Sizes, Traffic
@@ -38,22 +48,24 @@ from allranks.train.strategies.units import blocks_of, entrances
 class Unit:
     """Flats that are gathered and freed together. ``parts`` are this rank's own, always there."""
 
-    def __init__(self, flats: list[Flat], group: dist.ProcessGroup) -> None:
-        self.flats, self._group = flats, group
-        self.parts = [flat.own().clone() for flat in flats]
-        self._bytes = [flat.whole.untyped_storage().nbytes() for flat in flats]
+    def __init__(self, flats: Iterable[Flat], group: dist.ProcessGroup) -> None:
+        self._group = group
+        self.flats: list[Flat] = []
+        self.parts: list[torch.Tensor] = []
+        for flat in flats:  # if they are made one after the other, only one need be whole at a time
+            self.flats.append(flat)
+            self.parts.append(flat.own().clone())
+            flat.whole.untyped_storage().resize_(0)
         self._flying: list[dist.Work] = []
-        self._whole = True
-        self.in_backward = False
-        self.free()
+        self._whole = self.in_backward = False
 
     def gather(self) -> None:
         """Start to make the weights whole, if they are not."""
         if self._whole:
             return
         self._whole = True
-        for flat, bytes_ in zip(self.flats, self._bytes, strict=True):
-            flat.whole.untyped_storage().resize_(bytes_)
+        for flat in self.flats:
+            flat.whole.untyped_storage().resize_(flat.bytes)
         self._flying = [
             all_gather(flat.whole, part, self._group) for flat, part in zip(self.flats, self.parts, strict=True)
         ]
@@ -81,6 +93,10 @@ class Zero3:
     optimizer: torch.optim.Optimizer
     replicated, lockstep, rehearse = False, True, False
     claims_overlap = True
+    filler: Filler | None = None  # gives the model its weights, unit by unit; None: it has them
+
+    def __init__(self, offload: str) -> None:
+        self._on_host = offload == "optimizer"
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
@@ -102,7 +118,7 @@ class Zero3:
             id(f): part for unit in (*self._units, self._root) for f, part in zip(unit.flats, unit.parts, strict=True)
         }
         for flat in flats:
-            flat.make_pieces(parts[id(flat)])
+            flat.make_pieces(parts[id(flat)], on_host=self._on_host)
         self._trained = flats
         self.optimizer = make_optimizer(all_pieces(flats))
         self._gradients = ScatteredGradients(flats, group)
@@ -120,11 +136,18 @@ class Zero3:
         places = Counter(p for _, p in model.named_parameters(remove_duplicate=False))
         # a weight with two places would be freed by the one block while another needs it: it stays with the rest
         groups = [[(named.pop(p), p) for p in block.parameters() if places[p] == 1] for block in blocks]
-        units = [Unit(flats_of([part], self._group), gathering) for part in groups]
+        units = [Unit(self._flats([part]), gathering) for part in groups]
         # what is in no block (embeddings, head) is gathered together, but its gradients travel in pieces as large as a block
         largest = max((flat.bytes for unit in units for flat in unit.flats), default=0)
         rest = [[(named[p], p) for p in part] for part in cut(list(named), largest)]
-        return Unit(flats_of(rest, self._group), gathering), units
+        return Unit(self._flats(rest), gathering), units
+
+    def _flats(self, parts: Iterable[list[tuple[str, nn.Parameter]]]) -> Iterator[Flat]:
+        for part in parts:
+            for flat in flats_of([part], self._group):
+                if self.filler:
+                    self.filler.flat(flat.named, flat.spans, flat.low, flat.high)
+                yield flat
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         self._root.use()
@@ -177,7 +200,10 @@ class Zero3:
     def step(self) -> torch.Tensor:
         self._gradients.give()
         pieces = [p for flat in self._trained for p in flat.pieces]
-        return clip_and_update(self.optimizer, pieces, self._clip_norm, self._group)
+        norm = clip_and_update(self.optimizer, pieces, self._clip_norm, self._group, self._trained[0].whole.device)
+        for flat in self._trained:
+            flat.take_update()
+        return norm
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
         blocks = [flat.bytes for unit in self._units for flat in unit.flats]
@@ -199,6 +225,16 @@ class Zero3:
                 whole |= {n: p.data.to("cpu", copy=True) for flat in flats for n, p in flat.named}
             unit.free()
         return whole
+
+    def weight_shards(self) -> list[Shard]:
+        parts = {
+            id(f): part for unit in (*self._units, self._root) for f, part in zip(unit.flats, unit.parts, strict=True)
+        }
+        own = flat_weights(self._trained, [parts[id(flat)] for flat in self._trained])
+        return [*own, *whole_weights(self.module.named_buffers())]
+
+    def state_ranges(self) -> list[StateRange]:
+        return flat_states(self._trained, self.optimizer)
 
     def state_dict(self) -> dict[str, Any]:
         kept = self.weights(trained_only=True)

@@ -1,0 +1,49 @@
+"""``allranks diagnose``: what went wrong, where, why, and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from allranks.cli.options import json_option, print_json
+from allranks.errors import EXIT_FAILED, EXIT_OK
+
+
+@click.command("diagnose")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path))
+@click.option("--workers", type=click.IntRange(min=1), help="Processes that read in parallel (default: one a core).")
+@json_option
+def diagnose_command(paths: tuple[Path, ...], workers: int | None, as_json: bool) -> int:
+    """Say what went wrong: from run folders, folders of logs, or any log files, packed or not.
+
+    Reads Slurm output, torchrun, NCCL, kernel and system logs, sacct tables, py-spy and faulthandler dumps. Exit code 1 if
+    there are findings, 0 if not.
+    """
+    import msgspec
+
+    from allranks.diagnose import diagnose
+
+    diagnosis = diagnose([_run_or_path(path) for path in paths], workers=workers)
+    if as_json:
+        print_json(msgspec.to_builtins(diagnosis))
+    else:
+        from rich.console import Console
+
+        from allranks.diagnose.show import show
+
+        show(Console(), diagnosis)
+    return EXIT_FAILED if diagnosis.findings else EXIT_OK
+
+
+def _run_or_path(path: Path) -> Path:
+    """A path as it is; `latest` or the name of a run as that run's folder."""
+    if path.exists() or len(path.parts) != 1:
+        return path
+    from allranks.errors import RunNotFound
+    from allranks.rundir import find_run
+
+    try:
+        return find_run(str(path)).root
+    except RunNotFound:
+        return path

@@ -1,0 +1,48 @@
+"""``allranks lint``: the traps in a user's own script or environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from allranks.cli.options import json_option, print_json
+from allranks.errors import EXIT_FAILED, EXIT_OK, EXIT_REQUEST
+
+LEVELS = ("note", "warning", "error")
+
+
+@click.command("lint")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
+@click.option(
+    "--level",
+    type=click.Choice(LEVELS),
+    default="note",
+    show_default=True,
+    help="The least that is reported, and counts for the exit code.",
+)
+@json_option
+def lint_command(files: tuple[Path, ...], level: str, as_json: bool) -> int:
+    """Report the traps in batch scripts, shell scripts, environment files (output of env, .env) and specs. Runs nothing.
+
+    Exit code 0: nothing found; 1: findings; 2: a file could not be read, or not to its end. A finding that is meant is
+    silenced by a comment on its line or the one above: # allranks: allow RULE the reason
+    """
+    import msgspec
+
+    from allranks.lint import lint
+
+    report = lint(files)
+    wanted = LEVELS[LEVELS.index(level) :]
+    report = msgspec.structs.replace(report, findings=[f for f in report.findings if f.severity in wanted])
+    if as_json:
+        print_json(msgspec.to_builtins(report))
+    else:
+        from rich.console import Console
+
+        from allranks.lint.show import show
+
+        show(Console(highlight=False), report)
+    if report.unread:
+        return EXIT_REQUEST
+    return EXIT_FAILED if report.findings else EXIT_OK

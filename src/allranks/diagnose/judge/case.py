@@ -1,0 +1,134 @@
+"""Everything that was scanned, laid together; and a candidate for the cause."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import PurePath
+
+from msgspec import Struct, field
+
+from allranks.diagnose.catalogue.entry import FITS
+from allranks.diagnose.lines import comparable
+from allranks.diagnose.signals import FileScan, Signal
+
+_RANK_FILE = re.compile(r"(?:^|[._-])rank[._-]?(\d+)(?=[._-]|$)", re.IGNORECASE)
+_HOST_FILE = re.compile(r"^([A-Za-z][\w-]*(?:\.[\w-]+)*?)\.rank\d+\.log")
+
+
+class Candidate(Struct, kw_only=True):
+    """A possible cause, with what speaks for and against it."""
+
+    id: str
+    score: float
+    signals: list[Signal] = field(default_factory=list)
+    against: list[str] = field(default_factory=list)
+    cause: str | None = None  # instead of the catalogue's sentence, where more is known
+    next_test: str | None = None
+    rank: int | None = None
+    host: str | None = None
+    explained: bool = False  # another candidate is its cause
+
+    @property
+    def time(self) -> float | None:
+        times = [s.time for s in self.signals if s.time is not None]
+        return min(times) if times else None
+
+
+class Case:
+    """The scans of all files, and questions to them."""
+
+    def __init__(self, names: list[str], scans: list[FileScan]) -> None:
+        self.names, self.scans = names, scans
+        self._attribute()
+        self.signals: list[Signal] = [s for scan in scans for s in scan.signals]
+        self.candidates: dict[str, Candidate] = {}
+
+    def facts(self, name: str) -> list[Signal]:
+        """Signals of one fact, in order of files and lines."""
+        return self._facts.get(name, [])
+
+    @cached_property
+    def _facts(self) -> dict[str, list[Signal]]:
+        found: dict[str, list[Signal]] = {}
+        for signal in self.signals:
+            if signal.kind == "fact":
+                found.setdefault(signal.owner, []).append(signal)
+        return found
+
+    @cached_property
+    def rank_hosts(self) -> dict[int, str]:
+        """Which host a rank ran on, as far as any line says."""
+        found: dict[int, str] = {}
+        for scan in self.scans:
+            for rank, host in scan.rank_hosts.items():
+                found.setdefault(rank, host)
+        for signal in self.signals:
+            if signal.rank is not None and signal.host:
+                found.setdefault(signal.rank, signal.host)
+        return found
+
+    @cached_property
+    def world_size(self) -> int | None:
+        """The number of ranks that the logs name."""
+        sizes = [int(s.groups["nranks"]) for s in self.facts("comm_init")]
+        sizes += [int(s.groups["world"]) for s in self.facts("world") if len(s.groups["world"]) < 7]
+        return max(sizes, default=None)
+
+    @cached_property
+    def hosts(self) -> set[str]:
+        """Every host that a line names as its own."""
+        return {host for scan in self.scans for host in scan.hosts} | {s.host for s in self.signals if s.host}
+
+    def went_on_after(self, signal: Signal) -> bool:
+        """Whether training lines follow the last of these messages in the same file."""
+        scan = self.scans[signal.file]
+        tally = scan.tallies.get(signal.rule)
+        last = tally.last_line if tally else signal.line
+        return scan.last_progress is not None and scan.last_progress > last
+
+    def propose(
+        self, name: str, score: float, signals: Iterable[Signal] = (), *, cause: str | None = None
+    ) -> Candidate:
+        """A candidate of that class, new or the one there is, with at least this score."""
+        candidate = self.candidates.setdefault(name, Candidate(id=name, score=0.0))
+        candidate.score = max(candidate.score, score)
+        known = {(s.file, s.line) for s in candidate.signals}
+        candidate.signals += [s for s in signals if (s.file, s.line) not in known]
+        candidate.cause = cause or candidate.cause
+        return candidate
+
+    def roots(self, *, above: float = FITS) -> list[Candidate]:
+        """Candidates that stand for themselves."""
+        return [c for c in self.candidates.values() if not c.explained and c.score >= above]
+
+    def file_rank(self, file: int) -> int | None:
+        """The rank that a file is of, by its name or because it names no other."""
+        match = _RANK_FILE.search(PurePath(self.names[file]).name)
+        ranks = self.scans[file].ranks
+        return int(match.group(1)) if match else ranks[0] if len(ranks) == 1 else None
+
+    def _attribute(self) -> None:
+        """Give signals without rank or host those of their file, where the file has only one."""
+        for scan in self.scans:
+            name = PurePath(self.names[scan.file]).name
+            rank_match, host_match = _RANK_FILE.search(name.split(".log")[0]), _HOST_FILE.match(name)
+            own_rank = int(rank_match.group(1)) if rank_match else (scan.ranks[0] if len(scan.ranks) == 1 else None)
+            own_host = host_match.group(1) if host_match else (scan.hosts[0] if len(scan.hosts) == 1 else None)
+            for signal in scan.signals:
+                if signal.rank is None and signal.local is None and rank_match:
+                    signal.rank = own_rank
+                if signal.host is None and (signal.rank is None or signal.rank == own_rank):
+                    signal.host = own_host
+            if own_rank is not None and own_host:
+                scan.rank_hosts.setdefault(own_rank, own_host)
+
+
+def in_order(signals: Iterable[Signal]) -> list[Signal]:
+    """By time where both have one that compares, else by file and line."""
+    listed = sorted(signals, key=lambda s: (s.file, s.line))
+    times = [s.time for s in listed if s.time is not None]
+    if len(times) < len(listed) or not all(comparable(times[0], t) for t in times):
+        return listed
+    return sorted(listed, key=lambda s: (s.time or 0.0, s.file, s.line))

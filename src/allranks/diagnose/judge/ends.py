@@ -1,0 +1,53 @@
+"""How processes ended: what the agent's table and Slurm's last lines tell of the first failure."""
+
+from __future__ import annotations
+
+import re
+
+from msgspec import Struct
+
+from allranks.diagnose.judge.case import Case, in_order
+
+_NUMBER = re.compile(r"\d+")
+
+
+def decide(case: Case) -> None:
+    """Where nothing but the end of a process is told, says so: the launcher's table hides the error itself."""
+    if case.candidates:
+        return
+    ended = [
+        s
+        for s in case.facts("agent_field")
+        if s.groups["field"].lower() == "exitcode" and s.groups["value"].startswith("1 ")
+    ]
+    ended += [s for s in case.facts("agent_failed") if s.groups["code"] == "1"]
+    ended += [s for s in case.facts("srun_exit") if re.search(r"exit code [1-9]\d?$", s.groups["how"])]
+    if ended:
+        found = case.propose("application_error", 0.5, in_order(ended))
+        found.cause = "A process ended with an error code of its own; its error is not in these logs, only the launcher's report of it."
+        found.next_test = (
+            "give diagnose the logs of that rank; decorate the program's main function with torch.distributed.elastic's @record, or start with "
+            "--log-dir and --redirects=3, so that the error is kept"
+        )
+
+
+class FirstEnd(Struct, frozen=True):
+    """Who ended first, by the word of torchrun's agent or of srun."""
+
+    host: str | None
+    rank: int | None
+
+
+def first_end(case: Case) -> FirstEnd:
+    """The agent's root cause; else the host of the first task that srun saw fail."""
+    for root in in_order(case.facts("agent_root")):
+        fields = {
+            s.groups["field"].lower(): s.groups["value"]
+            for s in reversed(case.facts("agent_field"))
+            if s.file == root.file and root.line < s.line <= root.line + 9
+        }
+        if fields:
+            rank = _NUMBER.match(fields.get("rank", ""))
+            return FirstEnd(fields.get("host"), int(rank.group()) if rank else None)
+    ended = [s for s in in_order(case.facts("srun_exit")) if "terminated" not in s.groups["how"].lower()]
+    return FirstEnd(ended[0].groups["host"] if ended else None, None)

@@ -1,0 +1,102 @@
+"""GPU memory that ran out: in the optimizer's first step, really, or not at all."""
+
+from __future__ import annotations
+
+import re
+
+from allranks.diagnose.catalogue.entry import SHOWS
+from allranks.diagnose.judge.case import Candidate, Case
+from allranks.diagnose.signals import Signal
+
+_OPTIMIZER = re.compile(
+    r"torch/optim/|:_?(multi_tensor|single_tensor|fused)_\w+|optimizer\.py:step|:_init_group|:initialize_optimizer_states|:_optimizer_step|adamw?\.py:",
+    re.IGNORECASE,
+)
+# functions in which a program touches its GPU for the first time
+_FIRST_TOUCH = re.compile(
+    r":(barrier|init_process_group|_lazy_init|set_device|new_group|_cuda_init|init_device_mesh|_init_dist\w*|initialize_distributed)$"
+)
+# functions in which a program touches its GPU for the first time
+_FIRST_TOUCH = re.compile(
+    r":(barrier|init_process_group|_lazy_init|set_device|new_group|_cuda_init|init_device_mesh|_init_dist\w*|initialize_distributed)$"
+)
+_UNITS = {
+    "B": 1,
+    "bytes": 1,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+}
+NEAR_LINES = 60
+
+
+def decide(case: Case) -> None:
+    """Tells the kinds of GPU out-of-memory apart."""
+    oom = case.candidates.get("cuda_oom")
+    if oom is None:
+        return
+    nearby = [s for s in case.facts("optimizer") if any(_beside(s, o) for o in oom.signals)]
+    in_step = [s for s in oom.signals if any(_OPTIMIZER.search(f) for f in s.frames[-6:])]
+    if in_step or nearby:
+        found = case.propose(
+            "cuda_oom_optimizer_step", min(0.98, oom.score + 0.02), [*in_step, *nearby, *oom.signals[:1]]
+        )
+        if case.candidates.get("cuda_oom") is oom:
+            oom.explained = True
+        if not in_step:
+            found.against.append("the optimizer is named near the error, but the traceback does not show it")
+    _strange(case, oom.signals)
+
+
+def _beside(a: Signal, b: Signal) -> bool:
+    """Near each other in a file, and of the same rank."""
+    same = (a.file, a.rank, a.local, a.task) == (b.file, b.rank, b.local, b.task)
+    return same and abs(a.line - b.line) <= NEAR_LINES
+
+
+def _strange(case: Case, signals: list[Signal]) -> None:
+    """Out of memory with memory to spare, before anything was allocated, or without the allocator's word."""
+    sizes = [(s, _bytes(s.groups["want"]), _bytes(s.groups["free"])) for s in case.facts("oom_sizes")]
+    spare = [s for s, want, free in sizes if want and free > 2 * want and free > 2**30]
+    oom = case.candidates["cuda_oom"]
+    if spare and len(spare) == len(sizes):
+        _to_spare(case, oom, spare)
+    elif not sizes and any("error: out of memory" in s.text.lower() for s in signals):
+        early = [s for s in signals if any(_FIRST_TOUCH.search(f) for f in s.frames[-4:])]
+        _at_first_touch(case, oom, early) if early else _from_driver(case, oom, signals)
+
+
+def _to_spare(case: Case, oom: Candidate, spare: list[Signal]) -> None:
+    found = case.propose("gpu_hardware_fault", SHOWS - 0.02, spare)
+    found.cause = "The allocation failed although much more memory was free than it asked for: either a limit was set for the process, or the GPU is faulty."
+    oom.against.append("more memory was free than was asked for")
+    oom.score = min(oom.score, 0.7)
+
+
+def _at_first_touch(case: Case, oom: Candidate, early: list[Signal]) -> None:
+    found = case.propose("gpu_hardware_fault", oom.score + 0.02, early)
+    found.cause = (
+        "The GPU said `out of memory` at the first operation on it, before the program had put anything there: either another process "
+        "holds the card, or the GPU is faulty. The size of the program is not the cause."
+    )
+    found.against.append("another process on the same card looks the same: nvidia-smi tells")
+    oom.against.append("the program had not allocated anything yet")
+
+
+def _from_driver(case: Case, oom: Candidate, signals: list[Signal]) -> None:
+    found = case.propose("gpu_hardware_fault", 0.45, signals[:1])
+    found.cause = "The driver itself said `out of memory`, without the allocator's figures: now and then that is a faulty GPU rather than a full one."
+    found.against.append("no ECC error, Xid or NVLink error is in these logs")
+    oom.against.append("no sizes are given: this error also comes from faulty GPUs and from cards in exclusive use")
+
+
+def _bytes(text: str) -> float:
+    number, _, unit = text.partition(" ")
+    try:
+        return float(number) * _UNITS.get(unit, 0)
+    except ValueError:
+        return 0.0

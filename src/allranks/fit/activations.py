@@ -1,0 +1,193 @@
+"""What forward keeps for backward, in bytes, counted operation by operation as transformers 5 writes its models.
+
+The counts follow what autograd really saves (a test compares them with it, tensor for tensor): a linear layer keeps its input only
+if its weight is trained, a norm in bfloat16 keeps a float32 copy of its input, LoRA keeps its own, and so on. Tables in the literature
+(34 bytes a token and hidden unit, Korthikanti et al. 2022) count a fused layer, which these models are not.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from allranks.fit.adapters import Adapted
+from allranks.fit.config import ENCODERS, ModelConfig
+from allranks.fit.shapes import Shapes, Unit, Weight
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """One micro-batch as the model sees it. ``packed``: rows share sequences, so attention gets a mask."""
+
+    sequences: int
+    length: int
+    element: int  # bytes of one number in the model's dtype
+    device: str
+    packed: bool = False
+    attention: str = "sdpa"
+
+    @property
+    def tokens(self) -> int:
+        return self.sequences * self.length
+
+
+class Layer:
+    """One block's tensors of one micro-batch."""
+
+    def __init__(self, config: ModelConfig, unit: Unit, what: Adapted, batch: Batch) -> None:
+        self._c, self._unit, self._what, self._batch = config, unit, what, batch
+        self._e = batch.element
+        self._adapter_element = 4  # PEFT makes new adapters float32, whatever the base is
+        self._by_name = {w.name.removesuffix(".weight"): w for w in unit.weights}
+
+    def output(self) -> int:
+        """What the next block gets."""
+        return self._batch.tokens * self._c.hidden * self._e
+
+    def kept(self) -> int:
+        """All that backward needs of this block, its input among it."""
+        if self._c.family in ENCODERS or self._c.family == "gpt2":
+            return self._batch.tokens * self._post_norm_tokens() + self._attention_matrices()
+        per_token = self._norms() + self._attention() + self._mlp()
+        return self._batch.tokens * per_token + self._attention_matrices() + self._merged_experts()
+
+    def passing(self) -> int:
+        """What backward itself holds for a while beside what was kept, at its worst: gradients of the widest tensors."""
+        c = self._c
+        inner = max(c.intermediate, c.expert_intermediate * c.experts_per_token, c.heads * c.head_dim)
+        gated = 2 if c.family not in ENCODERS and c.family != "gpt2" else 1
+        return self._batch.tokens * (gated * inner + c.hidden) * self._e
+
+    def _norms(self) -> int:
+        """Two norms of the hidden state, and what they give to the linear layers behind them."""
+        return 2 * self._c.hidden * norm_bytes(self._c, self._e, self._what.is_trained(self._find("input_layernorm")))
+
+    def _attention(self) -> int:
+        c, e = self._c, self._e
+        q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
+        keys = 2 * (q if self._repeats_keys() else kv)
+        if c.family == "phi3":
+            keys += q + kv  # the values are a view of the three together
+        total = (q + keys + q) * e + c.heads * 4  # q, k, v, the output, and the softmax's sums
+        if c.qk_norm:
+            trained = self._what.is_trained(self._find("input_layernorm"))
+            total += (q + kv) * (4 + (e if trained else 0))
+        if c.family == "phi3":
+            return total + self._inputs({"self_attn.qkv_proj": c.hidden})
+        first = {f"self_attn.{n}_proj": c.hidden for n in "qkv"}
+        return total + self._inputs(first) + self._inputs({"self_attn.o_proj": q}, kept_anyway=True)
+
+    def _repeats_keys(self) -> bool:
+        """With a mask the keys are copied for every group of queries."""
+        return self._batch.packed and self._c.heads != self._c.kv_heads
+
+    def _mlp(self) -> int:
+        if self._unit.kind == "moe":
+            return self._experts()
+        return self._gated("mlp", self._c.intermediate)
+
+    def _gated(self, prefix: str, inner: int) -> int:
+        fused = f"{prefix}.gate_up_proj" in self._by_name
+        names = ["gate_up_proj"] if fused else ["gate_proj", "up_proj"]
+        first = {f"{prefix}.{n}": self._c.hidden for n in names}
+        return 3 * inner * self._e + self._inputs(first) + self._inputs({f"{prefix}.down_proj": inner})
+
+    def _experts(self) -> int:
+        """Fused experts by grouped products: every token is there once for each of its experts."""
+        c, e = self._c, self._e
+        routed = c.experts_per_token * ((2 * c.expert_intermediate + 2 * c.expert_intermediate + 2 * c.hidden) * e)
+        router = c.experts * 4 * 3 + (4 * c.hidden if e == 2 else 0)
+        router += c.experts_per_token * 8 * 5  # which tokens go where: sorted, and back
+        shared = self._gated("mlp.shared_experts", c.shared_intermediate) if c.shared_intermediate else 0
+        return routed + router + shared
+
+    def _merged_experts(self) -> int:
+        """PEFT adds adapters of fused experts to the weights themselves: a whole copy, kept for backward."""
+        return sum(w.numel * self._e for w in self._unit.weights if w.kind == "experts" and self._what.has_lora(w))
+
+    def _inputs(self, layers: dict[str, int], *, kept_anyway: bool = False) -> int:
+        """Bytes a token of the inputs that linear layers keep; those of `layers` share one input.
+
+        Args:
+            kept_anyway: the operation before has kept the same tensor already.
+        """
+        e, what, total, shared = self._e, self._what, 0, False
+        for name, width in layers.items():
+            weight = self._find(f"{name}")
+            if what.is_trained(weight):
+                shared = True
+            if not what.has_lora(weight):
+                continue
+            own = self._adapter_element
+            total += what.r * own
+            if what.dropout:  # its mask, and what it leaves of the input
+                total += width * (own + (own if self._batch.device == "cpu" else 1))
+            elif own != e:
+                total += width * own  # the input as float32
+            else:
+                shared = True
+        return total + (max(layers.values()) * e if shared and not kept_anyway else 0)
+
+    def _attention_matrices(self) -> int:
+        """What attention keeps of the size of length x length."""
+        c, b = self._c, self._batch
+        square = b.sequences * b.length * b.length
+        if b.attention == "eager":
+            return square * c.heads * (b.element + 4)
+        if c.attention_dropout and b.device == "cpu":  # no fused kernel there: softmax, mask, and their product
+            return 3 * square * c.heads * 4  # in float32, whatever the model's dtype
+        return square * b.element if b.packed else 0
+
+    def _post_norm_tokens(self) -> int:
+        """BERT and GPT-2: LayerNorm, one activation function, dropout on what is added to the hidden state."""
+        c, e = self._c, self._e
+        h, inner = c.hidden, c.intermediate
+        mask = (e if self._batch.device == "cpu" else 1) if c.dropout else 0
+        norms = 2 * h * e
+        plain = bool(c.attention_dropout) and self._batch.device == "cpu"  # products and softmax, in float32
+        attention = h * e + 3 * h * (4 if plain else e) + (0 if plain else c.heads * 4)
+        mlp = (1 if c.family != "gpt2" else 4) * inner * e  # GPT-2's tanh form of GELU is several operations
+        total = norms + attention + mlp + 2 * h * mask
+        if c.family == "gpt2":
+            return (
+                total
+                + self._inputs({"attn.c_attn": h})
+                + self._inputs({"mlp.c_fc": h})
+                + self._inputs({"mlp.c_proj": inner})
+            )
+        linears = [n for n, w in self._by_name.items() if w.kind == "linear"]
+        *attended, up, down = linears
+        qkv, out = attended[:3], attended[3]
+        return (
+            total
+            + self._inputs(dict.fromkeys(qkv, h))
+            + self._inputs({out: h}, kept_anyway=not self._what.lora)
+            + self._inputs({up: h})
+            + self._inputs({down: inner})
+        )
+
+    def _find(self, name: str) -> Weight:
+        return self._by_name[name]
+
+
+def norm_bytes(config: ModelConfig, element: int, trained: bool) -> int:
+    """What a norm keeps of one number: in float32, and once more before its weight, which Gemma applies in float32 too."""
+    before_weight = 4 if config.family == "gemma" else element
+    return 4 + (before_weight if trained else 0)
+
+
+def kept_behind(model: Shapes, what: Adapted, batch: Batch) -> int:
+    """The last norm and the input of the vocabulary's projection."""
+    c, e = model.config, batch.element
+    if c.family in ENCODERS:
+        return batch.sequences * batch.length * c.hidden * e
+    head = next((w for w in model.behind if w.name in ("lm_head.weight", "score.weight")), model.before[0])
+    trained = what.is_trained(head)
+    return batch.tokens * c.hidden * (norm_bytes(c, e, what.is_trained(model.behind[0])) + (e if trained else 0))
+
+
+def logits(model: Shapes, batch: Batch) -> int:
+    """Bytes of the scores of every position while the loss is computed: in float32, and their logarithms.
+
+    ``train/kernels.py``: backward writes its gradient over the latter, so that it needs no more.
+    """
+    c = model.config
+    return 0 if c.family in ENCODERS or c.labels else batch.tokens * c.vocab_size * 8

@@ -1,0 +1,117 @@
+"""Reads a user's own batch or shell script, environment file or spec, and reports its traps. Nothing is run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from allranks.lint.environment import read_environment, read_spec
+from allranks.lint.files import NotReadable, Opened, open_file
+from allranks.lint.job import Job
+from allranks.lint.reading import Reading
+from allranks.lint.records import Finding, Hit, LintReport, Rule, Unread
+from allranks.lint.rules import RULES
+from allranks.lint.source import Source
+
+ALLOW = re.compile(r"#\s*allranks:\s*allow\s+([a-z0-9,-]+)\s+(\S.*)")
+
+__all__ = ["Finding", "LintReport", "lint"]
+
+
+def lint(paths: Sequence[str | Path]) -> LintReport:
+    """Findings in all files, by file and line. Files that cannot be read are in `unread`; nothing is raised for them."""
+    findings: list[Finding] = []
+    allowed: list[Finding] = []
+    unread: list[Unread] = []
+    for path in paths:
+        name = str(path)
+        try:
+            jobs, complaints = _jobs(Path(path))
+        except NotReadable as problem:
+            unread.append(Unread(name, None, str(problem)))
+            continue
+        for job in jobs:
+            kept, excused = _check(name, job)
+            findings += [f for f in kept if f not in findings]
+            allowed += excused
+            complaints += [
+                (job.lines.place(offset)[0], f"{what}; the rest was not read") for offset, what in job.reading.trouble
+            ]
+        unread += [Unread(name, line, why) for line, why in dict.fromkeys(complaints)]
+    return LintReport(files=[str(p) for p in paths], findings=findings, allowed=allowed, unread=unread)
+
+
+def _jobs(path: Path) -> tuple[list[Job], list[tuple[int | None, str]]]:
+    """What the file holds: one job; of a spec its environment, and its set-up lines if there are any."""
+    opened = open_file(path)
+    if opened.kind == "spec":
+        return _spec_jobs(path, opened), list(opened.complaints)
+    if opened.kind == "environment":
+        reading = read_environment(opened.text)
+        if not reading.assignments:
+            raise NotReadable("no line of this environment file is NAME=value")
+    else:
+        reading = Reading()
+        reading.read(Source(opened.text.replace("\r\n", " \n")))
+    jobs = [Job(opened.text, opened.kind, reading)]
+    for script in reading.submitted:
+        inner = Reading()
+        inner.read(script)
+        jobs.append(Job(opened.text, "script", inner, source=script))
+    return jobs, list(opened.complaints)
+
+
+def _spec_jobs(path: Path, opened: Opened) -> list[Job]:
+    from allranks.errors import SpecError
+    from allranks.spec.load import load_spec
+
+    try:
+        spec = load_spec(path)
+    except SpecError as problem:
+        raise NotReadable(str(problem).removeprefix(f"{path}: ")) from None
+    reading, lines = read_spec(opened.text, spec)
+    for line, offset in lines:
+        reading.read(Source(line, range(offset, offset + len(line))))
+    return [Job(opened.text, "spec", reading, nodes=spec.cluster.nodes)]
+
+
+def _check(name: str, job: Job) -> tuple[list[Finding], list[Finding]]:
+    found: dict[tuple[str, int, str], Finding] = {}
+    for rule in RULES:
+        if job.kind in rule.files:
+            for hit in rule.check(job):
+                finding = _finding(name, job, rule, hit)
+                found.setdefault((finding.id, finding.line, finding.message), finding)
+    ordered = sorted(found.values(), key=lambda f: (f.line, f.column, f.id))
+    excuses = _excuses(job)
+    excused = [f for f in ordered if f.id in excuses.get(f.line, ())]
+    return [f for f in ordered if f not in excused], excused
+
+
+def _finding(name: str, job: Job, rule: Rule, hit: Hit) -> Finding:
+    line, column = job.lines.place(hit.offset)
+    return Finding(
+        id=rule.id,
+        severity=hit.severity or rule.severity,
+        file=name,
+        line=line,
+        column=column,
+        text=job.lines.line(line).strip()[:300],
+        message=hit.message[:400],
+        why=hit.why or rule.why,
+        cure=hit.cure or rule.cure,
+        source=hit.source or rule.source,
+    )
+
+
+def _excuses(job: Job) -> dict[int, set[str]]:
+    """Lines that a comment ``# allranks: allow RULE reason`` covers: its own and the next."""
+    found: dict[int, set[str]] = {}
+    for number, line in enumerate(job.text.splitlines(), start=1):
+        comment = ALLOW.search(line)
+        if comment:
+            rules = set(comment[1].split(","))
+            alone = line.lstrip().startswith("#")
+            found.setdefault(number + 1 if alone else number, set()).update(rules)
+    return found

@@ -1,0 +1,159 @@
+"""What reading gives to the rules, and what rules give back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from allranks.lint.source import Source, shown
+
+if TYPE_CHECKING:
+    from allranks.lint.job import Job
+
+Severity = Literal["error", "warning", "note"]
+
+
+class Arg(msgspec.Struct, frozen=True):
+    """A word after expansion; what cannot be known stays frozen in it (`source.OPEN`)."""
+
+    source: Source
+    offset: int
+    quoted: bool = False
+
+    @property
+    def text(self) -> str:
+        return shown(self.source.text)
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """``NAME=value``, wherever: a line of its own, ``export``, before a command, in an environment file."""
+
+    name: str
+    source: Source
+    offset: int
+    exported: bool = False
+    under: tuple[Call, ...] = ()
+    raw: str = ""  # as written, with its quotes
+    items: tuple[Source, ...] | None = None
+    removed: bool = False  # `unset NAME`
+    masked: bool = False  # `export NAME=$(command)`: the command's failure is not seen
+    in_substitution: bool = False
+
+    @property
+    def value(self) -> str:
+        return shown(self.source.text)
+
+
+class Redirect(msgspec.Struct, frozen=True):
+    operator: str
+    target: str
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One program with its arguments; `under` are the programs that start it, outermost first."""
+
+    program: str
+    args: tuple[Arg, ...]
+    offset: int
+    under: tuple[Call, ...] = ()
+    prefix: tuple[Assignment, ...] = ()
+    redirects: tuple[Redirect, ...] = ()
+    before: str = ""  # operator before and after the command
+    after: str = ""
+    in_loop: bool = False
+    in_function: bool = False
+    in_substitution: bool = False
+    tested: bool = False  # the condition of an if or a while
+    module: bool = False  # started with python -m
+    written: str = ""  # the program's word as written
+
+    @property
+    def srun(self) -> Call | None:
+        """The nearest srun that starts it."""
+        return next((c for c in reversed(self.under) if c.program == "srun"), None)
+
+
+class Use(msgspec.Struct, frozen=True):
+    """``$NAME``, expanded by the shell that runs under `under`."""
+
+    name: str
+    offset: int
+    under: tuple[Call, ...]
+    program: str  # of the command it stands in; "=" for an assignment
+    operator: str = ""  # what follows the name in ${NAME...}
+    in_function: bool = False
+
+
+class Directive(msgspec.Struct, frozen=True):
+    """One option of one ``#SBATCH`` line."""
+
+    name: str  # long name without dashes
+    value: str | None
+    offset: int
+    text: str  # of its line, from the option on
+    late: bool = False  # after the first command: sbatch does not read it
+
+
+class Comment(msgspec.Struct, frozen=True):
+    offset: int
+    text: str
+
+
+class Unread(msgspec.Struct, frozen=True):
+    """What could not be read, and why."""
+
+    file: str
+    line: int | None
+    why: str
+
+
+class Hit(msgspec.Struct, frozen=True):
+    """What a rule says of one place. `cure` and `why` replace the rule's own where the case asks for it."""
+
+    offset: int
+    message: str
+    cure: str | None = None
+    why: str | None = None
+    source: str | None = None
+    severity: Severity | None = None
+
+
+Check = Callable[["Job"], Iterable[Hit]]
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """One trap. `why` says what happens, `cure` what to write, `source` where this is known from."""
+
+    id: str
+    severity: Severity
+    check: Check
+    why: str
+    cure: str
+    source: str
+    files: tuple[str, ...] = ("script",)  # kinds of files it is asked about
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One trap in one place, as ``--json`` prints it. Lines and columns count from 1."""
+
+    id: str
+    severity: Severity
+    file: str
+    line: int
+    column: int
+    text: str
+    message: str
+    why: str
+    cure: str
+    source: str
+
+
+class LintReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Findings by file and line; what was allowed by a comment; what could not be read."""
+
+    files: list[str]
+    findings: list[Finding]
+    allowed: list[Finding]
+    unread: list[Unread]

@@ -1,0 +1,196 @@
+"""Tasks, CPUs, threads and GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from allranks.lint.job import Job, Launch
+from allranks.lint.options import slurm_options
+from allranks.lint.records import Hit
+
+SEVERAL_WHY = "Every task starts a launcher that starts all ranks of the node: too many ranks on each GPU, and launchers that fight for one port."
+SEVERAL_CURE = (
+    "#SBATCH --ntasks-per-node=1, the launcher starts the ranks of its node; or srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1: "
+    "without --ntasks srun keeps the job's number of tasks and ignores --ntasks-per-node"
+)
+ONE_NODE_WHY = "The batch script runs on the first node only. Without srun the other nodes are paid for and idle, or awaited until the timeout."
+ONE_NODE_CURE = "start it on every node: srun --ntasks-per-node=1 torchrun ..."
+INHERITED_WHY = (
+    "From Slurm 22.05 to 23.02 srun does not read --cpus-per-task of the job: each task gets one CPU, and data loaders share it. "
+    "With one task a node most clusters give it all CPUs anyway."
+)
+INHERITED_CURE = 'srun --cpus-per-task="$SLURM_CPUS_PER_TASK", or export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'
+MISSING_WHY = "Without --cpus-per-task a task has one CPU: all ranks and data loaders of the node share that one."
+MISSING_CURE = (
+    "#SBATCH --cpus-per-task=<CPUs of a node / tasks a node>, and the same to srun; or --exclusive, or --cpus-per-gpu"
+)
+THREADS_WHY = (
+    "torchrun and accelerate set OMP_NUM_THREADS=1 where it is missing; other launchers leave it, and every rank starts as many threads as "
+    "there are cores."
+)
+THREADS_CURE = "export OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / <ranks of a task>))"
+GPUS_WHY = "--gpus counts GPUs of the whole job; Slurm may spread them unevenly, 7 and 1, while the launcher expects as many on every node."
+PER_TASK_WHY = (
+    "Each task sees its own GPU only, as number 0: cuda:LOCAL_RANK fails from the second rank on, and direct copies between the ranks' GPUs "
+    "may be lost."
+)
+PER_TASK_CURE = "--gpus-per-node=<n>, so that every task sees all GPUs of its node and takes the one of its local rank"
+TOO_MANY_WHY = "Ranks without a GPU of their own stop with 'invalid device ordinal', or two share one and NCCL reports a duplicate GPU."
+KILL_WHY = (
+    "By default srun lets the other tasks run on when one fails; they wait for it in a collective until the timeout."
+)
+KILL_CURE = "srun --kill-on-bad-exit=1 (srun then may return 143 instead of the first task's code)"
+SPREADING = {
+    "srun",
+    "mpirun",
+    "mpiexec",
+    "ssh",
+    "pdsh",
+    "clush",
+    "parallel",
+    "aprun",
+    "jsrun",
+    "flux",
+    "orterun",
+    "mpiexec.hydra",
+}
+
+
+def _starts(launch: Launch) -> bool:
+    return launch.kind != "python"
+
+
+def several(job: Job) -> Iterator[Hit]:
+    for launch in job.launches:
+        if _starts(launch) and launch.srun:
+            tasks = job.tasks_per_node(launch.srun)
+            if tasks is not None and tasks > 1:
+                yield Hit(launch.call.offset, f"srun starts {tasks} tasks on a node, and each starts {launch.kind}")
+
+
+def one_node(job: Job) -> Iterator[Hit]:
+    if not job.is_batch or not job.multi_node:
+        return
+    for launch in job.launches:
+        spread = any(c.program in SPREADING for c in launch.call.under)
+        if not spread and _starts(launch) and not launch.call.in_function and not launch.option("hostfile", "H"):
+            count = job.nodes if job.nodes else "several"
+            yield Hit(launch.call.offset, f"{launch.kind} runs on the first of {count} nodes only")
+
+
+def inherited(job: Job) -> Iterator[Hit]:
+    asked = job.number(job.heads("cpus-per-task"))
+    if asked is None or asked < 2 or job.has("SRUN_CPUS_PER_TASK"):
+        return
+    for srun in _launching(job):
+        if slurm_options(srun).keys() & {"cpus-per-task", "exclusive", "cpus-per-gpu", "cpu-bind"}:
+            continue
+        several_tasks = (job.tasks_per_node(srun) or 2) > 1
+        yield Hit(
+            srun.offset,
+            f"srun is not told --cpus-per-task, which the job sets to {asked}",
+            severity=None if several_tasks else "note",
+        )
+
+
+def _launching(job: Job):
+    """The sruns that start ranks, each once."""
+    found = {id(la.srun): la.srun for la in job.launches if la.srun}
+    return list({s.offset: s for s in found.values() if s}.values())
+
+
+def missing(job: Job) -> Iterator[Hit]:
+    if not job.heading or not job.launches:
+        return
+    given = job.heading.keys() & {
+        "cpus-per-task",
+        "cpus-per-gpu",
+        "exclusive",
+        "mincpus",
+        "cores-per-socket",
+        "threads-per-core",
+        "ntasks-per-core",
+    }
+    if given or any(slurm_options(s).keys() & {"cpus-per-task", "cpus-per-gpu", "exclusive"} for s in _launching(job)):
+        return
+    launch = job.launches[0]
+    tasks = job.number(job.heads("ntasks-per-node")) or job.number(job.heads("ntasks")) or 1
+    if launch.srun is None and tasks > 1:
+        return  # the tasks' CPUs are all the batch script's own
+    yield Hit(launch.call.offset, f"the job asks for no CPUs: {launch.kind} and its ranks get one a task")
+
+
+def sources_settings(job: Job) -> bool:
+    """Whether a file is sourced that may set anything; environments' own scripts set only paths."""
+    known = re.compile(r"(?:activate|conda\.sh|mamba\.sh|bashrc|profile|modules?\.sh|init/(?:ba)?sh|lmod\S*|z00\S*)\Z")
+    return any(c.program in ("source", ".") and c.args and not known.search(c.args[0].text) for c in job.calls)
+
+
+def threads(job: Job) -> Iterator[Hit]:
+    if job.has("OMP_NUM_THREADS") or not job.launches or sources_settings(job) or _passes(job, "OMP_NUM_THREADS"):
+        return
+    for launch in job.launches:
+        if not job.is_batch and launch.srun is None:
+            continue  # whoever calls this script may have set it
+        per_node = job.number(launch.value("nproc_per_node", "num_gpus"))
+        if launch.kind == "python":
+            tasks = job.tasks_per_node(launch.srun) if launch.srun else None
+            bound = "cpus-per-task" in (slurm_options(launch.srun) if launch.srun else {})
+            if tasks and tasks > 1 and not bound:
+                yield Hit(
+                    launch.call.offset,
+                    f"no OMP_NUM_THREADS: each of the {tasks} ranks of a node starts a thread on every core it sees",
+                )
+                return
+        elif per_node != 1 and (per_node or launch.value("nproc_per_node", "num_gpus", "num_processes")):
+            sets = (
+                "all cores for every rank" if launch.kind == "deepspeed" else f"{launch.kind} gives every rank 1 thread"
+            )
+            yield Hit(launch.call.offset, f"no OMP_NUM_THREADS: {sets}")
+            return
+
+
+def _passes(job: Job, name: str) -> bool:
+    return any(a.text.startswith((f"--export=ALL,{name}", f"{name}=")) for c in job.calls for a in c.args)
+
+
+def gpus_total(job: Job) -> Iterator[Hit]:
+    found = job.heading.get("gpus")
+    if found and job.multi_node:
+        yield Hit(found.offset, f"--gpus={found.value} is the number for all nodes together")
+
+
+def gpu_per_task(job: Job) -> Iterator[Hit]:
+    found = job.heading.get("gpus-per-task")
+    for launch in job.launches:
+        if launch.kind != "python" or launch.srun is None or (job.tasks_per_node(launch.srun) or 1) < 2:
+            continue
+        option = slurm_options(launch.srun).get("gpus-per-task")
+        if found or option:
+            yield Hit(
+                option.arg.offset if option else found.offset if found else 0,
+                "one GPU a task with several tasks a node",
+            )
+            return
+
+
+def too_many(job: Job) -> Iterator[Hit]:
+    for launch in job.launches:
+        option = launch.option("nproc_per_node", "num_gpus")
+        ranks = job.number(option.value) if option else None
+        gpus = job.gpus_per_node
+        per_task = job.number(job.heads("gpus-per-task"))
+        if per_task and launch.srun:
+            gpus = per_task * (job.tasks_per_node(launch.srun) or 1)
+        if option and ranks and gpus and ranks > gpus:
+            yield Hit(option.arg.offset, f"{ranks} ranks a node, but the job asks for {gpus} GPUs a node")
+
+
+def kill(job: Job) -> Iterator[Hit]:
+    if job.has("SLURM_KILL_BAD_EXIT"):
+        return
+    for srun in _launching(job):
+        tasks = job.tasks_per_node(srun)
+        if (job.multi_node or (tasks is not None and tasks > 1)) and "kill-on-bad-exit" not in slurm_options(srun):
+            yield Hit(srun.offset, "srun without --kill-on-bad-exit: when one task fails, the others run on")

@@ -1,0 +1,150 @@
+"""What the ranks of the loading tests do."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from allranks.errors import AllranksError
+from allranks.spec.records import AdapterSpec, ModelSpec, TrainSpec
+from allranks.train import strategies
+from allranks.train.adapters import add_adapter
+from allranks.train.checkpoint import published_of
+from allranks.train.checksums import checksums
+from allranks.train.loading import filler as filling
+from allranks.train.loading import source as sources
+from allranks.train.loading.setup import set_up
+from allranks.train.losses import LossModel
+from allranks.train.model import build_model, load_model
+from allranks.train.moe import routers_of
+from allranks.train.optim import adamw
+from allranks.train.proof import weights_digest
+from allranks.train.world import World
+from tests.dist.cases import main, model_of
+
+ADAPTER = AdapterSpec(type="lora", r=4, targets=["q_proj", "v_proj"], modules_to_save=["lm_head"])
+NONE = AdapterSpec()
+
+
+def loaded(world: World, args: dict[str, Any], name: str) -> tuple[Any, Any, LossModel, bytes | None, Any, str]:
+    """A strategy on a model that was loaded as the worker does it."""
+    _, tokenizer = model_of()
+    name, _, adapters = name.partition(":")
+    strategy = strategies.create(name, {"adapters": adapters} if adapters else {})
+    spec = ModelSpec(name=args["model"], config=args.get("config", {}))
+    how = {"dtype": args.get("dtype", "float32"), "labels": {}, "seed": 1}
+    model, filler = load_model(world, spec, tokenizer, **how)
+    adapter = ADAPTER if args.get("lora") else NONE
+    model = add_adapter(model, adapter, classifier=False, base="b", seed=1)
+    published = repr(published_of(model, world.size))
+    module = LossModel(model, classifier=False)
+    digest, done = set_up(strategy, filler, module, model, adamw(TrainSpec()), world.group, 1.0)
+    return strategy, model, module, digest, done, published
+
+
+def plain(args: dict[str, Any]) -> Any:
+    """The same model without any of this: by transformers and PEFT."""
+    from transformers import AutoModelForCausalLM
+
+    if args["model"].startswith("tiny:"):
+        _, tokenizer = model_of()
+        spec = ModelSpec(name=args["model"], config=args.get("config", {}))
+        model: Any = build_model(spec, tokenizer, dtype="float32", labels={}, seed=1)
+    else:
+        dtype = getattr(torch, args.get("dtype", "float32"))
+        model = AutoModelForCausalLM.from_pretrained(args["model"], dtype=dtype, attn_implementation="sdpa")
+        exact = AutoModelForCausalLM.from_pretrained(args["model"], dtype=torch.float32)
+        for name, router in routers_of(model).items():  # they stay in float32 here, whatever the rest is
+            router.weight = torch.nn.Parameter(exact.get_submodule(name).weight.data)
+    return add_adapter(model, ADAPTER if args.get("lora") else NONE, classifier=False, base="b", seed=1)
+
+
+def loads(world: World, args: dict[str, Any]) -> Any:
+    """For each strategy: how its weights differ from those of a plain model, and what each rank read and kept."""
+    wanted = plain(args)
+    right = {f"model.{n}": p for n, p in wanted.named_parameters()}
+    digest = weights_digest(wanted).hex()
+    total = sum(p.numel() * p.element_size() for p in wanted.parameters())
+    found = {}
+    plant(args.get("plant"), world)
+    for name in args["names"]:
+        try:
+            strategy, model, module, own, done, published = loaded(world, args, name)
+        except AllranksError as error:
+            found[name] = {"error": str(error), "exit_code": error.exit_code}
+            continue
+        whole = strategy.weights(trained_only=False)
+        bad = [n for n, p in right.items() if not torch.equal(whole[n], p) or whole[n].dtype != p.dtype] if whole else []
+        buffers = dict(module.named_buffers())
+        bad += [n for n, b in wanted.named_buffers() if not torch.equal(b, buffers[f"model.{n}"])]
+        same = (own or weights_digest(model)).hex() == digest
+        trained = {n for n, p in module.named_parameters() if p.requires_grad} if name == "pytorch_ddp" else None
+        found[name] = {
+            "bad": bad + sorted(right.keys() ^ whole.keys() if whole else []),
+            "same_digest": same,
+            "read": done.read_bytes,
+            "kept": done.kept_bytes,
+            "how": done.how,
+            "published": published == repr(published_of(wanted, world.size)),
+            "total": total,
+            "whole": sum(p.numel() * p.element_size() for _, p in getattr(strategy, "_kept", ()) if args.get("lora")),
+            "trained_as": trained is None or trained == {f"model.{n}" for n, p in wanted.named_parameters() if p.requires_grad},
+        }
+    return found
+
+
+def plant(what: str | None, world: World) -> None:
+    """A bug in loading; it stays in this process."""
+    if what == "swapped":  # the rows of one parameter are sent as another's of the same shape
+        usual = sources.FileSource.take
+
+        def take(self: Any, name: str) -> torch.Tensor:
+            return usual(self, name.replace("layers.0", "layers.1") if "k_proj" in name else name)
+
+        sources.FileSource.take = take  # type: ignore[method-assign]
+    if what == "dropped" and world.rank == 1:  # a rank that keeps nothing of one parameter
+        rows = filling.Filler._give_rows
+
+        def give(self: Any, name: str, parameter: Any) -> None:
+            rows(self, name, parameter)
+            if "gate_proj" in name:
+                parameter.to_local().zero_()
+                self._tally._kept[name] = checksums(parameter.to_local(), 0)
+
+        filling.Filler._give_rows = give  # type: ignore[method-assign]
+    if what == "other_rows":  # each rank gets its neighbour's rows
+        scatter = dist.scatter
+
+        def neighbours(own: torch.Tensor, chunks: Any, **how: Any) -> None:
+            scatter(own, None if chunks is None else [*chunks[1:], chunks[0]], **how)
+
+        dist.scatter = neighbours  # type: ignore[assignment]
+    if what in ("unreadable", "killed"):  # after some tensors the file cannot be read; or the reader is no more
+        read, seen = sources.FileSource._tensor, []
+
+        def tensor(self: Any, part: str) -> torch.Tensor:
+            seen.append(part)
+            if len(seen) > 5:
+                if what == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise OSError(5, "Input/output error", str(self._stored[part].file))
+            return read(self, part)
+
+        sources.FileSource._tensor = tensor  # type: ignore[method-assign]
+
+
+def refusal(world: World, args: dict[str, Any]) -> Any:
+    """What every rank is told of a model that cannot be loaded."""
+    try:
+        loaded(world, args, args["name"])
+        return None
+    except AllranksError as error:
+        return {"error": str(error), "exit_code": error.exit_code}
+
+
+if __name__ == "__main__":
+    main(globals())

@@ -1,0 +1,321 @@
+"""Cases about checkpoints; `test_saves.py` starts them on ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from allranks.checkpoints import newest
+from allranks.errors import AllranksError
+from allranks.integrity import damage
+from allranks.rundir import RunDir
+from allranks.train.checkpoint import load_full, load_lite, published_of, saver, writing
+from allranks.train.checkpoint import publish as publishing
+from allranks.train.world import World
+from tests.dist.cases import built, go_on, main, prepared, saver_of, tokens_of
+
+LORA: dict[str, Any] = {"lora": True, "accum": 2}
+
+
+def trained(folder: Path, name: str, world: World, how: dict[str, Any], **spec: Any) -> tuple[Any, Any, Any, RunDir]:
+    """A strategy after three steps, its module, and its saver."""
+    tokens = tokens_of(folder / f"rank{world.rank}", 37)
+    published = published_of(built(how).model, world.size)
+    strategy, module = prepared(name, world, how)
+    go_on(strategy, world, tokens, how, 0, 3, folder)
+    run = RunDir(folder / name)
+    run.checkpoints.mkdir(parents=True, exist_ok=True)
+    return strategy, module, saver_of(run, world, strategy, module, published, **spec), run
+
+
+def said(action: Any) -> str | None:
+    try:
+        action()
+    except AllranksError as error:
+        return str(error)
+    return None
+
+
+def elsewhere(world: World, args: dict[str, Any]) -> Any:
+    """What each strategy saved, each other loads: full with the optimizer's state, lite without. Where weights stand is counted."""
+    folder, found = Path(args["folder"]), []
+    for writer, reader, how in args["triples"]:
+        strategy, _, keeper, run = trained(folder / writer, writer, world, how)
+        keeper.save(3, "full")
+        keeper.save(4, "lite")
+        wanted = strategy.weights(trained_only=True)
+        states = strategy.state_dict()["optimizer"]
+        published = published_of(built(how).model, world.size)
+        for step in (3, 4):
+            other, module = prepared(reader, world, how)
+            if step == 3:
+                load_full(run.checkpoint(3), other, published, world.rank)
+                theirs = other.state_dict()["optimizer"]
+            else:
+                load_lite(run.checkpoint(4), other, published, module.model)
+                theirs = None
+            ours = other.weights(trained_only=True)
+            if world.is_first:
+                apart = max(float((ours[n] - w).abs().max()) for n, w in wanted.items())
+                moments = None if theirs is None else max(float((theirs[n][k] - states[n][k]).abs().max()) for n in states for k in states[n])
+                found.append({"writer": writer, "reader": reader, "step": step, "weights": apart, "moments": moments})
+        if world.is_first:
+            state = run.checkpoint(3) / "state"
+            keys = {k for p in state.glob("shard-*.safetensors") for k in safe_open(p, "pt").keys()}  # noqa: SIM118 - no dict
+            found[-1]["twice"] = sorted(k for k in keys if k.startswith("model/") and ("lora" in k or "proj" in k))
+            found[-1]["whole"] = [damage(run.checkpoint(step)) for step in (3, 4)]
+            found[-1]["latest"] = run.latest_checkpoint.read_text().strip()
+    return found
+
+
+def absent(world: World, args: dict[str, Any]) -> Any:
+    """Rank 1 takes no part in a save: the others hear of it in time, by its number."""
+    _, _, keeper, run = trained(Path(args["folder"]), "pytorch_ddp", world, LORA, timeout_s=2.0)
+    keeper.save(1, "lite")
+    problem = None if world.rank == 1 else said(lambda: keeper.save(2, "lite"))
+    dist.barrier(group=world.control)
+    return {"said": problem, "steps": run.checkpoint_steps()}
+
+
+def one_fails(world: World, args: dict[str, Any]) -> Any:
+    """Rank 1 cannot write its part: every rank must hear that rank 1 failed, and nothing may be published."""
+    _, _, keeper, run = trained(Path(args["folder"]), "pytorch_ddp", world, LORA)
+    keeper.save(1, "full")
+
+    def broken(aside: Path, random: Any) -> None:
+        if world.rank == 1:
+            raise OSError(28, "No space left on device", str(aside))
+
+    usual, keeper._write_random = keeper._write_random, broken
+    first = said(lambda: keeper.save(2, "full"))
+    keeper.save(2, "full", behind=True)  # behind training's back it is heard of at the next occasion
+    later = said(keeper.finish)
+    keeper._write_random = usual
+    after = run.checkpoint_steps()
+    for step in (3, 4):
+        keeper.save(step, "lite")
+    return {"said": first, "later": later, "after": after, "names": sorted(p.name for p in run.checkpoints.iterdir())}
+
+
+def planted(world: World, args: dict[str, Any]) -> Any:
+    """Saves that lie, one after the other: each must be refused, and the good one before stay the newest."""
+    folder, problems = Path(args["folder"]), {}
+    for name, how in (("zero3", {}), ("zero3", LORA), ("pytorch_zero3", {}), ("pytorch_ddp", {})):
+        strategy, _, keeper, run = trained(folder / str(len(problems)), name, world, how)
+        keeper.save(1, "full")
+        for bug in args["bugs"]:
+            put_back = getattr(Bugs, bug)(strategy, keeper, world)
+            if put_back is not None:
+                problems[f"{name} {'lora' if how else 'full'} {bug}"] = said(lambda keeper=keeper: keeper.save(2, "full"))
+                put_back()
+        assert run.checkpoint_steps() == [1]
+        assert newest(run) == (1, [])
+        keeper.save(3, "full")
+    return problems
+
+
+class Bugs:
+    """Each plants itself and returns how it is taken out again; None where it means nothing."""
+
+    @staticmethod
+    def only_the_first_ranks_slice(strategy: Any, keeper: Any, world: World) -> Any:
+        if strategy.replicated:
+            return None
+        usual = strategy.weight_shards
+        strategy.weight_shards = lambda: [
+            replace(s, numel=s.tensor.numel(), offset=0, everywhere=True) for s in usual()
+        ]  # as if the rank's own slice were the tensor
+        return lambda: setattr(strategy, "weight_shards", usual)
+
+    @staticmethod
+    def a_rank_left_out(strategy: Any, keeper: Any, world: World) -> Any:
+        if strategy.replicated:
+            return None
+        usual = strategy.weight_shards
+        strategy.weight_shards = lambda: usual() if world.rank == 0 else []
+        return lambda: setattr(strategy, "weight_shards", usual)
+
+    @staticmethod
+    def offset_by_one(strategy: Any, keeper: Any, world: World) -> Any:
+        usual = strategy.state_ranges
+        strategy.state_ranges = lambda: [
+            replace(r, offset=max(r.offset - 1, 0)) if world.rank == 1 else r for r in usual()
+        ]
+        return None if strategy.replicated else lambda: setattr(strategy, "state_ranges", usual)
+
+    @staticmethod
+    def a_weight_changed_on_its_way(strategy: Any, keeper: Any, world: World) -> Any:
+        return _spoilt(lambda tensors: {**tensors, (k := min(tensors)): tensors[k] + 1e-3})
+
+    @staticmethod
+    def a_weight_missing(strategy: Any, keeper: Any, world: World) -> Any:
+        return _spoilt(lambda tensors: {k: t for k, t in tensors.items() if k != min(tensors)})
+
+    @staticmethod
+    def a_wrappers_prefix(strategy: Any, keeper: Any, world: World) -> Any:
+        return _spoilt(lambda tensors: {f"_orig_mod.{k}": t for k, t in tensors.items()})
+
+    @staticmethod
+    def another_dtype(strategy: Any, keeper: Any, world: World) -> Any:
+        return _spoilt(lambda tensors: {k: t.to(torch.bfloat16) for k, t in tensors.items()})
+
+    @staticmethod
+    def cut_short(strategy: Any, keeper: Any, world: World) -> Any:
+        return _after_writing(lambda file: os.truncate(file, file.stat().st_size - 1))
+
+    @staticmethod
+    def a_bit_flipped(strategy: Any, keeper: Any, world: World) -> Any:
+        def flip(file: Path) -> None:
+            content = bytearray(file.read_bytes())
+            content[-1] ^= 1
+            file.write_bytes(content)
+
+        return _after_writing(flip)
+
+
+def _spoilt(change: Any) -> Any:
+    def spoil(file: Path) -> None:
+        save_file({k: t.contiguous() for k, t in change(load_file(file)).items()}, file, metadata={"format": "pt"})
+
+    return _after_writing(spoil)
+
+
+def _after_writing(spoil: Any) -> Any:
+    """Does something to the files for others as soon as they are written."""
+    usual = writing.write_files
+
+    def write(folder: Path, *more: Any) -> Any:
+        out = usual(folder, *more)
+        for file in folder.glob("*.safetensors"):
+            spoil(file)
+        return out
+
+    writing.write_files = write
+    return lambda: setattr(writing, "write_files", usual)
+
+
+def behind(world: World, args: dict[str, Any]) -> Any:
+    """A save behind training's back holds the weights of its moment, though they change before it is written; a second one waits
+    for the first, and uses its memory again."""
+    strategy, _, keeper, run = trained(Path(args["folder"]), args["name"], world, args["how"])
+    gate, usual = threading.Event(), keeper._begin
+
+    def held_up(aside: Path, mode: str) -> None:
+        gate.wait(60)
+        usual(aside, mode)
+
+    keeper._begin = held_up
+    then = {s.key: s.tensor.clone() for s in strategy.weight_shards()}
+    keeper.save(1, "full", behind=True)
+    before = run.checkpoint_steps()
+    for shard in strategy.weight_shards():
+        shard.tensor.add_(1)
+    memory = {k: t.data_ptr() for k, t in keeper._copies._kept.items()}
+    gate.set()
+    keeper.save(2, "full", behind=True)
+    reused = [memory[k] == t.data_ptr() for k, t in keeper._copies._kept.items()]
+    between = run.checkpoint_steps()
+    keeper.finish()
+    fresh, _ = prepared(args["name"], world, args["how"])
+    apart = []
+    for step, plus in ((1, 0), (2, 1)):
+        load_full(run.checkpoint(step), fresh, published_of(built(args["how"]).model, world.size), world.rank)
+        apart.append(max(float((s.tensor - (then[s.key] + plus)).abs().max()) for s in fresh.weight_shards() if s.tensor.numel() and s.tensor.is_floating_point()))
+    return {"before": before, "between": between, "after": run.checkpoint_steps(), "apart": apart, "reused": all(reused) and len(reused) > 0}
+
+
+def lite_moves(world: World, args: dict[str, Any]) -> Any:
+    """What a lite save of adapters sends and writes, by strategy, beside the bytes of the adapters and of what is frozen."""
+    from torch.profiler import ProfilerActivity, profile
+
+    found = {}
+    for name in args["names"]:
+        heard: list[Any] = []
+        strategy, module, keeper, run = trained(Path(args["folder"]) / name, name, world, LORA)
+        keeper._told = heard.append
+        whole = [(p.numel() * p.element_size(), p.requires_grad) for p in built(LORA).parameters()]
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as traced:
+            if args.get("plant"):
+                strategy.weights(trained_only=False)
+            keeper.save(1, "lite")
+        sent: dict[str, int] = {}
+        for event in traced.events() or []:
+            if event.name.startswith(("c10d::", "_c10d_functional::")):
+                sent[event.name] = sent.get(event.name, 0) + sum(_numel(s) for s in event.input_shapes)
+        found[name] = {
+            "sent": sent, "written": heard[0].bytes, "trained": sum(b for b, t in whole if t), "frozen": sum(b for b, t in whole if not t),
+            "keys": len(load_file(run.checkpoint(1) / "adapter_model.safetensors")),
+        }  # fmt: skip
+    return found
+
+
+def _numel(shape: Any) -> int:
+    if not isinstance(shape, (list, tuple)):
+        return 0
+    if shape and isinstance(shape[0], (list, tuple)):
+        return sum(_numel(s) for s in shape)
+    total = 1
+    for n in shape:
+        total *= n
+    return total if shape else 0
+
+
+def killed(world: World, args: dict[str, Any]) -> Any:
+    """A good checkpoint, and a second one in which `rank` is killed at `stage`."""
+    _, _, keeper, _ = trained(Path(args["folder"]), args["name"], world, {})
+    keeper.save(1, "full")
+    if world.rank == args["rank"]:
+        place, name = STAGES[args["stage"]]
+        place = keeper if place is None else place
+        usual, calls = getattr(place, name), []
+
+        def die(*more: Any) -> Any:
+            calls.append(1)
+            if args["stage"] == "between the renames" and len(calls) < 2:
+                return usual(*more)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        setattr(place, name, die)
+    keeper.save(args["step"], "full")
+    return None
+
+
+# what is never reached again by the rank that is killed
+STAGES: dict[str, tuple[Any, str]] = {
+    "before": (None, "_find_room"),
+    "while writing": (None, "_write_files"),
+    "before proof": (None, "_prove"),
+    "before the rename": (saver, "publish"),
+    "between the renames": (Path, "rename"),
+    "after the rename": (publishing, "point_to"),
+}
+
+
+def after_kills(world: World, args: dict[str, Any]) -> Any:
+    """What each kill left is usable, and the next save tidies up."""
+    found = []
+    for folder, name in args["cases"]:
+        run = RunDir(Path(folder) / name)
+        step, problems = newest(run)
+        strategy, _ = prepared(name, world, {})
+        load_full(run.checkpoint(step), strategy, published_of(built({}).model, world.size), world.rank)
+        _, _, keeper, run = trained(Path(folder), name, world, {})
+        dist.barrier(group=world.control)
+        keeper.save(7, "full")
+        names = sorted(p.name for p in run.checkpoints.iterdir())
+        found.append({"step": step, "problems": problems, "names": names, "damage": damage(run.checkpoint(7))})
+    return found
+
+
+if __name__ == "__main__":
+    main(globals())

@@ -1,0 +1,217 @@
+"""The engine `hf_trainer`: the losses, records and files of `pytorch_ddp`; what would make it train apart is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from allranks.observe.events import read_events
+from allranks.rundir import RunDir, read_json
+from tests.conftest import tiny_spec, write_rows
+from tests.dist.harness import Background, allranks, run_ranks, step_events, train, write_spec
+
+pytestmark = pytest.mark.dist
+HF = {"name": "hf_trainer"}
+STEPS = {"max_steps": 4, "grad_accum": 2, "schedule": "cosine", "warmup_steps": 1}
+FORMS: dict[str, dict[str, Any]] = {
+    "lora": {"adapter": {"type": "lora", "r": 4, "dropout": 0.1}},
+    "whole": {"adapter": {"type": "none"}},
+    "padded": {"adapter": {"type": "none"}, "data": {"packing": "none"}, "train": {**STEPS, "clip_norm": None}},
+    "checkpointing": {"adapter": {"type": "lora", "r": 4, "dropout": 0.1}, "model": {"gradient_checkpointing": True}},
+}
+SEARCHING = {"checkpointing"}  # with the search for unused parameters, which reentrant checkpointing does not survive
+
+
+def spec(tmp_path: Path, name: str, strategy: dict[str, Any], **more: Any) -> dict[str, Any]:
+    plain = {"checkpoint": {"mode": "full", "every": 2}, "train": STEPS, "eval": {"every": 2, "samples": 0}}
+    return tiny_spec(tmp_path / "rows.json", tmp_path, name=name, strategy=strategy, **{**plain, **more})
+
+
+def steps(run: RunDir, rank: int = 0) -> list[tuple[Any, ...]]:
+    """What a step's record says but for times and memory."""
+    keys = ("step", "loss", "grad_norm", "lr", "tokens", "tokens_trained", "tokens_padded", "epoch")
+    return [tuple(e[k] for k in keys) for e in step_events(run, rank)]
+
+
+def events(run: RunDir) -> list[dict[str, Any]]:
+    return list(read_events(run.events_of(0)))
+
+
+def good(done: Any) -> None:
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("form", ["lora", *(pytest.param(f, marks=pytest.mark.full) for f in ("whole", "padded", "checkpointing"))])
+def test_a_run_equals_pytorch_ddp_and_goes_on_bitwise(tmp_path: Path, form: str) -> None:
+    write_rows(tmp_path / "rows.json", 80)
+    more = FORMS[form]
+    done, plain = train(tmp_path, spec(tmp_path, "plain", {"name": "pytorch_ddp"}, **more))
+    good(done)
+    done, ours = train(tmp_path, spec(tmp_path, "ours", {**HF, "find_unused_parameters": form in SEARCHING}, **more))
+    good(done)
+    assert "Traceback" not in done.stderr
+    for rank in (0, 1):  # two ranks: the same sums, dropout among them
+        assert steps(ours, rank) == steps(plain, rank)
+    file = "adapter_model.safetensors" if more["adapter"]["type"] == "lora" else "model.safetensors"
+    a, b = (load_file(r.checkpoint(4) / file) for r in (ours, plain))
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    found, wanted = read_json(ours.metrics), read_json(plain.metrics)
+    assert isinstance(found, dict) and isinstance(wanted, dict)
+    assert found.keys() == wanted.keys()
+    for key in ("eval_loss", "perplexity", "sync_proof", "parameters", "parameters_trained", "tokens_real", "tokens_trained", "steps"):
+        assert found[key] == wanted[key], key
+    assert found["engine"]["name"] == "hf_trainer"
+    assert wanted["engine"] is None
+    assert ours.report.exists()
+    uninterrupted = [steps(ours, rank) for rank in (0, 1)]
+    shutil.rmtree(ours.checkpoint(4))
+    good(allranks("resume", ours.name, cwd=tmp_path))
+    assert [e["from_step"] for e in events(ours) if e["event"] == "resume"] == [2]
+    assert [steps(ours, rank) for rank in (0, 1)] == uninterrupted
+    again = load_file(ours.checkpoint(4) / file)
+    assert all(torch.equal(a[k], again[k]) for k in a)
+
+
+def test_a_classifier_equals_pytorch_ddp(tmp_path: Path) -> None:
+    runs = []
+    for name in ("pytorch_ddp", "hf_trainer"):
+        own = {
+            "name": name, "model": {"name": "tiny:bert"}, "data": {"source": "builtin:news", "subset": 120, "max_length": 32},
+            "strategy": {"name": name}, "train": {"max_steps": 4, "micro_batch_size": 4, "lr": 1e-3}, "checkpoint": {"mode": "none"},
+            "cluster": {"cache": str(tmp_path / "cache")}, "run_root": str(tmp_path / "runs"),
+        }  # fmt: skip
+        done, run = train(tmp_path, own)
+        good(done)
+        runs.append(run)
+    assert steps(runs[0]) == steps(runs[1])
+    accuracies = [read_json(r.metrics)["accuracy"] for r in runs]  # type: ignore[index]
+    assert accuracies[0] == accuracies[1] is not None
+
+
+def test_a_stopped_run_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.json", 80)
+    long = {"max_steps": 150, "grad_accum": 2, "warmup_steps": 5}
+    done, whole = train(tmp_path, spec(tmp_path, "whole", HF, train=long, eval={"samples": 0}))
+    good(done)
+    background = Background(tmp_path, "run", str(write_spec(tmp_path, spec(tmp_path, "parts", HF, train=long, eval={"samples": 0}))))
+    background.until_step(3)
+    background.signal(signal.SIGTERM)
+    code, out = background.wait()
+    assert code == 1
+    assert "stopped after step" in out
+    assert 3 <= background.run.checkpoint_steps()[-1] < 150
+    good(allranks("resume", background.run.name, cwd=tmp_path))
+    for rank in (0, 1):
+        assert steps(whole, rank) == steps(background.run, rank)
+    a, b = (load_file(run.checkpoint(150) / "adapter_model.safetensors") for run in (whole, background.run))
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+@pytest.mark.full
+def test_a_killed_rank_is_named_and_the_others_end(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.json", 40)
+    background = Background(tmp_path, "run", str(write_spec(tmp_path, spec(tmp_path, "endless", HF, train={"max_steps": 1000000}))))
+    try:
+        background.until_step(3)
+        pids = background.all_pids()
+        psutil.Process(background.pid_of(1)).kill()
+        code, out = background.wait(limit_s=60)
+    finally:
+        background.stop()
+    assert code == 1
+    for words in ("rank 1 ", "SIGKILL", "after step "):
+        assert words in out, out
+    assert not any(psutil.pid_exists(p) for p in pids)
+
+
+@pytest.mark.full
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.json", 60)
+    wild = {"max_steps": 20, "lr": 1e30, "schedule": "constant", "clip_norm": None}
+    done, run = train(tmp_path, spec(tmp_path, "wild", HF, train=wild, adapter={"type": "none"}, eval={"samples": 0}))
+    assert done.returncode == 1
+    for words in ("not finite", "rank 0", "step 2"):
+        assert words in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    assert run.checkpoint_steps() == [1]
+    weights = load_file(run.checkpoint(1) / "model.safetensors")
+    assert all(bool(torch.isfinite(v).all()) for v in weights.values())
+
+
+def test_adapters_reload_in_plain_peft_with_the_same_logits(tmp_path: Path) -> None:
+    (one,) = run_ranks("reloaded_adapter", 2, tmp_path, folder=tmp_path, names=["hf_trainer"])[0]
+    assert one["learned"] > 1e-3
+    assert one["apart"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("plant", "kind", "words"),
+    [
+        ("trainer_without_wrapper", "ProofFailed", "instead of wrapping it"),
+        ("trainer_without_wrapper_unchecked", "ProofFailed", "gradients are not averaged"),
+        ("trainer_without_wrapper_to_the_end", "ProofFailed", "after step 3: the weights are not equal"),
+        ("trainer_alone", "ProofFailed", "would train alone"),
+        ("trainer_same_rows", "ProofFailed", "rank 1 and rank 0 both trained"),
+        ("trainer_other_rows", "ProofFailed", "the ranks together trained"),
+        ("trainer_skips_rows", "ProofFailed", "planned were"),
+        ("trainer_averages", "EnvironmentNotAble", "averages over micro-steps on its own"),
+        ("none", None, None),
+    ],
+)
+def test_a_trainer_that_would_train_apart_is_refused(tmp_path: Path, plant: str, kind: str | None, words: str | None) -> None:
+    found = run_ranks("trainer_bug", 2, tmp_path, folder=tmp_path, plant=plant)
+    told = [f for f in found if f["said"]]
+    assert bool(told) == bool(words)
+    assert all(words in f["said"] and f["kind"] == kind for f in told), found
+
+
+@pytest.mark.full
+def test_three_ranks_go_on_bitwise_from_a_step_in_the_middle(tmp_path: Path) -> None:
+    """From three ranks on the order of sums depends on how buckets are laid out, which DDP settles after its first backward."""
+    write_rows(tmp_path / "rows.json", 120)
+    more = {"cluster": {"procs_per_node": 3, "cache": str(tmp_path / "cache")}, "strategy": {**HF, "args": {"ddp_bucket_cap_mb": 1}}}
+    done, run = train(tmp_path, {**spec(tmp_path, "three", HF, adapter={"type": "none"}), **more})
+    good(done)
+    whole, uninterrupted = load_file(run.checkpoint(4) / "model.safetensors"), steps(run)
+    shutil.rmtree(run.checkpoint(4))
+    good(allranks("resume", run.name, cwd=tmp_path))
+    assert steps(run) == uninterrupted
+    again = load_file(run.checkpoint(4) / "model.safetensors")
+    assert all(torch.equal(whole[k], again[k]) for k in whole)
+
+
+def test_compare_measures_it_with_all_gates(tmp_path: Path) -> None:
+    own = spec(tmp_path, "c", {"name": "pytorch_ddp"}, adapter={"type": "none"}, train={"max_steps": 3, "grad_accum": 2})
+    write_rows(tmp_path / "rows.json", 80)
+    command = ["compare", str(write_spec(tmp_path, own)), "--strategies", "pytorch_ddp,hf_trainer", "--repeats", "1", "--json"]
+    done = allranks(*command, cwd=tmp_path)
+    good(done)
+    rows = {row["strategy"]: row for row in json.loads(done.stdout)["rows"]}
+    for row in rows.values():
+        assert row["gates"] == {"parity": True, "mechanism": True, "equal_work": True}, row
+        assert row["tokens_per_s"] is not None
+    plain, ours = (rows[name]["memory"]["state_bytes"] for name in ("pytorch_ddp", "hf_trainer"))
+    assert ours / plain == pytest.approx(5 / 4, rel=0.02), "buckets lie beside the gradients"
+
+
+def test_arguments_that_are_free_reach_the_trainer_and_others_are_refused_by_plan(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.json", 40)
+    done, run = train(tmp_path, spec(tmp_path, "free", {**HF, "args": {"ddp_bucket_cap_mb": 1, "learning_rate": 1e-2}}))
+    good(done)
+    config = json.loads(run.engine_config.read_text())
+    assert config["ddp_bucket_cap_mb"] == 1
+    assert config["logging_nan_inf_filter"] is False
+    path = write_spec(tmp_path, spec(tmp_path, "bad", {**HF, "args": {"learning_rate": 3e-4, "fsdp": "full_shard"}}))
+    done = allranks("plan", str(path), cwd=tmp_path)
+    assert done.returncode == 2
+    for words in ("learning_rate is 0.0003, but train.lr is 0.01", "fsdp cannot be set here", "pytorch_zero3"):
+        assert words in done.stderr

@@ -1,0 +1,73 @@
+"""Whole runs from a model's folder: loaded in parts, or refused by name on all ranks, soon."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from allranks.observe.events import read_events
+from allranks.rundir import RunDir
+from tests.conftest import tiny_spec, write_rows
+from tests.dist.cases import model_of
+from tests.dist.harness import folders, step_events, train
+from tests.dist.test_loading import saved
+
+pytestmark = pytest.mark.dist
+
+
+def spec_of(tmp_path: Path, folder: Path, strategy: str, lora: bool) -> dict[str, Any]:
+    adapter: dict[str, Any] = {"type": "lora", "r": 4} if lora else {"type": "none"}
+    return tiny_spec(
+        tmp_path / "rows.json",
+        tmp_path,
+        name=strategy,
+        model={"name": str(folder), "config": {}},
+        strategy={"name": strategy},
+        adapter=adapter,
+        train={"max_steps": 3},
+    )
+
+
+def model_folder(tmp_path: Path) -> Path:
+    folder = saved(tmp_path / "model")
+    model_of()[1].save_pretrained(folder)
+    write_rows(tmp_path / "rows.json", 60)
+    return folder
+
+
+@pytest.mark.parametrize("lora", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_a_run_in_parts_from_a_folder_equals_a_plain_one(tmp_path: Path, lora: bool) -> None:
+    folder = model_folder(tmp_path)
+    runs: dict[str, RunDir] = {}
+    for strategy in ("pytorch_ddp", "pytorch_zero3", "zero3"):
+        done, runs[strategy] = train(tmp_path, spec_of(tmp_path, folder, strategy, lora))
+        assert done.returncode == 0, done.stderr
+    file = "adapter_model.safetensors" if lora else "model.safetensors"
+    plain = load_file(runs["pytorch_ddp"].checkpoint(3) / file)
+    for strategy, how in (("pytorch_ddp", "whole"), ("pytorch_zero3", "parts"), ("zero3", "parts")):
+        run = runs[strategy]
+        loads = [next(e for e in read_events(run.events_of(rank)) if e["event"] == "load") for rank in range(2)]
+        assert [e["how"] for e in loads] == [how, how]
+        assert loads[0]["read_bytes"] > 100_000 and loads[1]["read_bytes"] == 0
+        ours = load_file(run.checkpoint(3) / file)
+        assert ours.keys() == plain.keys()
+        assert max(float((ours[k] - plain[k]).abs().max()) for k in ours) < 1e-5
+        assert step_events(run)[0]["loss"] == pytest.approx(step_events(runs["pytorch_ddp"])[0]["loss"], rel=1e-5)
+
+
+def test_a_run_with_a_damaged_file_is_refused_by_its_name(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    file = folder / index["weight_map"]["model.norm.weight"]
+    file.write_bytes(file.read_bytes()[:-1])
+    started = time.monotonic()
+    done, run = train(tmp_path, spec_of(tmp_path, folder, "pytorch_zero3", lora=False))
+    assert done.returncode == 3 and f"{file}: is cut off" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+    assert time.monotonic() - started < 60  # far below the timeout of collectives, which is 600 s
+    assert folders(tmp_path) == [run.root]

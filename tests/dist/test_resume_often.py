@@ -1,0 +1,142 @@
+"""Runs that are ended again and again at random steps, by signals and by kill -9 of a random rank, and gone on with: they
+are bitwise one that was never stopped. On other numbers of ranks: the same data in the same order, losses within a tolerance."""
+
+from __future__ import annotations
+
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from allranks.observe.events import read_events
+from allranks.rundir import RunDir
+from tests.conftest import tiny_spec, write_rows
+from tests.dist.harness import Background, allranks, shared_strategies, step_events, train, write_spec
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(1200)]
+NUMBERS = ("loss", "grad_norm", "lr", "tokens", "tokens_trained")
+
+
+def often(folder: Path, name: str, strategy: str, steps: int) -> dict[str, Any]:
+    """Adapters with dropout, packed rows, two micro-steps, a schedule; a checkpoint every ten steps for what is killed."""
+    return tiny_spec(
+        folder / "rows.json", folder, name=name, strategy={"name": strategy}, eval={"samples": 0, "at_end": False},
+        train={"max_steps": steps, "grad_accum": 2, "warmup_steps": 5}, checkpoint={"mode": "full", "every": 10, "keep": 2, "async": True},
+    )  # fmt: skip
+
+
+def numbers(event: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(event[name] for name in NUMBERS)
+
+
+def all_steps(run: RunDir, rank: int) -> list[tuple[int, tuple[Any, ...]]]:
+    """Every step that was ever done, also those that were done again after a kill."""
+    return [(e["step"], numbers(e)) for e in read_events(run.events_of(rank)) if e["event"] == "step"]
+
+
+def end(background: Background, how: str, rank: int) -> None:
+    """End a run in one of the three ways; it must have noticed."""
+    if how == "kill":
+        psutil.Process(background.pid_of(rank)).kill()
+    else:
+        background.signal(getattr(signal, how))
+    code, out = background.wait()
+    assert code == 1, f"{how} of rank {rank}: the run had already ended\n{out[-2000:]}"
+
+
+def end_often(tmp_path: Path, spec: dict[str, Any], seed: int, stops: int) -> RunDir:
+    """Run to the end with `stops` ends at random steps between; nothing else may stop it."""
+    rng, total = random.Random(seed), spec["train"]["max_steps"]
+    at = sorted(rng.sample(range(4, total * 3 // 4), stops))
+    ways = ["kill", "SIGTERM", "SIGUSR1"] * (stops // 3 + 1)
+    background = Background(tmp_path, "run", str(write_spec(tmp_path, spec)))
+    run = background.run
+    try:
+        for step, how in zip(at, ways, strict=False):
+            # A run that is ended before its first checkpoint has nothing to go on from.
+            background.until_step(max(step, 11, (run.checkpoint_steps() or [0])[-1] + 1))
+            end(background, how, rng.randrange(2))
+            background = Background(tmp_path, "resume", run.name)
+        code, out = background.wait(300)
+        assert code == 0, out
+    finally:
+        background.stop()
+    assert len(run.attempts()) == stops + 1
+    return run
+
+
+def same_to_the_bit(one: RunDir, other: RunDir, total: int) -> None:
+    for rank in (0, 1):
+        whole = dict(all_steps(one, rank))
+        assert sorted(whole) == list(range(1, total + 1))
+        assert [e["step"] for e in step_events(other, rank)] == sorted(whole)
+        wrong = [(step, got, whole[step]) for step, got in all_steps(other, rank) if got != whole[step]]
+        assert not wrong, f"rank {rank}: {len(wrong)} steps differ, first {wrong[0]}"
+    a, b = (load_file(run.checkpoint(total) / "adapter_model.safetensors") for run in (one, other))
+    assert a.keys() == b.keys() and len(a) > 0
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "stops", "steps"),
+    [
+        ("pytorch_ddp", 3, 400),
+        *(pytest.param(name, 3, 400, marks=pytest.mark.full) for name in shared_strategies() if name != "pytorch_ddp"),
+        pytest.param("pytorch_ddp", 20, 1500, marks=pytest.mark.full),
+    ],
+)  # fmt: skip
+def test_ended_at_random_steps_and_gone_on_with_is_never_stopped(
+    tmp_path: Path, strategy: str, stops: int, steps: int
+) -> None:
+    write_rows(tmp_path / "rows.json", 60)
+    done, whole = train(tmp_path, often(tmp_path, "whole", strategy, steps))
+    assert done.returncode == 0, done.stderr
+    seed = random.SystemRandom().randrange(10**6)
+    print("seed", seed)
+    same_to_the_bit(whole, end_often(tmp_path, often(tmp_path, "parts", strategy, steps), seed, stops), steps)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks"),
+    [
+        ("zero3", 3),
+        *(pytest.param(n, r, marks=pytest.mark.full) for n in ("pytorch_ddp", "zero2", "pytorch_zero3") for r in (1, 3)),
+    ],
+)  # fmt: skip
+def test_on_another_number_of_ranks_the_data_is_the_same(tmp_path: Path, strategy: str, ranks: int) -> None:
+    """Without dropout, whose masks belong to ranks. Rows are not packed, so that each step's tokens are a mark of its rows."""
+    write_rows(tmp_path / "rows.json", 60)
+    spec = often(tmp_path, "whole", strategy, 24)
+    spec["data"]["packing"] = "none"
+    spec["adapter"]["dropout"] = 0.0
+    spec["train"] = {
+        "max_steps": 24,
+        "micro_batch_size": 2,
+        "global_batch_size": 12,
+        "schedule": "constant",
+        "lr": 1e-2,
+    }
+    done, whole = train(tmp_path, spec)
+    assert done.returncode == 0, done.stderr
+    done, other = train(tmp_path, {**spec, "name": "other", "train": {**spec["train"], "max_steps": 12}})
+    assert done.returncode == 0, done.stderr
+    resume = ["resume", other.name, "--set", "train.max_steps=24", "--set", f"cluster.procs_per_node={ranks}"]
+    refused = allranks(*resume, cwd=tmp_path)
+    assert refused.returncode == 2 and "--inexact" in refused.stderr
+    done = allranks(*resume, "--inexact", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+    def tokens(run: RunDir, count: int) -> list[tuple[int, int]]:
+        steps = [[e for e in step_events(run, r) if e["step"] > 12] for r in range(count)]
+        assert all(len(s) == 12 for s in steps)
+        return [(sum(e["tokens"] for e in at), sum(e["tokens_trained"] for e in at)) for at in zip(*steps, strict=True)]
+
+    assert tokens(whole, 2) == tokens(other, ranks)
+    assert len(set(tokens(whole, 2))) > 6
+    for one, two in zip(step_events(whole), step_events(other), strict=True):
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-5)

@@ -1,0 +1,142 @@
+"""Checkpoints of real gloo ranks: what is in them, what they cost, what is refused, and what a kill leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import REPO
+from tests.dist.harness import free_port, run_ranks
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(420)]
+LORA: dict[str, Any] = {"lora": True, "accum": 2}
+BUGS = [
+    "only_the_first_ranks_slice", "a_rank_left_out", "offset_by_one", "a_weight_changed_on_its_way", "a_weight_missing", "a_wrappers_prefix", "another_dtype", "cut_short", "a_bit_flipped",
+]  # fmt: skip
+
+
+def ranks(case: str, world: int, folder: Path, **args: Any) -> list[Any]:
+    return run_ranks(case, world, folder, limit_s=300, module="saves", folder=folder, **args)
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.full)])
+def test_what_one_strategy_saved_another_goes_on_from(tmp_path: Path, world: int) -> None:
+    triples = [("zero3", "pytorch_ddp", {}), ("pytorch_ddp", "pytorch_zero3", {"tied": True}), ("pytorch_zero3", "zero1", LORA), ("zero2", "zero3", LORA)]
+    found = ranks("elsewhere", world, tmp_path, triples=triples)[0]
+    assert len(found) == 2 * len(triples)
+    for row in found:
+        assert row["weights"] == 0, row
+        assert row["moments"] in (0, None), row
+    for row in found[1::2]:
+        assert row["twice"] == [], "weights stand in the files for others and again in state/"
+        assert row["whole"] == [None, None]
+        assert row["latest"] == "step-4"
+
+
+def test_a_rank_that_takes_no_part_is_named_in_time(tmp_path: Path) -> None:
+    first, absent, last = ranks("absent", 3, tmp_path)
+    assert "rank 1 took no part" in first["said"]
+    assert "2 s" in first["said"]
+    assert absent["said"] is None
+    assert "given up" in last["said"]
+    assert first["steps"] == [1]
+
+
+def test_a_rank_that_cannot_write_is_named_everywhere_and_earlier_checkpoints_stay(tmp_path: Path) -> None:
+    for result in ranks("one_fails", 2, tmp_path):
+        for words in ("rank 1 failed to write its files", "No space left"):
+            assert words in result["said"]
+            assert words in result["later"]
+        assert result["after"] == [1]
+        assert result["names"] == ["latest", "step-3", "step-4"]
+
+
+def test_saves_that_lie_are_refused(tmp_path: Path) -> None:
+    found = ranks("planted", 2, tmp_path, bugs=BUGS)
+    assert found[0].keys() == found[1].keys()
+    assert len(found[0]) == 3 * 9 + 6
+    missed = [name for name, problem in found[0].items() if not problem]
+    assert not missed
+    assert all("Earlier checkpoints are untouched" in problem for problem in found[0].values())
+    slices = [p for n, p in found[0].items() if n.endswith("only_the_first_ranks_slice")]
+    assert all("element" in p or "shape" in p for p in slices), slices
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [("zero3", {}), *(pytest.param(n, h, marks=pytest.mark.full) for n, h in (("pytorch_ddp", {}), ("zero2", LORA), ("pytorch_zero3", LORA), ("pytorch_ddp", LORA)))],
+)  # fmt: skip
+def test_a_save_behind_training_holds_the_state_of_its_moment(tmp_path: Path, name: str, how: dict[str, Any]) -> None:
+    for result in ranks("behind", 2, tmp_path, name=name, how=how):
+        assert result["before"] == []
+        assert result["between"] == [1]
+        assert result["after"] == [1, 2]
+        assert result["apart"] == [0, 0]
+        assert result["reused"]
+
+
+def test_a_lite_save_moves_adapters_alone(tmp_path: Path) -> None:
+    names = ["pytorch_ddp", "zero3", "pytorch_zero3"]
+    by_rank = ranks("lite_moves", 2, tmp_path, names=names)
+    for name in names:
+        facts = [rank[name] for rank in by_rank]
+        adapters = facts[0]["trained"]
+        assert facts[0]["frozen"] > 5 * adapters
+        assert facts[0]["keys"] == 8
+        assert adapters <= sum(f["written"] for f in facts) <= 2 * adapters, name
+        assert [tensors_sent(f) for f in facts] == [{}, {}], name
+    gathered = ranks("lite_moves", 2, tmp_path, names=["zero3", "pytorch_zero3"], plant=True)
+    assert all(tensors_sent(rank[name]) for rank in gathered for name in rank), "a gathering of frozen weights would not be seen"
+
+
+def tensors_sent(facts: dict[str, Any]) -> dict[str, int]:
+    """Elements by collective, without those by which ranks agree on small things (pickled, a list of bytes each)."""
+    small = {"c10d::allgather_", "c10d::gather_", "c10d::scatter_", "c10d::broadcast_", "c10d::monitored_barrier_"}
+    return {name: numel for name, numel in facts["sent"].items() if name not in small}
+
+
+KILLS = [("while writing", 1, "zero3", 2), ("before the rename", 0, "zero3", 2), ("between the renames", 0, "pytorch_ddp", 1), ("after the rename", 0, "pytorch_ddp", 2)]
+MORE_KILLS = [("before", 1, "zero3", 2), ("while writing", 0, "pytorch_ddp", 2), ("before proof", 1, "pytorch_ddp", 2), ("before proof", 0, "pytorch_zero3", 2)]
+
+
+@pytest.mark.parametrize("kills", [KILLS, pytest.param(MORE_KILLS, marks=pytest.mark.full)])
+def test_a_kill_at_any_stage_leaves_the_newest_good_checkpoint(tmp_path: Path, kills: list[tuple[str, int, str, int]]) -> None:
+    cases = []
+    for i, (stage, rank, name, step) in enumerate(kills):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        codes = killed(folder, stage=stage, rank=rank, name=name, step=step, folder=str(folder))
+        assert codes[rank] == -signal.SIGKILL
+        assert codes[1 - rank] not in (0, -signal.SIGKILL), "the other rank took the save for done"
+        cases.append((str(folder), name))
+    for results in ranks("after_kills", 2, tmp_path, cases=cases):
+        for (stage, *_), result in zip(kills, results, strict=True):
+            assert result["step"] == (2 if stage == "after the rename" else 1), stage
+            assert result["problems"] == []
+            assert result["damage"] is None
+            assert not [n for n in result["names"] if n.startswith(".")]
+
+
+def killed(tmp_path: Path, **args: Any) -> list[int]:
+    """The exit codes of two ranks, one of which kills itself."""
+    port = str(free_port())
+    processes = []
+    for rank in range(2):
+        env = {
+            **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+            "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{REPO}:{os.environ.get('PYTHONPATH', '')}",
+        }  # fmt: skip
+        command = [sys.executable, "-m", "tests.dist.saves", "killed", str(tmp_path / f"killed{rank}.json"), json.dumps(args)]
+        processes.append(subprocess.Popen(command, env=env, cwd=REPO, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+    try:
+        return [p.wait(timeout=120) for p in processes]
+    finally:
+        for p in processes:
+            p.kill()

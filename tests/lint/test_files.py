@@ -1,0 +1,174 @@
+"""Files of every kind, also broken ones, and the command as a person and as a program call it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from allranks.lint import lint
+from tests.lint.helpers import found, lint_text
+
+SCRIPT = "#!/bin/bash\nexport NCCL_TIMEOUT=600\n"
+
+
+def allranks(*words: object, width: int = 100) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "allranks.cli.main", "lint", *map(str, words)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": str(width)}
+    )
+
+
+BROKEN: dict[str, tuple[bytes, str]] = {
+    "empty.sh": (b"", "empty"),
+    "blank.sh": (b" \n\r\n", "empty"),
+    "binary.sh": (b"\x7fELF\0\0\1" * 50, "binary"),
+    "wide.sh": ("#!/bin/bash\nls\n".encode("utf-16"), "UTF-16"),
+    "latin.sh": (b"#!/bin/bash\n# caf\xe9\nexport NCCL_TIMEOUT=1\n", "0xe9 is not UTF-8"),
+    "cut.sh": (b"#!/bin/bash\nexport NCCL_TIMEOUT=1\nexport A='x\n", "closing '"),
+    "cut.sbatch": (b"#!/bin/bash\nsrun bash <<E\nls\n", "here-document"),
+    "train.py": (b"import torch\nprint(torch.__version__)\n", "neither a shell script"),
+    "python.sh": (b"import os\nfor i in range(3):\n    print(i)\n", "neither a shell script"),
+    "tool": (b"#!/usr/bin/env python3\nimport os\n", "no shell script"),
+    "c.csh": (b"#!/bin/csh\nsetenv A 1\n", "no shell script"),
+    "ds.json": (b'{"train_batch_size": 8}\n', "neither a shell script"),
+    "notes.txt": (b"The job runs on two nodes.\nIt is slow.\n", "neither a shell script"),
+    "broken.yaml": (b"model: [\n", "not YAML"),
+    "other.yaml": (b"apiVersion: v1\n", "unknown key"),
+    "list.yaml": (b"- 1\n", "a spec is a mapping"),
+    "none.env": (b"# nothing\n", "NAME=value"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_cannot_be_read_is_said(tmp_path: Path, name: str) -> None:
+    content, text = BROKEN[name]
+    (tmp_path / name).write_bytes(content)
+    done = allranks(tmp_path / name, width=400)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert text in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_folders_missing_and_huge_files(tmp_path: Path) -> None:
+    huge = tmp_path / "huge.sh"
+    with huge.open("wb") as file:
+        file.truncate(100_000_000)
+    report = lint([tmp_path, tmp_path / "no.sh", huge])
+    assert [u.why.split(";")[0] for u in report.unread] == [
+        "this is a folder",
+        "there is no such file",
+        "larger than 1000 kB",
+    ]
+
+
+def test_findings_before_a_broken_place_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "cut.sh").write_bytes(BROKEN["cut.sh"][0])
+    report = lint([tmp_path / "cut.sh"])
+    assert found(report) == [("unknown-variable", 2)]
+    assert report.unread[0].line == 3
+
+
+def test_one_unreadable_file_hides_no_other(tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text(SCRIPT)
+    done = allranks(tmp_path / "a.sh", tmp_path / "none.sh", "--json")
+    assert done.returncode == 2
+    document = json.loads(done.stdout)
+    assert [f["id"] for f in document["findings"]] == ["unknown-variable"]
+    assert document["unread"] == [{"file": str(tmp_path / "none.sh"), "line": None, "why": "there is no such file"}]
+
+
+def test_exit_codes_and_levels(tmp_path: Path) -> None:
+    path = tmp_path / "a.sh"
+    path.write_text("#!/bin/bash\nexport NCCL_IB_DISABLE=0\n")
+    assert allranks(path).returncode == 1
+    done = allranks(path, "--level", "warning")
+    assert (done.returncode, done.stdout.strip()) == (0, "nothing found in 1 file")
+    assert allranks().returncode == 2
+
+
+def test_json_is_one_document_with_every_field(tmp_path: Path) -> None:
+    path = tmp_path / "a.sh"
+    path.write_text(SCRIPT)
+    done = allranks(path, "--json")
+    assert done.returncode == 1
+    finding = json.loads(done.stdout)["findings"][0]
+    assert set(finding) == {"id", "severity", "file", "line", "column", "text", "message", "why", "cure", "source"}
+    assert (finding["line"], finding["column"], finding["text"]) == (2, 8, "export NCCL_TIMEOUT=600")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_terminal_output_fits_and_says_all(tmp_path: Path, width: int) -> None:
+    path = tmp_path / "a.sh"
+    path.write_text(SCRIPT + "export GLOO_SOCKET_IFNAME=^lo # [red]x[/red]\nexport NCCL_TIMEOUT=600\n")
+    lines = allranks(path, width=width).stdout.splitlines()
+    text = " ".join(" ".join(lines).split())
+    for part in (
+        "error",
+        "also line 4",
+        "why",
+        "cure",
+        "from",
+        "3 errors in 1 file",
+        "init_process_group",
+    ):
+        assert part in text, part
+    assert max(len(line.rstrip()) for line in lines if str(tmp_path) not in line) <= width
+
+
+def test_environment_files(tmp_path: Path) -> None:
+    dump = "SHELL=/bin/bash\nNCCL_TIMEOUT=1\nPS1=a\n  b\nPATH=/bin\nHOME=/root\nMASTER_PORT=15123\nGLOO_SOCKET_IFNAME==eth0\n"
+    assert found(lint_text(tmp_path, dump, "now.env")) == [
+        ("unknown-variable", 2),
+        ("gloo-interface-syntax", 8),
+        ("hard-coded-interface", 8),
+    ]
+    assert found(lint_text(tmp_path, "export A=1\nexport NCCL_TIMEOUT='5'  # s\n", "settings")) == [
+        ("unknown-variable", 2)
+    ]
+    assert found(lint_text(tmp_path, 'A=1\nNCCL_IB_DISABLE=0 # x\nNCCL_SHM_DISABLE="0"\n', "x.env")) == [
+        ("no-effect", 2),
+        ("no-effect", 3),
+    ]
+    assert found(lint_text(tmp_path, "A=1\r\nNCCL_TIMEOUT=1\r\n", "x.env")) == [
+        ("dos-line-breaks", 1),
+        ("unknown-variable", 2),
+    ]
+    several = "SLURM_JOB_NUM_NODES=2\nHF_HOME=/tmp/hf\n"
+    assert found(lint_text(tmp_path, several, "x.env")) == [("cache-not-shared", 2)]
+
+
+def test_assignments_with_commands_are_a_script(tmp_path: Path) -> None:
+    report = lint_text(tmp_path, "NCCL_TIMEOUT=$(cat limit)\nMASTER_ADDR=$(hostname -i)\n", "settings")
+    assert found(report) == [("unknown-variable", 1), ("master-address", 2)]
+
+
+def test_specs(tmp_path: Path) -> None:
+    text = (
+        "model: {name: tiny:mistral}\ndata: {source: builtin:instructions}\ncluster:\n  launcher: slurm\n  nodes: 2\n  env:\n"
+        "    NCCL_TIMEOUT: 600\n    HF_HOME: /tmp/hf\n  setup:\n    - module load cuda\n    - export NCCL_NET_DISABLE=1\n"
+    )
+    report = lint_text(tmp_path, text, "spec.yaml")
+    assert found(report) == [("unknown-variable", 7), ("cache-not-shared", 8), ("unknown-variable", 11)]
+
+
+def test_lint_imports_nothing_heavy(tmp_path: Path) -> None:
+    path = tmp_path / "a.sh"
+    path.write_text(SCRIPT)
+    code = (
+        "import sys\nfrom allranks.cli.main import cli\ncli.main(['lint', sys.argv[1]], standalone_mode=False)\n"
+        "heavy = {'torch', 'numpy', 'transformers', 'pandas', 'yaml', 'jinja2', 'psutil'} & set(sys.modules)\nassert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_nothing_is_run_and_nothing_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.sh"
+    path.write_text(f"#!/bin/bash\ntouch {tmp_path}/made\nA=$(touch {tmp_path}/made)\neval 'touch {tmp_path}/made'\n")
+    allranks(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.sh"]

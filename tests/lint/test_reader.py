@@ -1,0 +1,167 @@
+"""The reader: words, quoting, here-documents, nested shells, and each finding's place."""
+
+from __future__ import annotations
+
+from allranks.lint.lexer import lex
+from allranks.lint.reading import Reading
+from allranks.lint.source import Lines, Source
+
+
+def read(text: str) -> Reading:
+    reading = Reading()
+    reading.read(Source(text))
+    return reading
+
+
+def programs(text: str) -> list[tuple[list[str], str, list[str]]]:
+    return [([u.program for u in c.under], c.program, [a.text for a in c.args]) for c in read(text).calls]
+
+
+def values(text: str) -> dict[str, str]:
+    return {a.name: a.value for a in read(text).assignments}
+
+
+def test_continued_lines_quotes_and_comments() -> None:
+    text = "srun -N 2 \\\n  --label \\\n  ls 'a b' \"c d\"e \\# f#g # a comment\n"
+    assert programs(text) == [([], "srun", ["-N", "2", "--label"]), (["srun"], "ls", ["a b", "c de", "#", "f#g"])]
+
+
+def test_programs_behind_others() -> None:
+    text = "time srun -n1 --export ALL env -u X A=1 timeout -k 5 60 apptainer exec --nv x.sif python3 -u -m torch.distributed.run --nnodes 2 t.py"
+    (*outer, last) = programs(text)
+    assert [p for _, p, _ in outer] == ["srun", "env", "timeout", "apptainer"]
+    assert last == (["srun", "env", "timeout", "apptainer"], "torchrun", ["--nnodes", "2", "t.py"])
+
+
+def test_the_outer_shell_expands_double_quotes_and_the_inner_single_ones() -> None:
+    reading = read("A=1\nsrun bash -c \"echo $A $B \\$C\"\nsrun sh -xeuc 'echo $A $B'\n")
+    assert [[a.text for a in c.args] for c in reading.calls if c.program == "echo"] == [["1", "$B", "$C"], ["1", "$B"]]
+    assert {(u.name, len(u.under)) for u in reading.uses} == {("A", 0), ("B", 0), ("C", 2), ("A", 2), ("B", 2)}
+
+
+def test_variables_keep_the_place_where_they_were_set() -> None:
+    text = 'PORT=29500\nEND="$HOST:$PORT"\nL="torchrun --rdzv_endpoint $END"\nsrun bash -c "$L x.py"\n'
+    call = read(text).calls[-1]
+    assert [a.text for a in call.args] == ["--rdzv_endpoint", "$HOST:29500", "x.py"]
+    lines = Lines(text)
+    source = call.args[1].source
+    assert lines.place(source.where(source.text.index("29500"))) == (1, 6)
+    assert lines.place(call.offset)[0] == 3
+
+
+def test_arrays_defaults_and_appending() -> None:
+    found = values('a=(x "y z")\na+=(w)\nB="${a[1]}"\nC=${D:-5}\nD=3\nE=${D:-5}$D\nF=1\nF+=2\n')
+    assert (found["B"], found["C"], found["E"], found["F"]) == ("y z", "${D:-5}", "33", "12")
+    assert programs('a=(-n 2)\nsrun "${a[@]}" ls\n')[0] == ([], "srun", ["-n", "2"])
+
+
+def test_unquoted_variables_are_split_and_quoted_ones_are_not() -> None:
+    assert programs('A="-n 2  ls"\nsrun $A\n') == [([], "srun", ["-n", "2"]), (["srun"], "ls", [])]
+    assert programs('A="x y"\nls "$A"\n') == [([], "ls", ["x y"])]
+
+
+def test_here_documents_are_data_unless_a_shell_reads_them() -> None:
+    assert [p for _, p, _ in programs("cat <<'X' > f.txt\nexport A=1\nX\nls\n")] == ["cat", "ls"]
+    reading = read("B=2\nsrun bash <<X\nexport A=$B C=\\$B\nls\nX\npwd\n")
+    assert {a.name: a.value for a in reading.assignments} == {"B": "2", "A": "2", "C": "2"}
+    assert [c.program for c in reading.calls] == ["srun", "bash", "ls", "pwd"]
+    assert [c.program for c in read("cat > r.sh <<-'X'\n\tls\n\tX\nsrun bash r.sh\n").calls] == [
+        "cat",
+        "srun",
+        "bash",
+        "ls",
+    ]
+
+
+def test_case_for_functions_and_arithmetic() -> None:
+    text = "case $1 in\n a|b) ls ;;\n (c) pwd;; *) exit;; esac\nfor i in 1 2; do (( i > 1 )) && echo $i; done\n"
+    text += "f() { cd x; }\nif [[ $a =~ ^(x|y)$ ]]; then g; fi\n"
+    assert [p for _, p, _ in programs(text) if p.isalpha()] == ["ls", "pwd", "exit", "echo", "cd", "g"]
+    calls = read(text).calls
+    assert [c.program for c in calls if c.in_loop and c.program.isalpha()] == ["echo"]
+    assert [c.program for c in calls if c.in_function] == ["cd"]
+
+
+def test_substitutions_are_read_where_they_stand() -> None:
+    reading = read("A=$(srun -N1 hostname | head -n 1)`date`\nB=$(((X)) && echo 0)\nC=$((1 + (2)))\n")
+    assert [(c.program, c.in_substitution) for c in reading.calls if c.program != "(("][:3] == [
+        ("srun", True),
+        ("hostname", True),
+        ("head", True),
+    ]
+    assert values("C=$((1 + (2)))\n")["C"] == "$((1 + (2)))"
+    assert not reading.trouble
+
+
+def test_a_variable_that_doubles_itself_ends() -> None:
+    text = "x=aaaaaaaaaa\n" + "x=$x$x\n" * 60 + "echo $x\n"
+    assert all(len(a.value) <= 20_000 for a in read(text).assignments)
+
+
+def test_truncated_text_is_told_with_its_place() -> None:
+    for text, line, what in (
+        ("ls\nA='x\nls\n", 2, "closing '"),
+        ('ls\n\nA="x\n', 3, 'closing "'),
+        ("cat <<E\nx\n", 1, "here-document"),
+        ("A=$(ls\n", 1, "$("),
+        ("ls\nA=${B\n", 2, "${"),
+    ):
+        trouble = lex(Source(text)).trouble
+        assert trouble is not None
+        assert Lines(text).place(trouble[0])[0] == line
+        assert what in trouble[1]
+
+
+def test_unset_takes_a_value_away() -> None:
+    assert [a.removed for a in read("A=1\nunset A\n").assignments] == [False, True]
+    assert programs("A=1\nunset A\necho $A\n")[-1] == ([], "echo", ["$A"])
+
+
+def test_loops_and_functions_end_where_they_end() -> None:
+    calls = read(
+        "for i in 1; do a; done\nb\nf() {\n c\n { d; }\n}\ne\nfunction g { h; }\ni\nwhile true; do j; done; k\n"
+    ).calls
+    assert [c.program for c in calls if c.in_loop] == ["a", "j"]
+    assert [c.program for c in calls if c.in_function] == ["c", "d", "h"]
+
+
+def test_conditions_and_operators_around_a_command() -> None:
+    calls = {c.program: c for c in read("if a; then b || c; fi\n! d\ne | f 2>&1 | g &\n").calls}
+    assert {p for p, c in calls.items() if c.tested} == {"a", "d"}
+    assert (calls["b"].after, calls["c"].before) == ("||", "||")
+    assert (calls["e"].after, calls["f"].before, calls["g"].after) == ("|", "|", "&")
+    assert calls["f"].args == ()
+
+
+def test_options_of_python_before_the_module() -> None:
+    assert programs("python3 -X dev -u -m torch.distributed.run --nnodes 2 x.py\n")[0][1:] == (
+        "torchrun",
+        ["--nnodes", "2", "x.py"],
+    )
+    assert programs("python train.py -m torch.distributed.run\n")[0][1] == "python"
+    assert programs("accelerate config\naccelerate launch --x\n")[1][1:] == ("accelerate", ["--x"])
+
+
+def test_files_written_and_run_later() -> None:
+    for write in ("cat > run.sh <<'X'\nls\nX\n", "cat <<'X' | tee run.sh\nls\nX\n", "tee run.sh <<'X' > log\nls\nX\n"):
+        names = [c.program for c in read(write + "chmod +x run.sh\nsrun ./run.sh\nbash run.sh\n").calls]
+        assert names.count("ls") == (0 if "|" in write else 1), (write, names)
+
+
+def test_many_shells_in_shells_end() -> None:
+    text = "ls"
+    for _ in range(12):
+        text = "bash -c " + "'" + text.replace("'", "'\\''") + "'"
+    assert read(text + "\n").calls[0].program == "bash"
+    assert lex(Source("$(" * 100 + ")" * 100)).trouble is not None
+
+
+def test_redirections_belong_to_no_argument() -> None:
+    (call,) = read("torchrun x.py 2>/tmp/err >> out &> all < in\n").calls
+    assert [a.text for a in call.args] == ["x.py"]
+    assert [(r.operator, r.target) for r in call.redirects] == [
+        (">", "/tmp/err"),
+        (">>", "out"),
+        ("&>", "all"),
+        ("<", "in"),
+    ]

@@ -1,0 +1,173 @@
+"""What a checkpoint's files are to hold, and what reading them again finds."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from allranks.checkpoints import newest
+from allranks.errors import CheckpointError
+from allranks.integrity import hash_files
+from allranks.rundir import RunDir, write_json
+from allranks.train.checkpoint.parts import print_of
+from allranks.train.checkpoint.proof import compare, read_again
+from allranks.train.checkpoint.publish import make_room, publish
+from allranks.train.checkpoint.published import Published, _shared_out
+from allranks.train.checkpoint.reread import reread
+
+
+def published(**shapes: tuple[int, ...]) -> Published:
+    whole = {n: (torch.float32, torch.Size(s)) for n, s in shapes.items()}
+    return Published((tuple(shapes),), {n: n for n in shapes}, whole, adapted=False)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.sampled_from(["F32", "BF16", "I64", "BOOL"]), st.integers(0, 7)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_a_fresh_reading_finds_what_memory_had(
+    tmp_path_factory: pytest.TempPathFactory, tensors: list[tuple[int, str, int]]
+) -> None:
+    folder = tmp_path_factory.mktemp("files")
+    dtypes = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64, "BOOL": torch.bool}
+    made = {
+        f"t{i}": torch.arange(rows * columns).reshape(rows, columns).to(dtypes[d])
+        for i, (rows, d, columns) in enumerate(tensors)
+    }
+    save_file(made, folder / "a.safetensors")
+    prints = []
+    for name, tensor in made.items():
+        cut = tensor.numel() // 3
+        prints += [print_of(name, 0, tensor.view(-1)[:cut]), print_of(name, cut, tensor.view(-1)[cut:])]
+    whole = {n: (t.dtype, t.shape) for n, t in made.items()}
+    known = Published((tuple(made),), {n: n for n in made}, whole, adapted=False)
+    compare(read_again(folder, ["a.safetensors"], prints, 20), prints, known)
+    for i, p in enumerate(prints):
+        if p.numel:
+            wrong = [*prints[:i], replace(p, crc=p.crc ^ 1), *prints[i + 1 :]]
+            with pytest.raises(CheckpointError, match=p.key):
+                compare(read_again(folder, ["a.safetensors"], wrong, 20), wrong, known)
+            break
+
+
+@pytest.mark.parametrize("damage", ["", "x" * 4, "cut", "header", "no json", "beyond"])
+def test_damaged_files_are_told_by_name(tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "a.safetensors"
+    tensor = torch.arange(8.0)
+    save_file({"t": tensor}, file)
+    content = file.read_bytes()
+    if damage == "cut":
+        os.truncate(file, len(content) - 3)
+    elif damage == "header":
+        file.write_bytes((10**12).to_bytes(8, "little") + content[8:])
+    elif damage == "no json":
+        file.write_bytes(content[:8] + b"\xff" * (len(content) - 8))
+    elif damage == "beyond":
+        header = json.dumps({"t": {"dtype": "F32", "shape": [8], "data_offsets": [96, 128]}}).encode()
+        file.write_bytes(len(header).to_bytes(8, "little") + header + content[-32:])
+    else:
+        file.write_text(damage)
+    with pytest.raises(CheckpointError, match=r"a\.safetensors"):
+        read_again(tmp_path, ["a.safetensors"], [print_of("t", 0, tensor)], 20)
+
+
+def test_too_little_too_much_and_other_forms_are_refused(tmp_path: Path) -> None:
+    good = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.arange(4.0)}
+    prints = [print_of(n, 0, t) for n, t in good.items()]
+    known = published(a=(2, 3), b=(4,))
+
+    def found(tensors: dict[str, torch.Tensor]) -> Any:
+        save_file(tensors, tmp_path / "m.safetensors")
+        return {"m.safetensors": reread(str(tmp_path / "m.safetensors"), {"a": [[0, 6]], "b": [[0, 4]]})}
+
+    compare(found(good), prints, known)
+    for tensors, words in (
+        ({"a": good["a"]}, "not saved, first b"),
+        ({**good, "c": good["b"].clone()}, "c was not to be saved"),
+        ({**good, "b": good["b"] + 1}, "b .* differs"),
+        ({**good, "a": good["a"].reshape(3, 2)}, r"a is F32\[3, 2\], the model's is F32\[2, 3\]"),
+        ({**good, "b": good["b"].to(torch.bfloat16)}, "b is BF16"),
+        ({"module.a": good["a"], "b": good["b"]}, "wrapper's prefix"),
+    ):
+        with pytest.raises(CheckpointError, match=words):
+            compare(found(tensors), prints, known)
+
+
+@given(
+    st.dictionaries(st.text("abcdef", min_size=1, max_size=3), st.integers(0, 10**9), min_size=1, max_size=30),
+    st.integers(1, 9),
+)
+def test_every_weight_is_in_one_file(sizes: dict[str, int], count: int) -> None:
+    files = _shared_out(sizes, count)
+    assert sorted(n for part in files for n in part) == sorted(sizes)
+    assert len(files) <= count
+    assert all(files)
+
+
+def test_a_layer_stays_in_one_file() -> None:
+    sizes = {f"model.layers.{i}.{part}": 10 for i in range(5) for part in ("up", "down", "gate")}
+    files = _shared_out(sizes, 4)
+    assert len(files) == 4
+    home = {n: i for i, part in enumerate(files) for n in part}
+    assert all(len({home[f"model.layers.{i}.{p}"] for p in ("up", "down", "gate")}) == 1 for i in range(5))
+
+
+def written(run: RunDir, step: int, size: int = 1000) -> Path:
+    aside = run.checkpoints / f".step-{step}.tmp"
+    aside.mkdir(parents=True)
+    (aside / "weights").write_bytes(b"x" * size)
+    write_json(aside / "manifest.json", {"step": step, "files": hash_files(aside)})
+    return aside
+
+
+def test_publishing_points_to_the_newest_and_keeps_so_many(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for step in (5, 10, 15, 20):
+        publish(run, written(run, step), step, keep=2)
+        assert run.latest_checkpoint.read_text() == f"step-{step}\n"
+    assert run.checkpoint_steps() == [15, 20]
+    publish(run, written(run, 20, 2000), 20, keep=2)
+    assert (run.checkpoint(20) / "weights").stat().st_size == 2000
+    publish(
+        run, written(run, 8), 8, keep=1
+    )  # an older one, gone on from and saved again: never what was just published
+    assert 8 in run.checkpoint_steps()
+    assert not [p for p in run.checkpoints.iterdir() if p.name.startswith(".")]
+
+
+def test_room_is_made_from_the_oldest_and_never_from_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(tmp_path)
+    for step in (1, 2, 3):
+        publish(run, written(run, step, 10 << 20), step, keep=9)
+    free = 12 << 20
+    monkeypatch.setattr(
+        "allranks.train.checkpoint.publish.shutil.disk_usage", lambda path: type("Usage", (), {"free": free})()
+    )
+    assert make_room(run, 5 << 20) == []
+    with pytest.raises(CheckpointError, match=r"40\.0 MiB are needed, 12\.0 MiB are free"):
+        make_room(run, 40 << 20)
+    assert run.checkpoint_steps() == [1, 2, 3]
+    assert make_room(run, 25 << 20) == [1, 2]
+    assert run.checkpoint_steps() == [3]
+
+
+def test_a_kill_between_two_renames_loses_nothing(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    publish(run, written(run, 4), 4, keep=2)
+    run.checkpoint(4).rename(run.checkpoints / ".step-4.old")
+    assert newest(run) == (4, [])

@@ -1,0 +1,208 @@
+"""Whatever is given, it is said what could not be read, the rest is read, and nothing raises."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from allranks.cli.diagnose import diagnose_command
+from allranks.diagnose import Diagnosis, diagnose
+from allranks.diagnose.catalogue import CATALOGUE
+from allranks.errors import RequestError
+
+OOM = b"[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+
+
+def _ids(diagnosis: Diagnosis) -> list[str]:
+    return [f.id for f in diagnosis.findings]
+
+
+def _zstd(data: bytes) -> bytes:
+    if shutil.which("zstd") is None:
+        pytest.skip("no program zstd")
+    return subprocess.run(["zstd", "-qc"], input=data, capture_output=True, check=True, timeout=30).stdout
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, _zstd], ids=["gz", "bz2", "xz", "zst"])
+def test_packed_logs_are_read_whatever_their_name(tmp_path: Path, pack) -> None:
+    (tmp_path / "a.log").write_bytes(pack(b"hello\n" + OOM))
+    found = diagnose([tmp_path])
+    assert _ids(found) == ["cuda_oom"]
+    assert found.findings[0].evidence[0].line == 2
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, _zstd], ids=["gz", "bz2", "xz", "zst"])
+def test_cut_archive_is_said_and_its_beginning_counts(tmp_path: Path, pack) -> None:
+    noise = random.Random(0).randbytes(3 << 20).hex().encode()
+    text = OOM + b"\n".join(noise[i : i + 80] for i in range(0, len(noise), 80))
+    whole = pack(text)
+    (tmp_path / "a.log").write_bytes(whole[: int(len(whole) * 0.9)])
+    (tmp_path / "b.log").write_bytes(b"RuntimeError: CUDA error: invalid device ordinal\n")
+    found = diagnose([tmp_path])
+    assert set(_ids(found)) == {"cuda_oom", "invalid_device"}
+    assert any("a.log" in p.file and "cut or damaged" in p.text for p in found.problems)
+
+
+def test_binary_and_empty_files_are_said(tmp_path: Path) -> None:
+    (tmp_path / "core.1").write_bytes(b"\x7fELF" + os.urandom(4000))
+    (tmp_path / "noise.log").write_bytes(os.urandom(40000))
+    (tmp_path / "empty.log").write_bytes(b"")
+    (tmp_path / "good.log").write_bytes(OOM)
+    found = diagnose([tmp_path])
+    assert _ids(found) == ["cuda_oom"]
+    told = {Path(p.file).name: p.text for p in found.problems}
+    assert "binary" in told["core.1"]
+    assert "binary" in told["noise.log"]
+    assert "empty" in told["empty.log"]
+
+
+def test_unreadable_files_are_said(tmp_path: Path) -> None:
+    (tmp_path / "dead.log").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe.log")
+    (tmp_path / "good.log").write_bytes(OOM)
+    found = diagnose([tmp_path])
+    assert _ids(found) == ["cuda_oom"]
+    assert {Path(p.file).name for p in found.problems} == {"dead.log", "pipe.log"}
+
+
+def test_file_that_may_not_be_read_is_said(tmp_path: Path) -> None:
+    secret = tmp_path / "closed.log"
+    secret.write_bytes(OOM)
+    secret.chmod(0)
+    if os.access(secret, os.R_OK):
+        pytest.skip("this user may read every file")
+    found = diagnose([tmp_path])
+    assert "cannot be read" in found.problems[0].text
+
+
+def test_absent_path_is_the_callers_mistake(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="no such file"):
+        diagnose([tmp_path / "nowhere"])
+
+
+@pytest.mark.parametrize("codec", ["utf-16", "utf-16-be", "latin-1"])
+def test_other_encodings(tmp_path: Path, codec: str) -> None:
+    text = ("Fehler auf Knoten Köln\n" * 50_000 + OOM.decode()) if codec != "latin-1" else "Köln\n" + OOM.decode()
+    mark = b"\xfe\xff" if codec == "utf-16-be" else b""
+    (tmp_path / "a.log").write_bytes(mark + text.encode(codec))
+    found = diagnose([tmp_path])
+    assert _ids(found) == ["cuda_oom"]
+    assert found.findings[0].evidence[0].line == text.count("\n")
+
+
+def test_escape_codes_and_progress_bars(tmp_path: Path) -> None:
+    bar = b"".join(b"\r 12%%|##   | %d/100 [00:01<00:09]" % i for i in range(50))
+    line = b"\x1b[31m\x1b[1m[rank3]: torch.OutOf\x1b[0mMemoryError: CUDA out \x1b[4mof\x1b[0m memory.\x1b[0m Tried to allocate 1.00 GiB\n"
+    (tmp_path / "a.log").write_bytes(b"start\r\n" + bar + b"\r" + line)
+    finding = diagnose([tmp_path]).findings[0]
+    assert (finding.id, finding.rank) == ("cuda_oom", 3)
+    assert finding.evidence[0].line == 2
+    assert "\x1b" not in finding.evidence[0].text
+    assert "12%" not in finding.evidence[0].text
+
+
+def test_holes_of_zeros_are_no_binary(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_bytes(b"\0" * 100_000 + b"begin\n" + OOM)
+    assert _ids(diagnose([tmp_path])) == ["cuda_oom"]
+
+
+def test_endless_line_is_read_in_bounded_memory(tmp_path: Path) -> None:
+    """16 MB without a line end: what stands in its middle is found, and it is never held whole."""
+    import tracemalloc
+
+    with (tmp_path / "a.log").open("wb") as file:
+        for _ in range(8):
+            file.write(b"x" * (1 << 20))
+        file.write(OOM.rstrip())
+        for _ in range(8):
+            file.write(b" y" * (1 << 19))
+        file.write(b"\n")
+    tracemalloc.start()
+    found = diagnose([tmp_path])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert _ids(found) == ["cuda_oom"]
+    assert found.findings[0].evidence[0].line == 1
+    assert len(found.findings[0].evidence[0].text) < 2000
+    assert peak < 8 << 20
+
+
+def test_many_different_lines_are_read_in_bounded_memory(tmp_path: Path) -> None:
+    import tracemalloc
+
+    from allranks.diagnose import scan
+
+    rng = random.Random(1)
+    words = ["".join(rng.choices("abcdefghij", k=9)) for _ in range(5000)]
+    with (tmp_path / "a.log").open("w") as file:
+        for _ in range(60_000):
+            file.write(" ".join(rng.choices(words, k=8)) + " error CUDA failed\n")
+    tracemalloc.start()
+    old, scan.MAX_FORMS = scan.MAX_FORMS, 5000
+    try:
+        diagnose([tmp_path])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        scan.MAX_FORMS = old
+        tracemalloc.stop()
+    assert peak < 24 << 20
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[rank3]: {}",
+        "[default3]:[rank3]: {}",
+        "3: {}",
+        "node-c: {}",
+        "Jan 12 10:00:01 node-c app[77]: {}",
+        "2025-01-12T10:00:01.123456+01:00 node-c app[77]: {}",
+        "    {}",
+    ],
+)
+@pytest.mark.parametrize("name", ["cuda_oom", "port_in_use", "numpy_clash", "application_error", "ddp_ready_twice"])
+def test_prefixes_do_not_hide_a_message(tmp_path: Path, line: str, name: str) -> None:
+    other = line.format("working").replace("3", "1")
+    (tmp_path / "a.log").write_text(f"{other}\n{line.format(CATALOGUE[name].example)}\n{other}\n")
+    assert _ids(diagnose([tmp_path]))[:1] == [name]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.binary(max_size=200) | st.sampled_from([e.example.encode() for e in CATALOGUE.values()]), max_size=20),
+    st.sampled_from([b"\n", b"\r\n", b"\r"]),
+)
+def test_any_bytes_are_survived(tmp_path: Path, pieces: list[bytes], end: bytes) -> None:
+    (tmp_path / "a.log").write_bytes(end.join(pieces))
+    done = CliRunner().invoke(diagnose_command, [str(tmp_path), "--json"], standalone_mode=False)
+    assert done.exception is None, done.exception
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(sorted(set(CATALOGUE) - {"application_error"})),
+    st.integers(0, 4000),
+    st.randoms(use_true_random=False),
+)
+def test_cause_is_found_among_healthy_lines_of_any_number(
+    tmp_path: Path, name: str, number: int, rng: random.Random
+) -> None:
+    """Where a message stands in a file does not matter, as long as the job does not go on after it."""
+    lines = [
+        f"INFO rank {rng.randrange(8)} read shard {rng.randrange(999)} in {rng.random():.3f} s" for _ in range(number)
+    ]
+    (tmp_path / "a.log").write_text("\n".join([*lines, CATALOGUE[name].example]) + "\n")
+    finding = diagnose([tmp_path]).findings[0]
+    assert finding.id == name
+    assert finding.evidence[0].line == number + 1

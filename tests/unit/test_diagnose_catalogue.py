@@ -1,0 +1,107 @@
+"""Every entry of the catalogue is found by its own example, and by no near miss; patterns and anchors hold together."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from allranks.diagnose import diagnose
+from allranks.diagnose.benign import BENIGN
+from allranks.diagnose.catalogue import CATALOGUE
+from allranks.diagnose.catalogue.entry import Pattern, longest_literal
+from allranks.diagnose.facts import FACTS
+from allranks.diagnose.failures import FAILURES
+from allranks.diagnose.gate import Gate, all_rules
+from tests.conftest import shared
+
+ENTRIES = pytest.mark.parametrize("entry", CATALOGUE.values(), ids=list(CATALOGUE))
+
+
+def _ids(tmp_path: Path, text: str) -> list[str]:
+    path = tmp_path / "x.log"
+    path.write_text(text + "\n")
+    return [f.id for f in diagnose([path]).findings]
+
+
+@ENTRIES
+def test_example_is_named_first(entry, tmp_path: Path) -> None:
+    assert _ids(tmp_path, entry.example)[:1] == [entry.id]
+
+
+@ENTRIES
+def test_near_miss_is_not_named(entry, tmp_path: Path) -> None:
+    assert entry.id not in _ids(tmp_path, entry.near_miss)
+
+
+@ENTRIES
+def test_entry_says_what_a_reader_needs(entry) -> None:
+    assert entry.reference.startswith("https://")
+    for text in (entry.title, entry.cause, entry.fix, entry.next_test):
+        assert len(text) > 10
+    assert not entry.title.endswith(".")
+    assert entry.cause.endswith(".")
+    assert entry.fix.endswith(".")
+
+
+@pytest.mark.parametrize("harmless", BENIGN.values(), ids=list(BENIGN))
+def test_harmless_example_is_no_finding(harmless, tmp_path: Path) -> None:
+    path = tmp_path / "x.log"
+    path.write_text(harmless.example + "\n")
+    found = diagnose([path])
+    assert not found.findings
+    assert [b.id for b in found.benign] == [harmless.id]
+
+
+def test_every_defined_class_has_an_entry() -> None:
+    told = re.findall(r"^\| `(\w+)` \|", shared("logs", "CLASSES.md").read_text(), re.MULTILINE)
+    assert len(told) > 50
+    assert not set(told) - set(CATALOGUE)
+
+
+def test_gate_lets_through_what_the_patterns_match() -> None:
+    """The anchors are there for speed only: with and without them the same rules match."""
+    rules = all_rules()
+    gate = Gate(rules)
+    lines = [e.example for e in CATALOGUE.values()] + [b.example for b in BENIGN.values()]
+    lines += [e.near_miss for e in CATALOGUE.values()]
+    for line in lines:
+        passed = {r.index for r in gate.candidates(line.encode())}
+        matched = {r.index for r in rules if r.pattern.search(line)}
+        assert not matched - passed, [rules[i].pattern.regex for i in matched - passed]
+
+
+def test_longest_literal_is_part_of_every_match() -> None:
+    assert longest_literal(r"Host (key|name) verification failed") == " verification failed"
+    assert longest_literal(r"abcd?efgh") == "efgh"
+    assert longest_literal(r"error 802: not ready") == ": not ready"
+    assert longest_literal(r"this|that") == ""
+    assert longest_literal(r"\w+ happened(?: here)?") == " happened"
+
+
+def test_anchor_must_be_usable() -> None:
+    with pytest.raises(ValueError, match="anchor"):
+        Pattern(r"this|that")
+    with pytest.raises(ValueError, match="anchor"):
+        Pattern(r"error 802", "error 802")
+
+
+def test_forty_failures_are_listed_once_each_and_name_classes_that_exist() -> None:
+    assert [f.number for f in FAILURES] == list(range(1, 41))
+    for failure in FAILURES:
+        assert not set(failure.classes) - set(CATALOGUE), failure.number
+        assert failure.classes or failure.way != "named" or "harmless" in failure.where
+
+
+def test_no_pattern_names_a_sample() -> None:
+    """A rule that knows a host, a path or a job number of the samples would pass there and nowhere else."""
+    folder = shared("logs")
+    words = set()
+    for path in folder.glob("*.log"):
+        words |= set(re.findall(r"\b(?:[a-z]+\d{3,}|\d{5,})\b", path.read_text()))
+    words -= {"sha256"}
+    everything = [p for e in CATALOGUE.values() for p in e.patterns] + [p for ps in FACTS.values() for p in ps]
+    for pattern in everything:
+        literal = re.findall(r"[A-Za-z]+\d{3,}|\d{5,}", pattern.regex)
+        assert not set(literal) & words, pattern.regex

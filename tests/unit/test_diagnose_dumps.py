@@ -1,0 +1,192 @@
+"""Dumps of hung jobs: py-spy and faulthandler stacks, flight recorders, whose pickles are never executed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.diagnose import Diagnosis, diagnose
+from allranks.diagnose.flightrec import plain_value
+
+Calls = list[tuple[int, str, int, str]]
+
+
+def _dump(calls: Calls, line: int) -> dict[str, Any]:
+    return {
+        "version": "2.9",
+        "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2]"}},
+        "entries": [
+            {
+                "record_id": i,
+                "pg_id": 0,
+                "process_group": ("0", "default_pg"),
+                "collective_seq_id": seq,
+                "profiling_name": f"nccl:{op}",
+                "input_sizes": [[size]],
+                "output_sizes": [[size]],
+                "state": state,
+                "is_p2p": False,
+                "frames": [
+                    {"name": op, "filename": "/env/site-packages/torch/distributed/distributed_c10d.py", "line": 7},
+                    {"name": "train", "filename": "/code/train.py", "line": line},
+                ],
+            }
+            for i, (seq, op, size, state) in enumerate(calls)
+        ],
+    }
+
+
+def _write(folder: Path, ranks: list[Calls], form: str) -> Diagnosis:
+    for rank, calls in enumerate(ranks):
+        dump = _dump(calls, 40 + rank)
+        if form == "json":
+            (folder / f"trace_rank_{rank}.json").write_text(json.dumps(dump))
+        else:
+            (folder / f"trace_rank_{rank}").write_bytes(pickle.dumps(dump, protocol=int(form)))
+    return diagnose([folder])
+
+
+DONE = (1, "all_reduce", 4, "completed")
+FORM = pytest.mark.parametrize("form", ["2", "4", "5", "json"])
+
+
+@FORM
+def test_rank_that_never_came_is_named_with_its_line(tmp_path: Path, form: str) -> None:
+    wait = [DONE, (2, "all_reduce", 4, "started")]
+    finding = _write(tmp_path, [wait, [DONE], wait], form).findings[0]
+    assert (finding.id, finding.rank) == ("collective_mismatch", 1)
+    assert "/code/train.py:41" in finding.cause
+
+
+def test_gloo_marks_what_has_ended_as_retired_only(tmp_path: Path) -> None:
+    """As torch 2.13 really writes it: the state stays `scheduled`."""
+    for rank in range(2):
+        dump = _dump([(1, "all_reduce", 4, "scheduled"), (2, "broadcast", 2, "scheduled")][: 2 - rank], 40)
+        dump["entries"][0]["retired"] = True
+        (tmp_path / f"trace_rank_{rank}.json").write_text(json.dumps(dump))
+    finding = diagnose([tmp_path]).findings[0]
+    assert (finding.id, finding.rank) == ("collective_mismatch", 1)
+
+
+@FORM
+def test_unlike_calls(tmp_path: Path, form: str) -> None:
+    wait = [DONE, (2, "all_reduce", 4, "started")]
+    finding = _write(tmp_path, [wait, wait, [DONE, (2, "broadcast", 4, "started")]], form).findings[0]
+    assert (finding.id, finding.rank) == ("collective_mismatch", 2)
+    assert "broadcast" in finding.cause
+
+
+def test_all_in_the_same_call_points_at_the_network(tmp_path: Path) -> None:
+    finding = _write(tmp_path, [[(9, "all_reduce", 4, "started")]] * 3, "2").findings[0]
+    assert (finding.id, finding.rank) == ("collective_hang", None)
+    assert "network" in finding.cause
+
+
+def test_first_call_of_all(tmp_path: Path) -> None:
+    assert _write(tmp_path, [[(1, "all_reduce", 4, "started")]] * 3, "2").findings[0].id == "first_collective_failed"
+
+
+def test_all_completed_is_no_finding(tmp_path: Path) -> None:
+    assert not _write(tmp_path, [[DONE]] * 3, "2").findings
+
+
+def test_sizes_may_differ_in_all_to_all(tmp_path: Path) -> None:
+    calls = [[(9, "all_to_all", 4 + r, "started")] for r in range(3)]
+    assert _write(tmp_path, calls, "2").findings[0].id == "collective_hang"
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("BOMB",)
+
+
+def test_pickles_are_never_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    dump = _dump([DONE], 1) | {"pg_status": Bomb()}
+    (tmp_path / "trace_rank_0").write_bytes(pickle.dumps(dump, protocol=2))
+    diagnose([tmp_path])
+    assert not (tmp_path / "BOMB").exists()
+
+
+def test_cut_dump_is_said(tmp_path: Path) -> None:
+    whole = pickle.dumps(_dump([DONE] * 50, 1), protocol=2)
+    (tmp_path / "trace_rank_0").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "good.log").write_text("RuntimeError: CUDA error: invalid device ordinal\n")
+    found = diagnose([tmp_path])
+    assert [f.id for f in found.findings] == ["invalid_device"]
+    assert "cut or damaged" in found.problems[0].text
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+@pytest.mark.parametrize(
+    "value",
+    [{"a": [1, 2.5, None, True, "x"], "b": ((), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4))}, [], {}, [{}] * 3, 1 << 70],
+)
+def test_plain_value_reads_what_pickle_writes(value: object, protocol: int) -> None:
+    assert plain_value(pickle.dumps(value, protocol=protocol)) == value
+
+
+PYSPY = """Process {pid}: /usr/bin/python train.py
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread {pid} (active): "MainThread"
+{frames}
+    train (/code/train.py:{line})
+    <module> (/code/train.py:99)
+Thread {other} (idle): "Thread-1"
+    wait (threading.py:331)
+    _bootstrap (threading.py:1002)
+"""
+WAIT = """    synchronize (torch/cuda/streams.py:5)
+    all_reduce (torch/distributed/distributed_c10d.py:2806)
+    wrapper (torch/distributed/c10d_logger.py:81)"""
+LOAD = """    poll (selectors.py:415)
+    get (multiprocessing/queues.py:113)
+    _try_get_data (torch/utils/data/dataloader.py:1251)
+    _next_data (torch/utils/data/dataloader.py:1402)"""
+SAVE = """    _save (torch/serialization.py:900)
+    save_checkpoint (/code/ckpt.py:12)"""
+OWN = "    tokenise (/code/data.py:12)"
+
+
+def _stacks(folder: Path, ranks: list[str]) -> Diagnosis:
+    for rank, frames in enumerate(ranks):
+        text = PYSPY.format(pid=100 + rank, other=900 + rank, frames=frames, line=50 if frames == WAIT else 60)
+        (folder / f"node-a.rank{rank}.pyspy.txt").write_text(text)
+    return diagnose([folder])
+
+
+@pytest.mark.parametrize(
+    ("frames", "kind"), [(LOAD, "dataloader_hang"), (SAVE, "checkpoint_collective"), (OWN, "collective_mismatch")]
+)
+def test_stack_that_is_unlike_the_others_names_rank_and_place(tmp_path: Path, frames: str, kind: str) -> None:
+    finding = _stacks(tmp_path, [WAIT, WAIT, frames, WAIT]).findings[0]
+    assert (finding.id, finding.rank) == (kind, 2)
+    assert "rank 2" in finding.cause
+
+
+def test_all_stacks_in_the_same_collective_abstain(tmp_path: Path) -> None:
+    assert [f.id for f in _stacks(tmp_path, [WAIT] * 3).findings] == ["collective_hang"]
+
+
+def test_faulthandler_dumps(tmp_path: Path) -> None:
+    dump = """Current thread 0x00007f01 (most recent call first):
+  File "/env/site-packages/torch/{place}
+  File "/code/train.py", line 9 in main
+  File "/code/train.py", line 12 in <module>
+"""
+    wait = dump.format(place='distributed/distributed_c10d.py", line 5 in barrier')
+    load = dump.format(place='utils/data/dataloader.py", line 5 in _next_data')
+    for rank, text in enumerate([wait, load, wait]):
+        (tmp_path / f"n.rank{rank}.log").write_text(text)
+    finding = diagnose([tmp_path]).findings[0]
+    assert (finding.id, finding.rank) == ("dataloader_hang", 1)
+
+
+def test_stacks_of_a_job_that_works_are_no_finding(tmp_path: Path) -> None:
+    assert not _stacks(tmp_path, [OWN, OWN]).findings

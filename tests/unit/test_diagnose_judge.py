@@ -1,0 +1,241 @@
+"""Causes are told from echoes, the first from the later, one kind of timeout from another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from allranks.diagnose import Diagnosis, diagnose
+
+WATCHDOG = (
+    "[rank{rank}]:[E204 03:04:{second:02d}.000001 ProcessGroupNCCL.cpp:632] [Rank {rank}] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn={size}, NumelOut={out}, Timeout(ms)=600000) ran for 600011 milliseconds before timing out."
+)
+STATUS = (
+    "[rank{rank}]:[E204 03:04:{second:02d}.000002 ProcessGroupNCCL.cpp:2168] [PG ID 0 PG GUID 0 Rank {rank}] failure detected by watchdog at work "
+    "sequence id: {seq} PG status: last enqueued work: {seq}, last completed work: {done}"
+)
+
+
+def watchdog(
+    rank: int, seq: int = 900, op: str = "ALLREDUCE", size: int = 1024, out: int | None = None, second: int = 5
+) -> str:
+    return WATCHDOG.format(rank=rank, seq=seq, op=op, size=size, out=size if out is None else out, second=second)
+
+
+def _diagnose(tmp_path: Path, files: dict[str, str]) -> Diagnosis:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text + "\n")
+    return diagnose([tmp_path])
+
+
+def _ids(diagnosis: Diagnosis) -> list[str]:
+    return [f.id for f in diagnosis.findings]
+
+
+def test_own_failure_of_one_rank_beats_the_echo_of_all_others(tmp_path: Path) -> None:
+    """Fifteen ranks report a timeout and one an error of memory, later by its node's clock: the one is the cause."""
+    files = {f"node-a.rank{r}.log": watchdog(r, second=1) for r in range(15)}
+    files["node-b.rank15.log"] = (
+        "[2025-02-04 09:00:00,001] step\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB"
+    )
+    found = _diagnose(tmp_path, files)
+    assert _ids(found) == ["cuda_oom"]
+    assert (found.findings[0].rank, found.findings[0].host) == (15, "node-b")
+
+
+def test_program_error_beats_hang_and_tear_down(tmp_path: Path) -> None:
+    text = "\n".join(
+        [
+            '[rank2]:   File "/code/train.py", line 12, in main',
+            '[rank2]:     batch["labls"]',
+            "[rank2]: KeyError: 'labls'",
+            watchdog(0),
+            watchdog(1),
+            "srun: error: node-b: task 1: Exited with exit code 1",
+            "slurmstepd: error: *** STEP 11.0 ON node-a CANCELLED AT 2025-02-04T03:05:00 ***",
+        ]
+    )
+    found = _diagnose(tmp_path, {"job.out": text})
+    assert _ids(found) == ["application_error"]
+    assert found.findings[0].rank == 2
+    assert "labls" in found.findings[0].cause
+
+
+def test_earliest_of_equally_strong_causes_comes_first(tmp_path: Path) -> None:
+    early = "[2025-02-04 10:00:01,000] [rank1] RuntimeError: CUDA error: invalid device ordinal"
+    late = "[2025-02-04 10:00:09,000] [rank0] OSError: [Errno 28] No space left on device: 'x'"
+    found = _diagnose(tmp_path, {"a.log": late, "b.log": early})
+    assert _ids(found)[:2] == ["invalid_device", "disk_full"]
+
+
+def test_scan_order_of_files_does_not_decide(tmp_path: Path) -> None:
+    early = "[2025-02-04 10:00:01,000] [rank1] RuntimeError: CUDA error: invalid device ordinal"
+    late = "[2025-02-04 10:00:09,000] [rank0] OSError: [Errno 28] No space left on device: 'x'"
+    found = _diagnose(tmp_path, {"b.log": late, "a.log": early})
+    assert _ids(found)[:2] == ["invalid_device", "disk_full"]
+
+
+def test_first_collective_that_never_ended(tmp_path: Path) -> None:
+    text = "\n".join(
+        watchdog(r, seq=1, op="BROADCAST") + "\n" + STATUS.format(rank=r, second=6, seq=1, done=-1) for r in range(2)
+    )
+    assert _ids(_diagnose(tmp_path, {"a.log": text})) == ["first_collective_failed"]
+
+
+def test_later_collective_abstains(tmp_path: Path) -> None:
+    text = "\n".join(watchdog(r) + "\n" + STATUS.format(rank=r, second=6, seq=900, done=899) for r in range(2))
+    found = _diagnose(tmp_path, {"a.log": text})
+    assert _ids(found) == ["collective_hang"]
+    assert found.findings[0].confidence < 0.7
+
+
+def test_ranks_in_unlike_collectives(tmp_path: Path) -> None:
+    text = "\n".join([watchdog(0), watchdog(1, op="BROADCAST"), watchdog(2)])
+    found = _diagnose(tmp_path, {"a.log": text})
+    assert _ids(found)[0] == "collective_mismatch"
+    assert "rank 1: BROADCAST" in found.findings[0].cause
+
+
+def test_ranks_with_unlike_sizes(tmp_path: Path) -> None:
+    assert _ids(_diagnose(tmp_path, {"a.log": watchdog(0) + "\n" + watchdog(1, size=77)}))[0] == "collective_mismatch"
+
+
+def test_gather_of_a_whole_model(tmp_path: Path) -> None:
+    huge = watchdog(0, op="_ALLGATHER_BASE", size=300_000_000, out=4_800_000_000)
+    assert _ids(_diagnose(tmp_path, {"a.log": huge}))[0] == "checkpoint_collective"
+
+
+def test_save_that_was_begun_and_not_ended(tmp_path: Path) -> None:
+    begun = "INFO Saving model checkpoint to /out/step-100"
+    assert _ids(_diagnose(tmp_path, {"a.log": begun + "\n" + watchdog(0)}))[0] == "checkpoint_collective"
+
+
+def test_save_that_ended_is_not_blamed(tmp_path: Path) -> None:
+    begun = "INFO Saving model checkpoint to /out/step-100\nINFO checkpoint saved in 3 s\nstep 101 loss 2.0"
+    assert _ids(_diagnose(tmp_path, {"a.log": begun + "\n" + watchdog(0)})) == ["collective_hang"]
+
+
+def test_missing_rank_is_named(tmp_path: Path) -> None:
+    files = {f"n.rank{r}.log": f"comm 0x1 rank {r} nranks 4 cudaDev 0\n" + watchdog(r) for r in (0, 1, 3)}
+    files["n.rank2.log"] = "comm 0x1 rank 2 nranks 4 cudaDev 0"
+    finding = _diagnose(tmp_path, files).findings[0]
+    assert (finding.id, finding.rank) == ("collective_mismatch", 2)
+    assert "rank 2 did not" in finding.cause
+
+
+@pytest.mark.parametrize("frame", ["torch/optim/adamw.py", "torch/optim/sgd.py"])
+def test_memory_in_the_optimizer_step(tmp_path: Path, frame: str) -> None:
+    text = f'  File "/env/{frame}", line 5, in _multi_tensor_x\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB'
+    assert _ids(_diagnose(tmp_path, {"a.log": text})) == ["cuda_oom_optimizer_step"]
+
+
+def test_memory_elsewhere(tmp_path: Path) -> None:
+    text = '  File "/env/torch/nn/linear.py", line 5, in forward\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB'
+    assert _ids(_diagnose(tmp_path, {"a.log": text})) == ["cuda_oom"]
+
+
+def test_traceback_of_another_rank_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    text = (
+        '[rank0]:   File "/env/torch/optim/adamw.py", line 5, in _multi_tensor_adamw\n'
+        '[rank1]:   File "/env/torch/nn/linear.py", line 5, in forward\n'
+        "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB"
+    )
+    assert _ids(_diagnose(tmp_path, {"a.log": text})) == ["cuda_oom"]
+
+
+def test_out_of_memory_with_memory_to_spare_may_be_the_gpu(tmp_path: Path) -> None:
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.10 GiB of which 71.00 GiB is free."
+    assert "gpu_hardware_fault" in _ids(_diagnose(tmp_path, {"a.log": text}))
+
+
+def test_root_cause_of_the_agents_table(tmp_path: Path) -> None:
+    text = """torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+train.py FAILED
+Root Cause (first observed failure):
+[0]:
+  time      : 2025-02-04_03:04:05
+  host      : node-d
+  rank      : 13 (local_rank: 5)
+  exitcode  : -11 (pid: 7120)
+  error_file: <N/A>
+  traceback : Signal 11 (SIGSEGV) received by PID 7120"""
+    finding = _diagnose(tmp_path, {"agent.log": text}).findings[0]
+    assert (finding.id, finding.rank, finding.host) == ("rank_died", 13, "node-d")
+
+
+def test_abort_by_the_watchdog_is_no_crash(tmp_path: Path) -> None:
+    text = watchdog(0) + "\n  exitcode  : -6 (pid: 7)\n  traceback : Signal 6 (SIGABRT) received by PID 7"
+    assert _ids(_diagnose(tmp_path, {"a.log": text})) == ["collective_hang"]
+
+
+def test_cancel_after_a_failure_is_its_echo(tmp_path: Path) -> None:
+    cancel = "slurmstepd: error: *** JOB 9 ON n1 CANCELLED AT 2025-02-04T03:05:00 ***"
+    assert _ids(_diagnose(tmp_path, {"a.log": cancel})) == ["slurm_cancelled"]
+    assert _ids(_diagnose(tmp_path, {"a.log": "ModuleNotFoundError: No module named 'peft'\n" + cancel})) == [
+        "library_missing"
+    ]
+
+
+def test_warning_that_the_job_survived_is_harmless(tmp_path: Path) -> None:
+    warning = "[W socket.cpp:601] [c10d] The client socket has failed to connect to [node-a]:29400 (errno: 111 - Connection refused)."
+    assert _ids(_diagnose(tmp_path, {"a.log": warning})) == ["rendezvous_unreachable"]
+    found = _diagnose(tmp_path, {"a.log": warning + "\nstep 1/10 loss 2.5"})
+    assert not found.findings
+    assert found.benign[0].id == "recovered_rendezvous_unreachable"
+
+
+def test_sockets_are_a_finding_only_where_rdma_was_expected(tmp_path: Path) -> None:
+    none = "NCCL INFO NET/IB : No device found."
+    used = "NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0"
+    local = "NCCL INFO Using network Socket\nNCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC"
+    off = "NCCL INFO NCCL_IB_DISABLE set by environment to 1."
+    assert _ids(_diagnose(tmp_path, {"a.log": f"{none}\n{used}"})) == ["silent_socket_fallback"]
+    assert _ids(_diagnose(tmp_path, {"a.log": f"{off}\n{none}\n{used}"})) == []
+    assert _ids(_diagnose(tmp_path, {"a.log": f"{none}\n{local}"})) == []
+
+
+def test_health_of_a_good_log(tmp_path: Path) -> None:
+    text = "\n".join(
+        [
+            "n1:10:10 [0] NCCL INFO NCCL version 2.27.3+cuda12.9",
+            "n1:10:10 [0] NCCL INFO Bootstrap : Using eno1:10.0.0.1<0>",
+            "n1:10:10 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 2 cudaDev 0 busId 1000 - Init START",
+            *(f"n1:10:12 [0] NCCL INFO Channel {c:02d}/0 : 0[0] -> 1[1] via P2P/IPC" for c in range(24)),
+            "n1:10:12 [0] NCCL INFO 24 coll channels, 24 collnet channels, 0 nvls channels, 32 p2p channels",
+            "n1:10:10 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 2 cudaDev 0 busId 1000 - Init COMPLETE",
+        ]
+    )
+    health = _diagnose(tmp_path, {"a.log": text}).health
+    assert (health.world_size, health.hosts, health.channels) == (2, ["n1"], 24)
+    assert health.transports == {"P2P/IPC": 24}
+    assert health.versions == {"nccl": ["2.27.3+cuda12.9"]}
+    assert health.communicators_ready == 1
+    assert health.interfaces == ["eno1"]
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "HF_TOKEN=hf_abcdefghijklmnopqrstuv", "Authorization: Bearer abc.def-ghi_jkl", "--hf-token s3cr3tvalue", "password: hunter2hunter2",
+        "https://user:pa55word@host/x", "https://b.s3.amazonaws.com/x?X-Amz-Signature=deadbeefdead", "wandb: api key 0123456789abcdef0123456789abcdef01234567",
+        "'api_key': 'abcdefgh12345678'", "AKIAABCDEFGHIJKLMNOP", "https://b.blob/x?sv=1&sig=Zm9vYmFyYmF6",
+        "token eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl",
+    ],
+)  # fmt: skip
+def test_secrets_never_reach_a_report(tmp_path: Path, secret: str) -> None:
+    import msgspec
+
+    hidden = (
+        secret.replace("=", " ")
+        .replace("'", " ")
+        .replace(":", " ")
+        .replace("@", " ")
+        .split()[-1 if "host/x" not in secret else -2]
+    )
+    found = _diagnose(
+        tmp_path, {"a.log": f"RuntimeError: CUDA error: invalid device ordinal {secret}\nValueError: bad {secret}"}
+    )
+    assert found.findings
+    assert hidden not in msgspec.json.encode(found).decode()

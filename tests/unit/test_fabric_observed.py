@@ -1,0 +1,231 @@
+"""What the ranks got: read from NCCL's lines and from real connections, and held against what was expected."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import textwrap
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from allranks.fabric import evidence, report
+from allranks.fabric.aftermath import as_metrics, outcome_of
+from allranks.fabric.connections import by_interface, of_processes
+from allranks.fabric.job import Expected, NodePolicy, Policy
+from allranks.fabric.judge import judge
+from allranks.fabric.observed import Collector, Observed, host_of
+from allranks.preflight.copies import supervise
+from allranks.rundir import RunDir
+from tests.conftest import shared
+from tests.unit.preflight_nodes import node as probe
+
+# Lines as NCCL of several years writes them; hosts and numbers are made up.
+IB_LINES = """\
+n1:924:924 [5] NCCL INFO Bootstrap : Using ibp12s0:10.149.0.32<0>
+n1:924:1152 [5] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB ibp12s0:10.149.0.32<0>
+n1:924:1152 [5] NCCL INFO Using network IB
+n1:924:1152 [5] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA
+n1:924:1152 [5] NCCL INFO Channel 01/0 : 0[0] -> 8[0] [send] via NET/IB/1(2)/GDRDMA
+n1:924:1152 [5] NCCL INFO Channel 02/0 : 0[0] -> 1[1] via P2P/CUMEM
+"""
+SOCKET_LINES = """\
+n2:10:10 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.2<0>
+n2:10:11 [0] NCCL INFO Failed to open libibverbs.so[.1]
+n2:10:11 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.2<0> [1]eno2:10.1.0.2<0>
+n2:10:11 [0] NCCL INFO Initialized NET plugin Socket
+n2:10:11 [0] NCCL INFO Assigned NET plugin Socket to comm
+n2:10:11 [0] NCCL INFO Using network Socket
+n2:10:11 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/Socket/0
+n2:10:11 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct
+"""
+OLD_LINES = """\
+n3:5:5 [0] NCCL INFO Bootstrap : Using [0]lo:127.0.0.1<0>
+n3:5:5 [0] NCCL INFO NET/IB : No device found.
+n3:5:5 [0] NCCL INFO NET/Socket : Using [0]lo:127.0.0.1<0>
+n3:5:5 [0] NCCL INFO Using network Socket
+"""
+
+
+def seen(host: str, text: str, **connections: int) -> Observed:
+    collector = Collector(host)
+    collector.take(text.splitlines())
+    return collector.observed(connections)
+
+
+def test_rdma() -> None:
+    found = seen("n1", IB_LINES)
+    assert found.networks == ["IB"] and found.rdma is True and found.bootstrap == ["ibp12s0"]
+    assert found.devices == ["mlx5_0:1", "mlx5_1:1"] and found.layers == ["IB"]
+    assert found.ways == {"NET/IB/GDRDMA": 2, "P2P": 1}
+    expected = Expected(transport="InfiniBand", interface="ibp12s0", devices=["mlx5_0:1", "mlx5_1:1"], inside="NVLink")
+    assert judge({"n1": expected}, [found]).findings == []
+
+
+def test_rdma_that_became_sockets_is_named_with_its_cause() -> None:
+    expected = Expected(
+        transport="RoCE", interface="eth0", devices=["mlx5_0:1"], why="every node has active RoCE ports"
+    )
+    found = judge({"n2": expected}, [seen("n2", SOCKET_LINES)])
+    assert not found.ok
+    (became, interface) = found.findings
+    assert became.text.startswith(
+        "RoCE became sockets: expected mlx5_0:1 (every node has active RoCE ports), NCCL used Socket"
+    )
+    assert "libibverbs is not installed" in became.text and "eno2, expected eth0" in interface.text
+    silent = judge({"n3": msgspec.structs.replace(expected, interface="lo")}, [seen("n3", OLD_LINES)])
+    assert "found no RDMA device" in silent.findings[0].text
+
+
+def test_what_the_ranks_were_not_meant_to_use() -> None:
+    found = judge({"n1": Expected(transport="Socket", why="n2 has none")}, [seen("n1", IB_LINES)])
+    assert found.ok and "RDMA is used (IB), though sockets were expected" in found.findings[0].text
+    some = Expected(transport="InfiniBand", devices=["mlx5_0:1", "mlx5_7:1"])
+    assert "does not use mlx5_7:1, which is up" in judge({"n1": some}, [seen("n1", IB_LINES)]).findings[0].text
+    no_peer = seen("n2", SOCKET_LINES.replace("eno2", "eth0"))
+    inside = judge({"n2": Expected(transport="Socket", interface="eth0", inside="NVLink")}, [no_peer])
+    assert "joined by NVLink, but NCCL goes through host memory" in inside.findings[0].text
+    through_host = seen("n1", IB_LINES.replace("/GDRDMA", ""))
+    slow = judge({"n1": Expected(transport="InfiniBand")}, [through_host])
+    assert slow.ok and "without GPUDirect" in slow.findings[0].text
+
+
+def test_nodes_that_disagree() -> None:
+    found = judge({}, [seen("n1", IB_LINES), seen("n2", SOCKET_LINES)])
+    assert [item.text for item in found.findings] == ["n2 use sockets while n1 use RDMA"]
+
+
+def test_nothing_seen_is_no_finding() -> None:
+    expected = {"n1": Expected(transport="InfiniBand", interface="ib0", devices=["mlx5_0:1"])}
+    found = judge(expected, [seen("n1", "step 1 loss 2.0\nNCCL is fine\n")])
+    assert found.findings == [] and found.line() == ""
+
+
+def test_real_logs_one_of_them_without_the_beginning_of_its_lines() -> None:
+    fallback = seen("x", shared("logs", "dev038.log").read_text())
+    assert fallback.ways == {"NET/Socket": 1} and "NCCL found no RDMA device" in fallback.reasons[0]
+    peer = shared("logs", "dev019.log").read_text()
+    assert seen("x", peer).ways["P2P"] >= 1 and host_of(peer.splitlines()[0]) == "8a9faed5c3c4"
+
+
+def test_gloo_peers_that_are_missing() -> None:
+    line = "[context.cc:243] INFO Rank 1 is connected to {}. Expected number of connected peers is: 3"
+    assert judge({}, [seen("n1", line.format(3))]).ok
+    assert "rank 1 (2 of 3)" in judge({}, [seen("n1", line.format(2))]).findings[0].text
+
+
+def test_connections_of_a_process_by_interface() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.5", 0)) as store:
+        port = store.getsockname()[1]
+        with (
+            socket.create_connection(server.getsockname()) as first,
+            socket.create_connection(store.getsockname()) as second,
+        ):
+            accepted = [server.accept()[0], store.accept()[0]]
+            assert first and second
+            found = of_processes([os.getpid()])
+            assert found["127.0.0.1"] >= 2 and found["127.0.0.5"] == 1
+            assert "127.0.0.5" not in of_processes([os.getpid()], without_ports=[port])
+            assert of_processes([999_999_999]) == Counter()
+            for one in accepted:
+                one.close()
+    assert by_interface(Counter({"127.0.0.1": 2, "10.0.0.1": 3, "10.9.9.9": 1}), {"10.0.0.1": "eth0"}) == {
+        "10.9.9.9": 1,
+        "eth0": 3,
+        "lo": 2,
+    }
+
+
+def test_connections_over_another_interface_are_named() -> None:
+    expected = {"n1": Expected(transport="Socket", interface="eth0")}
+    assert judge(expected, [Observed(host="n1", connections={"eth0": 3, "lo": 1})]).ok
+    found = judge(expected, [Observed(host="n1", connections={"eno2": 3, "eth0": 1})])
+    assert "go over eno2 (3), expected eth0" in found.findings[0].text
+
+
+def run_with(tmp_path: Path, logs: dict[str, str], expected: Expected) -> RunDir:
+    run = RunDir(tmp_path / "r")
+    run.logs_of(1).mkdir(parents=True)
+    for name, text in logs.items():
+        (run.logs_of(1) / name).write_text(text)
+    report.save(run.network(1), Policy(nodes=[NodePolicy(host="n2", environment=[], expected=expected)]))
+    return run
+
+
+def test_after_a_run(tmp_path: Path) -> None:
+    expected = Expected(transport="InfiniBand", interface="eth0", devices=["mlx5_0:1"], why="all have it")
+    run = run_with(tmp_path, {"n2-ext.rank0.log": "x\n" + SOCKET_LINES, "n2-ext.rank1.log": "\0\xff"}, expected)
+    connections = {"node": 0, "names": ["n2", "", "n2-ext"], "interfaces": {"eth0": 4}}
+    run.connections(1, "n2-ext").write_text(json.dumps(connections))
+    found = outcome_of(run, 1)
+    assert found is not None and "InfiniBand became sockets" in found.findings[0].text
+    metrics = as_metrics(found)
+    assert metrics is not None and metrics["ok"] is False and "interface eno2" not in metrics["line"]
+    assert metrics["line"] == "NCCL over Socket; ways NET/Socket, SHM; interface eth0"
+    run.network(1).write_text("{damaged")
+    assert outcome_of(run, 1) is None and outcome_of(RunDir(tmp_path / "none"), 1) is None
+
+
+def test_copy_tests_are_kept_for_the_same_gpus_and_driver(tmp_path: Path) -> None:
+    node = probe(1, gpus=[{"name": "L4", "driver": "550"}] * 2)
+    assert evidence.load(tmp_path, [node]) == {}
+    evidence.save(tmp_path, node, ["GPU0-GPU1"], 2)
+    assert evidence.load(tmp_path, [node, probe(2)]) == {"n1": ["GPU0-GPU1"]}
+    changed = probe(1, gpus=[{"name": "L4", "driver": "560"}] * 2)
+    assert evidence.load(tmp_path, [changed]) == {}
+    path = tmp_path / evidence.FOLDER / "n1.json"
+    old = json.loads(path.read_text())
+    path.write_text(json.dumps({**old, "time": old["time"] - 2 * evidence.FRESH_S}))
+    assert evidence.load(tmp_path, [node]) == {}
+    path.write_text("damaged")
+    assert evidence.load(tmp_path, [node]) == {}
+
+
+CHILD = """
+import json, sys, time
+wish = json.loads(sys.argv[sys.argv.index("--json-args") + 1])
+for pair, end in (("GPU0-GPU1", "ok"), ("GPU0-GPU2", "hang"), ("GPU1-GPU0", "ok"), ("GPU3-GPU0", "wrong"), ("GPU1-GPU2", "die")):
+    if pair in wish["skip"]:
+        continue
+    print("begin", pair, flush=True)
+    if end == "hang":
+        time.sleep(60)
+    if end == "die":
+        sys.exit(7)
+    print(end, pair, flush=True)
+"""
+
+
+def test_copies_that_hang_come_out_wrong_or_kill(tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text(textwrap.dedent(CHILD))
+    found = supervise([sys.executable, str(tmp_path / "child.py")], None, 1.0)
+    assert found == {"tested": 5, "failed": ["GPU0-GPU2", "GPU0-GPU3", "GPU1-GPU2"], "error": ""}
+    (tmp_path / "broken.py").write_text("print('no torch here')\nraise SystemExit(3)\n")
+    found = supervise([sys.executable, str(tmp_path / "broken.py")], None, 1.0)
+    assert found == {"tested": 0, "failed": [], "error": "no torch here"}
+
+
+def test_real_copies_in_memory_come_out_right() -> None:
+    pytest.importorskip("torch")
+    found = supervise([sys.executable, "-m", "allranks.preflight.copies"], ["cpu", "cpu", "cpu"], 30.0)
+    assert found == {"tested": 6, "failed": [], "error": ""}
+
+
+def test_the_page_of_a_run_names_what_differs() -> None:
+    from allranks.report.gather import RunData
+    from allranks.report.tables_network import findings_table, network_table
+
+    expected = {"n2": Expected(transport="RoCE", interface="eth0", why="all have it")}
+    metrics = as_metrics(judge(expected, [seen("n2", SOCKET_LINES, eth0=4)]))
+    data = RunData.__new__(RunData)
+    object.__setattr__(data, "metrics", {"network": metrics})
+    made, found = network_table(data), findings_table(data)
+    assert made is not None and found is not None
+    assert [cell.text for cell in made.rows[0]][:3] == ["n2", "Socket", "eth0 (4)"]
+    assert found.rows[0][0].tone == "bad" and found.rows[0][2].text.startswith("RoCE became sockets")
+    object.__setattr__(data, "metrics", {"network": None})
+    assert network_table(data) is None and findings_table(data) is None

@@ -1,0 +1,213 @@
+"""The estimate: its arithmetic against formulas and published figures, its verdicts, and what it refuses to believe."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.errors import EnvironmentNotAble, SpecError
+from allranks.fit import require
+from allranks.fit.config import read
+from allranks.fit.known import KNOWN, known_config
+from allranks.fit.shapes import shapes_of
+from allranks.fit.strategies import SHARING
+from allranks.train.strategies import REGISTRY
+from tests.unit.fit_specs import GIB, estimated, raw
+
+SEVEN_B = {"name": "mistralai/Mistral-7B-v0.1"}
+
+# The parameter counts that the models' own pages or checkpoints tell.
+PUBLISHED = {
+    "mistralai/Mistral-7B-v0.1": 7_241_732_096,
+    "mistralai/Mixtral-8x7B-v0.1": 46_702_792_704,
+    "meta-llama/Llama-2-7b-hf": 6_738_415_616,
+    "meta-llama/Llama-2-13b-hf": 13_015_864_320,
+    "meta-llama/Llama-3.1-8B": 8_030_261_248,
+    "meta-llama/Llama-3.1-70B": 70_553_706_496,
+    "meta-llama/Llama-3.1-405B": 405_853_388_800,
+    "meta-llama/Llama-3.2-1B": 1_235_814_400,
+    "meta-llama/Llama-3.2-3B": 3_212_749_824,
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": 1_100_048_384,
+    "HuggingFaceTB/SmolLM2-360M": 361_821_120,
+    "HuggingFaceTB/SmolLM2-135M": 134_515_008,
+    "Qwen/Qwen2.5-0.5B": 494_032_768,
+    "Qwen/Qwen2.5-7B": 7_615_616_512,
+    "Qwen/Qwen3-0.6B": 596_049_920,
+    "Qwen/Qwen3-8B": 8_190_735_360,
+    "microsoft/Phi-3-mini-4k-instruct": 3_821_079_552,
+    "google/gemma-2b": 2_506_172_416,
+    "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
+    "meta-llama/Llama-2-7b-chat-hf": 6_738_415_616,
+    "gpt2": 124_439_808,
+    "gpt2-xl": 1_557_611_200,
+}
+
+
+@pytest.mark.parametrize(("name", "count"), PUBLISHED.items(), ids=list(PUBLISHED))
+def test_well_known_models_have_their_published_number_of_parameters(name: str, count: int) -> None:
+    config = known_config(name)
+    assert config is not None
+    assert shapes_of(read(config, name)).numel == count
+
+
+def test_every_well_known_config_can_be_read() -> None:
+    for name, config in KNOWN.items():
+        assert shapes_of(read(config, name, labels=2 if "bert" in name else 0)).numel > 50_000_000, name
+
+
+def test_every_strategy_is_known() -> None:
+    assert REGISTRY.keys() <= SHARING.keys()
+
+
+def state(spec: dict[str, Any], **there: Any) -> int:
+    """Weights, gradients and optimizer state at the update, without gathered weights and buffers."""
+    found = estimated(spec, **there)
+    update = found.moments[-1]
+    assert update.name == "optimizer step"
+    return sum(update.parts.get(k, 0) for k in ("weights", "adapters", "gradients", "optimizer_state"))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "per_parameter"),
+    [
+        ("pytorch_ddp", 16.0),
+        ("simple_ddp", 16.0),
+        ("bucket_ddp_async", 16.0),
+        ("zero1", 8 + 8 / 8),
+        ("pytorch_zero1", 8 + 8 / 8),
+        ("zero2", 4 + 12 / 8),
+        ("zero3", 16 / 8),
+        ("pytorch_zero2", 16 / 8),
+        ("pytorch_zero3", 16 / 8),
+        ("deepspeed_zero3", 24 / 8),  # it keeps master weights, and flattens its gradients for the update
+    ],
+)
+def test_state_follows_the_formula_of_its_stage(strategy: str, per_parameter: float) -> None:
+    """Float32 and AdamW: 4 bytes of weight, 4 of gradient, 8 of moments, each shared by 8 ranks or not (ZeRO, 2020)."""
+    spec = raw(model={**SEVEN_B, "dtype": "float32"}, strategy={"name": strategy}, cluster={"procs_per_node": 8})
+    assert state(spec) == pytest.approx(per_parameter * PUBLISHED[SEVEN_B["name"]], rel=0.001)
+
+
+def test_full_fine_tuning_of_7b_in_float32_dies_in_the_optimizer_step_on_80_gb_and_lora_does_not() -> None:
+    """The first seed's failure: weights and gradients fit, and then AdamW makes its moments."""
+    full = estimated(raw(model={**SEVEN_B, "dtype": "float32"}), gpus=8)
+    assert (full.verdict, full.fails_in) == ("too large", "optimizer step")
+    lora = estimated(raw(model={**SEVEN_B, "dtype": "float32"}, adapter={"type": "lora"}), gpus=8)
+    assert lora.verdict == "fits"
+    assert lora.needed_bytes < 0.5 * full.needed_bytes
+
+
+def test_what_makes_it_fit_is_told_cheapest_first_and_is_true() -> None:
+    spec = raw(model={**SEVEN_B, "dtype": "float32"})
+    found = estimated(spec, gpus=8)
+    assert len(found.remedies) == 3
+    assert all(r.fits for r in found.remedies)
+    for remedy in found.remedies:
+        again = estimated(spec, tuple(remedy.settings), gpus=8)
+        assert (again.verdict, again.needed_bytes) == ("fits", remedy.needed_bytes), remedy.change
+    assert not any("lora" in s for s in found.remedies[0].settings)  # first what trains the same weights
+
+
+def test_a_model_that_nothing_makes_fit_is_told_the_nearest_change() -> None:
+    found = estimated(raw(model={"name": "meta-llama/Llama-3.1-405B"}), gpus=1)
+    assert found.verdict == "too large"
+    assert [r.fits for r in found.remedies] == [False]
+    with pytest.raises(EnvironmentNotAble, match="no change of the spec"):
+        require(found)
+
+
+def test_close_to_the_limit_is_told_and_not_refused() -> None:
+    needed = estimated(raw()).needed_bytes
+    for memory, verdict in ((needed * 2.02, "fits"), (needed * 1.9, "close"), (needed * 1.7, "too large")):
+        found = estimated(raw(), memory_bytes=int(memory))
+        assert (found.verdict, found.refused) == (verdict, verdict == "too large")
+
+
+def test_a_model_that_is_not_known_is_told_and_not_refused() -> None:
+    found = estimated(raw(model={"name": "nobody/has-this-model"}), memory_bytes=1)
+    assert found.verdict == "not known"
+    assert "nobody/has-this-model" in str(found.unknown)
+    require(found)
+
+
+def test_gpus_that_are_elsewhere_are_not_known_unless_told() -> None:
+    cluster = {"launcher": "slurm", "slurm": {"gpus_per_node": 8}}
+    assert (
+        estimated(raw(model=SEVEN_B, cluster=cluster), gpus=8).verdict == "not known"
+    )  # those here are not those there
+    told = estimated(raw(model=SEVEN_B, cluster={**cluster, "device_memory_gib": 40}))
+    assert (told.verdict, told.capacity.bytes) == ("too large", 40 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("mem", "each"), [("64G", 32 * GIB), ("65536", 32 * GIB), ("1T", 512 * GIB), ("0", None), ("all", None)]
+)
+def test_slurm_memory_is_shared_by_the_ranks_of_a_node(mem: str, each: int | None) -> None:
+    spec = raw(cluster={"launcher": "slurm", "procs_per_node": 2, "slurm": {"mem": mem}})
+    assert estimated(spec).capacity.bytes == each
+
+
+BROKEN: list[tuple[Any, str]] = [
+    ({"hidden_size": -4}, "hidden_size is -4"),
+    ({"hidden_size": "4096"}, "hidden_size is '4096', not a whole number"),
+    ({"num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000"),
+    ({"vocab_size": True}, "vocab_size is True, not a whole number"),
+    ({"vocab_size": None}, "vocab_size is missing"),
+    ({"num_key_value_heads": 3}, "no multiple of num_key_value_heads 3"),
+    ({"tie_word_embeddings": "yes"}, "neither true nor false"),
+    ({"hidden_size": 1.5, "intermediate_size": []}, "intermediate_size is"),
+    ({"model_type": 7}, "model_type is 7"),
+]
+
+
+@pytest.mark.parametrize(("change", "says"), BROKEN, ids=[says for _, says in BROKEN])
+def test_a_broken_config_is_refused_by_the_key(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    config = {**KNOWN["meta-llama/llama-3.2-1b"], **change}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SpecError, match=r"config\.json") as error:
+        estimated(raw(model={"name": str(tmp_path)}))
+    assert says in str(error.value)
+
+
+def test_all_that_is_wrong_with_a_config_is_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(SpecError) as error:
+        estimated(raw(model={"name": str(tmp_path)}))
+    for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"):
+        assert f"{key} is missing" in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe\x00", b"[" * 100_000, b"3"])
+def test_a_config_that_is_no_json_object_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(SpecError, match=r"config\.json"):
+        estimated(raw(model={"name": str(tmp_path)}))
+
+
+def test_a_file_too_large_for_a_config_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(b'{"model_type": "llama"' + b" " * (5 << 20) + b"}")
+    with pytest.raises(SpecError, match="larger than 4 MiB"):
+        estimated(raw(model={"name": str(tmp_path)}))
+
+
+def test_a_family_that_is_not_known_is_told_and_not_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mamba", "hidden_size": 1024}')
+    found = estimated(raw(model={"name": str(tmp_path)}), memory_bytes=1)
+    assert (found.verdict, found.refused) == ("not known", False)
+    assert "mamba" in str(found.unknown)
+
+
+def test_the_config_in_the_cache_comes_before_the_table(tmp_path: Path) -> None:
+    folder = tmp_path / "hub" / "models--gpt2"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("abc\n")
+    (folder / "snapshots" / "abc").mkdir(parents=True)
+    (folder / "snapshots" / "abc" / "config.json").write_text(
+        json.dumps({**KNOWN["openai-community/gpt2"], "n_layer": 1})
+    )
+    found = estimated(raw(model={"name": "gpt2"}, cluster={"cache": str(tmp_path)}))
+    assert found.parameters == PUBLISHED["gpt2"] - 11 * 7_087_872
+    assert "cache" in found.model_source

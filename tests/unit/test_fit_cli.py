@@ -1,0 +1,66 @@
+"""What a user sees of `fit`: the table of `plan`, the refusal of `run`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.unit.fit_specs import raw
+
+
+@pytest.fixture
+def spec_file(tmp_path: Path) -> Path:
+    path = tmp_path / "spec.yaml"
+    path.write_text(yaml.safe_dump({**raw(), "name": "small", "run_root": str(tmp_path / "runs")}))
+    return path
+
+
+def ends(*words: str) -> tuple[int, str, str]:
+    """A verb in a process of its own, as a user starts it."""
+    command = [sys.executable, "-m", "allranks.cli.main", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_plan_shows_parts_moments_and_verdict(spec_file: Path) -> None:
+    code, out, _ = ends("plan", str(spec_file))
+    assert code == 0
+    for words in ("Memory of one rank", "optimizer state", "activations", "together", "it fits"):
+        assert words in out
+
+
+def test_plan_as_json_holds_the_same(spec_file: Path) -> None:
+    code, out, _ = ends("plan", str(spec_file), "--json")
+    found = json.loads(out)["fit"]
+    assert (code, found["verdict"]) == (0, "fits")
+    assert found["needed_bytes"] == max(sum(m["parts"].values()) for m in found["moments"])
+
+
+def test_plan_shows_a_run_that_cannot_fit_and_ends_well(spec_file: Path) -> None:
+    """Asking is not running: `plan` tells, `run` refuses."""
+    code, out, _ = ends("plan", str(spec_file), "--set", "cluster.device_memory_gib=0.01")
+    assert code == 0
+    assert "it cannot fit" in " ".join(out.split())
+
+
+def test_run_refuses_what_cannot_fit_before_anything_is_made(spec_file: Path) -> None:
+    code, _, err = ends("run", str(spec_file), "--set", "cluster.device_memory_gib=0.01")
+    assert code == 3
+    assert "cannot fit" in err
+    assert "--force" in err
+    assert "Traceback" not in err
+    assert not (spec_file.parent / "runs").exists()
+
+
+def test_a_broken_config_ends_with_2_and_no_traceback(spec_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": -1}')
+    for verb in ("plan", "run"):
+        code, _, err = ends(verb, str(spec_file), "--set", f"model.name={tmp_path}", "--set", "model.config={}")
+        assert code == 2
+        assert "hidden_size is -1" in err
+        assert "Traceback" not in err

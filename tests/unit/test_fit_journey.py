@@ -1,0 +1,33 @@
+"""Gradients on their way: what is there of buffers and of this rank's part, step by step."""
+
+from __future__ import annotations
+
+import pytest
+
+from allranks.fit.journey import Journey
+from allranks.fit.sharing import cut
+
+
+@pytest.mark.parametrize(
+    ("done", "filling", "part", "buffers"),
+    [
+        (0, True, 0, 100),  # the first fills
+        (100, False, 50, 100),  # it travels
+        (100, True, 50, 100 + 40),
+        (150, False, 70, 100 + 40 + 30),  # two travel, and the third has begun
+        (170, False, 85, 40 + 30),  # the first has been given back
+        (180, False, 90, 30 + 10),
+    ],
+)
+def test_two_travel_and_one_fills(done: int, filling: bool, part: int, buffers: int) -> None:
+    assert Journey([100, 40, 30, 10], 2, copies=1).at(done, filling=filling) == (part, buffers)
+
+
+def test_gloo_sends_a_copy() -> None:
+    assert Journey([100, 40, 30], 2, copies=2).at(140, filling=True) == (70, 2 * 140 + 30)
+    assert Journey([100, 40, 30], 2, copies=2).launched_last() == (85, 2 * 170)
+
+
+def test_buckets_take_neighbours_up_to_their_size() -> None:
+    assert cut([10, 10, 10, 50, 5, 5], 25) == [20, 10, 50, 10]
+    assert cut([], 25) == []

@@ -1,0 +1,158 @@
+"""The estimate's shapes and activations against the real thing: transformers' models, PEFT's adapters, autograd's saved tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("peft")
+
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from allranks.fit.activations import Batch as FitBatch
+from allranks.fit.activations import Layer, kept_behind
+from allranks.fit.adapters import adapted, totals
+from allranks.fit.config import ENCODERS, FAMILIES, read
+from allranks.fit.shapes import Shapes, shapes_of
+from allranks.spec.records import AdapterSpec
+from allranks.train.adapters import add_adapter
+from allranks.train.data.collate import Batch
+from allranks.train.losses import LossModel
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 500,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+}
+OWN: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 8, "n_positions": 512, "vocab_size": 500, "pad_token_id": 0},
+    "distilbert": {
+        "dim": 64,
+        "hidden_dim": 176,
+        "n_layers": 3,
+        "n_heads": 8,
+        "vocab_size": 500,
+        "max_position_embeddings": 512,
+    },
+    "bert": {k: v for k, v in SMALL.items() if k != "num_key_value_heads"},
+    "roberta": {k: v for k, v in SMALL.items() if k != "num_key_value_heads"},
+    "mixtral": {**SMALL, "num_local_experts": 4},
+    "qwen3_moe": {**SMALL, "moe_intermediate_size": 40, "num_experts": 8, "num_experts_per_tok": 2, "head_dim": 8},
+    "glm4_moe": {
+        **SMALL,
+        "moe_intermediate_size": 40,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "head_dim": 8,
+        "attention_bias": True,
+    },
+    "gemma": {**SMALL, "head_dim": 16},
+    "qwen3": {**SMALL, "head_dim": 16},
+}
+B, S = 2, 48
+MASKED = 192  # tokens of a row where two are packed: the mask must be seen among the rest
+
+
+def config_of(family: str) -> Any:
+    return AutoConfig.for_model(family, **OWN.get(family, SMALL))
+
+
+def built(family: str, dtype: Any = torch.float32, device: str = "meta") -> Any:
+    torch.manual_seed(0)
+    kind = AutoModelForSequenceClassification if family in ENCODERS else AutoModelForCausalLM
+    with torch.device(device):
+        model = kind.from_config(config_of(family), dtype=dtype, attn_implementation="sdpa")
+    model.config.use_cache = False  # as model.py does: with a cache, rows of one sequence see each other
+    return model
+
+
+def ours(family: str) -> Shapes:
+    return shapes_of(read(config_of(family).to_dict(), family, labels=2 if family in ENCODERS else 0))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_are_counted_as_transformers_makes_them(family: str) -> None:
+    wanted = sorted(p.numel() for p in built(family).parameters())
+    assert sorted(w.numel for w in ours(family).weights()) == wanted
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "spec",
+    [AdapterSpec(type="lora", r=4), AdapterSpec(type="lora", r=3, targets=["q_proj", "v_proj"])],
+    ids=["all", "q, v"],
+)
+def test_adapters_are_counted_as_peft_makes_them(family: str, spec: AdapterSpec) -> None:
+    if family == "distilbert":
+        pytest.skip("PEFT cannot adapt every linear layer of it: its pre_classifier counts as the classifier, too")
+    if spec.targets and not any("q_proj" in n for n, _ in built(family).named_modules()):
+        pytest.skip(f"{family} names its layers otherwise")
+    model = add_adapter(built(family, device="cpu"), spec, classifier=family in ENCODERS, base="b", seed=1)
+    wanted = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    shapes = ours(family)
+    assert totals(shapes, adapted(spec, shapes)).trained == wanted
+
+
+def saved_bytes(model: Any, batch: Batch, *, classifier: bool) -> int:
+    """Bytes of all storages that autograd keeps of one forward, without weights and without the loss's own."""
+    whole = LossModel(model, classifier=classifier).train()
+    own = {t.untyped_storage().data_ptr() for t in (*whole.parameters(), *whole.buffers())}
+    kept: dict[int, Any] = {}
+
+    def keep(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own and tensor.shape[-1:] != (SMALL["vocab_size"],):
+            kept[storage.data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        whole(batch)
+    return sum(t.untyped_storage().nbytes() for t in kept.values())
+
+
+CASES = [
+    (family, dtype, adapter, dropout, packed)
+    for family in FAMILIES
+    for dtype in ("float32", "bfloat16")
+    for adapter, dropout in (("none", 0.0), ("lora", 0.0), ("lora", 0.1))
+    for packed in (False, True)
+    if not (packed and (family in ENCODERS or adapter == "lora"))
+    and not (adapter == "lora" and family == "distilbert")
+    and not (dropout and FAMILIES[family].moe)  # PEFT has no dropout for fused experts
+]
+
+
+@pytest.mark.parametrize(("family", "dtype", "adapter", "dropout", "packed"), CASES)
+def test_activations_are_what_autograd_saves(
+    family: str, dtype: str, adapter: str, dropout: float, packed: bool
+) -> None:
+    kind = torch.float32 if dtype == "float32" else torch.bfloat16
+    spec = AdapterSpec(type=adapter, r=4, dropout=dropout)  # type: ignore[arg-type]
+    classifier = family in ENCODERS
+    model = add_adapter(built(family, kind, "cpu"), spec, classifier=classifier, base="b", seed=1)
+    length = 2 * MASKED if packed else S
+    ids = torch.randint(3, 500, (B, length))
+    positions = torch.arange(MASKED).repeat(2).expand(B, length).contiguous() if packed else None
+    batch = Batch(
+        ids,
+        torch.zeros(B, dtype=torch.long) if classifier else ids,
+        positions,
+        torch.ones_like(ids) if classifier else None,
+        ids.numel(),
+        ids.numel(),
+    )
+    measured = saved_bytes(model, batch, classifier=classifier)
+    shapes = ours(family)
+    what = adapted(spec, shapes)
+    seen = FitBatch(sequences=B, length=length, element=kind.itemsize, device="cpu", packed=packed)
+    expected = sum(Layer(shapes.config, block, what, seen).kept() for block in shapes.blocks) + kept_behind(
+        shapes, what, seen
+    )
+    assert expected == pytest.approx(measured, rel=0.08), f"{expected / measured - 1:+.1%}"

@@ -1,0 +1,244 @@
+"""Mixtures of experts in one process: routers in float32, adapters on experts, and who got how many tokens."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import yaml
+
+from allranks.errors import SpecError
+from allranks.observe.experts import expert_load
+from allranks.observe.summary import of_last_story
+from allranks.spec import load_spec, parse_spec
+from allranks.spec.records import AdapterSpec, ModelSpec
+from allranks.train.adapters import add_adapter, remarks_on
+from allranks.train.data.collate import Batch
+from allranks.train.data.tokenizer import train_tokenizer
+from allranks.train.losses import LossModel
+from allranks.train.model import build_model
+from allranks.train.moe import ExpertLoad, routers_of
+from tests.conftest import REPO
+
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+PROJECTIONS = {"gate_proj", "up_proj", "down_proj"}
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return train_tokenizer(["hello world 123"], 300, classifier=False)
+
+
+@pytest.fixture
+def group() -> Iterator[dist.ProcessGroup]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def glm(tokenizer: Any, dtype: str = "float32", checkpointing: bool = False, **config: Any) -> Any:
+    spec = ModelSpec(name="tiny:glm4_moe", config={**SMALL, **config}, gradient_checkpointing=checkpointing)
+    return build_model(spec, tokenizer, dtype=dtype, labels={}, seed=1)
+
+
+def batch_of(tokenizer: Any) -> Batch:
+    """Two rows, the second of which ends with five tokens of padding."""
+    ids = torch.from_numpy(np.random.default_rng(0).integers(4, 255, (2, 12)))
+    ids[1, 7:] = tokenizer.pad_token_id
+    targets = torch.where(ids == tokenizer.pad_token_id, -100, ids)
+    return Batch(ids, targets, None, None, 19, 19)
+
+
+def test_routers_stay_in_float32_whatever_the_models_dtype(tokenizer: Any) -> None:
+    model = glm(tokenizer, "bfloat16")
+    routers = routers_of(model)
+    assert list(routers) == ["model.layers.1.mlp.gate", "model.layers.2.mlp.gate"]
+    dtypes = {n: p.dtype for n, p in model.named_parameters()}
+    assert {n for n, d in dtypes.items() if d == torch.float32} == {f"{n}.weight" for n in routers}
+    assert model(input_ids=torch.arange(10, 20).unsqueeze(0)).logits.dtype == torch.bfloat16
+
+
+def test_a_router_is_read_from_a_file_without_rounding(tokenizer: Any, tmp_path: Path) -> None:
+    model = glm(tokenizer, "bfloat16")
+    router = model.model.layers[1].mlp.gate.weight
+    with torch.no_grad():
+        router.add_(1e-4)
+    assert not torch.equal(router, router.bfloat16().float())
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    again: Any = build_model(ModelSpec(name=str(tmp_path)), tokenizer, dtype="bfloat16", labels={}, seed=1)
+    assert torch.equal(again.model.layers[1].mlp.gate.weight, router)
+    assert "mlp.gate.weight" not in type(again)._keep_in_fp32_modules_strict
+
+
+def test_the_demos_config_fits_and_unknown_settings_do_not(tokenizer: Any) -> None:
+    config = yaml.safe_load((REPO / "examples" / "demo.yaml").read_text())["model"]["config"]
+    model = build_model(
+        ModelSpec(name="tiny:glm4_moe", config=config), tokenizer, dtype="float32", labels={}, seed=1
+    )  # fmt: skip
+    attention = model.get_submodule("model.layers.0.self_attn")
+    assert attention.q_proj.out_features == config["head_dim"] * config["num_attention_heads"]
+    halved = build_model(
+        ModelSpec(name="tiny:glm4_moe", config={**config, "head_dim": 8}), tokenizer, dtype="float32", labels={}, seed=1
+    )
+    assert halved.get_submodule("model.layers.0.self_attn.q_proj").out_features == 8 * config["num_attention_heads"]
+    with pytest.raises(SpecError, match=r"head_dum.*head_dim"):
+        glm(tokenizer, head_dum=3)
+
+
+RAW: dict[str, Any] = {"model": {"name": "tiny:glm4_moe"}, "data": {"source": "x"}}
+LORA: dict[str, Any] = {"type": "lora", "target_parameters": EXPERTS}
+
+
+@pytest.mark.parametrize(
+    ("sections", "says"),
+    [
+        ({"adapter": {**LORA, "dropout": 0.1}}, "adapter.dropout is 0.1"),
+        ({"strategy": {"name": "pytorch_zero3", "adapters": "ignored"}}, "adapter.type is none"),
+        ({"adapter": LORA, "strategy": {"name": "pytorch_zero3", "adapters": "ignored", "offload": "optimizer"}}, "nothing to keep on the host"),
+        ({"strategy": {"name": "pytorch_ddp", "offload": "optimizer"}}, "pytorch_ddp has no option 'offload'"),
+        ({"strategy": {"name": "zero3", "offload": "all"}}, "'all' is none of none, optimizer"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_together_is_refused_before_anything_runs(sections: dict[str, Any], says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        parse_spec({**RAW, **sections})
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"adapter": LORA},
+        {"adapter": LORA, "strategy": {"name": "pytorch_zero3", "adapters": "ignored", "offload": "all"}},
+        {"adapter": LORA, "strategy": {"name": "pytorch_zero2", "offload": "optimizer"}},
+        {"strategy": {"name": "zero1", "offload": "optimizer"}},
+    ],
+)
+def test_what_fits_together_is_taken(sections: dict[str, Any]) -> None:
+    parse_spec({**RAW, **sections})
+
+
+@pytest.mark.parametrize(
+    ("spec", "left", "says"),
+    [
+        (AdapterSpec(type="lora", targets=["q_proj"], target_parameters=EXPERTS), 0, ""),
+        (AdapterSpec(type="lora", target_parameters=EXPERTS), 0, ""),
+        (AdapterSpec(type="lora", targets=["q_proj", "gate_proj", "up_proj", "down_proj"]), 9, "of q_proj, gate_proj"),
+        (AdapterSpec(type="lora"), 9, "of every linear layer"),
+    ],
+)  # fmt: skip
+def test_what_peft_adapts_instead_is_said(tokenizer: Any, spec: AdapterSpec, left: int, says: str) -> None:
+    """Three projections of the dense block and of the two blocks' shared experts bear names that PEFT takes for the experts'."""
+    model = add_adapter(glm(tokenizer), spec, classifier=False, base="b", seed=1)
+    found = remarks_on(model, spec)
+    adapted = {n.split(".lora_")[0] for n, _ in model.named_parameters() if ".lora_" in n}
+    bare = [
+        n
+        for n, m in glm(tokenizer).named_modules()
+        if type(m) is torch.nn.Linear and n.rsplit(".", 1)[-1] in PROJECTIONS
+    ]
+    assert len(bare) == 9 and not any(f"base_model.model.{n}" in adapted for n in bare)
+    assert bool(found) == bool(left)
+    for text in found:
+        assert says in text and f"leaves out {left} linear layers, the first model.layers.0.mlp.gate_proj" in text
+        assert "gate_up_proj" in text
+
+
+def test_a_dense_model_has_adapters_where_they_are_asked_for(tokenizer: Any) -> None:
+    for targets in (["q_proj", "down_proj"], None):
+        spec = AdapterSpec(type="lora", targets=targets)
+        dense = build_model(ModelSpec(name="tiny:llama", config=SMALL), tokenizer, dtype="float32", labels={}, seed=1)
+        assert remarks_on(add_adapter(dense, spec, classifier=False, base="b", seed=1), spec) == ()
+
+
+def test_dropout_that_peft_cannot_give_to_experts_is_refused(tokenizer: Any) -> None:
+    with pytest.raises(SpecError, match=r"dropout is 0\.1, but PEFT adapts the fused experts"):
+        add_adapter(glm(tokenizer), AdapterSpec(type="lora", dropout=0.1), classifier=False, base="b", seed=1)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_tokens_are_counted_once_and_padding_is_not(
+    tokenizer: Any, checkpointing: bool, group: dist.ProcessGroup
+) -> None:
+    """Also where blocks are computed again in backward, and where evaluation and answers come between."""
+    spec = AdapterSpec(type="lora", targets=["q_proj"], target_parameters=EXPERTS)
+    model = add_adapter(glm(tokenizer, checkpointing=checkpointing), spec, classifier=False, base="b", seed=1)
+    loss_model, batch = LossModel(model, classifier=False), batch_of(tokenizer)
+    chosen: dict[str, torch.Tensor] = {}
+    with torch.no_grad():
+        for name, router in routers_of(model).items():
+            router.register_forward_hook(lambda m, a, out, name=name: chosen.update({name: out[2]}))
+        loss_model(batch)
+    load = ExpertLoad(loss_model, tokenizer.pad_token_id, torch.device("cpu"))
+    loss_model.train()
+    for _ in range(2):
+        loss_model(batch).backward()
+        with torch.no_grad():
+            loss_model.eval().token_logits(batch)
+            model(input_ids=batch.input_ids)
+            loss_model(batch)
+        loss_model.train()
+    found = load.counts(2, group)
+    real = (batch.input_ids != tokenizer.pad_token_id).flatten()
+    for layer, indices in zip(("1", "2"), chosen.values(), strict=True):
+        wanted = 2 * torch.bincount(indices[real].flatten(), minlength=8)
+        assert found.layers[layer] == wanted.tolist()
+        assert sum(found.layers[layer]) == 2 * 2 * batch.tokens_real
+    assert (found.from_step, found.step) == (0, 2)
+    assert not any(sum(layer) for layer in load.counts(3, group).layers.values())
+
+
+def test_a_dense_model_has_no_load(tokenizer: Any) -> None:
+    dense = build_model(ModelSpec(name="tiny:llama", config=SMALL), tokenizer, dtype="float32", labels={}, seed=1)
+    assert not ExpertLoad(LossModel(dense, classifier=False), 0, torch.device("cpu"))
+    assert expert_load([{"event": "step", "step": 1}]) is None
+
+
+def test_shares_are_of_all_steps_that_count() -> None:
+    """What was counted after the checkpoint that a resumed attempt starts from does not count twice."""
+
+    def event(step: int, *layers: list[int]) -> dict[str, Any]:
+        return {"event": "experts", "step": step, "layers": {str(i): c for i, c in enumerate(layers, 1)}}
+
+    story = [event(5, [1, 3, 0, 0], [2, 2, 0, 0]), event(10, [9, 9, 9, 9], [0, 0, 0, 36])]
+    story += [{"event": "resume", "from_step": 5}, event(10, [4, 0, 0, 0], [1, 1, 1, 1])]
+    found = expert_load(of_last_story(story))
+    assert found is not None
+    assert (found["experts"], found["min"], found["max"]) == (4, 0.0, 5 / 8)
+    assert found["layers"][0] == {"layer": "1", "min": 0.0, "mean": 0.25, "max": 5 / 8, "most": 0, "unused": 2}
+    assert found["layers"][1]["max"] == 3 / 8
+
+
+def test_the_large_example_is_planned_without_a_network() -> None:
+    """Its settings are those of a run in production; any attempt to open a connection would end `plan`."""
+    path = REPO / "examples" / "glm-4.5-air-fsdp-lora-16xh200.yaml"
+    code = (
+        "import socket, sys\n"
+        "def refuse(*a, **k): raise SystemExit('a connection was tried')\n"
+        "socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse\n"
+        "from allranks.cli.main import main\nsys.argv = ['allranks', 'plan', sys.argv[1]]\nmain()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "16 ranks" in done.stdout and "pytorch_zero3" in done.stdout
+    spec = load_spec(path)
+    assert (spec.train.epochs, spec.train.lr) == (1, 4e-5)
+    assert (spec.eval.every, spec.eval.subset, spec.eval.batch_size, spec.eval.baseline) == (100, 200, 2, False)
+    assert (spec.checkpoint.mode, spec.checkpoint.every, spec.checkpoint.keep) == ("lite", 100, 5)
+    twin = load_spec(REPO / "examples" / "glm-tiny-fsdp-lora.yaml")
+    assert (twin.adapter, twin.strategy, twin.checkpoint.mode) == (spec.adapter, spec.strategy, "lite")

@@ -1,0 +1,126 @@
+"""The verb: its document, its exit codes, and input that is bad in every way."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPO, shared
+from tests.unit import topo_texts as texts
+
+
+def topo(*words: str | Path, data: bytes | None = None, path: str | None = None) -> subprocess.CompletedProcess[bytes]:
+    env = {**os.environ, **({"PATH": path} if path else {})}
+    command = [sys.executable, "-m", "allranks.cli.main", "topo", *map(str, words)]
+    return subprocess.run(command, input=data, capture_output=True, timeout=60, env=env, cwd=REPO)
+
+
+def test_the_document(tmp_path: Path) -> None:
+    (tmp_path / "m.txt").write_text(texts.SEED_L4)
+    done = topo(tmp_path / "m.txt", "--json", "--svg", tmp_path / "m.svg")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["gpus"][1]["name"] == "GPU1" and document["gpus"][1]["numa"] == 1
+    assert document["gpus"][0]["cpus"] == "0-31,64-95" and document["nics"][2]["device"] == "mlx5_bond_0"
+    assert {"a": "GPU0", "b": "GPU1", "type": "SYS"} in document["links"] and document["unread"] == []
+    for item in document["advice"]:
+        assert set(item) == {"variable", "value", "reason", "source", "risk"}
+        assert item["reason"] and item["risk"] and item["source"].startswith("https://")
+        assert item["value"] is None, "a matrix alone speaks for nothing"
+    p2p = next(item for item in document["advice"] if item["variable"] == "NCCL_P2P_DISABLE")
+    assert "no evidence" in p2p["reason"] and "doctor SPEC --collectives" in p2p["reason"]
+    assert (tmp_path / "m.svg").read_text().startswith("<svg")
+
+
+def test_the_picture_on_a_terminal_and_through_a_pipe() -> None:
+    done = topo("-", data=texts.SEED_L4.encode())
+    text = done.stdout.decode()
+    assert done.returncode == 0 and "NUMA node 1  cores 32-63,96-127" in text and "NIC2=mlx5_bond_0" in text
+    assert "\x1b" not in text and "NCCL_IB_GID_INDEX" in text
+
+
+def bad_inputs(folder: Path) -> dict[str, tuple[Path, str]]:
+    def made(name: str, data: bytes) -> Path:
+        (folder / name).write_bytes(data)
+        return folder / name
+
+    huge = folder / "huge"
+    with huge.open("wb") as file:
+        file.truncate(100 * 2**20)
+    return {
+        "empty": (made("empty", b""), "is empty"),
+        "blank": (made("blank", b" \n\t\n\0"), "is empty"),
+        "binary": (made("binary", bytes(range(256)) * 20), "binary file"),
+        "latin1": (made("latin1", "Gerät\n".encode("latin-1") + texts.BARE.encode()), "is no UTF-8 text (byte 3)"),
+        "utf16": (made("utf16", b"\xff\xfe\x00\xd8\x00\xd8"), "is no UTF-16 text"),
+        "huge": (huge, "larger than 4 MiB"),
+        "other": (made("other", b"#!/bin/bash\necho hello\n"), "no matrix"),
+        "rocm": (made("rocm", texts.ROCM.encode()), "rocm-smi"),
+        "folder": (folder, "is a folder"),
+        "none": (folder / "none", "No such file"),
+    }
+
+
+def test_bad_input_is_said(tmp_path: Path) -> None:
+    for name, (path, said) in bad_inputs(tmp_path).items():
+        done = topo(path)
+        text = done.stderr.decode()
+        assert done.returncode == 2 and said in text, (name, text)
+        assert "Traceback" not in text and text.count("\n") == 1 and done.stdout == b"", (name, text)
+
+
+def test_a_cut_matrix_is_drawn_as_far_as_it_goes_and_refused(tmp_path: Path) -> None:
+    text = shared("topo", "pcie_8gpu_NODE_SYS_two_numa.txt").read_text()
+    (tmp_path / "cut").write_text(text[:300])
+    done = topo(tmp_path / "cut", "--json")
+    assert done.returncode == 2 and b"is not whole" in done.stderr and b"Traceback" not in done.stderr
+    assert json.loads(done.stdout)["unread"]
+
+
+def test_text_as_windows_writes_it() -> None:
+    for encoded in (
+        texts.BARE.encode("utf-16"),
+        b"\xef\xbb\xbf" + texts.BARE.encode(),
+        texts.BARE.replace("\n", "\r\n").encode(),
+    ):
+        done = topo("-", "--json", data=encoded)
+        assert done.returncode == 0 and len(json.loads(done.stdout)["links"]) == 1, done.stderr
+
+
+def test_without_a_driver_and_with_one(tmp_path: Path) -> None:
+    done = topo(path=str(tmp_path))
+    assert done.returncode == 3 and b"no nvidia-smi" in done.stderr
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n[ \"$*\" = 'topo -m' ] || exit 9\nprintf '%s' '{texts.BARE}'\n")
+    program.chmod(program.stat().st_mode | stat.S_IEXEC)
+    done = topo("--json", path=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 0 and len(json.loads(done.stdout)["gpus"]) == 2
+    assert b"NCCL_P2P_DISABLE" in done.stdout
+    program.write_text("#!/bin/sh\necho NVIDIA-SMI has failed; exit 9\n")
+    done = topo(path=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 3 and b"has failed" in done.stderr
+
+
+def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
+    done = topo("-", "--svg", tmp_path / "no" / "x.svg", data=texts.BARE.encode())
+    assert done.returncode == 2 and b"cannot be written" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["topo", "-"], ["plan", "examples/mistral-7b-lora-ddp-2node.yaml"]], ids=["topo", "plan"]
+)
+def test_it_imports_nothing_heavy(words: list[str]) -> None:
+    code = (
+        "import sys\nfrom allranks.cli.main import main\ntry:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
+        "heavy = {'torch', 'numpy', 'transformers', 'pandas', 'plotly'} & set(sys.modules)\nassert not heavy, heavy\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], input=texts.BARE, cwd=REPO, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,79 @@
+"""The pictures show what is there, whatever stands in the text."""
+
+from __future__ import annotations
+
+import itertools
+from xml.etree import ElementTree
+
+import pytest
+
+from allranks.topo.draw import draw
+from allranks.topo.groups import numa_nodes, nvlink_mesh
+from allranks.topo.parse import parse
+from allranks.topo.records import Device, Link, Topology
+from allranks.topo.svg import svg
+from tests.conftest import shared
+from tests.unit import topo_texts as texts
+from tests.unit.test_topo_parse import REAL
+
+NAMESPACE = {"s": "http://www.w3.org/2000/svg"}
+
+
+def boxes(picture: str, kind: str) -> list[ElementTree.Element]:
+    return ElementTree.fromstring(picture).findall(f".//s:rect[@class='{kind}']", NAMESPACE)  # noqa: S314 - our own picture
+
+
+@pytest.mark.parametrize("row", REAL, ids=lambda row: row[0])
+def test_every_device_is_drawn_once_inside_its_numa_node(row: tuple) -> None:
+    found = parse(shared("topo", row[0]).read_text())
+    picture, text = svg(found), draw(found).plain
+    assert len(boxes(picture, "gpu")) == row[1] and len(boxes(picture, "nic")) == row[2]
+    outer = [(float(b.get("x", 0)), float(b.get("x", 0)) + float(b.get("width", 0))) for b in boxes(picture, "numa")]
+    assert all(right < left for (_, right), (left, _) in itertools.pairwise(outer)), "NUMA nodes over each other"
+    for box in (*boxes(picture, "gpu"), *boxes(picture, "nic")):
+        left = float(box.get("x", 0))
+        assert any(a <= left and left + float(box.get("width", 0)) <= b for a, b in outer)
+    places = {(b.get("x"), b.get("y")) for b in (*boxes(picture, "gpu"), *boxes(picture, "nic"))}
+    assert len(places) == row[1] + row[2], "two devices at one place"
+    assert all(f"{d.name}" in text for d in (*found.gpus, *found.nics))
+
+
+def test_a100_by_switch() -> None:
+    found = parse(shared("topo", REAL[1][0]).read_text())
+    nodes = numa_nodes(found)
+    assert [[[d.name for d in (*g.gpus, *g.nics)] for g in node.groups] for node in nodes] == [
+        [["GPU0", "GPU1", "NIC2", "NIC3"], ["GPU2", "GPU3", "NIC0", "NIC1"]],
+        [["GPU4", "GPU5", "NIC8", "NIC9"], ["GPU6", "GPU7", "NIC4", "NIC5"]],
+        [["NIC6", "NIC7"]],
+    ]
+    assert nvlink_mesh(found) == 12 and "every pair of GPUs, 12 links" in svg(found)
+    assert "GPU6: nearest card NIC4=mlx5_4, NIC5=mlx5_5 (PXB)" in draw(found).plain
+
+
+def test_numa_nodes_by_their_cores_where_the_driver_tells_no_number() -> None:
+    nodes = numa_nodes(parse(texts.OLD_NAMED))
+    assert [(n.number, n.cpus, [d.name for g in n.groups for d in (*g.gpus, *g.nics)]) for n in nodes] == [
+        (None, "0-19,40-59", ["GPU0", "mlx5_0"]),
+        (None, "20-39,60-79", ["GPU1", "mlx5_1"]),
+    ]
+
+
+def test_nvlink_in_part_is_drawn_pair_by_pair() -> None:
+    gpus = [Device(name=f"GPU{i}", numa=0) for i in range(3)]
+    links = [Link(a="GPU0", b="GPU1", type="NV2"), Link(a="GPU0", b="GPU2", type="SYS")]
+    found = Topology(gpus=gpus, nics=[], links=links)
+    picture = svg(found)
+    assert nvlink_mesh(found) == 0 and picture.count("<path") == 1 and "GPU0 - GPU1: NV2" in picture
+    assert (
+        "NVLink joins 1 of 2 pairs" in draw(found).plain
+        and "Not known: 1 pairs of GPUs, such as GPU1-GPU2" in draw(found).plain
+    )
+    assert "?" in draw(found).plain
+
+
+def test_names_out_of_a_file_cannot_break_the_picture() -> None:
+    nasty = Device(name="NIC0", device='<script>"&')
+    found = Topology(gpus=[Device(name="GPU0", cpus="0-7")], nics=[nasty], links=[], meaning={})
+    picture = svg(found)
+    ElementTree.fromstring(picture)  # noqa: S314 - our own picture
+    assert "<script" not in picture

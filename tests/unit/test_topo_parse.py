@@ -1,0 +1,222 @@
+"""Every form of the matrix is read; what is not understood is said."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allranks.errors import RequestError
+from allranks.topo.parse import parse
+from allranks.topo.records import Device, Topology
+from tests.conftest import shared
+from tests.unit import topo_texts as texts
+
+# file, GPUs, cards, links, type between GPU0 and GPU1, NUMA and cores of the last GPU
+REAL = [
+    ("2gpu_NV2.txt", 2, 0, 1, "NV2", None, "0-23"),
+    ("a100_8gpu_10nic_with_legend_litgpt.txt", 8, 10, 153, "NV12", 1, "64-127,192-254"),
+    ("aws_2gpu_PIX.txt", 2, 0, 1, "PIX", 0, "0-47"),
+    ("gb10_dgx_spark_1gpu_4nic.txt", 1, 4, 4, None, 0, "0-19"),
+    ("h100_8gpu_NV18_space_padded.txt", 8, 0, 28, "NV18", 1, "52-103,156-207"),
+    ("pcie_8gpu_NODE_SYS_two_numa.txt", 8, 0, 28, "NODE", 1, "32-63,96-123"),
+    ("rtx5060ti_4gpu_PHB_with_p2p.txt", 4, 0, 6, "PHB", 0, "0-7"),
+]
+
+
+@pytest.mark.parametrize("row", REAL, ids=lambda row: row[0])
+def test_real_machines(row: tuple) -> None:
+    name, gpus, nics, links, kind, numa, cpus = row
+    found = parse(shared("topo", name).read_text())
+    assert (len(found.gpus), len(found.nics), len(found.links)) == (gpus, nics, links)
+    assert (found.gpus[-1].numa, found.gpus[-1].cpus) == (numa, cpus)
+    link = found.between("GPU0", "GPU1")
+    assert (link.type if link else None) == kind
+    assert not [item for item in found.unread if item.line], found.unread
+    assert [g.name for g in found.gpus] == [f"GPU{i}" for i in range(gpus)]
+
+
+def test_what_stands_in_the_real_ones_beside_the_matrix() -> None:
+    a100 = parse(shared("topo", REAL[1][0]).read_text())
+    assert a100.nics[9] == Device(name="NIC9", device="mlx5_9") and a100.unread == []
+    assert [link.type for link in a100.links if link.a == "GPU6" and link.b == "NIC4"] == ["PXB"]
+    assert a100.nearest_nics("GPU6") == ("PXB", [a100.nics[4], a100.nics[5]])
+    rtx = parse(shared("topo", REAL[6][0]).read_text())
+    assert len(rtx.p2p) == 6 and {link.type for link in rtx.p2p} == {"OK"}
+    spark = parse(shared("topo", REAL[3][0]).read_text())
+    assert [item.why for item in spark.unread] == ["no row for NIC0 ... NIC3 (4)"]
+
+
+def types(found: Topology) -> list[tuple[str, str, str]]:
+    return [(link.a, link.b, link.type) for link in found.links]
+
+
+def test_a_card_has_the_name_of_the_legend_or_its_own() -> None:
+    seed = parse(texts.SEED_L4)
+    assert [nic.device for nic in seed.nics] == ["mlx5_2", "mlx5_3", "mlx5_bond_0"] and seed.unread == []
+    assert seed.nearest_nics("GPU0") == ("NODE", [seed.nics[2]])
+    old = parse(texts.OLD_NAMED)
+    assert [(n.name, n.device) for n in old.nics] == [("mlx5_0", "mlx5_0"), ("mlx5_1", "mlx5_1")]
+    assert ("GPU0", "mlx5_1", "SOC") in types(old) and old.gpus[1].cpus == "20-39,60-79" and old.unread == []
+
+
+def test_numa_of_the_cpu_side_is_not_that_of_the_gpus_own_memory() -> None:
+    grace = parse(texts.GRACE)
+    assert [(g.numa, g.cpus) for g in grace.gpus] == [(0, "0-71"), (1, "72-143")] and grace.unread == []
+
+
+@pytest.mark.parametrize("text", [texts.COLOURED, texts.CONTAINER], ids=["coloured", "container"])
+def test_no_value_is_none(text: str) -> None:
+    found = parse(text)
+    assert [g.numa for g in found.gpus] == [None, None] and len(found.links) == 1 and found.unread == []
+    assert found.gpus[0].cpus == ("0-15" if "\x1b" in text else None)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "cpus"),
+    [
+        (texts.BARE, "NV1", None),
+        (texts.MARKDOWN, "PIX", "0-7"),
+        (texts.SRUN, "NODE", "0-7"),
+        (texts.SPELT_OUT, "NV6", "0-7"),
+        (texts.BARE.replace(" ", "\t"), "NV1", None),
+        ("some-host:~$ nvidia-smi topo -m\n" + texts.COLOURED, "NV4", "0-15"),
+        ("GPU0\t X \tNV3\t0-7\nGPU1\tNV3\t X \t0-7\n", "NV3", "0-7"),
+    ],
+    ids=["bare", "markdown", "srun", "spelt-out", "tabs", "prompt", "without-header"],
+)
+def test_forms(text: str, kind: str, cpus: str | None) -> None:
+    found = parse(text)
+    assert types(found) == [("GPU0", "GPU1", kind)]
+    assert found.gpus[1].cpus == cpus
+
+
+def test_an_empty_cell_between_columns_padded_with_spaces() -> None:
+    rows = (
+        ["", "GPU0", "GPU1", "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"],
+        ["GPU0", " X", "NODE", "", "1", "N/A"],
+        ["GPU1", "NODE", " X", "0-7", "", "N/A"],
+    )
+    found = parse("\n".join("".join(f"{cell:<16}" for cell in row) for row in rows))
+    assert [(g.cpus, g.numa) for g in found.gpus] == [(None, 1), ("0-7", None)]
+
+
+def test_escape_codes_around_any_word() -> None:
+    text = texts.BARE.replace("NV1", "\x1b[32mNV1\x1b[0m").replace("GPU1 ", "\x1b[1mGPU1\x1b[0m ")
+    found = parse(text)
+    assert types(found) == [("GPU0", "GPU1", "NV1")] and found.unread == []
+
+
+def test_a_header_that_lost_a_column_is_not_believed() -> None:
+    text = "\tGPU1\tGPU2\nGPU0\t X \tNV1\tSYS\nGPU1\tNV1\t X \tPIX\nGPU2\tSYS\tPIX\t X \n"
+    with pytest.raises(RequestError, match="no row has a type of link"):
+        parse(text)
+
+
+def test_a_lost_header_is_said() -> None:
+    assert "the header is missing" in parse("GPU0\t X \tNV3\nGPU1\tNV3\t X \n").unread[0].why
+
+
+def test_a_type_that_only_the_files_legend_knows() -> None:
+    found = parse(texts.NEW_TYPE)
+    assert types(found) == [("GPU0", "GPU1", "FAB")] and found.unread == []
+    assert "nobody has seen" in found.meaning["FAB"]
+    without = parse(texts.NEW_TYPE.partition("\nLegend")[0])
+    assert without.links == [] and "'FAB' is no type of link" in without.unread[0].why
+
+
+def test_cut_off_in_a_row_and_before_one() -> None:
+    text = shared("topo", REAL[5][0]).read_text()
+    cut = parse("\n".join(text.splitlines()[:3]) + "\nGPU2\tNODE\tNO")
+    whys = [item.why for item in cut.unread]
+    assert any("ends after" in why for why in whys) and "no row for GPU3 ... GPU7 (5)" in whys
+    assert cut.missing_pairs() and ("GPU3", "GPU4") in cut.missing_pairs()
+    assert cut.between("GPU1", "GPU7") is not None, "known from the other's row"
+
+
+def test_rows_that_contradict_each_other() -> None:
+    found = parse("\tGPU0\tGPU1\nGPU0\t X \tNV1\nGPU1\tSYS\t X \n")
+    assert types(found) == [("GPU0", "GPU1", "NV1")]
+    assert "GPU0-GPU1 is NV1 in one row and SYS in the other" in found.unread[0].why
+    assert "X stands for" in parse("\tGPU0\tGPU1\nGPU0\t X \tX\nGPU1\tNV1\t X \n").unread[0].why
+
+
+def test_lines_that_are_no_part_of_it_and_a_second_matrix() -> None:
+    found = parse("Sat Nov 1 host7\n" + texts.COLOURED + "node2:\n" + texts.OLD_NAMED)
+    assert len(found.gpus) == 2 and len(found.links) == 1
+    whys = [item.why for item in found.unread]
+    assert whys.count("no part of the matrix") == 2 and "a second matrix; only the first of a text is read" in whys
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (texts.ROCM, "AMD's rocm-smi"),
+        ("hello\nworld\n", "begins with 'hello'"),
+        ("NPU0 NPU1\nNPU0 X HCCS\n", "npu-smi"),
+        ("Legend:\n X = Self\n", "no matrix"),
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", "no matrix"),
+    ],
+)
+def test_what_is_no_matrix_is_refused(text: str, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        parse(text)
+
+
+LINKS = st.sampled_from(["NV1", "NV18", "PIX", "PXB", "PHB", "NODE", "SYS", "C2C"])
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> tuple[list[str], dict[tuple[int, int], str], list[tuple[str, str]], int]:
+    gpus, nics = draw(st.integers(1, 10)), draw(st.integers(0, 6))
+    names = [f"GPU{i}" for i in range(gpus)] + [f"NIC{i}" for i in range(nics)]
+    links = {(a, b): draw(LINKS) for a in range(len(names)) for b in range(a + 1, len(names))}
+    sides = [(f"{i * 8}-{i * 8 + 7},{i * 8 + 100}-{i * 8 + 107}", str(i % 2)) for i in range(gpus)]
+    return names, links, sides, draw(st.integers(0, 2))
+
+
+def printed(machine: tuple, tabs: bool, nic_rows: bool) -> str:
+    """As nvidia-smi would print it, with 0 to 2 of the affinity columns."""
+    names, links, sides, columns = machine
+    shown = ["CPU Affinity", "NUMA Affinity"][:columns]
+    rows = [["", *names, *shown]]
+    for a, name in enumerate(names):
+        if name.startswith("NIC") and not nic_rows:
+            continue
+        cells = [" X " if a == b else links[min(a, b), max(a, b)] for b in range(len(names))]
+        rows.append([name, *cells, *(sides[a][:columns] if a < len(sides) else [""] * columns)])
+    return "\n".join("\t".join(row) if tabs else "".join(f"{cell:<22}" for cell in row) for row in rows) + "\n"
+
+
+@given(machines(), st.booleans(), st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_any_machine_comes_back_as_it_was_printed(machine: tuple, tabs: bool, nic_rows: bool) -> None:
+    names, links, sides, columns = machine
+    found = parse(printed(machine, tabs, nic_rows))
+    gpus = len(sides)
+    assert [d.name for d in (*found.gpus, *found.nics)] == names
+    want = {(names[a], names[b]): kind for (a, b), kind in links.items() if nic_rows or a < gpus}
+    assert {(link.a, link.b): link.type for link in found.links} == want
+    if columns > 0:
+        assert [g.cpus for g in found.gpus] == [cpus for cpus, _ in sides]
+    if columns > 1:
+        assert [g.numa for g in found.gpus] == [int(numa) for _, numa in sides]
+    assert not [item for item in found.unread if item.line]
+
+
+@given(machines(), st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_cut_machine_is_never_read_as_another(machine: tuple, data: st.DataObject) -> None:
+    names, links, _, _ = machine
+    text = printed(machine, True, True)
+    cut = text[: data.draw(st.integers(0, len(text)))]
+    try:
+        found = parse(cut)
+    except RequestError:
+        return
+    whole = {frozenset((names[a], names[b])): kind for (a, b), kind in links.items()}
+    for link in found.links:
+        real = whole[frozenset((link.a, link.b))]
+        assert link.type == real or real.startswith(link.type), "only the last cell may be cut itself"
+    if len(cut.rstrip()) < len(text.rstrip()) - 30:
+        assert found.unread or found.missing_pairs() == []
