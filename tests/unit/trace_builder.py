@@ -84,7 +84,7 @@ def document(
         info["rank"] = rank
     if world is not None:
         info["world_size"] = world
-        info["pg_config"] = [{"pg_name": "0", "pg_size": world, "ranks": list(range(min(world, 4096)))}]
+        info["pg_config"] = [{"pg_name": "0", "pg_size": world, "ranks": list(range(min(int(world), 4096)))}]
     return {
         "schemaVersion": 1,
         "deviceProperties": [],
