@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from allranks.errors import EnvironmentNotAble
 from allranks.testcluster import Box, BoxOptions, down, needs, up
-from allranks.testcluster.box import NAME_VARIABLE
+from allranks.testcluster.box import NAME_VARIABLE, box_names
 from allranks.testcluster.faults import heal
 from tests.conftest import REPO
 
@@ -66,9 +67,18 @@ class Timed:
     seconds = 0.0
 
 
+def left_by_a_dead_session(name: str) -> bool:
+    """A session that was killed could not take its box down."""
+    word, _, pid = name.partition("-")
+    return word == "test" and pid.isdigit() and not psutil.pid_exists(int(pid))
+
+
 @pytest.fixture(scope="session")
 def session_box() -> Iterator[Box]:
     """The box itself; tests take `box`, which heals it after them."""
+    for name in box_names():
+        if left_by_a_dead_session(name):
+            down(name)
     began = time.monotonic()
     box = up(SESSION_BOX)
     Timed.seconds = time.monotonic() - began
