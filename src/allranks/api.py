@@ -110,7 +110,9 @@ def prepare_run(spec: RunSpec, *, force: bool = False) -> tuple[RunDir, LaunchPl
     facts = machine_facts()
     launch_plan = make_plan(spec, facts)
     if not force:
-        memory.require(memory.fit(spec, launch_plan, facts))
+        found = memory.fit(spec, launch_plan, facts)
+        memory.require(found)
+        launch_plan = msgspec.structs.replace(launch_plan, rank_memory_bytes=memory.known_bytes(found))
     report = preflight.local_report(spec, launch_plan, facts, Path(spec.run_root))
     preflight.require(report)
     run_dir = create_run(spec.run_root, spec.name)

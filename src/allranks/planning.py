@@ -52,6 +52,8 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     environment: list[EnvVar]
     warnings: list[str]
     timeout_s: int
+    rank_memory_bytes: int | None = None
+    """What a rank will need at its peak, as `fit` estimates it; None where it is not known, or `--force` was given."""
 
     def rank_rows(self) -> list[tuple[int, int, int, str]]:
         """(rank, node, local rank, host) of every rank."""

@@ -208,3 +208,24 @@ def test_interfaces_that_the_user_names(variables: dict[str, str], missing: list
     bad = failures(named("eth0", **variables))
     assert [key.partition(".")[0] for key in bad if key.endswith(".ifname")] == missing
     assert all("take it out of cluster.env" in check.cure and check.blocks for check in bad.values())
+
+
+def test_a_node_whose_gpu_or_memory_is_too_small_for_a_rank() -> None:
+    gpu = {"index": "0", "name": "NVIDIA H100", "driver": "570", "memory_mb": "81920", "ecc_errors": "0"}
+    large, small = node(1, gpus=[gpu] * 2), node(2, gpus=[{**gpu, "memory_mb": "40960"}] * 2)
+    need = Need(procs_per_node=2, threads=4, device="cuda", rank_memory_bytes=60 * GIB)
+    found = judge(survey(large, small, need=need))
+    by_host = {r.host: next(c for c in r.checks if c.name == "memory") for r in found}
+    assert by_host["n1"].ok and by_host["n1"].found == "60GiB/80GiB"
+    assert (by_host["n2"].ok, by_host["n2"].blocks, by_host["n2"].found) == (False, True, "SMALL(60GiB/40GiB)")
+    assert "--force" in (by_host["n2"].cure or "")
+    near = msgspec.structs.replace(need, rank_memory_bytes=42 * GIB)  # within what the estimate may be wrong by
+    check = failures(survey(large, small, need=near))["n2.memory"]
+    assert (check.found, check.blocks) == ("CLOSE(42GiB/40GiB)", False)
+    shared = msgspec.structs.replace(need, procs_per_node=4, rank_memory_bytes=30 * GIB)
+    assert "n2.memory" in failures(survey(large, small, need=shared)), "two ranks share a GPU"
+    unknown = [{**gpu, "memory_mb": "[N/A]"}] * 2
+    assert not any(c.name == "memory" for r in judge(survey(node(1, gpus=unknown), need=need)) for c in r.checks)
+    host = Need(procs_per_node=2, threads=4, rank_memory_bytes=9 * GIB)
+    nodes = survey(node(1, memory_bytes=32 * GIB), node(2, memory_bytes=16 * GIB), need=host)
+    assert list(failures(nodes)) == ["n2.memory"]

@@ -23,7 +23,7 @@ from allranks.fit.text import refusal
 from allranks.planning import LaunchPlan
 from allranks.spec.records import RunSpec
 
-__all__ = ["Fit", "fit", "require"]
+__all__ = ["Fit", "fit", "known_bytes", "require"]
 
 
 def fit(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> Fit:
@@ -35,6 +35,11 @@ def fit(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> Fit:
     found = find(spec)
     there = capacity(spec, plan, facts)
     return with_remedies(estimate(spec, plan, found, there), spec, plan, facts, found)
+
+
+def known_bytes(found: Fit) -> int | None:
+    """What a rank needs at its peak; None where nothing is known of the model."""
+    return None if found.unknown else found.needed_bytes
 
 
 def require(found: Fit) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from allranks import fit as memory
 from allranks.errors import EnvironmentNotAble
 from allranks.fabric.gather import for_run
 from allranks.fabric.job import NodePolicy, Policy
@@ -91,7 +92,10 @@ def doctor(spec: RunSpec, request: Request, say: Say) -> Diagnosis:
         SpecError: Slurm refuses account, partition or resources.
         EnvironmentNotAble: no Slurm answers, or the nodes are not free.
     """
-    plan = make_plan(spec, machine_facts())
+    facts = machine_facts()
+    plan = make_plan(spec, facts)
+    if spec.model is not None:
+        plan = msgspec.structs.replace(plan, rank_memory_bytes=memory.known_bytes(memory.fit(spec, plan, facts)))
     if spec.cluster.launcher != "slurm":
         notes = []
         if spec.cluster.launcher == "hosts":

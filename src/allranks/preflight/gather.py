@@ -124,6 +124,7 @@ def _need(plan: LaunchPlan, port: int | None) -> Need:
         threads=int(threads) if threads and threads.isdigit() else None,
         device=plan.device,
         port=port,
+        rank_memory_bytes=plan.rank_memory_bytes,
         named={
             e.name: e.value for e in plan.environment if e.name in INTERFACE_NAMES and e.value and e.source != "policy"
         },

@@ -27,6 +27,7 @@ CHECKS: tuple[Judge, ...] = (
     hardware.files,
     hardware.threads,
     hardware.gpus,
+    hardware.memory,
     hardware.p2p,
     hardware.ib,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from allranks.fit.records import CLOSE, FITS, TOO_LARGE, verdict
 from allranks.preflight.checks.survey import Survey, Verdicts, bad, common, good
 from allranks.preflight.records import Check, Probe
 
@@ -110,6 +111,30 @@ def _gpu_check(survey: Survey, probe: Probe, usual: tuple[str, ...] | None) -> C
 def _ecc_errors(gpu: dict[str, Any]) -> int:
     count = str(gpu.get("ecc_errors", "")).strip()
     return int(count) if count.isdigit() else 0  # [N/A] where the GPU does not count them
+
+
+def memory(survey: Survey) -> Verdicts:
+    """The estimate of a rank's memory against what its node turned out to have; a login node knows neither."""
+    needed, procs = survey.need.rank_memory_bytes, survey.need.procs_per_node
+    verdicts: Verdicts = {}
+    for probe in survey.probes if needed else []:
+        assert needed is not None
+        there = _device_bytes(probe, procs) if survey.need.device == "cuda" else probe.memory_bytes // procs
+        word = verdict(needed, there or None)
+        cure = f"a rank needs about {_size(needed)}, {probe.host} has {_size(there)} for it: `allranks plan` says what would make it fit; `--force` goes on"
+        if word in (TOO_LARGE, CLOSE):
+            too_large = word == TOO_LARGE
+            name = "SMALL" if too_large else "CLOSE"
+            verdicts[probe.host] = bad("memory", f"{name}({_size(needed)}/{_size(there)})", cure, blocks=too_large)
+        elif word == FITS and survey.need.device == "cuda":
+            verdicts[probe.host] = good("memory", f"{_size(needed)}/{_size(there)}")
+    return verdicts
+
+
+def _device_bytes(probe: Probe, procs: int) -> int:
+    """Of the smallest GPU, shared evenly where ranks are more than GPUs; 0: not told."""
+    sizes = [int(str(gpu.get("memory_mb"))) << 20 for gpu in probe.gpus if str(gpu.get("memory_mb")).isdigit()]
+    return min(sizes) // -(-procs // len(probe.gpus)) if sizes else 0
 
 
 def p2p(survey: Survey) -> Verdicts:

@@ -22,6 +22,8 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "cpu"
     port: int | None = None
     """A port that the user fixed; None: one of the candidates will do."""
+    rank_memory_bytes: int | None = None
+    """What a rank will need of its device, as estimated; None: not known, or not to be looked at."""
     named: dict[str, str] = {}
     """Variables of NCCL and Gloo by which the user names interfaces."""
 
