@@ -156,8 +156,17 @@ class Background:
 
         return list(read_events(self.run.events_of(rank)))
 
-    def until_step(self, step: int) -> None:
-        until(lambda: any(e["event"] == "step" and e["step"] >= step for e in self.events()) or self.process.poll() is not None)
+    def until_step(self, step: int, attempt: int = 1) -> None:
+        """Until every rank of the attempt has begun, and rank 0 has done the step in it (earlier attempts may have gone further)."""
+        until(lambda: self._has_done(step, attempt) or self.process.poll() is not None)
+
+    def _has_done(self, step: int, attempt: int) -> bool:
+        ranks = [int(p.stem.removeprefix("rank")) for p in self.run.events.glob("rank*.jsonl")]
+        starts = {r: [e for e in self.events(r) if e["event"] == "start" and e["attempt"] >= attempt] for r in sorted(ranks)}
+        if 0 not in starts or not all(starts.values()):
+            return False
+        began = starts[0][-1]["time"]
+        return any(e["event"] == "step" and e["step"] >= step and e["time"] >= began for e in self.events())
 
     def pid_of(self, rank: int) -> int:
         return [e for e in self.events(rank) if e["event"] == "start"][-1]["pid"]

@@ -57,9 +57,9 @@ def end_often(tmp_path: Path, spec: dict[str, Any], seed: int, stops: int) -> Ru
     background = Background(tmp_path, "run", str(write_spec(tmp_path, spec)))
     run = background.run
     try:
-        for step, how in zip(at, ways, strict=False):
+        for attempt, (step, how) in enumerate(zip(at, ways, strict=False), 1):
             # A run that is ended before its first checkpoint has nothing to go on from.
-            background.until_step(max(step, 11, (run.checkpoint_steps() or [0])[-1] + 1))
+            background.until_step(max(step, 11, (run.checkpoint_steps() or [0])[-1] + 1), attempt)
             end(background, how, rng.randrange(2))
             background = Background(tmp_path, "resume", run.name)
         code, out = background.wait(300)
