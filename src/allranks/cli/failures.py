@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import click
+import msgspec
 
 from allranks.cli.options import json_option, print_json
 from allranks.errors import EXIT_OK, RequestError
@@ -17,10 +18,7 @@ def failures_command(name: str | None, as_json: bool) -> int:
     from allranks.diagnose.failures import FAILURES
 
     entries = [_entry(e) for e in CATALOGUE.values()]
-    rows = [
-        {"number": f.number, "failure": f.what, "way": f.way, "where": f.where, "classes": list(f.classes)}
-        for f in FAILURES
-    ]
+    rows = [msgspec.to_builtins(f) for f in FAILURES]
     if name is not None:
         entries = [e for e in entries if e["id"] == name]
         rows = [r for r in rows if str(r["number"]) == name or name in r["classes"]]
@@ -52,7 +50,7 @@ def _one(entries: list[dict[str, str]], rows: list[dict]) -> None:
         ):
             click.echo(f"  {label:<11} {e[key]}")
     for r in rows:
-        click.echo(f"failure {r['number']}: {r['failure']}; {r['way']}: {r['where']}")
+        click.echo(f"failure {r['number']}: {r['title']}; {r['how']}: {r['where']}")
 
 
 def _all(entries: list[dict[str, str]], rows: list[dict]) -> None:
@@ -65,7 +63,7 @@ def _all(entries: list[dict[str, str]], rows: list[dict]) -> None:
         (
             "The forty failures",
             ("#", "failure", "is", "by"),
-            [(str(r["number"]), r["failure"], r["way"], r["where"]) for r in rows],
+            [(str(r["number"]), r["title"], r["how"], r["where"]) for r in rows],
         ),
     ):
         table = Table(
