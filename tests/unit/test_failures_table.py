@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from allranks.diagnose import diagnose
 from allranks.diagnose.catalogue import CATALOGUE
 from allranks.diagnose.failures import FAILURES, Failure
 from tests.conftest import REPO
@@ -141,3 +142,14 @@ def test_the_verb_lists_all_and_json_holds_each_field() -> None:
     rows = json.loads(told)["failures"]
     assert [r["number"] for r in rows] == list(range(1, 41))
     assert set(rows[0]) == {"number", "title", "how", "where", "page", "tests", "evidence", "classes"}
+
+
+@EACH
+def test_the_log_of_a_page_is_named_as_the_record_says(failure: Failure, tmp_path: Path) -> None:
+    """Blocks marked ``log`` under Symptom: diagnose finds one of the record's classes, or nothing where there is none."""
+    symptom = page_of(failure).split("## Why")[0]
+    for number, block in enumerate(re.findall(r"^```log\n(.*?)^```$", symptom, re.MULTILINE | re.DOTALL)):
+        path = tmp_path / f"{number}.log"
+        path.write_text(block)
+        found = [f.id for f in diagnose([path]).findings]
+        assert (found[0] in failure.classes) if failure.classes else found == [], found
