@@ -16,10 +16,6 @@ _OPTIMIZER = re.compile(
 _FIRST_TOUCH = re.compile(
     r":(barrier|init_process_group|_lazy_init|set_device|new_group|_cuda_init|init_device_mesh|_init_dist\w*|initialize_distributed)$"
 )
-# functions in which a program touches its GPU for the first time
-_FIRST_TOUCH = re.compile(
-    r":(barrier|init_process_group|_lazy_init|set_device|new_group|_cuda_init|init_device_mesh|_init_dist\w*|initialize_distributed)$"
-)
 _UNITS = {
     "B": 1,
     "bytes": 1,
@@ -35,7 +31,8 @@ NEAR_LINES = 60
 
 
 def decide(case: Case) -> None:
-    """Tells the kinds of GPU out-of-memory apart."""
+    """Tells the kinds of out-of-memory apart, on the GPU and on the host."""
+    _on_the_host(case)
     oom = case.candidates.get("cuda_oom")
     if oom is None:
         return
@@ -50,6 +47,17 @@ def decide(case: Case) -> None:
         if not in_step:
             found.against.append("the optimizer is named near the error, but the traceback does not show it")
     _strange(case, oom.signals)
+
+
+def _on_the_host(case: Case) -> None:
+    """Says of ranks on CPUs, too, that it was the optimizer's first step."""
+    found = case.candidates.get("host_oom")
+    if found is not None and any(_OPTIMIZER.search(f) for s in found.signals for f in s.frames[-6:]):
+        found.cause = (
+            "The host's memory ran out in the optimizer's step: forward and backward fit, but AdamW makes two more values a parameter at its first step. "
+            "Train fewer parameters (LoRA), shard the optimizer's state (ZeRO-1), or ask for more memory."
+        )
+        found.next_test = "allranks plan SPEC shows weights, gradients and optimizer state apart"
 
 
 def _beside(a: Signal, b: Signal) -> bool:

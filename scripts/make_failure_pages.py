@@ -1,0 +1,38 @@
+"""Writes docs/failures/README.md, the index of the forty failures, from their records. ``python scripts/make_failure_pages.py``
+
+The pages themselves are written by hand; a test checks that index, pages and records agree.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from allranks.diagnose.failures import FAILURES, Failure
+
+HEAD = """# The forty failures
+
+The field notes behind this project tell of forty ways in which distributed training goes wrong. Each is **P**revented by the way allranks is built,
+**R**efused before the ranks start, or named by **D**iagnose, and each has a test that injects it. Where that takes GPUs or a fabric that the
+tests do not have, logs and facts of the real thing are replayed instead, and the last column says so.
+
+`allranks failures` prints this table, `allranks failures 18` one of them, and `allranks diagnose PATH` looks for them in logs.
+Generated from `src/allranks/diagnose/failures/` by `scripts/make_failure_pages.py`.
+
+| # | failure | how | where | tested by |
+|---|---|---|---|---|
+"""
+
+
+def row(failure: Failure) -> str:
+    """One line of the table."""
+    tests = f"{len(failure.tests)} test{'s' * (len(failure.tests) != 1)}, {failure.evidence}"
+    return f"| {failure.number} | [{failure.title}]({failure.page}) | {failure.how} | {failure.where} | {tests} |\n"
+
+
+def text() -> str:
+    """The whole page."""
+    return HEAD + "".join(row(failure) for failure in FAILURES)
+
+
+if __name__ == "__main__":
+    Path(__file__).resolve().parent.parent.joinpath("docs", "failures", "README.md").write_text(text())

@@ -1,0 +1,101 @@
+"""Failures of the field notes, made to happen on two real ranks under torchrun: ``torchrun ... -m tests.dist.failures_a FOLDER``.
+
+What each raised is written as its traceback; what the ranks only warn of goes to their own output.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from allranks.spec.records import AdapterSpec, ModelSpec, TrainSpec
+from allranks.train.adapters import add_adapter
+from allranks.train.model import build_model
+from allranks.train.optim import adamw
+from tests.dist.cases import CONFIG, built, train_tokenizer
+
+
+def raised(action: Callable[[], Any]) -> str:
+    """The traceback as Python prints it, or ""."""
+    try:
+        action()
+    except Exception:  # whatever it is, it is what a user would read
+        return traceback.format_exc()
+    return ""
+
+
+def lora(*, reentrant: bool) -> Any:
+    """A model that allranks builds with checkpointing; `reentrant`: as it was by hand in the field notes."""
+    tokenizer = train_tokenizer(["hello"], 300, classifier=False)
+    spec = ModelSpec(name="tiny:mistral", config=CONFIG, gradient_checkpointing=not reentrant)
+    model = build_model(spec, tokenizer, dtype="float32", labels={}, seed=1)
+    if reentrant:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+        model.enable_input_require_grads()
+    return add_adapter(model, AdapterSpec(type="lora", r=4, targets=["q_proj", "v_proj"]), classifier=False, base="b", seed=1)
+
+
+def one_backward(model: Any, **how: Any) -> None:
+    ids = torch.arange(10, 40).unsqueeze(0)
+    wrapped = DistributedDataParallel(model.train(), **how)  # it must live until backward has ended
+    wrapped(input_ids=ids, labels=ids).loss.backward()
+
+
+def mixed_dtypes() -> None:
+    """Adapters in float32 over a base in bfloat16, in FSDP of the first kind, which makes one flat parameter of both."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    FullyShardedDataParallel(built({"lora": True, "base_dtype": "bfloat16"}), use_orig_params=False, device_id=torch.device("cpu"))
+
+
+def out_of_memory_in_the_first_step() -> None:
+    """Weights and gradients fit; there is room for one of the two moments of AdamW."""
+    weight_bytes = 64 * 2**20
+    model = nn.Linear(4096, weight_bytes // 4 // 4096, bias=False)
+    optimizer = adamw(TrainSpec())(list(model.named_parameters()))
+    model(torch.ones(1, 4096)).sum().backward()
+    (line,) = (text for text in Path("/proc/self/status").read_text().splitlines() if text.startswith("VmData"))
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (int(line.split()[1]) * 1024 + weight_bytes * 3 // 2, before[1]))
+    try:
+        optimizer.step()
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def warn() -> None:
+    """What looks alarming and is not: a needless search for unused parameters, an old interface."""
+    model = DistributedDataParallel(nn.Linear(4, 4), find_unused_parameters=True)
+    for _ in range(2):
+        model(torch.ones(1, 4)).sum().backward()
+    warnings.warn("this interface is deprecated and will be removed", FutureWarning, stacklevel=1)
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    found = {
+        "ready_twice": raised(lambda: one_backward(lora(reentrant=True), find_unused_parameters=True)),
+        "ours": raised(lambda: one_backward(lora(reentrant=False), find_unused_parameters=True)),
+        "mixed_dtypes": raised(mixed_dtypes),
+        "optimizer_step": raised(out_of_memory_in_the_first_step),
+    }
+    warn()
+    print("step 1/1 loss 2.0", flush=True)
+    Path(sys.argv[1], f"rank{dist.get_rank()}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Failures 1 to 20 of the field notes: what is injected without ranks, and what no other test shows."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from allranks.envpolicy import environment
+from allranks.facts import machine_facts
+from allranks.planning import make_plan
+from allranks.spec import parse_spec
+from allranks.train.data.prepared import prepare
+from tests.conftest import tiny_spec, write_rows
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """Sixty rows on disk, all different."""
+    path = tmp_path / "sixty.json"
+    write_rows(path, 60)
+    return path
+
+
+def held_out(rows: Path, cache: Path, **sections: Any) -> list[list[int]]:
+    """The tokens of each held-out row, prepared in a cache of its own."""
+    spec = tiny_spec(rows, cache, **sections)
+    found = prepare(parse_spec(spec), cache, classifier=False, log=print).held_out
+    assert found is not None
+    return [found.ids[a:b].tolist() for a, b in zip(found.offsets[:-1], found.offsets[1:], strict=True)]
+
+
+def test_the_rows_that_are_held_out_depend_on_the_datas_seed_alone(rows: Path, tmp_path: Path) -> None:
+    first = held_out(rows, tmp_path / "1")
+    other = {"seed": 7, "max_steps": 30, "micro_batch_size": 4, "grad_accum": 3}
+    again = held_out(rows, tmp_path / "2", train=other, cluster={"procs_per_node": 3}, strategy={"name": "zero3"})
+    assert again == first
+    assert len(first) == 12
+    assert held_out(rows, tmp_path / "3", data={"seed": 7}) != first
+
+
+def test_a_smaller_subset_is_the_beginning_of_a_larger_one(rows: Path, tmp_path: Path) -> None:
+    assert held_out(rows, tmp_path / "1", eval={"subset": 5}) == held_out(rows, tmp_path / "2")[:5]
+
+
+def test_ranks_really_have_the_threads_that_were_planned(tmp_path: Path) -> None:
+    """Two ranks by hand take all cores each; with the plan's environment they share them."""
+    cores = len(os.sched_getaffinity(0))
+    spec = parse_spec(tiny_spec("builtin:instructions", tmp_path, cluster={"procs_per_node": 2}))
+    planned = environment(make_plan(spec, machine_facts()).environment)
+    bare = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    assert threads_of_torch(bare) >= cores // 2  # torch may count physical cores alone
+    assert threads_of_torch({**bare, **planned}) == max(1, cores // 2) == int(planned["OMP_NUM_THREADS"])
+
+
+def threads_of_torch(env: dict[str, str]) -> int:
+    code = "import torch; print(torch.get_num_threads())"
+    return int(
+        subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120, check=True
+        ).stdout
+    )
+
+
+def test_the_doctor_says_that_threads_are_too_many(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(tiny_spec("builtin:instructions", tmp_path)))
+    words = ["doctor", str(tmp_path / "spec.yaml"), "--no-imports", "--set", "cluster.env.OMP_NUM_THREADS='64'"]
+    done = subprocess.run(
+        [sys.executable, "-m", "allranks.cli.main", *words], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1, done.stderr
+    assert f"threads=MANY(2x64/{len(os.sched_getaffinity(0))})" in done.stdout
+    assert "--set cluster.env.OMP_NUM_THREADS=" in done.stdout

@@ -1,0 +1,159 @@
+"""The table of the forty failures holds what it says: pages with their parts, tests that exist, an index that is up to date."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from allranks.diagnose import diagnose
+from allranks.diagnose.catalogue import CATALOGUE
+from allranks.diagnose.failures import FAILURES, Failure
+from tests.conftest import REPO
+
+HEADINGS = ["Symptom", "Why", "What allranks does", "Cure by hand", "How we know"]
+FOLDER = REPO / "docs" / "failures"
+EACH = pytest.mark.parametrize("failure", FAILURES, ids=lambda f: f"{f.number:02d}")
+NODE_ID = re.compile(r"`(tests/[\w/]+\.py::[^`]+)`")
+
+
+def page_of(failure: Failure) -> str:
+    return (FOLDER / failure.page).read_text()
+
+
+def test_all_forty_are_there_once() -> None:
+    assert [f.number for f in FAILURES] == list(range(1, 41))
+    assert len({f.title for f in FAILURES}) == len({f.page for f in FAILURES}) == 40
+
+
+@EACH
+def test_record_is_whole(failure: Failure) -> None:
+    assert failure.how in ("P", "R", "D")
+    assert len(failure.where) > 10
+    assert failure.page.startswith(f"{failure.number:02d}-")
+    assert failure.tests, "no test shows it"
+    assert not set(failure.classes) - set(CATALOGUE)
+
+
+@EACH
+def test_page_has_its_parts_in_order(failure: Failure) -> None:
+    text = page_of(failure)
+    assert text.startswith(f"# {failure.number}. ")
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == HEADINGS
+    for part in text.split("\n## ")[1:]:
+        assert len(part.partition("\n")[2].split()) > 8, part
+
+
+@EACH
+def test_page_names_the_same_tests(failure: Failure) -> None:
+    last = page_of(failure).split("## How we know")[1]
+    assert set(NODE_ID.findall(last)) == set(failure.tests)
+    assert failure.evidence != "replayed" or "replay" in last.lower()
+
+
+@EACH
+def test_page_and_record_say_the_same_way(failure: Failure) -> None:
+    word = {"P": "Prevented", "R": "Refused", "D": "Named"}[failure.how]
+    assert page_of(failure).split("## What allranks does\n\n")[1].startswith(f"**{word}")
+
+
+@EACH
+def test_named_tests_exist(failure: Failure) -> None:
+    for node in failure.tests:
+        problem = missing(node)
+        assert problem is None, f"{node}: {problem}"
+
+
+def missing(node: str) -> str | None:
+    """Why a node id names no test, found by reading files and not by running them; None if it names one."""
+    file, _, rest = node.partition("::")
+    name, bracket, case = rest.partition("[")
+    path = REPO / file
+    if not path.is_file():
+        return "there is no such file"
+    if name not in functions(path):
+        return "there is no such function"
+    if bracket and not all(part in words_around(path) for part in case.rstrip("]").split("-")):
+        return "no such case is written there"
+    return None
+
+
+@cache
+def functions(path: Path) -> frozenset[str]:
+    nodes = ast.parse(path.read_text()).body
+    return frozenset(n.name for n in nodes if isinstance(n, ast.FunctionDef) and n.name.startswith("test_"))
+
+
+@cache
+def words_around(path: Path) -> str:
+    """What a case may be called after: the file, the files of tests that it imports, and the catalogue's classes."""
+    texts = [path.read_text(), *CATALOGUE]
+    for node in ast.walk(ast.parse(texts[0])):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests."):
+            other = REPO.joinpath(*(node.module or "").split(".")).with_suffix(".py")
+            texts += [other.read_text()] if other.is_file() else []
+    return "\n".join(texts)
+
+
+@pytest.mark.parametrize(
+    ("node", "problem"),
+    [
+        ("tests/unit/test_nothing.py::test_x", "file"),
+        ("tests/unit/test_failures_table.py::test_x", "function"),
+        ("tests/unit/test_failures_table.py::missing", "function"),
+        ("tests/unit/test_cache.py::test_a_damaged_entry_is_built_anew[bites]", "case"),
+        ("tests/unit/test_cache.py::test_a_damaged_entry_is_built_anew[bytes]", None),
+        ("tests/unit/test_diagnose_catalogue.py::test_example_is_named_first[port_in_use]", None),
+    ],
+)
+def test_a_node_id_that_leads_nowhere_is_seen(node: str, problem: str | None) -> None:
+    found = missing(node)
+    assert found == problem if problem is None else problem in (found or "")
+
+
+def test_index_is_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("index", REPO / "scripts" / "make_failure_pages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (FOLDER / "README.md").read_text() == module.text(), "run python scripts/make_failure_pages.py"
+
+
+def test_no_page_is_left_over() -> None:
+    assert {p.name for p in FOLDER.glob("*.md")} == {"README.md", *(f.page for f in FAILURES)}
+
+
+def test_the_verb_lists_all_and_json_holds_each_field() -> None:
+    from click.testing import CliRunner
+
+    from allranks.cli.failures import failures_command
+
+    shown = CliRunner().invoke(failures_command, [], env={"COLUMNS": "80"}, standalone_mode=False).output
+    assert max(len(line) for line in shown.splitlines()) <= 80
+    for failure in FAILURES:
+        assert re.search(rf"^ *{failure.number}  +\S.*  {failure.how}  ", shown, re.MULTILINE), failure.number
+    told = CliRunner().invoke(failures_command, ["--json"], standalone_mode=False).output
+    rows = json.loads(told)["failures"]
+    assert [r["number"] for r in rows] == list(range(1, 41))
+    assert set(rows[0]) == {"number", "title", "how", "where", "page", "tests", "evidence", "classes"}
+
+
+@EACH
+def test_the_log_of_a_page_is_named_as_the_record_says(failure: Failure, tmp_path: Path) -> None:
+    """Of the blocks marked ``log`` under Symptom, diagnose names one by a class of the record; those of harmless messages it does not name."""
+    blocks = re.findall(r"^```log\n(.*?)^```$", page_of(failure).split("## Why")[0], re.MULTILINE | re.DOTALL)
+    found = []
+    for number, block in enumerate(blocks):
+        path = tmp_path / f"{number}.log"
+        path.write_text(block)
+        found += [f.id for f in diagnose([path]).findings[:1]]
+    if failure.classes and blocks:
+        assert set(found) & set(failure.classes), found
+    elif failure.how == "D":
+        assert found == []
