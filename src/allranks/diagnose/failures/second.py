@@ -164,6 +164,8 @@ SECOND: tuple[Failure, ...] = (
         page="32-environment-does-not-arrive.md",
         tests=(
             "tests/cluster/test_failures_b.py::test_no_ssh_is_called_and_the_environment_arrives_whatever_sbatch_hands_on",
+            "tests/unit/test_failures_b.py::test_secrets_are_handed_on_by_name_where_the_callers_environment_is_not",
+            "tests/unit/test_failures_b.py::test_commands_for_people_say_what_they_cannot_hold",
             "tests/cluster/test_secrets.py::test_a_secret_reaches_the_ranks_and_no_file",
         ),
     ),
