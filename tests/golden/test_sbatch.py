@@ -118,7 +118,7 @@ def test_agents_run_inside_of_containers_and_the_driver_does_not() -> None:
 def test_hostile_values_are_only_values(value: str, tmp_path: Path) -> None:
     """The script is really run by bash, with the driver replaced by a program that prints what reached it."""
     text = text_of(env={"HOSTILE": value}, modules=[value], slurm={"account": value, "extra": [f"--comment={value}"]})
-    body = text.replace("module load", "echo module:").replace("exec /env/bin/python", "exec env python3")
+    body = f'module() {{ echo "module: $2"; }}\n{text}'.replace("exec /env/bin/python", "exec env python3")
     body = body.replace(
         "-m allranks.launch.driver /shared/runs/job-1", "-c 'import os; print(os.environ[\"HOSTILE\"])'"
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from allranks.envpolicy import without_secrets
+from allranks.envpolicy import environment, without_secrets
 from allranks.errors import SpecError
 from allranks.launch.rendezvous import Place, Rendezvous
 from allranks.planning import LaunchPlan
@@ -28,8 +28,8 @@ REMIND_S = 30.0
 class HostsJob:
     """Agents that people start, one a node."""
 
-    def __init__(self, run: RunDir, plan: LaunchPlan, attempt: int, commands: list[str]) -> None:
-        self._run, self._plan, self._attempt, self._commands = run, plan, attempt, commands
+    def __init__(self, run: RunDir, plan: LaunchPlan, attempt: int, commands: list[str], first: list[str]) -> None:
+        self._run, self._plan, self._attempt, self._commands, self._first = run, plan, attempt, commands, first
         self._told: set[int] | None = None
         self._told_at = 0.0
         self.label = f"{len(commands)} hand-started nodes"
@@ -47,6 +47,7 @@ class HostsJob:
         if self._told is None:
             self._told, self._told_at = set(), time.monotonic()
             lines = [f"start these {len(self._commands)} commands, one on each node, in any order:"]
+            lines += [f"  before, on each node:  {text}" for text in self._first]
             return "\n".join([*lines, *(f"  node {i}:  {command}" for i, command in enumerate(self._commands))])
         late = time.monotonic() - self._told_at > REMIND_S and len(came) < len(self._commands)
         if came == self._told and not late:
@@ -96,7 +97,16 @@ def start(run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int) -> HostsJo
     port = spec.cluster.rendezvous.port or rendezvous_port(key)
     meeting = Rendezvous(address=address, port=port, key=key, network="", reason="cluster.hosts", places=places)
     write_json(run.rendezvous(attempt), msgspec.to_builtins(meeting))
-    return HostsJob(run, plan, attempt, [_command(run, plan, attempt, i) for i in range(len(hosts))])
+    commands = [_command(run, plan, attempt, i) for i in range(len(hosts))]
+    return HostsJob(run, plan, attempt, commands, _left_to_people(spec, plan))
+
+
+def _left_to_people(spec: RunSpec, plan: LaunchPlan) -> list[str]:
+    """What the commands cannot hold: secrets, and what a shell must do before."""
+    hidden = sorted(environment(plan.environment).keys() - without_secrets(plan.environment).keys())
+    said = [f"export {name}=...  (a secret stands in no command)" for name in hidden]
+    said += [f"module load {shlex.quote(name)}" for name in spec.cluster.modules]
+    return said + spec.cluster.setup
 
 
 def _address_of(host: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +34,24 @@ def _local(run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: d
 def _slurm(run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: dict[str, Any]) -> Job:
     # Secrets stand in no script: sbatch hands the environment of its caller on to the job.
     written = envpolicy.without_secrets(plan.environment)
-    os.environ.update({k: v for k, v in envpolicy.environment(plan.environment).items() if k not in written})
+    secrets = {k: v for k, v in envpolicy.environment(plan.environment).items() if k not in written}
+    os.environ.update(secrets)
+    os.environ.update(_handed_on(list(secrets), spec.cluster.slurm.extra, os.environ))
     (run.logs / "cancelled").unlink(missing_ok=True)
     write_json(run.logs / "resume.json", resume)
     if allocation.inside():
         return allocation.AllocationJob(run)
     return SlurmJob.submit(run, find_slurm(Path.cwd()))
+
+
+def _handed_on(names: list[str], extra: list[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """SBATCH_EXPORT by which these variables, too, reach a job that is not to get all of its caller's (``NONE``)."""
+    given = [option.partition("=")[2] for option in extra if option.startswith("--export=")]
+    asked = environment.get("SBATCH_EXPORT") or (given[-1] if given else "ALL")
+    if not names or asked.split(",")[0].upper() == "ALL":
+        return {}
+    kept = [] if asked.upper() in ("NONE", "NIL") else [asked]
+    return {"SBATCH_EXPORT": ",".join([*kept, *names])}
 
 
 def _hosts(run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: dict[str, Any]) -> Job:

@@ -9,6 +9,7 @@ process with a time limit, and its failure is a fact like any other.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import importlib.metadata
@@ -219,7 +220,8 @@ def write_error(path: Path) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     finally:
-        trial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a read-only file system refuses this too, whether or not there is a file
+            trial.unlink()
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -14,6 +15,7 @@ from allranks.planning import LaunchPlan
 from allranks.rundir import RunDir
 from allranks.spec.records import RunSpec
 
+NO_MODULES = "cluster.modules: the job's first node has no `module` command; leave the list out, or load the system's start-up file in cluster.setup"
 NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 
 
@@ -36,11 +38,29 @@ def render(spec: RunSpec, plan: LaunchPlan, run: RunDir, python: str) -> str:
     return jinja.get_template("job.sbatch.j2").render(
         title=f"allranks run {run.name}: {plan.world_size} ranks on {len(plan.nodes)} nodes, {plan.strategy}",
         options=options(spec, plan, run),
-        modules=[_one_line("cluster.modules", m) for m in spec.cluster.modules],
+        modules=_modules(spec.cluster.modules),
+        no_modules=NO_MODULES,
+        verdict=str(run.logs / "driver.json"),
         setup=spec.cluster.setup,
         activate=activate,
         exports=exports,
         command=[*launcher, "-m", "allranks.launch.driver", str(run.root)],
+    )
+
+
+def _modules(names: list[str]) -> list[tuple[str, str]]:
+    """Each module with what is to be said if it cannot be loaded, as it can stand inside a JSON string."""
+    return [
+        (_one_line("cluster.modules", name), json.dumps(_refusal(names[:i], name))[1:-1])
+        for i, name in enumerate(names)
+    ]
+
+
+def _refusal(before: list[str], name: str) -> str:
+    when = f"after {', '.join(before)}" if before else "as the first of the list"
+    return (
+        f"cluster.modules: `module load {name}` failed on the job's first node, {when}. They are loaded in the order of the list, and some are visible "
+        f"only once another is loaded: ask `module spider {name}` (Lmod) or `module avail` on such a node"
     )
 
 

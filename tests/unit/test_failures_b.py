@@ -1,0 +1,153 @@
+"""Failures 21 to 40 that need neither ranks nor nodes, or GPUs that are not here: those are replayed from the lines that they leave."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.diagnose import Diagnosis, diagnose
+from allranks.launch.hosts import start
+from allranks.launch.jobs import _handed_on
+from allranks.planning import make_plan
+from allranks.rundir import RunDir, read_json
+from allranks.slurm.script import render
+from tests.golden.test_sbatch import spec_with
+from tests.unit.test_diagnose_judge import STATUS, watchdog
+from tests.unit.test_plan import facts
+
+
+def found_in(tmp_path: Path, *lines: str) -> Diagnosis:
+    (tmp_path / "job.out").write_text("\n".join(lines) + "\n")
+    return diagnose([tmp_path / "job.out"])
+
+
+INIT = [
+    *(f"n1:70{r}:70{r} [{r}] NCCL INFO Bootstrap : Using ib0:10.2.0.1<0>" for r in (0, 1)),
+    *(f"n1:70{r}:71{r} [{r}] NCCL INFO Channel 0{c} : {r}[{r}] -> {1 - r}[{1 - r}] [send] via NET/IB/0" for r in (0, 1) for c in (0, 1)),
+    *(f"n1:70{r}:71{r} [{r}] NCCL INFO ncclCommInitRank comm 0x5{r} rank {r} nranks 2 cudaDev {r} busId {r + 1}000 - Init COMPLETE" for r in (0, 1)),
+]  # fmt: skip
+
+
+def timeouts(seq: int) -> list[str]:
+    return [
+        line for r in (0, 1) for line in (watchdog(r, seq=seq), STATUS.format(rank=r, second=6, seq=seq, done=seq - 1))
+    ]
+
+
+def test_a_first_collective_that_times_out_after_init_complete(tmp_path: Path) -> None:
+    """InfiniBand between GPUs of one node: the communicator is made over sockets, and the first data never arrive."""
+    found = found_in(tmp_path, *INIT, *timeouts(1))
+    first = found.findings[0]
+    assert first.id == "first_collective_failed"
+    assert found.health.communicators_ready == 2
+    assert any("within one node goes through the network" in text for text in found.health.advice)
+    assert "doctor --collectives" in first.next_test
+
+
+def test_a_later_timeout_after_init_complete_is_not_called_the_first(tmp_path: Path) -> None:
+    found = found_in(tmp_path, *INIT, "step 40/100 loss 2.10", *timeouts(812))
+    assert [f.id for f in found.findings] == ["collective_hang"]
+
+
+def test_a_file_system_that_went_away_in_its_several_words(tmp_path: Path) -> None:
+    for words in ("Stale file handle", "Stale NFS file handle", "Cannot send after transport endpoint shutdown"):
+        found = found_in(tmp_path, f"[rank3]: OSError: {words}: '/scratch/me/ckpt/step-40'")
+        assert [(f.id, f.rank) for f in found.findings] == [("stale_file_handle", 3)], words
+
+
+def test_harmless_lines_of_a_good_run(tmp_path: Path) -> None:
+    """As pynvml, DeepSpeed's launcher and NCCL's end leave them: replayed, since they take a GPU or an old package."""
+    found = found_in(
+        tmp_path,
+        "torch/cuda/__init__.py:61: FutureWarning: The pynvml package is deprecated. Please install nvidia-ml-py instead.",
+        "[WARNING] [runner.py:215:fetch_hostfile] Unable to find hostfile, will proceed with training with local resources only.",
+        "step 1/2 loss 2.10",
+        "step 2/2 loss 2.01",
+        "n1:700:700 [0] NCCL INFO comm 0x50 rank 0 nranks 2 cudaDev 0 busId 1000 - Abort COMPLETE",
+    )
+    assert found.findings == []
+    assert {b.id for b in found.benign} == {"deprecation_warning", "deepspeed_hostfile", "nccl_abort_complete"}
+    assert all(b.why for b in found.benign)
+
+
+@pytest.mark.parametrize(
+    ("names", "extra", "outside", "wanted"),
+    [
+        (["HF_TOKEN"], [], {}, {}),
+        (["HF_TOKEN"], [], {"SBATCH_EXPORT": "ALL,A=1"}, {}),
+        ([], [], {"SBATCH_EXPORT": "NONE"}, {}),
+        (["HF_TOKEN", "B_KEY"], [], {"SBATCH_EXPORT": "NONE"}, {"SBATCH_EXPORT": "HF_TOKEN,B_KEY"}),
+        (["HF_TOKEN"], ["--nice", "--export=NONE"], {}, {"SBATCH_EXPORT": "HF_TOKEN"}),
+        (["HF_TOKEN"], [], {"SBATCH_EXPORT": "EDITOR"}, {"SBATCH_EXPORT": "EDITOR,HF_TOKEN"}),
+    ],
+)
+def test_secrets_are_handed_on_by_name_where_the_callers_environment_is_not(
+    names: list[str], extra: list[str], outside: dict[str, str], wanted: dict[str, str]
+) -> None:
+    assert _handed_on(names, extra, outside) == wanted
+
+
+def test_commands_for_people_say_what_they_cannot_hold(tmp_path: Path) -> None:
+    env = {"HF_TOKEN": "hf_secret0123456789", "A": "^lo,docker0"}
+    hosts = ["10.0.0.1", "10.0.0.2"]
+    spec = spec_with(launcher="hosts", hosts=hosts, env=env, modules=["cuda/12.4"], setup=["ulimit -n 65536"])
+    RunDir(tmp_path).logs_of(1).mkdir(parents=True)
+    said = start(RunDir(tmp_path), spec, make_plan(spec, facts()), 1).news() or ""
+    before = [line.split(":  ")[1] for line in said.splitlines() if line.startswith("  before, on each node:")]
+    assert before == [
+        "export HF_TOKEN=...  (a secret stands in no command)",
+        "module load cuda/12.4",
+        "ulimit -n 65536",
+    ]
+    assert said.count("A='^lo,docker0'") == 2
+    assert "hf_secret" not in said
+
+
+def the_batch_script(run: RunDir, modules: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Bash really runs it; in the driver's place stands a program that prints the environment."""
+    spec = spec_with(modules=modules)
+    run.logs.mkdir(parents=True, exist_ok=True)
+    text = render(spec, make_plan(spec, facts()), run, "/usr/bin/printenv").replace(
+        "-m allranks.launch.driver " + str(run.root), "HERE"
+    )
+    return subprocess.run(
+        ["bash", "-c", text], env={"PATH": os.environ["PATH"], **env}, capture_output=True, text=True, timeout=20
+    )
+
+
+def test_a_node_without_a_module_system_is_told_apart(tmp_path: Path) -> None:
+    nowhere = {"MODULESHOME": str(tmp_path), "LMOD_PKG": str(tmp_path)}
+    if any(Path(f"/etc/profile.d/{name}.sh").exists() for name in ("lmod", "modules")):
+        pytest.skip("this machine has a module system")
+    done = the_batch_script(RunDir(tmp_path), ["cuda/12.1"], nowhere)
+    assert done.returncode == 3
+    verdict: Any = read_json(RunDir(tmp_path).logs / "driver.json")
+    assert (verdict["state"], verdict["exit_code"]) == ("failed", 3)
+    assert "no `module` command" in verdict["message"] and verdict["message"] in done.stdout
+
+
+def test_modules_in_the_wrong_order_are_refused_by_a_real_module_system(tmp_path: Path) -> None:
+    """`anaconda` can be seen only once `external` is loaded; neither is a function of the shell at first."""
+    home = Path(os.environ.get("MODULESHOME", "/usr/share/modules"))
+    if not (home / "init" / "bash").is_file():
+        pytest.skip("no Environment Modules here: apt-get install environment-modules, or set MODULESHOME")
+    (tmp_path / "all" / "external").mkdir(parents=True)
+    (tmp_path / "more" / "anaconda").mkdir(parents=True)
+    (tmp_path / "all" / "external" / "1").write_text(f"#%Module\nprepend-path MODULEPATH {tmp_path}/more\n")
+    (tmp_path / "more" / "anaconda" / "2024").write_text("#%Module\nsetenv HERE loaded\n")
+    env = {"MODULESHOME": str(home), "LMOD_PKG": str(tmp_path), "MODULEPATH": str(tmp_path / "all")}
+    done = the_batch_script(RunDir(tmp_path / "a"), ["anaconda", "external"], env)
+    verdict: Any = read_json(RunDir(tmp_path / "a").logs / "driver.json")
+    assert done.returncode == 3 and "`module load anaconda` failed" in verdict["message"], done.stderr
+    (tmp_path / "job.out").write_text(done.stdout + done.stderr)
+    assert diagnose([tmp_path / "job.out"]).findings[0].id == "library_missing"
+    done = the_batch_script(RunDir(tmp_path / "b"), ["external", "anaconda"], env)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "loaded"), done.stderr
+    done = the_batch_script(RunDir(tmp_path / "c"), ["external", "nosuch/3"], env)
+    assert (
+        done.returncode == 3 and "`module load nosuch/3` failed on the job's first node, after external" in done.stdout
+    )
