@@ -65,6 +65,8 @@ class Live:
         """Take in one event of any rank; rank 0's are shown."""
         if event["event"] == "error" and not event.get("echo"):
             self.say(f"rank {event['rank']}: {event['type']}: {str(event['message']).splitlines()[0][:200]}")
+        if event["event"] == "hang":
+            self.say(str(event["message"]))
         if event["event"] == "warning":
             self.say(f"note     rank {event['rank']}: {event['message']}")
         if event["rank"] != 0:

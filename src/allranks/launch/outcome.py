@@ -92,6 +92,9 @@ def _verdict(
         rest = f"the newest checkpoint is step {saved[-1]}" if saved else "no checkpoint had been written"
         message = f"interrupted; the ranks did not reach the edge of a step in time and were ended; {rest}"
         return "failed", message, EXIT_FAILED
+    hang = read_json(run.hang_report(attempt)) or {}
+    if isinstance(hang.get("sentence"), str):
+        return "failed", f"{hang['sentence']}. Evidence: {run.hang(attempt)}", EXIT_FAILED
     culprit = blame(run, now, attempt)
     if culprit is None:
         return "failed", *_without_culprit(run, plan, attempt, end)
