@@ -20,8 +20,9 @@ _COUNT = struct.Struct("<qq")  # the same number twice; unlike while the rank wr
 _BEAT = struct.Struct("<qdqdi20s20s")  # beats, when, step, longest gap, pid, phase, part
 _LIVE = struct.Struct("<di")  # when the rank's own thread last ran, and the length of the text that follows
 _COUNT_AT, _BEAT_AT, _LIVE_AT, _ASKED_AT, _TEXT_AT = 0, 16, 512, 1024, 1032
+_TRAINING = b"train"
 NO_STEP = -1
-TRAIN = "train"
+TRAIN = _TRAINING.decode()
 SCRIPT = "script"  # a program of the user's own: it says nothing of itself
 FIRST_STEP = "first step"
 
@@ -109,7 +110,7 @@ class Pulse:
     def __init__(self) -> None:
         self._map: mmap.mmap | None = None
         self._beats, self._step, self._longest = 0, NO_STEP, 0.0
-        self._phase, self._part, self._at = b"", b"", time.monotonic()
+        self._phase, self._was, self._part, self._at = b"", b"", b"", time.monotonic()
         self._steps = 0
         self._pid = os.getpid()
 
@@ -136,7 +137,7 @@ class Pulse:
         self._step = number
         self._steps += 1
         if self._steps == 2:
-            self._phase = TRAIN.encode()
+            self._phase = _TRAINING
         self.beat()
 
     def part(self, name: str) -> None:
@@ -149,9 +150,9 @@ class Pulse:
         if self._map is None:
             return
         now = time.monotonic()
-        if self._phase == b"train":
+        if self._phase == self._was == _TRAINING:
             self._longest = max(self._longest, now - self._at)
-        self._at = now
+        self._at, self._was = now, self._phase
         self._beats += 1
         count, whole = self._beats, (self._beats, now, self._step, self._longest, self._pid, self._phase, self._part)
         # the count before and after: a reader in between sees that they differ

@@ -18,6 +18,27 @@ def sleep_a_while() -> None:
     time.sleep(float(os.environ["STUCK_S"]))
 
 
+def slow_everywhere() -> None:
+    """Slow batches; and from then on evaluations and checkpoints that take longer than a step may be silent."""
+    from allranks.train.checkpoint.saver import Saver
+    from allranks.train.evaluate import Evaluator
+
+    sleep_a_while()
+    for owner, name in ((Saver, "save"), (Evaluator, "run")):
+        method = getattr(owner, name)
+        if not hasattr(method, "slow"):
+            setattr(owner, name, _slow(method))
+
+
+def _slow(method):
+    def slow(*args, **more):
+        time.sleep(3 * float(os.environ["STUCK_S"]))
+        return method(*args, **more)
+
+    slow.slow = True
+    return slow
+
+
 def other_collective() -> None:
     import torch
     import torch.distributed as dist
