@@ -61,6 +61,9 @@ def test_other_operations_and_other_sizes_are_a_mismatch() -> None:
         assert odd.op in found.fallen[0].why
     two = verdict(rank(0, calls=[call(2)]), rank(1, calls=[call(2, "all_gather")]))
     assert named(two) == [0, 1]  # one against one: which of them is wrong cannot be told
+    assert "ranks 0, 1" in two.sentence
+    early = verdict(rank(0, calls=[call(2)]), rank(1, calls=[call(2, "all_gather")], part="data"))
+    assert named(early) == [1]  # but one that should be reading its data is
 
 
 def test_a_gather_of_unequal_parts_is_none() -> None:

@@ -165,6 +165,8 @@ def _mismatch(case: Case, group: str, seq: int, there: dict[int, Call]) -> Verdi
     rarest = min(kinds.values())
     common = kinds.most_common(1)[0][0]
     odd = [r for r, c in sorted(there.items()) if kinds[c.op, c.sizes] == rarest]
+    if len(odd) == len(there):  # as many against as many: who is less far was to be elsewhere
+        odd = [r for r in _least_far(case) if r in there] or odd
     others = next((c for c in there.values() if (c.op, c.sizes) == common), None)
     fallen = []
     for rank in odd:
@@ -185,15 +187,21 @@ def _absent(case: Case, group: str, seq: int, there: dict[int, Call], absent: li
 
 def _behind(case: Case) -> Verdict | None:
     """Ranks that are less far than others, by what they said last."""
-    far = {r.rank: (r.step if r.step is not None else NO_STEP, _phase(r), _part(r)) for r in case.ranks.values()}
-    least = min(far.values(), default=None)
-    behind = [r for r, at in far.items() if at == least]
-    if least is None or len(behind) == len(far) or len(behind) * 2 > len(far):
+    behind = _least_far(case)
+    if not behind:
         return None
     return Verdict(
         kind="collective_mismatch",
-        fallen=[case.fallen(r, f"it is still in {_place(case.ranks[r])}, others are further") for r in sorted(behind)],
+        fallen=[case.fallen(r, f"it is still in {_place(case.ranks[r])}, others are further") for r in behind],
     )
+
+
+def _least_far(case: Case) -> list[int]:
+    """Ranks that are less far than at least as many others; none where most are there."""
+    far = {r.rank: (r.step if r.step is not None else NO_STEP, _phase(r), _part(r)) for r in case.ranks.values()}
+    least = min(far.values(), default=None)
+    behind = sorted(r for r, at in far.items() if at == least)
+    return [] if len(behind) == len(far) or len(behind) * 2 > len(far) else behind
 
 
 def _phase(rank: RankEvidence) -> int:
@@ -269,7 +277,9 @@ def _sentence(verdict: Verdict, waiting: list[Waiting], alarm: Alarm, now: float
     who = verdict.fallen[0]
     ranks = _list([f.rank for f in verdict.fallen if f.rank is not None])
     hosts = ", ".join(dict.fromkeys(f.host for f in verdict.fallen if f.host))
-    text = f"hang: rank {ranks} on {hosts} fell out, {who.why}. It stands in {who.where}"
+    one = len(verdict.fallen) == 1
+    it = "It" if one else f"Rank {who.rank}"
+    text = f"hang: rank{'' if one else 's'} {ranks} on {hosts} fell out, {who.why if one else f'rank {who.rank}: {who.why}'}. {it} stands in {who.where}"
     if who.state and not who.why.endswith(who.state):
         text += f", {who.state}"
     for other in verdict.fallen[1:3]:

@@ -14,6 +14,7 @@ _HEAD = re.compile(r"^(?:Current thread|Thread) \S+")
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _LIBRARY = re.compile(r"site-packages|dist-packages|^<|/torch/|/lib/python3[^/]*/(?!site-packages)|^/usr/lib/python")
 _OURS = re.compile(r"/allranks/")
+_METER = re.compile(r"allranks/train/waits\.py$")  # stands around each wait, and tells nothing
 _START = re.compile(r"allranks/launch/rank\.py$")
 
 
@@ -25,6 +26,8 @@ def main_thread(text: str) -> list[Frame]:
             blocks.append((line, []))
             continue
         match = _FAULTHANDLER.match(line) or _PY_SPY.match(line)
+        if match and _METER.search(match["file"]):
+            continue
         if match and blocks and len(blocks[-1][1]) < MOST_FRAMES:
             function = (match["function"] or "?").strip()
             blocks[-1][1].append(Frame(file=match["file"], line=int(match["line"]), function=function))

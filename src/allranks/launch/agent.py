@@ -90,8 +90,8 @@ class Agent:
         (self._run.logs_of(self._attempt) / f"node.{self._node}.joined").write_text(self._host)
         if self._watch:
             os.environ[VARIABLE] = self._watch.offer()
-            os.environ.setdefault("TORCH_FR_BUFFER_SIZE", FLIGHT_RECORDS)  # 0 in torch before 2.13
-            os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", FLIGHT_RECORDS)  # its name before 2.9
+            for name in flight_recorder_names():
+                os.environ.setdefault(name, FLIGHT_RECORDS)
             self._watch.begin()
         threading.Thread(target=self._guard, name="guard", daemon=True).start()
         threading.Thread(target=self._obey, name="control", daemon=True).start()
@@ -314,6 +314,14 @@ class Agent:
                 "failed": msgspec.to_builtins(ends),
             },
         )
+
+
+def flight_recorder_names() -> tuple[str, ...]:
+    """Variables that turn torch's flight recorder on: in 2.13 it is on by itself, and warns of the older name."""
+    from importlib.metadata import version
+
+    major, minor = (int("".join(filter(str.isdigit, part)) or 0) for part in version("torch").split(".")[:2])
+    return () if (major, minor) >= (2, 13) else ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
 def interface_towards(address: str) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from allranks.diagnose.catalogue import CATALOGUE
 from allranks.diagnose.judge.case import Case
 
 SURE = 0.97
+_KILLED = re.compile(r"exit ?code\S*\s*:?\s*-9|SIGKILL|killed", re.IGNORECASE)
 UNNAMED = 0.7  # all ranks were seen to wait in the same place
 
 
@@ -24,3 +27,12 @@ def decide(case: Case) -> None:
             "read the stacks and the calls of all ranks in the folder hang/ of the run; run again, and see whether it is the same rank, or "
             "the same host, that falls out"
         )
+        _own_kills(case)
+
+
+def _own_kills(case: Case) -> None:
+    """The agents ended the ranks themselves, by SIGKILL: nobody else did."""
+    for name in ("host_oom", "rank_died", "peer_died_first"):
+        candidate = case.candidates.get(name)
+        if candidate is not None and candidate.signals and all(_KILLED.search(s.text) for s in candidate.signals):
+            candidate.explained = True
