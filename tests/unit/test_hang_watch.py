@@ -78,7 +78,7 @@ def test_limits() -> None:
         return limits_of(parse_spec({**spec, **more}))
 
     assert of(600) == Limits(step_s=300, long_s=540)
-    assert of(60) == Limits(step_s=30, long_s=54)
+    assert of(60) == Limits(step_s=30, long_s=52)
     assert of(7200) == Limits(step_s=300, long_s=6480)
     assert of(10) is None
     assert of(600, None) is None
@@ -166,7 +166,7 @@ def test_the_watch_takes_stacks_of_a_silent_process_and_judges(tmp_path: Path) -
     assert ended
     report = read_json(run.hang_report(1))
     assert [f["rank"] for f in report["fallen"]] == [1]
-    assert "sleeper.py:17 in stand_still" in report["fallen"][0]["where"]
+    assert "sleeper.py:13 in stand_still" in report["fallen"][0]["where"]
     assert "stand_still" in run.hang_stack(1, "h", 1).read_text()
     assert '"event":"hang"' in run.events_of(1).read_text()
 

@@ -102,8 +102,8 @@ def _silent_node(case: Case) -> Verdict | None:
 
 
 def _unable(case: Case) -> Verdict | None:
-    """Processes that the kernel does not let run."""
-    held = [r for r in case.ranks.values() if r.state[:1] in ("T", "t", "D", "Z", "X", "g")]
+    """Processes that the kernel does not let run. One that has ended meanwhile is no cause: mostly a collective timed out."""
+    held = [r for r in case.ranks.values() if r.state[:1] in ("T", "t", "D")]
     if not held or len(held) == len(case.ranks):
         return None
     return Verdict(

@@ -16,7 +16,7 @@ from allranks.spec.records import RunSpec
 AUTO_MOST_S = 300.0
 AUTO_SHARE = 0.5  # of the collectives' limit
 SHORTEST_TIMEOUT_S = 20  # below it there is no room for a silence and for looking at it
-LONG_SHARE = 0.9
+ROOM_SHARE, ROOM_S = 0.1, 8.0  # of the collectives' limit, and at least: what looking takes
 SLOWEST = 3.0  # times the longest silence that this rank has shown before, while it trained
 
 
@@ -45,7 +45,7 @@ def limits_of(spec: RunSpec) -> Limits | None:
             f"observe.hang_s is {asked:g}, but collectives time out after {timeout} s (cluster.timeout_s), which ends the ranks before "
             "anybody could look at them; make it smaller, or cluster.timeout_s larger"
         )
-    return Limits(step_s=asked, long_s=max(asked, LONG_SHARE * timeout))
+    return Limits(step_s=asked, long_s=max(asked, timeout - max(ROOM_SHARE * timeout, ROOM_S)))
 
 
 def limit(limits: Limits, beat: Beat) -> float:

@@ -50,7 +50,9 @@ def hold_the_interpreter() -> None:
     """A call into C that does not let go of the interpreter, as a bad extension makes it."""
     import ctypes
 
-    ctypes.PyDLL(None).sleep(3600)
+    mutex, libc = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
+    for _ in range(2):  # a sleep would end with the first signal
+        libc.pthread_mutex_lock(mutex)
 
 
 def _plant(how: str, rank: int, call: int) -> None:
