@@ -27,6 +27,7 @@ from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK, EnvironmentN
 from allranks.fabric import report as network_file
 from allranks.fabric.connections import by_interface, of_processes
 from allranks.facts import host_name, usable_cpus
+from allranks.hang import recorder
 from allranks.hang.collect import Collector
 from allranks.hang.pulse import VARIABLE
 from allranks.hang.watch import HangWatch
@@ -41,7 +42,6 @@ PEER_DEATH_GRACE_S = 8.0
 CONNECTIONS_S = 0.5
 CONNECTIONS_LOOKS = 10
 RENDEZVOUS_S = 300
-FLIGHT_RECORDS = "2000"
 
 
 def main() -> None:
@@ -90,8 +90,8 @@ class Agent:
         (self._run.logs_of(self._attempt) / f"node.{self._node}.joined").write_text(self._host)
         if self._watch:
             os.environ[VARIABLE] = self._watch.offer()
-            for name in flight_recorder_names():
-                os.environ.setdefault(name, FLIGHT_RECORDS)
+            for name, value in recorder.environment(self._plan.device, self._run.hang(self._attempt)).items():
+                os.environ.setdefault(name, value)
             self._watch.begin()
         threading.Thread(target=self._guard, name="guard", daemon=True).start()
         threading.Thread(target=self._obey, name="control", daemon=True).start()
@@ -314,14 +314,6 @@ class Agent:
                 "failed": msgspec.to_builtins(ends),
             },
         )
-
-
-def flight_recorder_names() -> tuple[str, ...]:
-    """Variables that turn torch's flight recorder on: in 2.13 it is on by itself, and warns of the older name."""
-    from importlib.metadata import version
-
-    major, minor = (int("".join(filter(str.isdigit, part)) or 0) for part in version("torch").split(".")[:2])
-    return () if (major, minor) >= (2, 13) else ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
 def interface_towards(address: str) -> str:
