@@ -122,6 +122,7 @@ def test_the_main_thread_of_a_dump_and_its_line(text: str, where: str) -> None:
     assert main_thread("nothing of the kind\n") == []
 
 
+SECRET = "hf_" + "0123456789abcdefghij"  # a token stands in a path, and so in every frame
 SLEEPER = """
 import faulthandler, os, sys, time
 os.environ["LOCAL_RANK"] = sys.argv[2]
@@ -131,8 +132,6 @@ from allranks.hang.pulse import pulse
 from allranks.rundir import RunDir
 inside.start(RunDir(Path(sys.argv[1])), 1, int(sys.argv[2]))
 pulse.phase("train"); pulse.step(0); pulse.step(1)
-token = "WANDB_API_KEY=" + "0123456789abcdef"
-
 def stand_still():
     time.sleep(1000)
 
@@ -145,14 +144,15 @@ stand_still()
 
 
 def test_the_watch_takes_stacks_of_a_silent_process_and_judges(tmp_path: Path) -> None:
-    """Two real processes; one beats, one sleeps. No torch in them, so there are no calls to compare."""
+    """Two real processes; one beats, one sleeps. No torch in them, so there are no calls to compare. No secret is written."""
     run = RunDir(tmp_path)
     run.logs_of(1).mkdir(parents=True)
     run.events.mkdir()
     ended: list[float] = []
     collector = Collector(run, 1, 0, "h", None, "")
     watch = HangWatch(run, 1, 0, "h", [0, 1], {0: "h", 1: "h"}, Limits(step_s=1.0, long_s=60.0), collector, lambda: ended.append(time.time()))
-    program = tmp_path / "sleeper.py"
+    program = tmp_path / SECRET / "sleeper.py"
+    program.parent.mkdir()
     program.write_text(SLEEPER)
     env = {**os.environ, "ALLRANKS_PULSE": watch.offer()}
     ranks = [subprocess.Popen([sys.executable, str(program), str(tmp_path), str(r)], env=env) for r in (0, 1)]
@@ -166,9 +166,12 @@ def test_the_watch_takes_stacks_of_a_silent_process_and_judges(tmp_path: Path) -
     assert ended
     report = read_json(run.hang_report(1))
     assert [f["rank"] for f in report["fallen"]] == [1]
-    assert "sleeper.py:13 in stand_still" in report["fallen"][0]["where"]
+    assert "sleeper.py:11 in stand_still" in report["fallen"][0]["where"]
     assert "stand_still" in run.hang_stack(1, "h", 1).read_text()
     assert '"event":"hang"' in run.events_of(1).read_text()
+    written = [*run.hang(1).iterdir(), run.events_of(1)]
+    assert len(written) >= 5
+    assert not any(SECRET in path.read_text() for path in written)
 
 
 def test_nothing_is_left_of_a_watch_that_saw_nothing(tmp_path: Path) -> None:

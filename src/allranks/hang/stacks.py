@@ -13,7 +13,7 @@ _PY_SPY = re.compile(r"^\s+(?P<function>\S.*?) \((?P<file>[^()]+):(?P<line>\d+)\
 _HEAD = re.compile(r"^(?:Current thread|Thread) \S+")
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _LIBRARY = re.compile(r"site-packages|dist-packages|^<|/torch/|/lib/python3[^/]*/(?!site-packages)|^/usr/lib/python")
-_OURS = re.compile(r"/allranks/")
+_OURS = re.compile(r"/allranks/(train|hang|launch|observe)/")
 _METER = re.compile(r"allranks/train/waits\.py$")  # stands around each wait, and tells nothing
 _START = re.compile(r"allranks/launch/rank\.py$")
 
