@@ -192,8 +192,8 @@ def test_a_program_of_the_users_own_is_watched_if_asked_for(tmp_path: Path, what
 
 
 def test_a_slow_rank_is_named_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, "sleep_a_while:1:-1", seconds=0.1)
-    done, run = train(tmp_path, spec(tmp_path, train={"max_steps": 40}, strategy={"name": "zero2"}))
+    plant(monkeypatch, "sleep_a_while:1:-1", seconds=0.2)
+    done, run = train(tmp_path, spec(tmp_path, train={"max_steps": 32}, strategy={"name": "zero2"}))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rank 1 on" in done.stdout
     assert "is slow" in done.stdout

@@ -76,7 +76,8 @@ def test_a_stopped_process_is_named_whatever_the_calls_say() -> None:
     stopped = rank(1, state="T stopped by a signal (SIGSTOP or SIGTSTP)", stack=[], no_stack="the process did not answer", calls=[], python_silent_s=9.0)
     found = verdict(rank(0, calls=[call(2)]), stopped)
     assert named(found) == [1]
-    assert "stopped by a signal (SIGSTOP or SIGTSTP)" in found.sentence
+    assert found.fallen[0].why == "its process 101 is stopped by a signal (SIGSTOP or SIGTSTP)"
+    assert found.fallen[0].why in found.sentence
     assert found.fallen[0].where.startswith("unknown")
 
 
@@ -92,6 +93,7 @@ def test_without_records_of_calls_the_step_and_the_stack_tell() -> None:
     assert named(verdict(rank(0), rank(1, part="data", stack=READS), rank(2))) == [1]
     assert named(verdict(rank(0, part="", phase="save"), rank(1, part="", phase="save", stack=READS))) == [1]
     assert named(verdict(rank(0), rank(1), rank(2))) == []
+    assert named(verdict(rank(0, step=7), rank(1), rank(2))) == []  # one is ahead, nobody fell behind
 
 
 def test_a_node_whose_network_is_down_is_named_though_all_wait_alike() -> None:
