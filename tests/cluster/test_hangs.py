@@ -21,7 +21,9 @@ WITHIN_S = 30  # promised: from the limit to the report
 
 def spec(shared: Path, steps: int, **env: str) -> dict[str, Any]:
     cluster = {"env": {"OMP_NUM_THREADS": "1", **env}}
-    return spec_in(shared, cluster=cluster, train={"max_steps": steps}, strategy={"name": "pytorch_ddp"}, observe={"hang_s": 5})
+    return spec_in(
+        shared, cluster=cluster, train={"max_steps": steps}, strategy={"name": "pytorch_ddp"}, observe={"hang_s": 5}
+    )
 
 
 def the_report(run_dir: RunDir, out: str) -> dict[str, Any]:

@@ -23,8 +23,17 @@ WITHIN_S = 30  # promised: from the limit to the report
 
 def spec(tmp_path: Path, **sections: Any) -> dict[str, Any]:
     write_rows(tmp_path / "rows.json", 80)
-    usual: dict[str, Any] = {"train": {"max_steps": 40}, "eval": {"samples": 0}, "observe": {"hang_s": 4}, "strategy": {"name": "pytorch_ddp"}}
-    return tiny_spec(tmp_path / "rows.json", tmp_path, **{name: {**usual.get(name, {}), **sections.get(name, {})} for name in {**usual, **sections}})
+    usual: dict[str, Any] = {
+        "train": {"max_steps": 40},
+        "eval": {"samples": 0},
+        "observe": {"hang_s": 4},
+        "strategy": {"name": "pytorch_ddp"},
+    }
+    return tiny_spec(
+        tmp_path / "rows.json",
+        tmp_path,
+        **{name: {**usual.get(name, {}), **sections.get(name, {})} for name in {**usual, **sections}},
+    )
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, what: str, seconds: float = 0) -> None:
@@ -87,7 +96,9 @@ def test_a_rank_that_sleeps_is_named_with_its_line(tmp_path: Path, monkeypatch: 
         ("spin_forever", "hf_trainer", "never came to collective", "dataloader_hang"),
     ],
 )
-def test_other_ways_to_fall_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, strategy: str, why: str, kind: str) -> None:
+def test_other_ways_to_fall_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, strategy: str, why: str, kind: str
+) -> None:
     plant(monkeypatch, f"{how}:1:5")
     done, run = train(tmp_path, spec(tmp_path, strategy={"name": strategy}))
     assert done.returncode == 1, done.stdout + done.stderr
@@ -100,7 +111,9 @@ def test_other_ways_to_fall_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.full
-def test_the_first_collective_is_bounded_by_what_the_others_can_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_collective_is_bounded_by_what_the_others_can_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plant(monkeypatch, "sleep_forever:0:2")  # the first batch is that of the rehearsal
     done, run = train(tmp_path, spec(tmp_path, cluster={"timeout_s": 20}))
     assert done.returncode == 1
@@ -144,7 +157,9 @@ def test_a_stopped_job_that_goes_on_is_not_called_a_hang(tmp_path: Path) -> None
 
 
 @pytest.mark.full
-def test_slow_steps_a_long_evaluation_and_a_long_checkpoint_are_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_steps_a_long_evaluation_and_a_long_checkpoint_are_no_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plant(monkeypatch, "slow_everywhere:1:-6", seconds=2.5)
     done, run = train(tmp_path, spec(tmp_path, train={"max_steps": 9}, eval={"every": 7}, checkpoint={"every": 8}))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -180,7 +195,13 @@ dist.destroy_process_group()
 def test_a_program_of_the_users_own_is_watched_if_asked_for(tmp_path: Path, what: str) -> None:
     (tmp_path / "program.py").write_text(SCRIPT)
     done, run = train(
-        tmp_path, {"name": "s", "script": {"path": str(tmp_path / "program.py"), "args": [what]}, "observe": {"hang_s": 4}, "run_root": str(tmp_path / "runs")}
+        tmp_path,
+        {
+            "name": "s",
+            "script": {"path": str(tmp_path / "program.py"), "args": [what]},
+            "observe": {"hang_s": 4},
+            "run_root": str(tmp_path / "runs"),
+        },
     )
     if what == "slow":
         assert done.returncode == 0, done.stdout + done.stderr

@@ -25,7 +25,13 @@ def call(seq: int, op: str = "all_reduce", sizes: str = "[[8]]", *, done: bool =
 
 
 def rank(number: int, **more: Any) -> RankEvidence:
-    usual: dict[str, Any] = {"pid": 100 + number, "state": "S sleeping", "phase": "train", "part": "backward", "step": 6}
+    usual: dict[str, Any] = {
+        "pid": 100 + number,
+        "state": "S sleeping",
+        "phase": "train",
+        "part": "backward",
+        "step": 6,
+    }
     usual |= {"stack": WAITS, "python_silent_s": 0.3}
     return RankEvidence(rank=number, **(usual | more))
 
@@ -73,7 +79,14 @@ def test_a_gather_of_unequal_parts_is_none() -> None:
 
 
 def test_a_stopped_process_is_named_whatever_the_calls_say() -> None:
-    stopped = rank(1, state="T stopped by a signal (SIGSTOP or SIGTSTP)", stack=[], no_stack="the process did not answer", calls=[], python_silent_s=9.0)
+    stopped = rank(
+        1,
+        state="T stopped by a signal (SIGSTOP or SIGTSTP)",
+        stack=[],
+        no_stack="the process did not answer",
+        calls=[],
+        python_silent_s=9.0,
+    )
     found = verdict(rank(0, calls=[call(2)]), stopped)
     assert named(found) == [1]
     assert found.fallen[0].why == "its process 101 is stopped by a signal (SIGSTOP or SIGTSTP)"
@@ -99,7 +112,15 @@ def test_without_records_of_calls_the_step_and_the_stack_tell() -> None:
 def test_a_node_whose_network_is_down_is_named_though_all_wait_alike() -> None:
     def node(number: int, *, up: bool = True, meets: bool | None = True) -> NodeEvidence:
         own = rank(number, calls=[call(2)])
-        return NodeEvidence(node=number, host=f"n{number + 1}", time=104.0, ranks=[own], interface="eth0", interfaces={"eth0": {"up": up}}, meets=meets)
+        return NodeEvidence(
+            node=number,
+            host=f"n{number + 1}",
+            time=104.0,
+            ranks=[own],
+            interface="eth0",
+            interfaces={"eth0": {"up": up}},
+            meets=meets,
+        )
 
     assert named(verdict(nodes=[node(0), node(1, up=False, meets=False), node(2)])) == [1]
     assert named(verdict(nodes=[node(0), node(1), node(2, meets=False)])) == [2]

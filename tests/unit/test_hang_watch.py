@@ -74,7 +74,12 @@ def test_the_agent_reads_what_a_rank_says() -> None:
 
 def test_limits() -> None:
     def of(timeout: int, hang: object = "auto", **more: object) -> Limits | None:
-        spec = {"model": {"name": "tiny:llama"}, "data": {"source": "x"}, "cluster": {"timeout_s": timeout}, "observe": {"hang_s": hang}}
+        spec = {
+            "model": {"name": "tiny:llama"},
+            "data": {"source": "x"},
+            "cluster": {"timeout_s": timeout},
+            "observe": {"hang_s": hang},
+        }
         return limits_of(parse_spec({**spec, **more}))
 
     assert of(600) == Limits(step_s=300, long_s=540)
@@ -150,7 +155,17 @@ def test_the_watch_takes_stacks_of_a_silent_process_and_judges(tmp_path: Path) -
     run.events.mkdir()
     ended: list[float] = []
     collector = Collector(run, 1, 0, "h", None, "")
-    watch = HangWatch(run, 1, 0, "h", [0, 1], {0: "h", 1: "h"}, Limits(step_s=1.0, long_s=60.0), collector, lambda: ended.append(time.time()))
+    watch = HangWatch(
+        run,
+        1,
+        0,
+        "h",
+        [0, 1],
+        {0: "h", 1: "h"},
+        Limits(step_s=1.0, long_s=60.0),
+        collector,
+        lambda: ended.append(time.time()),
+    )
     program = tmp_path / SECRET / "sleeper.py"
     program.parent.mkdir()
     program.write_text(SLEEPER)
@@ -176,7 +191,17 @@ def test_the_watch_takes_stacks_of_a_silent_process_and_judges(tmp_path: Path) -
 
 def test_nothing_is_left_of_a_watch_that_saw_nothing(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    watch = HangWatch(run, 1, 0, "h", [0], {0: "h"}, Limits(step_s=1.0, long_s=60.0), Collector(run, 1, 0, "h", None, ""), lambda: None)
+    watch = HangWatch(
+        run,
+        1,
+        0,
+        "h",
+        [0],
+        {0: "h"},
+        Limits(step_s=1.0, long_s=60.0),
+        Collector(run, 1, 0, "h", None, ""),
+        lambda: None,
+    )
     watch.begin()
     watch.stop()
     assert not run.hang(1).parent.exists()

@@ -22,7 +22,9 @@ def test_who_is_named() -> None:
     assert slow(EVEN | {1: [0.13] * 30}) == []  # below the factor
     assert slow(EVEN | {1: [0.10] * 29 + [9.0]}) == []  # once is not steadily
     assert slow(EVEN | {1: [0.10, 0.16, 0.16] * 10}) == []  # two of three are not nearly all
-    assert slow({r: [v / 100 for v in own] for r, own in (EVEN | {1: [0.15] * 30}).items()}) == []  # half a millisecond of 300
+    assert (
+        slow({r: [v / 100 for v in own] for r, own in (EVEN | {1: [0.15] * 30}).items()}) == []
+    )  # half a millisecond of 300
     assert slow({0: [0.1] * 30, 1: [0.2] * 30}) == [1]  # of two the slower
     assert slow({0: [0.1] * 30}) == [-1]
     assert slow({r: own[: WINDOW - 1] for r, own in EVEN.items()}) == [-1]
@@ -38,7 +40,10 @@ def test_uneven_batches_are_no_straggler() -> None:
 
 def events(rank: int, own: float) -> list[dict[str, Any]]:
     start = {"event": "start", "rank": rank, "host": f"n{rank + 1}", "world_size": 3}
-    return [start, *({"event": "step", "rank": rank, "step": s, "own_s": own, "step_time_s": 0.3} for s in range(1, 61))]
+    return [
+        start,
+        *({"event": "step", "rank": rank, "step": s, "own_s": own, "step_time_s": 0.3} for s in range(1, 61)),
+    ]
 
 
 def test_it_is_said_once_while_the_run_goes_on_and_stands_in_the_summary() -> None:
