@@ -139,3 +139,12 @@ def test_where_the_lone_rank_stands_is_told() -> None:
     found = verdict(rank(0, stack=READS))
     assert named(found) == []
     assert "/home/u/rows.py:12 in read" in found.sentence
+
+
+def test_a_process_that_has_ended_is_named_only_if_nobody_else_is() -> None:
+    ended = rank(0, state="Z a zombie", python_silent_s=9.0)
+    assert named(verdict(ended, rank(1, part="data", stack=READS))) == [
+        1
+    ]  # its collective timed out while it was looked at
+    found = verdict(ended, rank(1))
+    assert (named(found), found.kind) == ([0], "rank_died")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from allranks.hang.procfs import ended
 from allranks.hang.pulse import NO_STEP
 from allranks.hang.records import Alarm, Call, Fallen, HangReport, NodeEvidence, RankEvidence, Waiting
 from allranks.hang.stacks import standing
@@ -102,7 +103,7 @@ def _silent_node(case: Case) -> Verdict | None:
 
 
 def _unable(case: Case) -> Verdict | None:
-    """Processes that the kernel does not let run. One that has ended meanwhile is no cause: mostly a collective timed out."""
+    """Processes that the kernel does not let run."""
     held = [r for r in case.ranks.values() if r.state[:1] in ("T", "t", "D")]
     if not held or len(held) == len(case.ranks):
         return None
@@ -229,7 +230,10 @@ def _mute(case: Case) -> Verdict | None:
     held = [
         r
         for r in case.ranks.values()
-        if r.python_silent_s is not None and r.python_silent_s > 5.0 and not any(not c.done for c in r.calls)
+        if r.python_silent_s is not None
+        and r.python_silent_s > 5.0
+        and not any(not c.done for c in r.calls)
+        and not ended(r.state)
     ]
     if not held or len(held) == len(case.ranks):
         return None
@@ -239,8 +243,16 @@ def _mute(case: Case) -> Verdict | None:
     )
 
 
+def _ended(case: Case) -> Verdict | None:
+    """Processes that have ended. The softest kind: one whose collective has timed out ends while it is looked at."""
+    gone = [r for r in case.ranks.values() if ended(r.state)]
+    if not gone or len(gone) == len(case.ranks):
+        return None
+    return Verdict(kind="rank_died", fallen=[case.fallen(r.rank, f"its process {r.pid} has ended") for r in gone])
+
+
 _KINDS: tuple[Callable[[Case], Verdict | None], ...] = (
-    _silent_node, _unable, _network, _mute, _calls, _behind, _outside,
+    _silent_node, _unable, _network, _mute, _calls, _behind, _outside, _ended,
 )  # fmt: skip
 
 

@@ -28,6 +28,16 @@ def state_of(pid: int) -> str:
     return f"{letter} {WORDS.get(letter, '')}".strip() if letter else GONE
 
 
+def has_ended(pid: int) -> bool:
+    """Whether it will not run again."""
+    return ended(state_of(pid))
+
+
+def ended(state: str) -> bool:
+    """Whether that is the state of a process that will not run again."""
+    return state == GONE or state[:1] in ("Z", "X")
+
+
 def wait_channel(pid: int) -> str:
     """The kernel function in which it sleeps."""
     found = _read(f"/proc/{pid}/wchan").strip()

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 
 import msgspec
+import psutil
 
 from allranks.hang import procfs
 from allranks.hang.board import Board
@@ -90,8 +91,9 @@ class HangWatch(threading.Thread):
                         self._examine(alarm)
                     return
             except (
-                OSError
-            ) as error:  # a full disk or a lost file system: the training itself decides what becomes of it
+                OSError,
+                psutil.Error,
+            ) as error:  # a full disk, a lost file system: the training decides what becomes of it
                 logging.warning("the watch for hangs of node %s ends: %s", self._node, error)
                 return
 
@@ -118,9 +120,10 @@ class HangWatch(threading.Thread):
 
     def _silence(self, now: float) -> Alarm | None:
         """The first rank that has been silent for too long."""
-        for rank, beat in self._beats().items():
-            if beat.phase in ENDED or procfs.state_of(beat.pid)[:1] in ("g", "Z", "X"):
-                continue  # its end is noticed elsewhere
+        beats = {rank: beat for rank, beat in self._beats().items() if beat.phase not in ENDED}
+        if any(procfs.has_ended(beat.pid) for beat in beats.values()):
+            return None  # the others wait for one that has died, which is noticed elsewhere
+        for rank, beat in beats.items():
             since = max(beat.at, self._floor)
             if beat.phase == SCRIPT:
                 since = max(since, self._heard(rank, beat, now))
