@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from allranks.diagnose import diagnose
 from allranks.rundir import RunDir, read_json
 from allranks.testcluster import Box
+from allranks.testcluster.box import NAME_VARIABLE
 from allranks.testcluster.faults import inject
 from tests.cluster.runs import Submitted, log_of, run, spec_in
 from tests.conftest import REPO
@@ -71,7 +73,12 @@ def test_a_stopped_process_is_named_by_its_state(box: Box, shared: Path) -> None
 
 @pytest.mark.full
 @pytest.mark.parametrize(("fault", "node"), [("cut-link", "n2"), ("interface-down", "n3"), ("cut-link", "n1")])
-def test_a_node_without_network_is_named(box: Box, shared: Path, fault: str, node: str) -> None:
+def test_a_node_without_network_is_named(
+    make_box: Callable[..., Box], shared: Path, monkeypatch: pytest.MonkeyPatch, fault: str, node: str
+) -> None:
+    """A box of its own: Slurm does not trust such a node for some time."""
+    box = make_box(f"hang-{os.getpid()}")
+    monkeypatch.setenv(NAME_VARIABLE, box.name)
     job = Submitted(shared, spec(shared, 1000000))
     job.until_step(8)
     inject(box, fault, node=node)

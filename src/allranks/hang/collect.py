@@ -102,7 +102,7 @@ class Collector:
             memory_bytes=procfs.memory_bytes(beat.pid),
             stack=frames,
             stack_by=by if frames else "",
-            no_stack="" if frames else f"the process did not answer: it is {state}",
+            no_stack="" if frames else "the process did not answer",
             calls=calls,
             no_calls=no_calls,
         )

@@ -21,6 +21,7 @@ from allranks.hang.stacks import standing
 PARTS = ("data", "forward", "backward", "optimizer", "control")
 PHASES = ("start", "prepare", "build", "prove", "first step", "train", "evaluate", "save")
 SHOWN = 8
+UNKNOWN = "unknown"
 SPINS = 0.8  # of a core
 UNEQUAL_SIZES = ("all_to_all", "coalesced", "scatter", "gather", "broadcast", "send", "recv")
 _IN_COLLECTIVE = re.compile(
@@ -52,7 +53,7 @@ class Case:
         """That rank, with its place."""
         found = self.ranks.get(rank)
         where = standing(found.stack) if found else ""
-        where = where or (f"unknown: {found.no_stack}" if found and found.no_stack else "unknown")
+        where = where or UNKNOWN
         return Fallen(
             rank=rank, host=self.hosts.get(rank, ""), why=why, where=where, state=_state(found) if found else ""
         )
@@ -291,17 +292,22 @@ def _sentence(verdict: Verdict, waiting: list[Waiting], alarm: Alarm, now: float
     hosts = ", ".join(dict.fromkeys(f.host for f in verdict.fallen if f.host))
     one = len(verdict.fallen) == 1
     it = "It" if one else f"Rank {who.rank}"
-    text = f"hang: rank{'' if one else 's'} {ranks} on {hosts} fell out, {who.why if one else f'rank {who.rank}: {who.why}'}. {it} stands in {who.where}"
-    if who.state and not who.why.endswith(who.state):
-        text += f", {who.state}"
+    text = f"hang: rank{'' if one else 's'} {ranks} on {hosts} fell out, {who.why if one else f'rank {who.rank}: {who.why}'}. {_stands(it, who)}"
     for other in verdict.fallen[1:3]:
-        if other.where != who.where:
+        if other.where not in (who.where, UNKNOWN):
             text += f"; rank {other.rank} in {other.where}"
     if waiting:
         first = waiting[0]
         count = f"{len(waiting)} other rank{'s wait' if len(waiting) > 1 else ' waits'}"
         text += f". {count}{' for it' if len(verdict.fallen) == 1 else ''}, rank {first.rank} in {first.where or first.call or 'an unknown place'}"
     return f"{text}; {silent}"
+
+
+def _stands(it: str, who: Fallen) -> str:
+    if who.where == UNKNOWN:
+        return f"{it} did not show where it stands"
+    state = f", {who.state}" if who.state and not who.why.endswith(who.state) else ""
+    return f"{it} stands in {who.where}{state}"
 
 
 def _alarm_place(alarm: Alarm) -> str:
