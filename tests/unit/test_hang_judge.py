@@ -135,6 +135,16 @@ def test_a_node_that_does_not_answer_is_named() -> None:
     assert "n3" in found.sentence
 
 
+def test_ranks_that_are_in_no_collective() -> None:
+    elsewhere = [Frame(file="/home/u/other.py", line=3, function="compute"), READS[-1]]
+    same = {"step": None, "part": "", "phase": "script"}
+    found = verdict(rank(0, stack=READS, **same), rank(1, stack=elsewhere, **same))
+    assert named(found) == [0]  # the alarm's
+    alike = verdict(rank(0, stack=READS, **same), rank(1, stack=READS, **same))
+    assert named(alike) == []
+    assert "none is in a collective" in alike.sentence
+
+
 def test_where_the_lone_rank_stands_is_told() -> None:
     found = verdict(rank(0, stack=READS))
     assert named(found) == []

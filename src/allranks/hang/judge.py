@@ -43,7 +43,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 class Case:
     """The evidence of all nodes, and what it is asked."""
 
-    def __init__(self, nodes: Sequence[NodeEvidence], hosts: dict[int, str]) -> None:
+    def __init__(self, nodes: Sequence[NodeEvidence], hosts: dict[int, str], alarm: Alarm) -> None:
+        self.alarm = alarm
         self.nodes = sorted(nodes, key=lambda n: n.node)
         self.ranks = {r.rank: r for n in self.nodes for r in n.ranks}
         self.hosts = hosts | {r.rank: n.host for n in self.nodes for r in n.ranks}
@@ -73,7 +74,7 @@ def judge(nodes: Sequence[NodeEvidence], hosts: dict[int, str], alarm: Alarm, at
         hosts: the host of each rank of the job.
         now: seconds since the epoch.
     """
-    case = Case(nodes, hosts)
+    case = Case(nodes, hosts, alarm)
     verdict = next((v for ask in _KINDS if (v := ask(case)) is not None), _nobody(case))
     named = {f.rank for f in verdict.fallen}
     waiting = [
@@ -226,6 +227,15 @@ def _outside(case: Case) -> Verdict | None:
     )
 
 
+def _first_silent(case: Case) -> Verdict | None:
+    """No rank is in a collective, but they stand in unlike places: the one whose silence was noticed."""
+    first = case.ranks.get(case.alarm.rank)
+    if first is None or case.waits(first) or len({standing(r.stack) for r in case.ranks.values()}) < 2:
+        return None
+    why = "it was the first to be silent, and is in no collective"
+    return Verdict(kind="collective_hang", fallen=[case.fallen(first.rank, why)])
+
+
 def _mute(case: Case) -> Verdict | None:
     """Processes in which no Python has run for as long as they are silent: held within a call into C."""
     held = [
@@ -253,12 +263,15 @@ def _ended(case: Case) -> Verdict | None:
 
 
 _KINDS: tuple[Callable[[Case], Verdict | None], ...] = (
-    _silent_node, _unable, _network, _mute, _calls, _behind, _outside, _ended,
+    _silent_node, _unable, _network, _mute, _calls, _behind, _outside, _first_silent, _ended,
 )  # fmt: skip
 
 
 def _nobody(case: Case) -> Verdict:
-    return Verdict(kind="collective_hang", fallen=[], cause="same" if len(case.ranks) > 1 else "alone")
+    if len(case.ranks) < 2:
+        return Verdict(kind="collective_hang", fallen=[], cause="alone")
+    waits = any(case.waits(r) for r in case.ranks.values())
+    return Verdict(kind="collective_hang", fallen=[], cause="same" if waits else "outside")
 
 
 def _special(case: Case, verdict: Verdict) -> str:
@@ -283,6 +296,8 @@ def _sentence(verdict: Verdict, waiting: list[Waiting], alarm: Alarm, now: float
         first = waiting[0].where if waiting else "nowhere"
         if verdict.cause == "alone":
             return f"hang: {silent}; the only rank stands in {first}"
+        if verdict.cause == "outside":
+            return f"hang: {silent}; all ranks stand in {first}, and none is in a collective: look at what they wait for there"
         return (
             f"hang: {silent}; all ranks wait in the same place ({first}) and none fell out: look at the network and the GPUs rather than "
             "at the program"
