@@ -10,6 +10,7 @@ from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.fabric.job import Job
 from allranks.fabric.userset import user_warnings
 from allranks.facts import MachineFacts
+from allranks.hang.limits import Limits, limits_of
 from allranks.observe.window import profile_warnings
 from allranks.slurm.timelimit import SIGNAL_EARLY_S, seconds_of
 from allranks.spec.records import RunSpec
@@ -54,6 +55,8 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: int
     rank_memory_bytes: int | None = None
     """What a rank will need at its peak, as `fit` estimates it; None where it is not known, or `--force` was given."""
+    hang: Limits | None = None
+    """How long ranks may be silent; None where nobody looks."""
 
     def rank_rows(self) -> list[tuple[int, int, int, str]]:
         """(rank, node, local rank, host) of every rank."""
@@ -109,6 +112,7 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
         environment=envpolicy.decide(spec, network_job(spec, device), cpus=facts.cpus, procs_per_node=procs),
         warnings=warnings,
         timeout_s=cluster.timeout_s,
+        hang=limits_of(spec),
     )
 
 

@@ -133,6 +133,26 @@ class RunDir:
         """Over which interfaces a node's ranks really talked."""
         return self.logs_of(attempt) / f"{host}.connections.json"
 
+    def hang(self, attempt: int) -> Path:
+        """What was found out about ranks that stood still."""
+        return self.root / "hang" / f"attempt-{attempt}"
+
+    def hang_report(self, attempt: int) -> Path:
+        """Which rank fell out, and where it stood; absent where none did."""
+        return self.hang(attempt) / "hang.json"
+
+    def hang_node(self, attempt: int, node: int) -> Path:
+        """The evidence of one node."""
+        return self.hang(attempt) / f"node{node}.json"
+
+    def hang_stack(self, attempt: int, host: str, rank: int) -> Path:
+        """Where all threads of a rank stood."""
+        return self.hang(attempt) / f"{host}.rank{rank}.stack.log"
+
+    def hang_flight(self, attempt: int, rank: int) -> Path:
+        """A rank's last collectives, as torch's flight recorder writes them."""
+        return self.hang(attempt) / f"flight.rank{rank}"
+
     @property
     def traces(self) -> Path:
         return self.root / "traces"

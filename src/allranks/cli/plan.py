@@ -37,6 +37,16 @@ def _unset(item: EnvVar) -> str:
     return "(on each node)" if item.source == "nodes" else "(left alone)"
 
 
+def hang_line(plan: LaunchPlan) -> str:
+    """How long ranks may be silent."""
+    if plan.hang is None:
+        return "hangs: not watched (observe.hang_s)"
+    return (
+        f"hangs: a rank that makes no progress for {plan.hang.step_s:g} s in a step, or {plan.hang.long_s:g} s in other phases, is looked at and named "
+        "(observe.hang_s)"
+    )
+
+
 def show_plan(plan: LaunchPlan, as_json: bool, script: str | None = None, memory: Fit | None = None) -> None:
     """The plan as tables, with the batch script where there is one; or as JSON."""
     import msgspec
@@ -55,6 +65,7 @@ def show_plan(plan: LaunchPlan, as_json: bool, script: str | None = None, memory
         highlight=False,
     )
     console.print(f"rendezvous: {plan.rendezvous}; collectives time out after {plan.timeout_s} s", highlight=False)
+    console.print(hang_line(plan), highlight=False)
     if plan.batch:
         length = f"{plan.epochs:g} epochs" if plan.epochs is not None else f"{plan.max_steps} steps"
         console.print(

@@ -65,6 +65,11 @@ class Live:
         """Take in one event of any rank; rank 0's are shown."""
         if event["event"] == "error" and not event.get("echo"):
             self.say(f"rank {event['rank']}: {event['type']}: {str(event['message']).splitlines()[0][:200]}")
+        if event["event"] == "hang":
+            ranks = ", ".join(map(str, event["ranks"]))
+            self.say(
+                f"hang     {f'rank {ranks} on ' + str(event['host']) + ' fell out' if ranks else 'all ranks wait'}; the run is ended"
+            )
         if event["event"] == "warning":
             self.say(f"note     rank {event['rank']}: {event['message']}")
         if event["rank"] != 0:

@@ -63,6 +63,12 @@ FACTS: dict[str, tuple[Pattern, ...]] = {
             r'^\{"event": ?"*error".*?"type": ?"(?P<type>\w+)".*?"message": ?"(?P<message>(?:[^"\\]|\\.)*)', '"event"'
         ),
     ),
+    "event_hang": (
+        Pattern(
+            r'^\{"event": ?"hang".*?"kind": ?"(?P<kind>\w+)","host":(?:null|"(?P<host>[^"]*)"),"ranks":\[(?P<ranks>[\d,]*)\].*?"message": ?"(?P<message>(?:[^"\\]|\\.)*)',
+            '"event"',
+        ),
+    ),
     "agent_field": (
         Pattern(
             r"^\s*(?P<field>time|host|rank|exitcode|error_file|traceback)\s+: (?P<value>.+?)\s*$",

@@ -27,6 +27,10 @@ from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK, EnvironmentN
 from allranks.fabric import report as network_file
 from allranks.fabric.connections import by_interface, of_processes
 from allranks.facts import host_name, usable_cpus
+from allranks.hang import recorder
+from allranks.hang.collect import Collector
+from allranks.hang.pulse import VARIABLE
+from allranks.hang.watch import HangWatch
 from allranks.launch.blame import RankEnd
 from allranks.launch.rank import done_marker, end_with_parent
 from allranks.launch.rendezvous import Rendezvous
@@ -67,6 +71,7 @@ class Agent:
         self._killed = False
         self._stop_asked = False
         self._told: set[int] = set()
+        self._watch = self._hang_watch()
 
     def run(self) -> int:
         """The exit code: 0 if every rank ended well."""
@@ -83,12 +88,19 @@ class Agent:
         self._node_environment()
         end_with_parent()  # a launcher that is killed: the ranks stop cleanly
         (self._run.logs_of(self._attempt) / f"node.{self._node}.joined").write_text(self._host)
+        if self._watch:
+            os.environ[VARIABLE] = self._watch.offer()
+            for name, value in recorder.environment(self._plan.device, self._run.hang(self._attempt)).items():
+                os.environ.setdefault(name, value)
+            self._watch.begin()
         threading.Thread(target=self._guard, name="guard", daemon=True).start()
         threading.Thread(target=self._obey, name="control", daemon=True).start()
         threading.Thread(target=self._watch_connections, name="connections", daemon=True).start()
         ends, refusal = self._meet_and_launch()
         if telemetry:
             telemetry.stop()
+        if self._watch:
+            self._watch.stop()
         self._write_exit(ends, refusal)
         if refusal:
             logging.error(refusal)
@@ -219,6 +231,32 @@ class Agent:
             if child.pid not in self._told and catches(child.pid, signal.SIGUSR1):
                 self._told.add(child.pid)
                 child.send_signal(signal.SIGUSR1)
+
+    def _hang_watch(self) -> HangWatch | None:
+        """Who looks after ranks that stand still; a comparison has pauses of its own, and is not watched."""
+        if self._plan.hang is None or self._run.compare.exists():
+            return None
+        places = self._meeting.places if self._meeting else []
+        named = {p.node: p.host for p in places}
+        hosts = {r: named.get(n.node) or n.host or self._host for n in self._plan.nodes for r in n.ranks}
+        meeting = (self._meeting.address, self._meeting.port) if self._meeting else None
+        interface = places[self._node].interface if places else ""
+        collector = Collector(self._run, self._attempt, self._node, self._host, meeting, interface)
+        return HangWatch(
+            self._run,
+            self._attempt,
+            self._node,
+            self._host,
+            self._ranks,
+            hosts,
+            self._plan.hang,
+            collector,
+            self._end_ranks,
+        )
+
+    def _end_ranks(self) -> None:
+        for child in self._children():
+            self._kill_group(child)
 
     def _kill(self, number: int, frame: FrameType | None) -> None:
         self._killed = True

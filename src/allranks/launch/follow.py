@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from allranks.observe.events import Tail
+from allranks.observe.stragglers import Stragglers
 
 POLL_S = 0.1
 INTERRUPT_GRACE_S = 3.0  # Ctrl-C: every rank is gone within 5 s
@@ -79,10 +80,11 @@ def follow(job: Job, tail: Tail, observer: Observer, counts: Interrupts) -> int:
     Returns:
         Its exit code.
     """
+    slow = Stragglers()
     deadline: float | None = None
     killed_at: float | None = None
     while (code := job.poll()) is None:
-        _show(tail, observer)
+        _show(tail, observer, slow)
         news = job.news()
         if news:
             observer.say(news)
@@ -103,10 +105,12 @@ def follow(job: Job, tail: Tail, observer: Observer, counts: Interrupts) -> int:
         if killed_at is not None and now > killed_at + 1.0:
             job.kill_agent()
         time.sleep(POLL_S)
-    _show(tail, observer)
+    _show(tail, observer, slow)
     return code
 
 
-def _show(tail: Tail, observer: Observer) -> None:
+def _show(tail: Tail, observer: Observer, slow: Stragglers) -> None:
     for event in tail.new():
         observer.event(event)
+        for text in slow.take(event):
+            observer.say(text)

@@ -92,10 +92,20 @@ def _verdict(
         rest = f"the newest checkpoint is step {saved[-1]}" if saved else "no checkpoint had been written"
         message = f"interrupted; the ranks did not reach the edge of a step in time and were ended; {rest}"
         return "failed", message, EXIT_FAILED
+    hang = read_json(run.hang_report(attempt)) or {}
+    if isinstance(hang.get("sentence"), str) and not _failed_before(now, hang):
+        return "failed", f"{hang['sentence']}. Evidence: {run.hang(attempt)}", EXIT_FAILED
     culprit = blame(run, now, attempt)
     if culprit is None:
         return "failed", *_without_culprit(run, plan, attempt, end)
     return "failed", describe(run, culprit, attempt), culprit.exit_code if culprit.known else EXIT_FAILED
+
+
+def _failed_before(now: dict[int, list[dict[str, Any]]], hang: dict[str, Any]) -> bool:
+    """Whether a rank had failed by itself before the others were found to stand still."""
+    noticed = (hang.get("alarm") or {}).get("time") or 0.0
+    errors = [e for events in now.values() for e in events if e["event"] == "error" and not e.get("echo")]
+    return any(e["time"] < noticed for e in errors)
 
 
 def _without_culprit(run: RunDir, plan: LaunchPlan, attempt: int, end: _End) -> tuple[str, int]:

@@ -16,6 +16,7 @@ import traceback
 from pathlib import Path
 
 from allranks.facts import host_name
+from allranks.hang import inside as watched
 from allranks.rundir import RunDir
 
 PR_SET_PDEATHSIG = 1
@@ -28,6 +29,7 @@ def main() -> None:
     end_with_parent()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, all_threads=True)
+    watched.start(run, attempt, rank)
     started = time.strftime("%Y-%m-%d %H:%M:%S")
     print(f"[RANK {rank}] WORLD_SIZE={os.environ['WORLD_SIZE']} {host_name()} pid {os.getpid()} {started}", flush=True)  # noqa: T201
     code = _work(run, attempt, rank)

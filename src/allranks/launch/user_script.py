@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from allranks.facts import host_name
+from allranks.hang.pulse import SCRIPT, pulse
 from allranks.observe.events import EventLog
 from allranks.rundir import RunDir
 from allranks.spec.records import ScriptSpec
@@ -33,10 +34,12 @@ def run_script(run: RunDir, script: ScriptSpec, attempt: int) -> int:
         resumed_from=None,
     )
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a request to stop; the program may put its own handler here
+    pulse.phase(SCRIPT)
     path = Path(script.path).expanduser().absolute()
     sys.argv = [str(path), *script.args]
     sys.path.insert(0, str(path.parent))
     runpy.run_path(str(path), run_name="__main__")
     events.write("phase", name="done")
+    pulse.phase("done")
     events.close()
     return 0

@@ -5,6 +5,9 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+import msgspec
+
+from allranks.observe import stragglers
 from allranks.observe.experts import expert_load
 from allranks.planning import LaunchPlan
 from allranks.spec.records import RunSpec
@@ -107,11 +110,21 @@ def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, E
         "expert_load": expert_load(zero),
         "eval_s": sum(e["seconds"] for e in zero if e["event"] == "eval"),
         "checkpoint_s": sum(e["seconds"] for e in zero if e["event"] == "checkpoint"),
+        "own_time": own_time(story),
         "rows_truncated": data.get("rows_truncated"),
         "tokens_cut": data.get("tokens_cut"),
         "attempts": sum(e["event"] == "start" for e in zero),
         "sync_proof": {k: proof[k] for k in ("world_size", "weights_equal", "data_disjoint")} if proof else None,
     }
+
+
+def own_time(story: dict[int, Events]) -> dict[str, Any] | None:
+    """How long each rank works before it waits for others, relative to the median; the slow ones are named. None where it
+    cannot be told (one rank, too few steps)."""
+    pace = stragglers.of_run(story)
+    if pace is None:
+        return None
+    return {**msgspec.to_builtins(pace), "stragglers": [r.rank for r in pace.slow]}
 
 
 def engine_of(story: Events) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class RunData:
     telemetry: dict[str, list[dict[str, Any]]]
     checkpoints: dict[int, dict[str, Any]]
     log: tuple[str, str] | None
+    hang: dict[str, Any] = field(default_factory=dict)
 
     @property
     def zero(self) -> Story:
@@ -80,6 +81,7 @@ def gather(run: RunDir) -> RunData:
         telemetry=_telemetry(run),
         checkpoints={step: _checkpoint(run.checkpoint(step)) for step in run.checkpoint_steps()},
         log=None,
+        hang=clean(record(read_json(run.hang_report(max(run.attempts(), default=1))))),
     )
     return data if data.status != "failed" else _with_log(run, data)
 
@@ -141,7 +143,11 @@ def _with_log(run: RunDir, data: RunData) -> RunData:
 
 
 def _culprit(run: RunDir, data: RunData, attempt: int) -> int | None:
-    """The rank whose log tells most: the first with an error of its own, else the first that ended badly."""
+    """The rank whose log tells most: one that fell out of a hang, the first with an error of its own, else the first that
+    ended badly."""
+    fallen = records(data.hang.get("fallen"))
+    if fallen:
+        return whole(fallen[0].get("rank"))
     for event in data.errors():
         if whole(event.get("attempt")) == attempt and event.get("echo") is not True:
             return whole(event.get("rank"))

@@ -18,6 +18,7 @@ from allranks.report import (
     tables_experts,
     tables_facts,
     tables_network,
+    tables_pace,
     tables_plan,
     text,
 )
@@ -27,7 +28,13 @@ from allranks.rundir import RunDir, write_text_atomic
 
 _Maker = Callable[[RunData], tables.Table | None]
 _TABLES: dict[str, tuple[_Maker, ...]] = {
-    "results": (tables.eval_table, tables.checkpoint_table, tables_experts.expert_table, tables.trace_table),
+    "results": (
+        tables.eval_table,
+        tables.checkpoint_table,
+        tables_experts.expert_table,
+        tables.trace_table,
+        tables_pace.pace_table,
+    ),
     "attempts": (tables.attempt_table,),
     "plan": (tables_plan.plan_facts, tables_plan.rank_table, tables_plan.preflight_table),
     "environment": (tables_plan.environment_table, tables_network.findings_table, tables_network.network_table),
@@ -80,6 +87,7 @@ def _context(data: RunData, plotly: str | None) -> dict[str, Any]:
         "budget": cards.budget(data),
         "samples": answers.samples(data),
         "errors": tables.error_table(data),
+        "hang": tables_pace.hang_table(data),
         "log": data.log,
         "hosts": list(data.telemetry),
         "charts": groups if plotly else {name: [] for name in groups},

@@ -193,6 +193,13 @@ class ObserveSpec(Record, frozen=True):
     log_every: PositiveInt = 1
     telemetry_s: Annotated[float, Meta(ge=0, description="seconds between samples; 0 = off")] = 1.0
     profile: ProfileSpec | None = None
+    hang_s: Annotated[
+        Annotated[float, Meta(gt=0)] | Literal["auto"] | None,
+        Meta(
+            description="seconds without progress in a step of training after which stacks are taken, the rank that fell out is named and the run ends; "
+            "auto = half of cluster.timeout_s, at most 300 (off for `script`); null = off"
+        ),
+    ] = "auto"
     tensorboard: bool = False
     wandb: bool = False
 

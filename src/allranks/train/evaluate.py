@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from allranks.hang.pulse import pulse
 from allranks.train.data.collate import IGNORE, Batch, collate, collate_labelled
 from allranks.train.data.order import Rows
 from allranks.train.data.prepared import TokenSet
@@ -51,6 +52,7 @@ class Evaluator:
         sums = torch.zeros(4, dtype=torch.float64, device=self._world.device)
         with evaluating(self._model), torch.no_grad():
             for rows, real in self._batches():
+                pulse.beat()
                 part = self._score(rows)
                 if real:
                     sums += part

@@ -19,6 +19,8 @@ import torch.distributed as dist
 from allranks import checkpoints
 from allranks.errors import NonFiniteLoss
 from allranks.facts import host_name
+from allranks.hang.pulse import pulse
+from allranks.hang.watcher import Beating
 from allranks.observe.events import EventLog
 from allranks.observe.loggers import forward_event, make_loggers
 from allranks.observe.window import window_warning
@@ -286,7 +288,7 @@ class Worker:
                 self._save(built, done, spec.checkpoint.mode, saved)
 
         plan = Plan(first_step, total, spec.train, spec.observe.log_every, batch.global_batch_size, is_due, at_edge)
-        watcher = self._watcher(built, first_step, total)
+        watcher = Beating(self._watcher(built, first_step, total))
         try:
             outcome = strategies.loop_of(self._plan.strategy)(
                 self._world, built.strategy, order, data.train, make_batch, plan, self._events, self._stop, watcher
@@ -439,6 +441,7 @@ class Worker:
 
     def _phase(self, name: str, **more: Any) -> None:
         self._events.write("phase", name=name, **more)
+        pulse.phase(name)
 
     def _say(self, text: str) -> None:
         print(f"[RANK {self._world.rank}] {text}", flush=True)  # noqa: T201 - the rank's own log

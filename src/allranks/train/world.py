@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from allranks.facts import host_name
 from allranks.planning import LaunchPlan
+from allranks.train import waits
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ def join(plan: LaunchPlan) -> World:
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
     bind = device if plan.backend == "nccl" else None
+    waits.measure()
     dist.init_process_group(plan.backend, timeout=timeout, device_id=bind)
     group = dist.group.WORLD
     assert group is not None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from allranks.diagnose.benign import BENIGN
 from allranks.diagnose.catalogue import CATALOGUE
 from allranks.diagnose.catalogue.entry import HINTS
-from allranks.diagnose.judge import ends, flight, hang, memory, network, peers, program, stacks
+from allranks.diagnose.judge import ends, flight, hang, memory, network, peers, program, stacks, watched
 from allranks.diagnose.judge.case import Candidate, Case, in_order
 from allranks.diagnose.judge.ends import FirstEnd, first_end
 from allranks.diagnose.judge.ranking import rank
@@ -28,6 +28,7 @@ DECIDERS: tuple[Callable[[Case], None], ...] = (
     program.decide,
     ends.decide,
     peers.decide,
+    watched.decide,
 )
 
 

@@ -13,7 +13,7 @@ from allranks.diagnose.signals import Signal
 
 MOST = 12
 TEXT = 140  # characters of a line
-_ENDS = ("exception", "event_error", "srun_exit", "step_over", "watchdog", "told_to_dump")
+_ENDS = ("exception", "event_error", "event_hang", "srun_exit", "step_over", "watchdog", "told_to_dump")
 
 
 def tell(case: Case) -> list[str]:

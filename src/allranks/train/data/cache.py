@@ -29,6 +29,7 @@ import psutil
 
 from allranks.errors import DataError, EnvironmentNotAble
 from allranks.facts import host_name
+from allranks.hang.pulse import pulse
 from allranks.integrity import MANIFEST, damage, hash_files
 from allranks.rundir import read_json, write_json
 
@@ -177,6 +178,7 @@ def _wait(entry: Path, claim: Path, deadline: float, log: Log) -> None:
         if not said:
             said = True
             log(f"waiting for the data that {_who(builder)} is preparing")
+        pulse.beat()  # it waits for a builder whose own life is looked at here
         time.sleep(pause)
         pause = min(pause * 1.5, 1.0)
 

@@ -1,0 +1,88 @@
+"""Hangs of a job of three nodes: the report names rank, host and line soon after the limit, whatever made it stand still."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.diagnose import diagnose
+from allranks.rundir import RunDir, read_json
+from allranks.testcluster import Box
+from allranks.testcluster.box import NAME_VARIABLE
+from allranks.testcluster.faults import inject
+from tests.cluster.runs import Submitted, log_of, run, spec_in
+from tests.conftest import REPO
+
+pytestmark = pytest.mark.python_on_nodes
+WITHIN_S = 30  # promised: from the limit to the report
+
+
+def spec(shared: Path, steps: int, **env: str) -> dict[str, Any]:
+    cluster = {"env": {"OMP_NUM_THREADS": "1", **env}}
+    return spec_in(
+        shared, cluster=cluster, train={"max_steps": steps}, strategy={"name": "pytorch_ddp"}, observe={"hang_s": 5}
+    )
+
+
+def the_report(run_dir: RunDir, out: str) -> dict[str, Any]:
+    found = read_json(run_dir.hang_report(1))
+    assert found is not None, out + log_of(run_dir)
+    print(found["sentence"], round(found["judged"] - found["alarm"]["since"], 2))
+    assert 0 < found["judged"] - (found["alarm"]["since"] + found["alarm"]["limit_s"]) < WITHIN_S
+    evidence = [read_json(run_dir.hang_node(1, n)) for n in range(3)]
+    assert [e["host"] for e in evidence] == ["n1", "n2", "n3"]
+    return found
+
+
+def empty(box: Box) -> bool:
+    return box.run(["squeue", "--noheader"], cwd="/").stdout.strip() == ""
+
+
+def test_a_rank_that_stands_still_on_another_node_is_named_with_its_line(box: Box, shared: Path) -> None:
+    path = os.pathsep.join([str(REPO / "tests" / "dist" / "stuck"), str(REPO / "src")])
+    done, run_dir = run(shared, spec(shared, 40, PYTHONPATH=path, STUCK="sleep_forever:2:6"))
+    assert done.returncode == 1, done.stdout + done.stderr + log_of(run_dir)
+    report = the_report(run_dir, done.stdout + done.stderr)
+    (fallen,) = report["fallen"]
+    assert (fallen["rank"], fallen["host"]) == (2, "n3")
+    assert "stuck/sitecustomize.py" in fallen["where"]
+    assert "in sleep_forever" in fallen["where"]
+    assert [w["rank"] for w in report["waiting"]] == [0, 1]
+    assert "rank 2 on n3" in done.stderr
+    assert empty(box)
+    first = diagnose([run_dir.root]).findings[0]
+    assert (first.rank, first.host) == (2, "n3")
+
+
+@pytest.mark.full
+def test_a_stopped_process_is_named_by_its_state(box: Box, shared: Path) -> None:
+    job = Submitted(shared, spec(shared, 1000000))
+    job.until_step(8)
+    inject(box, "kill-rank", rank="1", signal="STOP")
+    code, out = job.wait(90)
+    assert code == 1, out
+    report = the_report(job.run, out)
+    assert [(f["rank"], f["host"]) for f in report["fallen"]] == [(1, "n2")]
+    assert "stopped by a signal" in out
+    assert empty(box)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("fault", "node"), [("cut-link", "n2"), ("interface-down", "n3"), ("cut-link", "n1")])
+def test_a_node_without_network_is_named(
+    make_box: Callable[..., Box], shared: Path, monkeypatch: pytest.MonkeyPatch, fault: str, node: str
+) -> None:
+    """A box of its own: Slurm does not trust such a node for some time."""
+    box = make_box(f"hang-{os.getpid()}")
+    monkeypatch.setenv(NAME_VARIABLE, box.name)
+    job = Submitted(shared, spec(shared, 1000000))
+    job.until_step(8)
+    inject(box, fault, node=node)
+    _, out = job.wait(120)
+    report = the_report(job.run, out)
+    assert [f["host"] for f in report["fallen"]] == [node], report["sentence"]
+    assert "network" in report["sentence"]

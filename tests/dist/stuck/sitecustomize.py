@@ -1,0 +1,76 @@
+"""Makes one rank of a test's run stand still, as ``STUCK=HOW:RANK:CALL`` says: at its CALL-th batch, in the path of its data."""
+
+import os
+import time
+
+
+def sleep_forever() -> None:
+    while True:
+        time.sleep(3600)
+
+
+def spin_forever() -> None:
+    while True:
+        pass
+
+
+def sleep_a_while() -> None:
+    time.sleep(float(os.environ["STUCK_S"]))
+
+
+def slow_everywhere() -> None:
+    """Slow batches; and from then on evaluations and checkpoints that take longer than a step may be silent."""
+    from allranks.train.checkpoint.saver import Saver
+    from allranks.train.evaluate import Evaluator
+
+    sleep_a_while()
+    for owner, name in ((Saver, "save"), (Evaluator, "run")):
+        method = getattr(owner, name)
+        if not hasattr(method, "slow"):
+            setattr(owner, name, _slow(method))
+
+
+def _slow(method):
+    def slow(*args, **more):
+        time.sleep(3 * float(os.environ["STUCK_S"]))
+        return method(*args, **more)
+
+    slow.slow = True
+    return slow
+
+
+def other_collective() -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.all_gather([torch.zeros(3) for _ in range(dist.get_world_size())], torch.zeros(3))
+
+
+def hold_the_interpreter() -> None:
+    """A call into C that does not let go of the interpreter, as a bad extension makes it."""
+    import ctypes
+
+    mutex, libc = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
+    for _ in range(2):  # a sleep would end with the first signal
+        libc.pthread_mutex_lock(mutex)
+
+
+def _plant(how: str, rank: int, call: int) -> None:
+    from allranks.train import worker
+
+    whole, calls = worker.collate, 0
+
+    def planted(*args: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == call or (call < 0 and calls >= -call):
+            globals()[how]()
+        return whole(*args)
+
+    worker.collate = planted
+
+
+if os.environ.get("STUCK") and "RANK" in os.environ:
+    _how, _rank, _call = os.environ["STUCK"].split(":")
+    if int(os.environ["RANK"]) == int(_rank):
+        _plant(_how, int(_rank), int(_call))

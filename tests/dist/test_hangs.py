@@ -1,0 +1,236 @@
+"""Ranks that stand still: noticed, looked at, named with their line, and ended; and slow ones, which are not. Real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from allranks.diagnose import diagnose
+from allranks.rundir import RunDir, read_json
+from tests.conftest import tiny_spec, write_rows
+from tests.dist.harness import Background, step_events, train, write_spec
+
+pytestmark = pytest.mark.dist
+HERE = Path(__file__).parent
+WITHIN_S = 30  # promised: from the limit to the report
+
+
+def spec(tmp_path: Path, **sections: Any) -> dict[str, Any]:
+    write_rows(tmp_path / "rows.json", 80)
+    usual: dict[str, Any] = {
+        "train": {"max_steps": 40},
+        "eval": {"samples": 0},
+        "observe": {"hang_s": 4},
+        "strategy": {"name": "pytorch_ddp"},
+    }
+    return tiny_spec(
+        tmp_path / "rows.json",
+        tmp_path,
+        **{name: {**usual.get(name, {}), **sections.get(name, {})} for name in {**usual, **sections}},
+    )
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, what: str, seconds: float = 0) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE / "stuck"), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("STUCK", what)
+    monkeypatch.setenv("STUCK_S", str(seconds))
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123")
+
+
+def the_report(run: RunDir) -> dict[str, Any]:
+    found = read_json(run.hang_report(1))
+    assert found is not None, "no report"
+    print(found["sentence"], round(found["judged"] - found["alarm"]["since"], 2))
+    assert 0 < found["judged"] - (found["alarm"]["since"] + found["alarm"]["limit_s"]) < WITHIN_S
+    return found
+
+
+def nothing_left(run: RunDir) -> bool:
+    return not any(str(run.root) in (p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"]))
+
+
+def test_a_rank_that_sleeps_is_named_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, "sleep_forever:1:5")
+    done, run = train(tmp_path, spec(tmp_path))
+    assert done.returncode == 1, done.stdout + done.stderr
+    report = the_report(run)
+    (fallen,) = report["fallen"]
+    assert fallen["rank"] == 1
+    assert "stuck/sitecustomize.py:" in fallen["where"]
+    assert "in sleep_forever" in fallen["where"]
+    assert "never came to collective" in fallen["why"]
+    assert report["waiting"][0]["rank"] == 0
+    assert report["kind"] == "dataloader_hang"
+    for words in ("hang: rank 1 on", "sleep_forever", "rank 0 in"):
+        assert words in done.stderr, done.stderr
+        assert words in read_json(run.metrics)["message"]
+    assert nothing_left(run)
+    first = diagnose([run.root]).findings[0]
+    assert (first.id, first.rank) == ("dataloader_hang", 1)
+    assert "sleep_forever" in first.cause
+    page = run.report.read_text()
+    assert "Where the ranks stood" in page
+    assert "sleep_forever" in page
+    folder = run.hang(1)
+    assert {"flight.rank0", "flight.rank1", "node0.json", "hang.json"} <= {p.name for p in folder.iterdir()}
+    node = read_json(run.hang_node(1, 0))
+    assert node["interfaces"]["lo"]["up"]
+    assert [r["stack_by"] != "" for r in node["ranks"]] == [True, True]
+    assert not any(b"0123456789abcdef0123" in p.read_bytes() for p in folder.iterdir())
+    assert sum(p.stat().st_size for p in folder.iterdir()) < 4 << 20
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("how", "strategy", "why", "kind"),
+    [
+        ("other_collective", "pytorch_ddp", "all_gather", "collective_mismatch"),
+        ("other_collective", "simple_ddp", "all_gather", "collective_mismatch"),
+        ("hold_the_interpreter", "pytorch_zero3", "holds the interpreter", "dataloader_hang"),
+        ("spin_forever", "hf_trainer", "never came to collective", "dataloader_hang"),
+    ],
+)
+def test_other_ways_to_fall_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, strategy: str, why: str, kind: str
+) -> None:
+    plant(monkeypatch, f"{how}:1:5")
+    done, run = train(tmp_path, spec(tmp_path, strategy={"name": strategy}))
+    assert done.returncode == 1, done.stdout + done.stderr
+    report = the_report(run)
+    assert report["kind"] == kind
+    mine = next(f for f in report["fallen"] if f["rank"] == 1)
+    assert why in mine["why"]
+    assert f"in {how}" in mine["where"]
+    assert nothing_left(run)
+
+
+@pytest.mark.full
+def test_the_first_collective_is_bounded_by_what_the_others_can_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch, "sleep_forever:0:2")  # the first batch is that of the rehearsal
+    done, run = train(tmp_path, spec(tmp_path, cluster={"timeout_s": 20}))
+    assert done.returncode == 1
+    report = the_report(run)
+    assert report["alarm"]["phase"] == "first step"
+    assert [f["rank"] for f in report["fallen"]] == [0]
+
+
+@pytest.mark.full
+def test_a_stopped_process_is_named_by_its_state(tmp_path: Path) -> None:
+    background = Background(tmp_path, "run", str(write_spec(tmp_path, spec(tmp_path, train={"max_steps": 1000000}))))
+    try:
+        background.until_step(8)
+        os.kill(background.pid_of(1), signal.SIGSTOP)
+        code, out = background.wait()
+    finally:
+        background.stop()
+    assert code == 1
+    report = the_report(background.run)
+    assert [f["rank"] for f in report["fallen"]] == [1]
+    assert "stopped by a signal (SIGSTOP or SIGTSTP)" in out
+
+
+@pytest.mark.full
+def test_a_stopped_job_that_goes_on_is_not_called_a_hang(tmp_path: Path) -> None:
+    """As a scheduler suspends and resumes it: all of its processes stand still together, the agent too."""
+    background = Background(tmp_path, "run", str(write_spec(tmp_path, spec(tmp_path, train={"max_steps": 1000000}))))
+    try:
+        background.until_step(8)
+        pids = background.all_pids()
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in pids:
+                os.kill(pid, number)
+            time.sleep(7)
+        before = step_events(background.run)[-1]["step"]
+        background.until_step(before + 5)
+        assert background.process.poll() is None
+    finally:
+        background.stop()
+    assert not background.run.hang_report(1).exists()
+
+
+@pytest.mark.full
+def test_slow_steps_a_long_evaluation_and_a_long_checkpoint_are_no_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch, "slow_everywhere:1:-6", seconds=2.5)
+    done, run = train(tmp_path, spec(tmp_path, train={"max_steps": 9}, eval={"every": 7}, checkpoint={"every": 8}))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not run.hang(1).exists()
+    evaluation = [e for e in step_events(run, 1) if e["step_time_s"] > 2]
+    assert len(evaluation) >= 3
+
+
+SCRIPT = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+
+def fetch():
+    time.sleep(3600)
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+for i in range(4):
+    dist.all_reduce(torch.ones(4))
+if sys.argv[1] == "hang" and rank == 1:
+    fetch()
+for i in range(8):
+    time.sleep(1)
+    print("still reading", i, flush=True)
+dist.all_reduce(torch.ones(4))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("what", ["hang", "slow"])
+def test_a_program_of_the_users_own_is_watched_if_asked_for(tmp_path: Path, what: str) -> None:
+    (tmp_path / "program.py").write_text(SCRIPT)
+    done, run = train(
+        tmp_path,
+        {
+            "name": "s",
+            "script": {"path": str(tmp_path / "program.py"), "args": [what]},
+            "observe": {"hang_s": 4},
+            "run_root": str(tmp_path / "runs"),
+        },
+    )
+    if what == "slow":
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert not run.hang(1).exists()
+        return
+    assert done.returncode == 1
+    (fallen,) = the_report(run)["fallen"]
+    assert fallen["rank"] == 1
+    assert "program.py:7 in fetch" in fallen["where"]
+
+
+def test_a_slow_rank_is_named_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, "sleep_a_while:1:-1", seconds=0.2)
+    done, run = train(tmp_path, spec(tmp_path, train={"max_steps": 32}, strategy={"name": "zero2"}))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rank 1 on" in done.stdout
+    assert "is slow" in done.stdout
+    metrics = read_json(run.metrics)
+    assert metrics["own_time"]["stragglers"] == [1]
+    assert metrics["own_time"]["ranks"][0]["rank"] == 1
+    assert "the others wait" in run.report.read_text()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("strategy", ["pytorch_ddp", "pytorch_zero3"])
+def test_an_even_run_names_nobody(tmp_path: Path, strategy: str) -> None:
+    done, run = train(tmp_path, spec(tmp_path, train={"max_steps": 60}, strategy={"name": strategy}))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "is slow" not in done.stdout
+    found = read_json(run.metrics)["own_time"]
+    assert found["stragglers"] == []
+    assert len(found["ranks"]) == 2

@@ -1,0 +1,207 @@
+"""Heartbeat, limits, stack dumps and the watch itself, without ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from allranks.errors import SpecError
+from allranks.hang.collect import Collector
+from allranks.hang.limits import Limits, limit, limits_of
+from allranks.hang.pulse import Page, Pulse, offered
+from allranks.hang.stacks import main_thread, standing
+from allranks.hang.watch import HangWatch
+from allranks.rundir import RunDir, read_json
+from allranks.spec.load import parse_spec
+
+FAULTHANDLER = """Thread 0x00007f01 (most recent call first):
+  File "/repo/src/allranks/hang/inside.py", line 56 in _live
+  File "/usr/lib/python3.11/threading.py", line 982 in run
+
+Thread 0x00007f02 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 320 in wait
+  File "/home/u/rows.py", line 12 in load
+  File "/repo/src/allranks/train/loop.py", line 80 in _step
+  File "/repo/src/allranks/launch/rank.py", line 40 in main
+  File "<frozen runpy>", line 198 in _run_module_as_main
+"""
+PY_SPY = """Process 41: python train.py
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread 41 (idle): "MainThread"
+    read (rows.py:9)
+    main (/home/u/train.py:80)
+    <module> (/home/u/train.py:99)
+Thread 50 (active): "other"
+    run (/home/u/other.py:1)
+"""
+
+
+def pair() -> tuple[Page, Pulse]:
+    page, pulse = Page(), Pulse()
+    pulse.open(offered([page]).partition(":")[0])
+    return page, pulse
+
+
+def test_the_agent_reads_what_a_rank_says() -> None:
+    page, pulse = pair()
+    assert page.read() is None
+    pulse.phase("train")
+    pulse.step(0)
+    beat = page.read()
+    assert beat is not None
+    assert (beat.phase, beat.step, beat.pid) == ("first step", 0, os.getpid())
+    pulse.step(1)
+    pulse.part("backward")
+    pulse.alive({"default_pg": 7})
+    beat = page.read()
+    assert beat is not None
+    assert (beat.phase, beat.part, beat.step, beat.sequences) == ("train", "backward", 1, {"default_pg": 7})
+    assert beat.alive_at >= beat.at
+    pulse.phase("evaluate")
+    time.sleep(0.2)
+    pulse.phase("train")
+    beat = page.read()
+    assert beat is not None
+    assert beat.phase == "train"
+    assert beat.longest_s < 0.2  # an evaluation is no slow step
+
+
+def test_limits() -> None:
+    def of(timeout: int, hang: object = "auto", **more: object) -> Limits | None:
+        spec = {
+            "model": {"name": "tiny:llama"},
+            "data": {"source": "x"},
+            "cluster": {"timeout_s": timeout},
+            "observe": {"hang_s": hang},
+        }
+        return limits_of(parse_spec({**spec, **more}))
+
+    assert of(600) == Limits(step_s=300, long_s=540)
+    assert of(60) == Limits(step_s=30, long_s=52)
+    assert of(7200) == Limits(step_s=300, long_s=6480)
+    assert of(10) is None
+    assert of(600, None) is None
+    assert of(600, 20) == Limits(step_s=20, long_s=540)
+    with pytest.raises(SpecError, match=r"hang_s is 700.*timeout_s"):
+        of(600, 700)
+    script = {"script": {"path": "x.py"}, "model": None, "data": None}
+    assert of(600, **script) is None
+    assert of(600, 30, **script) == Limits(step_s=30, long_s=540)
+
+
+def test_a_rank_of_slow_steps_gets_more_time_but_not_for_ever() -> None:
+    page, pulse = pair()
+    limits = Limits(step_s=1.0, long_s=50.0)
+    pulse.phase("train")
+    for step in (0, 1):
+        pulse.step(step)
+    beat = page.read()
+    assert beat is not None
+    assert limit(limits, beat) == 1.0
+    time.sleep(0.5)
+    pulse.part("data")
+    beat = page.read()
+    assert beat is not None
+    assert 1.4 < limit(limits, beat) < 50
+    pulse.phase("save")
+    beat = page.read()
+    assert beat is not None
+    assert limit(limits, beat) == 50.0
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        (FAULTHANDLER, "/home/u/rows.py:12 in load (within /usr/lib/python3.11/threading.py:320 wait)"),
+        (PY_SPY, "rows.py:9 in read"),
+    ],
+)
+def test_the_main_thread_of_a_dump_and_its_line(text: str, where: str) -> None:
+    assert standing(main_thread(text)) == where
+    assert main_thread("nothing of the kind\n") == []
+
+
+SECRET = "hf_" + "0123456789abcdefghij"  # a token stands in a path, and so in every frame
+SLEEPER = """
+import faulthandler, os, sys, time
+os.environ["LOCAL_RANK"] = sys.argv[2]
+from pathlib import Path
+from allranks.hang import inside
+from allranks.hang.pulse import pulse
+from allranks.rundir import RunDir
+inside.start(RunDir(Path(sys.argv[1])), 1, int(sys.argv[2]))
+pulse.phase("train"); pulse.step(0); pulse.step(1)
+def stand_still():
+    time.sleep(1000)
+
+if sys.argv[2] == "0":
+    while True:
+        pulse.part("backward"); time.sleep(0.05)
+pulse.part("data")
+stand_still()
+"""
+
+
+def test_the_watch_takes_stacks_of_a_silent_process_and_judges(tmp_path: Path) -> None:
+    """Two real processes; one beats, one sleeps. No torch in them, so there are no calls to compare. No secret is written."""
+    run = RunDir(tmp_path)
+    run.logs_of(1).mkdir(parents=True)
+    run.events.mkdir()
+    ended: list[float] = []
+    collector = Collector(run, 1, 0, "h", None, "")
+    watch = HangWatch(
+        run,
+        1,
+        0,
+        "h",
+        [0, 1],
+        {0: "h", 1: "h"},
+        Limits(step_s=1.0, long_s=60.0),
+        collector,
+        lambda: ended.append(time.time()),
+    )
+    program = tmp_path / SECRET / "sleeper.py"
+    program.parent.mkdir()
+    program.write_text(SLEEPER)
+    env = {**os.environ, "ALLRANKS_PULSE": watch.offer()}
+    ranks = [subprocess.Popen([sys.executable, str(program), str(tmp_path), str(r)], env=env) for r in (0, 1)]
+    try:
+        watch.begin()
+        watch.join(40)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert ended
+    report = read_json(run.hang_report(1))
+    assert [f["rank"] for f in report["fallen"]] == [1]
+    assert "sleeper.py:11 in stand_still" in report["fallen"][0]["where"]
+    assert "stand_still" in run.hang_stack(1, "h", 1).read_text()
+    assert '"event":"hang"' in run.events_of(1).read_text()
+    written = [*run.hang(1).iterdir(), run.events_of(1)]
+    assert len(written) >= 5
+    assert not any(SECRET in path.read_text() for path in written)
+
+
+def test_nothing_is_left_of_a_watch_that_saw_nothing(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    watch = HangWatch(
+        run,
+        1,
+        0,
+        "h",
+        [0],
+        {0: "h"},
+        Limits(step_s=1.0, long_s=60.0),
+        Collector(run, 1, 0, "h", None, ""),
+        lambda: None,
+    )
+    watch.begin()
+    watch.stop()
+    assert not run.hang(1).parent.exists()
