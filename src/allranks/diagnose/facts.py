@@ -66,12 +66,12 @@ FACTS: dict[str, tuple[Pattern, ...]] = {
     "agent_field": (
         Pattern(
             r"^\s*(?P<field>time|host|rank|exitcode|error_file|traceback)\s+: (?P<value>.+?)\s*$",
-            "time",
-            "host",
-            "rank",
-            "exitcode",
-            "error_file",
-            "traceback",
+            "time ",
+            "host ",
+            "rank ",
+            "exitcode ",
+            "error_file ",
+            "traceback ",
         ),
     ),
     "agent_failed": (Pattern(r"failed \(exitcode: (?P<code>-?\d+)\)", "exitcode"),),
@@ -109,7 +109,10 @@ FACTS: dict[str, tuple[Pattern, ...]] = {
     "bootstrap": (
         Pattern(r"Bootstrap ?: Using (?:\[\d+\])?(?P<interface>[\w.@-]+):(?P<address>[^<\s]+)", "bootstrap"),
     ),
-    "no_ib": (Pattern(r"NET/IB ?: No device found", "no device found"),),
+    "no_ib": (
+        Pattern(r"NET/IB ?: No device found", "no device found"),
+        Pattern(r"Failed to open libibverbs", "failed to open libibverbs"),
+    ),
     "ib_failed": (
         Pattern(
             r"(?:ibv_open_device failed|NET/IB ?: Unable to open device|Call to ibv_\w+ failed|Failed to initialize NET plugin IB)",
@@ -204,4 +207,5 @@ PROGRESS = Pattern(
     "throughput",
     "elapsed",
     "grad",
+    "lr=",
 )

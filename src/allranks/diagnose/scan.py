@@ -16,6 +16,7 @@ from allranks.diagnose.lines import ANSI, MAX_TEXT, Line, decode, is_labelled, t
 from allranks.diagnose.signals import FileScan, Signal, Stack, Tally
 
 MAX_FORMS = 100_000
+MANY = 64  # new forms in a block from which on they are searched together
 MAX_FORM = 512  # longer lines are looked at each time
 LONG = 4096
 WINDOWS = 16
@@ -60,10 +61,12 @@ class Scanner:
             forms, lines, numbers = block.translate(_BLANK).split(b"\n"), None, None
         if state.labelled is None:
             state.labelled = is_labelled((lines or block.split(b"\n"))[:400])
-        table = self._forms
+        table, telling = self._forms, self._telling(forms)
         for i, form in enumerate(forms):
             verdict = table.get(form)
             if verdict is None:
+                if telling is not None and i not in telling:
+                    continue
                 lines = lines if lines is not None else block.split(b"\n")
                 verdict = self._classify(state, lines[i], form)
             if verdict:
@@ -71,6 +74,20 @@ class Scanner:
                 self._take(state, lines, i, numbers[i] if numbers else state.line + i, verdict)
         ended = block.count(b"\n")
         state.line += ended + (1 if whole and not block.endswith(b"\n") else 0)
+
+    def _telling(self, forms: list[bytes]) -> set[int] | None:
+        """Where many forms are new: the indices of those that may tell something. The others are learned as silent."""
+        table = self._forms
+        new = [i for i, form in enumerate(forms) if form not in table]
+        if len(new) < MANY:
+            return None
+        if len(table) + len(new) > MAX_FORMS:
+            table.clear()
+        telling = self.gate.telling(forms)
+        for i in new:
+            if i not in telling and len(forms[i]) <= MAX_FORM:
+                table[forms[i]] = ()
+        return telling
 
     def _classify(self, state: _State, line: bytes, form: bytes) -> Verdict:
         """The rules that may match lines of this form: those that match this one, and those that depend on its digits."""

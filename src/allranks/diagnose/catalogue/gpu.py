@@ -328,6 +328,12 @@ GPU_THROTTLED = Entry(
             unless=r"[:=]\s*(not active|0|inactive|false|n/a)|no (thermal|power)",
         ),
         Pattern(
+            r"throttle.?reasons?\b.{0,60}\b(hw_(slowdown|thermal\w*|power_brake\w*)|sw_thermal\w*|power.?brake|thermal)",
+            "throttle",
+            weight=SHOWS,
+            unless=r"throttle_reasons\.|not active",
+        ),
+        Pattern(
             r"temperature above threshold|clock throttled",
             "temperature above threshold",
             "clock throttled",

@@ -328,6 +328,14 @@ SLURM_CONTROLLER_ERROR = Entry(
         ),
         Pattern(r"Unable to contact slurm controller"),
         Pattern(
+            r"(fetch_config|slurm\w*|_establish_configuration): .{0,40}(DNS SRV lookup failed|failed to (load|fetch) (remote )?configs?|initialization failed)",
+            "dns srv lookup",
+            "failed to load",
+            "failed to fetch",
+            "initialization failed",
+            weight=SHOWS,
+        ),
+        Pattern(
             r"slurm_load_(jobs|node|partitions?|ctl_conf)\w*.{0,10}error|slurm_\w+ error: (Unable|Socket|Zero)",
             "slurm_",
         ),
