@@ -31,9 +31,15 @@ FACTS: dict[str, tuple[Pattern, ...]] = {
     "stack": (
         Pattern(
             r"^\s+(?P<function>[\w<>.:]+) \((?P<path>[^()\s]+\.(?:pyx?|so[.\d]*|cpp)):?\d*\)\s*$",
-            ".py",
-            ".so",
-            ".cpp",
+            ".py:",
+            ".py)",
+            ".pyx:",
+            ".pyx)",
+            ".so.",
+            ".so:",
+            ".so)",
+            ".cpp:",
+            ".cpp)",
         ),
     ),
     "fr_frame": (Pattern(r"^#\d+ (?P<function>\S+) from (?P<path>\S+):\d+", " from "),),

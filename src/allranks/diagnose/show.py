@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
-from allranks.diagnose.records import Diagnosis, Evidence, Finding, Health
+from allranks.diagnose.records import Clocks, Diagnosis, Evidence, Finding, Health
 
 MORE = 2  # further causes that are shown in full; the rest by name
-LINE = 300  # characters of a log line
-SHOWN_BENIGN, SHOWN_PROBLEMS = 8, 12
+LABEL, LINES = 12, 3  # width of the labels; lines of the terminal that one line of a log may take
+SHOWN_EVIDENCE, SHOWN_BENIGN, SHOWN_PROBLEMS = 3, 8, 12
 
 
 def show(console: Console, diagnosis: Diagnosis) -> None:
@@ -19,9 +19,14 @@ def show(console: Console, diagnosis: Diagnosis) -> None:
     if diagnosis.findings:
         _causes(console, diagnosis.findings)
     else:
-        console.print(Text("No failure found in these logs.", style="bold green"))
+        told = (
+            "No failure found in these logs."
+            if diagnosis.readable
+            else "Nothing here could be read, so nothing can be said."
+        )
+        console.print(Text(told, style="bold green" if diagnosis.readable else "bold yellow"))
     _health(console, diagnosis.health, brief=bool(diagnosis.findings))
-    _story(console, diagnosis.story)
+    _story(console, diagnosis.story, diagnosis.clocks)
     _benign(console, diagnosis)
     _problems(console, diagnosis)
     read = f"{diagnosis.files} file{'s' if diagnosis.files != 1 else ''}, {_size(diagnosis.bytes_read)} read"
@@ -45,23 +50,27 @@ def _finding(console: Console, finding: Finding, *, first: bool) -> None:
         (f"{finding.id}, {100 * finding.confidence:.0f} % sure", "dim"),
     )
     console.print(title, soft_wrap=True)
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row("where", Text(_where(finding)))
-    table.add_row("why", Text(finding.cause))
-    table.add_row("do", Text(finding.fix))
-    console.print(Padding(table, (0, 0, 0, 2)))
-    for evidence in finding.evidence:
+    _item(console, "where", _where(finding))
+    _item(console, "why", finding.cause)
+    _item(console, "do", finding.fix)
+    for evidence in finding.evidence[: SHOWN_EVIDENCE if first else 2]:
         _line(console, evidence)
-    extra = Table.grid(padding=(0, 2))
-    extra.add_column(style="cyan", no_wrap=True)
-    extra.add_column(overflow="fold")
     for text in finding.against:
-        extra.add_row("against", Text(text))
-    extra.add_row("to be sure", Text(finding.next_test))
-    console.print(Padding(extra, (0, 0, 0, 2)))
+        _item(console, "against", text)
+    _item(console, "to be sure", finding.next_test)
     console.print()
+
+
+def _item(console: Console, label: str, text: str, style: str = "") -> None:
+    """A label and its text, wrapped beside it; without blanks at the ends of lines, so that it can be piped and copied."""
+    for i, part in enumerate(textwrap.wrap(text, _room(console)) or [""]):
+        console.print(
+            Text.assemble((f"  {'' if i else label:<{LABEL}}", "cyan"), (part, style)), soft_wrap=True, highlight=False
+        )
+
+
+def _room(console: Console) -> int:
+    return max(console.width - LABEL - 2, 30)
 
 
 def _where(finding: Finding) -> str:
@@ -78,16 +87,20 @@ def _where(finding: Finding) -> str:
 
 
 def _line(console: Console, evidence: Evidence) -> None:
-    text = evidence.text if len(evidence.text) <= LINE else evidence.text[:LINE] + " ..."
-    console.print(
-        Text.assemble("  ", (f"{evidence.file}:{evidence.line}", "dim"), "  ", (text, "yellow")), soft_wrap=True
-    )
+    """Where a line stands, and what it says, as far as `LINES` lines hold it."""
+    _item(console, "seen", f"{evidence.file}:{evidence.line}", "dim")
+    parts = textwrap.wrap(evidence.text, _room(console))
+    if len(parts) > LINES:
+        parts = [*parts[: LINES - 1], parts[LINES - 1][: _room(console) - 4] + " ..."]
+    for part in parts:
+        _item(console, "", part, "yellow")
 
 
 def _health(console: Console, health: Health, *, brief: bool) -> None:
     said = []
     if health.world_size or health.ranks_seen:
-        said.append(f"{health.world_size or len(health.ranks_seen)} ranks")
+        ranks = health.world_size or len(health.ranks_seen)
+        said.append(f"{ranks} rank{'s' if ranks > 1 else ''}")
     if health.hosts:
         said.append(
             f"{len(health.hosts)} host{'s' if len(health.hosts) > 1 else ''} ({', '.join(health.hosts[:6])}{', ...' if len(health.hosts) > 6 else ''})"
@@ -102,17 +115,19 @@ def _health(console: Console, health: Health, *, brief: bool) -> None:
     if not brief and health.progressed:
         said.append("training went on")
     if said:
-        console.print(Text("The job: " + "; ".join(said) + "."), soft_wrap=True)
+        _wrapped(console, "The job: " + "; ".join(said) + ".")
     for advice in health.advice:
-        console.print(Text(f"  note: {advice}."), soft_wrap=True)
+        _wrapped(console, f"  note: {advice}.")
 
 
-def _story(console: Console, story: list[str]) -> None:
+def _story(console: Console, story: list[str], clocks: Clocks) -> None:
     if len(story) < 2:
         return
     console.print(Text("In order of time:", style="bold"))
     for line in story:
-        console.print(Text(f"  {line}"), soft_wrap=True)
+        _wrapped(console, f"  {line}", hang=23)
+    if clocks.note:
+        _wrapped(console, f"  note: {clocks.note}.")
 
 
 def _benign(console: Console, diagnosis: Diagnosis) -> None:
@@ -121,7 +136,7 @@ def _benign(console: Console, diagnosis: Diagnosis) -> None:
     console.print(Text("Harmless:", style="bold"))
     for item in diagnosis.benign[:SHOWN_BENIGN]:
         times = f" ({item.count} times)" if item.count > 1 else ""
-        console.print(Text(f"  {item.evidence.text[:100]}{times}: {item.why}", style="dim"), soft_wrap=True)
+        _wrapped(console, f"  {item.evidence.text[:100]}{times}: {item.why}", style="dim")
 
 
 def _problems(console: Console, diagnosis: Diagnosis) -> None:
@@ -129,9 +144,15 @@ def _problems(console: Console, diagnosis: Diagnosis) -> None:
         return
     console.print(Text("Not read, or only in part:", style="bold"))
     for problem in diagnosis.problems[:SHOWN_PROBLEMS]:
-        console.print(Text(f"  {problem.file}: {problem.text}"), soft_wrap=True)
+        _wrapped(console, f"  {problem.file}: {problem.text}")
     if len(diagnosis.problems) > SHOWN_PROBLEMS:
         console.print(Text(f"  and {len(diagnosis.problems) - SHOWN_PROBLEMS} more (--json has all)"))
+
+
+def _wrapped(console: Console, text: str, *, hang: int = 4, style: str = "") -> None:
+    indent = " " * (len(text) - len(text.lstrip()))
+    for part in textwrap.wrap(text.strip(), console.width, initial_indent=indent, subsequent_indent=" " * hang):
+        console.print(Text(part, style), soft_wrap=True, highlight=False)
 
 
 def _size(count: int) -> str:

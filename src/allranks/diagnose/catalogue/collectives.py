@@ -156,7 +156,7 @@ COLLECTIVE_HANG = Entry(
         Pattern(r"collective operation (timeout|timed out)", "collective operation tim", weight=FITS),
         Pattern(r"Timeout at NCCL work: \d+", "timeout at nccl work", weight=FITS),
         Pattern(
-            r"(ALLREDUCE|ALLGATHER|BROADCAST|BARRIER|all_?reduce|all_?gather|barrier)\b.{0,60}(timed? ?out|hangs?\b|hung\b|never return)",
+            r"(ALLREDUCE|ALLGATHER|BROADCAST|BARRIER|all_?reduce|all_?gather|barrier)\b.{0,60}(timed? ?out(?!\(ms\))|hangs?\b|hung\b|never return)",
             "allreduce",
             "allgather",
             "broadcast",
@@ -300,6 +300,12 @@ PEER_DIED_FIRST = Entry(
         ),
         Pattern(r"(TCPStore|Socket|store).{0,60}Broken pipe", "broken pipe", weight=FITS),
         Pattern(r"ncclRemoteError", weight=FITS),
+        Pattern(
+            r"\b(RuntimeError|DistStoreError): (Socket Timeout|wait timeout)",
+            "socket timeout",
+            "wait timeout",
+            weight=FITS,
+        ),
         Pattern(
             r"Stop_waiting response is expected|failed to recv.{0,30}from store",
             "stop_waiting response",

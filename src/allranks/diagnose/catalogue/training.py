@@ -82,7 +82,7 @@ DTYPE_MISMATCH = Entry(
     patterns=(
         Pattern(r"(mat1|m1|self|query).{0,40}(must|to) have the same dtype", " have the same dtype"),
         Pattern(
-            r"expected (scalar type|dtype|object of (scalar )?type) \w+ (but|for).{0,40}(found|got)?",
+            r"expected (scalar type|dtype|object of (scalar )?type) \S+ (but|for).{0,40}(found|got)?",
             "expected scalar type",
             "expected dtype",
             "expected object of",

@@ -91,6 +91,8 @@ def _count(case: Case, signals: list[Signal]) -> int:
 
 def _where(case: Case, candidate: Candidate, signals: list[Signal], end: FirstEnd) -> tuple[int | None, str | None]:
     """Rank and host that failed first."""
+    if candidate.elsewhere and candidate.rank is None:
+        return None, candidate.host
     ranks = [s.rank for s in signals if s.rank is not None]
     known = None if candidate.id in _OF_ALL and len(set(ranks)) > 1 else ranks[0] if ranks else None
     number = candidate.rank if candidate.rank is not None else known if known is not None else end.rank
