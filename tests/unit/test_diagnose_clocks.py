@@ -51,6 +51,14 @@ def test_clocks_that_nothing_compares_are_said(tmp_path: Path) -> None:
     assert any("clock" in text for text in found.findings[0].against)
 
 
+def test_only_the_host_that_nothing_compares_is_unsure(tmp_path: Path) -> None:
+    (tmp_path / "node-c.rank2.log").write_text(_log(0, 99, DEVICE, steps=False))
+    found = _diagnose(tmp_path, 37)
+    assert found.clocks.offsets_s == {"node-b": pytest.approx(37, abs=0.05)}
+    assert found.clocks.unknown == ["node-c"]
+    assert "node-c" in found.clocks.note
+
+
 def test_one_host_needs_no_comparison(tmp_path: Path) -> None:
     (tmp_path / "node-a.rank0.log").write_text(_log(0, 100, DISK))
     (tmp_path / "node-a.rank1.log").write_text(_log(0, 97, DEVICE))

@@ -28,11 +28,9 @@ def diagnose_command(paths: tuple[Path, ...], workers: int | None, as_json: bool
     if as_json:
         print_json(msgspec.to_builtins(diagnosis))
     else:
-        from rich.console import Console
-
         from allranks.diagnose.show import show
 
-        show(Console(), diagnosis)
+        show(diagnosis)
     if diagnosis.findings:
         return EXIT_FAILED
     return EXIT_OK if diagnosis.readable else EXIT_REQUEST

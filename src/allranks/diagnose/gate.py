@@ -63,10 +63,10 @@ class Gate:
         self._head = re.compile(b"[ 0](?=(" + _trie(self._heads) + b"))")
         self._tail = re.compile(b" (?=(" + _trie(self._tails) + b"))")
         for table in (self._heads, self._tails):
-            for anchor in table:
-                for longer in table:
-                    if longer != anchor and longer.startswith(anchor):
-                        table[anchor] = table[anchor] | table[longer]
+            for longer in list(table):
+                for shorter in (longer[:end] for end in range(1, len(longer))):
+                    if shorter in table:
+                        table[shorter] |= table[longer]
 
     def candidates(self, line: bytes) -> list[Rule]:
         """The rules of which a line holds an anchor."""

@@ -328,4 +328,10 @@ def _windows(line: bytes, verdict: Verdict) -> list[str]:
             at = low.find(anchor)
             if at >= 0 and not any(a <= at < b - 200 for a, b in spans) and len(spans) < WINDOWS:
                 spans.append((max(0, at - 300), at + 700))
-    return [decode(line[a:b]) for a, b in spans]
+    return [decode(_from_whole_word(line, a, b)) for a, b in spans]
+
+
+def _from_whole_word(line: bytes, start: int, end: int) -> bytes:
+    """A piece of a line from its third word on: a secret that is cut, or cut off from its name, could not be hidden."""
+    piece = line[start:end]
+    return piece.split(None, 2)[-1] if start else piece

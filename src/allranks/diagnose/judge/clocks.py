@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
-
 from allranks.diagnose.judge.case import Case
 from allranks.diagnose.lines import comparable
 from allranks.diagnose.records import Clocks
@@ -54,8 +52,8 @@ def _offsets(steps: dict[str, dict[int, float]], hosts: list[str]) -> tuple[dict
         if host != first and not apart:
             unknown.append(host)
         elif host != first:
-            middle = median(apart)
-            spread = max(apart) - min(apart)
+            apart.sort()
+            middle, spread = apart[len(apart) // 2], apart[-1] - apart[0]
             offsets[host] = middle if abs(middle) >= max(APART_S, 2 * spread) else 0.0
     return offsets, unknown
 
