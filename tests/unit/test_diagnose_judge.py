@@ -213,3 +213,36 @@ def test_health_of_a_good_log(tmp_path: Path) -> None:
     assert health.versions == {"nccl": ["2.27.3+cuda12.9"]}
     assert health.communicators_ready == 1
     assert health.interfaces == ["eno1"]
+
+
+def test_scheduler_kernel_and_ranks_are_joined(tmp_path: Path) -> None:
+    """A rank that the kernel killed: named by srun and dmesg; the other ranks only lost it; the table of sacct agrees."""
+    files = {
+        f"n{r // 4 + 1}.rank{r}.log": f"[rank{r}]: torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error"
+        for r in range(8)
+        if r != 5
+    }
+    files["n2.rank5.log"] = "2025-05-05 10:20:00 step 88 loss 1.2"
+    files["slurm-4711.out"] = (
+        "2025-05-05 10:00:00 starting\nsrun: error: n2: task 5: Killed\nsrun: Terminating StepId=4711.0\n"
+        "slurmstepd: error: *** STEP 4711.0 ON n1 CANCELLED AT 2025-05-05T10:20:31 ***\nsrun: error: n1: tasks 0-3: Terminated"
+    )
+    files["sacct.txt"] = "JobID|State|ExitCode|End\n4711|OUT_OF_MEMORY|0:125|2025-05-05T10:20:33"
+    files["n2.dmesg"] = "May  5 10:20:29 n2 kernel: Memory cgroup out of memory: Killed process 8812 (python3)"
+    files["n2.slurmd.log"] = "[2025-05-05T10:20:30.000] [4711.0] error: Detected 1 oom_kill event in StepId=4711.0."
+    found = _diagnose(tmp_path, files)
+    assert _ids(found) == ["host_oom"]
+    assert (found.findings[0].rank, found.findings[0].host) == (5, "n2")
+    assert [line.split("  ")[0][-8:] for line in found.story] == sorted(
+        line.split("  ")[0][-8:] for line in found.story
+    )
+    assert "10:20:30  n2: host memory" in found.story[0]
+    assert not any("10:00:00" in line for line in found.story)
+
+
+def test_tasks_of_slurm_are_ranks_only_where_there_are_more_than_nodes(tmp_path: Path) -> None:
+    one_a_node = "srun: error: n2: task 1: Segmentation fault\nsrun: error: n1: task 0: Terminated"
+    one_a_rank = "srun: error: n2: task 5: Segmentation fault\nsrun: error: n1: tasks 0-3: Terminated"
+    assert _diagnose(tmp_path, {"a.out": one_a_node}).findings[0].rank is None
+    finding = _diagnose(tmp_path, {"a.out": one_a_rank}).findings[0]
+    assert (finding.id, finding.rank, finding.host) == ("rank_died", 5, "n2")

@@ -79,8 +79,10 @@ def take_apart(text: str, labelled: bool) -> Line:
     if rank is None and (match := _IN_RANK.search(text)):
         rank = int(match["rank"])
     if host is None:
-        found = _ON.search(text) or _SRUN.search(text) or _HOST.match(text)
+        srun = _SRUN.search(text)
+        found = _ON.search(text) or srun or _HOST.match(text)
         host = found["host"] if found else None
+        task = int(srun["task"]) if srun and found is srun else task
     return Line(text, rank, local, task, host, pid)
 
 

@@ -296,11 +296,12 @@ class _State:
 
 
 def _time_near(raw: str, lines: list[bytes], i: int) -> float | None:
-    """The line's own time stamp, or that of the nearest line before or after."""
+    """The line's own time stamp, or that of the nearest line before or after; what srun says of an end is dated by what follows."""
     found = time_of(raw)
     if found is not None:
         return found
-    for j in (*range(i - 1, max(-1, i - NEAR), -1), *range(i + 1, min(len(lines), i + NEAR // 2))):
+    before, after = range(i - 1, max(-1, i - NEAR), -1), range(i + 1, min(len(lines), i + NEAR // 2))
+    for j in (*after, *before) if raw.startswith("srun:") else (*before, *after):
         found = time_of(lines[j][:240].decode("ascii", "replace"))
         if found is not None:
             return found

@@ -14,7 +14,8 @@ from allranks.diagnose.lines import comparable
 from allranks.diagnose.signals import FileScan, Signal
 
 _RANK_FILE = re.compile(r"(?:^|[._-])rank[._-]?(\d+)(?=[._-]|$)", re.IGNORECASE)
-_HOST_FILE = re.compile(r"^([A-Za-z][\w-]*(?:\.[\w-]+)*?)\.rank\d+\.log")
+_NUMBER = re.compile(r"\d+")
+_HOST_FILE = re.compile(r"^([A-Za-z][\w-]*(?:\.[\w-]+)*?)[._-](?:rank\d+\.log|(?:slurmd|dmesg|kern|syslog|messages)\b)")
 
 
 class Candidate(Struct, kw_only=True):
@@ -82,6 +83,12 @@ class Case:
     def hosts(self) -> set[str]:
         """Every host that a line names as its own."""
         return {host for scan in self.scans for host in scan.hosts} | {s.host for s in self.signals if s.host}
+
+    @cached_property
+    def tasks_are_ranks(self) -> bool:
+        """Whether the numbers of Slurm's tasks are those of ranks: there are more of them than hosts."""
+        numbers = [int(n) for s in self.facts("srun_exit") for n in _NUMBER.findall(s.groups["tasks"])]
+        return max(numbers, default=0) >= max(len(self.hosts), 1)
 
     def went_on_after(self, signal: Signal) -> bool:
         """Whether training lines follow the last of these messages in the same file."""

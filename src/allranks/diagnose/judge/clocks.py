@@ -34,15 +34,17 @@ def _steps_by_host(case: Case) -> dict[str, dict[int, float]]:
     found: dict[str, dict[int, float]] = {}
     for scan in case.scans:
         host = case.file_host(scan.file)
-        for step, time in scan.marks.items() if host else ():
-            times = found.setdefault(host, {})
+        if host is None:
+            continue
+        times = found.setdefault(host, {})
+        for step, time in scan.marks.items():
             times[step] = min(time, times.get(step, time))
     return found
 
 
 def _offsets(steps: dict[str, dict[int, float]], hosts: list[str]) -> tuple[dict[str, float], list[str]]:
     """Seconds that each host's clock is ahead of the first's, and the hosts of which nothing is known."""
-    first = next((h for h in hosts if h in steps), None)
+    first = next((h for h in hosts if steps.get(h)), None)
     if first is None:
         return {}, hosts
     offsets, unknown = {first: 0.0}, []
