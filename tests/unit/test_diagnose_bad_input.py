@@ -46,7 +46,7 @@ def test_packed_logs_are_read_whatever_their_name(tmp_path: Path, pack) -> None:
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, _zstd], ids=["gz", "bz2", "xz", "zst"])
 def test_cut_archive_is_said_and_its_beginning_counts(tmp_path: Path, pack) -> None:
-    noise = random.Random(0).randbytes(3 << 20).hex().encode()
+    noise = random.Random(0).randbytes(1 << 20).hex().encode()
     text = OOM + b"\n".join(noise[i : i + 80] for i in range(0, len(noise), 80))
     whole = pack(text)
     (tmp_path / "a.log").write_bytes(whole[: int(len(whole) * 0.9)])
@@ -228,8 +228,8 @@ def test_many_different_lines_are_read_in_bounded_memory(tmp_path: Path) -> None
     rng = random.Random(1)
     words = ["".join(rng.choices("abcdefghij", k=9)) for _ in range(5000)]
     with (tmp_path / "a.log").open("w") as file:
-        for _ in range(60_000):
-            file.write(" ".join(rng.choices(words, k=8)) + " error CUDA failed\n")
+        for _ in range(80_000):
+            file.write(" ".join(rng.choices(words, k=8)) + "\n")
     tracemalloc.start()
     old, scan.MAX_FORMS = scan.MAX_FORMS, 5000
     try:
@@ -238,7 +238,7 @@ def test_many_different_lines_are_read_in_bounded_memory(tmp_path: Path) -> None
     finally:
         scan.MAX_FORMS = old
         tracemalloc.stop()
-    assert peak < 24 << 20
+    assert peak < 12 << 20, peak
 
 
 @pytest.mark.parametrize(

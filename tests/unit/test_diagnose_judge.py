@@ -236,7 +236,7 @@ def test_scheduler_kernel_and_ranks_are_joined(tmp_path: Path) -> None:
     assert [line.split("  ")[0][-8:] for line in found.story] == sorted(
         line.split("  ")[0][-8:] for line in found.story
     )
-    assert "10:20:30  n2: host memory" in found.story[0]
+    assert "10:20:29  n2: host memory" in found.story[0]
     assert not any("10:00:00" in line for line in found.story)
 
 
@@ -246,3 +246,28 @@ def test_tasks_of_slurm_are_ranks_only_where_there_are_more_than_nodes(tmp_path:
     assert _diagnose(tmp_path, {"a.out": one_a_node}).findings[0].rank is None
     finding = _diagnose(tmp_path, {"a.out": one_a_rank}).findings[0]
     assert (finding.id, finding.rank, finding.host) == ("rank_died", 5, "n2")
+
+
+LOST = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:24273."
+
+
+def test_the_first_end_that_a_node_noted_names_the_rank(tmp_path: Path) -> None:
+    """A killed rank says nothing; the node's record of ends does. Ranks that were stopped afterwards stand in it too."""
+    import json
+
+    ends = [
+        {"rank": r, "host": "n1", "pid": 9 + r, "exitcode": c, "time": 1.7e9} for r, c in ((2, -9), (0, -15), (1, -15))
+    ]
+    files = {f"n1.rank{r}.log": LOST for r in (0, 1)} | {"n1.rank2.log": "step 5 loss 0.1"}
+    files["n1.exit.json"] = json.dumps({"host": "n1", "attempt": 1, "failed": ends}, indent=2)
+    finding = _diagnose(tmp_path, files).findings[0]
+    assert (finding.id, finding.rank, finding.host) == ("host_oom", 2, "n1")
+
+
+def test_what_a_rank_raises_after_it_lost_another_is_no_cause(tmp_path: Path) -> None:
+    """Tear-down raises errors of its own; they name themselves as clearly as the cause does."""
+    torn = f"{LOST}\n\nDuring handling of the above exception, another exception occurred:\n\nIndexError: list index out of range"
+    files = {"a.rank0.log": torn, "a.rank1.log": torn, "a.rank2.log": "KeyError: 'labels'"}
+    finding = _diagnose(tmp_path, files).findings[0]
+    assert (finding.id, finding.rank) == ("application_error", 2)
+    assert "labels" in finding.cause

@@ -126,4 +126,12 @@ def comparable(a: float, b: float) -> bool:
     return (a < YEAR_KNOWN) == (b < YEAR_KNOWN)
 
 
+def with_year(time: float, like: float) -> float:
+    """A time without a year (see `time_of`), in the year of another one, or in the year before where that is nearer."""
+    moment, other = datetime.fromtimestamp(time, UTC), datetime.fromtimestamp(like, UTC)
+    day = min(moment.day, 28) if moment.month == 2 else moment.day
+    candidates = [moment.replace(year=year, day=day).timestamp() for year in (other.year, other.year - 1)]
+    return min(candidates, key=lambda t: abs(t - like))
+
+
 YEAR_KNOWN = datetime(2001, 1, 1, tzinfo=UTC).timestamp()

@@ -8,6 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 from allranks.diagnose.flightrec import HEAD, is_flight_record, read_flight_record
 from allranks.diagnose.records import IS_EMPTY
+from allranks.diagnose.rundata import ENDS, note_ends
 from allranks.diagnose.scan import Scanner
 from allranks.diagnose.signals import FileScan
 from allranks.diagnose.sources import Source, Unreadable, blocks
@@ -65,6 +66,8 @@ def _scan_one(scanner: Scanner, number: int, source: Source) -> FileScan:
     if not scan.bytes_read and not problems:
         problems.append(IS_EMPTY)
     scan.problems = problems
+    if source.path.name.endswith(ENDS):
+        note_ends(scan, source.path)
     return scan
 
 

@@ -37,7 +37,7 @@ _USER = re.compile(r"(\s(?:-u|--user)[\s=]+[^\s:]+:)\S+")
 _ADDRESS = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
 _WANDB = re.compile(r"(?i)(wandb[^\n]{0,60}?)\b[0-9a-f]{40}\b")
 _KEY_BLOCK = re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(?=-----END|$)", re.DOTALL)
-_KEY_LINE = re.compile(r"^\s*[A-Za-z0-9+/]{60,}={0,2}\s*$")
+_KEY_LINE = re.compile(r"^\s*[A-Za-z0-9+/]{60,}={0,2}\s*$|(?<![\w+/])[A-Za-z0-9+/]{60,}={1,2}(?!\w)")
 _NOT_SECRET = re.compile(r"(?i)^[\"']?(?:[\w-]*tokens|[\w-]*token_(?:id|ids|count)|tokenizer[\w-]*)\b")
 _AFTER_NAME = (_KEY_BLOCK, _FLAG, _USER, _QUERY, _HEADER, _SHORT_NAME, _WANDB)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from allranks.diagnose.judge.case import Case
-from allranks.diagnose.lines import comparable
+from allranks.diagnose.lines import YEAR_KNOWN, comparable, with_year
 from allranks.diagnose.records import Clocks
 
 APART_S = 1.0  # below this a difference between clocks is no news: ranks end a step that far apart
@@ -15,6 +15,7 @@ def align(case: Case) -> Clocks:
     Ranks that exchange gradients end a step together, so the difference between the times that two hosts give to one step is
     that of their clocks. Where hosts share no such step nothing is changed, and the answer says so.
     """
+    _lend_year(case)
     steps = _steps_by_host(case)
     timed = {host for s in case.signals if s.time is not None and (host := case.host_of(s))}
     if len(timed) < 2:
@@ -27,6 +28,15 @@ def align(case: Case) -> Clocks:
     return Clocks(
         offsets_s={h: round(o, 3) for h, o in offsets.items() if o}, unknown=unknown, note=_note(offsets, unknown)
     )
+
+
+def _lend_year(case: Case) -> None:
+    """Kernel, syslog and NCCL lines have no year: beside lines that have one they are taken to be of the same time."""
+    known = [s.time for s in case.signals if s.time is not None and s.time >= YEAR_KNOWN]
+    if known:
+        for signal in case.signals:
+            if signal.time is not None and signal.time < YEAR_KNOWN:
+                signal.time = with_year(signal.time, known[-1])
 
 
 def _steps_by_host(case: Case) -> dict[str, dict[int, float]]:

@@ -40,6 +40,9 @@ class FirstEnd(Struct, frozen=True):
 
 def first_end(case: Case) -> FirstEnd:
     """The agent's root cause; else the first task that srun saw fail: its host, and its rank where each task is one."""
+    noted = in_order(case.facts("rank_end"))
+    if noted:
+        return FirstEnd(noted[0].host, noted[0].rank)
     for root in in_order(case.facts("agent_root")):
         fields = {
             s.groups["field"].lower(): s.groups["value"]
