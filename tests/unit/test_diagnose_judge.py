@@ -271,3 +271,21 @@ def test_what_a_rank_raises_after_it_lost_another_is_no_cause(tmp_path: Path) ->
     finding = _diagnose(tmp_path, files).findings[0]
     assert (finding.id, finding.rank) == ("application_error", 2)
     assert "labels" in finding.cause
+
+
+@pytest.mark.parametrize("silent", [True, False], ids=["a silent rank", "an address"])
+def test_the_host_that_others_lost_is_named(tmp_path: Path, silent: bool) -> None:
+    """Its processes say nothing; the others name its address, and whose that is stands in the launcher's lines."""
+    lost = LOST.replace("127.0.0.1", "10.7.0.12")
+    files = {"n1.rank0.log": lost, "n3.rank2.log": lost}
+    if silent:
+        files["n2.rank1.log"] = "step 3 loss 0.2"
+    else:
+        files["slurm.log"] = (
+            "allranks 12:34:16 node 1 = n2 eno1 10.7.0.12: ranks 1-1\nsrun: error: n3: task 2: Exited with exit code 1"
+        )
+    finding = _diagnose(tmp_path, files).findings[0]
+    assert (finding.id, finding.rank, finding.host) == ("peer_died_first", 1 if silent else None, "n2")
+    files["slurm.log"] = "srun: error: Node failure on n2"
+    finding = _diagnose(tmp_path, files).findings[0]
+    assert (finding.id, finding.host) == ("node_unhealthy", "n2")

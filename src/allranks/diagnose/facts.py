@@ -115,6 +115,10 @@ FACTS: dict[str, tuple[Pattern, ...]] = {
     "bootstrap": (
         Pattern(r"Bootstrap ?: Using (?:\[\d+\])?(?P<interface>[\w.@-]+):(?P<address>[^<\s]+)", "bootstrap"),
     ),
+    "address": (
+        Pattern(r"\b(?P<host>[A-Za-z][\w.-]*) proj=.{0,200} net=[\w.@:-]+/(?P<address>[\d.]+|[\da-f:]+)", "proj="),
+        Pattern(r"\bnode \d+ = (?P<host>\S+) \S+ (?P<address>[\d.]+|[\da-f:]+): ranks", ": ranks"),
+    ),
     "no_ib": (
         Pattern(r"NET/IB ?: No device found", "no device found"),
         Pattern(r"Failed to open libibverbs", "failed to open libibverbs"),

@@ -415,7 +415,9 @@ NODE_UNHEALTHY = Entry(
             "fail",
             weight=FITS,
         ),
-        Pattern(r"DUE TO NODE FAILURE|\bNODE_FAIL\b|JobState=NODE_FAIL|Node failure on", "node failure", "node_fail"),
+        Pattern(r"Node failure on (?P<host>[\w.-]*\w)", "node failure on"),
+        Pattern(r"\b(?P<host>[A-Za-z][\w.-]*) (fell|went) silent\b", "fell silent", "went silent"),
+        Pattern(r"DUE TO NODE FAILURE|\bNODE_FAIL\b|JobState=NODE_FAIL", "node failure", "node_fail"),
         Pattern(
             r"(ERROR|FATAL).{0,8}\bnhc\b|\bnhc\b.{0,80}(failed|failure)|Health ?check (failed|failure|error)",
             "nhc",
@@ -457,7 +459,7 @@ NODE_UNHEALTHY = Entry(
             unless="shut down",
         ),
         Pattern(
-            r"(nodes?|hosts?) \S+ (is |are )?not respond(ing)?|not responding, setting DOWN",
+            r"(nodes?|hosts?) (?P<host>[\w.-]*\w) (is |are )?not respond(ing)?|not responding, setting DOWN",
             "not respond",
             weight=SHOWS,
             unless="nfs",

@@ -88,7 +88,8 @@ class Case:
     def tasks_are_ranks(self) -> bool:
         """Whether the numbers of Slurm's tasks are those of ranks: there are more of them than hosts."""
         numbers = [int(n) for s in self.facts("srun_exit") for n in _NUMBER.findall(s.groups["tasks"])]
-        return max(numbers, default=0) >= max(len(self.hosts), 1)
+        hosts = self.hosts | {host for scan in self.scans if (host := self.file_host(scan.file))}
+        return max(numbers, default=0) >= max(len(hosts), 1)
 
     def went_on_after(self, signal: Signal) -> bool:
         """Whether training lines follow the last of these messages in the same file."""
