@@ -229,7 +229,8 @@ def test_many_different_lines_are_read_in_bounded_memory(tmp_path: Path) -> None
     words = ["".join(rng.choices("abcdefghij", k=9)) for _ in range(5000)]
     with (tmp_path / "a.log").open("w") as file:
         for _ in range(80_000):
-            file.write(" ".join(rng.choices(words, k=8)) + "\n")
+            line = " ".join(rng.choices(words, k=8)) + "\n"
+            file.write(line + line)  # what comes twice is remembered, up to a bound
     tracemalloc.start()
     old, scan.MAX_FORMS = scan.MAX_FORMS, 5000
     try:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 
 from allranks.diagnose.benign import BENIGN
 from allranks.diagnose.catalogue import CATALOGUE
@@ -84,12 +82,16 @@ class Gate:
 
     def telling(self, lines: Sequence[bytes]) -> set[int]:
         """Which of many lines may hold an anchor: their indices. One search for all costs far less than one for each."""
-        words = _blanked(b"\n".join(lines))
-        ends = list(accumulate(len(line) + 1 for line in lines))
-        last = len(words) - 2  # the blanks at both ends are no part of the lines
+        text = b"\n".join(lines)
+        words = _blanked(text)
         places = [found.start() for found in self._head.finditer(words)]
-        places += [last - found.start() - 1 for found in self._tail.finditer(words[::-1])]
-        return {bisect_right(ends, place) for place in places}
+        places += [len(text) - found.start() - 1 for found in self._tail.finditer(words[::-1])]
+        telling, line, counted = set[int](), 0, 0
+        for place in sorted(places):
+            line += text.count(b"\n", counted, place)
+            telling.add(line)
+            counted = place
+        return telling
 
 
 def _blanked(text: bytes) -> bytes:

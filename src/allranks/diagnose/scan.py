@@ -89,22 +89,22 @@ class Scanner:
         self, state: _State, lines: list[bytes], forms: list[bytes], new: list[int]
     ) -> Iterator[tuple[int, Verdict]]:
         """Lines of new forms that tell something, and their verdicts. Many forms are searched together first."""
-        table, silent = self._forms, set[bytes]()
+        table = self._forms
         unlike = list(dict.fromkeys(forms[i] for i in new))
         if len(table) + len(unlike) > MAX_FORMS:
             table.clear()
         if len(unlike) >= MANY:
             telling = self.gate.telling(unlike)
-            silent = {form for i, form in enumerate(unlike) if i not in telling}
-            table.update((form, ()) for form in silent if len(form) <= MAX_FORM)
+            if len(unlike) == len(new):  # no two alike: there is no use in remembering the silent ones
+                new = [new[i] for i in sorted(telling)]
+            else:
+                table.update((f, ()) for i, f in enumerate(unlike) if i not in telling and len(f) <= MAX_FORM)
         for i in new:
-            form = forms[i]
-            if form not in silent:
-                verdict = table.get(form)
-                if verdict is None:
-                    verdict = self._classify(state, lines[i], form)
-                if verdict:
-                    yield i, verdict
+            verdict = table.get(forms[i])
+            if verdict is None:
+                verdict = self._classify(state, lines[i], forms[i])
+            if verdict:
+                yield i, verdict
 
     def _classify(self, state: _State, line: bytes, form: bytes) -> Verdict:
         """The rules that may match lines of this form: those that match this one, and those that depend on its digits."""

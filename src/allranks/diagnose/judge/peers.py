@@ -62,7 +62,7 @@ def _by_silence(case: Case, echo: Candidate) -> None:
     if len(silent) == 1 and len(ranks) > 1:
         echo.rank = silent[0]
         own = case.rank_hosts.get(echo.rank)
-        if echo.host in (None, own):
+        if echo.host == own or echo.host not in case.rank_hosts.values():
             echo.host = own
             echo.cause = (
                 f"These lines only report that a peer went away. The log of rank {echo.rank} ends without a word: it was killed, or its host "
