@@ -54,7 +54,7 @@ def _run(tmp_path: Path, how: str) -> tuple[dict[str, Any], str, Path]:
     ("how", "kind", "said"),
     [
         ("exception", "application_error", "KeyError: 'labels'"),
-        pytest.param("killed", "host_oom", "SIGKILL", marks=pytest.mark.full),
+        pytest.param("killed", "host_oom", "-9", marks=pytest.mark.full),
         pytest.param("memory", "host_oom", "DefaultCPUAllocator", marks=pytest.mark.full),
     ],
 )

@@ -289,3 +289,15 @@ def test_the_host_that_others_lost_is_named(tmp_path: Path, silent: bool) -> Non
     files["slurm.log"] = "srun: error: Node failure on n2"
     finding = _diagnose(tmp_path, files).findings[0]
     assert (finding.id, finding.host) == ("node_unhealthy", "n2")
+
+
+def test_a_kill_is_put_down_to_memory_only_as_far_as_the_logs_say_so(tmp_path: Path) -> None:
+    killed = "failed (exitcode: -9) local_rank: 2 (pid: 4174) of binary: /usr/bin/python"
+    bare = _diagnose(tmp_path, {"a.log": killed}).findings[0]
+    assert (bare.id, bare.confidence) == ("host_oom", 0.7)
+    assert "by hand" in bare.against[0]
+    shown = _diagnose(
+        tmp_path, {"n1.dmesg": "[12.3] Memory cgroup out of memory: Killed process 4174 (python)"}
+    ).findings[0]
+    assert shown.confidence > 0.9
+    assert not shown.against
