@@ -201,6 +201,13 @@ RANK_DIED = Entry(
         Pattern(r"exitcode\W{0,2}\s*:\s*-(11|6|4|8)\b", "exitcode", weight=SHOWS),
         Pattern(r"Segmentation fault|segfault at ", "segmentation fault", "segfault at", weight=SHOWS),
         Pattern(
+            r"worker process has died|worker died or was killed|worker unexpectedly exit",
+            "worker process has died",
+            "worker died or was killed",
+            "worker unexpectedly exit",
+            weight=FITS,
+        ),
+        Pattern(
             r"Caught signal 11|received signal 11|exited on signal (11|6|4)\b|signal (11|6) \(", "signal ", weight=SHOWS
         ),
         Pattern(

@@ -79,7 +79,7 @@ HOST_OOM = Entry(
             "oom_kill",
             "oom kill",
             "oomkill",
-            unless=r"oom_kill(er)?_?(disable|mode|adj)|oom_kill 0\b|oom-killer: disabled",
+            unless=r"oom_kill(er)?_?(disable|mode|adj)|oom_kill 0\b|oom-killer: disabled|potential root causes",
         ),
         Pattern(r"Out of memory: Kill(ed)? process|Memory cgroup out of memory", "out of memory"),
         Pattern(r"invoked oom-killer"),
