@@ -220,6 +220,18 @@ def test_endless_line_is_read_in_bounded_memory(tmp_path: Path) -> None:
     assert peak < 8 << 20
 
 
+@pytest.mark.parametrize("twice", [False, True], ids=["no two lines alike", "each line twice"])
+def test_what_tells_is_found_among_lines_unlike_each_other(tmp_path: Path, twice: bool) -> None:
+    """New forms of lines are searched many at a time: the one that tells is not lost among them, nor its number."""
+    rng = random.Random(2)
+    lines = [" ".join("".join(rng.choices("abcdefghij", k=9)) for _ in range(6)) for _ in range(2000)]
+    lines = [line for line in lines for _ in range(1 + twice)]
+    lines[700:700] = [OOM.decode().rstrip(), "ModuleNotFoundError: No module named 'peft'"]
+    (tmp_path / "a.log").write_text("\n".join(lines) + "\n")
+    found = {f.id: f.evidence[0].line for f in diagnose([tmp_path]).findings}
+    assert found == {"cuda_oom": 701, "library_missing": 702}
+
+
 def test_many_different_lines_are_read_in_bounded_memory(tmp_path: Path) -> None:
     import tracemalloc
 
