@@ -301,3 +301,13 @@ def test_a_kill_is_put_down_to_memory_only_as_far_as_the_logs_say_so(tmp_path: P
     ).findings[0]
     assert shown.confidence > 0.9
     assert not shown.against
+
+
+@pytest.mark.parametrize(
+    ("name", "host"), [("n2.rank1.log", "n2"), ("n2.slurmd.log", "n2"), ("train_rank1.log", None), ("kern.log", None)]
+)
+def test_hosts_are_taken_from_names_of_files_only_where_they_stand_there(
+    tmp_path: Path, name: str, host: str | None
+) -> None:
+    found = _diagnose(tmp_path, {name: "RuntimeError: CUDA error: invalid device ordinal"})
+    assert found.findings[0].host == host

@@ -15,7 +15,7 @@ from allranks.diagnose.signals import FileScan, Signal
 
 _RANK_FILE = re.compile(r"(?:^|[._-])rank[._-]?(\d+)(?=[._-]|$)", re.IGNORECASE)
 _NUMBER = re.compile(r"\d+")
-_HOST_FILE = re.compile(r"^([A-Za-z][\w-]*(?:\.[\w-]+)*?)[._-](?:rank\d+\.log|(?:slurmd|dmesg|kern|syslog|messages)\b)")
+_HOST_FILE = re.compile(r"^([A-Za-z][\w-]*(?:\.[\w-]+)*?)\.(?:rank\d+\.log|(?:slurmd|dmesg|kern|syslog|messages)\b)")
 
 
 class Candidate(Struct, kw_only=True):
