@@ -72,6 +72,20 @@ def test_gate_lets_through_what_the_patterns_match() -> None:
         assert not matched - passed, [rules[i].pattern.regex for i in matched - passed]
 
 
+def test_many_lines_are_searched_as_each_alone() -> None:
+    """Searched together, a line is held silent only if it has no anchor; also where anchors overlap or touch digits."""
+    rules = all_rules()
+    gate = Gate(rules)
+    lines = [e.example.encode() for e in CATALOGUE.values()] + [e.near_miss.encode() for e in CATALOGUE.values()]
+    lines += [b"", b"quiet line 17", b"30.0s/it", b"x2failed", b"collective operation timeout", b"7TimeoutError: x"]
+    for first in (lines, lines[::-1], [b"a\xff" * 9, *lines]):
+        telling = gate.telling(first)
+        assert telling >= {i for i, line in enumerate(first) if gate.candidates(line)}
+    assert not gate.telling([b"quiet line 17", b"", b"another quiet line"])
+    owners = {rule.owner for rule in gate.candidates(b"[Rank 1] Watchdog caught collective operation timeout: x")}
+    assert {"collective_hang", "watchdog"} <= owners
+
+
 def test_longest_literal_is_part_of_every_match() -> None:
     assert longest_literal(r"Host (key|name) verification failed") == " verification failed"
     assert longest_literal(r"abcd?efgh") == "efgh"

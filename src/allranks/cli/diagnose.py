@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from allranks.cli.options import json_option, print_json
-from allranks.errors import EXIT_FAILED, EXIT_OK
+from allranks.errors import EXIT_FAILED, EXIT_OK, EXIT_REQUEST
 
 
 @click.command("diagnose")
@@ -18,7 +18,7 @@ def diagnose_command(paths: tuple[Path, ...], workers: int | None, as_json: bool
     """Say what went wrong: from run folders, folders of logs, or any log files, packed or not.
 
     Reads Slurm output, torchrun, NCCL, kernel and system logs, sacct tables, py-spy and faulthandler dumps. Exit code 1 if
-    there are findings, 0 if not.
+    there are findings, 0 if not, 2 if nothing there could be read.
     """
     import msgspec
 
@@ -28,12 +28,12 @@ def diagnose_command(paths: tuple[Path, ...], workers: int | None, as_json: bool
     if as_json:
         print_json(msgspec.to_builtins(diagnosis))
     else:
-        from rich.console import Console
-
         from allranks.diagnose.show import show
 
-        show(Console(), diagnosis)
-    return EXIT_FAILED if diagnosis.findings else EXIT_OK
+        show(diagnosis)
+    if diagnosis.findings:
+        return EXIT_FAILED
+    return EXIT_OK if diagnosis.readable else EXIT_REQUEST
 
 
 def _run_or_path(path: Path) -> Path:

@@ -7,14 +7,16 @@ from pathlib import Path
 
 from allranks.diagnose.judge import judge
 from allranks.diagnose.judge.case import Case
+from allranks.diagnose.judge.clocks import align
 from allranks.diagnose.judge.health import describe
 from allranks.diagnose.judge.story import tell
 from allranks.diagnose.pool import scan_all
-from allranks.diagnose.records import Benign, Diagnosis, Evidence, Finding, Health, Problem
+from allranks.diagnose.records import Benign, Clocks, Diagnosis, Evidence, Finding, Health, Problem
+from allranks.diagnose.rundata import connections
 from allranks.diagnose.secrets import clean
 from allranks.diagnose.sources import find
 
-__all__ = ["Benign", "Diagnosis", "Evidence", "Finding", "Health", "Problem", "diagnose"]
+__all__ = ["Benign", "Clocks", "Diagnosis", "Evidence", "Finding", "Health", "Problem", "diagnose"]
 
 
 def diagnose(paths: Sequence[Path | str], *, workers: int | None = None) -> Diagnosis:
@@ -32,12 +34,14 @@ def diagnose(paths: Sequence[Path | str], *, workers: int | None = None) -> Diag
     problems = [Problem(file=name, text=text) for name, text in left_out]
     problems += [Problem(file=sources[s.file].name, text=clean(p)) for s in scans for p in s.problems]
     case = Case([s.name for s in sources], scans)
+    clocks = align(case)
     findings, benign = judge(case)
     return Diagnosis(
         findings=findings,
         benign=benign,
-        health=describe(case),
+        health=describe(case, connections([Path(p) for p in paths])),
         story=tell(case),
+        clocks=clocks,
         problems=problems,
         files=len(sources),
         bytes_read=sum(s.bytes_read for s in scans),

@@ -105,7 +105,7 @@ _ENTRIES = (
     ),
     Harmless(
         id="clone_fallback",
-        why="PEFT copies an adapter on the GPU first and falls back to host memory; the save goes on.",
+        why="FSDP could not copy one entry of a state dict; the save goes on with the entry itself.",
         patterns=(Pattern(r"Failed to clone\(\)? (the )?tensor", "failed to clone"),),
         example="Failed to clone() tensor with name base.lora_A. CUDA out of memory. Tried to allocate 2.00 MiB.",
     ),

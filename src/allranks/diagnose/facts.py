@@ -31,9 +31,15 @@ FACTS: dict[str, tuple[Pattern, ...]] = {
     "stack": (
         Pattern(
             r"^\s+(?P<function>[\w<>.:]+) \((?P<path>[^()\s]+\.(?:pyx?|so[.\d]*|cpp)):?\d*\)\s*$",
-            ".py",
-            ".so",
-            ".cpp",
+            ".py:",
+            ".py)",
+            ".pyx:",
+            ".pyx)",
+            ".so.",
+            ".so:",
+            ".so)",
+            ".cpp:",
+            ".cpp)",
         ),
     ),
     "fr_frame": (Pattern(r"^#\d+ (?P<function>\S+) from (?P<path>\S+):\d+", " from "),),
@@ -72,12 +78,12 @@ FACTS: dict[str, tuple[Pattern, ...]] = {
     "agent_field": (
         Pattern(
             r"^\s*(?P<field>time|host|rank|exitcode|error_file|traceback)\s+: (?P<value>.+?)\s*$",
-            "time",
-            "host",
-            "rank",
-            "exitcode",
-            "error_file",
-            "traceback",
+            "time ",
+            "host ",
+            "rank ",
+            "exitcode ",
+            "error_file ",
+            "traceback ",
         ),
     ),
     "agent_failed": (Pattern(r"failed \(exitcode: (?P<code>-?\d+)\)", "exitcode"),),
@@ -115,7 +121,14 @@ FACTS: dict[str, tuple[Pattern, ...]] = {
     "bootstrap": (
         Pattern(r"Bootstrap ?: Using (?:\[\d+\])?(?P<interface>[\w.@-]+):(?P<address>[^<\s]+)", "bootstrap"),
     ),
-    "no_ib": (Pattern(r"NET/IB ?: No device found", "no device found"),),
+    "address": (
+        Pattern(r"\b(?P<host>[A-Za-z][\w.-]*) proj=.{0,200} net=[\w.@:-]+/(?P<address>[\d.]+|[\da-f:]+)", "proj="),
+        Pattern(r"\bnode \d+ = (?P<host>\S+) \S+ (?P<address>[\d.]+|[\da-f:]+): ranks", ": ranks"),
+    ),
+    "no_ib": (
+        Pattern(r"NET/IB ?: No device found", "no device found"),
+        Pattern(r"Failed to open libibverbs", "failed to open libibverbs"),
+    ),
     "ib_failed": (
         Pattern(
             r"(?:ibv_open_device failed|NET/IB ?: Unable to open device|Call to ibv_\w+ failed|Failed to initialize NET plugin IB)",
@@ -210,4 +223,5 @@ PROGRESS = Pattern(
     "throughput",
     "elapsed",
     "grad",
+    "lr=",
 )

@@ -79,8 +79,10 @@ def take_apart(text: str, labelled: bool) -> Line:
     if rank is None and (match := _IN_RANK.search(text)):
         rank = int(match["rank"])
     if host is None:
-        found = _ON.search(text) or _SRUN.search(text) or _HOST.match(text)
+        srun = _SRUN.search(text)
+        found = _ON.search(text) or srun or _HOST.match(text)
         host = found["host"] if found else None
+        task = int(srun["task"]) if srun and found is srun else task
     return Line(text, rank, local, task, host, pid)
 
 
@@ -122,6 +124,14 @@ def _stamp(text: str, part: str | None) -> float | None:
 def comparable(a: float, b: float) -> bool:
     """Whether two times may be compared: both with a year, or both without."""
     return (a < YEAR_KNOWN) == (b < YEAR_KNOWN)
+
+
+def with_year(time: float, like: float) -> float:
+    """A time without a year (see `time_of`), in the year of another one, or in the year before where that is nearer."""
+    moment, other = datetime.fromtimestamp(time, UTC), datetime.fromtimestamp(like, UTC)
+    day = min(moment.day, 28) if moment.month == 2 else moment.day
+    candidates = [moment.replace(year=year, day=day).timestamp() for year in (other.year, other.year - 1)]
+    return min(candidates, key=lambda t: abs(t - like))
 
 
 YEAR_KNOWN = datetime(2001, 1, 1, tzinfo=UTC).timestamp()

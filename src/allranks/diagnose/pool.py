@@ -7,6 +7,8 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 
 from allranks.diagnose.flightrec import HEAD, is_flight_record, read_flight_record
+from allranks.diagnose.records import IS_EMPTY
+from allranks.diagnose.rundata import ENDS, note_ends
 from allranks.diagnose.scan import Scanner
 from allranks.diagnose.signals import FileScan
 from allranks.diagnose.sources import Source, Unreadable, blocks
@@ -62,8 +64,10 @@ def _scan_one(scanner: Scanner, number: int, source: Source) -> FileScan:
 
     scan = scanner.scan(number, pieces())
     if not scan.bytes_read and not problems:
-        problems.append("is empty")
+        problems.append(IS_EMPTY)
     scan.problems = problems
+    if source.path.name.endswith(ENDS):
+        note_ends(scan, source.path)
     return scan
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
+IS_EMPTY = "is empty"
+
 
 class Evidence(Struct, frozen=True, kw_only=True):
     """One line of a log, without secrets and terminal codes. ``line`` counts from 1."""
@@ -68,6 +70,18 @@ class Health(Struct, frozen=True, kw_only=True):
     advice: list[str] = field(default_factory=list)
 
 
+class Clocks(Struct, frozen=True, kw_only=True):
+    """How the clocks of the hosts stand to each other.
+
+    ``offsets_s``: seconds that a host's clock is ahead of the first host's, where they differ. ``unknown``: hosts of which
+    nothing tells; the order in time between these and others is uncertain.
+    """
+
+    offsets_s: dict[str, float] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+    note: str = ""
+
+
 class Diagnosis(Struct, frozen=True, kw_only=True):
     """The whole answer; ``findings`` most likely root cause first, empty where nothing failed."""
 
@@ -75,6 +89,12 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     benign: list[Benign]
     health: Health
     story: list[str]
+    clocks: Clocks
     problems: list[Problem]
     files: int
     bytes_read: int
+
+    @property
+    def readable(self) -> bool:
+        """Whether there was anything to say something about: text, or a log that is empty."""
+        return self.bytes_read > 0 or (self.files > 0 and all(p.text == IS_EMPTY for p in self.problems))

@@ -6,8 +6,11 @@ forms are tried against the patterns, and of those only the ones whose words occ
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
+from operator import itemgetter
 
 from allranks.diagnose.benign import BENIGN
 from allranks.diagnose.facts import COUNTED
@@ -16,6 +19,7 @@ from allranks.diagnose.lines import ANSI, MAX_TEXT, Line, decode, is_labelled, t
 from allranks.diagnose.signals import FileScan, Signal, Stack, Tally
 
 MAX_FORMS = 100_000
+MANY = 64  # new forms in a block from which on they are searched together
 MAX_FORM = 512  # longer lines are looked at each time
 LONG = 4096
 WINDOWS = 16
@@ -23,8 +27,11 @@ KEPT_PER_SOURCE = 3  # signals of one rule from one rank, task or host
 KEPT_PER_RULE = 96
 KEPT_FRAMES = 40  # of a stack that torch's watchdog prints
 FRAMES, FRAME_REACH, STREAMS, STACKS = 48, 200, 512, 512
+LOOSE, LOOSE_FRAMES = 32, 12
 NEAR = 40  # lines within which a time stamp still dates a line without one
 _BLANK = bytes(48 if 48 <= c <= 57 else c for c in range(256))
+
+_STEP = re.compile(r"\b(?:global_?)?(?:step|iter(?:ation)?)\b\W{0,6}(\d{1,9})\b", re.IGNORECASE)
 
 Verdict = tuple[Rule, ...]
 
@@ -60,17 +67,44 @@ class Scanner:
             forms, lines, numbers = block.translate(_BLANK).split(b"\n"), None, None
         if state.labelled is None:
             state.labelled = is_labelled((lines or block.split(b"\n"))[:400])
-        table = self._forms
+        said: list[tuple[int, Verdict]] = []
+        new: list[int] = []
+        known = self._forms.get
         for i, form in enumerate(forms):
-            verdict = table.get(form)
+            verdict = known(form)
             if verdict is None:
-                lines = lines if lines is not None else block.split(b"\n")
-                verdict = self._classify(state, lines[i], form)
-            if verdict:
-                lines = lines if lines is not None else block.split(b"\n")
+                new.append(i)
+            elif verdict:
+                said.append((i, verdict))
+        if said or new:
+            lines = lines if lines is not None else block.split(b"\n")
+            if new:
+                said = sorted([*said, *self._learn(state, lines, forms, new)], key=itemgetter(0))
+            for i, verdict in said:
                 self._take(state, lines, i, numbers[i] if numbers else state.line + i, verdict)
         ended = block.count(b"\n")
         state.line += ended + (1 if whole and not block.endswith(b"\n") else 0)
+
+    def _learn(
+        self, state: _State, lines: list[bytes], forms: list[bytes], new: list[int]
+    ) -> Iterator[tuple[int, Verdict]]:
+        """Lines of new forms that tell something, and their verdicts. Many forms are searched together first."""
+        table = self._forms
+        unlike = list(dict.fromkeys(forms[i] for i in new))
+        if len(table) + len(unlike) > MAX_FORMS:
+            table.clear()
+        if len(unlike) >= MANY:
+            telling = self.gate.telling(unlike)
+            if len(unlike) == len(new):  # no two alike: there is no use in remembering the silent ones
+                new = [new[i] for i in sorted(telling)]
+            else:
+                table.update((f, ()) for i, f in enumerate(unlike) if i not in telling and len(f) <= MAX_FORM)
+        for i in new:
+            verdict = table.get(forms[i])
+            if verdict is None:
+                verdict = self._classify(state, lines[i], forms[i])
+            if verdict:
+                yield i, verdict
 
     def _classify(self, state: _State, line: bytes, form: bytes) -> Verdict:
         """The rules that may match lines of this form: those that match this one, and those that depend on its digits."""
@@ -82,8 +116,6 @@ class Scanner:
             text = take_apart(decode(line), bool(state.labelled)).text
             verdict = tuple(r for r in candidates if not r.exact or r.pattern.search(text))
         if len(form) <= MAX_FORM:
-            if len(self._forms) >= MAX_FORMS:
-                self._forms.clear()
             self._forms[form] = verdict
         return verdict
 
@@ -142,10 +174,14 @@ class _State:
         self._ranks: set[int] = set()
         self._pids: dict[int, int] = {}
         self._in_stack = 0
+        self._steps, self._last_step = 0, b""
 
     def result(self) -> FileScan:
+        self._mark(self._last_step)
         self.out.lines = self.line - 1
         self.out.hosts, self.out.ranks = sorted(self._hosts), sorted(self._ranks)
+        ended = (tuple(f for _, f in frames)[-LOOSE_FRAMES:] for frames in self._frames.values())
+        self.out.loose = list(islice((frames for frames in ended if frames), LOOSE))
         return self.out
 
     def start_again(self) -> None:
@@ -154,6 +190,7 @@ class _State:
         self.out = kept
         self._kept.clear()
         self._frames.clear()
+        self._steps, self._last_step = 0, b""
 
     def progress(self, number: int, line: bytes) -> None:
         if self.out.first_progress is None:
@@ -161,6 +198,16 @@ class _State:
         self.out.last_progress = number
         if not self.out.last_progress_text:
             self.out.last_progress_text = decode(line[:300])
+        self._steps += 1
+        if self._steps & (self._steps - 1) == 0:  # the 1st, 2nd, 4th ... of them: enough to compare clocks by
+            self._mark(line)
+        self._last_step = line
+
+    def _mark(self, line: bytes) -> None:
+        text = decode(line[:400])
+        step, time = _STEP.search(text), time_of(text)
+        if step and time is not None:
+            self.out.marks.setdefault(int(step.group(1)), time)
 
     def count_again(self, rule: Rule, line: bytes) -> None:
         tally = self.out.tallies[rule.index]
@@ -249,11 +296,12 @@ class _State:
 
 
 def _time_near(raw: str, lines: list[bytes], i: int) -> float | None:
-    """The line's own time stamp, or that of the nearest line before or after."""
+    """The line's own time stamp, or that of the nearest line before or after; what srun says of an end is dated by what follows."""
     found = time_of(raw)
     if found is not None:
         return found
-    for j in (*range(i - 1, max(-1, i - NEAR), -1), *range(i + 1, min(len(lines), i + NEAR // 2))):
+    before, after = range(i - 1, max(-1, i - NEAR), -1), range(i + 1, min(len(lines), i + NEAR // 2))
+    for j in (*after, *before) if raw.startswith("srun:") else (*before, *after):
         found = time_of(lines[j][:240].decode("ascii", "replace"))
         if found is not None:
             return found
@@ -281,4 +329,10 @@ def _windows(line: bytes, verdict: Verdict) -> list[str]:
             at = low.find(anchor)
             if at >= 0 and not any(a <= at < b - 200 for a, b in spans) and len(spans) < WINDOWS:
                 spans.append((max(0, at - 300), at + 700))
-    return [decode(line[a:b]) for a, b in spans]
+    return [decode(_from_whole_word(line, a, b)) for a, b in spans]
+
+
+def _from_whole_word(line: bytes, start: int, end: int) -> bytes:
+    """A piece of a line from its third word on: a secret that is cut, or cut off from its name, could not be hidden."""
+    piece = line[start:end]
+    return piece.split(None, 2)[-1] if start else piece

@@ -2,66 +2,75 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
+import shutil
+import textwrap
+from collections.abc import Iterator
 
-from allranks.diagnose.records import Diagnosis, Evidence, Finding, Health
+import click
+
+from allranks.diagnose.records import Clocks, Diagnosis, Evidence, Finding, Health
 
 MORE = 2  # further causes that are shown in full; the rest by name
-LINE = 300  # characters of a log line
-SHOWN_BENIGN, SHOWN_PROBLEMS = 8, 12
+LABEL, LINES = 12, 3  # width of the labels; lines of the terminal that one line of a log may take
+SHOWN_EVIDENCE, SHOWN_BENIGN, SHOWN_PROBLEMS = 3, 8, 12
 
 
-def show(console: Console, diagnosis: Diagnosis) -> None:
+def show(diagnosis: Diagnosis) -> None:
     """Print a diagnosis."""
+    width = shutil.get_terminal_size().columns
+    for line in lines(diagnosis, width):
+        click.echo(line)
+
+
+def lines(diagnosis: Diagnosis, width: int) -> Iterator[str]:
+    """The lines of a diagnosis, with the terminal's codes for colours (click takes them out where there is no terminal)."""
     if diagnosis.findings:
-        _causes(console, diagnosis.findings)
+        yield from _causes(diagnosis.findings, width)
+    elif diagnosis.readable:
+        yield click.style("No failure found in these logs.", "green", bold=True)
     else:
-        console.print(Text("No failure found in these logs.", style="bold green"))
-    _health(console, diagnosis.health, brief=bool(diagnosis.findings))
-    _story(console, diagnosis.story)
-    _benign(console, diagnosis)
-    _problems(console, diagnosis)
+        yield click.style("Nothing here could be read, so nothing can be said.", "yellow", bold=True)
+    yield from _health(diagnosis.health, width, brief=bool(diagnosis.findings))
+    yield from _story(diagnosis.story, diagnosis.clocks, width)
+    yield from _benign(diagnosis, width)
+    yield from _problems(diagnosis, width)
     read = f"{diagnosis.files} file{'s' if diagnosis.files != 1 else ''}, {_size(diagnosis.bytes_read)} read"
-    console.print(Text(read, style="dim"))
+    yield click.style(read, dim=True)
 
 
-def _causes(console: Console, findings: list[Finding]) -> None:
+def _causes(findings: list[Finding], width: int) -> Iterator[str]:
     for number, finding in enumerate(findings[: 1 + MORE]):
         if number:
-            console.print(Text("or perhaps" if number == 1 else "or", style="dim"))
-        _finding(console, finding, first=number == 0)
+            yield click.style("or perhaps" if number == 1 else "or", dim=True)
+        yield from _finding(finding, width, first=number == 0)
     rest = findings[1 + MORE :]
     if rest:
-        console.print(Text("less likely: " + ", ".join(f"{f.title} ({f.id})" for f in rest), style="dim"))
+        yield from _wrapped("less likely: " + ", ".join(f"{f.title} ({f.id})" for f in rest), width, dim=True)
 
 
-def _finding(console: Console, finding: Finding, *, first: bool) -> None:
-    title = Text.assemble(
-        (finding.title, "bold red" if first else "bold"),
-        ("  ", ""),
-        (f"{finding.id}, {100 * finding.confidence:.0f} % sure", "dim"),
-    )
-    console.print(title, soft_wrap=True)
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row("where", Text(_where(finding)))
-    table.add_row("why", Text(finding.cause))
-    table.add_row("do", Text(finding.fix))
-    console.print(Padding(table, (0, 0, 0, 2)))
-    for evidence in finding.evidence:
-        _line(console, evidence)
-    extra = Table.grid(padding=(0, 2))
-    extra.add_column(style="cyan", no_wrap=True)
-    extra.add_column(overflow="fold")
+def _finding(finding: Finding, width: int, *, first: bool) -> Iterator[str]:
+    title = click.style(finding.title, "red" if first else None, bold=True)
+    yield f"{title}  " + click.style(f"{finding.id}, {100 * finding.confidence:.0f} % sure", dim=True)
+    yield from _item("where", _where(finding), width)
+    yield from _item("why", finding.cause, width)
+    yield from _item("do", finding.fix, width)
+    for evidence in finding.evidence[: SHOWN_EVIDENCE if first else 2]:
+        yield from _seen(evidence, width)
     for text in finding.against:
-        extra.add_row("against", Text(text))
-    extra.add_row("to be sure", Text(finding.next_test))
-    console.print(Padding(extra, (0, 0, 0, 2)))
-    console.print()
+        yield from _item("against", text, width)
+    yield from _item("to be sure", finding.next_test, width)
+    yield ""
+
+
+def _item(label: str, text: str, width: int, **style: object) -> Iterator[str]:
+    """A label and its text, wrapped beside it; without blanks at the ends of lines, so that it can be piped and copied."""
+    for i, part in enumerate(textwrap.wrap(text, _room(width)) or [""]):
+        shown = click.style(part, **style) if style else part  # type: ignore[arg-type]
+        yield click.style(f"  {'' if i else label:<{LABEL}}", "cyan") + shown
+
+
+def _room(width: int) -> int:
+    return max(width - LABEL - 2, 30)
 
 
 def _where(finding: Finding) -> str:
@@ -77,20 +86,25 @@ def _where(finding: Finding) -> str:
     return " on ".join(part for part in (rank, host) if part) + times
 
 
-def _line(console: Console, evidence: Evidence) -> None:
-    text = evidence.text if len(evidence.text) <= LINE else evidence.text[:LINE] + " ..."
-    console.print(
-        Text.assemble("  ", (f"{evidence.file}:{evidence.line}", "dim"), "  ", (text, "yellow")), soft_wrap=True
-    )
+def _seen(evidence: Evidence, width: int) -> Iterator[str]:
+    """Where a line stands, and what it says, as far as `LINES` lines hold it."""
+    yield from _item("seen", f"{evidence.file}:{evidence.line}", width, dim=True)
+    parts = textwrap.wrap(evidence.text, _room(width))
+    if len(parts) > LINES:
+        parts = [*parts[: LINES - 1], parts[LINES - 1][: _room(width) - 4] + " ..."]
+    for part in parts:
+        yield from _item("", part, width, fg="yellow")
 
 
-def _health(console: Console, health: Health, *, brief: bool) -> None:
+def _health(health: Health, width: int, *, brief: bool) -> Iterator[str]:
     said = []
     if health.world_size or health.ranks_seen:
-        said.append(f"{health.world_size or len(health.ranks_seen)} ranks")
+        ranks = health.world_size or len(health.ranks_seen)
+        said.append(f"{ranks} rank{'s' if ranks > 1 else ''}")
     if health.hosts:
+        more = ", ..." if len(health.hosts) > 6 else ""
         said.append(
-            f"{len(health.hosts)} host{'s' if len(health.hosts) > 1 else ''} ({', '.join(health.hosts[:6])}{', ...' if len(health.hosts) > 6 else ''})"
+            f"{len(health.hosts)} host{'s' if len(health.hosts) > 1 else ''} ({', '.join(health.hosts[:6])}{more})"
         )
     if health.transports:
         said.append("data by " + ", ".join(f"{name} ({count})" for name, count in list(health.transports.items())[:5]))
@@ -102,36 +116,44 @@ def _health(console: Console, health: Health, *, brief: bool) -> None:
     if not brief and health.progressed:
         said.append("training went on")
     if said:
-        console.print(Text("The job: " + "; ".join(said) + "."), soft_wrap=True)
+        yield from _wrapped("The job: " + "; ".join(said) + ".", width)
     for advice in health.advice:
-        console.print(Text(f"  note: {advice}."), soft_wrap=True)
+        yield from _wrapped(f"  note: {advice}.", width)
 
 
-def _story(console: Console, story: list[str]) -> None:
+def _story(story: list[str], clocks: Clocks, width: int) -> Iterator[str]:
     if len(story) < 2:
         return
-    console.print(Text("In order of time:", style="bold"))
+    yield click.style("In order of time:", bold=True)
     for line in story:
-        console.print(Text(f"  {line}"), soft_wrap=True)
+        yield from _wrapped(f"  {line}", width, hang=23)
+    if clocks.note:
+        yield from _wrapped(f"  note: {clocks.note}.", width)
 
 
-def _benign(console: Console, diagnosis: Diagnosis) -> None:
+def _benign(diagnosis: Diagnosis, width: int) -> Iterator[str]:
     if not diagnosis.benign:
         return
-    console.print(Text("Harmless:", style="bold"))
+    yield click.style("Harmless:", bold=True)
     for item in diagnosis.benign[:SHOWN_BENIGN]:
         times = f" ({item.count} times)" if item.count > 1 else ""
-        console.print(Text(f"  {item.evidence.text[:100]}{times}: {item.why}", style="dim"), soft_wrap=True)
+        yield from _wrapped(f"  {item.evidence.text[:100]}{times}: {item.why}", width, dim=True)
 
 
-def _problems(console: Console, diagnosis: Diagnosis) -> None:
+def _problems(diagnosis: Diagnosis, width: int) -> Iterator[str]:
     if not diagnosis.problems:
         return
-    console.print(Text("Not read, or only in part:", style="bold"))
+    yield click.style("Not read, or only in part:", bold=True)
     for problem in diagnosis.problems[:SHOWN_PROBLEMS]:
-        console.print(Text(f"  {problem.file}: {problem.text}"), soft_wrap=True)
+        yield from _wrapped(f"  {problem.file}: {problem.text}", width)
     if len(diagnosis.problems) > SHOWN_PROBLEMS:
-        console.print(Text(f"  and {len(diagnosis.problems) - SHOWN_PROBLEMS} more (--json has all)"))
+        yield f"  and {len(diagnosis.problems) - SHOWN_PROBLEMS} more (--json has all)"
+
+
+def _wrapped(text: str, width: int, *, hang: int = 4, dim: bool = False) -> Iterator[str]:
+    indent = " " * (len(text) - len(text.lstrip()))
+    for part in textwrap.wrap(text.strip(), width, initial_indent=indent, subsequent_indent=" " * hang):
+        yield click.style(part, dim=True) if dim else part
 
 
 def _size(count: int) -> str:

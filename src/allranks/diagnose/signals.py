@@ -72,6 +72,9 @@ class FileScan(Struct, kw_only=True):
     tallies: dict[int, Tally] = field(default_factory=dict)
     stacks: list[Stack] = field(default_factory=list)
     flight: Flight | None = None
+    loose: list[tuple[str, ...]] = field(
+        default_factory=list
+    )  # innermost frames of tracebacks that end without an exception
     transports: dict[str, int] = field(default_factory=dict)
     ready: int = 0
     hosts: list[str] = field(default_factory=list)
@@ -80,6 +83,7 @@ class FileScan(Struct, kw_only=True):
     first_progress: int | None = None
     last_progress: int | None = None
     last_progress_text: str = ""
+    marks: dict[int, float] = field(default_factory=dict)  # when some of the steps were told
     lines: int = 0
     bytes_read: int = 0
     problems: list[str] = field(default_factory=list)

@@ -101,7 +101,7 @@ def find(paths: list[Path]) -> tuple[list[Source], list[tuple[str, str]]]:
         for file in _walk(path, problems):
             _add(file, path, found, problems)
             if len(found) >= MAX_FILES:
-                problems.append((str(path), f"more than {MAX_FILES} files; the rest is left out"))
+                problems.append((printable(path), f"more than {MAX_FILES} files; the rest is left out"))
                 return list(found.values()), problems
     return list(found.values()), problems
 
@@ -110,14 +110,20 @@ def _add(file: Path, given: Path, found: dict[str, Source], problems: list[tuple
     try:
         info = file.stat()
     except OSError as error:
-        problems.append((str(file), f"cannot be looked at: {error.strerror}"))
+        problems.append((printable(file), f"cannot be looked at: {error.strerror}"))
         return
     if not stat.S_ISREG(info.st_mode):
-        problems.append((str(file), "is no regular file"))
+        problems.append((printable(file), "is no regular file"))
         return
     real = os.path.realpath(file)
     if real not in found:
-        found[real] = Source(file, str(file if file == given else file.relative_to(given.parent)), info.st_size)
+        found[real] = Source(file, printable(file if file == given else file.relative_to(given.parent)), info.st_size)
+
+
+def printable(path: Path | str) -> str:
+    """A path as text that any terminal and JSON can take, whatever bytes its name has."""
+    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _walk(path: Path, problems: list[tuple[str, str]]) -> Iterator[Path]:
@@ -128,7 +134,7 @@ def _walk(path: Path, problems: list[tuple[str, str]]) -> Iterator[Path]:
         yield from _of_run(RunDir(path))
         return
     for folder, folders, files in os.walk(
-        path, onerror=lambda e: problems.append((str(e.filename), f"cannot be listed: {e.strerror}"))
+        path, onerror=lambda e: problems.append((printable(e.filename), f"cannot be listed: {e.strerror}"))
     ):
         folders[:] = sorted(f for f in folders if f not in _SKIPPED_FOLDERS and not Path(folder, f).is_symlink())
         if "plan.json" in files and "spec.yaml" in files:

@@ -86,11 +86,12 @@ def _work(run: RunDir, attempt: int, rank: int) -> int:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException as error:  # noqa: BLE001 - the edge of the process: say it, record it, end
         traceback.print_exc()
-        _record(run, rank, error)
+        _record(run, attempt, rank, error)
         return int(getattr(error, "exit_code", 1)) or 1
 
 
-def _record(run: RunDir, rank: int, error: BaseException) -> None:
+def _record(run: RunDir, attempt: int, rank: int, error: BaseException) -> None:
+    """Note the error as an event. (A program of the user's own may have changed ``sys.argv`` by now.)"""
     from allranks.launch.blame import is_echo
     from allranks.observe.events import EventLog
     from allranks.redact import redact
@@ -102,7 +103,7 @@ def _record(run: RunDir, rank: int, error: BaseException) -> None:
         type=type(error).__name__,
         message=message[:2000],
         step=getattr(error, "step", None),
-        attempt=int(sys.argv[2]),
+        attempt=attempt,
         exit_code=int(getattr(error, "exit_code", 1)) or 1,
         known=hasattr(error, "exit_code"),
         echo=is_echo(type(error).__name__, message),

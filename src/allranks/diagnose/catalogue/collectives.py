@@ -156,7 +156,7 @@ COLLECTIVE_HANG = Entry(
         Pattern(r"collective operation (timeout|timed out)", "collective operation tim", weight=FITS),
         Pattern(r"Timeout at NCCL work: \d+", "timeout at nccl work", weight=FITS),
         Pattern(
-            r"(ALLREDUCE|ALLGATHER|BROADCAST|BARRIER|all_?reduce|all_?gather|barrier)\b.{0,60}(timed? ?out|hangs?\b|hung\b|never return)",
+            r"(ALLREDUCE|ALLGATHER|BROADCAST|BARRIER|all_?reduce|all_?gather|barrier)\b.{0,60}(timed? ?out(?!\(ms\))|hangs?\b|hung\b|never return)",
             "allreduce",
             "allgather",
             "broadcast",
@@ -200,6 +200,13 @@ RANK_DIED = Entry(
         Pattern(r"died with <Signals\.(SIGSEGV|SIGABRT|SIGILL|SIGFPE)", "died with <signals.", weight=SHOWS),
         Pattern(r"exitcode\W{0,2}\s*:\s*-(11|6|4|8)\b", "exitcode", weight=SHOWS),
         Pattern(r"Segmentation fault|segfault at ", "segmentation fault", "segfault at", weight=SHOWS),
+        Pattern(
+            r"worker process has died|worker died or was killed|worker unexpectedly exit",
+            "worker process has died",
+            "worker died or was killed",
+            "worker unexpectedly exit",
+            weight=FITS,
+        ),
         Pattern(
             r"Caught signal 11|received signal 11|exited on signal (11|6|4)\b|signal (11|6) \(", "signal ", weight=SHOWS
         ),
@@ -300,6 +307,12 @@ PEER_DIED_FIRST = Entry(
         ),
         Pattern(r"(TCPStore|Socket|store).{0,60}Broken pipe", "broken pipe", weight=FITS),
         Pattern(r"ncclRemoteError", weight=FITS),
+        Pattern(
+            r"\b(RuntimeError|DistStoreError): (Socket Timeout|wait timeout)",
+            "socket timeout",
+            "wait timeout",
+            weight=FITS,
+        ),
         Pattern(
             r"Stop_waiting response is expected|failed to recv.{0,30}from store",
             "stop_waiting response",

@@ -19,6 +19,12 @@ DATASET_RACE = Entry(
             unless=r"can't open file|/dev/shm|torch_\d+_|cannot open shared object|bash:|ssh",
         ),
         Pattern(
+            r"(failed|unable|cannot|could not) (to )?open (local )?file .{0,200}(\.arrow|\.incomplete|cache-|\.lock)",
+            "open local file",
+            "open file",
+            weight=SHOWS,
+        ),
+        Pattern(
             r"(\.arrow|cache-\w{6,}|dataset_info\.json|state\.json).{0,120}(No such file|not found|missing|does not exist|corrupt)",
             ".arrow",
             "cache-",
@@ -268,6 +274,7 @@ HUB_UNREACHABLE = Entry(
             "cannot find the requested files",
             weight=SHOWS,
         ),
+        Pattern(r"check(out)? your internet connection", "your internet connection", weight=SHOWS, passing=True),
         Pattern(
             r"outgoing traffic has been disabled|offline mode is enabled",
             "outgoing traffic",

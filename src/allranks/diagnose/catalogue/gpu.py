@@ -61,7 +61,13 @@ INVALID_DEVICE = Entry(
     next_test="on that node: echo $CUDA_VISIBLE_DEVICES; python -c 'import torch; print(torch.cuda.device_count())' within the same step",
     reference="https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html",
     patterns=(
-        Pattern(r"invalid device ordinal|cudaErrorInvalidDevice\b", "invalid device ordinal", "cudaerrorinvaliddevice"),
+        Pattern(
+            r"invalid device ordinal|cudaErrorInvalidDevice\b|CUDA_ERROR_INVALID_DEVICE\b",
+            "invalid device ordinal",
+            "cudaerrorinvaliddevice",
+            "cuda_error_invalid_device",
+            unless="cuMemImport|cudaIpc",
+        ),
         Pattern(r"(CUDA|HIP) error[: ]+101\b", " error", weight=SHOWS),
         Pattern(
             r"Invalid device (id|index|string)|device (index|id) .{0,20}out of range",
@@ -328,6 +334,12 @@ GPU_THROTTLED = Entry(
             unless=r"[:=]\s*(not active|0|inactive|false|n/a)|no (thermal|power)",
         ),
         Pattern(
+            r"throttle.?reasons?\b.{0,60}\b(hw_(slowdown|thermal\w*|power_brake\w*)|sw_thermal\w*|power.?brake|thermal)",
+            "throttle",
+            weight=SHOWS,
+            unless=r"throttle_reasons\.|not active",
+        ),
+        Pattern(
             r"temperature above threshold|clock throttled",
             "temperature above threshold",
             "clock throttled",
@@ -353,9 +365,14 @@ STRAGGLER = Entry(
         Pattern(r"\bRank=\d+ Node=\S+ Score=0\.[0-6]", "score=", weight=SHOWS),
         Pattern(r"STRAGGLER DETECTION WARNING", "straggler detection warning"),
         Pattern(
-            r"straggl(er|ing).{0,80}(rank|node|host|gpu|detected|found|worker|=|:)",
+            r"straggl(er|ing)s?\b.{0,40}\b(detected|found|identified)\b",
             "straggl",
-            unless=r"(no|0|zero|without) straggl|straggl\w* (detection|report)\w*[ :=]*(is )?(enabled|disabled|started|initialized|off|on|none|\[\]|0)|straggl\w*[:= ]+(none|\[\]|0)\b",
+            unless=r"\b(no|0|zero|without|not|any|if)\b.{0,30}straggl|straggl.{0,40}\b(not|no|none)\b",
+        ),
+        Pattern(
+            r"straggl(er|ing)\w*.{0,40}\b(rank|node|host|gpu|worker)s?\b.{0,3}[\s\[#=:][\s\[]?[\w-]*\d",
+            "straggl",
+            unless=r"\b(no|0|zero|without|not|any|if)\b.{0,30}straggl|straggl.{0,40}\b(not|no|none|detection|report)\b",
         ),
         Pattern(
             r"(rank|node|host|gpu) ?\[?[\w.-]+\]?.{0,40}(slower than|slowest|times slower|x slower|lagging)",

@@ -79,13 +79,18 @@ HOST_OOM = Entry(
             "oom_kill",
             "oom kill",
             "oomkill",
-            unless=r"oom_kill(er)?_?(disable|mode|adj)|oom_kill 0\b|oom-killer: disabled",
+            unless=r"oom_kill(er)?_?(disable|mode|adj)|oom_kill 0\b|oom-killer: disabled|potential root causes",
         ),
         Pattern(r"Out of memory: Kill(ed)? process|Memory cgroup out of memory", "out of memory"),
         Pattern(r"invoked oom-killer"),
         Pattern(
             r"exceeded (job |step |its )?memory (limit|request)|memory limit.{0,20}exceeded|(is )?being killed.{0,40}memory|exceeded .{0,20}virtual memory limit",
             "memory",
+        ),
+        Pattern(
+            r"exceeds the memory usage threshold|node (is |was )?running low on memory",
+            "memory usage threshold",
+            "running low on memory",
         ),
         Pattern(r"task \d+.{0,4}: Out Of Memory|\bOUT_OF_ME(MORY|\+)", "out of memory", "out_of_me"),
         Pattern(
@@ -247,8 +252,8 @@ DISK_FULL = Entry(
     reference="https://man7.org/linux/man-pages/man2/write.2.html",
     patterns=(
         Pattern(r"No space left on device", unless=r"/dev/shm|shared memory|torch_\d+_|nccl-|\bshm\w*\."),
-        Pattern(r"\[Errno 28\]|ENOSPC", "[errno ", "enospc", weight=SHOWS, unless=r"/dev/shm|shared memory"),
-        Pattern(r"(Disk )?quota exceeded|EDQUOT|\[Errno 122\]", "quota exceeded", "edquot", "[errno "),
+        Pattern(r"\[Errno 28\]|\bENOSPC\b", "[errno ", "enospc", weight=SHOWS, unless=r"/dev/shm|shared memory"),
+        Pattern(r"(Disk )?quota exceeded|\bEDQUOT\b|\[Errno 122\]", "quota exceeded", "edquot", "[errno "),
         Pattern(
             r"not enough (free )?(disk )?space|(disk|file ?system|volume|partition) (is )?full|out of disk space|insufficient (disk )?space",
             " space",

@@ -40,6 +40,13 @@ BROKEN_NODE_NETWORK = Entry(
             weight=FITS,
             unless="cpu|power|node",
         ),
+        Pattern(r"multicast join failed for .{0,80}status -\d+", "multicast join failed", weight=SHOWS),
+        Pattern(
+            r"Port module event.{0,60}(error|unplugged|bus stuck|power budget|temperature)",
+            "port module event",
+            weight=SHOWS,
+        ),
+        Pattern(r"link becomes not ready", weight=FITS, passing=True),
         Pattern(r"\b(Network is down|no carrier)\b", "network is down", "no carrier", weight=SHOWS, passing=True),
         Pattern(
             r"\b(InfiniBand|IB|HCA|NIC|ethernet|link|port)\b .{0,40}(flapp|is faulty|unhealthy|missing|error count)",

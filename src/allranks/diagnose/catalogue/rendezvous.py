@@ -145,6 +145,8 @@ WRONG_INTERFACE = Entry(
     reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname",
     patterns=(
         Pattern(r"no socket interface found"),
+        Pattern(r"ss_family == \S*ss_family", "ss_family", weight=SHOWS),
+        Pattern(r"connecting to address .{0,60}with family \d+ is neither AF_INET", "is neither af_inet"),
         Pattern(r"connectFullMesh failed", weight=SHOWS),
         Pattern(r"Unable to resolve hostname to a \(local\) address", weight=SHOWS),
         Pattern(r"SO_ERROR: .{0,60}remote=\[(127|169\.254)\.", "so_error: "),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.diagnose.catalogue.entry import FITS, HINTS, SAYS, SHOWS, Entry, Pattern
+from allranks.diagnose.catalogue.entry import FITS, HINTS, SHOWS, Entry, Pattern
 
 REFUSED = 0.72  # that the request failed; why stands behind the colon
 
@@ -203,7 +203,7 @@ SLURM_SUBMIT_REJECTED = Entry(
             weight=SHOWS,
         ),
         Pattern(
-            r"(array|ntasks|nodes|gres|gpus?|mem|cpus).{0,30}(exceeds?|larger than|greater than|too (many|large|big)).{0,40}(max|limit|allowed|partition|available)",
+            r"\b(array|ntasks|nodes|gres|gpus?|mem|cpus)\b.{0,30}(exceeds?|larger than|greater than|too (many|large|big)).{0,40}(max|limit|allowed|partition|available)",
             "exceed",
             "larger than",
             "greater than",
@@ -270,12 +270,16 @@ SLURM_CREDENTIAL = Entry(
             "authentication error",
         ),
         Pattern(r"\b(un)?munge: error|MUNGE.{0,40}(error|fail|refused)", "munge", unless="running normally"),
+        Pattern(r"Munge (decode|encode) failed"),
         Pattern(
-            r"Munge (decode|encode) failed|munge_(decode|encode)|auth/munge|auth_munge|auth_p_\w+",
+            r"(munge_(decode|encode)|auth_p_\w+|(auth|crypto|cred)[/_]munge).{0,120}(fail|error|refuse|cannot|unable|invalid|denied)",
             "munge",
             "auth_p_",
-            weight=SAYS,
+            "auth/munge",
+            "crypto/munge",
+            "cred/munge",
         ),
+        Pattern(r"(error|fatal): .{0,80}(auth|crypto|cred)/munge", "auth/munge", "crypto/munge", "cred/munge"),
         Pattern(r"(Unauthorized|Rewound|Expired|Replayed|Invalid|Bad) (job |munge |step )?credential", "credential"),
         Pattern(
             r"(credential|cred).{0,60}(revoked|signature|invalid|expired|rejected|replay)",
@@ -327,6 +331,21 @@ SLURM_CONTROLLER_ERROR = Entry(
             weight=FITS,
         ),
         Pattern(r"Unable to contact slurm controller"),
+        Pattern(
+            r"(slurm|fetch_c|_establish_conf).{0,60}(DNS SRV lookup failed|failed to (load|fetch) (remote )?configs?|initialization failed)",
+            "dns srv lookup",
+            "failed to load",
+            "failed to fetch",
+            "initialization failed",
+            weight=SHOWS,
+        ),
+        Pattern(
+            r"slurm(ctl|db)?d\.service:? (failed\b|Failed with|Start operation timed out)",
+            "slurmctld.service",
+            "slurmdbd.service",
+            "slurmd.service",
+            weight=SHOWS,
+        ),
         Pattern(
             r"slurm_load_(jobs|node|partitions?|ctl_conf)\w*.{0,10}error|slurm_\w+ error: (Unable|Socket|Zero)",
             "slurm_",
@@ -396,7 +415,9 @@ NODE_UNHEALTHY = Entry(
             "fail",
             weight=FITS,
         ),
-        Pattern(r"DUE TO NODE FAILURE|\bNODE_FAIL\b|JobState=NODE_FAIL|Node failure on", "node failure", "node_fail"),
+        Pattern(r"Node failure on (?P<host>[\w.-]*\w)", "node failure on"),
+        Pattern(r"\b(?P<host>[A-Za-z][\w.-]*) (fell|went) silent\b", "fell silent", "went silent"),
+        Pattern(r"DUE TO NODE FAILURE|\bNODE_FAIL\b|JobState=NODE_FAIL", "node failure", "node_fail"),
         Pattern(
             r"(ERROR|FATAL).{0,8}\bnhc\b|\bnhc\b.{0,80}(failed|failure)|Health ?check (failed|failure|error)",
             "nhc",
@@ -438,7 +459,7 @@ NODE_UNHEALTHY = Entry(
             unless="shut down",
         ),
         Pattern(
-            r"(nodes?|hosts?) \S+ (is |are )?not respond(ing)?|not responding, setting DOWN",
+            r"(nodes?|hosts?) (?P<host>[\w.-]*\w) (is |are )?not respond(ing)?|not responding, setting DOWN",
             "not respond",
             weight=SHOWS,
             unless="nfs",

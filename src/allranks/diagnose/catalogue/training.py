@@ -82,7 +82,7 @@ DTYPE_MISMATCH = Entry(
     patterns=(
         Pattern(r"(mat1|m1|self|query).{0,40}(must|to) have the same dtype", " have the same dtype"),
         Pattern(
-            r"expected (scalar type|dtype|object of (scalar )?type) \w+ (but|for).{0,40}(found|got)?",
+            r"expected (scalar type|dtype|object of (scalar )?type) \S+ (but|for).{0,40}(found|got)?",
             "expected scalar type",
             "expected dtype",
             "expected object of",
@@ -123,6 +123,7 @@ DEEPSPEED_BATCH = Entry(
     patterns=(
         Pattern(r"train_batch_size is not equal to micro_batch"),
         Pattern(r"Check batch related parameters"),
+        Pattern(r"\bds \w*batch_size\w*=\S+ vs hf", " vs hf"),
         Pattern(
             r"train_batch_size.{0,80}(mismatch|does not (match|equal)|must (be|equal)|!=)",
             "train_batch_size",
@@ -146,6 +147,7 @@ DEEPSPEED_NEEDS_OPTIMIZER = Entry(
     patterns=(
         Pattern(r"zero[ _]?stage[ _]?\d? ?requires an optimizer", "requires an optimizer"),
         Pattern(r"zero.{0,40}(requires?|needs?|without) (an? )?optimizer", "zero", weight=SHOWS),
+        Pattern(r"without (specifying|giving|passing) an? optimizer", " an optimizer", " a optimizer", weight=SHOWS),
     ),
     example="AssertionError: zero stage 3 requires an optimizer",
     near_miss="INFO ZeRO stage 3 with optimizer AdamW",

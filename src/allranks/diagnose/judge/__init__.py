@@ -91,12 +91,22 @@ def _count(case: Case, signals: list[Signal]) -> int:
 
 
 def _where(case: Case, candidate: Candidate, signals: list[Signal], end: FirstEnd) -> tuple[int | None, str | None]:
-    """Rank and host that failed first."""
+    """Rank and host that failed first: as the candidate knows, its lines name, their ranks say, or who ended first."""
+    if candidate.elsewhere and candidate.rank is None:
+        return None, candidate.host
+    named = next((s.groups["host"] for s in signals if s.kind == "class" and s.groups.get("host")), None)
+    host = candidate.host or named
     ranks = [s.rank for s in signals if s.rank is not None]
-    known = None if candidate.id in _OF_ALL and len(set(ranks)) > 1 else ranks[0] if ranks else None
-    number = candidate.rank if candidate.rank is not None else known if known is not None else end.rank
-    host = candidate.host or (case.rank_hosts.get(number) if number is not None else None)
-    if host is None and candidate.rank is None and not (candidate.id in _OF_ALL and len(set(ranks)) > 1):
+    of_all = candidate.id in _OF_ALL and len(set(ranks)) > 1
+    if candidate.rank is not None:
+        return candidate.rank, host or case.rank_hosts.get(candidate.rank)
+    if host:
+        there = [rank for rank, place in case.rank_hosts.items() if place == host]
+        own = [rank for rank in ranks if rank in there]
+        return (own or (there if len(there) == 1 else [None]))[0], host
+    number = ranks[0] if ranks and not of_all else end.rank
+    host = case.rank_hosts.get(number) if number is not None else None
+    if host is None and not of_all:
         host = next((s.host for s in signals if s.host), None) or end.host
     return number, host
 

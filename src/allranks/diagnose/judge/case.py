@@ -14,7 +14,8 @@ from allranks.diagnose.lines import comparable
 from allranks.diagnose.signals import FileScan, Signal
 
 _RANK_FILE = re.compile(r"(?:^|[._-])rank[._-]?(\d+)(?=[._-]|$)", re.IGNORECASE)
-_HOST_FILE = re.compile(r"^([A-Za-z][\w-]*(?:\.[\w-]+)*?)\.rank\d+\.log")
+_NUMBER = re.compile(r"\d+")
+_HOST_FILE = re.compile(r"^([A-Za-z][\w-]*(?:\.[\w-]+)*?)\.(?:rank\d+\.log|(?:slurmd|dmesg|kern|syslog|messages)\b)")
 
 
 class Candidate(Struct, kw_only=True):
@@ -29,6 +30,7 @@ class Candidate(Struct, kw_only=True):
     rank: int | None = None
     host: str | None = None
     explained: bool = False  # another candidate is its cause
+    elsewhere: bool = False  # the rank at fault is none of those that report it
 
     @property
     def time(self) -> float | None:
@@ -44,6 +46,7 @@ class Case:
         self._attribute()
         self.signals: list[Signal] = [s for scan in scans for s in scan.signals]
         self.candidates: dict[str, Candidate] = {}
+        self.unsure_hosts: frozenset[str] = frozenset()  # whose clocks nothing compares with the others'
 
     def facts(self, name: str) -> list[Signal]:
         """Signals of one fact, in order of files and lines."""
@@ -81,6 +84,13 @@ class Case:
         """Every host that a line names as its own."""
         return {host for scan in self.scans for host in scan.hosts} | {s.host for s in self.signals if s.host}
 
+    @cached_property
+    def tasks_are_ranks(self) -> bool:
+        """Whether the numbers of Slurm's tasks are those of ranks: there are more of them than hosts."""
+        numbers = [int(n) for s in self.facts("srun_exit") for n in _NUMBER.findall(s.groups["tasks"])]
+        hosts = self.hosts | {host for scan in self.scans if (host := self.file_host(scan.file))}
+        return max(numbers, default=0) >= max(len(hosts), 1)
+
     def went_on_after(self, signal: Signal) -> bool:
         """Whether training lines follow the last of these messages in the same file."""
         scan = self.scans[signal.file]
@@ -108,6 +118,18 @@ class Case:
         match = _RANK_FILE.search(PurePath(self.names[file]).name)
         ranks = self.scans[file].ranks
         return int(match.group(1)) if match else ranks[0] if len(ranks) == 1 else None
+
+    def host_of(self, signal: Signal) -> str | None:
+        """The host that a signal comes from, by itself or by its rank."""
+        return signal.host or (self.rank_hosts.get(signal.rank) if signal.rank is not None else None)
+
+    def file_host(self, file: int) -> str | None:
+        """The host that a file is of: by its name, because it names no other, or by its rank."""
+        match = _HOST_FILE.match(PurePath(self.names[file]).name)
+        if match:
+            return match.group(1)
+        hosts, rank = self.scans[file].hosts, self.file_rank(file)
+        return hosts[0] if len(hosts) == 1 else self.rank_hosts.get(rank) if rank is not None else None
 
     def _attribute(self) -> None:
         """Give signals without rank or host those of their file, where the file has only one."""

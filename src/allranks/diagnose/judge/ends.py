@@ -39,7 +39,10 @@ class FirstEnd(Struct, frozen=True):
 
 
 def first_end(case: Case) -> FirstEnd:
-    """The agent's root cause; else the host of the first task that srun saw fail."""
+    """The agent's root cause; else the first task that srun saw fail: its host, and its rank where each task is one."""
+    noted = in_order(case.facts("rank_end"))
+    if noted:
+        return FirstEnd(noted[0].host, noted[0].rank)
     for root in in_order(case.facts("agent_root")):
         fields = {
             s.groups["field"].lower(): s.groups["value"]
@@ -50,4 +53,7 @@ def first_end(case: Case) -> FirstEnd:
             rank = _NUMBER.match(fields.get("rank", ""))
             return FirstEnd(fields.get("host"), int(rank.group()) if rank else None)
     ended = [s for s in in_order(case.facts("srun_exit")) if "terminated" not in s.groups["how"].lower()]
-    return FirstEnd(ended[0].groups["host"] if ended else None, None)
+    if not ended:
+        return FirstEnd(None, None)
+    task = _NUMBER.search(ended[0].groups["tasks"])
+    return FirstEnd(ended[0].groups["host"], int(task.group()) if task and case.tasks_are_ranks else None)

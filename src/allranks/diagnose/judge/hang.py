@@ -119,6 +119,9 @@ def _checkpoint(case: Case, works: list[Work], signals: list[Signal]) -> None:
     if in_frames:
         case.propose("checkpoint_collective", 0.85, in_frames)
         return
+    if any(_CHECKPOINT.search(f) for scan in case.scans for frames in scan.loose for f in frames):
+        case.propose("checkpoint_collective", 0.78, signals[:3])
+        return
     begun = [s for s in case.facts("saving") if not _ended(case, s) and any(_just_before(s, t) for t in signals)]
     if begun:
         case.propose("checkpoint_collective", SHOWS, [*begun, *signals[:2]])
@@ -205,15 +208,16 @@ def _missing(case: Case, works: list[Work], signals: list[Signal]) -> None:
 
 
 def _blame_missing(case: Case, size: int, told: set[int], absent: list[int], signals: list[Signal]) -> None:
-    if len(told) * 2 < size:
-        return  # most are silent: these logs are a part only
+    if len(told) * 2 <= size and size > 2:
+        return  # half or more are silent: these logs are a part only
     missing = case.propose("collective_mismatch", FITS + 0.02, signals)
     if absent:
         missing.rank = absent[0]
-        who = f"rank {', '.join(str(r) for r in absent[:8])} did not and is the one to look at"
+        who = f"rank {', '.join(str(r) for r in absent[:8])} did not and is the one to look at: it was not in it"
     else:
-        who = "the others did not"
-    missing.cause = f"{len(told)} of {size} ranks of the group waited in this collective until its limit passed; {who}: it was not in it."
+        missing.elsewhere = True
+        who = "the other one was not in it" if size - len(told) == 1 else "the others were not in it"
+    missing.cause = f"{len(told)} of {size} ranks of the group waited in this collective until its limit passed; {who}."
     missing.against.append("if these logs do not hold all ranks of the group, that some are silent says nothing")
 
 

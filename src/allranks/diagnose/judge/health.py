@@ -6,9 +6,9 @@ from allranks.diagnose.judge.case import Case
 from allranks.diagnose.records import Health
 
 
-def describe(case: Case) -> Health:
-    """The facts of a job, from NCCL's and the program's own lines."""
-    transports: dict[str, int] = {}
+def describe(case: Case, connections: dict[str, int] | None = None) -> Health:
+    """The facts of a job, from NCCL's and the program's own lines, and the connections that a run of allranks noted."""
+    transports = dict(connections or {})
     for scan in case.scans:
         for via, count in scan.transports.items():
             transports[via] = transports.get(via, 0) + count

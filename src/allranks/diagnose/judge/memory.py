@@ -16,6 +16,7 @@ _OPTIMIZER = re.compile(
 _FIRST_TOUCH = re.compile(
     r":(barrier|init_process_group|_lazy_init|set_device|new_group|_cuda_init|init_device_mesh|_init_dist\w*|initialize_distributed)$"
 )
+_OF_MEMORY = re.compile(r"oom|memory|MaxRSS|bad_alloc|alloc", re.IGNORECASE)
 _UNITS = {
     "B": 1,
     "bytes": 1,
@@ -31,8 +32,9 @@ NEAR_LINES = 60
 
 
 def decide(case: Case) -> None:
-    """Tells the kinds of out-of-memory apart, on the GPU and on the host."""
+    """Tells the kinds of out-of-memory apart, on the GPU and on the host, and a kill whose sender is shown from one whose is not."""
     _on_the_host(case)
+    _killed(case)
     oom = case.candidates.get("cuda_oom")
     if oom is None:
         return
@@ -58,6 +60,21 @@ def _on_the_host(case: Case) -> None:
             "Train fewer parameters (LoRA), shard the optimizer's state (ZeRO-1), or ask for more memory."
         )
         found.next_test = "allranks plan SPEC shows weights, gradients and optimizer state apart"
+
+
+def _killed(case: Case) -> None:
+    """SIGKILL without a word of memory: most often the kernel or Slurm for want of it, but nothing says so."""
+    killed = case.candidates.get("host_oom")
+    if killed is None or any(_OF_MEMORY.search(s.text) for s in killed.signals):
+        return
+    killed.score = min(killed.score, 0.7)
+    killed.cause = (
+        "A process was killed (SIGKILL) without a word of its own. The usual sender is the kernel or Slurm for want of host memory: every rank loads "
+        "the whole model or data set, too many data workers, or the job asked for too little."
+    )
+    killed.against.append(
+        "no line of the kernel or of Slurm on memory is in these logs: somebody may have sent the signal by hand"
+    )
 
 
 def _beside(a: Signal, b: Signal) -> bool:

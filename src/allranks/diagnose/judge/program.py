@@ -6,6 +6,7 @@ import re
 
 from allranks.diagnose.catalogue.entry import FITS
 from allranks.diagnose.judge.case import Case, in_order
+from allranks.diagnose.judge.ends import first_end
 from allranks.diagnose.signals import Signal
 
 # Raised because another process, or the launcher, ended.
@@ -55,6 +56,7 @@ def decide(case: Case) -> None:
     ]
     communication = [s for s in own if _COMMUNICATION.search(s.text)]
     plain = [s for s in own if s not in communication]
+    plain = [s for s in plain if not _after_an_echo(case, s)] or plain
     if communication and not case.candidates:
         found = case.propose("collective_hang", FITS, communication)
         found.cause = "An operation between the ranks failed, and the log does not say why: the message is NCCL's or Gloo's general one."
@@ -62,7 +64,8 @@ def decide(case: Case) -> None:
             "run once more with NCCL_DEBUG=INFO (or TORCH_CPP_LOG_LEVEL=INFO) and give diagnose all ranks' logs"
         )
     if plain:
-        first = in_order(plain)[0]
+        ended = first_end(case).rank
+        first = in_order([s for s in plain if ended is not None and s.rank == ended] or plain)[0]
         named = first.groups["type"] not in _GENERAL
         found = case.propose(
             "application_error", 0.74 if named else FITS - 0.05, [first, *[s for s in plain if s is not first]]
@@ -79,6 +82,15 @@ def is_own(signal: Signal) -> bool:
         and name not in _ECHOES
         and not name.endswith("Warning")
         and signal.text.count(" ") < 80
+        and '"echo":true' not in signal.text
+    )
+
+
+def _after_an_echo(case: Case, signal: Signal) -> bool:
+    """Whether the same rank had already said, in the same file, that it lost another: then this is what came of it."""
+    echo = case.candidates.get("peer_died_first")
+    return echo is not None and any(
+        (e.file, e.rank) == (signal.file, signal.rank) and e.line <= signal.line for e in echo.signals
     )
 
 

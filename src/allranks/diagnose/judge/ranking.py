@@ -48,7 +48,19 @@ def rank(case: Case) -> list[Candidate]:
     roots = [c for c in listed if not CATALOGUE[c.id].echo]
     chosen = roots or listed
     first = _earliest(chosen)
+    if first is not None and _order_unsure(case, first, chosen):
+        first.against.append(
+            "it comes first by its host's clock only: nothing in the logs compares that clock with the others'"
+        )
     return sorted(chosen, key=lambda c: (-_strength(c), c is not first, -c.score))
+
+
+def _order_unsure(case: Case, first: Candidate, candidates: list[Candidate]) -> bool:
+    """Whether a cause that counts the same stands on a host whose clock cannot be compared."""
+    own = {case.host_of(s) for s in first.signals}
+    rivals = [c for c in candidates if c is not first and _strength(c) == _strength(first)]
+    hosts = {case.host_of(s) for c in rivals for s in c.signals} - own - {None}
+    return bool(hosts and (hosts | own) & case.unsure_hosts)
 
 
 def _strength(candidate: Candidate) -> float:

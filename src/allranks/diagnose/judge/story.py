@@ -30,16 +30,18 @@ def tell(case: Case) -> list[str]:
     told: list[str] = []
     kinds: dict[str, int] = {}
     for signal in era:
-        who = (signal.owner, signal.rank, signal.host)
-        if who in seen or kinds.get(signal.owner, 0) >= 3 or len(told) >= MOST:
+        who, where = (signal.owner, signal.rank, case.host_of(signal)), (signal.file, signal.line)
+        if who in seen or where in seen or kinds.get(signal.owner, 0) >= 3 or len(told) >= MOST:
             continue
-        seen.add(who)
+        seen |= {who, where}
         kinds[signal.owner] = kinds.get(signal.owner, 0) + 1
         told.append(_line(case, signal))
     return told
 
 
 def _tells(signal: Signal) -> bool:
+    if signal.owner == "event_error":
+        return '"echo":true' not in signal.text
     return (signal.kind == "class" and signal.weight > HINTS) or signal.owner in _ENDS
 
 
@@ -49,5 +51,6 @@ def _line(case: Case, signal: Signal) -> str:
     rank = f"rank {signal.rank}" if signal.rank is not None else ""
     host = signal.host or (case.rank_hosts.get(signal.rank) if signal.rank is not None else None) or ""
     who = " on ".join(part for part in (rank, host) if part) or case.names[signal.file]
-    what = CATALOGUE[signal.owner].title if signal.owner in CATALOGUE else clean(signal.text)[:TEXT]
+    said = f"{signal.groups['type']}: {signal.groups['message']}" if signal.owner == "event_error" else signal.text
+    what = CATALOGUE[signal.owner].title if signal.owner in CATALOGUE else clean(said)[:TEXT]
     return f"{when}  {who}: {what}"
