@@ -54,6 +54,7 @@ def check_lab(run_dir: RunDir, nodes: int) -> None:
     assert metrics["epoch_s"] == pytest.approx(steps_of_an_epoch * metrics["step_time_s"]["median"], rel=0.9)
 
 
+@pytest.mark.full  # the usual run takes the field note's twin, tests/cluster/test_seeds.py
 def test_the_lab_on_three_nodes(box: Box, shared: Path) -> None:
     check_lab(run_example(shared, LAB, "data.subset=400", "train.epochs=2"), 3)
 
@@ -65,7 +66,8 @@ def test_the_lab_on_five_nodes(shared: Path, make_box: Callable[..., Box], monke
     check_lab(run_example(shared, LAB, "data.subset=400", "train.epochs=2", "cluster.nodes=5"), 5)
 
 
-@pytest.mark.parametrize("adapters", ["auto", pytest.param("sharded", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("adapters", ["auto", "sharded"])
 def test_the_twin_of_the_large_mixture_of_experts(box: Box, shared: Path, adapters: str) -> None:
     """FSDP2 over two nodes: adapters on attention and experts, which auto keeps whole on every rank, read again by plain PEFT."""
     run_dir = run_example(shared, GLM, f"strategy.adapters={adapters}")
@@ -103,6 +105,7 @@ def check_reload(checkpoint: Path) -> None:
     assert len(learned) == 3 * 4 + 2 * 2 and all(v > 0 for v in learned.values()), learned
 
 
+@pytest.mark.full
 def test_the_two_node_lora_run(box: Box, shared: Path) -> None:
     run_dir = run_example(shared, TWO_NODES)
     metrics = read_json(run_dir.metrics)

@@ -103,13 +103,12 @@ def show_plan(
         show_fit(console, memory)
     for warning in plan.warnings:
         console.print(f"note: {escape(warning)}", highlight=False)
-    if script:
-        console.print("\nBatch script:\n")
-        console.print(script, highlight=False, markup=False, soft_wrap=True)
     if commands:
-        console.print("\nTo be started by hand, one command a node:\n")
-        for node, command in zip(plan.nodes, commands, strict=True):
-            console.print(f"  {node.host or node.node}:  {command}", highlight=False, markup=False, soft_wrap=True)
+        starts = zip(plan.nodes, commands, strict=True)
+        script = "\n".join(f"  {node.host or node.node}:  {command}" for node, command in starts)
+    if script:
+        console.print("\nTo be started by hand, one command a node:\n" if commands else "\nBatch script:\n")
+        console.print(script, highlight=False, markup=False, soft_wrap=True)
 
 
 def _options(options: dict[str, object]) -> str:
