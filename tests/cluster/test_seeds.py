@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from allranks.testcluster import Box
 from tests.cluster.runs import log_of
 from tests.cluster.test_lab import check_lab, run_example
 from tests.conftest import REPO
+from tests.dist.test_seeds import check_smoke
 
 pytestmark = pytest.mark.python_on_nodes
 SEEDS = REPO / "examples" / "seeds"
@@ -59,3 +62,21 @@ def test_the_lab_with_the_trainer(box: Box, shared: Path) -> None:
     run_dir = run_example(shared, SEEDS / "003" / "lab-tiny.yaml")
     check_lab(run_dir, 3)
     assert read_json(run_dir.metrics)["strategy"] == "hf_trainer"
+
+
+def test_zero1_over_several_nodes(box: Box, shared: Path) -> None:
+    """004, test 04, on as many nodes as the box of all tests can give it at little cost."""
+    pytest.importorskip("deepspeed")
+    sets = ("cluster.nodes=2", "cluster.procs_per_node=1", "train.max_steps=20")
+    check_smoke(
+        run_example(shared, SEEDS / "004" / "04-deepspeed-4-nodes-tiny.yaml", *sets), "deepspeed_zero1", 2, 32, 20
+    )
+
+
+@pytest.mark.full
+def test_zero1_over_four_nodes(shared: Path, make_box: Callable[..., Box], monkeypatch: pytest.MonkeyPatch) -> None:
+    """004, test 04, as its twin says it: four nodes, two ranks each."""
+    pytest.importorskip("deepspeed")
+    box = make_box(f"four-{os.getpid()}", nodes=4)
+    monkeypatch.setenv("ALLRANKS_BOX", box.name)
+    check_smoke(run_example(shared, SEEDS / "004" / "04-deepspeed-4-nodes-tiny.yaml"), "deepspeed_zero1", 8, 32)

@@ -91,3 +91,32 @@ def test_a_profiled_strategy_is_analysed(tmp_path: Path) -> None:
     assert {"all_gather", "reduce_scatter"} <= kinds, kinds
     rows = list(csv.DictReader((out / "summary.csv").open()))
     assert [row["rank"] for row in rows] == ["0", "1"] and (out / "summary.html").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("twin", "strategy", "rows"),
+    [
+        ("004/01-single-gpu", "single", 32),
+        pytest.param("004/02-ddp-2-gpus", "pytorch_ddp", 64, marks=pytest.mark.full),
+        pytest.param("004/03-deepspeed-zero1", "deepspeed_zero1", 32, marks=pytest.mark.full),
+    ],
+)
+def test_a_smoke_test_of_the_notes_on_one_machine(tmp_path: Path, twin: str, strategy: str, rows: int) -> None:
+    """004: 100 steps of noise, a checkpoint that was read again, and rows a second over all ranks."""
+    if strategy.startswith("deepspeed"):
+        pytest.importorskip("deepspeed")
+    world = 1 if strategy == "single" else 2
+    run = run_twin(tmp_path, f"{twin}-tiny")
+    check_smoke(run, strategy, world, rows)
+
+
+def check_smoke(run: RunDir, strategy: str, world: int, rows: int, steps: int = 100) -> None:
+    """What tests 01 to 04 tick off, without their transport."""
+    metrics = read_json(run.metrics)
+    assert (metrics["strategy"], metrics["world_size"], metrics["steps"]) == (strategy, world, steps)
+    assert metrics["sync_proof"]["world_size"] == world and metrics["sync_proof"]["weights_equal"]
+    assert metrics["tokens_real"] == steps * world * rows, "a row counts once"
+    assert metrics["train_loss_last"] == pytest.approx(1.0, abs=0.3), "noise has a variance of 1"
+    assert run.checkpoint_steps() == [steps]
+    state = list((run.checkpoint(steps) / "state").iterdir())
+    assert len([p for p in state if p.suffix == ".safetensors"]) >= world, "every rank writes its own part"

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from allranks.cli.run import run_command
+from allranks.mlp import mlp_shape
 from allranks.planning import make_plan
 from allranks.spec import load_spec
 from allranks.spec.load import spec_to_dict
@@ -53,6 +54,26 @@ LAB = {
     "strategy.find_unused_parameters": False, "cluster.env": {"OMP_NUM_THREADS": "2"}, "cluster.slurm.partition": "torch",
     "cluster.slurm.cpus_per_task": 4, "cluster.slurm.time": "00:30:00", "cluster.stage": "auto",
 }  # fmt: skip
+SMOKE = {
+    "data.source": "builtin:noise", "adapter.type": "none", "train.max_steps": 100, "train.lr": 1e-4, "train.schedule": "constant",
+    "train.weight_decay": 0.01, "checkpoint.mode": "full", "cluster.slurm.account": "euge", "cluster.slurm.partition": "a100-80gb",
+    "cluster.modules": ["external", "cuda/12.1.1", "anaconda/2024.10-py312"], "cluster.environment": "conda:worldsim_env",
+}  # fmt: skip
+ZERO1 = SMOKE | {
+    "model.dtype": "bfloat16", "strategy.name": "deepspeed_zero1", "train.micro_batch_size": 32, "train.clip_norm": 1.0,
+    "strategy.config.gradient_clipping": 1.0, "strategy.config.bf16": {"enabled": True},
+    "strategy.config.zero_optimization": {
+        "stage": 1, "reduce_bucket_size": 500_000_000, "allgather_bucket_size": 500_000_000, "overlap_comm": True, "contiguous_gradients": True,
+    },
+    "strategy.config.optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}},
+}  # fmt: skip
+
+
+def slurm(qos: str, cpus: int, mem: str, time: str, **more: Any) -> dict[str, Any]:
+    values = {"qos": qos, "cpus_per_task": cpus, "mem": mem, "time": time, **more}
+    return {f"cluster.slurm.{key}": value for key, value in values.items()}
+
+
 # What the notes say of each job; and (nodes, ranks, device, backend, dtype, sequences an update) of its plan.
 JOBS: dict[str, tuple[dict[str, Any], tuple[int, int, str, str, str, int]]] = {
     "000/one-node": (MISTRAL, (1, 8, "cuda", "nccl", "bfloat16", 8)),
@@ -65,6 +86,33 @@ JOBS: dict[str, tuple[dict[str, Any], tuple[int, int, str, str, str, int]]] = {
     "002/ddp": (YELP | {"train.micro_batch_size": 1}, (1, 2, "cuda", "nccl", "float32", 8)),
     "002/sharding": (YELP | {"train.micro_batch_size": 4}, (1, 2, "cuda", "nccl", "float32", 8)),
     "003/lab": (LAB, (3, 6, "cpu", "gloo", "float32", 48)),
+    "004/01-single-gpu": (
+        SMOKE
+        | {"strategy.name": "single", "train.clip_norm": None}
+        | slurm("standby", 8, "50G", "00:30:00", gres="gpu:1"),
+        (1, 1, "cuda", "nccl", "float32", 32),
+    ),
+    "004/02-ddp-2-gpus": (
+        SMOKE
+        | {
+            "strategy.name": "pytorch_ddp",
+            "train.micro_batch_size": 64,
+            "train.clip_norm": None,
+            "cluster.timeout_s": 120,
+        }
+        | slurm("normal", 8, "64G", "00:15:00", gres="gpu:2"),
+        (1, 2, "cuda", "nccl", "float32", 128),
+    ),
+    "004/03-deepspeed-zero1": (
+        ZERO1 | {"strategy.config.train_batch_size": 64} | slurm("standby", 16, "100G", "00:30:00", gres="gpu:2"),
+        (1, 2, "cuda", "nccl", "bfloat16", 64),
+    ),
+    "004/04-deepspeed-4-nodes": (
+        ZERO1
+        | {"strategy.config.train_batch_size": 256, "cluster.timeout_s": 600}
+        | slurm("normal", 32, "200G", "01:00:00", gpus_per_node=2, exclusive=True),
+        (4, 8, "cuda", "nccl", "bfloat16", 256),
+    ),
 }
 
 
@@ -81,7 +129,7 @@ def test_every_job_has_a_twin_and_a_readme_that_names_it() -> None:
         assert f"{name}-tiny" in SPECS
         folder, spec = name.split("/")
         readme = (SEEDS / folder / "README.md").read_text()
-        assert f"{spec}.yaml" in readme
+        assert spec in readme
         assert len(readme.splitlines()) <= 12 and "](../../../docs/seeds.md" in readme
 
 
@@ -101,6 +149,20 @@ def test_a_job_is_that_of_its_notes(name: str) -> None:
     )
     assert plan.batch is not None and plan.batch.global_batch_size == batch
     assert plan.warnings == []
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("004/01-single-gpu", 25_175_040),
+        ("004/02-ddp-2-gpus", 100_681_728),
+        ("004/03-deepspeed-zero1", 805_429_248),
+        ("004/04-deepspeed-4-nodes", 1_073_905_664),
+    ],
+)
+def test_perceptrons_have_the_parameters_of_the_notes(name: str, parameters: int) -> None:
+    model = load_spec(SEEDS / f"{name}.yaml").model
+    assert model is not None and mlp_shape(model.name, model.config).parameters == parameters
 
 
 @pytest.mark.parametrize("name", FULL)
