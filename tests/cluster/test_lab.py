@@ -23,11 +23,16 @@ TWO_NODES = REPO / "examples" / "tiny-mistral-lora-ddp-2node.yaml"
 
 def run_example(shared: Path, example: Path, *sets: str) -> RunDir:
     """`allranks run` of an example, with its run folder and cache where the nodes see them."""
+    return example_and_output(shared, example, *sets)[0]
+
+
+def example_and_output(shared: Path, example: Path, *sets: str) -> tuple[RunDir, str]:
+    """The same, with what was shown to the user."""
     all_sets = (f"run_root={shared}/runs", f"cluster.cache={shared}/cache", "cluster.env.OMP_NUM_THREADS='1'", *sets)
     done = allranks(shared, "run", str(example), *(word for item in all_sets for word in ("--set", item)))
     run_dir = RunDir(next((shared / "runs").iterdir()))
     assert done.returncode == 0, done.stdout + done.stderr + log_of(run_dir)
-    return run_dir
+    return run_dir, done.stdout
 
 
 def check_lab(run_dir: RunDir, nodes: int) -> None:

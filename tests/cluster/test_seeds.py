@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import pytest
 from allranks.observe.events import read_events
 from allranks.rundir import read_json
 from allranks.testcluster import Box
+from tests.cluster.helpers import submit
 from tests.cluster.runs import log_of
-from tests.cluster.test_lab import check_lab, run_example
+from tests.cluster.test_lab import check_lab, example_and_output, run_example
 from tests.conftest import REPO
 from tests.dist.test_seeds import check_smoke
 
@@ -23,8 +25,10 @@ ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
 def test_trainer_with_lora_on_two_nodes(box: Box, shared: Path) -> None:
-    """000: Slurm, torchrun and HF Trainer over two nodes whose interfaces have different names."""
-    run_dir = run_example(shared, SEEDS / "000" / "two-nodes-tiny.yaml")
+    """000: Slurm, torchrun and HF Trainer over two nodes whose interfaces have different names; first the job waits for another."""
+    submit(box, shared, "sleep 5\n", "--nodes=3", "--exclusive")
+    run_dir, shown = example_and_output(shared, SEEDS / "000" / "two-nodes-tiny.yaml")
+    assert re.search(r"job \d+ waits: (Resources|Priority)", shown), shown
     metrics = read_json(run_dir.metrics)
     found = (metrics["world_size"], metrics["nodes"], metrics["steps"], metrics["strategy"], metrics["dtype"])
     assert found == (2, 2, 10, "hf_trainer", "bfloat16")
