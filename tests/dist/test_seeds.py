@@ -76,8 +76,13 @@ def test_the_strategies_of_a_shell_script_are_compared(tmp_path: Path, twin: str
         assert row["tokens_per_s"]["median"] > 0
     (folder,) = folders(tmp_path)
     assert {"comparison.html", "comparison.csv", "comparison.json"} <= {p.name for p in folder.iterdir()}
+    done = allranks("trace", "latest", "--select", "latest", "--out", "reports", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in asked:
+        assert {p.name for p in (tmp_path / "reports" / name).iterdir()} >= {"summary.html", "summary.csv"}, name
 
 
+@pytest.mark.full
 def test_a_profiled_strategy_is_analysed(tmp_path: Path) -> None:
     """002: a trace a rank, and a page and tables of it; the windows are those of the scripts."""
     run = run_twin(tmp_path, "002/sharding-tiny", "strategy.name=pytorch_zero3")
