@@ -17,7 +17,7 @@ from allranks import fit as memory
 from allranks.errors import CheckpointError, EnvironmentNotAble, RequestError, SpecError
 from allranks.facts import machine_facts
 from allranks.fit import Fit
-from allranks.launch import allocation
+from allranks.launch import allocation, hosts
 from allranks.launch.follow import Observer, follow, handling_signals
 from allranks.launch.jobs import LAUNCHERS
 from allranks.launch.outcome import RunResult, conclude
@@ -71,12 +71,19 @@ def batch_script(spec: RunSpec) -> str | None:
     """What would be handed to sbatch; None for launchers that need no script."""
     if spec.cluster.launcher != "slurm":
         return None
-    return render(
-        spec,
-        make_plan(spec, machine_facts()),
-        RunDir(Path(spec.run_root).absolute() / f"{spec.name}-TIME"),
-        sys.executable,
-    )
+    return render(spec, make_plan(spec, machine_facts()), _future_run(spec), sys.executable)
+
+
+def hand_commands(spec: RunSpec) -> list[str] | None:
+    """What would be started by hand, one command a node; None for launchers that start the nodes themselves."""
+    if spec.cluster.launcher != "hosts":
+        return None
+    return hosts.commands(_future_run(spec), make_plan(spec, machine_facts()))
+
+
+def _future_run(spec: RunSpec) -> RunDir:
+    """The folder that a run would get; TIME stands for the moment at which it is started."""
+    return RunDir(Path(spec.run_root).absolute() / f"{spec.name}-TIME")
 
 
 def run(

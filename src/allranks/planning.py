@@ -210,5 +210,8 @@ def _rendezvous(spec: RunSpec) -> str:
     if spec.cluster.launcher == "local":
         return "a free port on 127.0.0.1, chosen when the ranks start"
     wanted = spec.cluster.rendezvous
+    if spec.cluster.launcher == "hosts":
+        first = wanted.address or (spec.cluster.hosts[0] if spec.cluster.hosts else "the first of cluster.hosts")
+        return f"{first}, port {wanted.port or 'from the name of the run'}"
     address = wanted.address or "address asked from node 0"
     return f"{address}, port {wanted.port or 'from the job id, probed on node 0'}"

@@ -23,11 +23,16 @@ TWO_NODES = REPO / "examples" / "tiny-mistral-lora-ddp-2node.yaml"
 
 def run_example(shared: Path, example: Path, *sets: str) -> RunDir:
     """`allranks run` of an example, with its run folder and cache where the nodes see them."""
+    return example_and_output(shared, example, *sets)[0]
+
+
+def example_and_output(shared: Path, example: Path, *sets: str) -> tuple[RunDir, str]:
+    """The same, with what was shown to the user."""
     all_sets = (f"run_root={shared}/runs", f"cluster.cache={shared}/cache", "cluster.env.OMP_NUM_THREADS='1'", *sets)
     done = allranks(shared, "run", str(example), *(word for item in all_sets for word in ("--set", item)))
     run_dir = RunDir(next((shared / "runs").iterdir()))
     assert done.returncode == 0, done.stdout + done.stderr + log_of(run_dir)
-    return run_dir
+    return run_dir, done.stdout
 
 
 def check_lab(run_dir: RunDir, nodes: int) -> None:
@@ -54,6 +59,7 @@ def check_lab(run_dir: RunDir, nodes: int) -> None:
     assert metrics["epoch_s"] == pytest.approx(steps_of_an_epoch * metrics["step_time_s"]["median"], rel=0.9)
 
 
+@pytest.mark.full  # the usual run takes the field note's twin, tests/cluster/test_seeds.py
 def test_the_lab_on_three_nodes(box: Box, shared: Path) -> None:
     check_lab(run_example(shared, LAB, "data.subset=400", "train.epochs=2"), 3)
 
@@ -65,7 +71,8 @@ def test_the_lab_on_five_nodes(shared: Path, make_box: Callable[..., Box], monke
     check_lab(run_example(shared, LAB, "data.subset=400", "train.epochs=2", "cluster.nodes=5"), 5)
 
 
-@pytest.mark.parametrize("adapters", ["auto", pytest.param("sharded", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("adapters", ["auto", "sharded"])
 def test_the_twin_of_the_large_mixture_of_experts(box: Box, shared: Path, adapters: str) -> None:
     """FSDP2 over two nodes: adapters on attention and experts, which auto keeps whole on every rank, read again by plain PEFT."""
     run_dir = run_example(shared, GLM, f"strategy.adapters={adapters}")
@@ -103,6 +110,7 @@ def check_reload(checkpoint: Path) -> None:
     assert len(learned) == 3 * 4 + 2 * 2 and all(v > 0 for v in learned.values()), learned
 
 
+@pytest.mark.full
 def test_the_two_node_lora_run(box: Box, shared: Path) -> None:
     run_dir = run_example(shared, TWO_NODES)
     metrics = read_json(run_dir.metrics)

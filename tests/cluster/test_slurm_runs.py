@@ -19,6 +19,7 @@ from allranks.testcluster import Box
 from allranks.testcluster.faults import inject
 from allranks.testcluster.records import Hidden
 from tests.cluster.runs import LIMIT_S, Submitted, allranks, log_of, run, spec_in
+from tests.conftest import REPO
 from tests.dist.harness import ALLRANKS, step_events, until
 
 pytestmark = pytest.mark.python_on_nodes
@@ -152,8 +153,8 @@ def test_a_users_own_torchrun_program(box: Box, shared: Path) -> None:
 
 def test_nodes_started_by_hand(box: Box, shared: Path) -> None:
     places = box.plan.nodes
-    hosts = [n.address for n in places[:2]]
-    spec = spec_in(shared, cluster={"launcher": "hosts", "nodes": 2, "hosts": hosts}, train={"max_steps": 4})
+    spec = yaml.safe_load((REPO / "examples" / "seeds" / "001" / "two-nodes-by-hand-tiny.yaml").read_text())
+    spec["cluster"] |= {"hosts": [n.address for n in places[:2]], "cache": f"{shared}/cache"}
     (shared / "spec.yaml").write_text(yaml.safe_dump(spec))
     out = shared / "out.txt"
     launcher = subprocess.Popen(
@@ -170,6 +171,10 @@ def test_nodes_started_by_hand(box: Box, shared: Path) -> None:
         assert launcher.wait(timeout=LIMIT_S) == 0, out.read_text()
         assert [a.wait(timeout=20) for a in agents] == [0, 0]
         assert "2 of 2 nodes have come" in out.read_text()
+        run_dir = RunDir(next((shared / "runs").iterdir()))
+        metrics = read_json(run_dir.metrics)
+        assert (metrics["world_size"], metrics["nodes"], metrics["strategy"]) == (2, 2, "pytorch_zero3")
+        assert run_dir.checkpoint_steps() == [2, 4]
     finally:
         launcher.kill()
 

@@ -178,10 +178,15 @@ def test_other_forms_of_one_run(tmp_path: Path) -> None:
 
 
 def test_padded_rows_and_evaluation_only(tmp_path: Path, rows_file: Path) -> None:
-    done, run = train(tmp_path, tiny_spec(rows_file, tmp_path, data={"packing": "none"}, train={"max_steps": 0}))
+    """On a set of its own, of which nothing is trained and from which nothing is held out."""
+    write_rows(tmp_path / "other.json", 15)
+    own = {"source": str(tmp_path / "other.json")}
+    done, run = train(tmp_path, tiny_spec(rows_file, tmp_path, data={"packing": "none"}, train={"max_steps": 0}, eval=own))
     assert done.returncode == 0, done.stderr
     metrics = read_json(run.metrics)
     assert metrics["steps"] == 0
+    events = [json.loads(line) for line in run.events_of(0).read_text().splitlines()]
+    assert [e["rows"] for e in events if e["event"] == "eval"] == [15]
     assert metrics["perplexity"] > 1
     assert run.checkpoint_steps() == []
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from allranks.cli.options import json_option, print_json
+from allranks.cli.options import json_option, print_json, run_or_path
 from allranks.errors import EXIT_FAILED, EXIT_OK, EXIT_REQUEST
 
 
@@ -24,7 +24,7 @@ def diagnose_command(paths: tuple[Path, ...], workers: int | None, as_json: bool
 
     from allranks.diagnose import diagnose
 
-    diagnosis = diagnose([_run_or_path(path) for path in paths], workers=workers)
+    diagnosis = diagnose([run_or_path(path) for path in paths], workers=workers)
     if as_json:
         print_json(msgspec.to_builtins(diagnosis))
     else:
@@ -34,16 +34,3 @@ def diagnose_command(paths: tuple[Path, ...], workers: int | None, as_json: bool
     if diagnosis.findings:
         return EXIT_FAILED
     return EXIT_OK if diagnosis.readable else EXIT_REQUEST
-
-
-def _run_or_path(path: Path) -> Path:
-    """A path as it is; `latest` or the name of a run as that run's folder."""
-    if path.exists() or len(path.parts) != 1:
-        return path
-    from allranks.errors import RunNotFound
-    from allranks.rundir import find_run
-
-    try:
-        return find_run(str(path)).root
-    except RunNotFound:
-        return path

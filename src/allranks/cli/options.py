@@ -38,3 +38,16 @@ def run_argument(function: Callable[..., Any]) -> Callable[..., Any]:
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
     click.echo(json.dumps(finite(value), indent=2, ensure_ascii=False))
+
+
+def run_or_path(path: Path) -> Path:
+    """A path as it is; `latest` or the name of a run as that run's folder."""
+    if path.exists() or len(path.parts) != 1:
+        return path
+    from allranks.errors import RunNotFound
+    from allranks.rundir import find_run
+
+    try:
+        return find_run(str(path)).root
+    except RunNotFound:
+        return path

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from allranks.envpolicy import EnvVar
     from allranks.fit import Fit
     from allranks.planning import LaunchPlan
+    from allranks.spec import RunSpec
 
 MAX_RANK_ROWS = 16
 
@@ -29,8 +30,15 @@ def plan_command(spec: Path, sets: tuple[str, ...], as_json: bool) -> int:
 
     checked = api.read_spec(spec, sets)
     preflight.check_request(checked)
-    show_plan(api.plan(checked), as_json, api.batch_script(checked), api.fit(checked))
+    show_request(checked, as_json)
     return EXIT_OK
+
+
+def show_request(spec: RunSpec, as_json: bool) -> None:
+    """All that is known of a run before it is started."""
+    from allranks import api
+
+    show_plan(api.plan(spec), as_json, api.batch_script(spec), api.fit(spec), api.hand_commands(spec))
 
 
 def _unset(item: EnvVar) -> str:
@@ -47,16 +55,22 @@ def hang_line(plan: LaunchPlan) -> str:
     )
 
 
-def show_plan(plan: LaunchPlan, as_json: bool, script: str | None = None, memory: Fit | None = None) -> None:
-    """The plan as tables, with the batch script where there is one; or as JSON."""
+def show_plan(
+    plan: LaunchPlan,
+    as_json: bool,
+    script: str | None = None,
+    memory: Fit | None = None,
+    commands: list[str] | None = None,
+) -> None:
+    """The plan as tables, with the batch script or the commands of the nodes where there are any; or as JSON."""
     import msgspec
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     if as_json:
-        more = ({"fit": msgspec.to_builtins(memory)} if memory else {}) | ({"batch_script": script} if script else {})
-        print_json(msgspec.to_builtins(plan) | more)
+        more = {"fit": msgspec.to_builtins(memory), "batch_script": script, "commands": commands}
+        print_json(msgspec.to_builtins(plan) | {name: value for name, value in more.items() if value})
         return
     console = Console()
     console.print(
@@ -100,8 +114,11 @@ def show_plan(plan: LaunchPlan, as_json: bool, script: str | None = None, memory
         show_fit(console, memory)
     for warning in plan.warnings:
         console.print(f"note: {escape(warning)}", highlight=False)
+    if commands:
+        starts = zip(plan.nodes, commands, strict=True)
+        script = "\n".join(f"  {node.host or node.node}:  {command}" for node, command in starts)
     if script:
-        console.print("\nBatch script:\n")
+        console.print("\nTo be started by hand, one command a node:\n" if commands else "\nBatch script:\n")
         console.print(script, highlight=False, markup=False, soft_wrap=True)
 
 

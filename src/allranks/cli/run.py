@@ -46,14 +46,14 @@ def run_command(
 ) -> int:
     """Plan, check, launch, follow and report the run that SPEC describes."""
     from allranks import api, preflight
-    from allranks.cli.plan import show_plan
+    from allranks.cli.plan import show_request
 
     if into is not None:
         return _follow_detached(into)
     checked = api.read_spec(spec, (*sets, "cluster.exclude_bad=true") if exclude_bad else sets)
     preflight.check_request(checked)
     if dry_run:
-        show_plan(api.plan(checked), as_json, api.batch_script(checked), api.fit(checked))
+        show_request(checked, as_json)
         return EXIT_OK
     run_dir, plan = api.prepare_run(checked, force=force)
     if detach:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from allranks.cli.options import json_option, print_json
+from allranks.cli.options import json_option, print_json, run_or_path
 from allranks.errors import EXIT_OK
 
 if TYPE_CHECKING:
@@ -49,15 +49,15 @@ def trace_command(
     other: Path | None,
     as_json: bool,
 ) -> int:
-    """Analyse profiler traces: files, folders of them, or run folders.
+    """Analyse profiler traces: files, folders of them, or runs (`latest`, a name, or a folder).
 
     Per rank: compute, communication that compute hides or does not, copies, idle. Collectives: transfer and waiting told apart,
     bandwidth, who came last. Nothing is written without --out. merged.json.gz is all ranks on one clock, for ui.perfetto.dev.
     """
     from allranks.trace import analyse
 
-    reports = analyse(paths, select=select, workers=workers)
-    comparison = _compare(reports, other, workers) if other else None
+    reports = analyse([run_or_path(path) for path in paths], select=select, workers=workers)
+    comparison = _compare(reports, run_or_path(other), workers) if other else None
     written = _write(reports, comparison, out) if out else []
     if as_json:
         print_json(as_document(reports, comparison, written))

@@ -97,8 +97,7 @@ def start(run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int) -> HostsJo
     port = spec.cluster.rendezvous.port or rendezvous_port(key)
     meeting = Rendezvous(address=address, port=port, key=key, network="", reason="cluster.hosts", places=places)
     write_json(run.rendezvous(attempt), msgspec.to_builtins(meeting))
-    commands = [_command(run, plan, attempt, i) for i in range(len(hosts))]
-    return HostsJob(run, plan, attempt, commands, _left_to_people(spec, plan))
+    return HostsJob(run, plan, attempt, commands(run, plan, attempt), _left_to_people(spec, plan))
 
 
 def _left_to_people(spec: RunSpec, plan: LaunchPlan) -> list[str]:
@@ -107,6 +106,18 @@ def _left_to_people(spec: RunSpec, plan: LaunchPlan) -> list[str]:
     said = [f"export {name}=...  (a secret stands in no command)" for name in hidden]
     said += [f"module load {shlex.quote(name)}" for name in spec.cluster.modules]
     return said + spec.cluster.setup
+
+
+def commands(
+    run: RunDir, plan: LaunchPlan, attempt: int = 1, *, python: str = sys.executable, folder: Path | None = None
+) -> list[str]:
+    """The command of each node, in the order of the nodes.
+
+    Args:
+        python: the interpreter, which every node must have under this name.
+        folder: where they are to be started; this one if not given.
+    """
+    return [_command(run, plan, attempt, n.node, python, folder or Path.cwd()) for n in plan.nodes]
 
 
 def _address_of(host: str) -> str:
@@ -123,10 +134,10 @@ def _address_of(host: str) -> str:
     return address
 
 
-def _command(run: RunDir, plan: LaunchPlan, attempt: int, node: int) -> str:
+def _command(run: RunDir, plan: LaunchPlan, attempt: int, node: int, python: str, folder: Path) -> str:
     exports = [f"{name}={shlex.quote(value)}" for name, value in without_secrets(plan.environment).items()]
     words = [
-        sys.executable,
+        python,
         "-m",
         "allranks.launch.agent",
         str(run.root),
@@ -135,4 +146,4 @@ def _command(run: RunDir, plan: LaunchPlan, attempt: int, node: int) -> str:
         "--node",
         str(node),
     ]
-    return f"cd {shlex.quote(str(Path.cwd()))} && {' '.join([*exports, *map(shlex.quote, words)])}"
+    return f"cd {shlex.quote(str(folder))} && {' '.join([*exports, *map(shlex.quote, words)])}"

@@ -1,0 +1,127 @@
+"""The tiny twins of the field notes' jobs that need one machine, as their files say them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from allranks.rundir import RunDir, read_json
+from tests.conftest import REPO
+from tests.dist.harness import allranks, folders
+
+pytestmark = pytest.mark.dist
+SEEDS = REPO / "examples" / "seeds"
+
+
+def run_twin(tmp_path: Path, twin: str, *sets: str) -> RunDir:
+    """`allranks run` of a twin, in a folder of its own."""
+    words = [w for item in (f"cluster.cache={tmp_path}/cache", *sets) for w in ("--set", item)]
+    done = allranks("run", str(SEEDS / f"{twin}.yaml"), *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return RunDir(folders(tmp_path)[-1])
+
+
+def strategies_of(spec: str) -> list[str]:
+    """Those that the command at the top of a spec names."""
+    found = re.search(r"--strategies (\S+)", (SEEDS / f"{spec}.yaml").read_text())
+    assert found is not None
+    return found[1].split(",")
+
+
+def test_trainer_with_lora_on_one_node(tmp_path: Path) -> None:
+    """000: ten steps of padded rows, and the figures that the notes wrote down."""
+    run = run_twin(tmp_path, "000/one-node-tiny")
+    metrics = read_json(run.metrics)
+    wanted = {"world_size": 2, "nodes": 1, "steps": 10, "strategy": "hf_trainer", "dtype": "bfloat16", "use_lora": True}
+    assert {name: metrics[name] for name in wanted} == wanted and not metrics["gradient_checkpointing"]
+    assert metrics["sync_proof"] == {"world_size": 2, "weights_equal": True, "data_disjoint": True}
+    assert metrics["tokens_real"] + metrics["tokens_padded"] == 10 * 2 * 64, (
+        "steps x ranks x length, padding told apart"
+    )
+    assert 0 < metrics["warmup_s"] < metrics["wall_time_s"]
+    (checkpoint,) = run.checkpoints.glob("step-*")
+    config = json.loads((checkpoint / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["lora_dropout"], len(config["target_modules"])) == (
+        8,
+        16,
+        0.05,
+        7,
+    )
+
+
+@pytest.mark.parametrize(
+    ("twin", "strategies"),
+    [
+        ("002/ddp", ["simple_ddp_ga", "bucket_ddp_async"]),
+        pytest.param("002/ddp", None, marks=pytest.mark.full),
+        pytest.param("002/sharding", None, marks=pytest.mark.full),
+    ],
+)
+def test_the_strategies_of_a_shell_script_are_compared(tmp_path: Path, twin: str, strategies: list[str] | None) -> None:
+    """002: all that a script went through, in turns on equal work, each proved."""
+    named = strategies_of(twin)
+    asked = strategies or named
+    assert set(asked) <= set(named)
+    words = ["--strategies", ",".join(asked), "--repeats", "1", "--json", "--set", f"cluster.cache={tmp_path}/cache"]
+    done = allranks("compare", str(SEEDS / f"{twin}-tiny.yaml"), *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["strategy"] for row in rows] == asked
+    for row in rows:
+        assert row["gates"] == {"parity": True, "mechanism": True, "equal_work": True}, row
+        assert row["tokens_per_s"]["median"] > 0
+    (folder,) = folders(tmp_path)
+    assert {"comparison.html", "comparison.csv", "comparison.json"} <= {p.name for p in folder.iterdir()}
+    done = allranks("trace", "latest", "--select", "latest", "--out", "reports", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in asked:
+        assert {p.name for p in (tmp_path / "reports" / name).iterdir()} >= {"summary.html", "summary.csv"}, name
+
+
+@pytest.mark.full
+def test_a_profiled_strategy_is_analysed(tmp_path: Path) -> None:
+    """002: a trace a rank, and a page and tables of it; the windows are those of the scripts."""
+    run = run_twin(tmp_path, "002/sharding-tiny", "strategy.name=pytorch_zero3")
+    assert sorted(run.traced_ranks()) == [0, 1]
+    out = tmp_path / "reports_sharding" / "pytorch_zero3"
+    done = allranks("trace", "latest", "--select", "latest", "--out", str(out), "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (report,) = json.loads(done.stdout)["reports"]
+    assert [len(rank["steps"]) for rank in report["ranks"]] == [3, 3]
+    kinds = {row["kind"] for row in csv.DictReader((out / "collectives.csv").open())}
+    assert {"all_gather", "reduce_scatter"} <= kinds, kinds
+    rows = list(csv.DictReader((out / "summary.csv").open()))
+    assert [row["rank"] for row in rows] == ["0", "1"] and (out / "summary.html").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("twin", "strategy", "rows"),
+    [
+        ("004/01-single-gpu", "single", 32),
+        pytest.param("004/02-ddp-2-gpus", "pytorch_ddp", 64, marks=pytest.mark.full),
+        pytest.param("004/03-deepspeed-zero1", "deepspeed_zero1", 32, marks=pytest.mark.full),
+    ],
+)
+def test_a_smoke_test_of_the_notes_on_one_machine(tmp_path: Path, twin: str, strategy: str, rows: int) -> None:
+    """004: 100 steps of noise, a checkpoint that was read again, and rows a second over all ranks."""
+    if strategy.startswith("deepspeed"):
+        pytest.importorskip("deepspeed")
+    world = 1 if strategy == "single" else 2
+    run = run_twin(tmp_path, f"{twin}-tiny")
+    check_smoke(run, strategy, world, rows)
+
+
+def check_smoke(run: RunDir, strategy: str, world: int, rows: int, steps: int = 100) -> None:
+    """What tests 01 to 04 tick off, without their transport."""
+    metrics = read_json(run.metrics)
+    assert (metrics["strategy"], metrics["world_size"], metrics["steps"]) == (strategy, world, steps)
+    assert metrics["sync_proof"]["world_size"] == world and metrics["sync_proof"]["weights_equal"]
+    assert metrics["tokens_real"] == steps * world * rows, "a row counts once"
+    assert metrics["train_loss_last"] == pytest.approx(1.0, abs=0.3), "noise has a variance of 1"
+    assert run.checkpoint_steps() == [steps]
+    state = list((run.checkpoint(steps) / "state").iterdir())
+    assert len([p for p in state if p.suffix == ".safetensors"]) >= world, "every rank writes its own part"

@@ -1,0 +1,219 @@
+"""The field notes' jobs as specs: each says what its notes say, can be planned anywhere, and has a twin; docs/seeds.md names tests that exist."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from allranks.cli.run import run_command
+from allranks.mlp import mlp_shape
+from allranks.planning import make_plan
+from allranks.spec import load_spec
+from allranks.spec.load import spec_to_dict
+from tests.conftest import REPO
+from tests.unit.test_plan import facts
+
+SEEDS = REPO / "examples" / "seeds"
+PAGE = REPO / "docs" / "seeds.md"
+SPECS = sorted(str(p.relative_to(SEEDS).with_suffix("")) for p in SEEDS.glob("0*/*.yaml"))
+FULL = [name for name in SPECS if not name.endswith("-tiny")]
+
+SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+MISTRAL = {
+    "model.name": "mistralai/Mistral-7B-v0.1", "model.dtype": "bfloat16", "model.gradient_checkpointing": False,
+    "data.source": "yahma/alpaca-cleaned", "data.split": "train", "data.template": "alpaca", "data.subset": 2048, "data.max_length": 512,
+    "data.packing": "none", "data.mask_prompt": False, "data.eval_fraction": 0.0,
+    "adapter.type": "lora", "adapter.r": 8, "adapter.alpha": 16.0, "adapter.dropout": 0.05, "adapter.targets": SEVEN,
+    "strategy.name": "hf_trainer", "train.max_steps": 10, "train.micro_batch_size": 1, "train.grad_accum": 1, "train.lr": 5e-5,
+    "train.schedule": "linear", "cluster.slurm.partition": "gpu", "cluster.slurm.gres": "gpu:8", "cluster.slurm.mem": "0",
+    "cluster.slurm.time": "01:00:00",
+}  # fmt: skip
+GLM = {
+    "model.name": "zai-org/GLM-4.5-Air", "model.dtype": "bfloat16", "model.gradient_checkpointing": True,
+    "data.max_length": 8192, "data.eval_fraction": 0.1, "data.seed": 42,
+    "adapter.r": 64, "adapter.alpha": 128.0, "adapter.dropout": 0.1, "adapter.targets": SEVEN[:4],
+    "strategy.name": "pytorch_zero3", "train.epochs": 1.0, "train.lr": 4e-5, "train.micro_batch_size": 1, "train.grad_accum": 2,
+    "train.weight_decay": 0.01, "eval.every": 100, "eval.subset": 200, "eval.batch_size": 2, "eval.baseline": False,
+    "checkpoint.mode": "lite", "checkpoint.every": 100, "checkpoint.keep": 5,
+}  # fmt: skip
+YELP = {
+    "model.name": "HuggingFaceTB/SmolLM2-360M-Instruct", "model.dtype": "float32", "data.source": "Yelp/yelp_review_full",
+    "train.global_batch_size": 8, "train.lr": 5e-5, "adapter.type": "none", "observe.profile.wait": 1, "observe.profile.warmup": 2,
+    "observe.profile.active": 3,
+}  # fmt: skip
+LAB = {
+    "model.config": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256, "max_position_embeddings": 256},
+    "data.source": "fancyzhx/ag_news", "data.subset": 2000, "train.epochs": 3.0, "observe.log_every": 10, "strategy.name": "hf_trainer",
+    "strategy.find_unused_parameters": False, "cluster.env": {"OMP_NUM_THREADS": "2"}, "cluster.slurm.partition": "torch",
+    "cluster.slurm.cpus_per_task": 4, "cluster.slurm.time": "00:30:00", "cluster.stage": "auto",
+}  # fmt: skip
+SMOKE = {
+    "data.source": "builtin:noise", "adapter.type": "none", "train.max_steps": 100, "train.lr": 1e-4, "train.schedule": "constant",
+    "train.weight_decay": 0.01, "checkpoint.mode": "full", "cluster.slurm.account": "euge", "cluster.slurm.partition": "a100-80gb",
+    "cluster.modules": ["external", "cuda/12.1.1", "anaconda/2024.10-py312"], "cluster.environment": "conda:worldsim_env",
+}  # fmt: skip
+ZERO1 = SMOKE | {
+    "model.dtype": "bfloat16", "strategy.name": "deepspeed_zero1", "train.micro_batch_size": 32, "train.clip_norm": 1.0,
+    "strategy.config.gradient_clipping": 1.0, "strategy.config.bf16": {"enabled": True},
+    "strategy.config.zero_optimization": {
+        "stage": 1, "reduce_bucket_size": 500_000_000, "allgather_bucket_size": 500_000_000, "overlap_comm": True, "contiguous_gradients": True,
+    },
+    "strategy.config.optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}},
+}  # fmt: skip
+
+
+def slurm(qos: str, cpus: int, mem: str, time: str, **more: Any) -> dict[str, Any]:
+    values = {"qos": qos, "cpus_per_task": cpus, "mem": mem, "time": time, **more}
+    return {f"cluster.slurm.{key}": value for key, value in values.items()}
+
+
+# What the notes say of each job; and (nodes, ranks, device, backend, dtype, sequences an update) of its plan.
+JOBS: dict[str, tuple[dict[str, Any], tuple[int, int, str, str, str, int]]] = {
+    "000/one-node": (MISTRAL, (1, 8, "cuda", "nccl", "bfloat16", 8)),
+    "000/two-nodes": (MISTRAL, (2, 16, "cuda", "nccl", "bfloat16", 16)),
+    "001/two-nodes-slurm": (GLM | {"cluster.slurm.gpus_per_node": 8}, (2, 16, "cuda", "nccl", "bfloat16", 32)),
+    "001/two-nodes-by-hand": (
+        GLM | {"cluster.hosts": ["node0", "node1"]},
+        (2, 16, "cuda", "nccl", "bfloat16", 32),
+    ),
+    "002/ddp": (YELP | {"train.micro_batch_size": 1}, (1, 2, "cuda", "nccl", "float32", 8)),
+    "002/sharding": (YELP | {"train.micro_batch_size": 4}, (1, 2, "cuda", "nccl", "float32", 8)),
+    "003/lab": (LAB, (3, 6, "cpu", "gloo", "float32", 48)),
+    "004/01-single-gpu": (
+        SMOKE
+        | {"strategy.name": "single", "train.clip_norm": None}
+        | slurm("standby", 8, "50G", "00:30:00", gres="gpu:1"),
+        (1, 1, "cuda", "nccl", "float32", 32),
+    ),
+    "004/02-ddp-2-gpus": (
+        SMOKE
+        | {
+            "strategy.name": "pytorch_ddp",
+            "train.micro_batch_size": 64,
+            "train.clip_norm": None,
+            "cluster.timeout_s": 120,
+        }
+        | slurm("normal", 8, "64G", "00:15:00", gres="gpu:2"),
+        (1, 2, "cuda", "nccl", "float32", 128),
+    ),
+    "004/03-deepspeed-zero1": (
+        ZERO1 | {"strategy.config.train_batch_size": 64} | slurm("standby", 16, "100G", "00:30:00", gres="gpu:2"),
+        (1, 2, "cuda", "nccl", "bfloat16", 64),
+    ),
+    "004/04-deepspeed-4-nodes": (
+        ZERO1
+        | {"strategy.config.train_batch_size": 256, "cluster.timeout_s": 600}
+        | slurm("normal", 32, "200G", "01:00:00", gpus_per_node=2, exclusive=True),
+        (4, 8, "cuda", "nccl", "bfloat16", 256),
+    ),
+}
+
+
+def at(raw: dict[str, Any], key: str) -> Any:
+    for part in key.split("."):
+        raw = raw[part]
+    return raw
+
+
+def test_every_job_has_a_twin_and_a_readme_that_names_it() -> None:
+    assert set(FULL) == set(JOBS), "a job without the values of its notes"
+    assert {name.split("/")[0] for name in FULL} == {path.name for path in SEEDS.iterdir() if path.is_dir()}
+    for name in FULL:
+        assert f"{name}-tiny" in SPECS
+        folder, spec = name.split("/")
+        readme = (SEEDS / folder / "README.md").read_text()
+        assert spec in readme
+        assert len(readme.splitlines()) <= 12 and "](../../../docs/seeds.md" in readme
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_a_job_is_that_of_its_notes(name: str) -> None:
+    said, (nodes, ranks, device, backend, dtype, batch) = JOBS[name]
+    spec = load_spec(SEEDS / f"{name}.yaml")
+    raw = spec_to_dict(spec)
+    assert {key: at(raw, key) for key in said} == said
+    plan = make_plan(spec, facts(gpus=2 if spec.cluster.launcher == "local" else 0))
+    assert (len(plan.nodes), plan.world_size, plan.device, plan.backend, plan.dtype) == (
+        nodes,
+        ranks,
+        device,
+        backend,
+        dtype,
+    )
+    assert plan.batch is not None and plan.batch.global_batch_size == batch
+    assert plan.warnings == []
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("004/01-single-gpu", 25_175_040),
+        ("004/02-ddp-2-gpus", 100_681_728),
+        ("004/03-deepspeed-zero1", 805_429_248),
+        ("004/04-deepspeed-4-nodes", 1_073_905_664),
+    ],
+)
+def test_perceptrons_have_the_parameters_of_the_notes(name: str, parameters: int) -> None:
+    model = load_spec(SEEDS / f"{name}.yaml").model
+    assert model is not None and mlp_shape(model.name, model.config).parameters == parameters
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_a_twin_is_the_same_recipe_smaller(name: str) -> None:
+    full, twin = (load_spec(SEEDS / f"{one}.yaml") for one in (name, f"{name}-tiny"))
+    assert twin.model is not None and twin.data is not None and full.model is not None and full.data is not None
+    assert twin.model.name.startswith(("tiny:", "mlp:")) and twin.data.source.startswith("builtin:")
+    assert twin.model.gradient_checkpointing == full.model.gradient_checkpointing
+    assert (twin.data.packing, twin.data.mask_prompt) == (full.data.packing, full.data.mask_prompt)
+    assert twin.adapter == full.adapter
+    assert twin.checkpoint.mode == full.checkpoint.mode
+    assert twin.cluster.launcher == full.cluster.launcher or full.cluster.nodes == 1
+    assert make_plan(twin, facts()).device == "cpu"
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_dry_run_shows_all_without_gpu_or_slurm(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(run_command, [str(SEEDS / f"{name}.yaml"), "--dry-run", "--json"], standalone_mode=False)
+    assert (done.exception, done.return_value) == (None, 0), done.output
+    shown = json.loads(done.stdout)
+    assert shown["fit"]["verdict"] != "too large"
+    launcher = shown["launcher"]
+    assert shown.get("batch_script", "").count("#SBATCH --ntasks-per-node=1\n") == (launcher == "slurm")
+    assert len(shown.get("commands", [])) == (2 if launcher == "hosts" else 0)
+    assert list(tmp_path.iterdir()) == [], "a dry run touches nothing"
+
+
+ROW = re.compile(r"^\| (?!notes say |---)(.+) \|$", re.MULTILINE)
+TEST = re.compile(r"`((?:unit|dist|cluster|golden|lint)/test_\w+\.py)::(test_\w+)`")
+
+
+@cache
+def names_in(path: str) -> set[str]:
+    tree = ast.parse((REPO / "tests" / path).read_text())
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_each_line_of_the_page_names_tests_that_exist_or_says_that_there_is_none() -> None:
+    rows = [match[1].split(" | ") for match in ROW.finditer(PAGE.read_text())]
+    assert len(rows) > 150
+    for row in rows:
+        assert len(row) == 3, row
+        named = TEST.findall(row[2])
+        assert named or row[2].startswith(("no test: ", "GPU: ")), row
+        assert row[2].count("::") == len(named), f"written otherwise than `unit/test_x.py::test_y`: {row[2]}"
+        for path, name in named:
+            assert (REPO / "tests" / path).is_file() and name in names_in(path), f"{path}::{name}"
+
+
+def test_every_note_has_its_part_of_the_page() -> None:
+    text = PAGE.read_text()
+    for folder in sorted(path.name for path in SEEDS.iterdir() if path.is_dir()):
+        assert f'<a id="{folder}"></a>' in text, folder
