@@ -83,6 +83,7 @@ class _Interval:
     counts: Counts = field(default_factory=Counts)
     steps: int = 0
     loss_sum: float = 0.0
+    own_loss_sum: float = 0.0
     trained_everywhere: int = 0
     times: list[dict[str, Any]] = field(default_factory=list)
 
@@ -175,6 +176,7 @@ class Ledger:
         into.steps += 1
         into.counts.add(work.counts)
         into.loss_sum += agreed.loss_sum
+        into.own_loss_sum += agreed.own_loss_sum
         into.trained_everywhere += work.trained
         into.times.append(work.times)
 
@@ -187,6 +189,8 @@ class Ledger:
             step=done,
             steps=into.steps,
             loss=into.loss_sum / max(into.trained_everywhere, 1),
+            loss_share=into.own_loss_sum
+            / max(into.trained_everywhere, 1),  # this rank's part: all ranks' add up to the loss
             lr=work.lr,
             grad_norm=agreed.grad_norm,
             tokens=into.counts.tokens,
