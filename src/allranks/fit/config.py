@@ -176,7 +176,7 @@ class _Reader:
             self.problems.append(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
         return found
 
-    def _experts(self, family: str) -> dict[str, int]:
+    def _experts(self, family: str) -> dict[str, Any]:
         if family == "mixtral":
             return {
                 "experts": self._size("num_local_experts", default=8),

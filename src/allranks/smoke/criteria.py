@@ -372,7 +372,9 @@ def throughput_written(e: Evidence) -> Judgement:
     rate = e.metrics.get("tokens_per_s")
     if rate is None and e.metrics.get("status") != "succeeded":
         return not_reached(threshold)
-    return decide(_finite(rate) and rate > 0, f"{rate or 0:,.1f} tokens/s over all ranks", threshold)
+    return decide(
+        rate is not None and _finite(rate) and rate > 0, f"{rate or 0:,.1f} tokens/s over all ranks", threshold
+    )
 
 
 GPU = Criterion("gpu", "GPU detected on every rank", accelerator)

@@ -18,6 +18,7 @@ from allranks.spec.records import TrainSpec
 from allranks.train.clock import memory_now
 from allranks.train.control import Agreed, Control, StopRequest
 from allranks.train.data.collate import Batch
+from allranks.train.data.noise import NoiseBatch
 from allranks.train.data.order import Order
 from allranks.train.data.prepared import TokenSet
 from allranks.train.world import World
@@ -52,9 +53,9 @@ class Counts:
     tokens_trained: int = 0
     tokens_padded: int = 0
 
-    def add(self, more: Batch | Counts) -> None:
+    def add(self, more: Batch | NoiseBatch | Counts) -> None:
         """Count those of a batch, or of a step."""
-        self.tokens += more.tokens_real if isinstance(more, Batch) else more.tokens
+        self.tokens += more.tokens if isinstance(more, Counts) else more.tokens_real
         self.tokens_trained += more.tokens_trained
         self.tokens_padded += more.tokens_padded
 

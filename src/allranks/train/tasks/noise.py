@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import torch
@@ -16,7 +16,7 @@ from allranks.spec.records import RunSpec
 from allranks.train.data import cache
 from allranks.train.data.noise import NoiseBatch, noise_batch, prepared_noise
 from allranks.train.data.order import Rows
-from allranks.train.data.prepared import Prepared
+from allranks.train.data.prepared import Prepared, TokenSet
 from allranks.train.evaluate import EvalResult, Evaluator
 from allranks.train.loading.filler import Filler
 from allranks.train.loading.opening import open_config
@@ -66,14 +66,20 @@ class NoiseEvaluator(Evaluator):
     """The mean squared error over rows. Neither perplexity nor accuracy mean anything here."""
 
     def __init__(
-        self, world: World, model: Any, tokens: Any, make: Callable[[Rows], NoiseBatch], *, batch_size: int | None
+        self,
+        world: World,
+        model: MlpLoss,
+        tokens: TokenSet,
+        make: Callable[[Rows], NoiseBatch],
+        *,
+        batch_size: int | None,
     ) -> None:
-        super().__init__(world, model, tokens, pad_id=0, batch_size=batch_size, classifier=False)
-        self._make = make
+        super().__init__(world, cast(Any, model), tokens, pad_id=0, batch_size=batch_size, classifier=False)
+        self._loss, self._make = model, make
 
     def run(self) -> EvalResult:
         return msgspec.structs.replace(super().run(), perplexity=None, accuracy=None)
 
     def _score(self, rows: Rows) -> torch.Tensor:
-        loss = self._model.each(self._make(rows)).double().sum()
+        loss = self._loss.each(self._make(rows)).double().sum()
         return torch.stack([loss, loss.new_tensor(len(rows)), torch.zeros_like(loss), loss.new_tensor(len(rows))])
