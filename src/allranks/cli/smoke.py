@@ -53,6 +53,8 @@ def smoke_command(
         _show_dry(ready, as_json)
         return EXIT_OK
     console = Console(stderr=as_json, quiet=as_json)
+    if not console.is_terminal:
+        console = Console(stderr=as_json, quiet=as_json, width=150)
     watcher = _Watcher(console)
     nodes = max((r.asked.nodes for r in ready if r.asked), default=1)
     with standing(cast(Any, place), nodes, watcher.say):

@@ -150,7 +150,6 @@ def _result(
     ready: Rung, machine: MachineFacts, e: Evidence, criteria: list[Judged], run: RunDir, seconds: float
 ) -> TestResult:
     ok = not any(j.state in (FAILED, NOT_REACHED) for j in criteria)
-    hardware = _hardware(ready, machine, e)
     return TestResult(
         name=ready.test.name,
         title=ready.test.title,
@@ -160,12 +159,12 @@ def _result(
         seconds=round(seconds, 1),
         folder=str(run.root),
         setting=_setting(ready),
-        hardware=hardware,
+        hardware=_hardware(ready, machine, e),
         seed_hardware=ready.test.hardware,
         scaled=ready.scaled,
         untested=[f"{j.title}: {j.why}" for j in criteria if j.state == NOT_TESTABLE],
         criteria=criteria,
-        figures=rows_of(ready.test, e, hardware),
+        figures=rows_of(ready.test, e),
         path=_path(e),
     )
 

@@ -19,6 +19,10 @@ def _of(found: int, all_: int, what: str) -> str:
     return f"{found} of {all_} {what}"
 
 
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
 def accelerator(e: Evidence) -> Judgement:
     """Every rank names the GPU it trains on, and no two of a node have the same."""
     threshold = "a GPU on every rank, each its own"
@@ -46,10 +50,10 @@ def versions(e: Evidence) -> Judgement:
 def world(e: Evidence) -> Judgement:
     """As many ranks as planned are one group: shown over the group itself, not read from variables."""
     size = len(e.ranks)
-    threshold = f"{size} ranks in one group"
+    threshold = f"{_ranks(size)} in one group"
     starts, proofs = e.last("start"), e.last("proof")
     if len(proofs) == size and all(p["world_size"] == size for p in proofs.values()):
-        return passed(f"{size} ranks, proved at step 0", threshold)
+        return passed(f"{_ranks(size)}, proved at step 0", threshold)
     if missing := [r for r in e.ranks if r not in starts]:
         return failed(_of(len(starts), size, "ranks began"), threshold, f"missing: rank {', '.join(map(str, missing))}")
     said = [str(x["message"]) for x in e.last("error").values() if "ranks were planned" in str(x["message"])]
@@ -63,19 +67,19 @@ def nodes(e: Evidence) -> Judgement:
     wanted = len(e.plan.nodes)
     if wanted == 1:
         return not_testable("several nodes", "run on one node here")
-    threshold = f"{wanted} nodes, {len(e.ranks)} ranks"
+    threshold = f"{wanted} nodes, {_ranks(len(e.ranks))}"
     starts = e.last("start")
     if len(starts) < len(e.ranks):
         return not_reached(threshold)
     hosts = sorted({str(s["host"]) for s in starts.values()})
-    return decide(len(hosts) == wanted, f"{len(hosts)} nodes ({', '.join(hosts)}), {len(starts)} ranks", threshold)
+    return decide(len(hosts) == wanted, f"{len(hosts)} nodes ({', '.join(hosts)}), {_ranks(len(starts))}", threshold)
 
 
 def built(strategy: str) -> Callable[[Evidence], Judgement]:
     """Every rank has set up the strategy on its model."""
 
     def judge(e: Evidence) -> Judgement:
-        threshold = f"{strategy} on {len(e.ranks)} ranks"
+        threshold = f"{strategy} on {_ranks(len(e.ranks))}"
         ready = [r for r, p in e.events("phase").items() if any(x["name"] == "prove" for x in p)]
         if e.plan.strategy != strategy:
             return failed(e.plan.strategy, threshold)
@@ -91,7 +95,7 @@ def zero_stage(stage: int) -> Callable[[Evidence], Judgement]:
 
     def judge(e: Evidence) -> Judgement:
         size = len(e.ranks)
-        threshold = f"stage {stage}; each of {size} ranks holds 1/{size} of the state"
+        threshold = f"stage {stage}; each of {_ranks(size)} holds 1/{size} of the state"
         ends, model = e.last("end"), e.last("model")
         if len(ends) < size or not e.engine:
             return not_reached(threshold)
@@ -108,7 +112,7 @@ def zero_stage(stage: int) -> Callable[[Evidence], Judgement]:
 
 def engine(e: Evidence) -> Judgement:
     """DeepSpeed's engine was made on every rank."""
-    threshold = f"DeepSpeed's engine on {len(e.ranks)} ranks"
+    threshold = f"DeepSpeed's engine on {_ranks(len(e.ranks))}"
     found = e.last("engine")
     if len(found) < len(e.ranks):
         return not_reached(threshold)
@@ -166,7 +170,7 @@ def transport(*wanted: str, across: bool = False) -> Callable[[Evidence], Judgem
 
 def own_work(e: Evidence) -> Judgement:
     """The ranks' rows were disjoint and complete, and each trained its own."""
-    threshold = f"rows disjoint and complete over {len(e.ranks)} ranks"
+    threshold = f"rows disjoint and complete over {_ranks(len(e.ranks))}"
     proofs = e.last("proof")
     if len(proofs) < len(e.ranks):
         return not_reached(threshold)
@@ -176,7 +180,7 @@ def own_work(e: Evidence) -> Judgement:
 
 def barriers(e: Evidence) -> Judgement:
     """All collectives came back in time; the last barrier is behind every rank's ``done``."""
-    threshold = f"{len(e.ranks)} ranks past the last barrier, no timeout"
+    threshold = f"{_ranks(len(e.ranks))} past the last barrier, no timeout"
     late = [
         x
         for x in e.last("error").values()
@@ -185,14 +189,16 @@ def barriers(e: Evidence) -> Judgement:
     done = [r for r, p in e.events("phase").items() if any(x["name"] == "done" for x in p)]
     if late:
         return failed(f"rank {late[0]['rank']} waited in vain", threshold, str(late[0]["message"])[:200])
-    return passed(f"{len(done)} ranks, no timeout", threshold) if len(done) == len(e.ranks) else not_reached(threshold)
+    return (
+        passed(f"{_ranks(len(done))}, no timeout", threshold) if len(done) == len(e.ranks) else not_reached(threshold)
+    )
 
 
 def computes(part: str) -> Callable[[Evidence], Judgement]:
     """``forward`` or ``backward`` ran on every rank, with a finite loss."""
 
     def judge(e: Evidence) -> Judgement:
-        threshold = f"on {len(e.ranks)} ranks, loss finite"
+        threshold = f"on {_ranks(len(e.ranks))}, loss finite"
         steps = e.events("step")
         ran = [r for r, s in steps.items() if any(x.get(f"{part}_s", 0) > 0 for x in s)]
         bad = [x for x in e.last("error").values() if "not finite" in str(x["message"])]
@@ -201,7 +207,7 @@ def computes(part: str) -> Callable[[Evidence], Judgement]:
         if len(ran) < len(e.ranks):
             return not_reached(threshold)
         finite = all(_finite(x["loss"]) for s in steps.values() for x in s)
-        return decide(finite, f"on {len(ran)} ranks", threshold)
+        return decide(finite, f"on {_ranks(len(ran))}", threshold)
 
     return judge
 
@@ -212,14 +218,14 @@ def _finite(value: Any) -> bool:
 
 def synchronised(e: Evidence) -> Judgement:
     """After the last step every rank's own hash of the weights is the same: gradients were averaged."""
-    threshold = f"one hash of the weights on {len(e.ranks)} ranks after the last step"
+    threshold = f"one hash of the weights on {_ranks(len(e.ranks))} after the last step"
     ends = e.last("end")
     if len(ends) < len(e.ranks):
         return not_reached(threshold)
     hashes = {end["weights_hash"] for end in ends.values()}
     if hashes == {None}:
         return passed("each weight exists once: its parts lie on the ranks", threshold)
-    return decide(len(hashes) == 1, f"{len(hashes)} hash{'es' * (len(hashes) > 1)} on {len(ends)} ranks", threshold)
+    return decide(len(hashes) == 1, f"{len(hashes)} hash{'es' * (len(hashes) > 1)} on {_ranks(len(ends))}", threshold)
 
 
 def steps_done(e: Evidence) -> Judgement:
@@ -237,7 +243,7 @@ def steps_done(e: Evidence) -> Judgement:
 
 def loss_aggregated(e: Evidence) -> Judgement:
     """Every rank logs the same loss, and it is the sum of the ranks' own parts."""
-    threshold = f"equal on {len(e.ranks)} ranks, and the sum of their parts within {LOSS_ERROR:g}"
+    threshold = f"equal on {_ranks(len(e.ranks))}, and the sum of their parts within {LOSS_ERROR:g}"
     steps = {r: {x["step"]: x for x in s} for r, s in e.events("step").items()}
     if len(steps) < len(e.ranks):
         return not_reached(threshold)
@@ -290,7 +296,7 @@ def _rows_a_step(e: Evidence) -> int | None:
 def saved(e: Evidence) -> Judgement:
     """Every rank took part in the save, and what was published is whole after it was read again."""
     size = len(e.ranks)
-    threshold = f"written by {size} ranks, every file's hash right"
+    threshold = f"written by {_ranks(size)}, every file's hash right"
     began = [r for r, p in e.events("phase").items() if any(x["name"] == "save" for x in p)]
     wrote = e.last("checkpoint")
     if not began:
@@ -304,13 +310,13 @@ def saved(e: Evidence) -> Judgement:
         return not_reached(threshold)
     total = sum(e.files.values())
     return decide(
-        e.damage is None, f"{len(e.files)} files, {total:,} bytes, by {len(wrote)} ranks", threshold, e.damage or ""
+        e.damage is None, f"{len(e.files)} files, {total:,} bytes, by {_ranks(len(wrote))}", threshold, e.damage or ""
     )
 
 
 def state_files(e: Evidence) -> Judgement:
     """The optimizer's state of every rank is in the checkpoint: the ranks' parts add up to the whole."""
-    threshold = f"the parts of {len(e.ranks)} ranks"
+    threshold = f"the parts of {_ranks(len(e.ranks))}"
     ends, model = e.last("end"), e.last("model")
     state = {name: n for name, n in e.files.items() if name.startswith("state/") and name.endswith(".safetensors")}
     if e.step is None or len(ends) < len(e.ranks):
@@ -325,7 +331,7 @@ def state_files(e: Evidence) -> Judgement:
 def reloaded(e: Evidence) -> Judgement:
     """A second attempt loaded it on every rank; its weights are those after the last step, and training goes on."""
     size = len(e.ranks)
-    threshold = f"loaded by {size} ranks, weights as they were, next step done"
+    threshold = f"loaded by {_ranks(size)}, weights as they were, next step done"
     resumed, proofs, steps = (e.last(kind, again=True) for kind in ("resume", "proof", "step"))
     if not e.again:
         return not_reached(threshold)
@@ -338,7 +344,7 @@ def reloaded(e: Evidence) -> Judgement:
         hashes = {p["weights_hash"] for p in proofs.values()}
     same = len(hashes) == 1 and {r["from_step"] for r in resumed.values()} == {e.steps}
     return decide(
-        same, f"{len(resumed)} ranks, after step {resumed[0]['from_step']}, loss {steps[0]['loss']:.4f}", threshold
+        same, f"{_ranks(len(resumed))}, after step {resumed[0]['from_step']}, loss {steps[0]['loss']:.4f}", threshold
     )
 
 

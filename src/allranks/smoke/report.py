@@ -59,7 +59,12 @@ def overview(ladder: Ladder) -> Table:
 
 def figures_table(test: TestResult) -> Table:
     """The notes' figures beside ours."""
-    table = Table(title=f"{test.name}: theirs beside ours", title_justify="left", show_edge=False, pad_edge=False)
+    table = Table(
+        title=f"{test.name}: theirs ({test.seed_hardware}) beside ours ({test.hardware})",
+        title_justify="left",
+        show_edge=False,
+        pad_edge=False,
+    )
     for name in ("figure", "theirs", "ours", "comparable"):
         table.add_column(name, justify="right" if name in ("theirs", "ours") else "left", overflow="fold")
     for f in test.figures:
