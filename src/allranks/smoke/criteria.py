@@ -338,11 +338,10 @@ def reloaded(e: Evidence) -> Judgement:
     if len(resumed) < size or len(proofs) < size or len(steps) < size:
         why = next((str(x["message"])[:200] for x in e.last("error", again=True).values()), e.message)
         return failed(_of(len(resumed), size, "ranks loaded it"), threshold, why)
-    ends = e.last("end")
-    hashes = {end["weights_hash"] for end in ends.values()} | {p["weights_hash"] for p in proofs.values()}
-    if None in hashes:  # parts: the proof of that attempt compares the files' hashes on all ranks
-        hashes = {p["weights_hash"] for p in proofs.values()}
-    same = len(hashes) == 1 and {r["from_step"] for r in resumed.values()} == {e.steps}
+    before, after = ({x["weights_hash"] for x in found.values()} for found in (e.last("end"), proofs))
+    # None: parts, for which the proof of that attempt compares the files' hashes on all ranks
+    as_saved = len(after) == 1 and (None in before or after <= before)
+    same = as_saved and {r["from_step"] for r in resumed.values()} == {e.steps}
     return decide(
         same, f"{_ranks(len(resumed))}, after step {resumed[0]['from_step']}, loss {steps[0]['loss']:.4f}", threshold
     )
