@@ -19,8 +19,9 @@ from allranks.train.ledger import Plan
 from allranks.train.loading.setup import set_up
 from allranks.train.optim import adamw
 from allranks.train.parity import update_error
+from allranks.train.tasks import whole_model
 from allranks.train.tasks.noise import NoiseTask
-from allranks.train.world import ALONE, World
+from allranks.train.world import World
 from tests.dist.cases import main, options_of, saver_of
 
 ROWS, STEPS, LR = 3, 3, 1e-3
@@ -43,11 +44,7 @@ def orders(world: World, n: int) -> list[Order]:
 
 def alone(task: NoiseTask, dtype: str) -> Any:
     """The whole model with its weights, in this process."""
-    model, filler = task.load(ALONE, task.prepare(Path(), print), dtype, lambda m: None)
-    filler.begin(model, model, in_parts=False)
-    filler.whole(model.named_parameters())
-    filler.finish()
-    return task.loss_model(model)
+    return task.loss_model(whole_model(task, task.prepare(Path(), print), dtype))
 
 
 def reference(task: NoiseTask, world: World, dtype: str) -> tuple[dict[str, Any], dict[str, Any], float]:
