@@ -168,6 +168,16 @@ def transport(*wanted: str, across: bool = False) -> Callable[[Evidence], Judgem
     return judge
 
 
+def as_decided(e: Evidence) -> Judgement:
+    """Between nodes the ranks talk over what was decided for each node before they started: NCCL's network, gloo's interface."""
+    threshold = "on each node what was decided for it"
+    seen = e.metrics.get("network") or {}
+    if not seen.get("line"):
+        return not_testable(threshold, "no rank's log and no connection tells") if e.metrics else not_reached(threshold)
+    bad = [f"{f['host']}: {f['text']}" for f in seen.get("findings", []) if f.get("level") == "bad"]
+    return decide(bool(seen.get("ok")), str(seen["line"]), threshold, "; ".join(bad)[:300])
+
+
 def own_work(e: Evidence) -> Judgement:
     """The ranks' rows were disjoint and complete, and each trained its own."""
     threshold = f"rows disjoint and complete over {_ranks(len(e.ranks))}"
@@ -333,7 +343,7 @@ def reloaded(e: Evidence) -> Judgement:
     size = len(e.ranks)
     threshold = f"loaded by {_ranks(size)}, weights as they were, next step done"
     resumed, proofs, steps = (e.last(kind, again=True) for kind in ("resume", "proof", "step"))
-    if not e.again:
+    if not e.again or len(e.last("start")) < size:
         return not_reached(threshold)
     if len(resumed) < size or len(proofs) < size or len(steps) < size:
         why = next((str(x["message"])[:200] for x in e.last("error", again=True).values()), e.message)
@@ -341,7 +351,7 @@ def reloaded(e: Evidence) -> Judgement:
     before, after = ({x["weights_hash"] for x in found.values()} for found in (e.last("end"), proofs))
     # None: parts, for which the proof of that attempt compares the files' hashes on all ranks
     as_saved = len(after) == 1 and (None in before or after <= before)
-    same = as_saved and {r["from_step"] for r in resumed.values()} == {e.steps}
+    same = as_saved and {r["from_step"] for r in resumed.values()} == {w["step"] for w in e.last("checkpoint").values()}
     return decide(
         same, f"{_ranks(len(resumed))}, after step {resumed[0]['from_step']}, loss {steps[0]['loss']:.4f}", threshold
     )

@@ -26,11 +26,7 @@ TEST = SmokeTest(
     criteria=(
         Criterion("nodes", "Slurm starts the ranks on both nodes", c.nodes),
         Criterion("world", "Rendezvous: one group over both nodes", c.world),
-        Criterion(
-            "across",
-            "NCCL's connection between the nodes is the one it found at its start",
-            c.transport("NET/", across=True),
-        ),
+        Criterion("network", "Connections between the nodes as decided", c.as_decided),
         ONCE,
         c.OWN_DATA,
         c.BATCH,
