@@ -13,6 +13,7 @@ from allranks.rundir import RunDir
 from allranks.spec import parse_spec
 from allranks.spec.records import TrainSpec
 from allranks.train import checkpoint, strategies
+from allranks.train.checkpoint import published as module_of_files
 from allranks.train.control import StopRequest
 from allranks.train.data.order import Order
 from allranks.train.ledger import Plan
@@ -25,6 +26,7 @@ from allranks.train.world import World
 from tests.dist.cases import main, options_of, saver_of
 
 ROWS, STEPS, LR = 3, 3, 1e-3
+module_of_files.SMALL_BYTES = 500  # each rank writes a file of its own
 SPEC = {
     "model": {"name": "mlp:8x3"},
     "data": {"source": "builtin:noise", "subset": 40, "eval_fraction": 0.1},
@@ -107,9 +109,10 @@ def every_strategy(world: World, args: dict[str, Any]) -> Any:
         saver_of(run, world, strategy, module, published).save(STEPS, "full")
         again, _, published = made(name, task, world, dtype)
         checkpoint.load_full(run.checkpoint(STEPS), again, published, world.rank)
+        files = sorted(p.name for p in run.checkpoint(STEPS).glob("*.safetensors"))
         same = all(torch.equal(t, ours[n]) for n, t in again.weights(trained_only=True).items())
         error = update_error(ours, wanted, start) if ours else None
-        found.append({"name": name, "error": error, "loss": loss, "wanted": wanted_loss, "same": same})
+        found.append({"name": name, "error": error, "loss": loss, "wanted": wanted_loss, "same": same, "files": files})
     return found
 
 

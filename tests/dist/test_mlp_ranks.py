@@ -18,6 +18,7 @@ def test_every_strategy_trains_a_perceptron(which: str, tmp_path: Path) -> None:
     cases = [(n, "blocks" if i % 2 else "wide", "float32") for i, n in enumerate(names)]
     results = run_ranks("every_strategy", 2, tmp_path, module="mlps", folder=tmp_path, cases=cases)
     for one, both in zip(results[0], results[1], strict=True):
+        assert one["files"] == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
         assert one["error"] < 1e-5, one
         assert one["loss"] == pytest.approx(one["wanted"], rel=1e-5)
         assert one["loss"] == both["loss"] and one["same"] and both["same"], one
