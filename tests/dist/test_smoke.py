@@ -221,6 +221,22 @@ def test_each_criterion_of_02_can_fail(ladder: tuple[int, dict[str, Any]], two: 
     assert judged("01_single", one)["world"].state == "passed"
 
 
+def test_a_checkpoint_that_was_refused_is_the_saves_fault(two: Evidence) -> None:
+    def refuse(raw: dict[str, Any]) -> None:
+        for rank in raw["first"]:
+            raw["first"][rank] = [
+                e for e in raw["first"][rank] if e["event"] != "checkpoint" and e.get("name") != "done"
+            ]
+            raw["first"][rank].append(
+                {"event": "error", "rank": rank, "type": "CheckpointError", "message": "6 ranges were not saved"}
+            )
+        raw |= {"again": {}, "step": None, "files": {}, "message": "6 ranges were not saved"}
+
+    found = judged("02_ddp", altered(two, refuse))
+    assert {k: j.why for k, j in found.items() if j.state == "failed"} == {"save": "6 ranges were not saved"}
+    assert {k for k, j in found.items() if j.state == "not reached"} == {"barriers", "reload"}
+
+
 def test_a_run_that_broke_off_has_one_red_line(two: Evidence) -> None:
     def break_off(raw: dict[str, Any]) -> None:
         for rank in raw["first"]:

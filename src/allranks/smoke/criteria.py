@@ -316,6 +316,9 @@ def saved(e: Evidence) -> Judgement:
         return failed(
             _of(len(began), size, "ranks took part"), threshold, f"rank {only} alone called a collective save"
         )
+    refused = [x for x in e.last("error").values() if x.get("type") == "CheckpointError"]
+    if refused:
+        return failed("not published", threshold, str(refused[0]["message"])[:300])
     if len(wrote) < size or e.step is None:
         return not_reached(threshold)
     total = sum(e.files.values())
@@ -405,4 +408,4 @@ BATCH = Criterion("batch", "Batch product right", batch_product)
 BF16 = Criterion("bf16", "bfloat16 enabled and working", bf16)
 SAVE = Criterion("save", "Checkpoint saved by all ranks", saved)
 RELOAD = Criterion("reload", "Checkpoint reloaded", reloaded)
-BARRIERS = Criterion("barriers", "Barriers complete without timeout", barriers)
+BARRIERS = Criterion("barriers", "Barriers complete without timeout", barriers, late=True)

@@ -38,7 +38,8 @@ def judge_all(criteria: tuple[Criterion, ...], evidence: Evidence) -> Iterator[J
     that it did not reach is red, with the run's own message; those behind it stay undecided."""
     found = [criterion.judge(evidence) for criterion in criteria]
     if evidence.message and not any(j.state == FAILED for j in found):
-        first = next((i for i, j in enumerate(found) if j.state == NOT_REACHED), None)
+        left = [i for i, j in enumerate(found) if j.state == NOT_REACHED]
+        first = min(left, key=lambda i: (criteria[i].late, i), default=None)
         if first is not None:
             found[first] = failed("the run broke off", found[first].threshold, evidence.message)
     for criterion, j in zip(criteria, found, strict=True):

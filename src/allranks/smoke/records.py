@@ -29,11 +29,13 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Criterion(msgspec.Struct, frozen=True):
-    """One line of a test's list. ``judge`` is pure: a function over the run folder's records."""
+    """One line of a test's list. ``judge`` is pure: a function over the run folder's records. ``late``: wherever it stands in the
+    list, it is known at the very end only."""
 
     key: str
     title: str
     judge: Callable[[Evidence], Judgement]
+    late: bool = False
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
