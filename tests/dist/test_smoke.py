@@ -234,7 +234,7 @@ def test_a_checkpoint_that_was_refused_is_the_saves_fault(two: Evidence) -> None
 
     found = judged("02_ddp", altered(two, refuse))
     assert {k: j.why for k, j in found.items() if j.state == "failed"} == {"save": "6 ranges were not saved"}
-    assert {k for k, j in found.items() if j.state == "not reached"} == {"barriers", "reload"}
+    assert {k for k, j in found.items() if j.state == "not reached"} == {"barriers", "reload"}, found
 
 
 def test_a_run_that_broke_off_has_one_red_line(two: Evidence) -> None:

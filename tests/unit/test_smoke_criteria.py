@@ -101,11 +101,12 @@ def _story(rank: int, plan: Any, lora: bool, noise: bool, gpu: bool) -> list[Raw
         }
         for s in (0, 3, 6)
     ]
+    whole, device = TRAINED * (50 if lora else 1), "NVIDIA X" if gpu else "cpu"
     told: list[Raw] = [
         {"event": "start", "host": f"n{rank // plan.procs_per_node}", "local_rank": rank % plan.procs_per_node, "world_size": world},
         {"event": "data", "how": "built" if rank == 0 else "waited", "vocab_size": 512},
         {"event": "engine", "engine": "deepspeed", "version": "1", "optimizer": "FusedAdam", "initialize_s": 3.0},
-        {"event": "model", "torch": "2.13.0", "device": "NVIDIA X" if gpu else "cpu", "parameters": TRAINED * 50**lora, "parameters_trained": TRAINED},
+        {"event": "model", "torch": "2.13.0", "device": device, "parameters": whole, "parameters_trained": TRAINED},
         {"event": "phase", "name": "prove"},
         {"event": "proof", "world_size": world, "weights_equal": True, "data_disjoint": True, "rows_checked": 9, "weights_hash": "b" * 64},
         {"event": "phase", "name": "train", "total_steps": STEPS},

@@ -60,13 +60,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def steps(self) -> int:
-        """Optimizer steps that the first attempt was to do (of epochs: that it did)."""
-        if self.plan.max_steps is not None and not self.again:
-            return self.plan.max_steps
-        begun = [
-            e for e in self.first.get(0, []) if e["event"] == "phase" and e["name"] == "train" and "total_steps" in e
-        ]
-        return int(begun[-1]["total_steps"]) if begun else self.plan.max_steps or 0
+        """Optimizer steps that the first attempt was to do, as it began; the plan's may be those of the reload."""
+        phases = [e for e in self.first.get(0, []) if e["event"] == "phase" and "total_steps" in e]
+        return int(phases[0]["total_steps"]) if phases else self.plan.max_steps or 0
 
     @property
     def step_times_s(self) -> list[float]:
