@@ -43,7 +43,7 @@ def main() -> int:
         climbs = [json.loads(path.read_text()) for path in given.use]
     else:
         # not below /tmp, of which each node of the box has its own
-        with tempfile.TemporaryDirectory(prefix="allranks-smoke-", dir="/var/tmp") as folder:  # noqa: S108
+        with tempfile.TemporaryDirectory(prefix="allranks-smoke-", dir="/var/tmp") as folder:
             climbs = [climb(words, folder) for words in CLIMBS]
     given.json.write_text(json.dumps({"climbs": public(climbs)}, indent=2, ensure_ascii=False) + "\n")
     tests = [test for one in climbs for test in one["tests"]]
