@@ -6,7 +6,11 @@ The records here are made up (`good`); `tests/dist/test_smoke.py` judges those o
 from __future__ import annotations
 
 import copy
+import json
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -241,3 +245,22 @@ def test_where_a_test_can_be_run() -> None:
     assert len(chosen([])) == len(chosen(["all"])) == 8
     with pytest.raises(SpecError, match="did you mean 02_ddp"):
         chosen(["2_ddp"])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("2_ddp",), 2, "did you mean 02_ddp"),
+        (("01", "--set", "train.max_step=3"), 2, "did you mean 'train.max_steps'"),
+        (("04", "--json"), 3, "needs 4 nodes"),
+        (("all", "--on", "slurm", "--dry-run", "--json"), 0, "#SBATCH --gpus-per-node=2"),
+    ],
+)
+def test_the_verbs_answers(words: tuple[str, ...], code: int, said: str, tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "allranks.cli.main", "smoke", *words]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code and said in done.stdout + done.stderr, done
+    if "--json" in words:
+        assert [t["name"] for t in json.loads(done.stdout)["tests"]]
+    if code != 3:
+        assert not list(tmp_path.iterdir())

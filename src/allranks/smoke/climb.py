@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from allranks import api, preflight
-from allranks.errors import AllranksError
+from allranks.errors import AllranksError, EnvironmentNotAble
 from allranks.facts import MachineFacts
 from allranks.rundir import RunDir
 from allranks.smoke.evidence import Evidence, evidence_of
@@ -125,6 +125,8 @@ def _run(ready: Rung, machine: MachineFacts, watcher: Watcher) -> TestResult:
         run, plan = api.prepare_run(ready.spec)
         done = api.launch(run, ready.spec, plan, attempt=1, observer=watcher)
         message = done.message if done.status != "succeeded" else _reload(run, plan.max_steps, watcher)
+    except EnvironmentNotAble as error:
+        return _not_run(msgspec.structs.replace(ready, unable=str(error)), machine)
     except AllranksError as error:  # refused before a rank was started
         return _not_started(ready, machine, str(error), time.monotonic() - began)
     evidence = evidence_of(run, message)
