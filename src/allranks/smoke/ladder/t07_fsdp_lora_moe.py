@@ -39,7 +39,7 @@ def build(asked: Asked) -> Sized:
 
 def evaluation(e: Evidence) -> Judgement:
     """Each evaluation sees the same targets, communicates once, and its perplexity is one that a model can have."""
-    threshold = "same targets each time, 1 collective, perplexity below the vocabulary"
+    threshold = "same targets each time, 1 collective, perplexity from 1 to twice the vocabulary"
     evals = e.events("eval").get(0, [])
     data = e.last("data").get(0, {})
     if len(evals) < 2:
