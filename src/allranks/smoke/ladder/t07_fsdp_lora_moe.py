@@ -73,7 +73,7 @@ TEST = SmokeTest(
     ranks=8,
     least_nodes=1,
     cpu_ranks=2,
-    parameters=None,
+    parameters=108_000_000_000,  # as the notes name it
     build=build,
     criteria=(
         c.WORLD,
