@@ -35,28 +35,24 @@ def world_scaled(test: SmokeTest, asked: Asked) -> list[str]:
 
 @contextmanager
 def standing(place: PlaceName, nodes: int, say: Callable[[str], None]) -> Iterator[None]:
-    """For the box: uses the one that is up, else brings one up and takes it down at the end.
+    """For the box: uses the one that is up if it has nodes enough, else brings one up and takes it down at the end.
 
     Raises:
-        EnvironmentNotAble, RequestError: there can be no box here, or the one that is up is too small.
+        EnvironmentNotAble, RequestError: there can be no box here.
     """
     if place != "cluster":
         yield
         return
-    from allranks.errors import RequestError
     from allranks.testcluster import BoxOptions, down, find_box, up
     from allranks.testcluster.box import NAME_VARIABLE
 
     box = find_box()
-    if box is not None:
-        if len(box.node_names) < nodes:
-            raise RequestError(
-                f"smoke: the box {box.name!r} that is up has {len(box.node_names)} nodes, the tests need {nodes}; "
-                "end it with allranks cluster down, and the ladder brings up its own"
-            )
+    if box is not None and len(box.node_names) >= nodes:
         say(f"the cluster in a box {box.name!r} is up and is used")
         yield
         return
+    if box is not None:
+        say(f"the box {box.name!r} that is up has {len(box.node_names)} nodes, too few: it is left alone")
     say(f"bringing up a cluster in a box with {nodes} nodes")
     box = up(BoxOptions(name=f"smoke-{os.getpid()}", nodes=nodes))
     before = os.environ.get(NAME_VARIABLE)
