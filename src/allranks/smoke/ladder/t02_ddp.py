@@ -57,7 +57,7 @@ TEST = SmokeTest(
             definition="rows of a step over all ranks",
             seed=128,
             measure=f.global_batch,
-            depends=("ranks", "size"),
+            depends=("ranks",),
         ),
         *f.timing(23.7, 3033, seed_time=4.21),
         Figure(

@@ -63,7 +63,7 @@ TEST = SmokeTest(
             definition="rows of a step over all ranks",
             seed=64,
             measure=f.global_batch,
-            depends=("ranks", "size"),
+            depends=("ranks",),
         ),
         *f.timing(4.3, 275, seed_time=23.14),
         Figure(

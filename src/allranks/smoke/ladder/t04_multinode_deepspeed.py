@@ -61,7 +61,7 @@ TEST = SmokeTest(
             definition="rows of a step over all ranks",
             seed=256,
             measure=f.global_batch,
-            depends=("ranks", "size"),
+            depends=("ranks",),
         ),
         *(figure for figure in f.timing(1.34, None, seed_time=74.6) if figure.name != "samples"),
         Figure(
