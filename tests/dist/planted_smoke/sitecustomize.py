@@ -69,11 +69,13 @@ def other_transport() -> None:
 def gradients_not_synchronised() -> None:
     from allranks.train.strategies.pytorch_ddp import PyTorchDDP
 
-    def backward(self, loss):
-        with self.module.no_sync():
-            loss.backward()
+    usual = PyTorchDDP.setup
 
-    PyTorchDDP.backward = backward
+    def setup(self, *args):
+        usual(self, *args)
+        self.module.require_backward_grad_sync = False
+
+    PyTorchDDP.setup = setup
 
 
 if "allranks.launch.rank" in sys.orig_argv and os.environ.get("SMOKE_PLANT"):

@@ -18,6 +18,8 @@ from allranks.train.data.prepared import DataFacts, Prepared, TokenSet
 
 DEFAULT_ROWS = 65_536  # more than the 51,200 that 100 steps of 8 ranks with 64 rows take: none comes twice there
 
+SPREAD = 0x9E3779B1  # keeps the rows of neighbouring seeds apart
+
 
 @dataclass(frozen=True)
 class NoiseBatch:
@@ -57,7 +59,7 @@ def noise_batch(data: DataSpec, tokens: TokenSet, sequences: Rows, width: int, d
     """The rows that `sequences` name, drawn in float32."""
     drawn = torch.empty(len(sequences), 2, width)
     for i, row in enumerate(tokens.labels[sequences]):
-        generator = torch.Generator().manual_seed((data.seed << 32) + int(row))
+        generator = torch.Generator().manual_seed((data.seed * SPREAD + int(row)) % 2**32)  # it looks at 32 bits only
         torch.randn(2, width, generator=generator, out=drawn[i])
     drawn = drawn.to(dtype)
     return NoiseBatch(drawn[:, 0].contiguous(), drawn[:, 1].contiguous())
