@@ -334,7 +334,10 @@ def state_files(e: Evidence) -> Judgement:
     state = {name: n for name, n in e.files.items() if name.startswith("state/") and name.endswith(".safetensors")}
     if e.step is None or len(ends) < len(e.ranks):
         return not_reached(threshold)
-    element = 2 * 4 * model[0]["parameters_trained"]  # AdamW's two moments in float32
+    masters = bool(e.engine.get("bf16", {}).get("enabled"))
+    element = (12 if masters else 8) * model[0][
+        "parameters_trained"
+    ]  # AdamW's two moments, and master weights, in float32
     found = sum(state.values())
     return decide(
         found >= element, f"{len(state)} files, {found:,} bytes of state", f"{threshold}: {element:,} bytes or more"
