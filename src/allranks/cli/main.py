@@ -23,6 +23,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "report": ("report", "Show a run's summary and write its page anew."),
     "export": ("export", "Write a run's checkpoint as a plain Hugging Face folder, proved."),
     "compare": ("compare", "Run strategies in turns on equal work, each proved before its time counts."),
+    "smoke": ("smoke", "Climb the ladder of smoke tests; each criterion ticked off beside its threshold."),
     "trace": ("trace", "Analyse profiler traces: where the time went, and who waited for whom."),
     "lint": ("lint", "Report the traps in your own batch script, shell script or environment."),
     "doctor": ("doctor", "Check this machine, or every node that a spec would use."),

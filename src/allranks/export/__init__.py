@@ -13,6 +13,7 @@ import msgspec
 from allranks import checkpoints
 from allranks.errors import EXIT_REQUEST, CheckpointError, EnvironmentNotAble, RequestError
 from allranks.integrity import MANIFEST, damage
+from allranks.mlp import is_mlp
 from allranks.rundir import RunDir, read_json, write_json
 from allranks.spec import load_spec
 
@@ -42,6 +43,7 @@ def export(run: RunDir, *, step: int | None, merge: bool, out: Path | None, forc
         CheckpointError: the checkpoint is damaged, or what was written gives other logits when a fresh process reads it.
         EnvironmentNotAble: torch is not there, or the base model cannot be had.
     """
+    _require_known(run)
     chosen = _choose(run, step)
     source = run.checkpoint(chosen)
     adapted = (source / ADAPTER).is_file()
@@ -70,6 +72,14 @@ def export(run: RunDir, *, step: int | None, merge: bool, out: Path | None, forc
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return done
+
+
+def _require_known(run: RunDir) -> None:
+    spec = load_spec(run.spec)
+    if spec.model is not None and is_mlp(spec.model.name):
+        raise RequestError(
+            f"run {run.name}: {spec.model.name} is no model that Hugging Face's libraries know; its weights stand in the checkpoint's model.safetensors"
+        )
 
 
 def _choose(run: RunDir, step: int | None) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from allranks.fit.adapters import Adapted
-from allranks.fit.config import ENCODERS, ModelConfig
+from allranks.fit.config import ENCODERS, MLP, ModelConfig
 from allranks.fit.shapes import Shapes, Unit, Weight
 
 
@@ -44,16 +44,24 @@ class Layer:
 
     def kept(self) -> int:
         """All that backward needs of this block, its input among it."""
+        if self._c.family == MLP:
+            return self._batch.tokens * self._linears()
         if self._c.family in ENCODERS or self._c.family == "gpt2":
             return self._batch.tokens * self._post_norm_tokens() + self._attention_matrices()
         per_token = self._norms() + self._attention() + self._mlp()
         return self._batch.tokens * per_token + self._attention_matrices() + self._merged_experts()
 
+    def _linears(self) -> int:
+        """Each keeps its input, and each activation function its own."""
+        sizes = [w.shape for w in self._unit.weights if w.kind == "linear"]
+        gelus = len(sizes) if self._c.wide else len(sizes) - 1
+        return self._e * (sum(into for _, into in sizes) + gelus * self._c.intermediate)
+
     def passing(self) -> int:
         """What backward itself holds for a while beside what was kept, at its worst: gradients of the widest tensors."""
         c = self._c
         inner = max(c.intermediate, c.expert_intermediate * c.experts_per_token, c.heads * c.head_dim)
-        gated = 2 if c.family not in ENCODERS and c.family != "gpt2" else 1
+        gated = 2 if c.family not in (*ENCODERS, "gpt2", MLP) else 1
         return self._batch.tokens * (gated * inner + c.hidden) * self._e
 
     def _norms(self) -> int:
@@ -177,7 +185,7 @@ def norm_bytes(config: ModelConfig, element: int, trained: bool) -> int:
 def kept_behind(model: Shapes, what: Adapted, batch: Batch) -> int:
     """The last norm and the input of the vocabulary's projection."""
     c, e = model.config, batch.element
-    if c.family in ENCODERS:
+    if c.family in (*ENCODERS, MLP):
         return batch.sequences * batch.length * c.hidden * e
     head = next((w for w in model.behind if w.name in ("lm_head.weight", "score.weight")), model.before[0])
     trained = what.is_trained(head)
@@ -190,4 +198,4 @@ def logits(model: Shapes, batch: Batch) -> int:
     ``train/kernels.py``: backward writes its gradient over the latter, so that it needs no more.
     """
     c = model.config
-    return 0 if c.family in ENCODERS or c.labels else batch.tokens * c.vocab_size * 8
+    return 0 if c.family in (*ENCODERS, MLP) or c.labels else batch.tokens * c.vocab_size * 8

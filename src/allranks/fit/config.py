@@ -39,6 +39,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     dropout: float = 0.0
     attention_dropout: float = 0.0
     labels: int = 0
+    wide: bool = False
+    """An ``mlp:`` model whose inner layers are all wide."""
 
 
 class Names(msgspec.Struct, frozen=True):
@@ -108,6 +110,7 @@ FAMILIES: dict[str, Names] = {
     ),
 }
 ENCODERS = ("bert", "roberta", "distilbert")
+MLP = "mlp"
 
 
 class UnknownFamily(Exception):
@@ -173,7 +176,7 @@ class _Reader:
             self.problems.append(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
         return found
 
-    def _experts(self, family: str) -> dict[str, int]:
+    def _experts(self, family: str) -> dict[str, Any]:
         if family == "mixtral":
             return {
                 "experts": self._size("num_local_experts", default=8),

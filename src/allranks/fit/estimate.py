@@ -14,6 +14,7 @@ from allranks.fit.shapes import shapes_of
 from allranks.fit.sharing import Model
 from allranks.fit.source import Found
 from allranks.fit.strategies import sharing
+from allranks.mlp import is_mlp
 from allranks.planning import LaunchPlan
 from allranks.spec.records import ModelSpec, RunSpec
 
@@ -84,7 +85,7 @@ def batch_of(spec: RunSpec, plan: LaunchPlan) -> Batch:
     assert spec.model is not None and spec.data is not None and plan.batch is not None
     return Batch(
         sequences=plan.batch.micro_batch_size,
-        length=spec.data.max_length,
+        length=1 if is_mlp(spec.model.name) else spec.data.max_length,
         element=ELEMENT[plan.dtype],
         device=plan.device,
         packed=spec.data.packing == "isolated",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from math import prod
 
 import msgspec
 
-from allranks.fit.config import ENCODERS, ModelConfig
+from allranks.fit.config import ENCODERS, MLP, ModelConfig
 
 
 class Weight(msgspec.Struct, frozen=True):
@@ -64,6 +65,8 @@ def shapes_of(config: ModelConfig) -> Shapes:
         return _encoder(config)
     if config.family == "gpt2":
         return _gpt2(config)
+    if config.family == MLP:
+        return _perceptron(config)
     return _decoder(config)
 
 
@@ -128,6 +131,14 @@ def _moe_mlp(c: ModelConfig) -> list[Weight]:
         Weight("mlp.experts.down_proj", (c.experts, c.hidden, inner), "experts"),
         *shared,
     ]
+
+
+def _perceptron(c: ModelConfig) -> Shapes:
+    wide = [c.hidden, *[c.intermediate] * (c.layers - 1), c.hidden]
+    pairs = pairwise(wide) if c.wide else []
+    units = [Unit("block", tuple(_linear("0", out, into, True))) for into, out in pairs]
+    pair = (*_linear("0", c.intermediate, c.hidden, True), *_linear("2", c.hidden, c.intermediate, True))
+    return Shapes(c, (), tuple(units) if c.wide else (Unit("block", pair),) * c.layers, ())
 
 
 def _decoder_norms(c: ModelConfig) -> list[Weight]:

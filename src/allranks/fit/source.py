@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from allranks.errors import SpecError
-from allranks.fit.config import ENCODERS, ModelConfig, UnknownFamily, read
+from allranks.fit.config import ENCODERS, MLP, ModelConfig, UnknownFamily, read
 from allranks.fit.known import known_config
-from allranks.spec.records import RunSpec
+from allranks.mlp import MlpShape, is_mlp, mlp_shape
+from allranks.spec.records import ModelSpec, RunSpec
 from allranks.train.tiny import family, plain_values
 
 MAX_BYTES = 4 << 20
@@ -37,6 +38,8 @@ def find(spec: RunSpec) -> Found:
     if model is None:
         return Found(config=None, source="", unknown="a script of the user's own: its model is not known")
     labels = 2 if spec.data is not None and spec.data.template == "classification" else 0
+    if is_mlp(model.name):
+        return Found(config=_of_mlp(mlp_shape(model.name, model.config)), source="built from the spec")
     if model.name.startswith("tiny:"):
         raw = {
             "model_type": family(model.name),
@@ -45,6 +48,10 @@ def find(spec: RunSpec) -> Found:
         }
         raw |= {"vocab_size": _default_vocab(), **model.config}
         return _read(raw, f"model {model.name} with model.config", "built from the spec", 0)
+    return _of_files(spec, model, labels)
+
+
+def _of_files(spec: RunSpec, model: ModelSpec, labels: int) -> Found:
     folder = Path(model.name).expanduser()
     if folder.is_dir():
         return _read(
@@ -60,6 +67,22 @@ def find(spec: RunSpec) -> Found:
         config=None,
         source="",
         unknown=f"the config of {model.name} is not in the cache here, and it is not among the well-known models",
+    )
+
+
+def _of_mlp(shape: MlpShape) -> ModelConfig:
+    return ModelConfig(
+        family=MLP,
+        hidden=shape.width,
+        layers=shape.layers,
+        heads=1,
+        kv_heads=1,
+        head_dim=shape.width,
+        intermediate=shape.width * shape.expansion,
+        vocab_size=0,
+        tied=False,
+        mlp_bias=True,
+        wide=shape.shape == "wide",
     )
 
 

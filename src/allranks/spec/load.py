@@ -13,6 +13,7 @@ import yaml
 
 from allranks.errors import SpecError
 from allranks.spec.adapter_rules import adapter_problems
+from allranks.spec.mlp_rules import mlp_problems
 from allranks.spec.records import Record, RunSpec, StrategySpec
 from allranks.train.strategies import read_options, resolve_options
 
@@ -273,6 +274,7 @@ def _check_together(spec: RunSpec, where: str) -> None:
     if spec.train.grad_accum is not None and spec.train.global_batch_size is not None:
         problems.append("train.grad_accum and train.global_batch_size are both given; give one")
     problems += adapter_problems(spec)
+    problems += mlp_problems(spec)
     if spec.cluster.hosts and len(spec.cluster.hosts) != spec.cluster.nodes and spec.cluster.launcher == "hosts":
         problems.append(f"cluster.hosts names {len(spec.cluster.hosts)} hosts, cluster.nodes says {spec.cluster.nodes}")
     if spec.cluster.launcher == "local" and spec.cluster.nodes != 1:

@@ -20,13 +20,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class ModelSpec(Record, frozen=True):
     """Which model, in which form."""
 
-    name: Annotated[str, Meta(min_length=1, description="hub name, local path, or tiny:<family>")]
+    name: Annotated[str, Meta(min_length=1, description="hub name, local path, tiny:<family>, or mlp:<width>x<layers>")]
     revision: Annotated[str | None, Meta(description="pinned hub revision")] = None
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     attention: Annotated[str, Meta(description="attention implementation of transformers")] = "sdpa"
     gradient_checkpointing: bool = False
     compile: bool = False
-    config: Annotated[dict[str, Any], Meta(description="overrides of the model's config, for tiny: models")] = {}
+    config: Annotated[
+        dict[str, Any], Meta(description="overrides of the model's config, for tiny: and mlp: models")
+    ] = {}
 
 
 class DataSpec(Record, frozen=True):
@@ -200,6 +202,10 @@ class ObserveSpec(Record, frozen=True):
             "auto = half of cluster.timeout_s, at most 300 (off for `script`); null = off"
         ),
     ] = "auto"
+    proof_at_end: Annotated[
+        bool,
+        Meta(description="after the last step each rank records its hash of the weights and its part of the state"),
+    ] = False
     tensorboard: bool = False
     wandb: bool = False
 

@@ -19,10 +19,12 @@ from allranks.train.world import World
 
 @dataclass(frozen=True)
 class Agreed:
-    """What all ranks together say about one step (numbered from 0). ``loss_sum`` is in nats over ``trained`` tokens."""
+    """What all ranks together say about one step (numbered from 0). ``loss_sum`` is in nats over ``trained`` tokens;
+    ``own_loss_sum`` is what this rank put in."""
 
     step: int
     loss_sum: float
+    own_loss_sum: float
     grad_norm: float
     stop: bool
     bad_ranks: int
@@ -34,7 +36,7 @@ class Control:
     def __init__(self, world: World) -> None:
         self._world = world
         self._copied: tuple[int, torch.Tensor, torch.cuda.Event] | None = None
-        self._pending: tuple[int, dist.Work | None, torch.Tensor] | None = None
+        self._pending: tuple[int, dist.Work | None, torch.Tensor, float] | None = None
 
     def start(self, step: int, loss_sum: torch.Tensor, grad_norm: torch.Tensor, *, stop: bool) -> None:
         """Begin the reduction for `step`. Both tensors are float32 scalars on the device.
@@ -62,8 +64,9 @@ class Control:
 
     def _reduce(self, step: int, vector: torch.Tensor) -> None:
         vector[3] = float(not bool(torch.isfinite(vector[:2]).all()))
+        own = float(vector[0])
         work = dist.all_reduce(vector, group=self._world.control, async_op=True) if self._world.size > 1 else None
-        self._pending = (step, work, vector)
+        self._pending = (step, work, vector, own)
 
     def quiet(self) -> None:
         """Wait for the reduction that is under way on this rank; its numbers stay to be read."""
@@ -74,12 +77,12 @@ class Control:
         """The numbers of the step whose reduction is under way, or None."""
         if self._pending is None:
             return None
-        step, work, vector = self._pending
+        step, work, vector, own = self._pending
         self._pending = None
         if work is not None:
             work.wait()
         loss, norm, stop, bad = vector.tolist()
-        return Agreed(step=step, loss_sum=loss, grad_norm=norm, stop=stop > 0, bad_ranks=int(bad))
+        return Agreed(step=step, loss_sum=loss, own_loss_sum=own, grad_norm=norm, stop=stop > 0, bad_ranks=int(bad))
 
     def drain(self) -> list[Agreed]:
         """Everything that is still under way, oldest first. All ranks call at the same edge."""

@@ -18,6 +18,7 @@ from allranks.spec.records import TrainSpec
 from allranks.train.clock import memory_now
 from allranks.train.control import Agreed, Control, StopRequest
 from allranks.train.data.collate import Batch
+from allranks.train.data.noise import NoiseBatch
 from allranks.train.data.order import Order
 from allranks.train.data.prepared import TokenSet
 from allranks.train.world import World
@@ -52,9 +53,9 @@ class Counts:
     tokens_trained: int = 0
     tokens_padded: int = 0
 
-    def add(self, more: Batch | Counts) -> None:
+    def add(self, more: Batch | NoiseBatch | Counts) -> None:
         """Count those of a batch, or of a step."""
-        self.tokens += more.tokens_real if isinstance(more, Batch) else more.tokens
+        self.tokens += more.tokens if isinstance(more, Counts) else more.tokens_real
         self.tokens_trained += more.tokens_trained
         self.tokens_padded += more.tokens_padded
 
@@ -83,6 +84,7 @@ class _Interval:
     counts: Counts = field(default_factory=Counts)
     steps: int = 0
     loss_sum: float = 0.0
+    own_loss_sum: float = 0.0
     trained_everywhere: int = 0
     times: list[dict[str, Any]] = field(default_factory=list)
 
@@ -175,6 +177,7 @@ class Ledger:
         into.steps += 1
         into.counts.add(work.counts)
         into.loss_sum += agreed.loss_sum
+        into.own_loss_sum += agreed.own_loss_sum
         into.trained_everywhere += work.trained
         into.times.append(work.times)
 
@@ -187,6 +190,8 @@ class Ledger:
             step=done,
             steps=into.steps,
             loss=into.loss_sum / max(into.trained_everywhere, 1),
+            loss_share=into.own_loss_sum
+            / max(into.trained_everywhere, 1),  # this rank's part: all ranks' add up to the loss
             lr=work.lr,
             grad_norm=agreed.grad_norm,
             tokens=into.counts.tokens,

@@ -32,19 +32,18 @@ from allranks.train import adapters, checkpoint, rng, strategies
 from allranks.train.checkpoint.loading import require_same_data
 from allranks.train.checkpoint.saver import Saved
 from allranks.train.control import StopRequest
-from allranks.train.data.collate import Batch, collate, collate_labelled
 from allranks.train.data.order import Order, steps_of_epochs
-from allranks.train.data.prepared import Prepared, prepare
+from allranks.train.data.prepared import Prepared
 from allranks.train.evaluate import EvalResult, Evaluator
 from allranks.train.generate import answer
 from allranks.train.ledger import Plan
 from allranks.train.loading.setup import set_up
-from allranks.train.losses import LossModel
-from allranks.train.model import count_parameters, is_classifier, load_model
+from allranks.train.model import count_parameters
 from allranks.train.moe import ExpertLoad
 from allranks.train.optim import adamw
-from allranks.train.proof import prove
+from allranks.train.proof import prove, weights_digest
 from allranks.train.strategies.contract import Strategy
+from allranks.train.tasks import task_of
 from allranks.train.watching import StepWatcher, Unwatched
 from allranks.train.world import World, join, leave
 
@@ -96,7 +95,7 @@ class Built:
     """The model in all its forms."""
 
     model: torch.nn.Module
-    loss_model: LossModel
+    loss_model: torch.nn.Module
     strategy: Strategy
     published: checkpoint.Published
     saver: checkpoint.Saver
@@ -130,8 +129,8 @@ class Worker:
     def run(self) -> int:
         self._phase("prepare")
         started = time.perf_counter()
-        self._classifier = is_classifier(self._model_spec)
-        data = prepare(self._spec, cache_root(self._spec), classifier=self._classifier, log=self._say)
+        self._task = task_of(self._spec)
+        data = self._task.prepare(cache_root(self._spec), self._say)
         prepare_s = time.perf_counter() - started
         self._events.write("data", how=data.how, seconds=round(prepare_s, 3), **msgspec.to_builtins(data.facts))
         assert self._plan.batch is not None
@@ -155,22 +154,16 @@ class Worker:
         base = self._model_spec.name
         if base.startswith("tiny:"):
             base = str(self._run.model)
-        model, filler = load_model(
-            world,
-            self._model_spec,
-            data.tokenizer,
-            dtype=self._plan.dtype,
-            labels=data.facts.labels,
-            seed=spec.train.seed,
-            built=partial(self._keep_base, data.tokenizer),
+        model, filler = self._task.load(world, data, self._plan.dtype, partial(self._keep_base, data.tokenizer))
+        model = adapters.add_adapter(
+            model, spec.adapter, classifier=self._task.classifier, base=base, seed=spec.train.seed
         )
-        model = adapters.add_adapter(model, spec.adapter, classifier=self._classifier, base=base, seed=spec.train.seed)
         adapted = adapters.remarks_on(model, spec.adapter)
         published = checkpoint.published_of(model, world.size)
         model.to(world.device)
         if self._model_spec.compile:
             model.compile()
-        loss_model = LossModel(model, classifier=self._classifier)
+        loss_model = self._task.loss_model(model)
         experts = ExpertLoad(loss_model, data.tokenizer.pad_token_id, world.device)
         total, trained = count_parameters(model)  # whole: a strategy may leave nothing but empty tensors behind
         rng.seed_rank(spec.train.seed, world.rank)
@@ -253,22 +246,16 @@ class Worker:
             else steps_of_epochs(order.n, self._plan.epochs, batch.global_batch_size)
         )
         assert total is not None
-        evaluator = self._evaluator(data, built)
+        evaluator = self._task.evaluator(self._world, built.loss_model, data, self._plan.dtype)
         if first_step == 0 and (spec.eval.baseline or total == 0):
             self._evaluate(evaluator, data, built, 0)
         self._phase("train", total_steps=total, first_step=first_step)
-        pad_to = (
-            self._data_spec.max_length
-            if self._data_spec.packing == "none" or self._world.device.type == "cuda"
-            else None
-        )
-        make_batch = (
-            (lambda rows: collate_labelled(data.train, rows, data.tokenizer.pad_token_id).to(self._world.device))
-            if self._classifier
-            else (lambda rows: collate(data.train, rows, data.tokenizer.pad_token_id, pad_to).to(self._world.device))
-        )
-        if built.strategy.rehearse and total > first_step:
-            self._rehearse(built.strategy, make_batch(order.micro_batches(0)[0]))
+        make_batch = self._task.batches(data, self._plan.dtype, self._world.device)
+        if total > first_step:
+            sample = make_batch(order.micro_batches(0)[0])
+            self._tell_batch(sample, built)
+            if built.strategy.rehearse:
+                self._rehearse(built.strategy, sample)
         if built.experts:
             built.experts.begin(first_step)
         saved: set[tuple[int, str]] = set()
@@ -302,6 +289,7 @@ class Worker:
             return self._end_stopped(outcome.steps_done)
         if total > first_step:
             self._tell_experts(built, total)
+            self._tell_end(built, total)
         if evaluator and spec.eval.at_end and total > 0:
             self._evaluate(evaluator, data, built, total)
         if spec.checkpoint.at_end and spec.checkpoint.mode != "none" and total > 0:
@@ -314,6 +302,13 @@ class Worker:
             counts = built.experts.counts(done, self._world.group)
             if self._world.is_first:
                 self._events.write("experts", **msgspec.to_builtins(counts))
+
+    def _tell_end(self, built: Built, done: int) -> None:
+        """Each rank's own, not agreed on: whoever compares them sees whether gradients were averaged and state was shared out."""
+        if self._spec.observe.proof_at_end:
+            digest = weights_digest(built.model).hex() if built.strategy.replicated else None
+            elements = sum(r.length for r in built.strategy.state_ranges())
+            self._events.write("end", step=done, weights_hash=digest, state_elements=elements)
 
     def _watcher(self, built: Built, first_step: int, total: int) -> StepWatcher:
         wanted, rank = self._spec.observe.profile, self._world.rank
@@ -343,24 +338,20 @@ class Worker:
         dist.barrier(group=self._world.control)
         return 0
 
-    def _rehearse(self, strategy: Strategy, batch: Batch) -> None:
+    def _tell_batch(self, batch: Any, built: Built) -> None:
+        """What the model is given, beside what it computes in: layers refuse numbers of another dtype than their weights."""
+        weights = sorted({str(p.dtype).removeprefix("torch.") for p in built.model.parameters()})
+        inputs = batch.inputs
+        self._events.write(
+            "batch", shape=list(inputs.shape), dtype=str(inputs.dtype).removeprefix("torch."), weights=weights
+        )
+
+    def _rehearse(self, strategy: Strategy, batch: Any) -> None:
         state = rng.rng_state()
         strategy.module.train()
         strategy.backward(strategy.module(batch) * 0.0)
         strategy.optimizer.zero_grad(set_to_none=True)
         rng.set_rng_state(state)
-
-    def _evaluator(self, data: Prepared, built: Built) -> Evaluator | None:
-        if data.held_out is None:
-            return None
-        return Evaluator(
-            self._world,
-            built.loss_model,
-            data.held_out,
-            pad_id=data.tokenizer.pad_token_id,
-            batch_size=self._spec.eval.batch_size,
-            classifier=self._classifier,
-        )
 
     def _evaluate(self, evaluator: Evaluator | None, data: Prepared, built: Built, done: int) -> EvalResult | None:
         if evaluator is None:
@@ -369,7 +360,7 @@ class Worker:
         result = evaluator.run()
         started = time.perf_counter()
         more: dict[str, Any] = {}
-        if not self._classifier and data.questions and self._spec.eval.samples:
+        if not self._task.classifier and data.questions and self._spec.eval.samples:
             more = msgspec.to_builtins(
                 answer(
                     self._world,

@@ -72,5 +72,10 @@ def write_index(folder: Path, published: Published, places: dict[str, str]) -> N
 def write_configs(folder: Path, published: Published, model: Any, tokenizer: Any) -> None:
     """The model's configuration (PEFT writes the adapter's beside its weights), and the tokenizer."""
     if not published.adapted:
-        model.save_pretrained(str(folder), state_dict={})
+        # a folder of its own: beside a config transformers removes numbered weight files that it has not written itself
+        own = folder / ".configs"
+        model.save_pretrained(str(own), state_dict={})
+        for path in own.iterdir():
+            path.rename(folder / path.name)
+        own.rmdir()
     tokenizer.save_pretrained(str(folder))

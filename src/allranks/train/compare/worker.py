@@ -30,18 +30,17 @@ from allranks.train.compare.reference import reference_weights
 from allranks.train.compare.unsynchronised import Unsynchronised
 from allranks.train.compare.window import Window
 from allranks.train.control import StopRequest
-from allranks.train.data.collate import Batch, collate, collate_labelled
+from allranks.train.data.collate import Batch
 from allranks.train.data.order import Order, Rows
-from allranks.train.data.prepared import prepare
 from allranks.train.ledger import Plan
 from allranks.train.loop import Loop
 from allranks.train.losses import LossModel
-from allranks.train.model import build_model, is_classifier
 from allranks.train.optim import adamw, learning_rate
 from allranks.train.parity import norm_error, update_error
 from allranks.train.proof import prove
 from allranks.train.strategies.contract import Strategy
 from allranks.train.strategies.traffic import Sizes, Traffic
+from allranks.train.tasks import task_of, whole_model
 from allranks.train.watching import StepWatcher
 from allranks.train.worker import cache_root
 from allranks.train.world import World, join, leave
@@ -106,12 +105,12 @@ class Comparer:
         self._run, self._spec, self._plan, self._asked = run, spec, plan, asked
         self._world, self._events, self._batch = world, events, plan.batch
         self._model_spec, self._data_spec = spec.model, spec.data
-        self._classifier = is_classifier(spec.model)
+        self._task = task_of(spec)
         self._started = time.perf_counter()
 
     def run(self) -> int:
         self._events.write("phase", name="prepare")
-        self._data = prepare(self._spec, cache_root(self._spec), classifier=self._classifier, log=lambda text: None)
+        self._data = self._task.prepare(cache_root(self._spec), lambda text: None)
         self._orders = [
             Order(len(self._data.train), self._data_spec.seed, self._batch, r, self._world.size)
             for r in range(self._world.size)
@@ -176,35 +175,21 @@ class Comparer:
         if self._world.is_first:
             self._events.write("compare", text=text, seconds=round(time.perf_counter() - self._started, 1))
 
-    def _model(self) -> LossModel:
+    def _model(self) -> Any:
         spec = self._spec
-        model = build_model(
-            self._model_spec,
-            self._data.tokenizer,
-            dtype=self._plan.dtype,
-            labels=self._data.facts.labels,
-            seed=spec.train.seed,
-        )
+        model = whole_model(self._task, self._data, self._plan.dtype)
         for module in model.modules():  # no random numbers: ranks and one process would draw others
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
         still = msgspec.structs.replace(spec.adapter, dropout=0.0)
         model = adapters.add_adapter(
-            model, still, classifier=self._classifier, base=self._model_spec.name, seed=spec.train.seed
+            model, still, classifier=self._task.classifier, base=self._model_spec.name, seed=spec.train.seed
         )
         model.to(self._world.device)
-        return LossModel(model, classifier=self._classifier)
+        return self._task.loss_model(model)
 
-    def _make_batch(self, rows: Rows) -> Batch:
-        tokens, pad = self._data.train, self._data.tokenizer.pad_token_id
-        if self._classifier:
-            return collate_labelled(tokens, rows, pad).to(self._world.device)
-        width = (
-            self._data_spec.max_length
-            if self._data_spec.packing == "none" or self._world.device.type == "cuda"
-            else None
-        )
-        return collate(tokens, rows, pad, width).to(self._world.device)
+    def _make_batch(self, rows: Rows) -> Any:
+        return self._task.batches(self._data, self._plan.dtype, self._world.device)(rows)
 
     def _rates(self, steps: int) -> list[float]:
         return [learning_rate(self._spec.train, s, steps) for s in range(steps)]

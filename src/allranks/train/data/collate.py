@@ -30,6 +30,10 @@ class Batch:
     tokens_trained: int
 
     @property
+    def inputs(self) -> torch.Tensor:
+        return self.input_ids
+
+    @property
     def tokens_padded(self) -> int:
         return self.input_ids.numel() - self.tokens_real
 

@@ -74,6 +74,7 @@ class DeepSpeedZero:
             reach_all(model, each_module=self.stage == 3)
         self._engine, self._zero, self.module = engine, zero, engine
         self._inner: torch.optim.Optimizer = zero.optimizer
+        self.facts["optimizer"] = type(self._inner).__name__
         self._bad = torch.zeros((), device=device)
         self.optimizer = Guarded(self._inner, self._found_inf)  # type: ignore[assignment]
         self.facts["initialize_s"] = round(time.perf_counter() - started, 3)

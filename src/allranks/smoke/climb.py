@@ -1,0 +1,240 @@
+"""Runs tests one after another, each through `api.run` and `api.resume` as anything else is run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from allranks import api, preflight
+from allranks.errors import AllranksError, EnvironmentNotAble
+from allranks.facts import MachineFacts
+from allranks.rundir import RunDir
+from allranks.smoke.evidence import Evidence, evidence_of
+from allranks.smoke.figures import rows_of
+from allranks.smoke.judging import judge_all
+from allranks.smoke.places import asked_of, world_scaled
+from allranks.smoke.records import (
+    FAILED,
+    NOT_REACHED,
+    NOT_TESTABLE,
+    Asked,
+    Judged,
+    Ladder,
+    PlaceName,
+    Scale,
+    SmokeTest,
+    TestResult,
+)
+from allranks.spec import RunSpec, parse_spec
+
+PACKAGES = ("allranks", "torch", "transformers", "peft", "deepspeed")
+
+
+class Watcher(Protocol):
+    """Sees the climb."""
+
+    def event(self, event: dict[str, Any]) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def begin(self, test: SmokeTest, setting: str, scaled: list[str]) -> None:
+        """A test is started."""
+        ...
+
+    def judged(self, criterion: Judged) -> None:
+        """A criterion is ticked off."""
+        ...
+
+    def end(self, result: TestResult) -> None:
+        """A test is over."""
+        ...
+
+
+class Rung(msgspec.Struct, frozen=True, kw_only=True):
+    """A test made ready for a place; ``unable`` says why it cannot be run there."""
+
+    test: SmokeTest
+    spec: RunSpec | None
+    asked: Asked | None
+    scaled: list[str]
+    unable: str = ""
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person asked of the ladder."""
+
+    place: PlaceName = "local"
+    scale: Scale = "fit"
+    sets: tuple[str, ...] = ()
+    run_root: str = "runs"
+
+    def gpu(self, machine: MachineFacts) -> bool:
+        """Ranks run on GPUs: those of this machine; of a Slurm unless its device is set to the CPU; never in the box."""
+        told = [s.partition("=")[2].strip() for s in self.sets if s.startswith("cluster.device=")]
+        if told:
+            return told[-1] == "cuda"
+        return self.place == "slurm" or (self.place == "local" and bool(machine.gpus))
+
+
+def rung(test: SmokeTest, wanted: Wanted, machine: MachineFacts) -> Rung:
+    """The test's spec for a place, with what was asked for on top. Pure.
+
+    Raises:
+        SpecError: what was asked for contradicts the test.
+    """
+    asked = asked_of(test, wanted.place, wanted.scale, machine, gpu=wanted.gpu(machine))
+    if isinstance(asked, str):
+        return Rung(test=test, spec=None, asked=None, scaled=[], unable=asked)
+    sized = test.build(asked)
+    spec = parse_spec({**sized.spec, "run_root": wanted.run_root}, wanted.sets)
+    return Rung(test=test, spec=spec, asked=asked, scaled=[*world_scaled(test, asked), *sized.scaled])
+
+
+def climb(tests: Sequence[SmokeTest], wanted: Wanted, machine: MachineFacts, watcher: Watcher) -> Ladder:
+    """All tests, in order; one that fails does not keep the next from being run."""
+    began, name = time.time(), time.strftime("smoke-%Y%m%d-%H%M%S")
+    results = []
+    for test in tests:
+        ready = rung(test, wanted, machine)
+        watcher.begin(test, _setting(ready), ready.scaled)
+        result = _run(ready, machine, watcher) if ready.spec else _not_run(ready, machine)
+        watcher.end(result)
+        results.append(result)
+    return Ladder(
+        name=name,
+        place=wanted.place,
+        scale=wanted.scale,
+        started=time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began)),
+        seconds=round(time.time() - began, 1),
+        machine=msgspec.to_builtins(machine),
+        versions=_versions(),
+        tests=results,
+    )
+
+
+def _run(ready: Rung, machine: MachineFacts, watcher: Watcher) -> TestResult:
+    assert ready.spec is not None and ready.asked is not None
+    began = time.monotonic()
+    try:
+        preflight.check_request(ready.spec)
+        run, plan = api.prepare_run(ready.spec)
+        done = api.launch(run, ready.spec, plan, attempt=1, observer=watcher)
+        message = done.message if done.status != "succeeded" else _reload(run, plan.max_steps, watcher)
+    except EnvironmentNotAble as error:
+        return _not_run(msgspec.structs.replace(ready, unable=str(error)), machine)
+    except AllranksError as error:  # refused before a rank was started
+        return _not_started(ready, machine, str(error), time.monotonic() - began)
+    evidence = evidence_of(run, message)
+    criteria = []
+    for judged in judge_all(ready.test.criteria, evidence):
+        watcher.judged(judged)
+        criteria.append(judged)
+    return _result(ready, machine, evidence, criteria, run, time.monotonic() - began)
+
+
+def _reload(run: RunDir, max_steps: int | None, watcher: Watcher) -> str:
+    """Go on from the checkpoint for one step, by the way of `allranks resume`; what went wrong, or nothing."""
+    last = max(run.checkpoint_steps(), default=max_steps or 0)
+    sets = ("train.epochs=null", f"train.max_steps={last + 1}", "checkpoint.at_end=false", "eval.at_end=false")
+    try:
+        again = api.resume(run.root, sets=sets, observer=watcher)
+    except AllranksError as error:
+        return f"going on from the checkpoint: {error}"
+    return "" if again.status == "succeeded" else f"going on from the checkpoint: {again.message}"
+
+
+def _result(
+    ready: Rung, machine: MachineFacts, e: Evidence, criteria: list[Judged], run: RunDir, seconds: float
+) -> TestResult:
+    ok = not any(j.state in (FAILED, NOT_REACHED) for j in criteria)
+    return TestResult(
+        name=ready.test.name,
+        title=ready.test.title,
+        source=ready.test.source,
+        status="passed" if ok else "failed",
+        message=e.message,
+        seconds=round(seconds, 1),
+        folder=str(run.root),
+        setting=_setting(ready),
+        hardware=_hardware(ready, machine, e),
+        seed_hardware=ready.test.hardware,
+        scaled=ready.scaled,
+        untested=[f"{j.title}: {j.why}" for j in criteria if j.state == NOT_TESTABLE],
+        criteria=criteria,
+        figures=rows_of(ready.test, e),
+        path=_path(e),
+    )
+
+
+def _not_started(ready: Rung, machine: MachineFacts, why: str, seconds: float) -> TestResult:
+    return msgspec.structs.replace(_not_run(ready, machine), status="failed", message=why, seconds=round(seconds, 1))
+
+
+def _not_run(ready: Rung, machine: MachineFacts) -> TestResult:
+    return TestResult(
+        name=ready.test.name,
+        title=ready.test.title,
+        source=ready.test.source,
+        status="not run",
+        message=ready.unable,
+        seconds=0.0,
+        folder=None,
+        setting=_setting(ready),
+        hardware=_hardware(ready, machine, None),
+        seed_hardware=ready.test.hardware,
+        scaled=ready.scaled,
+        untested=[f"the whole test: {ready.unable}"] if ready.unable else [],
+        criteria=[],
+        figures=[],
+        path="",
+    )
+
+
+def _setting(ready: Rung) -> str:
+    """Ranks, strategy, model in a line."""
+    spec, asked = ready.spec, ready.asked
+    if spec is None or asked is None or spec.model is None:
+        return ""
+    on = "GPUs" if asked.gpu else "CPU cores"
+    words = f"{asked.world} rank{'s' * (asked.world > 1)} on {asked.nodes} node{'s' * (asked.nodes > 1)}"
+    return f"{words}, {spec.strategy.name}, {spec.model.name}, {spec.model.dtype}, on {on}"
+
+
+def _hardware(ready: Rung, machine: MachineFacts, e: Evidence | None) -> str:
+    if e is not None and e.plan.device == "cuda":
+        names = [str(m["device"]) for m in e.last("model").values()]
+        return ", ".join(f"{names.count(n)} x {n}" for n in sorted(set(names))) or "GPUs"
+    box = ", all nodes of the box on one machine" if ready.asked and ready.asked.place == "cluster" else ""
+    return f"{machine.cpus} cores of {machine.cpu_model}, {machine.memory_bytes / 2**30:.0f} GiB{box}"
+
+
+def _path(e: Evidence) -> str:
+    """By which way the ranks talked, as the logs have it."""
+    ways: dict[str, int] = {}
+    for found in e.ways.values():
+        for way, count in found.items():
+            ways[way] = ways.get(way, 0) + count
+    if ways:
+        return "NCCL: " + ", ".join(f"{n} channels by {way}" for way, n in sorted(ways.items()))
+    line = str((e.metrics.get("network") or {}).get("line") or "")
+    return f"{e.plan.backend}{f': {line}' if line else ''}" if len(e.ranks) > 1 else "one process, no communication"
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def folder_of(ladder: Ladder, run_root: str | Path) -> Path:
+    """Where the report is kept: beside the runs."""
+    return Path(run_root).absolute() / ladder.name

@@ -1,0 +1,104 @@
+"""The report of a climb: a table for the terminal, smoke.json, and one page that opens offline."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import msgspec
+from rich.markup import escape
+from rich.table import Table
+
+from allranks import __version__
+from allranks.redact import redact
+from allranks.rundir import write_json, write_text_atomic
+from allranks.smoke.records import FAILED, NOT_REACHED, NOT_TESTABLE, PASSED, FigureRow, Ladder, TestResult
+
+MARKS = {PASSED: "✓", FAILED: "✗", NOT_REACHED: "·", NOT_TESTABLE: "-"}
+COLOURS = {PASSED: "green", FAILED: "red", NOT_REACHED: "yellow", NOT_TESTABLE: "dim"}
+
+
+def value(number: float | None, unit: str) -> str:
+    """A figure with its unit."""
+    if number is None:
+        return "-"
+    return f"{number:{',.4g' if abs(number) < 1000 else ',.0f'}} {unit}".strip()
+
+
+def criterion_line(j: Any) -> str:
+    """One line with markup: mark, title, the measured value beside the threshold, and why."""
+    colour = COLOURS[j.state]
+    why = f"  ({escape(j.why)})" if j.why else ""
+    shown = j.state if j.state in (NOT_TESTABLE, NOT_REACHED) else escape(j.measured)
+    return f"  [{colour}]{MARKS[j.state]}[/{colour}] {escape(j.title)}: {shown}  [dim]wanted: {escape(j.threshold)}[/dim]{why}"
+
+
+def overview(ladder: Ladder) -> Table:
+    """One row a test."""
+    table = Table(title=f"Smoke ladder on {ladder.place}", title_justify="left", show_edge=False, pad_edge=False)
+    for name in ("test", "result", "criteria", "not testable", "seconds", "setting"):
+        table.add_column(name, justify="right" if name in ("criteria", "not testable", "seconds") else "left")
+    for t in ladder.tests:
+        count = {state: sum(j.state == state for j in t.criteria) for state in MARKS}
+        ticked = f"{count[PASSED]} of {len(t.criteria) - count[NOT_TESTABLE]}" if t.criteria else "-"
+        colour = {"passed": "green", "failed": "red"}.get(t.status, "dim")
+        seconds = f"{t.seconds:.0f}" if t.status != "not run" else "-"
+        setting = t.setting if t.status != "not run" else t.message
+        table.add_row(
+            t.name,
+            f"[{colour}]{t.status}[/{colour}]",
+            ticked,
+            str(count[NOT_TESTABLE] or "-"),
+            seconds,
+            escape(setting),
+        )
+    return table
+
+
+def figures_table(test: TestResult) -> Table:
+    """The notes' figures beside ours."""
+    table = Table(
+        title=f"{test.name}: theirs ({test.seed_hardware}) beside ours ({test.hardware})",
+        title_justify="left",
+        show_edge=False,
+        pad_edge=False,
+    )
+    for name in ("figure", "theirs", "ours", "comparable"):
+        table.add_column(name, justify="right" if name in ("theirs", "ours") else "left", overflow="fold")
+    for f in test.figures:
+        table.add_row(
+            f.name, _theirs(f), value(f.ours, f.unit), escape(f.not_comparable and f"no: {f.not_comparable}") or "yes"
+        )
+    return table
+
+
+def _theirs(f: FigureRow) -> str:
+    if f.correct is None:
+        return value(f.seed, f.unit)
+    return f"{value(f.seed, f.unit)}, rightly {value(f.correct, f.unit)}"
+
+
+def document(ladder: Ladder) -> dict[str, Any]:
+    """smoke.json, and what ``--json`` prints."""
+    return {**msgspec.to_builtins(ladder), "passed": not ladder.failed and ladder.ran}
+
+
+def page(ladder: Ladder) -> str:
+    """smoke.html."""
+    text = (resources.files("allranks.smoke") / "templates" / "smoke.html.j2").read_text("utf-8")
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["value"] = value
+    marks = {state: (mark, state.replace(" ", "-")) for state, mark in MARKS.items()}
+    html = environment.from_string(text).render(ladder=ladder, marks=marks, version=__version__)
+    return redact(html)
+
+
+def write(ladder: Ladder, folder: Path) -> None:
+    """Both files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "smoke.json", document(ladder))
+    write_text_atomic(folder / "smoke.html", page(ladder))

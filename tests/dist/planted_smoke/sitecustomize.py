@@ -1,0 +1,82 @@
+"""Faults in the ranks of a test's run: ``SMOKE_PLANT`` names one. Nothing else of the run knows of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+NCCL = "n1:42:77 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] [send] via NET/Socket/0\n"
+
+
+def missing_rank() -> None:
+    """Rank 1 is gone before it begins."""
+    if os.environ["RANK"] == "1":
+        os._exit(3)
+
+
+def loss_not_aggregated() -> None:
+    """Each rank takes its own numbers for everybody's."""
+    from allranks.train.control import Control
+
+    def reduce(self, step, vector):
+        vector[3] = 0.0
+        self._pending = (step, None, vector, float(vector[0]))
+
+    Control._reduce = reduce
+
+
+def saved_by_rank_0_alone() -> None:
+    from allranks.train.worker import Worker
+
+    if os.environ["RANK"] != "0":
+        Worker._save = lambda self, *args, **more: None
+
+
+def wrong_batch_product() -> None:
+    """Rank 1 trains a row less than was planned."""
+    from allranks.train.tasks import noise
+
+    usual = noise.noise_batch
+    if os.environ["RANK"] == "1":
+        noise.noise_batch = lambda data, tokens, rows, **more: usual(data, tokens, rows[:-1], **more)
+
+
+def float32_inputs() -> None:
+    """Whatever the model's dtype."""
+    import torch
+
+    from allranks.train.tasks import noise
+
+    usual = noise.noise_batch
+    noise.noise_batch = lambda data, tokens, rows, width, dtype: usual(
+        data, tokens, rows, width=width, dtype=torch.float32
+    )
+
+
+def other_transport() -> None:
+    """NCCL says that it goes by sockets (there is none here: its line is put into the rank's log)."""
+    from allranks.train import worker
+
+    usual = worker.work
+
+    def work(run, attempt):
+        os.write(1, NCCL.encode())
+        return usual(run, attempt)
+
+    worker.work = work
+
+
+def gradients_not_synchronised() -> None:
+    from allranks.train.strategies.pytorch_ddp import PyTorchDDP
+
+    usual = PyTorchDDP.setup
+
+    def setup(self, *args):
+        usual(self, *args)
+        self.module.require_backward_grad_sync = False
+
+    PyTorchDDP.setup = setup
+
+
+if "allranks.launch.rank" in sys.orig_argv and os.environ.get("SMOKE_PLANT"):
+    globals()[os.environ["SMOKE_PLANT"]]()

@@ -1,0 +1,249 @@
+"""The smoke ladder on two gloo ranks, tiny: what is right is ticked off, and each planted fault turns its criterion red, no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from allranks.rundir import RunDir
+from allranks.smoke.evidence import Evidence, evidence_of
+from allranks.smoke.judging import judge_all
+from allranks.smoke.ladder import TESTS
+from allranks.smoke.records import Judged
+from tests.dist.harness import ALLRANKS
+
+pytestmark = pytest.mark.dist
+PLANTED = Path(__file__).parent / "planted_smoke"
+BY_NAME = {test.name: test for test in TESTS}
+
+
+def smoke(folder: Path, *words: str, plant: str = "") -> tuple[int, dict[str, Any]]:
+    """`allranks smoke --json`, tiny: its exit code and its document."""
+    env = {**os.environ, "HF_HOME": str(folder / "hf")}
+    if plant:
+        env |= {"SMOKE_PLANT": plant, "PYTHONPATH": f"{PLANTED}:{os.environ.get('PYTHONPATH', '')}"}
+    argv = [*ALLRANKS, "smoke", *words, "--scale", "tiny", "--json", "--set", "observe.telemetry_s=0"]
+    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=280, env=env)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def states(test: dict[str, Any]) -> dict[str, str]:
+    return {c["key"]: c["state"] for c in test["criteria"]}
+
+
+@pytest.fixture(scope="module")
+def ladder(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any]]:
+    """01 and 02, really run."""
+    return smoke(tmp_path_factory.mktemp("smoke"), "01", "02")
+
+
+def test_the_first_two_rungs(ladder: tuple[int, dict[str, Any]]) -> None:
+    code, found = ladder
+    assert code == 0 and found["passed"], found
+    one, two = found["tests"]
+    assert [t["status"] for t in (one, two)] == ["passed", "passed"]
+    assert set(states(one).values()) == {"passed", "not testable"}
+    assert {key for key, state in states(two).items() if state == "not testable"} == {"transport", "gpu"}
+    for test in (one, two):
+        assert all(c["measured"] and c["threshold"] for c in test["criteria"])
+        figures = {f["name"]: f for f in test["figures"]}
+        assert figures["samples"]["ours"] > 0 and figures["training time"]["not_comparable"]
+        assert figures["parameters"]["not_comparable"] == "another size of model"
+        assert any("instead of" in line for line in test["scaled"])
+        page = Path(found["report"]).read_text()
+        assert test["name"] in page and "What could not be tested here" in page
+    assert {f["name"]: f["ours"] for f in two["figures"]}["global batch"] == 8
+    # samples: batch rows over all ranks, not steps times ranks
+    rates = {f["name"]: f["ours"] for f in two["figures"]}
+    assert rates["samples"] == pytest.approx(8 * rates["steps"])
+
+
+# what is planted: the test, the criterion that must turn red, more words
+PLANTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "missing_rank": ("02", "world", ()),
+    "loss_not_aggregated": ("02", "loss", ()),
+    "saved_by_rank_0_alone": ("02", "save", ("--set", "checkpoint.timeout_s=3")),
+    "wrong_batch_product": ("02", "batch", ()),
+    "float32_inputs": ("03", "bf16", ()),
+    "other_transport": ("02", "transport", ()),
+    "gradients_not_synchronised": ("02", "sync", ()),
+}
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_planted_fault_turns_its_criterion_red(plant: str, tmp_path: Path) -> None:
+    name, key, more = PLANTS[plant]
+    if name == "03":
+        pytest.importorskip("deepspeed")
+    code, found = smoke(tmp_path, name, *more, plant=plant)
+    (test,) = found["tests"]
+    red = [c for c in test["criteria"] if c["state"] == "failed"]
+    assert code == 1 and test["status"] == "failed"
+    assert [c["key"] for c in red] == [key], test
+    assert red[0]["measured"] != red[0]["threshold"]
+
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def altered(evidence: Evidence, change: Change) -> Evidence:
+    """The same records with something changed in them."""
+    raw = msgspec.to_builtins(evidence)
+    raw["first"] = {int(k): v for k, v in raw["first"].items()}
+    raw["again"] = {int(k): v for k, v in raw["again"].items()}
+    raw["heads"] = {int(k): v for k, v in raw["heads"].items()}
+    change(raw)
+    plan = msgspec.convert(raw["plan"], type(evidence.plan))
+    kept = {
+        k: raw[k]
+        for k in (
+            "metrics",
+            "first",
+            "again",
+            "step",
+            "manifest",
+            "files",
+            "damage",
+            "engine",
+            "ways",
+            "heads",
+            "preflight",
+            "message",
+        )
+    }
+    return Evidence(spec=evidence.spec, plan=plan, **kept)
+
+
+def events(raw: dict[str, Any], kind: str, rank: int = 1, story: str = "first") -> list[dict[str, Any]]:
+    return [e for e in raw[story][rank] if e["event"] == kind]
+
+
+def each(raw: dict[str, Any], kind: str, **values: Any) -> None:
+    for rank in raw["first"]:
+        for event in events(raw, kind, rank):
+            event.update(values)
+
+
+def drop(raw: dict[str, Any], kind: str, rank: int = 1, story: str = "first") -> None:
+    raw[story][rank] = [e for e in raw[story][rank] if e["event"] != kind]
+
+
+def _own_loss(raw: dict[str, Any]) -> None:
+    events(raw, "step")[2]["loss"] *= 1.01
+
+
+def _sum_for_mean(raw: dict[str, Any]) -> None:
+    for rank in raw["first"]:
+        for e in events(raw, "step", rank):
+            e["loss"] *= 2
+
+
+def _few_steps(raw: dict[str, Any]) -> None:
+    for rank in raw["first"]:
+        last = events(raw, "step", rank)[-1]
+        raw["first"][rank].remove(last)
+
+
+def _no_backward(raw: dict[str, Any]) -> None:
+    for e in events(raw, "step"):
+        e["backward_s"] = 0.0
+
+
+def _nan(raw: dict[str, Any]) -> None:
+    each(raw, "step", loss=None)
+
+
+def _other_weights(raw: dict[str, Any]) -> None:
+    for rank in raw["again"]:
+        for e in events(raw, "proof", rank, "again"):
+            e["weights_hash"] = "0" * 64
+
+
+def _timeout(raw: dict[str, Any]) -> None:
+    raw["first"][1].append(
+        {"event": "error", "rank": 1, "message": "Watchdog: collective operation timeout", "type": "RuntimeError"}
+    )
+
+
+# a change of the records of 02, and what turns red by it
+CHANGES: dict[str, tuple[str, Change]] = {
+    "another torch on one rank": ("torch", lambda raw: events(raw, "model")[0].update(torch="2.2.0")),
+    "a rank that began and never joined": ("world", lambda raw: (raw["first"].pop(1), None)[1]),
+    "rows of two ranks overlap": ("data", lambda raw: each(raw, "proof", data_disjoint=False)),
+    "another strategy": ("wrapper", lambda raw: raw["plan"].update(strategy="simple_ddp")),
+    "other hashes of the weights": ("sync", lambda raw: events(raw, "end")[0].update(weights_hash="f" * 64)),
+    "a rank logs its own loss": ("loss", _own_loss),
+    "a sum instead of a mean": ("loss", _sum_for_mean),
+    "a step too few": ("steps", _few_steps),
+    "a plan whose product is wrong": ("batch", lambda raw: raw["plan"]["batch"].update(global_batch_size=16)),
+    "a damaged file": ("save", lambda raw: raw.update(damage="model.safetensors has the wrong hash")),
+    "one rank alone saves": (
+        "save",
+        lambda raw: raw["first"].update({1: [e for e in raw["first"][1] if e.get("name") != "save"]}),
+    ),
+    "other weights after the reload": ("reload", _other_weights),
+    "a rank that did not load": ("reload", lambda raw: drop(raw, "resume", 1, "again")),
+    "a collective that timed out": ("barriers", _timeout),
+    "sockets instead of shared memory": ("transport", lambda raw: raw.update(ways={"n1": {"NET/Socket": 2}})),
+    "a CPU where a GPU was planned": ("gpu", lambda raw: raw["plan"].update(device="cuda")),
+    "no finite loss": ("forward", _nan),
+}
+
+
+def judged(name: str, evidence: Evidence) -> dict[str, Judged]:
+    return {j.key: j for j in judge_all(BY_NAME[name].criteria, evidence)}
+
+
+@pytest.fixture(scope="module")
+def two(ladder: tuple[int, dict[str, Any]]) -> Evidence:
+    """The records of 02."""
+    return evidence_of(RunDir(Path(ladder[1]["tests"][1]["folder"])))
+
+
+def test_each_criterion_of_02_can_fail(ladder: tuple[int, dict[str, Any]], two: Evidence) -> None:
+    one = evidence_of(RunDir(Path(ladder[1]["tests"][0]["folder"])))
+    assert {j.state for j in judged("02_ddp", altered(two, lambda raw: None)).values()} == {"passed", "not testable"}
+    for what, (key, change) in CHANGES.items():
+        found = judged("01_single" if key == "torch" else "02_ddp", altered(two, change))
+        red = {k for k, j in found.items() if j.state == "failed"}
+        wanted = {key} if what != "no finite loss" else {"forward", "backward"}
+        assert red == wanted, (what, {k: (j.state, j.why) for k, j in found.items()})
+    seen = {key for key, _ in CHANGES.values()} | {"backward"}
+    assert {c.key for c in BY_NAME["02_ddp"].criteria} <= seen
+    assert judged("01_single", one)["world"].state == "passed"
+
+
+def test_a_checkpoint_that_was_refused_is_the_saves_fault(two: Evidence) -> None:
+    def refuse(raw: dict[str, Any]) -> None:
+        for rank in raw["first"]:
+            raw["first"][rank] = [
+                e for e in raw["first"][rank] if e["event"] != "checkpoint" and e.get("name") != "done"
+            ]
+            raw["first"][rank].append(
+                {"event": "error", "rank": rank, "type": "CheckpointError", "message": "6 ranges were not saved"}
+            )
+        raw |= {"again": {}, "step": None, "files": {}, "message": "6 ranges were not saved"}
+
+    found = judged("02_ddp", altered(two, refuse))
+    assert {k: j.why for k, j in found.items() if j.state == "failed"} == {"save": "6 ranges were not saved"}
+    assert {k for k, j in found.items() if j.state == "not reached"} == {"barriers", "reload"}, found
+
+
+def test_a_run_that_broke_off_has_one_red_line(two: Evidence) -> None:
+    def break_off(raw: dict[str, Any]) -> None:
+        for rank in raw["first"]:
+            raw["first"][rank] = [e for e in raw["first"][rank] if e["event"] in ("start", "data")]
+        raw |= {"again": {}, "step": None, "files": {}, "message": "rank 1 failed before the first step: no idea"}
+
+    found = judged("02_ddp", altered(two, break_off))
+    red = {k: j for k, j in found.items() if j.state == "failed"}
+    assert list(red) == ["world"] and "no idea" in red["world"].why
+    assert {found[k].state for k in ("steps", "save", "reload", "loss", "sync")} == {"not reached"}

@@ -1,0 +1,58 @@
+"""What ``allranks smoke all --dry-run`` shows: equal to the files beside this test.
+
+After a wanted change: ``ALLRANKS_GOLDEN=write python -m pytest tests/golden``, then read the difference.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from allranks.facts import MachineFacts
+from allranks.planning import make_plan
+from allranks.rundir import RunDir
+from allranks.slurm.script import render
+from allranks.smoke.climb import Wanted, rung
+from allranks.smoke.ladder import TESTS
+from allranks.smoke.records import PlaceName
+from allranks.spec import spec_to_dict
+from tests.unit.test_plan import facts
+
+HERE = Path(__file__).parent
+CASES: dict[str, tuple[PlaceName, MachineFacts, tuple[str, ...]]] = {
+    "smoke-slurm": ("slurm", facts(), ("cluster.slurm.partition=gpu", "cluster.slurm.account=lab")),
+    "smoke-cluster": ("cluster", facts(), ()),
+    "smoke-local": ("local", facts(), ()),
+    "smoke-two-gpus": ("local", facts(gpus=2), ()),
+}
+
+
+def shown(place: PlaceName, machine: MachineFacts, sets: tuple[str, ...]) -> str:
+    """Each test's scaled sentences, what its spec has, and its batch script."""
+    parts = []
+    for test in TESTS:
+        ready = rung(test, Wanted(place=place, sets=sets, run_root="/shared/runs"), machine)
+        parts.append(f"# {test.name}")
+        if ready.spec is None:
+            parts.append(f"# not run: {ready.unable}\n")
+            continue
+        parts += [f"# not as in the notes: {line}" for line in ready.scaled]
+        raw = spec_to_dict(ready.spec)
+        kept = {k: raw[k] for k in ("model", "strategy", "train")} | {"world": ready.asked.world if ready.asked else 0}
+        parts.append("".join(f"# {line}\n" for line in yaml.safe_dump(kept, sort_keys=False, width=1000).splitlines()))
+        if place != "local":
+            run = RunDir(Path(f"/shared/runs/{ready.spec.name}-1"))
+            parts.append(render(ready.spec, make_plan(ready.spec, machine), run, "/env/bin/python"))
+    return "\n".join(parts)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_dry_run_shows(name: str) -> None:
+    path = HERE / f"{name}.txt"
+    text = shown(*CASES[name])
+    if os.environ.get("ALLRANKS_GOLDEN") == "write":
+        path.write_text(text)
+    assert text == path.read_text(), "ALLRANKS_GOLDEN=write writes it anew"

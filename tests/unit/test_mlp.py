@@ -1,0 +1,108 @@
+"""Perceptrons on noise: the notes' counts to the last parameter, the loss, the rows, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from allranks.errors import SpecError
+from allranks.fit import fit
+from allranks.mlp import mlp_shape
+from allranks.planning import make_plan
+from allranks.smoke.ladder import TESTS
+from allranks.spec import parse_spec
+from allranks.spec.records import DataSpec, EvalSpec
+from allranks.train.data.noise import NoiseBatch, noise_batch, prepared_noise
+from allranks.train.mlp import Mlp, MlpConfig, MlpLoss
+from tests.unit.test_plan import facts
+
+# width, layers, shape: what the notes count
+COUNTS = {
+    (1024, 3, "wide"): 25_175_040,
+    (2048, 3, "wide"): 100_681_728,
+    (4096, 6, "blocks"): 805_429_248,
+    (4096, 8, "blocks"): 1_073_905_664,
+}
+
+
+def spec_of(width: int = 8, layers: int = 2, shape: str = "blocks", **sections: Any) -> dict[str, Any]:
+    model = {"name": f"mlp:{width}x{layers}", "config": {"shape": shape}, **sections.pop("model", {})}
+    base = {"model": model, "data": {"source": "builtin:noise"}, "cluster": {"device": "cpu", "procs_per_node": 2}}
+    return base | sections
+
+
+@pytest.mark.parametrize("sizes", COUNTS, ids=str)
+def test_the_notes_models_to_the_last_parameter(sizes: tuple[int, int, str]) -> None:
+    width, layers, shape = sizes
+    assert mlp_shape(f"mlp:{width}x{layers}", {"shape": shape}).parameters == COUNTS[sizes]
+    with torch.device("meta"):
+        model = Mlp(MlpConfig(width=width, layers=layers, shape=shape))
+        assert sum(p.numel() for p in model.parameters()) == COUNTS[sizes]
+        assert model(torch.empty(3, width)).shape == (3, width)
+    spec = parse_spec(spec_of(*sizes))
+    assert fit(spec, make_plan(spec, facts()), facts()).parameters == COUNTS[sizes]
+
+
+def test_the_tests_of_the_ladder_name_these_models() -> None:
+    named = {test.parameters for test in TESTS if test.name[:2] in ("01", "02", "03", "04")}
+    assert named == set(COUNTS.values())
+
+
+def test_layers_and_activations_are_the_notes() -> None:
+    """The first kind: Linear, GELU, Linear, GELU, Linear. The second: pairs without an activation between them."""
+    wide, blocks = Mlp(MlpConfig(width=4, layers=3, shape="wide")), Mlp(MlpConfig(width=4, layers=2))
+    kinds = [type(m).__name__ for m in wide.modules() if not list(m.children())]
+    assert kinds == ["Linear", "GELU", "Linear", "GELU", "Linear"]
+    kinds = [type(m).__name__ for m in blocks.modules() if not list(m.children())]
+    assert kinds == ["Linear", "GELU", "Linear", "Linear", "GELU", "Linear"]
+    assert [tuple(p.shape) for n, p in wide.named_parameters() if "weight" in n] == [(16, 4), (16, 16), (4, 16)]
+
+
+def test_the_loss_is_torchs_mse() -> None:
+    model = Mlp(MlpConfig(width=8, layers=2))
+    batch = NoiseBatch(torch.randn(5, 8), torch.randn(5, 8))
+    ours = MlpLoss(model)(batch) / batch.tokens_trained
+    assert torch.allclose(ours, torch.nn.MSELoss()(model(batch.inputs), batch.targets))
+
+
+def test_a_row_is_the_same_in_every_batch() -> None:
+    data = DataSpec(source="builtin:noise", subset=100, eval_fraction=0.2)
+    made = prepared_noise(data, EvalSpec())
+    assert (len(made.train), len(made.held_out or [])) == (80, 20)
+    one = noise_batch(data, made.train, np.array([3, 7, 9]), 16, torch.float32)
+    other = noise_batch(data, made.train, np.array([9]), 16, torch.float32)
+    assert torch.equal(one.inputs[2], other.inputs[0]) and torch.equal(one.targets[2], other.targets[0])
+    assert not torch.equal(one.inputs[0], one.targets[0]) and not torch.equal(one.inputs[0], one.inputs[1])
+    assert made.held_out is not None
+    held = noise_batch(data, made.held_out, np.array([0]), 16, torch.float32)
+    assert not any(
+        torch.equal(held.inputs[0], row)
+        for row in noise_batch(data, made.train, np.arange(80), 16, torch.float32).inputs
+    )
+    again = noise_batch(msgspec.structs.replace(data, seed=43), made.train, np.array([9]), 16, torch.float32)
+    assert not torch.equal(again.inputs, other.inputs)
+    assert noise_batch(data, made.train, np.array([1]), 16, torch.bfloat16).inputs.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (spec_of(model={"name": "mlp:big"}), "mlp:<width>x<layers>"),
+        (spec_of(model={"name": "mlp:0x2"}), "mlp:<width>x<layers>"),
+        (spec_of(model={"config": {"hidden_size": 4}}), "no such setting"),
+        (spec_of(8, 1, "wide"), "at least 2 layers"),
+        (spec_of(shape="deep"), "model.config"),
+        (spec_of(data={"source": "builtin:news"}), "builtin:noise"),
+        (spec_of(adapter={"type": "lora"}), "trained whole"),
+        (spec_of(model={"gradient_checkpointing": True}), "compute again"),
+        ({"model": {"name": "tiny:bert"}, "data": {"source": "builtin:noise"}}, "is for mlp: models"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_key(spec: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_spec(spec)
+    assert said in str(caught.value)

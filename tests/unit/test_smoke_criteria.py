@@ -1,0 +1,266 @@
+"""Every criterion of every test of the ladder: ticked off on the records of a good run, red once these say otherwise.
+
+The records here are made up (`good`); `tests/dist/test_smoke.py` judges those of real runs, with faults planted into real ranks.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from allranks.errors import SpecError
+from allranks.planning import LaunchPlan, make_plan
+from allranks.smoke.climb import Wanted, rung
+from allranks.smoke.evidence import Evidence
+from allranks.smoke.figures import rows_of
+from allranks.smoke.judging import judge_all
+from allranks.smoke.ladder import TESTS, chosen
+from allranks.smoke.places import asked_of
+from allranks.smoke.records import SmokeTest
+from tests.unit.test_plan import facts
+
+BY_NAME = {test.name: test for test in TESTS}
+Raw = dict[str, Any]
+Change = Callable[[Raw], object]
+STEPS, TRAINED = 6, 1000
+
+
+def good(test: SmokeTest, *, gpu: bool = False) -> Raw:
+    """Records of a run of a test that went well, as plain values."""
+    place = "slurm" if gpu or test.least_nodes > 1 else "local"
+    sets = () if gpu else ("cluster.device=cpu",)
+    machine = facts(gpus=8 if gpu else 0)
+    ready = rung(test, Wanted(place=place, scale="tiny", sets=sets), machine)
+    assert ready.spec is not None
+    plan = make_plan(ready.spec, machine)
+    world, lora = plan.world_size, ready.spec.adapter.type == "lora"
+    assert plan.batch is not None
+    noise = ready.spec.data is not None and ready.spec.data.source == "builtin:noise"
+    first = {r: _story(r, plan, lora, noise, gpu) for r in range(world)}
+    again = {
+        r: [
+            {"event": "start", "rank": r},
+            {"event": "resume", "rank": r, "from_step": STEPS},
+            {"event": "proof", "rank": r, "weights_hash": "a" * 64, "world_size": world},
+            {"event": "step", "rank": r, "step": STEPS + 1, "loss": 1.0},
+        ]
+        for r in range(world)
+    }
+    names = ["config.json", "tokenizer.json", "adapter_model.safetensors" if lora else "model.safetensors"]
+    state = {f"state/__{r}_0.safetensors": 12 * TRAINED for r in range(world)}
+    batch = plan.batch.global_batch_size
+    return {
+        "spec": ready.spec,
+        "plan": msgspec.to_builtins(plan),
+        "metrics": {
+            "status": "succeeded",
+            "tokens_per_s": 100.0,
+            "network": {"ok": True, "line": "interface eth0", "findings": []},
+        },
+        "first": first,
+        "again": again,
+        "step": STEPS,
+        "manifest": {},
+        "files": {**dict.fromkeys(names, 100), **state},
+        "damage": None,
+        "engine": {"zero_optimization": {"stage": 1}, "train_batch_size": batch}
+        if "deepspeed" in plan.strategy
+        else {},
+        "ways": {f"n{n.node}": {"P2P": 2, **({"NET/IB": 2} if len(plan.nodes) > 1 else {})} for n in plan.nodes}
+        if gpu
+        else {},
+        "heads": {r: f"[RANK {r}] WORLD_SIZE={world} n{r // 2} pid 1\n" for r in range(world)},
+        "preflight": [f"n{n.node} proj=ok pkgs=ok OK" for n in plan.nodes],
+        "message": "",
+    }
+
+
+def _story(rank: int, plan: Any, lora: bool, noise: bool, gpu: bool) -> list[Raw]:
+    world, batch = plan.world_size, plan.batch
+    parts = 1 if plan.strategy in ("pytorch_ddp", "single") else world
+    steps = [
+        {
+            "event": "step", "rank": rank, "step": i + 1, "loss": 1.0 + i, "loss_share": (1.0 + i) / world, "forward_s": 0.1, "backward_s": 0.1,
+            "tokens": batch.micro_batch_size * batch.grad_accum if noise else 50, "step_time_s": 0.5 if i else 1.5, "peak_memory_bytes": 5 * 10**8,
+        }
+        for i in range(STEPS)
+    ]  # fmt: skip
+    evals = [
+        {
+            "event": "eval",
+            "rank": 0,
+            "step": s,
+            "targets": 90,
+            "collectives": 1,
+            "perplexity": 300.0 - s,
+            "seconds": 1.0,
+        }
+        for s in (0, 3, 6)
+    ]
+    whole, device = TRAINED * (50 if lora else 1), "NVIDIA X" if gpu else "cpu"
+    told: list[Raw] = [
+        {"event": "start", "host": f"n{rank // plan.procs_per_node}", "local_rank": rank % plan.procs_per_node, "world_size": world},
+        {"event": "data", "how": "built" if rank == 0 else "waited", "vocab_size": 512},
+        {"event": "engine", "engine": "deepspeed", "version": "1", "optimizer": "FusedAdam", "initialize_s": 3.0},
+        {"event": "model", "torch": "2.13.0", "device": device, "parameters": whole, "parameters_trained": TRAINED},
+        {"event": "phase", "name": "prove"},
+        {"event": "proof", "world_size": world, "weights_equal": True, "data_disjoint": True, "rows_checked": 9, "weights_hash": "b" * 64},
+        {"event": "phase", "name": "train", "total_steps": STEPS},
+        {"event": "batch", "shape": [batch.micro_batch_size, 16], "dtype": plan.dtype, "weights": [plan.dtype]},
+        *steps,
+        *(evals if rank == 0 else []),
+        {"event": "end", "step": STEPS, "weights_hash": "a" * 64 if parts == 1 or "zero1" in plan.strategy else None, "state_elements": TRAINED // parts},
+        {"event": "phase", "name": "save"},
+        {"event": "checkpoint", "step": STEPS, "seconds": 0.2, "bytes": 10},
+        {"event": "phase", "name": "done"},
+    ]  # fmt: skip
+    return [{"rank": rank, "time": float(i), **e} for i, e in enumerate(told)]
+
+
+def evidence(raw: Raw) -> Evidence:
+    return Evidence(**{**raw, "plan": msgspec.convert(raw["plan"], LaunchPlan)})
+
+
+def judged(test: SmokeTest, raw: Raw) -> dict[str, Any]:
+    return {j.key: j for j in judge_all(test.criteria, evidence(raw))}
+
+
+@pytest.mark.parametrize("gpu", [False, True], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("test", TESTS, ids=lambda t: t.name)
+def test_a_good_run_has_every_criterion_ticked_off(test: SmokeTest, gpu: bool) -> None:
+    found = judged(test, good(test, gpu=gpu))
+    assert {k: (j.state, j.why) for k, j in found.items() if j.state not in ("passed", "not testable")} == {}
+    untested = {k for k, j in found.items() if j.state == "not testable"}
+    wanted = set() if gpu else {"gpu", "transport", "across", "within", "jit"} & set(found)
+    assert untested == (wanted if test.name != "08_cpu_lab" else set())
+
+
+def _events(raw: Raw, kind: str) -> list[Raw]:
+    return [e for events in raw["first"].values() for e in events if e["event"] == kind]
+
+
+def _all(raw: Raw, kind: str, **values: Any) -> None:
+    for event in _events(raw, kind):
+        event.update(values)
+
+
+def _one(raw: Raw, kind: str, **values: Any) -> None:
+    _events(raw, kind)[-1].update(values)
+
+
+def _late(raw: Raw) -> None:
+    raw["first"][0].append({"event": "error", "rank": 0, "message": "collective operation timeout"})
+
+
+# by criterion: what the records say instead; on a run with GPUs where the criterion needs them
+CHANGES: dict[str, tuple[Change, bool]] = {
+    "gpu": (lambda raw: _one(raw, "model", device="cpu"), True),
+    "torch": (lambda raw: _one(raw, "model", torch="2.2.0"), False),
+    "world": (lambda raw: raw["first"].pop(max(raw["first"])), False),
+    "nodes": (lambda raw: _all(raw, "start", host="n0"), False),
+    "transport": (lambda raw: raw["ways"]["n0"].update({"NET/Socket": 2}), True),
+    "across": (lambda raw: raw["ways"]["n0"].update({"NET/Socket": 2}), True),
+    "within": (lambda raw: raw["ways"]["n0"].update({"SHM": 2}), True),
+    "barriers": (_late, False),
+    "network": (lambda raw: raw["metrics"]["network"].update(ok=False, findings=[{"host": "n1", "level": "bad", "text": "eno1"}]), False),
+    "wrapper": (lambda raw: raw["plan"].update(strategy="zero2"), False),
+    "engine": (lambda raw: _one(raw, "engine", version="2"), False),
+    "zero": (lambda raw: raw["engine"]["zero_optimization"].update(stage=2), False),
+    "bf16": (lambda raw: _one(raw, "batch", dtype="float32"), False),
+    "jit": (lambda raw: _all(raw, "engine", optimizer="AdamW"), True),
+    "data": (lambda raw: _one(raw, "proof", data_disjoint=False), False),
+    "race": (lambda raw: _all(raw, "data", how="built"), False),
+    "batch": (lambda raw: raw["plan"]["batch"].update(global_batch_size=3), False),
+    "forward": (lambda raw: raw["first"][0].append({"event": "error", "message": "the loss is not finite"}), False),
+    "backward": (lambda raw: raw["first"][0].append({"event": "error", "message": "the loss is not finite"}), False),
+    "sync": (lambda raw: _one(raw, "end", weights_hash="c" * 64), False),
+    "loss": (lambda raw: _one(raw, "step", loss=9.0), False),
+    "steps": (lambda raw: _all(raw, "phase", total_steps=STEPS + 1), False),
+    "save": (lambda raw: raw.update(damage="model.safetensors has the wrong hash"), False),
+    "state": (lambda raw: raw.update(files=dict.fromkeys(raw["files"], 1)), False),
+    "reload": (lambda raw: [e.update(from_step=1) for events in raw["again"].values() for e in events if e["event"] == "resume"], False),
+    "lora": (lambda raw: _all(raw, "model", parameters=TRAINED), False),
+    "metrics": (lambda raw: raw["metrics"].update(tokens_per_s=0.0), False),
+    "eval": (lambda raw: _one(raw, "eval", targets=91), False),
+    "quick": (lambda raw: _one(raw, "checkpoint", seconds=1800.0), False),
+    "preflight": (lambda raw: raw["preflight"].__setitem__(1, "n1 proj=missing pkgs=ok"), False),
+    "banner": (lambda raw: raw["heads"].update({0: "[RANK 0] WORLD_SIZE=1 n0 pid 1"}), False),
+    "artifacts": (lambda raw: raw["files"].pop("tokenizer.json"), False),
+}  # fmt: skip
+TOGETHER = {"forward": {"backward"}, "backward": {"forward"}}  # one fault, two lines of the notes
+
+
+@pytest.mark.parametrize("test", TESTS, ids=lambda t: t.name)
+def test_each_criterion_turns_red_and_no_other(test: SmokeTest) -> None:
+    assert {c.key for c in test.criteria} <= CHANGES.keys()
+    for criterion in test.criteria:
+        change, gpu = CHANGES[criterion.key]
+        if criterion.key == "torch" and test.ranks == 1:
+            continue  # one rank has one version
+        raw = copy.deepcopy(good(test, gpu=gpu))
+        change(raw)
+        found = judged(test, raw)
+        red = {k for k, j in found.items() if j.state == "failed"}
+        assert red == {criterion.key} | (TOGETHER.get(criterion.key, set()) & found.keys()), {
+            k: (j.state, j.measured, j.why) for k, j in found.items()
+        }
+
+
+def test_figures_are_compared_only_with_their_like() -> None:
+    test = BY_NAME["02_ddp"]
+    on_cpu = {f.name: f for f in rows_of(test, evidence(good(test)))}
+    assert on_cpu["training time"].ours == pytest.approx(1.5 + 0.5 * (STEPS - 1))
+    assert on_cpu["steps"].ours == pytest.approx(STEPS / 4.0)
+    assert on_cpu["samples"].ours == pytest.approx(8 * STEPS / 4.0)
+    assert on_cpu["samples after warm-up"].ours == pytest.approx(8 / 0.5)
+    assert on_cpu["first step beyond the median"].ours == pytest.approx(1.0)
+    assert "other hardware" in on_cpu["training time"].not_comparable and on_cpu["peak GPU memory"].ours is None
+    raw = good(test, gpu=True)
+    _all(raw, "model", parameters=test.parameters)
+    on_gpu = {f.name: f for f in rows_of(test, evidence(raw))}
+    assert on_gpu["training time"].not_comparable == "" and on_gpu["peak GPU memory"].ours == 0.5
+    four = {f.name: f for f in BY_NAME["04_multinode_deepspeed"].figures}
+    assert (four["samples"].seed, four["samples"].correct) == (10.7, 343.0)
+
+
+def test_where_a_test_can_be_run() -> None:
+    four = BY_NAME["04_multinode_deepspeed"]
+    said = asked_of(four, "local", "fit", facts(), gpu=False)
+    assert isinstance(said, str) and "needs 4 nodes" in said
+    alone = asked_of(four, "local", "fit", facts(gpus=1), gpu=True)
+    assert not isinstance(alone, str) and (alone.nodes, alone.ranks, alone.gpu) == (1, 1, True)
+    box = asked_of(four, "cluster", "fit", facts(), gpu=False)
+    assert not isinstance(box, str) and (box.nodes, box.ranks) == (4, 2)
+    lab = asked_of(BY_NAME["08_cpu_lab"], "slurm", "fit", facts(), gpu=True)
+    assert not isinstance(lab, str) and not lab.gpu
+    assert [t.name for t in chosen(["02", "01_single"])] == ["01_single", "02_ddp"]
+    assert len(chosen([])) == len(chosen(["all"])) == 8
+    with pytest.raises(SpecError, match="did you mean 02_ddp"):
+        chosen(["2_ddp"])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("2_ddp",), 2, "did you mean 02_ddp"),
+        (("01", "--set", "train.max_step=3"), 2, "did you mean 'train.max_steps'"),
+        (("04", "--json"), 3, "needs 4 nodes"),
+        (("all", "--on", "slurm", "--dry-run", "--json"), 0, "#SBATCH --gpus-per-node=2"),
+    ],
+)
+def test_the_verbs_answers(words: tuple[str, ...], code: int, said: str, tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "allranks.cli.main", "smoke", *words]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code and said in done.stdout + done.stderr, done
+    if "--json" in words:
+        assert [t["name"] for t in json.loads(done.stdout)["tests"]]
+    if code != 3:
+        assert not list(tmp_path.iterdir())
