@@ -72,7 +72,7 @@ def test_a_stopped_process_is_named_by_its_state(box: Box, shared: Path) -> None
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("fault", "node"), [("cut-link", "n2"), ("interface-down", "n3"), ("cut-link", "n1")])
+@pytest.mark.parametrize(("fault", "node"), [("cut-link", "n2"), ("interface-down", "n3")])
 def test_a_node_without_network_is_named(
     make_box: Callable[..., Box], shared: Path, monkeypatch: pytest.MonkeyPatch, fault: str, node: str
 ) -> None:
