@@ -43,9 +43,8 @@ PEER_NODE_GRACE_S = 12.0  # longer than an agent gives its own ranks
 
 def main() -> None:
     run = RunDir(Path(sys.argv[1]))
-    os.environ["SLURM_EXPORT_ENV"] = (
-        "ALL"  # after `sbatch --export=NONE` (a habit of some sites) srun would hand on nothing
-    )
+    # After `sbatch --export=NONE` (a habit of some sites) srun would hand on nothing.
+    os.environ["SLURM_EXPORT_ENV"] = "ALL"
     try:
         code = Driver(run).run()
     except AllranksError as error:

@@ -10,6 +10,7 @@ from typing import Any
 
 import accelerate
 import msgspec
+import torch
 import torch.distributed as dist
 import transformers
 
@@ -101,6 +102,7 @@ class TrainerLoop:
             ),
         )
         self._feed = Feed(self._order, self._make_batch, first, total)
+        _let_set_device_be_called()
         return RanksTrainer(
             feed=loader(self._feed),
             running=self._running,
@@ -164,3 +166,9 @@ class TrainerLoop:
             stop = self._ledger.edge(self._done, stop)
             self._running.clock.pause()
         return stop
+
+
+def _let_set_device_be_called() -> None:
+    """Accelerate calls it for ranks on CPUs as it does for GPUs; a torch without it has nothing to set there."""
+    if not hasattr(torch.cpu, "set_device"):
+        torch.cpu.set_device = lambda device: None
