@@ -47,7 +47,7 @@ STRATEGIES = shared_strategies()
 BITWISE = {
     "simple_ddp", "simple_ddp_ga", "simple_ddp_hook", "simple_ddp_async", "bucket_ddp_async", "pytorch_ddp", "deepspeed_zero1", "deepspeed_zero2",
 }  # fmt: skip
-BF16 = ("bf16", "lora_on_bf16", "lora_whole", "lora_sharded_on_bf16", "moe_bf16", "moe_lora_on_bf16")
+BF16 = ("bf16", "lora_on_bf16", "lora_whole", "lora_sharded_on_bf16", "moe_bf16", "moe_lora_on_bf16", "moe_lora_recomputed")
 TOLERANCE = dict.fromkeys(BF16, 0.2)  # of what the training has changed; else:
 NORM_TOLERANCE = dict.fromkeys(BF16, 0.05)  # of the reference's gradient norm; a missing division is 1.0 at two ranks
 NORM_FP32 = 1e-3
