@@ -40,7 +40,7 @@ MODEL_DIFFERS = Entry(
         ),
         Pattern(r"appears not to match (sizes|strides) of the same param in process", "of the same param in process"),
         Pattern(
-            r"(weights|parameters) (differ|are not equal|are different) (between|across|on) (the )?ranks",
+            r"(weights|parameters) (differ|are not equal|are different) (between|across|on) (all |the )?ranks",
             " ranks",
             weight=SHOWS,
         ),
