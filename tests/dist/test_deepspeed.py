@@ -33,7 +33,6 @@ def losses(run: RunDir) -> list[float]:
 @pytest.mark.parametrize(
     ("name", "lora"),
     [
-        ("deepspeed_zero1", True),
         ("deepspeed_zero3", False),
         *(pytest.param(n, lora, marks=pytest.mark.full) for n in STAGES for lora in (False, True)),
     ],
