@@ -56,9 +56,9 @@ def hold_the_interpreter() -> None:
 
 
 def _plant(how: str, rank: int, call: int) -> None:
-    from allranks.train import worker
+    from allranks.train.tasks import tokens
 
-    whole, calls = worker.collate, 0
+    whole, calls = tokens.collate, 0
 
     def planted(*args: object) -> object:
         nonlocal calls
@@ -67,7 +67,7 @@ def _plant(how: str, rank: int, call: int) -> None:
             globals()[how]()
         return whole(*args)
 
-    worker.collate = planted
+    tokens.collate = planted
 
 
 if os.environ.get("STUCK") and "RANK" in os.environ:
