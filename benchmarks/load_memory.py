@@ -37,7 +37,7 @@ CONFIG = {
     "tie_word_embeddings": False,
 }
 HOW = ("from_pretrained", "allranks")
-STRATEGIES = ("pytorch_zero3", "zero3")
+STRATEGIES = ("pytorch_zero3", "zero3", "deepspeed_zero3")
 KINDS = {"pss": ("Pss",), "private": ("Private_Clean", "Private_Dirty")}
 
 

@@ -118,12 +118,13 @@ class Filler:
             seconds=round(time.perf_counter() - self._started, 3),
         )
 
-    def _waits(self, name: str) -> bool:
+    def waits(self, name: str) -> bool:
+        """True until this parameter has got its weights."""
         return name in self._origins and name not in self._done
 
     def _give_whole(self, name: str, parameter: nn.Parameter) -> bool:
         """True if it had been waiting."""
-        if not self._waits(name):
+        if not self.waits(name):
             return False
         tensor = self._turn(name)
         if is_hollow(parameter):
@@ -137,7 +138,7 @@ class Filler:
         return True
 
     def _give_rows(self, name: str, parameter: DTensor) -> None:
-        if not self._waits(name):
+        if not self.waits(name):
             return
         assert parameter.placements == (Shard(0),), f"{name}: {parameter.placements}"
         world, shape, local = self._world, parameter.shape, parameter.to_local()

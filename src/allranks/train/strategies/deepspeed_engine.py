@@ -109,9 +109,11 @@ class DeepSpeedZero:
         own = "optimizer" not in self.config
         decayed = [p for _, p in self._named if p.ndim >= 2]
         plain = [p for _, p in self._named if p.ndim < 2]
+        optimizer = make_optimizer(self._named) if own else None
+        self._take_weights()
         engine, zero, *_ = self._deepspeed.initialize(
             model=self._model,
-            optimizer=make_optimizer(self._named) if own else None,
+            optimizer=optimizer,
             model_parameters=None
             if own
             else [g for g in ({"params": decayed}, {"params": plain, "weight_decay": 0.0}) if g["params"]],
@@ -120,6 +122,9 @@ class DeepSpeedZero:
             dist_init_required=False,
         )
         return engine, zero
+
+    def _take_weights(self) -> None:
+        """Before the engine is made, and after whoever asks parameters for their shape: stage 3 cuts the model here."""
 
     def _found_inf(self) -> torch.Tensor:
         """1 where this step's or an earlier step's gradient was not finite, on the device."""

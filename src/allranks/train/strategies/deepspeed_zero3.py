@@ -16,8 +16,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from allranks.train.loading.filler import Filler
 from allranks.train.shards import Shard, StateRange, whole_weights
-from allranks.train.strategies.deepspeed_engine import DeepSpeedZero
+from allranks.train.strategies.deepspeed_engine import DeepSpeedZero, OnlyData
 from allranks.train.strategies.deepspeed_shards import partition_ranges, partitions
 from allranks.train.strategies.traffic import Sizes, Traffic
 
@@ -28,11 +29,29 @@ class DeepSpeedZero3(DeepSpeedZero):
     """No rank holds the whole model, but for small tensors."""
 
     stage = 3
+    filler: Filler | None = None  # gives the model its weights, one at a time; None: it has them
     replicated, lockstep = False, True
     claims_overlap = True
     rehearse = (
         True  # DeepSpeed notes the order of modules in the first pass and compares it over the ranks in the second
     )
+
+    def _take_weights(self) -> None:
+        """Each weight as it comes is cut into the ranks' parts, as DeepSpeed does it with a whole model."""
+        if self.filler is None:
+            return
+        zero: Any = import_module("deepspeed.runtime.zero")
+        self._deepspeed.init_distributed(dist_init_required=False, verbose=False)  # it takes the group that is there
+        cutter = zero.Init(data_parallel_group=self._group, mpu=OnlyData(self._group), config_dict_or_path=self.config)
+        world, rank = dist.get_world_size(self._group), dist.get_rank(self._group)
+        for name, p in self._model.named_parameters():
+            if not self.filler.waits(name):
+                continue  # adapters: they are here, and are cut with the rest
+            size = -(-p.numel() // world)
+            low, high = (min(r * size, p.numel()) for r in (rank, rank + 1))
+            self.filler.flat([(name, p)], [(0, p.numel())], low, high)
+            cutter._convert_to_deepspeed_param(p)
+            p.partition()  # type: ignore[attr-defined]
 
     @property
     def shards(self) -> list[torch.Tensor]:
