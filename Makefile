@@ -2,7 +2,7 @@
 # make compare all strategies on equal work on two ranks, each proved before its time counts
 # make test    sets up .venv and runs the usual tests, on gloo ranks and on a cluster in a box too
 # make test-dist  those of them that run on gloo ranks;  make test-all  all tests, the full matrices too (hours)
-# JOBS=2       tests at a time
+# JOBS=3       tests at a time
 # TORCH=2.12.0 another torch than the tested one;  PYTHON=python3.12 another interpreter
 
 SHELL := /bin/bash
@@ -29,7 +29,7 @@ compare: setup
 	@$(VENV)/bin/allranks compare examples/compare-tiny.yaml
 
 # Two tests at a time: a run of two ranks keeps two cores busy for half of its time only. The cluster's tests go one by one.
-JOBS ?= 2
+JOBS ?= 3
 PARALLEL := -n $(JOBS) --dist loadgroup
 
 test: setup slurm

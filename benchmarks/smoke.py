@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+TIMEOUT_S = 5400
 CLIMBS = (("all", "--on", "local"), ("04", "06", "08", "--on", "cluster"))
 PRIVATE = ("folder", "report", "host")
 
@@ -23,7 +24,7 @@ PRIVATE = ("folder", "report", "host")
 def climb(words: tuple[str, ...], folder: str) -> dict[str, Any]:
     """One `allranks smoke --json`."""
     command = [sys.executable, "-m", "allranks.cli.main", "smoke", *words, "--json", "--run-root", folder]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=TIMEOUT_S)
     return json.loads(done.stdout)
 
 

@@ -43,6 +43,7 @@ def test_rows_do_not_depend_on_the_hash_seed() -> None:
             env={"PYTHONHASHSEED": h, "PYTHONPATH": ":".join(sys.path)},
             capture_output=True,
             check=True,
+            timeout=60,
         ).stdout
         for h in ("1", "2")
     }
@@ -52,7 +53,11 @@ def test_rows_do_not_depend_on_the_hash_seed() -> None:
 def test_no_torch_is_needed() -> None:
     code = "import sys, allranks.train.data.builtin; print({'torch', 'numpy', 'transformers'} & sys.modules.keys())"
     run = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}, capture_output=True, check=True
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        check=True,
+        timeout=60,
     )
     assert run.stdout.strip() == b"set()"
 

@@ -110,7 +110,7 @@ def test_names_are_those_of_training_arguments() -> None:
 
 def test_no_torch_is_imported() -> None:
     code = "import allranks.train.hf.arguments, sys; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'numpy')))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
 def test_a_machine_without_accelerate_is_told_so_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
