@@ -340,7 +340,7 @@ SLURM_CONTROLLER_ERROR = Entry(
             weight=SHOWS,
         ),
         Pattern(
-            r"slurm(ctl|db)?d\.service:? (failed\b|Failed with|Start operation timed out)|[×✗]\s*slurm(ctl|db)?d\.service",
+            r"slurm(ctl|db)?d\.service:? (failed\b|Failed with|Start operation timed out)|[\u00d7\u2717]\s*slurm(ctl|db)?d\.service",
             "slurmctld.service",
             "slurmdbd.service",
             "slurmd.service",
