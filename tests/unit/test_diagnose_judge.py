@@ -191,9 +191,29 @@ def test_sockets_are_a_finding_only_where_rdma_was_expected(tmp_path: Path) -> N
     used = "NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0"
     local = "NCCL INFO Using network Socket\nNCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC"
     off = "NCCL INFO NCCL_IB_DISABLE set by environment to 1."
-    assert _ids(_diagnose(tmp_path, {"a.log": f"{none}\n{used}"})) == ["silent_socket_fallback"]
+    asked = "NCCL INFO NCCL_IB_HCA set by environment to mlx5"
+    assert _ids(_diagnose(tmp_path, {"a.log": f"{asked}\n{none}\n{used}"})) == ["silent_socket_fallback"]
+    plain = _diagnose(tmp_path, {"a.log": f"{none}\n{used}"})  # what any Ethernet cluster says: a note, no finding
+    assert not plain.findings
+    assert "TCP sockets" in plain.health.advice[0]
     assert _ids(_diagnose(tmp_path, {"a.log": f"{off}\n{none}\n{used}"})) == []
     assert _ids(_diagnose(tmp_path, {"a.log": f"{none}\n{local}"})) == []
+
+
+def test_a_path_is_slow_only_against_what_the_hosts_have(tmp_path: Path) -> None:
+    off = "n1:1:1 [0] NCCL INFO NCCL_SHM_DISABLE set by environment to 1."
+    low = "# Avg bus bandwidth    : 0.4"
+    apart = "n1:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA\nn2:1:1 [0] NCCL INFO Using network IB"
+    together = "n1:1:1 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct"
+    for text in (off, low):
+        assert _ids(_diagnose(tmp_path, {"a.log": f"{text}\n{apart}"})) == []
+        assert _ids(_diagnose(tmp_path, {"a.log": f"{text}\n{together}"})) == ["slow_transport"]
+
+
+def test_a_task_that_srun_was_about_to_kill_is_no_want_of_memory(tmp_path: Path) -> None:
+    killed, forced = "srun: error: n1: task 0: Killed", "srun: forcing job termination"
+    assert _ids(_diagnose(tmp_path, {"a.log": f"{forced}\n{killed}"})) == []
+    assert _ids(_diagnose(tmp_path, {"a.log": f"{killed}\nsrun: Terminating StepId=7.0"})) == ["host_oom"]
 
 
 def test_health_of_a_good_log(tmp_path: Path) -> None:
@@ -311,3 +331,35 @@ def test_hosts_are_taken_from_names_of_files_only_where_they_stand_there(
 ) -> None:
     found = _diagnose(tmp_path, {name: "RuntimeError: CUDA error: invalid device ordinal"})
     assert found.findings[0].host == host
+
+
+PARAMS = (
+    "RuntimeError: DDP expects same model across all ranks, but Rank 1 has 9 params,\n    while rank 0 has inconsistent"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("NCCL INFO NET/Plugin: Plugin load returned 2 : cannot open shared object file: No such file or directory : when loading libnccl-net.so", []),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/nccl-Ab12Cd'", ["shm_removed"]),
+        ("bench/test.py FAILED", []),
+        ("gpu burn test on node-3: FAILED", ["node_unhealthy"]),
+        ("RuntimeError: Distributed package doesn't have NCCL built in", ["library_missing"]),
+        ("ValueError: Free memory on device cuda:1 (3.1/79.2 GiB) on startup is less than desired GPU memory utilization", ["cuda_oom"]),
+        ("rank 2 crashed with exit code 1", []),
+        ("rank 2 crashed", ["rank_died"]),
+        ("     \u00d7 slurmctld.service - Slurm controller daemon", ["slurm_controller_error"]),
+        ("     ● slurmctld.service - Slurm controller daemon", []),
+        (f"{PARAMS} 0 params.", ["first_collective_failed"]),
+        (f"{PARAMS} 8 params.", ["model_differs_between_ranks"]),
+    ],
+)  # fmt: skip
+def test_one_line_is_told_from_its_neighbour(tmp_path: Path, text: str, found: list[str]) -> None:
+    assert _ids(_diagnose(tmp_path, {"a.log": text}))[:1] == found
+
+
+def test_an_echo_that_names_a_rank_beats_the_launchers_word_on_its_own(tmp_path: Path) -> None:
+    text = "[rank3]: This may indicate a possible application crash on rank 0 or a network set up issue.\nERROR: Rank 3 crashed with exit code 1."
+    found = _diagnose(tmp_path, {"a.log": text}).findings
+    assert [(f.id, f.rank) for f in found] == [("peer_died_first", 0)]

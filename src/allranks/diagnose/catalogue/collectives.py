@@ -21,6 +21,7 @@ FIRST_COLLECTIVE_FAILED = Entry(
     patterns=(
         Pattern(r"has (0|\d+) params, while rank \d+ has inconsistent 0 params", "params, while rank"),
         Pattern(r"has 0 params, while rank \d+ has inconsistent \d+ params", "params, while rank"),
+        Pattern(r"^\s*while rank \d+ has inconsistent 0 params", "while rank"),  # a message that was wrapped
     ),
     example="RuntimeError: DDP expects same model across all ranks, but Rank 5 has 291 params, while rank 4 has inconsistent 0 params.",
     near_miss="RuntimeError: DDP expects same model across all ranks, but Rank 5 has 291 params, while rank 4 has inconsistent 290 params.",
@@ -35,6 +36,7 @@ MODEL_DIFFERS = Entry(
     reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
     patterns=(
         Pattern(r"has [1-9]\d* params, while rank \d+ has inconsistent [1-9]\d* params", "params, while rank"),
+        Pattern(r"^\s*while rank \d+ has inconsistent [1-9]\d* params", "while rank"),  # a message that was wrapped
         Pattern(
             r"params?\[\d+\] in this process with (sizes|strides) .* appears not to match", "in this process with "
         ),
@@ -246,6 +248,7 @@ RANK_DIED = Entry(
             "disappeared",
             "terminated unexpectedly",
             weight=FITS,
+            unless=r"exit ?code:? 1\b|status:? 1\b",
         ),
         Pattern(
             r"DataLoader worker \(pid.{0,30}is killed by signal: (Segmentation|Aborted)",
@@ -272,6 +275,7 @@ PEER_DIED_FIRST = Entry(
     patterns=(
         Pattern(r"store->get\('?[^)]*\) got error", "got error", weight=SHOWS),
         Pattern(r"retrieving ncclUniqueId from", weight=SHOWS),
+        Pattern(r"may indicate a possible application crash on rank \d+", "application crash on rank", weight=SHOWS),
         Pattern(
             r"recvValue failed|recvBytes failed|sendBytes failed|failed to recv, got 0 bytes",
             "recvvalue failed",

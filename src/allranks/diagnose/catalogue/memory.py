@@ -34,6 +34,12 @@ CUDA_OOM = Entry(
             weight=SHOWS,
             unless="host|cpu memory",
         ),
+        Pattern(
+            r"Free memory on device .{0,60}less than (the )?(desired|requested)|No available memory for the cache blocks",
+            "free memory on device",
+            "no available memory for",
+            weight=SHOWS,
+        ),
         Pattern(r"\bOOM\b.{0,40}\b(GPU|CUDA|VRAM|cuda:\d)|\b(GPU|CUDA|VRAM)\b.{0,20}\bOOM\b", "oom", weight=FITS),
     ),
     example="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB. GPU 2 has a total capacity of 79.10 GiB of which 310.00 MiB is free.",
@@ -202,7 +208,7 @@ SHM_REMOVED = Entry(
             "shared memory ",
         ),
         Pattern(
-            r"No such file or directory.{0,20}:? ?'?/?(dev/shm/|psm_|torch_\d+_|sem\.|mp-|nccl-)",
+            r"No such file or directory.{0,20}:? ?'?/?(dev/shm/|psm_|torch_\d+_|sem\.|mp-|nccl-\w{6}\b)",
             "no such file or directory",
         ),
         Pattern(r"Error while attaching to shared memory segment", weight=SHOWS),

@@ -340,7 +340,7 @@ SLURM_CONTROLLER_ERROR = Entry(
             weight=SHOWS,
         ),
         Pattern(
-            r"slurm(ctl|db)?d\.service:? (failed\b|Failed with|Start operation timed out)",
+            r"slurm(ctl|db)?d\.service:? (failed\b|Failed with|Start operation timed out)|[\u00d7\u2717]\s*slurm(ctl|db)?d\.service",
             "slurmctld.service",
             "slurmdbd.service",
             "slurmd.service",
@@ -427,7 +427,7 @@ NODE_UNHEALTHY = Entry(
             "health check error",
         ),
         Pattern(
-            r"(health|node|gpu|nic|ib|check|test|diag)\w*.{0,80}\b(?-i:FAIL(ED)?|CRITICAL|UNHEALTHY|NOT OK)\b",
+            r"(?<![\w./-])(health|node|gpu|nic|ib|check|diag)\w*.{0,80}\b(?-i:FAIL(ED)?|CRITICAL|UNHEALTHY|NOT OK)\b",
             "fail",
             "critical",
             "unhealthy",

@@ -67,6 +67,9 @@ def _killed(case: Case) -> None:
     killed = case.candidates.get("host_oom")
     if killed is None or any(_OF_MEMORY.search(s.text) for s in killed.signals):
         return
+    if all(_of_teardown(case, s) for s in killed.signals):
+        del case.candidates["host_oom"]
+        return
     killed.score = min(killed.score, 0.7)
     killed.cause = (
         "A process was killed (SIGKILL) without a word of its own. The usual sender is the kernel or Slurm for want of host memory: every rank loads "
@@ -75,6 +78,12 @@ def _killed(case: Case) -> None:
     killed.against.append(
         "no line of the kernel or of Slurm on memory is in these logs: somebody may have sent the signal by hand"
     )
+
+
+def _of_teardown(case: Case, signal: Signal) -> bool:
+    """A task that srun itself was about to kill."""
+    over = (s for s in case.facts("step_over") if s.file == signal.file and s.text.lstrip().startswith("srun:"))
+    return "srun: error:" in signal.text and any(s.line < signal.line for s in over)
 
 
 def _beside(a: Signal, b: Signal) -> bool:

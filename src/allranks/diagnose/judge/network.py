@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 from allranks.diagnose.catalogue.entry import SHOWS
 from allranks.diagnose.judge.case import Case
+from allranks.diagnose.signals import Signal
 
+_NO_SURPRISE = re.compile(r"NCCL_SHM_DISABLE|Avg bus bandwidth")
 _PRIVATE_BRIDGES = ("docker", "virbr", "br-", "cni", "veth", "lo")
 
 
 def decide(case: Case) -> None:
-    """Sockets where RDMA was there or expected; bootstrap over an interface that no other host reaches."""
+    """Sockets where RDMA was there or expected; a slow path; bootstrap over an interface that no other host reaches."""
     _fallback(case)
+    _unused(case)
     _bootstrap(case)
 
 
@@ -35,9 +40,29 @@ def _fallback(case: Case) -> None:
         case.propose("silent_socket_fallback", 0.96, used[:2])
     elif case.facts("ib_failed"):
         case.propose("silent_socket_fallback", 0.9, [*case.facts("ib_failed")[:2], *used[:2]])
-    elif tried and several_nodes:
-        found = case.propose("silent_socket_fallback", SHOWS, [*tried[:1], *used[:2]])
-        found.against.append("if these nodes have no RDMA network, sockets are the right path and nothing is wrong")
+    elif (asked := _asked_for(case)) and tried and several_nodes:
+        case.propose("silent_socket_fallback", SHOWS, [*asked[:1], *tried[:1], *used[:2]])
+
+
+def _asked_for(case: Case) -> list[Signal]:
+    """Settings that only make sense where there is RDMA. Without them, no device is what every plain Ethernet cluster has to say."""
+    return [
+        s
+        for s in case.facts("nccl_env")
+        if s.groups["name"].startswith(("NCCL_IB_", "NCCL_NET_GDR"))
+        or s.groups["name"] in ("NCCL_NET", "NCCL_NET_PLUGIN")
+    ]
+
+
+def _unused(case: Case) -> None:
+    """Where all data goes between hosts, shared memory that is off costs nothing, and what sockets reach is no surprise."""
+    slow = case.candidates.get("slow_transport")
+    paths = [via.upper() for scan in case.scans for via in scan.transports]
+    if slow is None or len(case.hosts) < 2 or not paths or not all(p.startswith("NET/") for p in paths):
+        return
+    slow.signals = [s for s in slow.signals if not _NO_SURPRISE.search(s.text)]
+    if not slow.signals:
+        del case.candidates["slow_transport"]
 
 
 def _disabled(case: Case) -> bool:
