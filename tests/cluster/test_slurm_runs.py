@@ -67,7 +67,7 @@ def test_ctrl_c_cancels_the_job(box: Box, shared: Path) -> None:
 
 def test_the_time_limit_leads_to_a_requeue_and_an_exact_continuation(box: Box, shared: Path) -> None:
     """The signal before the limit is sent by hand (Slurm's own comes up to a minute late); the rest is Slurm's."""
-    spec = spec_in(shared, train={"max_steps": 400}, checkpoint={"mode": "full"})
+    spec = spec_in(shared, train={"max_steps": 120}, checkpoint={"mode": "full"})
     whole_done, whole = run(shared, {**spec, "name": "whole"})
     assert whole_done.returncode == 0, whole_done.stderr + log_of(whole)
     (shared / "runs").rename(shared / "first")
@@ -189,7 +189,7 @@ def test_plan_and_dry_run_show_the_batch_script(shared: Path) -> None:
 
 def test_a_killed_node_sends_the_job_back_to_the_queue_and_it_goes_on(box: Box, shared: Path) -> None:
     spec = spec_in(
-        shared, cluster={"nodes": 2}, train={"max_steps": 600}, checkpoint={"mode": "full", "every": 20, "keep": 2}
+        shared, cluster={"nodes": 2}, train={"max_steps": 200}, checkpoint={"mode": "full", "every": 25, "keep": 2}
     )
     job = Submitted(shared, spec)
     job.until_step(30)
@@ -200,7 +200,7 @@ def test_a_killed_node_sends_the_job_back_to_the_queue_and_it_goes_on(box: Box, 
     assert len(job.run.attempts()) >= 2
     hosts = {p.name.split(".")[0] for p in job.run.rank_logs(job.run.attempts()[-1]).values()}
     assert "n2" not in hosts
-    assert read_json(job.run.metrics)["steps"] == 600
+    assert read_json(job.run.metrics)["steps"] == 200
 
 
 def test_a_restarted_controller_and_two_jobs_at_once_do_no_harm(box: Box, shared: Path) -> None:

@@ -85,7 +85,7 @@ def same_to_the_bit(one: RunDir, other: RunDir, total: int) -> None:
 @pytest.mark.parametrize(
     ("strategy", "stops", "steps"),
     [
-        ("pytorch_ddp", 3, 400),
+        ("pytorch_ddp", 3, 250),
         *(pytest.param(name, 3, 400, marks=pytest.mark.full) for name in shared_strategies() if name != "pytorch_ddp"),
         pytest.param("pytorch_ddp", 20, 1500, marks=pytest.mark.full),
     ],
