@@ -21,7 +21,7 @@ FIRST_COLLECTIVE_FAILED = Entry(
     patterns=(
         Pattern(r"has (0|\d+) params, while rank \d+ has inconsistent 0 params", "params, while rank"),
         Pattern(r"has 0 params, while rank \d+ has inconsistent \d+ params", "params, while rank"),
-        Pattern(r"^\s*while rank \d+ has inconsistent 0 params", "while rank"),  # a message that was wrapped
+        Pattern(r"^\s*(params, )?while rank \d+ has inconsistent 0 params", "while rank"),  # a message that was wrapped
     ),
     example="RuntimeError: DDP expects same model across all ranks, but Rank 5 has 291 params, while rank 4 has inconsistent 0 params.",
     near_miss="RuntimeError: DDP expects same model across all ranks, but Rank 5 has 291 params, while rank 4 has inconsistent 290 params.",
@@ -36,7 +36,9 @@ MODEL_DIFFERS = Entry(
     reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
     patterns=(
         Pattern(r"has [1-9]\d* params, while rank \d+ has inconsistent [1-9]\d* params", "params, while rank"),
-        Pattern(r"^\s*while rank \d+ has inconsistent [1-9]\d* params", "while rank"),  # a message that was wrapped
+        Pattern(
+            r"^\s*(params, )?while rank \d+ has inconsistent [1-9]\d* params", "while rank"
+        ),  # a message that was wrapped
         Pattern(
             r"params?\[\d+\] in this process with (sizes|strides) .* appears not to match", "in this process with "
         ),

@@ -171,6 +171,12 @@ FABRIC_MANAGER = Entry(
             weight=SHOWS,
             unless="version [\\d.]+ (started|running)|successfully",
         ),
+        Pattern(
+            r"Failed to (bind|create|import) NVLink SHARP|NVLS.{0,40}Multicast.{0,80}(fail|error)",
+            "nvlink sharp",
+            "nvls",
+            weight=SHOWS,
+        ),
         Pattern(r"fabric (manager )?state.{0,20}(In Progress|Not Started|Not Supported)", "fabric", weight=FITS),
         Pattern(
             r"NVSwitch.{0,80}(fail|fatal|error|not initialized)|NV_WARN_NVSWITCH",

@@ -174,6 +174,7 @@ SHM_TOO_SMALL = Entry(
             "nccl-",
         ),
         Pattern(r"Error while creating shared memory segment", weight=SHOWS),
+        Pattern(r"unable to allocate shared memory ?\(shm\)", "unable to allocate shared memory", weight=SHOWS),
         Pattern(
             r"\bshm\w*\.(h|cc):\d+.{0,80}(No space left|posix_fallocate|ftruncate)",
             "no space left",

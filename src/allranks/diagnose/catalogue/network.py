@@ -23,6 +23,7 @@ BROKEN_NODE_NETWORK = Entry(
         Pattern(r"link flap", "flap"),
         Pattern(r"NETDEV WATCHDOG"),
         Pattern(r"transmit queue \d+ timed out", "transmit queue"),
+        Pattern(r"\bTX timeout on queue", weight=SHOWS),
         Pattern(
             r"mlx\d_core.{0,120}(health compromised|reached miss count|Link down|fatal error|internal error|firmware|command .{0,20}timeout)",
             "_core",
@@ -85,7 +86,9 @@ RDMA_UNREACHABLE = Entry(
         Pattern(
             r"ibv_modify_qp failed with (error )?.{0,6}(22\b|Invalid argument)", "ibv_modify_qp failed", weight=FITS
         ),
+        Pattern(r"NCCL WARN.{0,80}ibv_modify_qp failed", "ibv_modify_qp failed", weight=FITS - 0.05),
         Pattern(r"ibv_modify_qp failed", weight=HINTS),
+        Pattern(r"NCCL WARN.{0,200}\bNCCL_IB_HCA\b", "nccl_ib_hca", weight=FITS),
         Pattern(r"(vendor err(or)?|vendor_err) (129|0x81)\b", "vendor", weight=FITS),
         Pattern(
             r"(RDMA|IB|InfiniBand|RoCE|verbs|EFA|libfabric|OFI|UCX).{0,100}(No route to host|unreachable|not reachable|unresponsive receiver|handshake)",

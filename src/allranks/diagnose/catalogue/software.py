@@ -119,6 +119,7 @@ LIBRARY_MISSING = Entry(
             unless="NET/|tuner|libnccl-net|Missing ranks|file",
         ),
         Pattern(r"error while loading shared libraries"),
+        Pattern(r"built without libuv support|use_libuv was requested", "without libuv", "use_libuv was"),
         Pattern(r"Distributed package doesn't have \w+ (\W{0,3})?built ?in", "distributed package doesn't have"),
     ),
     example="ModuleNotFoundError: No module named 'sentencepiece'",

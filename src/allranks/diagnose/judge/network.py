@@ -26,7 +26,10 @@ def _fallback(case: Case) -> None:
     broken = case.candidates.get("silent_socket_fallback")
     if not used:
         if broken is not None and broken.score < 0.75:
-            broken.against.append("no line shows that sockets were really used")
+            if any(s.groups["net"].lower() != "socket" for s in case.facts("network")):
+                del case.candidates["silent_socket_fallback"]  # another network was taken, so nothing fell back
+            else:
+                broken.against.append("no line shows that sockets were really used")
         return
     if _disabled(case):
         return
