@@ -129,7 +129,7 @@ def page(name: str, measured: Json, rows: list[Row], advice: list[str], predicti
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"bytes": bytes_text, "ms": ms}
+    environment.filters |= {"bytes": bytes_text, "ms": ms, "rough": rough}
     good = [r for r in rows if r.figures]
     html = environment.from_string(template).render(
         name=name,
@@ -147,6 +147,11 @@ def page(name: str, measured: Json, rows: list[Row], advice: list[str], predicti
         version=__version__,
     )
     return redact(html)
+
+
+def rough(value: float) -> str:
+    """Two digits: 1100248 as 1,100,000."""
+    return f"{float(f'{value:.2g}'):,.0f}"
 
 
 def _times(figures: Json) -> Json:
