@@ -292,6 +292,10 @@ def find_run(name: str, run_root: str | Path = "runs") -> RunDir:
         raise RunNotFound(
             f"{name!r} fits several runs: {', '.join(run.name for run in matches)}; give more of the name"
         )
+    if not runs:
+        raise RunNotFound(
+            f"there are no runs under {Path(run_root).absolute()}, so no {name!r}; give the run's own path, or --run-root"
+        )
     near = difflib.get_close_matches(name, [run.name for run in runs], n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]}?" if near else "; `allranks runs` lists what there is"
     raise RunNotFound(f"there is no run {name!r} under {Path(run_root).absolute()}{hint}")
