@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from allranks.compare.advice import _turn
+from allranks.compare.advice import _fastest
 from allranks.compare.judge import compare_traffic, rows, tokens_per_s
 from allranks.compare.model import Fit, comm_s, fit, hops_and_share, predict
 from allranks.compare.run import conclude, request
@@ -220,8 +220,8 @@ def test_a_prediction_is_no_finer_than_the_model_that_made_it() -> None:
     told = [{"strategy": s, "ranks": 8, "tokens_per_s": v} for s, v in (("a", 100.0), ("b", 93.0), ("c", 60.0))]
 
     def turn(residual: float) -> str:
-        return _turn(told, 8, Fit(alpha_s=1e-5, beta_s=1e-9, residual=residual, points=9))
+        return _fastest(told, Fit(alpha_s=1e-5, beta_s=1e-9, residual=residual, points=9))
 
-    assert turn(0.01) == "on 8 ranks a"
-    assert turn(0.1) == "on 8 ranks a (within 10%: b)"
-    assert turn(0.5) == "on 8 ranks no strategy stands out"
+    assert turn(0.01) == "a"
+    assert turn(0.1) == "a (within 10%: b)"
+    assert turn(0.5) == "no strategy stands out"

@@ -30,7 +30,7 @@ MEMORY = (
 )
 
 
-SHORT = {"forward": "fwd", "backward": "bwd", "after_backward": "after bwd"}
+SHORT = {"forward": "in fwd", "backward": "in bwd", "after_backward": "after bwd"}
 
 
 def ms(seconds: float) -> str:
@@ -90,7 +90,8 @@ def traffic_table(rows: list[Row], base: str | None) -> Table:
         theory = {c["kind"]: c["theory_bytes_of_kind"] or 0 for c in kinds}
         table.add_row(
             row.strategy,
-            "\n".join(f"{c['count']:g} {c['kind']} in {SHORT.get(c['phase'], c['phase'])}" for c in kinds) or "none",
+            "\n".join(f"{c['count']:g} {c['kind']} {SHORT.get(c['phase'], 'in ' + c['phase'])}" for c in kinds)
+            or "none",
             bytes_text(sum(c["bytes"] for c in kinds)),
             bytes_text(sum(theory.values())),
             *(bytes_text(m[k]) for k, _, _ in MEMORY),
