@@ -7,12 +7,13 @@ import json
 import math
 import os
 import re
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from allranks.errors import EnvironmentNotAble, RunNotFound
+from allranks.errors import EnvironmentNotAble, RequestError, RunNotFound
 
 _STEP = re.compile(r"^step-(\d+)$")
 _TRACE = re.compile(r"^rank(\d+)\.json\.gz$")
@@ -228,18 +229,46 @@ def create_run(run_root: str | Path, name: str, now: float | None = None) -> Run
                 sub.mkdir()
             return run
     except OSError as error:
-        raise EnvironmentNotAble(
-            f"run_root {root}: no run folder can be made there: {error.strerror}; give another with --set run_root=FOLDER"
-        ) from None
+        raise _not_makable(root, error) from None
     raise EnvironmentNotAble(f"run_root {root}: 1000 runs named {name}-{stamp} exist; choose another name")
+
+
+def _not_makable(root: Path, error: OSError) -> EnvironmentNotAble:
+    return EnvironmentNotAble(
+        f"run_root {root}: no run folder can be made there: {error.strerror}; give another with --set run_root=FOLDER"
+    )
+
+
+def make_run_root(run_root: str | Path) -> Path:
+    """The folder of the runs, made if need be, so that a long climb does not find out at its end that it cannot write.
+
+    Raises:
+        EnvironmentNotAble: it cannot be made, or nothing can be made in it.
+    """
+    root = Path(run_root).absolute()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root, prefix="."):
+            return root
+    except OSError as error:
+        raise _not_makable(root, error) from None
+
+
+def is_run(folder: Path) -> bool:
+    """True for a run's folder; False also for one that may not be entered, where a Path's own method would raise."""
+    return os.path.isfile(folder / "spec.yaml")  # noqa: PTH113
 
 
 def list_runs(run_root: str | Path) -> list[RunDir]:
     """Runs under a folder, oldest first."""
     root = Path(run_root)
-    if not root.is_dir():
+    try:
+        folders = list(root.iterdir())
+    except FileNotFoundError:
         return []
-    runs = [RunDir(p.absolute()) for p in root.iterdir() if (p / "spec.yaml").is_file()]
+    except OSError as error:
+        raise RequestError(f"run root {root} is no folder that can be read: {error.strerror}") from None
+    runs = [RunDir(p.absolute()) for p in folders if is_run(p)]
     return sorted(runs, key=lambda run: (run.spec.stat().st_mtime, run.name))
 
 
@@ -250,7 +279,7 @@ def find_run(name: str, run_root: str | Path = "runs") -> RunDir:
         RunNotFound: nothing or several match; the message lists them.
     """
     path = Path(name)
-    if (path / "spec.yaml").is_file():
+    if is_run(path):
         return RunDir(path.absolute())
     runs = list_runs(run_root)
     if name == "latest" and runs:
@@ -262,6 +291,10 @@ def find_run(name: str, run_root: str | Path = "runs") -> RunDir:
     if matches:
         raise RunNotFound(
             f"{name!r} fits several runs: {', '.join(run.name for run in matches)}; give more of the name"
+        )
+    if not runs:
+        raise RunNotFound(
+            f"there are no runs under {Path(run_root).absolute()}, so no {name!r}; give the run's own path, or --run-root"
         )
     near = difflib.get_close_matches(name, [run.name for run in runs], n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]}?" if near else "; `allranks runs` lists what there is"

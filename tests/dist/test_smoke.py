@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from allranks.smoke.evidence import Evidence, evidence_of
 from allranks.smoke.judging import judge_all
 from allranks.smoke.ladder import TESTS
 from allranks.smoke.records import Judged
-from tests.dist.harness import ALLRANKS
+from tests.dist.harness import ALLRANKS, Background
 
 pytestmark = pytest.mark.dist
 PLANTED = Path(__file__).parent / "planted_smoke"
@@ -247,3 +248,15 @@ def test_a_run_that_broke_off_has_one_red_line(two: Evidence) -> None:
     red = {k: j for k, j in found.items() if j.state == "failed"}
     assert list(red) == ["world"] and "no idea" in red["world"].why
     assert {found[k].state for k in ("steps", "save", "reload", "loss", "sync")} == {"not reached"}
+
+
+def test_ctrl_c_ends_the_whole_climb_and_what_was_found_is_kept(tmp_path: Path) -> None:
+    climb = Background(tmp_path, "smoke", "01", "02", "--scale", "tiny", "--set", "train.max_steps=100000")
+    climb.until_step(3)
+    climb.signal(signal.SIGINT)
+    code, out = climb.wait()
+    assert code == 1 and "Traceback" not in out, out
+    kept = json.loads(next((tmp_path / "runs").glob("smoke-*/smoke.json")).read_text())
+    assert [t["status"] for t in kept["tests"]] == ["failed", "not run"]
+    assert "interrupted" in kept["tests"][0]["message"] and "interrupted" in kept["tests"][1]["message"]
+    assert len(list((tmp_path / "runs").glob("smoke-0*"))) == 1, "the second test was not begun"

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from allranks.compare.advice import _fastest
 from allranks.compare.judge import compare_traffic, rows, tokens_per_s
-from allranks.compare.model import comm_s, fit, hops_and_share, predict
+from allranks.compare.model import Fit, comm_s, fit, hops_and_share, predict
 from allranks.compare.run import conclude, request
-from allranks.compare.show import csv_text, page
+from allranks.compare.show import csv_text, page, rough
 from allranks.errors import RunFailed, SpecError
 from allranks.rundir import RunDir
 from allranks.spec import parse_spec
@@ -212,3 +213,15 @@ def test_requests_that_make_no_sense_are_refused() -> None:
         request(spec, ["single"], 1)
     with pytest.raises(SpecError, match="twice"):
         request(spec, ["zero1", "zero1"], 1)
+
+
+def test_a_prediction_is_no_finer_than_the_model_that_made_it() -> None:
+    assert [rough(v) for v in (1_100_248, 19_581.2, 3.14)] == ["1,100,000", "20,000", "3"]
+    told = [{"strategy": s, "ranks": 8, "tokens_per_s": v} for s, v in (("a", 100.0), ("b", 93.0), ("c", 60.0))]
+
+    def turn(residual: float) -> str:
+        return _fastest(told, Fit(alpha_s=1e-5, beta_s=1e-9, residual=residual, points=9))
+
+    assert turn(0.01) == "a"
+    assert turn(0.1) == "a (within 10%: b)"
+    assert turn(0.5) == "no strategy stands out"

@@ -22,7 +22,7 @@ def spec_file(tmp_path: Path) -> Path:
 
 def ends(*words: str) -> tuple[int, str, str]:
     """A verb in a process of its own, as a user starts it."""
-    command = [sys.executable, "-m", "allranks.cli.main", *words]
+    command = [sys.executable, "-m", "allranks", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout, done.stderr
 
@@ -32,6 +32,8 @@ def test_plan_shows_parts_moments_and_verdict(spec_file: Path) -> None:
     assert code == 0
     for words in ("Memory of one rank", "optimizer state", "activations", "together", "it fits"):
         assert words in out
+    verdict = next(line for line in out.splitlines() if line.startswith("memory: "))
+    assert verdict.endswith("it fits"), "through a pipe a sentence is one line, for grep"
 
 
 def test_plan_as_json_holds_the_same(spec_file: Path) -> None:

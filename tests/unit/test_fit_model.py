@@ -100,6 +100,15 @@ def test_adapters_are_counted_as_peft_makes_them(family: str, spec: AdapterSpec)
     assert totals(shapes, adapted(spec, shapes)).trained == wanted
 
 
+def test_modules_trained_whole_are_counted_with_their_frozen_originals() -> None:
+    spec = AdapterSpec(type="lora", r=4, modules_to_save=["embed_tokens", "lm_head"])
+    model = add_adapter(built("mistral", device="cpu"), spec, classifier=False, base="b", seed=1)
+    shapes = ours("mistral")
+    found = totals(shapes, adapted(spec, shapes))
+    assert found.trained == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert found.base + found.adapters == sum(p.numel() for p in model.parameters())
+
+
 def saved_bytes(model: Any, batch: Batch, *, classifier: bool) -> int:
     """Bytes of all storages that autograd keeps of one forward, without weights and without the loss's own."""
     whole = LossModel(model, classifier=classifier).train()

@@ -16,11 +16,13 @@ import pytest
 
 from allranks.report import page as page_module
 from allranks.report import text
+from allranks.report.answers import samples
 from allranks.report.charts import speed_charts, telemetry_charts, training_charts
-from allranks.report.figure import Chart
-from allranks.report.gather import gather
+from allranks.report.figure import Chart, log_ticks
+from allranks.report.gather import RunData, gather
 from allranks.report.page import write_report
 from allranks.report.series import MAX_POINTS
+from allranks.report.tables_network import network_table
 from allranks.rundir import RunDir
 from tests.unit.report_runs import GIB, Maker, answers, complete_run, failed_run
 
@@ -391,6 +393,48 @@ def test_answers_carry_the_time_at_which_they_were_given(tmp_path: Path) -> None
     assert "before training not asked after step 4 ✓ right 4" in page.text
 
 
+def test_a_question_has_no_blank_lines(tmp_path: Path) -> None:
+    make = Maker(tmp_path)
+    make.begin()
+    make.steps(1, 4)
+    asked = {
+        **answers(1)[0],
+        "prompt": "### Instruction:\nCount the words.\n\n### Input:\ncar, table\n\n### Response:\n",
+    }
+    make.evaluate(4, loss=2.0, samples=[asked])
+    assert [s.question for s in samples(gather(make.write()))] == ["Count the words.\ncar, table"]
+
+
+def test_a_loss_that_fell_far_has_an_axis_whose_ticks_are_whole_values(tmp_path: Path) -> None:
+    """Plotly's own ticks of a logarithmic axis say 5 for 0.5, 5 and 50."""
+    assert log_ticks(0.03, 7.3)["ticktext"] == [
+        "0.01",
+        "0.02",
+        "0.05",
+        "0.1",
+        "0.2",
+        "0.5",
+        "1",
+        "2",
+        "5",
+        "10",
+        "20",
+        "50",
+    ]
+    assert log_ticks(1e-9, 10.0)["ticktext"][:2] == ["1e-09", "1e-08"]
+    assert all(value > 0 for value in log_ticks(0.03, 7.3)["tickvals"])
+
+
+def test_the_networks_table_has_no_empty_columns(tmp_path: Path) -> None:
+    run = complete_run(tmp_path)
+    seen = {"host": "a", "networks": [], "devices": [], "connections": {"lo": 8}, "ways": {}}
+    data = gather(run)
+    with_network = RunData(**{**vars(data), "metrics": {**data.metrics, "network": {"observed": [seen]}}})
+    found = network_table(with_network)
+    assert found is not None and found.columns == ["host", "interfaces (connections)"]
+    assert [len(row) for row in found.rows] == [2]
+
+
 def test_a_failed_proof_is_not_a_tick(tmp_path: Path) -> None:
     make = Maker(tmp_path)
     make.begin()
@@ -441,6 +485,8 @@ def _painted(value: Any) -> Any:
         (text.short_count(7_241_732_096), "7.24 B"),
         (text.loss_text(0.00012), "1.2e-04"),
         (text.loss_text(2208.9), "2,208.9"),
+        (text.perplexity_text(2.8), "2.80"),
+        (text.perplexity_text(1445.2), "1,445"),
         (text.ranks_text([5, 0, 1, 2]), "0-2, 5"),
         (text.seconds_text(None), "-"),
         (text.plain("\x1b[31mred\x1b[0m\x00"), "red"),

@@ -60,10 +60,18 @@ def test_all_unknown_keys_are_listed_at_once() -> None:
         ("train.max_steps=-1", "train.max_steps"),
         ("train.micro_batch_size=1.5", "train.micro_batch_size"),
         ("name=a/b", "name"),
+        ("train.lr=1e999", "train.lr"),
+        ("train.weight_decay=.nan", "train.weight_decay"),
+        ("train=3", "train"),
     ],
 )
 def test_wrong_type_names_the_key(item: str, key: str) -> None:
     assert f"my.yaml: {key}: " in refusal([item])
+
+
+def test_what_is_wrong_is_said_in_words_of_the_spec() -> None:
+    assert "letters, digits" in refusal(["name=a'; echo foo"])
+    assert "a section of keys" in refusal(["train=3"])
 
 
 @pytest.mark.parametrize("text", ["1e-4", "1E-4", "0.0001", "1.e-4", ".0001", "+1e-4"])

@@ -63,7 +63,7 @@ def bad_inputs(folder: Path) -> dict[str, tuple[Path, str]]:
         "other": (made("other", b"#!/bin/bash\necho hello\n"), "no matrix"),
         "rocm": (made("rocm", texts.ROCM.encode()), "rocm-smi"),
         "folder": (folder, "is a folder"),
-        "none": (folder / "none", "No such file"),
+        "none": (folder / "none", "there is no such file"),
     }
 
 

@@ -11,7 +11,7 @@ from allranks.topo.draw import draw
 from allranks.topo.groups import numa_nodes, nvlink_mesh
 from allranks.topo.parse import parse
 from allranks.topo.records import Device, Link, Topology
-from allranks.topo.svg import svg
+from allranks.topo.svg import COLOURS, svg
 from tests.conftest import shared
 from tests.unit import topo_texts as texts
 from tests.unit.test_topo_parse import REAL
@@ -47,6 +47,8 @@ def test_a100_by_switch() -> None:
         [["NIC6", "NIC7"]],
     ]
     assert nvlink_mesh(found) == 12 and "every pair of GPUs, 12 links" in svg(found)
+    outlines = [box.get("style", "") for box in boxes(svg(found), "switch")]
+    assert [COLOURS["PXB"] in o for o in outlines] == [True] * 4 + [False] and COLOURS["PIX"] in outlines[4]
     assert "GPU6: nearest card NIC4=mlx5_4, NIC5=mlx5_5 (PXB)" in draw(found).plain
 
 

@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from allranks.cli.cluster_fault import fault
+from allranks.cli.options import FullHelpGroup
 from allranks.errors import EXIT_FAILED, AllranksError, RequestError
 from allranks.testcluster import BoxOptions, Hidden, find_box, need_box
 from allranks.testcluster.box import box_names, default_name
@@ -21,7 +22,7 @@ Value = TypeVar("Value", int, str)
 PER_NODE = "[NODE=]VALUE"
 
 
-@click.group()
+@click.group(cls=FullHelpGroup)
 def cluster() -> None:
     """A real Slurm cluster in a box: one machine, 1 to 16 nodes with a network, host name and /tmp each."""
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import click
 
+from allranks.cli.options import FullHelpGroup
 from allranks.testcluster import need_box
 
 NODE = click.argument("node")
 NAME = click.option("--name", help="Which box, where several are up.")
 
 
-@click.group()
+@click.group(cls=FullHelpGroup)
 def fault() -> None:
     """Break the box on purpose. What can be mended is noted: see `cluster status`, and `fault heal`."""
 

@@ -9,12 +9,12 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from allranks.cli.options import json_option, print_json, set_option
+from allranks.cli.options import any_path, json_option, print_json, set_option
 from allranks.errors import EXIT_FAILED, EXIT_OK
 
 
 @click.command("compare")
-@click.argument("spec", type=click.Path(path_type=Path))
+@click.argument("spec", type=any_path)
 @click.option("--strategies", default="all", show_default=True, help="Names, separated by commas; or all.")
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(1, 100), help="Timed repeats of each.")
 @set_option

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from allranks.cli.options import json_option, print_json, run_or_path
+from allranks.cli.options import any_path, json_option, print_json, run_or_path
 from allranks.errors import EXIT_FAILED, EXIT_OK, EXIT_REQUEST
 
 
 @click.command("diagnose")
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=any_path)
 @click.option("--workers", type=click.IntRange(min=1), help="Processes that read in parallel (default: one a core).")
 @json_option
 def diagnose_command(paths: tuple[Path, ...], workers: int | None, as_json: bool) -> int:

@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from allranks.cli.options import json_option, print_json, set_option
+from allranks.cli.options import any_path, json_option, print_json, set_option
 from allranks.errors import EXIT_FAILED, EXIT_OK
 
 
 @click.command("doctor")
-@click.argument("spec", required=False, type=click.Path(path_type=Path))
+@click.argument("spec", required=False, type=any_path)
 @set_option
 @click.option("--collectives", is_flag=True, help="Also copies and all-reduces between all pairs of ranks.")
 @click.option("--exclude-bad", is_flag=True, help="Go on without the nodes that fail, if the spec allows fewer.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,9 +35,10 @@ def show_fit(console: Console, found: Fit) -> None:
     from allranks.fit.text import remedy_line, remedy_settings, verdict_line
     from allranks.report.text import bytes_text
 
+    say = partial(console.print, highlight=False, soft_wrap=not console.is_terminal)  # piped: whole lines, for grep
     if found.moments:
         of = f"{found.model} ({found.model_source}): {found.parameters:,} parameters, {found.parameters_trained:,} trained"
-        console.print(escape(of), highlight=False)
+        say(escape(of))
         table = Table(title="Memory of one rank, estimated", title_justify="left")
         table.add_column("held at")
         for moment in found.moments:
@@ -51,9 +53,9 @@ def show_fit(console: Console, found: Fit) -> None:
         table.add_section()
         table.add_row("together", *(bytes_text(m.total_bytes) for m in found.moments))
         console.print(table)
-    console.print(f"memory: {escape(verdict_line(found))}", highlight=False)
+    say(f"memory: {escape(verdict_line(found))}")
     for i, remedy in enumerate(found.remedies, 1):
-        console.print(f"  {i}. {escape(remedy_line(remedy))}", highlight=False)
+        say(f"  {i}. {escape(remedy_line(remedy))}")
         console.print(f"     {escape(remedy_settings(remedy))}", highlight=False, soft_wrap=True)
     for note in found.notes:
-        console.print(f"note: {escape(note)}", highlight=False)
+        say(f"note: {escape(note)}")

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from allranks.cli.options import json_option, print_json
+from allranks.cli.options import any_path, json_option, print_json
 from allranks.errors import EXIT_FAILED, EXIT_OK, EXIT_REQUEST
 
 LEVELS = ("note", "warning", "error")
 
 
 @click.command("lint")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=any_path)
 @click.option(
     "--level",
     type=click.Choice(LEVELS),

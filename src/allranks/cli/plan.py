@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from allranks.cli.options import json_option, print_json, set_option
+from allranks.cli.options import any_path, json_option, print_json, set_option
 from allranks.errors import EXIT_OK
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ MAX_RANK_ROWS = 16
 
 
 @click.command("plan")
-@click.argument("spec", type=click.Path(path_type=Path))
+@click.argument("spec", type=any_path)
 @set_option
 @json_option
 def plan_command(spec: Path, sets: tuple[str, ...], as_json: bool) -> int:
@@ -38,7 +40,26 @@ def show_request(spec: RunSpec, as_json: bool) -> None:
     """All that is known of a run before it is started."""
     from allranks import api
 
-    show_plan(api.plan(spec), as_json, api.batch_script(spec), api.fit(spec), api.hand_commands(spec))
+    show_plan(
+        api.plan(spec),
+        as_json,
+        api.batch_script(spec),
+        api.fit(spec),
+        api.hand_commands(spec),
+        training_line(spec),
+    )
+
+
+def training_line(spec: RunSpec) -> str | None:
+    """What is trained on what; None for a program of the user's own."""
+    if spec.model is None or spec.data is None:
+        return None
+    data, train = spec.data, spec.train
+    rows = f", {data.subset:,} rows of it" if data.subset else ""
+    shape = "" if data.source == "builtin:noise" else f", at most {data.max_length} tokens each"
+    warm = f" after {train.warmup_steps} steps of warm-up" if train.warmup_steps else ""
+    adapter = f" with {spec.adapter.type}" if spec.adapter.type != "none" else ""
+    return f"training: {spec.model.name}{adapter} on {data.source}{rows}{shape}; lr {train.lr:g} {train.schedule}{warm}, seed {train.seed}"
 
 
 def _unset(item: EnvVar) -> str:
@@ -61,6 +82,7 @@ def show_plan(
     script: str | None = None,
     memory: Fit | None = None,
     commands: list[str] | None = None,
+    training: str | None = None,
 ) -> None:
     """The plan as tables, with the batch script or the commands of the nodes where there are any; or as JSON."""
     import msgspec
@@ -73,22 +95,9 @@ def show_plan(
         print_json(msgspec.to_builtins(plan) | {name: value for name, value in more.items() if value})
         return
     console = Console()
-    console.print(
-        f"[bold]{plan.run_name}[/bold]: {plan.world_size} ranks on {len(plan.nodes)} node{'s' * (len(plan.nodes) > 1)}, strategy {plan.strategy}, "
-        f"{plan.backend} on {plan.device}, {plan.dtype}, launcher {plan.launcher}",
-        highlight=False,
-    )
-    console.print(f"rendezvous: {plan.rendezvous}; collectives time out after {plan.timeout_s} s", highlight=False)
-    console.print(hang_line(plan), highlight=False)
-    if plan.batch:
-        length = f"{plan.epochs:g} epochs" if plan.epochs is not None else f"{plan.max_steps} steps"
-        console.print(
-            f"{length} of {plan.batch.micro_batch_size} micro x {plan.world_size} ranks x {plan.batch.grad_accum} accumulation"
-            f" = {plan.batch.global_batch_size} sequences",
-            highlight=False,
-        )
-    if any(value is not None for value in plan.strategy_options.values()):
-        console.print(f"{plan.strategy}: {escape(_options(plan.strategy_options))}", highlight=False)
+    say = partial(console.print, highlight=False, soft_wrap=not console.is_terminal)  # piped: whole lines, for grep
+    for sentence in _sentences(plan, training):
+        say(sentence)
     ranks = Table(title="Ranks", title_justify="left")
     for name in ("rank", "node", "local rank", "host"):
         ranks.add_column(name)
@@ -113,13 +122,35 @@ def show_plan(
 
         show_fit(console, memory)
     for warning in plan.warnings:
-        console.print(f"note: {escape(warning)}", highlight=False)
+        say(f"note: {escape(warning)}")
     if commands:
         starts = zip(plan.nodes, commands, strict=True)
         script = "\n".join(f"  {node.host or node.node}:  {command}" for node, command in starts)
     if script:
         console.print("\nTo be started by hand, one command a node:\n" if commands else "\nBatch script:\n")
         console.print(script, highlight=False, markup=False, soft_wrap=True)
+
+
+def _sentences(plan: LaunchPlan, training: str | None) -> Iterator[str]:
+    """What the plan's head says, with markup."""
+    from rich.markup import escape
+
+    yield (
+        f"[bold]{plan.run_name}[/bold]: {plan.world_size} rank{'s' * (plan.world_size > 1)} on {len(plan.nodes)} "
+        f"node{'s' * (len(plan.nodes) > 1)}, strategy {plan.strategy}, {plan.backend} on {plan.device}, {plan.dtype}, launcher {plan.launcher}"
+    )
+    if training:
+        yield escape(training)
+    yield f"rendezvous: {plan.rendezvous}; collectives time out after {plan.timeout_s} s"
+    yield hang_line(plan)
+    if plan.batch:
+        length = f"{plan.epochs:g} epochs" if plan.epochs is not None else f"{plan.max_steps} steps"
+        yield (
+            f"{length} of {plan.batch.micro_batch_size} micro x {plan.world_size} ranks x {plan.batch.grad_accum} accumulation"
+            f" = {plan.batch.global_batch_size} sequences"
+        )
+    if any(value is not None for value in plan.strategy_options.values()):
+        yield f"{plan.strategy}: {escape(_options(plan.strategy_options))}"
 
 
 def _options(options: dict[str, object]) -> str:

@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from allranks.cli.options import json_option, print_json, set_option
+from allranks.cli.options import any_path, json_option, print_json, set_option
 from allranks.cli.show import Live, samples_table, summary_table
 from allranks.envpolicy import EnvVar
 from allranks.errors import EXIT_OK
@@ -26,14 +26,14 @@ from allranks.spec.records import RunSpec
 
 
 @click.command("run")
-@click.argument("spec", type=click.Path(path_type=Path))
+@click.argument("spec", type=any_path)
 @set_option
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop: the same as `allranks plan`.")
 @click.option("--exclude-bad", is_flag=True, help="Slurm: go on without nodes that fail, if the spec allows fewer.")
 @click.option("--force", is_flag=True, help="Start it even if a rank's memory cannot be enough.")
 @click.option("--detach", is_flag=True, help="Start it, print its name, and go.")
 @json_option
-@click.option("--into", type=click.Path(path_type=Path), hidden=True)
+@click.option("--into", type=any_path, hidden=True)
 def run_command(
     spec: Path,
     sets: tuple[str, ...],

@@ -110,7 +110,7 @@ class Live:
     def _on_model(self, event: dict[str, Any]) -> None:
         self.say(
             f"model    {event['parameters']:,} parameters, {event['parameters_trained']:,} trained; "
-            f"{event['device']}, torch {event['torch']}, {event['threads']} threads a rank"
+            f"{event['device']}, torch {event['torch']}, {event['threads']} thread{'s' * (event['threads'] != 1)} a rank"
         )
 
     def _on_proof(self, event: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from allranks.cli.options import json_option, print_json, set_option
+from allranks.cli.options import any_path, json_option, print_json, set_option
 from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK
 
 if TYPE_CHECKING:
@@ -21,7 +21,14 @@ EVERY = 25  # steps between two lines, as the notes have it
 
 @click.command("smoke")
 @click.argument("names", nargs=-1)
-@click.option("--on", "place", default="local", show_default=True, type=click.Choice(["local", "slurm", "cluster"]))
+@click.option(
+    "--on",
+    "place",
+    default="local",
+    show_default=True,
+    type=click.Choice(["local", "slurm", "cluster"]),
+    help="This machine alone; the Slurm that is here; or a cluster in a box on this machine.",
+)
 @click.option(
     "--scale",
     default="fit",
@@ -29,18 +36,17 @@ EVERY = 25  # steps between two lines, as the notes have it
     type=click.Choice(["fit", "seed", "tiny"]),
     help="Sizes: the largest that fit up to the notes'; the notes' whatever comes; or a few steps of almost nothing.",
 )
-@click.option(
-    "--run-root", default="runs", show_default=True, type=click.Path(path_type=Path), help="Folder of the runs."
-)
+@click.option("--run-root", default="runs", show_default=True, type=any_path, help="Folder of the runs.")
 @click.option("--dry-run", is_flag=True, help="Show each test's settings and batch script; run nothing.")
 @set_option
 @json_option
 def smoke_command(
     names: tuple[str, ...], place: str, scale: str, run_root: Path, dry_run: bool, sets: tuple[str, ...], as_json: bool
 ) -> int:
-    """Run the smoke tests NAMES (such as 01, 02_ddp, or all): each criterion is ticked off, the measured value beside its
-    threshold. Exit code 0 only if nothing failed."""
+    """Run the smoke tests NAMES (such as 01 or 02_ddp; all of them if none is named): each criterion is ticked off, the
+    measured value beside its threshold. Exit code 0 only if nothing failed."""
     from allranks.facts import machine_facts
+    from allranks.rundir import make_run_root
     from allranks.smoke.climb import Wanted, climb, folder_of, rung
     from allranks.smoke.ladder import chosen
     from allranks.smoke.places import standing
@@ -52,6 +58,7 @@ def smoke_command(
     if dry_run:
         _show_dry(ready, as_json)
         return EXIT_OK
+    make_run_root(run_root)
     console = Console(stderr=as_json, quiet=as_json)
     if not console.is_terminal:
         console = Console(stderr=as_json, quiet=as_json, width=150)
@@ -103,13 +110,17 @@ class _Watcher:
 
 
 def _show(console: Console, ladder: Any, folder: Path) -> None:
-    from allranks.smoke.report import figures_table, overview
+    from allranks.smoke.report import PLACES, figures_table, figures_title, overview, verdict
 
     for test in ladder.tests:
         if test.figures:
             console.print()
+            console.print(escape(figures_title(test)), style="italic", highlight=False, soft_wrap=True)
             console.print(figures_table(test))
     console.print()
+    console.print(
+        f"Smoke ladder {PLACES[ladder.place]}: {verdict(ladder)}", style="bold", highlight=False, soft_wrap=True
+    )
     console.print(overview(ladder))
     console.print(f"report   {folder}/smoke.html", highlight=False, soft_wrap=True)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from allranks.cli.options import json_option, print_json, set_option
+from allranks.cli.options import any_path, json_option, print_json, set_option
 from allranks.errors import EXIT_OK
 
 if TYPE_CHECKING:
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 @click.command("stage")
-@click.argument("spec", type=click.Path(path_type=Path))
+@click.argument("spec", type=any_path)
 @set_option
 @click.option("--no-packages", is_flag=True, help="Leave the Python packages out: the nodes have them.")
-@click.option("--to", type=click.Path(path_type=Path), help="Folder to keep bundles in. [below the cache of the spec]")
+@click.option("--to", type=any_path, help="Folder to keep bundles in. [below the cache of the spec]")
 @json_option
 def stage_command(spec: Path, sets: tuple[str, ...], no_packages: bool, to: Path | None, as_json: bool) -> int:
     """Build and verify the bundle of SPEC: code, packages, model, tokenizer, data at pinned revisions.

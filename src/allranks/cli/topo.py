@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from allranks.cli.options import json_option, print_json
+from allranks.cli.options import any_path, json_option, print_json
 from allranks.errors import EXIT_OK, EXIT_REQUEST, RequestError
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 
 @click.command("topo")
-@click.argument("file", required=False, type=click.Path(path_type=Path))
-@click.option("--svg", type=click.Path(path_type=Path), metavar="OUT", help="Also write the picture as SVG.")
+@click.argument("file", required=False, type=any_path)
+@click.option("--svg", type=any_path, metavar="OUT", help="Also write the picture as SVG.")
 @json_option
 def topo_command(file: Path | None, svg: Path | None, as_json: bool) -> int:
     """Read `nvidia-smi topo -m` of this machine, or from FILE (- is standard input); draw it and advise on NCCL.
@@ -77,7 +78,6 @@ def _write_svg(out: Path, topology: Topology) -> None:
 def _print(topology: Topology, advice: list[EnvVar]) -> None:
     from rich.console import Console
     from rich.markup import escape
-    from rich.padding import Padding
 
     from allranks.topo.draw import draw
 
@@ -89,9 +89,8 @@ def _print(topology: Topology, advice: list[EnvVar]) -> None:
             f"  [bold]{item.name}[/bold] {'left alone' if item.value is None else '= ' + escape(item.value)}",
             highlight=False,
         )
-        console.print(
-            Padding(f"{escape(item.reason)}. [dim]Risk: {escape(item.risk)}[/dim]", (0, 0, 0, 6)), highlight=False
-        )
+        for part in textwrap.wrap(f"{item.reason}. Risk: {item.risk}", max(console.width - 6, 30)):
+            console.print(f"      [dim]{escape(part)}[/dim]", highlight=False)
     if advice:
         console.print(f"source: {advice[0].documentation.partition('#')[0]}", highlight=False)
     if topology.unread:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from allranks.cli.options import json_option, print_json, run_or_path
+from allranks.cli.options import any_path, json_option, print_json, run_or_path
 from allranks.errors import EXIT_OK
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command("trace")
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=any_path)
 @click.option(
     "--select",
     type=click.Choice(["latest", "all"]),
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @click.option(
     "--compare",
     "other",
-    type=click.Path(path_type=Path),
+    type=any_path,
     metavar="PATH",
     help="Show how many times the figures of this other run ours are.",
 )

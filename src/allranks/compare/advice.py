@@ -88,14 +88,23 @@ def _outlook(found: Fit, predicted: list[Json]) -> list[str]:
         f"Model of communication, fitted to {found.points} sizes of collectives: {found.alpha_s * 1e6:.0f} us a message, {bandwidth}; "
         f"it misses what was measured by {found.residual:.0%} (root mean square)."
     ]
-    turns = []
+    said: dict[str, list[str]] = {}
     for world in RANKS:
-        here = sorted((p for p in predicted if p["ranks"] == world), key=lambda p: -p["tokens_per_s"])
-        close = [p["strategy"] for p in here if p["tokens_per_s"] >= 0.95 * here[0]["tokens_per_s"]]
-        turns.append(f"on {world:,} ranks {close[0]}" + (f" (within 5 %: {', '.join(close[1:])})" if close[1:] else ""))
+        said.setdefault(_fastest([p for p in predicted if p["ranks"] == world], found), []).append(f"{world:,}")
+    turns = [f"on {', '.join(worlds)} ranks {who}" for who, worlds in said.items()]
     text.append(
         f"Predicted, not measured (same links, same batch a rank): {'; '.join(turns)}. A larger model moves all lines alike, since bytes and "
         "computation grow together; more ranks with the same bytes a rank cost messages, which favours few large buckets; slower "
         "links favour strategies that send less (data parallelism, ZeRO 1 and 2 without accumulation) over ZeRO 3."
     )
     return text
+
+
+def _fastest(predicted: list[Json], found: Fit) -> str:
+    """Who is predicted to be fastest on some number of ranks, and whom the model, with its error, cannot tell from it."""
+    slack = max(0.05, found.residual)
+    here = sorted(predicted, key=lambda p: -p["tokens_per_s"])
+    close = [p["strategy"] for p in here if p["tokens_per_s"] >= (1 - slack) * here[0]["tokens_per_s"]]
+    if len(close) == len(here) > 1:
+        return "no strategy stands out"
+    return close[0] + (f" (within {slack:.0%}: {', '.join(close[1:])})" if close[1:] else "")

@@ -30,7 +30,7 @@ MEMORY = (
 )
 
 
-SHORT = {"forward": "fwd", "backward": "bwd", "after_backward": "after bwd"}
+SHORT = {"forward": "in fwd", "backward": "in bwd", "after_backward": "after bwd"}
 
 
 def ms(seconds: float) -> str:
@@ -90,7 +90,8 @@ def traffic_table(rows: list[Row], base: str | None) -> Table:
         theory = {c["kind"]: c["theory_bytes_of_kind"] or 0 for c in kinds}
         table.add_row(
             row.strategy,
-            "\n".join(f"{c['count']:g} {c['kind']} in {SHORT.get(c['phase'], c['phase'])}" for c in kinds) or "none",
+            "\n".join(f"{c['count']:g} {c['kind']} {SHORT.get(c['phase'], 'in ' + c['phase'])}" for c in kinds)
+            or "none",
             bytes_text(sum(c["bytes"] for c in kinds)),
             bytes_text(sum(theory.values())),
             *(bytes_text(m[k]) for k, _, _ in MEMORY),
@@ -129,7 +130,7 @@ def page(name: str, measured: Json, rows: list[Row], advice: list[str], predicti
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"bytes": bytes_text, "ms": ms}
+    environment.filters |= {"bytes": bytes_text, "ms": ms, "rough": rough}
     good = [r for r in rows if r.figures]
     html = environment.from_string(template).render(
         name=name,
@@ -147,6 +148,11 @@ def page(name: str, measured: Json, rows: list[Row], advice: list[str], predicti
         version=__version__,
     )
     return redact(html)
+
+
+def rough(value: float) -> str:
+    """Two digits: 1100248 as 1,100,000."""
+    return f"{float(f'{value:.2g}'):,.0f}"
 
 
 def _times(figures: Json) -> Json:

@@ -14,6 +14,7 @@ from allranks.diagnose.signals import FileScan
 from allranks.diagnose.sources import Source, Unreadable, blocks
 
 PARALLEL_BYTES = 48 << 20  # below this, starting processes costs more than it saves
+AGENT_LOG = ".agent.log"  # the agent writes to it only where something is wrong
 SHARES = 4  # portions a worker, so that uneven files even out
 
 _scanner: Scanner | None = None
@@ -63,7 +64,7 @@ def _scan_one(scanner: Scanner, number: int, source: Source) -> FileScan:
             problems.append(str(error))
 
     scan = scanner.scan(number, pieces())
-    if not scan.bytes_read and not problems:
+    if not scan.bytes_read and not problems and not source.path.name.endswith(AGENT_LOG):
         problems.append(IS_EMPTY)
     scan.problems = problems
     if source.path.name.endswith(ENDS):

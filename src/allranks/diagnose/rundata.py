@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from allranks.diagnose.signals import FileScan, Signal
-from allranks.rundir import RunDir
+from allranks.rundir import RunDir, is_run
 
 ENDS = ".exit.json"
 _STOPPED = (0, -15)  # ended well, or stopped because another had failed
@@ -34,7 +34,7 @@ def connections(paths: Sequence[Path]) -> dict[str, int]:
     """Connections between ranks by interface, such as ``{"TCP/eth0": 12}``, of the newest attempt of each run folder."""
     found: dict[str, int] = {}
     for path in paths:
-        if not (path / "plan.json").is_file():
+        if not is_run(path) or not (path / "plan.json").is_file():
             continue
         run = RunDir(path)
         for file in sorted(run.logs_of(max(run.attempts(), default=1)).glob("*.connections.json")):

@@ -26,6 +26,9 @@ def lines(diagnosis: Diagnosis, width: int) -> Iterator[str]:
     """The lines of a diagnosis, with the terminal's codes for colours (click takes them out where there is no terminal)."""
     if diagnosis.findings:
         yield from _causes(diagnosis.findings, width)
+    elif not diagnosis.bytes_read and diagnosis.readable:
+        empty = "This log is empty" if diagnosis.files == 1 else "These logs are empty"
+        yield click.style(f"{empty}: nothing was written, so nothing can be said.", "yellow", bold=True)
     elif diagnosis.readable:
         yield click.style("No failure found in these logs.", "green", bold=True)
     else:
@@ -137,7 +140,11 @@ def _benign(diagnosis: Diagnosis, width: int) -> Iterator[str]:
     yield click.style("Harmless:", bold=True)
     for item in diagnosis.benign[:SHOWN_BENIGN]:
         times = f" ({item.count} times)" if item.count > 1 else ""
-        yield from _wrapped(f"  {item.evidence.text[:100]}{times}: {item.why}", width, dim=True)
+        yield from _wrapped(f"  {_short(item.evidence.text)}{times}: {item.why}", width, dim=True)
+
+
+def _short(text: str) -> str:
+    return textwrap.shorten(text, 100, placeholder=" ...") if len(text) > 100 else text
 
 
 def _problems(diagnosis: Diagnosis, width: int) -> Iterator[str]:

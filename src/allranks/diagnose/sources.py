@@ -19,7 +19,7 @@ from typing import BinaryIO, cast
 from msgspec import Struct
 
 from allranks.errors import RequestError
-from allranks.rundir import RunDir
+from allranks.rundir import RunDir, is_run
 
 BLOCK = 1 << 20
 MAX_LINE = 1 << 18  # a line without end is handed on in pieces of this size
@@ -94,16 +94,28 @@ def find(paths: list[Path]) -> tuple[list[Source], list[tuple[str, str]]]:
     found: dict[str, Source] = {}
     problems: list[tuple[str, str]] = []
     for path in paths:
-        if not os.path.lexists(path):
-            raise RequestError(
-                f"{path}: there is no such file or folder; give log files, folders of them, or a run folder"
-            )
+        if not _is_there(path, problems):
+            continue
         for file in _walk(path, problems):
             _add(file, path, found, problems)
             if len(found) >= MAX_FILES:
                 problems.append((printable(path), f"more than {MAX_FILES} files; the rest is left out"))
                 return list(found.values()), problems
     return list(found.values()), problems
+
+
+def _is_there(path: Path, problems: list[tuple[str, str]]) -> bool:
+    """False for what lies in a folder that may not be entered: others are read all the same."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise RequestError(
+            f"{path}: there is no such file or folder; give log files, folders of them, or a run folder"
+        ) from None
+    except OSError as error:
+        problems.append((printable(path), f"cannot be looked at: {error.strerror}"))
+        return False
+    return True
 
 
 def _add(file: Path, given: Path, found: dict[str, Source], problems: list[tuple[str, str]]) -> None:
@@ -130,7 +142,7 @@ def _walk(path: Path, problems: list[tuple[str, str]]) -> Iterator[Path]:
     if not path.is_dir():
         yield path
         return
-    if (path / "plan.json").is_file() and (path / "spec.yaml").is_file():
+    if is_run(path) and (path / "plan.json").is_file():
         yield from _of_run(RunDir(path))
         return
     for folder, folders, files in os.walk(

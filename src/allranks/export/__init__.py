@@ -68,7 +68,7 @@ def export(run: RunDir, *, step: int | None, merge: bool, out: Path | None, forc
         write_json(aside / RECORD, {**msgspec.structs.asdict(done), "folder": target.name})
         _publish(aside, target)
     except OSError as error:
-        raise RequestError(f"{error.filename or target}: {error.strerror}; give another folder with --out") from error
+        raise RequestError(f"{target} cannot be written: {error.strerror}; give another folder with --out") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return done

@@ -16,7 +16,7 @@ FUSED = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")  # projections t
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """Numbers of one unit: ``base`` as the config has it, ``adapters`` added by LoRA; of both, what is trained.
+    """Numbers of one unit: ``base`` as the config has it, with the copies that are trained whole, ``adapters`` added by LoRA; of both, what is trained.
 
     ``largest_trained`` is the largest single parameter that gets a gradient.
     """
@@ -101,7 +101,10 @@ def _sizes(adapted: Adapted, unit: Unit) -> Sizes:
     trained = [w.numel for w in unit.weights if adapted.is_trained(w)]
     added = [adapted.numel(w) for w in unit.weights]
     largest_added = max((_larger_half(adapted, w) for w in unit.weights), default=0)
-    return Sizes(unit.numel, sum(added), sum(trained), max([*trained, largest_added], default=0))
+    frozen_too = (
+        sum(trained) if adapted.lora else 0
+    )  # PEFT trains a copy of such a module; the original stays beside it
+    return Sizes(unit.numel + frozen_too, sum(added), sum(trained), max([*trained, largest_added], default=0))
 
 
 def _larger_half(adapted: Adapted, weight: Weight) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from allranks.observe.samples import before_and_after
 from allranks.report.gather import RunData
 
 _HEADERS = ("### Instruction:", "### Input:", "### Response:")
+_BLANK_LINES = re.compile(r"\n\s*\n")
 
 
 @dataclass(frozen=True)
@@ -55,4 +57,4 @@ def _answer(label: str, reply: str | None, expected: str) -> Answer:
 def _question(prompt: str) -> str:
     for header in _HEADERS:
         prompt = prompt.replace(header, "")
-    return prompt.strip()
+    return _BLANK_LINES.sub("\n", prompt.strip())

@@ -56,7 +56,7 @@ def cards(data: RunData) -> list[Card]:
     made = [
         _train_loss(data),
         _change(data, "held-out loss", "loss", text.loss_text),
-        _change(data, "perplexity", "perplexity", text.rate_text),
+        _change(data, "perplexity", "perplexity", text.perplexity_text),
         _change(data, "accuracy", "accuracy", text.share_text),
         _right_answers(data),
         _speed(data),

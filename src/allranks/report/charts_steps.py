@@ -9,6 +9,7 @@ from allranks.report.figure import (
     axis,
     colour,
     line,
+    log_ticks,
     marker_line,
     row_name,
     step_layout,
@@ -62,7 +63,11 @@ def _loss_layout(data: RunData, rows: list[str]) -> Figure:
     bottom = 0.22 * len(rows)
     seen = [v for s in data.zero.steps if (v := s.loss) is not None]
     # a loss that fell a hundredfold is a flat line on a linear axis
-    log = {"type": "log"} if seen and min(seen) > 0 and max(seen) / min(seen) > 100 else {}
+    log = (
+        {"type": "log", **log_ticks(min(seen), max(seen))}
+        if seen and min(seen) > 0 and max(seen) / min(seen) > 100
+        else {}
+    )
     more: Figure = {"yaxis": axis(bottom + 0.06 if rows else 0.0, 1.0, **log)}
     for i, _ in enumerate(rows):
         top = bottom - 0.22 * i - 0.05

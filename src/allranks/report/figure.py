@@ -7,6 +7,7 @@ values in, so that one figure serves light and dark. No text inside a figure is 
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +116,14 @@ def step_layout(height: int, steps: Sequence[float], **more: Any) -> Figure:
 def axis(low: float = 0.0, high: float = 1.0, **more: Any) -> Figure:
     """A y axis that takes a part of the height."""
     return {"domain": [low, high], "automargin": True, "exponentformat": "e", "zeroline": False, **more}
+
+
+def log_ticks(low: float, high: float) -> Figure:
+    """Ticks of a logarithmic axis with their whole values: plotly's own say "5" for 0.5, 5 and 50 alike."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    steps = (1, 2, 5) if last - first <= 3 else (1, 3) if last - first <= 5 else (1,)
+    values = [m * 10.0**power for power in range(first, last + 1) for m in steps]
+    return {"tickvals": values, "ticktext": [f"{value:g}" for value in values]}
 
 
 def row_name(text: str, number: int) -> Figure:

@@ -70,7 +70,7 @@ def eval_table(data: RunData) -> Table | None:
     evals = data.zero.of("eval")
     columns = [
         ("loss", "loss", text.loss_text),
-        ("perplexity", "perplexity", text.rate_text),
+        ("perplexity", "perplexity", text.perplexity_text),
         ("accuracy", "accuracy", text.share_text),
         ("right answers", "exact_match", text.share_text),
     ]
@@ -106,8 +106,9 @@ def checkpoint_table(data: RunData) -> Table | None:
         times = (num(text.seconds_text(event.get(key))) for key in ("seconds", "written_s"))
         rows.append((num(f"{step:,}"), mode, *times, size, state))
     kept, note = shorten(rows, "checkpoints")
-    columns = ["step", "mode", "training stood still", "until it was there", "size", "state"]
-    return table("checkpoints", "Checkpoints", columns, kept, note)
+    columns = ["step", "mode", "pause", "complete after", "size", "state"]
+    meaning = "Pause: training stood still for so long. Complete: read again and published."
+    return table("checkpoints", "Checkpoints", columns, kept, f"{meaning} {note}".strip())
 
 
 def trace_table(data: RunData) -> Table | None:

@@ -16,7 +16,17 @@ def network_table(data: RunData) -> Table | None:
         if networks or ports or faces or ways:
             rows.append((text_or_none(node.get("host")), networks, long(faces), long(ports), long(ways)))
     columns = ["host", "NCCL's network", "interfaces (connections)", "RDMA ports", "NCCL's ways (channels)"]
-    return table("network", "Network of the ranks", columns, rows)
+    used = [i for i, _ in enumerate(columns) if any(_shown(row[i]) for row in rows)]
+    return table(
+        "network",
+        "Network of the ranks",
+        [columns[i] for i in used],
+        [tuple(row[i] for i in used) for row in rows],
+    )
+
+
+def _shown(cell: Cell | str) -> str:
+    return cell.text if isinstance(cell, Cell) else cell
 
 
 def findings_table(data: RunData) -> Table | None:

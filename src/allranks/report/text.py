@@ -147,6 +147,12 @@ def rate_text(value: Any) -> str:
     return f"{found:,.0f}" if abs(found) >= 100 else f"{found:.3g}"
 
 
+def perplexity_text(value: Any) -> str:
+    """Two decimals as long as they tell something: 2.80, 84.1, 1,445."""
+    found = number(value)
+    return f"{found:.2f}" if found is not None and abs(found) < 10 else rate_text(value)
+
+
 def clock_text(value: Any) -> str:
     """Seconds since the epoch as local date and time."""
     found = number(value)

@@ -36,7 +36,7 @@ def render(spec: RunSpec, plan: LaunchPlan, run: RunDir, python: str) -> str:
         _one_line(f"cluster.env.{name}", value)
     activate, launcher = entering(spec.cluster.environment, python)
     return jinja.get_template("job.sbatch.j2").render(
-        title=f"allranks run {run.name}: {plan.world_size} ranks on {len(plan.nodes)} nodes, {plan.strategy}",
+        title=f"allranks run {run.name}: {_many(plan.world_size, 'rank')} on {_many(len(plan.nodes), 'node')}, {plan.strategy}",
         options=options(spec, plan, run),
         modules=_modules(spec.cluster.modules),
         no_modules=NO_MODULES,
@@ -46,6 +46,10 @@ def render(spec: RunSpec, plan: LaunchPlan, run: RunDir, python: str) -> str:
         exports=exports,
         command=[*launcher, "-m", "allranks.launch.driver", str(run.root)],
     )
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _modules(names: list[str]) -> list[tuple[str, str]]:

@@ -13,6 +13,7 @@ import msgspec
 from allranks import api, preflight
 from allranks.errors import AllranksError, EnvironmentNotAble
 from allranks.facts import MachineFacts
+from allranks.launch.outcome import RunResult
 from allranks.rundir import RunDir
 from allranks.smoke.evidence import Evidence, evidence_of
 from allranks.smoke.figures import rows_of
@@ -96,13 +97,21 @@ def rung(test: SmokeTest, wanted: Wanted, machine: MachineFacts) -> Rung:
 
 
 def climb(tests: Sequence[SmokeTest], wanted: Wanted, machine: MachineFacts, watcher: Watcher) -> Ladder:
-    """All tests, in order; one that fails does not keep the next from being run."""
+    """All tests, in order; one that fails does not keep the next from being run, one that a person interrupts does."""
     began, name = time.time(), time.strftime("smoke-%Y%m%d-%H%M%S")
-    results = []
+    results: list[TestResult] = []
+    ended = False
     for test in tests:
         ready = rung(test, wanted, machine)
+        if ended:
+            ready = msgspec.structs.replace(
+                ready, spec=None, scaled=[], unable="the climb was interrupted before it began"
+            )
         watcher.begin(test, _setting(ready), ready.scaled)
-        result = _run(ready, machine, watcher) if ready.spec else _not_run(ready, machine)
+        if ready.spec:
+            result, ended = _run(ready, machine, watcher)
+        else:
+            result = _not_run(ready, machine)
         watcher.end(result)
         results.append(result)
     return Ladder(
@@ -117,35 +126,47 @@ def climb(tests: Sequence[SmokeTest], wanted: Wanted, machine: MachineFacts, wat
     )
 
 
-def _run(ready: Rung, machine: MachineFacts, watcher: Watcher) -> TestResult:
+def _run(ready: Rung, machine: MachineFacts, watcher: Watcher) -> tuple[TestResult, bool]:
+    """What became of the test, and whether a person ended it."""
     assert ready.spec is not None and ready.asked is not None
     began = time.monotonic()
     try:
         preflight.check_request(ready.spec)
         run, plan = api.prepare_run(ready.spec)
         done = api.launch(run, ready.spec, plan, attempt=1, observer=watcher)
-        message = done.message if done.status != "succeeded" else _reload(run, plan.max_steps, watcher)
+        message, ended = done.message, _ended_by_a_person(done, ready)
+        if done.status == "succeeded":
+            message, ended = _reload(run, plan.max_steps, ready, watcher)
     except EnvironmentNotAble as error:
-        return _not_run(msgspec.structs.replace(ready, unable=str(error)), machine)
+        return _not_run(msgspec.structs.replace(ready, unable=str(error)), machine), False
     except AllranksError as error:  # refused before a rank was started
-        return _not_started(ready, machine, str(error), time.monotonic() - began)
+        return _not_started(ready, machine, str(error), time.monotonic() - began), False
     evidence = evidence_of(run, message)
     criteria = []
     for judged in judge_all(ready.test.criteria, evidence):
         watcher.judged(judged)
         criteria.append(judged)
-    return _result(ready, machine, evidence, criteria, run, time.monotonic() - began)
+    return _result(ready, machine, evidence, criteria, run, time.monotonic() - began), ended
 
 
-def _reload(run: RunDir, max_steps: int | None, watcher: Watcher) -> str:
-    """Go on from the checkpoint for one step, by the way of `allranks resume`; what went wrong, or nothing."""
+def _ended_by_a_person(done: RunResult, ready: Rung) -> bool:
+    """Ctrl-C; on this machine any other stop signal too, as there is no scheduler that could have sent it."""
+    interrupted = done.message.startswith("interrupted") or "(interrupted)" in done.message
+    return interrupted or (done.status == "stopped" and ready.asked is not None and ready.asked.place == "local")
+
+
+def _reload(run: RunDir, max_steps: int | None, ready: Rung, watcher: Watcher) -> tuple[str, bool]:
+    """Go on from the checkpoint for one step, by the way of `allranks resume`; what went wrong, or nothing, and whether a
+    person ended it."""
     last = max(run.checkpoint_steps(), default=max_steps or 0)
     sets = ("train.epochs=null", f"train.max_steps={last + 1}", "checkpoint.at_end=false", "eval.at_end=false")
     try:
         again = api.resume(run.root, sets=sets, observer=watcher)
     except AllranksError as error:
-        return f"going on from the checkpoint: {error}"
-    return "" if again.status == "succeeded" else f"going on from the checkpoint: {again.message}"
+        return f"going on from the checkpoint: {error}", False
+    if again.status == "succeeded":
+        return "", False
+    return f"going on from the checkpoint: {again.message}", _ended_by_a_person(again, ready)
 
 
 def _result(
@@ -222,7 +243,7 @@ def _path(e: Evidence) -> str:
     if ways:
         return "NCCL: " + ", ".join(f"{n} channels by {way}" for way, n in sorted(ways.items()))
     line = str((e.metrics.get("network") or {}).get("line") or "")
-    return f"{e.plan.backend}{f': {line}' if line else ''}" if len(e.ranks) > 1 else "one process, no communication"
+    return f"{e.plan.backend}{f': {line}' if line else ''}" if len(e.ranks) > 1 else "none, one process"
 
 
 def _versions() -> dict[str, str]:

@@ -20,6 +20,22 @@ MARKS = {PASSED: "✓", FAILED: "✗", NOT_REACHED: "·", NOT_TESTABLE: "-"}
 COLOURS = {PASSED: "green", FAILED: "red", NOT_REACHED: "yellow", NOT_TESTABLE: "dim"}
 
 
+PLACES = {"local": "on this machine", "slurm": "through Slurm", "cluster": "in a cluster in a box on this machine"}
+
+
+def verdict(ladder: Ladder) -> str:
+    """The whole climb in one line."""
+    states = [(s, sum(t.status == s for t in ladder.tests)) for s in ("passed", "failed", "not run")]
+    said = ", ".join(f"{count} {state}" for state, count in states if count)
+    criteria = [j.state for t in ladder.tests for j in t.criteria]
+    left = criteria.count(NOT_TESTABLE)
+    tests = f"{len(ladder.tests)} test{'s' * (len(ladder.tests) != 1)}: {said}"
+    if not criteria:
+        return tests
+    untested = f", {left} more could not be tested here" if left else ""
+    return f"{tests}; of what ran, {criteria.count(PASSED)} of {len(criteria) - left} criteria ticked off{untested}"
+
+
 def value(number: float | None, unit: str) -> str:
     """A figure with its unit."""
     if number is None:
@@ -37,7 +53,7 @@ def criterion_line(j: Any) -> str:
 
 def overview(ladder: Ladder) -> Table:
     """One row a test."""
-    table = Table(title=f"Smoke ladder on {ladder.place}", title_justify="left", show_edge=False, pad_edge=False)
+    table = Table(show_edge=False, pad_edge=False)
     for name in ("test", "result", "criteria", "not testable", "seconds", "setting"):
         table.add_column(name, justify="right" if name in ("criteria", "not testable", "seconds") else "left")
     for t in ladder.tests:
@@ -57,14 +73,14 @@ def overview(ladder: Ladder) -> Table:
     return table
 
 
+def figures_title(test: TestResult) -> str:
+    """Whose hardware each column of `figures_table` is from. Apart from it, as a table's own title is broken at its width."""
+    return f"{test.name}: theirs ({test.seed_hardware}) beside ours ({test.hardware})"
+
+
 def figures_table(test: TestResult) -> Table:
     """The notes' figures beside ours."""
-    table = Table(
-        title=f"{test.name}: theirs ({test.seed_hardware}) beside ours ({test.hardware})",
-        title_justify="left",
-        show_edge=False,
-        pad_edge=False,
-    )
+    table = Table(show_edge=False, pad_edge=False)
     for name in ("figure", "theirs", "ours", "comparable"):
         table.add_column(name, justify="right" if name in ("theirs", "ours") else "left", overflow="fold")
     for f in test.figures:
@@ -93,7 +109,9 @@ def page(ladder: Ladder) -> str:
     )
     environment.filters["value"] = value
     marks = {state: (mark, state.replace(" ", "-")) for state, mark in MARKS.items()}
-    html = environment.from_string(text).render(ladder=ladder, marks=marks, version=__version__)
+    html = environment.from_string(text).render(
+        ladder=ladder, marks=marks, version=__version__, place=PLACES[ladder.place], verdict=verdict(ladder)
+    )
     return redact(html)
 
 

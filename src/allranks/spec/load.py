@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import typing
 from pathlib import Path
@@ -115,6 +116,8 @@ def parse_spec(raw: Any, sets: typing.Sequence[str] = (), where: str = "spec") -
     unknown = _unknown_keys(raw, RunSpec, "")
     if unknown:
         raise SpecError(f"{where}: " + "; ".join(unknown))
+    if endless := _not_finite(raw):
+        raise SpecError(f"{where}: " + "; ".join(endless))
     try:
         spec = msgspec.convert(raw, RunSpec)
     except msgspec.ValidationError as error:
@@ -251,11 +254,24 @@ def _nearest(key: str, path: str, known: typing.Iterable[str]) -> str:
     return f" (known here: {', '.join(known)})"
 
 
+def _not_finite(value: Any, path: str = "") -> list[str]:
+    """YAML knows .inf and .nan, and reads 1e999 as infinite; no setting of a run can be that."""
+    if isinstance(value, dict):
+        return [p for key, item in value.items() for p in _not_finite(item, f"{path}.{key}" if path else str(key))]
+    if isinstance(value, list):
+        return [p for i, item in enumerate(value) for p in _not_finite(item, f"{path}[{i}]")]
+    if isinstance(value, float) and not math.isfinite(value):
+        return [f"{path}: {value} is no finite number"]
+    return []
+
+
 def _readable(message: str) -> str:
     """msgspec's ``Expected `int`, got `str` - at `$.train.max_steps` `` as ``train.max_steps: expected int, got str``."""
     text, _, place = message.partition(" - at ")
     key = place.strip("`").removeprefix("$").removeprefix(".") or "spec"
-    text = text.replace("`", "")
+    text = text.replace("`", "").replace("xpected object", "xpected a section of keys")
+    if key == "name" and "regex" in text:
+        text = "a run's name has letters, digits, '.', '_' and '-' only, begins with a letter or digit, and is at most 100 long"
     return f"{key}: {text[:1].lower()}{text[1:]}"
 
 

@@ -215,8 +215,7 @@ class _Reader:
     def _missing(self, header: Header, names: list[str]) -> None:
         gone = [name for name in names if name not in self.rows]
         if gone:
-            several = gone[0] if len(gone) == 1 else f"{gone[0]} ... {gone[-1]} ({len(gone)})"
-            self.unread.append(Unread(line=0, text=", ".join(gone[:32]), why=f"no row for {several}"))
+            self.unread.append(Unread(line=0, text=", ".join(gone[:32]), why="columns without a row of that name"))
         extra = [name for name in self.rows if name not in header.devices]
         if extra:
             self.unread.append(Unread(line=0, text=", ".join(extra[:32]), why="rows without a column of that name"))

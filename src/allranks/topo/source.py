@@ -30,6 +30,8 @@ def read_source(path: Path) -> str:
             raise RequestError(f"{name} is a folder; give a file with the output of `nvidia-smi topo -m`")
         with path.open("rb") as file:
             return _text(_limited(file, name), name)
+    except FileNotFoundError:
+        raise RequestError(f"{name}: there is no such file") from None
     except OSError as error:
         raise RequestError(f"{name} cannot be read: {error.strerror or error}") from None
 

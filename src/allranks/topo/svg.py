@@ -7,12 +7,12 @@ from html import escape
 import msgspec
 
 from allranks.topo.draw import label
-from allranks.topo.groups import Group, Node, numa_nodes, nvlink_mesh
+from allranks.topo.groups import BRIDGE, SWITCH, SWITCHES, Group, Node, numa_nodes, nvlink_mesh
 from allranks.topo.records import MEANING, Device, Topology, distance
 
 WIDTH, HEIGHT, GAP, PAD = 104, 40, 12, 14
 ARC_STEP = 13
-NVLINK, CARD, SWITCH = "#2e7d32", "#1565c0", "#00838f"
+NVLINK = "#2e7d32"
 COLOURS = {
     "C2C": NVLINK,
     "PIX": "#00838f",
@@ -22,9 +22,10 @@ COLOURS = {
     "SYS": "#c62828",
     "SOC": "#c62828",
 }
+GROUP_LINKS = {SWITCH: "PIX", SWITCHES: "PXB", BRIDGE: "PHB"}
 STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#222}.small{font-size:11px;fill:#555}.title{font-weight:600}"
-    ".numa{fill:#f6f7f9;stroke:#9aa3ad}.switch{fill:#e0f2f1;stroke:#00838f;stroke-dasharray:4 3}"
+    ".numa{fill:#f6f7f9;stroke:#9aa3ad}.switch{fill-opacity:.1;stroke-dasharray:4 3}"
     ".halo{paint-order:stroke;stroke:#fff;stroke-width:4px}.gpu{fill:#e8f5e9;stroke:#2e7d32}.nic{fill:#e3f2fd;stroke:#1565c0}"
 )
 
@@ -105,7 +106,10 @@ def _group(body: list[str], places: dict[str, _Place], topology: Topology, group
     inner = PAD if group.what else 0
     if group.what:
         wide, high = _group_width(group), _group_height(group)
-        body.append(f'<rect x="{x}" y="{y}" width="{wide}" height="{high}" rx="6" class="switch"/>')
+        paint = COLOURS[GROUP_LINKS[group.what]]  # the same as in the legend
+        body.append(
+            f'<rect x="{x}" y="{y}" width="{wide}" height="{high}" rx="6" class="switch" style="stroke:{paint};fill:{paint}"/>'
+        )
         body.append(f'<text x="{x + PAD}" y="{y + high - 8}" class="small">{escape(group.what)}</text>')
     rows = [row for row in (group.gpus, group.nics) if row]
     for number, row in enumerate(rows):

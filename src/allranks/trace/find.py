@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from allranks.errors import RequestError
+from allranks.rundir import is_run
 from allranks.trace.records import Problem
 
 SUFFIXES = (".json", ".json.gz")
@@ -17,14 +18,14 @@ def find_files(path: Path) -> tuple[list[Path], list[Problem]]:
     """The file, or the files in a folder, by name; and what could not be looked at. Raises `RequestError` if there are no files."""
     if not _is_folder(path):
         return [path], []
-    is_run = (path / "spec.yaml").exists()
-    roots = [path / "traces", *sorted((path / "compare").glob("*/traces"))] if is_run else [path]
+    own = is_run(path)
+    roots = [path / "traces", *sorted((path / "compare").glob("*/traces"))] if own else [path]
     problems: list[Problem] = []
     named = [p for root in roots for p in _walk(root, problems)]
     found = [p for p in named if not _hidden(p.relative_to(path)) and not _is_own_output(p)]
     files = [p for p in found if _is_there(p, problems)]
     if not files:
-        raise RequestError(_nothing(path, is_run, problems))
+        raise RequestError(_nothing(path, own, problems))
     return files, problems
 
 

@@ -15,7 +15,7 @@ MOST_RANKS = 8
 MOST_SPANS = 250  # of one kind on one rank
 ROW_PIXELS = 17
 LOWEST = 130  # below, the title of the axis would lie on its numbers
-_PHASE_PAINTS = {"forward": "--c8", "backward": "--c5", "optimizer": "--c7", "data": "--c4", "other": "--c6/0.5"}
+_PHASE_PAINTS = {"forward": "--c8", "backward": "--c5", "optimizer": "--c7", "data": "--c3", "other": "--c6/0.5"}
 _BANDS = {
     "compute": ("compute", PAINTS["compute"]),
     "comm": ("communication", PAINTS["exposed"]),

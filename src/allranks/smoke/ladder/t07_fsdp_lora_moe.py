@@ -32,7 +32,7 @@ def build(asked: Asked) -> Sized:
         "eval": {"every": 3 if tiny else 10, "subset": 40, "batch_size": 2, "baseline": True, "samples": 0},
     }
     scaled = [
-        "a tiny mixture of the same family instead of GLM-4.5-Air (108 B), made-up instruction rows: nothing is fetched"
+        "a tiny mixture of the same family instead of GLM-4.5-Air (107 B), made-up instruction rows: nothing is fetched"
     ]
     return Sized(spec=spec, scaled=scaled)
 
