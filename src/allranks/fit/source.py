@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from allranks.caches import hub_cache
 from allranks.errors import SpecError
 from allranks.fit.config import ENCODERS, MLP, ModelConfig, UnknownFamily, read
 from allranks.fit.known import known_config
@@ -117,9 +117,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 def cached_config(name: str, revision: str | None, cache: str | None) -> Path | None:
     """The config.json of a hub model, if the cache on this machine holds it."""
-    home = Path(cache or os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
-    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") if not cache else home / "hub"
-    folder = hub / ("models--" + name.replace("/", "--"))
+    folder = hub_cache(cache) / ("models--" + name.replace("/", "--"))
     try:
         wanted = revision or "main"
         ref = folder / "refs" / wanted

@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
+from allranks.caches import cache_root
 from allranks.errors import EnvironmentNotAble, RunFailed
 from allranks.rundir import write_json
 from allranks.spec.records import RunSpec
 from allranks.stage.archive import Packed, Refused, check, pack
 from allranks.stage.environment import editable_packages, is_own, package_versions
-from allranks.stage.hub import hf_home
 from allranks.stage.source import Source
 from allranks.stage.sources import sources
 from allranks.stage.unpack import WHOLE_BYTES, identity
@@ -80,8 +80,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
 
 def store_of(spec: RunSpec) -> Path:
     """Where this user's bundles are kept: below the spec's cache, HF_HOME, or the user's cache folder."""
-    cache = Path(spec.cluster.cache).expanduser() if spec.cluster.cache else hf_home()
-    return cache.absolute() / "allranks" / f"stage-{os.getuid()}"
+    return cache_root(spec.cluster.cache).absolute() / "allranks" / f"stage-{os.getuid()}"
 
 
 def build(spec: RunSpec, store: Path | None = None, *, packages: bool = True, log: Log = lambda _: None) -> Bundle:

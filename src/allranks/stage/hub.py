@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
 
+from allranks.caches import datasets_cache, hub_cache
 from allranks.errors import EnvironmentNotAble
 from allranks.rundir import read_json
 
 _COMMIT = re.compile(r"^[0-9a-f]{40}$")
-
-
-def hf_home() -> Path:
-    """HF_HOME, or where Hugging Face's libraries put it."""
-    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    return Path(os.environ.get("HF_HOME") or default).expanduser()
-
-
-def hub_cache() -> Path:
-    """Where models of the hub are."""
-    return Path(os.environ.get("HF_HUB_CACHE") or hf_home() / "hub").expanduser()
-
-
-def datasets_cache() -> Path:
-    """Where data sets of the hub are, once prepared."""
-    return Path(os.environ.get("HF_DATASETS_CACHE") or hf_home() / "datasets").expanduser()
 
 
 def cached_model(name: str, revision: str | None) -> tuple[Path, str]:
