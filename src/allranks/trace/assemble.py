@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
-from allranks.trace.averages import mean
-from allranks.trace.clocks import Clock, align
+from allranks.trace.clocks import align
 from allranks.trace.files import TraceSet
-from allranks.trace.modules import Source
-from allranks.trace.names import bus_factor
-from allranks.trace.pairing import Pair, Paired, pair
-from allranks.trace.rank import DRAWN_SPANS, RankResult, Unreadable
-from allranks.trace.rank_collectives import Collective
-from allranks.trace.records import (
-    PHASES,
-    Band,
-    CollectiveRow,
-    LaunchRow,
-    MemoryReport,
-    ModuleRow,
-    Pairing,
-    PairReport,
-    PhaseRow,
-    PhaseSpan,
-    Problem,
-    RankReport,
-    StepReport,
-    StragglerRow,
-    TopRow,
-    TraceReport,
-)
+from allranks.trace.pairing import pair
+from allranks.trace.rank import RankResult, Unreadable
+from allranks.trace.records import Problem, TraceReport
+from allranks.trace.report_collectives import collective_rows, launch_rows
+from allranks.trace.report_pairs import pairing_report, straggler_rows
+from allranks.trace.report_problems import about_clocks, about_file, about_missing, about_sizes, about_steps
+from allranks.trace.report_rank import rank_report
+from allranks.trace.report_tops import module_rows, top_rows
 from allranks.trace.startup import trim_startup
-from allranks.trace.steps import US
-from allranks.trace.work import KINDS, Tops
-
-SHOWN_TOPS = 50
-SHOWN_PAIRS = 50
-TIED_US = 0.5  # two ranks that came within this much came together
-BUCKETS = (
-    (1 << 12, "<= 4 KiB"),
-    (1 << 16, "<= 64 KiB"),
-    (1 << 20, "<= 1 MiB"),
-    (1 << 24, "<= 16 MiB"),
-    (1 << 28, "<= 256 MiB"),
-)
 
 ON_GPU = (
     "Compute: kernels that are not communication, all streams merged. Communication: NCCL, RCCL and like kernels. Copies: memcpy and memset. "
@@ -67,20 +37,20 @@ def build_report(found: TraceSet, results: Sequence[tuple[int, RankResult | Unre
             )
         else:
             ranks[rank] = result
-            problems += _file_problems(rank, result)
+            problems += about_file(rank, result)
     if not ranks:
         return None
     paired = pair(ranks)
     clocks = align(ranks, paired.pairs)
-    problems += paired.problems + _clock_problems(ranks, clocks)
+    problems += paired.problems + about_clocks(ranks, clocks)
     startup = trim_startup(ranks, paired.pairs, clocks)
     if startup is not None:
         text = f"the ranks' profilers started up to {startup.skew_s * 1e3:.3f} ms apart; step times now begin after {startup.until}"
         problems.append(Problem(severity="note", kind="startup_skew", message=text))
     world = max((r.world_size for r in ranks.values() if r.world_size), default=found.world)
     missing = tuple(r for r in range(world) if r not in ranks) if world else ()
-    problems += _apart(ranks)
-    problems += _missing(missing, world, len(ranks)) + _without_sizes(ranks)
+    problems += about_steps(ranks)
+    problems += about_missing(missing, world, len(ranks)) + about_sizes(ranks)
     zero = min(clocks[r].common(result.start) for r, result in ranks.items())
     device = "gpu" if any(r.device == "gpu" for r in ranks.values()) else "cpu"
     return TraceReport(
@@ -92,317 +62,15 @@ def build_report(found: TraceSet, results: Sequence[tuple[int, RankResult | Unre
         world_size=world,
         missing_ranks=missing,
         definition=ON_GPU if device == "gpu" else ON_CPU,
-        ranks=tuple(_rank_report(r, ranks[r], clocks[r], zero, startup is not None) for r in sorted(ranks)),
-        collectives=_collective_rows(paired, None),
-        sizes=_collective_rows(paired, _bucket),
-        launches=_launches(ranks),
-        pairing=_pairing(paired, clocks, zero),
-        stragglers=_stragglers(paired.pairs, ranks),
+        ranks=tuple(rank_report(r, ranks[r], clocks[r], zero, startup is not None) for r in sorted(ranks)),
+        collectives=collective_rows(paired),
+        sizes=collective_rows(paired, by_size=True),
+        launches=launch_rows(ranks),
+        pairing=pairing_report(paired, clocks, zero),
+        stragglers=straggler_rows(paired.pairs, ranks),
         startup=startup,
-        top_kernels=_tops([r.kernels for r in ranks.values()]),
-        top_operators=_tops([r.operators for r in ranks.values()]),
-        modules=_modules(ranks),
+        top_kernels=top_rows([r.kernels for r in ranks.values()]),
+        top_operators=top_rows([r.operators for r in ranks.values()]),
+        modules=module_rows(ranks),
         problems=tuple(problems),
-    )
-
-
-def _file_problems(rank: int, result: RankResult) -> list[Problem]:
-    out = []
-    if result.damage:
-        text = f"is cut or damaged: {result.damage}. The figures are of the {result.n_events} events before that"
-        out.append(Problem(severity="warning", kind="truncated", message=text, file=result.path, rank=rank))
-    if result.skipped:
-        text = f"holds {result.skipped} events that could not be understood whole; what could not be read of them is left out"
-        out.append(Problem(severity="warning", kind="damaged_events", message=text, file=result.path, rank=rank))
-    out += [
-        Problem(severity=s, kind=kind, message=text, file=result.path, rank=rank) for s, kind, text in result.remarks
-    ]
-    if result.world_size is None and result.collectives:
-        text = "tells no world size (distributedInfo); missing ranks cannot be seen"
-        out.append(Problem(severity="note", kind="no_metadata", message=text, file=result.path, rank=rank))
-    return out
-
-
-def _apart(ranks: Mapping[int, RankResult]) -> list[Problem]:
-    """Says if the ranks' windows are of different times."""
-    steps = [{s.number for s in r.steps} for r in ranks.values()]
-    if len(ranks) < 2 or not all(steps) or set.intersection(*steps):
-        return []
-    names = "; ".join(f"rank {r}: {x.steps[0].number} to {x.steps[-1].number}" for r, x in sorted(ranks.items())[:8])
-    text = f"no step is in the traces of all ranks ({names}); they may be windows of different times"
-    return [Problem(severity="warning", kind="steps_differ", message=text)]
-
-
-def _missing(missing: tuple[int, ...], world: int | None, read: int) -> list[Problem]:
-    if not missing or world is None:
-        return []
-    names = ", ".join(str(r) for r in missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
-    text = f"{read} of {world} ranks were read; missing: {names}. If a missing rank came last, waiting is counted as transfer"
-    return [Problem(severity="warning" if read > 1 else "note", kind="missing_ranks", message=text)]
-
-
-def _without_sizes(ranks: Mapping[int, RankResult]) -> list[Problem]:
-    without = sum(c.bytes is None for r in ranks.values() for c in r.collectives)
-    if not without:
-        return []
-    text = f"{without} collectives tell no size; bytes and bandwidths leave them out (record_shapes=True or a newer PyTorch tells sizes)"
-    return [Problem(severity="note", kind="no_sizes", message=text)]
-
-
-def _clock_problems(ranks: Mapping[int, RankResult], clocks: Mapping[int, Clock]) -> list[Problem]:
-    alone = [r for r, c in clocks.items() if not c.pairs]
-    if len(ranks) < 2 or not alone:
-        return []
-    names = ", ".join(str(r) for r in alone[:8])
-    text = f"the clocks of ranks {names} could not be aligned: no collective in common; their moments are those of their own clocks"
-    return [Problem(severity="warning", kind="not_aligned", message=text)]
-
-
-def _rank_report(rank: int, result: RankResult, clock: Clock, zero: float, trimmed: bool) -> RankReport:
-    def at(t: float) -> float:
-        return (clock.common(t) - zero) * US
-
-    steps = tuple(
-        StepReport(
-            step=s.number,
-            start_s=at(s.start),
-            end_s=at(s.end),
-            trimmed=trimmed and i == 0 and clock.pairs > 0,
-            breakdown=result.by_step[i],
-            phases=tuple(result.phases[i]),
-        )
-        for i, s in enumerate(result.steps)
-    )
-    spans = (("compute", result.busy.compute), ("comm", result.busy.comm), ("copy", result.busy.copy))
-    return RankReport(
-        rank=rank,
-        path=result.path,
-        file_bytes=result.file_bytes,
-        n_events=result.n_events,
-        device=result.device,  # type: ignore[arg-type]
-        device_name=result.device_name,
-        world_size=result.world_size,
-        backend=result.backend,
-        whole=result.damage is None and result.skipped == 0,
-        base_time_ns=result.base_ns,
-        clock_offset_s=clock.offset * US,
-        clock_pairs=clock.pairs,
-        clock_spread_s=clock.spread * US if clock.spread is not None else None,
-        zero_us=zero - clock.base + clock.offset,
-        start_s=at(result.start),
-        end_s=at(result.end),
-        total=result.total,
-        steps=steps,
-        phases=_sum_phases(result.phases),
-        bands=tuple(Band(kind=k, spans=tuple((at(a), at(b)) for a, b in m)) for k, m in spans if m),  # type: ignore[arg-type]
-        phase_spans=tuple(
-            PhaseSpan(phase=PHASES[p], start_s=at(a), end_s=at(b)) for a, b, p in result.phase_segments[:DRAWN_SPANS]
-        ),
-        memory=tuple(
-            MemoryReport(
-                device=device,
-                peak_bytes=peak,
-                last_bytes=last,
-                peak_reserved_bytes=reserved,
-                n_events=n,
-                points=tuple((at(t), size) for t, size in points),
-            )
-            for device, (peak, last, reserved, n, points) in sorted(result.memory.items())
-        ),
-    )
-
-
-def _sum_phases(rows: Sequence[Sequence[PhaseRow]]) -> tuple[PhaseRow, ...]:
-    return tuple(
-        PhaseRow(
-            phase=name,
-            host_s=sum(r[i].host_s for r in rows),
-            busy_s=sum(r[i].busy_s for r in rows),
-            comm_s=sum(r[i].comm_s for r in rows),
-        )
-        for i, name in enumerate(PHASES)
-    )
-
-
-def _bucket(c: Collective) -> str | None:
-    if c.bytes is None:
-        return "size not told"
-    return next((label for limit, label in BUCKETS if c.bytes <= limit), "> 256 MiB")
-
-
-def _collective_rows(paired: Paired, bucket: object) -> tuple[CollectiveRow, ...]:
-    """Rows by kind, or by kind and size."""
-    pairs: dict[tuple[str, str | None], list[Pair]] = defaultdict(list)
-    alone: dict[tuple[str, str | None], list[Collective]] = defaultdict(list)
-    for p in paired.pairs:
-        pairs[p.kind, _bucket(p.first) if bucket else None].append(p)
-    for _, c in [*paired.unpaired, *paired.alone]:
-        alone[c.kind, _bucket(c) if bucket else None].append(c)
-    order = [label for _, label in BUCKETS] + ["> 256 MiB", "size not told", None]
-    keys = sorted({*pairs, *alone}, key=lambda k: (k[0], order.index(k[1])))
-    return tuple(
-        _collective_row(kind, label, pairs.get((kind, label), []), alone.get((kind, label), [])) for kind, label in keys
-    )
-
-
-def _collective_row(kind: str, label: str | None, pairs: list[Pair], alone: list[Collective]) -> CollectiveRow:
-    every = [c for p in pairs for c in p.members.values()] + alone
-    durations = [c.duration for c in every]
-    sizes = {c.size for c in every}
-    measured = [(p.first.bytes, p.first.size, p.transfer) for p in pairs] + [
-        (c.bytes, c.size, c.duration) for c in alone
-    ]
-    sized = [(b, n, t) for b, n, t in measured if b is not None and t > 0]
-    time, bus = sum(t for _, _, t in sized), [(b * bus_factor(kind, n), t) for b, n, t in sized if n]
-    known = [c.bytes for c in every if c.bytes is not None]
-    transfer = sum(p.transfer * len(p.members) for p in pairs)
-    moved = sum(b for b, _, _ in sized)
-    return CollectiveRow(
-        kind=kind,
-        group_size=next(iter(sizes)) if len(sizes) == 1 else None,
-        size_bucket=label,
-        count=len(every),
-        bytes=sum(known) if known else None,
-        total_s=sum(durations) * US,
-        transfer_s=transfer * US if pairs else None,
-        wait_s=sum(c.duration - p.transfer for p in pairs for c in p.members.values() if not p.startup) * US
-        if pairs
-        else None,
-        mean_s=mean(durations) * US,
-        max_s=max(durations) * US,
-        algbw_bytes_s=moved / (time * US) if moved else None,
-        busbw_bytes_s=sum(b for b, _ in bus) / (sum(t for _, t in bus) * US) if bus and moved else None,
-    )
-
-
-def _launches(ranks: Mapping[int, RankResult]) -> tuple[LaunchRow, ...]:
-    rows: dict[tuple[int, int | None, str, int], list[Collective]] = defaultdict(list)
-    for rank, result in ranks.items():
-        for c in result.collectives:
-            rows[rank, c.step, c.kind, c.phase].append(c)
-    return tuple(
-        LaunchRow(
-            rank=rank,
-            step=step,
-            kind=kind,
-            phase=PHASES[phase],
-            count=len(found),
-            bytes=None if any(c.bytes is None for c in found) else sum(c.bytes or 0 for c in found),
-            time_s=sum(c.duration for c in found) * US,
-        )
-        for (rank, step, kind, phase), found in sorted(
-            rows.items(), key=lambda i: (i[0][0], i[0][1] or 0, i[0][2], i[0][3])
-        )
-    )
-
-
-def _pairing(paired: Paired, clocks: Mapping[int, Clock], zero: float) -> Pairing:
-    pairs = paired.pairs
-    real = [p for p in pairs if not p.startup]
-    longest = sorted(pairs, key=lambda p: -sum(p.waits().values()))[:SHOWN_PAIRS]
-    return Pairing(
-        paired=len(pairs),
-        by_sequence=sum(p.by_sequence for p in pairs),
-        by_order=sum(not p.by_sequence for p in pairs),
-        unpaired=len(paired.unpaired),
-        transfer_s=sum(p.transfer * len(p.members) for p in real) * US,
-        wait_s=sum(w for p in real for w in p.waits().values()) * US,
-        longest=tuple(_pair_report(p, clocks, zero) for p in longest),
-    )
-
-
-def _pair_report(p: Pair, clocks: Mapping[int, Clock], zero: float) -> PairReport:
-    ranks = sorted(p.members)
-    waits = p.waits()
-    return PairReport(
-        kind=p.kind,
-        group=p.first.group or "",
-        key=p.key,
-        step=p.first.step,
-        bytes=p.first.bytes,
-        transfer_s=p.transfer * US,
-        last_rank=min(ranks, key=lambda r: waits[r]),
-        ranks=tuple(ranks),
-        wait_s=tuple(waits[r] * US for r in ranks),
-        start_s=tuple((clocks[r].common(p.members[r].start) - zero) * US for r in ranks),
-        end_s=tuple((clocks[r].common(p.members[r].end) - zero) * US for r in ranks),
-    )
-
-
-def _stragglers(pairs: Iterable[Pair], ranks: Mapping[int, RankResult]) -> tuple[StragglerRow, ...]:
-    """Who came last, and how long the first waited for it. A tie has no last."""
-    waited: dict[int, list[float]] = {r: [] for r in ranks}
-    late: dict[int, list[float]] = {r: [] for r in ranks}
-    for p in pairs:
-        if p.startup:
-            continue
-        waits = p.waits()
-        for rank, wait in waits.items():
-            waited[rank].append(wait)
-        order = sorted(waits, key=lambda r: waits[r])
-        if waits[order[1]] - waits[order[0]] > TIED_US:
-            late[order[0]].append(waits[order[-1]])
-    rows = [
-        StragglerRow(
-            rank=r,
-            pairs=len(waited[r]),
-            last=len(late[r]),
-            last_share=len(late[r]) / len(waited[r]),
-            wait_s=sum(waited[r]) * US,
-            caused_wait_s=sum(late[r]) * US,
-            mean_late_s=mean(late[r]) * US if late[r] else 0.0,
-            max_late_s=max(late[r], default=0.0) * US,
-        )
-        for r in sorted(ranks)
-        if waited[r]
-    ]
-    return tuple(sorted(rows, key=lambda row: -row.caused_wait_s))
-
-
-def _tops(parts: Iterable[Tops]) -> tuple[TopRow, ...]:
-    rows: dict[str, list[float]] = {}
-    for part in parts:
-        for name, (count, time, longest, kind) in part.items():
-            row = rows.setdefault(name, [0, 0.0, 0.0, kind])
-            row[0] += count
-            row[1] += time
-            row[2] = max(row[2], longest)
-    whole = sum(row[1] for row in rows.values()) or 1.0
-    ranked = sorted(rows.items(), key=lambda item: -item[1][1])[:SHOWN_TOPS]
-    return tuple(
-        TopRow(
-            name=name,
-            kind=KINDS[int(kind)],  # type: ignore[arg-type]
-            count=int(count),
-            total_s=time * US,
-            mean_s=time / count * US,
-            max_s=longest * US,
-            share=time / whole,
-        )
-        for name, (count, time, longest, kind) in ranked
-    )
-
-
-def _modules(ranks: Mapping[int, RankResult]) -> tuple[ModuleRow, ...]:
-    rows: dict[str, list[float]] = {}
-    depths: dict[str, int] = {}
-    sources: list[Source] = [r.module_source for r in ranks.values() if r.modules]
-    for result in ranks.values():
-        for m in result.modules:
-            row = rows.setdefault(m.name, [0, 0.0, 0.0, 0.0, 0.0])
-            depths.setdefault(m.name, m.depth)
-            for i, value in enumerate((m.count, m.host, m.forward, m.backward, m.own)):
-                row[i] += value
-    return tuple(
-        ModuleRow(
-            name=name,
-            depth=depths[name],
-            count=int(count),
-            host_s=host * US,
-            forward_s=forward * US,
-            backward_s=backward * US,
-            self_s=own * US,
-            source=sources[0] if sources else "module",
-        )
-        for name, (count, host, forward, backward, own) in rows.items()
     )
