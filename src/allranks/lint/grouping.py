@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from allranks.lint.lexer import BREAKS, KEYWORDS, REDIRECTS, Lexed, Token, Word
+from allranks.lint.tokens import BREAKS, KEYWORDS, REDIRECTS, Lexed, Token, Word
 
 ENDINGS = {"fi", "done", "esac", "}"}
 

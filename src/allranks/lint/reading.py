@@ -8,9 +8,11 @@ import msgspec
 
 from allranks.lint.calls import SHELLS, open_command
 from allranks.lint.grouping import RawCommand, RawRedirect, commands
-from allranks.lint.lexer import MAX_DEPTH, Part, Word, lex
+from allranks.lint.lexer import lex
 from allranks.lint.records import Arg, Assignment, Call, Comment, Redirect, Use
 from allranks.lint.source import CLOSE, OPEN, Source, frozen, joined, shown
+from allranks.lint.tokens import Part, Word
+from allranks.lint.words import MAX_DEPTH
 
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[[^\]]*\])?(\+?)=")
 DECLARING = {"export", "declare", "typeset", "local", "readonly"}
