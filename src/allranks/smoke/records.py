@@ -17,6 +17,7 @@ NOT_REACHED: State = "not reached"
 NOT_TESTABLE: State = "not testable"
 PlaceName = Literal["local", "slurm", "cluster"]
 Scale = Literal["fit", "seed", "tiny"]
+Dependence = Literal["hardware", "size", "ranks"]
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +87,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     definition: str
     seed: float | None
     measure: Callable[[Evidence], float | None]
-    depends: tuple[Literal["hardware", "size", "ranks"], ...]
+    depends: tuple[Dependence, ...]
     correct: float | None = None
     correction: str = ""
 

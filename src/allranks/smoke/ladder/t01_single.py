@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from allranks.smoke import criteria as c
-from allranks.smoke import figures as f
-from allranks.smoke.records import Asked, Figure, Sized, SmokeTest
+from allranks.smoke.ladder import mlp
+from allranks.smoke.records import Asked, Sized, SmokeTest
 from allranks.smoke.sizes import base_spec, mlp_spec
 
 
@@ -28,30 +28,9 @@ TEST = SmokeTest(
     build=build,
     criteria=(c.GPU, c.TORCH, c.WORLD, c.FORWARD, c.BACKWARD, c.STEPS, c.BATCH, c.SAVE, c.RELOAD),
     figures=(
-        Figure(
-            name="parameters",
-            unit="",
-            definition=f.PARAMETERS,
-            seed=25_175_040,
-            measure=f.parameters,
-            depends=("size",),
-        ),
-        *f.timing(95.0, None, seed_time=1.05),
-        Figure(
-            name="last loss",
-            unit="",
-            definition="mean squared error of step 100",
-            seed=1.0137,
-            measure=f.last_loss,
-            depends=("size",),
-        ),
-        Figure(
-            name="peak GPU memory",
-            unit="GB",
-            definition="most that torch had allocated",
-            seed=0.52,
-            measure=f.peak_gb,
-            depends=("hardware", "size"),
-        ),
+        mlp.parameters(25_175_040),
+        *mlp.timing(95.0, None, seed_time=1.05),
+        mlp.last_loss(1.0137, ranks=False),
+        mlp.peak_memory(0.52, ("hardware", "size"), where=""),
     ),
 )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from allranks.smoke import criteria as c
-from allranks.smoke import figures as f
-from allranks.smoke.records import Asked, Criterion, Figure, Sized, SmokeTest
+from allranks.smoke.ladder import mlp
+from allranks.smoke.records import Asked, Criterion, Sized, SmokeTest
 from allranks.smoke.sizes import base_spec, mlp_spec
 
 
@@ -43,38 +43,10 @@ TEST = SmokeTest(
         c.RELOAD,
     ),
     figures=(
-        Figure(
-            name="parameters",
-            unit="",
-            definition=f.PARAMETERS,
-            seed=100_681_728,
-            measure=f.parameters,
-            depends=("size",),
-        ),
-        Figure(
-            name="global batch",
-            unit="rows",
-            definition="rows of a step over all ranks",
-            seed=128,
-            measure=f.global_batch,
-            depends=("ranks",),
-        ),
-        *f.timing(23.7, 3033, seed_time=4.21),
-        Figure(
-            name="last loss",
-            unit="",
-            definition="mean squared error of step 100; theirs is one rank's own",
-            seed=1.0099,
-            measure=f.last_loss,
-            depends=("size", "ranks"),
-        ),
-        Figure(
-            name="peak GPU memory",
-            unit="GB",
-            definition="most that torch had allocated on a rank",
-            seed=2.44,
-            measure=f.peak_gb,
-            depends=("hardware", "size"),
-        ),
+        mlp.parameters(100_681_728),
+        mlp.global_batch(128),
+        *mlp.timing(23.7, 3033, seed_time=4.21),
+        mlp.last_loss(1.0099, "; theirs is one rank's own"),
+        mlp.peak_memory(2.44, ("hardware", "size")),
     ),
 )

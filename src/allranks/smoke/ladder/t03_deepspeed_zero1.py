@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from allranks.smoke import criteria as c
 from allranks.smoke import figures as f
+from allranks.smoke.ladder import mlp
 from allranks.smoke.records import Asked, Criterion, Figure, Sized, SmokeTest
 from allranks.smoke.sizes import base_spec, mlp_spec
 
@@ -49,23 +50,9 @@ TEST = SmokeTest(
         c.RELOAD,
     ),
     figures=(
-        Figure(
-            name="parameters",
-            unit="",
-            definition=f.PARAMETERS,
-            seed=805_429_248,
-            measure=f.parameters,
-            depends=("size",),
-        ),
-        Figure(
-            name="global batch",
-            unit="rows",
-            definition="rows of a step over all ranks",
-            seed=64,
-            measure=f.global_batch,
-            depends=("ranks",),
-        ),
-        *f.timing(4.3, 275, seed_time=23.14),
+        mlp.parameters(805_429_248),
+        mlp.global_batch(64),
+        *mlp.timing(4.3, 275, seed_time=23.14),
         Figure(
             name="engine's start",
             unit="s",
@@ -84,21 +71,7 @@ TEST = SmokeTest(
             measure=f.state_gb_a_rank,
             depends=("size", "ranks"),
         ),
-        Figure(
-            name="last loss",
-            unit="",
-            definition="mean squared error of step 100",
-            seed=1.0078,
-            measure=f.last_loss,
-            depends=("size", "ranks"),
-        ),
-        Figure(
-            name="peak GPU memory",
-            unit="GB",
-            definition="most that torch had allocated on a rank",
-            seed=9.68,
-            measure=f.peak_gb,
-            depends=("hardware", "size", "ranks"),
-        ),
+        mlp.last_loss(1.0078),
+        mlp.peak_memory(9.68),
     ),
 )

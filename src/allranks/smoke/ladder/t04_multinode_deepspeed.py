@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from allranks.smoke import criteria as c
-from allranks.smoke import figures as f
+from allranks.smoke.ladder import mlp
 from allranks.smoke.ladder.t03_deepspeed_zero1 import ENGINE, STATE, ZERO1
-from allranks.smoke.records import Asked, Criterion, Figure, Sized, SmokeTest
+from allranks.smoke.records import Asked, Criterion, Sized, SmokeTest
 from allranks.smoke.sizes import base_spec, mlp_spec
 
 
@@ -47,48 +47,11 @@ TEST = SmokeTest(
         c.RELOAD,
     ),
     figures=(
-        Figure(
-            name="parameters",
-            unit="",
-            definition=f.PARAMETERS,
-            seed=1_073_905_664,
-            measure=f.parameters,
-            depends=("size",),
-        ),
-        Figure(
-            name="global batch",
-            unit="rows",
-            definition="rows of a step over all ranks",
-            seed=256,
-            measure=f.global_batch,
-            depends=("ranks",),
-        ),
-        *(figure for figure in f.timing(1.34, None, seed_time=74.6) if figure.name != "samples"),
-        Figure(
-            name="samples",
-            unit="1/s",
-            definition="batch rows over all ranks, by training time",
-            seed=10.7,
-            correct=343.0,
-            correction="theirs is steps x ranks: 1.34 x 8; with 32 rows a rank it is 1.34 x 256",
-            measure=f.samples_per_s,
-            depends=("hardware", "size", "ranks"),
-        ),
-        Figure(
-            name="last loss",
-            unit="",
-            definition="mean squared error of step 100, over all ranks",
-            seed=1.0,
-            measure=f.last_loss,
-            depends=("size", "ranks"),
-        ),
-        Figure(
-            name="peak GPU memory",
-            unit="GB",
-            definition="most that torch had allocated on a rank",
-            seed=7.12,
-            measure=f.peak_gb,
-            depends=("hardware", "size", "ranks"),
-        ),
+        mlp.parameters(1_073_905_664),
+        mlp.global_batch(256),
+        *(figure for figure in mlp.timing(1.34, None, seed_time=74.6) if figure.name != "samples"),
+        mlp.samples(10.7, 343.0, "theirs is steps x ranks: 1.34 x 8; with 32 rows a rank it is 1.34 x 256"),
+        mlp.last_loss(1.0, ", over all ranks"),
+        mlp.peak_memory(7.12),
     ),
 )
