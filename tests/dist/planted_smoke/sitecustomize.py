@@ -26,10 +26,10 @@ def loss_not_aggregated() -> None:
 
 
 def saved_by_rank_0_alone() -> None:
-    from allranks.train.worker import Worker
+    from allranks.train.saving import Saves
 
     if os.environ["RANK"] != "0":
-        Worker._save = lambda self, *args, **more: None
+        Saves.save = lambda self, *args, **more: None
 
 
 def wrong_batch_product() -> None:
