@@ -205,7 +205,7 @@ def main() -> None:
     facts = machine_facts()
     plan = make_plan(spec, facts)
     if plan.strategy.startswith("deepspeed"):
-        from allranks.train.strategies.deepspeed_engine import load_deepspeed
+        from allranks.train.strategies.deepspeed_library import load_deepspeed
 
         load_deepspeed()
     with tempfile.TemporaryDirectory() as folder:

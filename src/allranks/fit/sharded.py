@@ -9,7 +9,7 @@ from allranks.fit.journey import Journey
 from allranks.fit.shapes import Weight
 from allranks.fit.sharing import MOMENTS, Model, Parts, _add, _share, cut
 
-SMALL_ADAPTERS = 64 << 20  # as in train/strategies/fsdp2.py
+SMALL_ADAPTERS = 64 << 20  # as in train/strategies/fsdp2_adapters.py
 
 
 def setup_in_parts(m: Model, unit: int) -> Parts:

@@ -5,30 +5,26 @@ DeepSpeed is imported when a strategy is set up, not before: it takes seconds, a
 
 from __future__ import annotations
 
-import logging
 import math
-import os
 import time
-import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from importlib import import_module
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
-from allranks.errors import EnvironmentNotAble, SpecError
+from allranks.errors import SpecError
 from allranks.train.shards import Shard, StateRange, whole_weights
 from allranks.train.strategies.common import replicated_weights, trained
 from allranks.train.strategies.contract import MakeOptimizer
 from allranks.train.strategies.deepspeed_config import Asked, completed, without_auto
+from allranks.train.strategies.deepspeed_library import load_deepspeed, quiet, require_accelerator
 from allranks.train.strategies.deepspeed_shards import fragment_ranges, plain_numbers, renew_copies
 from allranks.train.strategies.deepspeed_state import flats, load_optimizer_state, optimizer_state
 from allranks.train.strategies.deepspeed_unused import NoneMissing, reach_all
+from allranks.train.strategies.deepspeed_views import Guarded, OnlyData
 from allranks.train.strategies.traffic import Sizes, Traffic
 
 Json = dict[str, Any]
@@ -68,7 +64,7 @@ class DeepSpeedZero:
         started = time.perf_counter()
         self.config = self._final(device, dist.get_world_size(group), clip_norm)
         self._complete = NoneMissing(self._named)
-        with _quiet():
+        with quiet():
             engine, zero = self._initialize(make_optimizer)
         if self._zeros:
             reach_all(model, each_module=self.stage == 3)
@@ -230,140 +226,6 @@ class DeepSpeedReplicated(DeepSpeedZero):
     def _put_weights(self, weights: dict[str, torch.Tensor]) -> None:
         for name, p in self._named:
             p.data.copy_(weights[name])
-
-
-class OnlyData:
-    """DeepSpeed's view of who talks to whom: this run's group, with its timeout, and no model parallelism."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
-
-    def get_data_parallel_group(self) -> dist.ProcessGroup:
-        return self._group
-
-    def get_data_parallel_world_size(self) -> int:
-        return dist.get_world_size(self._group)
-
-    def get_data_parallel_rank(self) -> int:
-        return dist.get_rank(self._group)
-
-    def get_data_parallel_group_ranks(self) -> list[int]:
-        return dist.get_process_group_ranks(self._group)
-
-    def get_model_parallel_group(self) -> None:
-        return None
-
-    def get_model_parallel_world_size(self) -> int:
-        return 1
-
-    def get_model_parallel_rank(self) -> int:
-        return 0
-
-
-class Guarded:
-    """The optimizer inside DeepSpeed's, as the loop sees it. It leaves out updates whose gradients are not finite.
-
-    DeepSpeed updates group by group; a hook given here is called once an optimizer step.
-    """
-
-    def __init__(self, inner: torch.optim.Optimizer, found_inf: Callable[[], torch.Tensor]) -> None:
-        self._inner, self._found_inf, self._update = inner, found_inf, inner.step
-        self._on_device = bool(inner.defaults.get("fused"))
-        self._hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()  # a plain dict cannot be referred to weakly
-        self._begun = False
-        inner.step = self._step  # type: ignore[method-assign]
-
-    def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        handle = RemovableHandle(self._hooks)
-        self._hooks[handle.id] = hook
-        return handle
-
-    def next_step(self) -> None:
-        """The optimizer step is over."""
-        self._begun = False
-
-    def _step(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._begun:
-            self._begun = True
-            for hook in tuple(self._hooks.values()):
-                hook(self._inner, args, kwargs)
-        bad = self._found_inf()
-        if self._on_device:
-            self._inner.found_inf, self._inner.grad_scale = bad, None  # type: ignore[attr-defined]
-        elif bool(bad):
-            return None
-        return self._update(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-
-def load_deepspeed() -> Any:
-    """Import DeepSpeed; where torch sees no GPU, for the CPU and without anything compiled.
-
-    Raises:
-        EnvironmentNotAble: it is not installed, or does not work with this torch.
-    """
-    if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    try:
-        with _quiet():
-            deepspeed: Any = import_module("deepspeed")
-    except ImportError as error:
-        raise EnvironmentNotAble(
-            "DeepSpeed is not installed here; pip install 'allranks[deepspeed]', or take zero1, zero2, zero3 or pytorch_zero3"
-            if error.name == "deepspeed"
-            else f"DeepSpeed cannot be imported: {_first_line(error)}; {_CURE}"
-        ) from None
-    except (OSError, RuntimeError, ValueError, AttributeError, AssertionError) as error:
-        raise EnvironmentNotAble(
-            f"DeepSpeed cannot be imported: {type(error).__name__}: {_first_line(error)}; {_CURE}"
-        ) from None
-    deepspeed.utils.logger.setLevel(logging.WARNING)
-    for name in (
-        "all_gather_into_tensor",
-        "reduce_scatter_tensor",
-    ):  # torch 2.13 tells of their new names at every call
-        warnings.filterwarnings("ignore", rf".*{name}. is deprecated", FutureWarning)
-    if (
-        _accelerator() == "cpu"
-    ):  # a shared-memory all-reduce would be compiled at the start wherever there is a compiler
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    return deepspeed
-
-
-_CURE = f"it may be for another torch than {torch.__version__}: pip install --upgrade 'deepspeed>=0.16', or take zero1, zero2, zero3"
-
-
-def require_accelerator(device: torch.device) -> None:
-    """Raises:
-    EnvironmentNotAble: DeepSpeed works on another kind of device than the model is on; it chooses once a process.
-    """
-    if _accelerator() != device.type:
-        raise EnvironmentNotAble(
-            f"DeepSpeed took {_accelerator()} as its accelerator, but the model is on {device.type}; set cluster.env: "
-            f"{{DS_ACCELERATOR: {device.type}}}"
-        )
-
-
-def _accelerator() -> str:
-    accelerator: Any = import_module("deepspeed.accelerator").get_accelerator()
-    return str(accelerator.device_name())
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what DeepSpeed tells of itself at every start."""
-    logger = logging.getLogger("DeepSpeed")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0][:300]
 
 
 def _norm(zero: Any, device: torch.device) -> torch.Tensor:

@@ -18,8 +18,9 @@ import torch.distributed as dist
 
 from allranks.train.loading.filler import Filler
 from allranks.train.shards import Shard, StateRange, whole_weights
-from allranks.train.strategies.deepspeed_engine import DeepSpeedZero, OnlyData
+from allranks.train.strategies.deepspeed_engine import DeepSpeedZero
 from allranks.train.strategies.deepspeed_shards import partition_ranges, partitions
+from allranks.train.strategies.deepspeed_views import OnlyData
 from allranks.train.strategies.traffic import Sizes, Traffic
 
 LIVE = 1_000_000_000  # DeepSpeed's default of both limits

@@ -10,7 +10,6 @@ block's part travels to the device whenever it is gathered.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
@@ -20,21 +19,24 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.utils._pytree import tree_map
 
 from allranks.errors import SpecError
 from allranks.train.adapters import is_adapted
 from allranks.train.loading.filler import Filler
-from allranks.train.moe import routers_of
 from allranks.train.shards import Shard, StateRange, whole_states, whole_weights
 from allranks.train.strategies.common import clip_and_update, load_states_by_name, states_by_name, trained
 from allranks.train.strategies.contract import MakeOptimizer
-from allranks.train.strategies.gradients import broadcast_from_first, gradient_of
+from allranks.train.strategies.fsdp2_adapters import average_together, keeps_whole
+from allranks.train.strategies.fsdp2_parts import local_of, padded_bytes, part_of, shard_of
+from allranks.train.strategies.fsdp2_units import (
+    reach_all,
+    require_one_dtype_in_each,
+    require_own_weights,
+    routers_apart,
+)
+from allranks.train.strategies.gradients import broadcast_from_first
 from allranks.train.strategies.traffic import Sizes, Traffic
 from allranks.train.strategies.units import blocks_of, entrances
-
-SMALL_BYTES = 64 << 20
 
 
 class FSDP2:
@@ -79,13 +81,14 @@ class FSDP2:
         self._root._get_fsdp_state()._lazy_init()
         if self._zeros and not self._kept:
             for unit in (*blocks, model):
-                _reach_all(unit)
+                reach_all(unit)
         for entrance in entrances(model)[1:]:  # evaluation and generation begin beneath the loss
             entrance.register_forward_pre_hook(self._enter)
         self._named = [] if self._kept else trained(model)
         copied = self._offload == "optimizer"
         self._local = [
-            (n, nn.Parameter(_local(p.data).to("cpu", copy=True) if copied else _local(p.data))) for n, p in self._named
+            (n, nn.Parameter(local_of(p.data).to("cpu", copy=True) if copied else local_of(p.data)))
+            for n, p in self._named
         ]
         self.optimizer = make_optimizer([*self._local, *self._kept])
         if self._adapters == "auto" and is_adapted(getattr(model, "model", model)):
@@ -124,13 +127,13 @@ class FSDP2:
     def step(self) -> torch.Tensor:
         self._reshard()
         for (_, parameter), (_, local) in zip(self._named, self._local, strict=True):
-            local.grad = None if parameter.grad is None else _local(parameter.grad).to(local.device)
+            local.grad = None if parameter.grad is None else local_of(parameter.grad).to(local.device)
             parameter.grad = None
         if self._kept:
             kept = [p for _, p in self._kept]
             average_together(kept, self._group)
             return clip_and_update(self.optimizer, kept, self._clip_norm)
-        own = [(_local(p.data), local) for (_, p), (_, local) in zip(self._named, self._local, strict=True)]
+        own = [(local_of(p.data), local) for (_, p), (_, local) in zip(self._named, self._local, strict=True)]
         if self._offload == "optimizer":
             for there, local in own:
                 local.data.copy_(there)
@@ -142,15 +145,15 @@ class FSDP2:
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
         kept = {p for _, p in self._kept}
-        every = sum(_padded_bytes(p, world) for p in self.module.parameters() if p not in kept)
+        every = sum(padded_bytes(p, world) for p in self.module.parameters() if p not in kept)
         blocks = [p for block in blocks_of(self.module) for p in block.parameters() if p not in kept]
-        in_blocks = sum(_padded_bytes(p, world) for p in blocks)
+        in_blocks = sum(padded_bytes(p, world) for p in blocks)
         again = [Traffic("all_gather", "backward", None, in_blocks * accum)] if self.reshard_after_forward else []
         gathers = [Traffic("all_gather", "forward", None, every * accum), *again]
         if self._kept:
             dtypes = {p.dtype for p in kept}
             return [*gathers, Traffic("all_reduce", "step", len(dtypes), sizes.trained_bytes)]
-        gradients = sum(_padded_bytes(p, world) for _, p in self._named)
+        gradients = sum(padded_bytes(p, world) for _, p in self._named)
         return [
             *gathers,
             Traffic("reduce_scatter", "backward", None, gradients * accum),
@@ -163,20 +166,20 @@ class FSDP2:
         whole = {}
         for name, p in self.module.named_parameters():
             if p.requires_grad or not trained_only:
-                tensor = self._whole(_local(p.data), p) if isinstance(p.data, DTensor) else p.data
+                tensor = self._whole(local_of(p.data), p) if isinstance(p.data, DTensor) else p.data
                 if first:
                     whole[name] = tensor.to("cpu", copy=True)
         return whole
 
     def weight_shards(self) -> list[Shard]:
         self._reshard()  # what is read into the parts must not leave older whole weights in use
-        own = [_shard_of(f"model/{name}", p, _local(p.data)) for name, p in self._named]
+        own = [shard_of(f"model/{name}", p, local_of(p.data)) for name, p in self._named]
         return [*own, *whole_weights([*self._kept, *self.module.named_buffers()])]
 
     def state_ranges(self) -> list[StateRange]:
         own = []
         for (name, p), (_, local) in zip(self._named, self._local, strict=True):
-            part = _shard_of(name, p, local)
+            part = shard_of(name, p, local)
             own.append(StateRange(self.optimizer, local, 0, part.tensor.numel(), name, part.numel, part.offset))
         return [*own, *whole_states(self._kept, self.optimizer, everywhere=True)]
 
@@ -206,11 +209,11 @@ class FSDP2:
         if odd := ({n for n, _ in [*self._named, *self._kept]} | buffers.keys()) ^ state["model"].keys():
             raise KeyError(f"state does not fit the model: {sorted(odd)[:3]}")
         for (name, p), (_, local) in zip(self._named, self._local, strict=True):
-            _local(p.data).copy_(_part(state["model"][name], p))
+            local_of(p.data).copy_(part_of(state["model"][name], p))
             saved = state["optimizer"].get(name, {})
             if saved:
                 self.optimizer.state[local] = {
-                    k: v.to(local.device, copy=True) if v.ndim == 0 else _part(v, p).to(local.device, copy=True)
+                    k: v.to(local.device, copy=True) if v.ndim == 0 else part_of(v, p).to(local.device, copy=True)
                     for k, v in saved.items()
                 }
         for name, p in self._kept:
@@ -218,142 +221,3 @@ class FSDP2:
         load_states_by_name(self._kept, self.optimizer, state["optimizer"])
         for name, buffer in buffers.items():
             buffer.copy_(state["model"][name])
-
-
-def keeps_whole(model: nn.Module, adapters: str, world: int) -> bool:
-    """Whether what is trained stays out of the sharding.
-
-    Four times its bytes (weight, gradient, two moments) are then on every rank. ``auto`` takes that where it is at most
-    64 MiB, or a tenth of this rank's share of the frozen weights.
-
-    Raises:
-        SpecError: ``ignored`` without adapters.
-    """
-    if not is_adapted(model) and not is_adapted(getattr(model, "model", model)):
-        if adapters == "ignored":
-            raise SpecError("strategy.adapters: ignored keeps adapters on every rank, and this model has none")
-        return False
-    if adapters != "auto":
-        return adapters == "ignored"
-    frozen = sum(p.numel() * p.element_size() for p in model.parameters() if not p.requires_grad)
-    held = 4 * sum(p.numel() * p.element_size() for _, p in trained(model))
-    return held <= max(SMALL_BYTES, 0.1 * frozen / world)
-
-
-def average_together(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
-    """The mean of gradients over the ranks, in one flat all-reduce for each dtype. Every rank calls."""
-    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
-    for p in parameters:
-        by_dtype.setdefault(p.dtype, []).append(gradient_of(p))
-    for gradients in by_dtype.values():
-        flat = torch.cat([g.flatten() for g in gradients])
-        dist.all_reduce(flat, group=group)
-        flat.div_(dist.get_world_size(group))
-        for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-            gradient.copy_(mean.view_as(gradient))
-
-
-def routers_apart(blocks: Sequence[nn.Module], ignored: Set[nn.Parameter]) -> list[nn.Module]:
-    """Routers that are trained in another dtype (float32) than the rest of their block: they become units of their own."""
-
-    def dtypes(parameters: Iterable[nn.Parameter]) -> set[torch.dtype]:
-        return {p.dtype for p in parameters if p.requires_grad and p not in ignored}
-
-    found = []
-    for block in blocks:
-        for router in routers_of(block).values():
-            own = set(router.parameters())
-            if dtypes(own) and dtypes(own) != dtypes(set(block.parameters()) - own):
-                found.append(router)
-    return found
-
-
-def require_one_dtype_in_each(model: nn.Module, units: Sequence[nn.Module], ignored: Set[nn.Parameter]) -> None:
-    """`require_one_dtype` for each unit, inner ones first, and for what is in none of them."""
-    done = set(ignored)
-    for unit in (*units, model):
-        require_one_dtype(model, [p for p in unit.parameters() if p not in done])
-        done |= set(unit.parameters())
-
-
-def require_one_dtype(model: nn.Module, unit: Sequence[nn.Parameter]) -> None:
-    """Gradients of a unit travel in one tensor.
-
-    Raises:
-        SpecError: names the parameter whose dtype is another one.
-    """
-    names = {p: n for n, p in model.named_parameters()}
-    ours = [p for p in unit if p.requires_grad]
-    for p in ours:
-        if p.dtype != ours[0].dtype:
-            raise SpecError(
-                f"{names[p]} is {p.dtype}, {names[ours[0]]} beside it {ours[0].dtype}: FSDP2 reduces the gradients of a block, and of "
-                "what is in no block, together and needs one dtype; set model.dtype so that base and adapters agree, or take zero3"
-            )
-
-
-def require_own_weights(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
-    """`fully_shard` of one block would replace its weight and leave another block's with the old one: no longer tied.
-
-    Raises:
-        SpecError: names a parameter that a block shares with what is outside it.
-    """
-    paths = {module: name for name, module in model.named_modules()}
-    inside = [f"{paths[block]}." for block in blocks]
-    home: dict[nn.Parameter, str] = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        block = next((path for path in inside if name.startswith(path)), "")
-        if home.setdefault(p, block) != block:
-            raise SpecError(
-                f"{name} is shared between a block and what is outside it: FSDP2 would untie it; take zero3 or pytorch_ddp"
-            )
-
-
-def _reach_all(unit: nn.Module) -> None:
-    """Give every parameter of a unit a gradient, of zeros if need be: FSDP2's ranks must all reduce the same ones."""
-
-    def add_nothing(module: nn.Module, args: Any, output: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return output
-        nested = {
-            id(p)
-            for child in module.modules()
-            if child is not module and isinstance(child, FSDPModule)
-            for p in child.parameters()
-        }
-        own = [p for p in module.parameters() if p.requires_grad and id(p) not in nested]
-        nothing = sum(p.flatten()[0].float() * 0.0 for p in own)
-        return tree_map(lambda t: t + cast(torch.Tensor, nothing).to(t.dtype) if _differentiable(t) else t, output)
-
-    unit.register_forward_hook(add_nothing, prepend=True)
-
-
-def _differentiable(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return cast(DTensor, tensor).to_local()
-
-
-def _shard_of(key: str, parameter: nn.Parameter, local: torch.Tensor) -> Shard:
-    """Rows of a matrix are a range of the flattened whole."""
-    like = cast(DTensor, parameter.data)
-    _, offsets = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
-    rest = like.numel() // max(like.shape[0], 1) if like.ndim else 1
-    offset = offsets[0] * rest if like.ndim else 0
-    return Shard(key, like.numel(), offset, local.detach().view(-1))
-
-
-def _part(whole: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    """This rank's rows: FSDP2 cuts the first dimension into equal chunks, the last of which may be short or empty."""
-    mesh = cast(DTensor, parameter.data).device_mesh
-    chunks = whole.chunk(mesh.size(), dim=0)
-    rank = mesh.get_local_rank()
-    return chunks[rank] if rank < len(chunks) else whole[:0]
-
-
-def _padded_bytes(parameter: nn.Parameter, world: int) -> int:
-    rows = parameter.shape[0] if parameter.ndim else 1
-    rest = parameter.numel() // max(rows, 1)
-    return -(-rows // world) * world * rest * parameter.element_size()
