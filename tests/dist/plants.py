@@ -14,7 +14,7 @@ from allranks.train.hf import engine as hf_engine
 from allranks.train.hf import feed as hf_feed
 from allranks.train.hf import trainer as hf_trainer
 from allranks.train import moe
-from allranks.train.strategies import bucket_ddp_async, deepspeed_engine, deepspeed_shards, deepspeed_zero3, flat, fsdp2, gradients, scatter, simple_ddp, simple_ddp_ga, simple_ddp_hook, zero1, zero2, zero3
+from allranks.train.strategies import bucket_ddp_async, buckets, deepspeed_engine, deepspeed_shards, deepspeed_zero3, flat, fsdp2, gradients, scatter, simple_ddp, simple_ddp_ga, simple_ddp_hook, zero2, zero3
 from allranks.train.world import World
 
 HAVE_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
@@ -186,13 +186,13 @@ class _Bugs:
 
     @staticmethod
     def no_division_in_zero1(world: World) -> None:
-        usual = zero1.Zero1._reduce
+        usual = buckets.ReducedBuckets._reduce
 
         def reduce(self: Any, at: int) -> None:
             self._buckets[at].flat.mul_(self._world)
             usual(self, at)
 
-        zero1.Zero1._reduce = reduce  # type: ignore[method-assign]
+        buckets.ReducedBuckets._reduce = reduce  # type: ignore[method-assign]
 
     @staticmethod
     def no_division_in_zero2(world: World) -> None:

@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import nn
 
 from allranks.errors import EnvironmentNotAble
-from allranks.train.shards import Shard, StateRange, whole_states, whole_weights
-from allranks.train.strategies.common import load_replicated_state, replicated_state, replicated_weights, trained
+from allranks.train.strategies.common import trained
 from allranks.train.strategies.contract import MakeOptimizer
+from allranks.train.strategies.replicated import Replicated
 from allranks.train.strategies.traffic import Sizes, Traffic
 
 _OWN_LOOP = "hf_trainer: the Trainer runs the steps; train it with strategies.loop_of(name)"
@@ -38,12 +38,9 @@ def _require_accelerate() -> None:
         ) from None
 
 
-class HFTrainer:
+class HFTrainer(Replicated):
     """Model, optimizer and state for a `TrainerLoop`."""
 
-    module: nn.Module
-    optimizer: torch.optim.Optimizer
-    replicated, lockstep = True, False
     claims_overlap = True
     rehearse = False  # the loop does it, once the Trainer has wrapped the model
     bucket_bytes = 0  # of the wrapper, beside the gradients; the loop looks
@@ -56,9 +53,8 @@ class HFTrainer:
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
     ) -> None:
-        self.module = self._model = model
+        self._hold(model, trained(model), make_optimizer, group, clip_norm)
         self.clip_norm = clip_norm
-        self.optimizer = make_optimizer(trained(model))
 
     def accumulate(self) -> AbstractContextManager[Any]:
         raise NotImplementedError(_OWN_LOOP)
@@ -71,18 +67,3 @@ class HFTrainer:
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
         return [Traffic("all_reduce", "backward", None, sizes.trained_bytes)]
-
-    def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
-        return replicated_weights(self._model, trained_only)
-
-    def weight_shards(self) -> list[Shard]:
-        return whole_weights([*trained(self._model), *self._model.named_buffers()])
-
-    def state_ranges(self) -> list[StateRange]:
-        return whole_states(trained(self._model), self.optimizer, everywhere=True)
-
-    def state_dict(self) -> dict[str, Any]:
-        return replicated_state(self._model, self.optimizer)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        load_replicated_state(self._model, self.optimizer, state)

@@ -18,24 +18,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from allranks.train.shards import Shard, StateRange, whole_states, whole_weights
-from allranks.train.strategies.common import (
-    clip_and_update,
-    load_replicated_state,
-    replicated_state,
-    replicated_weights,
-    trained,
-)
+from allranks.train.strategies.common import trained
 from allranks.train.strategies.contract import MakeOptimizer
+from allranks.train.strategies.replicated import Replicated
 from allranks.train.strategies.traffic import Sizes, Traffic
 
 
-class PyTorchDDP:
+class PyTorchDDP(Replicated):
     """torch DistributedDataParallel with gradients as bucket views."""
 
-    module: nn.Module
-    optimizer: torch.optim.Optimizer
-    replicated, lockstep = True, False
     claims_overlap = True
     # DDP lays its buckets out anew after the first backward. From three ranks on the order of a ring's sums depends on
     # the layout: without a rehearsal the first step after a resume would be rounded otherwise than in a run that went on.
@@ -51,8 +42,7 @@ class PyTorchDDP:
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
     ) -> None:
-        self._model, self._clip_norm = model, clip_norm
-        self._named = trained(model)
+        self._hold(model, trained(model), make_optimizer, group, clip_norm)
         self._ddp = DistributedDataParallel(
             model,
             process_group=group,
@@ -61,7 +51,6 @@ class PyTorchDDP:
             **self._options,
         )
         self.module = self._ddp
-        self.optimizer = make_optimizer(self._named)
 
     def accumulate(self) -> AbstractContextManager[Any]:
         return self._ddp.no_sync()
@@ -69,23 +58,5 @@ class PyTorchDDP:
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()
 
-    def step(self) -> torch.Tensor:
-        return clip_and_update(self.optimizer, (p for _, p in self._named), self._clip_norm)
-
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
         return [Traffic("all_reduce", "backward", None, sizes.trained_bytes)]
-
-    def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
-        return replicated_weights(self._model, trained_only)
-
-    def weight_shards(self) -> list[Shard]:
-        return whole_weights([*self._named, *self._model.named_buffers()])
-
-    def state_ranges(self) -> list[StateRange]:
-        return whole_states(self._named, self.optimizer, everywhere=True)
-
-    def state_dict(self) -> dict[str, Any]:
-        return replicated_state(self._model, self.optimizer)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        load_replicated_state(self._model, self.optimizer, state)

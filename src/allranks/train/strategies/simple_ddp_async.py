@@ -16,42 +16,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from allranks.train.shards import Shard, StateRange, whole_states, whole_weights
-from allranks.train.strategies.common import (
-    clip_and_update,
-    load_replicated_state,
-    replicated_state,
-    replicated_weights,
-    trained,
-)
 from allranks.train.strategies.contract import MakeOptimizer
-from allranks.train.strategies.gradients import (
-    InOrder,
-    MicroStep,
-    broadcast_from_first,
-    gradient_of,
-    on_gradient,
-    require_same_order,
-)
+from allranks.train.strategies.gradients import InOrder, MicroStep, gradient_of, on_gradient
+from allranks.train.strategies.replicated import Replicated
 from allranks.train.strategies.traffic import Sizes, Traffic
 
 
-class SimpleDDPAsync:
+class SimpleDDPAsync(Replicated):
     """An asynchronous all-reduce a parameter, started within the last backward."""
 
-    module: nn.Module
-    optimizer: torch.optim.Optimizer
-    replicated, lockstep, rehearse = True, False, False
     claims_overlap = True
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
     ) -> None:
-        self.module, self._group, self._clip_norm = model, group, clip_norm
-        self._named = trained(model)
-        require_same_order(self._named, group)
-        broadcast_from_first(model, group)
-        self.optimizer = make_optimizer(self._named)
+        super().setup(model, make_optimizer, group, clip_norm)
         self._micro = MicroStep()
         self._flying: list[tuple[dist.Work, torch.Tensor]] = []
         self._order = InOrder(len(self._named), self._reduce)
@@ -82,22 +61,7 @@ class SimpleDDPAsync:
             work.wait()
             gradient.div_(dist.get_world_size(self._group))
         self._flying.clear()
-        return clip_and_update(self.optimizer, (p for _, p in self._named), self._clip_norm)
+        return super().step()
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
         return [Traffic("all_reduce", "backward", len(sizes.trained), sizes.trained_bytes)]
-
-    def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
-        return replicated_weights(self.module, trained_only)
-
-    def weight_shards(self) -> list[Shard]:
-        return whole_weights([*self._named, *self.module.named_buffers()])
-
-    def state_ranges(self) -> list[StateRange]:
-        return whole_states(self._named, self.optimizer, everywhere=True)
-
-    def state_dict(self) -> dict[str, Any]:
-        return replicated_state(self.module, self.optimizer)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        load_replicated_state(self.module, self.optimizer, state)

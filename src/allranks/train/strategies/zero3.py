@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from allranks.train.loading.filler import Filler
 from allranks.train.shards import Shard, StateRange, whole_weights
-from allranks.train.strategies.bucket_ddp_async import cut
+from allranks.train.strategies.buckets import cut
 from allranks.train.strategies.common import clip_and_update, trained
 from allranks.train.strategies.contract import MakeOptimizer
 from allranks.train.strategies.flat import (
