@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from allranks.trace.decode import Args, Event
+from allranks.trace.event_types import Args, Event
 from allranks.trace.names import element_bytes, is_comm_kernel, is_comm_operator, kind_of, kind_of_kernel
 
 COMPUTE, COMM, COPY = 0, 1, 2  # what a device event is

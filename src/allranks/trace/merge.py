@@ -16,7 +16,8 @@ from typing import Any, cast
 import msgspec
 from msgspec import Raw
 
-from allranks.trace.decode import Head, NotATrace, TraceStream
+from allranks.trace.decode import NotATrace, TraceStream
+from allranks.trace.event_types import Head
 from allranks.trace.records import RankReport, Record, TraceReport
 
 COMPRESSION = 1  # a third larger than the best, and several times faster

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections import defaultdict
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,19 @@ from typing import Any
 from msgspec import Struct, field
 
 from allranks.trace.claims import rank_count, rank_number
-from allranks.trace.decode import Head, NotATrace, TraceStream, distributed_info
-from allranks.trace.events import COMPUTE, RankEvents
-from allranks.trace.intervals import Merged, Span, clip, intersect, measure
+from allranks.trace.decode import NotATrace, TraceStream, distributed_info
+from allranks.trace.event_types import Head
+from allranks.trace.events import RankEvents
+from allranks.trace.intervals import Span
 from allranks.trace.modules import ModuleTime, Source, module_times
 from allranks.trace.phases import Phases, find_phases
 from allranks.trace.rank_collectives import Collective, find_collectives
-from allranks.trace.records import PHASES, Breakdown, PhaseRow, Severity
-from allranks.trace.steps import US, Busy, Step, StepIndex, breakdown, find_steps, stretch, total
+from allranks.trace.rank_phases import phase_rows
+from allranks.trace.rank_remarks import Remark, remarks_on
+from allranks.trace.records import Breakdown, PhaseRow
+from allranks.trace.steps import Busy, Step, StepIndex, breakdown, find_steps, stretch, total
 from allranks.trace.work import Tops, busy_on_device, busy_on_host, kernel_tops, memory_timeline, operator_tops
 
-Remark = tuple[Severity, str, str]  # (severity, kind, message)
 DRAWN_SPANS = 2000
 KEPT_TOPS = 1000  # names a rank passes on
 
@@ -99,30 +100,15 @@ def _analyse(path: Path, stream: TraceStream, events: RankEvents) -> RankResult:
     info = distributed_info(stream.head)
     world = rank_count(info.get("world_size"))
     on_device = bool(events.device)
-    remarks: list[Remark] = []
     collectives, waits = find_collectives(events, world, _one_group(info, world))
     busy = busy_on_device(events, collectives) if on_device else busy_on_host(events, collectives, waits)
-    steps, said = find_steps(events)
-    remarks.extend(("note", "empty_step", text) for text in said)
+    steps, empty = find_steps(events)
     phases = find_phases(events)
     if on_device and steps:
         stretch(steps, _device_ends(events, steps))
     start, end = _window(events, busy, steps)
     _place(collectives, phases, StepIndex(steps))
-    if not steps:
-        remarks.append(("warning", "no_steps", "has no ProfilerStep marks; its whole length is taken as one window"))
-    if collectives and not events.comm_kernels and not any(c.name.startswith("gloo:") for c in events.host_comms):
-        text = "shows communication only as calls on the host; its times are those of the calls"
-        remarks.append(("warning", "calls_only", text))
-    if events.host_comms and not collectives and not waits:
-        text = (
-            f"calls communication {len(events.host_comms)} times ({events.host_comms[0].name}), and neither kernels nor sizes "
-            "tell what it was; figures of communication are missing"
-        )
-        remarks.append(("warning", "calls_only", text))
     by_step = [breakdown(busy, s.start, s.end) for s in steps]
-    if steps:
-        remarks += _outside(busy, steps)
     windows = [(s.start, s.end) for s in steps] or [(start, end)]
     modules, source = module_times(events, on_device)
     return RankResult(
@@ -143,7 +129,7 @@ def _analyse(path: Path, stream: TraceStream, events: RankEvents) -> RankResult:
         steps=steps,
         total=total(by_step) if steps else breakdown(busy, start, end),
         by_step=by_step,
-        phases=_phase_rows(events, phases, busy, collectives, windows, on_device),
+        phases=phase_rows(events, phases, busy, collectives, windows, on_device),
         phase_segments=[s for s in phases.segments if s[1] > start and s[0] < end],
         busy=busy.within(start, end).thinned(DRAWN_SPANS),
         first=busy.within(*windows[0]),
@@ -153,7 +139,10 @@ def _analyse(path: Path, stream: TraceStream, events: RankEvents) -> RankResult:
         modules=modules,
         module_source=source,
         memory=memory_timeline(events),
-        remarks=remarks,
+        remarks=[
+            *(("note", "empty_step", text) for text in empty),
+            *remarks_on(events, steps, collectives, waits, busy),
+        ],
     )
 
 
@@ -197,72 +186,6 @@ def _place(collectives: list[Collective], phases: Phases, index: StepIndex) -> N
             c.phase = phases.at(c.launched, c.thread)
         at = index.at(c.launched if c.launched is not None else c.start)
         c.step = index.steps[at].number if at is not None else None
-
-
-def _outside(busy: Busy, steps: list[Step]) -> list[Remark]:
-    """Says if much work lies outside of the steps, which the figures leave out."""
-    out: list[Remark] = []
-    for what, spans in (("compute", busy.compute), ("communication", busy.comm)):
-        whole = measure(spans)
-        inside = sum(measure(clip(spans, s.start, s.end)) for s in steps)
-        if whole - inside > max(0.1 * whole, 0.01 * (steps[-1].end - steps[0].start)):
-            text = f"{(whole - inside) * US:.3f} s of {whole * US:.3f} s of {what} lie outside of the step marks and are left out"
-            out.append(("warning", "outside_steps", text))
-    return out
-
-
-def _phase_rows(
-    events: RankEvents, phases: Phases, busy: Busy, collectives: list[Collective], windows: list[Span], on_device: bool
-) -> list[list[PhaseRow]]:
-    spans = [phases.spans(p) for p in range(len(PHASES))]
-    launched = _launched_compute(events, phases, windows) if on_device else None
-    rows = []
-    for w, (start, end) in enumerate(windows):
-        row, host_left = [], end - start
-        busy_left = measure(clip(busy.compute, start, end))
-        for p, name in enumerate(PHASES):
-            mine = clip(spans[p], start, end)
-            host = measure(mine) if name != "other" else host_left
-            host_left -= host
-            if launched is not None:
-                work = launched[w, p]
-            else:
-                work = _host_compute(busy.compute, mine, start, end) if name != "other" else busy_left
-                busy_left -= work
-            row.append(PhaseRow(phase=name, host_s=max(host, 0.0) * US, busy_s=max(work, 0.0) * US, comm_s=0.0))
-        rows.append(row)
-    return _with_comm(rows, collectives, windows)
-
-
-def _host_compute(compute: Merged, phase: Merged, start: float, end: float) -> float:
-    return measure(intersect(clip(compute, start, end), phase))
-
-
-def _launched_compute(events: RankEvents, phases: Phases, windows: list[Span]) -> defaultdict[tuple[int, int], float]:
-    """Sum of compute kernels by (window, phase) of their launch."""
-    index = StepIndex([Step(i, a, b) for i, (a, b) in enumerate(windows)])
-    out: defaultdict[tuple[int, int], float] = defaultdict(float)
-    for start, end, name, correlation in events.device:
-        if events.kernel_classes[name] != COMPUTE:
-            continue
-        launch = events.launches.get(correlation)
-        at = index.at(launch[0] if launch is not None else start)
-        if at is not None:
-            out[at, phases.at(*launch) if launch is not None else len(PHASES) - 1] += end - start
-    return out
-
-
-def _with_comm(rows: list[list[PhaseRow]], collectives: list[Collective], windows: list[Span]) -> list[list[PhaseRow]]:
-    index = StepIndex([Step(i, a, b) for i, (a, b) in enumerate(windows)])
-    sums: defaultdict[tuple[int, int], float] = defaultdict(float)
-    for c in collectives:
-        at = index.at(c.launched if c.launched is not None else c.start)
-        if at is not None:
-            sums[at, c.phase] += c.duration
-    return [
-        [PhaseRow(phase=r.phase, host_s=r.host_s, busy_s=r.busy_s, comm_s=sums[w, p] * US) for p, r in enumerate(row)]
-        for w, row in enumerate(rows)
-    ]
 
 
 def _most(tops: Tops) -> Tops:
