@@ -22,9 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from allranks.spec.records import AdapterSpec, ModelSpec, TrainSpec
 from allranks.train.adapters import add_adapter
+from allranks.train.data.tokenizer import train_tokenizer
 from allranks.train.model import build_model
 from allranks.train.optim import adamw
-from tests.dist.cases import CONFIG, built, train_tokenizer
+from tests.dist.making import CONFIG, built
 
 
 def raised(action: Callable[[], Any]) -> str:

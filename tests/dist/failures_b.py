@@ -17,7 +17,7 @@ from allranks.errors import AllranksError
 from allranks.train.data.collate import collate
 from allranks.train.proof import prove
 from allranks.train.world import World
-from tests.dist.cases import built, main, model_of, orders_of, tokens_of, train_with
+from tests.dist.making import built, main, model_of, orders_of, tokens_of, train_with
 
 __all__ = ["happened", "main", "of_deepspeed"]
 

@@ -24,7 +24,7 @@ from allranks.train.moe import routers_of
 from allranks.train.optim import adamw
 from allranks.train.proof import weights_digest
 from allranks.train.world import World
-from tests.dist.cases import main, model_of
+from tests.dist.making import main, model_of
 
 ADAPTER = AdapterSpec(type="lora", r=4, targets=["q_proj", "v_proj"], modules_to_save=["lm_head"])
 NONE = AdapterSpec()

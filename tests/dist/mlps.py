@@ -23,7 +23,7 @@ from allranks.train.parity import update_error
 from allranks.train.tasks import whole_model
 from allranks.train.tasks.noise import NoiseTask
 from allranks.train.world import World
-from tests.dist.cases import main, options_of, saver_of
+from tests.dist.making import main, options_of, saver_of
 
 ROWS, STEPS, LR = 3, 3, 1e-3
 module_of_files.SMALL_BYTES = 500  # each rank writes a file of its own

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -22,7 +21,7 @@ from allranks.rundir import RunDir
 from allranks.train.checkpoint import load_full, load_lite, published_of, saver, writing
 from allranks.train.checkpoint import publish as publishing
 from allranks.train.world import World
-from tests.dist.cases import built, go_on, main, prepared, saver_of, tokens_of
+from tests.dist.making import built, go_on, main, prepared, saver_of, tokens_of
 
 LORA: dict[str, Any] = {"lora": True, "accum": 2}
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from allranks.observe.events import read_events
 from allranks.rundir import RunDir
 from tests.conftest import tiny_spec, write_rows
-from tests.dist.cases import model_of
 from tests.dist.harness import folders, step_events, train
+from tests.dist.making import model_of
 from tests.dist.test_loading import saved
 
 pytestmark = pytest.mark.dist

@@ -10,8 +10,8 @@ import pytest
 
 from allranks.spec.records import ModelSpec
 from allranks.train.model import build_model
-from tests.dist.cases import CONFIG, model_of
 from tests.dist.harness import run_ranks
+from tests.dist.making import CONFIG, model_of
 
 pytestmark = pytest.mark.dist
 PARTS = ["pytorch_zero2", "pytorch_zero3", "zero3", "deepspeed_zero3"]

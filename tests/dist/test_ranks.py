@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.dist.cases import ONLY, REFUSED, VARIANTS
 from tests.dist.harness import run_ranks, shared_strategies
 from tests.dist.plants import PLANTS
+from tests.dist.variants import ONLY, REFUSED, VARIANTS
 
 pytestmark = pytest.mark.dist
 

@@ -1,0 +1,119 @@
+"""Cases beside training: the proof, evaluation, and the agreement to stop."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from allranks.errors import AllranksError
+from allranks.train.control import Control
+from allranks.train.data.order import Order
+from allranks.train.evaluate import Evaluator
+from allranks.train.losses import LossModel
+from allranks.train.proof import prove
+from allranks.train.world import World
+from tests.dist.making import Collectives, batch_of, built, model_of, prepared, tokens_of
+
+
+def proof(world: World, args: dict[str, Any]) -> Any:
+    """The proof, with one fault planted on rank 1."""
+    fault = args["fault"]
+    model, _ = model_of(seed=2 if fault == "weights" and world.rank == 1 else 1)
+    if fault == "one_weight" and world.rank == 1:
+        with torch.no_grad():
+            next(model.parameters())[0, 0] += 1e-6
+    reader = 0 if fault == "sampler" and world.rank == 1 else world.rank
+    order = Order(21, 1, batch_of(1, world.size), reader, world.size)
+    planned = world.size + 1 if fault == "absent" else world.size
+    try:
+        return {"hash": prove(world, planned, model, order).weights_hash}
+    except AllranksError as error:
+        return {"error": str(error), "exit_code": error.exit_code}
+
+
+def evaluation(world: World, args: dict[str, Any]) -> Any:
+    model, _ = model_of()
+    tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 23)
+    found = []
+    for size in (1, 4, 16):
+        evaluator = Evaluator(
+            world, LossModel(model, classifier=False), tokens, pad_id=0, batch_size=size, classifier=False
+        )
+        result = evaluator.run()
+        found.append([result.loss, result.perplexity, result.targets, result.rows])
+    return found
+
+
+def evaluation_beside_trainer(world: World, args: dict[str, Any]) -> Any:
+    """Loss and collectives of our evaluation and of HF Trainer's, for several batch sizes."""
+    from benchmarks.trainer_evaluation import Collectives as Counted
+    from benchmarks.trainer_evaluation import trainer
+
+    folder = Path(args["folder"])
+    tokens, module = tokens_of(folder / f"rank{world.rank}of{world.size}", 23), built({"lora": True})
+    found = []
+    for size in args["sizes"]:
+        evaluator = Evaluator(world, module, tokens, pad_id=0, batch_size=size, classifier=False)
+        peer = trainer(module.model, tokens, size, folder / "trainer")
+        assert peer.accelerator.num_processes == world.size
+        with Counted() as own:
+            ours = evaluator.run()
+        with Counted() as its:
+            theirs = float(peer.evaluate()["eval_loss"])
+        found.append(
+            {
+                "size": size,
+                "ours": ours.loss,
+                "said": ours.collectives,
+                "theirs": theirs,
+                "own": len(own.seen),
+                "its": len(its.seen),
+            }
+        )
+    return found
+
+
+def row_losses(world: World, args: dict[str, Any]) -> Any:
+    """(sum, targets) of each row, one at a time, by torch alone."""
+    tokens, module = tokens_of(Path(args["folder"]) / "plain", 23), built({"lora": True}).eval()
+    found = []
+    for row in range(23):
+        own = slice(int(tokens.offsets[row]), int(tokens.offsets[row + 1]))
+        ids, wanted = (
+            torch.from_numpy(tokens.ids[own].astype(np.int64)),
+            torch.from_numpy(tokens.mask[own].astype(bool))[1:],
+        )
+        with torch.no_grad():
+            each = torch.nn.functional.cross_entropy(
+                module.model(input_ids=ids[None]).logits[0, :-1], ids[1:], reduction="none"
+            )
+        found.append([float(each[wanted].double().sum()), int(wanted.sum())])
+    return found
+
+
+def evaluation_collectives(world: World, args: dict[str, Any]) -> Any:
+    """For each strategy: how often an evaluation of 23 rows calls which collective, by torch's name."""
+    tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 23)
+    found = {}
+    for name in args["names"]:
+        _, module = prepared(name, world, {"lora": True, "moe": True})
+        with Collectives() as calls:
+            Evaluator(world, module, tokens, pad_id=0, batch_size=2, classifier=False).run()
+        found[name] = dict(Counter(calls.seen))
+    return found
+
+
+def stop_agreement(world: World, args: dict[str, Any]) -> Any:
+    """Only rank 1 is asked to stop; all must hear of it for the same step."""
+    control = Control(world)
+    heard = []
+    for step in range(5):
+        agreed = control.finish()
+        heard.append(agreed.stop if agreed else None)
+        control.start(step, torch.tensor(1.0), torch.tensor(2.0), stop=world.rank == 1 and step == 2)
+    last = control.drain()
+    return {"heard": heard, "loss": last[-1].loss_sum, "norm": last[-1].grad_norm}

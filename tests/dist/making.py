@@ -1,0 +1,271 @@
+"""What cases are made of: worlds, models, rows, and strategies that train them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from allranks.facts import MachineFacts
+from allranks.observe.events import EventLog, read_events
+from allranks.planning import BatchPlan, make_plan
+from allranks.rundir import RunDir
+from allranks.spec import parse_spec
+from allranks.spec.records import AdapterSpec, CheckpointSpec, ModelSpec, TrainSpec
+from allranks.train import moe, strategies
+from allranks.train.adapters import add_adapter
+from allranks.train.checkpoint import Published, Saver
+from allranks.train.control import StopRequest
+from allranks.train.data.collate import Batch, collate
+from allranks.train.data.encode import EncodedRow
+from allranks.train.data.order import Order
+from allranks.train.data.prepared import TokenSet, _map, _save
+from allranks.train.data.tokenizer import train_tokenizer
+from allranks.train.ledger import Plan
+from allranks.train.losses import LossModel
+from allranks.train.model import build_model
+from allranks.train.moe import routers_of
+from allranks.train.optim import adamw
+from allranks.train.world import World, join, leave
+from tests.dist import plants
+
+MICRO = 2
+CONFIG = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def world_of(planned: int | None = None) -> World:
+    facts = MachineFacts(host="h", cpus=2, memory_bytes=0, gpus=[], cpu_model="", system="")
+    spec = parse_spec({"model": {"name": "tiny:mistral"}, "data": {"source": "x"}, "cluster": {"timeout_s": 60}})
+    return join(make_plan(spec, facts))
+
+
+def model_of(seed: int = 1, family: str = "mistral", **config: Any) -> tuple[Any, Any]:
+    tokenizer = train_tokenizer(["hello"], 300, classifier=False)
+    return build_model(
+        ModelSpec(name=f"tiny:{family}", config={**CONFIG, **config}), tokenizer, dtype="float32", labels={}, seed=seed
+    ), tokenizer
+
+
+def tokens_of(folder: Path, n: int) -> TokenSet:
+    """Rows of uneven length with uneven numbers of targets, the same on every rank."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(3)
+    rows = []
+    for _ in range(n):
+        length = int(rng.integers(4, 40))
+        mask = np.ones(length, np.uint8)
+        mask[: int(rng.integers(1, length))] = 0
+        mask[-1] = 1
+        rows.append(EncodedRow(ids=rng.integers(4, 255, length).astype(np.int32), mask=mask))
+    _save(folder, "train", rows, [[i] for i in range(n)])
+    return _map(folder, "train")
+
+
+def batch_of(accum: int, world: int, micro: int = MICRO) -> BatchPlan:
+    return BatchPlan(micro_batch_size=micro, grad_accum=accum, global_batch_size=micro * accum * world)
+
+
+class Sometimes(LossModel):
+    """A model with a weight more, of 7 numbers, that takes part in some batches only."""
+
+    def __init__(self, model: Any, salt: int | None) -> None:
+        super().__init__(model, classifier=False)
+        self.extra = torch.nn.Parameter(torch.linspace(0.1, 0.7, 7, dtype=next(model.parameters()).dtype))
+        self.salt = salt
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        loss = super().forward(batch)
+        return loss * (1 + self.extra.float().sum()) if takes_part(batch.input_ids, self.salt) else loss
+
+
+class SometimesInABlock(LossModel):
+    """A model of which a block has a weight more, of 7 numbers, that takes part in some batches only."""
+
+    def __init__(self, model: Any, salt: int | None) -> None:
+        super().__init__(model, classifier=False)
+        self.salt, self._on = salt, True
+        mlp = model.get_submodule("model.layers.1.mlp")
+        mlp.extra = torch.nn.Parameter(torch.linspace(0.1, 0.7, 7, dtype=next(model.parameters()).dtype))
+        mlp.register_forward_hook(
+            lambda module, args, output: output * (1 + module.extra.sum()) if self._on else output
+        )
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        self._on = takes_part(batch.input_ids, self.salt)
+        return super().forward(batch)
+
+
+def takes_part(ids: torch.Tensor, salt: int | None) -> bool:
+    return salt is None or (int(ids.sum()) + salt) % 3 != 0
+
+
+def a_salt(world: World, tokens: TokenSet, how: dict[str, Any]) -> int:
+    """One with which in every step some micro-batch uses the weight, and in some step some rank does not at all."""
+    orders = orders_of(world, tokens, how)
+    for salt in range(3):
+        used = [
+            [
+                [takes_part(collate(tokens, rows, 0, None).input_ids, salt) for rows in o.micro_batches(s)]
+                for o in orders
+            ]
+            for s in range(STEPS)
+        ]
+        if all(any(any(r) for r in step) for step in used) and any(not any(r) for step in used for r in step):
+            return salt
+    raise AssertionError("no salt fits")
+
+
+# DeepSpeed would keep parameters as small as these whole on every rank, and never free what it has gathered
+PARTS = {
+    "stage3_param_persistence_threshold": 0,
+    "stage3_max_live_parameters": 0,
+    "stage3_max_reuse_distance": 0,
+    "stage3_prefetch_bucket_size": 1000,
+}
+
+
+def options_of(name: str, how: dict[str, Any]) -> dict[str, Any]:
+    """The options, as a plan would have completed them."""
+    given = how.get("options", {})
+    if not name.startswith("deepspeed"):
+        return given
+    accum, world = how.get("accum", 1), dist.get_world_size()
+    batch = {
+        "train_micro_batch_size_per_gpu": MICRO,
+        "gradient_accumulation_steps": accum,
+        "train_batch_size": MICRO * accum * world,
+    }
+    parts = {"zero_optimization": PARTS} if name == "deepspeed_zero3" else {}
+    return {"config": {**batch, **parts, **how.get("config_of_deepspeed", {})}, **given}
+
+
+STEPS = 3
+
+
+def orders_of(world: World, tokens: TokenSet, how: dict[str, Any]) -> list[Order]:
+    return [Order(len(tokens), 5, batch_of(how.get("accum", 1), world.size), r, world.size) for r in range(world.size)]
+
+
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+
+
+def built(how: dict[str, Any]) -> LossModel:
+    family = "glm4_moe" if how.get("moe") else "mistral"
+    model, _ = model_of(1, family, tie_word_embeddings=bool(how.get("tied")), **how.get("config", {}))
+    if how.get("recompute"):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if how.get("shared"):
+        first, second = model.model.layers[:2]
+        second.mlp.down_proj.weight = first.mlp.down_proj.weight
+    model.to(getattr(torch, how.get("base_dtype") or how.get("dtype", "float32")))
+    moe.keep_routers_in_float32(model)
+    if how.get("lora"):  # of a base in bfloat16 PEFT's are in float32
+        adapter = AdapterSpec(
+            type="lora", r=4, targets=["q_proj", "v_proj"], target_parameters=EXPERTS if how.get("moe") else []
+        )
+        model = add_adapter(model, adapter, classifier=False, base="b", seed=1)
+    if how.get("frozen"):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("layers.0" not in name)
+    if how.get("extra") == "in_block":
+        return SometimesInABlock(model, how.get("salt"))
+    return Sometimes(model, how.get("salt")) if how.get("extra") else LossModel(model, classifier=False)
+
+
+def train_with(
+    name: str, world: World, tokens: TokenSet, how: dict[str, Any], folder: Path
+) -> tuple[dict[str, torch.Tensor], float, list[float], list[str]]:
+    """Weights after some steps, on rank 0; how far the ranks' own copies are apart, where they have any; the gradients'
+    norm of each step, without which AdamW would hide a gradient that is W times too large; the dtype that routers computed in."""
+    strategy = strategies.create(name, options_of(name, how))
+    module = built(how)
+    wanted = {n for n, p in module.named_parameters() if p.requires_grad}
+    strategy.setup(module, adamw(TrainSpec(lr=1e-2)), world.group, how.get("clip", 1.0))
+    routers: set[str] = set()
+    for router in routers_of(module).values():
+        router.register_forward_pre_hook(lambda m, args: routers.add(str(m.weight.dtype)))
+    order = orders_of(world, tokens, how)[plants.reader(world)]
+    plan = Plan(0, STEPS, TrainSpec(lr=1e-2, schedule="constant"), 1, 1, lambda done: False, lambda done, stop: None)
+    events = EventLog(folder / f"events{world.rank}.jsonl", world.rank)
+
+    def make(rows: Any) -> Batch:
+        return collate(tokens, rows, 0, None)
+
+    strategies.loop_of(name)(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
+    norms = [e["grad_norm"] for e in read_events(folder / f"events{world.rank}.jsonl") if e["event"] == "step"][-STEPS:]
+    whole = {n: w for n, w in strategy.weights(trained_only=True).items() if n in wanted}
+    assert world.rank != 0 or whole.keys() == wanted
+    spread = 0.0
+    if strategy.replicated:
+        mine = torch.tensor([float(p.double().sum()) for p in module.parameters()], dtype=torch.float64)
+        every = [torch.zeros_like(mine) for _ in range(world.size)]
+        dist.all_gather(every, mine)
+        spread = max(float((t - mine).abs().max()) for t in every)
+    return whole, spread, norms, sorted(routers)
+
+
+def prepared(name: str, world: World, how: dict[str, Any]) -> tuple[Any, LossModel]:
+    """A strategy on a new model, settled as the worker does it."""
+    strategy: Any = strategies.create(name, options_of(name, how))
+    module, strategy.named_here = built(how), name
+    strategy.setup(module, adamw(TrainSpec(lr=1e-2)), world.group, how.get("clip", 1.0))
+    return strategy, module
+
+
+def go_on(
+    strategy: Any, world: World, tokens: TokenSet, how: dict[str, Any], first: int, last: int, folder: Path
+) -> None:
+    order = orders_of(world, tokens, how)[world.rank]
+
+    def make(rows: Any) -> Batch:
+        return collate(tokens, rows, 0, None)
+
+    if strategy.rehearse:
+        strategy.module.train()
+        strategy.backward(strategy.module(make(order.micro_batches(0)[0])) * 0.0)
+        strategy.optimizer.zero_grad(set_to_none=True)
+    plan = Plan(first, last, TrainSpec(lr=1e-2, schedule="constant"), 1, 1, lambda done: False, lambda done, stop: None)
+    events = EventLog(folder / f"events{world.rank}.jsonl", world.rank)
+    strategies.loop_of(strategy.named_here)(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
+
+
+class Collectives(TorchDispatchMode):
+    """Names of the collectives that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in ("c10d", "_c10d_functional") and "wait" not in func.__name__:
+            self.seen.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def saver_of(run: RunDir, world: World, strategy: Any, module: Any, published: Published, **spec: Any) -> Saver:
+    return Saver(
+        run, world, strategy, module.model, model_of()[1], published, CheckpointSpec(**{"keep": 2, **spec}), {}
+    )
+
+
+def main(known: dict[str, Any]) -> None:
+    case, result, args = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+    world = world_of()
+    try:
+        value = known[case](world, args)
+        result.write_text(json.dumps(value))
+        dist.barrier()
+    finally:
+        leave()

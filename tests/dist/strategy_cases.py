@@ -1,0 +1,278 @@
+"""Cases of strategies: the same weights as one process, the traffic and memory that they claim, what they refuse."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import optim
+
+from allranks.compare.judge import compare_traffic
+from allranks.errors import AllranksError
+from allranks.observe.events import EventLog
+from allranks.spec.records import TrainSpec
+from allranks.train import strategies
+from allranks.train.compare.memory import Held
+from allranks.train.compare.recorder import Recorder
+from allranks.train.control import StopRequest
+from allranks.train.data.collate import collate
+from allranks.train.data.prepared import TokenSet
+from allranks.train.ledger import Plan
+from allranks.train.losses import LossModel
+from allranks.train.optim import adamw
+from allranks.train.parity import update_error
+from allranks.train.strategies import zero2, zero3
+from allranks.train.strategies.common import clip_and_update
+from allranks.train.strategies.traffic import Sizes
+from allranks.train.world import World
+from tests.dist import plants
+from tests.dist.making import (
+    STEPS,
+    Collectives,
+    a_salt,
+    built,
+    go_on,
+    options_of,
+    orders_of,
+    prepared,
+    tokens_of,
+    train_with,
+)
+from tests.dist.variants import UNUSED_OPTIONS, VARIANTS
+
+
+def parities(world: World, args: dict[str, Any]) -> Any:
+    """For each (strategy, variant): how far its weights after some steps are from those of one process that goes through
+    the ranks' micro-batches in order."""
+    tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
+    if args.get("plant"):
+        plants.plant(args["plant"], world)
+    found = []
+    references: dict[str, Any] = {}
+    for name, variant in args["pairs"]:
+        how = dict(VARIANTS[variant])
+        if how.get("extra") in ("sometimes", "in_block"):
+            how["salt"] = a_salt(world, tokens, how)
+            if name in UNUSED_OPTIONS:
+                how["options"] = {"find_unused_parameters": True}
+        if variant not in references:
+            references[variant] = reference_of(world, tokens, how)
+        reference, right_norms = references[variant]
+        start = {n: p.detach().clone() for n, p in built(how).named_parameters() if p.requires_grad}
+        ours, spread, norms, routers = train_with(name, world, tokens, how, Path(args["folder"]))
+        moved = max((float(v.abs().max()) for k, v in ours.items() if "lora_B" in k), default=None)
+        error = update_error(ours, reference, start) if ours else None
+        norm_error = max(abs(n - r) / r for n, r in zip(norms, right_norms, strict=True))
+        found.append(
+            {
+                "strategy": name,
+                "variant": variant,
+                "error": error,
+                "norm_error": norm_error,
+                "moved": moved,
+                "spread": spread,
+                "routers": routers,
+            }
+        )
+    return found
+
+
+def bad_gradient(world: World, args: dict[str, Any]) -> Any:
+    """For each strategy: two good steps, one whose loss is not finite on rank 1 alone, and a good one after it. The weights
+    must be those of the two steps on all ranks until the host hears of it."""
+    if args.get("plant") == "not_sticky":
+        usual = optim.AdamW.step
+
+        def step(self: Any, *more: Any) -> Any:
+            out = usual(self, *more)
+            self.found_inf = None
+            return out
+
+        optim.AdamW.step = step  # type: ignore[method-assign]
+    tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
+    order = orders_of(world, tokens, {})[world.rank]
+    found = []
+    for name in args["names"]:
+        strategy, _ = prepared(name, world, {})
+        norms, kept = [], {}
+        for step in range(4):
+            loss = strategy.module(collate(tokens, order.micro_batches(step)[0], 0, None))
+            strategy.backward(loss * (float("nan") if step == 2 and world.rank == 1 else 1.0))
+            norms.append(float(strategy.step()))
+            if step == 1:
+                kept = strategy.weights(trained_only=True)
+        now = strategy.weights(trained_only=True)
+        same = all(torch.equal(w, now[n]) for n, w in kept.items())
+        found.append({"strategy": name, "finite": [bool(np.isfinite(n)) for n in norms], "same": same})
+    return found
+
+
+def refusals(world: World, args: dict[str, Any]) -> Any:
+    """What FSDP2 cannot do, said before anything is trained."""
+    said = []
+    for name in ("pytorch_zero2", "pytorch_zero3"):
+        shared, mixed = built({"shared": True}), built({})
+        mixed.model.lm_head.to(torch.bfloat16)  # type: ignore[union-attr]
+        said += [_said(name, {}, module, world) for module in (shared, mixed)]
+        said.append(_said(name, {"adapters": "ignored", "offload": "optimizer"}, built({"lora": True}), world))
+        said.append(_said(name, {"adapters": "ignored"}, built({}), world))
+    return said
+
+
+def _said(name: str, options: dict[str, Any], module: LossModel, world: World) -> str:
+    try:
+        strategies.create(name, options).setup(module, adamw(TrainSpec()), world.group, 1.0)
+    except AllranksError as error:
+        return str(error)
+    return "nothing"
+
+
+def gathered_at_once(world: World, args: dict[str, Any]) -> Any:
+    """The most blocks of `zero3` whose weights are whole at one time, and the most bytes of them, seen at every module's
+    forward and at every gradient."""
+    if args.get("plant") == "never_freed":
+        zero3.Unit.free = lambda self: self.use()  # type: ignore[method-assign]
+    how = {"config": {"num_hidden_layers": args["blocks"]}}
+    tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
+    strategy, module = prepared("zero3", world, how)
+    units, seen = strategy._units, []
+
+    def look(*_: Any) -> None:
+        sizes = [sum(f.whole.untyped_storage().nbytes() for f in unit.flats) for unit in units]
+        seen.append((sum(s > 0 for s in sizes), sum(sizes)))
+
+    for part in module.modules():
+        part.register_forward_hook(look)
+    for parameter in module.parameters():
+        parameter.register_post_accumulate_grad_hook(look)
+    go_on(strategy, world, tokens, how, 0, 2, Path(args["folder"]))
+    all_bytes = sum(flat.bytes for unit in units for flat in unit.flats)
+    return {"blocks": max(n for n, _ in seen), "share": max(b for _, b in seen) / all_bytes, "looks": len(seen)}
+
+
+def mechanism(world: World, args: dict[str, Any]) -> Any:
+    """For each (strategy, variant): what its process group did in two steps that its formula does not say, or None."""
+    if args.get("plant"):
+        plants.plant(args["plant"], world)
+    tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
+    found = []
+    for name, variant in args["pairs"]:
+        how = VARIANTS[variant]
+        strategy, _ = prepared(name, world, how)
+        sizes = Sizes(tuple(p.numel() * p.element_size() for p in built(how).parameters() if p.requires_grad))
+        recorder = Recorder(1, 2)
+        plan = Plan(0, 3, TrainSpec(lr=1e-2, schedule="constant"), 1, 1, lambda done: False, lambda done, stop: None)
+        events = EventLog(Path(args["folder"]) / f"events{world.rank}.jsonl", world.rank)
+        order = orders_of(world, tokens, how)[world.rank]
+        watcher = _Watching(recorder)
+        engine = strategies.loop_of(name)
+        engine(
+            world,
+            strategy,
+            order,
+            tokens,
+            lambda rows: collate(tokens, rows, 0, None),
+            plan,
+            events,
+            StopRequest(),
+            watcher,
+        ).run()
+        expected = [asdict(t) for t in strategy.traffic(sizes, world.size, how.get("accum", 1))]
+        found.append(
+            {
+                "strategy": name,
+                "variant": variant,
+                "problem": compare_traffic(expected, recorder.totals()),
+                "steps": recorder.steps,
+            }
+        )
+    return found
+
+
+class _Watching:
+    """A recorder as the loop wants it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def attach(self, quiet: Any) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._recorder, name)
+
+
+def adapter_saves(world: World, args: dict[str, Any]) -> Any:
+    """Collectives while the adapters' weights are taken, and how many weights came."""
+    found = {}
+    for how in ("ignored", "sharded"):
+        strategy, _ = prepared("pytorch_zero3", world, {"lora": True, "options": {"adapters": how}})
+        with Collectives() as calls:
+            weights = strategy.weights(trained_only=True)
+        found[how] = {"collectives": len(calls.seen), "weights": len(weights)}
+    return found
+
+
+def memory(world: World, args: dict[str, Any]) -> Any:
+    """Bytes of weights, gradients and optimizer state that this rank really holds when it updates, by strategy."""
+    tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
+    if args.get("plant"):  # weights that are never freed, gradients that stay whole
+        zero3.Unit.free = lambda self: self.use()  # type: ignore[method-assign]
+        zero2.Zero2.step = _step_with_whole_gradients  # type: ignore[method-assign]
+    found = {}
+    for name in args["names"]:
+        strategy, module = prepared(name, world, {})
+        held = Held(strategy, module)
+        go_on(strategy, world, tokens, {}, 0, 2, Path(args["folder"]))
+        found[name] = held.weights() + held.gradients + held.optimizer_state()
+        held.remove()
+    return found
+
+
+def _step_with_whole_gradients(self: Any) -> torch.Tensor:
+    self._gradients.give()
+    for flat in self._flats:
+        for _, parameter in flat.named:
+            parameter.grad = torch.zeros_like(parameter)
+    return clip_and_update(self.optimizer, [p for flat in self._flats for p in flat.pieces], None, self._group)
+
+
+def reference_of(world: World, tokens: TokenSet, how: dict[str, Any]) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """One process, no strategy, no allranks loop: the arithmetic that all of it must come to."""
+    loss_model = built(how).train()
+    named = [(n, p) for n, p in loss_model.named_parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW([p for _, p in named], lr=1e-2, weight_decay=0.0, fused=True)  # rounds as ours does
+    orders = orders_of(world, tokens, how)
+    norms = []
+    for step in range(STEPS):
+        total = int(tokens.trained[orders[0].global_batch(step)].sum())
+        for micro in range(how.get("accum", 1)):
+            for order in orders:
+                (loss_model(collate(tokens, order.micro_batches(step)[micro], 0, None)) / total).backward()
+        norms.append(float(torch.nn.utils.get_total_norm([p.grad for _, p in named if p.grad is not None])))
+        if how.get("clip", 1.0):
+            torch.nn.utils.clip_grad_norm_([p for _, p in named], how.get("clip", 1.0))
+        optimizer.step()
+        optimizer.zero_grad()
+    return {n: p.detach().clone() for n, p in named}, norms
+
+
+def trainer_bug(world: World, args: dict[str, Any]) -> Any:
+    """What the engine `hf_trainer` says of a bug that is planted into it, or None if it says nothing."""
+    plants.plant(args["plant"], world)
+    tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
+    try:
+        train_with("hf_trainer", world, tokens, {"accum": 2}, Path(args["folder"]))
+    except AllranksError as error:
+        return {"said": str(error), "kind": type(error).__name__}
+    return {"said": None, "kind": None}
+
+
+def refused(world: World, args: dict[str, Any]) -> Any:
+    """What each (strategy, variant) says before anything is trained."""
+    return [
+        _said(name, options_of(name, VARIANTS[variant]), built(VARIANTS[variant]), world)
+        for name, variant in args["pairs"]
+    ]

@@ -1,0 +1,57 @@
+"""Which forms of a model each strategy is tried on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {"clip": None},
+    "accumulation": {"accum": 3},
+    "lora": {"lora": True},
+    "tied": {"tied": True},
+    "frozen": {"frozen": True},
+    "unused": {"extra": "sometimes", "accum": 2},
+    "unused_in_block": {"extra": "in_block", "accum": 2},
+    "uneven": {"extra": "always", "config": {"intermediate_size": 61}},
+    "bf16": {"dtype": "bfloat16"},
+    "lora_on_bf16": {"lora": True, "base_dtype": "bfloat16"},
+    "shared": {"shared": True},
+    "lora_sharded": {"lora": True, "accum": 2, "options": {"adapters": "sharded"}},
+    "lora_whole": {"lora": True, "accum": 2, "options": {"adapters": "ignored"}, "base_dtype": "bfloat16"},
+    "lora_sharded_on_bf16": {"lora": True, "accum": 2, "options": {"adapters": "sharded"}, "base_dtype": "bfloat16"},
+    "moe": {"moe": True},
+    "moe_bf16": {"moe": True, "dtype": "bfloat16"},
+    "moe_lora": {"moe": True, "lora": True, "accum": 2},
+    "moe_lora_sharded": {"moe": True, "lora": True, "accum": 2, "options": {"adapters": "sharded"}},
+    "moe_lora_on_bf16": {"moe": True, "lora": True, "accum": 2, "base_dtype": "bfloat16"},
+    "moe_lora_recomputed": {
+        "moe": True,
+        "lora": True,
+        "recompute": True,
+        "options": {"adapters": "sharded"},
+        "base_dtype": "bfloat16",
+    },
+    "host_moments": {"accum": 2, "options": {"offload": "optimizer"}},
+    "on_host": {"options": {"offload": "all"}},
+    "lora_on_host": {"lora": True, "accum": 2, "options": {"adapters": "ignored", "offload": "all"}},
+}
+FSDP2 = ("pytorch_zero2", "pytorch_zero3")
+SPLIT = ("pytorch_ddp", "zero1", "zero3", *FSDP2)
+# variants of some strategies
+ONLY = {
+    "lora_sharded": FSDP2,
+    "lora_whole": FSDP2,
+    "lora_sharded_on_bf16": FSDP2,
+    "moe": SPLIT,
+    "moe_bf16": SPLIT,
+    "moe_lora": SPLIT,
+    "moe_lora_sharded": FSDP2,
+    "moe_lora_on_bf16": SPLIT,
+    "moe_lora_recomputed": FSDP2,
+    "host_moments": ("zero1", "zero2", "zero3", *FSDP2),
+    "on_host": FSDP2,
+    "lora_on_host": FSDP2,
+}
+REFUSED = {("pytorch_zero2", "shared"), ("pytorch_zero3", "shared")}
+DEEPSPEED = {"deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"}
+UNUSED_OPTIONS = {"hf_trainer", "pytorch_ddp", "pytorch_zero1", "pytorch_zero2", "pytorch_zero3"} | DEEPSPEED
