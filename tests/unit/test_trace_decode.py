@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from allranks.errors import RequestError
-from allranks.trace import analyse, decode
+from allranks.trace import analyse, decode, unzip
 from allranks.trace.decode import NotATrace, TraceStream, distributed_info
 from tests.conftest import shared
 from tests.unit.trace_builder import document, kernel, op, step, write
@@ -29,8 +29,9 @@ def many(n: int) -> list[dict[str, Any]]:
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """So small that a piece ends within nearly every event."""
     monkeypatch.setattr(decode, "PIECE_BYTES", 1500)
-    monkeypatch.setattr(decode, "READ_BYTES", 97)
-    monkeypatch.setattr(decode, "CHUNK_BYTES", 211)
+    for module in (decode, unzip):
+        monkeypatch.setattr(module, "READ_BYTES", 97)
+    monkeypatch.setattr(unzip, "CHUNK_BYTES", 211)
 
 
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])

@@ -7,13 +7,13 @@ import io
 from importlib import resources
 from typing import Any
 
-import jinja2
 from rich.table import Table
 
 from allranks import __version__
 from allranks.compare.judge import Row
 from allranks.compare.model import RANKS
 from allranks.redact import redact
+from allranks.report.html import escaping
 from allranks.report.text import bytes_text
 
 Json = dict[str, Any]
@@ -127,9 +127,7 @@ def csv_text(rows: list[Row]) -> str:
 def page(name: str, measured: Json, rows: list[Row], advice: list[str], predictions: list[Json]) -> str:
     """comparison.html."""
     template = (resources.files("allranks.compare") / "templates" / "comparison.html.j2").read_text("utf-8")
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = escaping()
     environment.filters |= {"bytes": bytes_text, "ms": ms, "rough": rough}
     good = [r for r in rows if r.figures]
     html = environment.from_string(template).render(

@@ -6,10 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
-from allranks import __version__
-from allranks.redact import redact
 from allranks.report import (
     answers,
     cards,
@@ -23,7 +19,7 @@ from allranks.report import (
     text,
 )
 from allranks.report.gather import RunData, gather
-from allranks.report.html import PLOTLY_SLOT, asset, plotly_source, policy, template
+from allranks.report.html import plotly_source, rendered
 from allranks.rundir import RunDir, write_text_atomic
 
 _Maker = Callable[[RunData], tables.Table | None]
@@ -57,20 +53,19 @@ def write_report(run: RunDir) -> Path | None:
 
 def render(data: RunData, plotly: str | None) -> str:
     """The page as HTML. Without plotly it has no charts, and says how to get them."""
-    html = template("report.html.j2").render(_context(data, plotly))
-    html = redact(html)  # each text was cleaned when it was read; this is the second lock
-    return html.replace(PLOTLY_SLOT, f"<script>{plotly}</script>" if plotly else "", 1)
+    return rendered("report.html.j2", *_context(data, plotly), plotly)
 
 
-def _context(data: RunData, plotly: str | None) -> dict[str, Any]:
-    script, made = asset("report.js"), cards.cards(data)
+def _context(data: RunData, plotly: str | None) -> tuple[dict[str, Any], str]:
+    """What the template wants, and the charts."""
+    made = cards.cards(data)
     groups = {
         "training": charts.training_charts(data),
         "speed": charts.speed_charts(data),
         "telemetry": charts.telemetry_charts(data),
     }
     figures = charts.figures_json([chart for group in groups.values() for chart in group]) if plotly else "{}"
-    return {
+    context = {
         "name": data.name,
         "status": data.status if data.status != "unknown" else "no verdict",
         "tone": cards.TONES.get(data.status, "muted"),
@@ -94,10 +89,5 @@ def _context(data: RunData, plotly: str | None) -> dict[str, Any]:
         "charts_missing": plotly is None and any(groups.values()),
         "tables": {name: [t for make in makers if (t := make(data))] for name, makers in _TABLES.items()},
         "spec": data.spec,
-        "version": __version__,
-        "css": Markup(asset("report.css")),  # noqa: S704 - our own file
-        "script": Markup(script),  # noqa: S704 - our own file
-        "figures": Markup(figures),  # noqa: S704 - figures_json made it safe
-        "plotly_slot": Markup(PLOTLY_SLOT),  # noqa: S704 - our own mark
-        "policy": policy([script, plotly or ""]),
     }
+    return context, figures

@@ -6,13 +6,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import msgspec
 from rich.markup import escape
 from rich.table import Table
 
 from allranks import __version__
 from allranks.redact import redact
+from allranks.report.html import escaping
 from allranks.rundir import write_json, write_text_atomic
 from allranks.smoke.records import FAILED, NOT_REACHED, NOT_TESTABLE, PASSED, FigureRow, Ladder, TestResult
 
@@ -104,9 +104,7 @@ def document(ladder: Ladder) -> dict[str, Any]:
 def page(ladder: Ladder) -> str:
     """smoke.html."""
     text = (resources.files("allranks.smoke") / "templates" / "smoke.html.j2").read_text("utf-8")
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = escaping()
     environment.filters["value"] = value
     marks = {state: (mark, state.replace(" ", "-")) for state, mark in MARKS.items()}
     html = environment.from_string(text).render(

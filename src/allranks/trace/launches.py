@@ -15,6 +15,18 @@ class Launched(Record, frozen=True):
     time_s: float
 
 
+def by_place(report: TraceReport) -> tuple[dict[tuple[str, Phase], list[float]], bool, int]:
+    """Sums of (count, bytes, seconds) by kind and phase over ranks and steps; whether all sizes are told; ranks times steps."""
+    sums: dict[tuple[str, Phase], list[float]] = {}
+    for r in report.launches:
+        row = sums.setdefault((r.kind, r.phase), [0, 0, 0.0])
+        row[0] += r.count
+        row[1] += r.bytes or 0
+        row[2] += r.time_s
+    told = all(r.bytes is not None for r in report.launches)
+    return sums, told, sum(max(len(r.steps), 1) for r in report.ranks)
+
+
 def per_step(report: TraceReport, rank: int, phase: Phase | None = None) -> dict[int | None, dict[str, Launched]]:
     """By step and kind what a rank launched, in one phase (`"backward"`: launched there, wherever it ran then) or in all.
 

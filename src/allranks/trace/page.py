@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from markupsafe import Markup
-
-from allranks import __version__
-from allranks.redact import redact
 from allranks.report import charts as report_charts
 from allranks.report.figure import Chart
-from allranks.report.html import PLOTLY_SLOT, asset, plotly_source, policy, template
+from allranks.report.html import plotly_source, rendered
 from allranks.report.tables import Table
 from allranks.report.text import plain
 from allranks.trace import charts
@@ -25,16 +21,15 @@ SEVERITIES = {"error": "bad", "warning": "warn", "note": "muted"}
 def summary_html(report: TraceReport) -> str:
     """The page. Without plotly (the `report` extra) it has no charts, and says how to get them."""
     plotly = plotly_source()
-    html = redact(template("summary.html.j2").render(_context(report, plotly)))
-    return html.replace(PLOTLY_SLOT, f"<script>{plotly}</script>" if plotly else "", 1)
+    return rendered("summary.html.j2", *_context(report, plotly), plotly)
 
 
-def _context(report: TraceReport, plotly: str | None) -> dict[str, Any]:
-    script = asset("report.js")
+def _context(report: TraceReport, plotly: str | None) -> tuple[dict[str, Any], str]:
+    """What the template wants, and the charts."""
     groups = {name: [c for c in made if c] for name, made in _charts(report).items()} if plotly else {}
     figures = report_charts.figures_json([c for made in groups.values() for c in made])
     cards = tables.cards(report)
-    return {
+    context = {
         "name": plain(report.name, 200),
         "subtitle": _subtitle(report),
         "cards": cards,
@@ -47,13 +42,8 @@ def _context(report: TraceReport, plotly: str | None) -> dict[str, Any]:
         "charts_missing": plotly is None,
         "tables": {name: [t for t in made if t] for name, made in _tables(report).items()},
         "startup": _startup(report),
-        "version": __version__,
-        "css": Markup(asset("report.css")),  # noqa: S704 - our own file
-        "script": Markup(script),  # noqa: S704 - our own file
-        "figures": Markup(figures),  # noqa: S704 - figures_json made it safe
-        "plotly_slot": Markup(PLOTLY_SLOT),  # noqa: S704 - our own mark
-        "policy": policy([script, plotly or ""]),
     }
+    return context, figures
 
 
 def _charts(report: TraceReport) -> dict[str, Sequence[Chart | None]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from allranks.report.tables import Cell, Row, Table, long, num, table
 from allranks.report.text import plain
+from allranks.trace.launches import by_place
 from allranks.trace.records import CollectiveRow, ModuleRow, Phase, TopRow, TraceReport
 from allranks.trace.shorten import most_own, short_name
 from allranks.trace.units import rate, seconds, share, size
@@ -204,15 +205,7 @@ def phase_table(report: TraceReport) -> Table | None:
 
 
 def launch_table(report: TraceReport) -> Table | None:
-    sums: dict[tuple[str, str], list[float]] = {}
-    told = True
-    for r in report.launches:
-        row = sums.setdefault((r.kind, r.phase), [0, 0, 0.0])
-        row[0] += r.count
-        row[1] += r.bytes or 0
-        row[2] += r.time_s
-        told = told and r.bytes is not None
-    steps = sum(max(len(r.steps), 1) for r in report.ranks)
+    sums, told, steps = by_place(report)
     rows: list[Row] = [
         [
             Cell(name(kind)),

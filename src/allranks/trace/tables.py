@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from allranks.trace.launches import by_place
 from allranks.trace.records import CPU_MEMORY, Breakdown, CollectiveRow, ModuleRow, PairReport, TopRow, TraceReport
 from allranks.trace.shorten import most_own, short_name, short_names, short_path
 from allranks.trace.units import rate, seconds, share, size
@@ -149,15 +150,7 @@ def _collective_row(table: Table, row: CollectiveRow, name: str) -> None:
 
 def _launches(console: Console, report: TraceReport) -> None:
     """Where collectives were launched, per rank and step."""
-    rows: dict[tuple[str, str], list[float]] = {}
-    told = True
-    for r in report.launches:
-        row = rows.setdefault((r.kind, r.phase), [0, 0, 0.0])
-        row[0] += r.count
-        row[1] += r.bytes or 0
-        row[2] += r.time_s
-        told = told and r.bytes is not None
-    steps = sum(max(len(r.steps), 1) for r in report.ranks)
+    rows, told, steps = by_place(report)
     table = _table("Where they were launched, per rank and step", "kind", "phase", "count", "bytes", "time", left=2)
     for (kind, phase), (count, moved, time) in rows.items():
         table.add_row(kind, phase, f"{count / steps:.4g}", size(moved / steps) if told else "-", seconds(time / steps))

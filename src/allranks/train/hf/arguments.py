@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from allranks.errors import SpecError
+from allranks.train.settings import same_setting
 
 if TYPE_CHECKING:
     from allranks.planning import BatchPlan
@@ -187,17 +187,9 @@ def _problem(name: str, value: Any, settled: dict[str, tuple[Any, str]]) -> str 
 def _contradiction(name: str, value: Any, ours: Any, key: str) -> str | None:
     if ours is None and key.startswith("train.") and value not in (None, -1):
         return f"{name} is {value!r}, but {key} is not given; set {key}"
-    if ours is None or _equal(value, ours):
+    if ours is None or same_setting(value, ours):
         return None
     return f"{name} is {value!r}, but {key} is {ours!r}; leave {name} out"
-
-
-def _equal(theirs: Any, ours: Any) -> bool:
-    if isinstance(theirs, bool) != isinstance(ours, bool):
-        return False
-    if isinstance(theirs, (int, float)) and isinstance(ours, (int, float)):
-        return math.isclose(theirs, ours, rel_tol=1e-9)
-    return theirs == ours
 
 
 def _is_off(value: Any) -> bool:

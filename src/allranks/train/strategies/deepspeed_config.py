@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from allranks.errors import SpecError
+from allranks.train.settings import same_setting
 
 if TYPE_CHECKING:
     from allranks.planning import BatchPlan
@@ -195,17 +195,9 @@ def _settle(config: Json, path: str, ours: Any, key: str, always: bool, problems
         if ours is not None and (always or theirs == AUTO):
             _put(config, path, ours)
         return
-    if ours is None or _equal(theirs, ours):
+    if ours is None or same_setting(theirs, ours):
         return
     problems.append(f'{path} is {json.dumps(theirs)}, but {key} is {json.dumps(ours)}; write "auto" or make them agree')
-
-
-def _equal(theirs: Any, ours: Any) -> bool:
-    if isinstance(theirs, bool) != isinstance(ours, bool):
-        return False
-    if isinstance(theirs, (int, float)) and isinstance(ours, (int, float)):
-        return math.isclose(theirs, ours, rel_tol=1e-9)
-    return theirs == ours
 
 
 def _product(config: Json, asked: Asked) -> Iterator[str]:

@@ -10,58 +10,36 @@ Predecessor (``pytorch_ddp``): every rank keeps the same moments.
 from __future__ import annotations
 
 import inspect
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn.parallel import DistributedDataParallel
 
-from allranks.train.shards import Shard, StateRange, whole_states, whole_weights
-from allranks.train.strategies.common import clip_and_update, load_weights, replicated_weights, states_by_name, trained
+from allranks.train.shards import StateRange, whole_states
+from allranks.train.strategies.common import clip_and_update, load_weights, states_by_name
 from allranks.train.strategies.contract import MakeOptimizer
+from allranks.train.strategies.pytorch_ddp import PyTorchDDP
 from allranks.train.strategies.traffic import Sizes, Traffic
 
 
-class PyTorchZero1:
+class PyTorchZero1(PyTorchDDP):
     """DistributedDataParallel and ZeroRedundancyOptimizer."""
 
-    module: nn.Module
-    optimizer: torch.optim.Optimizer
-    replicated, lockstep = True, False
-    claims_overlap = True
-    rehearse = True  # as for pytorch_ddp: its buckets settle after the first backward
-
     def __init__(self, bucket_mb: float, find_unused_parameters: bool) -> None:
-        self._options = {"bucket_cap_mb": bucket_mb, "find_unused_parameters": find_unused_parameters}
+        super().__init__(bucket_mb, find_unused_parameters, static_graph=False)
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
     ) -> None:
-        self._model, self._group, self._clip_norm = model, group, clip_norm
-        self._named = trained(model)
-        self._ddp = DistributedDataParallel(
-            model,
-            process_group=group,
-            gradient_as_bucket_view=True,
-            broadcast_buffers=False,  # constants of the model, equal from the start: a broadcast a step for nothing
-            **self._options,
-        )
-        self.module = self._ddp
-        plain = make_optimizer(self._named)  # tells class, groups and options; it has no state yet
+        super().setup(model, make_optimizer, group, clip_norm)
+        plain = self.optimizer  # tells class, groups and options; it has no state yet
         known = inspect.signature(type(plain)).parameters
         options = {k: v for k, v in plain.defaults.items() if k in known}
         groups = [{k: v for k, v in part.items() if k == "params" or k in known} for part in plain.param_groups]
         self._zero = ZeroRedundancyOptimizer(groups, type(plain), process_group=group, **options)
         self.optimizer = self._zero
-
-    def accumulate(self) -> AbstractContextManager[Any]:
-        return self._ddp.no_sync()
-
-    def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
 
     def step(self) -> torch.Tensor:
         return clip_and_update(_Outer(self._zero), (p for _, p in self._named), self._clip_norm)  # type: ignore[arg-type]
@@ -71,12 +49,6 @@ class PyTorchZero1:
             Traffic("all_reduce", "backward", None, sizes.trained_bytes),
             Traffic("broadcast", "step", None, sizes.trained_bytes),
         ]
-
-    def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
-        return replicated_weights(self._model, trained_only)
-
-    def weight_shards(self) -> list[Shard]:
-        return whole_weights([*self._named, *self._model.named_buffers()])
 
     def state_ranges(self) -> list[StateRange]:
         mine = {p for part in self._zero.optim.param_groups for p in part["params"]}
