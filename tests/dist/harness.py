@@ -135,6 +135,24 @@ def train(tmp_path: Path, spec: dict[str, Any], *more: str) -> tuple[subprocess.
     return done, RunDir(new)
 
 
+def memory_is_as_estimated(run: RunDir) -> None:
+    """What `plan` says of a rank's memory, against the most that a rank of the run had. Measured for torch without CUDA alone."""
+    import torch
+
+    from allranks.facts import machine_facts
+    from allranks.fit import fit
+    from allranks.fit.records import ERROR
+    from allranks.planning import make_plan
+    from allranks.spec import load_spec
+
+    if torch.version.cuda is not None:
+        return
+    spec, facts = load_spec(run.spec), machine_facts()
+    estimated = fit(spec, make_plan(spec, facts), facts).needed_bytes
+    measured = json.loads(run.metrics.read_text())["peak_memory_bytes"]
+    assert abs(estimated / measured - 1) <= ERROR, f"estimated {estimated >> 20} MiB, measured {measured >> 20} MiB"
+
+
 def folders(tmp_path: Path) -> list[Path]:
     root = tmp_path / "runs"
     return sorted(p for p in root.iterdir() if p.is_dir()) if root.is_dir() else []

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from allranks.rundir import RunDir, read_json
 from tests.conftest import tiny_spec, write_rows
-from tests.dist.harness import allranks, run_ranks, step_events, train, write_spec
+from tests.dist.harness import allranks, memory_is_as_estimated, run_ranks, step_events, train, write_spec
 
 HERE = importlib.util.find_spec("deepspeed") is not None
 pytestmark = [pytest.mark.dist, pytest.mark.skipif(not HERE, reason="deepspeed is not installed: pip install 'allranks[deepspeed]'")]
@@ -61,6 +61,8 @@ def test_a_run_equals_pytorch_ddp_and_goes_on_bitwise(tmp_path: Path, name: str,
     assert config["train_batch_size"] == 2 * 2 * 2
     assert config["zero_optimization"]["stage"] == int(name[-1])
     assert ours.report.exists()
+    memory_is_as_estimated(plain)
+    memory_is_as_estimated(ours)  # DeepSpeed's own libraries among it
     _, part = train(tmp_path, spec(tmp_path, "part", {"name": name}, **{**more, "train": {"max_steps": 2, "grad_accum": 2, "schedule": "constant"}}))
     done = allranks("resume", part.name, "--set", "train.max_steps=4", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from allranks.observe.events import read_events
 from allranks.rundir import RunDir, read_json
 from tests.conftest import tiny_spec, write_rows
-from tests.dist.harness import Background, allranks, run_ranks, step_events, train, write_spec
+from tests.dist.harness import Background, allranks, memory_is_as_estimated, run_ranks, step_events, train, write_spec
 
 pytestmark = pytest.mark.dist
 HF = {"name": "hf_trainer"}
@@ -72,6 +72,7 @@ def test_a_run_equals_pytorch_ddp_and_goes_on_bitwise(tmp_path: Path, form: str)
     assert found["engine"]["name"] == "hf_trainer"
     assert wanted["engine"] is None
     assert ours.report.exists()
+    memory_is_as_estimated(ours)  # the Trainer's own libraries among it
     uninterrupted = [steps(ours, rank) for rank in (0, 1)]
     shutil.rmtree(ours.checkpoint(4))
     good(allranks("resume", ours.name, cwd=tmp_path))

@@ -12,6 +12,7 @@ from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.fit import require
 from allranks.fit.config import read
 from allranks.fit.known import KNOWN, known_config
+from allranks.fit.runtime import ENGINE_IMPORTS
 from allranks.fit.shapes import shapes_of
 from allranks.fit.strategies import SHARING
 from allranks.train.strategies import REGISTRY
@@ -89,6 +90,21 @@ def test_state_follows_the_formula_of_its_stage(strategy: str, per_parameter: fl
     """Float32 and AdamW: 4 bytes of weight, 4 of gradient, 8 of moments, each shared by 8 ranks or not (ZeRO, 2020)."""
     spec = raw(model={**SEVEN_B, "dtype": "float32"}, strategy={"name": strategy}, cluster={"procs_per_node": 8})
     assert state(spec) == pytest.approx(per_parameter * PUBLISHED[SEVEN_B["name"]], rel=0.001)
+
+
+def test_an_engines_own_libraries_count_on_a_cpu_and_not_on_a_gpu() -> None:
+    def imports(strategy: str, **more: Any) -> set[int]:
+        found = estimated(raw(strategy={"name": strategy}, **more), gpus=2)
+        return {moment.parts.get("imports", 0) for moment in found.moments}
+
+    on_cpu = {"cluster": {"device": "cpu"}}
+    (plain,), (trainer,) = imports("pytorch_ddp", **on_cpu), imports("hf_trainer", **on_cpu)
+    assert {n for stage in (1, 2, 3) for n in imports(f"deepspeed_zero{stage}", **on_cpu)} == {
+        plain + ENGINE_IMPORTS["deepspeed"]
+    }
+    assert trainer == plain + ENGINE_IMPORTS["hf_trainer"]
+    assert imports("zero1", **on_cpu) == {plain}
+    assert imports("deepspeed_zero1") == imports("hf_trainer") == {0}
 
 
 def test_full_fine_tuning_of_7b_in_float32_dies_in_the_optimizer_step_on_80_gb_and_lora_does_not() -> None:

@@ -46,7 +46,7 @@ def estimate(spec: RunSpec, plan: LaunchPlan, found: Found, capacity: Capacity) 
         return msgspec.structs.replace(empty, unknown=f"how {plan.strategy} uses memory is not known here")
     batch = batch_of(spec, plan)
     moments = Step(model, shares, batch, checkpointing=spec.model.gradient_checkpointing).moments()
-    moments = with_runtime(moments, _heap(spec.model, found.config, batch, plan.world_size))
+    moments = with_runtime(moments, _heap(spec.model, found.config, batch, plan))
     peak = max(moments, key=lambda m: m.total_bytes)
     needed = peak.total_bytes
     return msgspec.structs.replace(
@@ -93,14 +93,15 @@ def batch_of(spec: RunSpec, plan: LaunchPlan) -> Batch:
     )
 
 
-def _heap(model: ModelSpec, config: ModelConfig, batch: Batch, ranks: int) -> Heap:
+def _heap(model: ModelSpec, config: ModelConfig, batch: Batch, plan: LaunchPlan) -> Heap:
     one = batch.tokens * batch.element
     return Heap(
         batch.device,
-        ranks,
+        plan.world_size,
         one * config.hidden,
         one * max(config.intermediate, config.expert_intermediate),
         model.gradient_checkpointing,
+        plan.strategy,
     )
 
 

@@ -14,7 +14,7 @@ PARTS = {
     "logits": "scores of the vocabulary, in float32",
     "gathered_weights": "weights of other ranks' parts, whole for a while",
     "communication": "buffers of collectives",
-    "imports": "the interpreter with its libraries, on a CPU",
+    "imports": "the interpreter with its libraries and engines, on a CPU",
     "runtime": "the CUDA context and NCCL, or threads and libraries of the process",
     "slack": "what the allocator holds but nobody uses",
 }

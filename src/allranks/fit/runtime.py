@@ -17,6 +17,9 @@ CUDA_CONTEXT = 600 << 20  # an H100 with torch's kernels; from reports, not meas
 NCCL = 400 << 20  # buffers of its channels; grows with the number of peers
 CUDA_SLACK = 0.05  # of what comes and goes; from reports, not measured here
 CPU_IMPORTS = 350 << 20  # Python, torch, transformers and PEFT as imported; ranks share some of these pages
+# What another library's engine adds to that, imported and started: the whole process of a real rank that trains next to nothing,
+# beside one under `pytorch_ddp` (`python -m benchmarks.engine_memory`).
+ENGINE_IMPORTS = {"deepspeed": 66 << 20, "hf_trainer": 114 << 20}
 CPU_RUNTIME = 30 << 20  # pages of libraries that the first steps touch, and threads
 HEAP_LIMIT = 32 << 20  # glibc's largest mmap threshold
 HOLES = 0.45  # of the activations, while they are there
@@ -33,6 +36,12 @@ class Heap(msgspec.Struct, frozen=True):
     narrow_bytes: int  # the hidden state of a micro-batch
     wide_bytes: int  # the widest tensor within a block
     checkpointing: bool
+    strategy: str
+
+    @property
+    def imports(self) -> int:
+        """Bytes of the interpreter and all libraries that a CPU rank imports."""
+        return CPU_IMPORTS + sum(size for engine, size in ENGINE_IMPORTS.items() if self.strategy.startswith(engine))
 
     @property
     def small_share(self) -> float:
@@ -51,7 +60,7 @@ def with_runtime(moments: list[Moment], heap: Heap) -> list[Moment]:
     for moment in moments:
         now = moment.parts.get("activations", 0)
         most = max(most, now)
-        fixed = {"imports": CPU_IMPORTS, "runtime": CPU_RUNTIME}
+        fixed = {"imports": heap.imports, "runtime": CPU_RUNTIME}
         slack = (
             RECOMPUTED * most
             if heap.checkpointing and moment.name not in (SETUP, LOSS)
