@@ -24,7 +24,7 @@ def verb(*words: str | Path) -> tuple[int, str]:
     before = WITHOUT_RIGHTS if os.geteuid() == 0 else []
     command = [*before, sys.executable, "-m", "allranks", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPO)
-    return done.returncode, done.stdout + done.stderr
+    return done.returncode, " ".join((done.stdout + done.stderr).split())  # wherever lines were broken
 
 
 @pytest.fixture

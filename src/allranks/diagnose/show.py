@@ -12,12 +12,13 @@ from allranks.diagnose.records import Clocks, Diagnosis, Evidence, Finding, Heal
 
 MORE = 2  # further causes that are shown in full; the rest by name
 LABEL, LINES = 12, 3  # width of the labels; lines of the terminal that one line of a log may take
+PIPED = 160  # width where there is no terminal
 SHOWN_EVIDENCE, SHOWN_BENIGN, SHOWN_PROBLEMS = 3, 8, 12
 
 
 def show(diagnosis: Diagnosis) -> None:
     """Print a diagnosis."""
-    width = shutil.get_terminal_size().columns
+    width = shutil.get_terminal_size(fallback=(PIPED, 24)).columns
     for line in lines(diagnosis, width):
         click.echo(line)
 
@@ -67,7 +68,7 @@ def _finding(finding: Finding, width: int, *, first: bool) -> Iterator[str]:
 
 def _item(label: str, text: str, width: int, **style: object) -> Iterator[str]:
     """A label and its text, wrapped beside it; without blanks at the ends of lines, so that it can be piped and copied."""
-    for i, part in enumerate(textwrap.wrap(text, _room(width)) or [""]):
+    for i, part in enumerate(textwrap.wrap(text, _room(width), break_on_hyphens=False) or [""]):
         shown = click.style(part, **style) if style else part  # type: ignore[arg-type]
         yield click.style(f"  {'' if i else label:<{LABEL}}", "cyan") + shown
 
@@ -91,7 +92,9 @@ def _where(finding: Finding) -> str:
 
 def _seen(evidence: Evidence, width: int) -> Iterator[str]:
     """Where a line stands, and what it says, as far as `LINES` lines hold it."""
-    yield from _item("seen", f"{evidence.file}:{evidence.line}", width, dim=True)
+    yield click.style(f"  {'seen':<{LABEL}}", "cyan") + click.style(
+        f"{evidence.file}:{evidence.line}", dim=True
+    )  # in one piece, to be copied
     parts = textwrap.wrap(evidence.text, _room(width))
     if len(parts) > LINES:
         parts = [*parts[: LINES - 1], parts[LINES - 1][: _room(width) - 4] + " ..."]
@@ -159,7 +162,11 @@ def _problems(diagnosis: Diagnosis, width: int) -> Iterator[str]:
 
 def _wrapped(text: str, width: int, *, hang: int = 4, dim: bool = False) -> Iterator[str]:
     indent = " " * (len(text) - len(text.lstrip()))
-    for part in textwrap.wrap(text.strip(), width, initial_indent=indent, subsequent_indent=" " * hang):
+    # paths and names of hosts stay in one piece, to be copied
+    wrapper = textwrap.TextWrapper(
+        width, initial_indent=indent, subsequent_indent=" " * hang, break_on_hyphens=False, break_long_words=False
+    )
+    for part in wrapper.wrap(text.strip()):
         yield click.style(part, dim=True) if dim else part
 
 

@@ -10,6 +10,7 @@ the same on all ranks, instead of a guess.
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -43,13 +44,15 @@ class PyTorchDDP(Replicated):
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
     ) -> None:
         self._hold(model, trained(model), make_optimizer, group, clip_norm)
-        self._ddp = DistributedDataParallel(
-            model,
-            process_group=group,
-            gradient_as_bucket_view=True,
-            broadcast_buffers=False,  # constants of the model, equal from the start: a broadcast a step for nothing
-            **self._options,
-        )
+        with warnings.catch_warnings():  # the name that newer versions want means something else at the start
+            warnings.filterwarnings("ignore", ".*broadcast_buffers. is deprecated", FutureWarning)
+            self._ddp = DistributedDataParallel(
+                model,
+                process_group=group,
+                gradient_as_bucket_view=True,
+                broadcast_buffers=False,  # constants of the model, equal from the start: a broadcast a step for nothing
+                **self._options,
+            )
         self.module = self._ddp
 
     def accumulate(self) -> AbstractContextManager[Any]:
