@@ -10,6 +10,7 @@ TWO = """#!/bin/bash
 export OMP_NUM_THREADS=8
 """  # 6 lines
 ONE = TWO.replace("--nodes=2", "--nodes=1")
+NO_OMP = ONE.replace("export OMP_NUM_THREADS=8\n", "")
 EIGHT = TWO.replace("--ntasks-per-node=1", "--ntasks-per-node=8")
 RUN = "srun -K1 -c32 torchrun --nnodes=2 --nproc_per_node=4 "
 MEET = "--rdzv_backend=c10d --rdzv_id=$SLURM_JOB_ID --rdzv_endpoint=$HEAD:$PORT train.py\n"
@@ -131,6 +132,26 @@ BAD: list[tuple[str, str, int]] = [
     ("cache-missing", TWO + RUN + "--master_addr=$H x.py --model_name_or_path mistralai/Mistral-7B-v0.1\n", 7),
     ("sbcast", TWO + "sbcast project.tar /tmp/project.tar\n", 7),
     ("sbcast", TWO + "sbcast -f project.tar /tmp/$USER/work/project.tar\n", 7),
+    ("several-torchruns", "#!/bin/bash\n#SBATCH -N 2 --ntasks-per-n=4\nsrun torchrun x.py\n", 3),  # any beginning that one option has
+    ("several-torchruns", "#!/bin/bash\n#SBATCH --ntasks=4\nsrun torchrun x.py\n", 3),
+    ("several-torchruns", TWO + "srun -K1 -N 1 -n $SLURM_NNODES torchrun x.py\n", 7),
+    ("one-node-only", "#!/bin/bash\n#SBATCH --nodes=1-4\ntorchrun --nnodes=2 x.py\n", 3),
+    ("one-node-only", "#!/bin/bash\n#SBATCH --nodes=\"2\"\ntorchrun --nnodes=2 x.py\n", 3),
+    ("export-comma", TWO + "srun --export=ALL,NCCL_ALGO=RING,TREE python x.py\n", 7),
+    ("export-comma", TWO + "srun --export='ALL,A=\"x\"' torchrun x.py\n", 7),
+    ("needs-ssh", TWO + "deepspeed --launcher slurm --include=n1:0 x.py\n", 7),
+    ("ephemeral-port", TWO + "MASTER_PORT=$((500 + RANDOM % 100))\n", 7),
+    ("node-rank-ignored", TWO + "srun -c32 bash -c '\ntorchrun --nnodes 2 --node_rank $SLURM_NODEID --rdzv_backend etcd-v2 x.py'\n", 8),
+    ("master-address", "#!/bin/bash\nMASTER_ADDR=$SLURM_LAUNCH_NODE_IPADDR\nsrun -N 2 python x.py\n", 2),
+    ("more-ranks-than-gpus", TWO.replace("--gpus-per-node=4", "--gpus-per-task=2") + "srun -K1 torchrun --nproc_per_node=4 x.py\n", 7),
+    ("invalid-value", TWO + "export NCCL_SOCKET_NTHREADS=32\n", 7),
+    ("invalid-value", TWO + "export OMP_NUM_THREADS=0\n", 7),
+    ("sbcast", TWO + "for f in a b; do\n  sbcast -f $f /tmp/$f\ndone\n", 8),
+    ("sbcast", TWO + "sbcast -f data/ /tmp/data\n", 7),
+    ("directive-not-read", "#!/bin/bash\n#SBATCH --nodes=2\n#sbatch --time=1\nls\n", 3),
+    ("directive-not-read", "#!/bin/bash\n#SBATCH --nodes=2\n# SBATCH --time=1\nls\n", 3),
+    ("output-folder", "#!/bin/bash\n#SBATCH --error=logs/%j.err\nmkdir -p logs\nls\n", 2),
+    ("signal-kills-torchrun", TWO.replace("--nodes=2", "--nodes=2 --signal=10@120") + RUN + MEET, 2),
 ]  # fmt: skip
 
 # rule, script in which it must be silent
@@ -214,4 +235,37 @@ GOOD: list[tuple[str, str]] = [
     ("cache-missing", TWO + "export HF_HOME=/shared/hf\n" + RUN + "x.py --model_name_or_path mistralai/Mistral-7B-v0.1\n"),
     ("cache-missing", TWO + RUN + "x.py --model_name_or_path /shared/models/mistral\n"),
     ("sbcast", TWO + "srun mkdir -p /tmp/$USER/w\nsbcast --force p.tar /tmp/$USER/w/p.tar\n"),
+    ("export-drops-environment", "#!/bin/bash\n#SBATCH --export=NONE\nsrun --export=ALL -c32 torchrun x.py\n"),
+    ("export-drops-environment", TWO + "export A=2\nsrun -c32 --export=ALL,A=2 torchrun x.py\n"),
+    ("signal-kills-torchrun", TWO.replace("--nodes=2", "--signal=USR1@9") + RUN + "--signals_to_handle=SIGTERM,SIGUSR1 " + MEET),
+    ("signal-not-trapped", ONE.replace("--nodes=1", "--signal=B:USR1@9") + "trap 'touch stop' USR1\nexec torchrun --standalone x.py\n"),
+    ("kills-others", TWO + "srun pkill dcgm\n"),
+    ("fixed-port", ONE + "torchrun --standalone --master_port=29500 x.py\n"),
+    ("fixed-port", ONE + "torchrun --rdzv_backend=c10d --rdzv_endpoint=localhost:0 x.py\n"),
+    ("ephemeral-port", TWO + "MASTER_PORT=$((61000 + SLURM_JOB_ID % 4000))\n"),
+    ("ephemeral-port", TWO + "MASTER_PORT=$((22768 + SLURM_JOB_ID % 10000))\n"),
+    ("fixed-rendezvous-id", TWO + "export PET_RDZV_ID=$SLURM_JOB_ID\n" + RUN + "--rdzv_backend=c10d --rdzv_endpoint=$H:$P x.py\n"),
+    ("node-rank-missing", TWO + "export PET_NODE_RANK=1\n" + RUN + "--master_addr=$H x.py\n"),
+    ("node-rank-missing", TWO + "srun -c32 torchrun --nnodes=1:2 x.py\n"),
+    ("address-without-host", TWO + RUN + MEET.replace("$HEAD", "127.0.0.1")),
+    ("one-failed-rest-waits", TWO + "export SLURM_KILL_BAD_EXIT=1\nsrun -c32 torchrun --nnodes=2 x.py\n"),
+    ("one-failed-rest-waits", ONE + "srun -n1 -c32 torchrun --standalone x.py\n"),
+    ("one-failed-rest-waits", TWO + "srun python -c 'print(1)' x.py\n"),
+    ("threads-missing", NO_OMP + "srun --export=ALL,OMP_NUM_THREADS=4 -n1 torchrun --standalone --nproc_per_node=4 x.py\n"),
+    ("threads-missing", NO_OMP + "torchrun --standalone --nproc_per_node=1 x.py\n"),
+    ("fixed-gid-index", TWO + "export NCCL_IB_GID_INDEX=$(pick)\n"),
+    ("misspelled-variable", TWO + "export NCCL_ASYNC_ERROR_HANDLING=1\n"),
+    ("unknown-variable", TWO + "DIST_BACKEND=gloo\n"),
+    ("exit-code-lost", TWO + "f() { torchrun x.py; }\necho done\n"),
+    ("exit-code-lost", TWO + "if " + RUN + MEET.rstrip() + "; then\n  ls\nfi\necho done\n"),
+    ("exit-code-lost", TWO.replace("#!/bin/bash", "#!/bin/bash -e") + RUN + MEET + "echo done\n"),
+    ("exit-code-lost", TWO + RUN + MEET + "wait\n"),
+    ("set-e", TWO + "set -e\n" + RUN + MEET + "ls\nrc=$?\n"),
+    ("node-local-file", TWO + RUN + "--master_addr=$H train.py --log_dir=/tmp/$USER/logs\n"),
+    ("node-local-file", TWO + "torchrun --nproc_per_node=4 /tmp/$USER/x.py\n"),
+    ("slurm-tmpdir", ONE + 'if [ -n "$SLURM_TMPDIR" ]; then cp x $SLURM_TMPDIR/; fi\n'),
+    ("cache-missing", TWO + "export XDG_CACHE_HOME=/shared/c\n" + RUN + "--master_addr=$H x.py --model_name_or_path mistralai/Mistral-7B-v0.1\n"),
+    ("variable-in-directive", "#!/bin/bash\n#SBATCH --comment=\\$X\nls\n"),
+    ("one-node-only", "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --nodes=1\ntorchrun x.py\n"),
+    ("more-ranks-than-gpus", "#!/bin/bash\n#SBATCH --gres=craynetwork:1\ntorchrun --standalone --nproc_per_node=8 x.py\n"),
 ]  # fmt: skip

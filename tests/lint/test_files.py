@@ -172,3 +172,53 @@ def test_nothing_is_run_and_nothing_written(tmp_path: Path) -> None:
     path.write_text(f"#!/bin/bash\ntouch {tmp_path}/made\nA=$(touch {tmp_path}/made)\neval 'touch {tmp_path}/made'\n")
     allranks(path)
     assert [p.name for p in tmp_path.iterdir()] == ["a.sh"]
+
+
+def test_dos_line_breaks_hide_no_trap(tmp_path: Path) -> None:
+    text = "#!/bin/bash\r\nexport NCCL_P2P_DISABLE=1\r\n"
+    assert found(lint_text(tmp_path, text)) == [("dos-line-breaks", 1), ("transport-disabled", 2)]
+
+
+def test_severity_goes_by_the_case(tmp_path: Path) -> None:
+    head = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --cpus-per-task=8\n"
+    loop = lint_text(tmp_path, head + "for f in a b; do\n  sbcast -f $f /tmp/$f\ndone\n")
+    assert [(f.id, f.severity) for f in loop.findings if f.id == "sbcast"] == [("sbcast", "note")]
+    for tasks, severity in ((1, "note"), (8, "warning")):
+        text = head + f"#SBATCH --ntasks-per-node={tasks}\nsrun -K1 python -u x.py\n"
+        given = {f.id: f.severity for f in lint_text(tmp_path, text).findings}
+        assert given["cpus-not-inherited"] == severity
+
+
+def test_rules_for_scripts_are_not_asked_of_an_environment(tmp_path: Path) -> None:
+    dump = "SLURM_JOB_NUM_NODES=2\nGLOO_SOCKET_IFNAME=lo\nMASTER_ADDR=localhost\n"
+    assert found(lint_text(tmp_path, dump, "now.env")) == []
+
+
+def test_a_dump_of_the_environment_is_known_by_its_names(tmp_path: Path) -> None:
+    dump = "SHELL=/bin/bash\nPATH=/bin\nHOME=/root\nBASH_FUNC_ml%%=() {  eval x\n}\nNCCL_TIMEOUT=1\nMASTER_ADDR=gpu07\n"
+    assert found(lint_text(tmp_path, dump, "settings")) == [("unknown-variable", 6)]
+
+
+def test_what_one_file_says_in_two_ways_is_found_once(tmp_path: Path) -> None:
+    text = "#!/bin/bash\r\nsbatch <<'EOF'\r\n#!/bin/bash\r\n#SBATCH --nodes=1\r\nls\r\nEOF\r\n"
+    assert [i for i, _ in found(lint_text(tmp_path, text))].count("dos-line-breaks") == 1
+    twice = "#!/bin/bash\ncat > /tmp/ds.json <<'X'\n{}\nX\ndeepspeed train.py --config /tmp/ds.json\n"
+    assert [i for i, _ in found(lint_text(tmp_path, twice))].count("fixed-name-in-tmp") == 1
+
+
+def test_long_values_are_cut_in_messages(tmp_path: Path) -> None:
+    report = lint_text(tmp_path, f"#!/bin/bash\nexport NCCL_DEBUG={'x' * 3000}\n")
+    assert [len(f.message) for f in report.findings] == [400]
+    assert len(report.findings[0].text) == 300
+
+
+def test_what_a_comment_allows_is_shown_and_notes_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "a.sh"
+    path.write_text(
+        "#!/bin/bash\nexport NCCL_P2P_DISABLE=1 # allranks: allow transport-disabled seen\nexport NCCL_IB_DISABLE=0\n"
+        "export NCCL_TIMEOUT=1\nexport NCCL_TIMEOUT=2; export NCCL_TIMEOUT=3\n"
+    )
+    shown = " ".join(allranks(path, width=200).stdout.split())
+    assert f"allowed {path}:2 " in shown
+    assert "1 note in 1 file" in shown
+    assert "also line 5 " in shown

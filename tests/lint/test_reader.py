@@ -165,3 +165,39 @@ def test_redirections_belong_to_no_argument() -> None:
         ("&>", "all"),
         ("<", "in"),
     ]
+
+
+def test_options_of_srun_in_all_their_forms() -> None:
+    assert programs("srun -lu -n2 ls\n")[1] == (["srun"], "ls", [])
+    assert [p for _, p, _ in programs("srun -n1 a.py : -n2 b.py\n")][:2] == ["srun", "a.py"]
+    assert programs('srun "$PROGRAM" x\n')[1][1:] == ("$PROGRAM", ["x"])
+    assert programs("srun $OPTIONS ls\n")[1][1:] == ("ls", [])
+    assert programs("exec -a name ls x\n")[0][1:] == ("ls", ["x"])
+
+
+def test_what_a_nested_shell_or_a_single_command_sets_stays_there() -> None:
+    assert programs("A=1\nbash -c 'A=2'\necho $A\n")[-1][2] == ["1"]
+    assert programs("A=1 ls\necho $A\n")[-1][2] == ["$A"]
+    assert programs("i=1\nfor i in a b; do ls; done\necho $i\n")[-1][2] == ["$i"]
+
+
+def test_a_variable_that_was_exported_stays_so() -> None:
+    assert [a.exported for a in read("export A=1\nA=2\nB=1\nB=2\n").assignments] == [True, True, False, False]
+
+
+def test_what_cannot_be_computed_here_is_left_as_it_is_written() -> None:
+    assert values("A=xy\nB=${A#x}\n")["B"] == "${A#x}"
+    assert values('a=(x y)\nB="${a[7]}"\n')["B"] == ""
+
+
+def test_quotes_within_what_is_not_known_here_are_no_trouble() -> None:
+    assert not read('eval "set -- $REST \'"\n').trouble
+    assert read('eval "ls \'x"\n').trouble
+
+
+def test_a_file_that_was_written_is_read_as_a_script_only_if_it_looks_like_one() -> None:
+    def ran(name: str, head: str = "") -> list[str]:
+        return [c.program for c in read(f"cat > {name} <<'X'\n{head}ls\nX\nsource {name}\n").calls]
+
+    assert ran("run.sh")[-1] == ran("run", "#!/bin/bash\n")[-1] == "ls"
+    assert ran("notes")[-1] == "source"

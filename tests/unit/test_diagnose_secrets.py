@@ -8,11 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from click.testing import CliRunner
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from allranks.cli.diagnose import diagnose_command
 from allranks.diagnose import diagnose
+from allranks.diagnose.catalogue import CATALOGUE
 from allranks.diagnose.secrets import clean
 
 LETTERS, HEX = string.ascii_letters + string.digits, "0123456789abcdef"
@@ -74,12 +75,14 @@ def test_secrets_of_any_form_are_hidden(line: tuple[str, str]) -> None:
 @example(("--token hf_" + "q" * 9 + "Zr5" * 9, "q" * 9 + "Zr5" * 9), 5000)
 @example(("Zr5+tQ8/w" * 8 + "==", "Zr5+tQ8/w" * 8), 0)
 @example(("password=Zr5tQ8wx", "Zr5tQ8wx"), 0)
+@example(("password=CUDAIPC00", "CUDAIPC00"), 0)
 def test_secrets_never_reach_a_report(tmp_path: Path, line: tuple[str, str], pad: int) -> None:
     """In evidence, cause, story and harmless messages; on the terminal and as JSON; on long lines too."""
     text, secret = line
+    said = f"RuntimeError: CUDA error: invalid device ordinal {text}"
+    assume(any(p.search(said) for p in CATALOGUE["invalid_device"].patterns))  # some words say that it is another error
     (tmp_path / "n1.rank0.log").write_text(
-        f"{'x ' * pad}2025-01-01 10:00:00 RuntimeError: CUDA error: invalid device ordinal {text}\n"
-        f"ValueError: {text}\nFutureWarning: {text}\n"
+        f"{'x ' * pad}2025-01-01 10:00:00 {said}\nValueError: {text}\nFutureWarning: {text}\n"
     )
     found = diagnose([tmp_path])
     assert {"invalid_device", "application_error"} == {f.id for f in found.findings}

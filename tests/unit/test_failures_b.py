@@ -11,7 +11,7 @@ import pytest
 
 from allranks.diagnose import Diagnosis, diagnose
 from allranks.launch.hosts import start
-from allranks.launch.jobs import _handed_on
+from allranks.launch.jobs import LAUNCHERS, _handed_on
 from allranks.planning import make_plan
 from allranks.rundir import RunDir, read_json
 from allranks.slurm.script import render
@@ -89,6 +89,42 @@ def test_secrets_are_handed_on_by_name_where_the_callers_environment_is_not(
     names: list[str], extra: list[str], outside: dict[str, str], wanted: dict[str, str]
 ) -> None:
     assert _handed_on(names, extra, outside) == wanted
+
+
+STANDS_FOR_SLURM = """#!/bin/sh
+[ "${{0##*/}}" != sbatch ] || env > {there}/environment
+echo '7;is UP'
+"""
+
+
+@pytest.mark.parametrize("site", ["ALL", "NONE"])
+def test_sbatch_is_given_the_secrets_that_its_script_does_not_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: str
+) -> None:
+    """In the place of Slurm's commands stand programs that write down their environment; the real ones are tried in the box."""
+    (tmp_path / "bin").mkdir()
+    for name in ("sbatch", "scontrol"):
+        (tmp_path / "bin" / name).write_text(STANDS_FOR_SLURM.format(there=tmp_path))
+        (tmp_path / "bin" / name).chmod(0o755)
+    secrets = {"HF_TOKEN": "hf_secret0123456789", "DB_PASSWORD": "it's two words"}
+    for name in (*secrets, "A"):
+        monkeypatch.setenv(name, "x")
+        monkeypatch.delenv(name)  # so that it is taken out again after the test
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("SBATCH_EXPORT", site)
+    for name in ("SLURM_JOB_ID", "SLURM_JOBID"):
+        monkeypatch.delenv(name, raising=False)
+    spec = spec_with(env={**secrets, "A": "seen"})
+    run, plan = RunDir(tmp_path / "run"), make_plan(spec, facts())
+    run.logs.mkdir(parents=True)
+    run.sbatch.write_text(render(spec, plan, run, "/usr/bin/python3"))
+    LAUNCHERS["slurm"](run, spec, plan, 1, {})
+    given = dict(line.partition("=")[::2] for line in (tmp_path / "environment").read_text().splitlines())
+    assert {name: given.get(name) for name in secrets} == secrets
+    assert given["SBATCH_EXPORT"].split(",") == (["ALL"] if site == "ALL" else ["DB_PASSWORD", "HF_TOKEN"])
+    script = run.sbatch.read_text()
+    assert "export A=seen" in script
+    assert not any(secret in script for secret in secrets.values())
 
 
 def test_commands_for_people_say_what_they_cannot_hold(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from allranks.hang.judge import judge
 from allranks.hang.records import Alarm, Call, Frame, HangReport, NodeEvidence, RankEvidence
 
@@ -56,6 +58,7 @@ def test_a_rank_that_never_came_is_named_with_its_line() -> None:
     assert (found.fallen[0].host, found.fallen[0].where) == ("n2", "/home/u/rows.py:12 in read")
     assert found.kind == "dataloader_hang"
     assert "never came to collective 2" in found.sentence
+    assert found.waiting[0].call == "collective 2 of group 0: all_reduce [[8]]"
     assert "rank 0 in /home/u/train.py:30 in step" in found.sentence
     assert [w.rank for w in found.waiting] == [0, 2]
 
@@ -70,6 +73,95 @@ def test_other_operations_and_other_sizes_are_a_mismatch() -> None:
     assert "ranks 0, 1" in two.sentence
     early = verdict(rank(0, calls=[call(2)]), rank(1, calls=[call(2, "all_gather")], part="data"))
     assert named(early) == [1]  # but one that should be reading its data is
+    assert early.kind == "collective_mismatch"  # whatever it was to read: what it called is what is wrong
+
+
+def test_the_first_collective_that_did_not_end_decides_in_each_group_by_itself() -> None:
+    both = [call(2), call(3)]
+    found = verdict(rank(0, calls=both), rank(1, calls=[call(1, done=True)], stack=READS), rank(2, calls=both))
+    assert named(found) == [1]
+    assert "collective 2 of group 0" in found.sentence
+    other = Call(group="1", seq=9, op="broadcast", sizes="[[2]]", done=True)
+    found = verdict(
+        rank(0, calls=[other, call(2)]),
+        rank(1, calls=[other, call(1, done=True)], stack=READS),
+        rank(2, calls=[other, call(2)]),
+    )
+    assert named(found) == [1]  # that it is far in another group does not help it
+    broadcast = [call(2, "broadcast", done=True)]
+    found = verdict(
+        rank(0, calls=broadcast),
+        rank(1, calls=[call(1, done=True)], stack=READS),
+        rank(2, calls=[call(2, "broadcast")]),
+    )
+    assert named(found) == [1]  # one that sends need not wait for those that receive
+    assert "in which rank 2 waits" in found.sentence
+
+
+def test_more_ranks_than_a_line_holds_are_counted() -> None:
+    late = [rank(i, calls=[call(1, done=True)], stack=READS) for i in range(10)]
+    found = verdict(*late, *(rank(i, calls=[call(1, done=True), call(2)]) for i in range(10, 21)))
+    assert named(found) == list(range(10))
+    assert "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more" in found.sentence
+    assert "11 other ranks wait" in found.sentence
+
+
+def test_what_the_lone_rank_does_gives_the_failure_its_name() -> None:
+    def kind(**more: Any) -> str:
+        return verdict(rank(0), rank(1, **{"part": "forward", "stack": READS, **more}), rank(2)).kind
+
+    own = Frame(file="/home/u/train.py", line=5, function="f")
+    saves = [own, Frame(file="/v/torch/serialization.py", line=5, function="save")]
+    loads = [own, Frame(file="/v/torch/utils/data/dataloader.py", line=5, function="poll")]
+    assert kind() == "collective_mismatch"
+    assert kind(part="data") == kind(stack=loads) == "dataloader_hang"
+    assert kind(phase="save", part="") == kind(stack=saves) == "checkpoint_collective"
+    many = verdict(rank(0, part="data", stack=READS), rank(1, part="data", stack=READS), *map(rank, (2, 3)))
+    assert (named(many), many.kind) == ([0, 1], "collective_mismatch")
+
+
+def test_how_far_a_rank_is_goes_by_phase_then_by_part() -> None:
+    for earlier, later in (("train", "evaluate"), ("evaluate", "save"), ("build", "train")):
+        places = [{"phase": later, "part": ""}] * 2 + [{"phase": earlier, "part": ""}]
+        assert named(verdict(*(rank(i, **p) for i, p in enumerate(places)))) == [2], (earlier, later)
+    for earlier, later in (("data", "forward"), ("forward", "backward"), ("backward", "optimizer")):
+        assert named(verdict(rank(0, part=later), rank(1, part=later), rank(2, part=earlier))) == [2], earlier
+    found = verdict(rank(0), rank(1), rank(2, part="data"))
+    assert found.fallen[0].why == "it is still in train, step 7, data, others are further"
+
+
+def test_processes_that_cannot_run() -> None:
+    disk = rank(1, state="D in uninterruptible sleep (waits for a disk, a file system or a driver)", calls=[call(2)])
+    found = verdict(rank(0, calls=[call(2)]), disk)
+    assert (named(found), found.kind) == ([1], "collective_hang")
+    assert "waits for a disk" in found.sentence
+    for state in ("D in uninterruptible sleep", "Z a zombie"):
+        assert named(verdict(*(rank(i, state=state, calls=[call(2)]) for i in (0, 1)))) == []  # it tells them not apart
+    spins = rank(1, state="R running", cpu_share=0.97, stack=READS, part="data")
+    assert verdict(rank(0), spins, rank(2)).fallen[0].state == "running at 97% of a core"
+    idles = rank(1, state="R running", cpu_share=0.3, stack=READS, part="data")
+    assert verdict(rank(0), idles, rank(2)).fallen[0].state == "running"
+
+
+def test_a_rank_of_which_nothing_is_known_is_not_held_to_be_elsewhere() -> None:
+    assert named(verdict(rank(0), rank(1, stack=[], no_stack="the process did not answer"), rank(2))) == []
+
+
+def test_interpreters_that_are_all_held_tell_nobody_apart() -> None:
+    held = {"stack": READS, "python_silent_s": 9.0}
+    assert named(verdict(rank(0, **held), rank(1, **held))) == []
+
+
+def test_what_else_stands_out_on_a_node_is_noted() -> None:
+    def notes(**more: Any) -> list[str]:
+        usual = {"node": 0, "host": "n1", "time": 104.0, "ranks": [rank(0)], "load1": 9.0, "cpus": 8}
+        usual |= {"memory_total_bytes": 100, "memory_available_bytes": 50}
+        return verdict(nodes=[NodeEvidence(**{**usual, **more})]).notes
+
+    assert notes() == []
+    assert notes(memory_available_bytes=2) == ["n1: only 2.0% of its memory is available"]
+    assert notes(load1=17.0) == ["n1: load 17 on 8 cores"]
+    assert notes(blocked=["41 cp nfs_wait"]) == ["n1: processes in uninterruptible sleep: 41 cp nfs_wait"]
 
 
 def test_a_gather_of_unequal_parts_is_none() -> None:
@@ -99,6 +191,8 @@ def test_a_process_whose_interpreter_is_held_is_named() -> None:
     assert named(verdict(rank(0, calls=[call(2)]), held)) == [1]
     waiting = rank(1, calls=[call(2)], python_silent_s=8.0)
     assert named(verdict(rank(0, calls=[call(2)]), waiting)) == []
+    assert named(verdict(rank(0), rank(1, python_silent_s=6.0))) == [1]  # by that alone
+    assert named(verdict(rank(0), rank(1, python_silent_s=4.0))) == []
 
 
 def test_without_records_of_calls_the_step_and_the_stack_tell() -> None:
@@ -126,6 +220,10 @@ def test_a_node_whose_network_is_down_is_named_though_all_wait_alike() -> None:
     assert named(verdict(nodes=[node(0), node(1), node(2, meets=False)])) == [2]
     assert named(verdict(nodes=[node(0), node(1, meets=False), node(2, meets=False)])) == [0]
     assert named(verdict(nodes=[node(0), node(1), node(2)])) == []
+    assert named(verdict(nodes=[node(0, meets=False), node(1, meets=False), node(2)])) == [0, 1]
+    assert named(verdict(nodes=[node(i, meets=False) for i in range(3)])) == []  # perhaps the one place is gone
+    alone = msgspec.structs.replace(node(0, up=False), ranks=[rank(i, calls=[call(2)]) for i in (0, 1)])
+    assert named(verdict(nodes=[alone])) == []  # ranks of one node need none
 
 
 def test_a_node_that_does_not_answer_is_named() -> None:
@@ -148,7 +246,7 @@ def test_ranks_that_are_in_no_collective() -> None:
 def test_where_the_lone_rank_stands_is_told() -> None:
     found = verdict(rank(0, stack=READS))
     assert named(found) == []
-    assert "/home/u/rows.py:12 in read" in found.sentence
+    assert "the only rank stands in /home/u/rows.py:12 in read" in found.sentence
 
 
 def test_a_process_that_has_ended_is_named_only_if_nobody_else_is() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import mmap
 import os
 import subprocess
 import sys
@@ -12,8 +14,8 @@ import pytest
 
 from allranks.errors import SpecError
 from allranks.hang.collect import Collector
-from allranks.hang.limits import Limits, limit, limits_of
-from allranks.hang.pulse import Page, Pulse, offered
+from allranks.hang.limits import Limits, limit, limits_of, strict
+from allranks.hang.pulse import _LIVE, _LIVE_AT, _TEXT_AT, SIZE, Page, Pulse, offered
 from allranks.hang.stacks import main_thread, standing
 from allranks.hang.watch import HangWatch
 from allranks.rundir import RunDir, read_json
@@ -88,8 +90,10 @@ def test_limits() -> None:
     assert of(10) is None
     assert of(600, None) is None
     assert of(600, 20) == Limits(step_s=20, long_s=540)
-    with pytest.raises(SpecError, match=r"hang_s is 700.*timeout_s"):
-        of(600, 700)
+    for late in (600, 700):
+        with pytest.raises(SpecError, match=rf"hang_s is {late}.*timeout_s"):
+            of(600, late)
+    assert of(600, 590) == Limits(step_s=590, long_s=590)
     script = {"script": {"path": "x.py"}, "model": None, "data": None}
     assert of(600, **script) is None
     assert of(600, 30, **script) == Limits(step_s=30, long_s=540)
@@ -109,10 +113,77 @@ def test_a_rank_of_slow_steps_gets_more_time_but_not_for_ever() -> None:
     beat = page.read()
     assert beat is not None
     assert 1.4 < limit(limits, beat) < 50
+    assert limit(Limits(step_s=1.0, long_s=1.2), beat) == 1.2
+    pulse.part("forward")  # a quick one after it
+    again = page.read()
+    assert again is not None
+    assert again.longest_s == beat.longest_s
     pulse.phase("save")
     beat = page.read()
     assert beat is not None
     assert limit(limits, beat) == 50.0
+
+
+def test_where_only_beats_are_progress() -> None:
+    page, pulse = pair()
+
+    def now() -> bool:
+        beat = page.read()
+        assert beat is not None
+        return strict(beat)
+
+    for phase in ("start", "build", "evaluate", "script"):
+        pulse.phase(phase)
+        assert not now(), phase
+    pulse.alive({"default_pg": 0})
+    assert not now()
+    pulse.alive({"default_pg": 3})
+    assert now()  # a program of the user's own, from its first collective on
+    pulse.phase("train")
+    assert not now()  # the first step compiles kernels
+    pulse.step(0)
+    pulse.step(1)
+    assert now()
+
+
+def test_a_rank_is_asked_for_its_record_and_answers() -> None:
+    page, pulse = pair()
+    assert not pulse.asked
+    assert not page.answered
+    page.ask()
+    assert pulse.asked
+    assert not page.answered
+    pulse.answered()
+    assert not pulse.asked
+    assert page.answered
+
+
+def test_words_of_the_last_phase_are_not_those_of_the_next() -> None:
+    page, pulse = pair()
+    pulse.part("backward")
+    pulse.phase("save")
+    beat = page.read()
+    assert beat is not None
+    assert (beat.phase, beat.part) == ("save", "")
+
+
+@pytest.mark.parametrize(("text", "size"), [(b'{"default', 9), (b"{}", SIZE), (b"{}", -1)])
+def test_a_page_that_is_half_written_is_read_as_far_as_it_goes(text: bytes, size: int) -> None:
+    page, pulse = pair()
+    pulse.phase("train")
+    with mmap.mmap(page.fd, SIZE) as raw:
+        raw[_TEXT_AT : _TEXT_AT + len(text)] = text
+        _LIVE.pack_into(raw, _LIVE_AT, 7.0, size)
+    beat = page.read()
+    assert beat is not None
+    assert (beat.phase, beat.sequences, beat.alive_at) == ("first step", {}, 7.0)
+
+
+def test_of_a_dump_no_more_is_read_than_is_asked_for() -> None:
+    page = Page()
+    os.write(page.stacks, b"x" * 1000)
+    assert len(page.stack_text(400)) == 400
+    assert len(page.stack_text(4000)) == 1000
 
 
 @pytest.mark.parametrize(
@@ -183,7 +254,10 @@ def test_the_watch_takes_stacks_of_a_silent_process_and_judges(tmp_path: Path) -
     assert [f["rank"] for f in report["fallen"]] == [1]
     assert "sleeper.py:11 in stand_still" in report["fallen"][0]["where"]
     assert "stand_still" in run.hang_stack(1, "h", 1).read_text()
-    assert '"event":"hang"' in run.events_of(1).read_text()
+    event = json.loads(run.events_of(1).read_text())
+    assert (event["event"], event["ranks"], event["host"]) == ("hang", [1], "h")
+    assert event["noticed"] - event["since"] >= event["limit_s"] == 1.0
+    watch.stop()  # what says something stays
     written = [*run.hang(1).iterdir(), run.events_of(1)]
     assert len(written) >= 5
     assert not any(SECRET in path.read_text() for path in written)

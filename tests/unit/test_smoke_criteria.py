@@ -6,6 +6,7 @@ The records here are made up (`good`); `tests/dist/test_smoke.py` judges those o
 from __future__ import annotations
 
 import copy
+import io
 import json
 import subprocess
 import sys
@@ -15,16 +16,20 @@ from typing import Any
 
 import msgspec
 import pytest
+import yaml
 
 from allranks.errors import SpecError
 from allranks.planning import LaunchPlan, make_plan
+from allranks.rundir import RunDir, write_json
+from allranks.smoke import report
 from allranks.smoke.climb import Wanted, rung
-from allranks.smoke.evidence import Evidence
-from allranks.smoke.figures import rows_of
+from allranks.smoke.evidence import Evidence, evidence_of
+from allranks.smoke.figures import rows_of, state_gb_a_rank
 from allranks.smoke.judging import judge_all
 from allranks.smoke.ladder import TESTS, chosen
-from allranks.smoke.places import asked_of
-from allranks.smoke.records import SmokeTest
+from allranks.smoke.places import asked_of, world_scaled
+from allranks.smoke.records import FigureRow, Judged, Ladder, SmokeTest, TestResult
+from allranks.spec import spec_to_dict
 from tests.unit.test_plan import facts
 
 BY_NAME = {test.name: test for test in TESTS}
@@ -214,6 +219,140 @@ def test_each_criterion_turns_red_and_no_other(test: SmokeTest) -> None:
         }
 
 
+def _drop(raw: Raw, kind: str, *ranks: int, name: str | None = None, story: str = "first") -> None:
+    for rank in ranks:
+        raw[story][rank] = [e for e in raw[story][rank] if e["event"] != kind or (name and e.get("name") != name)]
+
+
+def _error(raw: Raw, message: str, kind: str = "RuntimeError") -> None:
+    raw["first"][0].append({"event": "error", "rank": 0, "type": kind, "message": message})
+
+
+def _again(raw: Raw, kind: str, **values: Any) -> None:
+    for events in raw["again"].values():
+        for event in events:
+            if event["event"] == kind:
+                event.update(values)
+
+
+def _published(raw: Raw, name: str) -> None:
+    raw["files"][name] = 7
+
+
+def _state_of(raw: Raw, size: int) -> None:
+    """With master weights, which count too."""
+    raw["engine"]["bf16"] = {"enabled": True}
+    raw["files"].update({name: size for name in raw["files"] if name.startswith("state/")})
+
+
+FAILED, OPEN = "failed", "not reached"
+# test, on GPUs, what the records say besides, the criterion that tells it, its state, and a word that it says
+MORE: list[tuple[str, bool, Change, str, str, str]] = [
+    ("02", True, lambda raw: _all(raw, "start", local_rank=0), "gpu", FAILED, "1 GPUs"),
+    ("02", False, lambda raw: _all(raw, "proof", world_size=1), "world", OPEN, ""),
+    ("02", False, lambda raw: (_drop(raw, "proof", 0, 1), _error(raw, "2 ranks were planned, but 1 answered")), "world", FAILED, "another number"),
+    ("03", False, lambda raw: _one(raw, "end", state_elements=TRAINED), "zero", FAILED, "1.000 a rank"),
+    ("03", False, lambda raw: _all(raw, "end", state_elements=100), "zero", FAILED, "0.100 a rank"),
+    ("03", False, lambda raw: _one(raw, "batch", weights=["bfloat16", "float32"]), "bf16", FAILED, "float32"),
+    ("02", True, lambda raw: raw["ways"].clear(), "transport", OPEN, ""),
+    ("02", False, lambda raw: _error(raw, "timeout while the checkpoint was saved"), "barriers", "passed", "no timeout"),
+    ("02", False, lambda raw: _drop(raw, "phase", 1, name="done"), "barriers", OPEN, ""),
+    ("02", False, lambda raw: _one(raw, "step", loss=float("nan")), "forward", FAILED, ""),
+    ("02", False, lambda raw: _all(raw, "step", backward_s=0.0), "backward", OPEN, ""),
+    ("02", False, lambda raw: _all(raw, "step", backward_s=0.0), "forward", "passed", ""),
+    ("02", False, lambda raw: _one(raw, "end", weights_hash=None), "sync", FAILED, "2 hashes"),
+    ("02", False, lambda raw: raw["first"][1].remove(_events(raw, "step")[-1]), "steps", FAILED, "5 steps"),
+    ("02", False, lambda raw: (raw["first"][1].remove(_events(raw, "step")[-1]), _error(raw, "x")), "steps", OPEN, ""),
+    ("02", False, lambda raw: _all(raw, "step", loss=1.0, loss_share=0.6), "loss", FAILED, "1"),
+    ("02", False, lambda raw: _one(raw, "batch", shape=[3, 16]), "batch", FAILED, ""),
+    ("03", False, lambda raw: raw["engine"].update(train_batch_size=99), "batch", FAILED, ""),
+    ("02", False, lambda raw: _one(raw, "step", tokens=1), "batch", FAILED, ""),
+    ("02", False, lambda raw: _drop(raw, "phase", 1, name="save"), "save", FAILED, "1 of 2"),
+    ("02", False, lambda raw: _error(raw, "6 ranges were not saved", "CheckpointError"), "save", FAILED, "not published"),
+    ("03", False, lambda raw: _state_of(raw, 10 * TRAINED), "state", "passed", "20,000"),
+    ("03", False, lambda raw: _state_of(raw, 5 * TRAINED), "state", FAILED, "10,000"),
+    ("02", False, lambda raw: _again(raw, "proof", weights_hash="9" * 64), "reload", FAILED, ""),
+    ("02", False, lambda raw: raw["again"][1][2].update(weights_hash="9" * 64), "reload", FAILED, ""),
+    ("02", False, lambda raw: _drop(raw, "resume", 1, story="again"), "reload", FAILED, "1 of 2"),
+    ("05", False, lambda raw: _published(raw, "model.safetensors"), "lora", FAILED, "model.safetensors"),
+    ("05", False, lambda raw: _all(raw, "model", parameters=2 * TRAINED), "lora", FAILED, "50.00%"),
+    ("05", False, lambda raw: _all(raw, "data", how="rebuilt"), "race", FAILED, "2 built"),
+    ("05", False, lambda raw: raw["metrics"].update(tokens_per_s=float("inf")), "metrics", FAILED, ""),
+    ("05", False, lambda raw: raw["metrics"].update(tokens_per_s=None), "metrics", FAILED, ""),
+    ("05", False, lambda raw: raw["metrics"].update(tokens_per_s=None, status="failed"), "metrics", OPEN, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("number", "gpu", "change", "key", "state", "said"), MORE, ids=[f"{m[0]}-{m[3]}-{i}" for i, m in enumerate(MORE)]
+)
+def test_what_the_records_say_besides(number: str, gpu: bool, change: Change, key: str, state: str, said: str) -> None:
+    (test,) = chosen([number])
+    raw = copy.deepcopy(good(test, gpu=gpu))
+    change(raw)
+    found = judged(test, raw)[key]
+    assert found.state == state, found
+    assert said in f"{found.measured} {found.why}", found
+
+
+def test_where_a_run_broke_off_only_one_line_is_red() -> None:
+    """The first that was not reached; one that is known at the very end only, wherever it stands, comes last."""
+    test = BY_NAME["02_ddp"]
+    raw = copy.deepcopy(good(test))
+    for rank in raw["first"]:
+        raw["first"][rank] = [
+            e for e in raw["first"][rank] if e["event"] in ("start", "data", "proof", "model", "batch")
+        ]
+    raw |= {"again": {}, "step": None, "files": {}, "message": "rank 1 fell over"}
+    red = {k: j for k, j in judged(test, raw).items() if j.state == "failed"}
+    assert list(red) == ["wrapper"]
+    assert red["wrapper"].why == "rank 1 fell over"
+    assert judged(test, raw)["barriers"].state == "not reached"
+    assert not [k for k, j in judged(test, raw | {"message": ""}).items() if j.state == "failed"]
+    raw["first"][1] = [{**e, "data_disjoint": False} for e in raw["first"][1]]
+    assert [k for k, j in judged(test, raw).items() if j.state == "failed"] == ["data"]  # it says why itself
+
+
+def test_a_figure_that_no_run_here_can_be_held_against_says_why() -> None:
+    test = BY_NAME["02_ddp"]
+    raw = good(test, gpu=True)
+    _all(raw, "model", parameters=test.parameters)
+    assert {f.name for f in rows_of(test, evidence(raw)) if f.not_comparable} == {
+        f.name for f in test.figures if f.seed is None
+    }
+    found = {f.name: f.not_comparable for f in rows_of(test, evidence(good(test, gpu=True)))}
+    assert found["parameters"] == "another size of model"
+    assert found["samples after warm-up"] == "theirs is not given"
+    four = BY_NAME["04_multinode_deepspeed"]
+    few = good(four)
+    assert "ranks, theirs" in {f.name: f.not_comparable for f in rows_of(four, evidence(few))}["global batch"]
+
+
+def test_figures_by_their_definitions() -> None:
+    test = BY_NAME["05_lora_sft"]
+    e = evidence(good(test))
+    batch = e.plan.batch
+    assert batch is not None and e.spec.data is not None
+    seconds = next(p["time"] for p in e.first[0] if p.get("name") == "save")
+    seconds -= next(p["time"] for p in e.first[0] if p.get("name") == "train")
+    rows = batch.micro_batch_size * 3
+    raw = good(test)
+    raw["plan"]["batch"]["grad_accum"] = 3
+    padded = {f.name: f.ours for f in rows_of(test, evidence(raw))}
+    assert padded["wall time"] == seconds
+    assert padded["tokens a rank, padding counted"] == pytest.approx(STEPS * rows * e.spec.data.max_length / seconds)
+    two = good(BY_NAME["02_ddp"])
+    for rank in two["first"]:
+        steps = [s for s in two["first"][rank] if s["event"] == "step"]
+        for s, time in zip(steps, (9.0, 2.0, 2.0, 2.0, 4.0, 1.0), strict=True):
+            s["step_time_s"] = time
+    found = {f.name: f.ours for f in rows_of(BY_NAME["02_ddp"], evidence(two))}
+    assert found["samples after warm-up"] == pytest.approx(8 / 1.0)
+    assert found["first step beyond the median"] == pytest.approx(7.0)
+    assert state_gb_a_rank(evidence(good(BY_NAME["03_deepspeed_zero1"]))) == pytest.approx(TRAINED / 2 * 12 / 1e9)
+    assert state_gb_a_rank(evidence(two)) == pytest.approx(TRAINED * 8 / 1e9)
+
+
 def test_figures_are_compared_only_with_their_like() -> None:
     test = BY_NAME["02_ddp"]
     on_cpu = {f.name: f for f in rows_of(test, evidence(good(test)))}
@@ -239,12 +378,105 @@ def test_where_a_test_can_be_run() -> None:
     assert not isinstance(alone, str) and (alone.nodes, alone.ranks, alone.gpu) == (1, 1, True)
     box = asked_of(four, "cluster", "fit", facts(), gpu=False)
     assert not isinstance(box, str) and (box.nodes, box.ranks) == (4, 2)
+    some = asked_of(BY_NAME["02_ddp"], "local", "fit", facts(gpus=1), gpu=True)
+    assert not isinstance(some, str) and some.ranks == 1
+    assert world_scaled(BY_NAME["02_ddp"], some) == ["1 rank on 1 node instead of 2 on 1; 1 GPUs here"]
+    whole = asked_of(BY_NAME["02_ddp"], "local", "fit", facts(gpus=8), gpu=True)
+    assert not isinstance(whole, str) and world_scaled(BY_NAME["02_ddp"], whole) == []
     lab = asked_of(BY_NAME["08_cpu_lab"], "slurm", "fit", facts(), gpu=True)
     assert not isinstance(lab, str) and not lab.gpu
     assert [t.name for t in chosen(["02", "01_single"])] == ["01_single", "02_ddp"]
     assert len(chosen([])) == len(chosen(["all"])) == 8
     with pytest.raises(SpecError, match="did you mean 02_ddp"):
         chosen(["2_ddp"])
+
+
+def test_the_last_word_on_the_device_counts() -> None:
+    wanted = Wanted(place="slurm", sets=("cluster.device=cpu", "cluster.device=cuda"))
+    assert wanted.gpu(facts())
+    assert not Wanted(place="slurm", sets=("cluster.device=cpu",)).gpu(facts(gpus=8))
+    assert not Wanted(place="cluster").gpu(facts(gpus=8))
+
+
+def result(**more: Any) -> TestResult:
+    judgements = [
+        Judged(key=k, title=k, state=s, measured="1", threshold="2", why="")  # type: ignore[arg-type]
+        for k, s in (("a", "passed"), ("b", "passed"), ("c", "failed"), ("d", "not testable"))
+    ]
+    figure = FigureRow(
+        name="samples",
+        unit="1/s",
+        definition="d",
+        seed=10.7,
+        correct=343.0,
+        correction="c",
+        ours=None,
+        not_comparable="",
+    )
+    usual: dict[str, Any] = {
+        "name": "t", "title": "<b>T</b>", "source": "s", "status": "failed", "message": "", "seconds": 3.0, "folder": None, "setting": "2 ranks",
+        "hardware": "h", "seed_hardware": "sh", "scaled": [], "untested": [], "criteria": judgements, "figures": [figure], "path": "gloo",
+    }  # fmt: skip
+    return TestResult(**{**usual, **more})
+
+
+def ladder(*results: TestResult) -> Ladder:
+    machine = msgspec.to_builtins(facts())
+    return Ladder(
+        name="l",
+        place="local",
+        scale="fit",
+        started="now",
+        seconds=1.0,
+        machine=machine,
+        versions={},
+        tests=list(results),
+    )
+
+
+def test_the_report_counts_what_could_be_tested_and_escapes_what_it_shows() -> None:
+    from rich.console import Console
+
+    console = Console(width=200, file=io.StringIO())
+    console.print(report.overview(ladder(result())))
+    console.print(report.figures_table(result()))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "2 of 3" in text
+    assert "10.7 1/s, rightly 343 1/s" in text
+    page = report.page(ladder(result(message="HF_TOKEN=hf_0123456789abcdefghij")))
+    assert "<b>T</b>" not in page and "&lt;b&gt;T&lt;/b&gt;" in page
+    assert "hf_0123456789abcdefghij" not in page
+
+
+def test_a_climb_has_passed_only_if_something_ran() -> None:
+    assert not report.document(ladder(result()))["passed"]
+    assert not report.document(ladder(result(status="not run")))["passed"]
+    assert report.document(ladder(result(status="passed"), result(status="not run")))["passed"]
+
+
+def test_a_run_that_went_on_is_read_as_two(tmp_path: Path) -> None:
+    """The second start begins the second story; how many steps there were to be, the first says."""
+    test = BY_NAME["02_ddp"]
+    ready = rung(test, Wanted(place="local", scale="tiny", sets=("cluster.device=cpu",)), facts())
+    assert ready.spec is not None
+    run = RunDir(tmp_path / "r")
+    run.events.mkdir(parents=True)
+    run.logs_of(1).mkdir(parents=True)
+    write_json(run.plan, msgspec.to_builtins(make_plan(ready.spec, facts())))
+    run.spec.write_text(yaml.safe_dump(spec_to_dict(ready.spec)))
+    told = [
+        {"event": "start"}, {"event": "phase", "name": "train", "total_steps": 4}, {"event": "step", "step": 4},
+        {"event": "start"}, {"event": "phase", "name": "train", "total_steps": 5}, {"event": "step", "step": 5},
+    ]  # fmt: skip
+    for rank in (0, 1):
+        lines = [json.dumps({"rank": rank, "time": float(i), **e}) + "\n" for i, e in enumerate(told)]
+        run.events_of(rank).write_text("".join(lines))
+    found = evidence_of(run)
+    assert [e["step"] for e in found.events("step")[1]] == [4]
+    assert [e["step"] for e in found.events("step", again=True)[1]] == [5]
+    assert found.steps == 4
+    assert (found.step, found.files, found.damage) == (None, {}, None)
 
 
 @pytest.mark.parametrize(

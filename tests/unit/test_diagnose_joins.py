@@ -1,0 +1,583 @@
+"""Whose line it is, who ended first, what only echoes, and what of a run's folder is read."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from allranks.diagnose import Diagnosis, diagnose
+from allranks.diagnose.judge.case import Case, in_order
+from allranks.diagnose.lines import take_apart, time_of, with_year
+from allranks.diagnose.signals import FileScan, Signal
+from tests.unit.test_diagnose_judge import LOST, STATUS, watchdog
+
+DEVICE = "RuntimeError: CUDA error: invalid device ordinal"
+DISK = "OSError: [Errno 28] No space left on device: 'x'"
+
+
+def of(folder: Path, files: dict[str, str]) -> Diagnosis:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text + "\n")
+    return diagnose([folder])
+
+
+def first(folder: Path, files: dict[str, str]) -> tuple[str, int | None, str | None]:
+    finding = of(folder, files).findings[0]
+    return finding.id, finding.rank, finding.host
+
+
+def ids(found: Diagnosis) -> list[str]:
+    return [f.id for f in found.findings]
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "rank", "host"),
+    [
+        ("train_rank0.log", f"[default3]: {DEVICE}", None, None),  # a rank within its node is no rank of the job
+        ("n1.rank0.log", f"[rank3]: {DEVICE}", 3, None),  # another rank need not be on this rank's host
+        ("n1.rank0.log", DEVICE, 0, "n1"),
+        ("job.out", f"(Worker[rank=5] pid=7, ip=10.0.0.4) {DEVICE}", 5, "10.0.0.4"),
+        ("job.out", f"[PG 0 Rank 2] {DEVICE}", 2, None),
+        ("job.out", f"3: working\n1: working\n2: {DEVICE}", None, None),
+    ],
+)
+def test_whose_line_it_is(tmp_path: Path, name: str, line: str, rank: int | None, host: str | None) -> None:
+    assert first(tmp_path, {name: line}) == ("invalid_device", rank, host)
+
+
+def test_nccls_processes_are_ranks_by_what_they_said_of_themselves(tmp_path: Path) -> None:
+    began = "n1:70:70 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 3 nranks 4 cudaDev 0 busId 1000 - Init START"
+    failed = "n1:70:71 [0] NCCL WARN Cuda failure 'invalid device ordinal'"
+    assert first(tmp_path, {"job.out": f"{began}\n{failed}"}) == ("invalid_device", 3, "n1")
+
+
+def test_where_a_rank_ran_may_stand_in_another_file(tmp_path: Path) -> None:
+    frame = '(Worker[rank=2] pid=5, ip=10.0.0.7)   File "/code/x.py", line 3, in f'
+    files = {"ray.out": frame, "all.out": f"[rank1]: working\n[rank2]: {DEVICE}"}
+    assert first(tmp_path, files) == ("invalid_device", 2, "10.0.0.7")
+
+
+def test_labels_of_tasks_are_taken_off_only_where_most_lines_have_one() -> None:
+    assert take_apart("2: step 5", labelled=True).task == 2
+    assert take_apart("2: step 5", labelled=False).task is None
+    assert take_apart("2: step 5", labelled=False).text == "2: step 5"
+
+
+def signal(file: int, line: int, time: float | None, rank: int | None = None) -> Signal:
+    return Signal(
+        kind="class", owner="x", rule=0, weight=0.9, passing=False, file=file, line=line, time=time, rank=rank, local=None, task=None,
+        host=None, text="x",
+    )  # fmt: skip
+
+
+def test_order_is_by_time_only_where_all_have_one_that_compares() -> None:
+    year = datetime(2025, 3, 1, tzinfo=UTC).timestamp()
+    none = datetime(2000, 3, 1, tzinfo=UTC).timestamp()
+    a, b = signal(0, 5, year + 9), signal(1, 2, year)
+    assert in_order([a, b]) == [b, a]
+    assert in_order([a, signal(1, 2, none)]) == [a, signal(1, 2, none)]
+    assert in_order([a, signal(1, 2, None)]) == [a, signal(1, 2, None)]
+
+
+def test_a_candidate_only_grows() -> None:
+    case = Case(["a.log"], [FileScan(file=0)])
+    case.propose("x", 0.9, [signal(0, 1, None)], cause="one")
+    found = case.propose("x", 0.5, [signal(0, 1, None), signal(0, 2, None)])
+    assert (found.score, [s.line for s in found.signals], found.cause) == (0.9, [1, 2], "one")
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "rank"),
+    [("job.out", [0, 1], None), ("job.out", [3], 3), ("n1.rank2.log", [0, 1], 2), ("job.out", [], None)],
+)
+def test_the_rank_of_a_file(name: str, ranks: list[int], rank: int | None) -> None:
+    assert Case([name], [FileScan(file=0, ranks=ranks)]).file_rank(0) == rank
+
+
+def test_the_worlds_size_is_the_largest_that_is_believable(tmp_path: Path) -> None:
+    comm = "n1:7:7 [0] NCCL INFO ncclCommInitRank comm 0x{n} rank 0 nranks {n} cudaDev 0"
+    text = "\n".join([comm.format(n=2), comm.format(n=8), "world_size: 99999999"])
+    assert of(tmp_path, {"a.log": text}).health.world_size == 8
+
+
+def test_a_warning_that_comes_again_after_the_last_step_was_not_survived(tmp_path: Path) -> None:
+    warning = "[W socket.cpp:601] [c10d] The client socket has failed to connect to [node-a]:29400 (errno: 111 - Connection refused)."
+    found = of(tmp_path, {"a.log": f"{warning}\nstep 1/10 loss 2.5\n{warning}"})
+    assert (ids(found), found.benign, found.findings[0].count) == (["rendezvous_unreachable"], [], 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "stamp"),
+    [
+        ("2025-03-01T12:00:00+02:00 x", datetime(2025, 3, 1, 10, tzinfo=UTC)),
+        ("[2025-03-01 10:00:00,250] x", datetime(2025, 3, 1, 10, 0, 0, 250_000, tzinfo=UTC)),
+        ("E0301 10:00:00.5 x", datetime(2000, 3, 1, 10, 0, 0, 500_000, tzinfo=UTC)),
+        ("Mar  1 10:00:00 n1 x", datetime(2000, 3, 1, 10, tzinfo=UTC)),
+        ('{"event": "step", "time": 1700000000.5}', datetime.fromtimestamp(1700000000.5, UTC)),
+        ("2025-13-01 10:00:00 x", None),
+        ("nothing", None),
+    ],
+)
+def test_times_of_lines(text: str, stamp: datetime | None) -> None:
+    found = time_of(text)
+    assert found == (stamp.timestamp() if stamp else None)
+
+
+def test_a_time_without_a_year_is_put_beside_the_others() -> None:
+    def at(*when: int) -> float:
+        return datetime(*when, tzinfo=UTC).timestamp()  # type: ignore[arg-type]
+
+    assert with_year(at(2000, 3, 1, 9), at(2025, 3, 1, 10)) == at(2025, 3, 1, 9)
+    assert with_year(at(2000, 12, 31, 23), at(2026, 1, 1, 1)) == at(2025, 12, 31, 23)
+    assert with_year(at(2000, 2, 29, 9), at(2025, 3, 1, 1)) == at(2025, 2, 28, 9)
+
+
+def table(root: str, *more: str) -> str:
+    return f"Root Cause (first observed failure):\n[0]:\n  time      : 2025-02-04_03:04:05\n{root}\n" + "\n".join(more)
+
+
+def test_the_agents_table_names_the_rank_and_only_its_own_lines_count(tmp_path: Path) -> None:
+    root = "  host      : node-d\n  rank      : 13 (local_rank: 5)\n  exitcode  : 1 (pid: 7120)\n  error_file: <N/A>\n  traceback : To enable"
+    other = "-" * 20 + "\nOther Failures:\n[1]:\n  host      : node-a\n  rank      : 2\n  exitcode  : 1 (pid: 7)"
+    assert first(tmp_path, {"a.log": table(root, other)}) == ("application_error", 13, "node-d")
+
+
+@pytest.mark.parametrize("how", ["Exited with exit code 1", "Exited with exit code 17"])
+def test_of_ends_that_srun_reports_the_terminated_ones_are_not_the_first(tmp_path: Path, how: str) -> None:
+    text = f"srun: error: n1: tasks 0-3: Terminated\nsrun: error: n2: task 5: {how}"
+    found = of(tmp_path, {"a.out": text}).findings[0]
+    assert (found.id, found.rank, found.host) == ("application_error", 5, "n2")
+    assert "is not in these logs" in found.cause
+
+
+def test_an_exit_code_says_nothing_more_where_the_error_itself_is_told(tmp_path: Path) -> None:
+    text = f"{DEVICE}\nsrun: error: n2: task 5: Exited with exit code 1"
+    assert ids(of(tmp_path, {"a.out": text})) == ["invalid_device"]
+
+
+def ends(*rows: tuple[int, int, float]) -> str:
+    failed = [{"rank": r, "host": f"n{r}", "pid": 9 + r, "exitcode": c, "time": t} for r, c, t in rows]
+    return json.dumps({"host": "n1", "attempt": 1, "failed": failed}, indent=2)
+
+
+def test_of_ends_that_a_node_noted_the_first_in_time_counts(tmp_path: Path) -> None:
+    """Also where a later one stands above it; those that were stopped afterwards are none."""
+    files = {"n1.exit.json": ends((1, -9, 1.7e9 + 5), (2, -9, 1.7e9), (0, -15, 1.7e9 - 5)), "n1.rank0.log": LOST}
+    assert first(tmp_path, files) == ("host_oom", 2, "n2")
+
+
+def run_folder(folder: Path, logs: dict[str, str]) -> Path:
+    for name in ("plan.json", "spec.yaml"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("{}")
+    for name, text in logs.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text + "\n")
+    return folder
+
+
+def test_of_a_run_only_the_newest_attempt_is_read(tmp_path: Path) -> None:
+    """Given itself, or found in a folder; with its stacks and records, without what is no log."""
+    logs = {
+        "logs/attempt-1/n1.rank0.log": DISK,
+        "logs/attempt-2/n1.rank0.log": DEVICE,
+        "logs/attempt-2/notes.md": "ModuleNotFoundError: No module named 'peft'",
+        "checkpoints/step-1/x.log": "ModuleNotFoundError: No module named 'peft'",
+        "other.log": "ModuleNotFoundError: No module named 'peft'",
+    }
+    run = run_folder(tmp_path / "runs" / "r", logs)
+    for given in (run, tmp_path):
+        found = diagnose([given])
+        assert (ids(found), found.files) == (["invalid_device"], 1), given
+    for attempt, interface in ((1, "eth0"), (2, "ib0")):
+        path = run / f"logs/attempt-{attempt}/n1.connections.json"
+        path.write_text(json.dumps({"interfaces": {interface: 3}}))
+    assert diagnose([run]).health.transports == {"TCP/ib0": 3}
+
+
+def test_flight_records_of_a_run_are_read_with_its_logs(tmp_path: Path) -> None:
+    def dump(*calls: tuple[int, str]) -> str:
+        entries = [
+            {
+                "process_group": ["0", "x"],
+                "collective_seq_id": s,
+                "profiling_name": "nccl:all_reduce",
+                "input_sizes": [[4]],
+                "state": state,
+            }
+            for s, state in calls
+        ]
+        return json.dumps({"pg_config": {}, "entries": entries})
+
+    files = {
+        "logs/attempt-1/n1.rank0.log": "step 1 loss 2.0",
+        "hang/attempt-1/flight.rank0": dump((1, "completed"), (2, "started")),
+        "hang/attempt-1/flight.rank1": dump((1, "completed")),
+    }
+    finding = diagnose([run_folder(tmp_path / "r", files)]).findings[0]
+    assert (finding.id, finding.rank) == ("collective_mismatch", 1)
+
+
+def test_folders_that_hold_no_logs_are_passed_over(tmp_path: Path) -> None:
+    files = {
+        "a.log": DEVICE,
+        "wandb/b.log": DISK,
+        ".git/c.log": DISK,
+        "train.py": DISK,
+        "job.sbatch": DISK,
+        "notes.md": DISK,
+    }
+    found = of(tmp_path, files)
+    assert (ids(found), found.files) == (["invalid_device"], 1)
+
+
+def test_more_files_than_are_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("allranks.diagnose.sources.MAX_FILES", 3)
+    found = of(tmp_path, {f"{i}.log": "step 1 loss 2.0" for i in range(5)})
+    assert found.files == 3
+    assert "more than 3 files" in found.problems[0].text
+
+
+def test_files_read_in_parallel_come_back_in_their_order(tmp_path: Path) -> None:
+    files = {f"{i}.log": "x\n" * (10 * i) + f"[rank{i}]: {DISK if i % 2 else DEVICE}" for i in range(6)}
+    alone = of(tmp_path, files)
+    together = diagnose([tmp_path], workers=3)
+    assert together == alone
+    for finding in together.findings:
+        assert all(e.text.startswith(f"[rank{Path(e.file).stem}]") for e in finding.evidence)
+
+
+def test_events_of_an_earlier_attempt_are_another_story(tmp_path: Path) -> None:
+    error = {"event": "error", "rank": 0, "time": 1.7e9, "type": "KeyError", "message": "'labels'", "echo": False}
+    start = {"event": "start", "rank": 0, "time": 1.7e9 + 9}
+    text = "\n".join(json.dumps(e) for e in (error, start))
+    assert ids(of(tmp_path, {"rank0.jsonl": text})) == []
+    assert ids(of(tmp_path, {"rank0.jsonl": "\n".join(json.dumps(e) for e in (start, error))})) == ["application_error"]
+
+
+def test_an_error_that_an_event_calls_an_echo_is_none(tmp_path: Path) -> None:
+    def line(rank: int, kind: str, *, echo: bool) -> str:
+        event = {"event": "error", "rank": rank, "time": 1.7e9 + 9 - rank, "type": kind, "message": "m", "echo": echo}
+        return json.dumps(event, separators=(",", ":"))
+
+    found = of(
+        tmp_path, {"rank0.jsonl": line(0, "IndexError", echo=False), "rank1.jsonl": line(1, "ValueError", echo=True)}
+    )
+    assert (ids(found), found.findings[0].rank) == (["application_error"], 0)
+    assert "IndexError" in found.findings[0].cause
+    assert not any("ValueError" in line for line in found.story)
+
+
+HANG = '{"event":"hang","time":1700000009.0,"rank":1,"attempt":1,"kind":"KIND","host":"n1","ranks":[2,3],"where":"x","message":"hang: rank 2 fell out"}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"), [("dataloader_hang", "dataloader_hang"), ("of_a_later_version", "collective_hang")]
+)
+def test_what_the_watch_saw_comes_first_and_its_own_kills_are_no_cause(tmp_path: Path, kind: str, named: str) -> None:
+    files = {"rank2.jsonl": HANG.replace("KIND", kind), "n1.exit.json": ends((0, -9, 1.7e9 + 20), (1, -9, 1.7e9 + 20))}
+    found = of(tmp_path, files)
+    assert ids(found) == [named]
+    assert (found.findings[0].rank, found.findings[0].host) == (2, "n1")
+
+
+@pytest.mark.parametrize(
+    ("line", "rank", "host"),
+    [
+        (
+            "[rank1]: DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store",
+            0,
+            None,
+        ),
+        ("[rank1]: Connection closed by remote peer n7<4711>", None, "n7"),
+    ],
+)
+def test_echoes_that_name_whom_they_echo(tmp_path: Path, line: str, rank: int | None, host: str | None) -> None:
+    found = of(tmp_path, {"a.log": line})
+    if ids(found) == ["peer_died_first"]:
+        assert (found.findings[0].rank, found.findings[0].host) == (rank, host)
+    else:
+        assert "peer_died_first" not in ids(found), found.findings
+        pytest.fail(f"{ids(found)}")
+
+
+def test_addresses_of_lost_peers_name_one_host_or_none(tmp_path: Path) -> None:
+    lost = [LOST.replace("127.0.0.1", a) for a in ("10.7.0.12", "10.7.0.13")]
+    found = of(tmp_path, {"n1.rank0.log": lost[0], "n3.rank2.log": lost[1]})
+    assert found.findings[0].host not in ("10.7.0.12", "10.7.0.13")
+    same = of(tmp_path, {"n3.rank2.log": lost[0]})
+    assert same.findings[0].host == "10.7.0.12"
+    assert "10.7.0.12" in same.findings[0].cause
+    own = of(tmp_path, {"n1.rank0.log": LOST, "n3.rank2.log": LOST})
+    assert "127.0.0.1" not in own.findings[0].cause
+
+
+def test_of_several_silent_ranks_none_is_named(tmp_path: Path) -> None:
+    files = {"n1.rank0.log": LOST, "n1.rank1.log": "step 1 loss 2.0", "n1.rank2.log": "step 1 loss 2.0"}
+    assert first(tmp_path, files)[:2] != ("peer_died_first", 1)
+
+
+def test_an_echo_is_a_finding_only_where_nothing_else_is(tmp_path: Path) -> None:
+    assert ids(of(tmp_path, {"a.rank0.log": LOST})) == ["peer_died_first"]
+    assert ids(of(tmp_path, {"a.rank1.log": "KeyError: 'labels'"})) == ["application_error"]
+
+
+def test_a_special_cause_explains_the_general_one(tmp_path: Path) -> None:
+    preempted = "slurmstepd: error: *** JOB 9 ON n1 CANCELLED AT 2025-02-04T03:05:00 DUE TO PREEMPTION ***"
+    cancelled = "slurmstepd: error: *** STEP 9.0 ON n1 CANCELLED AT 2025-02-04T03:05:00 ***"
+    assert ids(of(tmp_path, {"a.log": f"{preempted}\n{cancelled}"})) == ["slurm_preempted"]
+
+
+def test_a_crash_of_its_own_is_no_abort_of_the_watchdog(tmp_path: Path) -> None:
+    crash = "  exitcode  : -11 (pid: 7)\n  traceback : Signal 11 (SIGSEGV) received by PID 7"
+    found = of(tmp_path, {"a.log": f"{watchdog(0)}\n{crash}"})
+    assert "rank_died" in ids(found)
+
+
+def test_an_error_of_the_programs_own_stands_behind_a_cause_that_names_itself(tmp_path: Path) -> None:
+    found = of(tmp_path, {"a.rank0.log": DEVICE, "a.rank1.log": "KeyError: 'labels'"})
+    assert ids(found) == ["invalid_device", "application_error"]
+    assert found.findings[1].confidence <= found.findings[0].confidence - 0.1 + 1e-9
+
+
+def test_an_error_after_which_training_went_on_is_none(tmp_path: Path) -> None:
+    assert ids(of(tmp_path, {"a.log": "KeyError: 'labels'\nstep 2/9 loss 1.0"})) == []
+    assert ids(of(tmp_path, {"a.log": "step 2/9 loss 1.0\nKeyError: 'labels'"})) == ["application_error"]
+
+
+def test_a_bare_error_of_communication_abstains(tmp_path: Path) -> None:
+    bare = "RuntimeError: NCCL communicator: something"
+    found = of(tmp_path, {"a.log": bare})
+    assert ids(found) == ["collective_hang"]
+    assert "does not say why" in found.findings[0].cause
+    assert ids(of(tmp_path, {"a.log": f"{bare}\n{DEVICE}"})) == ["invalid_device"]
+
+
+def test_a_message_that_names_no_class_but_hints_is_no_finding_alone(tmp_path: Path) -> None:
+    from allranks.diagnose.catalogue import CATALOGUE
+    from allranks.diagnose.catalogue.entry import HINTS
+
+    hints = [p for e in CATALOGUE.values() for p in e.patterns if p.weight <= HINTS]
+    case = Case(["a.log"], [FileScan(file=0, signals=[signal(0, 1, None)])])
+    case.signals[0].weight, case.signals[0].owner = HINTS, next(iter(CATALOGUE))
+    from allranks.diagnose.judge import judge
+
+    assert judge(case)[0] == []
+    assert hints is not None
+
+
+def test_lines_that_several_rules_match_are_counted_once(tmp_path: Path) -> None:
+    text = "\n".join(["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB"] * 5)
+    assert of(tmp_path, {"a.log": text}).findings[0].count == 5
+
+
+# Collectives that timed out
+
+
+def test_a_report_that_is_wrapped_is_read_from_its_next_line(tmp_path: Path) -> None:
+    head = "[rank{r}]:[E204 03:04:05.000001 ProcessGroupNCCL.cpp:632] [Rank {r}] Watchdog caught collective operation timeout:"
+    work = "[rank{r}]: WorkNCCL(SeqNum=900, OpType={op}, NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600011 milliseconds before timing out."
+    rows = [t.format(r=r, op=op) for r, op in ((0, "ALLREDUCE"), (1, "BROADCAST")) for t in (head, work)]
+    assert ids(of(tmp_path, {"a.log": "\n".join(rows)}))[0] == "collective_mismatch"
+
+
+def test_unlike_sizes_of_a_gather_are_no_mismatch(tmp_path: Path) -> None:
+    text = "\n".join(watchdog(r, op="ALLGATHER", size=10 + r) for r in (0, 1))
+    assert "collective_mismatch" not in ids(of(tmp_path, {"a.log": text}))
+
+
+def test_the_rank_that_is_behind_is_named(tmp_path: Path) -> None:
+    text = "\n".join([watchdog(0, seq=901), watchdog(1, seq=900, op="BROADCAST"), watchdog(2, seq=901)])
+    assert first(tmp_path, {"a.log": text})[:2] == ("collective_mismatch", 1)
+
+
+@pytest.mark.parametrize(
+    ("frame", "kind"),
+    [
+        ('File "/code/x.py", line 3, in save_checkpoint', "checkpoint_collective"),
+        ('File "/v/torch/utils/data/dataloader.py", line 3, in _next_data', "dataloader_hang"),
+        ('File "/code/x.py", line 3, in forward', "collective_hang"),
+    ],
+)
+@pytest.mark.parametrize("last", [True, False], ids=["with its error", "cut off"])
+def test_frames_tell_what_the_rank_was_doing(tmp_path: Path, frame: str, kind: str, last: bool) -> None:
+    lines = [f"[rank0]:   {frame}", "[rank0]: torch.distributed.DistBackendError: timeout"][: 2 if last else 1]
+    found = of(tmp_path, {"a.log": "\n".join([watchdog(1), *lines, watchdog(0)])})
+    assert kind in ids(found) or (kind == "dataloader_hang" and not last), ids(found)
+    assert kind != "collective_hang" or ids(found) == [kind]
+
+
+@pytest.mark.parametrize(
+    ("seqs", "done", "kind"), [((1, 1), -1, "first"), ((1, 7), -1, "later"), ((1, 1), 40, "later")]
+)
+def test_the_first_collective_is_called_the_first_only_if_none_had_ended(
+    tmp_path: Path, seqs: tuple[int, int], done: int, kind: str
+) -> None:
+    lines = [watchdog(r, seq=s) for r, s in enumerate(seqs)]
+    lines += [STATUS.format(rank=r, second=6, seq=s, done=done) for r, s in enumerate(seqs)]
+    assert ("first_collective_failed" in ids(of(tmp_path, {"a.log": "\n".join(lines)}))) == (kind == "first")
+
+
+def test_calls_of_two_groups_that_crossed(tmp_path: Path) -> None:
+    text = "\n".join([watchdog(0, seq=500, op="ALLREDUCE"), watchdog(0, seq=700, op="_ALLGATHER_BASE")])
+    finding = of(tmp_path, {"a.log": text}).findings[0]
+    assert (finding.id, finding.rank) == ("collective_mismatch", 0)
+    assert "several groups at once" in finding.cause
+
+
+@pytest.mark.parametrize(
+    ("told", "size", "seq", "more", "named"),
+    [
+        ((0, 1, 3), 4, 900, "", True),
+        ((0, 1, 3), 4, 50, "", False),  # so early that the network had shown nothing yet
+        ((0,), 4, 900, "", False),  # most are silent: a part of the logs only
+        ((0, 1, 3), 4, 900, "[rank0]: Another rank reported a timeout", False),
+    ],
+)
+def test_a_rank_that_did_not_report_is_named_with_care(
+    tmp_path: Path, told: tuple[int, ...], size: int, seq: int, more: str, named: bool
+) -> None:
+    comm = "comm 0x1 rank {r} nranks {size} cudaDev 0"
+    files = {f"n.rank{r}.log": comm.format(r=r, size=size) for r in range(size)}
+    for r in told:
+        files[f"n.rank{r}.log"] += "\n" + watchdog(r, seq=seq)
+    files["n.rank0.log"] += "\n" + more
+    assert ("collective_mismatch" in ids(of(tmp_path, files))) == named
+
+
+def test_a_gather_tells_how_many_its_group_has(tmp_path: Path) -> None:
+    gathers = "\n".join(watchdog(r, op="_ALLGATHER_BASE", size=10, out=40) for r in (0, 1, 3))
+    finding = of(tmp_path, {"a.log": gathers}).findings[0]
+    assert finding.id == "collective_mismatch"
+    assert "3 of 4 ranks" in finding.cause
+
+
+# Memory
+
+
+def oom(more: str = "", *, want: str = "1.00 GiB", free: str = "") -> str:
+    tail = f" GPU 0 has a total capacity of 79.10 GiB of which {free} is free." if free else ""
+    return f"{more}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {want}.{tail}"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("[rank0]: optimizer.step()\n[rank0]: " + oom(), "cuda_oom_optimizer_step"),
+        ("[rank1]: optimizer.step()\n[rank0]: " + oom(), "cuda_oom"),
+        ("[rank0]: optimizer.step()\n" + "[rank0]: quiet\n" * 80 + "[rank0]: " + oom(), "cuda_oom"),
+        (oom(want="20.00 MiB", free="500.00 MiB"), "cuda_oom"),  # much more than asked for, and yet little
+    ],
+)
+def test_kinds_of_exhausted_memory(tmp_path: Path, text: str, kind: str) -> None:
+    assert ids(of(tmp_path, {"a.log": text})) == [kind]
+
+
+def test_memory_to_spare_speaks_for_the_gpu_only_if_it_always_was_to_spare(tmp_path: Path) -> None:
+    spare, none = oom(want="20.00 MiB", free="71.00 GiB"), oom(want="20.00 MiB", free="10.00 MiB")
+    assert "gpu_hardware_fault" in ids(of(tmp_path, {"a.log": spare}))
+    assert "gpu_hardware_fault" not in ids(of(tmp_path, {"a.log": f"{spare}\n{none}"}))
+
+
+def test_memory_that_ends_at_the_first_touch_is_not_the_programs_size(tmp_path: Path) -> None:
+    frame = '  File "/v/torch/distributed/distributed_c10d.py", line 3, in barrier'
+    found = of(tmp_path, {"a.log": f"{frame}\nRuntimeError: CUDA error: out of memory"})
+    assert ids(found)[0] == "gpu_hardware_fault"
+    assert "first operation" in found.findings[0].cause
+    plain = of(tmp_path, {"a.log": "RuntimeError: CUDA error: out of memory"})
+    assert ids(plain)[0] == "cuda_oom"
+
+
+def test_host_memory_that_ends_in_the_optimizer_is_told_as_that(tmp_path: Path) -> None:
+    frame = '  File "/v/torch/optim/adamw.py", line 3, in _multi_tensor_adamw'
+    error = "RuntimeError: [enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."
+    finding = of(tmp_path, {"a.log": f"{frame}\n{error}"}).findings[0]
+    assert finding.id == "host_oom"
+    assert "optimizer's step" in finding.cause
+
+
+# The path of the data
+
+
+def test_a_fallback_is_told_by_what_failed_before_it(tmp_path: Path) -> None:
+    failed = "n1:7:7 [0] NCCL WARN Call to ibv_open_device failed"
+    used = "n1:7:7 [0] NCCL INFO Using network Socket"
+    assert "silent_socket_fallback" in ids(of(tmp_path, {"a.log": f"{failed}\n{used}"}))
+    none = "n1:7:7 [0] NCCL INFO NET/IB : No device found."
+    assert ids(of(tmp_path, {"a.log": f"{none}\n{used}"})) == []  # one node, and nothing that broke
+    assert ids(of(tmp_path, {"a.log": f"{none}\n{used}\nn2:7:7 [0] NCCL INFO Using network Socket"})) == [
+        "silent_socket_fallback"
+    ]
+
+
+def test_a_bridge_that_is_one_hosts_own_is_named_unless_it_worked(tmp_path: Path) -> None:
+    one = "n{i}:7:7 [0] NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>"
+    ready = "n1:7:7 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 2 cudaDev 0 busId 1000 - Init COMPLETE"
+    both = "\n".join(one.format(i=i) for i in (1, 2))
+    assert ids(of(tmp_path, {"a.log": both})) == ["wrong_interface"]
+    assert ids(of(tmp_path, {"a.log": f"{both}\n{ready}"})) == []
+    assert ids(of(tmp_path, {"a.log": one.format(i=1)})) == []
+
+
+def test_advice_on_the_path(tmp_path: Path) -> None:
+    def advice(*lines: str) -> str:
+        text = "\n".join(f"n{i}:7:7 [0] NCCL INFO {line}" for line in lines for i in (1, 2))
+        return " ".join(of(tmp_path, {"a.log": text}).health.advice)
+
+    channel = "Channel 00/0 : 0[0] -> 1[1] via {}"
+    assert "host memory (SHM)" in advice(channel.format("SHM/direct/direct"))
+    assert "host memory (SHM)" not in advice(channel.format("SHM/direct/direct"), channel.format("P2P/IPC"))
+    assert "within one node goes through the network" not in advice(channel.format("NET/IB/0"))
+    versions = advice("NCCL version 2.27.3+cuda12.9", "NCCL version 2.21.5+cuda12.4")
+    assert "nccl has several versions" in versions
+    assert advice("NCCL version 2.27.3+cuda12.9") == ""
+
+
+def test_the_busiest_way_comes_first_and_progress_is_told(tmp_path: Path) -> None:
+    way = "n1:7:7 [0] NCCL INFO Channel 0{}/0 : 0[0] -> 1[1] via {}"
+    lines = [way.format(0, "SHM/direct/direct"), *(way.format(i, "P2P/IPC") for i in range(3))]
+    found = of(tmp_path, {"a.log": "\n".join(lines)})
+    assert list(found.health.transports) == ["P2P/IPC", "SHM/direct"]
+    assert not found.health.progressed
+    assert of(tmp_path, {"b.log": "step 1/9 loss 2.0"}).health.progressed
+
+
+def shown(found: Diagnosis, width: int = 100) -> str:
+    import click
+
+    from allranks.diagnose.show import lines
+
+    return "\n".join(click.unstyle(line) for line in lines(found, width))
+
+
+def test_what_a_person_is_shown(tmp_path: Path) -> None:
+    causes = [DEVICE, DISK, "ModuleNotFoundError: No module named 'peft'", "bind: Address already in use", oom()]
+    files = {f"n{i}.rank{i}.log": f"[2025-02-04 10:00:0{i},000] {text}" for i, text in enumerate(causes)}
+    files |= {f"x{i}.log": "\x00\x01\x02\x03" * 2000 for i in range(14)}
+    files["n0.rank0.log"] += "\nFutureWarning: x is deprecated" * 3
+    found = of(tmp_path, files)
+    text = shown(found)
+    assert len(found.findings) == 5
+    assert text.count("or perhaps") == 1
+    assert "less likely: " in text
+    assert all(f.id in text for f in found.findings)
+    assert f"and {len(found.problems) - 12} more (--json has all)" in text
+    assert "(3 times)" in text
+    assert "In order of time:" in text
+    assert f"note: {found.clocks.note}" in " ".join(text.split()) or found.clocks.note.split()[0] in text
+    many = of(tmp_path / "many", {"a.log": "\n".join([f"[rank1]: {DEVICE}"] * 3)})
+    assert "rank 1 (3 such lines)" in shown(many)
+    long = of(tmp_path / "long", {"a.log": DEVICE + " y" * 250})
+    assert " ..." in shown(long, 60)
+    assert max(len(line) for line in shown(long, 60).splitlines()) <= 60
+
+
+def test_the_story_tells_each_once_and_only_what_compares(tmp_path: Path) -> None:
+    lines = [f"[2025-02-04 10:00:0{i},000] [rank0]: {DEVICE}" for i in range(4)]
+    lines.append("E0204 10:00:09.000000 7 x.cc:3] [rank1]: KeyError: 'x'")
+    found = of(tmp_path, {"a.log": "\n".join(lines)})
+    assert len([line for line in found.story if "GPU that is not there" in line]) == 1, found.story

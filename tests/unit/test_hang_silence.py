@@ -1,0 +1,427 @@
+"""What counts as silence, who of several agents judges, and what is taken down of a rank. No ranks: pages and clocks are set by hand."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from allranks.hang import collect, inside, procfs, watch
+from allranks.hang.collect import Collector, save
+from allranks.hang.limits import Limits
+from allranks.hang.pulse import Beat, Page, Pulse, offered
+from allranks.hang.records import Alarm, Fallen, Frame, NodeEvidence, RankEvidence
+from allranks.hang.stacks import main_thread, standing
+from allranks.hang.watch import HangWatch, publish
+from allranks.rundir import RunDir, read_json
+
+WAITS = [Frame(file="/v/torch/distributed/distributed_c10d.py", line=9, function="all_reduce")]
+READS = [Frame(file="/home/u/rows.py", line=12, function="read")]
+
+
+class Looker:
+    """In a collector's place."""
+
+    def __init__(self, evidence: NodeEvidence | None = None) -> None:
+        self._evidence = evidence
+
+    def node(self, pages: Any, beats: Any) -> NodeEvidence:
+        if self._evidence is None:
+            raise OSError(28, "No space left on device")
+        return self._evidence
+
+
+def watch_of(
+    folder: Path,
+    ranks: int = 1,
+    *,
+    node: int = 0,
+    nodes: int = 1,
+    collector: Any = None,
+    ended: list[int] | None = None,
+) -> HangWatch:
+    run = RunDir(folder)
+    for place in (run.events, run.logs_of(1), run.hang(1)):
+        place.mkdir(parents=True, exist_ok=True)
+    hosts = {r: f"n{r // ranks}" for r in range(ranks * nodes)}
+    own = [r for r in hosts if r // ranks == node]
+    told = ended if ended is not None else []
+    return HangWatch(
+        run, 1, node, f"n{node}", own, hosts, Limits(step_s=10.0, long_s=50.0), collector, lambda: told.append(node)
+    )
+
+
+def pulse_of(watched: HangWatch, rank: int = 0, phase: str = "train") -> Pulse:
+    """Of a rank that has begun its second step."""
+    pulse = Pulse()
+    pulse.open(offered([watched.pages[rank]]).partition(":")[0])
+    for step in (0, 1):
+        pulse.step(step)
+    pulse.phase(phase)
+    return pulse
+
+
+def alarm_at(watched: HangWatch, later_s: float) -> Alarm | None:
+    return watched._silence(time.monotonic() + later_s)
+
+
+def test_the_rank_that_is_silent_raises_the_alarm_with_its_place(tmp_path: Path) -> None:
+    watched = watch_of(tmp_path, 2)
+    pulse_of(watched)
+    pulse_of(watched, 1).part("forward")
+    watched._floor -= 100.0
+    assert alarm_at(watched, 5.0) is None
+    alarm = alarm_at(watched, 20.0)
+    assert alarm is not None
+    assert (alarm.rank, alarm.host, alarm.phase, alarm.step, alarm.limit_s) == (0, "n0", "train", 1, 10.0)
+    assert 20.0 <= alarm.time - alarm.since < 40.0  # the 20 s of this test's clock, and what it took
+    assert watched._board.alarm() == alarm
+
+
+def test_ranks_that_are_done_and_those_that_wait_for_one_that_died_raise_none(tmp_path: Path) -> None:
+    watched = watch_of(tmp_path, 2)
+    pulse_of(watched, 0, "done")
+    dead = pulse_of(watched, 1)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    dead._pid = gone.pid
+    dead.beat()
+    assert alarm_at(watched, 99.0) is None
+    dead._pid = os.getpid()
+    dead.beat()
+    assert alarm_at(watched, 99.0) is not None
+
+
+def test_of_the_time_in_which_the_agent_itself_stood_still_nobodys_silence_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = watch_of(tmp_path)
+    pulse_of(watched)
+    watched._floor = time.monotonic() + 95.0
+    assert alarm_at(watched, 99.0) is None
+    monkeypatch.setattr(watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(watch, "PAUSED_S", -1.0)  # so that each look comes after a pause
+    ended: list[int] = []
+    paused = watch_of(tmp_path, collector=Looker(), ended=ended)
+    paused._limits = Limits(step_s=0.05, long_s=0.05)
+    pulse_of(paused)
+    paused.begin()
+    paused.join(0.6)
+    assert paused.is_alive()
+    paused.stop()
+
+
+def test_a_users_own_program_is_heard_by_its_log_and_its_collectives(tmp_path: Path) -> None:
+    watched = watch_of(tmp_path)
+    pulse = pulse_of(watched, phase="script")
+    pulse.alive({"default_pg": 1})
+    watched._floor -= 100.0
+    now = time.monotonic()
+    assert watched._silence(now) is None
+    log = RunDir(tmp_path).log_of(1, "n0", 0)
+    log.write_text("a line\n")
+    assert watched._silence(now + 9.0) is None
+    assert watched._silence(now + 18.0) is None  # heard at 9
+    pulse.alive({"default_pg": 2})
+    assert watched._silence(now + 18.5) is None
+    assert watched._silence(now + 28.0) is None
+    assert watched._silence(now + 29.0) is not None
+
+
+@pytest.mark.parametrize("by", ["computing", "reading", "nothing"])
+def test_in_long_phases_a_process_that_works_is_not_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    done = [0.0, 0]
+    monkeypatch.setattr(procfs, "work_done", lambda pid: (done[0], done[1]))
+    watched = watch_of(tmp_path)
+    pulse_of(watched, phase="prepare")
+    now = time.monotonic()
+    alarms = []
+    for later in range(0, 120, 10):
+        alarms.append(watched._silence(now + later))
+        if by == "computing":
+            done[0] += 0.05 * 10
+        elif by == "reading":
+            done[1] += 1 << 20
+        else:
+            done[0], done[1] = done[0] + 0.01 * 10, done[1] + 1000
+    assert any(alarms) == (by == "nothing")
+
+
+def evidence(node: int, **more: Any) -> NodeEvidence:
+    usual = {"pid": 7, "state": "S sleeping", "phase": "train", "step": 3, "stack": WAITS, **more}
+    return NodeEvidence(node=node, host=f"n{node}", time=1.0, ranks=[RankEvidence(rank=node, **usual)])
+
+
+ALARM = Alarm(node=0, host="n0", rank=0, phase="train", part="", step=3, since=1.0, time=11.0, limit_s=10.0)
+
+
+def test_one_of_the_agents_judges_and_all_end_their_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each writes what it found. The first node's judges once all is there; without it, the next in turn."""
+    ended: list[int] = []
+    said: list[str] = []
+    usual = HangWatch._judge
+    monkeypatch.setattr(
+        HangWatch, "_judge", lambda self, *a: (said.append(f"node {self._node} of {len(a[1])}"), usual(self, *a))
+    )
+    kinds = [evidence(0), evidence(1, stack=READS, part="data"), evidence(2)]
+    agents = [watch_of(tmp_path, node=i, nodes=3, collector=Looker(k), ended=ended) for i, k in enumerate(kinds)]
+    threads = [threading.Thread(target=a._examine, args=(ALARM,)) for a in agents]
+    for agent in agents:
+        agent._board.hang_up()
+    for thread in reversed(threads):
+        thread.start()
+        time.sleep(0.05)
+    for thread in threads:
+        thread.join(20)
+    assert said == ["node 0 of 3"]
+    assert sorted(ended) == [0, 1, 2]
+    report = read_json(RunDir(tmp_path).hang_report(1))
+    assert ([f["rank"] for f in report["fallen"]], report["kind"]) == ([1], "dataloader_hang")
+    assert report["files"] == str(RunDir(tmp_path).hang(1))
+
+    monkeypatch.setattr(watch, "ALL_ANSWER_S", 0.2)
+    monkeypatch.setattr(watch, "NEXT_JUDGE_S", 0.2)
+    alone = watch_of(tmp_path / "b", node=1, nodes=2, collector=Looker(evidence(1)), ended=ended)
+    alone._board.hang_up()
+    alone._examine(ALARM)
+    assert said[1:] == ["node 1 of 1"]
+    assert ended[3:] == [1]
+    assert read_json(RunDir(tmp_path / "b").hang_report(1))["missing_hosts"] == ["n0"]
+
+
+def test_ranks_end_although_nobody_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "VERDICT_S", 0.3)
+    ended: list[int] = []
+    second = watch_of(tmp_path, node=1, nodes=2, collector=Looker(evidence(1)), ended=ended)
+    second._board.hang_up()
+    second._examine(ALARM)
+    assert ended == [1]
+    assert not second._board.judged
+
+
+def test_a_record_that_is_too_large_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inside, "MOST_BYTES", 10)
+    for size, there in ((11, False), (10, True)):
+        monkeypatch.setattr(inside, "_flight_recorder", lambda size=size: b"x" * size)
+        inside._write(tmp_path / "flight")
+        assert (tmp_path / "flight").exists() == there
+
+
+def test_the_last_node_may_have_fewer_ranks(tmp_path: Path) -> None:
+    watched = watch_of(tmp_path, 2, nodes=2)
+    assert watched._nodes == 2
+    del watched._hosts[3]
+    assert watched._nodes == 2
+
+
+def test_a_watch_that_cannot_write_ends_and_leaves_the_ranks_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watch, "LOOK_S", 0.01)
+    ended: list[int] = []
+    watched = watch_of(tmp_path, collector=Looker(), ended=ended)
+    watched._limits = Limits(step_s=0.05, long_s=0.05)
+    pulse_of(watched)
+    with caplog.at_level(logging.WARNING):
+        watched.begin()
+        watched.join(20)
+    assert not watched.is_alive()
+    assert "the watch for hangs of node 0 ends: [Errno 28]" in caplog.text
+    assert ended == []
+
+
+def test_a_board_is_read_past_what_is_no_alarm(tmp_path: Path) -> None:
+    watched = watch_of(tmp_path)
+    board = watched._board
+    assert (board.alarm(), board.judged) == (None, False)
+    board.hang_up()
+    board.path.write_text('alarm {"node":\nelse x\n')
+    board.raise_alarm(ALARM)
+    assert (board.alarm(), board.judged) == (ALARM, False)
+    board.tell_judged(0)
+    assert board.judged
+
+
+def collector_of(folder: Path, meeting: tuple[str, int] | None = None) -> Collector:
+    return Collector(RunDir(folder), 1, 0, "n0", meeting, "eth0")
+
+
+def flight(folder: Path, count: int, own: str = "/home/u/train.py") -> None:
+    frames = [{"name": "all_reduce", "filename": "/v/site-packages/torch/distributed/c10d.py", "line": 3}]
+    frames.append({"name": "step", "filename": own, "line": 30})
+    entries = [
+        {
+            "process_group": ["0", "default_pg"],
+            "collective_seq_id": i,
+            "profiling_name": "gloo:all_reduce",
+            "input_sizes": [[8]],
+            "state": "completed" if i < count else "started",
+            "frames": frames,
+        }
+        for i in range(1, count + 1)
+    ]
+    path = RunDir(folder).hang_flight(1, 0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"pg_config": {}, "entries": entries}))
+
+
+def test_the_last_calls_of_a_rank_with_its_own_line(tmp_path: Path) -> None:
+    flight(tmp_path, collect.MOST_CALLS + 5)
+    calls, why = collector_of(tmp_path)._calls(0, Page())
+    assert (len(calls), why) == (collect.MOST_CALLS, "")
+    assert (calls[-1].seq, calls[-1].done, calls[-2].done) == (collect.MOST_CALLS + 5, False, True)
+    assert (calls[-1].op, calls[-1].sizes, calls[-1].group) == ("all_reduce", "[[8]]", "0")
+    assert calls[-1].where == "/home/u/train.py:30:step"
+
+
+def test_why_there_are_no_calls(tmp_path: Path) -> None:
+    page, looks = Page(), collector_of(tmp_path)
+    assert looks._calls(0, page) == ([], "no thread of Python ran, so none was written")
+    page._map[1024] = 2
+    assert page.answered
+    assert looks._calls(0, page) == ([], "its record of collectives is empty")
+    flight(tmp_path, 2)
+    path = RunDir(tmp_path).hang_flight(1, 0)
+    path.write_text(path.read_text()[:50])
+    calls, why = looks._calls(0, page)
+    assert calls == []
+    assert why.startswith("its record of collectives cannot be read: looks like")
+
+
+def test_whether_a_node_reaches_the_place_where_all_met(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert collector_of(tmp_path, ("127.0.0.1", port))._meets() is True
+    assert collector_of(tmp_path, ("127.0.0.1", port))._meets() is False
+    assert collector_of(tmp_path)._meets() is None
+
+
+DUMP = """Thread 0x01 (most recent call first):
+  File "{file}", line {line} in f
+  File "/home/u/{secret}/train.py", line 1 in <module>
+"""
+SECRET = "hf_" + "0123456789abcdefghij"
+
+
+def beat_of(pid: int, **more: Any) -> Beat:
+    now = time.monotonic()
+    usual: dict[str, Any] = {"beats": 3, "at": now - 9.0, "step": 4, "longest_s": 0.1, "alive_at": now - 2.0}
+    usual |= {"phase": "train", "part": "data", "sequences": {"default_pg": 4}}
+    return Beat(pid=pid, **(usual | more))
+
+
+def test_what_is_taken_down_of_one_rank(tmp_path: Path) -> None:
+    run, page = RunDir(tmp_path), Page()
+    run.hang(1).mkdir(parents=True)
+    earlier = DUMP.format(file="/home/u/before.py", line=3, secret=SECRET)
+    os.write(page.stacks, earlier.encode())
+    os.write(page.stacks, DUMP.format(file="/home/u/rows.py", line=12, secret=SECRET).encode())
+    used, _ = procfs.work_done(os.getpid())
+    found = collector_of(tmp_path)._rank(0, page, beat_of(os.getpid()), len(earlier), None, used, 100.0)
+    assert standing(found.stack) == "/home/u/rows.py:12 in f"
+    assert "before.py" not in run.hang_stack(1, "n0", 0).read_text()  # a dump of an earlier signal is none of now
+    assert SECRET not in run.hang_stack(1, "n0", 0).read_text()
+    assert found.stack_by == "faulthandler"
+    assert found.cpu_share is not None
+    assert found.cpu_share < 0.5  # of the time since it was looked at, not of all its life
+    assert found.silent_s is not None
+    assert found.python_silent_s is not None
+    assert found.silent_s - found.python_silent_s == pytest.approx(7.0, abs=0.01)
+    assert (found.phase, found.part, found.step, found.sequences) == ("train", "data", 4, {"default_pg": 4})
+    mute = collector_of(tmp_path)._rank(1, Page(), beat_of(os.getpid(), alive_at=0.0), 0, None, used, 100.0)
+    assert (mute.python_silent_s, mute.stack, mute.stack_by) == (None, [], "")
+    assert mute.no_stack == "the process did not answer"
+    assert not run.hang_stack(1, "n0", 1).exists()
+    save(tmp_path / "node.json", NodeEvidence(node=0, host="n0", time=1.0, ranks=[found]))
+    text = (tmp_path / "node.json").read_text()
+    assert SECRET not in text
+    assert msgspec.json.decode(text, type=NodeEvidence).ranks[0].pid == os.getpid()
+
+
+def test_all_ranks_answers_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has answered does not stand for the others; one that never does is not waited for without end."""
+    pages = {0: Page(), 1: Page()}
+    for page in pages.values():
+        page._map[1024] = 2
+    os.write(pages[0].stacks, b"x")
+
+    def late() -> None:
+        time.sleep(0.7)
+        os.write(pages[1].stacks, b"x")
+
+    thread = threading.Thread(target=late)
+    thread.start()
+    monkeypatch.setattr(collect, "ANSWER_S", 30.0)
+    collect._wait_for_answers(pages, {0: 0, 1: 0})
+    assert os.fstat(pages[1].stacks).st_size == 1
+    thread.join()
+    monkeypatch.setattr(collect, "ANSWER_S", 0.1)
+    collect._wait_for_answers(pages, {0: 0, 1: 99})
+
+
+def test_the_work_of_children_counts() -> None:
+    """Of data workers, which a rank starts; bytes that they read count too."""
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    busy = "print('on', flush=True); open('/dev/zero', 'rb').read(1 << 26)\nwhile True: pass"
+    process = subprocess.Popen([sys.executable, "-c", code, busy], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        deadline = time.monotonic() + 30
+        while (done := procfs.work_done(process.pid))[1] < 1 << 26 or done[0] < 0.5:
+            assert time.monotonic() < deadline, done
+            time.sleep(0.05)
+    finally:
+        for child in procfs.psutil.Process(process.pid).children(recursive=True):
+            child.kill()
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("state", "over"), [("Z a zombie", True), ("X dead", True), ("gone", True), ("T stopped", False)]
+)
+def test_states_of_processes_that_will_not_run_again(state: str, over: bool) -> None:
+    assert procfs.ended(state) == over
+
+
+def test_the_main_thread_is_the_one_that_runs_the_program() -> None:
+    start = '  File "/repo/src/allranks/launch/rank.py", line 40 in main\n'
+    loads = 'Thread 0x01 (most recent call first):\n  File "/home/u/lib.py", line 4 in load\n  File "/home/u/p.py", line 2 in <module>\n'
+    main = f'Thread 0x02 (most recent call first):\n  File "/home/u/rows.py", line 9 in read\n{start}'
+    other = 'Thread 0x03 (most recent call first):\n  File "/home/u/x.py", line 1 in work\n'
+    assert standing(main_thread(loads + main)) == "/home/u/rows.py:9 in read"  # faulthandler tells the oldest last
+    assert standing(main_thread(other + other.replace("x.py", "old.py"))) == "/home/u/old.py:1 in work"
+    meter = 'Thread 0x02 (most recent call first):\n  File "/repo/src/allranks/train/waits.py", line 9 in inner\n'
+    waits = meter + '  File "/v/torch/distributed/distributed_c10d.py", line 2 in all_reduce\n' + start
+    assert main_thread(waits)[0].function == "all_reduce"
+    ours = 'Thread 0x02 (most recent call first):\n  File "/repo/src/allranks/train/loop.py", line 9 in step\n'
+    assert standing(main_thread(ours + '  File "/home/u/own.py", line 3 in main\n' + start)).startswith(
+        "/home/u/own.py:3"
+    )
+
+
+def test_an_event_stands_with_the_rank_that_fell_out(tmp_path: Path) -> None:
+    from allranks.hang.records import HangReport
+
+    run = RunDir(tmp_path)
+    run.events.mkdir()
+    run.hang(1).mkdir(parents=True)
+    fallen = [Fallen(rank=r, host="n1", why="w", where="x.py:1 in f") for r in (2, 3)]
+    publish(run, HangReport(attempt=1, kind="k", sentence="s", fallen=fallen, waiting=[], alarm=ALARM, judged=12.0))
+    event = json.loads(run.events_of(2).read_text())
+    assert (event["ranks"], event["host"], event["where"], event["kind"]) == ([2, 3], "n1", "x.py:1 in f", "k")
+    publish(run, HangReport(attempt=1, kind="k", sentence="s", fallen=[], waiting=[], alarm=ALARM, judged=12.0))
+    assert json.loads(run.events_of(0).read_text())["ranks"] == []
