@@ -82,6 +82,7 @@ def test_no_ssh_is_called_and_the_environment_arrives_whatever_sbatch_hands_on(
         "PYTHONPATH": str(SRC),
         "EXCLUDED": "^lo,docker0",
         "QUOTED": 'it\'s "two" words, $HOME and a=b',
+        "SITE_TOKEN": "a secret, which stands in no script",
     }
     monkeypatch.setenv("PATH", wanted["PATH"])
     monkeypatch.setenv("SBATCH_EXPORT", "NONE")

@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from allranks.fabric import evidence, report
@@ -147,6 +148,43 @@ def test_connections_over_another_interface_are_named() -> None:
     assert "go over eno2 (3), expected eth0" in found.findings[0].text
 
 
+def test_only_what_is_connected_counts_and_only_to_nodes_of_the_job() -> None:
+    with socket.create_server(("127.0.0.7", 0)) as server:
+        assert "127.0.0.7" not in of_processes([os.getpid()]), "it listens, and nobody is connected"
+        with socket.create_connection(server.getsockname()) as client:
+            accepted = server.accept()[0]
+            both = of_processes([os.getpid()])
+            without = of_processes([os.getpid()], without_ports=[server.getsockname()[1]])
+            assert both.total() - without.total() == 2, "the store's port at the other end counts as well"
+            assert client
+            accepted.close()
+    own = [a.address for items in psutil.net_if_addrs().values() for a in items if a.family == socket.AF_INET]
+    outside = [a for a in own if not a.startswith("127.")]
+    if not outside:
+        pytest.skip("this machine has no address but loopback")
+    with socket.create_server((outside[0], 0)) as server, socket.create_connection(server.getsockname()) as client:
+        accepted = server.accept()[0]
+        assert client
+        assert of_processes([os.getpid()], peers=[outside[0]])[outside[0]] == 2
+        assert outside[0] not in of_processes([os.getpid()], peers=["192.0.2.1"])
+        accepted.close()
+
+
+def test_what_nccl_says_of_its_networks() -> None:
+    both = seen("n1", IB_LINES + "n1:10:11 [0] NCCL INFO Using network Socket\n")
+    assert both.networks == ["IB", "Socket"] and both.rdma is False, "one rank on sockets holds up all"
+    tried = (
+        "n1:10:11 [0] NCCL INFO Initialized NET plugin IB\nn1:10:11 [0] NCCL INFO Assigned NET plugin Socket to comm\n"
+    )
+    assert seen("n1", tried).networks == ["Socket"], "what is initialised need not be used"
+    quiet = judge(
+        {"n1": Expected(transport="InfiniBand", devices=["mlx5_0:1"])}, [Observed(host="n1", networks=["IB"])]
+    )
+    assert quiet.findings == [], "NCCL did not name its ports"
+    half = IB_LINES.replace("NET/IB/1(2)/GDRDMA", "NET/IB/1(2)")
+    assert judge({"n1": Expected(transport="InfiniBand")}, [seen("n1", half)]).findings == []
+
+
 def run_with(tmp_path: Path, logs: dict[str, str], expected: Expected) -> RunDir:
     run = RunDir(tmp_path / "r")
     run.logs_of(1).mkdir(parents=True)
@@ -177,6 +215,10 @@ def test_copy_tests_are_kept_for_the_same_gpus_and_driver(tmp_path: Path) -> Non
     assert evidence.load(tmp_path, [node, probe(2)]) == {"n1": ["GPU0-GPU1"]}
     changed = probe(1, gpus=[{"name": "L4", "driver": "560"}] * 2)
     assert evidence.load(tmp_path, [changed]) == {}
+    other = probe(1, gpus=[{"name": "L40", "driver": "550"}] * 2)
+    assert evidence.load(tmp_path, [other]) == {}
+    evidence.save(tmp_path, probe(2), [], 0)
+    assert "n2" not in evidence.load(tmp_path, [probe(2)]), "nothing was tested"
     path = tmp_path / evidence.FOLDER / "n1.json"
     old = json.loads(path.read_text())
     path.write_text(json.dumps({**old, "time": old["time"] - 2 * evidence.FRESH_S}))

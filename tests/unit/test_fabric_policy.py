@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,13 +11,14 @@ import pytest
 
 from allranks.fabric.decision import EnvVar
 from allranks.fabric.facts import Card, Gid, NodeFacts, Place, Port
-from allranks.fabric.gather import all_facts, version
+from allranks.fabric.gather import all_facts, for_run, version
 from allranks.fabric.job import Job, Policy
 from allranks.fabric.policy import before_nodes, decide
 from allranks.fabric.report import lines
 from allranks.fabric.userset import user_warnings
 from allranks.facts import MachineFacts
 from allranks.planning import make_plan
+from allranks.preflight.gather import Preflight
 from allranks.preflight.network import choose_network
 from allranks.preflight.records import Probe
 from allranks.spec import parse_spec
@@ -292,3 +295,135 @@ def test_old_answers_of_the_probe_still_decode() -> None:
     assert (
         msgspec.convert({"host": "n1", "infiniband": [{"port": "mlx5_0:1", "state": "4: ACTIVE"}]}, Probe).topo is None
     )
+
+
+def test_what_a_user_set_is_kept_to_the_letter_and_its_interface_is_not_expected() -> None:
+    job = msgspec.structs.replace(TWO, user={"NCCL_SOCKET_IFNAME": "eno9", "NCCL_IB_HCA": "mlx5_9"})
+    found = decide(job, [node(1, ib("mlx5_0"), ib("mlx5_1")), node(2, ib("mlx5_0"))])
+    assert is_set(found)["NCCL_SOCKET_IFNAME"] == "eno9" and is_set(found)["NCCL_IB_HCA"] == "mlx5_9"
+    assert found.nodes[0].expected.interface == ""
+    assert is_set(found)["NCCL_DEBUG"] == "INFO"
+    lo = Card(name="lo", address="127.0.0.1", prefix=8)
+    here = node(1, interfaces=[lo, Card(name="eth0", address="10.0.0.1", prefix=24)])
+    assert decide(TWO, [here, node(2)]).nodes[0].addresses == ["10.0.0.1"]
+
+
+def test_what_each_node_will_decide_is_said_before_they_were_asked() -> None:
+    def source(job: Job) -> dict[str, str]:
+        return {item.name: item.source for item in before_nodes(job)}
+
+    assert source(TWO)["GLOO_SOCKET_IFNAME"] == source(TWO)["NCCL_SOCKET_IFNAME"] == "nodes"
+    assert source(ONE)["GLOO_SOCKET_IFNAME"] == "policy"
+    assert source(msgspec.structs.replace(TWO, interface="eno1"))["GLOO_SOCKET_IFNAME"] == "spec"
+
+
+def efa(device: str) -> Port:
+    return Port(device=device, port=1, active=True, layer="Unspecified", gbit=100.0)
+
+
+def test_all_nodes_must_have_one_kind_of_rdma_in_common() -> None:
+    found = decide(TWO, [node(1, efa("rdmap0s6")), node(2, efa("efa_0"))])
+    assert found.nodes[0].expected.transport == "EFA" and "aws-ofi-nccl" in found.notes[-1]
+    apart = decide(TWO, [node(1, ib("mlx5_0")), node(2, roce("mlx5_0", *usual("10.0.0.2")))])
+    assert apart.nodes[0].expected.transport == "Socket" and is_set(apart)["NCCL_NET"] == "Socket"
+    assert "no kind of RDMA in common" in of(apart)["NCCL_NET"].reason and "choose nodes alike" in apart.notes[0]
+    deaf = decide(TWO, [node(n, roce("mlx5_0", local6(0, 1), local6(1, 2))) for n in (1, 2)])
+    assert deaf.nodes[0].expected.transport == "Socket"
+
+
+@pytest.mark.parametrize("user", [{"NCCL_NET": "Socket"}, {"NCCL_IB_DISABLE": "1"}])
+def test_sockets_by_the_users_word(user: dict[str, str]) -> None:
+    nodes = [node(1, ib("mlx5_0")), node(2, ib("mlx5_0"))]
+    found = decide(msgspec.structs.replace(TWO, user=user), nodes)
+    assert (found.nodes[0].expected.transport, found.nodes[0].expected.why) == ("Socket", "cluster.env says so")
+    assert (
+        decide(msgspec.structs.replace(TWO, user=dict.fromkeys(user, "0")), nodes).nodes[0].expected.transport
+        == "InfiniBand"
+    )
+
+
+def test_the_better_kind_of_gid_is_taken() -> None:
+    six = Gid(index=7, gid="2001:0db8:0000:0000:0000:0000:0000:0001", type="RoCE v2")
+    nodes = [node(n, roce("mlx5_0", gid4(1, f"10.0.0.{n}", 1), six)) for n in (1, 2)]
+    found = is_set(decide(TWO, nodes))
+    assert found["NCCL_IB_ADDR_FAMILY"] == "AF_INET6" and "NCCL_IB_ROCE_VERSION_NUM" not in found
+
+
+def test_networks_of_which_several_are_common_are_not_narrowed() -> None:
+    def three(number: int, *others: str) -> NodeFacts:
+        addresses = [f"{net}.{number}" for net in ("10.0.0", *others)]
+        cards = [Card(name=f"v{i}", address=a, prefix=24) for i, a in enumerate(addresses)]
+        return node(number, roce("mlx5_0", *(gid4(i, a) for i, a in enumerate(addresses))), interfaces=cards)
+
+    found = decide(TWO, [three(1, "10.7.0", "10.8.0"), three(2, "10.7.0", "10.9.0")])
+    assert "NCCL_IB_ADDR_RANGE" not in is_set(found)
+
+
+@pytest.mark.parametrize(("version", "told"), [((2, 20, 5), True), ((2, 21, 5), False), ((), False)])
+def test_which_nccl_is_told_an_index(version: tuple[int, ...], told: bool) -> None:
+    nodes = [node(n, roce("mlx5_0", *usual(f"10.0.0.{n}")), nccl=version) for n in (1, 2)]
+    assert ("NCCL_IB_GID_INDEX" in is_set(decide(TWO, nodes))) == told
+
+
+def test_what_is_said_of_peer_to_peer_where_nothing_is_known_or_the_driver_refuses() -> None:
+    def said(**more: Any) -> EnvVar:
+        return of(decide(ONE, [node(1, **more)]))["NCCL_P2P_DISABLE"]
+
+    plain = parse("\tGPU0\tGPU1\nGPU0\tX\tPIX\nGPU1\tPIX\tX\n")
+    refused = parse("\tGPU0\tGPU1\nGPU0\tX\tPIX\nGPU1\tPIX\tX\n\n\tGPU0\tGPU1\nGPU0\tX\tCNS\nGPU1\tCNS\tX\n")
+    assert said(topology=plain).reason != said(topology=refused).reason
+    assert said(topology=plain, copies="ok").reason.endswith("passed on all pairs")
+    assert "NVLink joins every pair" in said(topology=topology("h100_8gpu_NV18_space_padded.txt")).reason
+    cut = parse("\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV4\tNV4\n")
+    assert "NVLink joins every pair" not in said(topology=cut).reason
+
+
+def test_gpus_without_a_card_behind_their_own_switch_are_named() -> None:
+    near = parse("\tGPU0\tGPU1\tNIC0\nGPU0\tX\tPIX\tPIX\nGPU1\tPIX\tX\tPHB\nNIC0\tPIX\tPHB\tX\n")
+    assert (
+        "GPU1 has no card behind the same switch"
+        in of(decide(ONE, [node(1, topology=near)]))["NCCL_NET_GDR_LEVEL"].reason
+    )
+
+
+def test_more_threads_are_spoken_of_only_where_fast_sockets_are_used() -> None:
+    fast = [node(1), node(2)]
+    assert "one connection may not fill it" in of(decide(TWO, fast))["NCCL_SOCKET_NTHREADS"].reason
+    rdma = [node(1, ib("mlx5_0")), node(2, ib("mlx5_0"))]
+    assert "matters only when" in of(decide(TWO, rdma))["NCCL_SOCKET_NTHREADS"].reason
+
+
+def test_values_that_do_harm_are_told_and_those_that_do_not_are_not() -> None:
+    assert "costs much where there is NVLink" in user_warnings({"NCCL_P2P_DISABLE": "1"})[0]
+    assert user_warnings({"NCCL_P2P_DISABLE": "0", "NCCL_IB_GID_INDEX": "-1"}) == []
+    assert "differs from node to node" in user_warnings({"NCCL_IB_GID_INDEX": "3"})[0]
+
+
+def test_what_the_launchers_own_environment_sets_wins_and_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for what the plan has set itself; and without what is secret."""
+    for name in [n for n in os.environ if n.startswith(("NCCL_", "GLOO_"))]:
+        monkeypatch.delenv(name)
+    given = {"NCCL_NET": "Socket", "NCCL_PSK": "quite secret", "GLOO_SOCKET_IFNAME": "planned"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    probes = [probe(1), probe(2)]
+    examined = Preflight(reports=[], probes=probes, network=choose_network(probes), port=None, probe_s=0.0, reach_s=0.0)
+    found = for_run(TWO, examined, tmp_path, ["GLOO_SOCKET_IFNAME"])
+    assert of(found)["NCCL_NET"].value == "Socket" and of(found)["NCCL_NET"].source == "user"
+    assert is_set(found)["GLOO_SOCKET_IFNAME"] != "planned"
+    notes = " ".join(found.notes)
+    assert (
+        "NCCL_NET=Socket comes from the environment" in notes
+        and "NCCL_PSK=..." in notes
+        and "quite secret" not in notes
+    )
+
+
+def test_an_iommu_that_passes_through_translates_nothing() -> None:
+    def iommu(*kinds: str | None) -> bool | None:
+        pci = [{"bus": f"0000:{i}", "iommu": kind, "acs": None} for i, kind in enumerate(kinds)]
+        return all_facts([probe(1, gpu_pci=pci)], None)[0].iommu
+
+    assert (iommu("identity"), iommu("identity", "DMA-FQ"), iommu("DMA"), iommu(None)) == (False, True, True, None)

@@ -61,6 +61,9 @@ def test_project_and_data_missing_or_of_other_content() -> None:
     other = Print(files=3, bytes=300, digest="bbbb")
     assert only(three(in_folder(node(3), "data", fingerprint=other)), "n3.data").found == "DIFFERS(/work/rows.json)"
     assert only(three(in_folder(node(3), "data", error="no answer within 8 s")), "n3.data").found.startswith("UNREAD")
+    for facts in ({"exists": False}, {"fingerprint": other}, {"error": "no answer within 8 s"}):
+        check = only(three(in_folder(node(3), "project", **facts)), "n3.proj")
+        assert check.blocks and "n3" in check.cure, facts
 
 
 def test_the_launcher_settles_a_draw_of_two_nodes() -> None:

@@ -7,10 +7,12 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from allranks.facts import host_name
 from tests.conftest import REPO, shared
 from tests.unit import topo_texts as texts
 
@@ -105,6 +107,28 @@ def test_without_a_driver_and_with_one(tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\necho NVIDIA-SMI has failed; exit 9\n")
     done = topo(path=f"{tmp_path}:{os.environ['PATH']}")
     assert done.returncode == 3 and b"has failed" in done.stderr
+
+
+def test_what_was_not_understood_is_shown_as_it_stands() -> None:
+    done = topo("-", data=("[bold]odd[/bold] line\n" + texts.BARE).encode())
+    assert done.returncode == 0 and b"[bold]odd[/bold] line" in done.stdout
+
+
+def test_of_this_machine_its_bridges_count_too(tmp_path: Path) -> None:
+    """What a matrix does not show: an earlier copy test is kept beside the runs."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        f"#!/bin/sh\n[ \"$*\" = 'topo -m' ] || exit 9\nprintf '%s' '{texts.BARE.replace('NV1', 'PIX')}'\n"
+    )
+    program.chmod(program.stat().st_mode | stat.S_IEXEC)
+    (tmp_path / "runs" / ".copy-tests").mkdir(parents=True)
+    test = {"host": host_name(), "failed": ["GPU0-GPU1"], "tested": 2, "gpus": [], "driver": "", "time": time.time()}
+    (tmp_path / "runs" / ".copy-tests" / f"{host_name()}.json").write_text(json.dumps(test))
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = [sys.executable, "-m", "allranks.cli.main", "topo", "--json"]
+    done = subprocess.run(command, capture_output=True, timeout=60, env=env, cwd=tmp_path)
+    advice = {item["variable"]: item["value"] for item in json.loads(done.stdout)["advice"]}
+    assert advice["NCCL_P2P_DISABLE"] == "1", done.stderr
 
 
 def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:

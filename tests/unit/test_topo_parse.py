@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.errors import RequestError
+from allranks.topo.advise import advise
+from allranks.topo.groups import nvlink_mesh
 from allranks.topo.parse import parse
 from allranks.topo.records import Device, Topology
 from tests.conftest import shared
@@ -161,6 +163,61 @@ def test_lines_that_are_no_part_of_it_and_a_second_matrix() -> None:
 def test_what_is_no_matrix_is_refused(text: str, said: str) -> None:
     with pytest.raises(RequestError, match=said):
         parse(text)
+
+
+def test_of_two_states_of_a_pair_the_worse_is_kept() -> None:
+    table = "\tGPU0\tGPU1\nGPU0\tX\tPIX\nGPU1\tPIX\tX\n\n\tGPU0\tGPU1\nGPU0\tX\t{}\nGPU1\t{}\tX\n"
+    for states in (("OK", "CNS"), ("CNS", "OK")):
+        assert [link.type for link in parse(table.format(*states)).p2p] == ["CNS"], states
+
+
+def test_much_that_is_not_understood_is_counted() -> None:
+    found = parse("".join(f"line {i} says\n" for i in range(70)) + texts.BARE)
+    assert len(found.unread) == 51 and found.unread[-1].why == "20 more lines were not understood"
+
+
+def test_headers_and_cells_that_cannot_be() -> None:
+    assert "same device twice" in parse("\tGPU0\tGPU0\n" + texts.BARE).unread[0].why
+    more = parse("\tGPU0\tGPU1\nGPU0\tX\tNV1\tSYS\nGPU1\tNV1\tX\n")
+    assert "more cells than columns" in more.unread[0].why
+    odd = parse("\tGPU0\tGPU1\tCPU Affinity\nGPU0\tX\tNV1\tsome\nGPU1\tNV1\tX\t0-7\n")
+    assert any("CPU Affinity of GPU0 is no list of numbers" in item.why for item in odd.unread)
+    extra = parse("\tGPU0\tGPU1\nGPU0\tX\tNV1\nGPU1\tNV1\tX\nGPU2\tSYS\tSYS\n")
+    assert any("rows without a column of that name" in item.why for item in extra.unread)
+
+
+def test_spelt_out_tabs_and_legends() -> None:
+    told = parse(texts.SPELT_OUT)
+    assert told.gpus[1].cpus == "0-7" and told.unread == []
+    assert parse(texts.SEED_L4).meaning == {}
+
+
+def test_numbers_of_several_numa_nodes_and_lists_with_blanks() -> None:
+    text = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\tX\tNV1\t0-7, 16-23\t0-1\nGPU1\tNV1\tX\t8-15\t1\n"
+    found = parse(text)
+    assert [(g.cpus, g.numa) for g in found.gpus] == [("0-7,16-23", 0), ("8-15", 1)]
+    short = parse("\tGPU0\tGPU1\tGPU2\tCPU Affinity\nGPU0\tX\t0-7\nGPU1\tNV1\tX\tNV1\t0-7\nGPU2\tNV1\tNV1\tX\t0-7\n")
+    assert short.gpus[0].cpus == "0-7" and any("ends after 1 of 3" in item.why for item in short.unread)
+
+
+def test_the_nearest_card_whatever_its_place_in_the_list() -> None:
+    row = "GPU0\tX\tNV4\tSYS\tPIX\tNODE\nGPU1\tNV4\tX\tPHB\tSYS\tNODE\n"
+    found = parse("\tGPU0\tGPU1\tNIC0\tNIC1\tNIC2\n" + row)
+    assert found.nearest_nics("GPU0") == ("PIX", [found.nics[1]])
+    assert found.nearest_nics("GPU1") == ("PHB", [found.nics[0]])
+    reason = next(item.reason for item in advise(found) if item.name == "NCCL_IB_HCA")
+    assert "GPU0: NIC1 (PIX); GPU1: NIC0 (PHB)" in reason
+    assert "NVLink is used first" in next(i.reason for i in advise(found) if i.name == "NCCL_P2P_LEVEL")
+    plain = parse(texts.BARE.replace("NV1", "PIX"))
+    assert "there is no NVLink here" in next(i.reason for i in advise(plain) if i.name == "NCCL_P2P_LEVEL")
+    assert "NCCL_IB_GID_INDEX" not in {item.name for item in advise(plain)}
+
+
+def test_all_missing_pairs_are_known() -> None:
+    cut = parse("\tGPU0\tGPU1\tGPU2\tGPU3\nGPU0\tX\tNV4\tNV4\tNV4\n")
+    assert cut.missing_pairs() == [("GPU1", "GPU2"), ("GPU1", "GPU3"), ("GPU2", "GPU3")]
+    assert nvlink_mesh(cut) == 0
+    assert nvlink_mesh(parse(texts.BARE)) == 1
 
 
 LINKS = st.sampled_from(["NV1", "NV18", "PIX", "PXB", "PHB", "NODE", "SYS", "C2C"])
