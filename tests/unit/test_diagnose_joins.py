@@ -136,14 +136,20 @@ def test_a_time_without_a_year_is_put_beside_the_others() -> None:
     assert with_year(at(2000, 2, 29, 9), at(2025, 3, 1, 1)) == at(2025, 2, 28, 9)
 
 
-def table(root: str, *more: str) -> str:
-    return f"Root Cause (first observed failure):\n[0]:\n  time      : 2025-02-04_03:04:05\n{root}\n" + "\n".join(more)
+def fields(rank: int, host: str, code: int = 1) -> str:
+    return (
+        f"  time      : 2025-02-04_03:04:05\n  host      : {host}\n  rank      : {rank} (local_rank: 5)\n"
+        f"  exitcode  : {code} (pid: 7120)\n  error_file: <N/A>\n  traceback : To enable traceback see: https://pytorch.org"
+    )
 
 
-def test_the_agents_table_names_the_rank_and_only_its_own_lines_count(tmp_path: Path) -> None:
-    root = "  host      : node-d\n  rank      : 13 (local_rank: 5)\n  exitcode  : 1 (pid: 7120)\n  error_file: <N/A>\n  traceback : To enable"
-    other = "-" * 20 + "\nOther Failures:\n[1]:\n  host      : node-a\n  rank      : 2\n  exitcode  : 1 (pid: 7)"
-    assert first(tmp_path, {"a.log": table(root, other)}) == ("application_error", 13, "node-d")
+@pytest.mark.parametrize("others", [0, 1, 40])
+def test_the_agents_table_names_the_rank_and_only_its_own_lines_count(tmp_path: Path, others: int) -> None:
+    """The root cause stands last, behind all the others that failed."""
+    told = "\n".join(f"[{i}]:\n{fields(20 + i, 'node-a')}" for i in range(1, 1 + others))
+    root = f"Root Cause (first observed failure):\n[0]:\n{fields(13, 'node-d')}"
+    text = f"train.py FAILED\n{'-' * 20}\nFailures:\n{told}\n{'-' * 20}\n{root}\n{'=' * 20}"
+    assert first(tmp_path, {"a.log": text}) == ("application_error", 13, "node-d")
 
 
 @pytest.mark.parametrize("how", ["Exited with exit code 1", "Exited with exit code 17"])
@@ -508,10 +514,11 @@ def test_a_fallback_is_told_by_what_failed_before_it(tmp_path: Path) -> None:
     used = "n1:7:7 [0] NCCL INFO Using network Socket"
     assert "silent_socket_fallback" in ids(of(tmp_path, {"a.log": f"{failed}\n{used}"}))
     none = "n1:7:7 [0] NCCL INFO NET/IB : No device found."
-    assert ids(of(tmp_path, {"a.log": f"{none}\n{used}"})) == []  # one node, and nothing that broke
-    assert ids(of(tmp_path, {"a.log": f"{none}\n{used}\nn2:7:7 [0] NCCL INFO Using network Socket"})) == [
-        "silent_socket_fallback"
-    ]
+    asked = "n1:7:7 [0] NCCL INFO NCCL_IB_HCA set by environment to mlx5_0."
+    second = "n2:7:7 [0] NCCL INFO Using network Socket"
+    assert ids(of(tmp_path, {"a.log": f"{asked}\n{none}\n{used}"})) == []  # one node, and nothing that broke
+    assert ids(of(tmp_path, {"a.log": f"{none}\n{used}\n{second}"})) == []  # nobody asked for RDMA
+    assert ids(of(tmp_path, {"a.log": f"{asked}\n{none}\n{used}\n{second}"})) == ["silent_socket_fallback"]
 
 
 def test_a_bridge_that_is_one_hosts_own_is_named_unless_it_worked(tmp_path: Path) -> None:
@@ -525,7 +532,8 @@ def test_a_bridge_that_is_one_hosts_own_is_named_unless_it_worked(tmp_path: Path
 
 def test_advice_on_the_path(tmp_path: Path) -> None:
     def advice(*lines: str) -> str:
-        text = "\n".join(f"n{i}:7:7 [0] NCCL INFO {line}" for line in lines for i in (1, 2))
+        both = [f"n{i}:7:7 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.{i}<0>" for i in (1, 2)]
+        text = "\n".join([*both, *(f"n{i}:7:7 [0] NCCL INFO {line}" for line in lines for i in (1, 2))])
         return " ".join(of(tmp_path, {"a.log": text}).health.advice)
 
     channel = "Channel 00/0 : 0[0] -> 1[1] via {}"
@@ -572,8 +580,8 @@ def test_what_a_person_is_shown(tmp_path: Path) -> None:
     many = of(tmp_path / "many", {"a.log": "\n".join([f"[rank1]: {DEVICE}"] * 3)})
     assert "rank 1 (3 such lines)" in shown(many)
     long = of(tmp_path / "long", {"a.log": DEVICE + " y" * 250})
-    assert " ..." in shown(long, 60)
-    assert max(len(line) for line in shown(long, 60).splitlines()) <= 60
+    assert " ..." in shown(long, 80)
+    assert max(len(line) for line in shown(long, 80).splitlines()) <= 80
 
 
 def test_the_story_tells_each_once_and_only_what_compares(tmp_path: Path) -> None:

@@ -21,14 +21,14 @@ import yaml
 from allranks.errors import SpecError
 from allranks.planning import LaunchPlan, make_plan
 from allranks.rundir import RunDir, write_json
-from allranks.smoke import report
+from allranks.smoke import records, report
 from allranks.smoke.climb import Wanted, rung
 from allranks.smoke.evidence import Evidence, evidence_of
 from allranks.smoke.figures import rows_of, state_gb_a_rank
 from allranks.smoke.judging import judge_all
 from allranks.smoke.ladder import TESTS, chosen
 from allranks.smoke.places import asked_of, world_scaled
-from allranks.smoke.records import FigureRow, Judged, Ladder, SmokeTest, TestResult
+from allranks.smoke.records import FigureRow, Judged, Ladder, SmokeTest
 from allranks.spec import spec_to_dict
 from tests.unit.test_plan import facts
 
@@ -323,9 +323,9 @@ def test_a_figure_that_no_run_here_can_be_held_against_says_why() -> None:
     found = {f.name: f.not_comparable for f in rows_of(test, evidence(good(test, gpu=True)))}
     assert found["parameters"] == "another size of model"
     assert found["samples after warm-up"] == "theirs is not given"
-    four = BY_NAME["04_multinode_deepspeed"]
-    few = good(four)
-    assert "ranks, theirs" in {f.name: f.not_comparable for f in rows_of(four, evidence(few))}["global batch"]
+    seven = BY_NAME["07_fsdp_lora_moe"]
+    told = {f.name: f.not_comparable for f in rows_of(seven, evidence(good(seven)))}
+    assert told["evaluation"] == "other hardware; another size of model; 2 ranks, theirs 16"
 
 
 def test_figures_by_their_definitions() -> None:
@@ -398,7 +398,7 @@ def test_the_last_word_on_the_device_counts() -> None:
     assert not Wanted(place="cluster").gpu(facts(gpus=8))
 
 
-def result(**more: Any) -> TestResult:
+def result(**more: Any) -> records.TestResult:
     judgements = [
         Judged(key=k, title=k, state=s, measured="1", threshold="2", why="")  # type: ignore[arg-type]
         for k, s in (("a", "passed"), ("b", "passed"), ("c", "failed"), ("d", "not testable"))
@@ -417,10 +417,10 @@ def result(**more: Any) -> TestResult:
         "name": "t", "title": "<b>T</b>", "source": "s", "status": "failed", "message": "", "seconds": 3.0, "folder": None, "setting": "2 ranks",
         "hardware": "h", "seed_hardware": "sh", "scaled": [], "untested": [], "criteria": judgements, "figures": [figure], "path": "gloo",
     }  # fmt: skip
-    return TestResult(**{**usual, **more})
+    return records.TestResult(**{**usual, **more})
 
 
-def ladder(*results: TestResult) -> Ladder:
+def ladder(*results: records.TestResult) -> Ladder:
     machine = msgspec.to_builtins(facts())
     return Ladder(
         name="l",

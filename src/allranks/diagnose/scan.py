@@ -26,6 +26,7 @@ WINDOWS = 16
 KEPT_PER_SOURCE = 3  # signals of one rule from one rank, task or host
 KEPT_PER_RULE = 96
 KEPT_FRAMES = 40  # of a stack that torch's watchdog prints
+ROOT_LINES = 9  # of the launcher's table, from its words `Root Cause` on
 FRAMES, FRAME_REACH, STREAMS, STACKS = 48, 200, 512, 512
 LOOSE, LOOSE_FRAMES = 32, 12
 NEAR = 40  # lines within which a time stamp still dates a line without one
@@ -174,6 +175,7 @@ class _State:
         self._ranks: set[int] = set()
         self._pids: dict[int, int] = {}
         self._in_stack = 0
+        self._root_at = -ROOT_LINES - 1
         self._steps, self._last_step = 0, b""
 
     def result(self) -> FileScan:
@@ -266,9 +268,13 @@ class _State:
             self._transport(groups["via"])
         if rule.owner == "comm_ready":
             self.out.ready += 1
+        if rule.owner == "agent_root":
+            self._root_at = number
+        of_root = rule.owner == "agent_field" and number - self._root_at <= ROOT_LINES  # it comes after all the others
         source = (rule.index, rank, line.local, line.task, line.host)
         own, all_of_rule = self._kept.get(source, 0), self._kept.get(rule.index, 0)
-        if own >= (KEPT_FRAMES if rule.owner == "fr_frame" else KEPT_PER_SOURCE) or all_of_rule >= KEPT_PER_RULE:
+        most = KEPT_FRAMES if rule.owner == "fr_frame" else KEPT_PER_SOURCE
+        if not of_root and (own >= most or all_of_rule >= KEPT_PER_RULE):
             return
         self._kept[source], self._kept[rule.index] = own + 1, all_of_rule + 1
         stream = (line.rank, line.local, line.task, line.host)
