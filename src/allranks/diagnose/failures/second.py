@@ -165,6 +165,7 @@ SECOND: tuple[Failure, ...] = (
         tests=(
             "tests/cluster/test_failures_b.py::test_no_ssh_is_called_and_the_environment_arrives_whatever_sbatch_hands_on",
             "tests/unit/test_failures_b.py::test_secrets_are_handed_on_by_name_where_the_callers_environment_is_not",
+            "tests/unit/test_failures_b.py::test_sbatch_is_given_the_secrets_that_its_script_does_not_hold",
             "tests/unit/test_failures_b.py::test_commands_for_people_say_what_they_cannot_hold",
             "tests/cluster/test_secrets.py::test_a_secret_reaches_the_ranks_and_no_file",
         ),
