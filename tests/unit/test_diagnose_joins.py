@@ -381,6 +381,63 @@ def test_lines_that_several_rules_match_are_counted_once(tmp_path: Path) -> None
     assert of(tmp_path, {"a.log": text}).findings[0].count == 5
 
 
+def test_a_warning_that_names_a_failure_is_no_harmless_one(tmp_path: Path) -> None:
+    found = of(tmp_path, {"a.log": "UserWarning: CUDA error: invalid device ordinal"})
+    assert (ids(found), found.benign) == (["invalid_device"], [])
+    cloned = of(tmp_path, {"a.log": "RuntimeError: Failed to clone() tensor with name base.lora_A"})
+    assert (ids(cloned), [b.id for b in cloned.benign]) == ([], ["clone_fallback"])
+
+
+def test_a_failure_that_names_a_step_is_no_progress(tmp_path: Path) -> None:
+    assert not of(tmp_path, {"a.log": f"{DEVICE} at step 5, loss 2.0"}).health.progressed
+
+
+OPTIMIZER = '  File "/v/torch/optim/adamw.py", line 5, in _multi_tensor_adamw'
+
+
+@pytest.mark.parametrize(
+    ("between", "kind"),
+    [
+        ("", "cuda_oom_optimizer_step"),
+        ("ValueError: a\n" + "quiet\n" * 80 + "step 7/9 loss 2.0\n", "cuda_oom"),  # the frames were that error's
+        ("quiet\n" * 250, "cuda_oom"),  # too far away
+    ],
+)
+def test_frames_belong_to_the_next_error_and_to_no_later_one(tmp_path: Path, between: str, kind: str) -> None:
+    assert ids(of(tmp_path, {"a.log": f"{OPTIMIZER}\n{between}{oom()}"}))[0] == kind
+    labelled = "\n".join(f"{r}: {line}" for r in (0, 1) for line in (OPTIMIZER, oom()))
+    assert ids(of(tmp_path, {"a.log": labelled})) == ["cuda_oom_optimizer_step"]
+
+
+def test_many_lines_of_one_rank_crowd_out_no_other(tmp_path: Path) -> None:
+    lines = [f"[rank0]: 2025-02-04 10:00:09 {DEVICE}"] * 200 + [f"[rank1]: 2025-02-04 10:00:01 {DEVICE}"]
+    finding = of(tmp_path, {"a.log": "\n".join(lines)}).findings[0]
+    assert (finding.rank, finding.count) == (1, 201)
+
+
+def test_the_last_step_of_a_log_is_compared_too(tmp_path: Path) -> None:
+    def told(ahead: int, steps: range) -> str:
+        lines = [f"[2025-02-04 10:00:{n + ahead:02d},000] step {n} loss 2.0" for n in steps]
+        return "\n".join([*lines, f"[2025-02-04 10:00:{50 + ahead // 9:02d},000] {DEVICE}"])
+
+    files = {"node-a.rank0.log": told(0, range(1, 6)), "node-b.rank1.log": told(9, range(5, 6))}
+    assert of(tmp_path, files).clocks.offsets_s == {"node-b": 9.0}
+
+
+def test_lines_behind_a_progress_bar_keep_their_numbers(tmp_path: Path) -> None:
+    bar = "".join(f"\r {i}%|##   | {i}/100" for i in range(50))
+    found = of(tmp_path, {"a.log": f"begin\n{bar}\nquiet\n{DEVICE}"})
+    assert found.findings[0].evidence[0].line == 4
+
+
+def test_a_host_with_several_ranks_names_none_of_them(tmp_path: Path) -> None:
+    files = {f"n2.rank{r}.log": "step 3 loss 0.2" for r in (2, 3)} | {f"n2.rank{r}.stack": "x" for r in (2, 3)}
+    files["slurm.log"] = "\n".join(
+        [*(f"n2: [Rank {r}] step 1 loss 2.0" for r in (2, 3)), "srun: error: Node failure on n2"]
+    )
+    assert first(tmp_path, files) == ("node_unhealthy", None, "n2")
+
+
 # Collectives that timed out
 
 
@@ -460,6 +517,7 @@ def test_a_gather_tells_how_many_its_group_has(tmp_path: Path) -> None:
     finding = of(tmp_path, {"a.log": gathers}).findings[0]
     assert finding.id == "collective_mismatch"
     assert "3 of 4 ranks" in finding.cause
+    assert finding.rank is None  # none of those that tell of it
 
 
 # Memory

@@ -88,6 +88,7 @@ def test_the_first_collective_that_did_not_end_decides_in_each_group_by_itself()
         rank(2, calls=[other, call(2)]),
     )
     assert named(found) == [1]  # that it is far in another group does not help it
+    assert "never came to collective 2 of group 0" in found.sentence
     broadcast = [call(2, "broadcast", done=True)]
     found = verdict(
         rank(0, calls=broadcast),
