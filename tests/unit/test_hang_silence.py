@@ -99,7 +99,9 @@ def test_ranks_that_are_done_and_those_that_wait_for_one_that_died_raise_none(tm
     assert alarm_at(watched, 99.0) is None
     dead._pid = os.getpid()
     dead.beat()
-    assert alarm_at(watched, 99.0) is not None
+    alarm = alarm_at(watched, 99.0)
+    assert alarm is not None
+    assert alarm.rank == 1
 
 
 def test_of_the_time_in_which_the_agent_itself_stood_still_nobodys_silence_counts(
@@ -175,6 +177,8 @@ def test_one_of_the_agents_judges_and_all_end_their_ranks(tmp_path: Path, monkey
     monkeypatch.setattr(
         HangWatch, "_judge", lambda self, *a: (said.append(f"node {self._node} of {len(a[1])}"), usual(self, *a))
     )
+    monkeypatch.setattr(watch, "ALL_ANSWER_S", 1000.0)  # what is whole need not be waited for
+    monkeypatch.setattr(watch, "VERDICT_S", 5.0)
     kinds = [evidence(0), evidence(1, stack=READS, part="data"), evidence(2)]
     agents = [watch_of(tmp_path, node=i, nodes=3, collector=Looker(k), ended=ended) for i, k in enumerate(kinds)]
     threads = [threading.Thread(target=a._examine, args=(ALARM,)) for a in agents]
