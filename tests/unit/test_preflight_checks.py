@@ -8,7 +8,17 @@ import pytest
 from allranks.errors import EnvironmentNotAble
 from allranks.preflight.checks import CHECKS, Need, judge
 from allranks.preflight.gather import cures, require_nodes, text_line
-from allranks.preflight.records import Check, FolderFacts, Import, Package, PreflightReport, Print, Reach, Unreached
+from allranks.preflight.records import (
+    Check,
+    Folder,
+    FolderFacts,
+    Import,
+    Package,
+    PreflightReport,
+    Print,
+    Reach,
+    Unreached,
+)
 from tests.unit.preflight_nodes import GIB, PORTS, WISH, failures, in_folder, interface, node, survey, three
 
 replace = msgspec.structs.replace
@@ -64,6 +74,16 @@ def test_project_and_data_missing_or_of_other_content() -> None:
     for facts in ({"exists": False}, {"fingerprint": other}, {"error": "no answer within 8 s"}):
         check = only(three(in_folder(node(3), "project", **facts)), "n3.proj")
         assert check.blocks and "n3" in check.cure, facts
+
+
+def test_a_users_own_program_is_part_of_the_project() -> None:
+    own = Print(files=1, bytes=9, digest="cccc")
+    probes = [
+        replace(p, folders={**p.folders, "script": FolderFacts(exists=p.host != "n2", fingerprint=own)})
+        for p in map(node, (1, 2, 3))
+    ]
+    wish = replace(WISH, folders=[*WISH.folders, Folder(role="script", path="/home/u/own.py")])
+    assert only(replace(survey(*probes), wish=wish), "n2.proj").found == "MISSING(/home/u/own.py)"
 
 
 def test_the_launcher_settles_a_draw_of_two_nodes() -> None:

@@ -22,7 +22,7 @@ from allranks.errors import SpecError
 from allranks.planning import LaunchPlan, make_plan
 from allranks.rundir import RunDir, write_json
 from allranks.smoke import records, report
-from allranks.smoke.climb import Wanted, rung
+from allranks.smoke.climb import Wanted, _result, _setting, rung
 from allranks.smoke.evidence import Evidence, evidence_of
 from allranks.smoke.figures import rows_of, state_gb_a_rank
 from allranks.smoke.judging import judge_all
@@ -245,13 +245,19 @@ def _state_of(raw: Raw, size: int) -> None:
     raw["files"].update({name: size for name in raw["files"] if name.startswith("state/")})
 
 
+def _uneven(raw: Raw) -> None:
+    """One of two ranks holds nearly all of the state."""
+    _all(raw, "end", state_elements=TRAINED // 10)
+    _one(raw, "end", state_elements=TRAINED * 9 // 10)
+
+
 FAILED, OPEN = "failed", "not reached"
 # test, on GPUs, what the records say besides, the criterion that tells it, its state, and a word that it says
 MORE: list[tuple[str, bool, Change, str, str, str]] = [
     ("02", True, lambda raw: _all(raw, "start", local_rank=0), "gpu", FAILED, "1 GPUs"),
     ("02", False, lambda raw: _all(raw, "proof", world_size=1), "world", OPEN, ""),
     ("02", False, lambda raw: (_drop(raw, "proof", 0, 1), _error(raw, "2 ranks were planned, but 1 answered")), "world", FAILED, "another number"),
-    ("03", False, lambda raw: _one(raw, "end", state_elements=TRAINED), "zero", FAILED, "1.000 a rank"),
+    ("03", False, _uneven, "zero", FAILED, "0.900 a rank"),
     ("03", False, lambda raw: _all(raw, "end", state_elements=100), "zero", FAILED, "0.100 a rank"),
     ("03", False, lambda raw: _one(raw, "batch", weights=["bfloat16", "float32"]), "bf16", FAILED, "float32"),
     ("02", True, lambda raw: raw["ways"].clear(), "transport", OPEN, ""),
@@ -274,6 +280,7 @@ MORE: list[tuple[str, bool, Change, str, str, str]] = [
     ("02", False, lambda raw: _again(raw, "proof", weights_hash="9" * 64), "reload", FAILED, ""),
     ("02", False, lambda raw: raw["again"][1][2].update(weights_hash="9" * 64), "reload", FAILED, ""),
     ("02", False, lambda raw: _drop(raw, "resume", 1, story="again"), "reload", FAILED, "1 of 2"),
+    ("07", False, lambda raw: raw["again"][1][2].update(weights_hash="9" * 64), "reload", FAILED, ""),
     ("05", False, lambda raw: _published(raw, "model.safetensors"), "lora", FAILED, "model.safetensors"),
     ("05", False, lambda raw: _all(raw, "model", parameters=2 * TRAINED), "lora", FAILED, "50.00%"),
     ("05", False, lambda raw: _all(raw, "data", how="rebuilt"), "race", FAILED, "2 built"),
@@ -344,11 +351,11 @@ def test_figures_by_their_definitions() -> None:
     two = good(BY_NAME["02_ddp"])
     for rank in two["first"]:
         steps = [s for s in two["first"][rank] if s["event"] == "step"]
-        for s, time in zip(steps, (9.0, 2.0, 2.0, 2.0, 4.0, 1.0), strict=True):
+        for s, time in zip(steps, (9.0, 1.0, 2.0, 3.0, 4.0, 5.0), strict=True):
             s["step_time_s"] = time
     found = {f.name: f.ours for f in rows_of(BY_NAME["02_ddp"], evidence(two))}
-    assert found["samples after warm-up"] == pytest.approx(8 / 1.0)
-    assert found["first step beyond the median"] == pytest.approx(7.0)
+    assert found["samples after warm-up"] == pytest.approx(8 / 5.0)
+    assert found["first step beyond the median"] == pytest.approx(6.0)
     assert state_gb_a_rank(evidence(good(BY_NAME["03_deepspeed_zero1"]))) == pytest.approx(TRAINED / 2 * 12 / 1e9)
     assert state_gb_a_rank(evidence(two)) == pytest.approx(TRAINED * 8 / 1e9)
 
@@ -447,6 +454,25 @@ def test_the_report_counts_what_could_be_tested_and_escapes_what_it_shows() -> N
     page = report.page(ladder(result(message="HF_TOKEN=hf_0123456789abcdefghij")))
     assert "<b>T</b>" not in page and "&lt;b&gt;T&lt;/b&gt;" in page
     assert "hf_0123456789abcdefghij" not in page
+
+
+def test_what_became_of_a_test_is_said_with_where_it_ran(tmp_path: Path) -> None:
+    test = BY_NAME["04_multinode_deepspeed"]
+    ready = rung(test, Wanted(place="cluster", scale="tiny"), facts())
+    raw = good(test, gpu=True)
+    raw["plan"]["device"] = "cpu"
+    e = evidence(raw)
+    states = {"passed": "passed", "not testable": "passed", "not reached": "failed", "failed": "failed"}
+    for state, status in states.items():
+        one = Judged(key="k", title="t", state=state, measured="", threshold="", why="w")  # type: ignore[arg-type]
+        found = _result(ready, facts(), e, [one], RunDir(tmp_path), 1.0)
+        assert found.status == status, state
+        assert found.untested == (["t: w"] if state == "not testable" else [])
+    assert found.setting.endswith("on CPU cores") and "8 ranks on 4 nodes" in found.setting
+    assert found.hardware.endswith(", all nodes of the box on one machine")
+    assert found.path == "NCCL: 8 channels by NET/IB, 8 channels by P2P"
+    local = rung(BY_NAME["02_ddp"], Wanted(scale="tiny"), facts(gpus=8))
+    assert _setting(local).endswith("on GPUs")
 
 
 def test_a_climb_has_passed_only_if_something_ran() -> None:
