@@ -244,7 +244,7 @@ def cancel(run_dir: RunDir, *, now: bool = False) -> str:
         RequestError: it does not run.
     """
     job = read_json(run_dir.job) or {}
-    driver = read_json(run_dir.logs / "driver.json") or {}
+    driver = read_json(run_dir.driver) or {}
     if job and (not driver or driver.get("state") in ("running", "requeued") or driver.get("job") != job["job"]):
         slurm = find_slurm(Path.cwd())
         state = slurm.state(job["job"])
@@ -266,7 +266,7 @@ def running(run_dir: RunDir) -> bool:
     """True while an agent of this run lives on this machine, or its job has not left Slurm's queue."""
     import psutil
 
-    driver = read_json(run_dir.logs / "driver.json") or {}
+    driver = read_json(run_dir.driver) or {}
     if driver.get("state") in ("running", "requeued"):
         try:
             return find_slurm(Path.cwd()).state(driver["job"]).alive

@@ -118,6 +118,16 @@ class RunDir:
         """The number that Slurm gave."""
         return self.root / "job.json"
 
+    @property
+    def driver(self) -> Path:
+        """What the driver of a Slurm job has said last: which start of which job it is, and how it ended."""
+        return self.logs / "driver.json"
+
+    @property
+    def cancelled(self) -> Path:
+        """There once a person has asked a Slurm job to end: it does not go back to the queue."""
+        return self.logs / "cancelled"
+
     def control(self, attempt: int) -> Path:
         """``stop`` or ``kill``, for agents that no signal reaches."""
         return self.logs_of(attempt) / "control"

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from allranks.api import running
 from allranks.diagnose import diagnose
 from allranks.rundir import RunDir, read_json
 from allranks.testcluster import Box
 from allranks.testcluster.box import NAME_VARIABLE
 from allranks.testcluster.faults import inject
+from tests.cluster.helpers import job_state
 from tests.cluster.runs import Submitted, log_of, run, spec_in
 from tests.conftest import REPO
 
@@ -86,3 +88,78 @@ def test_a_node_without_network_is_named(
     report = the_report(job.run, out)
     assert [f["host"] for f in report["fallen"]] == [node], report["sentence"]
     assert "network" in report["sentence"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("fault", ["cut-link", "interface-down"])
+def test_a_first_node_without_network_ends_the_run_and_the_job(
+    make_box: Callable[..., Box], shared: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """Slurm would give the node up after five minutes only, and then start the job anew."""
+    box, job = on_three_nodes(make_box, shared, monkeypatch, slurmd_timeout_s=300)
+    inject(box, fault, node="n1")
+    code, out = job.wait(120)
+    assert code == 1, out + log_of(job.run)
+    report = the_report(job.run, out)
+    assert [(f["rank"], f["host"]) for f in report["fallen"]] == [(0, "n1")], report["sentence"]
+    assert "the network of n1" in out
+    met = read_json(job.run.rendezvous(1))
+    assert (
+        f"n1, the job's first node, where its script and rank 0 ran, and where all ranks met ({met['address']}:" in out
+    )
+    assert f"Job {job.job()} was cancelled" in out and "--set cluster.slurm.exclude=[n1]" in out
+    assert job_state(box, job.job()) == "CANCELLED"
+    assert diagnose([job.run.root]).findings[0].host == "n1"
+    assert not running(job.run)
+
+
+@pytest.mark.full
+def test_a_first_node_that_is_lost_with_its_folder_ends_the_run_too(
+    make_box: Callable[..., Box], shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sees the run folder no more, as where that comes over the network: what the others wrote decides."""
+    slurm = {"max_requeues": 0}
+    box, job = on_three_nodes(make_box, shared, monkeypatch, slurmd_timeout_s=600, slurm=slurm)
+    inject(box, "cut-link", node="n1")
+    inject(box, "hide-folder", node="n1", path=str(shared))
+    code, out = job.wait(200)
+    assert code == 1, out + log_of(job.run)
+    report = read_json(job.run.hang_report(1))
+    assert report["missing_hosts"] == ["n1"] and [f["rank"] for f in report["fallen"]] == [0]
+    assert "nothing of host n1 answers" in out and "has not said how its ranks ended" in out
+    assert job_state(box, job.job()) == "CANCELLED"
+    assert diagnose([job.run.root]).findings[0].host == "n1"
+    assert not running(job.run)
+
+
+@pytest.mark.full
+def test_a_lost_first_node_is_left_out_when_the_job_goes_back_to_the_queue(
+    make_box: Callable[..., Box], shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box, job = on_three_nodes(make_box, shared, monkeypatch, slurmd_timeout_s=150, nodes=2, steps=800)
+    inject(box, "cut-link", node="n1")
+    inject(box, "hide-folder", node="n1", path=str(shared))
+    code, out = job.wait(400)
+    assert code == 0, out + log_of(job.run)
+    assert job.run.attempts() == [1, 2]
+    assert {p.name.split(".")[0] for p in job.run.rank_logs(2).values()} == {"n2", "n3"}
+
+
+def on_three_nodes(
+    make_box: Callable[..., Box],
+    shared: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    slurmd_timeout_s: int,
+    nodes: int = 3,
+    steps: int = 1000000,
+    slurm: dict[str, Any] | None = None,
+) -> tuple[Box, Submitted]:
+    """A run that has come to its eighth step, in a box of its own: Slurm does not trust a node that was cut off."""
+    box = make_box(f"first-{os.getpid()}", conf=(f"SlurmdTimeout={slurmd_timeout_s}",))
+    monkeypatch.setenv(NAME_VARIABLE, box.name)
+    wanted = spec(shared, steps)
+    wanted["cluster"] |= {"nodes": nodes, "slurm": slurm or {}}
+    job = Submitted(shared, wanted)
+    job.until_step(8)
+    return box, job

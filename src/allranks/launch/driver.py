@@ -27,11 +27,13 @@ from allranks.facts import host_name, machine_facts
 from allranks.launch.allocation import IN_ALLOCATION
 from allranks.launch.outcome import conclude, of_attempt
 from allranks.launch.rendezvous import Place, Rendezvous
+from allranks.launch.step import AgentsStep
 from allranks.observe.events import read_run
 from allranks.planning import LaunchPlan, make_plan, network_job
 from allranks.preflight import PreflightReport
 from allranks.preflight.gather import Preflight, Where, cures, examine, require_nodes, text_line, without_bad, write
 from allranks.rundir import RunDir, read_json, write_json
+from allranks.slurm.commands import Slurm
 from allranks.slurm.script import agents
 from allranks.spec import RunSpec, load_spec
 
@@ -50,9 +52,11 @@ def main() -> None:
     except AllranksError as error:
         say(str(error))
         write_json(
-            run.logs / "driver.json",
+            run.driver,
             {
                 "job": os.environ.get("SLURM_JOB_ID"),
+                "restart": int(os.environ.get("SLURM_RESTART_COUNT", "0")),
+                "host": own_name(),
                 "state": "failed",
                 "message": str(error),
                 "exit_code": error.exit_code,
@@ -61,6 +65,11 @@ def main() -> None:
         code = error.exit_code
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a request that comes now is late; Python's end would die of it
     sys.exit(code)
+
+
+def own_name() -> str:
+    """This node as Slurm knows it."""
+    return os.environ.get("SLURMD_NODENAME") or host_name()
 
 
 def say(text: str) -> None:
@@ -86,7 +95,6 @@ class Driver:
         self._plan = msgspec.json.decode(run.plan.read_bytes(), type=LaunchPlan)
         self._job = os.environ["SLURM_JOB_ID"]
         self._restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-        self._agents: subprocess.Popen[bytes] | None = None
         self._stop_asked = False
         self._lost: list[str] = []
         self._hosts: list[str] = []  # what is left of the allocation, once nodes were left out
@@ -271,9 +279,9 @@ class Driver:
         )
         control = self._run.control(attempt)
         control.touch()  # what is there is read anew at each opening, also on NFS; what is not there, up to a minute late
-        self._agents = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        step = AgentsStep(command)
         failed_at: float | None = None
-        while (code := self._agents.poll()) is None:
+        while (code := step.poll()) is None:
             time.sleep(POLL_S)
             if self._stop_asked and not control.stat().st_size:
                 # Not through srun: its signal reaches every process of a step, also those that are still starting,
@@ -285,7 +293,7 @@ class Driver:
                 self._lost = self._silent_agents(attempt) if self._some_node(attempt, "failed") else []
                 names = f": {', '.join(self._lost)} fell silent" if self._lost else ""
                 say(f"a node has failed and others do not end{names}; ending what is left")
-                self._agents.terminate()  # srun then kills its tasks; scancel with KILL would end this script too
+                step.end()
                 failed_at = float("inf")
         return code
 
@@ -303,35 +311,32 @@ class Driver:
         self._stop_asked = True
 
     def _end(self, attempt: int, code: int) -> int:
+        if max(self._run.attempts()) > attempt:
+            say("Slurm has given this node up meanwhile and started the job anew: that start has the word")
+            return code
         ranks = [of_attempt(events, attempt) for events in read_run(self._run).values()]
         stopped = code == 0 and any(e["event"] == "stop" for events in ranks for e in events)
-        cancelled = (self._run.logs / "cancelled").exists() or IN_ALLOCATION in os.environ
+        cancelled = self._run.cancelled.exists() or IN_ALLOCATION in os.environ
         if (stopped or self._lost) and not cancelled and self._restart < self._spec.cluster.slurm.max_requeues:
             self._requeue(attempt, "stopped before the time limit" if stopped else f"without {', '.join(self._lost)}")
         conclude(self._run, self._spec, self._plan, code)  # nobody may be following
-        self._note(
-            "stopped" if stopped else "done" if code == 0 else "failed", attempt, exit_code=code, host=host_name()
-        )
+        self._note("stopped" if stopped else "done" if code == 0 else "failed", attempt, exit_code=code)
         return code
 
     def _requeue(self, attempt: int, why: str) -> None:
         """Back to the queue; Slurm ends this script when the job is there. Lost nodes are left out from then on."""
         say(f"{why}: going back to the queue")
         self._note("requeued", attempt)
-        if subprocess.run(["scontrol", "requeue", self._job], timeout=60, check=False).returncode:
+        without = [*self._spec.cluster.slurm.exclude, *self._lost] if self._lost else []
+        if not Slurm([], "this job's").requeue(self._job, without):
             say("Slurm does not take the job back")
             return
-        if self._lost:
-            exclude = ",".join([*self._spec.cluster.slurm.exclude, *self._lost])
-            subprocess.run(
-                ["scontrol", "update", f"JobId={self._job}", f"ExcNodeList={exclude}"], timeout=60, check=False
-            )
         time.sleep(60)
 
     def _note(self, state: str, attempt: int, **more: object) -> None:
         """What followers read."""
-        known = {"job": self._job, "state": state, "attempt": attempt, "restart": self._restart}
-        write_json(self._run.logs / "driver.json", {**known, **more})
+        known = {"job": self._job, "state": state, "attempt": attempt, "restart": self._restart, "host": own_name()}
+        write_json(self._run.driver, {**known, **more})
 
 
 if __name__ == "__main__":

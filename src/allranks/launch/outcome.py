@@ -49,6 +49,8 @@ def conclude(
     ranks = event_files.read_run(run)
     now = {rank: of_attempt(events, attempt) for rank, events in ranks.items()}
     status, message, exit_code = _verdict(run, plan, now, attempt, _End(code, interrupted, told_by_launcher))
+    if status == "failed" and (gave_up := (read_json(run.driver) or {}).get("gave_up")):
+        message = f"{message}. {gave_up}"
     metrics = summarize(run.name, spec, plan, ranks, status)
     if status != "succeeded":
         metrics["message"] = message
@@ -114,7 +116,7 @@ def _without_culprit(run: RunDir, plan: LaunchPlan, attempt: int, end: _End) -> 
     refused = next((e for e in sorted(ends, key=lambda e: e.get("node", 0)) if e.get("refused")), None)
     if refused:
         return f"{refused['host']}: {refused['refused']}", EXIT_ENVIRONMENT
-    driver = read_json(run.logs / "driver.json") or {}
+    driver = read_json(run.driver) or {}
     if driver.get("message"):
         return f"{driver['message']}. Log: {run.logs / 'slurm.log'}", int(driver.get("exit_code", EXIT_FAILED))
     if plan.launcher == "slurm":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 
-from allranks.rundir import RunDir, read_json, write_json
+from allranks.launch import giveup
+from allranks.launch.overdue import Overdue
+from allranks.rundir import RunDir, write_json
 from allranks.slurm.commands import JobState, Slurm
 
 LOOK_S = 1.0
@@ -18,6 +20,7 @@ class SlurmJob:
         self._looked = 0.0
         self._state = JobState(state="PENDING")
         self._told = ""
+        self._overdue = Overdue(run, job)
         self.label = f"Slurm job {job}"
 
     @classmethod
@@ -37,10 +40,14 @@ class SlurmJob:
             return None
         self._looked = time.monotonic()
         self._state = self._slurm.state(self._job)
-        if self._state.alive:
+        if self._state.alive and not self._given_up():
             return None
-        driver = read_json(self._run.logs / "driver.json") or {}
-        return 0 if driver.get("state") in ("done", "stopped") and driver.get("job") == self._job else 1
+        return 0 if self._overdue.driver().get("state") in ("done", "stopped") else 1
+
+    def _given_up(self) -> bool:
+        """Whether the job is to be waited for no longer, though Slurm has not seen its end."""
+        sign = self._overdue.look(self._state.state)
+        return bool(sign) and giveup.act(sign, self._run, self._slurm, self._job, self._state, self._overdue.driver())
 
     def news(self) -> str | None:
         """What has changed in the queue since the last time, for a person."""
@@ -65,12 +72,12 @@ class SlurmJob:
 
     def ask_stop(self) -> None:
         """Ask the ranks for a clean stop; the job then does not go back to the queue."""
-        (self._run.logs / "cancelled").touch()
+        self._run.cancelled.touch()
         self._slurm.cancel(self._job, "--signal=USR1", "--batch")
 
     def kill(self) -> None:
         """End the job."""
-        (self._run.logs / "cancelled").touch()
+        self._run.cancelled.touch()
         self._slurm.cancel(self._job)
 
     def kill_agent(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -108,6 +109,24 @@ class Slurm:
     def cancel(self, job: str, *extra: str) -> None:
         """scancel, with options such as ``--signal=USR1``."""
         self.call("scancel", *extra, job)
+
+    def requeue(self, job: str, without: Sequence[str]) -> bool:
+        """Send a job back to the queue, from now on without these nodes; False where Slurm does not take it."""
+        if self.call("scontrol", "requeue", job).returncode:
+            return False
+        if without:
+            self.call("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(without)}")
+        return True
+
+    def restarts(self, job: str) -> int | None:
+        """How often a job has gone back to the queue; None where Slurm does not know it."""
+        found = re.search(r"\bRestarts=(\d+)", self.call("scontrol", "show", "job", "--oneliner", job).stdout)
+        return int(found.group(1)) if found else None
+
+    def node_state(self, host: str) -> str:
+        """sinfo's word for a node: ``allocated``, ``down`` and the like, with ``*`` where it does not answer Slurm."""
+        lines = self.call("sinfo", "--noheader", "--Node", f"--nodes={host}", "--format=%T").stdout.split()
+        return lines[0] if lines else "unknown"
 
 
 def _cure(words: str) -> str:

@@ -40,7 +40,7 @@ def render(spec: RunSpec, plan: LaunchPlan, run: RunDir, python: str) -> str:
         options=options(spec, plan, run),
         modules=_modules(spec.cluster.modules),
         no_modules=NO_MODULES,
-        verdict=str(run.logs / "driver.json"),
+        verdict=str(run.driver),
         setup=spec.cluster.setup,
         activate=activate,
         exports=exports,
