@@ -91,12 +91,12 @@ def test_a_node_without_network_is_named(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("fault", ["cut-link", "interface-down"])
+@pytest.mark.parametrize(("fault", "slurmd_timeout_s"), [("cut-link", 300), ("interface-down", 20)])
 def test_a_first_node_without_network_ends_the_run_and_the_job(
-    make_box: Callable[..., Box], shared: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+    make_box: Callable[..., Box], shared: Path, monkeypatch: pytest.MonkeyPatch, fault: str, slurmd_timeout_s: int
 ) -> None:
-    """Slurm would give the node up after five minutes only, and then start the job anew."""
-    box, job = on_three_nodes(make_box, shared, monkeypatch, slurmd_timeout_s=300)
+    """Slurm gives the node up after minutes only; or it does so at once, and waits for three nodes to begin anew."""
+    box, job = on_three_nodes(make_box, shared, monkeypatch, slurmd_timeout_s=slurmd_timeout_s)
     inject(box, fault, node="n1")
     code, out = job.wait(120)
     assert code == 1, out + log_of(job.run)
@@ -108,7 +108,7 @@ def test_a_first_node_without_network_ends_the_run_and_the_job(
         f"n1, the job's first node, where its script and rank 0 ran, and where all ranks met ({met['address']}:" in out
     )
     assert f"Job {job.job()} was cancelled" in out and "--set cluster.slurm.exclude=[n1]" in out
-    assert job_state(box, job.job()) == "CANCELLED"
+    assert job_state(box, job.job()) in ("COMPLETING", "CANCELLED")  # the first, until Slurm gives the node up
     assert diagnose([job.run.root]).findings[0].host == "n1"
     assert not running(job.run)
 
@@ -127,7 +127,7 @@ def test_a_first_node_that_is_lost_with_its_folder_ends_the_run_too(
     report = read_json(job.run.hang_report(1))
     assert report["missing_hosts"] == ["n1"] and [f["rank"] for f in report["fallen"]] == [0]
     assert "nothing of host n1 answers" in out and "has not said how its ranks ended" in out
-    assert job_state(box, job.job()) == "CANCELLED"
+    assert job_state(box, job.job()) in ("COMPLETING", "CANCELLED")  # the first, until Slurm gives the node up
     assert diagnose([job.run.root]).findings[0].host == "n1"
     assert not running(job.run)
 

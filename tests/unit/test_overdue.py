@@ -5,10 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import yaml
 
+from allranks.facts import machine_facts
+from allranks.launch import giveup
 from allranks.launch.overdue import CLEANING, ENDED, LIMIT_S, LOST, Overdue, sign_of
-from allranks.rundir import RunDir, write_json
+from allranks.planning import make_plan
+from allranks.rundir import RunDir, read_json, write_json
+from allranks.slurm.commands import JobState, Slurm
+from allranks.spec.load import parse_spec
+from tests.conftest import tiny_spec
 
 
 @pytest.fixture
@@ -76,3 +84,58 @@ def test_what_another_job_said_does_not_count(run: RunDir) -> None:
     now[0] = 1000.0
     assert other.look("RUNNING") == ""
     assert other.driver() == {}
+
+
+ANSWERS = """#!/bin/sh
+echo "$@" >> {called}
+case "$1 $2" in "scontrol show") echo "JobId=7 Restarts={restarts} Reason=None" ;; sinfo*) echo "down*" ;; esac
+"""
+
+
+@pytest.fixture
+def asked(run: RunDir) -> RunDir:
+    """A run with a spec and a plan."""
+    cluster = {"launcher": "slurm", "nodes": 2, "procs_per_node": 2, "slurm": {"exclude": ["n9"], "max_requeues": 1}}
+    spec = tiny_spec("builtin:instructions", run.root, cluster=cluster)
+    run.spec.write_text(yaml.safe_dump(spec))
+    write_json(run.plan, msgspec.to_builtins(make_plan(parse_spec(spec), machine_facts())))
+    return run
+
+
+def act(run: RunDir, sign: str, state: str, driver: dict[str, Any], restarts: int = 0) -> tuple[bool, str]:
+    """What is done, and Slurm's commands that are called for it."""
+    stub, called = run.root / "stub", run.root / "called"
+    stub.write_text(ANSWERS.format(called=called, restarts=restarts))
+    stub.chmod(0o755)
+    over = giveup.act(sign, run, Slurm([str(stub)], "a stub"), "7", JobState(state=state), driver)
+    return over, called.read_text() if called.exists() else ""
+
+
+def test_a_first_node_that_is_cut_off_is_named_and_its_job_cancelled(asked: RunDir) -> None:
+    over, called = act(asked, ENDED, "RUNNING", says("failed"))
+    assert over and "scancel 7" in called and "requeue" not in called
+    said = read_json(asked.driver)
+    assert said["state"] == "failed"
+    assert "n1, the job's first node, where its script and ranks 0-1 ran" in said["gave_up"]
+    assert "the node is down*" in said["gave_up"] and "--set cluster.slurm.exclude=[n9,n1]" in said["gave_up"]
+
+
+def test_what_an_earlier_start_said_ends_no_later_one(asked: RunDir) -> None:
+    """Slurm has begun the job anew, and its script has yet to write its first word."""
+    assert act(asked, ENDED, "RUNNING", says("failed"), restarts=1)[0] is False
+    assert "scancel" not in act(asked, LOST, "RUNNING", says("running"), restarts=1)[1]
+    assert act(asked, ENDED, "PENDING", says("failed"), restarts=0)[0] is False
+    assert act(asked, ENDED, "PENDING", says("failed"), restarts=1)[0]
+
+
+def test_a_lost_first_node_is_left_out_while_the_job_may_go_back_to_the_queue(asked: RunDir) -> None:
+    over, called = act(asked, LOST, "RUNNING", says("running"))
+    assert not over and "scontrol requeue 7" in called and "ExcNodeList=n9,n1" in called
+    assert read_json(asked.driver)["state"] == "requeued"
+    over, called = act(asked, LOST, "RUNNING", says("running", restart=1), restarts=1)
+    assert over and "scancel 7" in called
+    assert read_json(asked.driver)["state"] == "failed"
+
+
+def test_a_job_that_only_waits_for_nodes_is_left_to_slurm(asked: RunDir) -> None:
+    assert act(asked, CLEANING, "COMPLETING", says("done")) == (True, "")

@@ -37,7 +37,8 @@ def _slurm(run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: d
     secrets = {k: v for k, v in envpolicy.environment(plan.environment).items() if k not in written}
     os.environ.update(secrets)
     os.environ.update(_handed_on(list(secrets), spec.cluster.slurm.extra, os.environ))
-    run.cancelled.unlink(missing_ok=True)
+    for old in (run.cancelled, run.driver):  # of an earlier job of this run
+        old.unlink(missing_ok=True)
     write_json(run.logs / "resume.json", resume)
     if allocation.inside():
         return allocation.AllocationJob(run)
