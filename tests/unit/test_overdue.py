@@ -41,6 +41,9 @@ def test_a_job_that_goes_on_is_not_overdue(run: RunDir) -> None:
     assert sign_of(run, says("running"), "RUNNING") == ""
     assert sign_of(run, says("running"), "PENDING") == ""
     assert sign_of(run, says("requeued"), "COMPLETING") == ""
+    assert sign_of(run, says("running"), "COMPLETING") == "", "Slurm may be sending it back to the queue"
+    run.cancelled.touch()
+    assert sign_of(run, says("running"), "COMPLETING") == CLEANING
 
 
 @pytest.mark.parametrize("said", [{"failed": [{"rank": 1}]}, {"refused": "another run's store"}])
@@ -117,7 +120,10 @@ def test_a_first_node_that_is_cut_off_is_named_and_its_job_cancelled(asked: RunD
     said = read_json(asked.driver)
     assert said["state"] == "failed"
     assert "n1, the job's first node, where its script and ranks 0-1 ran" in said["gave_up"]
-    assert "the node is down*" in said["gave_up"] and "--set cluster.slurm.exclude=[n9,n1]" in said["gave_up"]
+    assert (
+        "the node is down*, that is, it does not answer. Job 7 was" in said["gave_up"]
+        and "--set cluster.slurm.exclude=[n9,n1]" in said["gave_up"]
+    )
 
 
 def test_what_an_earlier_start_said_ends_no_later_one(asked: RunDir) -> None:

@@ -52,9 +52,11 @@ def _sentence(sign: str, run: RunDir, slurm: Slurm, job: str, driver: Mapping[st
     met = read_json(run.rendezvous(attempt))
     at = f", and where all ranks met ({met['address']}:{met['port']})" if met else ""
     what = "has not said how its ranks ended" if sign == LOST else "has ended its work, but Slurm has not heard of it"
+    state = slurm.node_state(str(host))
+    mute = ", that is, it does not answer" if state.endswith("*") else ""
     return (
         f"{host}, the job's first node, where its script and {few} ran{at}, {what}: to Slurm the node is "
-        f"{slurm.node_state(str(host))}. Job {job} was cancelled"
+        f"{state}{mute}. Job {job} was cancelled"
     )
 
 

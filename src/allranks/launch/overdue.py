@@ -16,7 +16,7 @@ ENDED, LOST, CLEANING = "ended", "lost", "cleaning"
 LIMIT_S = {
     ENDED: 30.0,  # from the driver's last word to Slurm's
     LOST: 90.0,  # from the first failure on record to the driver's last word, which may be seen a minute late on NFS
-    CLEANING: 60.0,  # a node that does not answer keeps a job in it until Slurm gives the node up
+    CLEANING: 120.0,  # a node that does not answer keeps a job in it until Slurm gives the node up
 }
 
 
@@ -55,11 +55,12 @@ def sign_of(run: RunDir, driver: Mapping[str, Any], state: str) -> str:
     said, attempt = driver.get("state"), driver.get("attempt", 0)
     if said == "requeued":
         return ""
-    if state == "COMPLETING":
-        return CLEANING
+    ended = said in ("done", "stopped", "failed")
+    if state == "COMPLETING":  # or on its way back to the queue
+        return CLEANING if ended or run.cancelled.exists() else ""
     if state == "PENDING":  # Slurm gave the node up, and would begin anew what was found to hang
         return ENDED if said == "failed" and run.hang_report(attempt).exists() else ""
-    if said in ("done", "stopped", "failed"):
+    if ended:
         return ENDED
     return LOST if said == "running" and failed(run, attempt) else ""
 
