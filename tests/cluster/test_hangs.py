@@ -129,7 +129,7 @@ def test_a_first_node_that_is_lost_with_its_folder_ends_the_run_too(
     assert "nothing of host n1 answers" in out and "has not said how its ranks ended" in out
     assert job_state(box, job.job()) in ("COMPLETING", "CANCELLED")  # the first, until Slurm gives the node up
     assert diagnose([job.run.root]).findings[0].host == "n1"
-    assert not running(job.run)
+    assert read_json(job.run.driver)["state"] == "failed"
 
 
 @pytest.mark.full

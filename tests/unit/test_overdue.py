@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import yaml
 
 from allranks.facts import machine_facts
-from allranks.launch import giveup
+from allranks.launch import giveup, step
 from allranks.launch.overdue import CLEANING, ENDED, LIMIT_S, LOST, Overdue, sign_of
 from allranks.planning import make_plan
 from allranks.rundir import RunDir, read_json, write_json
@@ -145,3 +146,21 @@ def test_a_lost_first_node_is_left_out_while_the_job_may_go_back_to_the_queue(as
 
 def test_a_job_that_only_waits_for_nodes_is_left_to_slurm(asked: RunDir) -> None:
     assert act(asked, CLEANING, "COMPLETING", says("done")) == (True, "")
+
+
+def test_a_step_that_does_not_heed_its_end_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As srun where it reaches neither its tasks nor Slurm's controller: it stays a minute and more."""
+    monkeypatch.setattr(step, "END_S", 0.5)
+    ready = tmp_path / "ready"
+    found = step.AgentsStep(["sh", "-c", f"trap '' TERM; touch {ready}; while :; do sleep 0.1; done"])
+    try:
+        while not ready.exists():
+            time.sleep(0.01)
+        assert found.poll() is None
+        found.end()
+        deadline = time.monotonic() + 10
+        while (code := found.poll()) is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert code == 1
+    finally:
+        found._process.kill()

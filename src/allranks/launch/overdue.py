@@ -53,8 +53,6 @@ class Overdue:
 def sign_of(run: RunDir, driver: Mapping[str, Any], state: str) -> str:
     """What there is to be seen now."""
     said, attempt = driver.get("state"), driver.get("attempt", 0)
-    if said == "requeued":
-        return ""
     ended = said in ("done", "stopped", "failed")
     if state == "COMPLETING":  # or on its way back to the queue
         return CLEANING if ended or run.cancelled.exists() else ""
