@@ -107,7 +107,7 @@ def test_a_first_node_without_network_ends_the_run_and_the_job(
     assert (
         f"n1, the job's first node, where its script and rank 0 ran, and where all ranks met ({met['address']}:" in out
     )
-    assert f"Job {job.job()} was cancelled" in out and "--set cluster.slurm.exclude=[n1]" in out
+    assert f"Job {job.job()} was cancelled" in out and "--set 'cluster.slurm.exclude=[n1]'" in out
     assert job_state(box, job.job()) in ("COMPLETING", "CANCELLED")  # the first, until Slurm gives the node up
     assert diagnose([job.run.root]).findings[0].host == "n1"
     assert not running(job.run)

@@ -32,7 +32,7 @@ def raised(action: Callable[[], Any]) -> str:
     """The traceback as Python prints it, or ""."""
     try:
         action()
-    except Exception:  # whatever it is, it is what a user would read
+    except Exception:  # noqa: BLE001 - whatever it is, it is what a user would read
         return traceback.format_exc()
     return ""
 
@@ -45,7 +45,9 @@ def lora(*, reentrant: bool) -> Any:
     if reentrant:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
         model.enable_input_require_grads()
-    return add_adapter(model, AdapterSpec(type="lora", r=4, targets=["q_proj", "v_proj"]), classifier=False, base="b", seed=1)
+    return add_adapter(
+        model, AdapterSpec(type="lora", r=4, targets=["q_proj", "v_proj"]), classifier=False, base="b", seed=1
+    )
 
 
 def one_backward(model: Any, **how: Any) -> None:
@@ -58,7 +60,9 @@ def mixed_dtypes() -> None:
     """Adapters in float32 over a base in bfloat16, in FSDP of the first kind, which makes one flat parameter of both."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    FullyShardedDataParallel(built({"lora": True, "base_dtype": "bfloat16"}), use_orig_params=False, device_id=torch.device("cpu"))
+    FullyShardedDataParallel(
+        built({"lora": True, "base_dtype": "bfloat16"}), use_orig_params=False, device_id=torch.device("cpu")
+    )
 
 
 def out_of_memory_in_the_first_step() -> None:

@@ -26,7 +26,7 @@ def raised(action: Callable[[], Any]) -> str:
     """The traceback as Python prints it, or ""."""
     try:
         action()
-    except Exception:  # whatever it is, it is what a user would read
+    except Exception:  # noqa: BLE001 - whatever it is, it is what a user would read
         return traceback.format_exc()
     return ""
 

@@ -47,7 +47,14 @@ class Warm:
 
     def __init__(self) -> None:
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{REPO}:{os.environ.get('PYTHONPATH', '')}"}
-        self._process = subprocess.Popen([sys.executable, "-m", "tests.dist.warm"], env=env, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.dist.warm"],
+            env=env,
+            cwd=REPO,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         self._answers: queue.SimpleQueue[dict[str, int]] = queue.SimpleQueue()
         self._ended: dict[int, int] = {}
         threading.Thread(target=self._listen, daemon=True).start()
@@ -95,7 +102,9 @@ class Warm:
         return [self._ended[pid] for pid in pids]
 
 
-def run_ranks(case: str, world_size: int, tmp_path: Path, limit_s: float = 120, module: str = "cases", **args: Any) -> list[Any]:
+def run_ranks(
+    case: str, world_size: int, tmp_path: Path, limit_s: float = 120, module: str = "cases", **args: Any
+) -> list[Any]:
     """The JSON value that each rank's case returned; fails with the ranks' output if one did not end well."""
     port, warm, deadline = str(free_port()), Warm.get(), time.monotonic() + 30 + limit_s
     results = [tmp_path / f"{case}.{world_size}.{rank}.json" for rank in range(world_size)]
@@ -111,7 +120,11 @@ def run_ranks(case: str, world_size: int, tmp_path: Path, limit_s: float = 120, 
         argv = [module, case, str(result), json.dumps(args, default=str)]
         pids.append(warm.start(deadline, module=module, argv=argv, env=env, output=str(output)))
     codes = warm.wait(pids, deadline)
-    bad = [f"rank {r}, exit {c}:\n{o.read_text(errors='replace')[-3000:]}" for r, (c, o) in enumerate(zip(codes, outputs, strict=True)) if c]
+    bad = [
+        f"rank {r}, exit {c}:\n{o.read_text(errors='replace')[-3000:]}"
+        for r, (c, o) in enumerate(zip(codes, outputs, strict=True))
+        if c
+    ]
     assert not bad, "\n".join(bad)
     return [json.loads(result.read_text()) for result in results]
 
@@ -164,7 +177,13 @@ class Background:
     def __init__(self, tmp_path: Path, *args: str) -> None:
         before = set(folders(tmp_path))
         self.out = tmp_path / "background.out"
-        self.process = subprocess.Popen([*ALLRANKS, *args], cwd=tmp_path, stdout=self.out.open("w"), stderr=subprocess.STDOUT, start_new_session=True)
+        self.process = subprocess.Popen(
+            [*ALLRANKS, *args],
+            cwd=tmp_path,
+            stdout=self.out.open("w"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         until(lambda: set(folders(tmp_path)) - before or args[0] == "resume" or self.process.poll() is not None)
         new = sorted(set(folders(tmp_path)) - before)
         self.run = RunDir(tmp_path / "runs" / args[1] if args[0] == "resume" else new[-1])
@@ -180,7 +199,9 @@ class Background:
 
     def _has_done(self, step: int, attempt: int) -> bool:
         ranks = [int(p.stem.removeprefix("rank")) for p in self.run.events.glob("rank*.jsonl")]
-        starts = {r: [e for e in self.events(r) if e["event"] == "start" and e["attempt"] >= attempt] for r in sorted(ranks)}
+        starts = {
+            r: [e for e in self.events(r) if e["event"] == "start" and e["attempt"] >= attempt] for r in sorted(ranks)
+        }
         if 0 not in starts or not all(starts.values()):
             return False
         began = starts[0][-1]["time"]

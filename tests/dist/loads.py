@@ -78,7 +78,9 @@ def loads(world: World, args: dict[str, Any]) -> Any:
             found[name] = {"error": str(error), "exit_code": error.exit_code}
             continue
         whole = strategy.weights(trained_only=False)
-        bad = [n for n, p in right.items() if not torch.equal(whole[n], p) or whole[n].dtype != p.dtype] if whole else []
+        bad = (
+            [n for n, p in right.items() if not torch.equal(whole[n], p) or whole[n].dtype != p.dtype] if whole else []
+        )
         buffers = dict(module.named_buffers())
         bad += [n for n, b in wanted.named_buffers() if not torch.equal(b, buffers[f"model.{n}"])]
         same = (own or weights_digest(model)).hex() == digest
@@ -92,7 +94,8 @@ def loads(world: World, args: dict[str, Any]) -> Any:
             "published": published == repr(published_of(wanted, world.size)),
             "total": total,
             "whole": sum(p.numel() * p.element_size() for _, p in getattr(strategy, "_kept", ()) if args.get("lora")),
-            "trained_as": trained is None or trained == {f"model.{n}" for n, p in wanted.named_parameters() if p.requires_grad},
+            "trained_as": trained is None
+            or trained == {f"model.{n}" for n, p in wanted.named_parameters() if p.requires_grad},
         }
     return found
 

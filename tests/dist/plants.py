@@ -9,12 +9,27 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from allranks.train import moe
 from allranks.train.hf import arguments as hf_arguments
 from allranks.train.hf import engine as hf_engine
 from allranks.train.hf import feed as hf_feed
 from allranks.train.hf import trainer as hf_trainer
-from allranks.train import moe
-from allranks.train.strategies import bucket_ddp_async, buckets, deepspeed_engine, deepspeed_shards, deepspeed_zero3, flat, fsdp2, gradients, scatter, simple_ddp, simple_ddp_ga, simple_ddp_hook, zero2, zero3
+from allranks.train.strategies import (
+    bucket_ddp_async,
+    buckets,
+    deepspeed_engine,
+    deepspeed_shards,
+    deepspeed_zero3,
+    flat,
+    fsdp2,
+    gradients,
+    scatter,
+    simple_ddp,
+    simple_ddp_ga,
+    simple_ddp_hook,
+    zero2,
+    zero3,
+)
 from allranks.train.world import World
 
 HAVE_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
@@ -87,7 +102,9 @@ class _Bugs:
     def trainer_alone(world: World) -> None:
         """Neither `use_cpu` nor `ddp_backend`: each rank is a world of its own."""
         usual = hf_arguments.completed
-        hf_arguments.completed = lambda *args: {k: v for k, v in usual(*args).items() if k not in ("use_cpu", "ddp_backend")}
+        hf_arguments.completed = lambda *args: {
+            k: v for k, v in usual(*args).items() if k not in ("use_cpu", "ddp_backend")
+        }
 
     @staticmethod
     def trainer_other_rows(world: World) -> None:
@@ -126,7 +143,9 @@ class _Bugs:
     def trainer_mean_loss(world: World) -> None:
         """The mean over this rank's own tokens, as the Trainer takes it by default for such a model, instead of over all ranks'."""
 
-        def compute_loss(self: Any, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+        def compute_loss(
+            self: Any, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        ) -> Any:
             self._running.enter("forward")
             loss = model(inputs.batch)
             self._running.add(inputs, loss)

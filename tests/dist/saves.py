@@ -66,7 +66,11 @@ def elsewhere(world: World, args: dict[str, Any]) -> Any:
             ours = other.weights(trained_only=True)
             if world.is_first:
                 apart = max(float((ours[n] - w).abs().max()) for n, w in wanted.items())
-                moments = None if theirs is None else max(float((theirs[n][k] - states[n][k]).abs().max()) for n in states for k in states[n])
+                moments = (
+                    None
+                    if theirs is None
+                    else max(float((theirs[n][k] - states[n][k]).abs().max()) for n in states for k in states[n])
+                )
                 found.append({"writer": writer, "reader": reader, "step": step, "weights": apart, "moments": moments})
         if world.is_first:
             state = run.checkpoint(3) / "state"
@@ -115,7 +119,9 @@ def planted(world: World, args: dict[str, Any]) -> Any:
         for bug in args["bugs"]:
             put_back = getattr(Bugs, bug)(strategy, keeper, world)
             if put_back is not None:
-                problems[f"{name} {'lora' if how else 'full'} {bug}"] = said(lambda keeper=keeper: keeper.save(2, "full"))
+                problems[f"{name} {'lora' if how else 'full'} {bug}"] = said(
+                    lambda keeper=keeper: keeper.save(2, "full")
+                )
                 put_back()
         assert run.checkpoint_steps() == [1], (name, run.checkpoint_steps(), problems)
         assert newest(run) == (1, [])
@@ -229,8 +235,20 @@ def behind(world: World, args: dict[str, Any]) -> Any:
     apart = []
     for step, plus in ((1, 0), (2, 1)):
         load_full(run.checkpoint(step), fresh, published_of(built(args["how"]).model, world.size), world.rank)
-        apart.append(max(float((s.tensor - (then[s.key] + plus)).abs().max()) for s in fresh.weight_shards() if s.tensor.numel() and s.tensor.is_floating_point()))
-    return {"before": before, "between": between, "after": run.checkpoint_steps(), "apart": apart, "reused": all(reused) and len(reused) > 0}
+        apart.append(
+            max(
+                float((s.tensor - (then[s.key] + plus)).abs().max())
+                for s in fresh.weight_shards()
+                if s.tensor.numel() and s.tensor.is_floating_point()
+            )
+        )
+    return {
+        "before": before,
+        "between": between,
+        "after": run.checkpoint_steps(),
+        "apart": apart,
+        "reused": all(reused) and len(reused) > 0,
+    }
 
 
 def lite_moves(world: World, args: dict[str, Any]) -> Any:
@@ -240,7 +258,7 @@ def lite_moves(world: World, args: dict[str, Any]) -> Any:
     found = {}
     for name in args["names"]:
         heard: list[Any] = []
-        strategy, module, keeper, run = trained(Path(args["folder"]) / name, name, world, LORA)
+        strategy, _, keeper, run = trained(Path(args["folder"]) / name, name, world, LORA)
         keeper._told = heard.append
         whole = [(p.numel() * p.element_size(), p.requires_grad) for p in built(LORA).parameters()]
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as traced:

@@ -16,10 +16,15 @@ pytestmark = pytest.mark.dist
 PLANTED = Path(__file__).parent / "planted"
 
 
-def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategies: str, **train: Any) -> tuple[int, dict[str, Any]]:
+def compare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategies: str, **train: Any
+) -> tuple[int, dict[str, Any]]:
     spec = {
         "name": "c",
-        "model": {"name": "tiny:llama", "config": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3}},
+        "model": {
+            "name": "tiny:llama",
+            "config": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3},
+        },
         "data": {"source": "builtin:reviews", "subset": 200, "max_length": 64, "template": "text"},
         "strategy": {"name": "pytorch_ddp", "bucket_mb": 0.2},
         "train": {"max_steps": 3, "micro_batch_size": 2, "lr": 1e-3, **train},
@@ -34,7 +39,9 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategies: str, **
 
 
 def test_honest_strategies_pass_and_hold_what_theory_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, found = compare(tmp_path, monkeypatch, "simple_ddp,bucket_ddp_async,zero1,zero2,zero3,pytorch_zero3", grad_accum=2)
+    code, found = compare(
+        tmp_path, monkeypatch, "simple_ddp,bucket_ddp_async,zero1,zero2,zero3,pytorch_zero3", grad_accum=2
+    )
     assert code == 0, [row["reasons"] for row in found.values()]
     whole = found["simple_ddp"]["memory"]["state_bytes"]
     ratios = {name: row["memory"]["state_bytes"] / whole for name, row in found.items()}

@@ -17,12 +17,19 @@ from tests.conftest import tiny_spec, write_rows
 from tests.dist.harness import allranks, memory_is_as_estimated, run_ranks, step_events, train, write_spec
 
 HERE = importlib.util.find_spec("deepspeed") is not None
-pytestmark = [pytest.mark.dist, pytest.mark.skipif(not HERE, reason="deepspeed is not installed: pip install 'allranks[deepspeed]'")]
+pytestmark = [
+    pytest.mark.dist,
+    pytest.mark.skipif(not HERE, reason="deepspeed is not installed: pip install 'allranks[deepspeed]'"),
+]
 STAGES = ["deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"]
 
 
 def spec(tmp_path: Path, name: str, strategy: dict[str, Any], **more: Any) -> dict[str, Any]:
-    plain = {"adapter": {"type": "none"}, "checkpoint": {"mode": "full"}, "train": {"max_steps": 4, "grad_accum": 2, "schedule": "constant"}}
+    plain = {
+        "adapter": {"type": "none"},
+        "checkpoint": {"mode": "full"},
+        "train": {"max_steps": 4, "grad_accum": 2, "schedule": "constant"},
+    }
     return tiny_spec(tmp_path / "rows.json", tmp_path, name=name, strategy=strategy, **{**plain, **more})
 
 
@@ -63,7 +70,15 @@ def test_a_run_equals_pytorch_ddp_and_goes_on_bitwise(tmp_path: Path, name: str,
     assert ours.report.exists()
     memory_is_as_estimated(plain)
     memory_is_as_estimated(ours)  # DeepSpeed's own libraries among it
-    _, part = train(tmp_path, spec(tmp_path, "part", {"name": name}, **{**more, "train": {"max_steps": 2, "grad_accum": 2, "schedule": "constant"}}))
+    _, part = train(
+        tmp_path,
+        spec(
+            tmp_path,
+            "part",
+            {"name": name},
+            **{**more, "train": {"max_steps": 2, "grad_accum": 2, "schedule": "constant"}},
+        ),
+    )
     done = allranks("resume", part.name, "--set", "train.max_steps=4", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     c = load_file(part.checkpoint(4) / file)
@@ -78,16 +93,20 @@ def test_adapters_reload_in_plain_peft_with_the_same_logits(tmp_path: Path) -> N
 
 
 def test_an_adapter_of_which_one_ranks_part_was_saved_would_be_seen(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="size mismatch|could not be saved"):
+    with pytest.raises(AssertionError, match=r"size mismatch|could not be saved"):
         run_ranks("reloaded_adapter", 2, tmp_path, folder=tmp_path, names=["deepspeed_zero3"], plant="own_shards_alone")
-    (one,) = run_ranks("reloaded_adapter", 2, tmp_path, folder=tmp_path, names=["deepspeed_zero3"], plant="own_part_and_zeros")[0]
+    (one,) = run_ranks(
+        "reloaded_adapter", 2, tmp_path, folder=tmp_path, names=["deepspeed_zero3"], plant="own_part_and_zeros"
+    )[0]
     assert one["apart"] > 1e-4, one
 
 
 def test_an_optimizer_in_the_json_is_used_and_equals_ours(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.json", 80)
     params = {"lr": "auto", "weight_decay": "auto", "torch_adam": True}
-    (tmp_path / "ds.json").write_text(json.dumps({"optimizer": {"type": "AdamW", "params": params}, "train_batch_size": "auto"}))
+    (tmp_path / "ds.json").write_text(
+        json.dumps({"optimizer": {"type": "AdamW", "params": params}, "train_batch_size": "auto"})
+    )
     runs = []
     for name, options in (("own", {}), ("json", {"config": str(tmp_path / "ds.json")})):
         done, run = train(tmp_path, spec(tmp_path, name, {"name": "deepspeed_zero2", **options}))
@@ -113,7 +132,9 @@ def test_a_deepspeed_that_cannot_be_imported_ends_with_3_and_the_cure(
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text(f"raise {raises}\n")
     monkeypatch.setenv("PYTHONPATH", f"{broken.parent}:{os.environ.get('PYTHONPATH', '')}")
-    done = allranks("run", str(write_spec(tmp_path, spec(tmp_path, "broken", {"name": "deepspeed_zero1"}))), cwd=tmp_path)
+    done = allranks(
+        "run", str(write_spec(tmp_path, spec(tmp_path, "broken", {"name": "deepspeed_zero1"}))), cwd=tmp_path
+    )
     assert done.returncode == 3, done.stdout + done.stderr
     assert words in done.stderr
     assert "pip install" in done.stderr

@@ -25,7 +25,9 @@ def test_ours_is_one_exact_figure_and_one_collective_where_the_trainers_own_chan
         assert one["own"] == one["said"] == 1, key
     # the peer has the same model, rows and targets: all in one batch its mean is the exact one, row by row the mean of means
     assert found[1, 23]["theirs"] == pytest.approx(exact, rel=1e-5)
-    assert found[1, 1]["theirs"] == pytest.approx(sum(loss / targets for loss, targets in rows if targets) / len(rows), rel=1e-5)
+    assert found[1, 1]["theirs"] == pytest.approx(
+        sum(loss / targets for loss, targets in rows if targets) / len(rows), rel=1e-5
+    )
     its = [one["theirs"] for one in found.values()]
     assert max(its) - min(its) > 1e-3 * exact
     assert found[2, 1]["its"] > found[2, 16]["its"] >= 1, "it gathers for every batch"

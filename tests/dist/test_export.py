@@ -29,7 +29,9 @@ def trained(folder: Path, **more: Any) -> RunDir:
 
 @pytest.fixture(scope="module")
 def lora(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    return trained(tmp_path_factory.mktemp("lora"), adapter={"type": "lora", "r": 4}, train={"max_steps": 2, "lr": 0.05})
+    return trained(
+        tmp_path_factory.mktemp("lora"), adapter={"type": "lora", "r": 4}, train={"max_steps": 2, "lr": 0.05}
+    )
 
 
 def logits(model: Any) -> torch.Tensor:

@@ -47,7 +47,9 @@ def test_ranks_with_other_models_are_named_and_refused_at_step_0(happened: Any, 
     assert all("params, while rank" in text or "appears not to match" in text for text in texts), texts
     assert named(tmp_path / "x", texts).id == "model_differs_between_ranks"
     ours = [rank["models_ours"] for rank in happened[1]]  # of two ranks nobody knows which is the odd one
-    assert all("the weights are not equal on all ranks: rank" in text and "of 30 tensors, first" in text for text in ours), ours
+    assert all(
+        "the weights are not equal on all ranks: rank" in text and "of 30 tensors, first" in text for text in ours
+    ), ours
     assert named(tmp_path / "y", ours).id == "model_differs_between_ranks"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from benchmarks.fit import LIMIT, measure, predict, spec_of
 
 pytestmark = pytest.mark.dist
@@ -41,14 +40,21 @@ CASE: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     ("strategy", "more"),
-    [("bucket_ddp_async", {"grad_accum": 2}), ("zero2", {}), ("zero3", {"gradient_checkpointing": True}), ("pytorch_zero3", {"adapter": "lora", "max_length": 512})],
+    [
+        ("bucket_ddp_async", {"grad_accum": 2}),
+        ("zero2", {}),
+        ("zero3", {"gradient_checkpointing": True}),
+        ("pytorch_zero3", {"adapter": "lora", "max_length": 512}),
+    ],
 )
 def test_live_tensors_are_as_many_as_estimated(strategy: str, more: dict[str, Any]) -> None:
     case = {**CASE, "strategy": strategy, **more}
     case["spec"] = spec_of(case, {"models": MODELS})
     expected = predict(case)["bytes"]
     measured = []
-    for _ in range(3):  # what gloo's threads give back is not always seen, which makes a measurement too large, never too small
+    for _ in range(
+        3
+    ):  # what gloo's threads give back is not always seen, which makes a measurement too large, never too small
         found = measure(case)
         assert "ranks" in found, found
         measured.append(found["ranks"][0]["bytes"])

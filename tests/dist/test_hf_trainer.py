@@ -49,7 +49,9 @@ def good(done: Any) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("form", ["lora", *(pytest.param(f, marks=pytest.mark.full) for f in ("whole", "padded", "checkpointing"))])
+@pytest.mark.parametrize(
+    "form", ["lora", *(pytest.param(f, marks=pytest.mark.full) for f in ("whole", "padded", "checkpointing"))]
+)
 def test_a_run_equals_pytorch_ddp_and_goes_on_bitwise(tmp_path: Path, form: str) -> None:
     write_rows(tmp_path / "rows.json", 80)
     more = FORMS[form]
@@ -67,7 +69,16 @@ def test_a_run_equals_pytorch_ddp_and_goes_on_bitwise(tmp_path: Path, form: str)
     found, wanted = read_json(ours.metrics), read_json(plain.metrics)
     assert isinstance(found, dict) and isinstance(wanted, dict)
     assert found.keys() == wanted.keys()
-    for key in ("eval_loss", "perplexity", "sync_proof", "parameters", "parameters_trained", "tokens_real", "tokens_trained", "steps"):
+    for key in (
+        "eval_loss",
+        "perplexity",
+        "sync_proof",
+        "parameters",
+        "parameters_trained",
+        "tokens_real",
+        "tokens_trained",
+        "steps",
+    ):
         assert found[key] == wanted[key], key
     assert found["engine"]["name"] == "hf_trainer"
     assert wanted["engine"] is None
@@ -103,7 +114,9 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
     long = {"max_steps": 150, "grad_accum": 2, "warmup_steps": 5}
     done, whole = train(tmp_path, spec(tmp_path, "whole", HF, train=long, eval={"samples": 0}))
     good(done)
-    background = Background(tmp_path, "run", str(write_spec(tmp_path, spec(tmp_path, "parts", HF, train=long, eval={"samples": 0}))))
+    background = Background(
+        tmp_path, "run", str(write_spec(tmp_path, spec(tmp_path, "parts", HF, train=long, eval={"samples": 0})))
+    )
     background.until_step(3)
     background.signal(signal.SIGTERM)
     code, out = background.wait()
@@ -120,7 +133,9 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_a_killed_rank_is_named_and_the_others_end(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.json", 40)
-    background = Background(tmp_path, "run", str(write_spec(tmp_path, spec(tmp_path, "endless", HF, train={"max_steps": 1000000}))))
+    background = Background(
+        tmp_path, "run", str(write_spec(tmp_path, spec(tmp_path, "endless", HF, train={"max_steps": 1000000})))
+    )
     try:
         background.until_step(3)
         pids = background.all_pids()
@@ -168,7 +183,9 @@ def test_adapters_reload_in_plain_peft_with_the_same_logits(tmp_path: Path) -> N
         ("none", None, None),
     ],
 )
-def test_a_trainer_that_would_train_apart_is_refused(tmp_path: Path, plant: str, kind: str | None, words: str | None) -> None:
+def test_a_trainer_that_would_train_apart_is_refused(
+    tmp_path: Path, plant: str, kind: str | None, words: str | None
+) -> None:
     found = run_ranks("trainer_bug", 2, tmp_path, folder=tmp_path, plant=plant)
     told = [f for f in found if f["said"]]
     assert bool(told) == bool(words)
@@ -179,7 +196,10 @@ def test_a_trainer_that_would_train_apart_is_refused(tmp_path: Path, plant: str,
 def test_three_ranks_go_on_bitwise_from_a_step_in_the_middle(tmp_path: Path) -> None:
     """From three ranks on the order of sums depends on how buckets are laid out, which DDP settles after its first backward."""
     write_rows(tmp_path / "rows.json", 120)
-    more = {"cluster": {"procs_per_node": 3, "cache": str(tmp_path / "cache")}, "strategy": {**HF, "args": {"ddp_bucket_cap_mb": 1}}}
+    more = {
+        "cluster": {"procs_per_node": 3, "cache": str(tmp_path / "cache")},
+        "strategy": {**HF, "args": {"ddp_bucket_cap_mb": 1}},
+    }
     done, run = train(tmp_path, {**spec(tmp_path, "three", HF, adapter={"type": "none"}), **more})
     good(done)
     whole, uninterrupted = load_file(run.checkpoint(4) / "model.safetensors"), steps(run)
@@ -191,9 +211,19 @@ def test_three_ranks_go_on_bitwise_from_a_step_in_the_middle(tmp_path: Path) -> 
 
 
 def test_compare_measures_it_with_all_gates(tmp_path: Path) -> None:
-    own = spec(tmp_path, "c", {"name": "pytorch_ddp"}, adapter={"type": "none"}, train={"max_steps": 3, "grad_accum": 2})
+    own = spec(
+        tmp_path, "c", {"name": "pytorch_ddp"}, adapter={"type": "none"}, train={"max_steps": 3, "grad_accum": 2}
+    )
     write_rows(tmp_path / "rows.json", 80)
-    command = ["compare", str(write_spec(tmp_path, own)), "--strategies", "pytorch_ddp,hf_trainer", "--repeats", "1", "--json"]
+    command = [
+        "compare",
+        str(write_spec(tmp_path, own)),
+        "--strategies",
+        "pytorch_ddp,hf_trainer",
+        "--repeats",
+        "1",
+        "--json",
+    ]
     done = allranks(*command, cwd=tmp_path)
     good(done)
     rows = {row["strategy"]: row for row in json.loads(done.stdout)["rows"]}

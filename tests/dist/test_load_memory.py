@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from benchmarks.load_memory import allowed, measure, write_models
 
 pytestmark = [pytest.mark.dist, pytest.mark.full]

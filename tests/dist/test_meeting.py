@@ -53,7 +53,7 @@ def test_a_store_of_anything_else_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_taken_port_is_said_on_node_0() -> None:
     with socket.socket() as other:
-        other.bind(("0.0.0.0", 0))
+        other.bind(("0.0.0.0", 0))  # noqa: S104 - as torch does
         other.listen()
         with pytest.raises(EnvironmentNotAble, match=r"held by a program that is no run"):
             join_store(place(other.getsockname()[1]), 0, "mine", 10)

@@ -36,7 +36,11 @@ def test_each_rank_leaves_a_trace_with_all_that_analysis_needs(tmp_path: Path) -
         document = load(run.trace_of(rank))
         told = document["distributedInfo"]
         assert (told["rank"], told["world_size"], told["backend"]) == (rank, 2, "gloo")
-        assert {g["pg_desc"]: g["ranks"] for g in told["pg_config"]} == {"default_pg": [0, 1], "control": [0, 1], "checkpoint": [0, 1]}
+        assert {g["pg_desc"]: g["ranks"] for g in told["pg_config"]} == {
+            "default_pg": [0, 1],
+            "control": [0, 1],
+            "checkpoint": [0, 1],
+        }
         assert document["allranks"] == {
             "run": run.name, "attempt": 1, "rank": rank, "world_size": 2, "backend": "gloo", "device": "cpu", "strategy": "pytorch_ddp", "grad_accum": 2,
         }  # fmt: skip

@@ -35,7 +35,12 @@ def test_proof_names_what_is_wrong(tmp_path: Path, fault: str, world: int, words
 
 
 def test_evaluation_is_the_same_for_any_ranks_and_batch_size(tmp_path: Path) -> None:
-    found = [value for world in (1, 2, 3) for result in run_ranks("evaluation", world, tmp_path, folder=tmp_path) for value in result]
+    found = [
+        value
+        for world in (1, 2, 3)
+        for result in run_ranks("evaluation", world, tmp_path, folder=tmp_path)
+        for value in result
+    ]
     losses, perplexities = [v[0] for v in found], [v[1] for v in found]
     assert max(losses) - min(losses) <= 1e-6 * losses[0]
     assert max(perplexities) - min(perplexities) <= 1e-6 * perplexities[0]
@@ -47,7 +52,15 @@ STRATEGIES = shared_strategies()
 BITWISE = {
     "simple_ddp", "simple_ddp_ga", "simple_ddp_hook", "simple_ddp_async", "bucket_ddp_async", "pytorch_ddp", "deepspeed_zero1", "deepspeed_zero2",
 }  # fmt: skip
-BF16 = ("bf16", "lora_on_bf16", "lora_whole", "lora_sharded_on_bf16", "moe_bf16", "moe_lora_on_bf16", "moe_lora_recomputed")
+BF16 = (
+    "bf16",
+    "lora_on_bf16",
+    "lora_whole",
+    "lora_sharded_on_bf16",
+    "moe_bf16",
+    "moe_lora_on_bf16",
+    "moe_lora_recomputed",
+)
 TOLERANCE = dict.fromkeys(BF16, 0.2)  # of what the training has changed; else:
 NORM_TOLERANCE = dict.fromkeys(BF16, 0.05)  # of the reference's gradient norm; a missing division is 1.0 at two ranks
 NORM_FP32 = 1e-3
@@ -79,8 +92,13 @@ def pairs_of(world: int) -> list[tuple[str, str]]:
 def covering() -> list[tuple[str, str]]:
     """Every strategy in plain, and each with a third of the variants in turn, so that each variant meets several."""
     rest = [v for v in VARIANTS if v != "plain"]
-    pairs = [(n, v) for i, n in enumerate(STRATEGIES) for k, v in enumerate(["plain", *rest]) if k == 0 or (i + k) % 3 == 0]
-    return [*(pair for pair in pairs if applies(*pair) and pair[1] not in ONLY), *((n, v) for v, names in ONLY.items() for n in names)]
+    pairs = [
+        (n, v) for i, n in enumerate(STRATEGIES) for k, v in enumerate(["plain", *rest]) if k == 0 or (i + k) % 3 == 0
+    ]
+    return [
+        *(pair for pair in pairs if applies(*pair) and pair[1] not in ONLY),
+        *((n, v) for v, names in ONLY.items() for n in names),
+    ]
 
 
 def test_strategies_equal_one_process_that_takes_the_ranks_in_turn(tmp_path: Path) -> None:
@@ -123,7 +141,11 @@ def test_a_router_that_deepspeed_would_round_is_refused_by_name(tmp_path: Path) 
 EXPERTS = [
     ("pytorch_ddp", {"moe": True}),
     ("zero3", {"moe": True}),
-    *((n, {"moe": True, "options": {"adapters": how}}) for n in ("pytorch_zero2", "pytorch_zero3") for how in ("ignored", "sharded")),
+    *(
+        (n, {"moe": True, "options": {"adapters": how}})
+        for n in ("pytorch_zero2", "pytorch_zero3")
+        for how in ("ignored", "sharded")
+    ),
     ("pytorch_zero3", {"moe": True, "base_dtype": "bfloat16", "recompute": True}),
 ]
 
@@ -134,7 +156,9 @@ def test_adapters_of_attention_and_experts_answer_the_same_in_plain_peft(tmp_pat
         assert one["learned"] > 1e-3, one
         assert one["apart"] == 0.0, one
         own = ["self_attn.q_proj", "self_attn.v_proj"]
-        assert one["saved"] == sorted([*(f"{i}.{n}" for i in (0, 1) for n in own), "1.mlp.experts", "1.mlp.experts.base_layer"]), one
+        assert one["saved"] == sorted(
+            [*(f"{i}.{n}" for i in (0, 1) for n in own), "1.mlp.experts", "1.mlp.experts.base_layer"]
+        ), one
     assert len(found) == len(EXPERTS)
 
 
@@ -149,7 +173,11 @@ def test_an_evaluation_sums_once_however_many_batches_it_has(tmp_path: Path) -> 
 
 
 MECHANISM = [
-    *((name, v) for name in ("pytorch_zero2", "pytorch_zero3") for v in ("plain", "lora_whole", "lora_sharded", "moe_lora", "moe_bf16")),
+    *(
+        (name, v)
+        for name in ("pytorch_zero2", "pytorch_zero3")
+        for v in ("plain", "lora_whole", "lora_sharded", "moe_lora", "moe_bf16")
+    ),
     ("pytorch_zero3", "lora_on_host"),
     ("pytorch_zero2", "host_moments"),
     ("zero3", "moe_lora"),

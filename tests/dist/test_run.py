@@ -16,9 +16,38 @@ from tests.dist.harness import allranks, step_events, train
 
 pytestmark = pytest.mark.dist
 
-METRICS = """run_name strategy world_size nodes device torch model dataset use_lora dtype gradient_checkpointing steps wall_time_s
-train_loss_first train_loss_last eval_loss perplexity tokens_real tokens_trained tokens_padded tokens_per_s tokens_per_s_per_rank warmup_s
-step_time_s mfu peak_memory_bytes prepare_s eval_s checkpoint_s sync_proof""".split()
+METRICS = [
+    "run_name",
+    "strategy",
+    "world_size",
+    "nodes",
+    "device",
+    "torch",
+    "model",
+    "dataset",
+    "use_lora",
+    "dtype",
+    "gradient_checkpointing",
+    "steps",
+    "wall_time_s",
+    "train_loss_first",
+    "train_loss_last",
+    "eval_loss",
+    "perplexity",
+    "tokens_real",
+    "tokens_trained",
+    "tokens_padded",
+    "tokens_per_s",
+    "tokens_per_s_per_rank",
+    "warmup_s",
+    "step_time_s",
+    "mfu",
+    "peak_memory_bytes",
+    "prepare_s",
+    "eval_s",
+    "checkpoint_s",
+    "sync_proof",
+]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +87,7 @@ def test_the_network_that_the_ranks_used_is_recorded(finished: Any) -> None:
     (seen,) = network["observed"]
     assert network["ok"] and network["findings"] == [] and list(seen["connections"]) == ["lo"], network
     decided = read_json(run.network(1))["nodes"][0]["environment"]
-    assert {"GLOO_SOCKET_IFNAME": "lo"} == {item["name"]: item["value"] for item in decided if item["value"]}
+    assert {item["name"]: item["value"] for item in decided if item["value"]} == {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 def test_token_counts_are_those_of_the_data(finished: Any) -> None:
@@ -71,7 +100,16 @@ def test_token_counts_are_those_of_the_data(finished: Any) -> None:
 
 def test_the_run_folder_is_complete(finished: Any) -> None:
     _, _, run = finished
-    for path in (run.spec, run.plan, run.run_args, run.preflight, run.preflight_text, run.metrics, run.events_of(0), run.events_of(1)):
+    for path in (
+        run.spec,
+        run.plan,
+        run.run_args,
+        run.preflight,
+        run.preflight_text,
+        run.metrics,
+        run.events_of(0),
+        run.events_of(1),
+    ):
         assert path.exists(), path
     logs = run.rank_logs(1)
     assert list(logs) == [0, 1]
@@ -133,13 +171,19 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(finished: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [
-        ({"cluster": {"procs_per_node": 4}, "data": {"subset": 3, "packing": "none", "eval_fraction": 0}}, 2, "3 training sequences for 4 ranks"),
+        (
+            {"cluster": {"procs_per_node": 4}, "data": {"subset": 3, "packing": "none", "eval_fraction": 0}},
+            2,
+            "3 training sequences for 4 ranks",
+        ),
         ({"data": {"max_length": 4}}, 2, "no row has a token to learn"),
         ({"cluster": {"cache": "/proc/nowhere"}}, 3, "cluster.cache"),
         ({"model": {"name": "no-such-org/no-such-model", "config": {}}}, 3, "no-such-org/no-such-model"),
     ],
 )
-def test_what_only_the_ranks_can_find_is_said_as_clearly(tmp_path: Path, rows_file: Path, change: dict[str, Any], code: int, words: str) -> None:
+def test_what_only_the_ranks_can_find_is_said_as_clearly(
+    tmp_path: Path, rows_file: Path, change: dict[str, Any], code: int, words: str
+) -> None:
     done, _ = train(tmp_path, tiny_spec(rows_file, tmp_path, **change))
     assert done.returncode == code, done.stderr
     assert words in done.stderr
@@ -162,9 +206,18 @@ def test_other_forms_of_one_run(tmp_path: Path) -> None:
     """Chat data, wrapped packing, bf16, checkpointing, full fine-tuning, epochs, one process, seldom logging: all at once."""
     from transformers import AutoModelForCausalLM
 
-    rows = [{"messages": [{"role": "user", "content": f"say {i}"}, {"role": "assistant", "content": f"it is {i}"}]} for i in range(40)]
+    rows = [
+        {"messages": [{"role": "user", "content": f"say {i}"}, {"role": "assistant", "content": f"it is {i}"}]}
+        for i in range(40)
+    ]
     (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    spec = tiny_spec(tmp_path / "chat.jsonl", tmp_path, data={"packing": "wrapped"}, train={"epochs": 2, "max_steps": None}, observe={"log_every": 4})
+    spec = tiny_spec(
+        tmp_path / "chat.jsonl",
+        tmp_path,
+        data={"packing": "wrapped"},
+        train={"epochs": 2, "max_steps": None},
+        observe={"log_every": 4},
+    )
     spec["model"] |= {"name": "tiny:llama", "dtype": "bfloat16", "gradient_checkpointing": True}
     spec |= {"adapter": {"type": "none"}, "strategy": {"name": "single"}}
     done, run = train(tmp_path, spec)
@@ -181,7 +234,9 @@ def test_padded_rows_and_evaluation_only(tmp_path: Path, rows_file: Path) -> Non
     """On a set of its own, of which nothing is trained and from which nothing is held out."""
     write_rows(tmp_path / "other.json", 15)
     own = {"source": str(tmp_path / "other.json")}
-    done, run = train(tmp_path, tiny_spec(rows_file, tmp_path, data={"packing": "none"}, train={"max_steps": 0}, eval=own))
+    done, run = train(
+        tmp_path, tiny_spec(rows_file, tmp_path, data={"packing": "none"}, train={"max_steps": 0}, eval=own)
+    )
     assert done.returncode == 0, done.stderr
     metrics = read_json(run.metrics)
     assert metrics["steps"] == 0
@@ -197,7 +252,12 @@ def test_a_tiny_bert_classifies_real_news(tmp_path: Path) -> None:
     spec = tiny_spec(
         shared("text", "ag_news.csv"),
         tmp_path,
-        data={"columns": {"text": ["title", "description"], "label": "label"}, "subset": 1500, "max_length": 64, "eval_fraction": 0.1},
+        data={
+            "columns": {"text": ["title", "description"], "label": "label"},
+            "subset": 1500,
+            "max_length": 64,
+            "eval_fraction": 0.1,
+        },
         train={"max_steps": 120, "micro_batch_size": 16, "lr": 2e-3},
     )
     spec["model"], spec["adapter"] = {"name": "tiny:bert"}, {"type": "none"}
@@ -221,7 +281,9 @@ def test_from_python(tmp_path: Path, rows_file: Path) -> None:
 
         def say(self, text: str) -> None: ...
 
-    result = allranks.run(tiny_spec(rows_file, tmp_path, train={"max_steps": 2}), ["train.lr=1e-4"], observer=Observer())
+    result = allranks.run(
+        tiny_spec(rows_file, tmp_path, train={"max_steps": 2}), ["train.lr=1e-4"], observer=Observer()
+    )
     assert (result.status, result.exit_code, result.metrics["steps"]) == ("succeeded", 0, 2)
     assert seen.count("step") == 4
     assert allranks.plan(tiny_spec(rows_file, tmp_path)).world_size == 2

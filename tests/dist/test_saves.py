@@ -18,7 +18,8 @@ from tests.dist.harness import free_port, run_ranks
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(420)]
 LORA: dict[str, Any] = {"lora": True, "accum": 2}
 BUGS = [
-    "only_the_first_ranks_slice", "a_rank_left_out", "offset_by_one", "a_weight_changed_on_its_way", "a_weight_missing", "a_wrappers_prefix", "another_dtype", "cut_short", "a_bit_flipped",
+    "only_the_first_ranks_slice", "a_rank_left_out", "offset_by_one", "a_weight_changed_on_its_way", "a_weight_missing",
+    "a_wrappers_prefix", "another_dtype", "cut_short", "a_bit_flipped",
 ]  # fmt: skip
 
 
@@ -28,7 +29,12 @@ def ranks(case: str, world: int, folder: Path, **args: Any) -> list[Any]:
 
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.full)])
 def test_what_one_strategy_saved_another_goes_on_from(tmp_path: Path, world: int) -> None:
-    triples = [("zero3", "pytorch_ddp", {}), ("pytorch_ddp", "pytorch_zero3", {"tied": True}), ("pytorch_zero3", "zero1", LORA), ("zero2", "zero3", LORA)]
+    triples = [
+        ("zero3", "pytorch_ddp", {}),
+        ("pytorch_ddp", "pytorch_zero3", {"tied": True}),
+        ("pytorch_zero3", "zero1", LORA),
+        ("zero2", "zero3", LORA),
+    ]
     found = ranks("elsewhere", world, tmp_path, triples=triples)[0]
     assert len(found) == 2 * len(triples)
     for row in found:
@@ -80,7 +86,10 @@ def test_saves_that_lie_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "how"),
-    [("zero3", {}), *(pytest.param(n, h, marks=pytest.mark.full) for n, h in (("pytorch_ddp", {}), ("zero2", LORA), ("pytorch_zero3", LORA), ("pytorch_ddp", LORA)))],
+    [
+        ("zero3", {}),
+        *(pytest.param(n, h, marks=pytest.mark.full) for n, h in (("pytorch_ddp", {}), ("zero2", LORA), ("pytorch_zero3", LORA), ("pytorch_ddp", LORA))),
+    ],
 )  # fmt: skip
 def test_a_save_behind_training_holds_the_state_of_its_moment(tmp_path: Path, name: str, how: dict[str, Any]) -> None:
     for result in ranks("behind", 2, tmp_path, name=name, how=how):
@@ -102,7 +111,9 @@ def test_a_lite_save_moves_adapters_alone(tmp_path: Path) -> None:
         assert adapters <= sum(f["written"] for f in facts) <= 2 * adapters, name
         assert [tensors_sent(f) for f in facts] == [{}, {}], name
     gathered = ranks("lite_moves", 2, tmp_path, names=["zero3", "pytorch_zero3"], plant=True)
-    assert all(tensors_sent(rank[name]) for rank in gathered for name in rank), "a gathering of frozen weights would not be seen"
+    assert all(tensors_sent(rank[name]) for rank in gathered for name in rank), (
+        "a gathering of frozen weights would not be seen"
+    )
 
 
 def tensors_sent(facts: dict[str, Any]) -> dict[str, int]:
@@ -111,12 +122,24 @@ def tensors_sent(facts: dict[str, Any]) -> dict[str, int]:
     return {name: numel for name, numel in facts["sent"].items() if name not in small}
 
 
-KILLS = [("while writing", 1, "zero3", 2), ("before the rename", 0, "zero3", 2), ("between the renames", 0, "pytorch_ddp", 1), ("after the rename", 0, "pytorch_ddp", 2)]
-MORE_KILLS = [("before", 1, "zero3", 2), ("while writing", 0, "pytorch_ddp", 2), ("before proof", 1, "pytorch_ddp", 2), ("before proof", 0, "pytorch_zero3", 2)]
+KILLS = [
+    ("while writing", 1, "zero3", 2),
+    ("before the rename", 0, "zero3", 2),
+    ("between the renames", 0, "pytorch_ddp", 1),
+    ("after the rename", 0, "pytorch_ddp", 2),
+]
+MORE_KILLS = [
+    ("before", 1, "zero3", 2),
+    ("while writing", 0, "pytorch_ddp", 2),
+    ("before proof", 1, "pytorch_ddp", 2),
+    ("before proof", 0, "pytorch_zero3", 2),
+]
 
 
 @pytest.mark.parametrize("kills", [KILLS, pytest.param(MORE_KILLS, marks=pytest.mark.full)])
-def test_a_kill_at_any_stage_leaves_the_newest_good_checkpoint(tmp_path: Path, kills: list[tuple[str, int, str, int]]) -> None:
+def test_a_kill_at_any_stage_leaves_the_newest_good_checkpoint(
+    tmp_path: Path, kills: list[tuple[str, int, str, int]]
+) -> None:
     cases = []
     for i, (stage, rank, name, step) in enumerate(kills):
         folder = tmp_path / str(i)
@@ -142,8 +165,17 @@ def killed(tmp_path: Path, **args: Any) -> list[int]:
             **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
             "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{REPO}:{os.environ.get('PYTHONPATH', '')}",
         }  # fmt: skip
-        command = [sys.executable, "-m", "tests.dist.saves", "killed", str(tmp_path / f"killed{rank}.json"), json.dumps(args)]
-        processes.append(subprocess.Popen(command, env=env, cwd=REPO, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        command = [
+            sys.executable,
+            "-m",
+            "tests.dist.saves",
+            "killed",
+            str(tmp_path / f"killed{rank}.json"),
+            json.dumps(args),
+        ]
+        processes.append(
+            subprocess.Popen(command, env=env, cwd=REPO, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        )
     try:
         return [p.wait(timeout=120) for p in processes]
     finally:

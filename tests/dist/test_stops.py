@@ -27,7 +27,11 @@ pytestmark = pytest.mark.dist
 def endless(tmp_path: Path) -> Iterator[Background]:
     """A run that goes on until something happens to it."""
     write_rows(tmp_path / "rows.json", 60)
-    background = Background(tmp_path, "run", str(write_spec(tmp_path, tiny_spec(tmp_path / "rows.json", tmp_path, train={"max_steps": 1000000}))))
+    background = Background(
+        tmp_path,
+        "run",
+        str(write_spec(tmp_path, tiny_spec(tmp_path / "rows.json", tmp_path, train={"max_steps": 1000000}))),
+    )
     try:
         background.until_step(5)
         yield background
@@ -44,7 +48,12 @@ def all_gone(pids: list[int], limit_s: float) -> None:
 
 def resumable(folder: Path, name: str) -> dict[str, Any]:
     return tiny_spec(
-        folder / "rows.json", folder, name=name, train={"max_steps": 250, "grad_accum": 2, "warmup_steps": 5}, checkpoint={"mode": "full"}, eval={"samples": 0}
+        folder / "rows.json",
+        folder,
+        name=name,
+        train={"max_steps": 250, "grad_accum": 2, "warmup_steps": 5},
+        checkpoint={"mode": "full"},
+        eval={"samples": 0},
     )
 
 
@@ -135,7 +144,9 @@ def test_ranks_do_not_outlive_a_killed_launcher(endless: Background) -> None:
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.json", 60)
-    spec = tiny_spec(tmp_path / "rows.json", tmp_path, train={"max_steps": 20, "lr": 1e30, "schedule": "constant", "clip_norm": None})
+    spec = tiny_spec(
+        tmp_path / "rows.json", tmp_path, train={"max_steps": 20, "lr": 1e30, "schedule": "constant", "clip_norm": None}
+    )
     spec["adapter"] = {"type": "none"}
     done, run = train(tmp_path, spec)
     assert done.returncode == 1
@@ -161,7 +172,12 @@ def test_a_full_disk_fails_clearly_and_keeps_the_last_good_checkpoint(tmp_path: 
         assert refused.returncode == 3
         assert "free" in refused.stderr
         filler.unlink()
-        spec = tiny_spec(tmp_path / "rows.json", tmp_path, train={"max_steps": 1000000}, checkpoint={"mode": "full", "every": 5, "keep": 1})
+        spec = tiny_spec(
+            tmp_path / "rows.json",
+            tmp_path,
+            train={"max_steps": 1000000},
+            checkpoint={"mode": "full", "every": 5, "keep": 1},
+        )
         background = Background(tmp_path, "run", str(write_spec(tmp_path, spec)))
         background.until_step(12)
         filler.write_bytes(b"x" * (psutil.disk_usage(str(small)).free - 2**17))

@@ -110,7 +110,9 @@ def test_a_step_that_is_not_finite_on_one_rank_changes_nothing_on_any(tmp_path: 
 
 
 def test_a_skip_that_does_not_last_would_be_seen(tmp_path: Path) -> None:
-    found = run_ranks("bad_gradient", 2, tmp_path, folder=tmp_path, names=["zero2", "pytorch_zero1"], plant="not_sticky")[0]
+    found = run_ranks(
+        "bad_gradient", 2, tmp_path, folder=tmp_path, names=["zero2", "pytorch_zero1"], plant="not_sticky"
+    )[0]
     assert [one["same"] for one in found] == [False, False]
 
 

@@ -19,7 +19,14 @@ import traceback
 from importlib import import_module
 from typing import Any, TextIO
 
-PRELOADED = ("tests.dist.cases", "tests.dist.saves", "tests.dist.loads", "transformers.models.mistral.modeling_mistral", "peft", "accelerate")
+PRELOADED = (
+    "tests.dist.cases",
+    "tests.dist.saves",
+    "tests.dist.loads",
+    "transformers.models.mistral.modeling_mistral",
+    "peft",
+    "accelerate",
+)
 OPTIONAL = ("deepspeed",)
 
 
@@ -88,7 +95,7 @@ def start(wanted: dict[str, Any]) -> int:
         module = import_module(f"tests.dist.{wanted['module']}")
         module.main(vars(module))
         code = 0
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - the edge of a forked rank
         traceback.print_exc()
     finally:
         sys.stdout.flush()

@@ -123,7 +123,7 @@ def test_a_first_node_that_is_cut_off_is_named_and_its_job_cancelled(asked: RunD
     assert "n1, the job's first node, where its script and ranks 0-1 ran" in said["gave_up"]
     assert (
         "the node is down*, that is, it does not answer. Job 7 was" in said["gave_up"]
-        and "--set cluster.slurm.exclude=[n9,n1]" in said["gave_up"]
+        and "--set 'cluster.slurm.exclude=[n9,n1]'" in said["gave_up"]
     )
 
 

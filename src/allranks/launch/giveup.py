@@ -61,10 +61,12 @@ def _sentence(sign: str, run: RunDir, slurm: Slurm, job: str, driver: Mapping[st
 
 
 def _cure(run: RunDir, without: list[str]) -> str:
-    steps, way = run.checkpoint_steps(), "start it again"
+    steps, way = run.checkpoint_steps(), "start it again with"
     try:
         if steps and manifest(run, steps[-1])["mode"] == "full":
             way = f"allranks resume {run.name}"
     except (CheckpointError, KeyError):
         pass
-    return f"Look at that node's network; to go on without it: {way} --set cluster.slurm.exclude=[{','.join(without)}]"
+    return (
+        f"Look at that node's network; to go on without it: {way} --set 'cluster.slurm.exclude=[{','.join(without)}]'"
+    )
