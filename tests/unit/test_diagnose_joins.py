@@ -110,6 +110,10 @@ def test_a_warning_that_comes_again_after_the_last_step_was_not_survived(tmp_pat
     assert (ids(found), found.benign, found.findings[0].count) == (["rendezvous_unreachable"], [], 2)
 
 
+def test_a_failure_that_no_program_recovers_from_stays_one_whatever_others_write_after_it(tmp_path: Path) -> None:
+    assert ids(of(tmp_path, {"a.log": f"[rank1]: {DEVICE}\n[rank0]: step 3/9 loss 2.0"})) == ["invalid_device"]
+
+
 @pytest.mark.parametrize(
     ("text", "stamp"),
     [
