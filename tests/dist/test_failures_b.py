@@ -116,7 +116,10 @@ def test_a_stale_handle_is_named_and_a_killed_rank_loses_no_word(tmp_path: Path)
         "name": "own",
         "script": {"path": str(tmp_path / "own.py"), "args": [str(tmp_path)]},
         "run_root": str(tmp_path / "runs"),
-        "cluster": {"procs_per_node": 2, "env": {"PYTHONUNBUFFERED": ""}},  # nobody's environment does what the agent must do
+        "cluster": {
+            "procs_per_node": 2,
+            "env": {"PYTHONUNBUFFERED": ""},
+        },  # nobody's environment does what the agent must do
     }
     done, run = train(tmp_path, spec)
     if "Operation not permitted" in done.stderr:
