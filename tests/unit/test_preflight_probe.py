@@ -217,6 +217,20 @@ def test_nodes_reach_each_other_quickly() -> None:
     assert [f["unreached"] for f in found] == [[], [], []] and time.monotonic() - began < 3
 
 
+def test_a_port_that_is_in_use_for_a_moment_is_waited_for_and_one_that_stays_so_is_named() -> None:
+    for freed_s, errors in ((0.5, 0), (30.0, 1)):
+        port = probe.unused_port()
+        holder = socket.create_server(("127.0.0.17", port))
+        threading.Timer(min(freed_s, 2.5), holder.close).start()
+        found = meet(
+            {"address": "127.0.0.17", "ports": [port]},
+            {"address": "127.0.0.18", "ports": [probe.unused_port()]},
+            window_s=2.0,
+        )
+        assert [len(f["errors"]) for f in found] == [errors, 0]
+        assert [len(f["unreached"]) for f in found] == [0, errors]
+
+
 def test_a_node_that_does_not_answer_is_named() -> None:
     peers = [{"address": f"127.0.0.{i}", "ports": [probe.unused_port()]} for i in (14, 15)]
     found = meet(*peers, {"address": "127.0.0.16", "ports": [probe.unused_port()], "absent": True})

@@ -8,6 +8,7 @@ that several machines share (a container bridge) answers, but with the wrong one
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -29,7 +30,8 @@ class Node:
         self.me, self.peers = me, peers
         self.address: str = peers[me]["address"]
         self.deadline = time.monotonic() + window_s
-        self.errors: list[str] = []
+        self._closed: dict[int, str] = {}
+        self._waiting: set[int] = set()  # ports that are in use, perhaps only for a moment
         self.seen: set[tuple[str, int]] = set()
         self.reached: dict[tuple[str, int], float] = {}
         self.why: dict[tuple[str, int], str] = {}
@@ -37,12 +39,30 @@ class Node:
     def listen(self) -> None:
         """Opens all ports of this node; each answers with the node's name."""
         for port in self.peers[self.me]["ports"]:
-            try:
-                server = socket.create_server((self.address, port), backlog=512)
-            except OSError as error:
-                self.errors.append(f"cannot listen on {self.address}:{port}: {error.strerror}")
-                continue
-            threading.Thread(target=self._serve, args=(server, port), daemon=True).start()
+            if not self._open(port):
+                self._waiting.add(port)
+                threading.Thread(target=self._open_later, args=(port,), daemon=True).start()
+
+    def _open(self, port: int) -> bool:
+        """Whether the port is settled: opened, or it never can be. In use it may be for a moment only, by a connection that goes out."""
+        try:
+            server = socket.create_server((self.address, port), backlog=512)
+        except OSError as error:
+            self._closed[port] = f"cannot listen on {self.address}:{port}: {error.strerror}"
+            return error.errno != errno.EADDRINUSE
+        self._closed.pop(port, None)
+        threading.Thread(target=self._serve, args=(server, port), daemon=True).start()
+        return True
+
+    def _open_later(self, port: int) -> None:
+        while time.monotonic() < self.deadline and not self._open(port):
+            time.sleep(PAUSE_S)
+        self._waiting.discard(port)
+
+    @property
+    def errors(self) -> list[str]:
+        """Why ports of this node are not open."""
+        return list(self._closed.values())
 
     def _serve(self, server: socket.socket, port: int) -> None:
         while True:
@@ -77,6 +97,10 @@ class Node:
                 self.why[peer, port] = error.strerror or str(error)
             time.sleep(PAUSE_S)
 
+    def _expected(self) -> int:
+        """How many visits there will be: every other node's to each port that is open."""
+        return (len(self.peers) - 1) * (len(self.peers[self.me]["ports"]) - len(self._closed))
+
     def meet(self) -> dict[str, Any]:
         """Connects to everybody at once, then answers until everybody has come or the time is over."""
         others = [(peer, port) for peer, facts in self.peers.items() if peer != self.me for port in facts["ports"]]
@@ -85,9 +109,7 @@ class Node:
             thread.start()
         for thread in threads:
             thread.join(max(0.0, self.deadline - time.monotonic()) + TRY_S)
-        mine = len(self.peers[self.me]["ports"]) - len(self.errors)
-        expected = (len(self.peers) - 1) * mine
-        while len(self.seen) < expected and time.monotonic() < self.deadline:
+        while (self._waiting or len(self.seen) < self._expected()) and time.monotonic() < self.deadline:
             time.sleep(PAUSE_S / 5)
         return {
             "host": self.me,
