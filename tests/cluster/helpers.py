@@ -76,14 +76,19 @@ def connects(box: Box, source: str, target: str, timeout_s: float = 1.0) -> bool
     return box.run(["python3", "-c", code], node=source, cwd="/").returncode == 0
 
 
-def machine() -> dict[str, list[str]]:
-    """What a box must not leave on the machine: interfaces, mounts, files."""
+def machine(name: str) -> dict[str, list[str]]:
+    """What a box of that name must not leave on the machine: interfaces, mounts, files. Other boxes may come and go meanwhile."""
     state = root()
+    others = [path for path in state.glob("*") if path.name != name]
     links = subprocess.run(["ip", "-br", "link"], capture_output=True, text=True, timeout=10, check=True).stdout
     return {
         "interfaces": sorted(line.split()[0] for line in links.splitlines()),
-        "mounts": sorted(mount.target for mount in procs.mounts("self")),
-        "files": sorted(str(path) for path in (*state.parent.glob("allranks*"), *state.glob("*"))),
+        "mounts": sorted(
+            mount.target
+            for mount in procs.mounts("self")
+            if not any(Path(mount.target).is_relative_to(other) for other in others)
+        ),
+        "files": sorted(str(path) for path in (*state.parent.glob("allranks*"), *state.glob(name))),
     }
 
 

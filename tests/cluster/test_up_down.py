@@ -53,8 +53,8 @@ def test_hidden_folders_are_empty_where_they_are_hidden(box: Box, make_box: Call
 
 @pytest.mark.parametrize("crash", [False, True])
 def test_down_leaves_nothing(crash: bool, make_box: Callable[..., Box], shared: Path) -> None:
-    before = machine()
     name = f"d-{os.getpid()}"
+    before = machine(name)
     other = make_box(name, nodes=2)
     submit(other, shared, "srun sleep 300\n", "--nodes=2")
     lingerer = subprocess.Popen([*other.command_prefix(), "sleep", "600"])
@@ -68,16 +68,17 @@ def test_down_leaves_nothing(crash: bool, make_box: Callable[..., Box], shared: 
     lingerer.wait(timeout=10)
     assert procs.wait_gone(members, 10) == []
     assert procs.in_namespaces("net", spaces) == []
-    assert machine() == before
+    assert machine(name) == before
     assert not other.folder.path.exists()
     assert down(name) is False
 
 
 def test_an_up_that_fails_leaves_nothing(make_box: Callable[..., Box]) -> None:
-    before = machine()
-    done = cli("up", "--name", f"f-{os.getpid()}", "--nodes", "1", "--conf", "NoSuchKey=1")
+    name = f"f-{os.getpid()}"
+    before = machine(name)
+    done = cli("up", "--name", name, "--nodes", "1", "--conf", "NoSuchKey=1")
     assert done.returncode == 1 and "NoSuchKey" in done.stderr and "Traceback" not in done.stderr
-    assert machine() == before
+    assert machine(name) == before
 
 
 def test_accounting_is_real(make_box: Callable[..., Box]) -> None:
