@@ -30,7 +30,7 @@ compare: setup
 
 # Three tests at a time: many of them wait rather than work. A machine may be too busy for one of them beside the others.
 JOBS ?= 3
-PARALLEL := -n $(JOBS) --dist loadgroup
+PARALLEL := -n $(JOBS) --dist loadscope
 
 test: setup slurm
 	@code=0; timeout 1800 $(PYTEST) -q $(PARALLEL) -m "not full" tests || code=$$?; \

@@ -119,12 +119,12 @@ USUAL: dict[str, set[str]] = {
     "test_a_checkpoint_that_was_refused_is_the_saves_fault": set(),
     "test_reductions_after_backward_are_not_launched_in_it": set(),
     "test_what_was_there_before_does_not_show_not_even_in_weights_that_stage_3_keeps_whole": set(),
-    "test_live_tensors_are_as_many_as_estimated": {"zero2-more1", "pytorch_zero3-more3"},
+    "test_live_tensors_are_as_many_as_estimated": {"pytorch_zero3-more3"},
     "test_a_deepspeed_that_cannot_be_imported_ends_with_3_and_the_cure": {
         "ImportError('libcudart.so.11.0: cannot open shared object file')-libcudart.so.11.0",
     },
     "test_what_only_the_ranks_can_find_is_said_as_clearly": {
-        "change1-2-no row has a token to learn", "change3-3-no-such-org/no-such-model",
+        "change3-3-no-such-org/no-such-model",
     },
     "test_the_time_limit_leads_to_a_requeue_and_an_exact_continuation": set(),  # a killed node sends it back to the queue, too
     "test_a_second_run_at_the_same_place_is_refused_and_the_first_goes_on": set(),
@@ -134,6 +134,8 @@ USUAL: dict[str, set[str]] = {
     "test_a_rank_that_is_deaf_is_ended_with_the_others": set(),
     "test_going_on_from_a_saved_state_is_bitwise_as_if_there_had_been_no_stop": set(),
     "test_an_adapter_of_which_one_ranks_part_was_saved_would_be_seen": set(),
+    "test_gradients_are_reduced_within_the_backward_range_of_the_last_micro_step": set(),  # test_trace_gloo shows it, too
+    "test_reductions_in_hooks_are_launched_in_backward_and_only_there": {"ddp"},
     "test_only_the_named_ranks_are_profiled_and_the_numbers_stay_the_same": set(),
 }  # fmt: skip
 
@@ -143,21 +145,17 @@ def _how_late(item: pytest.Item) -> int:
     return next((i for i, folder in enumerate(("cluster", "dist")) if folder in item.path.relative_to(REPO).parts), 2)
 
 
-def _group(item: pytest.Item) -> str | None:
-    """Tests that share a cluster, or one real run, go to one worker: the others would start it again."""
-    folder, *_ = item.path.relative_to(REPO / "tests").parts
-    if folder == "cluster":
-        return "box"
-    shares_a_run = {"finished", "happened", "ladder", "two", "lora"} & set(getattr(item, "fixturenames", ()))
-    return str(item.path) if folder == "dist" and shares_a_run else None
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
+    from tests.scheduling import make  # needs xdist, without which nobody calls this
+
+    return make(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_how_late)
     for item in items:
-        if group := _group(item):
-            item.add_marker(pytest.mark.xdist_group(group))
         name = getattr(item, "originalname", item.name)
         case = item.callspec.id if hasattr(item, "callspec") else ""
         if name in USUAL and case not in USUAL[name]:

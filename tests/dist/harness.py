@@ -106,6 +106,20 @@ def run_ranks(
     case: str, world_size: int, tmp_path: Path, limit_s: float = 120, module: str = "cases", **args: Any
 ) -> list[Any]:
     """The JSON value that each rank's case returned; fails with the ranks' output if one did not end well."""
+    codes, outputs = end_of_ranks(case, world_size, tmp_path, limit_s, module, **args)
+    bad = [
+        f"rank {r}, exit {c}:\n{o.read_text(errors='replace')[-3000:]}"
+        for r, (c, o) in enumerate(zip(codes, outputs, strict=True))
+        if c
+    ]
+    assert not bad, "\n".join(bad)
+    return [json.loads(output.with_suffix(".json").read_text()) for output in outputs]
+
+
+def end_of_ranks(
+    case: str, world_size: int, tmp_path: Path, limit_s: float = 120, module: str = "cases", **args: Any
+) -> tuple[list[int], list[Path]]:
+    """The exit status and the output of each rank of a case; what it returned lies beside the output."""
     port, warm, deadline = str(free_port()), Warm.get(), time.monotonic() + 30 + limit_s
     results = [tmp_path / f"{case}.{world_size}.{rank}.json" for rank in range(world_size)]
     outputs = [result.with_suffix(".out") for result in results]
@@ -119,14 +133,7 @@ def run_ranks(
         }  # fmt: skip
         argv = [module, case, str(result), json.dumps(args, default=str)]
         pids.append(warm.start(deadline, module=module, argv=argv, env=env, output=str(output)))
-    codes = warm.wait(pids, deadline)
-    bad = [
-        f"rank {r}, exit {c}:\n{o.read_text(errors='replace')[-3000:]}"
-        for r, (c, o) in enumerate(zip(codes, outputs, strict=True))
-        if c
-    ]
-    assert not bad, "\n".join(bad)
-    return [json.loads(result.read_text()) for result in results]
+    return warm.wait(pids, deadline), outputs
 
 
 def write_spec(tmp_path: Path, spec: dict[str, Any]) -> Path:

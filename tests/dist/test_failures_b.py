@@ -100,10 +100,13 @@ def stale(path):
         raise OSError(number, os.strerror(number), str(path))
 
 if os.environ["RANK"] == "1":
+    while not (folder / "written").exists():  # or rank 0 might be ended before it has begun
+        time.sleep(0.05)
     stale(folder / "rows.arrow")
 else:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.stdout.write("the last line, without its end and never flushed")
+    (folder / "written").touch()
     while '"error"' not in "".join(p.read_text() for p in folder.glob("runs/*/events/rank1.jsonl")):
         time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGKILL)

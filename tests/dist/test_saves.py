@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import REPO
-from tests.dist.harness import free_port, run_ranks
+from tests.dist.harness import end_of_ranks, run_ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(420)]
 LORA: dict[str, Any] = {"lora": True, "accum": 2}
@@ -147,7 +142,9 @@ def test_a_kill_at_any_stage_leaves_the_newest_good_checkpoint(
     for i, (stage, rank, name, step) in enumerate(kills):
         folder = tmp_path / str(i)
         folder.mkdir()
-        codes = killed(folder, stage=stage, rank=rank, name=name, step=step, folder=str(folder))
+        codes, _ = end_of_ranks(
+            "killed", 2, folder, module="saves", stage=stage, rank=rank, name=name, step=step, folder=str(folder)
+        )
         assert codes[rank] == -signal.SIGKILL
         assert codes[1 - rank] not in (0, -signal.SIGKILL), "the other rank took the save for done"
         cases.append((str(folder), name))
@@ -157,30 +154,3 @@ def test_a_kill_at_any_stage_leaves_the_newest_good_checkpoint(
             assert result["problems"] == []
             assert result["damage"] is None
             assert not [n for n in result["names"] if n.startswith(".")]
-
-
-def killed(tmp_path: Path, **args: Any) -> list[int]:
-    """The exit codes of two ranks, one of which kills itself."""
-    port = str(free_port())
-    processes = []
-    for rank in range(2):
-        env = {
-            **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-            "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{REPO}:{os.environ.get('PYTHONPATH', '')}",
-        }  # fmt: skip
-        command = [
-            sys.executable,
-            "-m",
-            "tests.dist.saves",
-            "killed",
-            str(tmp_path / f"killed{rank}.json"),
-            json.dumps(args),
-        ]
-        processes.append(
-            subprocess.Popen(command, env=env, cwd=REPO, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        )
-    try:
-        return [p.wait(timeout=120) for p in processes]
-    finally:
-        for p in processes:
-            p.kill()
