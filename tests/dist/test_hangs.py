@@ -213,15 +213,19 @@ def test_a_program_of_the_users_own_is_watched_if_asked_for(tmp_path: Path, what
     assert "program.py:7 in fetch" in fallen["where"]
 
 
-def test_a_slow_rank_is_named_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, "sleep_a_while:1:-1", seconds=0.2)
-    done, run = train(tmp_path, spec(tmp_path, train={"max_steps": 32}, strategy={"name": "zero2"}))
+@pytest.mark.parametrize("strategy", ["pytorch_ddp", pytest.param("zero2", marks=pytest.mark.full)])
+def test_slow_ranks_are_named_while_they_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str) -> None:
+    """One is slow with its data, the other in its backward passes: every step takes both equally long."""
+    plant(monkeypatch, "sleep_a_while:1:-1;slow_backward:0:-1", seconds=0.2)
+    done, run = train(tmp_path, spec(tmp_path, train={"max_steps": 32}, strategy={"name": strategy}))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "rank 1 on" in done.stdout
-    assert "is slow" in done.stdout
-    metrics = read_json(run.metrics)
-    assert metrics["own_time"]["stragglers"] == [1]
-    assert metrics["own_time"]["ranks"][0]["rank"] == 1
+    said = [line for line in done.stdout.splitlines() if "is slow" in line]
+    assert sorted(line.split("rank ")[1][0] for line in said) == ["0", "1"]
+    assert any("rank 1 on" in line and "its own work (data and forward)" in line for line in said)
+    assert any("rank 0 on" in line and "its backward passes" in line for line in said)
+    found = read_json(run.metrics)["own_time"]
+    assert sorted(found["stragglers"]) == [0, 1]
+    assert {r["rank"]: r["slow_in"] for r in found["ranks"]} == {0: ["own_backward_s"], 1: ["own_s"]}
     assert "the others wait" in run.report.read_text()
 
 

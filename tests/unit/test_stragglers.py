@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from allranks.observe.stragglers import WINDOW, Stragglers, judge, of_run
+import pytest
+
+from allranks.observe.stragglers import WINDOW, Stragglers, judge, of_run, sentence
 
 EVEN = {0: [0.10] * 30, 1: [0.10] * 30, 2: [0.10] * 30}
 STEPS = [0.3] * 30
@@ -28,6 +30,37 @@ def test_who_is_named() -> None:
     assert slow({0: [0.1] * 30, 1: [0.2] * 30}) == [1]  # of two the slower
     assert slow({0: [0.1] * 30}) == [-1]
     assert slow({r: own[: WINDOW - 1] for r, own in EVEN.items()}) == [-1]
+
+
+def test_backward_passes_are_judged_by_themselves() -> None:
+    pace = judge(EVEN, STEPS, {}, EVEN | {2: [0.25] * 30})
+    assert pace is not None
+    assert [(r.rank, r.relative, r.backward_relative, r.slow_in) for r in pace.ranks] == [
+        (2, 1.0, 2.5, ("own_backward_s",)),
+        (0, 1.0, pytest.approx(0.571, abs=1e-3), ()),
+        (1, 1.0, pytest.approx(0.571, abs=1e-3), ()),
+    ]
+    assert "rank 2 is slow: its backward passes take 2.5 times" in sentence(pace.ranks[0])
+    both = judge(EVEN | {2: [0.2] * 30}, STEPS, {}, EVEN | {2: [0.25] * 30})
+    assert both is not None
+    assert both.ranks[0].slow_in == ("own_s", "own_backward_s")
+    assert "backward passes take 2.5 times" in sentence(both.ranks[0])
+    untold = judge(EVEN, STEPS, {}, {r: own[:5] for r, own in EVEN.items()})
+    assert untold is not None
+    assert [r.backward_s for r in untold.ranks] == [None] * 3
+
+
+def test_a_rank_whose_backward_is_not_told_in_some_steps_is_judged_by_the_others() -> None:
+    ranks = {
+        r: [{**e, "own_backward_s": 0.1 if r else 0.3} for e in events(r, 0.1) if e["event"] == "step"] for r in (0, 1)
+    }
+    for e in ranks[1][::2]:
+        del e["own_backward_s"]
+    for e in ranks[0][::2]:
+        e["own_backward_s"] = 0.1
+    pace = of_run(ranks)
+    assert pace is not None
+    assert [(r.rank, r.slow_in) for r in pace.ranks] == [(0, ("own_backward_s",)), (1, ())]
 
 
 def test_uneven_batches_are_no_straggler() -> None:

@@ -13,23 +13,35 @@ def pace_table(data: RunData) -> Table | None:
     factor, rows = number(found.get("factor")), records(found.get("ranks"))
     made: list[Row] = []
     for item in rows[:MOST_ROWS]:
-        relative = number(item.get("relative"))
         slow = item.get("slow") is True
         made.append(
             (
                 num(text_or_none(item.get("rank"))),
                 text_or_none(item.get("host")),
                 num(seconds_text(item.get("own_s"))),
-                num(f"{relative:.2f}" if relative is not None else NONE),
+                _ratio(item.get("relative")),
+                num(seconds_text(item.get("backward_s"))),
+                _ratio(item.get("backward_relative")),
                 Cell("slow: the others wait", "bad") if slow else Cell("", "muted"),
             )
         )
-    note = "Median of a rank's data and forward passes in a step, without waiting for others; relative to the median of the other ranks."
+    note = "Medians of a step, without waiting for other ranks; relative to the median of the others."
     if factor is not None:
         note += f" Named from {factor:g} times on, if it lasts."
     if len(rows) > MOST_ROWS:
         note += f" {len(rows) - MOST_ROWS} faster ranks are not shown."
-    return table("pace", "Own work of each rank", ["rank", "host", "own time in a step", "relative", ""], made, note)
+    return table(
+        "pace",
+        "Own work of each rank",
+        ["rank", "host", "data and forward", "relative", "backward", "relative", ""],
+        made,
+        note,
+    )
+
+
+def _ratio(value: object) -> Cell:
+    found = number(value)
+    return num(f"{found:.2f}" if found is not None else NONE)
 
 
 def hang_table(data: RunData) -> Table | None:

@@ -41,6 +41,7 @@ class Loop:
         self._ledger = Ledger(world, order, tokens, plan, events, stop)
         self._watcher.attach(self._ledger.quiet)
         self._clock = StepClock(world.device)
+        self._clock.follow(strategy.module)
 
     def run(self) -> Outcome:
         """All steps; returns at an edge where every rank has done equally many.

@@ -1,4 +1,4 @@
-"""Makes one rank of a test's run stand still, as ``STUCK=HOW:RANK:CALL`` says: at its CALL-th batch, in the path of its data."""
+"""Makes ranks of a test's run stand still, as ``STUCK=HOW:RANK:CALL;...`` says: at their CALL-th batch, in the path of their data."""
 
 import os
 import time
@@ -16,6 +16,22 @@ def spin_forever() -> None:
 
 def sleep_a_while() -> None:
     time.sleep(float(os.environ["STUCK_S"]))
+
+
+def slow_backward() -> None:
+    """From now on backward passes that begin with a sleep, within autograd."""
+    import torch
+
+    plain = torch.Tensor.backward
+    if hasattr(plain, "planted"):
+        return
+
+    def backward(loss, *args, **more):
+        loss.register_hook(lambda gradient: sleep_a_while())
+        return plain(loss, *args, **more)
+
+    backward.planted = True
+    torch.Tensor.backward = backward
 
 
 def slow_everywhere() -> None:
@@ -70,7 +86,7 @@ def _plant(how: str, rank: int, call: int) -> None:
     tokens.collate = planted
 
 
-if os.environ.get("STUCK") and "RANK" in os.environ:
-    _how, _rank, _call = os.environ["STUCK"].split(":")
+for _what in os.environ["STUCK"].split(";") if os.environ.get("STUCK") and "RANK" in os.environ else ():
+    _how, _rank, _call = _what.split(":")
     if int(os.environ["RANK"]) == int(_rank):
         _plant(_how, int(_rank), int(_call))

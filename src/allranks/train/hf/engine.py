@@ -57,6 +57,7 @@ class TrainerLoop:
         )
         self._watcher.attach(self._ledger.quiet)
         self._running = Running(world.device, self._watcher.part)
+        self._running.clock.follow(strategy.module)
         self._done = plan.first_step
 
     def run(self) -> Outcome:

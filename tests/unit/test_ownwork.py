@@ -1,0 +1,85 @@
+"""What a rank does itself in a backward pass ends with the first weight's gradient; waiting is nobody's own work."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+from allranks.train import ownwork, waits
+from allranks.train.clock import StepClock
+from allranks.train.ownwork import HostWork
+
+PAUSE_S = 0.05
+
+
+class Slow(torch.autograd.Function):
+    """Sleeps in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        time.sleep(PAUSE_S)
+        return grad
+
+
+def one_step(clock: StepClock, layers: nn.Module, *, within: bool, after: bool, passes: int = 2) -> dict[str, Any]:
+    clock.begin()
+    for _ in range(passes):
+        clock.lap("data")
+        x = layers(torch.ones(2, 4))
+        loss = (Slow.apply(x) if within else x).sum()
+        clock.lap("forward")
+        loss.backward()
+        if after:
+            time.sleep(PAUSE_S)  # as torch's DDP waits at the end
+        clock.lap("backward")
+    return clock.end_step()
+
+
+def clock_of(layers: nn.Module) -> StepClock:
+    clock = StepClock(torch.device("cpu"))
+    clock.follow(layers)
+    return clock
+
+
+def test_what_comes_after_the_first_weights_gradient_is_no_own_work() -> None:
+    layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    layers[0].weight.requires_grad_(False)  # as with adapters: the first that is trained counts
+    clock = clock_of(layers)
+    slow = one_step(clock, layers, within=True, after=False)
+    assert slow["own_backward_s"] >= 2 * PAUSE_S
+    waits_only = one_step(clock, layers, within=False, after=True)
+    assert waits_only["backward_s"] - waits_only["own_backward_s"] >= 2 * PAUSE_S
+    assert waits_only["own_s"] <= waits_only["data_s"] + waits_only["forward_s"] + 1e-3
+
+
+def test_a_pass_whose_end_is_not_seen_is_not_told() -> None:
+    layers = nn.Linear(4, 4)
+    unfollowed = StepClock(torch.device("cpu"))
+    assert "own_backward_s" not in one_step(unfollowed, layers, within=True, after=False)
+    clock = clock_of(layers)
+    assert "own_backward_s" in one_step(clock, layers, within=False, after=False)
+    clock.begin()
+    for seen in (True, False):  # in the second pass of the step the first weight is not reached
+        clock.lap("forward")
+        (layers(torch.ones(1, 4)).sum() if seen else torch.ones(1, requires_grad=True).sum()).backward()
+        clock.lap("backward")
+    assert "own_backward_s" not in clock.end_step()
+
+
+def test_waiting_within_python_is_taken_out(monkeypatch: Any) -> None:
+    monkeypatch.setattr(ownwork, "waited_s", lambda: waits.waited_s() + waited)
+    waited, work = 0.0, HostWork()
+    work.begin()
+    work.lap("forward")
+    time.sleep(PAUSE_S)
+    waited = PAUSE_S
+    work.backward_over()
+    work.lap("backward")
+    assert work.end_step()["own_backward_s"] < PAUSE_S / 2
