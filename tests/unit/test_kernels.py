@@ -95,3 +95,19 @@ def test_the_fused_forward_is_pefts_own_up_to_rounding() -> None:
     with torch.no_grad(), model.disable_adapter():
         off = model(ids).logits
     assert not torch.allclose(off, model(ids).logits)
+
+
+def test_hooks_on_the_layers_within_are_called() -> None:
+    """DeepSpeed's stage 3 gathers a layer's weights in them."""
+    from tests.unit.test_model import model_of, train_tokenizer
+
+    tokenizer = train_tokenizer(["a b"], 300, classifier=False)
+    spec = AdapterSpec(type="lora", r=4, targets=["q_proj"])
+    model = add_adapter(model_of("llama", tokenizer), spec, classifier=False, base="b", seed=1)
+    (layer,) = [m for n, m in model.named_modules() if n.endswith("layers.0.self_attn.q_proj")]
+    called: list[str] = []
+    for name in ("lora_A.default", "lora_B.default", "base_layer"):
+        handle = layer.get_submodule(name).register_forward_pre_hook(lambda *_, name=name: called.append(name))
+        model(torch.arange(10)[None])
+        handle.remove()
+    assert called == ["lora_A.default", "lora_B.default", "base_layer"]

@@ -4,8 +4,8 @@ PEFT computes ``base(x) + B(A(dropout(x))) * scaling``: after the base product, 
 full width, and again in backward. Here the scaling is put on the r-wide product in the middle, and the second product
 adds itself to the base's output (``addmm``). The same numbers up to rounding; weights and files are PEFT's own.
 
-Only plain LoRA on linear layers takes this way (one active adapter, not merged, no variant, equal dtypes); everything
-else goes PEFT's.
+Only plain LoRA on linear layers takes this way (one active adapter, not merged, no variant, equal dtypes, nobody's hooks
+on the layers within); everything else goes PEFT's. DeepSpeed's stage 3 gathers a layer's weights in such hooks.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ def _forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Te
     down, up, base = layer.lora_A[name], layer.lora_B[name], layer.base_layer
     if (
         up.bias is not None
+        or any(part._forward_pre_hooks or part._forward_hooks for part in (down, up, base))
         or x.dtype != down.weight.dtype
         or base.weight.dtype != up.weight.dtype
         or torch.is_autocast_enabled(x.device.type)
