@@ -155,6 +155,7 @@ BAD: list[tuple[str, str, int]] = [
     ("directive-too-late", "#!/bin/bash\nset -eu\n\n#SBATCH --nodes=2\n#SBATCH --time=1\nls\n", 4),
     ("several-torchruns", "#!/bin/bash\nset -eu\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\nsrun torchrun x.py\n", 5),  # meant, though too late
     ("master-address", TWO + "srun -c32 torchrun --nnodes=2 --nproc_per_node=4 x.py\n", 7),
+    ("master-address", TWO + "export MASTER_ADDR=${HEAD:-localhost}\n", 7),
     ("master-address", TWO + "HEAD_IP=$(getent hosts \"$N\" | awk '{print $1}')\n", 7),
     ("address-without-host", TWO + "A=$(dig +short $N)\n" + RUN + MEET.replace("$HEAD", "$A"), 8),
     ("node-count", ONE + "srun -c32 bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$A x.py'\n", 7),
@@ -307,6 +308,8 @@ GOOD: list[tuple[str, str]] = [
     ("not-exported", TWO + "A=1\nsrun -c32 --export=ALL,A=2 bash -c 'torchrun x.py $A'\nB=1\nsrun bash -c 'B=2; python x.py $B ${C:-3}'\n"),
     ("not-exported", TWO + "f=1\nsrun -c32 bash -c 'for f in *; do echo $f; done; echo ${f:-}'\nx=$(echo $f)\n"),
     ("not-exported", TWO + "set -a\nA=1\nsrun -c32 bash -c 'torchrun x.py $A'\n"),
+    ("script-folder", TWO + 'if [ -z "$SLURM_JOB_ID" ]; then\n  cd "$(dirname "$0")"\n  sbatch "$0"\n  exit\nfi\n'),
+    ("master-address", TWO + "A=${SLURM_LAUNCH_NODE_IPADDR:-localhost}\nMASTER_ADDR=$A\n"),
     ("script-folder", "#!/bin/bash\ncd \"$(dirname \"$0\")\"\ntorchrun x.py\n"),
     ("script-folder", TWO + 'cd "${SLURM_SUBMIT_DIR:-$(dirname "$0")}"\n'),
     ("script-folder", TWO + "d=$(dirname $1)\nsrun bash -c 'cd $(dirname $0)' x.sh\n"),

@@ -255,7 +255,7 @@ def _address_hits(job: Job, name: str, value: str, offset: int, under_srun: bool
             offset, f"{name} is the address from getent: asked on that node itself, Debian's /etc/hosts says 127.0.1.1"
         )
     if re.search(r"\|\|\s*echo\s+[\"']?(?:localhost|127\.)", value) or (
-        job.multi_node and re.search(r":?-(?:localhost|127\.0\.0\.1)\}", value)
+        job.multi_node and re.search(r"\{(?!SLURM_)\w+:?-(?:localhost|127\.0\.0\.1)\}", value)
     ):
         yield Hit(offset, f"{name} falls back to localhost: every node would be a world of its own", severity="error")
     elif job.multi_node and re.fullmatch(r"localhost|127\.\d+\.\d+\.\d+|::1", value):

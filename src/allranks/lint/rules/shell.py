@@ -93,6 +93,8 @@ def _lost(job: Job, use: Use) -> bool:
 def script_folder(job: Job) -> Iterator[Hit]:
     if not job.is_batch or re.search(r"SLURM_SUBMIT_DIR|scontrol\s+show\s+job\b", job.text):
         return
+    if any(c.program == "sbatch" for c in job.calls):
+        return  # it submits itself, and asks for its folder before that
     places = [
         c.offset
         for c in job.calls
