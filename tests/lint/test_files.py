@@ -141,6 +141,15 @@ def test_the_terminal_output_fits_and_says_all(tmp_path: Path, width: int) -> No
     assert max(len(line.rstrip()) for line in lines if str(tmp_path) not in line) <= width
 
 
+def test_the_worst_of_a_line_comes_first_and_the_line_is_quoted_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.sh"
+    path.write_text("#!/bin/bash\nexport NCCL_IB_DISABLE=0 NCCL_P2P_DISABLE=1 GLOO_SOCKET_IFNAME=^lo\n")
+    lines = allranks(path).stdout.splitlines()
+    severities = [word for line in lines if line.startswith("    2  ") for word in line.split()[1:2]]
+    assert severities == ["error", "warning", "note"]
+    assert sum(line.lstrip().startswith("> export") for line in lines) == 1
+
+
 def test_environment_files(tmp_path: Path) -> None:
     dump = "SHELL=/bin/bash\nNCCL_TIMEOUT=1\nPS1=a\n  b\nPATH=/bin\nHOME=/root\nMASTER_PORT=15123\nGLOO_SOCKET_IFNAME==eth0\n"
     assert found(lint_text(tmp_path, dump, "now.env")) == [

@@ -25,7 +25,7 @@ def clean(line: str) -> str:
     plain = _CONTROL.sub("", _ESCAPES.sub("", line))
     plain = _BARS.sub("\t", plain) if _BARS.search(plain) and not plain.lstrip().startswith("$") else plain
     plain = _SRUN_LABEL.sub("", plain.replace("\xa0", " "))
-    return _MARK.sub(lambda mark: " " * len(mark[0]), plain)  # as wide as before: columns are found by their place
+    return _MARK.sub("", plain)
 
 
 def parted(word: str) -> list[str]:
