@@ -16,10 +16,10 @@ from tests.lint.helpers import found, lint_text
 SCRIPT = "#!/bin/bash\nexport NCCL_TIMEOUT=600\n"
 
 
-def allranks(*words: object, width: int = 100) -> subprocess.CompletedProcess[str]:
+def allranks(*words: object, width: int = 100, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "allranks.cli.main", "lint", *map(str, words)]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": str(width)}
+        command, capture_output=True, text=True, timeout=60, input=stdin, env={**os.environ, "COLUMNS": str(width)}
     )
 
 
@@ -82,6 +82,27 @@ def test_one_unreadable_file_hides_no_other(tmp_path: Path) -> None:
     assert document["unread"] == [{"file": str(tmp_path / "none.sh"), "line": None, "why": "there is no such file"}]
 
 
+def test_standard_input(tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text(SCRIPT)
+    done = allranks("-", tmp_path / "a.sh", "--json", stdin="PATH=/bin\nHOME=/root\nGLOO_SOCKET_IFNAME=^lo\n")
+    assert done.returncode == 1
+    document = json.loads(done.stdout)
+    assert document["files"] == ["standard input", str(tmp_path / "a.sh")]
+    assert [(f["file"], f["id"], f["line"]) for f in document["findings"]] == [
+        ("standard input", "gloo-interface-syntax", 3),
+        (str(tmp_path / "a.sh"), "unknown-variable", 2),
+    ]
+    empty = allranks("-", stdin="")
+    assert empty.returncode == 2 and "standard input is empty" in empty.stdout
+    closed = subprocess.run(
+        ["bash", "-c", '"$0" -m allranks.cli.main lint - <&-', sys.executable],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert closed.returncode == 2 and "closed" in closed.stdout and "Traceback" not in closed.stderr
+
+
 def test_exit_codes_and_levels(tmp_path: Path) -> None:
     path = tmp_path / "a.sh"
     path.write_text("#!/bin/bash\nexport NCCL_IB_DISABLE=0\n")
@@ -118,6 +139,15 @@ def test_the_terminal_output_fits_and_says_all(tmp_path: Path, width: int) -> No
     ):
         assert part in text, part
     assert max(len(line.rstrip()) for line in lines if str(tmp_path) not in line) <= width
+
+
+def test_the_worst_of_a_line_comes_first_and_the_line_is_quoted_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.sh"
+    path.write_text("#!/bin/bash\nexport NCCL_IB_DISABLE=0 NCCL_P2P_DISABLE=1 GLOO_SOCKET_IFNAME=^lo\n")
+    lines = allranks(path).stdout.splitlines()
+    severities = [word for line in lines if line.startswith("    2  ") for word in line.split()[1:2]]
+    assert severities == ["error", "warning", "note"]
+    assert sum(line.lstrip().startswith("> export") for line in lines) == 1
 
 
 def test_environment_files(tmp_path: Path) -> None:

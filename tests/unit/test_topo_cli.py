@@ -114,6 +114,21 @@ def test_what_was_not_understood_is_shown_as_it_stands() -> None:
     assert done.returncode == 0 and b"[bold]odd[/bold] line" in done.stdout
 
 
+def test_a_matrix_from_standard_input_behind_a_log() -> None:
+    log = "".join(f"step {i} done\n" for i in range(9))
+    done = topo("-", data=(log + texts.SEED_L4).encode())
+    assert done.returncode == 0, done.stderr
+    told = done.stdout.decode()
+    assert "line 3: no part of the matrix" in told and "6 more lines that are no part of the matrix, to line 9" in told
+    closed = subprocess.run(
+        ["bash", "-c", '"$0" -m allranks.cli.main topo - <&-', sys.executable],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert closed.returncode == 2 and "standard input is closed" in closed.stderr and "Traceback" not in closed.stderr
+
+
 def test_of_this_machine_its_bridges_count_too(tmp_path: Path) -> None:
     """What a matrix does not show: an earlier copy test is kept beside the runs."""
     program = tmp_path / "nvidia-smi"

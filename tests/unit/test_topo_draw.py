@@ -73,6 +73,14 @@ def test_nvlink_in_part_is_drawn_pair_by_pair() -> None:
     assert "?" in draw(found).plain
 
 
+def test_nvlink_of_different_width_between_all_and_of_a_cut_matrix() -> None:
+    three = "\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV1\tNV2\nGPU1\tNV1\tX\tNV2\n"
+    assert "NVLink joins every pair of GPUs, 1 to 2 links each." in draw(parse(three + "GPU2\tNV2\tNV2\tX\n")).plain
+    four = three.replace("GPU2\n", "GPU2\tGPU3\n", 1).replace("NV2\n", "NV2\tNV2\n")
+    assert "NVLink joins every known pair of GPUs, 1 to 2 links each." in draw(parse(four)).plain
+    assert "go over PCIe" not in draw(parse(four)).plain
+
+
 def test_names_out_of_a_file_cannot_break_the_picture() -> None:
     nasty = Device(name="NIC0", device='<script>"&')
     found = Topology(gpus=[Device(name="GPU0", cpus="0-7")], nics=[nasty], links=[], meaning={})

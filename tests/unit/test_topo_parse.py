@@ -155,6 +155,8 @@ def test_lines_that_are_no_part_of_it_and_a_second_matrix() -> None:
     [
         (texts.ROCM, "AMD's rocm-smi"),
         ("hello\nworld\n", "begins with 'hello'"),
+        ("= Link Type between two GPUs =\nGPU0 GPU1\nGPU0 0 PCIE\nGPU1 PCIE 0\n", "AMD's rocm-smi"),
+        ("\tGPU0\tGPU1\nGPU0\tX\tOK\nGPU1\tOK\tX\n", "topo -p2p"),
         ("NPU0 NPU1\nNPU0 X HCCS\n", "npu-smi"),
         ("Legend:\n X = Self\n", "no matrix"),
         ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", "no matrix"),
@@ -174,6 +176,61 @@ def test_of_two_states_of_a_pair_the_worse_is_kept() -> None:
 def test_much_that_is_not_understood_is_counted() -> None:
     found = parse("".join(f"line {i} says\n" for i in range(70)) + texts.BARE)
     assert len(found.unread) == 51 and found.unread[-1].why == "20 more lines were not understood"
+
+
+def test_damage_is_told_behind_a_long_log() -> None:
+    found = parse("".join(f"line {i} says\n" for i in range(70)) + "\tGPU0\tGPU1\nGPU0\tX\tNV1\nGPU1\tNV1\tX\tSYS\n")
+    assert any("more cells than columns" in item.why for item in found.unread)
+
+
+@pytest.mark.parametrize("mark", ["# ", " * ", "// ", "> ", ">> "])
+def test_a_matrix_in_a_comment_or_a_quotation(mark: str) -> None:
+    found = parse("".join(f"{mark}{line}\n" if line else f"{mark.rstrip()}\n" for line in texts.SEED_L4.splitlines()))
+    plain = parse(texts.SEED_L4)
+    assert (found.gpus, found.nics, found.links, found.unread) == (plain.gpus, plain.nics, plain.links, [])
+    rows = [["", "GPU0", "CPU Affinity", "NUMA Affinity"], ["GPU0", " X", "", "1"], ["NIC0", "PIX", "", ""]]
+    padded = parse("\n".join(mark + "".join(f"{cell:<16}" for cell in row) for row in rows))
+    assert (padded.gpus[0].cpus, padded.gpus[0].numa) == (None, 1), "columns padded with spaces stay below their names"
+
+
+def test_types_that_lost_the_gap_between_them() -> None:
+    header = "\tGPU0\tGPU1\tNIC0\tNIC1\tCPU Affinity\n"
+    found = parse(header + "GPU0\tX\tNV18\tNODEPIX\t0-7\nGPU1\tNV18\tX\tPIXNODE\t8-15\n")
+    assert [link.type for link in found.links] == ["NV18", "NODE", "PIX", "PIX", "NODE"]
+    assert [gpu.cpus for gpu in found.gpus] == ["0-7", "8-15"]
+
+
+def test_behind_a_cell_that_is_unknown_in_a_row_that_is_short_nothing_is_believed() -> None:
+    header = "\tGPU0\tGPU1\tNIC0\tNIC1\tNIC2\n"
+    short = parse(header + "GPU0\tX\tNV1\tPI-X\tSYS\nGPU1\tNV1\tX\tSYS\tSYS\tPIX\n")
+    assert short.between("GPU0", "NIC1") is None and short.between("GPU0", "NIC2") is None
+    whole = parse(header + "GPU0\tX\tNV1\tP?X\tSYS\tPHB\nGPU1\tNV1\tX\tSYS\tSYS\tPIX\n")
+    link = whole.between("GPU0", "NIC2")
+    assert link is not None and link.type == "PHB"
+
+
+def test_a_header_that_was_shortened_is_refused_and_no_gpu_invented() -> None:
+    text = (
+        "     GPU0 GPU1 NIC0 ... NIC5 CPU Affinity\nGPU0  X  NV18 NODE ... SYS 0-71\nGPU1 NV18 X  NODE ... SYS 0-71\n"
+    )
+    with pytest.raises(RequestError, match=r"line 1, is damaged or was shortened: '\.\.\.' is no device"):
+        parse(text)
+    with pytest.raises(RequestError):
+        parse("GPU0 X" + " NV1" * 2000)
+    lost = parse("GPU0 X NV4 PIX 0-7 0\nGPU1 NV4 X SYS 8-15 1\nNIC0 PIX SYS X\n")
+    assert [d.name for d in (*lost.gpus, *lost.nics)] == ["GPU0", "GPU1", "NIC0"]
+    assert [link.type for link in lost.links] == ["NV4", "PIX", "SYS"] and "GPU0, GPU1, NIC0" in lost.unread[0].why
+
+
+def test_two_names_of_cards_in_a_line_of_the_legend() -> None:
+    found = parse(texts.SEED_L4.partition("NIC Legend")[0] + "NIC0: mlx5_2   NIC1: mlx5_3\nNIC2: bond_0\n")
+    assert [nic.device for nic in found.nics] == ["mlx5_2", "mlx5_3", "bond_0"] and found.unread == []
+
+
+def test_lines_that_a_page_broke_with_a_tag() -> None:
+    assert types(parse("<p>what it says:<br/>\tGPU0\tGPU1<br>GPU0\tX\tNV1<br />GPU1\tNV1\tX<br/></p>")) == [
+        ("GPU0", "GPU1", "NV1")
+    ]
 
 
 def test_headers_and_cells_that_cannot_be() -> None:

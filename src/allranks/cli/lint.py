@@ -25,6 +25,8 @@ LEVELS = ("note", "warning", "error")
 def lint_command(files: tuple[Path, ...], level: str, as_json: bool) -> int:
     """Report the traps in batch scripts, shell scripts, environment files (output of env, .env) and specs. Runs nothing.
 
+    FILE - is standard input: `env | allranks lint -`.
+
     Exit code 0: nothing found; 1: findings; 2: a file could not be read, or not to its end. A finding that is meant is
     silenced by a comment on its line or the one above: # allranks: allow RULE the reason
     """

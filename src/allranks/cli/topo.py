@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from allranks.topo.records import Topology
 
 
+MAX_OTHERS = 3
+"""Lines of a pasted log that are shown one by one; what the matrix itself lacks is always shown."""
+
+
 @click.command("topo")
 @click.argument("file", required=False, type=any_path)
 @click.option("--svg", type=any_path, metavar="OUT", help="Also write the picture as SVG.")
@@ -80,6 +84,7 @@ def _print(topology: Topology, advice: list[EnvVar]) -> None:
     from rich.markup import escape
 
     from allranks.topo.draw import draw
+    from allranks.topo.parse import OTHER
 
     console = Console()
     console.print(draw(topology), soft_wrap=True)
@@ -95,7 +100,13 @@ def _print(topology: Topology, advice: list[EnvVar]) -> None:
         console.print(f"source: {advice[0].documentation.partition('#')[0]}", highlight=False)
     if topology.unread:
         console.print("\nNot understood:", highlight=False)
-    for item in topology.unread:
+    others = [item for item in topology.unread if item.why == OTHER]
+    hidden = others[MAX_OTHERS:]
+    for item in [item for item in topology.unread if item not in hidden]:
         where = f"line {item.line}: " if item.line else ""
         text = f" ({item.text})" if item.text else ""
         console.print(escape(f"  {where}{item.why}{text}"), highlight=False, soft_wrap=True)
+    if hidden:
+        console.print(
+            f"  {len(hidden)} more lines that are no part of the matrix, to line {hidden[-1].line}", highlight=False
+        )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from allranks.lint.environment import read_environment, read_spec
-from allranks.lint.files import NotReadable, Opened, open_file
+from allranks.lint.files import NotReadable, Opened, name_of, open_file
 from allranks.lint.job import Job
 from allranks.lint.reading import Reading
 from allranks.lint.records import Finding, Hit, LintReport, Rule, Unread
@@ -20,12 +20,15 @@ __all__ = ["Finding", "LintReport", "lint"]
 
 
 def lint(paths: Sequence[str | Path]) -> LintReport:
-    """Findings in all files, by file and line. Files that cannot be read are in `unread`; nothing is raised for them."""
+    """Findings in all files, by file and line; ``-`` is standard input.
+
+    Files that cannot be read are in `unread`; nothing is raised for them.
+    """
     findings: list[Finding] = []
     allowed: list[Finding] = []
     unread: list[Unread] = []
     for path in paths:
-        name = str(path)
+        name = name_of(path)
         try:
             jobs, complaints = _jobs(Path(path))
         except NotReadable as problem:
@@ -39,7 +42,7 @@ def lint(paths: Sequence[str | Path]) -> LintReport:
                 (job.lines.place(offset)[0], f"{what}; the rest was not read") for offset, what in job.reading.trouble
             ]
         unread += [Unread(name, line, why) for line, why in dict.fromkeys(complaints)]
-    return LintReport(files=[str(p) for p in paths], findings=findings, allowed=allowed, unread=unread)
+    return LintReport(files=[name_of(p) for p in paths], findings=findings, allowed=allowed, unread=unread)
 
 
 def _jobs(path: Path) -> tuple[list[Job], list[tuple[int | None, str]]]:

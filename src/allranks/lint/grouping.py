@@ -9,6 +9,8 @@ import msgspec
 from allranks.lint.tokens import BREAKS, KEYWORDS, REDIRECTS, Lexed, Token, Word
 
 ENDINGS = {"fi", "done", "esac", "}"}
+Branch = tuple[tuple[int, int], ...]
+"""Which way of which ``if`` or ``case``, outermost first: (number of the if, number of its way)."""
 
 
 class RawRedirect(msgspec.Struct, frozen=True):
@@ -27,6 +29,7 @@ class RawCommand(msgspec.Struct, frozen=True):
     in_function: bool
     tested: bool
     loop_name: str | None = None
+    branch: Branch = ()
 
 
 class _State:
@@ -37,6 +40,8 @@ class _State:
         self.function_at: int | None = None
         self.tested = False
         self.before = ""
+        self.seen = 0
+        self.branch: list[tuple[int, int]] = []
 
     def keyword(self, word: str) -> None:
         if word == "do":
@@ -49,10 +54,22 @@ class _State:
             self.braces -= 1
             if self.function_at is not None and self.braces <= self.function_at:
                 self.function_at = None
+        elif word in ("if", "case"):
+            self.seen += 1
+            self.branch.append((self.seen, 0))
+        elif word in ("elif", "else"):
+            self.next_way()
+        elif word in ("fi", "esac") and self.branch:
+            self.branch.pop()
         if word in ("if", "elif", "while", "until"):
             self.tested = True
         elif word in ("then", "do", "else"):
             self.tested = False
+
+    def next_way(self) -> None:
+        """``else``, ``elif`` or ``;;``: what follows runs instead of what was before."""
+        if self.branch:
+            self.branch[-1] = (self.branch[-1][0], self.branch[-1][1] + 1)
 
 
 def commands(lexed: Lexed) -> Iterator[RawCommand]:
@@ -84,6 +101,8 @@ def commands(lexed: Lexed) -> Iterator[RawCommand]:
             state.level = max(0, state.level + {"(": 1, ")": -1}.get(token.operator, 0))
             if not pattern:
                 yield from _finish(words, redirects, state, token.operator)
+            if token.operator.startswith(";;") or token.operator == ";&":
+                state.next_way()
             words, redirects = [], []
             state.before = "" if token.operator == "(" else token.operator
 
@@ -100,6 +119,7 @@ def _finish(words: list[Word], redirects: list[RawRedirect], state: _State, afte
         loop_name = words[1].plain if len(words) > 1 else None
         words = words[3:]
     elif words and words[0].plain == "case":
+        state.keyword("case")
         words = []
     elif words and words[0].plain == "function":
         state.function_at = state.braces
@@ -117,4 +137,5 @@ def _finish(words: list[Word], redirects: list[RawRedirect], state: _State, afte
             state.function_at is not None,
             state.tested or negated,
             loop_name,
+            tuple(state.branch),
         )

@@ -54,8 +54,9 @@ class Job:
 
     @cached_property
     def heading(self) -> dict[str, Directive]:
-        """The directives that sbatch reads, the last of a name counts."""
-        return {d.name: d for d in self.directives if not d.late and d.name}
+        """The directives that sbatch reads, the last of a name counts. If all come too late, those that were meant."""
+        read = [d for d in self.directives if not d.late] or self.directives
+        return {d.name: d for d in read if d.name}
 
     @property
     def is_batch(self) -> bool:
@@ -115,6 +116,8 @@ class Job:
             if bounds and re.fullmatch(r"[\d,:\-]+", asked):
                 return max(bounds)
             return None
+        if self.number(self.heads("ntasks")) == 1:
+            return 1
         literal = [int(n.value) for c in self.calls if c.program in ("srun", "salloc") and not c.in_substitution
                    for n in [slurm_options(c).get("nodes")] if n and n.value and n.value.isdecimal() and len(n.value) < 9]  # fmt: skip
         literal += [int(v) for launch in self.launches for v in [launch.value("nnodes", "num_machines", "num_nodes")]

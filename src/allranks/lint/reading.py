@@ -39,6 +39,7 @@ class Reading:
         self.comments: list[Comment] = []
         self.trouble: list[tuple[int, str]] = []
         self.variables: dict[str, Value] = {}
+        self.exported: set[str] = set()  # `export NAME` without a value
         self.submitted: list[Source] = []  # batch scripts that a here-document gives to sbatch
         self.files: dict[str, Source] = {}  # written by here-documents, and perhaps run later
 
@@ -97,7 +98,10 @@ class _Step:
             name = word.plain or ""
             if self._assigns(word):
                 self._assign(word, exported, masked=any(p.kind == "command" for p in word.parts))
-            elif name in self.reading.variables and exported:
+                continue
+            if exported and not name.startswith("-"):
+                self.reading.exported.add(name)
+            if name in self.reading.variables and exported:
                 old = self.reading.variables[name]
                 self.reading.variables[name] = Value(old.source, True, old.items)
 
@@ -213,7 +217,7 @@ class _Step:
         def make(program: str, rest: tuple[Arg, ...], at: Arg, under: tuple[Call, ...], module: bool = False) -> Call:
             return Call(
                 program, rest, at.offset, under, shared_prefix, redirects, raw.before, raw.after, raw.in_loop,
-                raw.in_function, self.substitution, raw.tested, module, at.text,
+                raw.in_function, self.substitution, raw.tested, module, at.text, raw.branch,
             )  # fmt: skip
 
         opened = open_command(args, make, self.under)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from allranks.lint.grouping import Branch
 from allranks.lint.source import Source, shown
 
 if TYPE_CHECKING:
@@ -68,11 +69,17 @@ class Call(msgspec.Struct, frozen=True):
     tested: bool = False  # the condition of an if or a while
     module: bool = False  # started with python -m
     written: str = ""  # the program's word as written
+    branch: Branch = ()
 
     @property
     def srun(self) -> Call | None:
         """The nearest srun that starts it."""
         return next((c for c in reversed(self.under) if c.program == "srun"), None)
+
+    def instead_of(self, other: Call) -> bool:
+        """Whether only one of the two runs: they stand in two ways of one ``if`` or ``case``."""
+        ways = dict(other.branch)
+        return any(ways.get(number, way) != way for number, way in self.branch)
 
 
 class Use(msgspec.Struct, frozen=True):

@@ -11,12 +11,13 @@ from rich.text import Text
 from allranks.lint.records import Finding, LintReport
 
 STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+WORST = ("error", "warning", "note")
 INDENT = 16
 MAX_WIDTH = 120
 
 
 def show(console: Console, report: LintReport) -> None:
-    """What a person reads; why, cure and source stand once for each rule of a file."""
+    """What a person reads, line by line, the worst of a line first; why, cure and source stand once for each rule of a file."""
     for name in report.files:
         found = [f for f in report.findings if f.file == name]
         if found:
@@ -35,9 +36,11 @@ def _show_file(console: Console, found: list[Finding]) -> None:
     for item in found:
         groups.setdefault((item.id, item.message), []).append(item)
     explained: set[tuple[str, str, str]] = set()
-    for items in groups.values():
-        _headline(console, items)
+    quoted = 0
+    for items in sorted(groups.values(), key=lambda items: (items[0].line, WORST.index(items[0].severity))):
         first = items[0]
+        _headline(console, items, quote=first.line != quoted)
+        quoted = first.line
         why = (first.id, first.why, first.cure)
         if why in explained:
             _block(console, "", "why and cure: as above", "dim")
@@ -49,7 +52,8 @@ def _show_file(console: Console, found: list[Finding]) -> None:
         console.print()
 
 
-def _headline(console: Console, items: list[Finding]) -> None:
+def _headline(console: Console, items: list[Finding], quote: bool) -> None:
+    """`quote`: with the line of the script, which stands once where a line has several findings."""
     first = items[0]
     lines = _wrapped(console, f"{first.message} [{first.id}]")
     head = Text.assemble(
@@ -58,7 +62,7 @@ def _headline(console: Console, items: list[Finding]) -> None:
     _print(console, head)
     for line in lines[1:]:
         _print(console, Text(" " * INDENT + line, style="bold"))
-    if first.text and first.text not in first.message:
+    if quote and first.text and first.text not in first.message:
         _print(console, Text(" " * INDENT + _cut(console, "> " + first.text), style="dim"))
     if len(items) > 1:
         numbers = list(dict.fromkeys(str(i.line) for i in items[1:] if i.line != first.line))

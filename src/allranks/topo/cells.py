@@ -7,20 +7,31 @@ import re
 _ESCAPES = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|\^\[\[[0-9;]*m")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u200b\ufeff]")
 _BARS = re.compile(r"[|\u2500-\u257f]")
+_MARK = re.compile(r"^(\s*)([#*>]+|//+|;+)(?=\s)")
 _SRUN_LABEL = re.compile(r"^\s*\d+: ")
 GPU = re.compile(r"GPU\d+(?:[-/.:][A-Za-z0-9_.:/-]+)?", re.ASCII)
 DEVICE = re.compile(r"[A-Za-z][A-Za-z0-9_.:/-]*\d[A-Za-z0-9_.:/-]*", re.ASCII)
 LINK = re.compile(r"X|NV\d{1,3}|C2C|PIX|PXB|PHB|NODE|SYS|SOC", re.ASCII)
+GLUED = re.compile(r"NV\d{1,3}|C2C|PIX|PXB|PHB|NODE|SYS|SOC", re.ASCII)
 P2P = re.compile(r"X|OK|CNS|GNS|TNS|NS|DR|U")
 NO_VALUE = {"N/A", "NA", "-", "None", "[N/A]"}
 _RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*", re.ASCII)
 
 
 def clean(line: str) -> str:
-    """A line without escape codes, control characters, table bars and the label that ``srun --label`` puts before it."""
+    """A line without escape codes, control characters, table bars, the mark of a comment or a quotation (``#``, ``*``,
+    ``//``, ``>``) and the label that ``srun --label`` puts before it.
+    """
     plain = _CONTROL.sub("", _ESCAPES.sub("", line))
     plain = _BARS.sub("\t", plain) if _BARS.search(plain) and not plain.lstrip().startswith("$") else plain
-    return _SRUN_LABEL.sub("", plain.replace("\xa0", " "))
+    plain = _SRUN_LABEL.sub("", plain.replace("\xa0", " "))
+    return _MARK.sub("", plain)
+
+
+def parted(word: str) -> list[str]:
+    """``NODEPIX`` is NODE and PIX whose gap was lost; one word otherwise."""
+    kinds = GLUED.findall(word)
+    return kinds if len(kinds) > 1 and "".join(kinds) == word else [word]
 
 
 def ranges(text: str) -> str | None:

@@ -52,6 +52,11 @@ def _sentences(topology: Topology) -> Text:
     joined = [link for link in pairs if link.nvlinks]
     if mesh:
         lines.append(f"NVLink joins every pair of GPUs, {mesh} link{'s' * (mesh > 1)} each.")
+    elif joined and len(joined) == len(pairs):
+        counts = sorted({link.nvlinks for link in pairs})
+        each = f"{counts[0]} to {counts[-1]} links" if len(counts) > 1 else f"{counts[0]} link{'s' * (counts[0] > 1)}"
+        whole = "known " if topology.missing_pairs() else ""
+        lines.append(f"NVLink joins every {whole}pair of GPUs, {each} each.")
     elif joined:
         lines.append(f"NVLink joins {len(joined)} of {len(pairs)} pairs of GPUs; the others go over PCIe.")
     elif pairs:

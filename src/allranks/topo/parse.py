@@ -8,18 +8,22 @@ and header; cards under their own names; the table of ``topo -p2p`` beside it; t
 from __future__ import annotations
 
 import re
+from itertools import count
 
 from allranks.errors import RequestError
 from allranks.topo.cells import DEVICE, GPU, LINK, P2P, clean, first_number, ranges
 from allranks.topo.records import MEANING, Device, Link, Topology, Unread
-from allranks.topo.table import Header, Row, find_header, is_row, read_row, shown
+from allranks.topo.table import Header, Row, damaged_header, find_header, is_row, read_row, shown
 
 MAX_UNREAD = 50
+OTHER = "no part of the matrix"
 MAX_DEVICES = 512
 _LEGEND = re.compile(r"\s*([A-Z][A-Z0-9#]{0,9})\s+=\s+(\S.*)")
-_NIC_LEGEND = re.compile(r"\s*(NIC\d+)\s*:\s*(\S+)\s*$", re.ASCII)
+_NIC_LEGEND = re.compile(r"\s*(?:NIC\d+\s*:\s*\S+\s*)+", re.ASCII)
+_BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)
+_NIC_NAMES = re.compile(r"(NIC\d+)\s*:\s*(\S+)", re.ASCII)
 _OTHERS = {
-    r"rocm|amd-smi|xgmi": "AMD's rocm-smi",
+    r"rocm|amd-smi|xgmi|(?:link type|hops|weight) between two gpus": "AMD's rocm-smi",
     r"xpu-smi|xe link|\bXL\d*\b": "Intel's xpu-smi",
     r"\bNPU\d": "Ascend's npu-smi",
     r"mthreads|\bMTT\b": "Moore Threads' tool",
@@ -32,20 +36,28 @@ def parse(text: str) -> Topology:
     Raises:
         RequestError: there is no matrix in it; the message says what it seems to be instead.
     """
-    reader = _Reader(_legend(text))
-    for number, raw in enumerate(text.splitlines(), 1):
-        reader.line(number, clean(raw))
+    lines = [clean(raw) for raw in text.splitlines()]
+    reader = _Reader(_legend(text), _own_columns(lines))
+    for number, line in enumerate(lines, 1):
+        reader.line(number, line)
     if any(row.links for _, row in reader.rows.values()):
         return reader.topology()
     if "\\n" in text and "GPU0" in text and text.count("\\n") > text.count("\n"):
         return parse(text.replace("\\n", "\n").replace("\\t", "\t"))
-    raise RequestError(_no_matrix(text))
+    if "GPU0" in text and _BREAK.search(text):
+        return parse(_BREAK.sub("\n", text))
+    raise RequestError(_no_matrix(text, reader))
 
 
-def _no_matrix(text: str) -> str:
+def _no_matrix(text: str, reader: _Reader) -> str:
     other = next((name for pattern, name in _OTHERS.items() if re.search(pattern, text, re.IGNORECASE)), None)
     if other:
         return f"this looks like the output of {other}; only the matrix of `nvidia-smi topo -m` is understood"
+    if reader.damaged:
+        number, word = reader.damaged
+        return f"the header of the matrix, line {number}, is damaged or was shortened: {word!r} is no device; print it again with `nvidia-smi topo -m`"
+    if reader.p2p:
+        return "this is the table of `nvidia-smi topo -p2p` (OK, NS, ...), which tells no types of links; give that of `nvidia-smi topo -m`, alone or with it"
     if re.search(r"\bGPU\d", text):
         return "there is no matrix of `nvidia-smi topo -m` in it: GPUs are named, but no row has a type of link (NV#, PIX, PHB, SYS, ...)"
     first = next((flat for line in text.splitlines() if (flat := " ".join(clean(line).split()))), "")
@@ -62,6 +74,15 @@ def _legend(text: str) -> dict[str, str]:
     return {k: v for k, v in found.items() if not P2P.fullmatch(k)}
 
 
+def _own_columns(lines: list[str]) -> dict[int, str]:
+    """Columns of a table whose header was lost: each row has its X in its own."""
+    found: dict[int, str] = {}
+    for words in (line.split() for line in lines):
+        if words and DEVICE.fullmatch(words[0]) and "X" in words and words[0] not in found.values():
+            found.setdefault(words.index("X") - 1, words[0])
+    return found
+
+
 def _shifted(row: Row, header: Header) -> bool:
     """Whether the cells belong to other columns than the header says: a device and itself meet at another place."""
     own = header.devices.index(row.name) if row.name in header.devices else None
@@ -72,13 +93,15 @@ def _shifted(row: Row, header: Header) -> bool:
 class _Reader:
     """Takes the lines in turn and keeps what they say."""
 
-    def __init__(self, legend: dict[str, str]) -> None:
+    def __init__(self, legend: dict[str, str], own: dict[int, str]) -> None:
         self.legend = legend
+        self.own = own
         self.header: Header | None = None
         self.rows: dict[str, tuple[int, Row]] = {}
         self.p2p_header: Header | None = None
         self.p2p: list[tuple[str, list[str]]] = []
         self.cards: dict[str, str] = {}
+        self.damaged: tuple[int, str] | None = None
         self.unread: list[Unread] = []
         self.dropped = 0
         self._in_p2p = False
@@ -87,16 +110,19 @@ class _Reader:
         """One line, without escape codes."""
         if not any(c.isalnum() for c in text):
             return
-        if match := _NIC_LEGEND.fullmatch(text):
-            self.cards[match[1]] = match[2]
+        if _NIC_LEGEND.fullmatch(text):
+            self.cards.update(_NIC_NAMES.findall(text))
         elif "nvidia-smi" in text or _LEGEND.fullmatch(text) or re.fullmatch(r"\s*(NIC )?Legend:?\s*", text):
             return
         elif header := find_header(text):
             self._header(number, text, header)
+        elif (word := damaged_header(text)) and self.header is None:
+            self.damaged = self.damaged or (number, word)
+            self._say(number, text, f"a header, but {word!r} is no device")
         elif is_row(text, {name for h in (self.header, self.p2p_header) if h for name in h.devices}):
             self._row(number, text)
         else:
-            self._say(number, text, "no part of the matrix")
+            self._say(number, text, OTHER)
 
     def _header(self, number: int, text: str, header: Header) -> None:
         if len(header.devices) > MAX_DEVICES or len(set(header.devices)) < len(header.devices):
@@ -151,14 +177,19 @@ class _Reader:
             if not LINK.fullmatch(word):
                 break
             cells += 1
-        if words[0] != "GPU0" or cells == 0 or words[1] != "X":
+        if words[0] != "GPU0" or not 0 < cells <= MAX_DEVICES or words[1] != "X" or self.damaged:
             return None
-        self._say(number, " ".join(words), "the header is missing; columns are taken to be GPU0, GPU1, ...")
+        others = (name for i in count() if (name := f"GPU{i}") not in self.own.values())
+        devices = [self.own.get(place) or next(others) for place in range(cells)]
+        self._say(
+            number, " ".join(words), f"the header is missing; columns are taken to be {', '.join(devices[:4])}, ..."
+        )
         names = ["CPU Affinity", "NUMA Affinity", "GPU NUMA ID"][: len(words) - 1 - cells]
-        return Header(devices=[f"GPU{i}" for i in range(cells)], named=names, starts=[0] * len(names), tabs=True)
+        return Header(devices=devices, named=names, starts=[0] * len(names), tabs=True)
 
     def _say(self, number: int, text: str, why: str) -> None:
-        if len(self.unread) < MAX_UNREAD:
+        alike = sum((item.why == OTHER) == (why == OTHER) for item in self.unread)  # a long log hides no damage
+        if alike < MAX_UNREAD:
             self.unread.append(shown(number, text, why))
         else:
             self.dropped += 1

@@ -25,6 +25,8 @@ def read_source(path: Path) -> str:
     name = "standard input" if str(path) == "-" else str(path)
     try:
         if str(path) == "-":
+            if sys.stdin is None:  # closed by the caller: <&-
+                raise RequestError("standard input is closed; give a file with the output of `nvidia-smi topo -m`")
             return _text(_limited(sys.stdin.buffer, name), name)
         if path.is_dir():
             raise RequestError(f"{name} is a folder; give a file with the output of `nvidia-smi topo -m`")

@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from allranks.topo.cells import DEVICE, GPU, LINK, P2P, is_no_value, ranges
+from allranks.topo.cells import DEVICE, GPU, LINK, P2P, is_no_value, parted, ranges
 from allranks.topo.records import Unread
 
 COLUMNS = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
@@ -53,6 +53,16 @@ def find_header(line: str) -> Header | None:
     return Header(devices=words, named=canonical, starts=[m.start() for m in found], tabs=tabs)
 
 
+def damaged_header(line: str) -> str | None:
+    """The word that makes a line no header although it names several GPUs and no types of links."""
+    first = _COLUMN.search(line)
+    words = (line[: first.start()] if first else line).split()
+    gpus = [word for word in words if GPU.fullmatch(word)]
+    if len(gpus) < 2 or words[0] != gpus[0] or any(LINK.fullmatch(word) or P2P.fullmatch(word) for word in words):
+        return None
+    return next((word for word in words if not DEVICE.fullmatch(word)), None)
+
+
 def is_row(line: str, known: set[str]) -> bool:
     """Whether a line begins with a device's name and goes on with cells."""
     words = line.split()
@@ -68,13 +78,17 @@ def read_row(line: str, header: Header, legend: dict[str, str]) -> Row:
     links: dict[int, str] = {}
     unread: list[str] = []
     place = 0
-    rest = words[1:]
+    rest = [kind for word in words[1:] for kind in parted(word)]
+    whole = len(rest) >= wanted
     while place < wanted and rest:
         word = rest[0]
         if not (LINK.fullmatch(word) or word in legend):
             if _looks_like_affinity(word, rest, wanted - place, header):
                 break
             unread.append(f"{word!r} is no type of link (column {header.devices[place]})")
+            if not whole:  # cells are missing too: which column the next one belongs to is open
+                place, rest = place + 1, []
+                break
         else:
             links[place] = word
         place, rest = place + 1, rest[1:]

@@ -38,6 +38,9 @@ RULES: tuple[Rule, ...] = (
     # Tasks and resources
     Rule("several-torchruns", "error", tasks.several, tasks.SEVERAL_WHY, tasks.SEVERAL_CURE, BOX),
     Rule("one-node-only", "error", tasks.one_node, tasks.ONE_NODE_WHY, tasks.ONE_NODE_CURE, SLURM),
+    Rule("node-count", "error", tasks.count, tasks.COUNT_WHY, tasks.COUNT_CURE, TORCHRUN),
+    Rule("fewer-tasks-than-nodes", "error", tasks.fewer, tasks.FEWER_WHY, tasks.FEWER_CURE, SLURM),
+    Rule("processes-of-one-node", "warning", tasks.processes, tasks.PROCESSES_WHY, tasks.PROCESSES_CURE, "accelerate/utils/launch.py"),
     Rule("cpus-not-inherited", "warning", tasks.inherited, tasks.INHERITED_WHY, tasks.INHERITED_CURE, "release notes of Slurm 22.05, Lightning#18650"),
     Rule("cpus-missing", "warning", tasks.missing, tasks.MISSING_WHY, tasks.MISSING_CURE, SLURM),
     Rule("threads-missing", "note", tasks.threads, tasks.THREADS_WHY, tasks.THREADS_CURE, TORCHRUN),
@@ -63,6 +66,8 @@ RULES: tuple[Rule, ...] = (
     Rule("no-shebang", "error", directives.shebang, directives.SHEBANG_WHY, "begin the file with #!/bin/bash", BOX),
     Rule("dos-line-breaks", "error", shell.line_breaks, shell.CRLF_WHY, "dos2unix FILE, or sed -i 's/\\r$//' FILE", BOX, ANY),
     Rule("exit-code-lost", "warning", shell.exit_code, shell.EXIT_WHY, shell.EXIT_CURE, "bash manual, pipelines"),
+    Rule("not-exported", "error", shell.not_exported, shell.EXPORT_WHY, "export it before srun", "bash manual, environment"),
+    Rule("script-folder", "warning", shell.script_folder, shell.FOLDER_WHY, shell.FOLDER_CURE, SLURM),
     Rule("set-e", "warning", shell.set_e, shell.SET_E_WHY, shell.SET_E_CURE, "bash manual, set"),
     Rule("buffered-output", "note", shell.buffered, shell.BUFFERED_WHY, "export PYTHONUNBUFFERED=1", "Python manual, -u"),
     # Files

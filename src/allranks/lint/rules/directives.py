@@ -35,9 +35,15 @@ def variable(job: Job) -> Iterator[Hit]:
 
 
 def late(job: Job) -> Iterator[Hit]:
-    for item in job.directives:
-        if item.late:
-            yield Hit(item.offset, f"#SBATCH --{item.name} comes after the first command")
+    items = [item for item in job.directives if item.late]
+    if not items:
+        return
+    lines = [job.lines.place(item.offset)[0] for item in items]
+    before = [c for c in job.calls if not c.under and not c.in_substitution and c.offset < items[0].offset]
+    command = f", {before[0].written!r} in line {job.lines.place(before[0].offset)[0]}" if before else ""
+    many = f"{len(set(lines))} #SBATCH lines (to line {lines[-1]}) come"
+    what = many if len(set(lines)) > 1 else f"#SBATCH --{items[0].name} comes"
+    yield Hit(items[0].offset, f"{what} after the first command{command}")
 
 
 def unread(job: Job) -> Iterator[Hit]:

@@ -57,6 +57,9 @@ def ssh(job: Job) -> Iterator[Hit]:
                 "deepspeed --launcher slurm hands --include to srun, which has no such option",
                 severity="warning",
             )
+    for item in job.set_values("PDSH_RCMD_TYPE"):
+        if item.value == "ssh":
+            yield Hit(item.offset, "PDSH_RCMD_TYPE=ssh: pdsh goes to the other nodes through SSH")
     for call in job.calls:
         words = " ".join(a.text for a in call.args)
         started = any(call in la.call.under for la in job.launches)

@@ -34,6 +34,9 @@ def misspelled(job: Job) -> Iterator[Hit]:
         near = nearest(name)
         if near:
             yield Hit(item.offset, f"{name}: no library knows this variable; {near} was probably meant", cure=near)
+        elif name.startswith("GLOO_"):  # NCCL has plugins with names of their own, Gloo has none
+            cure = "remove it; GLOO_SOCKET_IFNAME is what chooses Gloo's interface"
+            yield Hit(item.offset, f"{name}: neither Gloo nor torch reads it", cure=cure)
 
 
 def deprecated(job: Job) -> Iterator[Hit]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from allranks.lint.job import Job, Launch
 from allranks.lint.options import slurm_options
 from allranks.lint.records import Arg, Call, Hit
+from allranks.lint.source import OPEN
 
 PORT_WHY = (
     "Two jobs on one node take the same port. With c10d the second does not fail: it joins the first one's store, and dies when "
@@ -56,7 +57,7 @@ def _is_torchrun(launch: Launch) -> bool:
 
 def port(job: Job) -> Iterator[Hit]:
     seen: set[int] = set()
-    for item in job.assignments:
+    for item in [] if _standalone(job) else job.assignments:
         if item.removed or not PORT_NAME.match(item.name) or item.items:
             continue
         if item.name.upper() == "PORT" and not any(
@@ -66,7 +67,8 @@ def port(job: Job) -> Iterator[Hit]:
         digits = re.fullmatch(r"(\d{2,5})|\$\{\w+:?[-=](\d{2,5})\}", item.value)
         if digits and (job.kind == "script" or digits[1] in DEFAULT_PORTS):
             seen.add(job.lines.place(item.offset)[0])
-            yield Hit(item.offset, f"{item.name} is always {digits[1] or digits[2]}")
+            said = f"is always {digits[1]}" if digits[1] else f"is {digits[2]} unless it is set outside"
+            yield Hit(item.offset, f"{item.name} {said}")
     for launch in job.launches:
         for hit in _launch_port(job, launch):
             line = job.lines.place(hit.offset)[0]
@@ -101,8 +103,13 @@ def _place(arg: Arg, launch: Launch, digits: str) -> int:
     return arg.offset
 
 
+def _standalone(job: Job) -> bool:
+    """Whether nobody takes a port from the script: ``--standalone`` finds a free one itself."""
+    return bool(job.launches) and all("standalone" in la.options for la in job.launches)
+
+
 def ephemeral(job: Job) -> Iterator[Hit]:
-    for item in job.assignments:
+    for item in [] if _standalone(job) else job.assignments:
         if item.removed or not PORT_NAME.match(item.name):
             continue
         span = _port_range(item.value)
@@ -220,14 +227,35 @@ def address(job: Job) -> Iterator[Hit]:
                 ADDRESS_NAME.match(a.name) and a.value and a.value in literal for a in job.assignments
             ):
                 yield hit
+    yield from _no_address(job)
+
+
+def _no_address(job: Job) -> Iterator[Hit]:
+    """A static rendezvous that nobody gave an address."""
+    for launch in job.launches:
+        several = job.multi_node and _is_torchrun(launch) and backend(launch) == "static" and launch.srun is not None
+        told = launch.option("master_addr", "rdzv_endpoint", "standalone") or job.has("PET_MASTER_ADDR")
+        nodes = launch.value("nnodes")
+        unknown = any(a.source.text.startswith(OPEN) and not a.quoted for a in launch.call.args)
+        if several and not told and not unknown and nodes not in (None, "1"):
+            yield Hit(
+                launch.call.offset,
+                "no --master_addr: torchrun takes 127.0.0.1 (it does not read MASTER_ADDR), and every node waits for itself",
+                cure='--master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT"; or c10d with --rdzv_endpoint="$MASTER_ADDR:$MASTER_PORT"',
+                severity="error",
+            )
 
 
 def _address_hits(job: Job, name: str, value: str, offset: int, under_srun: bool) -> Iterator[Hit]:
     if re.search(r"hostname\s+(?:--ip-address|-i|--all-ip-addresses|-I)\b", value):
         text = f"{name} comes from hostname's addresses: with Debian's /etc/hosts that is 127.0.1.1, with -I the first of any network"
         yield Hit(offset, text)
+    elif re.search(r"\bgetent\s+a?hosts(?:v4)?\s", value):
+        yield Hit(
+            offset, f"{name} is the address from getent: asked on that node itself, Debian's /etc/hosts says 127.0.1.1"
+        )
     if re.search(r"\|\|\s*echo\s+[\"']?(?:localhost|127\.)", value) or (
-        job.multi_node and re.search(r":?-(?:localhost|127\.0\.0\.1)\}", value)
+        job.multi_node and re.search(r"\{(?!SLURM_)\w+:?-(?:localhost|127\.0\.0\.1)\}", value)
     ):
         yield Hit(offset, f"{name} falls back to localhost: every node would be a world of its own", severity="error")
     elif job.multi_node and re.fullmatch(r"localhost|127\.\d+\.\d+\.\d+|::1", value):
@@ -261,12 +289,13 @@ def hostless(job: Job) -> Iterator[Hit]:
         ):
             continue
         if re.search(
-            r"\bip\s+(?:-\S+\s+)*(?:a|addr|address|route)\b|ifconfig|hostname\s+-I|\A\d+\.\d+\.\d+\.\d+", option.value
+            r"\bip\s+(?:-\S+\s+)*(?:a|addr|address|route)\b|ifconfig|hostname\s+-I|\A\d+\.\d+\.\d+\.\d+|\$\(\s*(?:host|dig|nslookup)\s",
+            option.value,
         ):
             if not option.value.startswith("127."):
                 yield Hit(
                     option.arg.offset,
-                    "the c10d endpoint is an interface's IP address, which no node may know as its own",
+                    "the c10d endpoint is an IP address, which no node may know as its own",
                 )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from allranks.lint.calls import PYTHON
+from allranks.lint.calls import PYTHON, SHELLS
 from allranks.lint.job import Job, Launch
-from allranks.lint.records import Call, Hit
+from allranks.lint.records import Call, Hit, Use
 from allranks.lint.rules.tasks import sources_settings
 
 CRLF_WHY = "sbatch refuses scripts with DOS line breaks; elsewhere the carriage return becomes part of the last word of every line."
@@ -16,6 +16,23 @@ EXIT_CURE = "set -eo pipefail at the top of the script"
 SET_E_WHY = "With set -e the shell ends at the first command that fails, also where the script was about to look at the failure."
 SET_E_CURE = "srun ... || rc=$?"
 BUFFERED_WHY = "Python keeps some kB of output back when it does not write to a terminal; a rank that is killed takes its last lines along."
+EXPORT_WHY = "A shell started by srun or bash -c has the exported variables only; this one is empty there, and its option gets no value or the next word."
+FOLDER_WHY = "sbatch copies the script to the node's spool folder and runs the copy: $0 and BASH_SOURCE name that folder, which holds nothing else."
+FOLDER_CURE = 'cd "$SLURM_SUBMIT_DIR", the folder from which sbatch was called (or a full path)'
+OWN_PATH = re.compile(r"\$\{?(?:0|BASH_SOURCE)(?![0-9A-Za-z_])")
+INHERITED = {
+    "PATH",
+    "HOME",
+    "USER",
+    "SHELL",
+    "PWD",
+    "LANG",
+    "TERM",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "HOSTNAME",
+}
 LAST = {"exit", "true", ":", "wait", "trap", "fi", "done", "return", "}", "set", "unset", "export"}
 
 
@@ -44,6 +61,52 @@ def _outer(launch: Launch) -> Call:
     return launch.call.under[0] if launch.call.under else launch.call
 
 
+def not_exported(job: Job) -> Iterator[Hit]:
+    """Set in the outer shell, used by an inner one, and exported nowhere."""
+    if sources_settings(job) or re.search(r"\bset\s+-(?:\w*a\w*|o\s+allexport)\b", job.text):
+        return
+    said: set[str] = set()
+    for use in job.uses:
+        shells = [c for c in use.under if c.program in SHELLS]
+        if not shells or use.name in said or use.operator or not _lost(job, use):
+            continue
+        said.add(use.name)
+        yield Hit(
+            use.offset,
+            f"${use.name} is set in the script and not exported: empty in this shell",
+            cure=f"export {use.name}",
+        )
+
+
+def _lost(job: Job, use: Use) -> bool:
+    name = use.name
+    own = [a for a in job.assignments if a.name == name and not a.removed]
+    outer = [a for a in own if not a.under and not a.in_substitution and a.offset < use.offset]
+    if not outer or len(outer) < len(own) or name in INHERITED or name in job.reading.exported:
+        return False
+    given = any(f"{name}=" in a.text for call in use.under if call.program not in SHELLS for a in call.args)
+    set_otherwise = re.search(rf"\b(?:for|read|mapfile|readarray|printf\s+-v)\s[^\n;]*\b{name}\b", job.text)
+    kept = any(a.exported or re.search(rf"\$\{{?{name}\b", a.value) for a in outer)
+    return not (given or set_otherwise or kept)
+
+
+def script_folder(job: Job) -> Iterator[Hit]:
+    if not job.is_batch or re.search(r"SLURM_SUBMIT_DIR|scontrol\s+show\s+job\b", job.text):
+        return
+    if any(c.program == "sbatch" for c in job.calls):
+        return  # it submits itself, and asks for its folder before that
+    places = [
+        c.offset
+        for c in job.calls
+        if c.program in ("dirname", "readlink", "realpath")
+        and not c.under
+        and any(OWN_PATH.match(a.text) for a in c.args)
+    ]
+    places += [a.offset for a in job.assignments if not a.under and re.match(r"\$\{(?:0|BASH_SOURCE)[^}]*%", a.value)]
+    if places:
+        yield Hit(min(places), "the folder of the script itself: under sbatch that is Slurm's spool folder")
+
+
 def exit_code(job: Job) -> Iterator[Hit]:
     if not job.is_batch:
         return
@@ -67,6 +130,7 @@ def exit_code(job: Job) -> Iterator[Hit]:
             c
             for c in job.calls
             if c.offset > outer.offset and not c.under and not c.in_substitution and not c.in_function
+            if not c.instead_of(outer)
         ]
         if (
             later

@@ -27,8 +27,13 @@ SBCAST_CURE = "one tar file, sbcast --force, and srun --ntasks-per-node=1 tar -x
 LOCAL = re.compile(
     r"(?:file://)?(/tmp|/var/tmp|/dev/shm|/local(?:_?scratch|disk)?|/run/user)(?:/|\Z)|\$\{?(?:TMPDIR|SLURM_TMPDIR|TMP)\b"
 )
+PLACE = re.compile(r"(?:DIR|HOME|CACHE|FILE|FOLDER|PATH|ROOT)\Z")
 CACHES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "HF_DATASETS_CACHE")
-HUB = re.compile(r"--(?:model|dataset|tokenizer|pretrained)\w*(?:[= ])[A-Za-z0-9][\w.-]*/[\w.-]+\Z")
+FOLDERS = (
+    r"(?:check_?points?|ckpts?|models?|weights|data|data_?sets?|outputs?|out|saves|saved|results?|runs|logs|exp|experiments?|"
+    r"pretrained\w*|scratch|src|examples?)/"
+)
+HUB = re.compile(rf"--(?:model|dataset|tokenizer|pretrained)\w*(?:[= ])(?!{FOLDERS})[A-Za-z0-9][\w.-]*/[\w.-]+\Z")
 READS = {"cp", "rsync", "tar", "mkdir", "sbcast", "git", "wget", "curl", "unzip", "install", "dd", "ln", "touch"}
 
 
@@ -90,6 +95,9 @@ def fixed(job: Job) -> Iterator[Hit]:
             if re.match(r"/(?:var/)?tmp/[^$*?]+\Z", path) and path not in seen:
                 seen.add(path)
                 yield Hit(offset, f"{path} has the same name for every user and every job")
+    for item in job.assignments:
+        if item.exported and PLACE.search(item.name) and re.match(r"/(?:var/)?tmp/[^$*?%]+\Z", item.value):
+            yield Hit(item.offset, f"{item.name}={item.value} has the same name for every user and every job")
 
 
 def tmpdir(job: Job) -> Iterator[Hit]:

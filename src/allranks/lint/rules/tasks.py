@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from allranks.lint.job import Job, Launch
 from allranks.lint.options import slurm_options
 from allranks.lint.records import Hit
+from allranks.lint.source import OPEN
 
 SEVERAL_WHY = "Every task starts a launcher that starts all ranks of the node: too many ranks on each GPU, and launchers that fight for one port."
 SEVERAL_CURE = (
@@ -37,6 +38,15 @@ PER_TASK_WHY = (
 )
 PER_TASK_CURE = "--gpus-per-node=<n>, so that every task sees all GPUs of its node and takes the one of its local rank"
 TOO_MANY_WHY = "Ranks without a GPU of their own stop with 'invalid device ordinal', or two share one and NCCL reports a duplicate GPU."
+COUNT_WHY = "The launcher waits for nodes that never come, until the timeout of the rendezvous."
+COUNT_CURE = "--nnodes=$SLURM_JOB_NUM_NODES, so that the two cannot differ"
+ALONE_WHY = (
+    "torchrun takes one node where it is not told more, so that every node trains a model of its own, without an error."
+)
+FEWER_WHY = "Slurm gives a job no more nodes than it has tasks, with a warning that nobody reads; the launcher then waits for nodes that never come."
+FEWER_CURE = "#SBATCH --ntasks-per-node=1 instead of --ntasks"
+PROCESSES_WHY = "accelerate divides --num_processes by the number of machines: too few ranks start, and GPUs stay idle."
+PROCESSES_CURE = "--num_processes=$((SLURM_JOB_NUM_NODES * <GPUs of a node>))"
 KILL_WHY = (
     "By default srun lets the other tasks run on when one fails; they wait for it in a collective until the timeout."
 )
@@ -136,7 +146,7 @@ def threads(job: Job) -> Iterator[Hit]:
         per_node = job.number(launch.value("nproc_per_node", "num_gpus"))
         if launch.kind == "python":
             tasks = job.tasks_per_node(launch.srun) if launch.srun else None
-            bound = "cpus-per-task" in (slurm_options(launch.srun) if launch.srun else {})
+            bound = (slurm_options(launch.srun) if launch.srun else {}).keys() & {"cpus-per-task", "cpu-bind"}
             if tasks and tasks > 1 and not bound:
                 yield Hit(
                     launch.call.offset,
@@ -157,7 +167,7 @@ def _passes(job: Job, name: str) -> bool:
 
 def gpus_total(job: Job) -> Iterator[Hit]:
     found = job.heading.get("gpus")
-    if found and job.multi_node:
+    if found and (job.nodes or 0) > 1:
         yield Hit(found.offset, f"--gpus={found.value} is the number for all nodes together")
 
 
@@ -166,7 +176,10 @@ def gpu_per_task(job: Job) -> Iterator[Hit]:
     for launch in job.launches:
         if launch.kind != "python" or launch.srun is None or (job.tasks_per_node(launch.srun) or 1) < 2:
             continue
-        option = slurm_options(launch.srun).get("gpus-per-task")
+        options = slurm_options(launch.srun)
+        option, bound = options.get("gpus-per-task"), options.get("gpu-bind")
+        if (bound.value if bound else job.heads("gpu-bind")) == "none":
+            continue  # every task sees all GPUs of its node
         if found or option:
             yield Hit(
                 option.arg.offset if option else found.offset if found else 0,
@@ -185,6 +198,56 @@ def too_many(job: Job) -> Iterator[Hit]:
             gpus = per_task * (job.tasks_per_node(launch.srun) or 1)
         if option and ranks and gpus and ranks > gpus:
             yield Hit(option.arg.offset, f"{ranks} ranks a node, but the job asks for {gpus} GPUs a node")
+
+
+def _unknown(launch: Launch) -> bool:
+    """Whether it is given options that are not known here: ``torchrun $ARGS train.py``."""
+    return any(a.source.text.startswith(OPEN) and not a.quoted for a in launch.call.args)
+
+
+def count(job: Job) -> Iterator[Hit]:
+    """Nodes that the launcher waits for, and nodes that the job has."""
+    if "nodes" not in job.heading or job.nodes is None:
+        return
+    for launch in job.launches:
+        option = launch.option("nnodes", "num_machines", "num_nodes")
+        asked = job.number(option.value) if option else None
+        if option and asked and asked > job.nodes:
+            yield Hit(option.arg.offset, f"{launch.kind} waits for {asked} nodes, and the job has {job.nodes}")
+        alone = launch.kind in ("torchrun", "torch.distributed.launch") and option is None and launch.srun is not None
+        if not alone or "standalone" in launch.options or job.has("PET_NNODES") or _unknown(launch):
+            continue
+        nodes = job.srun_nodes(launch.srun) if launch.srun else None
+        if nodes and nodes > 1 and (job.tasks_per_node(launch.srun) if launch.srun else None):
+            yield Hit(
+                launch.call.offset, f"no --nnodes: each of the {nodes} nodes is a world of its own", why=ALONE_WHY
+            )
+
+
+def fewer(job: Job) -> Iterator[Hit]:
+    """Fewer tasks than nodes."""
+    tasks, nodes = job.number(job.heads("ntasks")), job.number((job.heads("nodes") or "").partition("-")[0])
+    if tasks and nodes and tasks < nodes:
+        yield Hit(job.heading["ntasks"].offset, f"--ntasks={tasks} with --nodes={nodes}: the job gets {tasks} of them")
+        return
+    for launch in job.launches:
+        option = slurm_options(launch.srun).get("ntasks") if launch.srun else None
+        started = job.number(option.value) if option else None
+        asked = job.number(launch.value("nnodes", "num_machines"))
+        if option and started and asked and started < asked:
+            yield Hit(option.arg.offset, f"srun starts {started} of the {asked} tasks that {launch.kind} waits for")
+
+
+def processes(job: Job) -> Iterator[Hit]:
+    """``accelerate launch --num_processes`` counts the ranks of all machines together."""
+    for launch in job.launches:
+        option = launch.option("num_processes")
+        machines, ranks = job.number(launch.value("num_machines")), job.number(option.value) if option else None
+        if launch.kind != "accelerate" or option is None or machines is None or ranks is None or machines < 2:
+            continue
+        if ranks < machines or (ranks == job.gpus_per_node and ranks > 1):
+            text = f"--num_processes={ranks} is the number for all {machines} machines together, {ranks // machines} on each"
+            yield Hit(option.arg.offset, text)
 
 
 def kill(job: Job) -> Iterator[Hit]:
