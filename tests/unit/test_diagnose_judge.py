@@ -131,6 +131,61 @@ def test_memory_in_the_optimizer_step(tmp_path: Path, frame: str) -> None:
     assert _ids(_diagnose(tmp_path, {"a.log": text})) == ["cuda_oom_optimizer_step"]
 
 
+def test_memory_that_the_optimizers_closure_wants_is_not_the_optimizers(tmp_path: Path) -> None:
+    """Some optimizers call forward and backward themselves: what runs out there is not their state."""
+    step = [
+        ("torch/optim/optimizer.py", "wrapper"),
+        ("torch/optim/adamw.py", "step"),
+        ("run/precision.py", "_wrap_closure"),
+    ]
+    model = [("run/automatic.py", "closure"), ("torch/nn/modules/linear.py", "forward")]
+    state = [("torch/optim/adamw.py", "_multi_tensor_adamw")]
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB"
+    for name, frames, found in (
+        ("a", step + model, "cuda_oom"),
+        ("b", step + model[:1] + state, "cuda_oom_optimizer_step"),
+    ):
+        (tmp_path / name).mkdir()
+        text = "\n".join([*(f'  File "/env/{path}", line 5, in {function}' for path, function in frames), oom])
+        assert _ids(_diagnose(tmp_path / name, {"a.log": text})) == [found]
+
+
+def test_unknown_module_gives_way_to_what_ended_the_job(tmp_path: Path) -> None:
+    lmod = 'Lmod has detected the following error: The following module(s) are unknown: "tools"'
+    found = _diagnose(tmp_path, {"a.log": f"{lmod}\nPermissionError: [Errno 13] Permission denied: '/data/out'"})
+    assert _ids(found) == ["output_not_writable", "library_missing"]
+    (tmp_path / "a.log").write_text(lmod)
+    assert _ids(diagnose([tmp_path])) == ["library_missing"]
+
+
+IDLE = (
+    "[rank{rank}]:[E204 03:04:06.000001 ProcessGroupNCCL.cpp:1987] [PG ID {group} PG GUID {group}(default_pg) Rank {rank}] Received a dump signal due to "
+    "a collective timeout from  rank 0 and we will try our best to dump the debug info. Last enqueued NCCL work: {seq}, last completed NCCL work: {seq}."
+)
+
+
+@pytest.mark.parametrize(
+    ("group", "seq", "found"),
+    [(0, 899, "collective_mismatch"), (1, 899, "collective_hang"), (0, 900, "collective_hang")],
+    ids=["behind", "another group", "not behind"],
+)
+def test_ranks_that_never_called_it_are_named(tmp_path: Path, group: int, seq: int, found: str) -> None:
+    """Only in the same group, and only where they had called less than the one that waits."""
+    waits = watchdog(0).replace("[Rank 0]", "[PG ID 0 PG GUID 0(default_pg) Rank 0]")
+    text = "\n".join([waits, *(IDLE.format(rank=r, group=group, seq=seq) for r in (2, 3))])
+    first = _diagnose(tmp_path, {"a.log": text}).findings[0]
+    assert first.id == found
+    if found == "collective_mismatch":
+        assert first.rank == 2
+        assert "rank 2, 3 had finished" in first.cause
+
+
+def test_the_rank_that_a_dump_signal_names_is_the_one_to_look_at(tmp_path: Path) -> None:
+    text = "\n".join(IDLE.format(rank=r, group=0, seq=899).replace("rank 0", "rank 7") for r in (2, 3))
+    finding = _diagnose(tmp_path, {"a.log": text}).findings[0]
+    assert (finding.id, finding.rank) == ("peer_died_first", 7)
+
+
 def test_memory_elsewhere(tmp_path: Path) -> None:
     text = '  File "/env/torch/nn/linear.py", line 5, in forward\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB'
     assert _ids(_diagnose(tmp_path, {"a.log": text})) == ["cuda_oom"]
@@ -360,6 +415,17 @@ PARAMS = (
         ("RuntimeError: unable to allocate shared memory(shm) for file", ["shm_too_small"]),
         ("NCCL INFO NET/OFI Could not disable CUDA API usage\nNCCL INFO Using network AWS Libfabric", []),
         ("NCCL INFO NET/OFI Could not disable CUDA API usage\nNCCL INFO Using network Socket", ["silent_socket_fallback"]),
+        ("NVML: Unable to retrieve NVLink information as all links are inActive", []),
+        ("NVRM: NVLink 3 of GPU 2 is down", ["gpu_hardware_fault"]),
+        ("4711   train   gpu   lab   8 CANCELLED+      0:0", ["slurm_cancelled"]),
+        ("4711_3   train   gpu   lab   8 CANCELLED      0:15", ["slurm_cancelled"]),
+        ("4711.batch   batch   lab   8 CANCELLED      0:15", []),
+        ("  ran for 600011 milliseconds before timing out", ["collective_hang"]),
+        ("the probe ran for 60 milliseconds", []),
+        ("Last enqueued NCCL work: 2, last completed NCCL work: -1", ["first_collective_failed"]),
+        ("Last enqueued NCCL work: -1, last completed NCCL work: -1", []),
+        ("Last enqueued NCCL work: 2, last completed NCCL work: 2", []),
+        ("fused.so: cannot open shared object file: No such file or directory, falling back to the plain kernel", []),
         (f"{PARAMS} 0 params.", ["first_collective_failed"]),
         (f"{PARAMS} 8 params.", ["model_differs_between_ranks"]),
     ],

@@ -159,6 +159,7 @@ COLLECTIVE_HANG = Entry(
         Pattern(r"Timed out waiting \d+\s*ms for (recv|send) operation", "timed out waiting ", weight=FITS),
         Pattern(r"collective operation (timeout|timed out)", "collective operation tim", weight=FITS),
         Pattern(r"Timeout at NCCL work: \d+", "timeout at nccl work", weight=FITS),
+        Pattern(r"ran for \d+ (ms|milliseconds) before timing out", " before timing out", weight=FITS),
         Pattern(
             r"(ALLREDUCE|ALLGATHER|BROADCAST|BARRIER|all_?reduce|all_?gather|barrier)\b.{0,60}(timed? ?out(?!\(ms\))|hangs?\b|hung\b|never return)",
             "allreduce",

@@ -222,11 +222,12 @@ GPU_HARDWARE_FAULT = Entry(
         ),
         Pattern(r"Unable to determine the device handle"),
         Pattern(
-            r"(NVLink|NVLINK).{0,60}(error|fatal|down|fail|inactive|uncorrect)",
+            r"NVLink.{0,60}(error|fatal|down|fail|uncorrect)",
             "nvlink",
             weight=SHOWS,
             unless="error (count|counters?)[^0-9]*0\\b|non.?fatal",
         ),
+        Pattern(r"NVLink.{0,60}inactive", "nvlink", weight=HINTS),  # a card without a bridge says so, too
         Pattern(
             r"\b(GSP|RPC)\b.{0,80}(timeout|timed out|time.?out waiting)|Timeout (after|waiting).{0,60}\b(GSP|RPC)\b",
             "gsp",

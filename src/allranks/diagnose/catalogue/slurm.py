@@ -79,6 +79,8 @@ SLURM_CANCELLED = Entry(
         Pattern(r"CANCELLED by \d+", "cancelled by ", weight=SHOWS),
         Pattern(r"\*\*\* (JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ \*\*\*", " cancelled at ", weight=FITS),
         Pattern(r"CANCELLED AT (?!.*DUE TO)", "cancelled at ", weight=FITS),
+        # sacct's row of a whole job; its steps are cancelled also where the job ran out of time or its node failed
+        Pattern(r"^\s*\d+(?:[_+]\d+)?\s.*\sCANCELLED\+?\s+\d+:\d+", " cancelled", weight=FITS),
         Pattern(
             r"scancel\b.{0,60}(by|user|uid|job)|cancelled by (the )?(user|admin|operator)|job (was )?cancelled\b",
             "scancel",

@@ -72,7 +72,7 @@ LIBRARY_MISSING = Entry(
             weight=SHOWS,
             unless=r"/python[\d.]*: No module named|^python[\d.]*: |numpy\._?core",
         ),
-        Pattern(r"cannot open shared object file", weight=SHOWS, unless="libnccl-|dlerror"),
+        Pattern(r"cannot open shared object file", weight=SHOWS, unless="libnccl-|dlerror|falling back"),
         Pattern(r"undefined symbol:", weight=SHOWS, unless=r"undefined symbol: ?_?p?nccl"),
         Pattern(r"ImportError\b", "importerror", weight=SHOWS, unless="nccl|numpy"),
         Pattern(r"cannot import name", weight=SHOWS, unless="from 'numpy"),
@@ -87,6 +87,7 @@ LIBRARY_MISSING = Entry(
             "lmod has detected",
             "module(s)",
             "modulefile",
+            weight=SHOWS - 0.1,  # the script goes on: what was asked for may be there without the module
         ),
         Pattern(
             r"CUDA_HOME (environment variable is not set|does not exist)|Ninja is required to load|nvcc.{0,20}not found",

@@ -20,6 +20,7 @@ _FIELD = {
     "elements_out": re.compile(r"NumelOut=(\d+)"),
     "shape": re.compile(r"TensorShape=\[([\d, ]*)\]"),
 }
+_GROUP = re.compile(r"\[PG (?:ID )?\d+(?: PG GUID \w+)?")
 _LOOSE = {"op": re.compile(r"^_?([A-Z][A-Z_]+)\b"), "elements_out": re.compile(r"NumelOut=(\d+)")}
 _CHECKPOINT = re.compile(
     r"checkpoint|state_dict|save_pretrained|save_model|consolidat|_save_|:save\b|:_?load_checkpoint|full_params",
@@ -45,6 +46,7 @@ def decide(case: Case) -> None:
     works = [_work(s, case.facts("work")) for s in case.facts("watchdog")]
     stuck = case.candidates.get("collective_hang")
     if stuck is None and not works:
+        _first(case, works)
         return
     signals = [w.signal for w in works] or (stuck.signals if stuck else [])
     _unlike(case, works)
@@ -52,6 +54,7 @@ def decide(case: Case) -> None:
     _data(case, signals)
     _first(case, works)
     _two_groups(case, works)
+    _never_called(case, works)
     _missing(case, works, signals)
 
 
@@ -168,7 +171,8 @@ def _first(case: Case, works: list[Work]) -> None:
     first = [w.signal for w in works if w.seq == 1]
     later = [w for w in works if w.seq is not None and w.seq > 1]
     if (first or none_done) and not later and not some_done:
-        found = case.propose("first_collective_failed", 0.72 if first and none_done else 0.68, [*first, *none_done])
+        score = 0.72 if first and none_done else 0.68 if works or case.candidates.get("collective_hang") else FITS
+        found = case.propose("first_collective_failed", score, [*first, *none_done])
         op = next((f" ({w.op})" for w in works if w.op), "")
         found.cause = (
             f"The very first collective{op} never finished, on any rank that reported. Usual reasons: GPU peer-to-peer copies that IOMMU or PCIe ACS "
@@ -192,6 +196,37 @@ def _two_groups(case: Case, works: list[Work]) -> None:
                 "order wait for each other."
             )
             return
+
+
+def _never_called(case: Case, works: list[Work]) -> None:
+    """Ranks of the same group that had finished all that they had called, and had not called the one in which others wait."""
+    waiting = {w.rank for w in works}
+    for group in sorted({g for w in works if (g := _group(w.signal))}):
+        stuck = [w for w in works if w.seq is not None and _group(w.signal) == group]
+        if not stuck:
+            continue
+        first = min(stuck, key=lambda w: w.seq or 0)
+        idle = {
+            s.rank: s
+            for s in case.facts("pg_status")
+            if s.rank is not None and s.rank not in waiting and _group(s) == group
+            if s.groups["enqueued"] == s.groups["completed"] and 0 < int(s.groups["enqueued"]) < (first.seq or 0)
+        }
+        if idle:
+            found = case.propose("collective_mismatch", 0.75, [*(w.signal for w in stuck[:3]), *idle.values()])
+            found.rank = min(idle)
+            found.cause = (
+                f"Rank {first.rank} waits in collective {first.seq} ({first.op}) of its group; rank {', '.join(str(r) for r in sorted(idle)[:8])} "
+                f"had finished all that they had called, up to {next(iter(idle.values())).groups['enqueued']}, and had not called it."
+            )
+            found.against.append("a rank that is only late, with data or a checkpoint, looks the same")
+            return
+
+
+def _group(signal: Signal) -> str | None:
+    """The process group that a report names, as torch numbers it."""
+    match = _GROUP.search(signal.text)
+    return match.group() if match else None
 
 
 def _missing(case: Case, works: list[Work], signals: list[Signal]) -> None:

@@ -12,6 +12,7 @@ _OPTIMIZER = re.compile(
     r"torch/optim/|:_?(multi_tensor|single_tensor|fused)_\w+|optimizer\.py:step|:_init_group|:initialize_optimizer_states|:_optimizer_step|adamw?\.py:",
     re.IGNORECASE,
 )
+_CLOSURE = re.compile(r":(\w*_)?closure$")  # what the program gives to `optimizer.step`
 # functions in which a program touches its GPU for the first time
 _FIRST_TOUCH = re.compile(
     r":(barrier|init_process_group|_lazy_init|set_device|new_group|_cuda_init|init_device_mesh|_init_dist\w*|initialize_distributed)$"
@@ -38,8 +39,9 @@ def decide(case: Case) -> None:
     oom = case.candidates.get("cuda_oom")
     if oom is None:
         return
-    nearby = [s for s in case.facts("optimizer") if any(_beside(s, o) for o in oom.signals)]
-    in_step = [s for s in oom.signals if any(_OPTIMIZER.search(f) for f in s.frames[-6:])]
+    in_step = [s for s in oom.signals if _in_the_optimizer(s)]
+    elsewhere = [s for s in oom.signals if _in_a_closure(s)]
+    nearby = [s for s in case.facts("optimizer") if any(_beside(s, o) for o in oom.signals if o not in elsewhere)]
     if in_step or nearby:
         found = case.propose(
             "cuda_oom_optimizer_step", min(0.98, oom.score + 0.02), [*in_step, *nearby, *oom.signals[:1]]
@@ -51,10 +53,21 @@ def decide(case: Case) -> None:
     _strange(case, oom.signals)
 
 
+def _in_the_optimizer(signal: Signal) -> bool:
+    """Whether the traceback ends in the optimizer's own step."""
+    return any(_OPTIMIZER.search(f) for f in signal.frames[-6:]) and not _in_a_closure(signal)
+
+
+def _in_a_closure(signal: Signal) -> bool:
+    """Whether the optimizer's step had only called the program back: the memory was wanted by its forward or backward pass."""
+    called = max((i for i, f in enumerate(signal.frames) if _CLOSURE.search(f)), default=-1)
+    return called >= 0 and not any(_OPTIMIZER.search(f) for f in signal.frames[called + 1 :])
+
+
 def _on_the_host(case: Case) -> None:
     """Says of ranks on CPUs, too, that it was the optimizer's first step."""
     found = case.candidates.get("host_oom")
-    if found is not None and any(_OPTIMIZER.search(f) for s in found.signals for f in s.frames[-6:]):
+    if found is not None and any(_in_the_optimizer(s) for s in found.signals):
         found.cause = (
             "The host's memory ran out in the optimizer's step: forward and backward fit, but AdamW makes two more values a parameter at its first step. "
             "Train fewer parameters (LoRA), shard the optimizer's state (ZeRO-1), or ask for more memory."

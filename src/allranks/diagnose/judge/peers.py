@@ -8,7 +8,7 @@ from allranks.diagnose.judge.case import Candidate, Case
 
 _NAMED = (
     re.compile(r"retrieving ncclUniqueId from \[(?P<rank>\d+)\]"),
-    re.compile(r"(?:timeout|signal|failure|error)[^.]{0,40} (?:from|on|of|by) (?:global )?rank (?P<rank>\d+)"),
+    re.compile(r"(?:timeout|signal|failure|error)[^.]{0,40} (?:from|on|of|by) +(?:global )?rank (?P<rank>\d+)"),
     re.compile(r"possible application crash on rank (?P<rank>\d+)"),
     re.compile(r"reported a timeout signal the global rank (?P<rank>\d+)"),
 )
