@@ -105,7 +105,7 @@ _ENTRIES = (
     ),
     Harmless(
         id="clone_fallback",
-        why="FSDP could not copy one entry of a state dict; the save goes on with the entry itself.",
+        why="FSDP could not copy one entry of a state dict and goes on with the entry itself: training is unharmed, but what was saved may hold another's memory. Read that checkpoint again and compare before it is trusted.",
         patterns=(Pattern(r"Failed to clone\(\)? (the )?tensor", "failed to clone"),),
         example="Failed to clone() tensor with name base.lora_A. CUDA out of memory. Tried to allocate 2.00 MiB.",
     ),
