@@ -31,7 +31,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "options": {"adapters": "sharded"},
         "base_dtype": "bfloat16",
     },
-    "static_graph": {"lora": True, "recompute": True, "accum": 2, "options": {"static_graph": True}},
+    "static_graph": {"lora": True, "recompute": True, "options": {"static_graph": True}},
     "host_moments": {"accum": 2, "options": {"offload": "optimizer"}},
     "on_host": {"options": {"offload": "all"}},
     "lora_on_host": {"lora": True, "accum": 2, "options": {"adapters": "ignored", "offload": "all"}},

@@ -86,9 +86,7 @@ def test_auto_is_filled_in_wherever_it_stands() -> None:
     theirs = dict.fromkeys(names[:3], "auto") | {  # the appendix of the notes
         "zero_optimization": SEED["zero_optimization"], "bf16": {"enabled": True}, "gradient_clipping": 1.0, "zero_allow_untested_optimizer": True,
     }  # fmt: skip
-    assert completed(theirs, structs.replace(ASKED, stage=1), "x") == theirs | {
-        name: found[name] for name in names[:3]
-    }
+    assert completed(theirs, structs.replace(ASKED, stage=1), "x") == theirs | {name: found[name] for name in names[:3]}
 
 
 def test_the_seeds_own_file_fits_the_spec_that_it_was_written_for() -> None:
@@ -137,6 +135,7 @@ def test_a_contradiction_names_the_key_and_both_values(config: dict[str, Any], w
     said = problem(config)
     for word in words:
         assert word in said, said
+    assert said.count("train_batch_size is") <= 1, "the same contradiction twice"
 
 
 def test_all_contradictions_are_told_at_once() -> None:

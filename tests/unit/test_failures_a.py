@@ -52,7 +52,14 @@ def test_a_subset_is_drawn_by_the_datas_seed(rows: Path, tmp_path: Path) -> None
     """Not the first rows of a file; and what is prepared once is found by every run that needs the same."""
 
     def taken(how: str, train: int, **data: Any) -> list[str]:
-        spec = parse_spec(tiny_spec(rows, tmp_path, data={"subset": 20, "eval_fraction": 0, "max_length": 512, **data}, train={"seed": train}))
+        spec = parse_spec(
+            tiny_spec(
+                rows,
+                tmp_path,
+                data={"subset": 20, "eval_fraction": 0, "max_length": 512, **data},
+                train={"seed": train},
+            )
+        )
         found = prepare(spec, tmp_path / "cache", classifier=False, log=print)
         assert (found.how, found.held_out) == (how, None)
         ends = zip(found.train.offsets[:-1], found.train.offsets[1:], strict=True)

@@ -12,8 +12,8 @@ import yaml
 
 from allranks.facts import machine_facts
 from allranks.launch import giveup, step
-from allranks.launch.slurm import SlurmJob
 from allranks.launch.overdue import CLEANING, ENDED, LIMIT_S, LOST, Overdue, sign_of
+from allranks.launch.slurm import SlurmJob
 from allranks.planning import make_plan
 from allranks.rundir import RunDir, read_json, write_json
 from allranks.slurm.commands import JobState, Slurm

@@ -85,7 +85,9 @@ def pkgs(survey: Survey) -> Verdicts:
         where = probe.executable or survey.wish.python
         if missing:
             extras = "train,deepspeed" if "deepspeed" in missing else "train"
-            cure = f"{where} -m pip install 'allranks[{extras}]' on {probe.host}, or one environment that all nodes share"
+            cure = (
+                f"{where} -m pip install 'allranks[{extras}]' on {probe.host}, or one environment that all nodes share"
+            )
             if not _right_python(survey, probe):
                 cure = f"{probe.host} was asked with another interpreter, so mend py first"
             verdicts[probe.host] = bad("pkgs", f"MISSING({','.join(missing)})", cure)
