@@ -46,6 +46,7 @@ BAD: list[tuple[str, str, int]] = [
     ("transport-disabled", TWO + "export NCCL_P2P_DISABLE=1\n", 7),
     ("transport-disabled", TWO + "export NCCL_NET=Socket\n", 7),
     ("transport-disabled", TWO + "export NCCL_IB_DISABLE=1\n", 7),
+    ("transport-disabled", ONE + "export NCCL_IB_DISABLE=1\n", 7),
     ("fixed-gid-index", TWO + "export NCCL_IB_GID_INDEX=3\n", 7),
     ("fixed-port", TWO + "MASTER_PORT=29500\n", 7),
     ("fixed-port", TWO + "export MASTER_PORT=${MASTER_PORT:-29500}\n", 7),

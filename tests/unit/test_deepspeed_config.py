@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from allranks.errors import SpecError
 from allranks.facts import MachineFacts
@@ -82,6 +83,10 @@ def test_auto_is_filled_in_wherever_it_stands() -> None:
     rest = without_auto(found)
     assert "auto" not in json.dumps(rest)
     assert rest["zero_optimization"] == {"stage": 2}
+    theirs = dict.fromkeys(names[:3], "auto") | {  # the appendix of the notes
+        "zero_optimization": SEED["zero_optimization"], "bf16": {"enabled": True}, "gradient_clipping": 1.0, "zero_allow_untested_optimizer": True,
+    }  # fmt: skip
+    assert completed(theirs, structs.replace(ASKED, stage=1), "x") == theirs | {name: found[name] for name in names[:3]}
 
 
 def test_the_seeds_own_file_fits_the_spec_that_it_was_written_for() -> None:
@@ -97,6 +102,8 @@ def test_the_seeds_own_file_fits_the_spec_that_it_was_written_for() -> None:
         device="cuda",
     )
     assert completed(SEED, asked, "x") == SEED
+    four = SEED | {"train_batch_size": 256, "comms_logger": {"enabled": False}}  # and for four such nodes
+    assert completed(four, structs.replace(asked, world_size=8), "x") == four
     without = {k: v for k, v in SEED.items() if k != "optimizer"}
     assert completed(without, asked, "x") == without  # an optimizer is not required
 
@@ -128,6 +135,7 @@ def test_a_contradiction_names_the_key_and_both_values(config: dict[str, Any], w
     said = problem(config)
     for word in words:
         assert word in said, said
+    assert said.count("train_batch_size is") <= 1, "the same contradiction twice"
 
 
 def test_all_contradictions_are_told_at_once() -> None:

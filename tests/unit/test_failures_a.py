@@ -48,6 +48,30 @@ def test_a_smaller_subset_is_the_beginning_of_a_larger_one(rows: Path, tmp_path:
     assert held_out(rows, tmp_path / "1", eval={"subset": 5}) == held_out(rows, tmp_path / "2")[:5]
 
 
+def test_a_subset_is_drawn_by_the_datas_seed(rows: Path, tmp_path: Path) -> None:
+    """Not the first rows of a file; and what is prepared once is found by every run that needs the same."""
+
+    def taken(how: str, train: int, **data: Any) -> list[str]:
+        spec = parse_spec(
+            tiny_spec(
+                rows,
+                tmp_path,
+                data={"subset": 20, "eval_fraction": 0, "max_length": 512, **data},
+                train={"seed": train},
+            )
+        )
+        found = prepare(spec, tmp_path / "cache", classifier=False, log=print)
+        assert (found.how, found.held_out) == (how, None)
+        ends = zip(found.train.offsets[:-1], found.train.offsets[1:], strict=True)
+        return sorted(found.tokenizer.decode(found.train.ids[a:b]) for a, b in ends)
+
+    drawn = taken("built", 1)
+    assert len(drawn) == 20 and taken("found", 2) == drawn
+    assert taken("built", 1, seed=7) != drawn
+    everything = taken("built", 1, subset=60)
+    assert set(drawn) < set(everything) and any(f"number {i} " in text for text in drawn for i in range(20, 60))
+
+
 def test_ranks_really_have_the_threads_that_were_planned(tmp_path: Path) -> None:
     """Two ranks by hand take all cores each; with the plan's environment they share them."""
     cores = len(os.sched_getaffinity(0))

@@ -72,6 +72,11 @@ def test_harmless_lines_of_a_good_run(tmp_path: Path) -> None:
     assert found.findings == []
     assert {b.id for b in found.benign} == {"deprecation_warning", "deepspeed_hostfile", "nccl_abort_complete"}
     assert all(b.why for b in found.benign)
+    lost = "Some weights of {} were not initialized from the model checkpoint at /out and are newly initialized: ['x']"
+    assert [b.id for b in found_in(tmp_path, lost.format("BertForSequenceClassification")).benign] == [
+        "uninitialised_head"
+    ]
+    assert not found_in(tmp_path, lost.format("LlamaForCausalLM")).benign, "that is a checkpoint with a part missing"
 
 
 @pytest.mark.parametrize(

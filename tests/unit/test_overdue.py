@@ -13,6 +13,7 @@ import yaml
 from allranks.facts import machine_facts
 from allranks.launch import giveup, step
 from allranks.launch.overdue import CLEANING, ENDED, LIMIT_S, LOST, Overdue, sign_of
+from allranks.launch.slurm import SlurmJob
 from allranks.planning import make_plan
 from allranks.rundir import RunDir, read_json, write_json
 from allranks.slurm.commands import JobState, Slurm
@@ -34,6 +35,22 @@ def says(state: str, **more: Any) -> dict[str, Any]:
 
 def fail(run: RunDir, **said: Any) -> None:
     write_json(run.agent_exit(1, "n2"), {"host": "n2", "node": 1, "failed": [], "refused": "", **said})
+
+
+def test_what_a_waiting_job_is_said_to_wait_for(run: RunDir) -> None:
+    """Slurm's reason, and its estimate of the start where it has one; once."""
+    job = SlurmJob(run, Slurm([], "none"), "7")
+    for state, said in (
+        (JobState(state="PENDING", reason="Priority"), "job 7 waits: Priority"),
+        (JobState(state="PENDING", reason="Priority", start="N/A"), None),
+        (
+            JobState(state="PENDING", reason="Resources", start="2026-03-02T10:14:02"),
+            "job 7 waits: Resources, estimated start 2026-03-02T10:14:02",
+        ),
+        (JobState(state="RUNNING", nodes="n[1-2]"), "job 7 runs on n[1-2]"),
+    ):
+        job._state = state
+        assert job.news() == said
 
 
 def test_a_job_that_goes_on_is_not_overdue(run: RunDir) -> None:

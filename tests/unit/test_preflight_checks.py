@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -19,6 +21,8 @@ from allranks.preflight.records import (
     Reach,
     Unreached,
 )
+from allranks.preflight.wish import make_wish
+from allranks.spec import parse_spec
 from tests.unit.preflight_nodes import GIB, PORTS, WISH, failures, in_folder, interface, node, survey, three
 
 replace = msgspec.structs.replace
@@ -52,6 +56,18 @@ def test_a_missing_package_and_a_differing_version() -> None:
     check = only(three(node(3, packages=other)), "n3.pkgs")
     assert check.found == "VERSION(peft 0.18.0, others 0.19.0)" and "peft==0.19.0" in check.cure
     assert "pkgs=MISSING(torch)" in text_line(judge(three(node(3, packages=gone)))[2])
+
+
+def test_an_engines_package_is_looked_for_and_not_imported(tmp_path: Path) -> None:
+    base = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}}
+    for strategy, package in (("deepspeed_zero1", "deepspeed"), ("hf_trainer", "accelerate"), ("pytorch_ddp", None)):
+        wish = make_wish(parse_spec({**base, "strategy": {"name": strategy}}), tmp_path)
+        assert set(wish.packages) - set(wish.imports) == ({package} - {None}), strategy
+    engine = {"deepspeed": Package(version="0.18.0", origin="/env/deepspeed/__init__.py")}
+    nodes = [node(n, packages={**node(n).packages, **(engine if n < 3 else {})}) for n in (1, 2, 3)]
+    wanted = replace(WISH, packages=["torch", "deepspeed"])
+    check = only(survey(*nodes, wish=wanted), "n3.pkgs")
+    assert check.found == "MISSING(deepspeed)" and "'allranks[train,deepspeed]' on n3" in check.cure
 
 
 def test_another_python_and_the_same_one_elsewhere() -> None:

@@ -183,6 +183,8 @@ def test_where_a_node_takes_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for useless in (str(tmp_path / "gone"), "relative", ""):
         monkeypatch.setenv("TMPDIR", useless)
         assert node.job_root() == f"/tmp/allranks-{os.getuid()}"  # noqa: S108
+    monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path))
+    assert node.job_root() == f"{tmp_path}/allranks-{os.getuid()}"
     assert node.will_do(str(tmp_path))
     monkeypatch.setattr(node.os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
     assert not node.will_do(str(tmp_path))

@@ -71,7 +71,7 @@ def test_logging_seldom_changes_no_total() -> None:
 
 
 def test_short_runs_have_no_speed() -> None:
-    m = summarize("x", SPEC, PLAN, {0: [step(n, 1.0, 10) for n in range(1, 5)]}, "succeeded")
+    m = summarize("x", SPEC, PLAN, {0: [step(n, 1.0, 10) for n in range(1, 6)]}, "succeeded")
     assert m["tokens_per_s"] is None
     assert m["step_time_s"] is None
 

@@ -11,6 +11,10 @@ from allranks.cli.options import json_option, print_json
 from allranks.errors import EXIT_OK, RequestError
 
 LEGEND = "P prevented by construction, R refused before the ranks start, D named by diagnose. Pages: docs/failures/"
+EVIDENCE = {
+    "injected": "a test makes it really happen; what the page calls replayed is replayed",
+    "replayed": "logs and facts of the real thing are replayed: it takes GPUs or a fabric",
+}
 OF_A_CLASS = (
     ("why", "cause"),
     ("do", "fix"),
@@ -64,8 +68,9 @@ def _one(entries: list[dict[str, str]], rows: list[dict[str, Any]]) -> None:
         for name in r["classes"]:
             click.echo(f"  {'in logs':<11} {name}")
         click.echo(f"  {'page':<11} docs/failures/{r['page']}")
+        click.echo(f"  {'evidence':<11} {EVIDENCE[r['evidence']]}")
         for test in r["tests"]:
-            click.echo(f"  {r['evidence']:<11} {test}")
+            click.echo(f"  {'test':<11} {test}")
 
 
 def _all(entries: list[dict[str, str]], rows: list[dict[str, Any]]) -> None:

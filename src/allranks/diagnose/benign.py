@@ -105,7 +105,10 @@ _ENTRIES = (
     ),
     Harmless(
         id="clone_fallback",
-        why="FSDP could not copy one entry of a state dict; the save goes on with the entry itself.",
+        why=(
+            "FSDP could not copy one entry of a state dict and goes on with the entry itself: training is unharmed, but what was saved may hold "
+            "another's memory. Read that checkpoint again and compare before it is trusted."
+        ),
         patterns=(Pattern(r"Failed to clone\(\)? (the )?tensor", "failed to clone"),),
         example="Failed to clone() tensor with name base.lora_A. CUDA out of memory. Tried to allocate 2.00 MiB.",
     ),
@@ -118,7 +121,13 @@ _ENTRIES = (
     Harmless(
         id="uninitialised_head",
         why="A new head on a pretrained model starts with random weights, as it must.",
-        patterns=(Pattern(r"Some weights of .{0,120} were not (initialized|used)", "some weights of"),),
+        patterns=(
+            Pattern(
+                r"Some weights of .{0,120} were not (initialized|used)",
+                "some weights of",
+                unless="ForCausalLM|LMHead|ForConditionalGeneration",  # those have no new head: weights are missing
+            ),
+        ),
         example="Some weights of BertForSequenceClassification were not initialized from the model checkpoint",
     ),
     Harmless(

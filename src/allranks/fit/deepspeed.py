@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from allranks.fit.sharded import setup_in_parts
 from allranks.fit.sharing import MOMENTS, Model, Parts, _share
 
 BUCKET = 500_000_000  # elements, unless the configuration says less; never more than is trained (deepspeed_engine.py)
@@ -76,6 +77,7 @@ class DeepSpeedZero3:
         self._fetched = min(prefetch or PREFETCH, every) * m.element
         self._bucket = min(bucket or BUCKET, m.trained) * m.trained_element
         self._part = _share(m.trained, m.world)
+        self._largest = max(w.numel for w in m.shapes.weights()) * m.element
 
     def kept(self) -> Parts:
         m = self._m
@@ -88,8 +90,9 @@ class DeepSpeedZero3:
         }
 
     def setup(self) -> Parts:
-        m = self._m
-        return {"weights": m.base + _share(m.base, m.world), "adapters": m.adapters, "optimizer_state": 4 * self._part}
+        """Each weight is cut as it comes; adapters are whole until then."""
+        own = {"adapters": self._m.adapters, "optimizer_state": 4 * self._part}
+        return {**setup_in_parts(self._m, self._largest), **own}
 
     def in_loss(self) -> Parts:
         return {"gathered_weights": self._live}

@@ -1,4 +1,4 @@
-"""Weights in parts, whole only while they are used: the hand-written ZeRO 3, FSDP2, and DeepSpeed's stages."""
+"""Weights in parts, whole only while they are used: the hand-written ZeRO 3 and FSDP2."""
 
 from __future__ import annotations
 

@@ -28,6 +28,15 @@ def needed_packages(spec: RunSpec) -> list[str]:
     return TRAINING + (["peft"] if spec.adapter.type == "lora" else [])
 
 
+def engine_packages(spec: RunSpec) -> list[str]:
+    """The package of another library's engine. It is looked for on each node, not imported: that takes long, and talks."""
+    if is_container(spec.cluster.environment) or spec.script is not None:
+        return []
+    if spec.strategy.name.startswith("deepspeed_"):
+        return ["deepspeed"]
+    return ["accelerate"] if spec.strategy.name == "hf_trainer" else []
+
+
 def make_wish(
     spec: RunSpec, run_root: Path, *, ports: Sequence[int] = (), imports: bool = True, here: Path | None = None
 ) -> Wish:
@@ -35,7 +44,7 @@ def make_wish(
     packages = needed_packages(spec)
     return Wish(
         python=sys.executable,
-        packages=packages,
+        packages=packages + engine_packages(spec),
         imports=packages if imports else [],
         folders=_folders(spec, run_root, (here or Path.cwd())),
         ports=list(ports),

@@ -84,7 +84,10 @@ def pkgs(survey: Survey) -> Verdicts:
         other = [n for n in names if n not in missing and probe.packages[n].version != usual[n]]
         where = probe.executable or survey.wish.python
         if missing:
-            cure = f"{where} -m pip install 'allranks[train]' on {probe.host}, or one environment that all nodes share"
+            extras = "train,deepspeed" if "deepspeed" in missing else "train"
+            cure = (
+                f"{where} -m pip install 'allranks[{extras}]' on {probe.host}, or one environment that all nodes share"
+            )
             if not _right_python(survey, probe):
                 cure = f"{probe.host} was asked with another interpreter, so mend py first"
             verdicts[probe.host] = bad("pkgs", f"MISSING({','.join(missing)})", cure)

@@ -158,9 +158,11 @@ def completed(given: Json | None, asked: Asked, where: str) -> Json:
         SpecError: a value contradicts the spec, or asks for what is not supported; names file, key and both values.
     """
     config = json.loads(json.dumps(given or {}))
-    problems = [*_foreign(config), *_product(config, asked)]
+    product = list(_product(config, asked))
+    problems = [*_foreign(config), *product]
     for path, ours, key, always in _rules(config, asked):
-        _settle(config, path, ours, key, always, problems)
+        if not (product and path == "train_batch_size"):  # said already
+            _settle(config, path, ours, key, always, problems)
     problems += _of_optimizer(config, asked)
     if problems:
         raise SpecError(f"{where}: " + "; ".join(problems))
@@ -209,7 +211,8 @@ def _product(config: Json, asked: Asked) -> Iterator[str]:
     if total != micro * accum * asked.world_size:  # type: ignore[operator]
         yield (
             f"train_batch_size is {total}, but train_micro_batch_size_per_gpu x gradient_accumulation_steps x ranks is "
-            f"{micro} x {accum} x {asked.world_size} = {micro * accum * asked.world_size}"  # type: ignore[operator]
+            f"{micro} x {accum} x {asked.world_size} = {micro * accum * asked.world_size}; "  # type: ignore[operator]
+            'write "auto" or make them agree'
         )
 
 
