@@ -13,10 +13,12 @@ from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.fit import require
 from allranks.fit.config import read
 from allranks.fit.device import capacity
+from allranks.fit.estimate import model_of
 from allranks.fit.known import KNOWN, known_config
 from allranks.fit.runtime import CUDA_CONTEXT, ENGINE_IMPORTS, NCCL
 from allranks.fit.shapes import shapes_of
-from allranks.fit.strategies import SHARING
+from allranks.fit.source import find
+from allranks.fit.strategies import SHARING, sharing
 from allranks.planning import make_plan
 from allranks.spec import parse_spec
 from allranks.train.strategies import REGISTRY
@@ -253,6 +255,17 @@ def test_small_adapters_stay_whole_under_fsdp() -> None:
     assert adapters({**small, "config": {**small["config"], "hidden_size": 4096, "num_hidden_layers": 60}}) == 0.5
 
 
+def test_the_last_block_of_backward_under_zero3_has_no_next_one() -> None:
+    spec = parse_spec(raw(strategy={"name": "zero3"}))
+    config = find(spec).config
+    assert config is not None
+    model = model_of(spec, make_plan(spec, facts()), config)
+    shares = sharing("zero3", model, {})
+    assert shares is not None
+    block, rest = model.bytes_of(model.blocks[0]), model.bytes_of(model.rest)
+    assert [shares.in_backward(at)["gathered_weights"] - rest for at in (2, 1, 0)] == [2 * block, 2 * block, block]
+
+
 def test_the_trainers_buckets_are_there_only_with_several_ranks() -> None:
     def buckets(ranks: int) -> bool:
         spec = raw(strategy={"name": "hf_trainer"}, cluster={"procs_per_node": ranks})
@@ -270,6 +283,25 @@ def test_a_temporary_of_torchs_adam_under_deepspeed() -> None:
     assert temporary(torch_adam=True)
     assert not temporary(torch_adam=True, fused=True)
     assert not temporary()
+
+
+def test_a_bucket_of_deepspeeds_is_as_large_as_its_configuration_says_in_numbers() -> None:
+    def bucket(size: Any) -> int:
+        strategy = {"name": "deepspeed_zero2", "config": {"zero_optimization": {"reduce_bucket_size": size}}}
+        return estimated(raw(strategy=strategy), gpus=2).moments[-1].parts["communication"]
+
+    assert bucket(1000) == 2 * 1000
+    assert bucket("auto") == bucket(True) > 2 * 1000, "what is no number is left to DeepSpeed"
+
+
+def test_rows_packed_apart_bring_a_mask_and_keys_for_every_head() -> None:
+    def kept(packing: str) -> int:
+        found = estimated(raw(data={"source": "builtin:instructions", "max_length": 128, "packing": packing}))
+        return next(m for m in found.moments if m.name == "loss").parts["activations"]
+
+    layers, rows, length, heads, groups, size = 3, 1, 128, 8, 2, 8
+    mask, keys = rows * length * length * 4, rows * length * 2 * (heads - groups) * size * 4
+    assert kept("isolated") - kept("wrapped") == layers * (mask + keys)
 
 
 def test_what_compiling_changes_is_not_known_and_said() -> None:
