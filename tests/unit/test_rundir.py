@@ -14,8 +14,10 @@ from allranks.rundir import RunDir, create_run, find_run, read_json, write_json
 
 
 def test_second_run_of_the_same_name_and_second_gets_its_own_folder(tmp_path: Path) -> None:
-    a, b, c = (create_run(tmp_path, "x", now=1e9) for _ in range(3))
-    assert len({a.root, b.root, c.root}) == 3
+    a, b = (create_run(tmp_path, "x", now=1e9) for _ in range(2))
+    (tmp_path / f"{a.name}-3").write_text("a file is in the way, too")
+    c = create_run(tmp_path, "x", now=1e9)
+    assert [run.name for run in (b, c)] == [f"{a.name}-2", f"{a.name}-4"]
     assert all(run.logs.is_dir() for run in (a, b, c))
 
 
