@@ -104,10 +104,10 @@ def said(ranks: dict[int, list[dict[str, Any]]], listener: Stragglers) -> list[s
 
 
 def test_warm_up_and_an_attempt_before_do_not_count() -> None:
-    """A rank that was slow until the run was started again, which goes on after step 20."""
+    """A rank that was slow until the run was started again, which goes on after step 24."""
     ranks = {r: events(r, 0.1) for r in range(3)}
     slow = ranks | {1: events(1, 0.4)}
     listener = Stragglers()
     assert said({r: own[:25] for r, own in slow.items()}, listener) == []  # 24 steps, of which 5 are warm-up
-    assert said({r: [own[0], *own[21:46]] for r, own in ranks.items()}, listener) == []
+    assert said({r: [own[0], *own[25:44]] for r, own in ranks.items()}, listener) == []
     assert len(said(slow, Stragglers())) == 1

@@ -10,7 +10,7 @@ import pytest
 from allranks.launch.blame import RankEnd, find_culprit, is_echo
 from allranks.observe.experts import expert_load
 from allranks.observe.loggers import forward_event
-from allranks.observe.summary import mfu, of_last_story, quantile, summarize, wall_time
+from allranks.observe.summary import mfu, of_last_story, quantile, step_times, summarize, wall_time
 from allranks.observe.telemetry import _Rates
 from allranks.planning import make_plan
 from allranks.spec import parse_spec
@@ -72,6 +72,11 @@ def test_logging_seldom_changes_no_total() -> None:
     a, b = (summarize("x", SPEC, PLAN, {0: events}, "succeeded") for events in (each, seldom))
     for key in ("tokens_per_s", "tokens_real", "warmup_s", "step_time_s", "tokens_trained"):
         assert a[key] == pytest.approx(b[key]), key
+
+
+def test_of_steps_that_are_logged_together_those_of_warm_up_are_left_out() -> None:
+    together = [{"step": 4, "step_times_s": [9.0] * 4}, {"step": 8, "step_times_s": [9.0, 1.0, 2.0, 3.0]}]
+    assert step_times(together, 5) == [1.0, 2.0, 3.0]
 
 
 def test_short_runs_have_no_speed() -> None:
