@@ -617,6 +617,9 @@ def test_a_fallback_is_told_by_what_failed_before_it(tmp_path: Path) -> None:
     second = "n2:7:7 [0] NCCL INFO Using network Socket"
     assert ids(of(tmp_path, {"a.log": f"{asked}\n{none}\n{used}"})) == []  # one node, and nothing that broke
     assert ids(of(tmp_path, {"a.log": f"{none}\n{used}\n{second}"})) == []  # nobody asked for RDMA
+    other = asked.replace("NCCL_IB_HCA set by environment to mlx5_0", "NCCL_SOCKET_IFNAME set by environment to eth0")
+    assert ids(of(tmp_path, {"a.log": f"{other}\n{none}\n{used}\n{second}"})) == []  # nor so
+    assert ids(of(tmp_path, {"a.log": f"{asked}\n{used}\n{second}"})) == []  # nor did it say that it found none
     assert ids(of(tmp_path, {"a.log": f"{asked}\n{none}\n{used}\n{second}"})) == ["silent_socket_fallback"]
 
 
