@@ -231,8 +231,6 @@ def create_run(run_root: str | Path, name: str, now: float | None = None) -> Run
             try:
                 folder.mkdir()
             except FileExistsError:
-                if not folder.is_dir():
-                    raise
                 continue
             run = RunDir(folder)
             for sub in (run.logs, run.events, run.telemetry, run.checkpoints):

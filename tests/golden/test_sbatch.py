@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from allranks.errors import SpecError
@@ -18,6 +19,7 @@ from allranks.planning import make_plan
 from allranks.rundir import RunDir
 from allranks.slurm.script import agents, render
 from allranks.spec import load_spec, parse_spec
+from allranks.spec.records import ModelSpec
 from tests.conftest import REPO
 from tests.unit.test_plan import facts
 
@@ -110,6 +112,10 @@ def test_agents_run_inside_of_containers_and_the_driver_does_not() -> None:
         assert agents(spec, make_plan(spec, facts()), run, "/env/bin/python") == (options, words)
     spec = spec_with(environment=image, slurm={"gpus_per_node": 8})
     assert "--nv" in agents(spec, make_plan(spec, facts()), run, "/env/bin/python")[1]
+    here = Path(__file__).parent
+    named = msgspec.structs.replace(spec_with(environment=image), model=ModelSpec(name=str(here)))
+    words = agents(named, make_plan(named, facts()), run, "/env/bin/python")[1]
+    assert f"--bind={here}" in words, "a model's folder is seen inside, too"
     for environment in (image, "pyxis:repo/torch:1"):
         assert text_of(environment=environment).rstrip().splitlines()[-1].startswith("exec /env/bin/python -m")
 
@@ -134,6 +140,8 @@ def test_hostile_values_are_only_values(value: str, tmp_path: Path) -> None:
     "cluster",
     [
         {"env": {"X": "a\nb"}},
+        {"env": {"X": "a\x07b"}},
+        {"modules": ["a\x7fb"]},
         {"env": {"X; touch y": "1"}},
         {"modules": ["a\nb"]},
         {"slurm": {"account": "a\n#SBATCH --exclusive"}},
@@ -145,6 +153,11 @@ def test_hostile_values_are_only_values(value: str, tmp_path: Path) -> None:
 def test_what_no_quoting_can_hold_is_refused(cluster: dict[str, Any]) -> None:
     with pytest.raises(SpecError):
         text_of(**cluster)
+
+
+def test_a_job_that_may_not_go_back_to_the_queue_says_so() -> None:
+    assert "#SBATCH --no-requeue\n" in text_of(slurm={"max_requeues": 0})
+    assert "#SBATCH --requeue\n" in text_of(slurm={"max_requeues": 1})
 
 
 def test_env_is_exported_in_the_script_and_secrets_are_not() -> None:

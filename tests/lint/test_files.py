@@ -207,6 +207,8 @@ def test_nothing_is_run_and_nothing_written(tmp_path: Path) -> None:
 def test_dos_line_breaks_hide_no_trap(tmp_path: Path) -> None:
     text = "#!/bin/bash\r\nexport NCCL_P2P_DISABLE=1\r\n"
     assert found(lint_text(tmp_path, text)) == [("dos-line-breaks", 1), ("transport-disabled", 2)]
+    behind = lint_text(tmp_path, "#!/bin/bash\ncat > x <<EOF\n1\nEOF\nexport NCCL_TIMEOUT=1\n".replace("\n", "\r\n"))
+    assert (found(behind), behind.unread) == ([("dos-line-breaks", 1), ("unknown-variable", 5)], [])
 
 
 def test_severity_goes_by_the_case(tmp_path: Path) -> None:
@@ -234,6 +236,8 @@ def test_what_one_file_says_in_two_ways_is_found_once(tmp_path: Path) -> None:
     assert [i for i, _ in found(lint_text(tmp_path, text))].count("dos-line-breaks") == 1
     twice = "#!/bin/bash\ncat > /tmp/ds.json <<'X'\n{}\nX\ndeepspeed train.py --config /tmp/ds.json\n"
     assert [i for i, _ in found(lint_text(tmp_path, twice))].count("fixed-name-in-tmp") == 1
+    (tmp_path / "a.sh").write_text(SCRIPT)
+    assert found(lint([tmp_path / "a.sh"] * 2)) == [("unknown-variable", 2)], "a file that is named twice"
 
 
 def test_long_values_are_cut_in_messages(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from allranks.lint.lexer import lex
+from allranks.lint.options import slurm_option
 from allranks.lint.reading import Reading
 from allranks.lint.source import Lines, Source
 
@@ -131,6 +132,16 @@ def test_conditions_and_operators_around_a_command() -> None:
     assert (calls["b"].after, calls["c"].before) == ("||", "||")
     assert (calls["e"].after, calls["f"].before, calls["g"].after) == ("|", "|", "&")
     assert calls["f"].args == ()
+
+
+def test_short_options_of_srun_in_one_word_and_a_step_of_several_parts() -> None:
+    assert [slurm_option(word) for word in ("-lu", "-K1", "-n4", "-n")] == [
+        ("label", None, False),
+        ("kill-on-bad-exit", "1", False),
+        ("ntasks", "4", False),
+        ("ntasks", None, True),
+    ]
+    assert programs("srun -n1 : -n2 ls x\n")[-1] == (["srun"], "ls", ["x"])
 
 
 def test_options_of_python_before_the_module() -> None:

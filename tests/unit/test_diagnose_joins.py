@@ -56,8 +56,11 @@ def test_nccls_processes_are_ranks_by_what_they_said_of_themselves(tmp_path: Pat
 
 
 def test_where_a_rank_ran_may_stand_in_another_file(tmp_path: Path) -> None:
-    frame = '(Worker[rank=2] pid=5, ip=10.0.0.7)   File "/code/x.py", line 3, in f'
-    files = {"ray.out": frame, "all.out": f"[rank1]: working\n[rank2]: {DEVICE}"}
+    frame = '(Worker[rank={}] pid=5, ip=10.0.0.{})   File "/code/x.py", line 3, in f'
+    files = {
+        "ray.out": f"{frame.format(1, 6)}\n{frame.format(2, 7)}",
+        "all.out": f"[rank1]: working\n[rank2]: {DEVICE}",
+    }
     assert first(tmp_path, files) == ("invalid_device", 2, "10.0.0.7")
 
 
@@ -65,6 +68,11 @@ def test_labels_of_tasks_are_taken_off_only_where_most_lines_have_one() -> None:
     assert take_apart("2: step 5", labelled=True).task == 2
     assert take_apart("2: step 5", labelled=False).task is None
     assert take_apart("2: step 5", labelled=False).text == "2: step 5"
+
+
+def test_a_tasks_label_hides_no_rank(tmp_path: Path) -> None:
+    text = "\n".join(f"{task}: [rank{task}]: working" for task in range(3))
+    assert first(tmp_path, {"job.out": f"{text}\n3: [rank3]: {DEVICE}"}) == ("invalid_device", 3, None)
 
 
 def signal(file: int, line: int, time: float | None, rank: int | None = None) -> Signal:
@@ -178,6 +186,13 @@ def test_of_ends_that_a_node_noted_the_first_in_time_counts(tmp_path: Path) -> N
     """Also where a later one stands above it; those that were stopped afterwards are none."""
     files = {"n1.exit.json": ends((1, -9, 1.7e9 + 5), (2, -9, 1.7e9), (0, -15, 1.7e9 - 5)), "n1.rank0.log": LOST}
     assert first(tmp_path, files) == ("host_oom", 2, "n2")
+    nobodys = {"job.out": DEVICE, "n1.exit.json": ends((1, 1, 1.7e9 + 5), (2, 1, 1.7e9), (0, -15, 1.7e9 - 5))}
+    assert first(tmp_path / "nobodys", nobodys) == ("invalid_device", 2, "n2"), "it is of whoever ended first"
+
+
+def test_an_end_that_names_a_cause_is_that_of_its_own_rank(tmp_path: Path) -> None:
+    """Not of the one that ended first."""
+    assert first(tmp_path, {"n1.exit.json": ends((1, 1, 1.7e9), (2, -9, 1.7e9 + 5))}) == ("host_oom", 2, "n2")
 
 
 def run_folder(folder: Path, logs: dict[str, str]) -> Path:
@@ -336,6 +351,24 @@ def test_an_echo_is_a_finding_only_where_nothing_else_is(tmp_path: Path) -> None
     assert ids(of(tmp_path, {"a.rank1.log": "KeyError: 'labels'"})) == ["application_error"]
 
 
+def test_beside_an_echo_a_cause_that_only_fits_stands_alone(tmp_path: Path) -> None:
+    assert ids(of(tmp_path, {"a.log": f"{LOST}\nFailed to initialize NVML"})) == ["no_gpu"]
+
+
+def test_an_echo_that_names_its_own_rank_names_nobody(tmp_path: Path) -> None:
+    line = "[rank2]: This may indicate a possible application crash on rank 2 or a network set up issue."
+    (finding,) = of(tmp_path, {"a.log": line}).findings
+    assert (finding.id, "rank 2 went away" in finding.cause) == ("peer_died_first", False)
+    other = of(tmp_path, {"a.log": line.replace("rank 2 or", "rank 1 or")}).findings[0]
+    assert (other.rank, "rank 1 went away" in other.cause) == (1, True)
+
+
+def test_a_port_in_use_explains_that_others_do_not_reach_it(tmp_path: Path) -> None:
+    away = "[rank1]: torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (n1, 29400)."
+    assert ids(of(tmp_path, {"b.log": away})) == ["rendezvous_unreachable"]
+    assert ids(of(tmp_path, {"a.log": "[rank0]: bind: Address already in use"})) == ["port_in_use"]
+
+
 def test_a_special_cause_explains_the_general_one(tmp_path: Path) -> None:
     preempted = "slurmstepd: error: *** JOB 9 ON n1 CANCELLED AT 2025-02-04T03:05:00 DUE TO PREEMPTION ***"
     cancelled = "slurmstepd: error: *** STEP 9.0 ON n1 CANCELLED AT 2025-02-04T03:05:00 ***"
@@ -368,16 +401,11 @@ def test_a_bare_error_of_communication_abstains(tmp_path: Path) -> None:
 
 
 def test_a_message_that_names_no_class_but_hints_is_no_finding_alone(tmp_path: Path) -> None:
-    from allranks.diagnose.catalogue import CATALOGUE
-    from allranks.diagnose.catalogue.entry import HINTS
-
-    hints = [p for e in CATALOGUE.values() for p in e.patterns if p.weight <= HINTS]
-    case = Case(["a.log"], [FileScan(file=0, signals=[signal(0, 1, None)])])
-    case.signals[0].weight, case.signals[0].owner = HINTS, next(iter(CATALOGUE))
-    from allranks.diagnose.judge import judge
-
-    assert judge(case)[0] == []
-    assert hints is not None
+    """Nor does it hide that a process ended with an error of its own."""
+    hint = "misc/ibvwrap.cc:7 ibv_modify_qp failed"
+    assert ids(of(tmp_path, {"a.log": hint})) == []
+    ended = "srun: error: n2: task 5: Exited with exit code 1"
+    assert ids(of(tmp_path, {"a.log": f"{hint}\n{ended}"})) == ["application_error"]
 
 
 def test_lines_that_several_rules_match_are_counted_once(tmp_path: Path) -> None:
@@ -390,6 +418,9 @@ def test_a_warning_that_names_a_failure_is_no_harmless_one(tmp_path: Path) -> No
     assert (ids(found), found.benign) == (["invalid_device"], [])
     cloned = of(tmp_path, {"a.log": "RuntimeError: Failed to clone() tensor with name base.lora_A"})
     assert (ids(cloned), [b.id for b in cloned.benign]) == ([], ["clone_fallback"])
+    more = "Failed to clone() tensor with name base.lora_B\n" * 9 + "RuntimeError: Failed to clone() tensor with name x"
+    often = of(tmp_path, {"a.log": more})
+    assert (ids(often), often.benign[0].count) == ([], 10)
 
 
 def test_a_failure_that_names_a_step_is_no_progress(tmp_path: Path) -> None:
@@ -476,6 +507,12 @@ def test_frames_tell_what_the_rank_was_doing(tmp_path: Path, frame: str, kind: s
     found = of(tmp_path, {"a.log": "\n".join([watchdog(1), *lines, watchdog(0)])})
     assert kind in ids(found) or (kind == "dataloader_hang" and not last), ids(found)
     assert kind != "collective_hang" or ids(found) == [kind]
+
+
+def test_frames_at_the_end_of_a_log_that_was_cut_off_count(tmp_path: Path) -> None:
+    frame = '[rank{}]:   File "/code/x.py", line 3, in save_checkpoint'
+    lines = [watchdog(0), watchdog(1), *(frame.format(r) for r in (0, 1))]
+    assert ids(of(tmp_path, {"a.log": "\n".join(lines)}))[0] == "checkpoint_collective"
 
 
 @pytest.mark.parametrize(
@@ -580,6 +617,9 @@ def test_a_fallback_is_told_by_what_failed_before_it(tmp_path: Path) -> None:
     second = "n2:7:7 [0] NCCL INFO Using network Socket"
     assert ids(of(tmp_path, {"a.log": f"{asked}\n{none}\n{used}"})) == []  # one node, and nothing that broke
     assert ids(of(tmp_path, {"a.log": f"{none}\n{used}\n{second}"})) == []  # nobody asked for RDMA
+    other = asked.replace("NCCL_IB_HCA set by environment to mlx5_0", "NCCL_SOCKET_IFNAME set by environment to eth0")
+    assert ids(of(tmp_path, {"a.log": f"{other}\n{none}\n{used}\n{second}"})) == []  # nor so
+    assert ids(of(tmp_path, {"a.log": f"{asked}\n{used}\n{second}"})) == []  # nor did it say that it found none
     assert ids(of(tmp_path, {"a.log": f"{asked}\n{none}\n{used}\n{second}"})) == ["silent_socket_fallback"]
 
 

@@ -90,6 +90,8 @@ def test_what_the_ranks_were_not_meant_to_use() -> None:
     no_peer = seen("n2", SOCKET_LINES.replace("eno2", "eth0"))
     inside = judge({"n2": Expected(transport="Socket", interface="eth0", inside="NVLink")}, [no_peer])
     assert "joined by NVLink, but NCCL goes through host memory" in inside.findings[0].text
+    some = [Observed(host="n2", ways={"P2P": 3, "SHM": 1})]
+    assert judge({"n2": Expected(inside="NVLink")}, some).ok, "a channel of several may"
     through_host = seen("n1", IB_LINES.replace("/GDRDMA", ""))
     slow = judge({"n1": Expected(transport="InfiniBand")}, [through_host])
     assert slow.ok and "without GPUDirect" in slow.findings[0].text

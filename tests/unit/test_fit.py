@@ -6,17 +6,23 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.fit import require
 from allranks.fit.config import read
+from allranks.fit.device import capacity
+from allranks.fit.estimate import model_of
 from allranks.fit.known import KNOWN, known_config
-from allranks.fit.runtime import ENGINE_IMPORTS
+from allranks.fit.runtime import CUDA_CONTEXT, ENGINE_IMPORTS, NCCL
 from allranks.fit.shapes import shapes_of
-from allranks.fit.strategies import SHARING
+from allranks.fit.source import find
+from allranks.fit.strategies import SHARING, sharing
+from allranks.planning import make_plan
+from allranks.spec import parse_spec
 from allranks.train.strategies import REGISTRY
-from tests.unit.fit_specs import GIB, estimated, raw
+from tests.unit.fit_specs import GIB, estimated, facts, raw
 
 SEVEN_B = {"name": "mistralai/Mistral-7B-v0.1"}
 
@@ -148,8 +154,35 @@ def test_a_model_that_nothing_makes_fit_is_told_the_nearest_change() -> None:
     found = estimated(raw(model={"name": "meta-llama/Llama-3.1-405B"}), gpus=1)
     assert found.verdict == "too large"
     assert [r.fits for r in found.remedies] == [False]
-    with pytest.raises(EnvironmentNotAble, match="no change of the spec"):
+    lean = ("adapter.type=lora", "model.gradient_checkpointing=true")
+    with_lean = estimated(raw(model={"name": "meta-llama/Llama-3.1-405B"}), lean, gpus=1)
+    assert found.remedies[0].needed_bytes <= with_lean.needed_bytes < found.needed_bytes
+    with pytest.raises(EnvironmentNotAble, match=r"no change of the spec(.|\n)*which is still too much"):
         require(found)
+
+
+def test_a_change_that_takes_more_is_no_remedy() -> None:
+    """All that saves memory is set already; the other stages would only add."""
+    spec = raw(
+        model={**SEVEN_B, "gradient_checkpointing": True},
+        adapter={"type": "lora"},
+        train={"micro_batch_size": 1},
+        strategy={"name": "zero2"},
+        cluster={"device": "cpu"},
+    )
+    found = estimated(spec, memory_bytes=GIB)
+    assert (found.verdict, found.remedies) == ("too large", [])
+
+
+def test_a_smaller_micro_batch_keeps_the_global_batch() -> None:
+    spec = raw(
+        model=SEVEN_B,
+        adapter={"type": "lora"},
+        data={"source": "builtin:instructions", "max_length": 4096},
+        train={"micro_batch_size": 8, "grad_accum": 2},
+    )
+    smaller = estimated(spec, gpus=2).remedies[0]
+    assert smaller.settings == ["train.micro_batch_size=1", "train.grad_accum=16"]
 
 
 def test_close_to_the_limit_is_told_and_not_refused() -> None:
@@ -173,6 +206,107 @@ def test_gpus_that_are_elsewhere_are_not_known_unless_told() -> None:
     )  # those here are not those there
     told = estimated(raw(model=SEVEN_B, cluster={**cluster, "device_memory_gib": 40}))
     assert (told.verdict, told.capacity.bytes) == ("too large", 40 * GIB)
+
+
+def test_the_smallest_gpu_counts_and_ranks_on_one_share_it() -> None:
+    shared = raw(cluster={"procs_per_node": 3, "backend": "gloo"})
+    found = estimated(shared, gpus=2).capacity
+    assert (found.bytes, "shared by 2 ranks" in found.source) == (40 * GIB, True)
+    spec, uneven = parse_spec(raw()), facts(gpus=2)
+    smaller = msgspec.structs.replace(uneven.gpus[1], name="small", memory_bytes=24 * GIB)
+    uneven = msgspec.structs.replace(uneven, gpus=[uneven.gpus[0], smaller])
+    least = capacity(spec, make_plan(spec, uneven), uneven)
+    assert (least.device, least.bytes) == ("small", 24 * GIB)
+
+
+def test_what_a_gpu_holds_beside_tensors() -> None:
+    def fixed(ranks: int) -> set[int]:
+        found = estimated(raw(cluster={"procs_per_node": ranks}), gpus=2)
+        return {moment.parts["runtime"] for moment in found.moments}
+
+    assert fixed(1) == {CUDA_CONTEXT}
+    assert fixed(2) == {CUDA_CONTEXT + NCCL}
+
+
+def test_what_is_kept_on_the_host_is_not_on_the_device() -> None:
+    def kept(offload: str, device: str) -> tuple[bool, float]:
+        """Whether weights are there at the update, and bytes of state for each trained parameter of this rank."""
+        strategy = {"name": "pytorch_zero3", "offload": offload}
+        found = estimated(raw(strategy=strategy, cluster={"device": device, "procs_per_node": 2}), gpus=2)
+        parts, element = found.moments[-1].parts, 4 if device == "cpu" else 2
+        return "weights" in parts, parts.get("optimizer_state", 0) * 2 / found.parameters_trained / element
+
+    assert kept("none", "cuda") == (True, pytest.approx(2, rel=1e-3))
+    assert kept("optimizer", "cuda") == (True, 0)
+    assert kept("all", "cuda") == (False, 0)
+    assert kept("all", "cpu") == (True, pytest.approx(2, rel=1e-3))
+    assert kept("optimizer", "cpu") == (True, pytest.approx(3, rel=1e-3)), "the optimizer's copy of the weights"
+
+
+def test_small_adapters_stay_whole_under_fsdp() -> None:
+    def adapters(model: dict[str, Any]) -> float:
+        strategy = {"name": "pytorch_zero3"}
+        found = estimated(raw(model=model, adapter={"type": "lora"}, strategy=strategy), gpus=2)
+        return found.moments[-1].parts["adapters"] / (4 * found.parameters_trained)
+
+    small = raw()["model"]
+    assert adapters(small) == 1
+    assert adapters(SEVEN_B) == 1, "a tenth of the base"
+    assert adapters({**small, "config": {**small["config"], "hidden_size": 4096, "num_hidden_layers": 60}}) == 0.5
+
+
+def test_the_last_block_of_backward_under_zero3_has_no_next_one() -> None:
+    spec = parse_spec(raw(strategy={"name": "zero3"}))
+    config = find(spec).config
+    assert config is not None
+    model = model_of(spec, make_plan(spec, facts()), config)
+    shares = sharing("zero3", model, {})
+    assert shares is not None
+    block, rest = model.bytes_of(model.blocks[0]), model.bytes_of(model.rest)
+    assert [shares.in_backward(at)["gathered_weights"] - rest for at in (2, 1, 0)] == [2 * block, 2 * block, block]
+
+
+def test_the_trainers_buckets_are_there_only_with_several_ranks() -> None:
+    def buckets(ranks: int) -> bool:
+        spec = raw(strategy={"name": "hf_trainer"}, cluster={"procs_per_node": ranks})
+        return any("communication" in moment.parts for moment in estimated(spec, gpus=2).moments)
+
+    assert (buckets(1), buckets(2)) == (False, True)
+
+
+def test_a_temporary_of_torchs_adam_under_deepspeed() -> None:
+    def temporary(**params: Any) -> bool:
+        config = {"optimizer": {"type": "AdamW", "params": params}}
+        spec = raw(strategy={"name": "deepspeed_zero2", "config": config})
+        return "optimizer_temporaries" in estimated(spec, gpus=2).moments[-1].parts
+
+    assert temporary(torch_adam=True)
+    assert not temporary(torch_adam=True, fused=True)
+    assert not temporary()
+
+
+def test_a_bucket_of_deepspeeds_is_as_large_as_its_configuration_says_in_numbers() -> None:
+    def bucket(size: Any) -> int:
+        strategy = {"name": "deepspeed_zero2", "config": {"zero_optimization": {"reduce_bucket_size": size}}}
+        return estimated(raw(strategy=strategy), gpus=2).moments[-1].parts["communication"]
+
+    assert bucket(1000) == 2 * 1000
+    assert bucket("auto") == bucket(True) > 2 * 1000, "what is no number is left to DeepSpeed"
+
+
+def test_rows_packed_apart_bring_a_mask_and_keys_for_every_head() -> None:
+    def kept(packing: str) -> int:
+        found = estimated(raw(data={"source": "builtin:instructions", "max_length": 128, "packing": packing}))
+        return next(m for m in found.moments if m.name == "loss").parts["activations"]
+
+    layers, rows, length, heads, groups, size = 3, 1, 128, 8, 2, 8
+    mask, keys = rows * length * length * 4, rows * length * 2 * (heads - groups) * size * 4
+    assert kept("isolated") - kept("wrapped") == layers * (mask + keys)
+
+
+def test_what_compiling_changes_is_not_known_and_said() -> None:
+    assert not estimated(raw()).notes
+    assert "compile" in estimated(raw(model={**raw()["model"], "compile": True})).notes[0]
 
 
 @pytest.mark.parametrize(
@@ -231,6 +365,8 @@ def test_a_family_that_is_not_known_is_told_and_not_refused(tmp_path: Path) -> N
     found = estimated(raw(model={"name": str(tmp_path)}), memory_bytes=1)
     assert (found.verdict, found.refused) == ("not known", False)
     assert "mamba" in str(found.unknown)
+    (tmp_path / "config.json").write_text('{"model_type": "llamma"}')
+    assert "did you mean llama?" in str(estimated(raw(model={"name": str(tmp_path)})).unknown)
 
 
 def test_the_config_in_the_cache_comes_before_the_table(tmp_path: Path) -> None:

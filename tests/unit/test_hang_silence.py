@@ -102,6 +102,9 @@ def test_ranks_that_are_done_and_those_that_wait_for_one_that_died_raise_none(tm
     alarm = alarm_at(watched, 99.0)
     assert alarm is not None
     assert alarm.rank == 1
+    alone = watch_of(tmp_path / "alone")
+    pulse_of(alone, 0, "done")
+    assert [alarm_at(alone, later_s) for later_s in (99.0, 199.0)] == [None, None]
 
 
 def test_of_the_time_in_which_the_agent_itself_stood_still_nobodys_silence_counts(

@@ -99,6 +99,7 @@ def test_a_row_is_the_same_in_every_batch() -> None:
         (spec_of(data={"source": "builtin:news"}), "builtin:noise"),
         (spec_of(adapter={"type": "lora"}), "trained whole"),
         (spec_of(model={"gradient_checkpointing": True}), "compute again"),
+        (spec_of(eval={"source": "builtin:news"}), "noise of its own"),
         ({"model": {"name": "tiny:bert"}, "data": {"source": "builtin:noise"}}, "is for mlp: models"),
     ],
 )

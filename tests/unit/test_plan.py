@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from allranks.envpolicy import environment
+from allranks.envpolicy import EnvVar, environment
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.facts import Gpu, MachineFacts
 from allranks.planning import LaunchPlan, make_plan
+from allranks.redact import HIDDEN
 from allranks.slurm.timelimit import seconds_of
 from allranks.spec import parse_spec
 
@@ -54,6 +55,36 @@ def test_threads_never_reach_zero_and_crowding_is_noted() -> None:
     made = plan(["cluster.procs_per_node=4"], cpus=2)
     assert environment(made.environment)["OMP_NUM_THREADS"] == "1"
     assert "4 ranks share 2 cores" in made.warnings[0]
+    assert not plan(["cluster.procs_per_node=4", "cluster.launcher=slurm"], cpus=2).warnings, "nodes are no login node"
+
+
+def test_threads_of_a_slurm_job_are_those_it_asks_for() -> None:
+    slurm = ["cluster.launcher=slurm", "cluster.procs_per_node=4"]
+    asked = plan([*slurm, "cluster.slurm.cpus_per_task=16"], cpus=2)
+    assert environment(asked.environment)["OMP_NUM_THREADS"] == "4"
+    open_ = next(e for e in plan(slurm).environment if e.name == "OMP_NUM_THREADS")
+    assert (open_.value, open_.source) == (None, "nodes")
+
+
+def test_a_gpu_of_gres_is_one_too() -> None:
+    assert plan(["cluster.launcher=slurm", "cluster.slurm.gres=gpu:8"]).device == "cuda"
+    assert plan(["cluster.launcher=slurm"], gpus=8).device == "cpu", "those here are not those there"
+
+
+def test_deepspeed_on_the_cpu_is_told_so() -> None:
+    def told(*sets: str, **there: int) -> str | None:
+        return environment(plan(list(sets), **there).environment).get("DS_ACCELERATOR")
+
+    assert told("strategy.name=deepspeed_zero1") == "cpu"
+    assert told("strategy.name=deepspeed_zero1", gpus=2) is None
+    assert told() is None
+
+
+def test_where_hosts_meet() -> None:
+    hosts = ["cluster.launcher=hosts", "cluster.nodes=2", "cluster.hosts=[n1, n2]"]
+    assert plan(hosts).rendezvous == "n1, port from the name of the run"
+    own = [*hosts, "cluster.rendezvous.address=10.0.0.1", "cluster.rendezvous.port=29500"]
+    assert plan(own).rendezvous == "10.0.0.1, port 29500"
 
 
 def test_the_user_wins_and_is_shown() -> None:
@@ -63,6 +94,9 @@ def test_the_user_wins_and_is_shown() -> None:
     assert by_name["OMP_NUM_THREADS"].source == "user"
     assert "would have set 4" in by_name["OMP_NUM_THREADS"].reason
     assert by_name["FOO"].value == "bar"
+    hidden = environment([*made.environment, EnvVar(name="A_TOKEN", value=HIDDEN, reason="a file hides it")])
+    assert hidden["FOO"] == "bar"
+    assert "A_TOKEN" not in hidden, "whoever starts has it"
 
 
 def test_every_variable_has_a_reason() -> None:
@@ -75,6 +109,8 @@ def test_batch_arithmetic() -> None:
     assert (made.batch.grad_accum, made.batch.global_batch_size) == (4, 16)
     with pytest.raises(SpecError, match=r"not divisible.*the nearest that are 8 and 12"):
         plan(["train.global_batch_size=10", "train.micro_batch_size=2"])
+    with pytest.raises(SpecError, match=r"the nearest that is 4$"):
+        plan(["train.global_batch_size=3", "train.micro_batch_size=2"])
 
 
 def test_single_wants_one_process() -> None:

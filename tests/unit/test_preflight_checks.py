@@ -80,6 +80,8 @@ def test_an_import_that_fails() -> None:
     broken = {"torch": Import(seconds=1.0), "peft": Import(seconds=0.1, error="ImportError: no X")}
     check = only(three(node(3, imports=broken)), "n3.imports")
     assert check.found == "FAILED(peft)" and "no X" in check.cure
+    gone = node(3, packages={**node(3).packages, "peft": Package(version=None, origin=None)}, imports=broken)
+    assert only(three(gone), "n3.pkgs").found == "MISSING(peft)", "said once"
 
 
 def test_project_and_data_missing_or_of_other_content() -> None:
@@ -100,6 +102,12 @@ def test_a_users_own_program_is_part_of_the_project() -> None:
     ]
     wish = replace(WISH, folders=[*WISH.folders, Folder(role="script", path="/home/u/own.py")])
     assert only(replace(survey(*probes), wish=wish), "n2.proj").found == "MISSING(/home/u/own.py)"
+    without = [in_folder(p, "project", exists=p.host != "n1") for p in probes]
+    bad = failures(replace(survey(*without), wish=wish))
+    assert {key: check.found.partition("(")[0] for key, check in bad.items()} == {
+        "n1.proj": "MISSING",
+        "n2.proj": "MISSING",
+    }
 
 
 def test_the_launcher_settles_a_draw_of_two_nodes() -> None:
@@ -148,6 +156,7 @@ def test_the_port_counts_on_the_first_node_only() -> None:
 def test_a_clock_that_is_90_s_off() -> None:
     assert only(three(node(3, clock=1090.0)), "n3.clock").found == "WRONG(+90.0s)"
     assert only(survey(node(1), node(2, clock=910.0)), "n2.clock").found == "WRONG(-90.0s)"
+    assert not failures(survey(node(1, clock=1001.5), node(2, clock=1001.5), node(3, clock=999.0))), "each within 2 s"
     launcher_wrong = survey(node(1, clock=1090.0), node(2, clock=1090.1), node(3, clock=1000.0))
     assert list(failures(launcher_wrong)) == ["n3.clock"]
 
@@ -163,6 +172,8 @@ def test_shared_memory_and_open_files() -> None:
 def test_more_threads_than_cores() -> None:
     check = only(three(node(3, cpus=4)), "n3.threads")
     assert check.found == "MANY(2x4/4)" and "OMP_NUM_THREADS=2" in check.cure
+    alone = replace(three(node(3)), need=Need(procs_per_node=16, threads=1))
+    assert not failures(alone), "fewer than one thread a rank there cannot be"
 
 
 def test_unreached_peers_blame_the_one_that_nobody_reaches() -> None:
@@ -174,6 +185,8 @@ def test_unreached_peers_blame_the_one_that_nobody_reaches() -> None:
     assert only(replace(base, reach=alone), "n3.reach").found == "UNREACHABLE(n1,n2)"
     pair = {"n1": cut("n1", "n2"), "n2": cut("n2"), "n3": cut("n3")}
     assert only(replace(base, reach=pair), "n1.reach").found == "UNREACHABLE(n2)"
+    two = replace(survey(node(1), node(2)), reach={"n1": cut("n1", "n2"), "n2": cut("n2")})
+    assert only(two, "n1.reach").found == "UNREACHABLE(n2)", "of two, who does not reach says so"
     mute = {"n1": cut("n1"), "n2": cut("n2")}
     assert only(replace(base, reach=mute), "n3.reach").found == "NO-ANSWER"
 
@@ -181,7 +194,7 @@ def test_unreached_peers_blame_the_one_that_nobody_reaches() -> None:
 def test_no_network_names_the_node_without_one() -> None:
     lonely = node(3, interfaces=[interface("eth0", "10.0.0.3", up=False)])
     found = survey(node(1), node(2))
-    found = replace(found, probes=[*found.probes, lonely], network=None, network_error="n3: no IPv4 ...", reach=None)
+    found = replace(found, probes=[*found.probes, lonely], network=None, network_error="n1, n2, not n3", reach=None)
     assert list(failures(found)) == ["n3.net"]
     assert failures(found)["n3.net"].found == "NONE(eth0-down)"
 
@@ -193,6 +206,9 @@ def test_gpus_too_few_broken_or_different() -> None:
     assert only(survey(good, node(2), **need), "n2.gpus").found == "FEW(0)"
     assert only(survey(good, node(2, gpus=[{**h100, "ecc_errors": "2"}]), **need), "n2.gpus").found == "ECC(0)"
     assert not failures(survey(good, node(2, gpus=[{**h100, "ecc_errors": "[N/A]"}]), **need))
+    for need_of, blocks in ((need, True), ({}, False)):
+        check = only(survey(good, node(2, gpus=[{**h100, "ecc_errors": "2"}]), **need_of), "n2.gpus")
+        assert check.blocks is blocks, "ranks on the CPU do not need it"
     assert only(survey(good, node(2, gpus=[{**h100, "driver": "550.2"}]), **need), "n2.gpus").found.startswith("DIFF")
     assert only(survey(good, node(2, gpu_error="no answer"), **need), "n2.gpus").found == "DRIVER"
 
@@ -263,6 +279,8 @@ def test_a_node_whose_gpu_or_memory_is_too_small_for_a_rank() -> None:
     assert (check.found, check.blocks) == ("CLOSE(42GiB/40GiB)", False)
     shared = msgspec.structs.replace(need, procs_per_node=4, rank_memory_bytes=30 * GIB)
     assert "n2.memory" in failures(survey(large, small, need=shared)), "two ranks share a GPU"
+    uneven = node(1, gpus=[gpu, {**gpu, "memory_mb": "40960"}])
+    assert failures(survey(uneven, need=need))["n1.memory"].found == "SMALL(60GiB/40GiB)", "the smallest counts"
     unknown = [{**gpu, "memory_mb": "[N/A]"}] * 2
     assert not any(c.name == "memory" for r in judge(survey(node(1, gpus=unknown), need=need)) for c in r.checks)
     host = Need(procs_per_node=2, threads=4, rank_memory_bytes=9 * GIB)

@@ -24,6 +24,7 @@ from allranks.preflight.wish import make_wish, nonces
 from allranks.spec.records import DataSpec, RunSpec
 
 PREFLIGHT = Path(probe.__file__).parent
+replace = msgspec.structs.replace
 
 
 def ask(wish: dict, **env: str) -> dict:
@@ -261,6 +262,9 @@ def test_the_slow_pair_and_the_slow_node_are_named() -> None:
     some = [*alike, pair(1, 4, 0.3), pair(2, 4, 0.2), pair(3, 4, 0.01)]
     assert blamed(some, slow_pairs(some)) is None, "n4 is well with n3"
     assert slow_pairs([pair(1, 2, 1.0)]) == []
+    two = [replace(p, host_a=f"n{p.a // 2}", host_b=f"n{p.b // 2}") for p in (pair(0, 1, 0.001), pair(2, 3, 0.001))]
+    two += [replace(pair(a, b, 0.01), host_a="n0", host_b="n1") for a in (0, 1) for b in (2, 3)]
+    assert slow_pairs(two) == [], "between nodes it is slower than within one"
 
 
 def test_gpus_as_the_driver_lists_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

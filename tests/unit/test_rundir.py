@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from allranks.rundir import RunDir, create_run, find_run, read_json, write_json
 
 
 def test_second_run_of_the_same_name_and_second_gets_its_own_folder(tmp_path: Path) -> None:
-    a, b, c = (create_run(tmp_path, "x", now=1e9) for _ in range(3))
-    assert len({a.root, b.root, c.root}) == 3
+    a, b = (create_run(tmp_path, "x", now=1e9) for _ in range(2))
+    (tmp_path / f"{a.name}-3").write_text("a file is in the way, too")
+    c = create_run(tmp_path, "x", now=1e9)
+    assert [run.name for run in (b, c)] == [f"{a.name}-2", f"{a.name}-4"]
     assert all(run.logs.is_dir() for run in (a, b, c))
 
 
@@ -35,6 +38,37 @@ def test_finding_runs(tmp_path: Path) -> None:
         find_run("alpha", tmp_path)
     with pytest.raises(RunNotFound, match="did you mean beta-1"):
         find_run("betta-1", tmp_path)
+    (tmp_path / "alpha-10").mkdir()
+    (tmp_path / "alpha-10" / "spec.yaml").write_text("{}")
+    assert find_run("alpha-1", tmp_path).name == "alpha-1", "a whole name counts before a beginning"
+    with pytest.raises(RunNotFound):
+        find_run("x" * 300, tmp_path)  # longer than a file's name can be
+
+
+def test_the_latest_is_the_one_made_last_whatever_its_name(tmp_path: Path) -> None:
+    for age, name in enumerate(("alpha", "beta")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "spec.yaml").write_text("{}")
+        os.utime(tmp_path / name / "spec.yaml", (1e9 - age, 1e9 - age))
+    assert find_run("latest", tmp_path).name == "alpha"
+
+
+def test_only_what_is_named_as_the_program_names_it_counts(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for name in ("step-9", "step-10", "step-11.tmp"):
+        run.checkpoint(0).with_name(name).mkdir(parents=True)
+    run.logs_of(1).mkdir(parents=True)
+    for name in ("n1.rank0.log", "n1.rankx.log", "n1.agent.log"):
+        (run.logs_of(1) / name).write_text("")
+    assert run.checkpoint_steps() == [9, 10]
+    assert list(run.rank_logs(1)) == [0]
+
+
+def test_what_could_not_be_put_in_place_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "x.json").mkdir()
+    with pytest.raises(OSError, match=r"x\.json"):
+        write_json(tmp_path / "x.json", {})
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
 
 
 def test_json_has_no_nan(tmp_path: Path) -> None:
@@ -68,6 +102,20 @@ def test_tail_gives_whole_lines_once(tmp_path: Path) -> None:
         file.write(b'"step","time":1,"step":2}\n')
     assert [e["step"] for e in tail.new()] == [2]
     assert tail.new() == []
+
+
+def test_tail_gives_the_ranks_lines_in_order_of_time_and_can_begin_at_the_end(tmp_path: Path) -> None:
+    run, events = RunDir(tmp_path), {0: (3.0, 1.0), 1: (2.0,)}
+    run.events.mkdir()
+    for rank, times in events.items():
+        lines = [f'{{"event": "step", "time": {time}}}\n' for time in times]
+        run.events_of(rank).write_text("".join(lines))
+    assert [e["time"] for e in Tail(run).new()] == [1.0, 2.0, 3.0]
+    tail = Tail(run)
+    tail.skip_existing()
+    with run.events_of(1).open("a") as file:
+        file.write('{"event": "step", "time": 9.0}\n')
+    assert [e["time"] for e in tail.new()] == [9.0]
 
 
 def test_secrets_are_hidden() -> None:

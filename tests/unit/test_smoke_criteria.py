@@ -398,6 +398,13 @@ def test_where_a_test_can_be_run() -> None:
         chosen(["2_ddp"])
 
 
+@pytest.mark.parametrize(("cpus", "slow"), [(2, True), (4096, False)])
+def test_what_would_take_cpus_too_long_is_made_smaller_and_says_so(cpus: int, slow: bool) -> None:
+    machine = msgspec.structs.replace(facts(cpus=cpus), memory_bytes=2**42)
+    ready = rung(BY_NAME["02_ddp"], Wanted(sets=("cluster.device=cpu",)), machine)
+    assert ("would take these cores about" in " ".join(ready.scaled)) == slow, ready.scaled
+
+
 def test_the_last_word_on_the_device_counts() -> None:
     wanted = Wanted(place="slurm", sets=("cluster.device=cpu", "cluster.device=cuda"))
     assert wanted.gpu(facts())

@@ -63,6 +63,8 @@ def test_all_unknown_keys_are_listed_at_once() -> None:
         ("train.lr=1e999", "train.lr"),
         ("train.weight_decay=.nan", "train.weight_decay"),
         ("train=3", "train"),
+        ("cluster.env.X=true", "cluster.env[...]"),
+        ("model.config.sizes=[1, .nan]", "model.config.sizes[1]"),
     ],
 )
 def test_wrong_type_names_the_key(item: str, key: str) -> None:
@@ -110,6 +112,19 @@ def test_numbers_in_env_become_texts() -> None:
         (["strategy.bucket=1"], "strategy.bucket"),
         (["strategy.bucket_mb=x"], "is no float"),
         (["script.path=a.py"], "script replaces"),
+        (["cluster.launcher=hosts", "cluster.nodes=2", "cluster.hosts=[n1]"], "names 1 hosts, cluster.nodes says 2"),
+        (["train.lr=1", "train.lr.x=3"], "train.lr is a value, not a section"),
+        (["adapter.type=lora", "adapter.target_parameters=[w]", "adapter.dropout=0.1"], "adapter.dropout is 0.1"),
+        (["strategy.name=pytorch_zero3", "strategy.adapters=ignored"], "adapter.type is none"),
+        (
+            [
+                "strategy.name=pytorch_zero3",
+                "strategy.adapters=ignored",
+                "strategy.offload=optimizer",
+                "adapter.type=lora",
+            ],
+            "has nothing to keep on the host",
+        ),
     ],
 )
 def test_values_that_contradict_each_other(items: list[str], words: str) -> None:
@@ -169,8 +184,13 @@ def test_schema_agrees_with_the_parser() -> None:
     jsonschema.Draft202012Validator.check_schema(schema)
     check = jsonschema.Draft202012Validator(schema)
     check.validate(spec_to_dict(parse_spec(MINIMAL)))
-    for bad in ({**MINIMAL, "trian": {}}, {**MINIMAL, "train": {"lr": "x"}}, {**MINIMAL, "strategy": {"name": "nope"}}):
-        assert not check.is_valid(bad)
+    for bad in (
+        {"trian": {}},
+        {"train": {"lr": "x"}},
+        {"strategy": {"name": "nope"}},
+        {"strategy": {"name": "zero2", "bucket": 3}},
+    ):
+        assert not check.is_valid({**MINIMAL, **bad}), bad
 
 
 @pytest.mark.parametrize("path", sorted((REPO / "examples").rglob("*.yaml")), ids=lambda p: p.name)

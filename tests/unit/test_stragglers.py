@@ -97,3 +97,17 @@ def test_events_without_own_time_or_of_one_rank_say_nothing() -> None:
     assert of_run(old) is None
     listener = Stragglers()
     assert [t for e in old[0] + old[1] for t in listener.take(e)] == []
+
+
+def said(ranks: dict[int, list[dict[str, Any]]], listener: Stragglers) -> list[str]:
+    return [text for moment in zip(*ranks.values(), strict=True) for event in moment for text in listener.take(event)]
+
+
+def test_warm_up_and_an_attempt_before_do_not_count() -> None:
+    """A rank that was slow until the run was started again, which goes on after step 24."""
+    ranks = {r: events(r, 0.1) for r in range(3)}
+    slow = ranks | {1: events(1, 0.4)}
+    listener = Stragglers()
+    assert said({r: own[:25] for r, own in slow.items()}, listener) == []  # 24 steps, of which 5 are warm-up
+    assert said({r: [own[0], *own[25:44]] for r, own in ranks.items()}, listener) == []
+    assert len(said(slow, Stragglers())) == 1

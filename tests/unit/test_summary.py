@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from allranks.launch.blame import RankEnd, find_culprit, is_echo
-from allranks.observe.summary import mfu, of_last_story, quantile, summarize
+from allranks.observe.experts import expert_load
+from allranks.observe.loggers import forward_event
+from allranks.observe.summary import mfu, of_last_story, quantile, step_times, summarize, wall_time
+from allranks.observe.telemetry import _Rates
 from allranks.planning import make_plan
 from allranks.spec import parse_spec
 from allranks.spec.records import TrainSpec
@@ -70,6 +74,11 @@ def test_logging_seldom_changes_no_total() -> None:
         assert a[key] == pytest.approx(b[key]), key
 
 
+def test_of_steps_that_are_logged_together_those_of_warm_up_are_left_out() -> None:
+    together = [{"step": 4, "step_times_s": [9.0] * 4}, {"step": 8, "step_times_s": [9.0, 1.0, 2.0, 3.0]}]
+    assert step_times(together, 5) == [1.0, 2.0, 3.0]
+
+
 def test_short_runs_have_no_speed() -> None:
     m = summarize("x", SPEC, PLAN, {0: [step(n, 1.0, 10) for n in range(1, 6)]}, "succeeded")
     assert m["tokens_per_s"] is None
@@ -96,6 +105,58 @@ def test_mfu_counts_lora_at_four_flops() -> None:
     model = {"device": "NVIDIA H100 80GB HBM3", "parameters": 7e9, "parameters_trained": 0}
     assert mfu(8 * 24824, SPEC, model, plan) == pytest.approx(24824 * 4 * 7e9 / 989e12)
     assert mfu(1.0, SPEC, {**model, "device": "cpu"}, plan) is None
+
+
+def test_the_peak_is_that_of_the_very_gpu() -> None:
+    plan = make_plan(SPEC, facts(gpus=8))
+    model = {"device": "NVIDIA H100 PCIe", "parameters": 7e9, "parameters_trained": 7e9}
+    assert mfu(8 * 1000, SPEC, model, plan) == pytest.approx(1000 * 6 * 7e9 / 756e12)
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["rank 0 starts first", "rank 1 starts first"])
+@pytest.mark.parametrize("resumed_from", [5, None], ids=["resumed", "from the beginning"])
+def test_wall_time_leaves_out_what_lies_between_attempts(first: int, resumed_from: int | None) -> None:
+    def story(rank: int) -> list[dict[str, Any]]:
+        told: list[dict[str, Any]] = []
+        for number, begun, resumed in ((1, 0.0, None), (2, 1000.0, resumed_from)):
+            start = {"event": "start", "attempt": number, "resumed_from": resumed}
+            told += [{**start, "time": begun + (rank != first)}, {"event": "phase", "time": begun + 10}]
+        return [{"rank": rank, **e} for e in told]
+
+    assert wall_time({rank: story(rank) for rank in (0, 1)}) == 20.0
+    assert wall_time({}) is None
+
+
+def test_loads_of_experts_are_added_up_over_the_steps() -> None:
+    story = [{"event": "experts", "step": s, "layers": {"1": c}} for s, c in enumerate(([6, 0], [0, 2]))]
+    load = expert_load(story)
+    assert load is not None
+    assert (load["min"], load["max"], load["layers"][0]["unused"]) == (0.25, 0.75, 0)
+    assert expert_load([]) is None
+
+
+def test_loggers_get_the_numbers_of_steps_and_evaluations_apart() -> None:
+    class Kept:
+        def __init__(self) -> None:
+            self.rows: list[tuple[int, dict[str, float]]] = []
+
+        def log(self, step: int, values: dict[str, float]) -> None:
+            self.rows.append((step, values))
+
+        def close(self) -> None: ...
+
+    kept = Kept()
+    for kind in ("step", "eval", "phase"):
+        forward_event([kept], kind, {"step": 3, "loss": 2, "lr": None, "name": "x"})
+    assert kept.rows == [(3, {"train/loss": 2.0}), (3, {"eval/loss": 2.0})]
+
+
+def test_loopback_is_no_traffic_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    nic = SimpleNamespace(bytes_recv=5, bytes_sent=7)
+    monkeypatch.setattr("psutil.net_io_counters", lambda pernic: {"lo": nic, "eth0": nic, "eth1": nic})
+    found = _Rates._counters()
+    names = ("net_received_bytes_per_s", "net_sent_bytes_per_s", "loopback_bytes_per_s")
+    assert [found[name] for name in names] == [10, 14, 7]
 
 
 def test_quantile() -> None:

@@ -10,7 +10,7 @@ from allranks.errors import RequestError
 from allranks.topo.advise import advise
 from allranks.topo.groups import nvlink_mesh
 from allranks.topo.parse import parse
-from allranks.topo.records import Device, Topology
+from allranks.topo.records import Device, Topology, distance
 from tests.conftest import shared
 from tests.unit import topo_texts as texts
 
@@ -101,6 +101,8 @@ def test_an_empty_cell_between_columns_padded_with_spaces() -> None:
     )
     found = parse("\n".join("".join(f"{cell:<16}" for cell in row) for row in rows))
     assert [(g.cpus, g.numa) for g in found.gpus] == [(None, 1), ("0-7", None)]
+    tabs = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\tX\tNODE\t\t1\nGPU1\tNODE\tX\t0-7\t\n"
+    assert [(g.cpus, g.numa) for g in parse(tabs).gpus] == [(None, 1), ("0-7", None)]
 
 
 def test_escape_codes_around_any_word() -> None:
@@ -241,12 +243,18 @@ def test_headers_and_cells_that_cannot_be() -> None:
     assert any("CPU Affinity of GPU0 is no list of numbers" in item.why for item in odd.unread)
     extra = parse("\tGPU0\tGPU1\nGPU0\tX\tNV1\nGPU1\tNV1\tX\nGPU2\tSYS\tSYS\n")
     assert any("rows without a column of that name" in item.why for item in extra.unread)
+    shifted = parse("\tGPU0\tGPU1\nGPU0\tX\tNV1\nGPU1\tNV1\tX\nGPU2\tX\tSYS\n")
+    assert types(shifted) == [("GPU0", "GPU1", "NV1")] and "not in its own column" in shifted.unread[0].why
+    none = parse("\tGPU0\tGPU1\tGPU2\tCPU Affinity\nGPU0\tX\tN/A\tSYS\t0-7\n")
+    assert types(none) == [("GPU0", "GPU2", "SYS")], "one cell that is no type, in a row that is whole"
 
 
 def test_spelt_out_tabs_and_legends() -> None:
     told = parse(texts.SPELT_OUT)
     assert told.gpus[1].cpus == "0-7" and told.unread == []
     assert parse(texts.SEED_L4).meaning == {}
+    known = texts.BARE.replace("NV1", "SYS") + "\nLegend:\n\n  SYS  = Connection traversing PCIe\n"
+    assert parse(known).meaning == {}, "only what is not known here"
 
 
 def test_numbers_of_several_numa_nodes_and_lists_with_blanks() -> None:
@@ -255,6 +263,10 @@ def test_numbers_of_several_numa_nodes_and_lists_with_blanks() -> None:
     assert [(g.cpus, g.numa) for g in found.gpus] == [("0-7,16-23", 0), ("8-15", 1)]
     short = parse("\tGPU0\tGPU1\tGPU2\tCPU Affinity\nGPU0\tX\t0-7\nGPU1\tNV1\tX\tNV1\t0-7\nGPU2\tNV1\tNV1\tX\t0-7\n")
     assert short.gpus[0].cpus == "0-7" and any("ends after 1 of 3" in item.why for item in short.unread)
+
+
+def test_types_in_order_of_their_distance() -> None:
+    assert sorted(("new", "SYS", "PIX", "NV4", "C2C"), key=distance) == ["NV4", "C2C", "PIX", "SYS", "new"]
 
 
 def test_the_nearest_card_whatever_its_place_in_the_list() -> None:

@@ -139,7 +139,7 @@ def _way(kind: str, rest: str) -> str:
     """``NET/IB/0/GDRDMA`` -> ``NET/IB/GDRDMA``: the number of the device says nothing here."""
     if kind != "NET":
         return kind
-    parts = [part for part in rest.split("/") if part and not part.isdigit()]
+    parts = [part for part in rest.split("/") if part]
     direct = [part for part in parts if part.startswith("GDRDMA")]
     name = parts[0].split("(")[0] if parts else "?"
     return "/".join(["NET", name, *(["GDRDMA"] if direct else [])])

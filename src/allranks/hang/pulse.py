@@ -17,7 +17,7 @@ import msgspec
 VARIABLE = "ALLRANKS_PULSE"  # for each local rank PAGE:STACKS, by comma
 SIZE = 1 << 16
 _COUNT = struct.Struct("<qq")  # the same number twice; unlike while the rank writes
-_BEAT = struct.Struct("<qdqdi20s20s")  # beats, when, step, longest gap, pid, phase, part
+_BEAT = struct.Struct("<qdqdi20s20s")  # beats, when, step, longest gap, pid, phase, part (longer ones are cut)
 _LIVE = struct.Struct("<di")  # when the rank's own thread last ran, and the length of the text that follows
 _COUNT_AT, _BEAT_AT, _LIVE_AT, _ASKED_AT, _TEXT_AT = 0, 16, 512, 1024, 1032
 _TRAINING = b"train"
@@ -68,7 +68,7 @@ class Page:
         beats, at, step, longest, pid, phase, part = values
         alive_at, size = _LIVE.unpack_from(self._map, _LIVE_AT)
         try:
-            found = json.loads(self._map[_TEXT_AT : _TEXT_AT + size]) if 0 < size < SIZE - _TEXT_AT else {}
+            found = json.loads(self._map[_TEXT_AT : _TEXT_AT + size]) if size > 0 else {}
         except ValueError:  # half written
             found = {}
         return Beat(
@@ -128,7 +128,7 @@ class Pulse:
     def phase(self, name: str) -> None:
         """A phase of the run begins: ``start``, ``prepare``, ``build``, ``prove``, ``train``, ``evaluate``, ``save``, ``done``.
         Training begins with a first step, which compiles kernels and fills caches."""
-        self._phase = (FIRST_STEP if name == TRAIN and not self._steps else name).encode()[:20]
+        self._phase = (FIRST_STEP if name == TRAIN and not self._steps else name).encode()
         self._part = b""
         self.beat()
 
@@ -142,7 +142,7 @@ class Pulse:
 
     def part(self, name: str) -> None:
         """A part of a step begins."""
-        self._part = name.encode()[:20]
+        self._part = name.encode()
         self.beat()
 
     def beat(self) -> None:

@@ -56,7 +56,7 @@ def _jobs(path: Path) -> tuple[list[Job], list[tuple[int | None, str]]]:
             raise NotReadable("no line of this environment file is NAME=value")
     else:
         reading = Reading()
-        reading.read(Source(opened.text.replace("\r\n", " \n")))
+        reading.read(Source(opened.text))
     jobs = [Job(opened.text, opened.kind, reading)]
     for script in reading.submitted:
         inner = Reading()

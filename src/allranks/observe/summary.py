@@ -160,13 +160,15 @@ def _total(steps: dict[int, Events], name: str) -> int:
 
 
 def wall_time(ranks: dict[int, Events]) -> float | None:
-    """Seconds from the first to the last event, summed over attempts (the time between them does not count)."""
-    spans: list[tuple[float, float]] = []
-    for event in sorted((e for events in ranks.values() for e in events), key=lambda e: e["time"]):
-        if (event["event"] == "start" and event.get("resumed_from") is not None and event["rank"] == 0) or not spans:
-            spans.append((event["time"], event["time"]))
-        spans[-1] = (spans[-1][0], event["time"])
-    return round(sum(end - start for start, end in spans), 3) if spans else None
+    """Seconds from the first to the last event of an attempt, summed over attempts (the time between them does not count)."""
+    times: dict[int, list[float]] = {}
+    for events in ranks.values():
+        attempt = 0
+        for event in events:
+            if event["event"] == "start":
+                attempt = event.get("attempt") or attempt + 1
+            times.setdefault(attempt, []).append(event["time"])
+    return round(sum(max(own) - min(own) for own in times.values()), 3) if times else None
 
 
 def quantile(values: list[float], q: float) -> float:

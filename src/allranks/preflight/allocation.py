@@ -17,6 +17,14 @@ from allranks.spec.records import ClusterSpec
 END_S = 10.0
 HOLD = 'echo "$SLURM_JOB_ID $SLURM_JOB_NODELIST"; exec cat >/dev/null'
 """Holds the allocation until our end of the pipe closes, which it does even if we are killed."""
+WORDS = {
+    "account": "account",  # before partition: "Invalid account or account/partition combination specified"
+    "partition": "partition",
+    "qos": "qos",
+    "reservation": "reservation",
+    "feature": "constraint",
+}
+"""By which word of a refusal which key of ``cluster.slurm`` is meant, the first that occurs."""
 SBATCH_ONLY = ("--output", "--error", "--open-mode", "--requeue", "--no-requeue", "--array", "--parsable", "-o", "-e")
 
 
@@ -66,7 +74,7 @@ def test_only(slurm: Slurm, cluster: ClusterSpec) -> str:
     lower = said.lower()
     if "contact" in lower or "connect" in lower:
         raise EnvironmentNotAble(f"sbatch --test-only: {said}")
-    key = next((k for k in ("partition", "account", "qos", "reservation", "constraint") if k in lower), None)
+    key = next((key for word, key in WORDS.items() if word in lower), None)
     where = f"cluster.slurm.{key} {getattr(cluster.slurm, key)}" if key else f"cluster of {cluster.nodes} nodes"
     raise SpecError(f"{where}: Slurm refuses such a job: {said}{_known(slurm, key)}")
 

@@ -1,0 +1,120 @@
+"""What is asked of nodes and of Slurm before anything runs on them, and what follows from the answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from allranks.errors import DataError, EnvironmentNotAble, RequestError, SpecError
+from allranks.preflight.allocation import test_only as ask_sbatch
+from allranks.preflight.gather import cures, require_nodes, without_bad
+from allranks.preflight.records import Check, PreflightReport
+from allranks.preflight.request import check_request
+from allranks.preflight.wish import needed_packages
+from allranks.slurm.commands import Slurm
+from allranks.spec import RunSpec, parse_spec
+from tests.unit.test_plan import facts
+
+MINIMAL = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}}
+
+
+def spec_of(*sets: str) -> RunSpec:
+    return parse_spec(MINIMAL, sets)
+
+
+def test_packages_go_by_what_the_ranks_import() -> None:
+    assert "peft" not in needed_packages(spec_of())
+    assert needed_packages(spec_of("adapter.type=lora")) == [*needed_packages(spec_of()), "peft"]
+    assert needed_packages(spec_of("cluster.environment=/images/x.sif")) == [], "an image brings its own"
+    assert needed_packages(parse_spec({"script": {"path": "own.py"}})) == ["torch"]
+
+
+def report(host: str, *checks: Check) -> PreflightReport:
+    return PreflightReport(host=host, checks=list(checks))
+
+
+def test_a_cure_of_several_nodes_is_told_once_and_what_does_not_block_refuses_no_run() -> None:
+    torch = Check(name="pkgs", ok=False, found="MISSING(torch)", cure="pip install")
+    name = Check(name="name", ok=False, found="LOOPBACK", cure="/etc/hosts", blocks=False)
+    reports = [report("n1", torch, name), report("n2", torch), report("n3", name)]
+    assert cures(reports) == ["n1, n2: pkgs: pip install", "n1, n3: name: /etc/hosts"]
+    with pytest.raises(EnvironmentNotAble) as refused:
+        require_nodes(reports)
+    assert str(refused.value) == "nodes are not ready: n1, n2: pkgs: pip install"
+
+
+def test_a_run_without_some_nodes() -> None:
+    three = spec_of("cluster.launcher=slurm", "cluster.nodes=3", "cluster.slurm.exclude=[n9]")
+    left = without_bad(three, ["n2"], facts()).cluster
+    assert (left.nodes, left.slurm.exclude) == (2, ["n9", "n2"])
+    with pytest.raises(EnvironmentNotAble, match="no node is left"):
+        without_bad(three, ["n1", "n2", "n3"], facts())
+    fixed = spec_of(
+        "cluster.launcher=slurm", "cluster.nodes=3", "train.micro_batch_size=1", "train.global_batch_size=6"
+    )
+    with pytest.raises(EnvironmentNotAble, match="does not allow to go on without n2"):
+        without_bad(fixed, ["n2"], facts())
+
+
+def test_data_without_a_row_are_refused_before_anything_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(b"")
+    with pytest.raises(DataError, match="the file is empty"):
+        check_request(spec_of(f"data.source={tmp_path / 'rows.jsonl'}"))
+
+
+def saying(folder: Path, *, out: str = "", err: str = "", code: int = 0) -> Slurm:
+    """Slurm's own words, given by a program in its place; what its commands do, the cluster's tests show."""
+    (folder / "out").write_text(out)
+    (folder / "err").write_text(err)
+    return Slurm(["sh", "-c", f"cat {folder}/out; cat {folder}/err >&2; exit {code}", "x"], "a")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("Invalid partition name specified", "set cluster.slurm.partition"),
+        ("INVALID ACCOUNT or account/partition combination specified", "set cluster.slurm.account"),
+        ("Invalid qos specification", "set cluster.slurm.qos"),
+        ("Requested time limit is invalid (missing or exceeds some limit)", "set cluster.slurm.time"),
+        ("Invalid generic resource (gres) specification", "cluster.slurm.gpus_per_node"),
+        ("Requested node configuration is not available", "Ask for fewer"),
+    ],
+)
+def test_what_sbatch_refuses_is_told_with_the_key(tmp_path: Path, words: str, said: str) -> None:
+    slurm = saying(tmp_path, err=f"sbatch: error: Batch job submission failed: {words}\n", code=1)
+    with pytest.raises(RequestError) as refused:
+        slurm.submit(tmp_path / "job.sbatch")
+    assert words in str(refused.value)
+    assert said in str(refused.value)
+    assert "sbatch: error" not in str(refused.value)
+
+
+def test_a_job_of_several_clusters_has_a_number_all_the_same(tmp_path: Path) -> None:
+    assert saying(tmp_path, out="4711;north\n").submit(tmp_path / "job.sbatch") == "4711"
+
+
+def test_how_a_job_ended_in_slurms_words(tmp_path: Path) -> None:
+    line = "JobId=7 JobName=x JobState={} Reason={} Dependency=(null)\n"
+    assert saying(tmp_path, out=line.format("COMPLETED", "None")).end_reason("7") == "COMPLETED"
+    assert saying(tmp_path, out=line.format("FAILED", "NodeFail")).end_reason("7") == "FAILED (NodeFail)"
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("partition", "Invalid partition name specified"),
+        ("account", "Invalid account or account/partition combination specified"),
+        ("qos", "Invalid qos specification"),
+        ("reservation", "Requested reservation is invalid"),
+        ("constraint", "Invalid feature specification"),
+    ],
+)
+def test_a_request_that_could_never_run_names_its_key(tmp_path: Path, key: str, words: str) -> None:
+    cluster = spec_of("cluster.launcher=slurm", f"cluster.slurm.{key}=wrong").cluster
+    refusing = saying(tmp_path, err=f"allocation failure: {words}\n", code=1)
+    with pytest.raises(SpecError, match=rf"cluster\.slurm\.{key} wrong: Slurm refuses such a job"):
+        ask_sbatch(refusing, cluster)
+    silent = saying(tmp_path, err="sbatch: error: Unable to contact slurm controller\n", code=1)
+    with pytest.raises(EnvironmentNotAble, match="contact"):
+        ask_sbatch(silent, cluster)

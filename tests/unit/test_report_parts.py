@@ -1,0 +1,191 @@
+"""Single cards, tables and charts of the page: the rules behind what each of them shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.observe.telemetry import read_telemetry
+from allranks.report import text
+from allranks.report.answers import samples
+from allranks.report.cards import budget, cards, proof
+from allranks.report.charts import figures_json, speed_charts, telemetry_charts, training_charts
+from allranks.report.figure import warm_up
+from allranks.report.gather import RunData, gather
+from allranks.report.series import Elapsed, histogram, thin
+from allranks.report.tables import MOST_ROWS, checkpoint_table
+from allranks.report.tables_pace import hang_table, pace_table
+from allranks.report.tables_plan import preflight_table
+from tests.unit.report_runs import Maker, complete_run
+
+
+def made(root: Path, *, ranks: int = 2, **written: Any) -> RunData:
+    make = Maker(root, ranks=ranks)
+    make.begin()
+    make.steps(1, 10)
+    return gather(make.write(**written))
+
+
+def test_the_least_memory_is_named_only_beside_a_greater(tmp_path: Path) -> None:
+    notes = [
+        next(c.note for c in cards(made(tmp_path / str(n), ranks=n)) if c.label == "peak memory a rank") for n in (1, 3)
+    ]
+    assert notes == ["rank 0", "rank 2; least: rank 0, 676 MiB"]
+
+
+def test_ranks_that_did_not_answer_are_no_tick(tmp_path: Path) -> None:
+    first = proof(made(tmp_path, plan={"world_size": 3}))[0]
+    assert (first.detail, first.ok) == ("2 of 3", False)
+
+
+def test_an_answer_that_should_be_empty_is_not_right_by_being_so(tmp_path: Path) -> None:
+    make = Maker(tmp_path)
+    make.begin()
+    make.steps(1, 4)
+    make.evaluate(4, loss=2.0, samples=[{"prompt": "p", "expected": " ", "reply": ""}])
+    (asked,) = samples(gather(make.write()))
+    assert [a.right for a in asked.answers] == [False, False, False]
+
+
+def test_the_time_of_all_attempts_counts(tmp_path: Path) -> None:
+    make = Maker(tmp_path)
+    for attempt in (1, 2):
+        make.begin(attempt=attempt)
+        make.steps(1, 3)
+        make.tell("phase", after=5.0, name="done")
+    found = {s.name: s for s in budget(gather(make.write()))}
+    assert found["preparing data"].seconds == "1.20 s"
+    assert sum(s.share for s in found.values()) == pytest.approx(100)
+
+
+def test_figures_can_stand_in_a_script(tmp_path: Path) -> None:
+    written = figures_json(speed_charts(made(tmp_path)))
+    assert "extra" in written
+    assert not set("<>&") & set(written)
+
+
+def test_errors_stand_before_what_followed_from_them(tmp_path: Path) -> None:
+    make = Maker(tmp_path)
+    make.begin()
+    make.tell("error", only=0, type="ConnectionError", message="lost a peer", attempt=1, echo=True)
+    make.tell("error", only=1, after=1.0, type="ValueError", message="x", attempt=1, echo=False)
+    assert [e["type"] for e in gather(make.write()).errors()] == ["ValueError", "ConnectionError"]
+
+
+def test_the_log_shown_is_that_of_the_rank_that_fell_out(tmp_path: Path) -> None:
+    make = Maker(tmp_path)
+    make.begin()
+    make.tell("error", only=0, type="RuntimeError", message="timeout", attempt=1, echo=False)
+    for rank in (0, 1):
+        make.run.log_of(1, "one", rank).write_text(f"last words of rank {rank}\n")
+    make.run.hang(1).mkdir(parents=True)
+    make.run.hang_report(1).write_text(json.dumps({"fallen": [{"rank": 1}]}))
+    assert gather(make.write(status="failed")).log == ("one.rank1.log", "last words of rank 1")
+    make.run.hang_report(1).unlink()
+    assert gather(make.run).log == ("one.rank0.log", "last words of rank 0")
+
+
+def test_thinning_keeps_the_lowest_and_the_highest_of_every_stretch() -> None:
+    ys = [5.0, 9.0, 1.0, 5.0, 5.0, 2.0, 8.0, 5.0]
+    assert thin(range(8), ys, 4) == ([1, 2, 5, 6], [9.0, 1.0, 2.0, 8.0])
+
+
+def test_steps_far_too_long_are_counted_and_not_drawn() -> None:
+    found = histogram([], [0.1] * 40 + [7.0])
+    assert found is not None
+    assert (sum(found.counts), found.beyond, found.longest) == (40, 1, 7.0)
+
+
+def test_time_between_attempts_is_taken_out() -> None:
+    elapsed = Elapsed([10.0, 11.0, 12.0, 5000.0, 5001.0])
+    assert [elapsed(t) for t in (10.0, 12.0, 5000.0, 5001.0)] == [0.0, 2.0, 2.0, 3.0]
+
+
+def test_the_shade_of_warm_up_is_there_only_beside_other_steps() -> None:
+    assert [len(warm_up(*span)) for span in ((1, 10), (1, 5), (6, 10), (5, 6))] == [1, 0, 0, 1]
+
+
+def test_a_loss_that_fell_a_hundredfold_has_a_logarithmic_axis(tmp_path: Path) -> None:
+    for last, kind in ((0.01, "log"), (1.0, None)):
+        make = Maker(tmp_path, str(last))
+        make.begin()
+        make.steps(1, 8)
+        make.events[0][-1]["loss"] = last
+        figure = training_charts(gather(make.write()))[0].figure
+        assert figure["layout"]["yaxis"].get("type") == kind
+
+
+@pytest.mark.parametrize(("hosts", "more_s", "unit"), [(1, 0, "seconds"), (2, 400, "minutes"), (1, 12_000, "hours")])
+def test_telemetry_has_an_axis_that_can_be_read_and_loopback_of_one_host_alone(
+    tmp_path: Path, hosts: int, more_s: float, unit: str
+) -> None:
+    make = Maker(tmp_path, hosts=("one", "two")[:hosts])
+    make.begin()
+    make.steps(1, 4)
+    make.tell("phase", after=more_s, name="done")
+    make.telemetry(every=max(1.0, more_s / 20))
+    charts = {c.id: c for c in telemetry_charts(gather(make.write()))}
+    assert charts["cpu"].figure["layout"]["xaxis"]["title"]["text"] == f"{unit} since the start"
+    assert any("loopback" in trace["name"] for trace in charts["network"].figure["data"]) == (hosts == 1)
+
+
+def test_telemetry_goes_on_behind_a_damaged_line(tmp_path: Path) -> None:
+    (tmp_path / "n1.jsonl").write_text('{"time": 1}\n{"time": \n[2]\n{"time": 3}\n')
+    assert [row["time"] for row in read_telemetry(tmp_path / "n1.jsonl")] == [1, 3]
+
+
+def test_what_became_of_a_checkpoint(tmp_path: Path) -> None:
+    make = Maker(tmp_path)
+    make.begin()
+    for step in (1, 2, 3):
+        make.save(step)
+    run = make.write()
+    (run.checkpoint(1) / "manifest.json").unlink()
+    run.checkpoint(1).rmdir()
+    (run.checkpoint(2) / "manifest.json").unlink()
+    found = checkpoint_table(gather(run))
+    assert found is not None
+    assert [row[-1].text for row in found.rows] == ["removed", "no manifest", "✓ there"]
+
+
+def test_cures_are_shown_only_where_something_failed(tmp_path: Path) -> None:
+    data = gather(complete_run(tmp_path))
+    well = preflight_table(data)
+    assert well is not None
+    assert (well.columns[-1], len(well.rows[0])) == ("found", 4)
+    bad = [{"host": "one", "checks": [{"name": "disk", "ok": False, "found": "FULL", "cure": "make room"}]}]
+    found = preflight_table(RunData(**{**vars(data), "preflight": bad}))
+    assert found is not None
+    assert (found.columns[-1], found.rows[0][-1].text) == ("cure", "make room")
+
+
+def test_ranks_beyond_those_shown_are_counted(tmp_path: Path) -> None:
+    own = [{"rank": r, "host": "n", "own_s": 0.1, "relative": 1.0, "slow": r == 0} for r in range(MOST_ROWS + 3)]
+    data = made(tmp_path, metrics={"own_time": {"factor": 1.4, "ranks": own}})
+    pace = pace_table(data)
+    assert pace is not None
+    assert (len(pace.rows), pace.rows[0][-1].text) == (MOST_ROWS, "slow: the others wait")
+    assert pace.note.endswith("3 faster ranks are not shown.")
+    stood = {"fallen": [{"rank": 1}], "waiting": [{"rank": r} for r in range(2, MOST_ROWS + 6)]}
+    hang = hang_table(RunData(**{**vars(data), "hang": stood}))
+    assert hang is not None
+    assert [row[2].text for row in hang.rows] == ["fell out", *["waits"] * (MOST_ROWS - 1)]
+    assert "5 more ranks are not shown." in hang.note
+
+
+def test_ranks_that_do_not_follow_each_other_are_no_span() -> None:
+    assert text.ranks_text([0, 2, 3]) == "0, 2-3"
+
+
+def test_a_rank_slow_in_work_of_its_own_is_named_though_all_steps_take_as_long(tmp_path: Path) -> None:
+    make = Maker(tmp_path, ranks=3)
+    make.begin()
+    make.steps(1, 20, slow_rank=1)
+    data = gather(make.write())
+    means = {round(sum(s.seconds[0] for s in story.steps), 6) for story in data.stories.values()}
+    note = next(c.note for c in speed_charts(data) if c.id == "rank-time")
+    assert len(means) == 1
+    assert "Rank 1 needs" in note
