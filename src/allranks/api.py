@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from allranks import __version__, checkpoints, preflight
+from allranks import __version__, checkpoints, envpolicy, preflight, resumption
 from allranks import fit as memory
 from allranks.errors import CheckpointError, EnvironmentNotAble, RequestError, SpecError
 from allranks.facts import machine_facts
@@ -24,7 +24,7 @@ from allranks.launch.outcome import RunResult, conclude
 from allranks.launch.slurm import SlurmJob
 from allranks.observe.events import Tail
 from allranks.planning import LaunchPlan, make_plan
-from allranks.redact import HIDDEN, is_secret_name, redact_argument, redact_env
+from allranks.redact import redact_argument, redact_env
 from allranks.rundir import RunDir, create_run, find_run, read_json, write_json, write_text_atomic
 from allranks.slurm.commands import find_slurm
 from allranks.slurm.script import render
@@ -141,10 +141,7 @@ def _write_request(run_dir: RunDir, spec: RunSpec, launch_plan: LaunchPlan) -> N
         spec, cluster=msgspec.structs.replace(spec.cluster, env=redact_env(spec.cluster.env))
     )
     write_text_atomic(run_dir.spec, spec_to_yaml(safe))
-    hidden = [
-        msgspec.structs.replace(e, value=HIDDEN) if e.value is not None and is_secret_name(e.name) else e
-        for e in launch_plan.environment
-    ]
+    hidden = envpolicy.hidden(launch_plan.environment)
     write_json(run_dir.plan, msgspec.to_builtins(msgspec.structs.replace(launch_plan, environment=hidden)))
     if spec.cluster.launcher == "slurm":
         write_text_atomic(run_dir.sbatch, render(spec, launch_plan, run_dir, sys.executable))
@@ -191,47 +188,27 @@ def resume(
     """Go on with a run from its newest whole checkpoint, in the same folder.
 
     Raises:
-        RequestError: no such run, or its newest checkpoint is a lite one and `inexact` was not given.
+        RequestError: no such run, it is done, or what is asked for does not fit its newest checkpoint, or only with `inexact`.
         CheckpointError: no checkpoint is whole.
     """
-    run_dir = find_run(str(name), run_root)
-    spec = load_spec(run_dir.spec, sets)
+    run_dir, machine, observer = find_run(str(name), run_root), machine_facts(), observer or Silent()
+    before, asked = load_spec(run_dir.spec), load_spec(run_dir.spec, sets)
     if running(run_dir):
         raise RequestError(f"run {run_dir.name} is still running; end it first")
-    launch_plan = make_plan(spec, machine_facts())
     step, problems = checkpoints.newest(run_dir)
     for problem in problems:
-        (observer or Silent()).say(f"passed over: {problem}")
-    facts = checkpoints.manifest(run_dir, step)
-    _check_resumable(run_dir, launch_plan, facts, step, inexact)
+        observer.say(f"passed over: {problem}")
+    had = resumption.global_batch_of(run_dir, step)
+    spec = resumption.with_its_batch(before, asked, lambda one: make_plan(one, machine), had)
+    launch_plan, facts = make_plan(spec, machine), checkpoints.manifest(run_dir, step)
+    resumption.require_resumable(run_dir, before, spec, launch_plan, facts, step, inexact=inexact)
+    for note in resumption.notes(asked, spec):
+        observer.say(f"note     {note}")
     _write_request(run_dir, spec, launch_plan)
     attempt = max(run_dir.attempts(), default=0) + 1
-    (observer or Silent()).say(f"going on after step {step} ({facts['mode']} checkpoint), attempt {attempt}")
-    return launch(
-        run_dir,
-        spec,
-        launch_plan,
-        attempt=attempt,
-        observer=observer or Silent(),
-        resume={"resume_step": step, "inexact": inexact},
-    )
-
-
-def _check_resumable(run_dir: RunDir, launch_plan: LaunchPlan, facts: dict[str, Any], step: int, inexact: bool) -> None:
-    if launch_plan.max_steps is not None and step >= launch_plan.max_steps:
-        raise RequestError(
-            f"run {run_dir.name} has done its {launch_plan.max_steps} steps; raise them with --set train.max_steps=N to train on"
-        )
-    if facts["mode"] != "full" and not inexact:
-        raise RequestError(
-            f"{run_dir.checkpoint(step)} is a lite checkpoint: it has no optimizer and random states, so an exact continuation is not possible; "
-            "go on from the weights alone with --inexact, or train with checkpoint.mode: full"
-        )
-    if facts["world_size"] != launch_plan.world_size and not inexact:
-        raise RequestError(
-            f"{run_dir.checkpoint(step)} was written by {facts['world_size']} ranks, the plan has {launch_plan.world_size}; "
-            "losses would not be bitwise the same: use as many ranks, or --inexact"
-        )
+    observer.say(f"going on after step {step} ({facts['mode']} checkpoint), attempt {attempt}")
+    more = {"resume_step": step, "inexact": inexact}
+    return launch(run_dir, spec, launch_plan, attempt=attempt, observer=observer, resume=more)
 
 
 def cancel(run_dir: RunDir, *, now: bool = False) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from allranks.errors import CheckpointError
@@ -18,12 +19,26 @@ def newest(run: RunDir) -> tuple[int, list[str]]:
     problems = []
     restore_replaced(run)
     for step in reversed(run.checkpoint_steps()):
-        problem = damage(run.checkpoint(step))
+        problem = wrong_with(run.checkpoint(step), step)
         if problem is None:
             return step, problems
         problems.append(f"{run.checkpoint(step)}: {problem}")
     detail = "; ".join(problems) or "none was saved (checkpoint.mode none, or the run ended before the first)"
-    raise CheckpointError(f"run {run.name} has no checkpoint to go on from: {detail}")
+    raise CheckpointError(f"run {run.name} has no checkpoint that is whole: {detail}")
+
+
+def wrong_with(folder: Path, step: int) -> str | None:
+    """Why a checkpoint cannot be trusted to be that of `step`, or None. Files that belong together elsewhere are whole, too: a
+    folder that was renamed, or copied over another."""
+    problem = damage(folder)
+    if problem is not None:
+        return problem
+    facts = read_json(folder / MANIFEST)
+    if facts.get("mode") not in ("lite", "full") or not isinstance(facts.get("world_size"), int):
+        return "its manifest does not tell its mode and its number of ranks"
+    if facts.get("step") != step:
+        return f"its manifest is that of step {facts.get('step')}: the folder was renamed, or another was copied here"
+    return None
 
 
 def manifest(run: RunDir, step: int) -> dict[str, Any]:

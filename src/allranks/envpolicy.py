@@ -5,10 +5,12 @@ What concerns the network stands in `fabric`: some of it can be decided only whe
 
 from __future__ import annotations
 
+import msgspec
+
 from allranks.fabric.decision import EnvVar
 from allranks.fabric.job import Job
 from allranks.fabric.policy import before_nodes, user_wins
-from allranks.redact import HIDDEN, is_secret_name
+from allranks.redact import HIDDEN, holds_secret
 from allranks.spec.records import RunSpec
 
 
@@ -58,17 +60,21 @@ def decide(spec: RunSpec, job: Job, *, cpus: int, procs_per_node: int) -> list[E
     return [*user_wins(decisions, spec.cluster.env), *more]
 
 
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' * (count != 1)}"
+
+
 def _threads(spec: RunSpec, cpus: int, procs_per_node: int) -> EnvVar:
     name, given = "OMP_NUM_THREADS", spec.cluster.slurm.cpus_per_task
     if spec.cluster.launcher == "local" or given:
         cores, what = (cpus, "usable cores") if spec.cluster.launcher == "local" else (given or 1, "cpus_per_task")
         value = str(threads_per_rank(cores, procs_per_node))
-        why = f"{cores} {what} / {procs_per_node} ranks on the node; torchrun would set 1, plain Python all cores for every rank"
+        why = f"{cores} {what} / {_ranks(procs_per_node)} on the node; torchrun would set 1, plain Python all cores for every rank"
         return EnvVar(name=name, value=value, reason=why)
-    return EnvVar(name=name, value=None, reason=f"its usable cores / {procs_per_node} ranks", source="nodes")
+    return EnvVar(name=name, value=None, reason=f"its usable cores / {_ranks(procs_per_node)}", source="nodes")
 
 
-__all__ = ["EnvVar", "decide", "environment", "threads_per_rank", "without_secrets"]
+__all__ = ["EnvVar", "decide", "environment", "hidden", "secrets", "threads_per_rank", "without_secrets"]
 
 
 def environment(decisions: list[EnvVar]) -> dict[str, str]:
@@ -78,4 +84,17 @@ def environment(decisions: list[EnvVar]) -> dict[str, str]:
 
 def without_secrets(decisions: list[EnvVar]) -> dict[str, str]:
     """What may stand in a script or on a terminal."""
-    return {name: value for name, value in environment(decisions).items() if not is_secret_name(name)}
+    return {name: value for name, value in environment(decisions).items() if not holds_secret(name, value)}
+
+
+def secrets(decisions: list[EnvVar]) -> dict[str, str]:
+    """What reaches the ranks through the environment of whoever starts them, and no file."""
+    return {name: value for name, value in environment(decisions).items() if holds_secret(name, value)}
+
+
+def hidden(decisions: list[EnvVar]) -> list[EnvVar]:
+    """The decisions as they may be shown and kept."""
+    return [
+        msgspec.structs.replace(item, value=HIDDEN) if item.value and holds_secret(item.name, item.value) else item
+        for item in decisions
+    ]

@@ -14,13 +14,15 @@ MANIFEST = "manifest.json"
 def damage(entry: Path) -> str | None:
     """What is wrong with an entry, or None if every file has the hash that the manifest says."""
     manifest = read_json(entry / MANIFEST)
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict) or not manifest["files"]:
         return "its manifest is missing or unreadable"
     for name, expected in manifest["files"].items():
+        if not isinstance(expected, dict):
+            return f"its manifest does not tell the size and hash of {name}"
         try:
-            if (entry / name).stat().st_size != expected["bytes"]:
+            if (entry / name).stat().st_size != expected.get("bytes"):
                 return f"{name} has the wrong size"
-            if file_hash(entry / name) != expected["sha256"]:
+            if file_hash(entry / name) != expected.get("sha256"):
                 return f"{name} has the wrong hash"
         except OSError as error:
             return f"{name}: {error.strerror}"

@@ -151,7 +151,7 @@ def batch_plan(spec: RunSpec, world_size: int) -> BatchPlan:
         below, above = wanted // unit * unit or unit, (wanted // unit + 1) * unit
         raise SpecError(
             f"train.global_batch_size {wanted} is not divisible by micro_batch_size {micro} x {world_size} ranks = {unit}; "
-            f"the nearest that {'are ' + str(below) + ' and ' if below != above else 'is '}{above}"
+            f"the nearest that is: {str(below) + ' or ' if below != above else ''}{above}"
         )
     return BatchPlan(micro_batch_size=micro, grad_accum=wanted // unit, global_batch_size=wanted)
 

@@ -34,6 +34,11 @@ def redact_argument(argument: str) -> str:
     return redact(argument)
 
 
+def holds_secret(name: str, value: str) -> bool:
+    """Whether a variable's value is one by its name (HF_TOKEN) or by its form (a password in a proxy's address)."""
+    return is_secret_name(name) or redact(value) != value
+
+
 def redact_env(env: dict[str, str]) -> dict[str, str]:
-    """Environment variables with secret values replaced."""
-    return {name: HIDDEN if is_secret_name(name) else redact(value) for name, value in env.items()}
+    """Environment variables with secret values replaced as a whole: a value of which a part is hidden is of no use."""
+    return {name: HIDDEN if holds_secret(name, value) else value for name, value in env.items()}

@@ -129,7 +129,8 @@ def written(run: RunDir, step: int, size: int = 1000) -> Path:
     aside = run.checkpoints / f".step-{step}.tmp"
     aside.mkdir(parents=True)
     (aside / "weights").write_bytes(b"x" * size)
-    write_json(aside / "manifest.json", {"step": step, "files": hash_files(aside)})
+    facts = {"step": step, "mode": "full", "world_size": 2}
+    write_json(aside / "manifest.json", {**facts, "files": hash_files(aside)})
     return aside
 
 
@@ -164,6 +165,30 @@ def test_room_is_made_from_the_oldest_and_never_from_the_newest(
     assert run.checkpoint_steps() == [1, 2, 3]
     assert make_room(run, 25 << 20) == [1, 2]
     assert run.checkpoint_steps() == [3]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "words"),
+    [
+        ({"files": {}}, "manifest is missing or unreadable"),
+        ({"files": {"weights": {}}}, "weights has the wrong size"),
+        ({"files": {"weights": 7}}, "does not tell the size and hash of weights"),
+        ({"mode": None}, "does not tell its mode"),
+        ({"world_size": "2"}, "number of ranks"),
+        ({"step": 4}, "manifest is that of step 4"),  # a folder that was renamed, or copied over another
+    ],
+)
+def test_a_manifest_that_is_damaged_or_anothers_is_passed_over_by_name(
+    tmp_path: Path, manifest: dict[str, Any], words: str
+) -> None:
+    run = RunDir(tmp_path)
+    for step in (4, 8):
+        publish(run, written(run, step), step, keep=2)
+    file = run.checkpoint(8) / "manifest.json"
+    write_json(file, {**json.loads(file.read_text()), **manifest})
+    step, problems = newest(run)
+    assert step == 4 and len(problems) == 1
+    assert str(run.checkpoint(8)) in problems[0] and words in problems[0]
 
 
 def test_a_kill_between_two_renames_loses_nothing(tmp_path: Path) -> None:

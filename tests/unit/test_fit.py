@@ -139,8 +139,18 @@ def test_full_fine_tuning_of_7b_in_float32_dies_in_the_optimizer_step_on_80_gb_a
     assert lora.needed_bytes < 0.5 * full.needed_bytes
 
 
-def test_what_makes_it_fit_is_told_cheapest_first_and_is_true() -> None:
-    spec = raw(model={**SEVEN_B, "dtype": "float32"})
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"train": {"micro_batch_size": 4, "global_batch_size": 64}},  # with it the accumulation must not be given
+        {"strategy": {"name": "pytorch_ddp", "find_unused_parameters": True}},  # of which other strategies know nothing
+        {"adapter": {"type": "none", "r": 64}},
+    ],
+    ids=["plain", "global batch", "options", "rank of an adapter"],
+)
+def test_what_makes_it_fit_is_told_cheapest_first_and_is_true(more: dict[str, Any]) -> None:
+    spec = raw(model={**SEVEN_B, "dtype": "float32"}, **more)
     found = estimated(spec, gpus=8)
     assert len(found.remedies) == 3
     assert all(r.fits for r in found.remedies)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.redact import redact, redact_argument
+from allranks.envpolicy import EnvVar, environment, hidden, secrets, without_secrets
+from allranks.redact import redact, redact_argument, redact_env
 
 
 @pytest.mark.parametrize(
@@ -30,3 +31,14 @@ def test_texts(text: str, kept: str) -> None:
 )
 def test_arguments(argument: str, kept: str) -> None:
     assert redact_argument(argument) == kept
+
+
+def test_a_variable_with_a_secret_in_its_value_is_hidden_whole_and_reaches_the_ranks_all_the_same() -> None:
+    """Half of a proxy's address would be set for the ranks of a resumed run, and be of no use there."""
+    env = {"HTTPS_PROXY": "http://me:pw@proxy:3128", "HF_TOKEN": "abc", "PLAIN": "http://proxy:3128"}
+    assert redact_env(env) == {"HTTPS_PROXY": "***", "HF_TOKEN": "***", "PLAIN": "http://proxy:3128"}
+    decided = [EnvVar(name=name, value=value, reason="cluster.env", source="user") for name, value in env.items()]
+    assert without_secrets(decided) == {"PLAIN": "http://proxy:3128"}
+    assert secrets(decided).keys() == {"HTTPS_PROXY", "HF_TOKEN"}
+    assert [item.value for item in hidden(decided)] == ["***", "***", "http://proxy:3128"]
+    assert environment(hidden(decided)) == {"PLAIN": "http://proxy:3128"}  # the rest is the starter's own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from importlib import import_module
@@ -44,7 +45,11 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
-            return None
+            near = difflib.get_close_matches(cmd_name, VERBS, n=1)
+            raise click.UsageError(
+                f"there is no verb {cmd_name!r}{f'; did you mean {near[0]}?' if near else ''} (allranks --help lists them)",
+                ctx,
+            )
         module = import_module(f"allranks.cli.{VERBS[cmd_name][0]}")
         return getattr(module, f"{cmd_name}_command")
 

@@ -90,6 +90,9 @@ def show_plan(
     from rich.markup import escape
     from rich.table import Table
 
+    from allranks.envpolicy import hidden
+
+    plan = msgspec.structs.replace(plan, environment=hidden(plan.environment))
     if as_json:
         more = {"fit": msgspec.to_builtins(memory), "batch_script": script, "commands": commands}
         print_json(msgspec.to_builtins(plan) | {name: value for name, value in more.items() if value})

@@ -16,12 +16,13 @@ from allranks.errors import EXIT_FAILED, EXIT_OK, RequestError
 @json_option
 def report_command(run: str, run_root: Path, as_json: bool) -> int:
     """Show the summary of RUN and write its report.html anew from its events."""
+    from allranks import api
     from allranks.launch.outcome import refresh
     from allranks.report.page import write_report
     from allranks.rundir import find_run
 
     found = find_run(run, run_root)
-    metrics = refresh(found)
+    metrics = refresh(found, alive=api.running(found))
     if metrics is None:
         raise RequestError(f"run {found.name} has no events yet; there is nothing to report")
     write_report(found)

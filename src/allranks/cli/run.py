@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from allranks.cli.options import any_path, json_option, print_json, set_option
 from allranks.cli.show import Live, samples_table, summary_table
-from allranks.envpolicy import EnvVar
+from allranks.envpolicy import EnvVar, secrets
 from allranks.errors import EXIT_OK
 from allranks.launch.outcome import RunResult
 from allranks.observe.events import read_events
@@ -71,7 +71,7 @@ def watch(console: Console, start: Callable[[Live], RunResult], plan: LaunchPlan
     nodes = f"{len(plan.nodes)} node{'s' * (len(plan.nodes) > 1)}"
     lines = [
         f"run      {folder.name}",
-        f"plan     {plan.world_size} ranks on {nodes}, {plan.strategy}, {plan.backend} on {plan.device}, {plan.dtype}",
+        f"plan     {plan.world_size} rank{'s' * (plan.world_size != 1)} on {nodes}, {plan.strategy}, {plan.backend} on {plan.device}, {plan.dtype}",
         f"threads  {_threads(threads)}" if threads else "",
         *(f"note     {warning}" for warning in plan.warnings),
     ]
@@ -133,7 +133,7 @@ def _detach(run_dir: RunDir, spec: RunSpec, plan: LaunchPlan, as_json: bool) -> 
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=os.environ.copy(),
+                env={**os.environ, **secrets(plan.environment)},  # the run folder, which it reads, keeps none
             )
     if as_json:
         print_json({"run": run_dir.name, "folder": str(run_dir.root)})

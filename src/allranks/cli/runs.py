@@ -52,11 +52,12 @@ def runs_command(run_root: Path, as_json: bool) -> int:
 
 def _row(run: Any) -> dict[str, Any]:
     from allranks import api
+    from allranks.launch.outcome import status_of
     from allranks.rundir import read_json
 
     metrics = read_json(run.metrics) or {}
     plan = read_json(run.plan) or {}
-    status = "running" if api.running(run) else metrics.get("status", "unfinished")
+    status = status_of(run, alive=api.running(run))
     names = ("model", "dataset", "steps", "train_loss_last", "eval_loss", "tokens_per_s")
     return {
         "run": run.name,

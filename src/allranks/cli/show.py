@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from allranks.planning import LaunchPlan
-from allranks.report.text import bytes_text, seconds_text
+from allranks.report.text import bytes_text, plain, seconds_text
 
 PHASES = {
     "prepare": "preparing data",
@@ -114,8 +114,10 @@ class Live:
         )
 
     def _on_proof(self, event: dict[str, Any]) -> None:
+        count, rows = event["world_size"], event["rows_checked"]
+        answer = "1 rank answers" if count == 1 else f"{count} ranks answer"
         self.say(
-            f"proof    {event['world_size']} ranks answer, weights equal ({event['weights_hash'][:12]}), rows disjoint and complete ({event['rows_checked']})"
+            f"proof    {answer}, weights equal ({event['weights_hash'][:12]}), rows disjoint and complete ({rows})"
         )
 
     def _on_eval(self, event: dict[str, Any]) -> None:
@@ -230,5 +232,5 @@ def _flat(text: Any) -> str:
         return "-"
     for header in ("### Instruction:", "### Input:", "### Response:"):
         text = str(text).replace(header, "")
-    flat = " ".join(str(text).split())
+    flat = " ".join(plain(text).split())  # an untrained model says anything, also what a terminal obeys
     return flat if len(flat) <= 160 else flat[:157] + "..."

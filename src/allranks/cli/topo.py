@@ -94,7 +94,9 @@ def _print(topology: Topology, advice: list[EnvVar]) -> None:
             f"  [bold]{item.name}[/bold] {'left alone' if item.value is None else '= ' + escape(item.value)}",
             highlight=False,
         )
-        for part in textwrap.wrap(f"{item.reason}. Risk: {item.risk}", max(console.width - 6, 30)):
+        for part in textwrap.wrap(
+            f"{item.reason}. Risk: {item.risk}", max(console.width - 6, 30), break_on_hyphens=False
+        ):
             console.print(f"      [dim]{escape(part)}[/dim]", highlight=False)
     if advice:
         console.print(f"source: {advice[0].documentation.partition('#')[0]}", highlight=False)

@@ -12,7 +12,7 @@ import msgspec
 
 from allranks import checkpoints
 from allranks.errors import EXIT_REQUEST, CheckpointError, EnvironmentNotAble, RequestError
-from allranks.integrity import MANIFEST, damage
+from allranks.integrity import MANIFEST
 from allranks.mlp import is_mlp
 from allranks.rundir import RunDir, read_json, write_json
 from allranks.spec import load_spec
@@ -90,7 +90,7 @@ def _choose(run: RunDir, step: int | None) -> int:
         raise RequestError(
             f"run {run.name} has no checkpoint of step {step}; there are: {', '.join(map(str, there)) or 'none'}"
         )
-    if problem := damage(run.checkpoint(step)):
+    if problem := checkpoints.wrong_with(run.checkpoint(step), step):
         others = ", ".join(str(s) for s in there if s != step) or "none"
         raise CheckpointError(f"{run.checkpoint(step)}: {problem}; other steps: {others}")
     return step

@@ -12,7 +12,7 @@ from allranks.fit.estimate import estimate
 from allranks.fit.records import CLOSE, FITS, TOO_LARGE, Fit, Remedy
 from allranks.fit.source import Found
 from allranks.planning import LaunchPlan, make_plan
-from allranks.spec.records import AdapterSpec, RunSpec
+from allranks.spec.records import RunSpec
 
 WANTED = 3
 CHECKPOINTING, LORA = "model.gradient_checkpointing=true", "adapter.type=lora"
@@ -86,10 +86,10 @@ def _smaller_batch(spec: RunSpec, plan: LaunchPlan) -> Change | None:
     micro = plan.batch.micro_batch_size
     if micro == 1:
         return None
-    settings = ["train.micro_batch_size=1", f"train.grad_accum={plan.batch.grad_accum * micro}"]
-    train = msgspec.structs.replace(
-        spec.train, micro_batch_size=1, grad_accum=plan.batch.grad_accum * micro, global_batch_size=None
-    )
+    settings, train = ["train.micro_batch_size=1"], msgspec.structs.replace(spec.train, micro_batch_size=1)
+    if spec.train.global_batch_size is None:  # else the accumulation follows from it, and both together are refused
+        accum = plan.batch.grad_accum * micro
+        settings, train = [*settings, f"train.grad_accum={accum}"], msgspec.structs.replace(train, grad_accum=accum)
     return (
         "one sequence a micro-batch, the same global batch",
         settings,
@@ -122,14 +122,21 @@ def _sharded(spec: RunSpec, plan: LaunchPlan, base: RunSpec, settings: list[str]
         if name != spec.strategy.name:
             strategy = msgspec.structs.replace(spec.strategy, name=name, options={})
             changed = msgspec.structs.replace(base, strategy=strategy)
-            yield f"strategy {name}{more}", [f"strategy.name={name}", *settings], changed, cost
+            yield f"strategy {name}{more}", [_strategy_setting(spec, name), *settings], changed, cost
+
+
+def _strategy_setting(spec: RunSpec, name: str, **options: str) -> str:
+    """The spec's own options are another strategy's, which may not know them."""
+    if spec.strategy.options or options:
+        return f"strategy={{{', '.join(f'{k}: {v}' for k, v in {'name': name, **options}.items())}}}"
+    return f"strategy.name={name}"
 
 
 def _on_host(base: RunSpec, settings: list[str]) -> Change:
     strategy = msgspec.structs.replace(base.strategy, name="pytorch_zero3", options={"offload": "all"})
     return (
         "weights and optimizer state in the host's memory",
-        ["strategy.name=pytorch_zero3", "strategy.offload=all", *settings],
+        [_strategy_setting(base, "pytorch_zero3", offload="all"), *settings],
         msgspec.structs.replace(base, strategy=strategy),
         "they travel to the device and back in every step",
     )
@@ -141,4 +148,4 @@ def _checkpointed(spec: RunSpec) -> RunSpec:
 
 
 def _lora(spec: RunSpec) -> RunSpec:
-    return msgspec.structs.replace(spec, adapter=AdapterSpec(type="lora"))
+    return msgspec.structs.replace(spec, adapter=msgspec.structs.replace(spec.adapter, type="lora"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from allranks.fit.records import CLOSE, FITS, NOT_KNOWN, Fit, Remedy
 from allranks.report.text import bytes_text
 
@@ -30,7 +32,7 @@ def remedy_line(remedy: Remedy) -> str:
 
 def remedy_settings(remedy: Remedy) -> str:
     """What to add to the command for it."""
-    return " ".join(f"--set {s}" for s in remedy.settings)
+    return " ".join(f"--set {shlex.quote(s)}" for s in remedy.settings)
 
 
 def refusal(found: Fit) -> str:

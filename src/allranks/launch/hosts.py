@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from allranks.envpolicy import environment, without_secrets
+from allranks.envpolicy import secrets, without_secrets
 from allranks.errors import SpecError
 from allranks.launch.rendezvous import Place, Rendezvous
 from allranks.planning import LaunchPlan
@@ -102,8 +102,7 @@ def start(run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int) -> HostsJo
 
 def _left_to_people(spec: RunSpec, plan: LaunchPlan) -> list[str]:
     """What the commands cannot hold: secrets, and what a shell must do before."""
-    hidden = sorted(environment(plan.environment).keys() - without_secrets(plan.environment).keys())
-    said = [f"export {name}=...  (a secret stands in no command)" for name in hidden]
+    said = [f"export {name}=...  (a secret stands in no command)" for name in sorted(secrets(plan.environment))]
     said += [f"module load {shlex.quote(name)}" for name in spec.cluster.modules]
     return said + spec.cluster.setup
 

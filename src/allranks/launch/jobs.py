@@ -33,8 +33,7 @@ def _local(run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: d
 
 def _slurm(run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: dict[str, Any]) -> Job:
     # Secrets stand in no script: sbatch hands the environment of its caller on to the job.
-    written = envpolicy.without_secrets(plan.environment)
-    secrets = {k: v for k, v in envpolicy.environment(plan.environment).items() if k not in written}
+    secrets = envpolicy.secrets(plan.environment)
     os.environ.update(secrets)
     os.environ.update(_handed_on(list(secrets), spec.cluster.slurm.extra, os.environ))
     for old in (run.cancelled, run.driver):  # of an earlier job of this run

@@ -7,13 +7,15 @@ from typing import Any
 
 import msgspec
 
-from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK
+from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK, RequestError
 from allranks.launch.blame import Culprit, RankEnd, find_culprit
 from allranks.observe import events as event_files
 from allranks.observe.summary import of_last_story, summarize
 from allranks.planning import LaunchPlan
 from allranks.rundir import RunDir, read_json, write_json
 from allranks.spec.records import RunSpec
+
+UNFINISHED = "it does not run, and how it ended was not written down: whoever followed it was killed. Go on with: allranks resume {}"
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,16 +169,42 @@ def _tail(log: Path) -> str:
     return f"Its last words: {lines[-1]}." if lines else ""
 
 
-def refresh(run: RunDir) -> dict[str, Any] | None:
-    """metrics.json made anew from the events, its verdict kept; None where there are no events."""
+def status_of(run: RunDir, *, alive: bool) -> str:
+    """``running``, the verdict of its end, or ``unfinished`` where whoever followed the run was killed before there was one."""
+    told = (read_json(run.metrics) or {}).get("status")
+    if alive:
+        return "running"
+    return "unfinished" if told in (None, "running") else str(told)
+
+
+def refresh(run: RunDir, *, alive: bool) -> dict[str, Any] | None:
+    """metrics.json made anew from the events, its verdict kept; None where there are no events.
+
+    Args:
+        alive: whether the run goes on.
+
+    Raises:
+        RequestError: plan.json is missing or damaged.
+    """
     from allranks.spec import load_spec
 
     ranks = event_files.read_run(run)
     if not ranks:
         return None
-    before = read_json(run.metrics) or {}
-    plan = msgspec.json.decode(run.plan.read_bytes(), type=LaunchPlan)
-    metrics = summarize(run.name, load_spec(run.spec), plan, ranks, before.get("status", "running"))
-    metrics |= {key: before[key] for key in ("message", "network") if key in before}
+    before, status = read_json(run.metrics) or {}, status_of(run, alive=alive)
+    metrics = summarize(run.name, load_spec(run.spec), _planned(run), ranks, status)
+    if status == "unfinished":
+        metrics["message"] = UNFINISHED.format(run.name)
+    metrics |= {key: before[key] for key in ("message", "network") if key in before and not alive}
     write_json(run.metrics, metrics)
     return metrics
+
+
+def _planned(run: RunDir) -> LaunchPlan:
+    try:
+        return msgspec.json.decode(run.plan.read_bytes(), type=LaunchPlan)
+    except (OSError, msgspec.DecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise RequestError(
+            f"{run.plan}: what was planned cannot be read: {why}; without it there is no summary"
+        ) from None

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from allranks.errors import DataError
-from allranks.spec.records import DataSpec, RunSpec
+from allranks.errors import DataError, SpecError
+from allranks.spec.records import DataSpec, RunSpec, ScriptSpec
 
 
 def check_request(spec: RunSpec) -> None:
@@ -19,6 +19,8 @@ def check_request(spec: RunSpec) -> None:
     from allranks.mlp import is_mlp
     from allranks.train.tiny import check_folder, family
 
+    if spec.script is not None and spec.cluster.launcher == "local":
+        _check_script(spec.script)
     if spec.model is not None and is_mlp(spec.model.name):
         return  # on noise, as the spec's own rules have it
     if spec.model is not None:
@@ -29,16 +31,29 @@ def check_request(spec: RunSpec) -> None:
     if spec.data is not None:
         _check_data(spec, spec.data)
     if spec.data is not None and spec.eval.source is not None:
-        _check_data(spec, msgspec.structs.replace(spec.data, source=spec.eval.source))
+        try:
+            _check_data(spec, msgspec.structs.replace(spec.data, source=spec.eval.source))
+        except DataError as error:
+            raise DataError(str(error).replace("data.source", "eval.source")) from None
+
+
+def _check_script(script: ScriptSpec) -> None:
+    path = Path(script.path).expanduser()
+    if not path.is_file():
+        raise SpecError(
+            f"script.path {path}: {'this is a folder' if path.is_dir() else 'there is no such file'}; looked from {Path.cwd()}"
+        )
 
 
 def _check_data(spec: RunSpec, data: DataSpec) -> None:
     from allranks.train.data import sources
-    from allranks.train.data.templates import choose_template
-    from allranks.train.tiny import ENCODERS, family
+    from allranks.train.data.templates import choose_template, require_template
+    from allranks.train.tiny import ENCODERS
 
+    require_template(data.template)
     if data.source.startswith("builtin:"):
-        sources.builtin(data.source)
+        own, tiny = sources.builtin(data.source), family_of(spec)
+        choose_template(data, own.rows(1, data.seed), classifier=tiny in ENCODERS)
         return
     if not sources.looks_like_file(data.source):
         return
@@ -48,7 +63,13 @@ def _check_data(spec: RunSpec, data: DataSpec) -> None:
         if path.stat().st_size == 0:
             raise DataError(f"data.source {path}: the file is empty")
         return
-    tiny = spec.model is not None and spec.model.name.startswith("tiny:")
+    tiny = family_of(spec)
     if tiny or data.template != "auto":
-        assert spec.model is not None
-        choose_template(data, [row], classifier=tiny and family(spec.model.name) in ENCODERS)
+        choose_template(data, [row], classifier=tiny in ENCODERS)
+
+
+def family_of(spec: RunSpec) -> str | None:
+    """``mistral`` of ``tiny:mistral``; None where only the model's files tell."""
+    from allranks.train.tiny import family
+
+    return family(spec.model.name) if spec.model is not None and spec.model.name.startswith("tiny:") else None

@@ -10,7 +10,7 @@ from allranks.report import text
 from allranks.report.gather import RunData
 from allranks.report.text import number, plain, whole
 
-TONES = {"succeeded": "good", "stopped": "warn", "failed": "bad", "running": "info"}
+TONES = {"succeeded": "good", "stopped": "warn", "failed": "bad", "running": "info", "unfinished": "warn"}
 PHASES = {
     "join": ("starting and joining", 6),
     "prepare": ("preparing data", 5),

@@ -14,6 +14,7 @@ import yaml
 
 from allranks.errors import SpecError
 from allranks.spec.adapter_rules import adapter_problems
+from allranks.spec.complaints import readable, record_of, require_sections, without_empty_sections
 from allranks.spec.mlp_rules import mlp_problems
 from allranks.spec.records import Record, RunSpec, StrategySpec
 from allranks.train.strategies import read_options, resolve_options
@@ -109,10 +110,12 @@ def parse_spec(raw: Any, sets: typing.Sequence[str] = (), where: str = "spec") -
     raw = _copy(raw)
     for item in sets:
         _apply_set(raw, item)
+    require_sections(raw, where)
+    raw = without_empty_sections(raw)
     _apply_profile(raw, where)
     _fold_strategy_options(raw, where)
     _read_strategy_files(raw, where)
-    _env_as_text(raw)
+    _env_as_text(raw, where)
     unknown = _unknown_keys(raw, RunSpec, "")
     if unknown:
         raise SpecError(f"{where}: " + "; ".join(unknown))
@@ -121,7 +124,7 @@ def parse_spec(raw: Any, sets: typing.Sequence[str] = (), where: str = "spec") -
     try:
         spec = msgspec.convert(raw, RunSpec)
     except msgspec.ValidationError as error:
-        raise SpecError(f"{where}: {_readable(str(error))}") from None
+        raise SpecError(f"{where}: {readable(str(error))}") from None
     _check_together(spec, where)
     return spec
 
@@ -135,7 +138,10 @@ def _apply_profile(raw: dict[str, Any], where: str) -> None:
         raise SpecError(f"{where}: cluster.profile is the path of another spec, not {name!r}")
     beside = Path(where).parent / name
     path = beside if beside.is_file() else Path(name)
-    below = parse_yaml(_read(path), str(path))
+    try:
+        below = parse_yaml(_read(path), str(path))
+    except SpecError as error:
+        raise SpecError(f"{where}: cluster.profile: {error}") from None
     section = below.get("cluster") if isinstance(below, dict) else None
     if not isinstance(section, dict):
         raise SpecError(f"{path}: cluster.profile of {where} names it, but it has no section cluster")
@@ -177,9 +183,11 @@ def _apply_set(raw: dict[str, Any], item: str) -> None:
 def _fold_strategy_options(raw: dict[str, Any], where: str) -> None:
     """In YAML a strategy's options stand beside its name; in the record they are apart."""
     section = raw.get("strategy")
-    if isinstance(section, str):
-        raise SpecError(f"{where}: strategy: write it as {{name: {section}}}")
     if isinstance(section, dict):
+        if not isinstance(section.get("options") or {}, dict):
+            raise SpecError(
+                f"{where}: strategy.options: an option stands beside the name, as in {{name: zero1, bucket_mb: 25}}"
+            )
         rest = {k: v for k, v in section.items() if k not in ("name", "options")}
         raw["strategy"] = {
             **({"name": section["name"]} if "name" in section else {}),
@@ -197,25 +205,16 @@ def _read_strategy_files(raw: dict[str, Any], where: str) -> None:
             raise SpecError(f"{where}: {error}") from None
 
 
-def _env_as_text(raw: dict[str, Any]) -> None:
+def _env_as_text(raw: dict[str, Any], where: str) -> None:
     """Environment values are texts; ``OMP_NUM_THREADS: 2`` is a number only to YAML."""
     cluster = raw.get("cluster")
     env = cluster.get("env") if isinstance(cluster, dict) else None
     if isinstance(cluster, dict) and isinstance(env, dict):
+        if bad := [k for k, v in env.items() if not isinstance(v, (str, int, float)) or isinstance(v, bool)]:
+            raise SpecError(f"{where}: cluster.env.{bad[0]}: {env[bad[0]]!r} is no text; write it in quotes")
         cluster["env"] = {
             k: str(v) if isinstance(v, (int, float)) and not isinstance(v, bool) else v for k, v in env.items()
         }
-
-
-def _record_of(annotation: Any) -> type[Record] | None:
-    """The record class inside an annotation such as ``DataSpec | None``."""
-    if isinstance(annotation, type) and issubclass(annotation, Record):
-        return annotation
-    for part in typing.get_args(annotation):
-        found = _record_of(part)
-        if found is not None:
-            return found
-    return None
 
 
 def _unknown_keys(raw: dict[str, Any], record: type[Record], path: str) -> list[str]:
@@ -226,7 +225,7 @@ def _unknown_keys(raw: dict[str, Any], record: type[Record], path: str) -> list[
         if key not in known:
             problems.append(f"unknown key {here!r}{_nearest(key, path, known)}")
             continue
-        inner = _record_of(known[key].type)
+        inner = record_of(known[key].type)
         if inner is not None and isinstance(value, dict) and inner is not StrategySpec:
             problems += _unknown_keys(value, inner, f"{here}.")
     return problems
@@ -236,7 +235,7 @@ def _all_keys(record: type[Record], path: str = "") -> list[str]:
     keys: list[str] = []
     for f in msgspec.structs.fields(record):
         keys.append(f"{path}{f.encode_name}")
-        inner = _record_of(f.type)
+        inner = record_of(f.type)
         if inner is not None:
             keys += _all_keys(inner, f"{path}{f.encode_name}.")
     return keys
@@ -265,16 +264,6 @@ def _not_finite(value: Any, path: str = "") -> list[str]:
     return []
 
 
-def _readable(message: str) -> str:
-    """msgspec's ``Expected `int`, got `str` - at `$.train.max_steps` `` as ``train.max_steps: expected int, got str``."""
-    text, _, place = message.partition(" - at ")
-    key = place.strip("`").removeprefix("$").removeprefix(".") or "spec"
-    text = text.replace("`", "").replace("xpected object", "xpected a section of keys")
-    if key == "name" and "regex" in text:
-        text = "a run's name has letters, digits, '.', '_' and '-' only, begins with a letter or digit, and is at most 100 long"
-    return f"{key}: {text[:1].lower()}{text[1:]}"
-
-
 def _check_together(spec: RunSpec, where: str) -> None:
     """Rules that concern more than one key."""
     problems: list[str] = []
@@ -291,6 +280,12 @@ def _check_together(spec: RunSpec, where: str) -> None:
         problems.append("train.grad_accum and train.global_batch_size are both given; give one")
     problems += adapter_problems(spec)
     problems += mlp_problems(spec)
+    if spec.cluster.launcher == "hosts" and not spec.cluster.hosts:
+        problems.append(
+            "cluster.launcher is hosts, but cluster.hosts is empty; name the nodes, the first is where the ranks meet"
+        )
+    if twice := sorted({h for h in spec.cluster.hosts if spec.cluster.hosts.count(h) > 1}):
+        problems.append(f"cluster.hosts names {', '.join(twice)} twice")
     if spec.cluster.hosts and len(spec.cluster.hosts) != spec.cluster.nodes and spec.cluster.launcher == "hosts":
         problems.append(f"cluster.hosts names {len(spec.cluster.hosts)} hosts, cluster.nodes says {spec.cluster.nodes}")
     if spec.cluster.launcher == "local" and spec.cluster.nodes != 1:

@@ -67,14 +67,28 @@ def choose_template(data: DataSpec, rows: Sequence[Row], *, classifier: bool) ->
     present = list(rows[0])
     if name == "auto":
         name = _auto(present, columns, classifier, data.source)
+    require_template(name)
     if name in KNOWN:
         return Template(name, _RENDERERS[name](data, columns, present))
+    return Template("jinja", _jinja(Path(name).expanduser()))
+
+
+def require_template(name: str) -> None:
+    """Refuse a name that means no template, whatever the data.
+
+    Raises:
+        SpecError: with the nearest known one.
+        DataError: there is no such file.
+    """
+    if name in ("auto", *KNOWN):
+        return
     path = Path(name).expanduser()
-    if path.suffix in (".j2", ".jinja", ".jinja2"):
-        return Template("jinja", _jinja(path))
-    near = difflib.get_close_matches(name, KNOWN, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise SpecError(f"data.template: {name!r} is no template{hint} (known: {', '.join(KNOWN)}, or a .jinja file)")
+    if path.suffix not in (".j2", ".jinja", ".jinja2"):
+        near = difflib.get_close_matches(name, KNOWN, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise SpecError(f"data.template: {name!r} is no template{hint} (known: {', '.join(KNOWN)}, or a .jinja file)")
+    if not path.is_file():
+        raise DataError(f"data.template {path}: there is no such file")
 
 
 def _auto(present: list[str], columns: dict[str, Any], classifier: bool, source: str) -> str:

@@ -1,0 +1,76 @@
+"""What `report` and `runs` say of a run that nobody follows any more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from allranks import api
+from allranks.cli.main import cli
+from allranks.facts import machine_facts
+from allranks.observe.events import EventLog
+from allranks.planning import make_plan
+from allranks.rundir import RunDir, read_json, write_json
+from allranks.spec import parse_spec
+from tests.conftest import tiny_spec
+
+
+@pytest.fixture
+def broken_off(tmp_path: Path) -> RunDir:
+    """A run that has begun, and whose launcher was killed: it has no verdict."""
+    spec = parse_spec(tiny_spec("builtin:instructions", tmp_path))
+    run = RunDir(tmp_path / "runs" / "t-1")
+    (run.root / "events").mkdir(parents=True)
+    api._write_request(run, spec, make_plan(spec, machine_facts()))
+    log = EventLog(run.events_of(0), 0)
+    log.write("start", attempt=1)
+    log.close()
+    return run
+
+
+def verb(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(cli, list(words), standalone_mode=False)
+    return done.return_value if done.exception is None else getattr(done.exception, "exit_code", -1), (
+        done.output + str(done.exception or "")
+    )
+
+
+def status(run: RunDir) -> str:
+    return json.loads(verb("runs", "--run-root", str(run.root.parent), "--json")[1])[0]["status"]
+
+
+def test_a_run_whose_launcher_was_killed_is_not_said_to_run(
+    broken_off: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert status(broken_off) == "unfinished"
+    code, said = verb("report", str(broken_off.root))
+    assert code == 1 and "allranks resume t-1" in " ".join(said.split())
+    assert read_json(broken_off.metrics)["status"] == "unfinished"
+    monkeypatch.setattr(api, "running", lambda run: True)
+    assert verb("report", str(broken_off.root))[0] == 0
+    assert read_json(broken_off.metrics)["status"] == "running" == status(broken_off)
+    monkeypatch.undo()  # killed after somebody had looked at it
+    assert status(broken_off) == "unfinished"
+
+
+def test_an_attempt_that_goes_on_does_not_bear_the_verdict_of_the_one_before(
+    broken_off: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_json(broken_off.metrics, {"status": "failed", "message": "rank 1 failed"})
+    assert verb("report", str(broken_off.root), "--json")[0] == 1
+    assert read_json(broken_off.metrics)["message"] == "rank 1 failed"
+    monkeypatch.setattr(api, "running", lambda run: True)
+    verb("report", str(broken_off.root))
+    assert read_json(broken_off.metrics)["status"] == "running" and "message" not in read_json(broken_off.metrics)
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", '{"world_size": 2'])
+def test_a_run_without_its_plan_is_refused_in_words(broken_off: RunDir, content: str | None) -> None:
+    broken_off.plan.unlink()
+    if content is not None:
+        broken_off.plan.write_text(content)
+    code, said = verb("report", str(broken_off.root))
+    assert code == 2 and "plan.json" in said
