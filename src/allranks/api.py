@@ -199,7 +199,7 @@ def resume(
     for problem in problems:
         observer.say(f"passed over: {problem}")
     had = resumption.global_batch_of(run_dir, step)
-    spec = resumption.with_its_batch(before, asked, lambda one: make_plan(one, machine), had)
+    spec = resumption.with_its_batch(before, asked, lambda one: make_plan(one, machine), had) if inexact else asked
     launch_plan, facts = make_plan(spec, machine), checkpoints.manifest(run_dir, step)
     resumption.require_resumable(run_dir, before, spec, launch_plan, facts, step, inexact=inexact)
     for note in resumption.notes(asked, spec):

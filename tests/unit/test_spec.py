@@ -76,6 +76,32 @@ def test_what_is_wrong_is_said_in_words_of_the_spec() -> None:
     assert "a section of keys" in refusal(["train=3"])
 
 
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        (["checkpoint.mode=fulll"], "my.yaml: checkpoint.mode: there is no 'fulll'; did you mean 'full'? (known: lite, full, none)"),
+        (["observe.hang_s=soon"], "observe.hang_s: there is no 'soon' (known: auto)"),
+        (["model=tiny:mistral", "data=x.json"], "model: write it as {name: tiny:mistral}; data: write it as {source: x.json}"),
+        (["strategy=zero1"], "strategy: write it as {name: zero1}"),
+        (["strategy={name: zero1, options: 3}"], "strategy.options: an option stands beside the name"),
+        (["adapter={type: lora, targets: q_proj}"], "adapter.targets: expected list or null, got str"),
+        (["cluster.env.A=null"], "cluster.env.A: None is no text"),
+        (["cluster.profile=nowhere.yaml"], "my.yaml: cluster.profile: nowhere.yaml: there is no such file"),
+        (["cluster.launcher=hosts"], "cluster.hosts is empty"),
+        (["cluster={launcher: hosts, nodes: 2, hosts: [a, a]}"], "cluster.hosts names a twice"),
+    ],
+)  # fmt: skip
+def test_what_a_value_may_be_is_said(items: list[str], words: str) -> None:
+    assert words in refusal(items)
+
+
+def test_a_section_whose_keys_are_all_commented_out_has_its_defaults() -> None:
+    empty = {**MINIMAL, "train": None, "strategy": None, "cluster": {"slurm": None}, "observe": {"profile": None}}
+    assert parse_spec(empty) == parse_spec(MINIMAL)
+    with pytest.raises(SpecError, match=r"model\.name is missing"):
+        parse_spec({**MINIMAL, "model": None})
+
+
 @pytest.mark.parametrize("text", ["1e-4", "1E-4", "0.0001", "1.e-4", ".0001", "+1e-4"])
 def test_exponents_are_numbers(text: str) -> None:
     assert parse_spec(MINIMAL, [f"train.lr={text}"]).train.lr == pytest.approx(1e-4)
