@@ -345,3 +345,11 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+
+
+def status_of(run: RunDir, *, alive: bool) -> str:
+    """``running``, the verdict of its end, or ``unfinished`` where whoever followed the run was killed before there was one."""
+    told = (read_json(run.metrics) or {}).get("status")
+    if alive:
+        return "running"
+    return "unfinished" if told in (None, "running") else str(told)

@@ -68,3 +68,9 @@ def test_a_climb_that_could_not_write_its_report_does_not_begin(tmp_path: Path) 
     (tmp_path / "file").write_text("")
     code, said = verb("smoke", "01", "--scale", "tiny", "--run-root", tmp_path / "file")
     assert code == 3 and "run_root" in said and "01_single" not in said
+
+
+def test_a_verb_that_is_not_there_names_the_nearest() -> None:
+    code, said = verb("diagnos", "x")
+    assert code == 2 and "did you mean diagnose?" in said
+    assert verb("frob")[0] == 2

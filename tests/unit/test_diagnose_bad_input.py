@@ -56,6 +56,33 @@ def test_cut_archive_is_said_and_its_beginning_counts(tmp_path: Path, pack) -> N
     assert any("a.log" in p.file and "cut or damaged" in p.text for p in found.problems)
 
 
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress], ids=["gz", "xz"])
+def test_a_small_archive_that_breaks_off_is_read_up_to_there(tmp_path: Path, pack) -> None:
+    """The end of a log tells most; less than a block of it must not be lost with what is missing."""
+    noise = random.Random(0).randbytes(60_000).hex().encode()
+    (tmp_path / "a.log").write_bytes(pack(noise + b"\n" + OOM + noise)[:-30_000])
+    found = diagnose([tmp_path])
+    assert _ids(found) == ["cuda_oom"]
+    assert "breaks off; what came before was read" in found.problems[0].text
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress], ids=["gz", "bz2", "xz"])
+def test_archives_in_a_row_are_one_log(tmp_path: Path, pack) -> None:
+    (tmp_path / "a.log").write_bytes(pack(b"hello\n" * 5) + pack(OOM) + b"\0" * 512)
+    found = diagnose([tmp_path])
+    assert _ids(found) == ["cuda_oom"] and not found.problems
+    assert found.findings[0].evidence[0].line == 6
+
+
+def test_an_archive_with_a_damaged_part_is_read_up_to_there(tmp_path: Path) -> None:
+    noise = random.Random(0).randbytes(100_000).hex().encode()
+    packed = bytearray(gzip.compress(OOM + noise))
+    packed[80_000:80_100] = bytes(100)
+    (tmp_path / "a.log").write_bytes(packed)
+    found = diagnose([tmp_path])
+    assert _ids(found) == ["cuda_oom"] and "damaged" in found.problems[0].text
+
+
 def test_binary_and_empty_files_are_said(tmp_path: Path) -> None:
     (tmp_path / "core.1").write_bytes(b"\x7fELF" + os.urandom(4000))
     (tmp_path / "noise.log").write_bytes(os.urandom(40000))

@@ -308,6 +308,20 @@ def test_what_the_watch_saw_comes_first_and_its_own_kills_are_no_cause(tmp_path:
     found = of(tmp_path, files)
     assert ids(found) == [named]
     assert (found.findings[0].rank, found.findings[0].host) == (2, "n1")
+    (line,) = found.story  # how the ranks were ended is no news of its own
+    assert line.endswith("hang: rank 2 fell out")
+
+
+def test_a_rank_that_ended_itself_without_a_word_is_named_before_those_that_miss_it(tmp_path: Path) -> None:
+    """sys.exit(7) leaves no traceback; what rank 0 raises then is an echo, whatever its own exit code."""
+    files = {"n1.exit.json": ends((1, 7, 1.7e9), (0, 1, 1.7e9 + 3)), "n0.rank0.log": LOST, "n1.rank1.log": "step 1"}
+    found = of(tmp_path, files)
+    assert ids(found) == ["application_error"]
+    assert (found.findings[0].rank, found.findings[0].host) == (1, "n1")
+    assert "exit code 7" in found.findings[0].cause and "without an error" in found.findings[0].title
+    assert any("rank 1 on n1: ended with exit code 7" in line for line in found.story)
+    files["n1.rank1.log"] = 'Traceback (most recent call last):\n  File "/x/train.py", line 3, in main\nKeyError: 1'
+    assert "exit code 7" not in of(tmp_path, files).findings[0].cause  # it said why
 
 
 @pytest.mark.parametrize(

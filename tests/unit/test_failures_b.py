@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
+from allranks import api
+from allranks.cli.run import _detach
 from allranks.diagnose import Diagnosis, diagnose
 from allranks.launch.hosts import start
 from allranks.launch.jobs import LAUNCHERS, _handed_on
 from allranks.planning import make_plan
 from allranks.rundir import RunDir, read_json
 from allranks.slurm.script import render
+from allranks.spec import parse_spec
 from tests.golden.test_sbatch import spec_with
 from tests.unit.test_diagnose_judge import STATUS, watchdog
 from tests.unit.test_plan import facts
@@ -130,6 +133,26 @@ def test_sbatch_is_given_the_secrets_that_its_script_does_not_hold(
     script = run.sbatch.read_text()
     assert "export A=seen" in script
     assert not any(secret in script for secret in secrets.values())
+
+
+def test_a_run_in_the_background_gets_the_secrets_that_its_folder_does_not_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its follower, which is not started here, reads the spec from the run folder."""
+    env = {"HF_TOKEN": "hf_secret0123456789", "HTTPS_PROXY": "http://me:pw@proxy:3128", "A": "seen"}
+    spec = parse_spec({"model": {"name": "tiny:mistral"}, "data": {"source": "x.json"}, "cluster": {"env": env}})
+    run, plan, given = RunDir(tmp_path / "run"), make_plan(spec, facts()), {}
+    run.logs.mkdir(parents=True)
+    api._write_request(run, spec, plan)
+    for name in env:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("allranks.cli.run.subprocess.Popen", lambda command, **how: given.update(how["env"]))
+    _detach(run, spec, plan, as_json=True)
+    assert {name: given.get(name) for name in ("HF_TOKEN", "HTTPS_PROXY")} == {
+        k: env[k] for k in ("HF_TOKEN", "HTTPS_PROXY")
+    }
+    files = "".join(path.read_text() for path in run.root.rglob("*") if path.is_file())
+    assert "seen" in files and "hf_secret" not in files and "me:pw" not in files
 
 
 def test_commands_for_people_say_what_they_cannot_hold(tmp_path: Path) -> None:

@@ -88,7 +88,6 @@ def test_what_is_wrong_is_said_in_words_of_the_spec() -> None:
         (["cluster.env.A=null"], "cluster.env.A: None is no text"),
         (["cluster.profile=nowhere.yaml"], "my.yaml: cluster.profile: nowhere.yaml: there is no such file"),
         (["cluster.launcher=hosts"], "cluster.hosts is empty"),
-        (["cluster={launcher: hosts, nodes: 2, hosts: [a, a]}"], "cluster.hosts names a twice"),
     ],
 )  # fmt: skip
 def test_what_a_value_may_be_is_said(items: list[str], words: str) -> None:

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from allranks.cli.options import any_path, json_option, print_json, set_option
+from allranks.cli.options import any_path, error_line, json_option, print_json, set_option
 from allranks.errors import EXIT_FAILED, EXIT_OK
 
 
@@ -56,7 +56,7 @@ class _Progress:
         if event["event"] == "compare":
             self.say(f"{event['seconds']:7.1f} s  {event['text']}")
         if event["event"] == "error" and not event.get("echo"):
-            self.say(f"rank {event['rank']}: {event['type']}: {str(event['message']).splitlines()[0][:200]}")
+            self.say(error_line(event))
 
 
 def _show(console: Console, done: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from allranks.report.text import plain
 from allranks.rundir import finite
 
 any_path = click.Path(path_type=Path, readable=False)
@@ -51,6 +52,12 @@ def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -
 def run_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     """The argument RUN, a path, a name, the beginning of a name, or ``latest``."""
     return click.argument("run", default="latest", shell_complete=complete_runs)(function)
+
+
+def error_line(event: dict[str, Any]) -> str:
+    """An error event of a rank in one line; what the program wrote may hold anything, also what a terminal obeys."""
+    first = (plain(event["message"]).splitlines() or [""])[0]
+    return f"rank {event['rank']}: {event['type']}: {first[:200]}"
 
 
 def print_json(value: Any) -> None:

@@ -52,8 +52,7 @@ def runs_command(run_root: Path, as_json: bool) -> int:
 
 def _row(run: Any) -> dict[str, Any]:
     from allranks import api
-    from allranks.launch.outcome import status_of
-    from allranks.rundir import read_json
+    from allranks.rundir import read_json, status_of
 
     metrics = read_json(run.metrics) or {}
     plan = read_json(run.plan) or {}

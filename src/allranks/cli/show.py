@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from allranks.cli.options import error_line
 from allranks.planning import LaunchPlan
 from allranks.report.text import bytes_text, plain, seconds_text
 
@@ -64,14 +65,14 @@ class Live:
     def event(self, event: dict[str, Any]) -> None:
         """Take in one event of any rank; rank 0's are shown."""
         if event["event"] == "error" and not event.get("echo"):
-            self.say(f"rank {event['rank']}: {event['type']}: {str(event['message']).splitlines()[0][:200]}")
+            self.say(error_line(event))
         if event["event"] == "hang":
             ranks = ", ".join(map(str, event["ranks"]))
             self.say(
                 f"hang     {f'rank {ranks} on ' + str(event['host']) + ' fell out' if ranks else 'all ranks wait'}; the run is ended"
             )
         if event["event"] == "warning":
-            self.say(f"note     rank {event['rank']}: {event['message']}")
+            self.say(f"note     rank {event['rank']}: {plain(event['message'])}")
         if event["rank"] != 0:
             return
         handler = getattr(self, f"_on_{event['event']}", None)

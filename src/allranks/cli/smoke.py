@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from allranks.cli.options import any_path, json_option, print_json, set_option
+from allranks.cli.options import any_path, error_line, json_option, print_json, set_option
 from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class _Watcher:
         if event["event"] == "step" and event["rank"] == 0 and event["step"] % EVERY == 0:
             self.say(f"    step {event['step']}, loss {event['loss']:.4f}")
         if event["event"] == "error" and not event.get("echo"):
-            self.say(f"    rank {event['rank']}: {event['type']}: {str(event['message']).splitlines()[0][:200]}")
+            self.say(f"    {error_line(event)}")
 
     def begin(self, test: SmokeTest, setting: str, scaled: list[str]) -> None:
         self._console.print(f"\n[bold]{test.name}[/bold] {escape(test.title)}", highlight=False)

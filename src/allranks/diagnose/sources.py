@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import bz2
 import codecs
-import gzip
 import io
-import lzma
 import os
 import shutil
 import stat
 import subprocess
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from msgspec import Struct
 
+from allranks.diagnose.packed import MAGIC, Packed
 from allranks.errors import RequestError
 from allranks.rundir import RunDir, is_run
 
@@ -70,7 +67,7 @@ _NO_LOGS = frozenset(
         ".md",
     ]
 )
-_MAGIC = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zst"}
+_MAGIC = {magic: kind for kind, magic in MAGIC.items()} | {b"\x28\xb5\x2f\xfd": "zst"}
 _BINARY_MAGIC = (b"\x7fELF", b"PK\x03\x04", b"\x89PNG", b"%PDF", b"ARROW1", b"PAR1", b"\x93NUMPY")
 
 
@@ -183,21 +180,15 @@ def blocks(source: Source) -> Iterator[tuple[bytes, bool]]:
             yield from _lines(_texts(_open(raw, head)))
     except OSError as error:
         raise Unreadable(f"cannot be read: {error.strerror or error}") from None
-    except (EOFError, zlib.error, lzma.LZMAError) as error:
+    except EOFError as error:
         raise Unreadable(f"is cut or damaged: {error}; what came before was read") from None
 
 
 def _open(raw: BinaryIO, head: bytes) -> BinaryIO:
     kind = next((k for magic, k in _MAGIC.items() if head.startswith(magic)), None)
-    if kind == "gz":
-        return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
-    if kind == "bz2":
-        return cast(BinaryIO, bz2.BZ2File(raw))
-    if kind == "xz":
-        return cast(BinaryIO, lzma.LZMAFile(raw))
     if kind == "zst":
         return _open_zstd(raw)
-    return raw
+    return raw if kind is None else cast(BinaryIO, Packed(raw, kind))
 
 
 def _open_zstd(raw: BinaryIO) -> BinaryIO:

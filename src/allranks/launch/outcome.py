@@ -12,7 +12,8 @@ from allranks.launch.blame import Culprit, RankEnd, find_culprit
 from allranks.observe import events as event_files
 from allranks.observe.summary import of_last_story, summarize
 from allranks.planning import LaunchPlan
-from allranks.rundir import RunDir, read_json, write_json
+from allranks.report.text import plain
+from allranks.rundir import RunDir, read_json, status_of, write_json
 from allranks.spec.records import RunSpec
 
 UNFINISHED = "it does not run, and how it ended was not written down: whoever followed it was killed. Go on with: allranks resume {}"
@@ -51,6 +52,7 @@ def conclude(
     ranks = event_files.read_run(run)
     now = {rank: of_attempt(events, attempt) for rank, events in ranks.items()}
     status, message, exit_code = _verdict(run, plan, now, attempt, _End(code, interrupted, told_by_launcher))
+    message = plain(message)  # it quotes what the program wrote, which may hold anything
     if status == "failed" and (gave_up := (read_json(run.driver) or {}).get("gave_up")):
         message = f"{message}. {gave_up}"
     metrics = summarize(run.name, spec, plan, ranks, status)
@@ -167,14 +169,6 @@ def _tail(log: Path) -> str:
     except OSError:
         return ""
     return f"Its last words: {lines[-1]}." if lines else ""
-
-
-def status_of(run: RunDir, *, alive: bool) -> str:
-    """``running``, the verdict of its end, or ``unfinished`` where whoever followed the run was killed before there was one."""
-    told = (read_json(run.metrics) or {}).get("status")
-    if alive:
-        return "running"
-    return "unfinished" if told in (None, "running") else str(told)
 
 
 def refresh(run: RunDir, *, alive: bool) -> dict[str, Any] | None:

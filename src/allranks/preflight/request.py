@@ -52,8 +52,9 @@ def _check_data(spec: RunSpec, data: DataSpec) -> None:
 
     require_template(data.template)
     if data.source.startswith("builtin:"):
-        own, tiny = sources.builtin(data.source), family_of(spec)
-        choose_template(data, own.rows(1, data.seed), classifier=tiny in ENCODERS)
+        own = sources.builtin(data.source)
+        if data.template != "auto" or data.columns:  # else it brings its own
+            choose_template(data, own.rows(1, data.seed), classifier=family_of(spec) in ENCODERS)
         return
     if not sources.looks_like_file(data.source):
         return

@@ -284,8 +284,6 @@ def _check_together(spec: RunSpec, where: str) -> None:
         problems.append(
             "cluster.launcher is hosts, but cluster.hosts is empty; name the nodes, the first is where the ranks meet"
         )
-    if twice := sorted({h for h in spec.cluster.hosts if spec.cluster.hosts.count(h) > 1}):
-        problems.append(f"cluster.hosts names {', '.join(twice)} twice")
     if spec.cluster.hosts and len(spec.cluster.hosts) != spec.cluster.nodes and spec.cluster.launcher == "hosts":
         problems.append(f"cluster.hosts names {len(spec.cluster.hosts)} hosts, cluster.nodes says {spec.cluster.nodes}")
     if spec.cluster.launcher == "local" and spec.cluster.nodes != 1:

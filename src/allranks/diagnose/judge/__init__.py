@@ -68,10 +68,10 @@ def _finding(case: Case, candidate: Candidate, end: FirstEnd) -> Finding:
     rank_number, host = _where(case, candidate, first, end)
     return Finding(
         id=entry.id,
-        title=entry.title,
+        title=candidate.title or entry.title,
         confidence=round(min(candidate.score, 0.98), 2),
         cause=clean(candidate.cause or entry.cause),
-        fix=entry.fix,
+        fix=candidate.fix or entry.fix,
         host=host,
         rank=rank_number,
         evidence=_evidence(case, first),

@@ -26,6 +26,8 @@ class Candidate(Struct, kw_only=True):
     signals: list[Signal] = field(default_factory=list)
     against: list[str] = field(default_factory=list)
     cause: str | None = None  # instead of the catalogue's sentence, where more is known
+    title: str | None = None
+    fix: str | None = None
     next_test: str | None = None
     rank: int | None = None
     host: str | None = None
@@ -47,6 +49,10 @@ class Case:
         self.signals: list[Signal] = [s for scan in scans for s in scan.signals]
         self.candidates: dict[str, Candidate] = {}
         self.unsure_hosts: frozenset[str] = frozenset()  # whose clocks nothing compares with the others'
+        self.quiet_ends: list[Signal] = []  # ranks that ended with a code of their own and without a word
+        self.own_kills: set[tuple[int, int]] = (
+            set()
+        )  # files and lines that tell how a run of allranks ended its ranks itself
 
     def facts(self, name: str) -> list[Signal]:
         """Signals of one fact, in order of files and lines."""

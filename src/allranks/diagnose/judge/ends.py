@@ -13,6 +13,7 @@ _NUMBER = re.compile(r"\d+")
 
 def decide(case: Case) -> None:
     """Where nothing but the end of a process is told, says so: the launcher's table hides the error itself."""
+    _quiet(case)
     if case.candidates:
         return
     ended = [
@@ -29,6 +30,25 @@ def decide(case: Case) -> None:
             "give diagnose the logs of that rank; decorate the program's main function with torch.distributed.elastic's @record, or start with "
             "--log-dir and --redirects=3, so that the error is kept"
         )
+
+
+def _quiet(case: Case) -> None:
+    """A rank that ended by itself, with a code and without a word, where the others' words are of its absence alone."""
+    if case.candidates.keys() - {"peer_died_first"}:
+        return
+    spoke = {s.rank for s in case.signals if s.kind == "class" or s.owner in ("exception", "event_error")}
+    case.quiet_ends = [s for s in in_order(case.facts("rank_end")) if s.rank not in spoke and int(s.groups["code"]) > 0]
+    if case.quiet_ends:
+        first = case.quiet_ends[0]
+        found = case.propose("application_error", 0.72, case.quiet_ends)
+        found.rank, found.host = first.rank, first.host
+        found.cause = (
+            f"Rank {first.rank} ended itself with exit code {first.groups['code']} and wrote no error: sys.exit, os._exit, or a library that gave up. "
+            "What the other ranks say is of its absence."
+        )
+        found.title = "the program ended itself without an error"
+        found.fix = f"See in the program what ends it with {first.groups['code']} on rank {first.rank} alone; raise an exception there, which says why."
+        found.next_test = f"read the end of the log of rank {first.rank}; it ends where the program did"
 
 
 class FirstEnd(Struct, frozen=True):

@@ -21,7 +21,8 @@ def tell(case: Case) -> list[str]:
 
     Clocks of nodes may differ: a cause then stands after its echo here, but not in the order of findings.
     """
-    timed = [s for s in case.signals if s.time is not None and _tells(s)]
+    told_of = [s for s in case.signals if _tells(s) and (s.file, s.line) not in case.own_kills]
+    timed = [s for s in [*told_of, *case.quiet_ends] if s.time is not None]
     if not timed:
         return []
     timed.sort(key=lambda s: (s.time or 0.0, s.file, s.line))
@@ -51,6 +52,10 @@ def _line(case: Case, signal: Signal) -> str:
     rank = f"rank {signal.rank}" if signal.rank is not None else ""
     host = signal.host or (case.rank_hosts.get(signal.rank) if signal.rank is not None else None) or ""
     who = " on ".join(part for part in (rank, host) if part) or case.names[signal.file]
-    said = f"{signal.groups['type']}: {signal.groups['message']}" if signal.owner == "event_error" else signal.text
+    said = {
+        "event_error": lambda g: f"{g['type']}: {g['message']}",
+        "event_hang": lambda g: g["message"],
+        "rank_end": lambda g: f"ended with exit code {g['code']}",
+    }.get(signal.owner, lambda _: signal.text)(signal.groups)
     what = CATALOGUE[signal.owner].title if signal.owner in CATALOGUE else clean(said)[:TEXT]
     return f"{when}  {who}: {what}"

@@ -36,3 +36,4 @@ def _own_kills(case: Case) -> None:
         candidate = case.candidates.get(name)
         if candidate is not None and candidate.signals and all(_KILLED.search(s.text) for s in candidate.signals):
             candidate.explained = True
+            case.own_kills |= {(s.file, s.line) for s in candidate.signals}
