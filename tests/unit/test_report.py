@@ -174,9 +174,25 @@ def test_a_failure_is_named_with_its_log(tmp_path: Path) -> None:
     page = Page(write_report(failed_run(tmp_path)))
     assert "Failed rank 1 on one failed after step 4: RuntimeError: out of memory" in page.text
     assert page.text.index("out of memory") < page.text.index("train loss")
-    assert page.text.index("1 1 RuntimeError out of memory") < page.text.index("followed from another rank")
+    assert page.text.index("1 1 RuntimeError out of memory") < page.text.index("another rank had gone")
     assert "The end of the log one.rank1.log Traceback (most recent call last): File x.py RuntimeError" in page.text
     assert "\x1b" not in page.html
+
+
+def test_of_a_program_of_ones_own_nothing_is_said_that_allranks_does_not_know(tmp_path: Path) -> None:
+    """It has its own loop: no strategy, no proof, and no phases but its start."""
+    run = failed_run(tmp_path)
+    plan = json.loads(run.plan.read_text())
+    run.plan.write_text(json.dumps({**plan, "batch": None, "max_steps": None}))
+    page = Page(write_report(run))
+    assert "own program" in page.text
+    for words in (
+        "Proof at step 0",
+        "Where the time of the run went",
+        str(plan["strategy"]),
+        "the run did not get there",
+    ):
+        assert words not in page.text, words
 
 
 def test_a_rank_that_died_without_a_word_still_shows_its_log(tmp_path: Path) -> None:

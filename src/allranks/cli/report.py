@@ -19,6 +19,7 @@ def report_command(run: str, run_root: Path, as_json: bool) -> int:
     from allranks import api
     from allranks.launch.outcome import refresh
     from allranks.report.page import write_report
+    from allranks.report.text import plain
     from allranks.rundir import find_run
 
     found = find_run(run, run_root)
@@ -36,6 +37,6 @@ def report_command(run: str, run_root: Path, as_json: bool) -> int:
         console = Console()
         show_end(console, found, metrics)
         if metrics.get("message"):
-            console.print(metrics["message"], highlight=False, markup=False)
+            console.print(plain(metrics["message"]), highlight=False, markup=False, soft_wrap=not console.is_terminal)
         console.print(f"report  {found.report}", highlight=False, soft_wrap=True)
     return EXIT_OK if metrics["status"] in ("succeeded", "running") else EXIT_FAILED

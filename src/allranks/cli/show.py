@@ -174,6 +174,11 @@ def summary_table(metrics: dict[str, Any]) -> Table:
 def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
     """The lines of the summary, only those that are known."""
     step, proof = m.get("step_time_s"), m.get("sync_proof")
+    if m["model"] is None:  # a program of the user's own, of which no steps, tokens or proofs are known
+        ranks = f"{m['world_size']} on {m['nodes']} node{'s' * (m['nodes'] > 1)}, your own program, {m['device']}"
+        network = (m.get("network") or {}).get("line")
+        known = [("ranks", ranks), ("time", seconds_text(m["wall_time_s"] or 0)), ("network", network)]
+        return [(name, value) for name, value in known if value]
     rows = [
         (
             "ranks",

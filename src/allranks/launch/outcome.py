@@ -93,6 +93,9 @@ def _verdict(
         return "stopped", f"stopped after step {step} ({why}); {where}", EXIT_FAILED
     if end.code == 0 and len(done) >= plan.world_size:
         return "succeeded", f"all {plan.world_size} ranks ended well", EXIT_OK
+    own_program = plan.batch is None  # of which no steps and no checkpoints are known
+    if end.interrupted and own_program:
+        return "failed", "interrupted; the ranks were ended", EXIT_FAILED
     if end.interrupted:
         saved = run.checkpoint_steps()
         rest = f"the newest checkpoint is step {saved[-1]}" if saved else "no checkpoint had been written"
@@ -104,7 +107,8 @@ def _verdict(
     culprit = blame(run, now, attempt)
     if culprit is None:
         return "failed", *_without_culprit(run, plan, attempt, end)
-    return "failed", describe(run, culprit, attempt), culprit.exit_code if culprit.known else EXIT_FAILED
+    said = describe(run, culprit, attempt, in_steps=not own_program)
+    return "failed", said, culprit.exit_code if culprit.known else EXIT_FAILED
 
 
 def _failed_before(now: dict[int, list[dict[str, Any]]], hang: dict[str, Any]) -> bool:
@@ -147,11 +151,11 @@ def blame(run: RunDir, now: dict[int, list[dict[str, Any]]], attempt: int) -> Cu
     return find_culprit(ends, errors, steps)
 
 
-def describe(run: RunDir, culprit: Culprit, attempt: int) -> str:
-    """Rank, cause, last step and log in one paragraph."""
+def describe(run: RunDir, culprit: Culprit, attempt: int, *, in_steps: bool) -> str:
+    """Rank, cause, last step (where there are steps) and log in one paragraph."""
     logs = run.rank_logs(attempt)
     where = f"rank {culprit.rank}" + (f" on {culprit.host}" if culprit.host else "")
-    at = f" after step {culprit.step}" if culprit.step else " before the first step"
+    at = f" after step {culprit.step}" if culprit.step else " before the first step" if in_steps else ""
     log = f". Log: {logs[culprit.rank]}" if culprit.rank in logs else ""
     if culprit.known:
         return f"{culprit.message.rstrip('.')}{log if culprit.exit_code == EXIT_FAILED else ''}"

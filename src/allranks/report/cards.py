@@ -132,7 +132,8 @@ def _wall_time(data: RunData) -> Card | None:
     total = data.total_steps
     attempts = len(data.zero.attempts)
     note = f"{done:,} of {total:,} steps" if total is not None else f"{done:,} steps"
-    return Card("wall time", text.seconds_text(wall), note + (f", {attempts} attempts" if attempts > 1 else ""))
+    notes = [*([] if data.own_program else [note]), *([f"{attempts} attempts"] if attempts > 1 else [])]
+    return Card("wall time", text.seconds_text(wall), ", ".join(notes))
 
 
 def _parameters(data: RunData) -> Card | None:
@@ -150,7 +151,9 @@ def _mfu(data: RunData) -> Card | None:
 
 
 def proof(data: RunData) -> list[Tick]:
-    """The three things shown at step 0."""
+    """The three things shown at step 0; nothing for a program of the user's own, of which nothing is proved."""
+    if data.own_program:
+        return []
     shown = data.zero.last("proof") or text.record(data.metrics.get("sync_proof"))
     if not shown:
         problem = next((e for e in data.errors() if e.get("type") == "ProofFailed"), None)
@@ -176,6 +179,8 @@ def proof(data: RunData) -> list[Tick]:
 
 def budget(data: RunData) -> list[Slice]:
     """Rank 0's time by phase, summed over the attempts."""
+    if data.own_program:
+        return []
     spent: dict[str, float] = {}
     for attempt in data.zero.attempts:
         marks = [("join", attempt.began)] if attempt.began is not None else []
@@ -198,10 +203,10 @@ def subtitle(data: RunData) -> list[str]:
     parts = [
         m.get("model"),
         "LoRA" if m.get("use_lora") is True else None,
-        p.get("strategy") or m.get("strategy"),
+        "own program" if data.own_program else p.get("strategy") or m.get("strategy"),
         f"{ranks} rank{'s' * (ranks != 1)} on {nodes} node{'s' * (nodes != 1)}" if ranks and nodes else None,
         m.get("device") or p.get("device"),
-        p.get("dtype") or m.get("dtype"),
+        None if data.own_program else p.get("dtype") or m.get("dtype"),
         m.get("dataset"),
     ]
     return [plain(part, 120) for part in parts if part]

@@ -46,6 +46,11 @@ class RunData:
         return self.stories.get(0, Story())
 
     @property
+    def own_program(self) -> bool:
+        """A program of the user's own: allranks starts and watches it, and knows no steps, strategy or data of it."""
+        return "batch" in self.plan and self.plan["batch"] is None
+
+    @property
     def status(self) -> str:
         return str(self.metrics.get("status") or "unknown")
 

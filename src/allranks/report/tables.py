@@ -153,9 +153,9 @@ def error_table(data: RunData) -> Table | None:
             num(count_text(e.get("rank"))),
             Cell(text_or_none(e.get("type")), "code"),
             long(text_or_none(e.get("message"))),
-            "followed from another rank" if e.get("echo") is True else "",
+            "another rank had gone" if e.get("echo") is True else "",
         )
         for e in data.errors()
     ]
     kept, note = shorten(rows, "errors")
-    return table("errors", "Errors reported by ranks", ["attempt", "rank", "error", "message", ""], kept, note)
+    return table("errors", "Errors reported by ranks", ["attempt", "rank", "error", "message", "because"], kept, note)

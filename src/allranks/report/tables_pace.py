@@ -60,7 +60,9 @@ def hang_table(data: RunData) -> Table | None:
     if left > 0:
         note += f" {left} more ranks are not shown."
     notes = [str(n) for n in data.hang.get("notes") or []]
-    return table("hang", "Where the ranks stood", ["rank", "host", "", "line", "why"], made, " ".join([note, *notes]))
+    return table(
+        "hang", "Where the ranks stood", ["rank", "host", "state", "line", "why"], made, " ".join([note, *notes])
+    )
 
 
 def _place(item: dict[str, object]) -> tuple[Cell, str]:

@@ -29,8 +29,8 @@ def plan_facts(data: RunData) -> Table | None:
         "Plan",
         [
             ("launcher", text_or_none(p.get("launcher"))),
-            ("strategy", text_or_none(p.get("strategy"))),
-            ("its options", options),
+            ("strategy", "" if data.own_program else text_or_none(p.get("strategy"))),
+            ("its options", "" if data.own_program else options),
             ("device, type", f"{text_or_none(p.get('device'))}, {text_or_none(p.get('dtype'))}" if p else ""),
             ("backend", text_or_none(p.get("backend"))),
             ("optimizer step", sequences),
