@@ -93,22 +93,24 @@ def _verdict(
         return "stopped", f"stopped after step {step} ({why}); {where}", EXIT_FAILED
     if end.code == 0 and len(done) >= plan.world_size:
         return "succeeded", f"all {plan.world_size} ranks ended well", EXIT_OK
-    own_program = plan.batch is None  # of which no steps and no checkpoints are known
-    if end.interrupted and own_program:
-        return "failed", "interrupted; the ranks were ended", EXIT_FAILED
     if end.interrupted:
-        saved = run.checkpoint_steps()
-        rest = f"the newest checkpoint is step {saved[-1]}" if saved else "no checkpoint had been written"
-        message = f"interrupted; the ranks did not reach the edge of a step in time and were ended; {rest}"
-        return "failed", message, EXIT_FAILED
+        return "failed", _interrupted(run, plan), EXIT_FAILED
     hang = read_json(run.hang_report(attempt)) or {}
     if isinstance(hang.get("sentence"), str) and not _failed_before(now, hang):
         return "failed", f"{hang['sentence']}. Evidence: {run.hang(attempt)}", EXIT_FAILED
     culprit = blame(run, now, attempt)
     if culprit is None:
         return "failed", *_without_culprit(run, plan, attempt, end)
-    said = describe(run, culprit, attempt, in_steps=not own_program)
+    said = describe(run, culprit, attempt, in_steps=plan.batch is not None)
     return "failed", said, culprit.exit_code if culprit.known else EXIT_FAILED
+
+
+def _interrupted(run: RunDir, plan: LaunchPlan) -> str:
+    if plan.batch is None:  # a user's own program, of which no steps and no checkpoints are known
+        return "interrupted; the ranks were ended"
+    saved = run.checkpoint_steps()
+    rest = f"the newest checkpoint is step {saved[-1]}" if saved else "no checkpoint had been written"
+    return f"interrupted; the ranks did not reach the edge of a step in time and were ended; {rest}"
 
 
 def _failed_before(now: dict[int, list[dict[str, Any]]], hang: dict[str, Any]) -> bool:
