@@ -195,6 +195,10 @@ def resume(
     before, asked = load_spec(run_dir.spec), load_spec(run_dir.spec, sets)
     if running(run_dir):
         raise RequestError(f"run {run_dir.name} is still running; end it first")
+    if before.script is not None:
+        raise RequestError(
+            f"run {run_dir.name} is a program of your own, whose checkpoints allranks does not know; start it anew with: allranks run {run_dir.spec}"
+        )
     step, problems = checkpoints.newest(run_dir)
     for problem in problems:
         observer.say(f"passed over: {problem}")

@@ -74,3 +74,15 @@ def test_a_run_without_its_plan_is_refused_in_words(broken_off: RunDir, content:
         broken_off.plan.write_text(content)
     code, said = verb("report", str(broken_off.root))
     assert code == 2 and "plan.json" in said
+
+
+@pytest.mark.parametrize("words", [("resume",), ("export",)])
+def test_a_program_of_ones_own_has_no_checkpoints_to_go_on_from(broken_off: RunDir, words: tuple[str, ...]) -> None:
+    broken_off.spec.write_text("script: {path: own.py}")
+    code, said = verb(*words, str(broken_off.root))
+    assert code == 2 and "program of your own" in said
+
+
+def test_a_comparison_of_nothing_is_refused(broken_off: RunDir) -> None:
+    code, said = verb("compare", str(broken_off.spec), "--strategies", " , ")
+    assert code == 2 and "--strategies names none" in said

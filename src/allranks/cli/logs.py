@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 @click.option("--rank", type=int, multiple=True, help="Only these ranks; may be repeated.")
 @click.option("--node", help="Only ranks of this host.")
 @click.option("--attempt", type=int, help="Which attempt; default the last.")
-@click.option("--tail", "last", type=int, default=20, show_default=True, help="Lines of each file; 0 for all.")
+@click.option(
+    "--tail", "last", type=click.IntRange(min=0), default=20, show_default=True, help="Lines of each file; 0 for all."
+)
 @click.option("--follow", "-f", is_flag=True, help="Go on showing what is added, until the run ends.")
 @root_option
 @json_option

@@ -75,6 +75,8 @@ def request(spec: RunSpec, names: Sequence[str], repeats: int) -> CompareRequest
     Raises:
         SpecError: a strategy is unknown, named twice, or for one process.
     """
+    if not names:
+        raise SpecError("--strategies names none; give names separated by commas, or all")
     candidates = []
     for name in names:
         known = entry(name)

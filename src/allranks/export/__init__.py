@@ -76,6 +76,8 @@ def export(run: RunDir, *, step: int | None, merge: bool, out: Path | None, forc
 
 def _require_known(run: RunDir) -> None:
     spec = load_spec(run.spec)
+    if spec.script is not None:
+        raise RequestError(f"run {run.name} is a program of your own, which saves what it trains by itself")
     if spec.model is not None and is_mlp(spec.model.name):
         raise RequestError(
             f"run {run.name}: {spec.model.name} is no model that Hugging Face's libraries know; its weights stand in the checkpoint's model.safetensors"
