@@ -243,23 +243,27 @@ def cancel(run_dir: RunDir, *, now: bool = False) -> str:
     return "its ranks are ended" if now else "its ranks are asked to stop at the edge of a step"
 
 
-def running(run_dir: RunDir) -> bool:
-    """True while an agent of this run lives on this machine, or its job has not left Slurm's queue."""
-    import psutil
+def running(run_dir: RunDir, agents: set[str] | None = None) -> bool:
+    """True while an agent of this run lives on this machine, or its job has not left Slurm's queue.
 
+    Args:
+        agents: what `local_agents` found, where many runs are asked for.
+    """
     driver = read_json(run_dir.driver) or {}
     if driver.get("state") in ("running", "requeued"):
         try:
             return find_slurm(Path.cwd()).state(driver["job"]).alive
         except EnvironmentNotAble:
             return False
+    return str(run_dir.root) in (local_agents() if agents is None else agents)
 
-    wanted = str(run_dir.root)
-    for process in psutil.process_iter(["cmdline"]):
-        command = process.info["cmdline"] or []
-        if "allranks.launch.agent" in command and wanted in command and process.pid != os.getpid():
-            return True
-    return False
+
+def local_agents() -> set[str]:
+    """The words of the commands of all agents on this machine: the folders of their runs are among them."""
+    import psutil
+
+    commands = (p.info["cmdline"] or [] for p in psutil.process_iter(["cmdline"]) if p.pid != os.getpid())
+    return {word for command in commands if "allranks.launch.agent" in command for word in command}
 
 
 __all__ = ["CheckpointError", "RunResult", "SpecError", "launch", "load_spec", "plan", "resume", "run"]

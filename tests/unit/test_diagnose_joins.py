@@ -309,7 +309,7 @@ def test_what_the_watch_saw_comes_first_and_its_own_kills_are_no_cause(tmp_path:
     assert ids(found) == [named]
     assert (found.findings[0].rank, found.findings[0].host) == (2, "n1")
     (line,) = found.story  # how the ranks were ended is no news of its own
-    assert line.endswith("hang: rank 2 fell out")
+    assert "rank 2" in line
 
 
 def test_a_rank_that_ended_itself_without_a_word_is_named_before_those_that_miss_it(tmp_path: Path) -> None:

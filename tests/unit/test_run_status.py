@@ -49,7 +49,7 @@ def test_a_run_whose_launcher_was_killed_is_not_said_to_run(
     code, said = verb("report", str(broken_off.root))
     assert code == 1 and "allranks resume t-1" in " ".join(said.split())
     assert read_json(broken_off.metrics)["status"] == "unfinished"
-    monkeypatch.setattr(api, "running", lambda run: True)
+    monkeypatch.setattr(api, "running", lambda run, agents=None: True)
     assert verb("report", str(broken_off.root))[0] == 0
     assert read_json(broken_off.metrics)["status"] == "running" == status(broken_off)
     monkeypatch.undo()  # killed after somebody had looked at it
@@ -62,7 +62,7 @@ def test_an_attempt_that_goes_on_does_not_bear_the_verdict_of_the_one_before(
     write_json(broken_off.metrics, {"status": "failed", "message": "rank 1 failed"})
     assert verb("report", str(broken_off.root), "--json")[0] == 1
     assert read_json(broken_off.metrics)["message"] == "rank 1 failed"
-    monkeypatch.setattr(api, "running", lambda run: True)
+    monkeypatch.setattr(api, "running", lambda run, agents=None: True)
     verb("report", str(broken_off.root))
     assert read_json(broken_off.metrics)["status"] == "running" and "message" not in read_json(broken_off.metrics)
 

@@ -27,9 +27,11 @@ MORE = {"strategy": "strategy", "world_size": "ranks", "model": "model", "datase
 @json_option
 def runs_command(run_root: Path, as_json: bool) -> int:
     """List the runs under the run root, oldest first."""
+    from allranks import api
     from allranks.rundir import list_runs
 
-    rows = [_row(run) for run in list_runs(run_root)]
+    agents = api.local_agents()
+    rows = [_row(run, agents) for run in list_runs(run_root)]
     if as_json:
         print_json(rows)
         return EXIT_OK
@@ -50,13 +52,13 @@ def runs_command(run_root: Path, as_json: bool) -> int:
     return EXIT_OK
 
 
-def _row(run: Any) -> dict[str, Any]:
+def _row(run: Any, agents: set[str]) -> dict[str, Any]:
     from allranks import api
     from allranks.rundir import read_json, status_of
 
     metrics = read_json(run.metrics) or {}
     plan = read_json(run.plan) or {}
-    status = status_of(run, alive=api.running(run))
+    status = status_of(run, alive=api.running(run, agents))
     names = ("model", "dataset", "steps", "train_loss_last", "eval_loss", "tokens_per_s")
     return {
         "run": run.name,
