@@ -21,3 +21,8 @@ def __getattr__(name: str) -> Any:
 
         return getattr(api, name)
     raise AttributeError(f"module 'allranks' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What is loaded when first used counts, too: for completion in a shell."""
+    return sorted({*globals(), *__all__})

@@ -79,3 +79,9 @@ def test_every_strategy_has_its_page_and_picture_and_stands_in_the_ladder() -> N
         assert f"]({name}.md)" in ladder, name
         assert f"img/{name}.svg" in (folder / f"{name}.md").read_text()
         assert (folder / "img" / f"{name}.svg").read_text().startswith("<svg")
+
+
+def test_a_python_shell_completes_what_is_loaded_when_used() -> None:
+    import allranks
+
+    assert set(allranks.__all__) <= set(dir(allranks))
