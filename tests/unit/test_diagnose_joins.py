@@ -320,6 +320,8 @@ def test_a_rank_that_ended_itself_without_a_word_is_named_before_those_that_miss
     assert (found.findings[0].rank, found.findings[0].host) == (1, "n1")
     assert "exit code 7" in found.findings[0].cause and "without an error" in found.findings[0].title
     assert any("rank 1 on n1: ended with exit code 7" in line for line in found.story)
+    echo = {"n1.exit.json": ends((0, 1, 1.7e9)), "n0.rank0.log": LOST}
+    assert ids(of(tmp_path / "echo", echo)) == ["peer_died_first"]  # who misses another has said so
     files["n1.rank1.log"] = 'Traceback (most recent call last):\n  File "/x/train.py", line 3, in main\nKeyError: 1'
     assert "exit code 7" not in of(tmp_path, files).findings[0].cause  # it said why
 

@@ -139,23 +139,27 @@ def test_full_fine_tuning_of_7b_in_float32_dies_in_the_optimizer_step_on_80_gb_a
     assert lora.needed_bytes < 0.5 * full.needed_bytes
 
 
+LONG = {"source": "builtin:instructions", "max_length": 2048}
+
+
 @pytest.mark.parametrize(
-    "more",
+    ("spec", "gpus"),
     [
-        {},
-        {"train": {"micro_batch_size": 4, "global_batch_size": 64}},  # with it the accumulation must not be given
-        {"strategy": {"name": "pytorch_ddp", "find_unused_parameters": True}},  # of which other strategies know nothing
-        {"adapter": {"type": "none", "r": 64}},
+        (raw(model={**SEVEN_B, "dtype": "float32"}), 8),
+        # with a global batch the accumulation must not be given, too
+        (raw(model=SEVEN_B, adapter={"type": "lora"}, data=LONG, train={"micro_batch_size": 16, "global_batch_size": 256}), 8),
+        # of these options other strategies know nothing
+        (raw(model={**SEVEN_B, "dtype": "float32"}, strategy={"name": "pytorch_ddp", "find_unused_parameters": True}), 8),
+        (raw(model={**SEVEN_B, "dtype": "float32"}, adapter={"type": "none", "r": 64}), 1),
     ],
-    ids=["plain", "global batch", "options", "rank of an adapter"],
-)
-def test_what_makes_it_fit_is_told_cheapest_first_and_is_true(more: dict[str, Any]) -> None:
-    spec = raw(model={**SEVEN_B, "dtype": "float32"}, **more)
-    found = estimated(spec, gpus=8)
+    ids=["plain", "global_batch", "options", "rank_of_an_adapter"],
+)  # fmt: skip
+def test_what_makes_it_fit_is_told_cheapest_first_and_is_true(spec: dict[str, Any], gpus: int) -> None:
+    found = estimated(spec, gpus=gpus)
     assert len(found.remedies) == 3
     assert all(r.fits for r in found.remedies)
     for remedy in found.remedies:
-        again = estimated(spec, tuple(remedy.settings), gpus=8)
+        again = estimated(spec, tuple(remedy.settings), gpus=gpus)
         assert (again.verdict, again.needed_bytes) == ("fits", remedy.needed_bytes), remedy.change
     assert not any("lora" in s for s in found.remedies[0].settings)  # first what trains the same weights
 
