@@ -14,7 +14,9 @@ from allranks.cli.options import json_option, root_option, run_argument, set_opt
 @run_argument
 @set_option
 @click.option(
-    "--inexact", is_flag=True, help="Also from a lite checkpoint, or with another number of ranks: not bitwise."
+    "--inexact",
+    is_flag=True,
+    help="Also from a lite checkpoint, or with other ranks, strategy, data or batch: not bitwise.",
 )
 @root_option
 @json_option
