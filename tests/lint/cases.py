@@ -87,6 +87,8 @@ BAD: list[tuple[str, str, int]] = [
     ("one-node-only", TWO + "deepspeed --num_gpus=4 x.py\n", 7),
     ("cpus-not-inherited", EIGHT + "srun -K1 python -u x.py\n", 7),
     ("cpus-missing", ONE.replace("#SBATCH --cpus-per-task=32\n", "") + "torchrun --standalone --nproc_per_node=4 x.py\n", 6),
+    # the task's own CPUs count where one is started through srun, whatever stands before it
+    ("cpus-missing", EIGHT.replace("#SBATCH --cpus-per-task=32\n", "") + "ssh n2 torchrun x.py\nsrun -K1 torchrun x.py\n", 7),
     ("threads-missing", ONE.replace("export OMP_NUM_THREADS=8\n", "") + "torchrun --standalone --nproc_per_node=4 x.py\n", 6),
     ("gpus-for-the-job", TWO.replace("--gpus-per-node=4", "--gpus=8"), 4),
     ("gpu-per-task", EIGHT.replace("--gpus-per-node=4", "--gpus-per-task=1") + "srun -c4 python x.py\n", 4),

@@ -124,7 +124,7 @@ def missing(job: Job) -> Iterator[Hit]:
     }
     if given or any(slurm_options(s).keys() & {"cpus-per-task", "cpus-per-gpu", "exclusive"} for s in _launching(job)):
         return
-    launch = job.launches[0]
+    launch = next((one for one in job.launches if one.srun is not None), job.launches[0])
     tasks = job.number(job.heads("ntasks-per-node")) or job.number(job.heads("ntasks")) or 1
     if launch.srun is None and tasks > 1:
         return  # the tasks' CPUs are all the batch script's own
