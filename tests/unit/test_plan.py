@@ -109,7 +109,7 @@ def test_batch_arithmetic() -> None:
     assert (made.batch.grad_accum, made.batch.global_batch_size) == (4, 16)
     with pytest.raises(SpecError, match=r"not divisible.*the nearest that is: 8 or 12"):
         plan(["train.global_batch_size=10", "train.micro_batch_size=2"])
-    with pytest.raises(SpecError, match=r"the nearest that is 4$"):
+    with pytest.raises(SpecError, match=r"the nearest that is: 4$"):
         plan(["train.global_batch_size=3", "train.micro_batch_size=2"])
 
 
