@@ -17,7 +17,12 @@ SHORT = {
     "checkpoint.mode": "full", "cluster.launcher": "local", "cluster.nodes": "1", "cluster.procs_per_node": "2",
 }  # fmt: skip
 WHOLE = {"adapter.type": "none", "adapter.modules_to_save": "[]", "adapter.targets": "null", "data.packing": "none"}
-LESS = {"model.dtype": "bfloat16", "model.gradient_checkpointing": "true", "checkpoint.async": "true"}
+LESS = {
+    "adapter.modules_to_save": "[]",
+    "model.dtype": "bfloat16",
+    "model.gradient_checkpointing": "true",
+    "checkpoint.async": "true",
+}
 
 
 def figures(tmp_path: Path, example: str, strategy: str, more: dict[str, str]) -> tuple[float, ...]:
