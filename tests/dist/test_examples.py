@@ -13,8 +13,8 @@ from tests.dist.harness import allranks, folders, shared_strategies
 
 pytestmark = [pytest.mark.dist, pytest.mark.full, pytest.mark.timeout(3600)]
 SHORT = {
-    "train.max_steps": "5", "train.epochs": "null", "train.grad_accum": "2", "eval.every": "3", "eval.baseline": "true", "eval.subset": "16", "checkpoint.every": "3",
-    "checkpoint.mode": "full", "cluster.launcher": "local", "cluster.nodes": "1", "cluster.procs_per_node": "2",
+    "train.max_steps": "5", "train.epochs": "null", "train.grad_accum": "2", "eval.every": "3", "eval.baseline": "true", "eval.subset": "16",
+    "checkpoint.every": "3", "checkpoint.mode": "full", "cluster.launcher": "local", "cluster.nodes": "1", "cluster.procs_per_node": "2",
 }  # fmt: skip
 WHOLE = {"adapter.type": "none", "adapter.modules_to_save": "[]", "adapter.targets": "null", "data.packing": "none"}
 LESS = {

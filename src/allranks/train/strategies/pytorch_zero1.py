@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from allranks.errors import SpecError
 from allranks.train.shards import StateRange, whole_states
 from allranks.train.strategies.common import clip_and_update, load_weights, states_by_name
 from allranks.train.strategies.contract import MakeOptimizer
@@ -33,6 +34,7 @@ class PyTorchZero1(PyTorchDDP):
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
     ) -> None:
+        refuse_two_dtypes(model)
         super().setup(model, make_optimizer, group, clip_norm)
         plain = self.optimizer  # tells class, groups and options; it has no state yet
         known = inspect.signature(type(plain)).parameters
@@ -71,6 +73,21 @@ class PyTorchZero1(PyTorchDDP):
         for name, p in self._named:
             if p in mine and name in state["optimizer"]:
                 self._zero.optim.state[p] = {k: v.to(p.device, copy=True) for k, v in state["optimizer"][name].items()}
+
+
+def refuse_two_dtypes(model: nn.Module) -> None:
+    """ZeroRedundancyOptimizer takes one dtype.
+
+    Raises:
+        SpecError: it names two parameters that differ.
+    """
+    trained = [(n, p.dtype) for n, p in model.named_parameters() if p.requires_grad]
+    other = next(((n, dtype) for n, dtype in trained if dtype != trained[0][1]), None)
+    if other is not None:
+        raise SpecError(
+            f"strategy pytorch_zero1: {other[0]} is {other[1]}, {trained[0][0]} is {trained[0][1]}: torch's "
+            "ZeroRedundancyOptimizer trains in one dtype; set model.dtype so that they agree, or take zero1, pytorch_zero2 or pytorch_ddp"
+        )
 
 
 class _Outer:
