@@ -192,7 +192,7 @@ def test_a_full_disk_fails_clearly_and_keeps_the_last_good_checkpoint(tmp_path: 
         code, out = background.wait(limit_s=90)
         assert code == 1
         assert "Traceback" not in out
-        assert "free" in out or "No space" in out
+        assert "free" in out or "No space" in out, out
         filler.unlink()
         assert newest(background.run)[0] >= 5
     finally:

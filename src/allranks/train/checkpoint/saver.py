@@ -75,7 +75,7 @@ class Saver:
         self._tokenizer, self._published, self._spec = tokenizer, published, spec
         self._identity, self._progress, self._told = identity, progress, told
         slow = 4 * published.bytes / SLOW_DISK_BYTES_PER_S
-        self._together = Together(spec.timeout_s, spec.timeout_s + slow)
+        self._together = Together(spec.timeout_s, spec.timeout_s + slow, run.checkpoints)
         self._copies = Copies()
         self._flying: threading.Thread | None = None
         self._failed: CheckpointError | None = None

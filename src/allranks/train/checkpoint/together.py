@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
@@ -12,6 +14,7 @@ import torch.distributed as dist
 from allranks.errors import CheckpointError
 
 T = TypeVar("T")
+HARDLY_ANY = 32 * 2**20  # bytes free on a disk, below which that is told with every failure to write
 
 
 class Together:
@@ -20,10 +23,11 @@ class Together:
     Args:
         meet_timeout_s: how long ranks may wait for one that does not come to a save.
         work_timeout_s: how long one may take to write its part.
+        folder: where it is written; None where nothing is.
     """
 
-    def __init__(self, meet_timeout_s: float, work_timeout_s: float) -> None:
-        self.work_timeout_s = work_timeout_s
+    def __init__(self, meet_timeout_s: float, work_timeout_s: float, folder: Path | None = None) -> None:
+        self.work_timeout_s, self._folder = work_timeout_s, folder
         self._meet_timeout = timedelta(seconds=meet_timeout_s)
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=work_timeout_s), group_desc="checkpoint")
         self.group = cast(dist.ProcessGroup, group)
@@ -65,9 +69,9 @@ class Together:
         except CheckpointError as error:
             mine = (None, str(error))
         except OSError as error:
-            mine = (None, f"{error.filename or ''}: {error.strerror or error}".lstrip(": "))
+            mine = (None, f"{error.filename or ''}: {error.strerror or error}".lstrip(": ") + self._full())
         except Exception as error:  # noqa: BLE001 - from writers of other libraries; the others must hear of it
-            mine = (None, (str(error) or type(error).__name__).splitlines()[0])
+            mine = (None, (str(error) or type(error).__name__).splitlines()[0] + self._full())
         answers: list[Any] = [None] * self.size
         dist.all_gather_object(answers, mine, group=self.group)
         for rank, (_, problem) in enumerate(answers):
@@ -76,6 +80,11 @@ class Together:
                     f"the checkpoint could not be saved: rank {rank} failed to {what}: {problem}. Earlier checkpoints are untouched"
                 )
         return [value for value, _ in answers]
+
+    def _full(self) -> str:
+        """Whether it may be for the disk: writers of other libraries do not say so (torch's: "unexpected pos")."""
+        free = shutil.disk_usage(self._folder).free if self._folder and self._folder.exists() else HARDLY_ANY
+        return f" ({free / 2**20:.1f} MiB are free in {self._folder})" if free < HARDLY_ANY else ""
 
     def first(self, what: str, action: Callable[[], T]) -> T:
         """The same, of what rank 0 does alone; all get what it gave."""
