@@ -14,10 +14,10 @@ import msgspec
 
 from allranks import __version__, checkpoints, envpolicy, preflight, resumption
 from allranks import fit as memory
+from allranks.asked import SpecLike, batch_script, fit, hand_commands, plan, read_spec
 from allranks.errors import CheckpointError, EnvironmentNotAble, RequestError, SpecError
 from allranks.facts import machine_facts
-from allranks.fit import Fit
-from allranks.launch import allocation, hosts
+from allranks.launch import allocation
 from allranks.launch.follow import Observer, follow, handling_signals
 from allranks.launch.jobs import LAUNCHERS
 from allranks.launch.outcome import RunResult, conclude
@@ -28,9 +28,21 @@ from allranks.redact import redact_argument, redact_env
 from allranks.rundir import RunDir, create_run, find_run, read_json, write_json, write_text_atomic
 from allranks.slurm.commands import find_slurm
 from allranks.slurm.script import render
-from allranks.spec import RunSpec, load_spec, parse_spec, spec_to_yaml
+from allranks.spec import RunSpec, load_spec, spec_to_yaml
 
-SpecLike = RunSpec | dict[str, Any] | str | Path
+__all__ = [
+    "Silent",
+    "batch_script",
+    "fit",
+    "hand_commands",
+    "launch",
+    "load_spec",
+    "plan",
+    "prepare_run",
+    "read_spec",
+    "resume",
+    "run",
+]
 
 
 class Silent:
@@ -39,51 +51,6 @@ class Silent:
     def event(self, event: dict[str, Any]) -> None: ...
 
     def say(self, text: str) -> None: ...
-
-
-def read_spec(spec: SpecLike, sets: Sequence[str] = ()) -> RunSpec:
-    """A spec from a file, a dictionary or a record."""
-    if isinstance(spec, RunSpec):
-        return spec
-    return parse_spec(spec, sets) if isinstance(spec, dict) else load_spec(spec, sets)
-
-
-def plan(spec: SpecLike, sets: Sequence[str] = ()) -> LaunchPlan:
-    """What would run. Touches nothing.
-
-    Raises:
-        SpecError: the spec is wrong.
-    """
-    return make_plan(read_spec(spec, sets), machine_facts())
-
-
-def fit(spec: SpecLike, sets: Sequence[str] = ()) -> Fit:
-    """How much memory a rank will need, whether its device has it, and what would make it fit. Touches nothing.
-
-    Raises:
-        SpecError: the spec, or the model's config, is wrong.
-    """
-    checked, facts = read_spec(spec, sets), machine_facts()
-    return memory.fit(checked, make_plan(checked, facts), facts)
-
-
-def batch_script(spec: RunSpec) -> str | None:
-    """What would be handed to sbatch; None for launchers that need no script."""
-    if spec.cluster.launcher != "slurm":
-        return None
-    return render(spec, make_plan(spec, machine_facts()), _future_run(spec), sys.executable)
-
-
-def hand_commands(spec: RunSpec) -> list[str] | None:
-    """What would be started by hand, one command a node; None for launchers that start the nodes themselves."""
-    if spec.cluster.launcher != "hosts":
-        return None
-    return hosts.commands(_future_run(spec), make_plan(spec, machine_facts()))
-
-
-def _future_run(spec: RunSpec) -> RunDir:
-    """The folder that a run would get; TIME stands for the moment at which it is started."""
-    return RunDir(Path(spec.run_root).absolute() / f"{spec.name}-TIME")
 
 
 def run(

@@ -24,10 +24,10 @@ def compare_command(spec: Path, strategies: str, repeats: int, sets: tuple[str, 
 
     train.max_steps are the timed steps of one repeat.
     """
-    from allranks import api
+    from allranks import asked
     from allranks.compare import run as comparing
 
-    checked = api.read_spec(spec, sets)
+    checked = asked.read_spec(spec, sets)
     names = (
         comparing.every_strategy() if strategies == "all" else [s.strip() for s in strategies.split(",") if s.strip()]
     )

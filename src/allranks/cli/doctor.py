@@ -32,11 +32,11 @@ def doctor_command(
 
     With a Slurm spec it takes the nodes for a moment (salloc) and gives them back.
     """
-    from allranks import api, preflight
+    from allranks import asked, preflight
     from allranks.preflight.doctor import Request, doctor
     from allranks.spec.records import RunSpec
 
-    checked = api.read_spec(spec, sets) if spec else RunSpec()
+    checked = asked.read_spec(spec, sets) if spec else RunSpec()
     if spec:
         preflight.check_request(checked)
     request = Request(collectives=collectives, exclude_bad=exclude_bad, imports=imports, wait_s=wait_s)

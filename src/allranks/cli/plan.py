@@ -28,9 +28,9 @@ MAX_RANK_ROWS = 16
 def plan_command(spec: Path, sets: tuple[str, ...], as_json: bool) -> int:
     """Show ranks, batch arithmetic, the environment with the reason of every variable, and the memory of a rank. Touches
     nothing."""
-    from allranks import api, preflight
+    from allranks import asked, preflight
 
-    checked = api.read_spec(spec, sets)
+    checked = asked.read_spec(spec, sets)
     preflight.check_request(checked)
     show_request(checked, as_json)
     return EXIT_OK
@@ -38,14 +38,14 @@ def plan_command(spec: Path, sets: tuple[str, ...], as_json: bool) -> int:
 
 def show_request(spec: RunSpec, as_json: bool) -> None:
     """All that is known of a run before it is started."""
-    from allranks import api
+    from allranks import asked
 
     show_plan(
-        api.plan(spec),
+        asked.plan(spec),
         as_json,
-        api.batch_script(spec),
-        api.fit(spec),
-        api.hand_commands(spec),
+        asked.batch_script(spec),
+        asked.fit(spec),
+        asked.hand_commands(spec),
         training_line(spec),
     )
 

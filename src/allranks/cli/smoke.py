@@ -127,7 +127,7 @@ def _show(console: Console, ladder: Any, folder: Path) -> None:
 
 def _show_dry(ready: list[Rung], as_json: bool) -> None:
     """Specs and batch scripts."""
-    from allranks import api
+    from allranks import asked
     from allranks.spec import spec_to_dict, spec_to_yaml
 
     if as_json:
@@ -139,7 +139,7 @@ def _show_dry(ready: list[Rung], as_json: bool) -> None:
                         "unable": r.unable or None,
                         "scaled": r.scaled,
                         "spec": spec_to_dict(r.spec) if r.spec else None,
-                        "batch_script": api.batch_script(r.spec) if r.spec else None,
+                        "batch_script": asked.batch_script(r.spec) if r.spec else None,
                     }
                     for r in ready
                 ]
@@ -153,4 +153,4 @@ def _show_dry(ready: list[Rung], as_json: bool) -> None:
             continue
         for line in r.scaled:
             click.echo(f"# not as in the notes: {line}")
-        click.echo(api.batch_script(r.spec) or spec_to_yaml(r.spec))
+        click.echo(asked.batch_script(r.spec) or spec_to_yaml(r.spec))

@@ -27,13 +27,13 @@ def stage_command(spec: Path, sets: tuple[str, ...], no_packages: bool, to: Path
     """
     import msgspec
 
-    from allranks import api
+    from allranks import asked
     from allranks.stage.bundle import build
 
     def say(text: str) -> None:
         click.echo(text, err=True)
 
-    bundle = build(api.read_spec(spec, sets), to.absolute() if to else None, packages=not no_packages, log=say)
+    bundle = build(asked.read_spec(spec, sets), to.absolute() if to else None, packages=not no_packages, log=say)
     if as_json:
         print_json({**msgspec.to_builtins(bundle), "bytes": bundle.bytes})
     else:

@@ -7,8 +7,6 @@ import re
 import shlex
 from pathlib import Path
 
-import jinja2
-
 from allranks.envpolicy import without_secrets
 from allranks.errors import SpecError
 from allranks.planning import LaunchPlan
@@ -25,6 +23,8 @@ def render(spec: RunSpec, plan: LaunchPlan, run: RunDir, python: str) -> str:
     Raises:
         SpecError: a value that no quoting can make safe (a line break, a control character, a bad variable name).
     """
+    import jinja2  # takes long, and not every plan has a script
+
     loader = jinja2.PackageLoader("allranks.slurm")  # no HTML: what goes into the script is quoted by the filter q
     jinja = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)  # noqa: S701
     jinja.trim_blocks = jinja.lstrip_blocks = True
