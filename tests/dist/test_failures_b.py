@@ -138,7 +138,7 @@ def test_a_stale_handle_is_named_and_a_killed_rank_loses_no_word(tmp_path: Path)
 
 @pytest.mark.full
 def test_compiling_is_no_training_time(tmp_path: Path) -> None:
-    """torch.compile of a real model: the first step waits for the compiler, and the rate knows nothing of it."""
+    """torch.compile of a real model: one of the first steps waits for the compiler, and the rate knows nothing of it."""
     write_rows(tmp_path / "rows.json", 60)
     spec = tiny_spec(
         tmp_path / "rows.json",
@@ -153,5 +153,7 @@ def test_compiling_is_no_training_time(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     times = [e["step_time_s"] for e in step_events(run)]
     metrics = read_json(run.metrics)
-    assert times[0] > 10 * metrics["step_time_s"]["median"], times
+    assert max(times[:5]) > 10 * metrics["step_time_s"]["median"], (
+        times
+    )  # another length may be compiled in the second step
     assert metrics["warmup_s"] >= times[0]
