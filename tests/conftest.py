@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,12 @@ def write_rows(path: Path, n: int) -> None:
         for i in range(n)
     ]
     path.write_text(json.dumps(rows))
+
+
+def without_stdin(verb: str) -> subprocess.CompletedProcess[str]:
+    """`allranks VERB -` where the caller has closed standard input."""
+    command = ["bash", "-c", '"$0" -m allranks.cli.main "$1" - <&-', sys.executable, verb]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 def tiny_spec(source: str | Path, tmp_path: Path, **sections: dict[str, Any]) -> dict[str, Any]:

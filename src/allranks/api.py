@@ -30,20 +30,6 @@ from allranks.slurm.commands import find_slurm
 from allranks.slurm.script import render
 from allranks.spec import RunSpec, load_spec, spec_to_yaml
 
-__all__ = [
-    "Silent",
-    "batch_script",
-    "fit",
-    "hand_commands",
-    "launch",
-    "load_spec",
-    "plan",
-    "prepare_run",
-    "read_spec",
-    "resume",
-    "run",
-]
-
 
 class Silent:
     """An observer that shows nothing."""
@@ -233,4 +219,7 @@ def local_agents() -> set[str]:
     return {word for command in commands if "allranks.launch.agent" in command for word in command}
 
 
-__all__ = ["CheckpointError", "RunResult", "SpecError", "launch", "load_spec", "plan", "resume", "run"]
+__all__ = [
+    "CheckpointError", "RunResult", "SpecError", "batch_script", "fit", "hand_commands", "launch", "load_spec", "plan", "read_spec", "resume",
+    "run",
+]  # fmt: skip

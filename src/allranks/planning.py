@@ -58,6 +58,13 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     hang: Limits | None = None
     """How long ranks may be silent; None where nobody looks."""
 
+    @property
+    def work(self) -> str:
+        """What runs on what; of a program of the user's own no strategy and no dtype are known."""
+        if self.batch is None:
+            return f"your own program, {self.backend} on {self.device}"
+        return f"{self.strategy}, {self.backend} on {self.device}, {self.dtype}"
+
     def rank_rows(self) -> list[tuple[int, int, int, str]]:
         """(rank, node, local rank, host) of every rank."""
         return [(r, n.node, i, n.host or f"node {n.node}") for n in self.nodes for i, r in enumerate(n.ranks)]

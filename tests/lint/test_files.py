@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from allranks.lint import lint
+from tests.conftest import without_stdin
 from tests.lint.helpers import found, lint_text
 
 SCRIPT = "#!/bin/bash\nexport NCCL_TIMEOUT=600\n"
@@ -94,12 +95,7 @@ def test_standard_input(tmp_path: Path) -> None:
     ]
     empty = allranks("-", stdin="")
     assert empty.returncode == 2 and "standard input is empty" in empty.stdout
-    closed = subprocess.run(
-        ["bash", "-c", '"$0" -m allranks.cli.main lint - <&-', sys.executable],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    closed = without_stdin("lint")
     assert closed.returncode == 2 and "closed" in closed.stdout and "Traceback" not in closed.stderr
 
 

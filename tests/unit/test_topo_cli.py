@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from allranks.facts import host_name
-from tests.conftest import REPO, shared
+from tests.conftest import REPO, shared, without_stdin
 from tests.unit import topo_texts as texts
 
 
@@ -120,12 +120,7 @@ def test_a_matrix_from_standard_input_behind_a_log() -> None:
     assert done.returncode == 0, done.stderr
     told = done.stdout.decode()
     assert "line 3: no part of the matrix" in told and "6 more lines that are no part of the matrix, to line 9" in told
-    closed = subprocess.run(
-        ["bash", "-c", '"$0" -m allranks.cli.main topo - <&-', sys.executable],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    closed = without_stdin("topo")
     assert closed.returncode == 2 and "standard input is closed" in closed.stderr and "Traceback" not in closed.stderr
 
 

@@ -140,7 +140,7 @@ def _sentences(plan: LaunchPlan, training: str | None) -> Iterator[str]:
 
     yield (
         f"[bold]{plan.run_name}[/bold]: {plan.world_size} rank{'s' * (plan.world_size > 1)} on {len(plan.nodes)} "
-        f"node{'s' * (len(plan.nodes) > 1)}, {_what(plan)}, launcher {plan.launcher}"
+        f"node{'s' * (len(plan.nodes) > 1)}, {'strategy ' if plan.batch else ''}{plan.work}, launcher {plan.launcher}"
     )
     if training:
         yield escape(training)
@@ -154,12 +154,6 @@ def _sentences(plan: LaunchPlan, training: str | None) -> Iterator[str]:
         )
     if plan.batch and any(value is not None for value in plan.strategy_options.values()):
         yield f"{plan.strategy}: {escape(_options(plan.strategy_options))}"
-
-
-def _what(plan: LaunchPlan) -> str:
-    if plan.batch is None:
-        return f"your own program, {plan.backend} on {plan.device}"
-    return f"strategy {plan.strategy}, {plan.backend} on {plan.device}, {plan.dtype}"
 
 
 def _options(options: dict[str, object]) -> str:

@@ -69,12 +69,9 @@ def watch(console: Console, start: Callable[[Live], RunResult], plan: LaunchPlan
     """Show a run while it goes on."""
     threads = next((e for e in plan.environment if e.name == "OMP_NUM_THREADS"), None)
     nodes = f"{len(plan.nodes)} node{'s' * (len(plan.nodes) > 1)}"
-    what = f"{plan.strategy}, {plan.backend} on {plan.device}, {plan.dtype}"
-    if plan.batch is None:
-        what = f"your own program, {plan.backend} on {plan.device}"
     lines = [
         f"run      {folder.name}",
-        f"plan     {plan.world_size} rank{'s' * (plan.world_size != 1)} on {nodes}, {what}",
+        f"plan     {plan.world_size} rank{'s' * (plan.world_size != 1)} on {nodes}, {plan.work}",
         f"threads  {_threads(threads)}" if threads else "",
         *(f"note     {warning}" for warning in plan.warnings),
     ]

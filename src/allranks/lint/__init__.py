@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from allranks.inputs import name_of
 from allranks.lint.environment import read_environment, read_spec
-from allranks.lint.files import NotReadable, Opened, name_of, open_file
+from allranks.lint.files import NotReadable, Opened, open_file
 from allranks.lint.job import Job
 from allranks.lint.reading import Reading
 from allranks.lint.records import Finding, Hit, LintReport, Rule, Unread

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from allranks.inputs import STDIN_NAME, StdinClosed, is_stdin, open_input
 from allranks.lint.source import CLOSE, OPEN
 
 Kind = Literal["script", "environment", "spec"]
 MAX_BYTES = 1_000_000
-STDIN, STDIN_NAME = "-", "standard input"
 SHELL_LINE = re.compile(
     r"#!\s*(?:\S*/)?(?:env\s+(?:-\S+\s+)*(?:\S*/)?)?r?(?:bash|sh|zsh|dash|ksh|ash|ksh93|mksh)(?:\s|$)"
 )
@@ -41,11 +40,6 @@ class NotReadable(Exception):
     """The file as a whole cannot be linted; the text says why."""
 
 
-def name_of(path: str | Path) -> str:
-    """What findings and messages call it."""
-    return STDIN_NAME if str(path) == STDIN else str(path)
-
-
 def open_file(path: Path) -> Opened:
     """Read and classify; ``-`` is standard input, which is no spec, since a spec names files beside it.
 
@@ -64,21 +58,18 @@ def open_file(path: Path) -> Opened:
         text = raw.decode("utf-8", errors="replace")
     text = text.replace(OPEN, "?").replace(CLOSE, "?")
     if not text.strip("\ufeff \t\r\n"):
-        raise NotReadable(f"{'the file' if str(path) != STDIN else STDIN_NAME} is empty")
+        raise NotReadable(f"{STDIN_NAME if is_stdin(path) else 'the file'} is empty")
     return Opened(text, kind_of(path, text), tuple(complaints))
 
 
 def _bytes(path: Path) -> bytes:
     try:
-        if str(path) == STDIN:
-            if sys.stdin is None:  # closed by the caller: <&-
-                raise NotReadable("standard input is closed")
-            raw = sys.stdin.buffer.read(MAX_BYTES + 1)
-        elif path.is_dir():
+        if not is_stdin(path) and path.is_dir():
             raise NotReadable("this is a folder; name the files in it")
-        else:
-            with path.open("rb") as file:
-                raw = file.read(MAX_BYTES + 1)
+        with open_input(path) as file:
+            raw = file.read(MAX_BYTES + 1)
+    except StdinClosed:
+        raise NotReadable(f"{STDIN_NAME} is closed") from None
     except FileNotFoundError:
         raise NotReadable("there is no such file") from None
     except (OSError, ValueError) as error:

@@ -14,7 +14,7 @@ from allranks.lint.files import Kind
 from allranks.lint.options import Option, launcher_options, slurm_options
 from allranks.lint.reading import Reading
 from allranks.lint.records import Assignment, Call, Directive
-from allranks.lint.source import Lines, Source
+from allranks.lint.source import OPEN, Lines, Source
 
 NODE_NAMES = {"SLURM_JOB_NUM_NODES", "SLURM_NNODES"}
 SPREAD = {"SLURM_NODEID", "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}
@@ -30,6 +30,11 @@ class Launch(msgspec.Struct, frozen=True):
     @property
     def srun(self) -> Call | None:
         return self.call.srun
+
+    @property
+    def open_ended(self) -> bool:
+        """Whether it is given options that are not known here: ``torchrun $ARGS train.py``."""
+        return any(a.source.text.startswith(OPEN) and not a.quoted for a in self.call.args)
 
     def option(self, *names: str) -> Option | None:
         return next((self.options[n] for n in names if n in self.options), None)

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from allranks.lint.records import Finding, LintReport
 
+# the worst first
 STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
-WORST = ("error", "warning", "note")
 INDENT = 16
 MAX_WIDTH = 120
 
@@ -37,7 +37,7 @@ def _show_file(console: Console, found: list[Finding]) -> None:
         groups.setdefault((item.id, item.message), []).append(item)
     explained: set[tuple[str, str, str]] = set()
     quoted = 0
-    for items in sorted(groups.values(), key=lambda items: (items[0].line, WORST.index(items[0].severity))):
+    for items in sorted(groups.values(), key=lambda items: (items[0].line, [*STYLES].index(items[0].severity))):
         first = items[0]
         _headline(console, items, quote=first.line != quoted)
         quoted = first.line

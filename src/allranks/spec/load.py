@@ -212,9 +212,7 @@ def _env_as_text(raw: dict[str, Any], where: str) -> None:
     if isinstance(cluster, dict) and isinstance(env, dict):
         if bad := [k for k, v in env.items() if not isinstance(v, (str, int, float)) or isinstance(v, bool)]:
             raise SpecError(f"{where}: cluster.env.{bad[0]}: {env[bad[0]]!r} is no text; write it in quotes")
-        cluster["env"] = {
-            k: str(v) if isinstance(v, (int, float)) and not isinstance(v, bool) else v for k, v in env.items()
-        }
+        cluster["env"] = {k: str(v) for k, v in env.items()}
 
 
 def _unknown_keys(raw: dict[str, Any], record: type[Record], path: str) -> list[str]:

@@ -11,8 +11,9 @@ _MARK = re.compile(r"^(\s*)([#*>]+|//+|;+)(?=\s)")
 _SRUN_LABEL = re.compile(r"^\s*\d+: ")
 GPU = re.compile(r"GPU\d+(?:[-/.:][A-Za-z0-9_.:/-]+)?", re.ASCII)
 DEVICE = re.compile(r"[A-Za-z][A-Za-z0-9_.:/-]*\d[A-Za-z0-9_.:/-]*", re.ASCII)
-LINK = re.compile(r"X|NV\d{1,3}|C2C|PIX|PXB|PHB|NODE|SYS|SOC", re.ASCII)
-GLUED = re.compile(r"NV\d{1,3}|C2C|PIX|PXB|PHB|NODE|SYS|SOC", re.ASCII)
+_PATH = r"NV\d{1,3}|C2C|PIX|PXB|PHB|NODE|SYS|SOC"
+LINK = re.compile(rf"X|{_PATH}", re.ASCII)
+GLUED = re.compile(_PATH, re.ASCII)
 P2P = re.compile(r"X|OK|CNS|GNS|TNS|NS|DR|U")
 NO_VALUE = {"N/A", "NA", "-", "None", "[N/A]"}
 _RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*", re.ASCII)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import BinaryIO
 
 from allranks.errors import EnvironmentNotAble, RequestError
+from allranks.inputs import StdinClosed, is_stdin, name_of, open_input
 
 MAX_BYTES = 4 * 2**20
 """A matrix of 16 GPUs and 20 cards has 6 kB; what is larger is something else."""
@@ -22,16 +22,14 @@ def read_source(path: Path) -> str:
     Raises:
         RequestError: it cannot be read, is empty, too large, binary or in an unknown encoding.
     """
-    name = "standard input" if str(path) == "-" else str(path)
+    name = name_of(path)
     try:
-        if str(path) == "-":
-            if sys.stdin is None:  # closed by the caller: <&-
-                raise RequestError("standard input is closed; give a file with the output of `nvidia-smi topo -m`")
-            return _text(_limited(sys.stdin.buffer, name), name)
-        if path.is_dir():
+        if not is_stdin(path) and path.is_dir():
             raise RequestError(f"{name} is a folder; give a file with the output of `nvidia-smi topo -m`")
-        with path.open("rb") as file:
+        with open_input(path) as file:
             return _text(_limited(file, name), name)
+    except StdinClosed:
+        raise RequestError(f"{name} is closed; give a file with the output of `nvidia-smi topo -m`") from None
     except FileNotFoundError:
         raise RequestError(f"{name}: there is no such file") from None
     except OSError as error:

@@ -11,7 +11,7 @@ import psutil
 import torch
 from torch import nn
 
-from allranks.train.ownwork import DeviceWork, HostWork, follow_backward
+from allranks.train.ownwork import DeviceWork, HostWork, OwnWork, follow_backward
 
 
 @dataclass
@@ -28,7 +28,7 @@ class StepClock:
     _mark: float = 0.0
 
     def __post_init__(self) -> None:
-        self._own = DeviceWork() if self.device.type == "cuda" else HostWork()
+        self._own: OwnWork = DeviceWork() if self.device.type == "cuda" else HostWork()
 
     def follow(self, module: nn.Module) -> None:
         """Time backward passes of this module without what a rank waits at their end."""

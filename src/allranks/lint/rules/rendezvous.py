@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from allranks.lint.job import Job, Launch
 from allranks.lint.options import slurm_options
 from allranks.lint.records import Arg, Call, Hit
-from allranks.lint.source import OPEN
 
 PORT_WHY = (
     "Two jobs on one node take the same port. With c10d the second does not fail: it joins the first one's store, and dies when "
@@ -236,8 +235,7 @@ def _no_address(job: Job) -> Iterator[Hit]:
         several = job.multi_node and _is_torchrun(launch) and backend(launch) == "static" and launch.srun is not None
         told = launch.option("master_addr", "rdzv_endpoint", "standalone") or job.has("PET_MASTER_ADDR")
         nodes = launch.value("nnodes")
-        unknown = any(a.source.text.startswith(OPEN) and not a.quoted for a in launch.call.args)
-        if several and not told and not unknown and nodes not in (None, "1"):
+        if several and not told and not launch.open_ended and nodes not in (None, "1"):
             yield Hit(
                 launch.call.offset,
                 "no --master_addr: torchrun takes 127.0.0.1 (it does not read MASTER_ADDR), and every node waits for itself",

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from allranks.lint.job import Job, Launch
 from allranks.lint.options import slurm_options
 from allranks.lint.records import Hit
-from allranks.lint.source import OPEN
 
 SEVERAL_WHY = "Every task starts a launcher that starts all ranks of the node: too many ranks on each GPU, and launchers that fight for one port."
 SEVERAL_CURE = (
@@ -200,11 +199,6 @@ def too_many(job: Job) -> Iterator[Hit]:
             yield Hit(option.arg.offset, f"{ranks} ranks a node, but the job asks for {gpus} GPUs a node")
 
 
-def _unknown(launch: Launch) -> bool:
-    """Whether it is given options that are not known here: ``torchrun $ARGS train.py``."""
-    return any(a.source.text.startswith(OPEN) and not a.quoted for a in launch.call.args)
-
-
 def count(job: Job) -> Iterator[Hit]:
     """Nodes that the launcher waits for, and nodes that the job has."""
     if "nodes" not in job.heading or job.nodes is None:
@@ -215,7 +209,7 @@ def count(job: Job) -> Iterator[Hit]:
         if option and asked and asked > job.nodes:
             yield Hit(option.arg.offset, f"{launch.kind} waits for {asked} nodes, and the job has {job.nodes}")
         alone = launch.kind in ("torchrun", "torch.distributed.launch") and option is None and launch.srun is not None
-        if not alone or "standalone" in launch.options or job.has("PET_NNODES") or _unknown(launch):
+        if not alone or "standalone" in launch.options or job.has("PET_NNODES") or launch.open_ended:
             continue
         nodes = job.srun_nodes(launch.srun) if launch.srun else None
         if nodes and nodes > 1 and (job.tasks_per_node(launch.srun) if launch.srun else None):

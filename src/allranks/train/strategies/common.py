@@ -9,10 +9,28 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from allranks.errors import SpecError
+
 
 def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Named parameters that get gradients, each once (tied weights appear under their first name)."""
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
+def require_one_dtype(
+    named: Iterable[tuple[str, nn.Parameter]], first: tuple[str, nn.Parameter], *, where: str, who: str, others: str
+) -> None:
+    """Refuse parameters of another dtype than that of `first`; `who` trains in one, `others` name strategies that need not.
+
+    Raises:
+        SpecError: it names two that differ.
+    """
+    for name, p in named:
+        if p.is_floating_point() and p.dtype != first[1].dtype:
+            raise SpecError(
+                f"{where}: {name} is {p.dtype}, {first[0]} is {first[1].dtype}: {who} trains in one dtype; set model.dtype so that they "
+                f"agree, or take {others}"
+            )
 
 
 def clip_and_update(

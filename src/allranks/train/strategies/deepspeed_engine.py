@@ -17,7 +17,7 @@ from torch import nn
 
 from allranks.errors import SpecError
 from allranks.train.shards import Shard, StateRange, whole_weights
-from allranks.train.strategies.common import replicated_weights, trained
+from allranks.train.strategies.common import replicated_weights, require_one_dtype, trained
 from allranks.train.strategies.contract import MakeOptimizer
 from allranks.train.strategies.deepspeed_config import Asked, completed, without_auto
 from allranks.train.strategies.deepspeed_library import load_deepspeed, quiet, require_accelerator
@@ -91,14 +91,9 @@ class DeepSpeedZero:
 
     def _trains_in_bf16(self, where: str) -> bool:
         """DeepSpeed casts the whole model where its bf16 is on, and wants one dtype of what is trained in any case."""
-        first_name, first = self._named[0]
-        whole = first.dtype == torch.bfloat16
-        for name, p in self._model.named_parameters() if whole else self._named:
-            if p.is_floating_point() and p.dtype != first.dtype:
-                raise SpecError(
-                    f"{where}: {name} is {p.dtype}, {first_name} is {first.dtype}: DeepSpeed trains in one dtype; set model.dtype so that "
-                    "they agree, or take zero3 or pytorch_ddp"
-                )
+        whole = self._named[0][1].dtype == torch.bfloat16
+        named = self._model.named_parameters() if whole else self._named
+        require_one_dtype(named, self._named[0], where=where, who="DeepSpeed", others="zero3 or pytorch_ddp")
         return whole
 
     def _initialize(self, make_optimizer: MakeOptimizer) -> tuple[Any, Any]:

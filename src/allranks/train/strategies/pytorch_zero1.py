@@ -17,9 +17,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from allranks.errors import SpecError
 from allranks.train.shards import StateRange, whole_states
-from allranks.train.strategies.common import clip_and_update, load_weights, states_by_name
+from allranks.train.strategies.common import clip_and_update, load_weights, require_one_dtype, states_by_name, trained
 from allranks.train.strategies.contract import MakeOptimizer
 from allranks.train.strategies.pytorch_ddp import PyTorchDDP
 from allranks.train.strategies.traffic import Sizes, Traffic
@@ -81,13 +80,9 @@ def refuse_two_dtypes(model: nn.Module) -> None:
     Raises:
         SpecError: it names two parameters that differ.
     """
-    trained = [(n, p.dtype) for n, p in model.named_parameters() if p.requires_grad]
-    other = next(((n, dtype) for n, dtype in trained if dtype != trained[0][1]), None)
-    if other is not None:
-        raise SpecError(
-            f"strategy pytorch_zero1: {other[0]} is {other[1]}, {trained[0][0]} is {trained[0][1]}: torch's "
-            "ZeroRedundancyOptimizer trains in one dtype; set model.dtype so that they agree, or take zero1, pytorch_zero2 or pytorch_ddp"
-        )
+    who, others = "torch's ZeroRedundancyOptimizer", "zero1, pytorch_zero2 or pytorch_ddp"
+    if named := trained(model):
+        require_one_dtype(named, named[0], where="strategy pytorch_zero1", who=who, others=others)
 
 
 class _Outer:
