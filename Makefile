@@ -1,7 +1,8 @@
 # make demo    sets up .venv and trains: two ranks, a tiny Mistral, LoRA; ends with a summary and a report
 # make compare all strategies on equal work on two ranks, each proved before its time counts
 # make test    sets up .venv and runs the usual tests, on gloo ranks and on a cluster in a box too
-# make test-dist  those of them that run on gloo ranks;  make test-all  all tests, the full matrices too (hours)
+# make test-dist  those of them that run on gloo ranks
+# make test-all  all tests, the full matrices too (hours);  make test-all PART="unit chaos"  parts of it, see PARTS
 # JOBS=3       tests at a time
 # TORCH=2.12.0 another torch than the tested one;  PYTHON=python3.12 another interpreter
 
@@ -12,6 +13,7 @@ TORCH ?= 2.13.0
 STAMP := $(VENV)/.allranks-ready
 PYTEST := $(VENV)/bin/python -m pytest
 
+.NOTPARALLEL:
 .PHONY: slurm help setup demo compare test test-dist test-all lint bench clean
 
 help:
@@ -32,19 +34,37 @@ compare: setup
 JOBS ?= 3
 PARALLEL := -n $(JOBS) --dist loadscope
 
+USUAL := -m "not full and not docs"
+
 test: setup slurm
-	@code=0; timeout 1800 $(PYTEST) -q $(PARALLEL) -m "not full" tests || code=$$?; \
+	@code=0; timeout 3000 $(PYTEST) -q $(PARALLEL) $(USUAL) tests || code=$$?; \
 	  if [ $$code -eq 1 ]; then \
 	    echo "test: what failed beside other tests runs once more, alone; only what fails again counts"; \
-	    code=0; timeout 900 $(PYTEST) -q -m "not full" --last-failed --last-failed-no-failures none tests || code=$$?; \
+	    code=0; timeout 1200 $(PYTEST) -q $(USUAL) --last-failed --last-failed-no-failures none tests || code=$$?; \
 	  fi; exit $$code
 
 test-dist: setup
-	@timeout 3600 $(PYTEST) -q $(PARALLEL) -m "not full" tests/dist
+	@timeout 3600 $(PYTEST) -q $(PARALLEL) $(USUAL) tests/dist
 
-test-all: setup slurm
-	@code=0; timeout 10800 $(PYTEST) -q $(PARALLEL) tests --junitxml=.test-all.xml || code=$$?; \
-	  $(VENV)/bin/python scripts/record_tests.py .test-all.xml benchmarks/results/test_all.json; exit $$code
+# Each part takes less than two hours on two cores, and is recorded by itself.
+PARTS := unit static dist-1 dist-2 cluster chaos security
+PART ?= $(PARTS)
+unit := tests/unit
+static := tests/golden tests/lint
+dist-1 := $(sort $(wildcard tests/dist/test_[a-k]*.py))
+dist-2 := $(filter-out $(dist-1),$(sort $(wildcard tests/dist/test_*.py)))
+cluster := tests/cluster
+chaos := tests/chaos
+security := tests/security
+
+test-all: setup slurm $(addprefix part-,$(PART))
+	@exit $$(cat $(addprefix .test-all/,$(addsuffix .code,$(PART))) | sort -n | tail -1)
+
+part-%: setup
+	@$(if $($*),,echo "test-all: there is no part $*; parts are $(PARTS)"; exit 2)
+	@mkdir -p .test-all; rm -f .test-all/$*.xml; code=0; echo "test-all: $*"; \
+	  TEST_ALL=1 timeout 7200 $(PYTEST) -q $(PARALLEL) $($*) --junitxml=.test-all/$*.xml || code=$$?; echo $$code > .test-all/$*.code
+	@$(VENV)/bin/python scripts/record_tests.py $* .test-all/$*.xml benchmarks/results/test_all.json || true
 
 # The cluster in a box needs Slurm's own programs; where they cannot be installed its tests are skipped, and say so.
 slurm:
@@ -54,6 +74,8 @@ lint: setup
 	@$(VENV)/bin/ruff check src tests benchmarks
 	@$(VENV)/bin/ruff format --check src tests benchmarks
 	@$(VENV)/bin/pyright
+	@$(VENV)/bin/lint-imports
+	@$(PYTEST) -q -m docs tests
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

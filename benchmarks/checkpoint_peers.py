@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from allranks.spec.records import AdapterSpec
-from allranks.train.adapters import add_adapter
+from allranks.train.models.adapters import add_adapter
 
 KEEP = 2
 LORA = {"type": "lora", "r": 8, "dropout": 0.0}

@@ -3,7 +3,7 @@
 ``python -m benchmarks.checkpoint_stall [--rounds 5] [--saves 4] [--work FOLDER] [--json benchmarks/results/checkpoint_stall.json]``.
 Two gloo ranks, each program fresh, all in turns; the first save of a program is warm-up. Ratios are formed within a round, to
 `torch.save` by rank 0 in the same form. The exit code is 1 if async stalls for more than a fifth of it, if a checkpoint came while
-the one before was in flight, if lite writes more than the adapter and its small files, if the programs did not train one model, or
+the one before was in flight, if weights_only writes more than the adapter and its small files, if the programs did not train one model, or
 if something could not be measured.
 """
 
@@ -20,8 +20,8 @@ from typing import Any
 
 from allranks import api
 from allranks.errors import AllranksError
-from allranks.observe.events import read_events
-from allranks.rundir import RunDir
+from allranks.rundir.events import read_events
+from allranks.rundir.paths import RunDir
 from benchmarks import machine, programs
 from benchmarks.checkpoint_peers import LORA, files_of
 
@@ -40,8 +40,16 @@ MODEL = {
 VOCABULARY = 2048
 ROWS, LENGTH = 4, 32  # a rank's micro-batch, in sequences and in tokens each
 OURS: dict[str, dict[str, dict[str, Any]]] = {
-    "whole": {"lite": {"mode": "lite"}, "full": {"mode": "full"}, "async": {"mode": "full", "async": True}},
-    "lora": {"lite": {"mode": "lite"}, "full": {"mode": "full"}, "async": {"mode": "full", "async": True}},
+    "whole": {
+        "weights_only": {"mode": "weights_only"},
+        "full": {"mode": "full"},
+        "async": {"mode": "full", "async": True},
+    },
+    "lora": {
+        "weights_only": {"mode": "weights_only"},
+        "full": {"mode": "full"},
+        "async": {"mode": "full", "async": True},
+    },
 }
 PEERS = ("torch_save", "torch_save_synced", "hf_trainer")
 
@@ -53,8 +61,8 @@ class NotMeasured(Exception):
 def make_base(folder: Path) -> None:
     """The model with its tokenizer, which every program begins with, and rows for ours."""
     from allranks.spec.records import ModelSpec
-    from allranks.train.data.tokenizer import train_tokenizer
-    from allranks.train.model import build_model
+    from allranks.train.data.tokenization import train_tokenizer
+    from allranks.train.models.build import build_model
 
     rows = [{"text": f"Number {i} is followed by {i + 1}, and by {i * 7919 % 10007} later on."} for i in range(2000)]
     (folder / "rows.json").write_text(json.dumps(rows))
@@ -269,7 +277,7 @@ def short_of(rows: list[dict[str, Any]]) -> list[str]:
             lines.append(f"{who} stalls for {ratio['median']:.2f} of torch.save; the aim is {AIM}")
         if r["name"] == "async" and r.get("came_too_early"):
             lines.append(f"{who}: {r['came_too_early']} saves waited for the one before: take more steps with --every")
-        if (r["form"], r["name"]) == ("lora", "lite") and "ranks_bytes" in r:
+        if (r["form"], r["name"]) == ("lora", "weights_only") and "ranks_bytes" in r:
             adapter = 4 * r["parameters_trained"]
             if r["ranks_bytes"] != adapter:
                 lines.append(f"{who}: ranks wrote {r['ranks_bytes']} bytes of tensors; the adapter has {adapter}")

@@ -56,7 +56,7 @@ def run(path: Path, repeats: int) -> dict[str, Any]:
 
 def labelled(folder: Path) -> dict[str, Any]:
     """How many logs of a folder get their stated class first, and how many healthy ones a finding."""
-    from allranks.diagnose import diagnose
+    from allranks.analysis.diagnose import diagnose
 
     with (folder / "INDEX.tsv").open() as file:
         rows = list(csv.DictReader(file, delimiter="\t"))

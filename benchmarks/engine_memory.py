@@ -2,7 +2,7 @@
 
 Real runs (`allranks run`, two ranks), each in processes of its own; measured is the most resident memory that a rank had
 (``peak_memory_bytes`` of metrics.json). *Floors*: a model of a few thousand weights, so that what is left is the interpreter,
-the libraries, and what an engine makes when it starts; `allranks.fit.runtime` has its constants from here. *Checks*: models
+the libraries, and what an engine makes when it starts; `allranks.planning.memory.estimate` has its constants from here. *Checks*: models
 that weigh something, against the estimate.
 
 Run as: ``python -m benchmarks.engine_memory``; about 4 minutes on two cores. The result is `benchmarks/results/engine_memory.json`.
@@ -18,12 +18,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from allranks.facts import machine_facts
-from allranks.fit import fit
-from allranks.fit.records import ERROR
-from allranks.planning import make_plan
-from allranks.report.text import bytes_text
+from allranks.planning.memory import fit
+from allranks.planning.memory.records import ESTIMATE_ERROR
+from allranks.planning.planner import make_plan
 from allranks.spec import parse_spec
+from allranks.utils.formatting import format_bytes
+from allranks.utils.machine import machine_facts
 from benchmarks import machine
 from benchmarks.programs import ROOT
 
@@ -90,7 +90,7 @@ def floors() -> list[dict[str, Any]]:
             peak = measure(spec_of(strategy, sections))
             plain = peak if strategy == PLAIN else plain
             rows.append({"model": model, "strategy": strategy, "peak_bytes": peak, "more_bytes": peak - plain})
-            print(f"{model}: {strategy}: {bytes_text(peak)}, {(peak - plain) / 2**20:+.0f} MiB", flush=True)
+            print(f"{model}: {strategy}: {format_bytes(peak)}, {(peak - plain) / 2**20:+.0f} MiB", flush=True)
     return rows
 
 
@@ -104,7 +104,7 @@ def checks() -> list[dict[str, Any]]:
             row = {"model": model, "strategy": strategy, "estimated_bytes": estimated, "peak_bytes": peak}
             rows.append(row | {"error": round(estimated / peak - 1, 4)})
             print(
-                f"{model}: {strategy}: {bytes_text(estimated)} of {bytes_text(peak)}, {estimated / peak - 1:+.1%}",
+                f"{model}: {strategy}: {format_bytes(estimated)} of {format_bytes(peak)}, {estimated / peak - 1:+.1%}",
                 flush=True,
             )
     return rows
@@ -114,7 +114,7 @@ def main() -> int:
     """Measure, tell, keep."""
     found = {"machine": machine.facts(), "ranks": 2, "floors": floors(), "checks": checks()}
     RESULT.write_text(json.dumps(found, indent=1) + "\n")
-    return 0 if all(abs(row["error"]) <= ERROR for row in found["checks"]) else 1
+    return 0 if all(abs(row["error"]) <= ESTIMATE_ERROR for row in found["checks"]) else 1
 
 
 if __name__ == "__main__":

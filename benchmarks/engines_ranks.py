@@ -12,9 +12,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from allranks.observe.events import read_events
+from allranks.rundir.events import read_events
 from allranks.train.data.prepared import TokenSet
-from allranks.train.world import World
+from allranks.train.distributed import DistContext
 from benchmarks.strategies_ranks import Runner, on_ranks, rows_of_equal_length
 
 
@@ -32,7 +32,7 @@ def trained(runner: Runner, steps: int) -> dict[str, Any]:
     }
 
 
-def side_by_side(world: World, tokens: TokenSet, args: dict[str, Any], how: dict[str, Any]) -> dict[str, Any]:
+def side_by_side(world: DistContext, tokens: TokenSet, args: dict[str, Any], how: dict[str, Any]) -> dict[str, Any]:
     """Rounds in which each engine trains the same steps, each round beginning with another one."""
     names = args["engines"]
     runners = {name: Runner(name, world, tokens, args, how) for name in names}
@@ -53,7 +53,7 @@ def side_by_side(world: World, tokens: TokenSet, args: dict[str, Any], how: dict
     return {**how, "tokens_per_s_per_rank": rounds, "losses": losses}
 
 
-def work(world: World, args: dict[str, Any]) -> list[dict[str, Any]]:
+def work(world: DistContext, args: dict[str, Any]) -> list[dict[str, Any]]:
     """All forms."""
     tokens = rows_of_equal_length(Path(args["folder"]) / f"rank{world.rank}", args["length"])
     found = []

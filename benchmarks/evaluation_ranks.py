@@ -14,12 +14,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from allranks.train.data.collate import collate
-from allranks.train.data.encode import EncodedRow
+from allranks.train.data.batches import collate
 from allranks.train.data.prepared import TokenSet, _map, _save
-from allranks.train.evaluate import Evaluator
-from allranks.train.losses import LossModel
-from allranks.train.world import World
+from allranks.train.data.tokenization import EncodedRow
+from allranks.train.distributed import DistContext
+from allranks.train.evaluation import Evaluator
+from allranks.train.models.losses import LossModel
 from benchmarks.strategies_ranks import built, on_ranks
 from benchmarks.trainer_evaluation import Collectives, trainer
 
@@ -51,7 +51,7 @@ def taught(model: LossModel, tokens: TokenSet, steps: int) -> LossModel:
     return model
 
 
-def timed(world: World, evaluate: Callable[[], float]) -> tuple[float, float]:
+def timed(world: DistContext, evaluate: Callable[[], float]) -> tuple[float, float]:
     """(loss, seconds until all ranks are done)."""
     dist.barrier(group=world.control)
     began = time.perf_counter()
@@ -67,7 +67,7 @@ def counted(evaluate: Callable[[], float]) -> list[str]:
     return calls.seen
 
 
-def of_size(world: World, tokens: TokenSet, model: Any, args: dict[str, Any], size: int) -> dict[str, Any]:
+def of_size(world: DistContext, tokens: TokenSet, model: Any, args: dict[str, Any], size: int) -> dict[str, Any]:
     """Both at one batch size: warmed up, counted, then timed in turns."""
     evaluator = Evaluator(world, model, tokens, pad_id=0, batch_size=size, classifier=False)
     peer = trainer(model.model, tokens, size, Path(args["folder"]) / "trainer")
@@ -91,7 +91,7 @@ def of_size(world: World, tokens: TokenSet, model: Any, args: dict[str, Any], si
     return found
 
 
-def work(world: World, args: dict[str, Any]) -> list[dict[str, Any]]:
+def work(world: DistContext, args: dict[str, Any]) -> list[dict[str, Any]]:
     """All batch sizes."""
     tokens = rows_of_two_kinds(Path(args["folder"]) / f"rank{world.rank}", args["rows"], args["longest"])
     model = taught(built(args["config"], lora=False), tokens, args["taught_steps"])

@@ -23,11 +23,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from allranks.facts import machine_facts
-from allranks.fit import fit
-from allranks.planning import make_plan
-from allranks.report.text import bytes_text
+from allranks.planning.memory import fit
+from allranks.planning.planner import make_plan
 from allranks.spec import parse_spec
+from allranks.utils.formatting import format_bytes
+from allranks.utils.machine import machine_facts
 from benchmarks import machine
 from benchmarks.programs import ROOT
 
@@ -164,9 +164,9 @@ def table(rows: list[dict[str, Any]]) -> Table:
             "all" if r["adapter"] == "none" else "LoRA",
             "yes" if r["gradient_checkpointing"] else "no",
             r["measure"],
-            bytes_text(r["estimated"]["bytes"]),
+            format_bytes(r["estimated"]["bytes"]),
             r["estimated"]["moment"],
-            "failed" if "failed" in r else bytes_text(r["measured_bytes"]),
+            "failed" if "failed" in r else format_bytes(r["measured_bytes"]),
             "" if "failed" in r else f"{r['error']:+.1%}",
         )
     return shown

@@ -25,26 +25,26 @@ import torch.distributed as dist
 import transformers.models.auto.modeling_auto as _auto  # noqa: F401
 from torch.profiler import ProfilerActivity, profile
 
-from allranks.facts import machine_facts
-from allranks.observe.events import EventLog
-from allranks.planning import LaunchPlan, make_plan
+from allranks.planning.planner import make_plan
+from allranks.planning.records import LaunchPlan
+from allranks.rundir.events import EventLog
 from allranks.spec import parse_spec
 from allranks.spec.records import RunSpec
-from allranks.train import rng, strategies
-from allranks.train.adapters import add_adapter
-from allranks.train.control import StopRequest
-from allranks.train.data.collate import Batch, collate, collate_labelled
-from allranks.train.data.encode import EncodedRow
-from allranks.train.data.order import Order, Rows
+from allranks.train import distributed, strategies
+from allranks.train.data.batches import Batch, collate, collate_labelled
 from allranks.train.data.prepared import TokenSet, _map, _save
-from allranks.train.ledger import Plan
-from allranks.train.loading.setup import set_up
-from allranks.train.loop import Loop
-from allranks.train.losses import LossModel
-from allranks.train.model import load_model
-from allranks.train.optim import adamw
-from allranks.train.strategies.contract import Strategy
-from allranks.train.world import World, join, leave
+from allranks.train.data.sampler import Rows, SampleOrder
+from allranks.train.data.tokenization import EncodedRow
+from allranks.train.distributed import DistContext, join_process_group, leave_process_group
+from allranks.train.loop import TrainingLoop
+from allranks.train.models.adapters import add_adapter
+from allranks.train.models.build import load_model
+from allranks.train.models.losses import LossModel
+from allranks.train.optimizer import adamw
+from allranks.train.setup import set_up_strategy
+from allranks.train.step_metrics import LoopPlan, StopRequest
+from allranks.train.strategies.base import Strategy
+from allranks.utils.machine import machine_facts
 
 ROWS = 64
 
@@ -83,14 +83,14 @@ def token_set(folder: Path, spec: RunSpec, vocab: int, *, labelled: bool) -> Tok
 class Rank:
     """Builds and trains as `allranks.train.worker` does, with nothing else around it."""
 
-    def __init__(self, spec: RunSpec, plan: LaunchPlan, world: World, folder: Path) -> None:
+    def __init__(self, spec: RunSpec, plan: LaunchPlan, world: DistContext, folder: Path) -> None:
         assert spec.model is not None and spec.data is not None and plan.batch is not None
         self._spec, self._plan, self._world, self._folder = spec, plan, world, folder
         self._labelled = spec.model.name == "tiny:bert"
         vocab = int(spec.model.config["vocab_size"])
         self._tokens = token_set(folder / f"rows{world.rank}", spec, vocab, labelled=self._labelled)
         self._tokenizer = FakeTokenizer(vocab)
-        self._order = Order(len(self._tokens), 5, plan.batch, world.rank, world.size)
+        self._order = SampleOrder(len(self._tokens), 5, plan.batch, world.rank, world.size)
 
     def _batch(self, rows: Rows) -> Batch:
         assert self._spec.data is not None
@@ -115,9 +115,11 @@ class Rank:
         loss_model = LossModel(model, classifier=self._labelled)
         self.parameters = sum(p.numel() for p in model.parameters())
         self.trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        rng.seed_rank(1, self._world.rank)
-        set_up(strategy, filler, loss_model, model, adamw(spec.train), self._world.group, spec.train.clip_norm)
-        if strategy.rehearse:
+        distributed.seed_rank(1, self._world.rank)
+        set_up_strategy(
+            strategy, filler, loss_model, model, adamw(spec.train), self._world.group, spec.train.max_grad_norm
+        )
+        if strategy.warmup:
             strategy.module.train()
             strategy.backward(strategy.module(self._batch(self._order.micro_batches(0)[0])) * 0.0)
             strategy.optimizer.zero_grad(set_to_none=True)
@@ -125,9 +127,9 @@ class Rank:
 
     def train(self, strategy: Strategy, steps: int) -> None:
         """Real steps of the real loop."""
-        plan = Plan(0, steps, self._spec.train, 1, 1, lambda done: False, lambda done, stop: None)
+        plan = LoopPlan(0, steps, self._spec.train, 1, 1, lambda done: False, lambda done, stop: None)
         events = EventLog(self._folder / f"events{self._world.rank}.jsonl", self._world.rank)
-        Loop(self._world, strategy, self._order, self._tokens, self._batch, plan, events, StopRequest()).run()
+        TrainingLoop(self._world, strategy, self._order, self._tokens, self._batch, plan, events, StopRequest()).run()
         events.close()
 
 
@@ -205,11 +207,11 @@ def main() -> None:
     facts = machine_facts()
     plan = make_plan(spec, facts)
     if plan.strategy.startswith("deepspeed"):
-        from allranks.train.strategies.deepspeed_library import load_deepspeed
+        from allranks.train.strategies.deepspeed_engine import load_deepspeed
 
         load_deepspeed()
     with tempfile.TemporaryDirectory() as folder:
-        world = join(plan)
+        world = join_process_group(plan)
         rank = Rank(spec, plan, world, Path(folder))
         how = by_process if case["measure"] == "process" else None
         found = (
@@ -220,7 +222,7 @@ def main() -> None:
         dist.all_gather_object(every, found, group=world.control)
         if world.is_first:
             Path(sys.argv[2]).write_text(json.dumps({"ranks": every}))
-        leave()
+        leave_process_group()
     sys.stdout.flush()
     os._exit(0)  # the profiler's threads have been seen not to end
 

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from allranks import api
-from allranks.slurm.commands import find_slurm
+from allranks.nodes.slurm.commands import find_slurm
 from benchmarks import machine
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -19,10 +19,11 @@ from typing import Any
 import msgspec
 
 from allranks import api
-from allranks.launch.slurm import SlurmJob
-from allranks.observe.events import read_events
-from allranks.rundir import RunDir, write_json
-from allranks.slurm.commands import Slurm, find_slurm
+from allranks.launch.slurm.job import SlurmJob
+from allranks.nodes.slurm.commands import Slurm, find_slurm
+from allranks.rundir.events import read_events
+from allranks.rundir.files import write_json
+from allranks.rundir.paths import RunDir
 from allranks.spec import parse_spec
 from benchmarks import machine
 

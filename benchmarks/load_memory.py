@@ -76,19 +76,19 @@ def rank_main(how: str, name: str, folder: str, out: str) -> None:
 
     from allranks.spec.records import ModelSpec, TrainSpec
     from allranks.train import strategies
-    from allranks.train.data.tokenizer import train_tokenizer
-    from allranks.train.loading.setup import set_up
-    from allranks.train.losses import LossModel
-    from allranks.train.model import load_model
-    from allranks.train.optim import adamw
-    from allranks.train.world import World
+    from allranks.train.data.tokenization import train_tokenizer
+    from allranks.train.distributed import DistContext
+    from allranks.train.models.build import load_model
+    from allranks.train.models.losses import LossModel
+    from allranks.train.optimizer import adamw
+    from allranks.train.setup import set_up_strategy
 
     warm_up()  # before there is a group, in which only rank 0 would write a model
     dist.init_process_group("gloo")
     group, control = dist.group.WORLD, dist.new_group(backend="gloo")
     assert group is not None and isinstance(control, dist.ProcessGroup)
     rank = dist.get_rank()
-    world = World(rank, rank, dist.get_world_size(), "", torch.device("cpu"), group, control)
+    world = DistContext(rank, rank, dist.get_world_size(), "", torch.device("cpu"), group, control)
     tokenizer = train_tokenizer(["hello"], 300, classifier=False)
     strategy = strategies.create(name, {})
     dist.barrier()
@@ -99,7 +99,7 @@ def rank_main(how: str, name: str, folder: str, out: str) -> None:
         spec = ModelSpec(name=folder)
         model, filler = load_model(world, spec, tokenizer, dtype="float32", labels={}, seed=1)
         module = LossModel(model, classifier=False)
-        _, done = set_up(strategy, filler, module, model, adamw(TrainSpec()), group, 1.0)
+        _, done = set_up_strategy(strategy, filler, module, model, adamw(TrainSpec()), group, 1.0)
         read = done.read_bytes
     else:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")

@@ -17,13 +17,13 @@ from typing import Any
 
 import msgspec
 
-from allranks.facts import machine_facts
-from allranks.planning import make_plan
-from allranks.preflight.allocation import allocation
-from allranks.preflight.gather import Where, cures, examine
-from allranks.slurm.commands import find_slurm
+from allranks.nodes.preflight.runner import TargetNodes, failure_lines, run_preflight
+from allranks.nodes.slurm.allocations import allocate_nodes
+from allranks.nodes.slurm.commands import find_slurm
+from allranks.planning.planner import make_plan
 from allranks.spec import parse_spec
 from allranks.spec.records import RunSpec
+from allranks.utils.machine import machine_facts
 from benchmarks import machine
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,16 +42,16 @@ def spec_of(shared: Path, nodes: int) -> RunSpec:
     )
 
 
-def once(where: Where, shared: Path, nodes: int) -> dict[str, float]:
+def once(where: TargetNodes, shared: Path, nodes: int) -> dict[str, float]:
     """Preflight of the first `nodes` nodes; seconds."""
     spec = spec_of(shared, nodes)
     plan = make_plan(spec, machine_facts())
     some = msgspec.structs.replace(where, hosts=where.hosts[:nodes])
     began = time.perf_counter()
-    found = examine(some, spec, plan, shared, imports=False)
+    found = run_preflight(some, spec, plan, shared, imports=False)
     total = time.perf_counter() - began
     if not found.may_run or len(found.reports) != nodes:
-        raise SystemExit(f"preflight of {nodes} nodes failed: {'; '.join(cures(found.reports))}")
+        raise SystemExit(f"preflight of {nodes} nodes failed: {'; '.join(failure_lines(found.reports))}")
     return {"total_s": round(total, 3), "probe_s": found.probe_s, "reach_s": found.reach_s}
 
 
@@ -66,8 +66,8 @@ def main() -> None:
     slurm = find_slurm(args.shared)
     runs: dict[int, list[dict[str, float]]] = {nodes: [] for nodes in counts}
     clock = machine.CpuClock.now()
-    with allocation(slurm, spec_of(args.shared, max(counts)).cluster, minutes=30) as job:
-        where = Where(prefix=slurm.prefix, hosts=job.hosts, srun_args=job.srun_args, job_id=job.job_id, cpus=1)
+    with allocate_nodes(slurm, spec_of(args.shared, max(counts)).cluster, minutes=30) as job:
+        where = TargetNodes(prefix=slurm.prefix, hosts=job.hosts, srun_args=job.srun_args, job_id=job.job_id, cpus=1)
         once(where, args.shared, max(counts))  # warms the page cache
         for number in range(args.repeats):
             for nodes in counts:

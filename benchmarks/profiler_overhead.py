@@ -15,8 +15,8 @@ from statistics import median
 from typing import Any
 
 from allranks import api
-from allranks.observe.events import read_events
-from allranks.rundir import RunDir
+from allranks.rundir.events import read_events
+from allranks.rundir.paths import RunDir
 from benchmarks import machine
 
 LIMIT = 1.05

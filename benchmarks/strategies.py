@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from allranks.train.strategies import REGISTRY
+from allranks.spec.strategies import REGISTRY
 from benchmarks import machine, programs
 
 AIM = 0.95

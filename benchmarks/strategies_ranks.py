@@ -18,28 +18,28 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from allranks.facts import MachineFacts
-from allranks.observe.events import EventLog
-from allranks.planning import BatchPlan, make_plan
+from allranks.analysis.trace.rank import RankResult, read_rank
+from allranks.experiments.profiles import peak_new_bytes
+from allranks.planning.planner import make_plan
+from allranks.planning.records import BatchPlan
+from allranks.rundir.events import EventLog
 from allranks.spec import parse_spec
 from allranks.spec.records import AdapterSpec, ModelSpec, TrainSpec
 from allranks.train import strategies
-from allranks.train.adapters import add_adapter
-from allranks.train.compare.memory import Held
-from allranks.train.compare.window import Window
-from allranks.train.control import StopRequest
-from allranks.train.data.collate import Batch, collate
-from allranks.train.data.encode import EncodedRow
-from allranks.train.data.order import Order, Rows
+from allranks.train.benchmark.measurements import MemoryUsage, ProfileWindow
+from allranks.train.data.batches import Batch, collate
 from allranks.train.data.prepared import TokenSet, _map, _save
-from allranks.train.data.tokenizer import train_tokenizer
-from allranks.train.ledger import Plan
-from allranks.train.losses import LossModel
-from allranks.train.model import build_model
-from allranks.train.optim import adamw
-from allranks.train.strategies.contract import Strategy
-from allranks.train.watching import StepWatcher
-from allranks.train.world import World, join, leave
+from allranks.train.data.sampler import Rows, SampleOrder
+from allranks.train.data.tokenization import EncodedRow, train_tokenizer
+from allranks.train.distributed import DistContext, join_process_group, leave_process_group
+from allranks.train.loop import StepWatcher, loop_of
+from allranks.train.models.adapters import add_adapter
+from allranks.train.models.build import build_model
+from allranks.train.models.losses import LossModel
+from allranks.train.optimizer import adamw
+from allranks.train.step_metrics import LoopPlan, StopRequest
+from allranks.train.strategies.base import Strategy
+from allranks.utils.machine import MachineFacts
 
 TRAIN = TrainSpec(lr=1e-4, schedule="constant")
 ROWS = 256
@@ -48,16 +48,18 @@ ROWS = 256
 class Runner:
     """One strategy on its own copy of the model, which goes on from where it stopped."""
 
-    def __init__(self, name: str, world: World, tokens: TokenSet, args: dict[str, Any], how: dict[str, Any]) -> None:
+    def __init__(
+        self, name: str, world: DistContext, tokens: TokenSet, args: dict[str, Any], how: dict[str, Any]
+    ) -> None:
         self.name, self.world, self._tokens, self._folder = name, world, tokens, Path(args["folder"])
         micro, accum = args["micro_batch"], how["accum"]
         batch = BatchPlan(micro_batch_size=micro, grad_accum=accum, global_batch_size=micro * accum * world.size)
-        self._order = Order(len(tokens), 5, batch, world.rank, world.size)
+        self._order = SampleOrder(len(tokens), 5, batch, world.rank, world.size)
         self.model = built(args["config"], lora=how["lora"])
         self.strategy: Strategy = strategies.create(name, options_of(name, batch))
         self.strategy.setup(self.model, adamw(TRAIN), world.group, 1.0)
         self.done = 0
-        if self.strategy.rehearse:
+        if self.strategy.warmup:
             self.strategy.module.train()
             self.strategy.backward(self.strategy.module(self._make(self._order.micro_batches(0)[0])) * 0.0)
             self.strategy.optimizer.zero_grad(set_to_none=True)
@@ -76,10 +78,10 @@ class Runner:
 
     def run(self, steps: int, watcher: StepWatcher | None = None) -> float:
         """Train on; tokens per second and rank. Every rank calls."""
-        plan = Plan(self.done, self.done + steps, TRAIN, 1, 1, lambda done: False, lambda done, stop: None)
+        plan = LoopPlan(self.done, self.done + steps, TRAIN, 1, 1, lambda done: False, lambda done, stop: None)
         events = EventLog(self.log, self.world.rank)
         stop = StopRequest()
-        make = strategies.loop_of(self.name)
+        make = loop_of(self.name)
         loop = make(self.world, self.strategy, self._order, self._tokens, self._make, plan, events, stop, watcher)
         dist.barrier(group=self.world.control)
         self.tokens, began = 0, time.perf_counter()
@@ -126,7 +128,9 @@ def rows_of_equal_length(folder: Path, length: int) -> TokenSet:
     return _map(folder, "train")
 
 
-def race(world: World, tokens: TokenSet, args: dict[str, Any], pair: list[str], how: dict[str, Any]) -> dict[str, Any]:
+def race(
+    world: DistContext, tokens: TokenSet, args: dict[str, Any], pair: list[str], how: dict[str, Any]
+) -> dict[str, Any]:
     """Rounds in which both of a pair train the same steps one after the other; who begins alternates."""
     runners = {name: Runner(name, world, tokens, args, how) for name in pair}
     for runner in runners.values():
@@ -141,7 +145,7 @@ def race(world: World, tokens: TokenSet, args: dict[str, Any], pair: list[str], 
 class _Looks:
     """A `Window` that also notes what was held before it began."""
 
-    def __init__(self, window: Window, held: Held) -> None:
+    def __init__(self, window: ProfileWindow, held: MemoryUsage) -> None:
         self._window, self._held = window, held
 
     def attach(self, quiet: Callable[[], None]) -> None:
@@ -161,19 +165,23 @@ class _Looks:
     def close(self) -> None: ...
 
 
-def memory_of(world: World, tokens: TokenSet, args: dict[str, Any], name: str, how: dict[str, Any]) -> dict[str, Any]:
+def memory_of(
+    world: DistContext, tokens: TokenSet, args: dict[str, Any], name: str, how: dict[str, Any]
+) -> dict[str, Any]:
     """Bytes of real tensors on this rank: at the moment of an update, and the most within two steps."""
     runner = Runner(name, world, tokens, args, how)
-    held = Held(runner.strategy, runner.model)
+    held = MemoryUsage(runner.strategy, runner.model)
     runner.run(2)
-    window = Window(2, 3, world.device, Path(args["folder"]) / f"trace{world.rank}.json.gz")
+    trace = Path(args["folder"]) / f"trace{world.rank}.json.gz"
+    window = ProfileWindow(2, 3, world.device, trace)
     runner.run(2, _Looks(window, held))
-    new = int(window.figures()["peak_new_bytes"])
+    profiled = read_rank(trace)
+    assert isinstance(profiled, RankResult), profiled.message
     mine = {
         "weights_bytes": held.weights(),
         "gradients_bytes": held.gradients,
         "optimizer_bytes": held.optimizer_state(),
-        "peak_bytes": window.before_bytes + new,
+        "peak_bytes": window.before_bytes + peak_new_bytes(profiled),
     }
     held.remove()
     every: list[Any] = [None] * world.size
@@ -181,7 +189,7 @@ def memory_of(world: World, tokens: TokenSet, args: dict[str, Any], name: str, h
     return {"strategy": name, **how, "ranks": every}
 
 
-def work(world: World, args: dict[str, Any]) -> dict[str, Any]:
+def work(world: DistContext, args: dict[str, Any]) -> dict[str, Any]:
     """All races, then memory strategy by strategy."""
     tokens = rows_of_equal_length(Path(args["folder"]) / f"rank{world.rank}", args["length"])
     plain = built(args["config"], lora=False)
@@ -198,19 +206,19 @@ def work(world: World, args: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def on_ranks(task: Callable[[World, dict[str, Any]], Any]) -> None:
+def on_ranks(task: Callable[[DistContext, dict[str, Any]], Any]) -> None:
     """What torchrun starts: joins, does the task with the arguments of the command line; rank 0 writes what it returned."""
     facts = MachineFacts(host="h", cpus=2, memory_bytes=0, gpus=[], cpu_model="", system="")
     spec = parse_spec({"model": {"name": "tiny:mistral"}, "data": {"source": "x"}, "cluster": {"timeout_s": 120}})
     torch.manual_seed(0)
-    world = join(make_plan(spec, facts))
+    world = join_process_group(make_plan(spec, facts))
     try:
         found = task(world, json.loads(sys.argv[2]))
         if world.is_first:
             Path(sys.argv[1]).write_text(json.dumps(found))
         dist.barrier(group=world.control)
     finally:
-        leave()
+        leave_process_group()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from allranks.train.data.collate import IGNORE
+from allranks.train.data.batches import IGNORE
 from allranks.train.data.prepared import TokenSet
 
 

@@ -5,10 +5,13 @@ The pages themselves are written by hand; a test checks that index, pages and re
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from allranks.diagnose.failures import FAILURES, Failure
+from allranks.analysis.diagnose.known_failures import KNOWN_FAILURES, KnownFailure
 
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "failures"
+NODE_ID = re.compile(r"`(tests/[\w/]+\.py::[^`]+)`")
 HEAD = """# The forty failures
 
 The field notes behind this project tell of forty ways in which distributed training goes wrong. Each is **P**revented by the way allranks is built,
@@ -16,23 +19,24 @@ The field notes behind this project tell of forty ways in which distributed trai
 tests do not have, logs and facts of the real thing are replayed instead, and the last column says so.
 
 `allranks failures` prints this table, `allranks failures 18` one of them, and `allranks diagnose PATH` looks for them in logs.
-Generated from `src/allranks/diagnose/failures/` by `scripts/make_failure_pages.py`.
+Generated from `src/allranks/analysis/diagnose/known_failures.py` by `scripts/make_failure_pages.py`.
 
 | # | failure | how | where | tested by |
 |---|---|---|---|---|
 """
 
 
-def row(failure: Failure) -> str:
+def row(failure: KnownFailure) -> str:
     """One line of the table."""
-    tests = f"{len(failure.tests)} test{'s' * (len(failure.tests) != 1)}, {failure.evidence}"
+    count = len(set(NODE_ID.findall((FOLDER / failure.page).read_text().split("## How we know")[1])))
+    tests = f"{count} test{'s' * (count != 1)}, {failure.evidence}"
     return f"| {failure.number} | [{failure.title}]({failure.page}) | {failure.how} | {failure.where} | {tests} |\n"
 
 
 def text() -> str:
     """The whole page."""
-    return HEAD + "".join(row(failure) for failure in FAILURES)
+    return HEAD + "".join(row(failure) for failure in KNOWN_FAILURES)
 
 
 if __name__ == "__main__":
-    Path(__file__).resolve().parent.parent.joinpath("docs", "failures", "README.md").write_text(text())
+    (FOLDER / "README.md").write_text(text())

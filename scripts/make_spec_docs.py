@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from allranks.spec.records import Record, RunSpec
-from allranks.train.strategies import REGISTRY
+from allranks.spec.strategies import REGISTRY
 
 HEAD = """# The spec
 

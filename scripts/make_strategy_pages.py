@@ -24,6 +24,19 @@ COLOURS = {
 Bars = list[tuple[str, float, float]]
 
 
+# Strategies that share a file with others of their family.
+FILES = {
+    "simple_ddp_ga": "simple_ddp",
+    "simple_ddp_hook": "simple_ddp",
+    "simple_ddp_async": "simple_ddp",
+    "deepspeed_zero1": "deepspeed_zero",
+    "deepspeed_zero2": "deepspeed_zero",
+    "deepspeed_zero3": "deepspeed_zero",
+    "pytorch_zero2": "fsdp2",
+    "pytorch_zero3": "fsdp2",
+}
+
+
 @dataclass(frozen=True)
 class Page:
     """One strategy: words, formulas, and what a step looks like."""
@@ -133,7 +146,7 @@ PAGES = [
          "T g, in about T g / 25 MB all-reduces started within backward", "4P + 16T: as `pytorch_ddp`, and buckets beside the gradients", "5/4", OPTION,
          [F, B, ("wait", 60, 63), ("optimizer", 63, 73)], [("all-reduce", 30, 39), ("all-reduce", 42, 51), ("all-reduce", 54, 63)],
          "`find_unused_parameters` (false), `args` (none): more TrainingArguments", "the Trainer in place of the loop",
-         "hf/"),
+         "engines/hf_trainer.py"),
 ]  # fmt: skip
 
 
@@ -179,15 +192,15 @@ def text(page: Page) -> str:
 
 | | |
 |---|---|
-| bytes a step, one rank's payload | {page.bytes} |
-| memory a rank, float32 AdamW, bytes | {page.memory} |
-| of it against plain data parallelism at two ranks, all weights trained | {page.ratio} |
-| what it mends | {page.fixes} |
+| bytes per step, payload of one rank | {page.bytes} |
+| memory per rank, float32 AdamW, bytes | {page.memory} |
+| ratio to plain data parallelism at two ranks, all weights trained | {page.ratio} |
+| what it improves | {page.fixes} |
 | parameters without gradient | {page.unused} |
 | options | {page.options} |
 
-P: parameters; T: trained ones, n of them tensors, of g bytes each; A: micro-steps; W: ranks. The picture shows the order of things, not measured
-times. [All strategies](README.md); the code: `src/allranks/train/{page.code or f"strategies/{page.name}.py"}`.
+P: parameters; T: trained ones, n of them tensors, of g bytes each; A: micro-steps; W: ranks. The picture shows the order of operations, not measured
+times. [All strategies](README.md); code: `src/allranks/train/{page.code or f"strategies/{FILES.get(page.name, page.name)}.py"}`.
 """
 
 
@@ -206,10 +219,10 @@ def readme() -> str:
     return (
         """# Strategies
 
-Each is one file that can be read in one sitting, with one contract (`contract.py`), and one word in the spec:
-`strategy: {name: zero2}`. The hand-written ones are a ladder: each mends one thing of the one before it. Beside each stands torch's own.
+Each strategy is one short file below `src/allranks/train/strategies/` that implements one contract (`Strategy` in `base.py`). The spec selects it by name:
+`strategy: {name: zero2}`. Each hand-written strategy improves one thing over the one before it; torch's equivalents are listed too.
 
-| strategy | what is new | bytes a step, and their collectives | travels while it computes | memory a rank | at two ranks |
+| strategy | what is new | bytes per step, and their collectives | overlaps with computation | memory per rank | at two ranks |
 |---|---|---|---|---|---|
 """
         + "\n".join(lines)
@@ -218,14 +231,14 @@ Each is one file that can be read in one sitting, with one contract (`contract.p
 P: parameters; T: trained ones of g bytes; A: micro-steps; W: ranks. On a ring a rank sends 2(W-1)/W of an all-reduce's
 bytes, (W-1)/W of a reduce-scatter's or all-gather's.
 
-**Choosing.** If the model with gradients and moments fits, `pytorch_ddp`. If only the moments do not fit, `zero1` or `zero2`; with accumulation `zero1` sends
-less. If the weights do not fit, `zero3` or `pytorch_zero3`. With LoRA little is trained: sharding gradients and moments saves
-little, only the weights matter. `allranks compare SPEC` measures it for your model on your machines; see [compare](../compare.md).
+**Choosing.** If the model with gradients and moments fits, use `pytorch_ddp`. If only the moments do not fit, use `zero1` or `zero2`; with gradient accumulation `zero1` sends
+less. If the weights do not fit, use `zero3` or `pytorch_zero3`. With LoRA few parameters are trained: sharding gradients and moments saves
+little, only sharding the weights matters. `allranks compare SPEC` measures it for your model on your machines; see [compare](../compare.md).
 
 **Equal to one process.** Each strategy is tested against one process that goes through the ranks' micro-batches in order, with tied, frozen, unused and
-uneven parameters, LoRA, accumulation and bfloat16, on 2, 3 and 4 ranks. On two ranks without accumulation and clipping the weights are bitwise equal: two
-terms commute, and halving is exact. Elsewhere sums are rounded in another order; the distance stays below 0.002 of what the training
-has changed (float32; AdamW makes whole steps of gradients that are rounding noise).
+uneven parameters, LoRA, accumulation and bfloat16, on 2, 3 and 4 ranks. On two ranks without accumulation and clipping the weights are bitwise equal: addition of
+two terms commutes, and halving is exact. In all other cases sums are rounded in another order; the distance stays below 0.002 of the change that training
+made (float32; AdamW takes full steps even for gradients that are rounding noise).
 """
     )
 

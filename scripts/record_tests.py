@@ -1,7 +1,6 @@
-"""Keeps the result of `make test-all`: python scripts/record_tests.py JUNIT.xml... [COLLECTED.txt] benchmarks/results/test_all.json
+"""Keeps the result of one part of `make test-all`: python scripts/record_tests.py PART JUNIT.xml benchmarks/results/test_all.json
 
-It takes hours, so it may be run in parts (pytest -m "not full", -m full): the outcome of a test is that of the last file in which it is.
-COLLECTED.txt, from ``pytest --collect-only -q tests``, tells which tests have not run at all.
+It takes hours, so it may be run in parts: what other parts recorded stays, and a part that ran again replaces what it said before.
 """
 
 from __future__ import annotations
@@ -12,21 +11,21 @@ import time
 import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.machine import facts
 
+SLOWEST = 15
+
 
 def cases(junit: Path) -> list[ET.Element]:
+    """The tests of a part; none where it was broken off before it could write."""
+    if not junit.is_file():
+        return []
     found = ET.parse(junit).getroot().iter("testcase")  # noqa: S314 - pytest wrote it a moment ago
     return [c for c in found if c.get("classname")]  # what was broken off has none
-
-
-def collected(listing: Path) -> list[str]:
-    """Names as in JUnit's files, of lines ``tests/unit/test_x.py::test_y[z]``."""
-    lines = (line.partition("::") for line in listing.read_text().splitlines() if ".py::" in line)
-    return [f"{path.removesuffix('.py').replace('/', '.')}::{name}" for path, _, name in lines]
 
 
 def seconds(case: ET.Element) -> float:
@@ -38,25 +37,59 @@ def outcome(case: ET.Element) -> str:
     return next((kind for kind in ("failure", "error", "skipped") if case.find(kind) is not None), "passed")
 
 
-def main() -> None:
-    *given, target = map(Path, sys.argv[1:])
-    sources = [p for p in given if p.suffix == ".xml"]
-    found = {f"{c.get('classname')}::{c.get('name')}": c for source in sources for c in cases(source)}
-    outcomes = {name: outcome(c) for name, c in found.items()}
-    wanted = {name for p in given if p.suffix == ".txt" for name in collected(p)}
-    slowest = sorted(found.values(), key=lambda c: -seconds(c))[:15]
-    result = {
-        "what": "make test-all" + (f", in {len(sources)} parts" if len(sources) > 1 else ""),
+def file_of(case: ET.Element) -> str:
+    """Path of a test's file; classname is its dotted name, which the name of a class may follow."""
+    words = (case.get("classname") or "").split(".")
+    last = next((i for i, word in enumerate(words) if word.startswith("test_")), len(words) - 1)
+    return "/".join(words[: last + 1]) + ".py"
+
+
+def name_of(case: ET.Element) -> str:
+    return f"{case.get('classname')}::{case.get('name')}"
+
+
+def recorded(target: Path) -> dict[str, dict[str, Any]]:
+    """The parts that are in the file already."""
+    try:
+        return json.loads(target.read_text())["parts"]
+    except (OSError, ValueError, KeyError):
+        return {}
+
+
+def part_of(found: list[ET.Element]) -> dict[str, Any]:
+    """What is kept of one part."""
+    files: dict[str, float] = {}
+    for case in found:
+        files[file_of(case)] = files.get(file_of(case), 0.0) + seconds(case)
+    slowest = sorted(found, key=lambda c: -seconds(c))[:SLOWEST]
+    return {
         "when": time.strftime("%Y-%m-%d"),
         "machine": facts(),
-        "tests": dict(Counter(outcomes.values())),
-        "not_run": sorted(wanted - outcomes.keys()),
-        "seconds": round(sum(map(seconds, found.values())), 1),
-        "not_passed": {name: kind for name, kind in outcomes.items() if kind != "passed"},
-        "slowest_s": {f"{c.get('classname')}::{c.get('name')}": round(seconds(c), 1) for c in slowest},
+        "tests": dict(Counter(map(outcome, found))),
+        "seconds": round(sum(files.values()), 1),
+        "not_passed": {name_of(c): outcome(c) for c in found if outcome(c) != "passed"},
+        "slowest_s": {name_of(c): round(seconds(c), 1) for c in slowest},
+        "files_s": {file: round(s, 1) for file, s in sorted(files.items(), key=lambda item: -item[1])},
+    }
+
+
+def main() -> None:
+    part, junit, target = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    found = cases(junit)
+    if not found:
+        sys.exit(f"{part}: {junit.name} holds no tests; {target.name} stays as it was")
+    parts = {**recorded(target), part: part_of(found)}
+    tests: Counter[str] = Counter()
+    for one in parts.values():
+        tests.update(one["tests"])
+    result = {
+        "what": "make test-all, by part; seconds are of the tests, several of which run at a time",
+        "tests": dict(tests),
+        "seconds": round(sum(one["seconds"] for one in parts.values()), 1),
+        "parts": parts,
     }
     target.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"{result['tests']} in {result['seconds']:.0f} s -> {target}")
+    print(f"{part}: {parts[part]['tests']} in {parts[part]['seconds']:.0f} s -> {target}")
 
 
 if __name__ == "__main__":

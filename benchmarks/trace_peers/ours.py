@@ -9,7 +9,7 @@ from pathlib import Path
 
 BEGIN = time.perf_counter()
 
-from allranks.trace import analyse  # noqa: E402 - its import is timed
+from allranks.analysis.trace import analyse  # noqa: E402 - its import is timed
 
 IMPORTED = time.perf_counter()
 

@@ -81,11 +81,11 @@ def spec(workload: Workload, packing: str, steps: int, seed: int, run_root: Path
             "schedule": "constant",
             "warmup_steps": 0,
             "weight_decay": WEIGHT_DECAY,
-            "clip_norm": CLIP_NORM,
+            "max_grad_norm": CLIP_NORM,
             "seed": seed,
         },
         "eval": {"source": str(workload.folder / "heldout.json"), "subset": None, "at_end": True, "samples": 0},
-        "checkpoint": {"mode": "lite", "at_end": True},
+        "checkpoint": {"mode": "weights_only", "at_end": True},
         "cluster": {
             "launcher": "local",
             "procs_per_node": WORLD,

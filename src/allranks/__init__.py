@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from allranks.version import __version__
+
 if TYPE_CHECKING:
     from allranks.api import load_spec, plan, resume, run
 
-__version__ = "0.1.0"
 __all__ = ["__version__", "load_spec", "plan", "resume", "run"]
 
 

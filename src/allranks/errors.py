@@ -2,10 +2,10 @@
 
     AllranksError            1  the work failed
     +- RunFailed             1  training, a check or a proof failed
-    |  +- ProofFailed        1  the step-0 proof found ranks that are not one job
+    |  +- ProofFailed        1  the step-0 proof found ranks that do not form one job
     |  +- NonFiniteLoss      1  a loss or gradient was not finite
     |  +- CheckpointError    1  a checkpoint could not be written or did not match when re-read
-    +- RequestError          2  what was asked for is wrong
+    +- RequestError          2  the request is wrong
     |  +- SpecError          2  the spec: unknown key, wrong type, values that contradict each other
     |  +- DataError          2  the data: missing file, missing column, empty set
     |  +- RunNotFound        2  no such run, or several that match
@@ -29,7 +29,7 @@ class AllranksError(Exception):
 
 
 class RunFailed(AllranksError):
-    """The work itself failed."""
+    """The work failed."""
 
 
 class ProofFailed(RunFailed):
@@ -45,7 +45,7 @@ class CheckpointError(RunFailed):
 
 
 class RequestError(AllranksError):
-    """What was asked for is wrong."""
+    """The request is wrong."""
 
     exit_code = EXIT_REQUEST
 
@@ -55,7 +55,7 @@ class SpecError(RequestError):
 
 
 class DataError(RequestError):
-    """The data cannot be used as asked; the message names the source."""
+    """The data cannot be used as requested; the message names the source."""
 
 
 class RunNotFound(RequestError):
@@ -63,6 +63,6 @@ class RunNotFound(RequestError):
 
 
 class EnvironmentNotAble(AllranksError):
-    """This machine cannot do it: a package, a right, a device or a program is missing."""
+    """This machine cannot do it: a package, a permission, a device or a program is missing."""
 
     exit_code = EXIT_ENVIRONMENT

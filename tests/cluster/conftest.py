@@ -20,9 +20,10 @@ import psutil
 import pytest
 
 from allranks.errors import EnvironmentNotAble
-from allranks.testcluster import Box, BoxOptions, down, needs, up
-from allranks.testcluster.box import NAME_VARIABLE, box_names
-from allranks.testcluster.faults import heal
+from allranks.lab.cluster import Box, BoxOptions, down, requirements, up
+from allranks.lab.cluster.box import box_names
+from allranks.lab.cluster.faults import heal
+from allranks.nodes.slurm.endpoints import NAME_VARIABLE
 from tests.conftest import REPO
 
 SESSION_BOX = BoxOptions(
@@ -55,16 +56,10 @@ def unseen_by_nodes() -> str | None:
 def unable() -> str | None:
     """Why there can be no box on this machine."""
     try:
-        needs.check_able()
+        requirements.check_requirements()
     except EnvironmentNotAble as error:
         return f"no cluster in a box: {error}"
     return None
-
-
-class Timed:
-    """When the session's box was asked for, and how long it took."""
-
-    seconds = 0.0
 
 
 def left_by_a_dead_session(name: str) -> bool:
@@ -79,9 +74,7 @@ def session_box() -> Iterator[Box]:
     for name in box_names():
         if left_by_a_dead_session(name):
             down(name)
-    began = time.monotonic()
     box = up(SESSION_BOX)
-    Timed.seconds = time.monotonic() - began
     before = os.environ.get(NAME_VARIABLE)
     os.environ[NAME_VARIABLE] = box.name
     yield box

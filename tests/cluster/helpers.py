@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from allranks.testcluster import Box, procs
-from allranks.testcluster.folder import root
+from allranks.lab.cluster import Box, processes
+from allranks.nodes.slurm.endpoints import state_root
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 CLI = [sys.executable, "-m", "allranks.cli.cluster"]
@@ -78,14 +78,14 @@ def connects(box: Box, source: str, target: str, timeout_s: float = 1.0) -> bool
 
 def machine(name: str) -> dict[str, list[str]]:
     """What a box of that name must not leave on the machine: interfaces, mounts, files. Other boxes may come and go meanwhile."""
-    state = root()
+    state = state_root()
     others = [path for path in state.glob("*") if path.name != name]
     links = subprocess.run(["ip", "-br", "link"], capture_output=True, text=True, timeout=10, check=True).stdout
     return {
         "interfaces": sorted(line.split()[0] for line in links.splitlines()),
         "mounts": sorted(
             mount.target
-            for mount in procs.mounts("self")
+            for mount in processes.mounts("self")
             if not any(Path(mount.target).is_relative_to(other) for other in others)
         ),
         "files": sorted(str(path) for path in (*state.parent.glob("allranks*"), *state.glob(name))),
@@ -94,4 +94,4 @@ def machine(name: str) -> dict[str, list[str]]:
 
 def box_spaces(box: Box) -> list[str]:
     """The network namespaces of a box: who is in one of them belongs to it."""
-    return [space for pid in box.inits().values() if (space := procs.namespace(pid, "net"))]
+    return [space for pid in box.inits().values() if (space := processes.namespace(pid, "net"))]

@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from allranks.rundir import RunDir, read_json
+from allranks.rundir.files import read_json
+from allranks.rundir.paths import RunDir
 from tests.conftest import tiny_spec, write_rows
 from tests.dist.harness import ALLRANKS, step_events, until
 

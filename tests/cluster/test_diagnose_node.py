@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.testcluster import Box
-from allranks.testcluster.faults import inject
+from allranks.lab.cluster import Box
+from allranks.lab.cluster.faults import inject
 from tests.cluster.runs import Submitted, allranks, log_of, spec_in
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from allranks.preflight.allocation import END_S
-from allranks.testcluster import Box
-from allranks.testcluster.faults import heal, injected
+from allranks.lab.cluster import Box
+from allranks.lab.cluster.faults import heal, injected
+from allranks.nodes.slurm.allocations import END_TIMEOUT_S
 from tests.cluster.helpers import cli_environment, job_state, on, submit, wait_for, wait_state
 
 SPEC = """
@@ -63,7 +63,7 @@ def test_three_nodes_that_are_well(box: Box, spec: Path) -> None:
     began = time.monotonic()
     done = doctor(spec)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert time.monotonic() - began < END_S, "the nodes were given back by force"
+    assert time.monotonic() - began < END_TIMEOUT_S, "the nodes were given back by force"
     lines = [line for line in done.stdout.splitlines() if line.startswith("n")]
     assert [line.split()[:3] for line in lines[:3]] == [[n, "proj=ok", "pkgs=ok"] for n in ("n1", "n2", "n3")]
     assert "net=eth0/" in lines[0] and "net=eno1/" in lines[1] and "reach=2/2" in lines[2] and "data=ok" in lines[0]
@@ -111,7 +111,7 @@ def test_a_node_without_a_package_is_left_out_if_the_spec_allows(box: Box, spec:
         assert list(as_json(done)["network"]["seats"]) == ["n1", "n3"]
         assert "cluster.nodes=2" in as_json(done)["notes"][-1]
         done = doctor(spec, "--exclude-bad", "--set", "train.global_batch_size=3")
-        assert done.returncode == 1 and "does not allow to go on without n2" in done.stdout
+        assert done.returncode == 1 and "does not allow a run without n2" in done.stdout
 
 
 def test_an_import_that_fails_on_one_node(box: Box, spec: Path) -> None:
@@ -196,18 +196,18 @@ def test_inside_a_job_as_the_launcher_does(box: Box, spec: Path) -> None:
 INSIDE = """
 from pathlib import Path
 from allranks import api
-from allranks.preflight.allocation import hostnames
-from allranks.slurm.commands import Slurm
-from allranks.preflight.gather import Where, examine, require_nodes, write
-from allranks.rundir import RunDir
+from allranks.nodes.slurm.allocations import expand_hostlist
+from allranks.nodes.slurm.commands import Slurm
+from allranks.nodes.preflight.runner import TargetNodes, require_usable_nodes, run_preflight, write_preflight
+from allranks.rundir.paths import RunDir
 import os
 
 spec = api.read_spec(Path("spec.yaml"), ["cluster.nodes=2"])
-hosts = hostnames(Slurm([], 'own'), os.environ["SLURM_JOB_NODELIST"])
-where = Where(hosts=hosts, job_id=os.environ["SLURM_JOB_ID"])
-found = examine(where, spec, api.plan(spec), Path.cwd(), imports=False)
-write(RunDir(Path.cwd()), found)
-require_nodes(found.reports)
+hosts = expand_hostlist(Slurm([], 'own'), os.environ["SLURM_JOB_NODELIST"])
+where = TargetNodes(hosts=hosts, job_id=os.environ["SLURM_JOB_ID"])
+found = run_preflight(where, spec, api.plan(spec), Path.cwd(), imports=False)
+write_preflight(RunDir(Path.cwd()), found)
+require_usable_nodes(found.reports)
 assert found.network and 20000 <= found.port < 32768
 print("ready", *found.network.seats)
 """
@@ -219,5 +219,5 @@ def test_collectives_name_the_slow_node(box: Box, spec: Path) -> None:
     document = as_json(done)
     assert len(document["pairs"]) == 3, done.stdout + done.stderr
     assert set(failed(document)) == {"n1.name"}, "the ranks are told their interface, so this does not stop them"
-    assert done.returncode == 1 and document["pairs_verdict"].startswith("n2 is slow to everybody")
+    assert done.returncode == 1 and document["pairs_verdict"].startswith("n2 is slow to all other nodes")
     assert document["slow_pairs"] and all(1 in pair for pair in document["slow_pairs"])

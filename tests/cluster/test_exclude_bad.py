@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from allranks.rundir import read_json
-from allranks.testcluster import Box
-from allranks.testcluster.faults import injected
+from allranks.lab.cluster import Box
+from allranks.lab.cluster.faults import injected
+from allranks.rundir.files import read_json
 from tests.cluster.runs import log_of, run, spec_in
 
 pytestmark = [pytest.mark.cluster, pytest.mark.python_on_nodes]
@@ -32,7 +32,7 @@ def test_a_bad_node_is_left_out_and_the_others_train(box: Box, shared: Path) -> 
     metrics = read_json(left.metrics)
     assert isinstance(metrics, dict)
     assert metrics["world_size"] == 2 and metrics["nodes"] == 2 and metrics["sync_proof"]["world_size"] == 2
-    assert "going on without n2: 2 ranks on 2 nodes" in log
+    assert "continuing without n2: 2 ranks on 2 nodes" in log
     assert sorted(p.name.split(".")[0] for p in left.logs_of(1).glob("*.rank*.log")) == ["n1", "n3"]
     assert "n2" in left.preflight_text.read_text() and "MISSING(safetensors)" in left.preflight_text.read_text()
 
@@ -43,4 +43,4 @@ def test_a_batch_that_the_rest_cannot_share_is_refused(box: Box, shared: Path) -
     with injected(box, "hide-folder", "n2", path=package_of("safetensors")):
         done, _ = run(shared, spec, "--exclude-bad")
     assert done.returncode == 3
-    assert "does not allow to go on without n2" in done.stderr
+    assert "does not allow a run without n2" in done.stderr

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from allranks.testcluster import Box
-from allranks.testcluster.faults import injected
+from allranks.lab.cluster import Box
+from allranks.lab.cluster.faults import injected
 from tests.cluster.helpers import on
 from tests.cluster.runs import allranks, spec_in
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from allranks.diagnose import diagnose
-from allranks.testcluster import Box, needs
-from allranks.testcluster.command import program
-from allranks.testcluster.command import run as at_once
+from allranks.analysis.diagnose import diagnose
+from allranks.lab.cluster import Box, requirements
+from allranks.lab.cluster.commands import check_output as at_once
+from allranks.lab.cluster.commands import find_program
 from tests.cluster.helpers import SRC
 from tests.cluster.runs import allranks, log_of, run
 
@@ -46,13 +46,13 @@ def own_spec(shared: Path, **cluster: Any) -> dict[str, Any]:
 @contextmanager
 def read_only(box: Box, node: str, folder: Path) -> Iterator[None]:
     """The node may read a shared folder and not write it, as under a wrong mount option or export."""
-    mount = [*box.setup_prefix(node), program("mount")]
+    mount = [*box.setup_prefix(node), find_program("mount")]
     at_once([*mount, "--bind", str(folder), str(folder)])
     at_once([*mount, "-o", "remount,bind,ro", str(folder)])
     try:
         yield
     finally:
-        at_once([*box.setup_prefix(node), program("umount"), str(folder)])
+        at_once([*box.setup_prefix(node), find_program("umount"), str(folder)])
 
 
 def test_a_node_that_may_not_write_the_run_folder_is_named(box: Box, shared: Path) -> None:
@@ -133,7 +133,7 @@ def test_modules_that_cannot_be_loaded_end_the_job_by_name(
 def test_an_account_that_slurm_does_not_know_is_refused_at_submission(
     shared: Path, make_box: Callable[..., Box], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    missing = needs.missing_programs(accounting=True)
+    missing = requirements.missing_programs(accounting=True)
     if missing:
         pytest.skip(f"no accounting: {', '.join(missing)} missing")
     box = make_box(f"acc-{os.getpid()}", nodes=2, accounting=True)

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from allranks.errors import EnvironmentNotAble, RequestError
-from allranks.testcluster import Box, procs
-from allranks.testcluster.daemons import node_states
-from allranks.testcluster.faults import FAULTS, heal, inject, injected
-from allranks.testcluster.status import box_status
+from allranks.lab.cluster import Box, processes
+from allranks.lab.cluster.daemons import box_status, node_states
+from allranks.lab.cluster.faults import FAULTS, heal, inject, injected
 from tests.cluster.helpers import cli, connects, job_state, on, submit, wait_for, wait_state
 
 LISTEN = "import socket; s=socket.create_server(('', 7777)); c=s.accept()[0]\nwhile c.recv(1<<20): pass\nc.send(b'end')"
@@ -32,14 +31,16 @@ def test_kill_rank_ends_that_rank_and_no_other(box: Box, shared: Path) -> None:
     job = submit(box, shared, _ranks_script(shared), "--nodes=3", "--ntasks-per-node=2")
 
     def sleepers(node: str) -> list[int]:
-        space = procs.namespace(box.init(node), "pid")
-        pids = procs.in_namespaces("pid", [space] if space else [])
-        return [pid for pid in pids if procs.environment(pid).get("RANK") and procs.status(pid)["Name"] == "sleep"]
+        space = processes.namespace(box.init(node), "pid")
+        pids = processes.in_namespaces("pid", [space] if space else [])
+        return [
+            pid for pid in pids if processes.environment(pid).get("RANK") and processes.status(pid)["Name"] == "sleep"
+        ]
 
     wait_for(lambda: sum(len(sleepers(node)) for node in box.node_names) == 6)
     stopped = inject(box, "kill-rank", rank="5", signal="STOP")
     assert stopped.detail["nodes"] == "n3"
-    states = [procs.status(pid)["State"][0] for node in box.node_names for pid in sleepers(node)]
+    states = [processes.status(pid)["State"][0] for node in box.node_names for pid in sleepers(node)]
     assert sorted(states) == ["S"] * 5 + ["T"]
     done = cli("fault", "kill-rank", "3", "--job", job)
     assert done.returncode == 0, done.stderr
@@ -55,7 +56,7 @@ def test_kill_node_ends_all_of_it_and_healing_starts_it_anew(box: Box, shared: P
     inject(box, "hide-folder", "n3", path=str(shared))
     old = box.init("n3")
     inject(box, "kill-node", "n3")
-    assert not procs.alive(old)
+    assert not processes.alive(old)
     assert not connects(box, "n1", "n3")
     assert [node.running for node in box_status(box).nodes] == [True, True, False]
     with pytest.raises(EnvironmentNotAble, match="fault heal n3"):
@@ -184,12 +185,12 @@ def test_the_command_line_notes_and_heals(box: Box) -> None:
     assert cli("fault", "wrong-clock", "n1", "soon").returncode == 2
     healed = cli("fault", "heal")
     assert healed.stderr.splitlines() == ["healed: cut-link n3", "healed: wrong-clock n1"]
-    assert "nothing to heal" in cli("fault", "heal").stderr
+    assert "No active faults" in cli("fault", "heal").stderr
     with pytest.raises(RequestError, match="Did you mean cut-link"):
         inject(box, "cut-lnk", "n1")
 
 
 def test_every_fault_has_a_command(box: Box) -> None:
-    from allranks.cli.cluster_fault import fault
+    from allranks.cli.cluster_faults import fault
 
     assert set(fault.commands) == {*FAULTS, "heal"}

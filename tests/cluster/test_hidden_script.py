@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from allranks.rundir import read_json
-from allranks.testcluster import Box
+from allranks.lab.cluster import Box
+from allranks.rundir.files import read_json
 from tests.cluster.helpers import on
 from tests.cluster.runs import log_of, run
 
@@ -48,7 +48,7 @@ def test_it_is_refused_where_nothing_may_be_staged(box: Box, shared: Path, scrip
     done, run_dir = run(shared, spec_of(script, shared, "never"))
     assert done.returncode == 3, done.stdout + done.stderr + log_of(run_dir)
     assert "n1 does not see it" in done.stderr or "n1, n2" in done.stderr, done.stderr
-    assert "put it on a file system that all nodes share" in done.stderr
+    assert "put it on a file system shared by all nodes" in done.stderr
     assert "cluster.stage: auto" in done.stderr
     assert not run_dir.rank_logs(1)
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from allranks.observe.events import read_events
-from allranks.rundir import RunDir, read_json
-from allranks.testcluster import Box
+from allranks.lab.cluster import Box
+from allranks.rundir.events import read_events
+from allranks.rundir.files import read_json
+from allranks.rundir.paths import RunDir
 from tests.cluster.runs import allranks, log_of
 from tests.conftest import REPO
 

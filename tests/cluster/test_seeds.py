@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from allranks.observe.events import read_events
-from allranks.rundir import read_json
-from allranks.testcluster import Box
+from allranks.lab.cluster import Box
+from allranks.rundir.events import read_events
+from allranks.rundir.files import read_json
 from tests.cluster.helpers import submit
 from tests.cluster.runs import log_of
 from tests.cluster.test_lab import check_lab, example_and_output, run_example
@@ -28,7 +28,7 @@ def test_trainer_with_lora_on_two_nodes(box: Box, shared: Path) -> None:
     """000: Slurm, torchrun and HF Trainer over two nodes whose interfaces have different names; first the job waits for another."""
     submit(box, shared, "sleep 5\n", "--nodes=3", "--exclusive")
     run_dir, shown = example_and_output(shared, SEEDS / "000" / "two-nodes-tiny.yaml")
-    assert re.search(r"job \d+ waits: (Resources|Priority)", shown), shown
+    assert re.search(r"job \d+ is pending: (Resources|Priority)", shown), shown
     metrics = read_json(run_dir.metrics)
     found = (metrics["world_size"], metrics["nodes"], metrics["steps"], metrics["strategy"], metrics["dtype"])
     assert found == (2, 2, 10, "hf_trainer", "bfloat16")

@@ -14,15 +14,12 @@ import msgspec
 import pytest
 
 from allranks.errors import RunFailed
-from allranks.stage.bootstrap import write_bootstrap
-from allranks.stage.broadcast import staged
-from allranks.stage.bundle import Bundle, assemble
-from allranks.stage.environment import environment_source
-from allranks.stage.manifest import NodeStage, load_manifest
-from allranks.stage.sources import package_source, project_source
-from allranks.stage.steps import Allocation
-from allranks.testcluster import Box
-from allranks.testcluster.faults import injected
+from allranks.lab.cluster import Box
+from allranks.lab.cluster.faults import injected
+from allranks.nodes.staging.broadcast import Allocation, staged, write_bootstrap
+from allranks.nodes.staging.bundles import Bundle, assemble
+from allranks.nodes.staging.manifests import NodeStage, load_manifest
+from allranks.nodes.staging.sources import environment_source, package_source, project_source
 from tests.cluster.helpers import SRC, on, submit, wait_state
 
 TRAIN = "import fake, helper, sys; print('RAN', fake.VALUE, fake.__file__, helper.__file__, sys.argv[1])\n"
@@ -169,7 +166,8 @@ def test_what_a_killed_job_left_is_removed_by_the_next(box: Box, bundle: Bundle)
 
 DRIVER = """
 import pathlib, subprocess, sys, time
-from allranks.stage import Allocation, load_bundle, staged
+from allranks.nodes.staging.broadcast import Allocation, staged
+from allranks.nodes.staging.bundles import load_bundle
 busy = subprocess.Popen(["srun", "--exclusive", "sleep", "100"])  # another step has all that the job has
 time.sleep(1)
 with staged(load_bundle(pathlib.Path(sys.argv[1])), Allocation.current(), always=True, log=print) as manifest:
@@ -199,7 +197,8 @@ def test_a_driver_inside_a_batch_job_stages_and_runs(box: Box, bundle: Bundle, s
 BOOTSTRAPPED = """
 import pathlib, subprocess, sys
 import allranks
-from allranks.stage import Allocation, load_bundle, staged
+from allranks.nodes.staging.broadcast import Allocation, staged
+from allranks.nodes.staging.bundles import load_bundle
 print("DRIVER", allranks.__file__, flush=True)
 with staged(load_bundle(pathlib.Path(sys.argv[1])), Allocation.current(), log=print) as manifest:
     manifest.save(pathlib.Path(sys.argv[2]))

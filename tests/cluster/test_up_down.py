@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from allranks.errors import RequestError
-from allranks.testcluster import Box, down, needs, procs
+from allranks.errors import EnvironmentNotAble, RequestError
+from allranks.lab.cluster import Box, down, lifecycle, processes, requirements
+from allranks.lab.cluster.faults import heal, inject
+from allranks.nodes.slurm.commands import find_slurm
+from allranks.nodes.slurm.endpoints import NAME_VARIABLE, find_endpoint, read_endpoint
 from tests.cluster.helpers import (
     SRC,
     box_spaces,
@@ -41,10 +44,10 @@ def test_a_second_box_lives_beside_the_first(box: Box, make_box: Callable[..., B
 
 
 def test_hidden_folders_are_empty_where_they_are_hidden(box: Box, make_box: Callable[..., Box], shared: Path) -> None:
-    from allranks.testcluster import Hidden
+    from allranks.lab.cluster import HiddenFolder
 
     (shared / "data").write_text("x")
-    other = make_box(f"h-{os.getpid()}", nodes=2, hidden=(Hidden(str(shared), ("n2",)),))
+    other = make_box(f"h-{os.getpid()}", nodes=2, hidden=(HiddenFolder(str(shared), ("n2",)),))
     seen = other.run(["srun", "--nodes=2", "sh", "-c", f"echo $(hostname) $(ls {shared})"], cwd="/").stdout
     assert sorted(seen.splitlines()) == ["n1 data", "n2"]
     on(other, "n2", "touch", f"{shared}/local")
@@ -59,18 +62,54 @@ def test_down_leaves_nothing(crash: bool, make_box: Callable[..., Box], shared: 
     submit(other, shared, "srun sleep 300\n", "--nodes=2")
     lingerer = subprocess.Popen([*other.command_prefix(), "sleep", "600"])
     spaces = box_spaces(other)
-    members = procs.in_namespaces("net", spaces)
+    members = processes.in_namespaces("net", spaces)
     assert len(spaces) == 3 and len(members) > 8
+    published = read_endpoint(other.folder.path)
+    assert published is not None and published.name == name
     if crash:
-        procs.kill(pid for pid in members if pid != lingerer.pid)
-        assert procs.wait_gone([pid for pid in members if pid != lingerer.pid], 10) == []
+        processes.kill(pid for pid in members if pid != lingerer.pid)
+        assert processes.wait_gone([pid for pid in members if pid != lingerer.pid], 10) == []
+        assert other.folder.client.exists() and find_endpoint(name) is None
     assert down(name) is True
     lingerer.wait(timeout=10)
-    assert procs.wait_gone(members, 10) == []
-    assert procs.in_namespaces("net", spaces) == []
+    assert processes.wait_gone(members, 10) == []
+    assert processes.in_namespaces("net", spaces) == []
     assert machine(name) == before
-    assert not other.folder.path.exists()
+    assert not other.folder.path.exists() and find_endpoint(name) is None
+    with pytest.raises(EnvironmentNotAble, match="not up any more"):
+        other.command_prefix()
     assert down(name) is False
+
+
+def test_slurms_clients_find_the_box_while_it_is_up(
+    make_box: Callable[..., Box], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    idle, end = lifecycle.daemons.wait_idle, lifecycle._end_processes
+    name = f"e-{os.getpid()}"
+
+    def wait_idle(started: Box, names: list[str]) -> None:
+        order.append(f"before idle: {find_endpoint(name) is not None}")
+        idle(started, names)
+
+    def end_processes(identity: str, ended: str) -> None:
+        order.append(f"before the kill: {find_endpoint(name) is not None}")
+        end(identity, ended)
+
+    monkeypatch.setattr(lifecycle.daemons, "wait_idle", wait_idle)
+    monkeypatch.setattr(lifecycle, "_end_processes", end_processes)
+    other = make_box(name, nodes=1)
+    monkeypatch.setenv(NAME_VARIABLE, name)
+    slurm = find_slurm(Path("/"))
+    assert slurm.prefix == other.command_prefix("/") and name in slurm.label
+    assert slurm.call("srun", "hostname").stdout == "n1\n"
+    assert other.folder.client.stat().st_mode & 0o077 == 0, "it is executed, so it is its owner's only"
+    before = other.folder.client.read_bytes()
+    inject(other, "kill-node", "n1")
+    heal(other)
+    assert other.folder.client.read_bytes() == before and find_slurm(Path("/")).prefix == slurm.prefix
+    assert down(name) is True
+    assert order == ["before idle: False", "before the kill: False"]
 
 
 def test_an_up_that_fails_leaves_nothing(make_box: Callable[..., Box]) -> None:
@@ -82,7 +121,7 @@ def test_an_up_that_fails_leaves_nothing(make_box: Callable[..., Box]) -> None:
 
 
 def test_accounting_is_real(make_box: Callable[..., Box]) -> None:
-    missing = needs.missing_programs(accounting=True)
+    missing = requirements.missing_programs(accounting=True)
     if missing:
         pytest.skip(f"no accounting: {', '.join(missing)} missing")
     other = make_box(f"a-{os.getpid()}", nodes=1, accounting=True)

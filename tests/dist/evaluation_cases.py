@@ -10,16 +10,16 @@ import numpy as np
 import torch
 
 from allranks.errors import AllranksError
-from allranks.train.control import Control
-from allranks.train.data.order import Order
-from allranks.train.evaluate import Evaluator
-from allranks.train.losses import LossModel
-from allranks.train.proof import prove
-from allranks.train.world import World
+from allranks.train.data.sampler import SampleOrder
+from allranks.train.distributed import DistContext
+from allranks.train.evaluation import Evaluator
+from allranks.train.models.losses import LossModel
+from allranks.train.step_metrics import AsyncStepReduction
+from allranks.train.sync_proof import prove_ranks
 from tests.dist.making import Collectives, batch_of, built, model_of, prepared, tokens_of
 
 
-def proof(world: World, args: dict[str, Any]) -> Any:
+def proof(world: DistContext, args: dict[str, Any]) -> Any:
     """The proof, with one fault planted on rank 1."""
     fault = args["fault"]
     model, _ = model_of(seed=2 if fault == "weights" and world.rank == 1 else 1)
@@ -27,15 +27,15 @@ def proof(world: World, args: dict[str, Any]) -> Any:
         with torch.no_grad():
             next(model.parameters())[0, 0] += 1e-6
     reader = 0 if fault == "sampler" and world.rank == 1 else world.rank
-    order = Order(21, 1, batch_of(1, world.size), reader, world.size)
+    order = SampleOrder(21, 1, batch_of(1, world.size), reader, world.size)
     planned = world.size + 1 if fault == "absent" else world.size
     try:
-        return {"hash": prove(world, planned, model, order).weights_hash}
+        return {"hash": prove_ranks(world, planned, model, order).weights_hash}
     except AllranksError as error:
         return {"error": str(error), "exit_code": error.exit_code}
 
 
-def evaluation(world: World, args: dict[str, Any]) -> Any:
+def evaluation(world: DistContext, args: dict[str, Any]) -> Any:
     model, _ = model_of()
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 23)
     found = []
@@ -48,7 +48,7 @@ def evaluation(world: World, args: dict[str, Any]) -> Any:
     return found
 
 
-def evaluation_beside_trainer(world: World, args: dict[str, Any]) -> Any:
+def evaluation_beside_trainer(world: DistContext, args: dict[str, Any]) -> Any:
     """Loss and collectives of our evaluation and of HF Trainer's, for several batch sizes."""
     from benchmarks.trainer_evaluation import Collectives as Counted
     from benchmarks.trainer_evaluation import trainer
@@ -77,7 +77,7 @@ def evaluation_beside_trainer(world: World, args: dict[str, Any]) -> Any:
     return found
 
 
-def row_losses(world: World, args: dict[str, Any]) -> Any:
+def row_losses(world: DistContext, args: dict[str, Any]) -> Any:
     """(sum, targets) of each row, one at a time, by torch alone."""
     tokens, module = tokens_of(Path(args["folder"]) / "plain", 23), built({"lora": True}).eval()
     found = []
@@ -95,7 +95,7 @@ def row_losses(world: World, args: dict[str, Any]) -> Any:
     return found
 
 
-def evaluation_collectives(world: World, args: dict[str, Any]) -> Any:
+def evaluation_collectives(world: DistContext, args: dict[str, Any]) -> Any:
     """For each strategy: how often an evaluation of 23 rows calls which collective, by torch's name."""
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 23)
     found = {}
@@ -107,9 +107,9 @@ def evaluation_collectives(world: World, args: dict[str, Any]) -> Any:
     return found
 
 
-def stop_agreement(world: World, args: dict[str, Any]) -> Any:
+def stop_agreement(world: DistContext, args: dict[str, Any]) -> Any:
     """Only rank 1 is asked to stop; all must hear of it for the same step."""
-    control = Control(world)
+    control = AsyncStepReduction(world)
     heard = []
     for step in range(5):
         agreed = control.finish()

@@ -21,10 +21,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from allranks.spec.records import AdapterSpec, ModelSpec, TrainSpec
-from allranks.train.adapters import add_adapter
-from allranks.train.data.tokenizer import train_tokenizer
-from allranks.train.model import build_model
-from allranks.train.optim import adamw
+from allranks.train.data.tokenization import train_tokenizer
+from allranks.train.models.adapters import add_adapter
+from allranks.train.models.build import build_model
+from allranks.train.optimizer import adamw
 from tests.dist.making import CONFIG, built
 
 

@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from allranks.errors import AllranksError
-from allranks.train.data.collate import collate
-from allranks.train.proof import prove
-from allranks.train.world import World
+from allranks.train.data.batches import collate
+from allranks.train.distributed import DistContext
+from allranks.train.sync_proof import prove_ranks
 from tests.dist.making import built, main, model_of, orders_of, tokens_of, train_with
 
 __all__ = ["happened", "main", "of_deepspeed"]
@@ -31,7 +31,7 @@ def raised(action: Callable[[], Any]) -> str:
     return ""
 
 
-def happened(world: World, args: dict[str, Any]) -> Any:
+def happened(world: DistContext, args: dict[str, Any]) -> Any:
     """What each mistake raises on this rank, and what allranks says or does in its place."""
     folder = Path(args["folder"])
     impatient = dist.new_group(timeout=timedelta(seconds=2))
@@ -63,11 +63,11 @@ def layers(count: int) -> nn.Module:
     return nn.Sequential(*(nn.Linear(4, 4) for _ in range(count)))
 
 
-def told(world: World, tokens: Any) -> str:
+def told(world: DistContext, tokens: Any) -> str:
     """What the step-0 proof says of a second rank that has a layer more."""
     model, _ = model_of(num_hidden_layers=2 + world.rank)
     try:
-        prove(world, world.size, model, orders_of(world, tokens, {})[world.rank])
+        prove_ranks(world, world.size, model, orders_of(world, tokens, {})[world.rank])
     except AllranksError as error:
         return str(error)
     return ""
@@ -89,17 +89,17 @@ def without_set_device(action: Callable[[], Any]) -> Any:
         torch.cpu.set_device = kept
 
 
-def trained(name: str, world: World, folder: Path) -> list[float]:
+def trained(name: str, world: DistContext, folder: Path) -> list[float]:
     """The gradient norms of a strategy's steps."""
     return train_with(name, world, tokens_of(folder / f"rank{world.rank}", 37), {}, folder)[2]
 
 
-def of_deepspeed(world: World, args: dict[str, Any]) -> Any:
+def of_deepspeed(world: DistContext, args: dict[str, Any]) -> Any:
     """What DeepSpeed itself raises where its configuration is taken as it stands; both ranks make the same mistake."""
     import deepspeed
     from deepspeed.launcher.runner import fetch_hostfile
 
-    from allranks.train.strategies.deepspeed_library import load_deepspeed
+    from allranks.train.strategies.deepspeed_engine import load_deepspeed
 
     load_deepspeed()
 

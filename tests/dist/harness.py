@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import yaml
 
-from allranks.rundir import RunDir
+from allranks.rundir.paths import RunDir
 from tests.conftest import REPO
 
 ALLRANKS = [sys.executable, "-m", "allranks.cli.main"]
@@ -28,7 +28,7 @@ ALLRANKS = [sys.executable, "-m", "allranks.cli.main"]
 
 def shared_strategies() -> list[str]:
     """All that share work between ranks and can run here; DeepSpeed's are left out where it is not installed."""
-    from allranks.train.strategies import REGISTRY
+    from allranks.spec.strategies import REGISTRY
 
     have = importlib.util.find_spec("deepspeed") is not None
     return [n for n, e in REGISTRY.items() if not e.single_process and (have or not n.startswith("deepspeed"))]
@@ -159,18 +159,20 @@ def memory_is_as_estimated(run: RunDir) -> None:
     """What `plan` says of a rank's memory, against the most that a rank of the run had. Measured for torch without CUDA alone."""
     import torch
 
-    from allranks.facts import machine_facts
-    from allranks.fit import fit
-    from allranks.fit.records import ERROR
-    from allranks.planning import make_plan
+    from allranks.planning.memory import fit
+    from allranks.planning.memory.records import ESTIMATE_ERROR
+    from allranks.planning.planner import make_plan
     from allranks.spec import load_spec
+    from allranks.utils.machine import machine_facts
 
     if torch.version.cuda is not None:
         return
     spec, facts = load_spec(run.spec), machine_facts()
     estimated = fit(spec, make_plan(spec, facts), facts).needed_bytes
     measured = json.loads(run.metrics.read_text())["peak_memory_bytes"]
-    assert abs(estimated / measured - 1) <= ERROR, f"estimated {estimated >> 20} MiB, measured {measured >> 20} MiB"
+    assert abs(estimated / measured - 1) <= ESTIMATE_ERROR, (
+        f"estimated {estimated >> 20} MiB, measured {measured >> 20} MiB"
+    )
 
 
 def folders(tmp_path: Path) -> list[Path]:
@@ -196,7 +198,7 @@ class Background:
         self.run = RunDir(tmp_path / "runs" / args[1] if args[0] == "resume" else new[-1])
 
     def events(self, rank: int = 0) -> list[dict[str, Any]]:
-        from allranks.observe.events import read_events
+        from allranks.rundir.events import read_events
 
         return list(read_events(self.run.events_of(rank)))
 
@@ -247,7 +249,7 @@ def until(condition: Callable[[], object], limit_s: float = 90) -> None:
 
 
 def step_events(run: RunDir, rank: int = 0) -> list[dict[str, Any]]:
-    from allranks.observe.events import read_events
-    from allranks.observe.summary import of_last_story
+    from allranks.analysis.metrics import without_repeated_steps
+    from allranks.rundir.events import read_events
 
-    return [e for e in of_last_story(list(read_events(run.events_of(rank)))) if e["event"] == "step"]
+    return [e for e in without_repeated_steps(list(read_events(run.events_of(rank)))) if e["event"] == "step"]

@@ -12,25 +12,24 @@ import torch.distributed as dist
 from allranks.errors import AllranksError
 from allranks.spec.records import AdapterSpec, ModelSpec, TrainSpec
 from allranks.train import strategies
-from allranks.train.adapters import add_adapter
-from allranks.train.checkpoint import published_of
-from allranks.train.checksums import checksums
-from allranks.train.loading import filler as filling
-from allranks.train.loading import source as sources
-from allranks.train.loading.setup import set_up
-from allranks.train.losses import LossModel
-from allranks.train.model import build_model, load_model
-from allranks.train.moe import routers_of
-from allranks.train.optim import adamw
-from allranks.train.proof import weights_digest
-from allranks.train.world import World
+from allranks.train.checkpoint import plan_published_files
+from allranks.train.distributed import DistContext
+from allranks.train.models import weight_loader as filling
+from allranks.train.models import weight_sources as sources
+from allranks.train.models.adapters import add_adapter
+from allranks.train.models.build import build_model, load_model
+from allranks.train.models.losses import LossModel
+from allranks.train.models.moe import routers_of
+from allranks.train.optimizer import adamw
+from allranks.train.setup import set_up_strategy
+from allranks.train.sync_proof import checksums, weights_digest
 from tests.dist.making import main, model_of
 
 ADAPTER = AdapterSpec(type="lora", r=4, targets=["q_proj", "v_proj"], modules_to_save=["lm_head"])
 NONE = AdapterSpec()
 
 
-def loaded(world: World, args: dict[str, Any], name: str) -> tuple[Any, Any, LossModel, bytes | None, Any, str]:
+def loaded(world: DistContext, args: dict[str, Any], name: str) -> tuple[Any, Any, LossModel, bytes | None, Any, str]:
     """A strategy on a model that was loaded as the worker does it."""
     _, tokenizer = model_of()
     name, _, adapters = name.partition(":")
@@ -40,9 +39,9 @@ def loaded(world: World, args: dict[str, Any], name: str) -> tuple[Any, Any, Los
     model, filler = load_model(world, spec, tokenizer, **how)
     adapter = ADAPTER if args.get("lora") else NONE
     model = add_adapter(model, adapter, classifier=False, base="b", seed=1)
-    published = repr(published_of(model, world.size))
+    published = repr(plan_published_files(model, world.size))
     module = LossModel(model, classifier=False)
-    digest, done = set_up(strategy, filler, module, model, adamw(TrainSpec()), world.group, 1.0)
+    digest, done = set_up_strategy(strategy, filler, module, model, adamw(TrainSpec()), world.group, 1.0)
     return strategy, model, module, digest, done, published
 
 
@@ -63,7 +62,7 @@ def plain(args: dict[str, Any]) -> Any:
     return add_adapter(model, ADAPTER if args.get("lora") else NONE, classifier=False, base="b", seed=1)
 
 
-def loads(world: World, args: dict[str, Any]) -> Any:
+def loads(world: DistContext, args: dict[str, Any]) -> Any:
     """For each strategy: how its weights differ from those of a plain model, and what each rank read and kept."""
     wanted = plain(args)
     right = {f"model.{n}": p for n, p in wanted.named_parameters()}
@@ -91,7 +90,7 @@ def loads(world: World, args: dict[str, Any]) -> Any:
             "read": done.read_bytes,
             "kept": done.kept_bytes,
             "how": done.how,
-            "published": published == repr(published_of(wanted, world.size)),
+            "published": published == repr(plan_published_files(wanted, world.size)),
             "total": total,
             "whole": sum(p.numel() * p.element_size() for _, p in getattr(strategy, "_kept", ()) if args.get("lora")),
             "trained_as": trained is None
@@ -100,7 +99,7 @@ def loads(world: World, args: dict[str, Any]) -> Any:
     return found
 
 
-def plant(what: str | None, world: World) -> None:
+def plant(what: str | None, world: DistContext) -> None:
     """A bug in loading; it stays in this process."""
     if what == "swapped":  # the rows of one parameter are sent as another's of the same shape
         usual = sources.FileSource.take
@@ -110,7 +109,7 @@ def plant(what: str | None, world: World) -> None:
 
         sources.FileSource.take = take  # type: ignore[method-assign]
     if what == "dropped" and world.rank == 1:  # a rank that keeps nothing of one parameter
-        rows = filling.Filler._give_rows
+        rows = filling.WeightLoader._give_rows
 
         def give(self: Any, name: str, parameter: Any) -> None:
             rows(self, name, parameter)
@@ -118,7 +117,7 @@ def plant(what: str | None, world: World) -> None:
                 parameter.to_local().zero_()
                 self._tally._kept[name] = checksums(parameter.to_local(), 0)
 
-        filling.Filler._give_rows = give  # type: ignore[method-assign]
+        filling.WeightLoader._give_rows = give  # type: ignore[method-assign]
     if what == "other_rows":  # each rank gets its neighbour's rows
         scatter = dist.scatter
 
@@ -140,7 +139,7 @@ def plant(what: str | None, world: World) -> None:
         sources.FileSource._tensor = tensor  # type: ignore[method-assign]
 
 
-def refusal(world: World, args: dict[str, Any]) -> Any:
+def refusal(world: DistContext, args: dict[str, Any]) -> Any:
     """What every rank is told of a model that cannot be loaded."""
     try:
         loaded(world, args, args["name"])

@@ -12,27 +12,28 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from allranks.facts import MachineFacts
-from allranks.observe.events import EventLog, read_events
-from allranks.planning import BatchPlan, make_plan
-from allranks.rundir import RunDir
+from allranks.planning.planner import make_plan
+from allranks.planning.records import BatchPlan
+from allranks.rundir.events import EventLog, read_events
+from allranks.rundir.paths import RunDir
 from allranks.spec import parse_spec
 from allranks.spec.records import AdapterSpec, CheckpointSpec, ModelSpec, TrainSpec
-from allranks.train import moe, strategies
-from allranks.train.adapters import add_adapter
-from allranks.train.checkpoint import Published, Saver
-from allranks.train.control import StopRequest
-from allranks.train.data.collate import Batch, collate
-from allranks.train.data.encode import EncodedRow
-from allranks.train.data.order import Order
+from allranks.train import strategies
+from allranks.train.checkpoint import PublishedFiles, Saver
+from allranks.train.data.batches import Batch, collate
 from allranks.train.data.prepared import TokenSet, _map, _save
-from allranks.train.data.tokenizer import train_tokenizer
-from allranks.train.ledger import Plan
-from allranks.train.losses import LossModel
-from allranks.train.model import build_model
-from allranks.train.moe import routers_of
-from allranks.train.optim import adamw
-from allranks.train.world import World, join, leave
+from allranks.train.data.sampler import SampleOrder
+from allranks.train.data.tokenization import EncodedRow, train_tokenizer
+from allranks.train.distributed import DistContext, join_process_group, leave_process_group
+from allranks.train.loop import loop_of
+from allranks.train.models import moe
+from allranks.train.models.adapters import add_adapter
+from allranks.train.models.build import build_model
+from allranks.train.models.losses import LossModel
+from allranks.train.models.moe import routers_of
+from allranks.train.optimizer import adamw
+from allranks.train.step_metrics import LoopPlan, StopRequest
+from allranks.utils.machine import MachineFacts
 from tests.dist import plants
 
 MICRO = 2
@@ -45,10 +46,10 @@ CONFIG = {
 }
 
 
-def world_of(planned: int | None = None) -> World:
+def world_of(planned: int | None = None) -> DistContext:
     facts = MachineFacts(host="h", cpus=2, memory_bytes=0, gpus=[], cpu_model="", system="")
     spec = parse_spec({"model": {"name": "tiny:mistral"}, "data": {"source": "x"}, "cluster": {"timeout_s": 60}})
-    return join(make_plan(spec, facts))
+    return join_process_group(make_plan(spec, facts))
 
 
 def model_of(seed: int = 1, family: str = "mistral", **config: Any) -> tuple[Any, Any]:
@@ -111,7 +112,7 @@ def takes_part(ids: torch.Tensor, salt: int | None) -> bool:
     return salt is None or (int(ids.sum()) + salt) % 3 != 0
 
 
-def a_salt(world: World, tokens: TokenSet, how: dict[str, Any]) -> int:
+def a_salt(world: DistContext, tokens: TokenSet, how: dict[str, Any]) -> int:
     """One with which in every step some micro-batch uses the weight, and in some step some rank does not at all."""
     orders = orders_of(world, tokens, how)
     for salt in range(3):
@@ -154,8 +155,10 @@ def options_of(name: str, how: dict[str, Any]) -> dict[str, Any]:
 STEPS = 3
 
 
-def orders_of(world: World, tokens: TokenSet, how: dict[str, Any]) -> list[Order]:
-    return [Order(len(tokens), 5, batch_of(how.get("accum", 1), world.size), r, world.size) for r in range(world.size)]
+def orders_of(world: DistContext, tokens: TokenSet, how: dict[str, Any]) -> list[SampleOrder]:
+    return [
+        SampleOrder(len(tokens), 5, batch_of(how.get("accum", 1), world.size), r, world.size) for r in range(world.size)
+    ]
 
 
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
@@ -185,7 +188,7 @@ def built(how: dict[str, Any]) -> LossModel:
 
 
 def train_with(
-    name: str, world: World, tokens: TokenSet, how: dict[str, Any], folder: Path
+    name: str, world: DistContext, tokens: TokenSet, how: dict[str, Any], folder: Path
 ) -> tuple[dict[str, torch.Tensor], float, list[float], list[str]]:
     """Weights after some steps, on rank 0; how far the ranks' own copies are apart, where they have any; the gradients'
     norm of each step, without which AdamW would hide a gradient that is W times too large; the dtype that routers computed in."""
@@ -197,13 +200,15 @@ def train_with(
     for router in routers_of(module).values():
         router.register_forward_pre_hook(lambda m, args: routers.add(str(m.weight.dtype)))
     order = orders_of(world, tokens, how)[plants.reader(world)]
-    plan = Plan(0, STEPS, TrainSpec(lr=1e-2, schedule="constant"), 1, 1, lambda done: False, lambda done, stop: None)
+    plan = LoopPlan(
+        0, STEPS, TrainSpec(lr=1e-2, schedule="constant"), 1, 1, lambda done: False, lambda done, stop: None
+    )
     events = EventLog(folder / f"events{world.rank}.jsonl", world.rank)
 
     def make(rows: Any) -> Batch:
         return collate(tokens, rows, 0, None)
 
-    strategies.loop_of(name)(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
+    loop_of(name)(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
     norms = [e["grad_norm"] for e in read_events(folder / f"events{world.rank}.jsonl") if e["event"] == "step"][-STEPS:]
     whole = {n: w for n, w in strategy.weights(trained_only=True).items() if n in wanted}
     assert world.rank != 0 or whole.keys() == wanted
@@ -216,7 +221,7 @@ def train_with(
     return whole, spread, norms, sorted(routers)
 
 
-def prepared(name: str, world: World, how: dict[str, Any]) -> tuple[Any, LossModel]:
+def prepared(name: str, world: DistContext, how: dict[str, Any]) -> tuple[Any, LossModel]:
     """A strategy on a new model, settled as the worker does it."""
     strategy: Any = strategies.create(name, options_of(name, how))
     module, strategy.named_here = built(how), name
@@ -225,20 +230,22 @@ def prepared(name: str, world: World, how: dict[str, Any]) -> tuple[Any, LossMod
 
 
 def go_on(
-    strategy: Any, world: World, tokens: TokenSet, how: dict[str, Any], first: int, last: int, folder: Path
+    strategy: Any, world: DistContext, tokens: TokenSet, how: dict[str, Any], first: int, last: int, folder: Path
 ) -> None:
     order = orders_of(world, tokens, how)[world.rank]
 
     def make(rows: Any) -> Batch:
         return collate(tokens, rows, 0, None)
 
-    if strategy.rehearse:
+    if strategy.warmup:
         strategy.module.train()
         strategy.backward(strategy.module(make(order.micro_batches(0)[0])) * 0.0)
         strategy.optimizer.zero_grad(set_to_none=True)
-    plan = Plan(first, last, TrainSpec(lr=1e-2, schedule="constant"), 1, 1, lambda done: False, lambda done, stop: None)
+    plan = LoopPlan(
+        first, last, TrainSpec(lr=1e-2, schedule="constant"), 1, 1, lambda done: False, lambda done, stop: None
+    )
     events = EventLog(folder / f"events{world.rank}.jsonl", world.rank)
-    strategies.loop_of(strategy.named_here)(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
+    loop_of(strategy.named_here)(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
 
 
 class Collectives(TorchDispatchMode):
@@ -254,7 +261,9 @@ class Collectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def saver_of(run: RunDir, world: World, strategy: Any, module: Any, published: Published, **spec: Any) -> Saver:
+def saver_of(
+    run: RunDir, world: DistContext, strategy: Any, module: Any, published: PublishedFiles, **spec: Any
+) -> Saver:
     return Saver(
         run, world, strategy, module.model, model_of()[1], published, CheckpointSpec(**{"keep": 2, **spec}), {}
     )
@@ -268,4 +277,4 @@ def main(known: dict[str, Any]) -> None:
         result.write_text(json.dumps(value))
         dist.barrier()
     finally:
-        leave()
+        leave_process_group()

@@ -7,22 +7,21 @@ from typing import Any
 
 import torch
 
-from allranks.observe.events import EventLog
-from allranks.planning import BatchPlan
-from allranks.rundir import RunDir
+from allranks.planning.records import BatchPlan
+from allranks.rundir.events import EventLog
+from allranks.rundir.paths import RunDir
 from allranks.spec import parse_spec
 from allranks.spec.records import TrainSpec
 from allranks.train import checkpoint, strategies
-from allranks.train.checkpoint import published as module_of_files
-from allranks.train.control import StopRequest
-from allranks.train.data.order import Order
-from allranks.train.ledger import Plan
-from allranks.train.loading.setup import set_up
-from allranks.train.optim import adamw
-from allranks.train.parity import update_error
-from allranks.train.tasks import whole_model
-from allranks.train.tasks.noise import NoiseTask
-from allranks.train.world import World
+from allranks.train.benchmark.verification import update_error
+from allranks.train.checkpoint import writer as module_of_files
+from allranks.train.data.sampler import SampleOrder
+from allranks.train.distributed import DistContext
+from allranks.train.loop import loop_of
+from allranks.train.optimizer import adamw
+from allranks.train.setup import set_up_strategy
+from allranks.train.step_metrics import LoopPlan, StopRequest
+from allranks.train.tasks import NoiseTask, whole_model
 from tests.dist.making import main, options_of, saver_of
 
 ROWS, STEPS, LR = 3, 3, 1e-3
@@ -39,9 +38,9 @@ def task_of(shape: str) -> NoiseTask:
     return NoiseTask(parse_spec(spec))
 
 
-def orders(world: World, n: int) -> list[Order]:
+def orders(world: DistContext, n: int) -> list[SampleOrder]:
     batch = BatchPlan(micro_batch_size=ROWS, grad_accum=1, global_batch_size=ROWS * world.size)
-    return [Order(n, 5, batch, rank, world.size) for rank in range(world.size)]
+    return [SampleOrder(n, 5, batch, rank, world.size) for rank in range(world.size)]
 
 
 def alone(task: NoiseTask, dtype: str) -> Any:
@@ -49,7 +48,7 @@ def alone(task: NoiseTask, dtype: str) -> Any:
     return task.loss_model(whole_model(task, task.prepare(Path(), print), dtype))
 
 
-def reference(task: NoiseTask, world: World, dtype: str) -> tuple[dict[str, Any], dict[str, Any], float]:
+def reference(task: NoiseTask, world: DistContext, dtype: str) -> tuple[dict[str, Any], dict[str, Any], float]:
     """Weights before and after, by one process that goes through the ranks' rows in order; and the loss of the rows held out."""
     data = task.prepare(Path(), print)
     module = alone(task, dtype).train()
@@ -67,18 +66,18 @@ def reference(task: NoiseTask, world: World, dtype: str) -> tuple[dict[str, Any]
     return start, {n: p.detach().clone() for n, p in named.items()}, evaluator.run().loss
 
 
-def made(name: str, task: NoiseTask, world: World, dtype: str) -> tuple[Any, Any, Any]:
+def made(name: str, task: NoiseTask, world: DistContext, dtype: str) -> tuple[Any, Any, Any]:
     """A strategy on a model that was loaded as the worker does it; and how its files will look."""
     data = task.prepare(Path(), print)
     strategy = strategies.create(name, options_of(name, {}))
     model, filler = task.load(world, data, dtype, lambda m: None)
-    published = checkpoint.published_of(model, world.size)
+    published = checkpoint.plan_published_files(model, world.size)
     module = task.loss_model(model)
-    set_up(strategy, filler, module, model, adamw(TrainSpec(lr=LR)), world.group, None)
+    set_up_strategy(strategy, filler, module, model, adamw(TrainSpec(lr=LR)), world.group, None)
     return strategy, module, published
 
 
-def every_strategy(world: World, args: dict[str, Any]) -> Any:
+def every_strategy(world: DistContext, args: dict[str, Any]) -> Any:
     """For each strategy: how far its weights are from one process's, its loss of the rows held out beside that one's, and
     whether a checkpoint gives the same weights again."""
     found = []
@@ -87,7 +86,7 @@ def every_strategy(world: World, args: dict[str, Any]) -> Any:
         data = task.prepare(Path(), print)
         start, wanted, wanted_loss = reference(task, world, dtype)
         strategy, module, published = made(name, task, world, dtype)
-        plan = Plan(
+        plan = LoopPlan(
             0,
             STEPS,
             TrainSpec(lr=LR, schedule="constant"),
@@ -100,7 +99,7 @@ def every_strategy(world: World, args: dict[str, Any]) -> Any:
         events = EventLog(folder / f"events{world.rank}.jsonl", world.rank)
         make = task.batches(data, dtype, world.device)
         order = orders(world, len(data.train))[world.rank]
-        strategies.loop_of(name)(world, strategy, order, data.train, make, plan, events, StopRequest()).run()
+        loop_of(name)(world, strategy, order, data.train, make, plan, events, StopRequest()).run()
         evaluator = task.evaluator(world, module, data, dtype)
         assert evaluator is not None
         loss = evaluator.run().loss

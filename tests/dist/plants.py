@@ -9,28 +9,30 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from allranks.train import moe
-from allranks.train.hf import arguments as hf_arguments
-from allranks.train.hf import engine as hf_engine
-from allranks.train.hf import feed as hf_feed
-from allranks.train.hf import trainer as hf_trainer
+from allranks.spec import trainer_arguments as hf_arguments
+from allranks.train.distributed import DistContext
+from allranks.train.engines import hf_trainer as hf_engine
+from allranks.train.engines import hf_trainer_steps as hf_feed
+from allranks.train.engines import hf_trainer_steps as hf_trainer
+from allranks.train.models import moe
 from allranks.train.strategies import (
     bucket_ddp_async,
-    buckets,
     deepspeed_engine,
-    deepspeed_shards,
-    deepspeed_zero3,
-    flat,
+    deepspeed_state,
+    deepspeed_zero,
     fsdp2,
-    gradients,
-    scatter,
+    gradient_sync,
+    sharded_optimizer,
     simple_ddp,
-    simple_ddp_ga,
-    simple_ddp_hook,
     zero2,
     zero3,
 )
-from allranks.train.world import World
+from allranks.train.strategies import (
+    simple_ddp as simple_ddp_ga,
+)
+from allranks.train.strategies import (
+    simple_ddp as simple_ddp_hook,
+)
 
 HAVE_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 # what is planted: the strategy and the variant with which it shows
@@ -69,12 +71,12 @@ PLANTS = {
 _planted = ""
 
 
-def reader(world: World) -> int:
+def reader(world: DistContext) -> int:
     """Whose rows this rank reads."""
     return 0 if _planted in ("sampler_fed_with_local_rank", "trainer_same_rows") else world.rank
 
 
-def plant(name: str, world: World) -> None:
+def plant(name: str, world: DistContext) -> None:
     """From here on this process has the bug."""
     global _planted  # noqa: PLW0603 - a process has one bug at most
     _planted = name
@@ -83,43 +85,43 @@ def plant(name: str, world: World) -> None:
 
 class _Bugs:
     @staticmethod
-    def trainer_without_wrapper(world: World) -> None:
+    def trainer_without_wrapper(world: DistContext) -> None:
         """On a CPU `ddp_backend` alone: two processes are counted, no model is wrapped."""
-        usual = hf_arguments.completed
-        hf_arguments.completed = lambda *args: usual(*args) | {"use_cpu": False}
+        usual = hf_arguments.complete_arguments
+        hf_arguments.complete_arguments = lambda *args: usual(*args) | {"use_cpu": False}
 
     @staticmethod
-    def trainer_without_wrapper_unchecked(world: World) -> None:
+    def trainer_without_wrapper_unchecked(world: DistContext) -> None:
         _Bugs.trainer_without_wrapper(world)
         hf_engine.check_wrapped = lambda *args: None
 
     @staticmethod
-    def trainer_without_wrapper_to_the_end(world: World) -> None:
+    def trainer_without_wrapper_to_the_end(world: DistContext) -> None:
         _Bugs.trainer_without_wrapper_unchecked(world)
         hf_engine.check_norms = lambda *args: None
 
     @staticmethod
-    def trainer_alone(world: World) -> None:
+    def trainer_alone(world: DistContext) -> None:
         """Neither `use_cpu` nor `ddp_backend`: each rank is a world of its own."""
-        usual = hf_arguments.completed
-        hf_arguments.completed = lambda *args: {
+        usual = hf_arguments.complete_arguments
+        hf_arguments.complete_arguments = lambda *args: {
             k: v for k, v in usual(*args).items() if k not in ("use_cpu", "ddp_backend")
         }
 
     @staticmethod
-    def trainer_other_rows(world: World) -> None:
+    def trainer_other_rows(world: DistContext) -> None:
         """A sampler in between: the rows of the step after, on one rank."""
-        usual = hf_feed.Feed.__init__
+        usual = hf_feed.RowDataset.__init__
 
         def init(self: Any, order: Any, make: Any, first: int, last: int) -> None:
             usual(self, order, make, first + world.rank, last + world.rank)
 
-        hf_feed.Feed.__init__ = init  # type: ignore[method-assign]
+        hf_feed.RowDataset.__init__ = init  # type: ignore[method-assign]
 
     @staticmethod
-    def trainer_skips_rows(world: World) -> None:
+    def trainer_skips_rows(world: DistContext) -> None:
         """A loader that leaves a step out, on all ranks, once training goes on."""
-        usual = hf_feed.Feed.__iter__
+        usual = hf_feed.RowDataset.__iter__
 
         def iterate(self: Any) -> Any:
             accum = len(self._order.micro_batches(0))
@@ -127,20 +129,20 @@ class _Bugs:
                 if not accum <= number < 2 * accum:
                     yield micro
 
-        hf_feed.Feed.__iter__ = iterate  # type: ignore[method-assign]
+        hf_feed.RowDataset.__iter__ = iterate  # type: ignore[method-assign]
 
     @staticmethod
-    def trainer_averages(world: World) -> None:
+    def trainer_averages(world: DistContext) -> None:
         """The Trainer divides by the number of micro-steps on its own, as it does with losses that it holds for means."""
         hf_trainer.RanksTrainer.loss_is_scaled_for_ga = False
 
     @staticmethod
-    def trainer_averages_unchecked(world: World) -> None:
+    def trainer_averages_unchecked(world: DistContext) -> None:
         _Bugs.trainer_averages(world)
         hf_trainer.RanksTrainer._refuse_other_loss = lambda self, used: None  # type: ignore[method-assign]
 
     @staticmethod
-    def trainer_mean_loss(world: World) -> None:
+    def trainer_mean_loss(world: DistContext) -> None:
         """The mean over this rank's own tokens, as the Trainer takes it by default for such a model, instead of over all ranks'."""
 
         def compute_loss(
@@ -155,7 +157,7 @@ class _Bugs:
         hf_trainer.RanksTrainer.compute_loss = compute_loss  # type: ignore[method-assign]
 
     @staticmethod
-    def reduces_the_parameter(world: World) -> None:
+    def reduces_the_parameter(world: DistContext) -> None:
         # picotron's DataParallelNaive: the hook's argument is the parameter
         def reduce(self: Any, turn: int) -> None:
             parameter = self._named[len(self._named) - 1 - turn][1]
@@ -165,22 +167,22 @@ class _Bugs:
         simple_ddp_hook.SimpleDDPHook._reduce = reduce  # type: ignore[method-assign]
 
     @staticmethod
-    def bucket_order_differs(world: World) -> None:
+    def bucket_order_differs(world: DistContext) -> None:
         if world.rank == 1:
-            usual = bucket_ddp_async.trained
-            bucket_ddp_async.trained = lambda model: usual(model)[::-1]  # type: ignore[attr-defined]
+            usual = bucket_ddp_async.trained_parameters
+            bucket_ddp_async.trained_parameters = lambda model: usual(model)[::-1]  # type: ignore[attr-defined]
 
     @staticmethod
-    def no_division(world: World) -> None:
+    def no_division(world: DistContext) -> None:
         def backward(self: Any, loss: torch.Tensor) -> None:
             loss.backward()
             for _, parameter in self._named:
-                dist.all_reduce(gradients.gradient_of(parameter), group=self._group)
+                dist.all_reduce(gradient_sync.gradient_of(parameter), group=self._group)
 
         simple_ddp.SimpleDDP.backward = backward  # type: ignore[method-assign]
 
     @staticmethod
-    def last_micro_batch_left_out(world: World) -> None:
+    def last_micro_batch_left_out(world: DistContext) -> None:
         whole = simple_ddp_ga.SimpleDDPAccumulating.backward
 
         def backward(self: Any, loss: torch.Tensor) -> None:
@@ -189,44 +191,44 @@ class _Bugs:
         simple_ddp_ga.SimpleDDPAccumulating.backward = backward  # type: ignore[method-assign]
 
     @staticmethod
-    def no_synchronisation(world: World) -> None:
+    def no_synchronisation(world: DistContext) -> None:
         simple_ddp_ga.SimpleDDPAccumulating.backward = lambda self, loss: loss.backward()  # type: ignore[method-assign]
 
     @staticmethod
-    def shard_boundary_off_by_one(world: World) -> None:
-        usual = flat.Flat.__init__
+    def shard_boundary_off_by_one(world: DistContext) -> None:
+        usual = sharded_optimizer.FlatParameter.__init__
 
         def init(self: Any, *args: Any) -> None:
             usual(self, *args)
             if self.low:
                 self.low, self.high = self.low - 1, self.high - 1
 
-        flat.Flat.__init__ = init  # type: ignore[method-assign]
+        sharded_optimizer.FlatParameter.__init__ = init  # type: ignore[method-assign]
 
     @staticmethod
-    def no_division_in_zero1(world: World) -> None:
-        usual = buckets.ReducedBuckets._reduce
+    def no_division_in_zero1(world: DistContext) -> None:
+        usual = gradient_sync.BucketAllReduce._reduce
 
         def reduce(self: Any, at: int) -> None:
             self._buckets[at].flat.mul_(self._world)
             usual(self, at)
 
-        buckets.ReducedBuckets._reduce = reduce  # type: ignore[method-assign]
+        gradient_sync.BucketAllReduce._reduce = reduce  # type: ignore[method-assign]
 
     @staticmethod
-    def no_division_in_zero2(world: World) -> None:
-        usual = scatter.ScatteredGradients.__init__
+    def no_division_in_zero2(world: DistContext) -> None:
+        usual = sharded_optimizer.GradientReduceScatter.__init__
 
         def init(self: Any, *args: Any) -> None:
             usual(self, *args)
             self._world = 1
 
-        scatter.ScatteredGradients.__init__ = init  # type: ignore[method-assign]
+        sharded_optimizer.GradientReduceScatter.__init__ = init  # type: ignore[method-assign]
 
     no_division_in_zero3 = no_division_in_zero2
 
     @staticmethod
-    def no_gathering_in_backward(world: World) -> None:
+    def no_gathering_in_backward(world: DistContext) -> None:
         # memory of the right size, whatever lies in it
         usual = zero3.Zero3._before_backward
 
@@ -238,35 +240,35 @@ class _Bugs:
         zero3.Zero3._before_backward = before_backward  # type: ignore[method-assign]
 
     @staticmethod
-    def adapters_not_averaged(world: World) -> None:
-        fsdp2.average_together = lambda parameters, group: [gradients.gradient_of(p) for p in parameters]  # type: ignore[assignment]
+    def adapters_not_averaged(world: DistContext) -> None:
+        fsdp2.average_gradients = lambda parameters, group: [gradient_sync.gradient_of(p) for p in parameters]  # type: ignore[assignment]
 
     @staticmethod
-    def adapters_summed(world: World) -> None:
-        usual = fsdp2.average_together
+    def adapters_summed(world: DistContext) -> None:
+        usual = fsdp2.average_gradients
 
         def summed(parameters: Any, group: Any) -> None:
             usual(parameters, group)
             for p in parameters:
                 p.grad.mul_(world.size)
 
-        fsdp2.average_together = summed
+        fsdp2.average_gradients = summed
 
     @staticmethod
-    def adapters_of_experts_not_averaged(world: World) -> None:
-        usual = fsdp2.average_together
-        fsdp2.average_together = lambda parameters, group: usual([p for p in parameters if p.numel() < 500], group)
+    def adapters_of_experts_not_averaged(world: DistContext) -> None:
+        usual = fsdp2.average_gradients
+        fsdp2.average_gradients = lambda parameters, group: usual([p for p in parameters if p.numel() < 500], group)
 
     @staticmethod
-    def routers_rounded(world: World) -> None:
+    def routers_rounded(world: DistContext) -> None:
         moe.keep_routers_in_float32 = lambda model: None  # type: ignore[assignment]
 
     @staticmethod
-    def update_left_on_the_host(world: World) -> None:
-        flat.Flat.take_update = lambda self: None  # type: ignore[method-assign]
+    def update_left_on_the_host(world: DistContext) -> None:
+        sharded_optimizer.FlatParameter.take_update = lambda self: None  # type: ignore[method-assign]
 
     @staticmethod
-    def stale_weights_on_the_host(world: World) -> None:
+    def stale_weights_on_the_host(world: DistContext) -> None:
         # an optimizer that goes on from what it once copied, though the weights on the device are others
         usual = fsdp2.clip_and_update
         first: dict[int, torch.Tensor] = {}
@@ -279,19 +281,19 @@ class _Bugs:
         fsdp2.clip_and_update = update
 
     @staticmethod
-    def adapters_averaged_in_each_micro_step(world: World) -> None:
+    def adapters_averaged_in_each_micro_step(world: DistContext) -> None:
         # right numbers, A times the messages: parity cannot see it
         usual = fsdp2.FSDP2.backward
 
         def backward(self: Any, loss: torch.Tensor) -> None:
             usual(self, loss)
-            fsdp2.average_together([p for _, p in self._kept], self._group)
+            fsdp2.average_gradients([p for _, p in self._kept], self._group)
 
         fsdp2.FSDP2.backward = backward  # type: ignore[method-assign]
 
     @staticmethod
-    def last_micro_step_not_scattered(world: World) -> None:
-        micro_steps, usual, backward = 0, scatter.reduce_scatter, zero2.Zero2.backward
+    def last_micro_step_not_scattered(world: DistContext) -> None:
+        micro_steps, usual, backward = 0, sharded_optimizer.reduce_scatter, zero2.Zero2.backward
 
         class Done:
             def wait(self) -> None: ...
@@ -307,55 +309,55 @@ class _Bugs:
             micro_steps += 1
             backward(self, loss)
 
-        scatter.reduce_scatter = own_part  # type: ignore[assignment]
+        sharded_optimizer.reduce_scatter = own_part  # type: ignore[assignment]
         zero2.Zero2.backward = counted  # type: ignore[method-assign]
 
     @staticmethod
-    def divided_by_micro_steps_too(world: World) -> None:
+    def divided_by_micro_steps_too(world: DistContext) -> None:
         # DeepSpeed's own default, right for a loss that is a micro-batch's mean
         deepspeed_engine.DeepSpeedZero.backward = lambda self, loss: self._engine.backward(loss)  # type: ignore[method-assign]
 
     @staticmethod
-    def loss_without_the_ranks_factor(world: World) -> None:
+    def loss_without_the_ranks_factor(world: DistContext) -> None:
         usual = deepspeed_engine.DeepSpeedZero.backward
         deepspeed_engine.DeepSpeedZero.backward = lambda self, loss: usual(self, loss / world.size)  # type: ignore[method-assign]
 
     @staticmethod
-    def gradients_as_they_come(world: World) -> None:
+    def gradients_as_they_come(world: DistContext) -> None:
         # zeros added to the loss: a parameter that a rank does not use is ready before all others there
         def reach(model: Any, *, each_module: bool) -> None:
             own = [p for p in model.parameters() if p.requires_grad]
             model.register_forward_hook(lambda module, args, loss: loss + sum(p.flatten()[0] * 0.0 for p in own))
 
-        deepspeed_engine.reach_all = reach  # type: ignore[attr-defined]
+        deepspeed_engine.zero_missing_gradients = reach  # type: ignore[attr-defined]
 
     @staticmethod
-    def each_step_taken_for_the_last(world: World) -> None:
+    def each_step_taken_for_the_last(world: DistContext) -> None:
         from contextlib import nullcontext
 
         deepspeed_engine.DeepSpeedZero.accumulate = lambda self: nullcontext()  # type: ignore[method-assign]
 
     @staticmethod
-    def own_shards_alone(world: World) -> None:
-        usual = deepspeed_zero3.DeepSpeedZero3.weight_shards
-        deepspeed_zero3.DeepSpeedZero3.weight_shards = lambda self: [  # type: ignore[method-assign]
+    def own_shards_alone(world: DistContext) -> None:
+        usual = deepspeed_zero.DeepSpeedZero3.weight_shards
+        deepspeed_zero.DeepSpeedZero3.weight_shards = lambda self: [  # type: ignore[method-assign]
             replace(s, numel=s.tensor.numel(), offset=0, everywhere=True) for s in usual(self)
         ]
 
     @staticmethod
-    def own_part_and_zeros(world: World) -> None:
+    def own_part_and_zeros(world: DistContext) -> None:
         # of the right shape: only what the other ranks hold is missing
-        usual = deepspeed_zero3.DeepSpeedZero3.weight_shards
+        usual = deepspeed_zero.DeepSpeedZero3.weight_shards
 
         def padded(shard: Any) -> Any:
             whole = torch.zeros(shard.numel, dtype=shard.tensor.dtype)
             whole[shard.offset : shard.offset + shard.tensor.numel()] = shard.tensor
             return replace(shard, offset=0, tensor=whole, everywhere=True)
 
-        deepspeed_zero3.DeepSpeedZero3.weight_shards = lambda self: [padded(s) for s in usual(self)]  # type: ignore[method-assign]
+        deepspeed_zero.DeepSpeedZero3.weight_shards = lambda self: [padded(s) for s in usual(self)]  # type: ignore[method-assign]
 
     @staticmethod
-    def fragments_one_element_late(world: World) -> None:
+    def fragments_one_element_late(world: DistContext) -> None:
         usual = deepspeed_engine.fragment_ranges
 
         def late(zero: Any, named: Any) -> Any:
@@ -364,19 +366,19 @@ class _Bugs:
         deepspeed_engine.fragment_ranges = late  # type: ignore[attr-defined]
 
     @staticmethod
-    def padding_taken_for_weights(world: World) -> None:
+    def padding_taken_for_weights(world: DistContext) -> None:
         def own(p: Any) -> tuple[int, int]:
             return dist.get_rank(p.ds_process_group) * p.ds_tensor.numel(), p.ds_tensor.numel()
 
-        deepspeed_shards._own = own
+        deepspeed_state._own = own
 
     @staticmethod
-    def copies_not_filled(world: World) -> None:
+    def copies_not_filled(world: DistContext) -> None:
         deepspeed_engine.renew_copies = lambda weights, ranges: None  # type: ignore[attr-defined]
 
     @staticmethod
-    def whole_weights_kept(world: World) -> None:
+    def whole_weights_kept(world: DistContext) -> None:
         def loaded(self: Any) -> None:
             deepspeed_engine.renew_copies(self.weight_shards(), self.state_ranges())
 
-        deepspeed_zero3.DeepSpeedZero3.loaded = loaded  # type: ignore[method-assign]
+        deepspeed_zero.DeepSpeedZero3.loaded = loaded  # type: ignore[method-assign]

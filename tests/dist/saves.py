@@ -14,22 +14,24 @@ import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from allranks.checkpoints import newest
 from allranks.errors import AllranksError
-from allranks.integrity import damage
-from allranks.rundir import RunDir
-from allranks.train.checkpoint import load_full, load_lite, published_of, saver, writing
-from allranks.train.checkpoint import publish as publishing
-from allranks.train.world import World
+from allranks.rundir.checkpoints import find_damage, newest_checkpoint
+from allranks.rundir.paths import RunDir
+from allranks.train.checkpoint import commit as publishing
+from allranks.train.checkpoint import load_full, load_weights_only, plan_published_files, saver
+from allranks.train.checkpoint import writer as writing
+from allranks.train.distributed import DistContext
 from tests.dist.making import built, go_on, main, prepared, saver_of, tokens_of
 
 LORA: dict[str, Any] = {"lora": True, "accum": 2}
 
 
-def trained(folder: Path, name: str, world: World, how: dict[str, Any], **spec: Any) -> tuple[Any, Any, Any, RunDir]:
+def trained(
+    folder: Path, name: str, world: DistContext, how: dict[str, Any], **spec: Any
+) -> tuple[Any, Any, Any, RunDir]:
     """A strategy after three steps, its module, and its saver."""
     tokens = tokens_of(folder / f"rank{world.rank}", 37)
-    published = published_of(built(how).model, world.size)
+    published = plan_published_files(built(how).model, world.size)
     strategy, module = prepared(name, world, how)
     go_on(strategy, world, tokens, how, 0, 3, folder)
     run = RunDir(folder / name)
@@ -45,23 +47,23 @@ def said(action: Any) -> str | None:
     return None
 
 
-def elsewhere(world: World, args: dict[str, Any]) -> Any:
-    """What each strategy saved, each other loads: full with the optimizer's state, lite without. Where weights stand is counted."""
+def elsewhere(world: DistContext, args: dict[str, Any]) -> Any:
+    """What each strategy saved, each other loads: full with the optimizer's state, weights_only without. Where weights stand is counted."""
     folder, found = Path(args["folder"]), []
     for writer, reader, how in args["triples"]:
         strategy, _, keeper, run = trained(folder / writer, writer, world, how)
         keeper.save(3, "full")
-        keeper.save(4, "lite")
+        keeper.save(4, "weights_only")
         wanted = strategy.weights(trained_only=True)
         states = strategy.state_dict()["optimizer"]
-        published = published_of(built(how).model, world.size)
+        published = plan_published_files(built(how).model, world.size)
         for step in (3, 4):
             other, module = prepared(reader, world, how)
             if step == 3:
                 load_full(run.checkpoint(3), other, published, world.rank)
                 theirs = other.state_dict()["optimizer"]
             else:
-                load_lite(run.checkpoint(4), other, published, module.model)
+                load_weights_only(run.checkpoint(4), other, published, module.model)
                 theirs = None
             ours = other.weights(trained_only=True)
             if world.is_first:
@@ -76,21 +78,21 @@ def elsewhere(world: World, args: dict[str, Any]) -> Any:
             state = run.checkpoint(3) / "state"
             keys = {k for p in state.glob("shard-*.safetensors") for k in safe_open(p, "pt").keys()}  # noqa: SIM118 - no dict
             found[-1]["twice"] = sorted(k for k in keys if k.startswith("model/") and ("lora" in k or "proj" in k))
-            found[-1]["whole"] = [damage(run.checkpoint(step)) for step in (3, 4)]
+            found[-1]["whole"] = [find_damage(run.checkpoint(step)) for step in (3, 4)]
             found[-1]["latest"] = run.latest_checkpoint.read_text().strip()
     return found
 
 
-def absent(world: World, args: dict[str, Any]) -> Any:
+def absent(world: DistContext, args: dict[str, Any]) -> Any:
     """Rank 1 takes no part in a save: the others hear of it in time, by its number."""
     _, _, keeper, run = trained(Path(args["folder"]), "pytorch_ddp", world, LORA, timeout_s=2.0)
-    keeper.save(1, "lite")
-    problem = None if world.rank == 1 else said(lambda: keeper.save(2, "lite"))
+    keeper.save(1, "weights_only")
+    problem = None if world.rank == 1 else said(lambda: keeper.save(2, "weights_only"))
     dist.barrier(group=world.control)
     return {"said": problem, "steps": run.checkpoint_steps()}
 
 
-def one_fails(world: World, args: dict[str, Any]) -> Any:
+def one_fails(world: DistContext, args: dict[str, Any]) -> Any:
     """Rank 1 cannot write its part: every rank must hear that rank 1 failed, and nothing may be published."""
     _, _, keeper, run = trained(Path(args["folder"]), "pytorch_ddp", world, LORA)
     keeper.save(1, "full")
@@ -106,11 +108,11 @@ def one_fails(world: World, args: dict[str, Any]) -> Any:
     keeper._write_random = usual
     after = run.checkpoint_steps()
     for step in (3, 4):
-        keeper.save(step, "lite")
+        keeper.save(step, "weights_only")
     return {"said": first, "later": later, "after": after, "names": sorted(p.name for p in run.checkpoints.iterdir())}
 
 
-def planted(world: World, args: dict[str, Any]) -> Any:
+def planted(world: DistContext, args: dict[str, Any]) -> Any:
     """Saves that lie, one after the other: each must be refused, and the good one before stay the newest."""
     folder, problems = Path(args["folder"]), {}
     for name, how in (("zero3", {}), ("zero3", LORA), ("pytorch_zero3", {}), ("pytorch_ddp", {})):
@@ -124,7 +126,7 @@ def planted(world: World, args: dict[str, Any]) -> Any:
                 )
                 put_back()
         assert run.checkpoint_steps() == [1], (name, run.checkpoint_steps(), problems)
-        assert newest(run) == (1, [])
+        assert newest_checkpoint(run) == (1, [])
         keeper.save(3, "full")
     return problems
 
@@ -133,7 +135,7 @@ class Bugs:
     """Each plants itself and returns how it is taken out again; None where it means nothing."""
 
     @staticmethod
-    def only_the_first_ranks_slice(strategy: Any, keeper: Any, world: World) -> Any:
+    def only_the_first_ranks_slice(strategy: Any, keeper: Any, world: DistContext) -> Any:
         if strategy.replicated:
             return None
         usual = strategy.weight_shards
@@ -143,7 +145,7 @@ class Bugs:
         return lambda: setattr(strategy, "weight_shards", usual)
 
     @staticmethod
-    def a_rank_left_out(strategy: Any, keeper: Any, world: World) -> Any:
+    def a_rank_left_out(strategy: Any, keeper: Any, world: DistContext) -> Any:
         if strategy.replicated:
             return None
         usual = strategy.weight_shards
@@ -151,7 +153,7 @@ class Bugs:
         return lambda: setattr(strategy, "weight_shards", usual)
 
     @staticmethod
-    def offset_by_one(strategy: Any, keeper: Any, world: World) -> Any:
+    def offset_by_one(strategy: Any, keeper: Any, world: DistContext) -> Any:
         usual = strategy.state_ranges
         strategy.state_ranges = lambda: [
             replace(r, offset=max(r.offset - 1, 0)) if world.rank == 1 else r for r in usual()
@@ -159,27 +161,27 @@ class Bugs:
         return None if strategy.replicated else lambda: setattr(strategy, "state_ranges", usual)
 
     @staticmethod
-    def a_weight_changed_on_its_way(strategy: Any, keeper: Any, world: World) -> Any:
+    def a_weight_changed_on_its_way(strategy: Any, keeper: Any, world: DistContext) -> Any:
         return _spoilt(lambda tensors: {**tensors, (k := min(tensors)): tensors[k] + 1e-3})
 
     @staticmethod
-    def a_weight_missing(strategy: Any, keeper: Any, world: World) -> Any:
+    def a_weight_missing(strategy: Any, keeper: Any, world: DistContext) -> Any:
         return _spoilt(lambda tensors: {k: t for k, t in tensors.items() if k != min(tensors)})
 
     @staticmethod
-    def a_wrappers_prefix(strategy: Any, keeper: Any, world: World) -> Any:
+    def a_wrappers_prefix(strategy: Any, keeper: Any, world: DistContext) -> Any:
         return _spoilt(lambda tensors: {f"_orig_mod.{k}": t for k, t in tensors.items()})
 
     @staticmethod
-    def another_dtype(strategy: Any, keeper: Any, world: World) -> Any:
+    def another_dtype(strategy: Any, keeper: Any, world: DistContext) -> Any:
         return _spoilt(lambda tensors: {k: t.to(torch.bfloat16) for k, t in tensors.items()})
 
     @staticmethod
-    def cut_short(strategy: Any, keeper: Any, world: World) -> Any:
+    def cut_short(strategy: Any, keeper: Any, world: DistContext) -> Any:
         return _after_writing(lambda file: os.truncate(file, file.stat().st_size - 1))
 
     @staticmethod
-    def a_bit_flipped(strategy: Any, keeper: Any, world: World) -> Any:
+    def a_bit_flipped(strategy: Any, keeper: Any, world: DistContext) -> Any:
         def flip(file: Path) -> None:
             content = bytearray(file.read_bytes())
             content[-1] ^= 1
@@ -209,7 +211,7 @@ def _after_writing(spoil: Any) -> Any:
     return lambda: setattr(writing, "write_files", usual)
 
 
-def behind(world: World, args: dict[str, Any]) -> Any:
+def behind(world: DistContext, args: dict[str, Any]) -> Any:
     """A save behind training's back holds the weights of its moment, though they change before it is written; a second one waits
     for the first, and uses its memory again."""
     strategy, _, keeper, run = trained(Path(args["folder"]), args["name"], world, args["how"])
@@ -234,7 +236,7 @@ def behind(world: World, args: dict[str, Any]) -> Any:
     fresh, _ = prepared(args["name"], world, args["how"])
     apart = []
     for step, plus in ((1, 0), (2, 1)):
-        load_full(run.checkpoint(step), fresh, published_of(built(args["how"]).model, world.size), world.rank)
+        load_full(run.checkpoint(step), fresh, plan_published_files(built(args["how"]).model, world.size), world.rank)
         apart.append(
             max(
                 float((s.tensor - (then[s.key] + plus)).abs().max())
@@ -251,8 +253,8 @@ def behind(world: World, args: dict[str, Any]) -> Any:
     }
 
 
-def lite_moves(world: World, args: dict[str, Any]) -> Any:
-    """What a lite save of adapters sends and writes, by strategy, beside the bytes of the adapters and of what is frozen."""
+def lite_moves(world: DistContext, args: dict[str, Any]) -> Any:
+    """What a weights-only save of adapters sends and writes, by strategy, beside the bytes of the adapters and of what is frozen."""
     from torch.profiler import ProfilerActivity, profile
 
     found = {}
@@ -264,7 +266,7 @@ def lite_moves(world: World, args: dict[str, Any]) -> Any:
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as traced:
             if args.get("plant"):
                 strategy.weights(trained_only=False)
-            keeper.save(1, "lite")
+            keeper.save(1, "weights_only")
         sent: dict[str, int] = {}
         for event in traced.events() or []:
             if event.name.startswith(("c10d::", "_c10d_functional::")):
@@ -287,7 +289,7 @@ def _numel(shape: Any) -> int:
     return total if shape else 0
 
 
-def killed(world: World, args: dict[str, Any]) -> Any:
+def killed(world: DistContext, args: dict[str, Any]) -> Any:
     """A good checkpoint, and a second one in which `rank` is killed at `stage`."""
     _, _, keeper, _ = trained(Path(args["folder"]), args["name"], world, {})
     keeper.save(1, "full")
@@ -312,25 +314,25 @@ STAGES: dict[str, tuple[Any, str]] = {
     "before": (None, "_find_room"),
     "while writing": (None, "_write_files"),
     "before proof": (None, "_prove"),
-    "before the rename": (saver, "publish"),
+    "before the rename": (saver, "publish_checkpoint"),
     "between the renames": (Path, "rename"),
-    "after the rename": (publishing, "point_to"),
+    "after the rename": (publishing, "point_latest_to"),
 }
 
 
-def after_kills(world: World, args: dict[str, Any]) -> Any:
+def after_kills(world: DistContext, args: dict[str, Any]) -> Any:
     """What each kill left is usable, and the next save tidies up."""
     found = []
     for folder, name in args["cases"]:
         run = RunDir(Path(folder) / name)
-        step, problems = newest(run)
+        step, problems = newest_checkpoint(run)
         strategy, _ = prepared(name, world, {})
-        load_full(run.checkpoint(step), strategy, published_of(built({}).model, world.size), world.rank)
+        load_full(run.checkpoint(step), strategy, plan_published_files(built({}).model, world.size), world.rank)
         _, _, keeper, run = trained(Path(folder), name, world, {})
         dist.barrier(group=world.control)
         keeper.save(7, "full")
         names = sorted(p.name for p in run.checkpoints.iterdir())
-        found.append({"step": step, "problems": problems, "names": names, "damage": damage(run.checkpoint(7))})
+        found.append({"step": step, "problems": problems, "names": names, "damage": find_damage(run.checkpoint(7))})
     return found
 
 

@@ -9,19 +9,19 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from allranks.rundir import RunDir
-from allranks.train import shards
-from allranks.train.checkpoint import published_of
-from allranks.train.data.collate import collate
-from allranks.train.strategies.flat import Flat
-from allranks.train.strategies.portable import MASTER, fitted
-from allranks.train.world import World
+from allranks.rundir.paths import RunDir
+from allranks.train.checkpoint import plan_published_files
+from allranks.train.data.batches import collate
+from allranks.train.distributed import DistContext
+from allranks.train.strategies import shards
+from allranks.train.strategies.sharded_optimizer import FlatParameter
+from allranks.train.strategies.shards import MASTER, fitted
 from tests.dist import plants
 from tests.dist.making import Collectives, built, go_on, prepared, saver_of, tokens_of
 from tests.dist.variants import VARIANTS
 
 
-def save_state(world: World, args: dict[str, Any]) -> Any:
+def save_state(world: DistContext, args: dict[str, Any]) -> Any:
     """A state after two steps of each strategy, for ranks of another number."""
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
     for name in args["names"]:
@@ -32,7 +32,7 @@ def save_state(world: World, args: dict[str, Any]) -> Any:
             torch.save(state, Path(args["folder"]) / f"{name}.pt")
 
 
-def load_state(world: World, args: dict[str, Any]) -> Any:
+def load_state(world: DistContext, args: dict[str, Any]) -> Any:
     """What of a loaded state is another one when it is saved again, and a step after it."""
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
     found = {}
@@ -55,7 +55,7 @@ def load_state(world: World, args: dict[str, Any]) -> Any:
     return found
 
 
-def save_shards(world: World, args: dict[str, Any]) -> Any:
+def save_shards(world: DistContext, args: dict[str, Any]) -> Any:
     """Each strategy's state after two steps, in parts and, for comparison, whole."""
     plants.plant(args.get("plant", ""), world)
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
@@ -66,13 +66,13 @@ def save_shards(world: World, args: dict[str, Any]) -> Any:
         with Collectives() as calls:
             parts = [*strategy.weight_shards(), *shards.state_shards(strategy.state_ranges())]
         assert not calls.seen, calls.seen
-        shards.write(parts, folder, world.control)
+        shards.write_shards(parts, folder, world.control)
         state = strategy.state_dict()
         if world.is_first:
             torch.save(state, Path(args["folder"]) / f"{name}.pt")
 
 
-def load_shards(world: World, args: dict[str, Any]) -> Any:
+def load_shards(world: DistContext, args: dict[str, Any]) -> Any:
     """What differs once each strategy has read what each other one wrote: names by strategy and source."""
     plants.plant(args.get("plant", ""), world)
     wrong = []
@@ -93,8 +93,8 @@ def load_shards(world: World, args: dict[str, Any]) -> Any:
                 if name == "deepspeed_zero3" and not all(p.numel() for p in strategy.module.parameters()):
                     wrong.append((name, source, "not all weights are whole"))
             ranges = strategy.state_ranges()
-            room = shards.room_for_state(ranges, shards.sizes(folder))
-            shards.read([*strategy.weight_shards(), *room], folder, world.control)
+            room = shards.allocate_state(ranges, shards.stored_sizes(folder))
+            shards.read_shards([*strategy.weight_shards(), *room], folder, world.control)
             getattr(strategy, "loaded", lambda: None)()
             saved = torch.load(Path(args["folder"]) / f"{source}.pt", weights_only=True)
             wrong += [(name, source, n) for n in _copies_that_differ(ranges, saved)]
@@ -138,18 +138,18 @@ def _spoil(plant: str | None, saved: dict[str, Any]) -> None:
             if state_of["exp_avg"].shape == of["exp_avg"].shape:
                 state_of["exp_avg"] = of["exp_avg"]
     if plant == "other_ranks_part":  # weights come whole to every rank; only moments are cut
-        usual = Flat.join
+        usual = FlatParameter.join
 
-        def join(self: Flat, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+        def join(self: FlatParameter, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
             own, (self.low, self.high) = (self.low, self.high), (0, self.part)
             part = usual(self, tensors)
             self.low, self.high = own
             return part
 
-        Flat.join = join  # type: ignore[method-assign]
+        FlatParameter.join = join  # type: ignore[method-assign]
 
 
-def states(world: World, args: dict[str, Any]) -> Any:
+def states(world: DistContext, args: dict[str, Any]) -> Any:
     """For (saved under, loaded under, variant): how far two steps, a save, a load and two steps are from four steps."""
     folder = Path(args["folder"])
     tokens = tokens_of(folder / f"rank{world.rank}", 37)
@@ -178,7 +178,7 @@ def states(world: World, args: dict[str, Any]) -> Any:
     return found
 
 
-def reloaded_adapter(world: World, args: dict[str, Any]) -> Any:
+def reloaded_adapter(world: DistContext, args: dict[str, Any]) -> Any:
     """For each strategy: trains an adapter, saves it, and compares its answers with those of plain PEFT that loads the files."""
     from peft import PeftModel
 
@@ -198,7 +198,9 @@ def reloaded_adapter(world: World, args: dict[str, Any]) -> Any:
             ours = module.model(input_ids=batch.input_ids).logits
         run = RunDir(folder / f"{name}.{i}")
         run.checkpoints.mkdir(parents=True, exist_ok=True)
-        saver_of(run, world, strategy, module, published_of(built(how).model, world.size)).save(3, "lite")
+        saver_of(run, world, strategy, module, plan_published_files(built(how).model, world.size)).save(
+            3, "weights_only"
+        )
         if world.is_first:
             bare = built({**how, "lora": False}).model.eval()
             with torch.no_grad():

@@ -10,24 +10,22 @@ import numpy as np
 import torch
 from torch import optim
 
-from allranks.compare.judge import compare_traffic
 from allranks.errors import AllranksError
-from allranks.observe.events import EventLog
+from allranks.experiments.gates import compare_traffic
+from allranks.rundir.events import EventLog
 from allranks.spec.records import TrainSpec
 from allranks.train import strategies
-from allranks.train.compare.memory import Held
-from allranks.train.compare.recorder import Recorder
-from allranks.train.control import StopRequest
-from allranks.train.data.collate import collate
+from allranks.train.benchmark.measurements import CollectiveRecorder, MemoryUsage
+from allranks.train.benchmark.verification import update_error
+from allranks.train.data.batches import collate
 from allranks.train.data.prepared import TokenSet
-from allranks.train.ledger import Plan
-from allranks.train.losses import LossModel
-from allranks.train.optim import adamw
-from allranks.train.parity import update_error
+from allranks.train.distributed import DistContext
+from allranks.train.loop import loop_of
+from allranks.train.models.losses import LossModel
+from allranks.train.optimizer import adamw
+from allranks.train.step_metrics import LoopPlan, StopRequest
 from allranks.train.strategies import zero2, zero3
-from allranks.train.strategies.common import clip_and_update
-from allranks.train.strategies.traffic import Sizes
-from allranks.train.world import World
+from allranks.train.strategies.base import Sizes, clip_and_update
 from tests.dist import plants
 from tests.dist.making import (
     STEPS,
@@ -44,7 +42,7 @@ from tests.dist.making import (
 from tests.dist.variants import UNUSED_OPTIONS, VARIANTS
 
 
-def parities(world: World, args: dict[str, Any]) -> Any:
+def parities(world: DistContext, args: dict[str, Any]) -> Any:
     """For each (strategy, variant): how far its weights after some steps are from those of one process that goes through
     the ranks' micro-batches in order."""
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
@@ -80,7 +78,7 @@ def parities(world: World, args: dict[str, Any]) -> Any:
     return found
 
 
-def bad_gradient(world: World, args: dict[str, Any]) -> Any:
+def bad_gradient(world: DistContext, args: dict[str, Any]) -> Any:
     """For each strategy: two good steps, one whose loss is not finite on rank 1 alone, and a good one after it. The weights
     must be those of the two steps on all ranks until the host hears of it."""
     if args.get("plant") == "not_sticky":
@@ -110,7 +108,7 @@ def bad_gradient(world: World, args: dict[str, Any]) -> Any:
     return found
 
 
-def refusals(world: World, args: dict[str, Any]) -> Any:
+def refusals(world: DistContext, args: dict[str, Any]) -> Any:
     """What FSDP2 cannot do, said before anything is trained."""
     said = []
     for name in ("pytorch_zero2", "pytorch_zero3"):
@@ -122,7 +120,7 @@ def refusals(world: World, args: dict[str, Any]) -> Any:
     return said
 
 
-def _said(name: str, options: dict[str, Any], module: LossModel, world: World) -> str:
+def _said(name: str, options: dict[str, Any], module: LossModel, world: DistContext) -> str:
     try:
         strategies.create(name, options).setup(module, adamw(TrainSpec()), world.group, 1.0)
     except AllranksError as error:
@@ -130,11 +128,11 @@ def _said(name: str, options: dict[str, Any], module: LossModel, world: World) -
     return "nothing"
 
 
-def gathered_at_once(world: World, args: dict[str, Any]) -> Any:
+def gathered_at_once(world: DistContext, args: dict[str, Any]) -> Any:
     """The most blocks of `zero3` whose weights are whole at one time, and the most bytes of them, seen at every module's
     forward and at every gradient."""
     if args.get("plant") == "never_freed":
-        zero3.Unit.free = lambda self: self.use()  # type: ignore[method-assign]
+        zero3.GatheredUnit.free = lambda self: self.use()  # type: ignore[method-assign]
     how = {"config": {"num_hidden_layers": args["blocks"]}}
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
     strategy, module = prepared("zero3", world, how)
@@ -153,7 +151,7 @@ def gathered_at_once(world: World, args: dict[str, Any]) -> Any:
     return {"blocks": max(n for n, _ in seen), "share": max(b for _, b in seen) / all_bytes, "looks": len(seen)}
 
 
-def mechanism(world: World, args: dict[str, Any]) -> Any:
+def mechanism(world: DistContext, args: dict[str, Any]) -> Any:
     """For each (strategy, variant): what its process group did in two steps that its formula does not say, or None."""
     if args.get("plant"):
         plants.plant(args["plant"], world)
@@ -163,12 +161,14 @@ def mechanism(world: World, args: dict[str, Any]) -> Any:
         how = VARIANTS[variant]
         strategy, _ = prepared(name, world, how)
         sizes = Sizes(tuple(p.numel() * p.element_size() for p in built(how).parameters() if p.requires_grad))
-        recorder = Recorder(1, 2)
-        plan = Plan(0, 3, TrainSpec(lr=1e-2, schedule="constant"), 1, 1, lambda done: False, lambda done, stop: None)
+        recorder = CollectiveRecorder(1, 2)
+        plan = LoopPlan(
+            0, 3, TrainSpec(lr=1e-2, schedule="constant"), 1, 1, lambda done: False, lambda done, stop: None
+        )
         events = EventLog(Path(args["folder"]) / f"events{world.rank}.jsonl", world.rank)
         order = orders_of(world, tokens, how)[world.rank]
         watcher = _Watching(recorder)
-        engine = strategies.loop_of(name)
+        engine = loop_of(name)
         engine(
             world,
             strategy,
@@ -195,7 +195,7 @@ def mechanism(world: World, args: dict[str, Any]) -> Any:
 class _Watching:
     """A recorder as the loop wants it."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: CollectiveRecorder) -> None:
         self._recorder = recorder
 
     def attach(self, quiet: Any) -> None: ...
@@ -204,7 +204,7 @@ class _Watching:
         return getattr(self._recorder, name)
 
 
-def adapter_saves(world: World, args: dict[str, Any]) -> Any:
+def adapter_saves(world: DistContext, args: dict[str, Any]) -> Any:
     """Collectives while the adapters' weights are taken, and how many weights came."""
     found = {}
     for how in ("ignored", "sharded"):
@@ -215,16 +215,16 @@ def adapter_saves(world: World, args: dict[str, Any]) -> Any:
     return found
 
 
-def memory(world: World, args: dict[str, Any]) -> Any:
+def memory(world: DistContext, args: dict[str, Any]) -> Any:
     """Bytes of weights, gradients and optimizer state that this rank really holds when it updates, by strategy."""
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
     if args.get("plant"):  # weights that are never freed, gradients that stay whole
-        zero3.Unit.free = lambda self: self.use()  # type: ignore[method-assign]
+        zero3.GatheredUnit.free = lambda self: self.use()  # type: ignore[method-assign]
         zero2.Zero2.step = _step_with_whole_gradients  # type: ignore[method-assign]
     found = {}
     for name in args["names"]:
         strategy, module = prepared(name, world, {})
-        held = Held(strategy, module)
+        held = MemoryUsage(strategy, module)
         go_on(strategy, world, tokens, {}, 0, 2, Path(args["folder"]))
         found[name] = held.weights() + held.gradients + held.optimizer_state()
         held.remove()
@@ -239,7 +239,9 @@ def _step_with_whole_gradients(self: Any) -> torch.Tensor:
     return clip_and_update(self.optimizer, [p for flat in self._flats for p in flat.pieces], None, self._group)
 
 
-def reference_of(world: World, tokens: TokenSet, how: dict[str, Any]) -> tuple[dict[str, torch.Tensor], list[float]]:
+def reference_of(
+    world: DistContext, tokens: TokenSet, how: dict[str, Any]
+) -> tuple[dict[str, torch.Tensor], list[float]]:
     """One process, no strategy, no allranks loop: the arithmetic that all of it must come to."""
     loss_model = built(how).train()
     named = [(n, p) for n, p in loss_model.named_parameters() if p.requires_grad]
@@ -259,7 +261,7 @@ def reference_of(world: World, tokens: TokenSet, how: dict[str, Any]) -> tuple[d
     return {n: p.detach().clone() for n, p in named}, norms
 
 
-def trainer_bug(world: World, args: dict[str, Any]) -> Any:
+def trainer_bug(world: DistContext, args: dict[str, Any]) -> Any:
     """What the engine `hf_trainer` says of a bug that is planted into it, or None if it says nothing."""
     plants.plant(args["plant"], world)
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
@@ -270,7 +272,7 @@ def trainer_bug(world: World, args: dict[str, Any]) -> Any:
     return {"said": None, "kind": None}
 
 
-def refused(world: World, args: dict[str, Any]) -> Any:
+def refused(world: DistContext, args: dict[str, Any]) -> Any:
     """What each (strategy, variant) says before anything is trained."""
     return [
         _said(name, options_of(name, VARIANTS[variant]), built(VARIANTS[variant]), world)

@@ -39,13 +39,12 @@ def compare(
 
 
 def test_honest_strategies_pass_and_hold_what_theory_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, found = compare(
-        tmp_path, monkeypatch, "simple_ddp,bucket_ddp_async,zero1,zero2,zero3,pytorch_zero3", grad_accum=2
-    )
+    # the others' shares are those of test_strategy_state.py
+    code, found = compare(tmp_path, monkeypatch, "simple_ddp,bucket_ddp_async,zero3", grad_accum=2)
     assert code == 0, [row["reasons"] for row in found.values()]
     whole = found["simple_ddp"]["memory"]["state_bytes"]
     ratios = {name: row["memory"]["state_bytes"] / whole for name, row in found.items()}
-    wanted = {"bucket_ddp_async": 1.0, "zero1": 3 / 4, "zero2": 5 / 8, "zero3": 1 / 2, "pytorch_zero3": 1 / 2}
+    wanted = {"bucket_ddp_async": 1.0, "zero3": 1 / 2}
     for name, ratio in wanted.items():
         assert ratios[name] == pytest.approx(ratio, rel=0.02), name
     calls = {name: {(c["kind"], c["phase"]): c["count"] for c in row["collectives"]} for name, row in found.items()}

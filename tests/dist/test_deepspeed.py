@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from allranks.rundir import RunDir, read_json
+from allranks.rundir.files import read_json
+from allranks.rundir.paths import RunDir
 from tests.conftest import tiny_spec, write_rows
 from tests.dist.harness import allranks, memory_is_as_estimated, run_ranks, step_events, train, write_spec
 

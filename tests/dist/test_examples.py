@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from allranks.rundir import RunDir, read_json
+from allranks.rundir.files import read_json
+from allranks.rundir.paths import RunDir
 from tests.conftest import REPO
 from tests.dist.harness import allranks, folders, shared_strategies
 

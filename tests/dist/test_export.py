@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from allranks.export import export
-from allranks.export.worker import load, prove
-from allranks.rundir import RunDir
+from allranks.launch.export import export_checkpoint
+from allranks.rundir.paths import RunDir
+from allranks.train.export import load, verify_logits
 from tests.conftest import tiny_spec, write_rows
 from tests.dist.harness import allranks, train
 
@@ -44,8 +44,8 @@ def test_an_adapter_and_its_merged_model_say_the_same(lora: RunDir) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    adapter = export(lora, step=None, merge=False, out=None, force=False)
-    merged = export(lora, step=2, merge=True, out=None, force=False)
+    adapter = export_checkpoint(lora, step=None, merge=False, out=None, force=False)
+    merged = export_checkpoint(lora, step=2, merge=True, out=None, force=False)
     assert adapter.difference == 0.0 and 0.0 <= merged.difference < 1e-4
     base = AutoModelForCausalLM.from_pretrained(str(adapter.base))
     plain = logits(base)
@@ -67,7 +67,7 @@ def test_a_model_trained_whole_is_exported_without_our_state(tmp_path: Path) -> 
     saved = load_file(run.checkpoint(2) / "model.safetensors")
     assert all(torch.equal(t, saved[n]) for n, t in load_file(Path(told["folder"]) / "model.safetensors").items())
     done = allranks("export", run.name, "--merge", cwd=tmp_path)
-    assert done.returncode == 2 and "no adapter" in done.stderr
+    assert done.returncode == 2 and "not an adapter" in done.stderr
 
 
 def test_other_weights_are_not_published(lora: RunDir, tmp_path: Path) -> None:
@@ -80,14 +80,14 @@ def test_other_weights_are_not_published(lora: RunDir, tmp_path: Path) -> None:
     name = next(n for n in weights if "lora_B" in n)
     save_file({**weights, name: weights[name] * 2}, spoilt / "adapter_model.safetensors")
     with pytest.raises(Exception, match="nothing was published"):
-        prove(source, spoilt, base)
+        verify_logits(source, spoilt, base)
     model = load(source, base)
     for module in model.modules():
         if hasattr(module, "lora_A"):
             module.scaling["default"] *= 1.5
     model.merge_and_unload().save_pretrained(str(tmp_path / "merged"))
     with pytest.raises(Exception, match="nothing was published"):
-        prove(source, tmp_path / "merged", base)
+        verify_logits(source, tmp_path / "merged", base)
 
 
 def test_what_is_there_stays_and_what_is_damaged_is_named(lora: RunDir, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_what_is_there_stays_and_what_is_damaged_is_named(lora: RunDir, tmp_path
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")
     code, text = refused("--out", "mine", "--force")
-    assert code == 2 and "no earlier export" in text and (tmp_path / "mine" / "notes.txt").read_text() == "keep"
+    assert code == 2 and "not an earlier export" in text and (tmp_path / "mine" / "notes.txt").read_text() == "keep"
     assert refused("--step", "7")[0] == 2
     assert refused("--out", "new")[0] == 0
     code, text = refused("--out", "new")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from allranks.diagnose import Diagnosis, diagnose
+from allranks.analysis.diagnose import Diagnosis, diagnose
 from tests.conftest import REPO
 
 pytestmark = pytest.mark.dist

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from allranks.diagnose import diagnose
-from allranks.rundir import read_json
+from allranks.analysis.diagnose import diagnose
+from allranks.rundir.files import read_json
 from tests.conftest import tiny_spec, write_rows
 from tests.dist.harness import allranks, run_ranks, step_events, train
 

@@ -11,8 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
-from allranks.diagnose import diagnose
-from allranks.rundir import RunDir, read_json
+from allranks.analysis.diagnose import diagnose
+from allranks.rundir.files import read_json
+from allranks.rundir.paths import RunDir
 from tests.conftest import tiny_spec, write_rows
 from tests.dist.harness import Background, step_events, train, write_spec
 
@@ -64,7 +65,7 @@ def test_a_rank_that_sleeps_is_named_with_its_line(tmp_path: Path, monkeypatch: 
     assert fallen["rank"] == 1
     assert "stuck/sitecustomize.py:" in fallen["where"]
     assert "in sleep_forever" in fallen["where"]
-    assert "never came to collective" in fallen["why"]
+    assert "never joined collective" in fallen["why"]
     assert report["waiting"][0]["rank"] == 0
     assert report["kind"] == "dataloader_hang"
     for words in ("hang: rank 1 on", "sleep_forever", "rank 0 in"):
@@ -93,7 +94,7 @@ def test_a_rank_that_sleeps_is_named_with_its_line(tmp_path: Path, monkeypatch: 
         ("other_collective", "pytorch_ddp", "all_gather", "collective_mismatch"),
         ("other_collective", "simple_ddp", "all_gather", "collective_mismatch"),
         ("hold_the_interpreter", "pytorch_zero3", "holds the interpreter", "dataloader_hang"),
-        ("spin_forever", "hf_trainer", "never came to collective", "dataloader_hang"),
+        ("spin_forever", "hf_trainer", "never joined collective", "dataloader_hang"),
     ],
 )
 def test_other_ways_to_fall_out(

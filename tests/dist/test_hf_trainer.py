@@ -13,8 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from allranks.observe.events import read_events
-from allranks.rundir import RunDir, read_json
+from allranks.rundir.events import read_events
+from allranks.rundir.files import read_json
+from allranks.rundir.paths import RunDir
 from tests.conftest import tiny_spec, write_rows
 from tests.dist.harness import Background, allranks, memory_is_as_estimated, run_ranks, step_events, train, write_spec
 
@@ -24,7 +25,7 @@ STEPS = {"max_steps": 4, "grad_accum": 2, "schedule": "cosine", "warmup_steps": 
 FORMS: dict[str, dict[str, Any]] = {
     "lora": {"adapter": {"type": "lora", "r": 4, "dropout": 0.1}},
     "whole": {"adapter": {"type": "none"}},
-    "padded": {"adapter": {"type": "none"}, "data": {"packing": "none"}, "train": {**STEPS, "clip_norm": None}},
+    "padded": {"adapter": {"type": "none"}, "data": {"packing": "none"}, "train": {**STEPS, "max_grad_norm": None}},
     "checkpointing": {"adapter": {"type": "lora", "r": 4, "dropout": 0.1}, "model": {"gradient_checkpointing": True}},
 }
 SEARCHING = {"checkpointing"}  # with the search for unused parameters, which reentrant checkpointing does not survive
@@ -152,7 +153,7 @@ def test_a_killed_rank_is_named_and_the_others_end(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.json", 60)
-    wild = {"max_steps": 20, "lr": 1e30, "schedule": "constant", "clip_norm": None}
+    wild = {"max_steps": 20, "lr": 1e30, "schedule": "constant", "max_grad_norm": None}
     done, run = train(tmp_path, spec(tmp_path, "wild", HF, train=wild, adapter={"type": "none"}, eval={"samples": 0}))
     assert done.returncode == 1
     for words in ("not finite", "rank 0", "step 2"):

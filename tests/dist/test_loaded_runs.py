@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from allranks.observe.events import read_events
-from allranks.rundir import RunDir
+from allranks.rundir.events import read_events
+from allranks.rundir.paths import RunDir
 from tests.conftest import tiny_spec, write_rows
 from tests.dist.harness import folders, step_events, train
 from tests.dist.making import model_of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from allranks.spec.records import ModelSpec
-from allranks.train.model import build_model
+from allranks.train.models.build import build_model
 from tests.dist.harness import run_ranks
 from tests.dist.making import CONFIG, model_of
 

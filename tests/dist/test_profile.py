@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from allranks.observe.events import read_events
-from allranks.rundir import RunDir
+from allranks.rundir.events import read_events
+from allranks.rundir.paths import RunDir
 from tests.conftest import tiny_spec, write_rows
 from tests.dist.harness import step_events, train
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from allranks.observe.events import read_events
-from allranks.rundir import RunDir
+from allranks.rundir.events import read_events
+from allranks.rundir.paths import RunDir
 from tests.conftest import tiny_spec, write_rows
 from tests.dist.harness import Background, allranks, shared_strategies, step_events, train, write_spec
 
@@ -127,8 +127,8 @@ def test_on_another_number_of_ranks_the_data_is_the_same(tmp_path: Path, strateg
     assert done.returncode == 0, done.stderr
     resume = ["resume", other.name, "--set", "train.max_steps=24", "--set", f"cluster.procs_per_node={ranks}"]
     refused = allranks(*resume, cwd=tmp_path)
-    assert refused.returncode == 2 and "--inexact" in refused.stderr
-    done = allranks(*resume, "--inexact", cwd=tmp_path)
+    assert refused.returncode == 2 and "--allow-inexact" in refused.stderr
+    done = allranks(*resume, "--allow-inexact", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
     def tokens(run: RunDir, count: int) -> list[tuple[int, int]]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from allranks.rundir import read_json
+from allranks.rundir.files import read_json
 from tests.conftest import shared, tiny_spec, write_rows
 from tests.dist.harness import allranks, step_events, train
 
@@ -163,9 +163,9 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(finished: Any) -> None:
     victim.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     done = allranks("resume", run.name, "--set", "train.max_steps=9", "--set", "checkpoint.mode=none", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert "passed over" in done.stdout
+    assert "skipped" in done.stdout
     assert "wrong hash" in done.stdout
-    assert "going on after step 4" in done.stdout
+    assert "resuming after step 4" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -190,16 +190,40 @@ def test_what_only_the_ranks_can_find_is_said_as_clearly(
     assert "Traceback" not in done.stderr + done.stdout
 
 
-def test_lite_checkpoints_resume_only_when_told_so(tmp_path: Path, rows_file: Path) -> None:
+def test_weights_only_checkpoints_resume_only_when_told_so(tmp_path: Path, rows_file: Path) -> None:
     done, run = train(tmp_path, tiny_spec(rows_file, tmp_path, train={"max_steps": 4}))
     assert done.returncode == 0, done.stderr
     refused = allranks("resume", run.name, "--set", "train.max_steps=6", cwd=tmp_path)
     assert refused.returncode == 2
-    assert "--inexact" in refused.stderr
-    done = allranks("resume", run.name, "--set", "train.max_steps=6", "--inexact", cwd=tmp_path)
+    assert "--allow-inexact" in refused.stderr
+    done = allranks("resume", run.name, "--set", "train.max_steps=6", "--allow-inexact", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert read_json(run.metrics)["steps"] == 6
     assert run.checkpoint_steps() == [4, 6]
+
+
+def test_a_run_or_checkpoint_of_another_version_is_not_resumed(tmp_path: Path, rows_file: Path) -> None:
+    done, run = train(tmp_path, tiny_spec(rows_file, tmp_path, train={"max_steps": 2}, checkpoint={"mode": "full"}))
+    assert done.returncode == 0, done.stderr
+    resume = ["resume", run.name, "--set", "train.max_steps=3"]
+    manifest, spec = run.checkpoint(2) / "manifest.json", run.spec.read_text()
+    for file, version in ((run.plan, 2), (run.plan, None), (manifest, 2), (manifest, None)):
+        whole = file.read_text()
+        changed = {k: v for k, v in json.loads(whole).items() if k != "schema_version"}
+        file.write_text(json.dumps(changed if version is None else {**changed, "schema_version": version}))
+        if file == run.plan:
+            run.spec.write_text("train: {clip_norm: 1.0}\n")  # a spec of another version is not read at all
+        refused = allranks(*resume, cwd=tmp_path)
+        had = "has no schema_version" if version is None else "has schema_version 2"
+        assert refused.returncode == 2, refused.stderr
+        said = " ".join(refused.stderr.split())
+        assert f"{file} {had}" in said and "has schema_version 1: use the version of allranks that wrote it" in said
+        file.write_text(whole)
+        run.spec.write_text(spec)
+    assert run.attempts() == [1]
+    done = allranks(*resume, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert read_json(run.metrics)["steps"] == 3
 
 
 def test_other_forms_of_one_run(tmp_path: Path) -> None:

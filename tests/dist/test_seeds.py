@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.rundir import RunDir, read_json
+from allranks.rundir.files import read_json
+from allranks.rundir.paths import RunDir
 from tests.conftest import REPO
 from tests.dist.harness import allranks, folders
 

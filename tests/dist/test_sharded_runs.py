@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from allranks.rundir import read_json
+from allranks.rundir.files import read_json
 from tests.conftest import tiny_spec, write_rows
 from tests.dist.harness import allranks, step_events, train
 

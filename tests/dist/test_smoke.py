@@ -13,11 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from allranks.rundir import RunDir
-from allranks.smoke.evidence import Evidence, evidence_of
-from allranks.smoke.judging import judge_all
-from allranks.smoke.ladder import TESTS
-from allranks.smoke.records import Judged
+from allranks.lab.smoke.evidence import Evidence, read_evidence
+from allranks.lab.smoke.records import CriterionResult, evaluate_criteria
+from allranks.lab.smoke.registry import TESTS
+from allranks.rundir.paths import RunDir
 from tests.dist.harness import ALLRANKS, Background
 
 pytestmark = pytest.mark.dist
@@ -199,18 +198,18 @@ CHANGES: dict[str, tuple[str, Change]] = {
 }
 
 
-def judged(name: str, evidence: Evidence) -> dict[str, Judged]:
-    return {j.key: j for j in judge_all(BY_NAME[name].criteria, evidence)}
+def judged(name: str, evidence: Evidence) -> dict[str, CriterionResult]:
+    return {j.key: j for j in evaluate_criteria(BY_NAME[name].criteria, evidence)}
 
 
 @pytest.fixture(scope="module")
 def two(ladder: tuple[int, dict[str, Any]]) -> Evidence:
     """The records of 02."""
-    return evidence_of(RunDir(Path(ladder[1]["tests"][1]["folder"])))
+    return read_evidence(RunDir(Path(ladder[1]["tests"][1]["folder"])))
 
 
 def test_each_criterion_of_02_can_fail(ladder: tuple[int, dict[str, Any]], two: Evidence) -> None:
-    one = evidence_of(RunDir(Path(ladder[1]["tests"][0]["folder"])))
+    one = read_evidence(RunDir(Path(ladder[1]["tests"][0]["folder"])))
     assert {j.state for j in judged("02_ddp", altered(two, lambda raw: None)).values()} == {"passed", "not testable"}
     for what, (key, change) in CHANGES.items():
         found = judged("01_single" if key == "torch" else "02_ddp", altered(two, change))

@@ -16,8 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from allranks.checkpoints import newest
-from allranks.rundir import read_json
+from allranks.rundir.checkpoints import newest_checkpoint
+from allranks.rundir.files import read_json
 from tests.conftest import tiny_spec, write_rows
 from tests.dist.harness import Background, allranks, step_events, train, write_spec
 
@@ -132,7 +132,7 @@ def test_ctrl_c_while_a_rank_is_deaf(endless: Background) -> None:
     all_gone(pids, 5)
     code, out = endless.wait(limit_s=20)
     assert code == 1
-    assert "were ended" in out
+    assert "were killed" in out
 
 
 def test_ranks_do_not_outlive_a_killed_launcher(endless: Background) -> None:
@@ -146,7 +146,9 @@ def test_ranks_do_not_outlive_a_killed_launcher(endless: Background) -> None:
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.json", 60)
     spec = tiny_spec(
-        tmp_path / "rows.json", tmp_path, train={"max_steps": 20, "lr": 1e30, "schedule": "constant", "clip_norm": None}
+        tmp_path / "rows.json",
+        tmp_path,
+        train={"max_steps": 20, "lr": 1e30, "schedule": "constant", "max_grad_norm": None},
     )
     spec["adapter"] = {"type": "none"}
     done, run = train(tmp_path, spec)
@@ -194,6 +196,6 @@ def test_a_full_disk_fails_clearly_and_keeps_the_last_good_checkpoint(tmp_path: 
         assert "Traceback" not in out
         assert "free" in out or "No space" in out, out
         filler.unlink()
-        assert newest(background.run)[0] >= 5
+        assert newest_checkpoint(background.run)[0] >= 5
     finally:
         subprocess.run(["umount", "--lazy", str(small)], timeout=10)

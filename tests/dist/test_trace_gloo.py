@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.trace import analyse
-from allranks.trace.launches import per_step
-from allranks.trace.records import Breakdown, TraceReport
+from allranks.analysis.trace import analyse
+from allranks.analysis.trace.records import Breakdown, TraceReport, collectives_per_step
 from tests.conftest import REPO
 from tests.dist.harness import free_port
 from tests.dist.profiled import LATE_S, LAYERS, STEPS, WIDTH
@@ -51,7 +50,7 @@ def assert_adds_up(b: Breakdown) -> None:
 
 def launched(report: TraceReport, rank: int, phase: str | None = None) -> set[tuple[str, int, int | None]]:
     """(kind, count, bytes) of a step; the same in all steps."""
-    steps = per_step(report, rank, phase)  # type: ignore[arg-type]
+    steps = collectives_per_step(report, rank, phase)  # type: ignore[arg-type]
     sets = [{(kind, row.count, row.bytes) for kind, row in found.items()} for found in steps.values()]
     assert len(sets) == STEPS and all(s == sets[0] for s in sets), steps
     return sets[0]

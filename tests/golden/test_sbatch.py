@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from allranks.errors import SpecError
-from allranks.planning import make_plan
-from allranks.rundir import RunDir
-from allranks.slurm.script import agents, render
+from allranks.launch.slurm.script import agent_command, render_batch_script
+from allranks.planning.planner import make_plan
+from allranks.rundir.paths import RunDir
 from allranks.spec import load_spec, parse_spec
 from allranks.spec.records import ModelSpec
 from tests.conftest import REPO
@@ -52,7 +52,7 @@ def spec_with(**cluster: Any) -> Any:
 
 def text_of(**cluster: Any) -> str:
     spec = spec_with(**cluster)
-    return render(spec, make_plan(spec, facts()), RunDir(Path("/shared/runs/job-1")), "/env/bin/python")
+    return render_batch_script(spec, make_plan(spec, facts()), RunDir(Path("/shared/runs/job-1")), "/env/bin/python")
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -62,12 +62,12 @@ CASES: dict[str, dict[str, Any]] = {
             "partition": "gpu", "account": "lab", "qos": "high", "time": "01:00:00", "gpus_per_node": 8, "cpus_per_task": 64, "mem": "0", "exclusive": True,
             "constraint": "h100", "reservation": "demo", "chdir": "/shared", "exclude": ["n3", "n7"], "extra": ["--mail-type=END", "--nice"],
         },
-        "modules": ["cuda/12.4", "nccl"], "setup": ["ulimit -n 65536"], "env": {"NCCL_DEBUG": "INFO"}, "environment": "/shared/venv",
+        "modules": ["cuda/12.4", "nccl"], "setup": ["ulimit -n 65536"], "env": {"NCCL_DEBUG": "INFO"}, "python": "/shared/venv",
         "rendezvous": {"interface": "eth0"}, "cache": "/shared/hf",
     },
-    "gres-conda": {"slurm": {"gres": "gpu:8"}, "environment": "conda:train"},
-    "apptainer": {"environment": "/shared/image.sif"},
-    "pyxis": {"environment": "pyxis:nvcr.io/nvidia/pytorch:24.10-py3"},
+    "gres-conda": {"slurm": {"gres": "gpu:8"}, "python": "conda:train"},
+    "apptainer": {"python": "/shared/image.sif"},
+    "pyxis": {"python": "pyxis:nvcr.io/nvidia/pytorch:24.10-py3"},
 }  # fmt: skip
 
 
@@ -86,7 +86,9 @@ def test_plan_of_a_two_node_example_is_the_golden_one(example: str) -> None:
     made = make_plan(spec, facts())
     assert (made.world_size, made.device, made.backend, made.dtype) == (16, "cuda", "nccl", "bfloat16")
     assert made.nodes[1].ranks == list(range(8, 16))
-    text = render(spec, made, RunDir(Path(f"/shared/runs/{example.split('-', maxsplit=1)[0]}-1")), "/env/bin/python")
+    text = render_batch_script(
+        spec, made, RunDir(Path(f"/shared/runs/{example.split('-', maxsplit=1)[0]}-1")), "/env/bin/python"
+    )
     golden = HERE / f"{example}.sbatch"
     if os.environ.get("ALLRANKS_GOLDEN") == "write":
         golden.write_text(text)
@@ -108,16 +110,16 @@ def test_agents_run_inside_of_containers_and_the_driver_does_not() -> None:
             ["python"],
         ),
     ):
-        spec = spec_with(environment=environment, cache="/shared/hf")
-        assert agents(spec, make_plan(spec, facts()), run, "/env/bin/python") == (options, words)
-    spec = spec_with(environment=image, slurm={"gpus_per_node": 8})
-    assert "--nv" in agents(spec, make_plan(spec, facts()), run, "/env/bin/python")[1]
+        spec = spec_with(python=environment, cache="/shared/hf")
+        assert agent_command(spec, make_plan(spec, facts()), run, "/env/bin/python") == (options, words)
+    spec = spec_with(python=image, slurm={"gpus_per_node": 8})
+    assert "--nv" in agent_command(spec, make_plan(spec, facts()), run, "/env/bin/python")[1]
     here = Path(__file__).parent
-    named = msgspec.structs.replace(spec_with(environment=image), model=ModelSpec(name=str(here)))
-    words = agents(named, make_plan(named, facts()), run, "/env/bin/python")[1]
+    named = msgspec.structs.replace(spec_with(python=image), model=ModelSpec(name=str(here)))
+    words = agent_command(named, make_plan(named, facts()), run, "/env/bin/python")[1]
     assert f"--bind={here}" in words, "a model's folder is seen inside, too"
     for environment in (image, "pyxis:repo/torch:1"):
-        assert text_of(environment=environment).rstrip().splitlines()[-1].startswith("exec /env/bin/python -m")
+        assert text_of(python=environment).rstrip().splitlines()[-1].startswith("exec /env/bin/python -m")
 
 
 @pytest.mark.parametrize("value", HOSTILE)
@@ -147,7 +149,7 @@ def test_hostile_values_are_only_values(value: str, tmp_path: Path) -> None:
         {"slurm": {"account": "a\n#SBATCH --exclusive"}},
         {"slurm": {"extra": ["touch x"]}},
         {"slurm": {"extra": ["--comment=a\nb"]}},
-        {"environment": "a\nb"},
+        {"python": "a\nb"},
     ],
 )
 def test_what_no_quoting_can_hold_is_refused(cluster: dict[str, Any]) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from allranks.launch.hosts import commands
-from allranks.planning import LaunchPlan, make_plan
-from allranks.rundir import RunDir
-from allranks.slurm.script import render
+from allranks.launch.hosts import node_commands
+from allranks.launch.slurm.script import render_batch_script
+from allranks.planning.planner import make_plan
+from allranks.planning.records import LaunchPlan
+from allranks.rundir.paths import RunDir
 from allranks.spec import RunSpec, load_spec
 from tests.conftest import REPO
 from tests.unit.test_plan import facts
@@ -43,9 +44,9 @@ def check_golden(name: str, text: str) -> None:
 def test_what_a_job_of_the_notes_starts_is_the_golden_one(name: str) -> None:
     spec, plan, run = planned(name)
     if spec.cluster.launcher == "slurm":
-        check_golden(f"{name}.sbatch", render(spec, plan, run, "/env/bin/python"))
+        check_golden(f"{name}.sbatch", render_batch_script(spec, plan, run, "/env/bin/python"))
     elif spec.cluster.launcher == "hosts":
-        lines = commands(run, plan, python="/env/bin/python", folder=Path("/shared"))
+        lines = node_commands(run, plan, python="/env/bin/python", folder=Path("/shared"))
         check_golden(f"{name}.sh", "".join(f"# {n.host}\n{line}\n" for n, line in zip(plan.nodes, lines, strict=True)))
     else:
         assert not (HERE / f"{name}.sbatch").exists() and plan.launcher == "local"
@@ -54,5 +55,5 @@ def test_what_a_job_of_the_notes_starts_is_the_golden_one(name: str) -> None:
 def test_the_lab_asks_for_as_many_nodes_as_it_is_told_and_leaves_out_the_bad_one() -> None:
     spec, plan, run = planned("003/lab", "cluster.nodes=10", "cluster.slurm.exclude=[hpc42]")
     assert plan.world_size == 20 and plan.nodes[9].ranks == [18, 19]
-    text = render(spec, plan, run, "/env/bin/python")
+    text = render_batch_script(spec, plan, run, "/env/bin/python")
     assert "#SBATCH --nodes=10\n" in text and "#SBATCH --exclude=hpc42\n" in text

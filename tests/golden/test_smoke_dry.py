@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from allranks.facts import MachineFacts
-from allranks.planning import make_plan
-from allranks.rundir import RunDir
-from allranks.slurm.script import render
-from allranks.smoke.climb import Wanted, rung
-from allranks.smoke.ladder import TESTS
-from allranks.smoke.records import PlaceName
+from allranks.lab.smoke.records import PlaceName
+from allranks.lab.smoke.registry import TESTS
+from allranks.lab.smoke.runner import SmokeOptions, prepare_test
+from allranks.launch.slurm.script import render_batch_script
+from allranks.planning.planner import make_plan
+from allranks.rundir.paths import RunDir
 from allranks.spec import spec_to_dict
+from allranks.utils.machine import MachineFacts
 from tests.unit.test_plan import facts
 
 HERE = Path(__file__).parent
@@ -34,18 +34,18 @@ def shown(place: PlaceName, machine: MachineFacts, sets: tuple[str, ...]) -> str
     """Each test's scaled sentences, what its spec has, and its batch script."""
     parts = []
     for test in TESTS:
-        ready = rung(test, Wanted(place=place, sets=sets, run_root="/shared/runs"), machine)
+        ready = prepare_test(test, SmokeOptions(place=place, sets=sets, run_root="/shared/runs"), machine)
         parts.append(f"# {test.name}")
         if ready.spec is None:
             parts.append(f"# not run: {ready.unable}\n")
             continue
-        parts += [f"# not as in the notes: {line}" for line in ready.scaled]
+        parts += [f"# differs from the reference: {line}" for line in ready.scaled]
         raw = spec_to_dict(ready.spec)
         kept = {k: raw[k] for k in ("model", "strategy", "train")} | {"world": ready.asked.world if ready.asked else 0}
         parts.append("".join(f"# {line}\n" for line in yaml.safe_dump(kept, sort_keys=False, width=1000).splitlines()))
         if place != "local":
             run = RunDir(Path(f"/shared/runs/{ready.spec.name}-1"))
-            parts.append(render(ready.spec, make_plan(ready.spec, machine), run, "/env/bin/python"))
+            parts.append(render_batch_script(ready.spec, make_plan(ready.spec, machine), run, "/env/bin/python"))
     return "\n".join(parts)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from allranks.lint import LintReport, lint
+from allranks.analysis.lint import LintReport, lint
 
 
 def lint_text(tmp_path: Path, text: str, name: str = "job.sbatch") -> LintReport:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.lint import lint
+from allranks.analysis.lint import lint
 from tests.conftest import without_stdin
 from tests.lint.helpers import found, lint_text
 
@@ -38,9 +38,9 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "c.csh": (b"#!/bin/csh\nsetenv A 1\n", "no shell script"),
     "ds.json": (b'{"train_batch_size": 8}\n', "neither a shell script"),
     "notes.txt": (b"The job runs on two nodes.\nIt is slow.\n", "neither a shell script"),
-    "broken.yaml": (b"model: [\n", "not YAML"),
+    "broken.yaml": (b"model: [\n", "invalid YAML"),
     "other.yaml": (b"apiVersion: v1\n", "unknown key"),
-    "list.yaml": (b"- 1\n", "a spec is a mapping"),
+    "list.yaml": (b"- 1\n", "expected a mapping"),
     "none.env": (b"# nothing\n", "NAME=value"),
 }  # fmt: skip
 

@@ -13,16 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.lint import lint
-from allranks.lint.reading import Reading
-from allranks.lint.source import CLOSE, OPEN, Source
+from allranks.analysis.lint import lint
+from allranks.analysis.lint.readers import ShellReader
+from allranks.analysis.lint.shell_tokens import UNRESOLVED_CLOSE, UNRESOLVED_OPEN, MappedText
 from tests.lint.cases import BAD
+from tests.sampling import examples
 
 PIECES = st.sampled_from(
     [
         *"'\"\\$`;&|<>(){}#\n =,^-", "$(", "${", "$((", "))", "<<E\n", "<<-'E'\n", "\nE\n", "case x in ", ") ", ";;", " esac\n", "for i in ",
         "do ", "done\n", "srun ", "bash -c ", "torchrun ", "--nnodes=2 ", "--export=ALL,A=", "#SBATCH --nodes=", "export ", "NCCL_TIMEOUT=", "A=(",
-        "$A", "${A[@]}", "${A:-", "[[ ", " ]]", "((", "MASTER_PORT=", "$RANDOM", "/tmp/x ", "python x.py ", "\r\n", "\t", "eval ", "é", OPEN, CLOSE,
+        "$A", "${A[@]}", "${A:-", "[[ ", " ]]", "((", "MASTER_PORT=", "$RANDOM", "/tmp/x ", "python x.py ", "\r\n", "\t", "eval ", "é",
+        UNRESOLVED_OPEN, UNRESOLVED_CLOSE,
     ]
 )  # fmt: skip
 TEXTS = st.lists(st.one_of(PIECES, st.sampled_from([t for _, t, _ in BAD])), max_size=30).map("".join)
@@ -38,23 +40,23 @@ def _lint(content: bytes, name: str = "job.sbatch") -> None:
         assert 1 <= finding.line <= lines
         assert finding.column >= 1
         assert finding.message and finding.why and finding.cure
-        assert OPEN not in finding.message + finding.cure + finding.text
+        assert UNRESOLVED_OPEN not in finding.message + finding.cure + finding.text
     assert report.findings or report.unread or not report.findings
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(TEXTS)
 def test_any_mixture_of_shell_is_read(text: str) -> None:
     _lint(("#!/bin/bash\n" + text).encode())
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.binary(max_size=400), st.sampled_from(["a.sh", "a.env", "a.yaml", "a", "a.sbatch"]))
 def test_any_bytes_are_read_or_refused(content: bytes, name: str) -> None:
     _lint(content, name)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.sampled_from([t for _, t, _ in BAD]), st.floats(0, 1))
 def test_scripts_cut_anywhere(text: str, share: float) -> None:
     _lint(text[: int(len(text) * share)].encode())
@@ -63,26 +65,26 @@ def test_scripts_cut_anywhere(text: str, share: float) -> None:
 WORDS = st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc", "Co"]), max_size=12), min_size=1, max_size=6)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(WORDS)
 def test_quoted_words_come_back_as_they_were(words: list[str]) -> None:
     """shlex is the oracle of quoting, one shell deep and two."""
-    reading = Reading()
-    reading.read(Source("cmd " + shlex.join(words) + "\n"))
+    reading = ShellReader()
+    reading.read(MappedText("cmd " + shlex.join(words) + "\n"))
     assert [a.text for a in reading.calls[0].args] == words
-    reading = Reading()
-    reading.read(Source("srun bash -c " + shlex.quote("cmd " + shlex.join(words)) + "\n"))
+    reading = ShellReader()
+    reading.read(MappedText("srun bash -c " + shlex.quote("cmd " + shlex.join(words)) + "\n"))
     assert [a.text for a in reading.calls[-1].args] == words
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(WORDS)
 def test_every_character_keeps_its_place(words: list[str]) -> None:
     text = (
         "A=" + shlex.quote(words[0]) + "\nsrun bash -c " + shlex.quote("cmd " + shlex.join(words[1:])) + '\necho "$A"\n'
     )
-    reading = Reading()
-    reading.read(Source(text))
+    reading = ShellReader()
+    reading.read(MappedText(text))
     for call in reading.calls:
         for arg in call.args:
             for index, char in enumerate(arg.source.text):
@@ -98,13 +100,13 @@ GRAMMAR = [
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.sampled_from(GRAMMAR), min_size=1, max_size=8).map("".join))
 def test_what_bash_accepts_is_read_to_its_end(text: str) -> None:
     said = subprocess.run(["bash", "-n"], input=text + "\n", capture_output=True, text=True, timeout=20, check=False)
     accepted = said.returncode == 0
-    reading = Reading()
-    reading.read(Source(text + "\n"))
+    reading = ShellReader()
+    reading.read(MappedText(text + "\n"))
     if accepted:
         assert not reading.trouble
 
@@ -112,16 +114,16 @@ def test_what_bash_accepts_is_read_to_its_end(text: str) -> None:
 NAMES = st.from_regex(r"[A-Z][A-Z_]{0,6}", fullmatch=True)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(NAMES, st.from_regex(r"[a-z0-9./:]{0,8}", fullmatch=True)), min_size=1, max_size=8))
 def test_variables_hold_what_was_last_set(pairs: list[tuple[str, str]]) -> None:
-    reading = Reading()
-    reading.read(Source("".join(f"{n}={v}\n" for n, v in pairs) + "".join(f'echo "${{{n}}}."\n' for n, _ in pairs)))
+    reading = ShellReader()
+    reading.read(MappedText("".join(f"{n}={v}\n" for n, v in pairs) + "".join(f'echo "${{{n}}}."\n' for n, _ in pairs)))
     last = dict(pairs)
     assert [c.args[0].text for c in reading.calls] == [last[n] + "." for n, _ in pairs]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.sampled_from([(r, t, n) for r, t, n in BAD if r not in ("no-shebang", "dos-line-breaks")]), st.integers(1, 4))
 def test_comments_above_move_findings_and_change_none(case: tuple[str, str, int], count: int) -> None:
     rule, text, line = case
@@ -132,4 +134,4 @@ def test_comments_above_move_findings_and_change_none(case: tuple[str, str, int]
         path.write_text(moved)
         places = {(f.id, f.line) for f in lint([path]).findings}
     assert (rule, line + count if line > 1 else line) in places
-    assert not re.search(OPEN, moved)
+    assert not re.search(UNRESOLVED_OPEN, moved)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from allranks.lint.lexer import lex
-from allranks.lint.options import slurm_option
-from allranks.lint.reading import Reading
-from allranks.lint.source import Lines, Source
+from allranks.analysis.lint.command_options import slurm_option
+from allranks.analysis.lint.readers import ShellReader
+from allranks.analysis.lint.shell_lexer import lex
+from allranks.analysis.lint.shell_tokens import LineIndex, MappedText
 
 
-def read(text: str) -> Reading:
-    reading = Reading()
-    reading.read(Source(text))
+def read(text: str) -> ShellReader:
+    reading = ShellReader()
+    reading.read(MappedText(text))
     return reading
 
 
@@ -44,7 +44,7 @@ def test_variables_keep_the_place_where_they_were_set() -> None:
     text = 'PORT=29500\nEND="$HOST:$PORT"\nL="torchrun --rdzv_endpoint $END"\nsrun bash -c "$L x.py"\n'
     call = read(text).calls[-1]
     assert [a.text for a in call.args] == ["--rdzv_endpoint", "$HOST:29500", "x.py"]
-    lines = Lines(text)
+    lines = LineIndex(text)
     source = call.args[1].source
     assert lines.place(source.where(source.text.index("29500"))) == (1, 6)
     assert lines.place(call.offset)[0] == 3
@@ -107,9 +107,9 @@ def test_truncated_text_is_told_with_its_place() -> None:
         ("A=$(ls\n", 1, "$("),
         ("ls\nA=${B\n", 2, "${"),
     ):
-        trouble = lex(Source(text)).trouble
+        trouble = lex(MappedText(text)).trouble
         assert trouble is not None
-        assert Lines(text).place(trouble[0])[0] == line
+        assert LineIndex(text).place(trouble[0])[0] == line
         assert what in trouble[1]
 
 
@@ -164,7 +164,7 @@ def test_many_shells_in_shells_end() -> None:
     for _ in range(12):
         text = "bash -c " + "'" + text.replace("'", "'\\''") + "'"
     assert read(text + "\n").calls[0].program == "bash"
-    assert lex(Source("$(" * 100 + ")" * 100)).trouble is not None
+    assert lex(MappedText("$(" * 100 + ")" * 100)).trouble is not None
 
 
 def test_redirections_belong_to_no_argument() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.lint import lint
-from allranks.lint.rules import RULES
+from allranks.analysis.lint import lint
+from allranks.analysis.lint.rules import RULES
 from tests.conftest import REPO
 from tests.lint.cases import BAD, GOOD
 from tests.lint.helpers import found, lint_text

@@ -1,4 +1,4 @@
-"""Makes profiler traces whose analysis is known beforehand. Shares no code with ``allranks.trace``.
+"""Makes profiler traces whose analysis is known beforehand. Shares no code with ``allranks.analysis.trace``.
 
 `generate` lays work out on an explicit schedule in whole microseconds of one true clock (`schedule`), reads the answer
 off that schedule (`truth`), and writes it as each rank's profiler would have seen it (`nccl`, `gloo`, `files`).

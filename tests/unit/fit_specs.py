@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from allranks.facts import Gpu, MachineFacts
-from allranks.fit import Fit, fit
-from allranks.planning import make_plan
+from allranks.planning.memory import Fit, fit
+from allranks.planning.planner import make_plan
 from allranks.spec import parse_spec
+from allranks.utils.machine import Gpu, MachineFacts
 
 GIB = 1 << 30
 SMALL = {

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import msgspec
 
-from allranks.preflight.checks import Need, Survey, judge
-from allranks.preflight.network import choose_network
-from allranks.preflight.records import Check, Folder, FolderFacts, Interface, Package, Print, Probe, Reach, Wish
+from allranks.nodes.checks import NodeSurvey, PlanRequirements
+from allranks.nodes.checks.connectivity import ConnectionRound, NodeLinks, choose_network, judge_links, sampled_links
+from allranks.nodes.preflight.runner import run_checks
+from allranks.nodes.records import (
+    Check,
+    ConnectionResults,
+    ContentDigest,
+    FolderFacts,
+    Interface,
+    NodeRequirements,
+    Package,
+    Probe,
+    RequiredFolder,
+)
 
 PYTHON = "/env/bin/python"
 GIB = 2**30
 PORTS = [21001, 21002]
 FOLDERS = [
-    Folder(role="project", path="/work/allranks", fingerprint=True),
-    Folder(role="run", path="/work/runs", write=True, nonce=".nonce"),
-    Folder(role="data", path="/work/rows.json", fingerprint=True),
+    RequiredFolder(role="project", path="/work/allranks", fingerprint=True),
+    RequiredFolder(role="run", path="/work/runs", write=True, nonce=".nonce"),
+    RequiredFolder(role="data", path="/work/rows.json", fingerprint=True),
 ]
-WISH = Wish(python=PYTHON, packages=["torch", "peft"], folders=FOLDERS, ports=PORTS)
+WISH = NodeRequirements(python=PYTHON, packages=["torch", "peft"], folders=FOLDERS, ports=PORTS)
 
 
 def interface(name: str, address: str | None, prefix: int = 24, **more: object) -> Interface:
@@ -26,7 +37,7 @@ def interface(name: str, address: str | None, prefix: int = 24, **more: object) 
 
 def node(number: int, **changes: object) -> Probe:
     """Node n1, n2, ...; node 0 of the job is n1."""
-    same = Print(files=3, bytes=300, digest="aaaa")
+    same = ContentDigest(files=3, bytes=300, digest="aaaa")
     probe = Probe(
         host=f"n{number}",
         node_id=number - 1,
@@ -65,25 +76,31 @@ def in_folder(probe: Probe, role: str, **changes: object) -> Probe:
     return msgspec.structs.replace(probe, folders={**probe.folders, role: facts})
 
 
-def survey(*probes: Probe, **changes: object) -> Survey:
+def connected(hosts: list[str], answers: dict[str, ConnectionResults] | None = None) -> dict[str, NodeLinks]:
+    """Verdicts on connections after one round; without `answers` every node reaches its targets."""
+    given = {host: ConnectionResults(host=host, unreached=[]) for host in hosts} if answers is None else answers
+    return judge_links(hosts, ConnectionRound(targets=sampled_links(hosts, "seed"), answers=given))
+
+
+def survey(*probes: Probe, **changes: object) -> NodeSurvey:
     """What is known of these nodes; every one reaches all others."""
-    base = Survey(
+    base = NodeSurvey(
         probes=list(probes),
         wish=WISH,
-        need=Need(procs_per_node=2, threads=4),
+        need=PlanRequirements(procs_per_node=2, threads=4),
         network=choose_network(probes) if len(probes) > 1 else None,
-        reach={p.host: Reach(host=p.host, unreached=[]) for p in probes} if len(probes) > 1 else None,
+        reach=connected([p.host for p in probes]) if len(probes) > 1 else None,
         nonces={"run": "secret"},
         received={p.host: 1000.0 for p in probes},
     )
     return msgspec.structs.replace(base, **changes)
 
 
-def failures(found: Survey) -> dict[str, Check]:
+def failures(found: NodeSurvey) -> dict[str, Check]:
     """``host.check`` to the check, of all that failed."""
-    return {f"{r.host}.{c.name}": c for r in judge(found) for c in r.checks if not c.ok}
+    return {f"{r.host}.{c.name}": c for r in run_checks(found) for c in r.checks if not c.ok}
 
 
-def three(third: Probe) -> Survey:
+def three(third: Probe) -> NodeSurvey:
     """Two nodes that are well, and this one."""
     return survey(node(1), node(2), third)

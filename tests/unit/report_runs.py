@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from allranks.rundir import RunDir
+from allranks.rundir.paths import RunDir
 
 START = 1_795_215_900.0
 GIB = 1024**3
@@ -148,11 +148,18 @@ class Maker:
 
     def save(self, step: int) -> None:
         self.tell("phase", name="save", step=step)
-        self.tell("checkpoint", after=0.04, step=step, mode="lite", seconds=0.0373, path=str(self.run.checkpoint(step)))
+        self.tell(
+            "checkpoint",
+            after=0.04,
+            step=step,
+            mode="weights_only",
+            seconds=0.0373,
+            path=str(self.run.checkpoint(step)),
+        )
         self.tell("phase", name="train", step=step)
         self.run.checkpoint(step).mkdir(exist_ok=True)
         files = {"adapter_model.safetensors": {"bytes": 4799768, "sha256": "0" * 64}}
-        manifest = {"step": step, "mode": "lite", "created": self.time, "files": files}
+        manifest = {"step": step, "mode": "weights_only", "created": self.time, "files": files}
         (self.run.checkpoint(step) / "manifest.json").write_text(json.dumps(manifest))
 
     def telemetry(self, *, gpus: int = 0, every: float = 1.0) -> None:

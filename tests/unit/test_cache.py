@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 
 from allranks.errors import EnvironmentNotAble
-from allranks.rundir import write_json
-from allranks.train.data import cache
+from allranks.rundir import shared_cache
+from allranks.rundir.files import write_json
 
 BUILDER = """
 import sys, time, pathlib
-from allranks.train.data import cache
+from allranks.rundir import shared_cache as cache
 folder, seconds = pathlib.Path(sys.argv[1]), float(sys.argv[2])
 def build(into):
     with (folder / "builds.log").open("a") as f: f.write("built\\n")
     (into / "part").write_text("half")
     time.sleep(seconds)
     (into / "part").write_text("whole")
-entry, how = cache.obtain(folder, "key", build, print)
+entry, how = cache.get_or_build(folder, "key", build, print)
 print(how, (entry / "part").read_text())
 """
 
@@ -84,7 +84,9 @@ def test_a_killed_builder_is_taken_over(tmp_path: Path) -> None:
 
 def obtain(folder: Path, text: str = "whole") -> tuple[str, list[str]]:
     said: list[str] = []
-    entry, how = cache.obtain(folder, "key", lambda into: (into / "part").write_text(text) and None, said.append)
+    entry, how = shared_cache.get_or_build(
+        folder, "key", lambda into: (into / "part").write_text(text) and None, said.append
+    )
     assert (entry / "part").read_text() == text
     return how, said
 
@@ -109,7 +111,7 @@ def test_a_damaged_entry_is_built_anew(tmp_path: Path, harm: str) -> None:
 
 
 def test_a_silent_builder_elsewhere_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "STALE_S", 0.5)
+    monkeypatch.setattr(shared_cache, "STALE_S", 0.5)
     write_json(tmp_path / "key.claim", {"host": "elsewhere", "pid": 1, "beat": "x"})
     how, said = obtain(tmp_path)
     assert how in ("built", "waited")
@@ -117,7 +119,7 @@ def test_a_silent_builder_elsewhere_is_taken_over(tmp_path: Path, monkeypatch: p
 
 
 def test_a_beating_builder_elsewhere_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "STALE_S", 0.6)
+    monkeypatch.setattr(shared_cache, "STALE_S", 0.6)
     beat = subprocess.Popen([sys.executable, "-c", BEATER, str(tmp_path / "key.claim")])
     until((tmp_path / "key.claim").exists)
     began = time.monotonic()
@@ -130,7 +132,13 @@ def test_a_beating_builder_elsewhere_is_waited_for(tmp_path: Path, monkeypatch: 
 def test_a_reused_process_number_is_not_the_builder(tmp_path: Path) -> None:
     write_json(
         tmp_path / "key.claim",
-        {"host": cache.host_name(), "place": cache._place(), "pid": os.getpid(), "started": 1.0, "beat": "x"},
+        {
+            "host": shared_cache.host_name(),
+            "place": shared_cache._place(),
+            "pid": os.getpid(),
+            "started": 1.0,
+            "beat": "x",
+        },
     )
     assert any("has died" in s for s in obtain(tmp_path)[1])
 
@@ -141,11 +149,11 @@ def test_an_error_while_building_leaves_nothing_behind(tmp_path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(EnvironmentNotAble, match="No space left"):
-        cache.obtain(tmp_path, "key", fail, print)
+        shared_cache.get_or_build(tmp_path, "key", fail, print)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_unwritable_cache(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvironmentNotAble, match=r"cluster\.cache"):
-        cache.obtain(tmp_path / "file" / "c", "key", lambda into: None, print)
+        shared_cache.get_or_build(tmp_path / "file" / "c", "key", lambda into: None, print)

@@ -14,23 +14,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from allranks.checkpoints import newest
-from allranks.errors import CheckpointError
-from allranks.integrity import hash_files
-from allranks.rundir import RunDir, write_json
-from allranks.train.checkpoint.parts import print_of
-from allranks.train.checkpoint.proof import compare, read_again
-from allranks.train.checkpoint.publish import make_room, publish
-from allranks.train.checkpoint.published import Published, _shared_out
+from allranks import __version__
+from allranks.errors import CheckpointError, RequestError
+from allranks.rundir.checkpoints import hash_files, newest_checkpoint
+from allranks.rundir.files import write_json
+from allranks.rundir.paths import RunDir
+from allranks.rundir.schema import SCHEMA_VERSION
+from allranks.train.checkpoint.commit import compare_digests, make_room, publish_checkpoint, reread_files
 from allranks.train.checkpoint.reread import reread
+from allranks.train.checkpoint.writer import PublishedFiles, _shared_out, digest_of
+from tests.sampling import examples
 
 
-def published(**shapes: tuple[int, ...]) -> Published:
+def published(**shapes: tuple[int, ...]) -> PublishedFiles:
     whole = {n: (torch.float32, torch.Size(s)) for n, s in shapes.items()}
-    return Published((tuple(shapes),), {n: n for n in shapes}, whole, adapted=False)
+    return PublishedFiles((tuple(shapes),), {n: n for n in shapes}, whole, adapted=False)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.lists(
         st.tuples(st.integers(0, 5), st.sampled_from(["F32", "BF16", "I64", "BOOL"]), st.integers(0, 7)),
@@ -51,15 +52,15 @@ def test_a_fresh_reading_finds_what_memory_had(
     prints = []
     for name, tensor in made.items():
         cut = tensor.numel() // 3
-        prints += [print_of(name, 0, tensor.view(-1)[:cut]), print_of(name, cut, tensor.view(-1)[cut:])]
+        prints += [digest_of(name, 0, tensor.view(-1)[:cut]), digest_of(name, cut, tensor.view(-1)[cut:])]
     whole = {n: (t.dtype, t.shape) for n, t in made.items()}
-    known = Published((tuple(made),), {n: n for n in made}, whole, adapted=False)
-    compare(read_again(folder, ["a.safetensors"], prints, 20), prints, known)
+    known = PublishedFiles((tuple(made),), {n: n for n in made}, whole, adapted=False)
+    compare_digests(reread_files(folder, ["a.safetensors"], prints, 20), prints, known)
     for i, p in enumerate(prints):
         if p.numel:
             wrong = [*prints[:i], replace(p, crc=p.crc ^ 1), *prints[i + 1 :]]
             with pytest.raises(CheckpointError, match=p.key):
-                compare(read_again(folder, ["a.safetensors"], wrong, 20), wrong, known)
+                compare_digests(reread_files(folder, ["a.safetensors"], wrong, 20), wrong, known)
             break
 
 
@@ -81,19 +82,19 @@ def test_damaged_files_are_told_by_name(tmp_path: Path, damage: str) -> None:
     else:
         file.write_text(damage)
     with pytest.raises(CheckpointError, match=r"a\.safetensors"):
-        read_again(tmp_path, ["a.safetensors"], [print_of("t", 0, tensor)], 20)
+        reread_files(tmp_path, ["a.safetensors"], [digest_of("t", 0, tensor)], 20)
 
 
 def test_too_little_too_much_and_other_forms_are_refused(tmp_path: Path) -> None:
     good = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.arange(4.0)}
-    prints = [print_of(n, 0, t) for n, t in good.items()]
+    prints = [digest_of(n, 0, t) for n, t in good.items()]
     known = published(a=(2, 3), b=(4,))
 
     def found(tensors: dict[str, torch.Tensor]) -> Any:
         save_file(tensors, tmp_path / "m.safetensors")
         return {"m.safetensors": reread(str(tmp_path / "m.safetensors"), {"a": [[0, 6]], "b": [[0, 4]]})}
 
-    compare(found(good), prints, known)
+    compare_digests(found(good), prints, known)
     for tensors, words in (
         ({"a": good["a"]}, "not saved, first b"),
         ({**good, "c": good["b"].clone()}, "c was not to be saved"),
@@ -103,7 +104,7 @@ def test_too_little_too_much_and_other_forms_are_refused(tmp_path: Path) -> None
         ({"module.a": good["a"], "b": good["b"]}, "wrapper's prefix"),
     ):
         with pytest.raises(CheckpointError, match=words):
-            compare(found(tensors), prints, known)
+            compare_digests(found(tensors), prints, known)
 
 
 @given(
@@ -129,7 +130,7 @@ def written(run: RunDir, step: int, size: int = 1000) -> Path:
     aside = run.checkpoints / f".step-{step}.tmp"
     aside.mkdir(parents=True)
     (aside / "weights").write_bytes(b"x" * size)
-    facts = {"step": step, "mode": "full", "world_size": 2}
+    facts = {"schema_version": SCHEMA_VERSION, "step": step, "mode": "full", "world_size": 2}
     write_json(aside / "manifest.json", {**facts, "files": hash_files(aside)})
     return aside
 
@@ -137,12 +138,12 @@ def written(run: RunDir, step: int, size: int = 1000) -> Path:
 def test_publishing_points_to_the_newest_and_keeps_so_many(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     for step in (5, 10, 15, 20):
-        publish(run, written(run, step), step, keep=2)
+        publish_checkpoint(run, written(run, step), step, keep=2)
         assert run.latest_checkpoint.read_text() == f"step-{step}\n"
     assert run.checkpoint_steps() == [15, 20]
-    publish(run, written(run, 20, 2000), 20, keep=2)
+    publish_checkpoint(run, written(run, 20, 2000), 20, keep=2)
     assert (run.checkpoint(20) / "weights").stat().st_size == 2000
-    publish(
+    publish_checkpoint(
         run, written(run, 8), 8, keep=1
     )  # an older one, gone on from and saved again: never what was just published
     assert 8 in run.checkpoint_steps()
@@ -154,10 +155,10 @@ def test_room_is_made_from_the_oldest_and_never_from_the_newest(
 ) -> None:
     run = RunDir(tmp_path)
     for step in (1, 2, 3):
-        publish(run, written(run, step, 10 << 20), step, keep=9)
+        publish_checkpoint(run, written(run, step, 10 << 20), step, keep=9)
     free = 12 << 20
     monkeypatch.setattr(
-        "allranks.train.checkpoint.publish.shutil.disk_usage", lambda path: type("Usage", (), {"free": free})()
+        "allranks.train.checkpoint.commit.shutil.disk_usage", lambda path: type("Usage", (), {"free": free})()
     )
     assert make_room(run, 5 << 20) == []
     with pytest.raises(CheckpointError, match=r"40\.0 MiB are needed, 12\.0 MiB are free"):
@@ -172,8 +173,8 @@ def test_room_is_made_from_the_oldest_and_never_from_the_newest(
     [
         ({"files": {}}, "manifest is missing or unreadable"),
         ({"files": {"weights": {}}}, "weights has the wrong size"),
-        ({"files": {"weights": 7}}, "does not tell the size and hash of weights"),
-        ({"mode": None}, "does not tell its mode"),
+        ({"files": {"weights": 7}}, "has no size and hash of weights"),
+        ({"mode": None}, "has no mode"),
         ({"world_size": "2"}, "number of ranks"),
         ({"step": 4}, "manifest is that of step 4"),  # a folder that was renamed, or copied over another
     ],
@@ -183,16 +184,52 @@ def test_a_manifest_that_is_damaged_or_anothers_is_passed_over_by_name(
 ) -> None:
     run = RunDir(tmp_path)
     for step in (4, 8):
-        publish(run, written(run, step), step, keep=2)
+        publish_checkpoint(run, written(run, step), step, keep=2)
     file = run.checkpoint(8) / "manifest.json"
     write_json(file, {**json.loads(file.read_text()), **manifest})
-    step, problems = newest(run)
+    step, problems = newest_checkpoint(run)
     assert step == 4 and len(problems) == 1
     assert str(run.checkpoint(8)) in problems[0] and words in problems[0]
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"schema_version": SCHEMA_VERSION + 1}, f"has schema_version {SCHEMA_VERSION + 1} (allranks 9.9);"),
+        ({"schema_version": "x"}, "has schema_version 'x' (allranks 9.9);"),
+        ({"schema_version": True}, "has schema_version True (allranks 9.9);"),
+        ({"schema_version": None}, "has no schema_version, as only older versions of allranks wrote (allranks 9.9);"),
+        ({"schema_version": SCHEMA_VERSION + 1, "files": ["in another form"]}, f"has schema_version {SCHEMA_VERSION + 1} (allranks 9.9);"),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_of_another_version_is_refused_and_none_taken_in_its_place(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    run = RunDir(tmp_path)
+    for step in (4, 8):
+        publish_checkpoint(run, written(run, step), step, keep=2)
+    file = run.checkpoint(8) / "manifest.json"
+    changed = {**json.loads(file.read_text()), "allranks": "9.9", **change}
+    write_json(file, {key: value for key, value in changed.items() if value is not None})
+    with pytest.raises(RequestError) as caught:
+        newest_checkpoint(run)
+    assert caught.value.exit_code == 2
+    assert str(caught.value) == (
+        f"{file} {words} this program, allranks {__version__}, has schema_version {SCHEMA_VERSION}: "
+        "use the version of allranks that wrote it, or start a new run"
+    )
+
+
+def test_a_damaged_manifest_without_a_version_is_damaged_and_not_of_another_version(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for step in (4, 8):
+        publish_checkpoint(run, written(run, step), step, keep=2)
+    write_json(run.checkpoint(8) / "manifest.json", {})
+    assert newest_checkpoint(run)[0] == 4
+
+
 def test_a_kill_between_two_renames_loses_nothing(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    publish(run, written(run, 4), 4, keep=2)
+    publish_checkpoint(run, written(run, 4), 4, keep=2)
     run.checkpoint(4).rename(run.checkpoints / ".step-4.old")
-    assert newest(run) == (4, [])
+    assert newest_checkpoint(run) == (4, [])

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from allranks.errors import CheckpointError
-from allranks.train.checkpoint import together
-from allranks.train.checkpoint.together import Together
+from allranks.train.checkpoint import saver
+from allranks.train.checkpoint.saver import RankAgreement
 
 
 @pytest.mark.parametrize("error", [RuntimeError("unexpected pos 64 vs 0"), OSError(5, "Input/output error", "x.pt")])
 def test_a_full_disk_is_told_whatever_the_writer_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    alone: Any = Together.__new__(Together)
+    alone: Any = RankAgreement.__new__(RankAgreement)
     alone.size, alone.group, alone._folder = 1, None, tmp_path
-    monkeypatch.setattr(together.dist, "all_gather_object", lambda answers, mine, group: answers.__setitem__(0, mine))
+    monkeypatch.setattr(saver.dist, "all_gather_object", lambda answers, mine, group: answers.__setitem__(0, mine))
 
     def said(free: int) -> str:
-        monkeypatch.setattr(together.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+        monkeypatch.setattr(saver.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
 
         def fail() -> None:
             raise error

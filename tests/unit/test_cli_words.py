@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+from typing import cast
 
 from rich.console import Console
 
 from allranks.cli.options import error_line
-from allranks.cli.show import samples_table
+from allranks.cli.run import ProgressView, samples_table
+from allranks.planning.records import LaunchPlan
 
 WILD = "one \x1b[31mred\x1b[0m \x1b]0;title\x07 two\x00"
 
@@ -25,3 +27,10 @@ def test_errors_of_a_program_move_no_cursor() -> None:
     assert line.startswith("rank 1: ValueError: one red ") and "second" not in line
     assert not any(ord(c) < 32 for c in line)
     assert error_line({"rank": 0, "type": "KeyError", "message": ""}) == "rank 0: KeyError: "
+
+
+def test_an_evaluation_whose_loss_is_not_finite_is_shown() -> None:
+    out = io.StringIO()
+    live = ProgressView(Console(file=out, width=200), cast(LaunchPlan, None))
+    live.event({"event": "eval", "rank": 0, "step": 20, "loss": None, "perplexity": None})
+    assert out.getvalue() == "held out loss nan (after step 20)\n"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from allranks.errors import SpecError
-from allranks.facts import Gpu, MachineFacts
-from allranks.planning import make_plan
+from allranks.planning.planner import make_plan
 from allranks.spec import load_spec, parse_spec
+from allranks.utils.machine import Gpu, MachineFacts
 from tests.conftest import REPO
 
 PROFILES = sorted((REPO / "examples" / "clusters").glob("*.yaml"))
@@ -48,7 +48,7 @@ def test_own_values_win_key_by_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("cluster: {profile: x.yaml}", "a profile cannot have another"),
+        ("cluster: {profile: x.yaml}", "a profile cannot name another"),
         ("model: {}", "no section cluster"),
         ("[1]", "no section cluster"),
         ("cluster: {nods: 3}", "'cluster.nodes'"),

@@ -6,19 +6,28 @@ import csv
 import gzip
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from allranks.compare.advice import _fastest
-from allranks.compare.judge import compare_traffic, rows, tokens_per_s
-from allranks.compare.model import Fit, comm_s, fit, hops_and_share, predict
-from allranks.compare.run import conclude, request
-from allranks.compare.show import csv_text, page, rough
-from allranks.errors import RunFailed, SpecError
-from allranks.rundir import RunDir
+from allranks.analysis.trace.rank import RankResult, read_rank
+from allranks.errors import SpecError
+from allranks.experiments.communication_model import (
+    CommunicationModel,
+    _fastest,
+    communication_time_s,
+    fit_communication_model,
+    hops_and_share,
+    predict_step_time,
+    recommend_strategy,
+)
+from allranks.experiments.compare import comparison_request, write_comparison
+from allranks.experiments.gates import compare_traffic, evaluate_strategies, tokens_per_s
+from allranks.experiments.profiles import add_profiles, peak_new_bytes, trace_figures
+from allranks.experiments.tables import comparison_page, csv_text, two_digits
+from allranks.rundir.paths import RunDir
 from allranks.spec import parse_spec
-from allranks.train.compare.window import figures
 
 WINDOW = {
     "step_s": 0.1,
@@ -69,7 +78,7 @@ def both(name: str = "bucket_ddp_async", **changes: Any) -> dict[str, Any]:
 
 
 def test_a_row_that_passes_all_gates_has_figures() -> None:
-    row = rows(both())[1]
+    row = evaluate_strategies(both())[1]
     assert row.gates.passed and row.figures is not None
     assert row.figures["tokens_per_s"]["median"] == pytest.approx(2 * 60 / 0.3)
     assert row.figures["overlap"] == 0.5
@@ -98,19 +107,19 @@ def test_a_row_that_passes_all_gates_has_figures() -> None:
     ],
 )
 def test_each_gate_can_shut(changes: dict[str, Any], gate: str, words: str) -> None:
-    row = rows(both(**changes))[1]
+    row = evaluate_strategies(both(**changes))[1]
     assert not getattr(row.gates, gate)
     assert row.figures is None
     assert words in "; ".join(row.reasons)
 
 
 def test_a_negative_control_that_is_not_seen_to_be_wrong_shuts_every_row() -> None:
-    found = rows({**both(), "negative_control": {"error": 1e-5, "ranks_differ": 0.0}})
+    found = evaluate_strategies({**both(), "negative_control": {"error": 1e-5, "ranks_differ": 0.0}})
     assert not any(row.gates.parity for row in found)
 
 
 def test_overlap_that_is_claimed_and_not_shown_is_marked() -> None:
-    row = rows(both(window={**WINDOW, "overlapped_comm_s": 0.0, "collectives": []}))[1]
+    row = evaluate_strategies(both(window={**WINDOW, "overlapped_comm_s": 0.0, "collectives": []}))[1]
     assert row.gates.passed and "claims overlap" in "; ".join(row.marks)
 
 
@@ -139,22 +148,26 @@ def test_the_fit_finds_the_model_that_made_the_points() -> None:
         return hops * 50e-6 + share * size / 2e9
 
     points = [(k, n, seconds(k, n, 4)) for k in ("all_reduce", "all_gather", "broadcast") for n in (1e3, 1e5, 1e7)]
-    found = fit(points, 4)
+    found = fit_communication_model(points, 4)
     assert found is not None
     assert found.alpha_s == pytest.approx(50e-6) and found.beta_s == pytest.approx(0.5e-9) and found.residual < 1e-9
     sent = [{"kind": "all_reduce", "count": 2, "bytes": 2e7}]
-    assert comm_s(sent, found, 16) == pytest.approx(2 * 30 * 50e-6 + 2 * 15 / 16 * 2e7 / 2e9)
-    assert fit([("all_reduce", 10.0, 1.0)], 4) is None
+    assert communication_time_s(sent, found, 16) == pytest.approx(2 * 30 * 50e-6 + 2 * 15 / 16 * 2e7 / 2e9)
+    assert fit_communication_model([("all_reduce", 10.0, 1.0)], 4) is None
     told = {"overlap": 0.5, "step_time_s": {"median": 0.1}, "exposed_comm_s": 0.04, "collectives": sent}
-    assert predict(told, found, 100, 16)["step_time_s"] == pytest.approx(0.06 + 0.5 * comm_s(sent, found, 16))
+    assert predict_step_time(told, found, 100, 16)["step_time_s"] == pytest.approx(
+        0.06 + 0.5 * communication_time_s(sent, found, 16)
+    )
 
 
 def test_a_fit_never_has_negative_coefficients() -> None:
-    found = fit([("all_reduce", 1e3, 1e-3), ("all_reduce", 1e6, 0.9e-3)], 2)
+    found = fit_communication_model([("all_reduce", 1e3, 1e-3), ("all_reduce", 1e6, 0.9e-3)], 2)
     assert found is not None and found.alpha_s >= 0 and found.beta_s >= 0
 
 
-def test_a_window_is_told_as_the_trace_verb_tells_it(tmp_path: Any) -> None:
+def write_trace(path: Path) -> None:
+    """One profiled step of 100 us with one all-reduce of training."""
+
     def event(name: str, cat: str, tid: int, ts: float, dur: float, **args: Any) -> dict[str, Any]:
         return {"ph": "X", "name": name, "cat": cat, "pid": 1, "tid": tid, "ts": ts, "dur": dur, "args": args}
 
@@ -173,9 +186,15 @@ def test_a_window_is_told_as_the_trace_verb_tells_it(tmp_path: Any) -> None:
         {"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": 30, "s": "t",
          "args": {"Total Allocated": 500, "Device Type": 0, "Device Id": -1, "Addr": 1, "Bytes": 500}},
     ]  # fmt: skip
-    path = tmp_path / "rank0.json.gz"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
-    found = figures(path)
+
+
+def test_a_window_is_told_as_the_trace_verb_tells_it(tmp_path: Path) -> None:
+    write_trace(tmp_path / "rank0.json.gz")
+    result = read_rank(tmp_path / "rank0.json.gz")
+    assert isinstance(result, RankResult)
+    found = trace_figures(result)
     assert found["compute_s"] == pytest.approx(48e-6)
     assert found["overlapped_comm_s"] == pytest.approx(10e-6)
     assert found["exposed_comm_s"] == pytest.approx(22e-6)
@@ -183,44 +202,87 @@ def test_a_window_is_told_as_the_trace_verb_tells_it(tmp_path: Any) -> None:
     assert found["collectives"] == [
         ("all_reduce", 40, pytest.approx(30e-6))
     ]  # the loop's own reduction is none of them
-    assert found["peak_new_bytes"] == 500
+    assert peak_new_bytes(result) == 500
 
 
-def test_a_window_without_a_trace_says_so(tmp_path: Any) -> None:
-    with pytest.raises(RunFailed, match="no profiler trace"):
-        (tmp_path / "rank0.json").write_text("{}")
-        figures(tmp_path / "rank0.json")
+def unprofiled(folder: Path, names: tuple[str, ...] = ("simple_ddp", "zero1"), **memory: int) -> dict[str, Any]:
+    """What two ranks on a CPU write: no window, no peak of memory, and a trace of each strategy."""
+    found = measured([{name: rank() for name in names} for _ in range(2)])
+    for r, one in enumerate(found["ranks"]):
+        for name in names:
+            one[name]["verified"].pop("window")
+            one[name]["verified"]["before_bytes"] = 40
+            one[name]["verified"]["memory"]["peak_bytes"] = memory.get("peak_bytes", 0)
+            write_trace(folder / name / "traces" / f"rank{r}.json.gz")
+    return found
+
+
+def test_profiles_give_windows_and_the_peak_of_memory(tmp_path: Path) -> None:
+    found = unprofiled(tmp_path)
+    add_profiles(tmp_path, found)
+    for one in found["ranks"]:
+        verified = one["zero1"]["verified"]
+        assert verified["window"]["comm_s"] == pytest.approx(32e-6)
+        assert verified["memory"]["peak_bytes"] == 540, "what was held before, and the most that was allocated since"
+        assert verified.keys() == rank()["verified"].keys()
+    assert all(row.gates.passed for row in evaluate_strategies(found))
+    found = unprofiled(tmp_path, peak_bytes=900)
+    add_profiles(tmp_path, found)
+    assert found["ranks"][1]["zero1"]["verified"]["memory"]["peak_bytes"] == 900, "a GPU's own peak counts"
+
+
+@pytest.mark.parametrize("damage", ["no trace", "absent"])
+def test_a_strategy_without_a_trace_fails_alone(tmp_path: Path, damage: str) -> None:
+    found = unprofiled(tmp_path)
+    trace = tmp_path / "zero1" / "traces" / "rank1.json.gz"
+    trace.unlink()
+    if damage == "no trace":
+        trace.write_bytes(gzip.compress(b"{}"))
+    add_profiles(tmp_path, found)
+    good, bad = evaluate_strategies(found)
+    assert good.gates.passed and good.figures
+    assert not bad.gates.passed and bad.figures is None and bad.reasons[0].startswith(f"rank 1: {trace}: ")
+    assert ("no profiler trace" if damage == "no trace" else "No such file") in bad.reasons[0]
+    recommend_strategy(found, [good, bad])
+
+
+def test_a_strategy_that_failed_before_keeps_its_reason(tmp_path: Path) -> None:
+    found = unprofiled(tmp_path)
+    for one in found["ranks"]:
+        one["zero1"] = {"failed": "rank 0: RuntimeError: not today", "verified": {}, "repeats": []}
+    add_profiles(tmp_path, found)
+    assert [row.reasons for row in evaluate_strategies(found)] == [[], ["rank 0: RuntimeError: not today"]]
 
 
 def test_what_is_written_is_whole_and_safe(tmp_path: Any) -> None:
     both_ = both(error=1.0)
-    done = conclude(RunDir(tmp_path), {**both_, "model": "<script>alert(1)</script>"})
+    done = write_comparison(RunDir(tmp_path), {**both_, "model": "<script>alert(1)</script>"})
     assert not done.ok
     lines = list(csv.DictReader(io.StringIO((tmp_path / "comparison.csv").read_text())))
     assert [line["strategy"] for line in lines] == ["simple_ddp", "bucket_ddp_async"]
     assert lines[0]["tokens_per_s"] and not lines[1]["tokens_per_s"] and "parity" in lines[1]["reasons"]
     html = (tmp_path / "comparison.html").read_text()
     assert "<script>" not in html and "http" not in html.replace("http-equiv", "")
-    assert csv_text(done.rows).count("\n") == 3 and page("x", done.measured, done.rows, [], [])
+    assert csv_text(done.rows).count("\n") == 3 and comparison_page("x", done.measured, done.rows, [], [])
     assert done.document()["rows"][1]["tokens_per_s"] is None
 
 
 def test_requests_that_make_no_sense_are_refused() -> None:
     spec = parse_spec({"model": {"name": "tiny:llama"}, "data": {"source": "x"}})
     with pytest.raises(SpecError, match="did you mean 'zero"):
-        request(spec, ["zero"], 1)
+        comparison_request(spec, ["zero"], 1)
     with pytest.raises(SpecError, match="one process"):
-        request(spec, ["single"], 1)
+        comparison_request(spec, ["single"], 1)
     with pytest.raises(SpecError, match="twice"):
-        request(spec, ["zero1", "zero1"], 1)
+        comparison_request(spec, ["zero1", "zero1"], 1)
 
 
 def test_a_prediction_is_no_finer_than_the_model_that_made_it() -> None:
-    assert [rough(v) for v in (1_100_248, 19_581.2, 3.14)] == ["1,100,000", "20,000", "3"]
+    assert [two_digits(v) for v in (1_100_248, 19_581.2, 3.14)] == ["1,100,000", "20,000", "3"]
     told = [{"strategy": s, "ranks": 8, "tokens_per_s": v} for s, v in (("a", 100.0), ("b", 93.0), ("c", 60.0))]
 
     def turn(residual: float) -> str:
-        return _fastest(told, Fit(alpha_s=1e-5, beta_s=1e-9, residual=residual, points=9))
+        return _fastest(told, CommunicationModel(alpha_s=1e-5, beta_s=1e-9, residual=residual, points=9))
 
     assert turn(0.01) == "a"
     assert turn(0.1) == "a (within 10%: b)"

@@ -13,15 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.errors import DataError, SpecError
-from allranks.planning import BatchPlan
+from allranks.planning.records import BatchPlan
+from allranks.spec import data_sources
+from allranks.spec.data_templates import Example, choose_template
 from allranks.spec.records import DataSpec
-from allranks.train.data import sources
-from allranks.train.data.encode import encode_labelled, encode_text, label_map
-from allranks.train.data.order import Order, steps_of_epochs
-from allranks.train.data.pack import pack_isolated, shuffle
-from allranks.train.data.templates import Example, choose_template
-from allranks.train.data.tokenizer import train_tokenizer
+from allranks.train.data.sampler import SampleOrder, pack_isolated, shuffle, steps_of_epochs
+from allranks.train.data.tokenization import encode_labelled, encode_text, label_map, train_tokenizer
 from tests.conftest import shared
+from tests.sampling import examples
 
 ALPACA = [{"instruction": "Add", "input": "1 2", "output": "3"}, {"instruction": "Hi", "input": "", "output": "Hello"}]
 
@@ -49,7 +48,7 @@ def test_every_file_kind_gives_the_same_rows(tmp_path: Path) -> None:
         writer.writerows(ALPACA)
     pq.write_table(pa.Table.from_pylist(ALPACA), tmp_path / "a.parquet")
     for kind in ("json", "jsonl", "csv", "parquet"):
-        assert sources.read_file(tmp_path / f"a.{kind}") == ALPACA, kind
+        assert data_sources.read_file(tmp_path / f"a.{kind}") == ALPACA, kind
 
 
 @pytest.mark.parametrize(
@@ -68,18 +67,18 @@ def test_damaged_files_are_named_with_their_line(tmp_path: Path, name: str, cont
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(DataError, match=words) as caught:
-        sources.read_file(path)
+        data_sources.read_file(path)
     assert str(path) in str(caught.value)
 
 
 def test_empty_set_and_missing_file(tmp_path: Path) -> None:
     (tmp_path / "e.json").write_text("[]")
     with pytest.raises(DataError, match="empty"):
-        sources.load_rows(DataSpec(source=str(tmp_path / "e.json")))
+        data_sources.load_rows(DataSpec(source=str(tmp_path / "e.json")))
     with pytest.raises(DataError, match=r"did you mean .*e\.json"):
-        sources.load_rows(DataSpec(source=str(tmp_path / "ee.json")))
+        data_sources.load_rows(DataSpec(source=str(tmp_path / "ee.json")))
     with pytest.raises(DataError, match="builtin:instructions"):
-        sources.load_rows(DataSpec(source="builtin:instruction"))
+        data_sources.load_rows(DataSpec(source="builtin:instruction"))
 
 
 def test_alpaca_leaves_an_empty_input_out() -> None:
@@ -164,7 +163,7 @@ def test_labels_are_ordered_and_unknown_ones_refused() -> None:
         label_map(examples[:1])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=200), st.integers(0, 5))
 def test_packing_keeps_every_row_once_and_fits(lengths: list[int], seed: int) -> None:
     packs = pack_isolated(lengths, 64, seed)
@@ -173,19 +172,19 @@ def test_packing_keeps_every_row_once_and_fits(lengths: list[int], seed: int) ->
     assert len(packs) <= np.ceil(sum(lengths) / 64 * 1.23) + 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(4, 100), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(0, 3))
 def test_ranks_share_each_batch_and_an_epoch_exactly(n: int, world: int, micro: int, accum: int, step: int) -> None:
     batch = BatchPlan(micro_batch_size=micro, grad_accum=accum, global_batch_size=micro * accum * world)
-    orders = [Order(n, 7, batch, r, world) for r in range(world)]
+    orders = [SampleOrder(n, 7, batch, r, world) for r in range(world)]
     mine = [int(row) for o in orders for part in o.micro_batches(step) for row in part]
     assert sorted(mine) == sorted(orders[0].global_batch(step).tolist())
     assert sorted(row for o in orders for row in o.first_epoch().tolist()) == list(range(n))
 
 
 def test_order_does_not_depend_on_the_number_of_ranks() -> None:
-    four = Order(50, 1, BatchPlan(micro_batch_size=1, grad_accum=1, global_batch_size=4), 0, 4)
-    two = Order(50, 1, BatchPlan(micro_batch_size=1, grad_accum=2, global_batch_size=4), 1, 2)
+    four = SampleOrder(50, 1, BatchPlan(micro_batch_size=1, grad_accum=1, global_batch_size=4), 0, 4)
+    two = SampleOrder(50, 1, BatchPlan(micro_batch_size=1, grad_accum=2, global_batch_size=4), 1, 2)
     assert all((four.global_batch(s) == two.global_batch(s)).all() for s in range(30))
     assert sorted(four.at(np.arange(50)).tolist()) == list(range(50))
     assert (four.at(np.arange(50)) != four.at(np.arange(50, 100))).any()
@@ -193,7 +192,7 @@ def test_order_does_not_depend_on_the_number_of_ranks() -> None:
 
 def test_more_ranks_than_sequences_is_refused() -> None:
     with pytest.raises(DataError, match="3 training sequences for 4 ranks"):
-        Order(3, 1, BatchPlan(micro_batch_size=1, grad_accum=1, global_batch_size=4), 0, 4)
+        SampleOrder(3, 1, BatchPlan(micro_batch_size=1, grad_accum=1, global_batch_size=4), 0, 4)
 
 
 def test_shuffle_is_fixed_for_all_time() -> None:
@@ -203,9 +202,9 @@ def test_shuffle_is_fixed_for_all_time() -> None:
 
 
 def test_real_rows() -> None:
-    rows = sources.read_file(shared("text", "alpaca_en.json"))
+    rows = data_sources.read_file(shared("text", "alpaca_en.json"))
     assert len(rows) == 800
-    news = sources.read_file(shared("text", "ag_news.csv"))
+    news = data_sources.read_file(shared("text", "ag_news.csv"))
     assert len(news) == 4000
     template = choose_template(DataSpec(source="x", columns={"text": ["title", "description"]}), news, classifier=True)
     assert {template.render(r, i).label for i, r in enumerate(news)} == {"1", "2", "3", "4"}

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from allranks.errors import SpecError
-from allranks.facts import MachineFacts
-from allranks.planning import make_plan
+from allranks.planning.planner import make_plan
 from allranks.spec import load_spec, parse_spec, spec_to_yaml
-from allranks.spec.load import parse_yaml
-from allranks.train.strategies.deepspeed_config import Asked, completed, without_auto
+from allranks.spec.deepspeed import DeepSpeedExpectations, complete_config, without_auto
+from allranks.spec.loader import parse_yaml
+from allranks.utils.machine import MachineFacts
 from tests.conftest import REPO
 
 FACTS = MachineFacts(host="h", cpus=8, memory_bytes=0, gpus=[], cpu_model="", system="")
-ASKED = Asked(
+ASKED = DeepSpeedExpectations(
     stage=2,
     world_size=4,
     micro_batch_size=8,
@@ -47,15 +47,15 @@ SEED = {  # what the field notes use for one node of two GPUs
 }  # fmt: skip
 
 
-def problem(config: dict[str, Any], asked: Asked = ASKED) -> str:
+def problem(config: dict[str, Any], asked: DeepSpeedExpectations = ASKED) -> str:
     with pytest.raises(SpecError) as caught:
-        completed(config, asked, "ds.json")
+        complete_config(config, asked, "ds.json")
     assert caught.value.exit_code == 2
     return str(caught.value)
 
 
 def test_an_empty_configuration_is_completed_from_the_spec() -> None:
-    assert completed(None, ASKED, "x") == {
+    assert complete_config(None, ASKED, "x") == {
         "train_micro_batch_size_per_gpu": 8,
         "gradient_accumulation_steps": 3,
         "train_batch_size": 96,
@@ -75,7 +75,7 @@ def test_auto_is_filled_in_wherever_it_stands() -> None:
             "params": {"lr": "auto", "weight_decay": "auto", "betas": "auto", "eps": "auto"},
         },
     }
-    found = completed(config, ASKED, "x")
+    found = complete_config(config, ASKED, "x")
     assert found["train_batch_size"] == 96
     assert found["optimizer"]["params"] == {"lr": 1e-4, "weight_decay": 0.1, "betas": [0.9, 0.999], "eps": 1e-8}
     assert found["fp16"] == {"enabled": False}
@@ -86,11 +86,13 @@ def test_auto_is_filled_in_wherever_it_stands() -> None:
     theirs = dict.fromkeys(names[:3], "auto") | {  # the appendix of the notes
         "zero_optimization": SEED["zero_optimization"], "bf16": {"enabled": True}, "gradient_clipping": 1.0, "zero_allow_untested_optimizer": True,
     }  # fmt: skip
-    assert completed(theirs, structs.replace(ASKED, stage=1), "x") == theirs | {name: found[name] for name in names[:3]}
+    assert complete_config(theirs, structs.replace(ASKED, stage=1), "x") == theirs | {
+        name: found[name] for name in names[:3]
+    }
 
 
 def test_the_seeds_own_file_fits_the_spec_that_it_was_written_for() -> None:
-    asked = Asked(
+    asked = DeepSpeedExpectations(
         stage=1,
         world_size=2,
         micro_batch_size=32,
@@ -101,11 +103,11 @@ def test_the_seeds_own_file_fits_the_spec_that_it_was_written_for() -> None:
         weight_decay=0.01,
         device="cuda",
     )
-    assert completed(SEED, asked, "x") == SEED
+    assert complete_config(SEED, asked, "x") == SEED
     four = SEED | {"train_batch_size": 256, "comms_logger": {"enabled": False}}  # and for four such nodes
-    assert completed(four, structs.replace(asked, world_size=8), "x") == four
+    assert complete_config(four, structs.replace(asked, world_size=8), "x") == four
     without = {k: v for k, v in SEED.items() if k != "optimizer"}
-    assert completed(without, asked, "x") == without  # an optimizer is not required
+    assert complete_config(without, asked, "x") == without  # an optimizer is not required
 
 
 @pytest.mark.parametrize(
@@ -116,15 +118,15 @@ def test_the_seeds_own_file_fits_the_spec_that_it_was_written_for() -> None:
         ({"gradient_accumulation_steps": 1}, ["gradient_accumulation_steps is 1", "is 3"]),
         ({"zero_optimization": {"stage": 3}}, ["zero_optimization.stage is 3", "the stage of strategy.name is 2"]),
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, ["fp16.enabled is true", "model.dtype: bfloat16"]),
-        ({"gradient_clipping": 0.5}, ["gradient_clipping is 0.5", "train.clip_norm", "1.0"]),
+        ({"gradient_clipping": 0.5}, ["gradient_clipping is 0.5", "train.max_grad_norm", "1.0"]),
         ({"optimizer": {"type": "AdamW", "params": {"lr": 5e-5}}}, ["optimizer.params.lr is 5e-05", "train.lr is 0.0001"]),
         ({"optimizer": {"params": {}}}, ["optimizer.type is missing"]),
-        ({"optimizer": {"type": "OneBitAdam"}}, ["OneBitAdam communicates"]),
+        ({"optimizer": {"type": "OneBitAdam"}}, ["OneBitAdam uses its own communication"]),
         ({"scheduler": {"type": "WarmupLR"}}, ["scheduler cannot be used", "train.schedule"]),
         ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, ["zero_optimization.offload_optimizer"]),
         ({"zero_optimisation": {"stage": 2}}, ["would ignore the key 'zero_optimisation'", "zero_optimization"]),
-        ({"zero_optimization": 2}, ["zero_optimization is 2", "object of keys"]),
-        ({"bf16": True}, ["bf16 is true", "object of keys"]),
+        ({"zero_optimization": 2}, ["zero_optimization is 2", "JSON object"]),
+        ({"bf16": True}, ["bf16 is true", "JSON object"]),
         (
             {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 3},
             ["train_batch_size is 64, but train_micro_batch_size_per_gpu x gradient_accumulation_steps x ranks is 8 x 3 x 4 = 96"],
@@ -143,10 +145,10 @@ def test_all_contradictions_are_told_at_once() -> None:
 
 
 def test_float32_refuses_bf16_and_a_cpu_refuses_what_would_be_compiled() -> None:
-    plain = Asked(stage=1, world_size=2, dtype="float32", device="cpu")
+    plain = DeepSpeedExpectations(stage=1, world_size=2, dtype="float32", device="cpu")
     assert "bf16.enabled is true" in problem({"bf16": {"enabled": True}}, plain)
     assert "torch_adam" in problem({"optimizer": {"type": "AdamW", "params": {}}}, plain)
-    completed({"optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}, plain, "x")
+    complete_config({"optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}, plain, "x")
 
 
 @given(
@@ -160,10 +162,10 @@ def test_float32_refuses_bf16_and_a_cpu_refuses_what_would_be_compiled() -> None
 def test_what_is_accepted_has_the_batch_of_the_spec(
     micro: int, accum: int, world: int, m: int, a: int, total: int
 ) -> None:
-    asked = Asked(stage=1, world_size=world, micro_batch_size=micro, grad_accum=accum)
+    asked = DeepSpeedExpectations(stage=1, world_size=world, micro_batch_size=micro, grad_accum=accum)
     given_ = {"train_batch_size": total, "train_micro_batch_size_per_gpu": m, "gradient_accumulation_steps": a}
     try:
-        found = completed(given_, asked, "x")
+        found = complete_config(given_, asked, "x")
     except SpecError:
         assert (m, a, total) != (micro, accum, micro * accum * world)
     else:
@@ -201,12 +203,12 @@ def test_the_file_becomes_part_of_spec_and_plan(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "there is no file"),
-        ("{", "is not JSON"),
-        ("[1]", "holds a list"),
-        ('{"bf16": {}, "bf16": {}}', "'bf16' stands twice"),
-        ("[" * 100_000, "is not JSON"),
-        ("\xff", "is not JSON"),
+        (None, "file not found"),
+        ("{", "is not valid JSON"),
+        ("[1]", "found a list"),
+        ('{"bf16": {}, "bf16": {}}', "duplicate key 'bf16'"),
+        ("[" * 100_000, "is not valid JSON"),
+        ("\xff", "is not valid JSON"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: str | None, words: str) -> None:

@@ -18,10 +18,11 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from allranks.analysis.diagnose import Diagnosis, diagnose
+from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.cli.diagnose import diagnose_command
-from allranks.diagnose import Diagnosis, diagnose
-from allranks.diagnose.catalogue import CATALOGUE
 from allranks.errors import RequestError
+from tests.sampling import examples
 
 OOM = b"[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
 
@@ -262,7 +263,7 @@ def test_what_tells_is_found_among_lines_unlike_each_other(tmp_path: Path, twice
 def test_many_different_lines_are_read_in_bounded_memory(tmp_path: Path) -> None:
     import tracemalloc
 
-    from allranks.diagnose import scan
+    from allranks.analysis.diagnose import scanner
 
     rng = random.Random(1)
     words = ["".join(rng.choices("abcdefghij", k=9)) for _ in range(5000)]
@@ -271,12 +272,12 @@ def test_many_different_lines_are_read_in_bounded_memory(tmp_path: Path) -> None
             line = " ".join(rng.choices(words, k=8)) + "\n"
             file.write(line + line)  # what comes twice is remembered, up to a bound
     tracemalloc.start()
-    old, scan.MAX_FORMS = scan.MAX_FORMS, 5000
+    old, scanner.MAX_FORMS = scanner.MAX_FORMS, 5000
     try:
         diagnose([tmp_path])
         peak = tracemalloc.get_traced_memory()[1]
     finally:
-        scan.MAX_FORMS = old
+        scanner.MAX_FORMS = old
         tracemalloc.stop()
     assert peak < 12 << 20, peak
 
@@ -300,7 +301,7 @@ def test_prefixes_do_not_hide_a_message(tmp_path: Path, line: str, name: str) ->
     assert _ids(diagnose([tmp_path]))[:1] == [name]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.binary(max_size=200) | st.sampled_from([e.example.encode() for e in CATALOGUE.values()]), max_size=20),
     st.sampled_from([b"\n", b"\r\n", b"\r"]),
@@ -311,7 +312,7 @@ def test_any_bytes_are_survived(tmp_path: Path, pieces: list[bytes], end: bytes)
     assert done.exception is None, done.exception
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(sorted(set(CATALOGUE) - {"application_error"})),
     st.integers(0, 4000),

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from allranks.diagnose import diagnose
-from allranks.diagnose.benign import BENIGN
-from allranks.diagnose.catalogue import CATALOGUE
-from allranks.diagnose.catalogue.entry import Pattern, longest_literal
-from allranks.diagnose.facts import FACTS
-from allranks.diagnose.failures import FAILURES
-from allranks.diagnose.gate import Gate, all_rules
+from allranks.analysis.diagnose import diagnose
+from allranks.analysis.diagnose.catalogue import CATALOGUE
+from allranks.analysis.diagnose.catalogue.messages import BENIGN_MESSAGES, FACT_PATTERNS
+from allranks.analysis.diagnose.known_failures import KNOWN_FAILURES
+from allranks.analysis.diagnose.patterns import Pattern, longest_literal
+from allranks.analysis.diagnose.scanner import LiteralPrefilter, all_rules
 from tests.conftest import shared
 
 ENTRIES = pytest.mark.parametrize("entry", CATALOGUE.values(), ids=list(CATALOGUE))
@@ -45,7 +44,7 @@ def test_entry_says_what_a_reader_needs(entry) -> None:
     assert entry.fix.endswith(".")
 
 
-@pytest.mark.parametrize("harmless", BENIGN.values(), ids=list(BENIGN))
+@pytest.mark.parametrize("harmless", BENIGN_MESSAGES.values(), ids=list(BENIGN_MESSAGES))
 def test_harmless_example_is_no_finding(harmless, tmp_path: Path) -> None:
     path = tmp_path / "x.log"
     path.write_text(harmless.example + "\n")
@@ -63,8 +62,8 @@ def test_every_defined_class_has_an_entry() -> None:
 def test_gate_lets_through_what_the_patterns_match() -> None:
     """The anchors are there for speed only: with and without them the same rules match."""
     rules = all_rules()
-    gate = Gate(rules)
-    lines = [e.example for e in CATALOGUE.values()] + [b.example for b in BENIGN.values()]
+    gate = LiteralPrefilter(rules)
+    lines = [e.example for e in CATALOGUE.values()] + [b.example for b in BENIGN_MESSAGES.values()]
     lines += [e.near_miss for e in CATALOGUE.values()]
     for line in lines:
         passed = {r.index for r in gate.candidates(line.encode())}
@@ -75,7 +74,7 @@ def test_gate_lets_through_what_the_patterns_match() -> None:
 def test_many_lines_are_searched_as_each_alone() -> None:
     """Searched together, a line is held silent only if it has no anchor; also where anchors overlap or touch digits."""
     rules = all_rules()
-    gate = Gate(rules)
+    gate = LiteralPrefilter(rules)
     lines = [e.example.encode() for e in CATALOGUE.values()] + [e.near_miss.encode() for e in CATALOGUE.values()]
     lines += [b"", b"quiet line 17", b"30.0s/it", b"x2failed", b"collective operation timeout", b"7TimeoutError: x"]
     for first in (lines, lines[::-1], [b"a\xff" * 9, *lines]):
@@ -102,8 +101,8 @@ def test_anchor_must_be_usable() -> None:
 
 
 def test_forty_failures_are_listed_once_each_and_name_classes_that_exist() -> None:
-    assert [f.number for f in FAILURES] == list(range(1, 41))
-    for failure in FAILURES:
+    assert [f.number for f in KNOWN_FAILURES] == list(range(1, 41))
+    for failure in KNOWN_FAILURES:
         assert not set(failure.classes) - set(CATALOGUE), failure.number
         assert failure.classes or failure.how != "D" or "harmless" in failure.where
 
@@ -115,7 +114,24 @@ def test_no_pattern_names_a_sample() -> None:
     for path in folder.glob("*.log"):
         words |= set(re.findall(r"\b(?:[a-z]+\d{3,}|\d{5,})\b", path.read_text()))
     words -= {"sha256"}
-    everything = [p for e in CATALOGUE.values() for p in e.patterns] + [p for ps in FACTS.values() for p in ps]
+    everything = [p for e in CATALOGUE.values() for p in e.patterns] + [p for ps in FACT_PATTERNS.values() for p in ps]
     for pattern in everything:
         literal = re.findall(r"[A-Za-z]+\d{3,}|\d{5,}", pattern.regex)
         assert not set(literal) & words, pattern.regex
+
+
+def test_the_traceback_of_an_earlier_versions_heartbeat_is_no_finding(tmp_path: Path) -> None:
+    (tmp_path / "n1.rank0.log").write_text(
+        "[RANK 0] WORLD_SIZE=2 n1 pid 900 2026-11-22 17:03:11\n"
+        "Exception in thread allranks-pulse:\n"
+        "Traceback (most recent call last):\n"
+        '  File "/usr/lib/python3.11/threading.py", line 1045, in _bootstrap_inner\n'
+        "    self.run()\n"
+        '  File "/v/site-packages/allranks/train/rank_hooks.py", line 57, in _sequences\n'
+        "    if c10d is None or not c10d.is_initialized():\n"
+        "AttributeError: partially initialized module 'torch.distributed.distributed_c10d' has no attribute 'is_initialized' "
+        "(most likely due to a circular import)\n"
+    )
+    found = diagnose([tmp_path])
+    assert found.findings == []
+    assert [b.id for b in found.benign] == ["heartbeat_thread"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.diagnose import Diagnosis, diagnose
+from allranks.analysis.diagnose import Diagnosis, diagnose
 
 START = datetime(2025, 3, 1, 10, 0, 0, tzinfo=UTC).timestamp()
 DEVICE = "RuntimeError: CUDA error: invalid device ordinal"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from allranks.diagnose import Diagnosis, diagnose
-from allranks.diagnose.flightrec import plain_value
+from allranks.analysis.diagnose import Diagnosis, diagnose
+from allranks.analysis.flight_recorder import plain_value
 
 Calls = list[tuple[int, str, int, str]]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from allranks.diagnose import Diagnosis, diagnose
-from allranks.diagnose.judge.case import Case, in_order
-from allranks.diagnose.lines import take_apart, time_of, with_year
-from allranks.diagnose.signals import FileScan, Signal
+from allranks.analysis.diagnose import Diagnosis, diagnose
+from allranks.analysis.diagnose.case import DiagnosisCase, sort_by_time
+from allranks.analysis.diagnose.logs import in_year_of, parse_line, timestamp_of
+from allranks.analysis.diagnose.records import FileScan, LogSignal
 from tests.unit.test_diagnose_judge import LOST, STATUS, watchdog
 
 DEVICE = "RuntimeError: CUDA error: invalid device ordinal"
@@ -65,9 +65,9 @@ def test_where_a_rank_ran_may_stand_in_another_file(tmp_path: Path) -> None:
 
 
 def test_labels_of_tasks_are_taken_off_only_where_most_lines_have_one() -> None:
-    assert take_apart("2: step 5", labelled=True).task == 2
-    assert take_apart("2: step 5", labelled=False).task is None
-    assert take_apart("2: step 5", labelled=False).text == "2: step 5"
+    assert parse_line("2: step 5", labelled=True).task == 2
+    assert parse_line("2: step 5", labelled=False).task is None
+    assert parse_line("2: step 5", labelled=False).text == "2: step 5"
 
 
 def test_a_tasks_label_hides_no_rank(tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def test_a_tasks_label_hides_no_rank(tmp_path: Path) -> None:
     assert first(tmp_path, {"job.out": f"{text}\n3: [rank3]: {DEVICE}"}) == ("invalid_device", 3, None)
 
 
-def signal(file: int, line: int, time: float | None, rank: int | None = None) -> Signal:
-    return Signal(
+def signal(file: int, line: int, time: float | None, rank: int | None = None) -> LogSignal:
+    return LogSignal(
         kind="class", owner="x", rule=0, weight=0.9, passing=False, file=file, line=line, time=time, rank=rank, local=None, task=None,
         host=None, text="x",
     )  # fmt: skip
@@ -86,13 +86,13 @@ def test_order_is_by_time_only_where_all_have_one_that_compares() -> None:
     year = datetime(2025, 3, 1, tzinfo=UTC).timestamp()
     none = datetime(2000, 3, 1, tzinfo=UTC).timestamp()
     a, b = signal(0, 5, year + 9), signal(1, 2, year)
-    assert in_order([a, b]) == [b, a]
-    assert in_order([a, signal(1, 2, none)]) == [a, signal(1, 2, none)]
-    assert in_order([a, signal(1, 2, None)]) == [a, signal(1, 2, None)]
+    assert sort_by_time([a, b]) == [b, a]
+    assert sort_by_time([a, signal(1, 2, none)]) == [a, signal(1, 2, none)]
+    assert sort_by_time([a, signal(1, 2, None)]) == [a, signal(1, 2, None)]
 
 
 def test_a_candidate_only_grows() -> None:
-    case = Case(["a.log"], [FileScan(file=0)])
+    case = DiagnosisCase(["a.log"], [FileScan(file=0)])
     case.propose("x", 0.9, [signal(0, 1, None)], cause="one")
     found = case.propose("x", 0.5, [signal(0, 1, None), signal(0, 2, None)])
     assert (found.score, [s.line for s in found.signals], found.cause) == (0.9, [1, 2], "one")
@@ -103,7 +103,7 @@ def test_a_candidate_only_grows() -> None:
     [("job.out", [0, 1], None), ("job.out", [3], 3), ("n1.rank2.log", [0, 1], 2), ("job.out", [], None)],
 )
 def test_the_rank_of_a_file(name: str, ranks: list[int], rank: int | None) -> None:
-    assert Case([name], [FileScan(file=0, ranks=ranks)]).file_rank(0) == rank
+    assert DiagnosisCase([name], [FileScan(file=0, ranks=ranks)]).file_rank(0) == rank
 
 
 def test_the_worlds_size_is_the_largest_that_is_believable(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_failure_that_no_program_recovers_from_stays_one_whatever_others_write
     ],
 )
 def test_times_of_lines(text: str, stamp: datetime | None) -> None:
-    found = time_of(text)
+    found = timestamp_of(text)
     assert found == (stamp.timestamp() if stamp else None)
 
 
@@ -143,9 +143,9 @@ def test_a_time_without_a_year_is_put_beside_the_others() -> None:
     def at(*when: int) -> float:
         return datetime(*when, tzinfo=UTC).timestamp()  # type: ignore[arg-type]
 
-    assert with_year(at(2000, 3, 1, 9), at(2025, 3, 1, 10)) == at(2025, 3, 1, 9)
-    assert with_year(at(2000, 12, 31, 23), at(2026, 1, 1, 1)) == at(2025, 12, 31, 23)
-    assert with_year(at(2000, 2, 29, 9), at(2025, 3, 1, 1)) == at(2025, 2, 28, 9)
+    assert in_year_of(at(2000, 3, 1, 9), at(2025, 3, 1, 10)) == at(2025, 3, 1, 9)
+    assert in_year_of(at(2000, 12, 31, 23), at(2026, 1, 1, 1)) == at(2025, 12, 31, 23)
+    assert in_year_of(at(2000, 2, 29, 9), at(2025, 3, 1, 1)) == at(2025, 2, 28, 9)
 
 
 def fields(rank: int, host: str, code: int = 1) -> str:
@@ -261,7 +261,7 @@ def test_folders_that_hold_no_logs_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_more_files_than_are_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("allranks.diagnose.sources.MAX_FILES", 3)
+    monkeypatch.setattr("allranks.analysis.diagnose.logs.MAX_FILES", 3)
     found = of(tmp_path, {f"{i}.log": "step 1 loss 2.0" for i in range(5)})
     assert found.files == 3
     assert "more than 3 files" in found.problems[0].text
@@ -675,9 +675,9 @@ def test_the_busiest_way_comes_first_and_progress_is_told(tmp_path: Path) -> Non
 def shown(found: Diagnosis, width: int = 100) -> str:
     import click
 
-    from allranks.diagnose.show import lines
+    from allranks.analysis.diagnose.terminal import diagnosis_lines
 
-    return "\n".join(click.unstyle(line) for line in lines(found, width))
+    return "\n".join(click.unstyle(line) for line in diagnosis_lines(found, width))
 
 
 def test_what_a_person_is_shown(tmp_path: Path) -> None:

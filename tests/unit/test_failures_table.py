@@ -11,37 +11,41 @@ from pathlib import Path
 
 import pytest
 
-from allranks.diagnose import diagnose
-from allranks.diagnose.catalogue import CATALOGUE
-from allranks.diagnose.failures import FAILURES, Failure
+from allranks.analysis.diagnose import diagnose
+from allranks.analysis.diagnose.catalogue import CATALOGUE
+from allranks.analysis.diagnose.known_failures import KNOWN_FAILURES, KnownFailure
 from tests.conftest import REPO
 
 HEADINGS = ["Symptom", "Why", "What allranks does", "Cure by hand", "How we know"]
 FOLDER = REPO / "docs" / "failures"
-EACH = pytest.mark.parametrize("failure", FAILURES, ids=lambda f: f"{f.number:02d}")
+EACH = pytest.mark.parametrize("failure", KNOWN_FAILURES, ids=lambda f: f"{f.number:02d}")
 NODE_ID = re.compile(r"`(tests/[\w/]+\.py::[^`]+)`")
 
 
-def page_of(failure: Failure) -> str:
+def page_of(failure: KnownFailure) -> str:
     return (FOLDER / failure.page).read_text()
 
 
+def proofs_of(failure: KnownFailure) -> list[str]:
+    """The node ids that the page names as proof."""
+    return NODE_ID.findall(page_of(failure).split("## How we know")[1])
+
+
 def test_all_forty_are_there_once() -> None:
-    assert [f.number for f in FAILURES] == list(range(1, 41))
-    assert len({f.title for f in FAILURES}) == len({f.page for f in FAILURES}) == 40
+    assert [f.number for f in KNOWN_FAILURES] == list(range(1, 41))
+    assert len({f.title for f in KNOWN_FAILURES}) == len({f.page for f in KNOWN_FAILURES}) == 40
 
 
 @EACH
-def test_record_is_whole(failure: Failure) -> None:
+def test_record_is_whole(failure: KnownFailure) -> None:
     assert failure.how in ("P", "R", "D")
     assert len(failure.where) > 10
     assert failure.page.startswith(f"{failure.number:02d}-")
-    assert failure.tests, "no test shows it"
     assert not set(failure.classes) - set(CATALOGUE)
 
 
 @EACH
-def test_page_has_its_parts_in_order(failure: Failure) -> None:
+def test_page_has_its_parts_in_order(failure: KnownFailure) -> None:
     text = page_of(failure)
     assert text.startswith(f"# {failure.number}. ")
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == HEADINGS
@@ -50,21 +54,21 @@ def test_page_has_its_parts_in_order(failure: Failure) -> None:
 
 
 @EACH
-def test_page_names_the_same_tests(failure: Failure) -> None:
+def test_page_names_tests(failure: KnownFailure) -> None:
     last = page_of(failure).split("## How we know")[1]
-    assert set(NODE_ID.findall(last)) == set(failure.tests)
+    assert proofs_of(failure), "no test shows it"
     assert failure.evidence != "replayed" or "replay" in last.lower()
 
 
 @EACH
-def test_page_and_record_say_the_same_way(failure: Failure) -> None:
+def test_page_and_record_say_the_same_way(failure: KnownFailure) -> None:
     word = {"P": "Prevented", "R": "Refused", "D": "Named"}[failure.how]
     assert page_of(failure).split("## What allranks does\n\n")[1].startswith(f"**{word}")
 
 
 @EACH
-def test_named_tests_exist(failure: Failure) -> None:
-    for node in failure.tests:
+def test_named_tests_exist(failure: KnownFailure) -> None:
+    for node in proofs_of(failure):
         problem = missing(node)
         assert problem is None, f"{node}: {problem}"
 
@@ -126,17 +130,17 @@ def test_index_is_up_to_date() -> None:
 
 
 def test_no_page_is_left_over() -> None:
-    assert {p.name for p in FOLDER.glob("*.md")} == {"README.md", *(f.page for f in FAILURES)}
+    assert {p.name for p in FOLDER.glob("*.md")} == {"README.md", *(f.page for f in KNOWN_FAILURES)}
 
 
 def test_the_verb_lists_all_and_json_holds_each_field() -> None:
     from click.testing import CliRunner
 
-    from allranks.cli.failures import failures_command
+    from allranks.cli.diagnose import failures_command
 
     shown = CliRunner().invoke(failures_command, [], env={"COLUMNS": "80"}, standalone_mode=False).output
     assert max(len(line) for line in shown.splitlines()) <= 80
-    for failure in FAILURES:
+    for failure in KNOWN_FAILURES:
         assert re.search(rf"^ *{failure.number}  +\S.*  {failure.how}  ", shown, re.MULTILINE), failure.number
     told = CliRunner().invoke(failures_command, ["--json"], standalone_mode=False).output
     rows = json.loads(told)["failures"]
@@ -145,7 +149,7 @@ def test_the_verb_lists_all_and_json_holds_each_field() -> None:
 
 
 @EACH
-def test_the_log_of_a_page_is_named_as_the_record_says(failure: Failure, tmp_path: Path) -> None:
+def test_the_log_of_a_page_is_named_as_the_record_says(failure: KnownFailure, tmp_path: Path) -> None:
     """Of the blocks marked ``log`` under Symptom, diagnose names one by a class of the record; those of harmless messages it does not name."""
     blocks = re.findall(r"^```log\n(.*?)^```$", page_of(failure).split("## Why")[0], re.MULTILINE | re.DOTALL)
     found = []

@@ -10,18 +10,15 @@ import msgspec
 import pytest
 
 from allranks.errors import EnvironmentNotAble, SpecError
-from allranks.fit import require
-from allranks.fit.config import read
-from allranks.fit.device import capacity
-from allranks.fit.estimate import model_of
-from allranks.fit.known import KNOWN, known_config
-from allranks.fit.runtime import CUDA_CONTEXT, ENGINE_IMPORTS, NCCL
-from allranks.fit.shapes import shapes_of
-from allranks.fit.source import find
-from allranks.fit.strategies import SHARING, sharing
-from allranks.planning import make_plan
+from allranks.planning.memory import require
+from allranks.planning.memory.config_sources import KNOWN, find_config, known_config
+from allranks.planning.memory.estimate import CUDA_CONTEXT, ENGINE_IMPORTS, NCCL_BUFFERS, capacity, model_of
+from allranks.planning.memory.model_config import read_model_config
+from allranks.planning.memory.strategies import STRATEGY_STATES, strategy_state
+from allranks.planning.memory.weights import shapes_of
+from allranks.planning.planner import make_plan
 from allranks.spec import parse_spec
-from allranks.train.strategies import REGISTRY
+from allranks.spec.strategies import REGISTRY
 from tests.unit.fit_specs import GIB, estimated, facts, raw
 
 SEVEN_B = {"name": "mistralai/Mistral-7B-v0.1"}
@@ -57,16 +54,16 @@ PUBLISHED = {
 def test_well_known_models_have_their_published_number_of_parameters(name: str, count: int) -> None:
     config = known_config(name)
     assert config is not None
-    assert shapes_of(read(config, name)).numel == count
+    assert shapes_of(read_model_config(config, name)).numel == count
 
 
 def test_every_well_known_config_can_be_read() -> None:
     for name, config in KNOWN.items():
-        assert shapes_of(read(config, name, labels=2 if "bert" in name else 0)).numel > 50_000_000, name
+        assert shapes_of(read_model_config(config, name, labels=2 if "bert" in name else 0)).numel > 50_000_000, name
 
 
 def test_every_strategy_is_known() -> None:
-    assert REGISTRY.keys() <= SHARING.keys()
+    assert REGISTRY.keys() <= STRATEGY_STATES.keys()
 
 
 def state(spec: dict[str, Any], **there: Any) -> int:
@@ -171,7 +168,7 @@ def test_a_model_that_nothing_makes_fit_is_told_the_nearest_change() -> None:
     lean = ("adapter.type=lora", "model.gradient_checkpointing=true")
     with_lean = estimated(raw(model={"name": "meta-llama/Llama-3.1-405B"}), lean, gpus=1)
     assert found.remedies[0].needed_bytes <= with_lean.needed_bytes < found.needed_bytes
-    with pytest.raises(EnvironmentNotAble, match=r"no change of the spec(.|\n)*which is still too much"):
+    with pytest.raises(EnvironmentNotAble, match=r"no known change of the spec(.|\n)*still too much"):
         require(found)
 
 
@@ -239,7 +236,7 @@ def test_what_a_gpu_holds_beside_tensors() -> None:
         return {moment.parts["runtime"] for moment in found.moments}
 
     assert fixed(1) == {CUDA_CONTEXT}
-    assert fixed(2) == {CUDA_CONTEXT + NCCL}
+    assert fixed(2) == {CUDA_CONTEXT + NCCL_BUFFERS}
 
 
 def test_what_is_kept_on_the_host_is_not_on_the_device() -> None:
@@ -271,10 +268,10 @@ def test_small_adapters_stay_whole_under_fsdp() -> None:
 
 def test_the_last_block_of_backward_under_zero3_has_no_next_one() -> None:
     spec = parse_spec(raw(strategy={"name": "zero3"}))
-    config = find(spec).config
+    config = find_config(spec).config
     assert config is not None
     model = model_of(spec, make_plan(spec, facts()), config)
-    shares = sharing("zero3", model, {})
+    shares = strategy_state("zero3", model, {})
     assert shares is not None
     block, rest = model.bytes_of(model.blocks[0]), model.bytes_of(model.rest)
     assert [shares.in_backward(at)["gathered_weights"] - rest for at in (2, 1, 0)] == [2 * block, 2 * block, block]
@@ -327,18 +324,18 @@ def test_what_compiling_changes_is_not_known_and_said() -> None:
     ("mem", "each"), [("64G", 32 * GIB), ("65536", 32 * GIB), ("1T", 512 * GIB), ("0", None), ("all", None)]
 )
 def test_slurm_memory_is_shared_by_the_ranks_of_a_node(mem: str, each: int | None) -> None:
-    spec = raw(cluster={"launcher": "slurm", "procs_per_node": 2, "slurm": {"mem": mem}})
+    spec = raw(cluster={"launcher": "slurm", "device": "cpu", "procs_per_node": 2, "slurm": {"mem": mem}})
     assert estimated(spec).capacity.bytes == each
 
 
 BROKEN: list[tuple[Any, str]] = [
     ({"hidden_size": -4}, "hidden_size is -4"),
-    ({"hidden_size": "4096"}, "hidden_size is '4096', not a whole number"),
+    ({"hidden_size": "4096"}, "hidden_size is '4096', expected an integer"),
     ({"num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000"),
-    ({"vocab_size": True}, "vocab_size is True, not a whole number"),
+    ({"vocab_size": True}, "vocab_size is True, expected an integer"),
     ({"vocab_size": None}, "vocab_size is missing"),
-    ({"num_key_value_heads": 3}, "no multiple of num_key_value_heads 3"),
-    ({"tie_word_embeddings": "yes"}, "neither true nor false"),
+    ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads 3"),
+    ({"tie_word_embeddings": "yes"}, "expected true or false"),
     ({"hidden_size": 1.5, "intermediate_size": []}, "intermediate_size is"),
     ({"model_type": 7}, "model_type is 7"),
 ]

@@ -47,13 +47,13 @@ def test_plan_shows_a_run_that_cannot_fit_and_ends_well(spec_file: Path) -> None
     """Asking is not running: `plan` tells, `run` refuses."""
     code, out, _ = ends("plan", str(spec_file), "--set", "cluster.device_memory_gib=0.01")
     assert code == 0
-    assert "it cannot fit" in " ".join(out.split())
+    assert "it does not fit" in " ".join(out.split())
 
 
 def test_run_refuses_what_cannot_fit_before_anything_is_made(spec_file: Path) -> None:
     code, _, err = ends("run", str(spec_file), "--set", "cluster.device_memory_gib=0.01")
     assert code == 3
-    assert "cannot fit" in err
+    assert "does not fit" in err
     assert "--force" in err
     assert "Traceback" not in err
     assert not (spec_file.parent / "runs").exists()

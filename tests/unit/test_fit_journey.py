@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.fit.journey import Journey
-from allranks.fit.sharing import cut
+from allranks.planning.memory.strategy_state import GradientBuffers, cut_into_buckets
 
 
 @pytest.mark.parametrize(
@@ -20,14 +19,14 @@ from allranks.fit.sharing import cut
     ],
 )
 def test_two_travel_and_one_fills(done: int, filling: bool, part: int, buffers: int) -> None:
-    assert Journey([100, 40, 30, 10], 2, copies=1).at(done, filling=filling) == (part, buffers)
+    assert GradientBuffers([100, 40, 30, 10], 2, copies=1).at(done, filling=filling) == (part, buffers)
 
 
 def test_gloo_sends_a_copy() -> None:
-    assert Journey([100, 40, 30], 2, copies=2).at(140, filling=True) == (70, 2 * 140 + 30)
-    assert Journey([100, 40, 30], 2, copies=2).launched_last() == (85, 2 * 170)
+    assert GradientBuffers([100, 40, 30], 2, copies=2).at(140, filling=True) == (70, 2 * 140 + 30)
+    assert GradientBuffers([100, 40, 30], 2, copies=2).after_last_launch() == (85, 2 * 170)
 
 
 def test_buckets_take_neighbours_up_to_their_size() -> None:
-    assert cut([10, 10, 10, 50, 5, 5], 25) == [20, 10, 50, 10]
-    assert cut([], 25) == []
+    assert cut_into_buckets([10, 10, 10, 50, 5, 5], 25) == [20, 10, 50, 10]
+    assert cut_into_buckets([], 25) == []

@@ -11,15 +11,14 @@ pytest.importorskip("peft")
 
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from allranks.fit.activations import Batch as FitBatch
-from allranks.fit.activations import Layer, kept_behind
-from allranks.fit.adapters import adapted, totals
-from allranks.fit.config import ENCODERS, FAMILIES, read
-from allranks.fit.shapes import Shapes, shapes_of
+from allranks.planning.memory.activations import BlockActivations, kept_after_blocks
+from allranks.planning.memory.activations import MicroBatch as FitBatch
+from allranks.planning.memory.model_config import ENCODERS, FAMILIES, read_model_config
+from allranks.planning.memory.weights import Shapes, shapes_of, total_sizes, trained_weights_of
 from allranks.spec.records import AdapterSpec
-from allranks.train.adapters import add_adapter
-from allranks.train.data.collate import Batch
-from allranks.train.losses import LossModel
+from allranks.train.data.batches import Batch
+from allranks.train.models.adapters import add_adapter
+from allranks.train.models.losses import LossModel
 
 SMALL: dict[str, Any] = {
     "hidden_size": 64,
@@ -74,7 +73,7 @@ def built(family: str, dtype: Any = torch.float32, device: str = "meta") -> Any:
 
 
 def ours(family: str) -> Shapes:
-    return shapes_of(read(config_of(family).to_dict(), family, labels=2 if family in ENCODERS else 0))
+    return shapes_of(read_model_config(config_of(family).to_dict(), family, labels=2 if family in ENCODERS else 0))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -97,14 +96,14 @@ def test_adapters_are_counted_as_peft_makes_them(family: str, spec: AdapterSpec)
     model = add_adapter(built(family, device="cpu"), spec, classifier=family in ENCODERS, base="b", seed=1)
     wanted = sum(p.numel() for p in model.parameters() if p.requires_grad)
     shapes = ours(family)
-    assert totals(shapes, adapted(spec, shapes)).trained == wanted
+    assert total_sizes(shapes, trained_weights_of(spec, shapes)).trained == wanted
 
 
 def test_modules_trained_whole_are_counted_with_their_frozen_originals() -> None:
     spec = AdapterSpec(type="lora", r=4, modules_to_save=["embed_tokens", "lm_head"])
     model = add_adapter(built("mistral", device="cpu"), spec, classifier=False, base="b", seed=1)
     shapes = ours("mistral")
-    found = totals(shapes, adapted(spec, shapes))
+    found = total_sizes(shapes, trained_weights_of(spec, shapes))
     assert found.trained == sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert found.base + found.adapters == sum(p.numel() for p in model.parameters())
 
@@ -159,9 +158,9 @@ def test_activations_are_what_autograd_saves(
     )
     measured = saved_bytes(model, batch, classifier=classifier)
     shapes = ours(family)
-    what = adapted(spec, shapes)
+    what = trained_weights_of(spec, shapes)
     seen = FitBatch(sequences=B, length=length, element=kind.itemsize, device="cpu", packed=packed)
-    expected = sum(Layer(shapes.config, block, what, seen).kept() for block in shapes.blocks) + kept_behind(
-        shapes, what, seen
-    )
+    expected = sum(
+        BlockActivations(shapes.config, block, what, seen).kept() for block in shapes.blocks
+    ) + kept_after_blocks(shapes, what, seen)
     assert expected == pytest.approx(measured, rel=0.08), f"{expected / measured - 1:+.1%}"

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.errors import SpecError
-from allranks.fit import Fit
-from allranks.fit.config import FAMILIES, UnknownFamily, read
-from allranks.fit.shapes import shapes_of
-from allranks.fit.strategies import SHARING
-from allranks.train.strategies import REGISTRY
+from allranks.planning.memory import Fit
+from allranks.planning.memory.model_config import FAMILIES, UnknownFamily, read_model_config
+from allranks.planning.memory.strategies import STRATEGY_STATES
+from allranks.planning.memory.weights import shapes_of
+from allranks.spec.strategies import REGISTRY
+from tests.sampling import examples
 from tests.unit.fit_specs import estimated
 
 SHARDED = sorted(n for n in REGISTRY if "zero" in n)
@@ -68,7 +69,7 @@ def kept(found: Fit) -> int:
     return sum(found.moments[-1].parts.get(k, 0) for k in ("weights", "adapters", "gradients", "optimizer_state"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(specs())
 def test_all_parts_are_there_and_none_is_negative(spec: dict[str, Any]) -> None:
     found = estimated(spec)
@@ -82,7 +83,7 @@ def solid(found: Any) -> int:
     return max(m.total_bytes - m.parts.get("slack", 0) for m in found.moments)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(specs(), st.integers(1, 8))
 def test_a_larger_batch_or_a_longer_sequence_never_takes_less(spec: dict[str, Any], more: int) -> None:
     before = solid(estimated(spec))
@@ -90,7 +91,7 @@ def test_a_larger_batch_or_a_longer_sequence_never_takes_less(spec: dict[str, An
     assert solid(estimated(changed(spec, "data", max_length=spec["data"]["max_length"] + more))) >= before
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(specs(), st.sampled_from(["num_hidden_layers", "intermediate_size", "vocab_size"]))
 def test_more_parameters_never_take_less(spec: dict[str, Any], size: str) -> None:
     config = spec["model"]["config"]
@@ -102,7 +103,7 @@ def test_more_parameters_never_take_less(spec: dict[str, Any], size: str) -> Non
     assert solid(after) >= solid(before)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(specs(), st.sampled_from(SHARDED))
 def test_more_ranks_never_take_more_of_what_is_shared(spec: dict[str, Any], strategy: str) -> None:
     spec = changed(spec, "strategy", name=strategy)
@@ -111,7 +112,7 @@ def test_more_ranks_never_take_more_of_what_is_shared(spec: dict[str, Any], stra
     assert kept(estimated(changed(spec, "cluster", procs_per_node=ranks * 2))) <= before
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(specs())
 def test_each_stage_of_zero_keeps_no_more_than_the_one_before(spec: dict[str, Any]) -> None:
     ladder = [
@@ -121,7 +122,7 @@ def test_each_stage_of_zero_keeps_no_more_than_the_one_before(spec: dict[str, An
     assert all(b <= a + padding for a, b in pairwise(ladder))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(specs())
 def test_checkpointing_never_keeps_more_for_backward(spec: dict[str, Any]) -> None:
     def at_loss(on: bool) -> int:
@@ -165,20 +166,20 @@ KEYS = sorted(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.sampled_from([*FAMILIES, "unheard", 3]),
     st.dictionaries(st.sampled_from(KEYS), st.one_of(junk, st.integers(1, 4096))),
 )
 def test_a_config_is_read_or_refused_in_words(family: Any, values: dict[str, Any]) -> None:
     try:
-        config = read({"model_type": family, **values}, "here", labels=0)
+        config = read_model_config({"model_type": family, **values}, "here", labels=0)
     except (SpecError, UnknownFamily):
         return
     assert shapes_of(config).numel > 0
 
 
-@pytest.mark.parametrize("name", sorted(SHARING))
+@pytest.mark.parametrize("name", sorted(STRATEGY_STATES))
 def test_the_largest_config_that_is_taken_is_still_counted(name: str) -> None:
     huge = {
         "hidden_size": 10**6,

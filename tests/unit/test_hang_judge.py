@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
-from allranks.hang.judge import judge
-from allranks.hang.records import Alarm, Call, Frame, HangReport, NodeEvidence, RankEvidence
+from allranks.launch.monitor.evidence import save_evidence
+from allranks.launch.monitor.hang_report import HangAnalyzer, analyze_hang
+from allranks.launch.monitor.records import (
+    CollectiveCall,
+    HangAlarm,
+    HangReport,
+    NodeEvidence,
+    RankEvidence,
+    StackFrame,
+)
+from allranks.rundir.files import read_json
+from allranks.rundir.paths import RunDir
 
-ALARM = Alarm(node=0, host="n1", rank=0, phase="train", part="backward", step=6, since=100.0, time=104.0, limit_s=4.0)
+ALARM = HangAlarm(
+    node=0, host="n1", rank=0, phase="train", part="backward", step=6, since=100.0, time=104.0, limit_s=4.0
+)
 WAITS = [
-    Frame(file="/v/site-packages/torch/distributed/distributed_c10d.py", line=2900, function="all_reduce"),
-    Frame(file="/home/u/train.py", line=30, function="step"),
-    Frame(file="/home/u/train.py", line=80, function="<module>"),
+    StackFrame(file="/v/site-packages/torch/distributed/distributed_c10d.py", line=2900, function="all_reduce"),
+    StackFrame(file="/home/u/train.py", line=30, function="step"),
+    StackFrame(file="/home/u/train.py", line=80, function="<module>"),
 ]
 READS = [
-    Frame(file="/home/u/rows.py", line=12, function="read"),
-    Frame(file="/home/u/train.py", line=25, function="step"),
-    Frame(file="/home/u/train.py", line=80, function="<module>"),
+    StackFrame(file="/home/u/rows.py", line=12, function="read"),
+    StackFrame(file="/home/u/train.py", line=25, function="step"),
+    StackFrame(file="/home/u/train.py", line=80, function="<module>"),
 ]
 
 
-def call(seq: int, op: str = "all_reduce", sizes: str = "[[8]]", *, done: bool = False) -> Call:
-    return Call(group="0", seq=seq, op=op, sizes=sizes, done=done)
+def call(seq: int, op: str = "all_reduce", sizes: str = "[[8]]", *, done: bool = False) -> CollectiveCall:
+    return CollectiveCall(group="0", seq=seq, op=op, sizes=sizes, done=done)
 
 
 def rank(number: int, **more: Any) -> RankEvidence:
@@ -34,14 +49,14 @@ def rank(number: int, **more: Any) -> RankEvidence:
         "part": "backward",
         "step": 6,
     }
-    usual |= {"stack": WAITS, "python_silent_s": 0.3}
+    usual |= {"stack": WAITS, "silent_s": 6.0, "python_silent_s": 0.3, "python_beats": 40}
     return RankEvidence(rank=number, **(usual | more))
 
 
 def verdict(*ranks: RankEvidence, nodes: list[NodeEvidence] | None = None, world: int | None = None) -> HangReport:
     found = nodes or [NodeEvidence(node=i, host=f"n{i + 1}", time=104.0, ranks=[r]) for i, r in enumerate(ranks)]
     hosts = {i: f"n{i + 1}" for i in range(world or sum(len(n.ranks) for n in found))}
-    return judge(found, hosts, ALARM, 1, 106.0)
+    return analyze_hang(found, hosts, ALARM, 1, 106.0)
 
 
 def named(report: HangReport) -> list[int | None]:
@@ -57,7 +72,7 @@ def test_a_rank_that_never_came_is_named_with_its_line() -> None:
     assert named(found) == [1]
     assert (found.fallen[0].host, found.fallen[0].where) == ("n2", "/home/u/rows.py:12 in read")
     assert found.kind == "dataloader_hang"
-    assert "never came to collective 2" in found.sentence
+    assert "never joined collective 2" in found.sentence
     assert found.waiting[0].call == "collective 2 of group 0: all_reduce [[8]]"
     assert "rank 0 in /home/u/train.py:30 in step" in found.sentence
     assert [w.rank for w in found.waiting] == [0, 2]
@@ -81,14 +96,14 @@ def test_the_first_collective_that_did_not_end_decides_in_each_group_by_itself()
     found = verdict(rank(0, calls=both), rank(1, calls=[call(1, done=True)], stack=READS), rank(2, calls=both))
     assert named(found) == [1]
     assert "collective 2 of group 0" in found.sentence
-    other = Call(group="1", seq=9, op="broadcast", sizes="[[2]]", done=True)
+    other = CollectiveCall(group="1", seq=9, op="broadcast", sizes="[[2]]", done=True)
     found = verdict(
         rank(0, calls=[other, call(2)]),
         rank(1, calls=[other, call(1, done=True)], stack=READS),
         rank(2, calls=[other, call(2)]),
     )
     assert named(found) == [1]  # that it is far in another group does not help it
-    assert "never came to collective 2 of group 0" in found.sentence
+    assert "never joined collective 2 of group 0" in found.sentence
     broadcast = [call(2, "broadcast", done=True)]
     found = verdict(
         rank(0, calls=broadcast),
@@ -111,9 +126,9 @@ def test_what_the_lone_rank_does_gives_the_failure_its_name() -> None:
     def kind(**more: Any) -> str:
         return verdict(rank(0), rank(1, **{"part": "forward", "stack": READS, **more}), rank(2)).kind
 
-    own = Frame(file="/home/u/train.py", line=5, function="f")
-    saves = [own, Frame(file="/v/torch/serialization.py", line=5, function="save")]
-    loads = [own, Frame(file="/v/torch/utils/data/dataloader.py", line=5, function="poll")]
+    own = StackFrame(file="/home/u/train.py", line=5, function="f")
+    saves = [own, StackFrame(file="/v/torch/serialization.py", line=5, function="save")]
+    loads = [own, StackFrame(file="/v/torch/utils/data/dataloader.py", line=5, function="poll")]
     assert kind() == "collective_mismatch"
     assert kind(part="data") == kind(stack=loads) == "dataloader_hang"
     assert kind(phase="save", part="") == kind(stack=saves) == "checkpoint_collective"
@@ -122,13 +137,15 @@ def test_what_the_lone_rank_does_gives_the_failure_its_name() -> None:
 
 
 def test_how_far_a_rank_is_goes_by_phase_then_by_part() -> None:
-    for earlier, later in (("train", "evaluate"), ("evaluate", "save"), ("build", "train")):
-        places = [{"phase": later, "part": ""}] * 2 + [{"phase": earlier, "part": ""}]
+    for earlier, part, later in (("train", "control", "evaluate"), ("evaluate", "", "save"), ("build", "", "train")):
+        places = [{"phase": later, "part": ""}] * 2 + [{"phase": earlier, "part": part}]
         assert named(verdict(*(rank(i, **p) for i, p in enumerate(places)))) == [2], (earlier, later)
+    back = {"phase": "train", "part": ""}  # in a step's beginning, or back from the evaluation that the others are in
+    assert named(verdict(rank(0, **back), *(rank(i, phase="evaluate", part="") for i in (1, 2)))) == []
     for earlier, later in (("data", "forward"), ("forward", "backward"), ("backward", "optimizer")):
         assert named(verdict(rank(0, part=later), rank(1, part=later), rank(2, part=earlier))) == [2], earlier
     found = verdict(rank(0), rank(1), rank(2, part="data"))
-    assert found.fallen[0].why == "it is still in train, step 7, data, others are further"
+    assert found.fallen[0].why == "it is still in train, step 7, data, other ranks are ahead"
 
 
 def test_processes_that_cannot_run() -> None:
@@ -168,7 +185,7 @@ def test_what_else_stands_out_on_a_node_is_noted() -> None:
 def test_a_gather_of_unequal_parts_is_none() -> None:
     found = verdict(*(rank(i, calls=[call(2, "all_gather", f"[[{i}]]")]) for i in range(3)))
     assert named(found) == []
-    assert "none fell out" in found.sentence
+    assert "none stalled" in found.sentence
 
 
 def test_a_stopped_process_is_named_whatever_the_calls_say() -> None:
@@ -184,16 +201,64 @@ def test_a_stopped_process_is_named_whatever_the_calls_say() -> None:
     assert named(found) == [1]
     assert found.fallen[0].why == "its process 101 is stopped by a signal (SIGSTOP or SIGTSTP)"
     assert found.fallen[0].why in found.sentence
-    assert "did not show where it stands" in found.sentence
+    assert "the position of" in found.sentence and "is unknown" in found.sentence
 
 
 def test_a_process_whose_interpreter_is_held_is_named() -> None:
-    held = rank(1, stack=READS, calls=[], python_silent_s=8.0)
-    assert named(verdict(rank(0, calls=[call(2)]), held)) == [1]
-    waiting = rank(1, calls=[call(2)], python_silent_s=8.0)
+    def why(**more: Any) -> str:
+        held = {"stack": READS, "silent_s": 8.0, "python_silent_s": 8.0, **more}
+        found = verdict(rank(0, calls=[call(2)]), rank(1, **held))
+        return found.fallen[0].why if found.fallen else ""
+
+    assert "holds the interpreter" in why()
+    for more in (
+        {"python_silent_s": 4.0},  # too short
+        {"python_silent_s": None},  # the heartbeat thread never ran
+        {"python_beats": 2},  # it has hardly run
+        {"monitor_error": "AttributeError: x"},  # it has failed by itself
+        {"silent_s": 1.0},  # the main thread ran Python after it: the thread is gone, the interpreter is free
+        {"stack": []},  # where it stands is not known
+    ):
+        assert "holds the interpreter" not in why(**more), more
+    waiting = rank(1, calls=[call(2)], python_silent_s=8.0, silent_s=8.0)
     assert named(verdict(rank(0, calls=[call(2)]), waiting)) == []
-    assert named(verdict(rank(0), rank(1, python_silent_s=6.0))) == [1]  # by that alone
-    assert named(verdict(rank(0), rank(1, python_silent_s=4.0))) == []
+    assert named(verdict(rank(0), rank(1, python_silent_s=8.0, silent_s=8.0))) == []  # it is in the collective
+
+
+def test_a_rank_whose_heartbeat_failed_is_not_named_for_it() -> None:
+    """Its thread died while torch was imported: all else says that it waits like the others."""
+    found = verdict(
+        rank(0, calls=[call(2)]),
+        rank(1, calls=[], python_silent_s=200.0, silent_s=6.0, monitor_error="AttributeError: is_initialized"),
+    )
+    assert named(found) == []
+    assert found.notes == ["rank 1: its heartbeat failed: AttributeError: is_initialized"]
+
+
+def test_what_is_missing_of_a_rank_is_no_evidence_against_it() -> None:
+    unseen = [NodeEvidence(node=0, host="n1", time=104.0, ranks=[rank(0)])]
+    found = analyze_hang(unseen, {0: "n1", 1: "n1"}, ALARM, 1, 106.0)
+    assert (named(found), found.missing_hosts) == ([], [])
+    assert found.notes == ["rank 1: no heartbeat was written, so its state is unknown"]
+    silent = rank(0, stack=[], phase="script", part="", step=None)  # the alarm's rank, which showed nothing
+    assert named(verdict(silent, rank(1, stack=READS, phase="script", part="", step=None))) == []
+    unknown = rank(2, phase="script", part="", step=None)  # its phase cannot be compared with theirs
+    assert named(verdict(rank(0), rank(1), unknown)) == []
+    sizeless = verdict(rank(0, calls=[call(2)]), rank(1, calls=[call(2, sizes="")]), rank(2, calls=[call(2)]))
+    assert named(sizeless) == []
+    on_the_device = rank(1, stack=READS, part="backward", calls=[call(2)])  # the host goes on, the GPU waits
+    assert named(verdict(rank(0, calls=[call(2)]), on_the_device, rank(2, calls=[call(2)]))) == []
+
+
+def test_what_was_seen_comes_before_a_node_that_does_not_answer() -> None:
+    late = rank(1, calls=[call(1, done=True)], stack=READS)
+    assert named(verdict(rank(0, calls=[call(1, done=True), call(2)]), late, world=3)) == [1]
+
+
+def test_a_rank_that_ended_cleanly_while_others_wait() -> None:
+    found = verdict(rank(0), rank(1, phase="done", part="", stack=[], state="gone"))
+    assert named(found) == [1]
+    assert "has exited, cleanly, while others continue" in found.sentence
 
 
 def test_without_records_of_calls_the_step_and_the_stack_tell() -> None:
@@ -235,7 +300,7 @@ def test_a_node_that_does_not_answer_is_named() -> None:
 
 
 def test_ranks_that_are_in_no_collective() -> None:
-    elsewhere = [Frame(file="/home/u/other.py", line=3, function="compute"), READS[-1]]
+    elsewhere = [StackFrame(file="/home/u/other.py", line=3, function="compute"), READS[-1]]
     same = {"step": None, "part": "", "phase": "script"}
     found = verdict(rank(0, stack=READS, **same), rank(1, stack=elsewhere, **same))
     assert named(found) == [0]  # the alarm's
@@ -247,7 +312,7 @@ def test_ranks_that_are_in_no_collective() -> None:
 def test_where_the_lone_rank_stands_is_told() -> None:
     found = verdict(rank(0, stack=READS))
     assert named(found) == []
-    assert "the only rank stands in /home/u/rows.py:12 in read" in found.sentence
+    assert "the only rank is in /home/u/rows.py:12 in read" in found.sentence
 
 
 def test_a_process_that_has_ended_is_named_only_if_nobody_else_is() -> None:
@@ -257,3 +322,51 @@ def test_a_process_that_has_ended_is_named_only_if_nobody_else_is() -> None:
     ]  # its collective timed out while it was looked at
     found = verdict(ended, rank(1))
     assert (named(found), found.kind) == ([0], "rank_died")
+
+
+def on_node(node: int, found: RankEvidence) -> NodeEvidence:
+    return NodeEvidence(node=node, host=f"n{node + 1}", time=104.0, ranks=[found])
+
+
+HOSTS = {0: "n1", 1: "n2", 2: "n3"}
+
+
+def test_evidence_of_a_node_that_the_driver_does_not_reach_is_taken_from_the_run_folder(tmp_path: Path) -> None:
+    """What came over the control channel counts before what lies there; what is damaged does not count."""
+    run = RunDir(tmp_path)
+    run.events.mkdir()
+    stalled = on_node(1, rank(1, calls=[call(1, done=True)], stack=READS, part="data"))
+    save_evidence(run.hang_node(1, 1), stalled)
+    save_evidence(run.hang_node(1, 0), on_node(0, rank(0, stack=READS, part="data", calls=[call(1, done=True)])))
+    run.hang_node(1, 2).write_text('{"node": 2, "host"')
+    sentence = HangAnalyzer(run, 1, HOSTS, 3)(ALARM, [on_node(0, rank(0, calls=[call(1, done=True), call(2)]))])
+    report = read_json(run.hang_report(1))
+    assert report["sentence"] == sentence
+    assert [(w["rank"], w["host"]) for w in report["waiting"]] == [(0, "n1")]
+    assert report["missing_hosts"] == ["n3"]
+    assert [f["rank"] for f in report["fallen"]] == [1]
+    assert report["files"] == str(run.hang(1))
+    alone = RunDir(tmp_path / "b")
+    alone.events.mkdir(parents=True)
+    HangAnalyzer(alone, 1, HOSTS, 3)(ALARM, [on_node(0, rank(0, calls=[call(1, done=True), call(2)]))])
+    assert read_json(alone.hang_report(1))["missing_hosts"] == ["n2", "n3"]
+
+
+@pytest.mark.parametrize("refused", ["hang", "events"])
+def test_the_verdict_is_kept_where_it_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, refused: str
+) -> None:
+    run = RunDir(tmp_path)
+    (tmp_path / refused).write_text("a file is where the folder must be")
+    with caplog.at_level(logging.WARNING):
+        sentence = HangAnalyzer(run, 1, HOSTS, 3)(
+            ALARM,
+            [
+                on_node(0, rank(0, calls=[call(1, done=True), call(2)])),
+                on_node(1, rank(1, calls=[call(1, done=True)], stack=READS, part="data")),
+                on_node(2, rank(2, calls=[call(1, done=True), call(2)])),
+            ],
+        )
+    assert "rank 1 on n2" in sentence and "/home/u/rows.py:12 in read" in sentence
+    assert "cannot be written" in caplog.text
+    assert run.hang_report(1).exists() == (refused == "events")

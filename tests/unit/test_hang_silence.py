@@ -1,32 +1,38 @@
-"""What counts as silence, who of several agents judges, and what is taken down of a rank. No ranks: pages and clocks are set by hand."""
+"""What counts as silence, what follows an alarm on each node, and what is recorded of a rank. No ranks: pages and clocks are set by hand."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
-from allranks.hang import collect, inside, procfs, watch
-from allranks.hang.collect import Collector, save
-from allranks.hang.limits import Limits
-from allranks.hang.pulse import Beat, Page, Pulse, offered
-from allranks.hang.records import Alarm, Fallen, Frame, NodeEvidence, RankEvidence
-from allranks.hang.stacks import main_thread, standing
-from allranks.hang.watch import HangWatch, publish
-from allranks.rundir import RunDir, read_json
+from allranks.launch.channel.protocol import Orders
+from allranks.launch.monitor import evidence as collect
+from allranks.launch.monitor import hang_watch, procfs
+from allranks.launch.monitor.evidence import EvidenceCollector, blocking_location, main_thread_frames, save_evidence
+from allranks.launch.monitor.hang_report import write_hang_report
+from allranks.launch.monitor.hang_watch import HangMonitor
+from allranks.launch.monitor.records import HangAlarm, NodeEvidence, RankEvidence, StackFrame, StalledRank
+from allranks.planning.records import Limits
+from allranks.rundir.files import read_json
+from allranks.rundir.heartbeat import Heartbeat, HeartbeatPage, HeartbeatWriter, page_paths
+from allranks.rundir.paths import RunDir
+from allranks.train import rank_hooks
+from tests.unit.hang_driver import DeafChannel, InProcessDriver
 
-WAITS = [Frame(file="/v/torch/distributed/distributed_c10d.py", line=9, function="all_reduce")]
-READS = [Frame(file="/home/u/rows.py", line=12, function="read")]
+WAITS = [StackFrame(file="/v/torch/distributed/distributed_c10d.py", line=9, function="all_reduce")]
+READS = [StackFrame(file="/home/u/rows.py", line=12, function="read")]
 
 
 class Looker:
@@ -46,37 +52,51 @@ def watch_of(
     ranks: int = 1,
     *,
     node: int = 0,
-    nodes: int = 1,
     collector: Any = None,
+    channel: Any = None,
+    raised: list[HangAlarm] | None = None,
     ended: list[int] | None = None,
-) -> HangWatch:
+    limits: Limits = Limits(step_s=10.0, long_s=50.0),  # noqa: B008 - frozen
+) -> HangMonitor:
     run = RunDir(folder)
-    for place in (run.events, run.logs_of(1), run.hang(1)):
+    for place in (run.events, run.logs_of(1)):
         place.mkdir(parents=True, exist_ok=True)
-    hosts = {r: f"n{r // ranks}" for r in range(ranks * nodes)}
-    own = [r for r in hosts if r // ranks == node]
-    told = ended if ended is not None else []
-    return HangWatch(
-        run, 1, node, f"n{node}", own, hosts, Limits(step_s=10.0, long_s=50.0), collector, lambda: told.append(node)
+    channel = channel if channel is not None else DeafChannel()
+    alarms, told = raised if raised is not None else [], ended if ended is not None else []
+    raise_alarm = channel.raise_alarm(node) if isinstance(channel, InProcessDriver) else alarms.append
+    pages = {r: HeartbeatPage() for r in range(node * ranks, (node + 1) * ranks)}
+    return HangMonitor(
+        run,
+        1,
+        node,
+        f"n{node}",
+        f"n{node}",
+        pages,
+        limits,
+        collector if collector is not None else cast(EvidenceCollector, Looker()),
+        channel,
+        raise_alarm=raise_alarm,
+        end=lambda: told.append(node),
     )
 
 
-def pulse_of(watched: HangWatch, rank: int = 0, phase: str = "train") -> Pulse:
+def pulse_of(watched: HangMonitor, rank: int = 0, phase: str = "train") -> HeartbeatWriter:
     """Of a rank that has begun its second step."""
-    pulse = Pulse()
-    pulse.open(offered([watched.pages[rank]]).partition(":")[0])
+    pulse = HeartbeatWriter()
+    pulse.open(page_paths([watched._pages[rank]]).partition(":")[0])
     for step in (0, 1):
         pulse.step(step)
     pulse.phase(phase)
     return pulse
 
 
-def alarm_at(watched: HangWatch, later_s: float) -> Alarm | None:
-    return watched._silence(time.monotonic() + later_s)
+def alarm_at(watched: HangMonitor, later_s: float) -> HangAlarm | None:
+    return watched.silence(time.monotonic() + later_s)
 
 
 def test_the_rank_that_is_silent_raises_the_alarm_with_its_place(tmp_path: Path) -> None:
-    watched = watch_of(tmp_path, 2)
+    raised: list[HangAlarm] = []
+    watched = watch_of(tmp_path, 2, raised=raised)
     pulse_of(watched)
     pulse_of(watched, 1).part("forward")
     watched._floor -= 100.0
@@ -85,7 +105,7 @@ def test_the_rank_that_is_silent_raises_the_alarm_with_its_place(tmp_path: Path)
     assert alarm is not None
     assert (alarm.rank, alarm.host, alarm.phase, alarm.step, alarm.limit_s) == (0, "n0", "train", 1, 10.0)
     assert 20.0 <= alarm.time - alarm.since < 40.0  # the 20 s of this test's clock, and what it took
-    assert watched._board.alarm() == alarm
+    assert raised == [alarm]
 
 
 def test_ranks_that_are_done_and_those_that_wait_for_one_that_died_raise_none(tmp_path: Path) -> None:
@@ -114,16 +134,16 @@ def test_of_the_time_in_which_the_agent_itself_stood_still_nobodys_silence_count
     pulse_of(watched)
     watched._floor = time.monotonic() + 95.0
     assert alarm_at(watched, 99.0) is None
-    monkeypatch.setattr(watch, "LOOK_S", 0.01)
-    monkeypatch.setattr(watch, "PAUSED_S", -1.0)  # so that each look comes after a pause
+    monkeypatch.setattr(hang_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(hang_watch, "PAUSED_S", -1.0)  # so that each look comes after a pause
     ended: list[int] = []
-    paused = watch_of(tmp_path, collector=Looker(), ended=ended)
-    paused._limits = Limits(step_s=0.05, long_s=0.05)
+    paused = watch_of(tmp_path, ended=ended, limits=Limits(step_s=0.05, long_s=0.05))
     pulse_of(paused)
-    paused.begin()
+    paused.start()
     paused.join(0.6)
     assert paused.is_alive()
     paused.stop()
+    assert ended == []
 
 
 def test_a_users_own_program_is_heard_by_its_log_and_its_collectives(tmp_path: Path) -> None:
@@ -132,15 +152,15 @@ def test_a_users_own_program_is_heard_by_its_log_and_its_collectives(tmp_path: P
     pulse.alive({"default_pg": 1})
     watched._floor -= 100.0
     now = time.monotonic()
-    assert watched._silence(now) is None
+    assert watched.silence(now) is None
     log = RunDir(tmp_path).log_of(1, "n0", 0)
     log.write_text("a line\n")
-    assert watched._silence(now + 9.0) is None
-    assert watched._silence(now + 18.0) is None  # heard at 9
+    assert watched.silence(now + 9.0) is None
+    assert watched.silence(now + 18.0) is None  # heard at 9
     pulse.alive({"default_pg": 2})
-    assert watched._silence(now + 18.5) is None
-    assert watched._silence(now + 28.0) is None
-    assert watched._silence(now + 29.0) is not None
+    assert watched.silence(now + 18.5) is None
+    assert watched.silence(now + 28.0) is None
+    assert watched.silence(now + 29.0) is not None
 
 
 @pytest.mark.parametrize("by", ["computing", "reading", "nothing"])
@@ -148,13 +168,13 @@ def test_in_long_phases_a_process_that_works_is_not_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     done = [0.0, 0]
-    monkeypatch.setattr(procfs, "work_done", lambda pid: (done[0], done[1]))
+    monkeypatch.setattr(procfs, "cpu_and_io", lambda pid: (done[0], done[1]))
     watched = watch_of(tmp_path)
     pulse_of(watched, phase="prepare")
     now = time.monotonic()
     alarms = []
     for later in range(0, 120, 10):
-        alarms.append(watched._silence(now + later))
+        alarms.append(watched.silence(now + later))
         if by == "computing":
             done[0] += 0.05 * 10
         elif by == "reading":
@@ -169,100 +189,161 @@ def evidence(node: int, **more: Any) -> NodeEvidence:
     return NodeEvidence(node=node, host=f"n{node}", time=1.0, ranks=[RankEvidence(rank=node, **usual)])
 
 
-ALARM = Alarm(node=0, host="n0", rank=0, phase="train", part="", step=3, since=1.0, time=11.0, limit_s=10.0)
+ALARM = HangAlarm(node=0, host="n0", rank=0, phase="train", part="", step=3, since=1.0, time=11.0, limit_s=10.0)
 
 
-def test_one_of_the_agents_judges_and_all_end_their_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each writes what it found. The first node's judges once all is there; without it, the next in turn."""
+def test_an_alarm_of_one_node_has_all_examined_the_driver_judges_once_and_all_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only node 1 notices the silence. The others examine their ranks because the driver asks for it."""
+    monkeypatch.setattr(hang_watch, "LOOK_S", 0.02)
+    monkeypatch.setattr("allranks.launch.supervisor.ALL_ANSWER_S", 1000.0)  # complete evidence is judged at once
     ended: list[int] = []
-    said: list[str] = []
-    usual = HangWatch._judge
-    monkeypatch.setattr(
-        HangWatch, "_judge", lambda self, *a: (said.append(f"node {self._node} of {len(a[1])}"), usual(self, *a))
-    )
-    monkeypatch.setattr(watch, "ALL_ANSWER_S", 1000.0)  # what is whole need not be waited for
-    monkeypatch.setattr(watch, "VERDICT_S", 5.0)
-    kinds = [evidence(0), evidence(1, stack=READS, part="data"), evidence(2)]
-    agents = [watch_of(tmp_path, node=i, nodes=3, collector=Looker(k), ended=ended) for i, k in enumerate(kinds)]
-    threads = [threading.Thread(target=a._examine, args=(ALARM,)) for a in agents]
+    run = RunDir(tmp_path)
+    driver = InProcessDriver(run, {r: f"n{r}" for r in range(3)}, 3)
+    found = [evidence(0), evidence(1, stack=READS, part="data"), evidence(2)]
+    agents = [
+        watch_of(
+            tmp_path,
+            node=n,
+            collector=Looker(e),
+            channel=driver,
+            ended=ended,
+            limits=Limits(step_s=0.3 if n == 1 else 60.0, long_s=60.0),
+        )
+        for n, e in enumerate(found)
+    ]
+    for n, agent in enumerate(agents):
+        pulse_of(agent, n)
+        agent.start()
     for agent in agents:
-        agent._board.hang_up()
-    for thread in reversed(threads):
-        thread.start()
-        time.sleep(0.05)
-    for thread in threads:
-        thread.join(20)
-    assert said == ["node 0 of 3"]
+        agent.join(20)
+    assert list(driver.alarms) == [1]
     assert sorted(ended) == [0, 1, 2]
-    report = read_json(RunDir(tmp_path).hang_report(1))
+    report = read_json(run.hang_report(1))
     assert ([f["rank"] for f in report["fallen"]], report["kind"]) == ([1], "dataloader_hang")
-    assert report["files"] == str(RunDir(tmp_path).hang(1))
-
-    monkeypatch.setattr(watch, "ALL_ANSWER_S", 0.2)
-    monkeypatch.setattr(watch, "NEXT_JUDGE_S", 0.2)
-    alone = watch_of(tmp_path / "b", node=1, nodes=2, collector=Looker(evidence(1)), ended=ended)
-    alone._board.hang_up()
-    alone._examine(ALARM)
-    assert said[1:] == ["node 1 of 1"]
-    assert ended[3:] == [1]
-    assert read_json(RunDir(tmp_path / "b").hang_report(1))["missing_hosts"] == ["n0"]
+    assert (report["files"], report["missing_hosts"]) == (str(run.hang(1)), [])
+    assert all(run.hang_node(1, n).exists() for n in range(3))
+    assert driver.orders.end == "ranks made no progress"
 
 
-def test_ranks_end_although_nobody_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "VERDICT_S", 0.3)
+def test_an_examination_that_the_driver_asks_for_needs_no_silence_here(tmp_path: Path) -> None:
+    channel, raised, ended = DeafChannel(), [], []
+    channel.orders = Orders(collect=ALARM, end="ranks made no progress")
+    watched = watch_of(tmp_path, node=1, collector=Looker(evidence(1)), channel=channel, raised=raised, ended=ended)
+    pulse_of(watched, 1)
+    watched.start()
+    watched.join(20)
+    assert ([e.node for e in channel.sent], ended, raised) == ([1], [1], [])
+    assert read_json(RunDir(tmp_path).hang_node(1, 1))["host"] == "n1"
+
+
+def test_ranks_are_ended_only_after_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hang_watch, "VERDICT_S", 1000.0)
+    channel, ended = DeafChannel(), []
+    channel.orders = Orders(collect=ALARM)
+    watched = watch_of(tmp_path, collector=Looker(evidence(0)), channel=channel, ended=ended)
+    thread = threading.Thread(target=watched._examine, args=(ALARM,), daemon=True)
+    thread.start()
+    thread.join(0.5)
+    assert channel.sent
+    assert (thread.is_alive(), ended) == (True, [])
+    channel.orders = Orders(collect=ALARM, end="ranks made no progress")
+    thread.join(20)
+    assert ended == [0]
+
+
+def test_a_driver_that_never_answers_is_waited_for_in_a_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hang_watch, "VERDICT_S", 0.5)
     ended: list[int] = []
-    second = watch_of(tmp_path, node=1, nodes=2, collector=Looker(evidence(1)), ended=ended)
-    second._board.hang_up()
-    second._examine(ALARM)
-    assert ended == [1]
-    assert not second._board.judged
+    watched = watch_of(tmp_path, collector=Looker(evidence(0)), ended=ended)
+    thread = threading.Thread(target=watched._examine, args=(ALARM,), daemon=True)
+    began = time.monotonic()
+    thread.start()
+    thread.join(20)
+    assert ended == [0]
+    assert time.monotonic() - began >= 0.5
 
 
 def test_a_record_that_is_too_large_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inside, "MOST_BYTES", 10)
+    monkeypatch.setattr(rank_hooks, "MAX_DUMP_BYTES", 10)
     for size, there in ((11, False), (10, True)):
-        monkeypatch.setattr(inside, "_flight_recorder", lambda size=size: b"x" * size)
-        inside._write(tmp_path / "flight")
+        monkeypatch.setattr(rank_hooks, "_flight_recorder", lambda size=size: b"x" * size)
+        rank_hooks._write_flight_record(tmp_path / "flight")
         assert (tmp_path / "flight").exists() == there
 
 
-def test_the_last_node_may_have_fewer_ranks(tmp_path: Path) -> None:
-    watched = watch_of(tmp_path, 2, nodes=2)
-    assert watched._nodes == 2
-    del watched._hosts[3]
-    assert watched._nodes == 2
-
-
-def test_a_watch_that_cannot_write_ends_and_leaves_the_ranks_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("fails", ["collector", "channel", "run folder"])
+def test_ranks_that_hang_are_ended_whatever_fails_after_the_alarm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: str
 ) -> None:
-    monkeypatch.setattr(watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(hang_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(hang_watch, "VERDICT_S", 0.2)
     ended: list[int] = []
-    watched = watch_of(tmp_path, collector=Looker(), ended=ended)
-    watched._limits = Limits(step_s=0.05, long_s=0.05)
+    channel = DeafChannel()
+    if fails == "channel":
+        monkeypatch.setattr(channel, "send_evidence", lambda found: (_ for _ in ()).throw(OSError(9, "closed")))
+    if fails == "run folder":
+        (tmp_path / "hang").write_text("a file is where the folder must be, as on a disk that takes nothing more")
+    looker = Looker(None if fails == "collector" else evidence(0))
+    watched = watch_of(
+        tmp_path, collector=looker, channel=channel, ended=ended, limits=Limits(step_s=0.05, long_s=0.05)
+    )
     pulse_of(watched)
     with caplog.at_level(logging.WARNING):
-        watched.begin()
+        watched.start()
         watched.join(20)
     assert not watched.is_alive()
-    assert "the watch for hangs of node 0 ends: [Errno 28]" in caplog.text
-    assert ended == []
+    assert ended == [0]
+    assert "the evidence of n0 is incomplete" in caplog.text
+    if fails == "run folder":
+        assert [e.node for e in channel.sent] == [0]  # the driver has it nevertheless
 
 
-def test_a_board_is_read_past_what_is_no_alarm(tmp_path: Path) -> None:
-    watched = watch_of(tmp_path)
-    board = watched._board
-    assert (board.alarm(), board.judged) == (None, False)
-    board.hang_up()
-    board.path.write_text('alarm {"node":\nelse x\n')
-    board.raise_alarm(ALARM)
-    assert (board.alarm(), board.judged) == (ALARM, False)
-    board.tell_judged(0)
-    assert board.judged
+def test_a_look_that_fails_does_not_end_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hang_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(hang_watch, "VERDICT_S", 0.1)
+    fails = [OSError(24, "Too many open files"), KeyError("phase"), RuntimeError("any other")]
+
+    def has_ended(pid: int) -> bool:
+        if fails:
+            raise fails.pop(0)
+        return False
+
+    monkeypatch.setattr(procfs, "has_ended", has_ended)
+    raised, ended = [], []
+    watched = watch_of(
+        tmp_path, collector=Looker(evidence(0)), raised=raised, ended=ended, limits=Limits(step_s=0.05, long_s=0.05)
+    )
+    pulse_of(watched)
+    with caplog.at_level(logging.WARNING):
+        watched.start()
+        watched.join(20)
+    assert caplog.text.count("hang monitor") == 3
+    assert ([alarm.rank for alarm in raised], ended) == ([0], [0])
 
 
-def collector_of(folder: Path, meeting: tuple[str, int] | None = None) -> Collector:
-    return Collector(RunDir(folder), 1, 0, "n0", meeting, "eth0")
+def test_a_watch_that_is_stopped_within_an_examination_waits_no_longer(tmp_path: Path) -> None:
+    channel, ended = DeafChannel(), []
+    channel.orders = Orders(collect=ALARM)
+    watched = watch_of(tmp_path, collector=Looker(evidence(0)), channel=channel, ended=ended)
+    watched.start()
+    deadline = time.monotonic() + 20
+    while not channel.sent and time.monotonic() < deadline:
+        time.sleep(0.02)
+    began = time.monotonic()
+    watched.stop()
+    assert time.monotonic() - began < hang_watch.VERDICT_S / 2
+    assert not watched.is_alive()
+    assert ended == [0]
+
+
+def collector_of(folder: Path, meeting: tuple[str, int] | None = None) -> EvidenceCollector:
+    return EvidenceCollector(RunDir(folder), 1, 0, "n0", meeting, "eth0")
 
 
 def flight(folder: Path, count: int, own: str = "/home/u/train.py") -> None:
@@ -285,17 +366,17 @@ def flight(folder: Path, count: int, own: str = "/home/u/train.py") -> None:
 
 
 def test_the_last_calls_of_a_rank_with_its_own_line(tmp_path: Path) -> None:
-    flight(tmp_path, collect.MOST_CALLS + 5)
-    calls, why = collector_of(tmp_path)._calls(0, Page())
-    assert (len(calls), why) == (collect.MOST_CALLS, "")
-    assert (calls[-1].seq, calls[-1].done, calls[-2].done) == (collect.MOST_CALLS + 5, False, True)
+    flight(tmp_path, collect.MAX_CALLS + 5)
+    calls, why = collector_of(tmp_path)._calls(0, HeartbeatPage())
+    assert (len(calls), why) == (collect.MAX_CALLS, "")
+    assert (calls[-1].seq, calls[-1].done, calls[-2].done) == (collect.MAX_CALLS + 5, False, True)
     assert (calls[-1].op, calls[-1].sizes, calls[-1].group) == ("all_reduce", "[[8]]", "0")
     assert calls[-1].where == "/home/u/train.py:30:step"
 
 
 def test_why_there_are_no_calls(tmp_path: Path) -> None:
-    page, looks = Page(), collector_of(tmp_path)
-    assert looks._calls(0, page) == ([], "no thread of Python ran, so none was written")
+    page, looks = HeartbeatPage(), collector_of(tmp_path)
+    assert looks._calls(0, page) == ([], "the heartbeat thread did not answer, so none was written")
     page._map[1024] = 2
     assert page.answered
     assert looks._calls(0, page) == ([], "its record of collectives is empty")
@@ -322,22 +403,22 @@ DUMP = """Thread 0x01 (most recent call first):
 SECRET = "hf_" + "0123456789abcdefghij"
 
 
-def beat_of(pid: int, **more: Any) -> Beat:
+def beat_of(pid: int, **more: Any) -> Heartbeat:
     now = time.monotonic()
     usual: dict[str, Any] = {"beats": 3, "at": now - 9.0, "step": 4, "longest_s": 0.1, "alive_at": now - 2.0}
     usual |= {"phase": "train", "part": "data", "sequences": {"default_pg": 4}}
-    return Beat(pid=pid, **(usual | more))
+    return Heartbeat(pid=pid, **(usual | more))
 
 
 def test_what_is_taken_down_of_one_rank(tmp_path: Path) -> None:
-    run, page = RunDir(tmp_path), Page()
+    run, page = RunDir(tmp_path), HeartbeatPage()
     run.hang(1).mkdir(parents=True)
     earlier = DUMP.format(file="/home/u/before.py", line=3, secret=SECRET)
     os.write(page.stacks, earlier.encode())
     os.write(page.stacks, DUMP.format(file="/home/u/rows.py", line=12, secret=SECRET).encode())
-    used, _ = procfs.work_done(os.getpid())
+    used, _ = procfs.cpu_and_io(os.getpid())
     found = collector_of(tmp_path)._rank(0, page, beat_of(os.getpid()), len(earlier), None, used - 400.0, 1000.0)
-    assert standing(found.stack) == "/home/u/rows.py:12 in f"
+    assert blocking_location(found.stack) == "/home/u/rows.py:12 in f"
     assert "before.py" not in run.hang_stack(1, "n0", 0).read_text()  # a dump of an earlier signal is none of now
     assert SECRET not in run.hang_stack(1, "n0", 0).read_text()
     assert found.stack_by == "faulthandler"
@@ -346,11 +427,12 @@ def test_what_is_taken_down_of_one_rank(tmp_path: Path) -> None:
     assert found.python_silent_s is not None
     assert found.silent_s - found.python_silent_s == pytest.approx(7.0, abs=0.01)
     assert (found.phase, found.part, found.step, found.sequences) == ("train", "data", 4, {"default_pg": 4})
-    mute = collector_of(tmp_path)._rank(1, Page(), beat_of(os.getpid(), alive_at=0.0), 0, None, used, 100.0)
+    mute = collector_of(tmp_path)._rank(1, HeartbeatPage(), beat_of(os.getpid(), alive_at=0.0), 0, None, used, 100.0)
     assert (mute.python_silent_s, mute.stack, mute.stack_by) == (None, [], "")
     assert mute.no_stack == "the process did not answer"
     assert not run.hang_stack(1, "n0", 1).exists()
-    save(tmp_path / "node.json", NodeEvidence(node=0, host="n0", time=1.0, ranks=[found]))
+    leaves = collect._redacted(NodeEvidence(node=0, host="n0", time=1.0, ranks=[found]))  # for the file and the driver
+    save_evidence(tmp_path / "node.json", leaves)
     text = (tmp_path / "node.json").read_text()
     assert SECRET not in text
     assert msgspec.json.decode(text, type=NodeEvidence).ranks[0].pid == os.getpid()
@@ -358,7 +440,7 @@ def test_what_is_taken_down_of_one_rank(tmp_path: Path) -> None:
 
 def test_all_ranks_answers_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that has answered does not stand for the others; one that never does is not waited for without end."""
-    pages = {0: Page(), 1: Page()}
+    pages = {0: HeartbeatPage(), 1: HeartbeatPage()}
     for page in pages.values():
         page._map[1024] = 2
     os.write(pages[0].stacks, b"x")
@@ -386,7 +468,7 @@ def test_the_work_of_children_counts() -> None:
         assert process.stdout is not None
         process.stdout.readline()
         deadline = time.monotonic() + 30
-        while (done := procfs.work_done(process.pid))[1] < 1 << 26 or done[0] < 0.5:
+        while (done := procfs.cpu_and_io(process.pid))[1] < 1 << 26 or done[0] < 0.5:
             assert time.monotonic() < deadline, done
             time.sleep(0.05)
     finally:
@@ -400,7 +482,7 @@ def test_the_work_of_children_counts() -> None:
     ("state", "over"), [("Z a zombie", True), ("X dead", True), ("gone", True), ("T stopped", False)]
 )
 def test_states_of_processes_that_will_not_run_again(state: str, over: bool) -> None:
-    assert procfs.ended(state) == over
+    assert procfs.is_ended_state(state) == over
 
 
 def test_the_main_thread_is_the_one_that_runs_the_program() -> None:
@@ -408,26 +490,54 @@ def test_the_main_thread_is_the_one_that_runs_the_program() -> None:
     loads = 'Thread 0x01 (most recent call first):\n  File "/home/u/lib.py", line 4 in load\n  File "/home/u/p.py", line 2 in <module>\n'
     main = f'Thread 0x02 (most recent call first):\n  File "/home/u/rows.py", line 9 in read\n{start}'
     other = 'Thread 0x03 (most recent call first):\n  File "/home/u/x.py", line 1 in work\n'
-    assert standing(main_thread(loads + main)) == "/home/u/rows.py:9 in read"  # faulthandler tells the oldest last
-    assert standing(main_thread(other + other.replace("x.py", "old.py"))) == "/home/u/old.py:1 in work"
-    meter = 'Thread 0x02 (most recent call first):\n  File "/repo/src/allranks/train/waits.py", line 9 in inner\n'
+    assert (
+        blocking_location(main_thread_frames(loads + main)) == "/home/u/rows.py:9 in read"
+    )  # faulthandler tells the oldest last
+    assert blocking_location(main_thread_frames(other + other.replace("x.py", "old.py"))) == "/home/u/old.py:1 in work"
+    meter = 'Thread 0x02 (most recent call first):\n  File "/repo/src/allranks/train/step_timers.py", line 9 in inner\n'
     waits = meter + '  File "/v/torch/distributed/distributed_c10d.py", line 2 in all_reduce\n' + start
-    assert main_thread(waits)[0].function == "all_reduce"
+    assert main_thread_frames(waits)[0].function == "all_reduce"
     ours = 'Thread 0x02 (most recent call first):\n  File "/repo/src/allranks/train/loop.py", line 9 in step\n'
-    assert standing(main_thread(ours + '  File "/home/u/own.py", line 3 in main\n' + start)).startswith(
+    assert blocking_location(main_thread_frames(ours + '  File "/home/u/own.py", line 3 in main\n' + start)).startswith(
         "/home/u/own.py:3"
     )
 
 
 def test_an_event_stands_with_the_rank_that_fell_out(tmp_path: Path) -> None:
-    from allranks.hang.records import HangReport
+    from allranks.launch.monitor.records import HangReport
 
     run = RunDir(tmp_path)
     run.events.mkdir()
     run.hang(1).mkdir(parents=True)
-    fallen = [Fallen(rank=r, host="n1", why="w", where="x.py:1 in f") for r in (2, 3)]
-    publish(run, HangReport(attempt=1, kind="k", sentence="s", fallen=fallen, waiting=[], alarm=ALARM, judged=12.0))
+    fallen = [StalledRank(rank=r, host="n1", why="w", where="x.py:1 in f") for r in (2, 3)]
+    write_hang_report(
+        run, HangReport(attempt=1, kind="k", sentence="s", fallen=fallen, waiting=[], alarm=ALARM, judged=12.0)
+    )
     event = json.loads(run.events_of(2).read_text())
     assert (event["ranks"], event["host"], event["where"], event["kind"]) == ([2, 3], "n1", "x.py:1 in f", "k")
-    publish(run, HangReport(attempt=1, kind="k", sentence="s", fallen=[], waiting=[], alarm=ALARM, judged=12.0))
+    write_hang_report(
+        run, HangReport(attempt=1, kind="k", sentence="s", fallen=[], waiting=[], alarm=ALARM, judged=12.0)
+    )
     assert json.loads(run.events_of(0).read_text())["ranks"] == []
+
+
+def test_a_stopped_process_has_no_more_time_in_long_phases(tmp_path: Path) -> None:
+    watched = watch_of(tmp_path)
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        pulse = pulse_of(watched, phase="save")
+        pulse._pid = process.pid
+        pulse.beat()
+        watched._floor -= 100.0
+        assert alarm_at(watched, 5.0) is None
+        assert alarm_at(watched, 20.0) is None
+        process.send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + 10
+        while procfs.state_of(process.pid)[:1] != "T":
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        alarm = alarm_at(watched, 40.0)
+        assert alarm is not None and (alarm.phase, alarm.limit_s) == ("save", 10.0)
+    finally:
+        process.kill()
+        process.wait(10)

@@ -10,19 +10,22 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from allranks.errors import SpecError
-from allranks.hang.collect import Collector
-from allranks.hang.limits import Limits, limit, limits_of, strict
-from allranks.hang.pulse import _LIVE, _LIVE_AT, _TEXT_AT, SIZE, Page, Pulse, offered
-from allranks.hang.stacks import main_thread, standing
-from allranks.hang.watch import HangWatch
-from allranks.rundir import RunDir, read_json
-from allranks.spec.load import parse_spec
+from allranks.launch.monitor.evidence import EvidenceCollector, blocking_location, main_thread_frames
+from allranks.launch.monitor.hang_watch import HangMonitor, only_heartbeats_count, silence_limit_s
+from allranks.planning.planner import limits_of
+from allranks.planning.records import Limits
+from allranks.rundir.files import read_json
+from allranks.rundir.heartbeat import _LIVE, _LIVE_AT, _TEXT_AT, PAGE_SIZE, HeartbeatPage, HeartbeatWriter, page_paths
+from allranks.rundir.paths import RunDir
+from allranks.spec.loader import parse_spec
+from tests.unit.hang_driver import DeafChannel, InProcessDriver
 
 FAULTHANDLER = """Thread 0x00007f01 (most recent call first):
-  File "/repo/src/allranks/hang/inside.py", line 56 in _live
+  File "/repo/src/allranks/train/rank_hooks.py", line 56 in _live
   File "/usr/lib/python3.11/threading.py", line 982 in run
 
 Thread 0x00007f02 (most recent call first):
@@ -44,9 +47,9 @@ Thread 50 (active): "other"
 """
 
 
-def pair() -> tuple[Page, Pulse]:
-    page, pulse = Page(), Pulse()
-    pulse.open(offered([page]).partition(":")[0])
+def pair() -> tuple[HeartbeatPage, HeartbeatWriter]:
+    page, pulse = HeartbeatPage(), HeartbeatWriter()
+    pulse.open(page_paths([page]).partition(":")[0])
     return page, pulse
 
 
@@ -107,13 +110,13 @@ def test_a_rank_of_slow_steps_gets_more_time_but_not_for_ever() -> None:
         pulse.step(step)
     beat = page.read()
     assert beat is not None
-    assert limit(limits, beat) == 1.0
+    assert silence_limit_s(limits, beat) == 1.0
     time.sleep(0.5)
     pulse.part("data")
     beat = page.read()
     assert beat is not None
-    assert 1.4 < limit(limits, beat) < 50
-    assert limit(Limits(step_s=1.0, long_s=1.2), beat) == 1.2
+    assert 1.4 < silence_limit_s(limits, beat) < 50
+    assert silence_limit_s(Limits(step_s=1.0, long_s=1.2), beat) == 1.2
     pulse.part("forward")  # a quick one after it
     again = page.read()
     assert again is not None
@@ -121,7 +124,7 @@ def test_a_rank_of_slow_steps_gets_more_time_but_not_for_ever() -> None:
     pulse.phase("save")
     beat = page.read()
     assert beat is not None
-    assert limit(limits, beat) == 50.0
+    assert silence_limit_s(limits, beat) == 50.0
 
 
 def test_where_only_beats_are_progress() -> None:
@@ -130,7 +133,7 @@ def test_where_only_beats_are_progress() -> None:
     def now() -> bool:
         beat = page.read()
         assert beat is not None
-        return strict(beat)
+        return only_heartbeats_count(beat)
 
     for phase in ("start", "build", "evaluate", "script"):
         pulse.phase(phase)
@@ -167,11 +170,11 @@ def test_words_of_the_last_phase_are_not_those_of_the_next() -> None:
     assert (beat.phase, beat.part) == ("save", "")
 
 
-@pytest.mark.parametrize(("text", "size"), [(b'{"default', 9), (b"{}", SIZE), (b"{}", -1)])
+@pytest.mark.parametrize(("text", "size"), [(b'{"default', 9), (b"{}", PAGE_SIZE), (b"{}", -1)])
 def test_a_page_that_is_half_written_is_read_as_far_as_it_goes(text: bytes, size: int) -> None:
     page, pulse = pair()
     pulse.phase("train")
-    with mmap.mmap(page.fd, SIZE) as raw:
+    with mmap.mmap(page.fd, PAGE_SIZE) as raw:
         raw[_TEXT_AT : _TEXT_AT + len(text)] = text
         _LIVE.pack_into(raw, _LIVE_AT, 7.0, size)
     beat = page.read()
@@ -180,7 +183,7 @@ def test_a_page_that_is_half_written_is_read_as_far_as_it_goes(text: bytes, size
 
 
 def test_of_a_dump_no_more_is_read_than_is_asked_for() -> None:
-    page = Page()
+    page = HeartbeatPage()
     os.write(page.stacks, b"x" * 1000)
     assert len(page.stack_text(400)) == 400
     assert len(page.stack_text(4000)) == 1000
@@ -194,8 +197,8 @@ def test_of_a_dump_no_more_is_read_than_is_asked_for() -> None:
     ],
 )
 def test_the_main_thread_of_a_dump_and_its_line(text: str, where: str) -> None:
-    assert standing(main_thread(text)) == where
-    assert main_thread("nothing of the kind\n") == []
+    assert blocking_location(main_thread_frames(text)) == where
+    assert main_thread_frames("nothing of the kind\n") == []
 
 
 SECRET = "hf_" + "0123456789abcdefghij"  # a token stands in a path, and so in every frame
@@ -203,47 +206,50 @@ SLEEPER = """
 import faulthandler, os, sys, time
 os.environ["LOCAL_RANK"] = sys.argv[2]
 from pathlib import Path
-from allranks.hang import inside
-from allranks.hang.pulse import pulse
-from allranks.rundir import RunDir
-inside.start(RunDir(Path(sys.argv[1])), 1, int(sys.argv[2]))
-pulse.phase("train"); pulse.step(0); pulse.step(1)
+from allranks.train import rank_hooks
+from allranks.rundir.heartbeat import heartbeat
+from allranks.rundir.paths import RunDir
+rank_hooks.start_rank_hooks(RunDir(Path(sys.argv[1])), 1, int(sys.argv[2]))
+heartbeat.phase("train"); heartbeat.step(0); heartbeat.step(1)
 def stand_still():
     time.sleep(1000)
 
 if sys.argv[2] == "0":
     while True:
-        pulse.part("backward"); time.sleep(0.05)
-pulse.part("data")
+        heartbeat.part("backward"); time.sleep(0.05)
+heartbeat.part("data")
 stand_still()
 """
 
 
-def test_the_watch_takes_stacks_of_a_silent_process_and_judges(tmp_path: Path) -> None:
+def test_the_watch_takes_stacks_of_a_silent_process_and_the_driver_judges(tmp_path: Path) -> None:
     """Two real processes; one beats, one sleeps. No torch in them, so there are no calls to compare. No secret is written."""
     run = RunDir(tmp_path)
     run.logs_of(1).mkdir(parents=True)
     run.events.mkdir()
     ended: list[float] = []
-    collector = Collector(run, 1, 0, "h", None, "")
-    watch = HangWatch(
+    driver = InProcessDriver(run, {0: "h", 1: "h"}, 1)
+    pages = {0: HeartbeatPage(), 1: HeartbeatPage()}
+    watch = HangMonitor(
         run,
         1,
         0,
         "h",
-        [0, 1],
-        {0: "h", 1: "h"},
+        "h",
+        pages,
         Limits(step_s=1.0, long_s=60.0),
-        collector,
-        lambda: ended.append(time.time()),
+        EvidenceCollector(run, 1, 0, "h", None, ""),
+        driver,
+        raise_alarm=driver.raise_alarm(0),
+        end=lambda: ended.append(time.time()),
     )
     program = tmp_path / SECRET / "sleeper.py"
     program.parent.mkdir()
     program.write_text(SLEEPER)
-    env = {**os.environ, "ALLRANKS_PULSE": watch.offer()}
+    env = {**os.environ, "ALLRANKS_PULSE": page_paths([pages[0], pages[1]])}
     ranks = [subprocess.Popen([sys.executable, str(program), str(tmp_path), str(r)], env=env) for r in (0, 1)]
     try:
-        watch.begin()
+        watch.start()
         watch.join(40)
     finally:
         for process in ranks:
@@ -253,29 +259,39 @@ def test_the_watch_takes_stacks_of_a_silent_process_and_judges(tmp_path: Path) -
     report = read_json(run.hang_report(1))
     assert [f["rank"] for f in report["fallen"]] == [1]
     assert "sleeper.py:11 in stand_still" in report["fallen"][0]["where"]
+    assert report["judged"] <= ended[0]  # the ranks are there until the evidence is judged
     assert "stand_still" in run.hang_stack(1, "h", 1).read_text()
+    assert [r["rank"] for r in read_json(run.hang_node(1, 0))["ranks"]] == [0, 1]
     event = json.loads(run.events_of(1).read_text())
     assert (event["event"], event["ranks"], event["host"]) == ("hang", [1], "h")
     assert event["noticed"] - event["since"] >= event["limit_s"] == 1.0
-    watch.stop()  # what says something stays
+    watch.stop()
     written = [*run.hang(1).iterdir(), run.events_of(1)]
     assert len(written) >= 5
     assert not any(SECRET in path.read_text() for path in written)
+    assert [len(e.ranks) for e in driver.sent] == [2]
+    assert SECRET not in msgspec.json.encode(driver.sent).decode()
 
 
-def test_nothing_is_left_of_a_watch_that_saw_nothing(tmp_path: Path) -> None:
+def test_a_watch_that_saw_nothing_writes_nothing_and_ends_no_rank(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    watch = HangWatch(
+    ended: list[int] = []
+    watch = HangMonitor(
         run,
         1,
         0,
         "h",
-        [0],
-        {0: "h"},
+        "h",
+        {0: HeartbeatPage()},
         Limits(step_s=1.0, long_s=60.0),
-        Collector(run, 1, 0, "h", None, ""),
-        lambda: None,
+        EvidenceCollector(run, 1, 0, "h", None, ""),
+        DeafChannel(),
+        raise_alarm=lambda alarm: ended.append(1),
+        end=lambda: ended.append(2),
     )
-    watch.begin()
+    watch.start()
+    time.sleep(1.2)  # two looks
     watch.stop()
+    assert not watch.is_alive()
+    assert ended == []
     assert not run.hang(1).parent.exists()

@@ -10,16 +10,16 @@ import pytest
 
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.spec.records import TrainSpec
-from allranks.train.hf.arguments import FREE, NOT_OURS, Asked, completed
+from allranks.spec.trainer_arguments import FREE, UNSUPPORTED, TrainerExpectations, complete_arguments
 
 
-def asked(**more: Any) -> Asked:
+def asked(**more: Any) -> TrainerExpectations:
     usual = {"train": TrainSpec(max_steps=10), "micro_batch_size": 2, "grad_accum": 3, "world_size": 2, "device": "cpu"}
-    return Asked(**{**usual, "find_unused_parameters": False, "max_steps": 10, **more})
+    return TrainerExpectations(**{**usual, "find_unused_parameters": False, "max_steps": 10, **more})
 
 
 def test_without_any_the_spec_says_all() -> None:
-    found = completed(None, asked(backend="gloo"))
+    found = complete_arguments(None, asked(backend="gloo"))
     assert (found["per_device_train_batch_size"], found["gradient_accumulation_steps"], found["max_steps"]) == (
         2,
         3,
@@ -37,9 +37,9 @@ def test_without_any_the_spec_says_all() -> None:
         ({"learning_rate": 1e-4}, "learning_rate is 0.0001, but train.lr is 5e-05"),
         ({"per_device_train_batch_size": 8}, "train.micro_batch_size is 2"),
         ({"gradient_accumulation_steps": 4}, "train.grad_accum"),
-        ({"max_grad_norm": 0.5}, "train.clip_norm"),
+        ({"max_grad_norm": 0.5}, "train.max_grad_norm"),
         ({"max_steps": 3}, "train.max_steps is 10"),
-        ({"num_train_epochs": 3}, "train.epochs is not given"),
+        ({"num_train_epochs": 3}, "train.epochs is not set"),
         ({"lr_scheduler_type": "cosine"}, "train.schedule"),
         ({"seed": 1}, "train.seed is 42"),
         ({"use_cpu": False}, "cluster.device"),
@@ -55,19 +55,19 @@ def test_without_any_the_spec_says_all() -> None:
         ({"output_dir": "out"}, "run_root"),
         ({"label_smoothing_factor": 0.1}, "it changes the loss"),
         ({"lerning_rate": 1e-4}, "did you mean 'learning_rate'"),
-        ({"tf32": 1}, "1 is no bool"),
-        ([1], "is no mapping"),
+        ({"tf32": 1}, "expected bool, got 1"),
+        ([1], "expected a mapping"),
     ],
 )
 def test_what_contradicts_is_refused_by_name(given: Any, words: str) -> None:
     with pytest.raises(SpecError, match=r"strategy\.args") as error:
-        completed(given, asked())
+        complete_arguments(given, asked())
     assert words in str(error.value)
 
 
 def test_all_that_is_wrong_is_told_at_once() -> None:
     with pytest.raises(SpecError) as error:
-        completed({"learning_rate": 1.0, "seed": 7, "fsdp": True}, asked())
+        complete_arguments({"learning_rate": 1.0, "seed": 7, "fsdp": True}, asked())
     assert str(error.value).count(";") >= 2
 
 
@@ -81,23 +81,23 @@ def test_what_agrees_or_turns_nothing_on_is_taken() -> None:
         "max_steps": 10,
         "torch_empty_cache_steps": 5,
     }
-    assert completed(given, asked())["torch_empty_cache_steps"] == 5
+    assert complete_arguments(given, asked())["torch_empty_cache_steps"] == 5
 
 
 def test_what_was_completed_is_taken_again() -> None:
-    once = completed({"tf32": False}, asked())
-    assert completed(once, asked(backend="gloo")) == once | {"ddp_backend": "gloo"}
+    once = complete_arguments({"tf32": False}, asked())
+    assert complete_arguments(once, asked(backend="gloo")) == once | {"ddp_backend": "gloo"}
 
 
 def test_a_backend_that_is_known_only_to_the_ranks_is_compared_there() -> None:
-    planned = completed({"ddp_backend": "nccl"}, asked())
+    planned = complete_arguments({"ddp_backend": "nccl"}, asked())
     with pytest.raises(SpecError, match=r"ddp_backend is 'nccl', but cluster\.backend is 'gloo'"):
-        completed(planned, asked(backend="gloo"))
+        complete_arguments(planned, asked(backend="gloo"))
 
 
 def test_every_name_stands_in_one_table_only() -> None:
-    settled = {k for k in completed(None, asked(backend="gloo")) if k not in NOT_OURS}
-    assert not set(FREE) & set(NOT_OURS)
+    settled = {k for k in complete_arguments(None, asked(backend="gloo")) if k not in UNSUPPORTED}
+    assert not set(FREE) & set(UNSUPPORTED)
     assert not settled & set(FREE)
 
 
@@ -105,11 +105,11 @@ def test_names_are_those_of_training_arguments() -> None:
     transformers = pytest.importorskip("transformers")
     known = set(transformers.TrainingArguments.__dataclass_fields__)
     assert set(FREE) <= known
-    assert set(completed(None, asked(backend="gloo", train=TrainSpec(epochs=1.0)))) <= known
+    assert set(complete_arguments(None, asked(backend="gloo", train=TrainSpec(epochs=1.0)))) <= known
 
 
 def test_no_torch_is_imported() -> None:
-    code = "import allranks.train.hf.arguments, sys; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'numpy')))"
+    code = "import allranks.spec.trainer_arguments, sys; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'numpy')))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 

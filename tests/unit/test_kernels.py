@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from allranks.spec.records import AdapterSpec
-from allranks.train.adapters import add_adapter
-from allranks.train.kernels import CheapDropout, sum_cross_entropy
+from allranks.train.models.adapters import add_adapter
+from allranks.train.models.losses import LowMemoryDropout, sum_cross_entropy
 
 
 @pytest.mark.parametrize("ignored", [0, 7, 20])
@@ -30,7 +30,7 @@ def test_sum_cross_entropy_equals_torchs(ignored: int) -> None:
 
 def test_dropout_drops_and_scales_as_asked() -> None:
     torch.manual_seed(0)
-    layer, x = CheapDropout(0.2), torch.ones(1000, 1003, requires_grad=True)
+    layer, x = LowMemoryDropout(0.2), torch.ones(1000, 1003, requires_grad=True)
     y = layer(x)
     dropped = float((y == 0).float().mean())
     assert abs(dropped - 0.2) < 0.002
@@ -41,12 +41,12 @@ def test_dropout_drops_and_scales_as_asked() -> None:
     torch.manual_seed(0)
     assert torch.equal(layer(x), y)
     assert layer.eval()(x) is x
-    assert CheapDropout(0.0)(x) is x
+    assert LowMemoryDropout(0.0)(x) is x
 
 
 def test_neighbours_are_dropped_independently() -> None:
     torch.manual_seed(1)
-    zero = (CheapDropout(0.5)(torch.ones(2_000_000)) == 0).double()
+    zero = (LowMemoryDropout(0.5)(torch.ones(2_000_000)) == 0).double()
     for shift in (1, 2, 3, 4, 8):
         together = float((zero[:-shift] * zero[shift:]).mean())
         assert abs(together - 0.25) < 0.002, shift
@@ -64,12 +64,12 @@ def test_lora_uses_it_and_saves_as_before() -> None:
         base="b",
         seed=1,
     )
-    assert sum(isinstance(m, CheapDropout) for m in model.modules()) == 2
+    assert sum(isinstance(m, LowMemoryDropout) for m in model.modules()) == 2
     assert not any(type(m) is torch.nn.Dropout and m.p > 0 for m in model.modules())
 
 
 def test_the_fused_forward_is_pefts_own_up_to_rounding() -> None:
-    from allranks.train.lora_forward import fuse_lora
+    from allranks.train.models.adapters import fuse_lora
     from tests.unit.test_model import model_of, train_tokenizer
 
     tokenizer = train_tokenizer(["a b"], 300, classifier=False)

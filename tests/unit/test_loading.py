@@ -15,14 +15,11 @@ from safetensors.torch import load_file, save_file
 
 from allranks.errors import AllranksError
 from allranks.spec.records import ModelSpec
-from allranks.train.checksums import add, checksums
-from allranks.train.data.tokenizer import train_tokenizer
-from allranks.train.loading.files import stored_tensors
-from allranks.train.loading.opening import require_complete
-from allranks.train.loading.recipes import recipes_for
-from allranks.train.loading.skeleton import hollow_parameter, is_hollow, make_hollow
-from allranks.train.loading.source import FileSource
-from allranks.train.model import build_model
+from allranks.train.data.tokenization import train_tokenizer
+from allranks.train.models.build import build_model, require_complete
+from allranks.train.models.weight_loader import is_unmaterialized, unmaterialize, unmaterialized_parameter
+from allranks.train.models.weight_sources import FileSource, conversions_for, stored_tensors
+from allranks.train.sync_proof import add_checksums, checksums
 
 SMALL = {
     "hidden_size": 32,
@@ -198,7 +195,7 @@ def test_only_a_classifiers_head_may_be_drawn(tokenizer: Any, tmp_path: Path) ->
     stored = stored_tensors(tmp_path, "x")
     with torch.device("meta"):
         model = BertForMaskedLM(config)
-    source = FileSource(stored, recipes_for(model, stored, torch.float32, "x"), model)
+    source = FileSource(stored, conversions_for(model, stored, torch.float32, "x"), model)
     with pytest.raises(AllranksError, match=r"gives cls\.predictions\..* and \d more"):
         require_complete(source, "x", classifier=False)
 
@@ -240,24 +237,24 @@ def test_checksums_of_parts_add_up(dtype: torch.dtype) -> None:
     whole = (torch.randn(200_003) * 50).to(dtype)
     total = (0, 0, 0)
     for low, high in ((0, 7), (7, 70_000), (70_000, 70_001), (70_001, 200_003)):
-        total = add(total, checksums(whole[low:high], low))
+        total = add_checksums(total, checksums(whole[low:high], low))
     assert total == checksums(whole) == checksums(whole.view(1, -1))
     moved = whole.clone()
     moved[3], moved[100_000] = whole[100_000], whole[3]
     assert torch.equal(moved, whole) or checksums(moved) != total
-    assert add(checksums(whole[:100]), checksums(whole[101:], 101)) != total
+    assert add_checksums(checksums(whole[:100]), checksums(whole[101:], 101)) != total
 
 
 def test_a_hollow_model_and_its_copies_need_no_memory(tokenizer: Any) -> None:
     model = load("tiny:llama", tokenizer, config={**SMALL, "tie_word_embeddings": True})
     count = sum(p.numel() for p in model.parameters())
     assert all(torch.equal(a, b) for a, b in zip(copy.deepcopy(model).parameters(), model.parameters(), strict=True))
-    make_hollow(model, torch.device("cpu"))
+    unmaterialize(model, torch.device("cpu"))
     assert sum(p.numel() for p in model.parameters()) == count
     assert model.lm_head.weight is model.model.embed_tokens.weight
     twin = copy.deepcopy(model)
     for module in (model, twin):
-        assert all(is_hollow(p) and p.untyped_storage().nbytes() <= 8 for p in module.parameters())
-    assert not is_hollow(torch.ones(3, 3)) and not is_hollow(torch.ones(1))
-    big = hollow_parameter(torch.Size((1 << 20, 1 << 20)), torch.float32, torch.device("cpu"), "x", True)
+        assert all(is_unmaterialized(p) and p.untyped_storage().nbytes() <= 8 for p in module.parameters())
+    assert not is_unmaterialized(torch.ones(3, 3)) and not is_unmaterialized(torch.ones(1))
+    big = unmaterialized_parameter(torch.Size((1 << 20, 1 << 20)), torch.float32, torch.device("cpu"), "x", True)
     assert copy.deepcopy(big).shape == big.shape

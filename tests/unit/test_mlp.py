@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from allranks.errors import SpecError
-from allranks.fit import fit
-from allranks.mlp import mlp_shape
-from allranks.planning import make_plan
-from allranks.smoke.ladder import TESTS
+from allranks.lab.smoke.registry import TESTS
+from allranks.planning.memory import fit
+from allranks.planning.planner import make_plan
 from allranks.spec import parse_spec
+from allranks.spec.models import mlp_shape
 from allranks.spec.records import DataSpec, EvalSpec
-from allranks.train.data.noise import NoiseBatch, noise_batch, prepared_noise
-from allranks.train.mlp import Mlp, MlpConfig, MlpLoss
+from allranks.train.data.batches import NoiseBatch, noise_batch, prepared_noise
+from allranks.train.models.mlp import Mlp, MlpConfig, MlpLoss
 from tests.unit.test_plan import facts
 
 # width, layers, shape: what the notes count
@@ -93,13 +93,13 @@ def test_a_row_is_the_same_in_every_batch() -> None:
     [
         (spec_of(model={"name": "mlp:big"}), "mlp:<width>x<layers>"),
         (spec_of(model={"name": "mlp:0x2"}), "mlp:<width>x<layers>"),
-        (spec_of(model={"config": {"hidden_size": 4}}), "no such setting"),
+        (spec_of(model={"config": {"hidden_size": 4}}), "unknown setting"),
         (spec_of(8, 1, "wide"), "at least 2 layers"),
         (spec_of(shape="deep"), "model.config"),
         (spec_of(data={"source": "builtin:news"}), "builtin:noise"),
-        (spec_of(adapter={"type": "lora"}), "trained whole"),
-        (spec_of(model={"gradient_checkpointing": True}), "compute again"),
-        (spec_of(eval={"source": "builtin:news"}), "noise of its own"),
+        (spec_of(adapter={"type": "lora"}), "supports only full training"),
+        (spec_of(model={"gradient_checkpointing": True}), "does not support it"),
+        (spec_of(eval={"source": "builtin:news"}), "its own noise"),
         ({"model": {"name": "tiny:bert"}, "data": {"source": "builtin:noise"}}, "is for mlp: models"),
     ],
 )

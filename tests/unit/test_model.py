@@ -11,16 +11,15 @@ import torch.nn.functional as F
 
 from allranks.errors import SpecError
 from allranks.spec.records import AdapterSpec, ModelSpec, TrainSpec
-from allranks.train.adapters import add_adapter
-from allranks.train.data.collate import IGNORE, collate
-from allranks.train.data.encode import EncodedRow
+from allranks.train.data.batches import IGNORE, collate
 from allranks.train.data.prepared import TokenSet, _map, _save
-from allranks.train.data.tokenizer import train_tokenizer
-from allranks.train.losses import LossModel
-from allranks.train.model import build_model
-from allranks.train.optim import adamw
-from allranks.train.rng import rng_state, set_rng_state
-from allranks.train.strategies.common import clip_and_update, trained
+from allranks.train.data.tokenization import EncodedRow, train_tokenizer
+from allranks.train.distributed import rng_state, set_rng_state
+from allranks.train.models.adapters import add_adapter
+from allranks.train.models.build import build_model
+from allranks.train.models.losses import LossModel
+from allranks.train.optimizer import adamw
+from allranks.train.strategies.base import clip_and_update, trained_parameters
 
 SMALL = {
     "hidden_size": 32,
@@ -131,7 +130,7 @@ def test_saved_adapters_reload_in_plain_peft_with_the_same_logits(
     base = model_of(family, tokenizer)
     base.save_pretrained(tmp_path / "base")
     model: Any = add_adapter(base, adapter, classifier=False, base=str(tmp_path / "base"), seed=1)
-    named = trained(model)
+    named = trained_parameters(model)
     assert all("lora" in n or "modules_to_save" in n for n, _ in named)
     if family == "glm4_moe":
         assert any("experts" in n for n, _ in named)
@@ -177,7 +176,7 @@ def test_checkpointing_with_lora_gives_the_same_gradients(tokenizer: Any) -> Non
             base, AdapterSpec(type="lora", targets=["q_proj", "v_proj"]), classifier=False, base="b", seed=1
         ).train()
         model(input_ids=ids, labels=ids).loss.backward()
-        grads.append([p.grad for _, p in trained(model)])
+        grads.append([p.grad for _, p in trained_parameters(model)])
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
     assert any(g.abs().max() > 0 for g in grads[1])
 

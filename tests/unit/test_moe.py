@@ -14,17 +14,16 @@ import torch
 import torch.distributed as dist
 import yaml
 
+from allranks.analysis.metrics import expert_load, without_repeated_steps
 from allranks.errors import SpecError
-from allranks.observe.experts import expert_load
-from allranks.observe.summary import of_last_story
 from allranks.spec import load_spec, parse_spec
 from allranks.spec.records import AdapterSpec, ModelSpec
-from allranks.train.adapters import add_adapter, remarks_on
-from allranks.train.data.collate import Batch
-from allranks.train.data.tokenizer import train_tokenizer
-from allranks.train.losses import LossModel
-from allranks.train.model import build_model
-from allranks.train.moe import ExpertLoad, routers_of
+from allranks.train.data.batches import Batch
+from allranks.train.data.tokenization import train_tokenizer
+from allranks.train.models.adapters import adapter_remarks, add_adapter
+from allranks.train.models.build import build_model
+from allranks.train.models.losses import LossModel
+from allranks.train.models.moe import ExpertLoad, routers_of
 from tests.conftest import REPO
 
 SMALL = {
@@ -110,9 +109,9 @@ LORA: dict[str, Any] = {"type": "lora", "target_parameters": EXPERTS}
     [
         ({"adapter": {**LORA, "dropout": 0.1}}, "adapter.dropout is 0.1"),
         ({"strategy": {"name": "pytorch_zero3", "adapters": "ignored"}}, "adapter.type is none"),
-        ({"adapter": LORA, "strategy": {"name": "pytorch_zero3", "adapters": "ignored", "offload": "optimizer"}}, "nothing to keep on the host"),
+        ({"adapter": LORA, "strategy": {"name": "pytorch_zero3", "adapters": "ignored", "offload": "optimizer"}}, "nothing to keep in host memory"),
         ({"strategy": {"name": "pytorch_ddp", "offload": "optimizer"}}, "pytorch_ddp has no option 'offload'"),
-        ({"strategy": {"name": "zero3", "offload": "all"}}, "'all' is none of none, optimizer"),
+        ({"strategy": {"name": "zero3", "offload": "all"}}, "expected one of none, optimizer, got 'all'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_together_is_refused_before_anything_runs(sections: dict[str, Any], says: str) -> None:
@@ -145,7 +144,7 @@ def test_what_fits_together_is_taken(sections: dict[str, Any]) -> None:
 def test_what_peft_adapts_instead_is_said(tokenizer: Any, spec: AdapterSpec, left: int, says: str) -> None:
     """Three projections of the dense block and of the two blocks' shared experts bear names that PEFT takes for the experts'."""
     model = add_adapter(glm(tokenizer), spec, classifier=False, base="b", seed=1)
-    found = remarks_on(model, spec)
+    found = adapter_remarks(model, spec)
     adapted = {n.split(".lora_")[0] for n, _ in model.named_parameters() if ".lora_" in n}
     bare = [
         n
@@ -163,7 +162,7 @@ def test_a_dense_model_has_adapters_where_they_are_asked_for(tokenizer: Any) -> 
     for targets in (["q_proj", "down_proj"], None):
         spec = AdapterSpec(type="lora", targets=targets)
         dense = build_model(ModelSpec(name="tiny:llama", config=SMALL), tokenizer, dtype="float32", labels={}, seed=1)
-        assert remarks_on(add_adapter(dense, spec, classifier=False, base="b", seed=1), spec) == ()
+        assert adapter_remarks(add_adapter(dense, spec, classifier=False, base="b", seed=1), spec) == ()
 
 
 def test_dropout_that_peft_cannot_give_to_experts_is_refused(tokenizer: Any) -> None:
@@ -217,7 +216,7 @@ def test_shares_are_of_all_steps_that_count() -> None:
 
     story = [event(5, [1, 3, 0, 0], [2, 2, 0, 0]), event(10, [9, 9, 9, 9], [0, 0, 0, 36])]
     story += [{"event": "resume", "from_step": 5}, event(10, [4, 0, 0, 0], [1, 1, 1, 1])]
-    found = expert_load(of_last_story(story))
+    found = expert_load(without_repeated_steps(story))
     assert found is not None
     assert (found["experts"], found["min"], found["max"]) == (4, 0.0, 5 / 8)
     assert found["layers"][0] == {"layer": "1", "min": 0.0, "mean": 0.25, "max": 5 / 8, "most": 0, "unused": 2}
@@ -239,6 +238,6 @@ def test_the_large_example_is_planned_without_a_network() -> None:
     spec = load_spec(path)
     assert (spec.train.epochs, spec.train.lr) == (1, 4e-5)
     assert (spec.eval.every, spec.eval.subset, spec.eval.batch_size, spec.eval.baseline) == (100, 200, 2, False)
-    assert (spec.checkpoint.mode, spec.checkpoint.every, spec.checkpoint.keep) == ("lite", 100, 5)
+    assert (spec.checkpoint.mode, spec.checkpoint.every, spec.checkpoint.keep) == ("weights_only", 100, 5)
     twin = load_spec(REPO / "examples" / "glm-tiny-fsdp-lora.yaml")
-    assert (twin.adapter, twin.strategy, twin.checkpoint.mode) == (spec.adapter, spec.strategy, "lite")
+    assert (twin.adapter, twin.strategy, twin.checkpoint.mode) == (spec.adapter, spec.strategy, "weights_only")

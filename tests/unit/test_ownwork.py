@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from allranks.train import ownwork, waits
-from allranks.train.clock import StepClock
-from allranks.train.ownwork import HostWork
+from allranks.train import step_timers
+from allranks.train.step_timers import CpuComputeTimer, StepTimer
 
 PAUSE_S = 0.05
 
@@ -28,7 +27,7 @@ class Slow(torch.autograd.Function):
         return grad
 
 
-def one_step(clock: StepClock, layers: nn.Module, *, within: bool, after: bool, passes: int = 2) -> dict[str, Any]:
+def one_step(clock: StepTimer, layers: nn.Module, *, within: bool, after: bool, passes: int = 2) -> dict[str, Any]:
     clock.begin()
     for _ in range(passes):
         clock.lap("data")
@@ -42,8 +41,8 @@ def one_step(clock: StepClock, layers: nn.Module, *, within: bool, after: bool, 
     return clock.end_step()
 
 
-def clock_of(layers: nn.Module) -> StepClock:
-    clock = StepClock(torch.device("cpu"))
+def clock_of(layers: nn.Module) -> StepTimer:
+    clock = StepTimer(torch.device("cpu"))
     clock.follow(layers)
     return clock
 
@@ -61,7 +60,7 @@ def test_what_comes_after_the_first_weights_gradient_is_no_own_work() -> None:
 
 def test_a_pass_whose_end_is_not_seen_is_not_told() -> None:
     layers = nn.Linear(4, 4)
-    unfollowed = StepClock(torch.device("cpu"))
+    unfollowed = StepTimer(torch.device("cpu"))
     assert "own_backward_s" not in one_step(unfollowed, layers, within=True, after=False)
     clock = clock_of(layers)
     assert "own_backward_s" in one_step(clock, layers, within=False, after=False)
@@ -74,8 +73,9 @@ def test_a_pass_whose_end_is_not_seen_is_not_told() -> None:
 
 
 def test_waiting_within_python_is_taken_out(monkeypatch: Any) -> None:
-    monkeypatch.setattr(ownwork, "waited_s", lambda: waits.waited_s() + waited)
-    waited, work = 0.0, HostWork()
+    real = step_timers.waited_s
+    monkeypatch.setattr(step_timers, "waited_s", lambda: real() + waited)
+    waited, work = 0.0, CpuComputeTimer()
     work.begin()
     work.lap("forward")
     time.sleep(PAUSE_S)

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from allranks.envpolicy import EnvVar, environment
 from allranks.errors import EnvironmentNotAble, SpecError
-from allranks.facts import Gpu, MachineFacts
-from allranks.planning import LaunchPlan, make_plan
-from allranks.redact import HIDDEN
-from allranks.slurm.timelimit import seconds_of
+from allranks.planning.env_vars import EnvVar
+from allranks.planning.planner import make_plan
+from allranks.planning.rank_environment import as_variables
+from allranks.planning.records import LaunchPlan
+from allranks.planning.slurm_request import parse_time_limit
 from allranks.spec import parse_spec
+from allranks.utils.machine import Gpu, MachineFacts
+from allranks.utils.redaction import HIDDEN
 
 GPUS = [Gpu(index=i, name="NVIDIA H100 80GB HBM3", memory_bytes=80 * 2**30) for i in range(8)]
 
@@ -29,8 +31,8 @@ def plan(sets: list[str], **given: Any) -> LaunchPlan:
 def test_two_ranks_on_a_machine_without_gpu() -> None:
     made = plan([])
     assert (made.world_size, made.device, made.backend, made.dtype) == (2, "cpu", "gloo", "float32")
-    assert environment(made.environment)["OMP_NUM_THREADS"] == "4"
-    assert environment(made.environment)["GLOO_SOCKET_IFNAME"] == "lo"
+    assert as_variables(made.environment)["OMP_NUM_THREADS"] == "4"
+    assert as_variables(made.environment)["GLOO_SOCKET_IFNAME"] == "lo"
 
 
 def test_one_rank_a_gpu() -> None:
@@ -45,7 +47,7 @@ def test_more_ranks_than_gpus_is_refused_but_may_share_over_gloo() -> None:
 
 
 def test_cuda_without_gpu_and_nccl_without_cuda_are_refused() -> None:
-    with pytest.raises(EnvironmentNotAble, match="shows no GPU"):
+    with pytest.raises(EnvironmentNotAble, match="has no GPU"):
         plan(["cluster.device=cuda"])
     with pytest.raises(SpecError, match="needs GPUs"):
         plan(["cluster.backend=nccl"])
@@ -53,7 +55,7 @@ def test_cuda_without_gpu_and_nccl_without_cuda_are_refused() -> None:
 
 def test_threads_never_reach_zero_and_crowding_is_noted() -> None:
     made = plan(["cluster.procs_per_node=4"], cpus=2)
-    assert environment(made.environment)["OMP_NUM_THREADS"] == "1"
+    assert as_variables(made.environment)["OMP_NUM_THREADS"] == "1"
     assert "4 ranks share 2 cores" in made.warnings[0]
     assert not plan(["cluster.procs_per_node=4", "cluster.launcher=slurm"], cpus=2).warnings, "nodes are no login node"
 
@@ -61,7 +63,7 @@ def test_threads_never_reach_zero_and_crowding_is_noted() -> None:
 def test_threads_of_a_slurm_job_are_those_it_asks_for() -> None:
     slurm = ["cluster.launcher=slurm", "cluster.procs_per_node=4"]
     asked = plan([*slurm, "cluster.slurm.cpus_per_task=16"], cpus=2)
-    assert environment(asked.environment)["OMP_NUM_THREADS"] == "4"
+    assert as_variables(asked.environment)["OMP_NUM_THREADS"] == "4"
     open_ = next(e for e in plan(slurm).environment if e.name == "OMP_NUM_THREADS")
     assert (open_.value, open_.source) == (None, "nodes")
 
@@ -73,7 +75,7 @@ def test_a_gpu_of_gres_is_one_too() -> None:
 
 def test_deepspeed_on_the_cpu_is_told_so() -> None:
     def told(*sets: str, **there: int) -> str | None:
-        return environment(plan(list(sets), **there).environment).get("DS_ACCELERATOR")
+        return as_variables(plan(list(sets), **there).environment).get("DS_ACCELERATOR")
 
     assert told("strategy.name=deepspeed_zero1") == "cpu"
     assert told("strategy.name=deepspeed_zero1", gpus=2) is None
@@ -94,7 +96,7 @@ def test_the_user_wins_and_is_shown() -> None:
     assert by_name["OMP_NUM_THREADS"].source == "user"
     assert "would have set 4" in by_name["OMP_NUM_THREADS"].reason
     assert by_name["FOO"].value == "bar"
-    hidden = environment([*made.environment, EnvVar(name="A_TOKEN", value=HIDDEN, reason="a file hides it")])
+    hidden = as_variables([*made.environment, EnvVar(name="A_TOKEN", value=HIDDEN, reason="a file hides it")])
     assert hidden["FOO"] == "bar"
     assert "A_TOKEN" not in hidden, "whoever starts has it"
 
@@ -107,9 +109,9 @@ def test_batch_arithmetic() -> None:
     made = plan(["train.global_batch_size=16", "train.micro_batch_size=2"])
     assert made.batch is not None
     assert (made.batch.grad_accum, made.batch.global_batch_size) == (4, 16)
-    with pytest.raises(SpecError, match=r"not divisible.*the nearest that is: 8 or 12"):
+    with pytest.raises(SpecError, match=r"not divisible.*the nearest valid value: 8 or 12"):
         plan(["train.global_batch_size=10", "train.micro_batch_size=2"])
-    with pytest.raises(SpecError, match=r"the nearest that is: 4$"):
+    with pytest.raises(SpecError, match=r"the nearest valid value: 4$"):
         plan(["train.global_batch_size=3", "train.micro_batch_size=2"])
 
 
@@ -144,11 +146,11 @@ def test_ranks_are_numbered_node_by_node() -> None:
     ],
 )
 def test_time_limits_as_slurm_reads_them(text: str, seconds: int | None) -> None:
-    assert seconds_of(text) == seconds
+    assert parse_time_limit(text) == seconds
 
 
 def test_a_time_limit_that_the_signal_eats_up_is_said() -> None:
     slurm = ["cluster.launcher=slurm", "cluster.slurm.time=00:03:00"]
-    assert any("hardly any time" in w for w in plan(slurm).warnings)
+    assert any("almost no time" in w for w in plan(slurm).warnings)
     assert not plan([*slurm, "cluster.slurm.signal_s=60"]).warnings
     assert not plan(["cluster.launcher=slurm"]).warnings

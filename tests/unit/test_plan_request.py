@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from allranks.errors import AllranksError
-from allranks.preflight import check_request
+from allranks.nodes.preflight import check_request
 from allranks.spec import parse_spec
 
 RAW: dict[str, Any] = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}}
@@ -18,7 +18,7 @@ NEWS = {"source": "builtin:news", "template": "classification"}
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"data": {"source": "some/set", "template": "alpca"}}, "data.template: 'alpca' is no template; did you mean 'alpaca'"),
+        ({"data": {"source": "some/set", "template": "alpca"}}, "data.template: unknown template 'alpca'; did you mean 'alpaca'"),
         ({"data": {"source": "some/set", "template": "nowhere.j2"}}, "data.template nowhere.j2: there is no such file"),
         ({"data": {"source": "builtin:instructions", "template": "nowhere.jinja"}}, "nowhere.jinja: there is no such file"),
         ({"data": {**NEWS, "columns": {"label": "lable"}}}, "there is no column 'lable' (data.columns.label); did you mean 'label'"),

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from allranks.errors import DataError, EnvironmentNotAble, RequestError, SpecError
-from allranks.preflight.allocation import test_only as ask_sbatch
-from allranks.preflight.gather import cures, require_nodes, without_bad
-from allranks.preflight.records import Check, PreflightReport
-from allranks.preflight.request import check_request
-from allranks.preflight.wish import needed_packages
-from allranks.slurm.commands import Slurm
+from allranks.nodes.preflight.requirements import check_request, needed_packages
+from allranks.nodes.preflight.runner import exclude_nodes, failure_lines, require_usable_nodes
+from allranks.nodes.records import Check, PreflightReport
+from allranks.nodes.slurm.allocations import test_only as ask_sbatch
+from allranks.nodes.slurm.commands import Slurm
 from allranks.spec import RunSpec, parse_spec
 from tests.unit.test_plan import facts
 
@@ -26,7 +25,7 @@ def spec_of(*sets: str) -> RunSpec:
 def test_packages_go_by_what_the_ranks_import() -> None:
     assert "peft" not in needed_packages(spec_of())
     assert needed_packages(spec_of("adapter.type=lora")) == [*needed_packages(spec_of()), "peft"]
-    assert needed_packages(spec_of("cluster.environment=/images/x.sif")) == [], "an image brings its own"
+    assert needed_packages(spec_of("cluster.python=/images/x.sif")) == [], "an image brings its own"
     assert needed_packages(parse_spec({"script": {"path": "own.py"}})) == ["torch"]
 
 
@@ -38,23 +37,23 @@ def test_a_cure_of_several_nodes_is_told_once_and_what_does_not_block_refuses_no
     torch = Check(name="pkgs", ok=False, found="MISSING(torch)", cure="pip install")
     name = Check(name="name", ok=False, found="LOOPBACK", cure="/etc/hosts", blocks=False)
     reports = [report("n1", torch, name), report("n2", torch), report("n3", name)]
-    assert cures(reports) == ["n1, n2: pkgs: pip install", "n1, n3: name: /etc/hosts"]
+    assert failure_lines(reports) == ["n1, n2: pkgs: pip install", "n1, n3: name: /etc/hosts"]
     with pytest.raises(EnvironmentNotAble) as refused:
-        require_nodes(reports)
+        require_usable_nodes(reports)
     assert str(refused.value) == "nodes are not ready: n1, n2: pkgs: pip install"
 
 
 def test_a_run_without_some_nodes() -> None:
     three = spec_of("cluster.launcher=slurm", "cluster.nodes=3", "cluster.slurm.exclude=[n9]")
-    left = without_bad(three, ["n2"], facts()).cluster
+    left = exclude_nodes(three, ["n2"], facts()).cluster
     assert (left.nodes, left.slurm.exclude) == (2, ["n9", "n2"])
     with pytest.raises(EnvironmentNotAble, match="no node is left"):
-        without_bad(three, ["n1", "n2", "n3"], facts())
+        exclude_nodes(three, ["n1", "n2", "n3"], facts())
     fixed = spec_of(
         "cluster.launcher=slurm", "cluster.nodes=3", "train.micro_batch_size=1", "train.global_batch_size=6"
     )
-    with pytest.raises(EnvironmentNotAble, match="does not allow to go on without n2"):
-        without_bad(fixed, ["n2"], facts())
+    with pytest.raises(EnvironmentNotAble, match="does not allow a run without n2"):
+        exclude_nodes(fixed, ["n2"], facts())
 
 
 def test_data_without_a_row_are_refused_before_anything_is_asked(tmp_path: Path) -> None:
@@ -78,7 +77,7 @@ def saying(folder: Path, *, out: str = "", err: str = "", code: int = 0) -> Slur
         ("Invalid qos specification", "set cluster.slurm.qos"),
         ("Requested time limit is invalid (missing or exceeds some limit)", "set cluster.slurm.time"),
         ("Invalid generic resource (gres) specification", "cluster.slurm.gpus_per_node"),
-        ("Requested node configuration is not available", "Ask for fewer"),
+        ("Requested node configuration is not available", "Request fewer"),
     ],
 )
 def test_what_sbatch_refuses_is_told_with_the_key(tmp_path: Path, words: str, said: str) -> None:

@@ -8,22 +8,22 @@ import msgspec
 import pytest
 
 from allranks.errors import EnvironmentNotAble
-from allranks.preflight.checks import CHECKS, Need, judge
-from allranks.preflight.gather import cures, require_nodes, text_line
-from allranks.preflight.records import (
+from allranks.nodes.checks import NodeSurvey, PlanRequirements
+from allranks.nodes.preflight.requirements import node_requirements
+from allranks.nodes.preflight.runner import CHECKS, failure_lines, report_line, require_usable_nodes, run_checks
+from allranks.nodes.records import (
     Check,
-    Folder,
+    ConnectionResults,
+    ContentDigest,
     FolderFacts,
-    Import,
+    ImportResult,
     Package,
     PreflightReport,
-    Print,
-    Reach,
-    Unreached,
+    RequiredFolder,
+    UnreachedPort,
 )
-from allranks.preflight.wish import make_wish
 from allranks.spec import parse_spec
-from tests.unit.preflight_nodes import GIB, PORTS, WISH, failures, in_folder, interface, node, survey, three
+from tests.unit.preflight_nodes import GIB, PORTS, WISH, connected, failures, in_folder, interface, node, survey, three
 
 replace = msgspec.structs.replace
 
@@ -38,14 +38,14 @@ def only(found, key: str) -> Check:
 
 
 def test_nodes_that_are_well_give_the_line_of_the_lab() -> None:
-    reports = judge(three(node(3)))
+    reports = run_checks(three(node(3)))
     assert [r.host for r in reports] == ["n1", "n2", "n3"] and all(r.ok for r in reports)
-    assert text_line(reports[1]) == (
+    assert report_line(reports[1]) == (
         "n2 proj=ok pkgs=ok py=3.11.7 torch=2.13.0 data=ok run=rw,12GiB net=eth0/10.0.0.2 reach=2/2 name=ok "
         "clock=+0.00s shm=8GiB files=65536 threads=2x4/8 OK"
     )
-    assert "port=21001" in text_line(reports[0])
-    assert cures(reports) == []
+    assert "port=21001" in report_line(reports[0])
+    assert failure_lines(reports) == []
 
 
 def test_a_missing_package_and_a_differing_version() -> None:
@@ -55,13 +55,13 @@ def test_a_missing_package_and_a_differing_version() -> None:
     other = {**node(3).packages, "peft": Package(version="0.18.0", origin="/x")}
     check = only(three(node(3, packages=other)), "n3.pkgs")
     assert check.found == "VERSION(peft 0.18.0, others 0.19.0)" and "peft==0.19.0" in check.cure
-    assert "pkgs=MISSING(torch)" in text_line(judge(three(node(3, packages=gone)))[2])
+    assert "pkgs=MISSING(torch)" in report_line(run_checks(three(node(3, packages=gone)))[2])
 
 
 def test_an_engines_package_is_looked_for_and_not_imported(tmp_path: Path) -> None:
     base = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}}
     for strategy, package in (("deepspeed_zero1", "deepspeed"), ("hf_trainer", "accelerate"), ("pytorch_ddp", None)):
-        wish = make_wish(parse_spec({**base, "strategy": {"name": strategy}}), tmp_path)
+        wish = node_requirements(parse_spec({**base, "strategy": {"name": strategy}}), tmp_path)
         assert set(wish.packages) - set(wish.imports) == ({package} - {None}), strategy
     engine = {"deepspeed": Package(version="0.18.0", origin="/env/deepspeed/__init__.py")}
     nodes = [node(n, packages={**node(n).packages, **(engine if n < 3 else {})}) for n in (1, 2, 3)]
@@ -77,7 +77,7 @@ def test_another_python_and_the_same_one_elsewhere() -> None:
 
 
 def test_an_import_that_fails() -> None:
-    broken = {"torch": Import(seconds=1.0), "peft": Import(seconds=0.1, error="ImportError: no X")}
+    broken = {"torch": ImportResult(seconds=1.0), "peft": ImportResult(seconds=0.1, error="ImportError: no X")}
     check = only(three(node(3, imports=broken)), "n3.imports")
     assert check.found == "FAILED(peft)" and "no X" in check.cure
     gone = node(3, packages={**node(3).packages, "peft": Package(version=None, origin=None)}, imports=broken)
@@ -86,7 +86,7 @@ def test_an_import_that_fails() -> None:
 
 def test_project_and_data_missing_or_of_other_content() -> None:
     assert only(three(in_folder(node(3), "project", exists=False)), "n3.proj").found == "MISSING(/work/allranks)"
-    other = Print(files=3, bytes=300, digest="bbbb")
+    other = ContentDigest(files=3, bytes=300, digest="bbbb")
     assert only(three(in_folder(node(3), "data", fingerprint=other)), "n3.data").found == "DIFFERS(/work/rows.json)"
     assert only(three(in_folder(node(3), "data", error="no answer within 8 s")), "n3.data").found.startswith("UNREAD")
     for facts in ({"exists": False}, {"fingerprint": other}, {"error": "no answer within 8 s"}):
@@ -95,12 +95,12 @@ def test_project_and_data_missing_or_of_other_content() -> None:
 
 
 def test_a_users_own_program_is_part_of_the_project() -> None:
-    own = Print(files=1, bytes=9, digest="cccc")
+    own = ContentDigest(files=1, bytes=9, digest="cccc")
     probes = [
         replace(p, folders={**p.folders, "script": FolderFacts(exists=p.host != "n2", fingerprint=own)})
         for p in map(node, (1, 2, 3))
     ]
-    wish = replace(WISH, folders=[*WISH.folders, Folder(role="script", path="/home/u/own.py")])
+    wish = replace(WISH, folders=[*WISH.folders, RequiredFolder(role="script", path="/home/u/own.py")])
     assert only(replace(survey(*probes), wish=wish), "n2.proj").found == "MISSING(/home/u/own.py)"
     without = [in_folder(p, "project", exists=p.host != "n1") for p in probes]
     bad = failures(replace(survey(*without), wish=wish))
@@ -111,7 +111,7 @@ def test_a_users_own_program_is_part_of_the_project() -> None:
 
 
 def test_the_launcher_settles_a_draw_of_two_nodes() -> None:
-    other = Print(files=3, bytes=300, digest="bbbb")
+    other = ContentDigest(files=3, bytes=300, digest="bbbb")
     two = survey(node(1), in_folder(node(2), "data", fingerprint=other))
     assert list(failures(replace(two, here={"data": FolderFacts(fingerprint=other)}))) == ["n1.data"]
     assert list(failures(two)) == ["n2.data"]
@@ -131,7 +131,7 @@ def test_a_run_folder_that_is_not_the_launchers() -> None:
 
 
 def test_a_folder_that_the_launcher_cannot_write_is_not_called_shared() -> None:
-    line = text_line(judge(replace(three(node(3)), nonces={}))[0])
+    line = report_line(run_checks(replace(three(node(3)), nonces={}))[0])
     assert "run=rw,12GiB,sharing-not-proved" in line
 
 
@@ -140,16 +140,16 @@ def test_own_name_on_loopback_is_bad_but_does_not_block(address: str) -> None:
     check = only(three(node(3, resolves=[address])), "n3.name")
     assert check.found == f"LOOPBACK({address})" and "/etc/hosts" in check.cure and not check.blocks
     assert only(three(node(3, resolves=None, resolve_error="gaierror")), "n3.name").found == "UNKNOWN(n3)"
-    require_nodes(judge(three(node(3, resolves=[address]))))
+    require_usable_nodes(run_checks(three(node(3, resolves=[address]))))
 
 
 def test_the_port_counts_on_the_first_node_only() -> None:
     assert not failures(three(node(3, free_ports=[])))
     second = survey(node(1, free_ports=[PORTS[1]]), node(2))
-    assert not failures(second) and "port=21002" in text_line(judge(second)[0])
+    assert not failures(second) and "port=21002" in report_line(run_checks(second)[0])
     taken = survey(node(1, free_ports=[]), node(2))
     assert only(taken, "n1.port").found == "TAKEN(21001,21002)"
-    fixed = replace(taken, need=Need(port=29500))
+    fixed = replace(taken, need=PlanRequirements(port=29500))
     assert only(fixed, "n1.port").found == "TAKEN(29500)" and "null" in failures(fixed)["n1.port"].cure
 
 
@@ -163,7 +163,7 @@ def test_a_clock_that_is_90_s_off() -> None:
 
 def test_shared_memory_and_open_files() -> None:
     assert only(three(node(3, shm_free_bytes=8 * 2**20)), "n3.shm").found == "SMALL(8MiB)"
-    gpu = Need(device="cuda", procs_per_node=0)
+    gpu = PlanRequirements(device="cuda", procs_per_node=0)
     docker = replace(survey(node(1, shm_free_bytes=64 * 2**20)), need=gpu)
     assert "n1.shm" in failures(docker) and "--shm-size" in failures(docker)["n1.shm"].cure
     assert only(three(node(3, open_files=256)), "n3.files").found == "FEW(256)"
@@ -172,23 +172,37 @@ def test_shared_memory_and_open_files() -> None:
 def test_more_threads_than_cores() -> None:
     check = only(three(node(3, cpus=4)), "n3.threads")
     assert check.found == "MANY(2x4/4)" and "OMP_NUM_THREADS=2" in check.cure
-    alone = replace(three(node(3)), need=Need(procs_per_node=16, threads=1))
+    alone = replace(three(node(3)), need=PlanRequirements(procs_per_node=16, threads=1))
     assert not failures(alone), "fewer than one thread a rank there cannot be"
 
 
 def test_unreached_peers_blame_the_one_that_nobody_reaches() -> None:
-    def cut(host: str, *peers: str) -> Reach:
-        return Reach(host=host, unreached=[Unreached(peer=p, port=21001, why="timed out") for p in peers])
+    def cut(host: str, *peers: str) -> ConnectionResults:
+        return ConnectionResults(
+            host=host,
+            unreached=[
+                UnreachedPort(peer=p, port=21001, why="timed out", address=f"10.0.0.{p[1:]}", tries=4) for p in peers
+            ],
+        )
 
-    base = three(node(3))
-    alone = {"n1": cut("n1", "n3"), "n2": cut("n2", "n3"), "n3": cut("n3", "n1", "n2")}
-    assert only(replace(base, reach=alone), "n3.reach").found == "UNREACHABLE(n1,n2)"
-    pair = {"n1": cut("n1", "n2"), "n2": cut("n2"), "n3": cut("n3")}
-    assert only(replace(base, reach=pair), "n1.reach").found == "UNREACHABLE(n2)"
-    two = replace(survey(node(1), node(2)), reach={"n1": cut("n1", "n2"), "n2": cut("n2")})
+    def judged(*hosts: str, **answers: ConnectionResults) -> NodeSurvey:
+        probes = [node(int(host[1:])) for host in hosts]
+        return replace(survey(*probes), reach=connected(list(hosts), answers))
+
+    three_hosts = ("n1", "n2", "n3")
+    alone = judged(*three_hosts, n1=cut("n1", "n3"), n2=cut("n2", "n3"), n3=cut("n3", "n1", "n2"))
+    check = only(alone, "n3.reach")
+    assert check.found == "UNREACHABLE(n1,n2)"
+    assert "n3 -> n1 10.0.0.1:21001 timed out (4 of 4 attempts failed)" in check.cure
+    assert "2 of 2 nodes not reached from n3, 2 of 2 did not reach it" in check.cure
+    pair = judged(*three_hosts, n1=cut("n1", "n2"), n2=cut("n2"), n3=cut("n3"))
+    assert only(pair, "n1.reach").found == "UNREACHABLE(n2)"
+    two = judged("n1", "n2", n1=cut("n1", "n2"), n2=cut("n2"))
     assert only(two, "n1.reach").found == "UNREACHABLE(n2)", "of two, who does not reach says so"
-    mute = {"n1": cut("n1"), "n2": cut("n2")}
-    assert only(replace(base, reach=mute), "n3.reach").found == "NO-ANSWER"
+    mute = judged(*three_hosts, n1=cut("n1"), n2=cut("n2"))
+    assert only(mute, "n3.reach").found == "NO-ANSWER"
+    closed = judged("n1", "n2", n1=cut("n1"), n2=replace(cut("n2"), errors=["cannot listen on 10.0.0.2:1: in use"]))
+    assert "cannot listen" in only(closed, "n2.reach").cure
 
 
 def test_no_network_names_the_node_without_one() -> None:
@@ -201,7 +215,7 @@ def test_no_network_names_the_node_without_one() -> None:
 
 def test_gpus_too_few_broken_or_different() -> None:
     h100 = {"index": "0", "name": "NVIDIA H100", "driver": "570.1", "ecc_errors": "0"}
-    need = {"need": Need(device="cuda", procs_per_node=1)}
+    need = {"need": PlanRequirements(device="cuda", procs_per_node=1)}
     good = node(1, gpus=[h100])
     assert only(survey(good, node(2), **need), "n2.gpus").found == "FEW(0)"
     assert only(survey(good, node(2, gpus=[{**h100, "ecc_errors": "2"}]), **need), "n2.gpus").found == "ECC(0)"
@@ -229,11 +243,13 @@ def test_p2p_matrix() -> None:
 def test_what_blocks_is_refused_with_all_cures() -> None:
     bad = PreflightReport(host="n2", checks=[Check(name="pkgs", ok=False, found="MISSING(torch)", cure="pip install")])
     with pytest.raises(EnvironmentNotAble, match="n2: pkgs: pip install"):
-        require_nodes([bad])
+        require_usable_nodes([bad])
 
 
 def test_every_check_passes_over_what_was_not_asked() -> None:
-    bare = survey(node(1), wish=replace(WISH, packages=[], folders=[], ports=[]), need=Need(), nonces={}, received={})
+    bare = survey(
+        node(1), wish=replace(WISH, packages=[], folders=[], ports=[]), need=PlanRequirements(), nonces={}, received={}
+    )
     assert failures(bare) == {}
     assert len(CHECKS) == len({check.__name__ for check in CHECKS})
     assert GIB == 2**30
@@ -242,7 +258,7 @@ def test_every_check_passes_over_what_was_not_asked() -> None:
 def named(first: str, **variables: str):
     """Two nodes whose interfaces are called `first` and eno1, and what the user names."""
     nodes = [node(1, interfaces=[interface(first, "10.0.0.1")]), node(2, interfaces=[interface("eno1", "10.0.0.2")])]
-    return survey(*nodes, need=Need(procs_per_node=2, threads=4, named=variables))
+    return survey(*nodes, need=PlanRequirements(procs_per_node=2, threads=4, named=variables))
 
 
 @pytest.mark.parametrize(
@@ -262,14 +278,14 @@ def named(first: str, **variables: str):
 def test_interfaces_that_the_user_names(variables: dict[str, str], missing: list[str]) -> None:
     bad = failures(named("eth0", **variables))
     assert [key.partition(".")[0] for key in bad if key.endswith(".ifname")] == missing
-    assert all("take it out of cluster.env" in check.cure and check.blocks for check in bad.values())
+    assert all("remove it from cluster.env" in check.cure and check.blocks for check in bad.values())
 
 
 def test_a_node_whose_gpu_or_memory_is_too_small_for_a_rank() -> None:
     gpu = {"index": "0", "name": "NVIDIA H100", "driver": "570", "memory_mb": "81920", "ecc_errors": "0"}
     large, small = node(1, gpus=[gpu] * 2), node(2, gpus=[{**gpu, "memory_mb": "40960"}] * 2)
-    need = Need(procs_per_node=2, threads=4, device="cuda", rank_memory_bytes=60 * GIB)
-    found = judge(survey(large, small, need=need))
+    need = PlanRequirements(procs_per_node=2, threads=4, device="cuda", rank_memory_bytes=60 * GIB)
+    found = run_checks(survey(large, small, need=need))
     by_host = {r.host: next(c for c in r.checks if c.name == "memory") for r in found}
     assert by_host["n1"].ok and by_host["n1"].found == "60GiB/80GiB"
     assert (by_host["n2"].ok, by_host["n2"].blocks, by_host["n2"].found) == (False, True, "SMALL(60GiB/40GiB)")
@@ -282,7 +298,7 @@ def test_a_node_whose_gpu_or_memory_is_too_small_for_a_rank() -> None:
     uneven = node(1, gpus=[gpu, {**gpu, "memory_mb": "40960"}])
     assert failures(survey(uneven, need=need))["n1.memory"].found == "SMALL(60GiB/40GiB)", "the smallest counts"
     unknown = [{**gpu, "memory_mb": "[N/A]"}] * 2
-    assert not any(c.name == "memory" for r in judge(survey(node(1, gpus=unknown), need=need)) for c in r.checks)
-    host = Need(procs_per_node=2, threads=4, rank_memory_bytes=9 * GIB)
+    assert not any(c.name == "memory" for r in run_checks(survey(node(1, gpus=unknown), need=need)) for c in r.checks)
+    host = PlanRequirements(procs_per_node=2, threads=4, rank_memory_bytes=9 * GIB)
     nodes = survey(node(1, memory_bytes=32 * GIB), node(2, memory_bytes=16 * GIB), need=host)
     assert list(failures(nodes)) == ["n2.memory"]

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from allranks.errors import EnvironmentNotAble
-from allranks.preflight.network import choose_network
-from allranks.preflight.port import candidates, rendezvous_port
+from allranks.nodes.checks.connectivity import choose_network
+from allranks.nodes.preflight.requirements import port_candidates, rendezvous_port
 from tests.unit.preflight_nodes import interface, node
 
 
@@ -101,6 +101,6 @@ def test_the_port_is_stable_spread_and_below_the_ephemeral_range() -> None:
     assert min(ports) >= 20_000 and max(ports) < 32_768
     assert max(Counter(ports).values()) <= 4
     assert rendezvous_port(20_001) != rendezvous_port(10_001), "the last digits alone collide"
-    assert len(set(candidates(4711))) == 4 and candidates(4711)[0] == rendezvous_port(4711)
+    assert len(set(port_candidates(4711))) == 4 and port_candidates(4711)[0] == rendezvous_port(4711)
     assert all(20_000 <= rendezvous_port(job, ephemeral_low=24_000) < 24_000 for job in range(300))
     assert 20_000 <= rendezvous_port(7, ephemeral_low=1024) < 32_768

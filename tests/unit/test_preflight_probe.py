@@ -15,12 +15,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from allranks.preflight import nodes, probe
-from allranks.preflight.collectives import Pair, blamed, slow_pairs, verdict
-from allranks.preflight.gather import Where, examine
-from allranks.preflight.reach import Node
-from allranks.preflight.records import Folder, Probe, Wish
-from allranks.preflight.wish import make_wish, nonces
+from allranks.nodes import srun
+from allranks.nodes.preflight.link_tests import RankPair, slow_node, slow_pair_summary, slow_pairs
+from allranks.nodes.preflight.requirements import node_requirements, write_nonces
+from allranks.nodes.preflight.runner import TargetNodes, run_preflight
+from allranks.nodes.probes import connectivity_probe, probe
+from allranks.nodes.records import NodeRequirements, Probe, RequiredFolder
 from allranks.spec.records import DataSpec, RunSpec
 
 PREFLIGHT = Path(probe.__file__).parent
@@ -31,7 +31,7 @@ def ask(wish: dict, **env: str) -> dict:
     """One run of the program over standard input, without this package on the path."""
     done = subprocess.run(
         [sys.executable, "-", "--json-args", json.dumps(wish)],
-        input=nodes.program("probe.py"),
+        input=srun.program_text("probe.py"),
         env={**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, **env},
         capture_output=True,
         text=True,
@@ -42,7 +42,7 @@ def ask(wish: dict, **env: str) -> dict:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("name", ["probe.py", "reach.py"])
+@pytest.mark.parametrize("name", ["probe.py", "connectivity_probe.py"])
 def test_programs_of_the_nodes_need_only_the_standard_library(name: str) -> None:
     used = {
         part.split(".")[0]
@@ -56,6 +56,22 @@ def test_programs_of_the_nodes_need_only_the_standard_library(name: str) -> None
         )
     }
     assert used <= sys.stdlib_module_names, used - sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("name", ["probe.py", "connectivity_probe.py"])
+def test_programs_of_the_nodes_run_on_python_3_8(name: str) -> None:
+    """No newer syntax, and no ``tuple[...]`` outside annotations and type checking."""
+    tree = ast.parse((PREFLIGHT / name).read_text(), feature_version=(3, 8))
+
+    def evaluated(item: ast.AST) -> list[ast.AST]:
+        if isinstance(item, ast.If) and ast.unparse(item.test) == "TYPE_CHECKING":
+            return []
+        parts = [value for field, value in ast.iter_fields(item) if field not in ("annotation", "returns")]
+        children = [c for part in parts for c in (part if isinstance(part, list) else [part]) if isinstance(c, ast.AST)]
+        return [item, *(found for child in children for found in evaluated(child))]
+
+    generic = [ast.unparse(item) for item in evaluated(tree) if isinstance(item, ast.Subscript)]
+    assert not [text for text in generic if text.startswith(("tuple[", "list[", "dict[", "set["))], generic
 
 
 def test_one_line_with_the_facts(tmp_path: Path) -> None:
@@ -129,10 +145,10 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_nonces_are_put_only_where_must_be_shared_and_taken_away(tmp_path: Path) -> None:
-    run, read = (Folder(role=r, path=str(tmp_path / r), write=r == "run") for r in ("run", "data"))
+    run, read = (RequiredFolder(role=r, path=str(tmp_path / r), write=r == "run") for r in ("run", "data"))
     for item in (run, read):
         Path(item.path).mkdir()
-    with nonces(Wish(python="p", folders=[run, read])) as (wish, secrets):
+    with write_nonces(NodeRequirements(python="p", folders=[run, read])) as (wish, secrets):
         assert list(secrets) == ["run"] and wish.folders[1].nonce is None
         path = Path(run.path) / str(wish.folders[0].nonce)
         assert path.read_text() == secrets["run"]
@@ -144,28 +160,30 @@ def test_nonces_are_put_only_where_must_be_shared_and_taken_away(tmp_path: Path)
 def test_what_a_spec_needs(tmp_path: Path) -> None:
     (tmp_path / "rows.json").write_text("[]")
     spec = RunSpec(data=DataSpec(source="rows.json"))
-    roles = {f.role: f for f in make_wish(spec, Path("runs/new"), here=tmp_path).folders}
+    roles = {f.role: f for f in node_requirements(spec, Path("runs/new"), here=tmp_path).folders}
     assert roles["data"].path == str(tmp_path / "rows.json") and roles["data"].fingerprint
     assert roles["run"].path == str(tmp_path), "the folder above it that is there"
-    assert "data" not in {f.role for f in make_wish(RunSpec(data=DataSpec(source="builtin:news")), tmp_path).folders}
+    assert "data" not in {
+        f.role for f in node_requirements(RunSpec(data=DataSpec(source="builtin:news")), tmp_path).folders
+    }
 
 
 def test_lines_longer_than_slurm_passes_on_come_whole() -> None:
-    def line(text: str) -> nodes.Line:
-        return nodes.Line(text=text, received=1.0)
+    def line(text: str) -> srun.OutputLine:
+        return srun.OutputLine(text=text, received=1.0)
 
     a, b = json.dumps({"host": "n1", "x": "a" * 2000}), json.dumps({"host": "n2", "x": "b" * 1000})
     pieces = [line(f"@{t} {s[i : i + 800]}") for t, s in (("0", a), ("1", b)) for i in range(0, len(s), 800)]
     mixed = [pieces[0], pieces[3], pieces[1], line("srun: noise"), pieces[4], pieces[2]]
-    assert sorted(n.text for n in nodes.joined(mixed)) == sorted([a, b, "srun: noise"])
+    assert sorted(n.text for n in srun.join_pieces(mixed)) == sorted([a, b, "srun: noise"])
     short = json.dumps({"host": "n3", "x": ""})
     exact = json.dumps({"host": "n3", "x": "c" * (800 - len(short))})
     assert len(exact) == 800
-    assert [n.text for n in nodes.joined([line(f"@2 {exact}")])] == [exact]
+    assert [n.text for n in srun.join_pieces([line(f"@2 {exact}")])] == [exact]
 
 
 def test_a_node_without_the_launchers_python_uses_another_and_says_so() -> None:
-    answers = nodes.run_here(nodes.with_python("/no/such/python", {}), 20, nodes.program("probe.py"))
+    answers = srun.run_locally(srun.python_command("/no/such/python", {}), 20, srun.program_text("probe.py"))
     (line,) = answers.by_host().values()
     facts = line.facts()
     assert facts and facts["executable"] not in ("", "/no/such/python")
@@ -176,35 +194,38 @@ def test_a_node_without_any_python_still_answers(monkeypatch: pytest.MonkeyPatch
         (tmp_path / name).symlink_to(next(p for p in (Path("/bin") / name, Path("/usr/bin") / name) if p.exists()))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("SLURMD_NODENAME", "n7")
-    answers = nodes.run_here(nodes.with_python("/no/such/python", {}), 20, nodes.program("probe.py"))
+    answers = srun.run_locally(srun.python_command("/no/such/python", {}), 20, srun.program_text("probe.py"))
     assert list(answers.by_host()) == ["n7"], answers
 
 
 def test_a_command_that_hangs_is_ended_and_its_lines_kept() -> None:
     began = time.monotonic()
-    answers = nodes.run_here(["sh", "-c", 'echo "{\\"host\\": \\"a\\"}"; exec sleep 60'], 0.5)
+    answers = srun.run_locally(["sh", "-c", 'echo "{\\"host\\": \\"a\\"}"; exec sleep 60'], 0.5)
     assert answers.returncode is None and list(answers.by_host()) == ["a"] and time.monotonic() - began < 5
 
 
 def test_this_machine_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from allranks.facts import machine_facts
-    from allranks.planning import make_plan
+    from allranks.planning.planner import make_plan
+    from allranks.utils.machine import machine_facts
 
     spec = RunSpec()
-    found = examine(Where(), spec, make_plan(spec, machine_facts()), tmp_path, imports=False)
+    found = run_preflight(TargetNodes(), spec, make_plan(spec, machine_facts()), tmp_path, imports=False)
     assert len(found.reports) == 1 and found.network is None and found.port
     assert {"proj", "pkgs", "py", "run", "port", "shm"} <= {c.name for c in found.reports[0].checks}
     assert list(tmp_path.iterdir()) == []
 
 
 def meet(*peers: dict, window_s: float = 1.0) -> list[dict]:
-    """Nodes that meet over loopback addresses; a peer with `absent` does not come."""
-    table = {f"n{i}": {k: v for k, v in peer.items() if k != "absent"} for i, peer in enumerate(peers, 1)}
-    there = [Node(name, table, window_s) for name, peer in zip(table, peers, strict=True) if not peer.get("absent")]
+    """Nodes that connect to each other over loopback addresses; a peer with `absent` does not start."""
+    seats = [[f"n{i}", peer["address"], peer["ports"]] for i, peer in enumerate(peers, 1)]
+    request = {"seats": connectivity_probe.encode_seats(seats), "seed": "1", "window_s": window_s}
     found: list[dict] = []
-    for one in there:
-        one.listen()
-    threads = [threading.Thread(target=lambda n=one: found.append(n.meet())) for one in there]
+
+    def run(index: int) -> None:
+        found.append(connectivity_probe.Sockets(connectivity_probe.node_of(request, index, time.monotonic())).run())
+
+    there = [index for index, peer in enumerate(peers) if not peer.get("absent")]
+    threads = [threading.Thread(target=run, args=(index,)) for index in there]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -222,12 +243,15 @@ def test_a_port_that_is_in_use_for_a_moment_is_waited_for_and_one_that_stays_so_
     for freed_s, errors in ((0.5, 0), (30.0, 1)):
         port = probe.unused_port()
         holder = socket.create_server(("127.0.0.17", port))
-        threading.Timer(min(freed_s, 2.5), holder.close).start()
+        timer = threading.Timer(freed_s, holder.close)
+        timer.start()
         found = meet(
             {"address": "127.0.0.17", "ports": [port]},
             {"address": "127.0.0.18", "ports": [probe.unused_port()]},
             window_s=2.0,
         )
+        timer.cancel()
+        holder.close()
         assert [len(f["errors"]) for f in found] == [errors, 0]
         assert [len(f["unreached"]) for f in found] == [0, errors]
 
@@ -236,7 +260,38 @@ def test_a_node_that_does_not_answer_is_named() -> None:
     peers = [{"address": f"127.0.0.{i}", "ports": [probe.unused_port()]} for i in (14, 15)]
     found = meet(*peers, {"address": "127.0.0.16", "ports": [probe.unused_port()], "absent": True})
     assert [[u["peer"] for u in f["unreached"]] for f in found] == [["n3"], ["n3"]]
-    assert "refused" in found[0]["unreached"][0]["why"]
+    failed = found[0]["unreached"][0]
+    assert "refused" in failed["why"] and failed["address"] == "127.0.0.16" and failed["tries"] > 2
+
+
+def test_a_listener_that_never_answers_is_not_reached_and_holds_nobody_up() -> None:
+    port = probe.unused_port()
+    with socket.create_server(("127.0.0.20", port)) as server:
+        began = time.monotonic()
+        (found,) = meet(
+            {"address": "127.0.0.19", "ports": [probe.unused_port()]},
+            {"address": "127.0.0.20", "ports": [port], "absent": True},
+            window_s=0.5,
+        )
+        client, _ = server.accept()
+        with client, pytest.raises(ConnectionResetError):  # a peer that is only slow must wait for the next attempt
+            assert [client.recv(99), client.recv(99)] == [], "closed as after an answer"
+    assert found["unreached"][0]["why"] == "connected, but no answer" and time.monotonic() - began < 5
+
+
+def test_a_visitor_that_says_nothing_does_not_end_the_others() -> None:
+    """A port scan, or a health check, while nodes connect."""
+    port = probe.unused_port()
+    stranger = socket.socket()
+    timer = threading.Timer(0.2, lambda: stranger.connect(("127.0.0.21", port)))
+    timer.start()
+    found = meet(
+        {"address": "127.0.0.21", "ports": [port]},
+        {"address": "127.0.0.22", "ports": [probe.unused_port()]},
+        {"address": "127.0.0.23", "ports": [probe.unused_port()], "absent": True},
+    )
+    stranger.close()
+    assert [[u["peer"] for u in f["unreached"]] for f in found] == [["n3"], ["n3"]]
 
 
 def test_an_address_that_somebody_else_answers_is_not_reached() -> None:
@@ -246,21 +301,23 @@ def test_an_address_that_somebody_else_answers_is_not_reached() -> None:
     assert "answered by n1" in found[0]["unreached"][0]["why"]
 
 
-def pair(a: int, b: int, seconds: float) -> Pair:
+def pair(a: int, b: int, seconds: float) -> RankPair:
     """Two nodes, one rank each."""
     hosts = {"host_a": f"n{a}", "host_b": f"n{b}"}
-    return Pair(a=a, b=b, copy_s=seconds, latency_s=1e-4, all_reduce_s=2 * seconds, **hosts)
+    return RankPair(a=a, b=b, copy_s=seconds, latency_s=1e-4, all_reduce_s=2 * seconds, **hosts)
 
 
 def test_the_slow_pair_and_the_slow_node_are_named() -> None:
     alike = [pair(1, 2, 0.010), pair(1, 3, 0.011), pair(2, 3, 0.012)]
-    assert slow_pairs(alike) == [] and verdict(alike) == "no pair stands out"
+    assert slow_pairs(alike) == [] and slow_pair_summary(alike) == "no pair is slower than the others"
     node = [pair(1, 2, 0.3), pair(1, 3, 0.011), pair(2, 3, 0.4)]
-    assert blamed(node, slow_pairs(node)) == "n2" and verdict(node).startswith("n2 is slow to everybody")
+    assert slow_node(node, slow_pairs(node)) == "n2" and slow_pair_summary(node).startswith(
+        "n2 is slow to all other nodes"
+    )
     one = [*alike[:2], pair(2, 3, 0.2)]
-    assert blamed(one, slow_pairs(one)) is None and "this pair is slow: n2:2 - n3:3" in verdict(one)
+    assert slow_node(one, slow_pairs(one)) is None and "this pair is slow: n2:2 - n3:3" in slow_pair_summary(one)
     some = [*alike, pair(1, 4, 0.3), pair(2, 4, 0.2), pair(3, 4, 0.01)]
-    assert blamed(some, slow_pairs(some)) is None, "n4 is well with n3"
+    assert slow_node(some, slow_pairs(some)) is None, "n4 is well with n3"
     assert slow_pairs([pair(1, 2, 1.0)]) == []
     two = [replace(p, host_a=f"n{p.a // 2}", host_b=f"n{p.b // 2}") for p in (pair(0, 1, 0.001), pair(2, 3, 0.001))]
     two += [replace(pair(a, b, 0.01), host_a="n0", host_b="n1") for a in (0, 1) for b in (2, 3)]

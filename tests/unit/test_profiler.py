@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from allranks.facts import MachineFacts
-from allranks.observe.events import EventLog, read_events
-from allranks.observe.profiler import Facts, Profiler
-from allranks.observe.tracefile import TraceNotWritten, publish
-from allranks.observe.window import window_warning
-from allranks.planning import make_plan
-from allranks.rundir import RunDir
+from allranks.planning.planner import make_plan
+from allranks.rundir.events import EventLog, read_events
+from allranks.rundir.paths import RunDir
 from allranks.spec import parse_spec
 from allranks.spec.records import ProfileSpec
+from allranks.spec.validation import window_warning
+from allranks.train.profiler import Profiler, TraceMetadata, TraceNotWritten, publish_trace
+from allranks.utils.machine import MachineFacts
 
 
 class Net(torch.nn.Module):
@@ -34,7 +33,7 @@ class Net(torch.nn.Module):
 
 def profiler(folder: Path, net: Net, attempt: int = 1, first_step: int = 0, **window: Any) -> tuple[Profiler, EventLog]:
     events = EventLog(RunDir(folder).events_of(3), 3)
-    facts = Facts(
+    facts = TraceMetadata(
         run="r", attempt=attempt, rank=3, world_size=4, backend="gloo", device="cpu", strategy="single", grad_accum=1
     )
     return Profiler(ProfileSpec(**window), facts, RunDir(folder), net, events, first_step), events
@@ -142,9 +141,9 @@ def test_a_full_disk_is_a_warning_and_training_goes_on(tmp_path: Path, limit: in
 
 def test_a_trace_that_breaks_off_does_not_replace_a_whole_one(tmp_path: Path) -> None:
     target = tmp_path / "rank0.json.gz"
-    publish(lambda path: Path(path).write_text('{"traceEvents": []}\n'), target)
+    publish_trace(lambda path: Path(path).write_text('{"traceEvents": []}\n'), target)
     with pytest.raises(TraceNotWritten, match="breaks off"):
-        publish(lambda path: Path(path).write_text('{"traceEvents": [{"ph": "X"'), target)
+        publish_trace(lambda path: Path(path).write_text('{"traceEvents": [{"ph": "X"'), target)
     assert trace(target) == {"traceEvents": []}
     assert list(tmp_path.iterdir()) == [target]
 
@@ -183,7 +182,7 @@ def planned(**profile: Any) -> list[str]:
 
 def test_plan_says_where_the_window_does_not_fit() -> None:
     assert planned() == []  # 5 + 2 + 3 is just 10
-    assert "will hold 2 of 3 steps" in planned(wait=6)[0]
+    assert "will have 2 of 3 steps" in planned(wait=6)[0]
     assert "records steps 11 to 13" in planned(wait=8)[0] and "no trace" in planned(wait=8)[0]
     assert "names 2, 7, but the ranks are 0 to 1" in planned(ranks=[0, 2, 7])[0]
     assert "no rank is profiled" in planned(ranks=[])[0]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.envpolicy import EnvVar, environment, hidden, secrets, without_secrets
-from allranks.redact import redact, redact_argument, redact_env
+from allranks.planning.env_vars import EnvVar
+from allranks.planning.rank_environment import as_variables, public_variables, secret_variables, with_hidden_secrets
+from allranks.utils.redaction import redact, redact_arguments, redact_env
 
 
 @pytest.mark.parametrize(
@@ -25,12 +26,12 @@ def test_texts(text: str, kept: str) -> None:
     ("argument", "kept"),
     [
         ("cluster.env.DB_PASSWORD=x y", "cluster.env.DB_PASSWORD=***"),
-        ("cluster.env={HF_TOKEN: abc}", "cluster.env={HF_TOKEN:***"),
+        ("cluster.env={HF_TOKEN: abcdef}", "cluster.env=***"),
         ("train.lr=1e-4", "train.lr=1e-4"),
     ],
 )
 def test_arguments(argument: str, kept: str) -> None:
-    assert redact_argument(argument) == kept
+    assert redact_arguments([argument]) == [kept]
 
 
 def test_a_variable_with_a_secret_in_its_value_is_hidden_whole_and_reaches_the_ranks_all_the_same() -> None:
@@ -38,7 +39,7 @@ def test_a_variable_with_a_secret_in_its_value_is_hidden_whole_and_reaches_the_r
     env = {"HTTPS_PROXY": "http://me:pw@proxy:3128", "HF_TOKEN": "abc", "PLAIN": "http://proxy:3128"}
     assert redact_env(env) == {"HTTPS_PROXY": "***", "HF_TOKEN": "***", "PLAIN": "http://proxy:3128"}
     decided = [EnvVar(name=name, value=value, reason="cluster.env", source="user") for name, value in env.items()]
-    assert without_secrets(decided) == {"PLAIN": "http://proxy:3128"}
-    assert secrets(decided).keys() == {"HTTPS_PROXY", "HF_TOKEN"}
-    assert [item.value for item in hidden(decided)] == ["***", "***", "http://proxy:3128"]
-    assert environment(hidden(decided)) == {"PLAIN": "http://proxy:3128"}  # the rest is the starter's own
+    assert public_variables(decided) == {"PLAIN": "http://proxy:3128"}
+    assert secret_variables(decided).keys() == {"HTTPS_PROXY", "HF_TOKEN"}
+    assert [item.value for item in with_hidden_secrets(decided)] == ["***", "***", "http://proxy:3128"]
+    assert as_variables(with_hidden_secrets(decided)) == {"PLAIN": "http://proxy:3128"}  # the rest is the starter's own

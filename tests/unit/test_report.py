@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from allranks.report import page as page_module
-from allranks.report import text
-from allranks.report.answers import samples
-from allranks.report.charts import speed_charts, telemetry_charts, training_charts
-from allranks.report.figure import Chart, log_ticks
-from allranks.report.gather import RunData, gather
-from allranks.report.page import write_report
-from allranks.report.series import MAX_POINTS
-from allranks.report.tables_network import network_table
-from allranks.rundir import RunDir
+from allranks.analysis.report import page as page_module
+from allranks.analysis.report.charts import speed_charts, telemetry_charts, training_charts
+from allranks.analysis.report.figures import Chart, log_ticks
+from allranks.analysis.report.page import write_report
+from allranks.analysis.report.run_data import RunData, read_run_data
+from allranks.analysis.report.series import MAX_POINTS
+from allranks.analysis.report.setup_tables import network_table
+from allranks.analysis.report.summary import sample_answers
+from allranks.rundir.paths import RunDir
+from allranks.utils import formatting, text
 from tests.unit.report_runs import GIB, Maker, answers, complete_run, failed_run
 
 
@@ -86,7 +86,7 @@ def test_a_complete_run_shows_all_its_parts(tmp_path: Path) -> None:
     for part in (
         "demo", "succeeded", "2 ranks on 1 node", "Proof at step 0", "2 of 2", "515 rows, each taken once",
         "held-out loss 7.700 → 2.100", "right answers 0.0 % → 50.0 %", "real tokens / s 6,494", "10 of 10 steps",
-        "What is 2 + 2?", "88888", "after step 10 ✓ right", "Environment of the ranks", "OMP_NUM_THREADS", "left alone",
+        "What is 2 + 2?", "88888", "after step 10 ✓ right", "Environment of the ranks", "OMP_NUM_THREADS", "not set",
         "torchrun would set 1", "307 (38% of the rows)", "The same on all 2 ranks.", "5.23.0", "4.6 MiB in 1 file", "training",
         "parameters trained", "of 5.2 M", "Spec, with all its defaults", "4 a rank x 2 ranks x 1 accumulated = 8 sequences",
     ):  # fmt: skip
@@ -276,7 +276,7 @@ def test_without_plotly_there_are_tables_and_a_hint(tmp_path: Path, monkeypatch:
 
 def test_figures_hold_the_numbers_of_the_events(tmp_path: Path) -> None:
     run = complete_run(tmp_path, steps=12, ranks=3)
-    zero, data = steps_of(run), gather(run)
+    zero, data = steps_of(run), read_run_data(run)
     loss = chart(training_charts(data), "loss")
     assert loss["train loss"]["x"] == [e["step"] for e in zero]
     assert loss["train loss"]["y"] == [e["loss"] for e in zero]
@@ -299,7 +299,7 @@ def test_steps_logged_together_are_counted_apart(tmp_path: Path) -> None:
     make.begin(total=40)
     make.steps(1, 40, every=10)
     run = make.write()
-    data = gather(run)
+    data = read_run_data(run)
     bars = chart(speed_charts(data), "step-time")
     assert sum(bars["after warm-up"]["y"]) + sum(bars.get("warm-up (first 5 steps)", {"y": []})["y"]) <= 40
     after = [t for e in steps_of(run) for i, t in enumerate(e["step_times_s"]) if e["step"] - 10 + i >= 5]
@@ -313,9 +313,9 @@ def test_a_sum_over_ranks_needs_all_ranks(tmp_path: Path) -> None:
     run = complete_run(tmp_path)
     lines = run.events_of(1).read_text().splitlines()
     run.events_of(1).write_text("\n".join(line for line in lines if '"step": 7' not in line))
-    assert chart(speed_charts(gather(run)), "throughput")["real"]["x"] == [1, 2, 3, 4, 5, 6, 8, 9, 10]
+    assert chart(speed_charts(read_run_data(run)), "throughput")["real"]["x"] == [1, 2, 3, 4, 5, 6, 8, 9, 10]
     run.events_of(1).unlink()
-    note = next(c.note for c in speed_charts(gather(run)) if c.id == "throughput")
+    note = next(c.note for c in speed_charts(read_run_data(run)) if c.id == "throughput")
     assert "1 of 2 ranks have logged no step" in note
 
 
@@ -333,7 +333,7 @@ def test_a_resumed_run_shows_each_step_once(tmp_path: Path) -> None:
     lines = make.run.telemetry_of("one").read_text().splitlines()
     make.run.telemetry_of("one").write_text("\n".join(lines[:6] + lines[-8:]))  # no agent ran between the attempts
     run = make.write()
-    data = gather(run)
+    data = read_run_data(run)
     loss = chart(training_charts(data), "loss")["train loss"]
     assert loss["x"] == list(range(1, 21))
     assert loss["y"][6:] == [e["loss"] for e in steps_of(run)][9:]
@@ -378,7 +378,7 @@ def test_many_ranks_and_gpus_are_drawn_as_areas(tmp_path: Path) -> None:
     assert {"gpu", "gpu-memory", "gpu-power", "rank-time"} <= set(page.figures)
     assert all(len(f["data"]) <= 8 for f in page.figures.values())
     assert "node19" in page.text and "node15" not in page.text and "4 of 20 nodes are left out" in page.text
-    gpu = chart(telemetry_charts(gather(run)), "gpu-memory")
+    gpu = chart(telemetry_charts(read_run_data(run)), "gpu-memory")
     assert max(gpu["highest of the 40 GPUs"]["y"]) == 61 and min(gpu["lowest of the 40 GPUs"]["y"]) == 60
 
 
@@ -387,7 +387,7 @@ def test_the_slow_rank_is_named(tmp_path: Path) -> None:
         make = Maker(tmp_path, f"slow-{slow}", ranks=4)
         make.begin()
         make.steps(1, 20, slow_rank=slow)
-        note = next(c.note for c in speed_charts(gather(make.write())) if c.id == "rank-time")
+        note = next(c.note for c in speed_charts(read_run_data(make.write())) if c.id == "rank-time")
         assert expected in note
 
 
@@ -418,7 +418,7 @@ def test_a_question_has_no_blank_lines(tmp_path: Path) -> None:
         "prompt": "### Instruction:\nCount the words.\n\n### Input:\ncar, table\n\n### Response:\n",
     }
     make.evaluate(4, loss=2.0, samples=[asked])
-    assert [s.question for s in samples(gather(make.write()))] == ["Count the words.\ncar, table"]
+    assert [s.question for s in sample_answers(read_run_data(make.write()))] == ["Count the words.\ncar, table"]
 
 
 def test_a_loss_that_fell_far_has_an_axis_whose_ticks_are_whole_values(tmp_path: Path) -> None:
@@ -444,7 +444,7 @@ def test_a_loss_that_fell_far_has_an_axis_whose_ticks_are_whole_values(tmp_path:
 def test_the_networks_table_has_no_empty_columns(tmp_path: Path) -> None:
     run = complete_run(tmp_path)
     seen = {"host": "a", "networks": [], "devices": [], "connections": {"lo": 8}, "ways": {}}
-    data = gather(run)
+    data = read_run_data(run)
     with_network = RunData(**{**vars(data), "metrics": {**data.metrics, "network": {"observed": [seen]}}})
     found = network_table(with_network)
     assert found is not None and found.columns == ["host", "interfaces (connections)"]
@@ -491,21 +491,21 @@ def _painted(value: Any) -> Any:
 @pytest.mark.parametrize(
     ("shown", "expected"),
     [
-        (text.seconds_text(0.0313), "31.3 ms"),
-        (text.seconds_text(3.997), "4.00 s"),
-        (text.seconds_text(59.97), "1 min"),
-        (text.seconds_text(3725), "1 h 02 min"),
-        (text.bytes_text(711147520), "678 MiB"),
-        (text.bytes_text(1.5 * GIB), "1.5 GiB"),
-        (text.short_count(5198080), "5.2 M"),
-        (text.short_count(7_241_732_096), "7.24 B"),
-        (text.loss_text(0.00012), "1.2e-04"),
-        (text.loss_text(2208.9), "2,208.9"),
-        (text.perplexity_text(2.8), "2.80"),
-        (text.perplexity_text(1445.2), "1,445"),
-        (text.ranks_text([5, 0, 1, 2]), "0-2, 5"),
-        (text.seconds_text(None), "-"),
-        (text.plain("\x1b[31mred\x1b[0m\x00"), "red"),
+        (formatting.format_duration(0.0313), "31.3 ms"),
+        (formatting.format_duration(3.997), "4.00 s"),
+        (formatting.format_duration(59.97), "1 min"),
+        (formatting.format_duration(3725), "1 h 02 min"),
+        (formatting.format_bytes(711147520), "678 MiB"),
+        (formatting.format_bytes(1.5 * GIB), "1.5 GiB"),
+        (formatting.format_short_count(5198080), "5.2 M"),
+        (formatting.format_short_count(7_241_732_096), "7.24 B"),
+        (formatting.format_loss(0.00012), "1.2e-04"),
+        (formatting.format_loss(2208.9), "2,208.9"),
+        (formatting.format_perplexity(2.8), "2.80"),
+        (formatting.format_perplexity(1445.2), "1,445"),
+        (formatting.format_ranks([5, 0, 1, 2]), "0-2, 5"),
+        (formatting.format_duration(None), "-"),
+        (text.sanitize("\x1b[31mred\x1b[0m\x00"), "red"),
     ],
 )
 def test_values_for_people(shown: str, expected: str) -> None:

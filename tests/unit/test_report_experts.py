@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from allranks.report import page as page_module
-from allranks.report.page import write_report
-from allranks.report.tables import MOST_ROWS
+from allranks.analysis.report import page as page_module
+from allranks.analysis.report.page import write_report
+from allranks.analysis.report.tables import MAX_ROWS
 from tests.unit.report_runs import complete_run
 from tests.unit.test_report import Page
 
@@ -35,7 +35,7 @@ def layer(number: int, greatest: float, **other: Any) -> dict[str, Any]:
 
 
 def test_the_least_even_blocks_come_first_and_the_rest_is_counted(tmp_path: Path) -> None:
-    layers = [layer(i, 0.2 + i / 100) for i in range(1, MOST_ROWS + 5)]
+    layers = [layer(i, 0.2 + i / 100) for i in range(1, MAX_ROWS + 5)]
     text = page_of(tmp_path, {"experts": 8, "layers": layers})
     assert "Expert load block least even greatest by expert unused 20 0.0 % 12.5 % 40.0 % 7 3 19" in text
     assert "4 more even blocks are left out." in text

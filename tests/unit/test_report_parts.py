@@ -8,17 +8,15 @@ from typing import Any
 
 import pytest
 
-from allranks.observe.telemetry import read_telemetry
-from allranks.report import text
-from allranks.report.answers import samples
-from allranks.report.cards import budget, cards, proof
-from allranks.report.charts import figures_json, speed_charts, telemetry_charts, training_charts
-from allranks.report.figure import warm_up
-from allranks.report.gather import RunData, gather
-from allranks.report.series import Elapsed, histogram, thin
-from allranks.report.tables import MOST_ROWS, checkpoint_table
-from allranks.report.tables_pace import hang_table, pace_table
-from allranks.report.tables_plan import preflight_table
+from allranks.analysis.report.charts import figures_json, speed_charts, telemetry_charts, training_charts
+from allranks.analysis.report.figures import warmup_shapes
+from allranks.analysis.report.run_data import RunData, read_run_data
+from allranks.analysis.report.series import Elapsed, downsample, histogram
+from allranks.analysis.report.setup_tables import preflight_table
+from allranks.analysis.report.summary import key_figures, proof_items, sample_answers, time_budget
+from allranks.analysis.report.tables import MAX_ROWS, checkpoint_table, hang_table, straggler_table
+from allranks.rundir.events import read_telemetry
+from allranks.utils import formatting
 from tests.unit.report_runs import Maker, complete_run
 
 
@@ -26,18 +24,19 @@ def made(root: Path, *, ranks: int = 2, **written: Any) -> RunData:
     make = Maker(root, ranks=ranks)
     make.begin()
     make.steps(1, 10)
-    return gather(make.write(**written))
+    return read_run_data(make.write(**written))
 
 
 def test_the_least_memory_is_named_only_beside_a_greater(tmp_path: Path) -> None:
     notes = [
-        next(c.note for c in cards(made(tmp_path / str(n), ranks=n)) if c.label == "peak memory a rank") for n in (1, 3)
+        next(c.note for c in key_figures(made(tmp_path / str(n), ranks=n)) if c.label == "peak memory a rank")
+        for n in (1, 3)
     ]
     assert notes == ["rank 0", "rank 2; least: rank 0, 676 MiB"]
 
 
 def test_ranks_that_did_not_answer_are_no_tick(tmp_path: Path) -> None:
-    first = proof(made(tmp_path, plan={"world_size": 3}))[0]
+    first = proof_items(made(tmp_path, plan={"world_size": 3}))[0]
     assert (first.detail, first.ok) == ("2 of 3", False)
 
 
@@ -46,7 +45,7 @@ def test_an_answer_that_should_be_empty_is_not_right_by_being_so(tmp_path: Path)
     make.begin()
     make.steps(1, 4)
     make.evaluate(4, loss=2.0, samples=[{"prompt": "p", "expected": " ", "reply": ""}])
-    (asked,) = samples(gather(make.write()))
+    (asked,) = sample_answers(read_run_data(make.write()))
     assert [a.right for a in asked.answers] == [False, False, False]
 
 
@@ -56,7 +55,7 @@ def test_the_time_of_all_attempts_counts(tmp_path: Path) -> None:
         make.begin(attempt=attempt)
         make.steps(1, 3)
         make.tell("phase", after=5.0, name="done")
-    found = {s.name: s for s in budget(gather(make.write()))}
+    found = {s.name: s for s in time_budget(read_run_data(make.write()))}
     assert found["preparing data"].seconds == "1.20 s"
     assert sum(s.share for s in found.values()) == pytest.approx(100)
 
@@ -72,7 +71,7 @@ def test_errors_stand_before_what_followed_from_them(tmp_path: Path) -> None:
     make.begin()
     make.tell("error", only=0, type="ConnectionError", message="lost a peer", attempt=1, echo=True)
     make.tell("error", only=1, after=1.0, type="ValueError", message="x", attempt=1, echo=False)
-    assert [e["type"] for e in gather(make.write()).errors()] == ["ValueError", "ConnectionError"]
+    assert [e["type"] for e in read_run_data(make.write()).errors()] == ["ValueError", "ConnectionError"]
 
 
 def test_the_log_shown_is_that_of_the_rank_that_fell_out(tmp_path: Path) -> None:
@@ -83,14 +82,14 @@ def test_the_log_shown_is_that_of_the_rank_that_fell_out(tmp_path: Path) -> None
         make.run.log_of(1, "one", rank).write_text(f"last words of rank {rank}\n")
     make.run.hang(1).mkdir(parents=True)
     make.run.hang_report(1).write_text(json.dumps({"fallen": [{"rank": 1}]}))
-    assert gather(make.write(status="failed")).log == ("one.rank1.log", "last words of rank 1")
+    assert read_run_data(make.write(status="failed")).log == ("one.rank1.log", "last words of rank 1")
     make.run.hang_report(1).unlink()
-    assert gather(make.run).log == ("one.rank0.log", "last words of rank 0")
+    assert read_run_data(make.run).log == ("one.rank0.log", "last words of rank 0")
 
 
 def test_thinning_keeps_the_lowest_and_the_highest_of_every_stretch() -> None:
     ys = [5.0, 9.0, 1.0, 5.0, 5.0, 2.0, 8.0, 5.0]
-    assert thin(range(8), ys, 4) == ([1, 2, 5, 6], [9.0, 1.0, 2.0, 8.0])
+    assert downsample(range(8), ys, 4) == ([1, 2, 5, 6], [9.0, 1.0, 2.0, 8.0])
 
 
 def test_steps_far_too_long_are_counted_and_not_drawn() -> None:
@@ -105,7 +104,7 @@ def test_time_between_attempts_is_taken_out() -> None:
 
 
 def test_the_shade_of_warm_up_is_there_only_beside_other_steps() -> None:
-    assert [len(warm_up(*span)) for span in ((1, 10), (1, 5), (6, 10), (5, 6))] == [1, 0, 0, 1]
+    assert [len(warmup_shapes(*span)) for span in ((1, 10), (1, 5), (6, 10), (5, 6))] == [1, 0, 0, 1]
 
 
 def test_a_loss_that_fell_a_hundredfold_has_a_logarithmic_axis(tmp_path: Path) -> None:
@@ -114,7 +113,7 @@ def test_a_loss_that_fell_a_hundredfold_has_a_logarithmic_axis(tmp_path: Path) -
         make.begin()
         make.steps(1, 8)
         make.events[0][-1]["loss"] = last
-        figure = training_charts(gather(make.write()))[0].figure
+        figure = training_charts(read_run_data(make.write()))[0].figure
         assert figure["layout"]["yaxis"].get("type") == kind
 
 
@@ -127,7 +126,7 @@ def test_telemetry_has_an_axis_that_can_be_read_and_loopback_of_one_host_alone(
     make.steps(1, 4)
     make.tell("phase", after=more_s, name="done")
     make.telemetry(every=max(1.0, more_s / 20))
-    charts = {c.id: c for c in telemetry_charts(gather(make.write()))}
+    charts = {c.id: c for c in telemetry_charts(read_run_data(make.write()))}
     assert charts["cpu"].figure["layout"]["xaxis"]["title"]["text"] == f"{unit} since the start"
     assert any("loopback" in trace["name"] for trace in charts["network"].figure["data"]) == (hosts == 1)
 
@@ -146,13 +145,13 @@ def test_what_became_of_a_checkpoint(tmp_path: Path) -> None:
     (run.checkpoint(1) / "manifest.json").unlink()
     run.checkpoint(1).rmdir()
     (run.checkpoint(2) / "manifest.json").unlink()
-    found = checkpoint_table(gather(run))
+    found = checkpoint_table(read_run_data(run))
     assert found is not None
     assert [row[-1].text for row in found.rows] == ["removed", "no manifest", "✓ there"]
 
 
 def test_cures_are_shown_only_where_something_failed(tmp_path: Path) -> None:
-    data = gather(complete_run(tmp_path))
+    data = read_run_data(complete_run(tmp_path))
     well = preflight_table(data)
     assert well is not None
     assert (well.columns[-1], len(well.rows[0])) == ("found", 4)
@@ -163,29 +162,29 @@ def test_cures_are_shown_only_where_something_failed(tmp_path: Path) -> None:
 
 
 def test_ranks_beyond_those_shown_are_counted(tmp_path: Path) -> None:
-    own = [{"rank": r, "host": "n", "own_s": 0.1, "relative": 1.0, "slow": r == 0} for r in range(MOST_ROWS + 3)]
+    own = [{"rank": r, "host": "n", "own_s": 0.1, "relative": 1.0, "slow": r == 0} for r in range(MAX_ROWS + 3)]
     data = made(tmp_path, metrics={"own_time": {"factor": 1.4, "ranks": own}})
-    pace = pace_table(data)
+    pace = straggler_table(data)
     assert pace is not None
-    assert (len(pace.rows), pace.rows[0][-1].text) == (MOST_ROWS, "slow: the others wait")
+    assert (len(pace.rows), pace.rows[0][-1].text) == (MAX_ROWS, "slow: the others wait")
     assert pace.note.endswith("3 faster ranks are not shown.")
-    stood = {"fallen": [{"rank": 1}], "waiting": [{"rank": r} for r in range(2, MOST_ROWS + 6)]}
+    stood = {"fallen": [{"rank": 1}], "waiting": [{"rank": r} for r in range(2, MAX_ROWS + 6)]}
     hang = hang_table(RunData(**{**vars(data), "hang": stood}))
     assert hang is not None
-    assert [row[2].text for row in hang.rows] == ["fell out", *["waits"] * (MOST_ROWS - 1)]
+    assert [row[2].text for row in hang.rows] == ["stalled", *["waits"] * (MAX_ROWS - 1)]
     assert "5 more ranks are not shown." in hang.note
 
 
 def test_ranks_that_do_not_follow_each_other_are_no_span() -> None:
-    assert text.ranks_text([0, 2, 3]) == "0, 2-3"
+    assert formatting.format_ranks([0, 2, 3]) == "0, 2-3"
 
 
 def test_a_rank_slow_in_work_of_its_own_is_named_though_all_steps_take_as_long(tmp_path: Path) -> None:
     make = Maker(tmp_path, ranks=3)
     make.begin()
     make.steps(1, 20, slow_rank=1)
-    data = gather(make.write())
-    means = {round(sum(s.seconds[0] for s in story.steps), 6) for story in data.stories.values()}
+    data = read_run_data(make.write())
+    means = {round(sum(s.seconds[0] for s in story.steps), 6) for story in data.histories.values()}
     note = next(c.note for c in speed_charts(data) if c.id == "rank-time")
     assert len(means) == 1
     assert "Rank 1 needs" in note

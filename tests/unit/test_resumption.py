@@ -5,16 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from allranks import api
+from allranks.cli import main
 from allranks.errors import RequestError, SpecError
-from allranks.facts import MachineFacts
-from allranks.planning import LaunchPlan, make_plan
-from allranks.redact import HIDDEN
-from allranks.resumption import global_batch_of, notes, require_resumable, with_its_batch
-from allranks.rundir import RunDir, write_json
+from allranks.launch import runs
+from allranks.launch.resumption import (
+    global_batch_of,
+    keep_global_batch,
+    require_resumable,
+    require_same_schema,
+    resume_notes,
+)
+from allranks.planning.planner import make_plan
+from allranks.planning.records import LaunchPlan
+from allranks.rundir.files import read_record, write_json
+from allranks.rundir.paths import RunDir
+from allranks.rundir.schema import SCHEMA_VERSION, UNVERSIONED
 from allranks.spec import RunSpec, parse_spec
+from allranks.utils.machine import MachineFacts
+from allranks.utils.redaction import HIDDEN
 
 RAW: dict[str, Any] = {
     "model": {"name": "tiny:mistral"},
@@ -36,14 +48,14 @@ def run(tmp_path: Path) -> RunDir:
     folder = RunDir(tmp_path)
     (folder.checkpoint(8) / "state").mkdir(parents=True)
     write_json(folder.checkpoint(8) / "state" / "progress.json", {"global_batch_size": 4, "sequences": 40})
-    api._write_request(folder, parse_spec(RAW), planned(parse_spec(RAW)))
+    runs.write_request(folder, parse_spec(RAW), planned(parse_spec(RAW)))
     return folder
 
 
-def go_on(run: RunDir, *sets: str, inexact: bool = False, **facts: Any) -> RunSpec:
+def go_on(run: RunDir, *sets: str, allow_inexact: bool = False, **facts: Any) -> RunSpec:
     before, asked = parse_spec(RAW), parse_spec(RAW, sets)
-    spec = with_its_batch(before, asked, planned, global_batch_of(run, 8)) if inexact else asked
-    require_resumable(run, before, spec, planned(spec), {**FACTS, **facts}, 8, inexact=inexact)
+    spec = keep_global_batch(before, asked, planned, global_batch_of(run, 8)) if allow_inexact else asked
+    require_resumable(run, before, spec, planned(spec), {**FACTS, **facts}, 8, allow_inexact=allow_inexact)
     return spec
 
 
@@ -56,14 +68,14 @@ def test_what_does_not_touch_the_checkpoint_may_change(run: RunDir) -> None:
     ("sets", "words"),
     [
         (("train.max_steps=8",), "has done its 8 steps"),
-        (("train.max_steps=3",), "has done 8 steps already, and 3 are asked for"),
-        (("train.max_steps=null", "train.epochs=0.5"), "has done 8 steps already, and 5 are asked for; raise them with --set train.epochs"),
+        (("train.max_steps=3",), "has done 8 steps already, and 3 are requested"),
+        (("train.max_steps=null", "train.epochs=0.5"), "has done 8 steps already, and 5 are requested; raise them with --set train.epochs"),
         (("adapter.r=8",), "was saved with adapter.r 4"),
         (("adapter={type: none}",), "was saved with adapter.type lora"),
         (("strategy.name=zero2",), "was written by pytorch_ddp, the plan has zero2"),
         (("cluster.procs_per_node=4",), "was written by 2 ranks, the plan has 4"),
         (("data.subset=7",), "was saved with data.subset None"),
-        (("train.global_batch_size=8",), "trained with 4 sequences a step, the plan has 8"),
+        (("train.global_batch_size=8",), "trained with 4 sequences per step, the plan has 8"),
         (("train.grad_accum=2",), "--set train.global_batch_size=4"),
     ],
 )  # fmt: skip
@@ -74,32 +86,57 @@ def test_what_would_go_on_with_something_else_is_refused_before_anything_is_writ
         go_on(run, *sets)
 
 
-def test_inexact_allows_what_can_go_on_at_all(run: RunDir) -> None:
+def test_allow_inexact_allows_what_can_go_on_at_all(run: RunDir) -> None:
     for sets in (("strategy.name=zero2",), ("data.subset=7",), ("train.global_batch_size=8",)):
-        go_on(run, *sets, inexact=True)
-    go_on(run, mode="lite", inexact=True)
-    with pytest.raises(RequestError, match="lite checkpoint"):
-        go_on(run, mode="lite")
+        go_on(run, *sets, allow_inexact=True)
+    go_on(run, mode="weights_only", allow_inexact=True)
+    with pytest.raises(RequestError, match="weights-only checkpoint"):
+        go_on(run, mode="weights_only")
     with pytest.raises(RequestError, match=r"adapter\.r"):
-        go_on(run, "adapter.r=8", inexact=True)
+        go_on(run, "adapter.r=8", allow_inexact=True)
 
 
 def test_another_number_of_ranks_keeps_the_global_batch(run: RunDir) -> None:
     """The place in the data counts steps of so many sequences: with another batch, rows would be left out or seen twice."""
-    spec = go_on(run, "cluster.procs_per_node=1", inexact=True)
+    spec = go_on(run, "cluster.procs_per_node=1", allow_inexact=True)
     assert spec.train.global_batch_size == 4
     batch = planned(spec).batch
     assert batch is not None and (batch.grad_accum, batch.global_batch_size) == (2, 4)
-    assert "global_batch_size stays 4" in notes(parse_spec(RAW), spec)[0]
+    assert "global_batch_size stays 4" in resume_notes(parse_spec(RAW), spec)[0]
     assert (
-        go_on(run, "cluster.procs_per_node=1", "train.global_batch_size=6", inexact=True).train.global_batch_size == 6
+        go_on(run, "cluster.procs_per_node=1", "train.global_batch_size=6", allow_inexact=True).train.global_batch_size
+        == 6
     )
-    cannot = with_its_batch(parse_spec(RAW), parse_spec(RAW, ["cluster.procs_per_node=3"]), planned, 4)
+    cannot = keep_global_batch(parse_spec(RAW), parse_spec(RAW, ["cluster.procs_per_node=3"]), planned, 4)
     with pytest.raises(SpecError, match="not divisible"):
         planned(cannot)
 
 
-def test_a_lite_checkpoint_has_its_batch_from_the_plan(run: RunDir) -> None:
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [(SCHEMA_VERSION + 1, f"has schema_version {SCHEMA_VERSION + 1}"), (None, "has no schema_version")],
+)
+def test_a_run_of_another_version_is_refused_by_its_plan_and_not_by_its_spec(
+    run: RunDir, version: int | None, words: str
+) -> None:
+    require_same_schema(run)
+    plan = read_record(run.plan)
+    assert plan.pop("schema_version") == SCHEMA_VERSION
+    write_json(run.plan, plan if version is None else {**plan, "schema_version": version})
+    run.spec.write_text("train: {clip_norm: 1.0}\n")
+    with pytest.raises(RequestError) as caught:
+        api.resume(run.root)
+    assert caught.value.exit_code == 2 and f"{run.plan} {words}" in str(caught.value)
+    assert f"has schema_version {SCHEMA_VERSION}: use the version of allranks that wrote it" in str(caught.value)
+
+
+def test_a_plan_without_a_version_is_older_than_all_that_have_one(run: RunDir) -> None:
+    assert planned(parse_spec(RAW)).schema_version == SCHEMA_VERSION
+    plan = {k: v for k, v in read_record(run.plan).items() if k != "schema_version"}
+    assert msgspec.convert(plan, LaunchPlan).schema_version == UNVERSIONED < SCHEMA_VERSION
+
+
+def test_a_weights_only_checkpoint_has_its_batch_from_the_plan(run: RunDir) -> None:
     (run.checkpoint(8) / "state" / "progress.json").unlink()
     assert global_batch_of(run, 8) == 4
 
@@ -107,6 +144,17 @@ def test_a_lite_checkpoint_has_its_batch_from_the_plan(run: RunDir) -> None:
 def test_a_secret_that_is_no_longer_known_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = parse_spec({**RAW, "cluster": {"env": {"HF_TOKEN": HIDDEN, "A": "b"}}})
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    assert "cluster.env.HF_TOKEN" in notes(spec, spec)[0]
+    assert "cluster.env.HF_TOKEN" in resume_notes(spec, spec)[0]
     monkeypatch.setenv("HF_TOKEN", "x")
-    assert notes(spec, spec) == []
+    assert resume_notes(spec, spec) == []
+
+
+def test_the_old_name_of_allow_inexact_is_refused_with_the_new_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["allranks", "resume", "some-run", "--inexact"])
+    assert main._run(debug=False) == 2
+    assert "Error: --inexact is now --allow-inexact\n" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["allranks", "plan", "--inexact", "some.yaml"])  # it never had this option
+    assert main._run(debug=False) == 2
+    assert "No such option" in capsys.readouterr().err

@@ -10,11 +10,13 @@ from click.testing import CliRunner
 
 from allranks import api
 from allranks.cli.main import cli
-from allranks.facts import machine_facts
-from allranks.observe.events import EventLog
-from allranks.planning import make_plan
-from allranks.rundir import RunDir, read_json, write_json
+from allranks.launch import runs
+from allranks.planning.planner import make_plan
+from allranks.rundir.events import EventLog
+from allranks.rundir.files import read_json, write_json
+from allranks.rundir.paths import RunDir
 from allranks.spec import parse_spec
+from allranks.utils.machine import machine_facts
 from tests.conftest import tiny_spec
 
 
@@ -24,7 +26,7 @@ def broken_off(tmp_path: Path) -> RunDir:
     spec = parse_spec(tiny_spec("builtin:instructions", tmp_path))
     run = RunDir(tmp_path / "runs" / "t-1")
     (run.root / "events").mkdir(parents=True)
-    api._write_request(run, spec, make_plan(spec, machine_facts()))
+    runs.write_request(run, spec, make_plan(spec, machine_facts()))
     log = EventLog(run.events_of(0), 0)
     log.write("start", attempt=1)
     log.close()
@@ -80,7 +82,7 @@ def test_a_run_without_its_plan_is_refused_in_words(broken_off: RunDir, content:
 def test_a_program_of_ones_own_has_no_checkpoints_to_go_on_from(broken_off: RunDir, words: tuple[str, ...]) -> None:
     broken_off.spec.write_text("script: {path: own.py}")
     code, said = verb(*words, str(broken_off.root))
-    assert code == 2 and "program of your own" in said
+    assert code == 2 and "your own program" in said
 
 
 def test_a_comparison_of_nothing_is_refused(broken_off: RunDir) -> None:

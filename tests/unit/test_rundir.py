@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
-from allranks.errors import EnvironmentNotAble, RunNotFound
-from allranks.observe.events import EventLog, Tail, read_events
-from allranks.redact import is_secret_name, redact, redact_env
-from allranks.rundir import RunDir, create_run, find_run, read_json, write_json
+from allranks.errors import EnvironmentNotAble, RunFailed, RunNotFound
+from allranks.rundir import events
+from allranks.rundir.events import FILES_PER_POLL, EventLog, EventTail, read_events
+from allranks.rundir.files import read_json, write_json
+from allranks.rundir.paths import RunDir, create_run, find_run
+from allranks.utils.redaction import is_secret_name, redact, redact_env
 
 
 def test_second_run_of_the_same_name_and_second_gets_its_own_folder(tmp_path: Path) -> None:
@@ -93,7 +96,7 @@ def test_events_survive_a_line_cut_by_a_kill(tmp_path: Path) -> None:
 def test_tail_gives_whole_lines_once(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     log = EventLog(run.events_of(0), 0)
-    tail = Tail(run)
+    tail = EventTail(run, 1)
     log.write("step", step=1)
     with run.events_of(0).open("ab") as file:
         file.write(b'{"event":')
@@ -105,17 +108,58 @@ def test_tail_gives_whole_lines_once(tmp_path: Path) -> None:
 
 
 def test_tail_gives_the_ranks_lines_in_order_of_time_and_can_begin_at_the_end(tmp_path: Path) -> None:
-    run, events = RunDir(tmp_path), {0: (3.0, 1.0), 1: (2.0,)}
+    run, written = RunDir(tmp_path), {0: (3.0, 1.0), 1: (2.0,)}
     run.events.mkdir()
-    for rank, times in events.items():
+    for rank, times in written.items():
         lines = [f'{{"event": "step", "time": {time}}}\n' for time in times]
         run.events_of(rank).write_text("".join(lines))
-    assert [e["time"] for e in Tail(run).new()] == [1.0, 2.0, 3.0]
-    tail = Tail(run)
+    assert [e["time"] for e in EventTail(run, 2).new()] == [1.0, 2.0, 3.0]
+    tail = EventTail(run, 2)
     tail.skip_existing()
     with run.events_of(1).open("a") as file:
         file.write('{"event": "step", "time": 9.0}\n')
     assert [e["time"] for e in tail.new()] == [9.0]
+
+
+def test_a_look_at_the_events_of_many_ranks_opens_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 is in every look, every other rank gets its turn, and the end of the run misses nothing."""
+    run, world_size = RunDir(tmp_path), 1000
+    run.events.mkdir()
+    for rank in range(world_size):
+        run.events_of(rank).write_text(f'{{"event": "step", "time": {rank}.0, "rank": {rank}}}\n')
+    opened: list[int] = []
+    usual = events.open_regular
+
+    def counting(path: Path) -> BinaryIO:
+        opened.append(int(path.stem.removeprefix("rank")))
+        return usual(path)
+
+    monkeypatch.setattr(events, "open_regular", counting)
+    tail, seen = EventTail(run, world_size), set()
+    looks = -(-(world_size - 1) // (FILES_PER_POLL - 1))  # as few as there can be
+    for look in range(looks):
+        opened.clear()
+        fresh = [e["rank"] for e in tail.new()]
+        assert len(opened) == len(set(opened)) <= FILES_PER_POLL
+        assert 0 in opened
+        assert (0 in fresh) == (look == 0)
+        seen |= set(fresh)
+    assert seen == set(range(world_size))
+    with run.events_of(737).open("a") as file:
+        file.write('{"event": "end", "time": 2000.0, "rank": 737}\n')
+    assert [(e["event"], e["rank"]) for e in tail.rest()] == [("end", 737)]
+    assert tail.rest() == []
+
+
+@pytest.mark.parametrize("world_size", [1, 2, FILES_PER_POLL, FILES_PER_POLL + 1])
+def test_the_rest_of_the_events_is_what_no_look_has_returned(tmp_path: Path, world_size: int) -> None:
+    run = RunDir(tmp_path)
+    run.events.mkdir()
+    for rank in range(world_size):
+        run.events_of(rank).write_text(f'{{"event": "step", "time": {rank}.0, "rank": {rank}}}\n')
+    tail = EventTail(run, world_size)
+    first, rest = ([e["rank"] for e in found] for found in (tail.new(), tail.rest()))
+    assert (len(first), sorted(first + rest)) == (min(world_size, FILES_PER_POLL), list(range(world_size)))
 
 
 def test_secrets_are_hidden() -> None:
@@ -124,3 +168,37 @@ def test_secrets_are_hidden() -> None:
     assert not is_secret_name("TOKENIZERS_PARALLELISM")
     assert redact_env({"HF_TOKEN": "hf_abc", "X": "y"}) == {"HF_TOKEN": "***", "X": "y"}
     assert redact("key hf_abcdefghijklmnopqrst end") == "key *** end"
+
+
+def test_a_disk_that_takes_half_a_line_costs_that_line_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, plain = EventLog(tmp_path / "rank0.jsonl", 0), os.write
+    log.write("first")
+    room = [10]
+
+    def full(fd: int, data: bytes) -> int:
+        if not room:
+            raise OSError(28, "No space left on device")
+        return plain(fd, data[: room.pop()])
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(RunFailed, match="No space left on device"):
+        log.write("second")
+    monkeypatch.setattr(os, "write", plain)
+    log.write("third")
+    log.close()
+    assert [e["event"] for e in read_events(tmp_path / "rank0.jsonl")] == ["first", "third"]
+
+
+def test_the_end_of_a_log_of_events_does_not_hide_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ValueError, match="the first"), EventLog(tmp_path / "a.jsonl", 0):
+        raise ValueError("the first")
+    with pytest.raises(RunFailed, match="No space left on device"), EventLog(tmp_path / "b.jsonl", 0) as log:
+        log.write("x")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(log._fd)  # closed all the same
+    with pytest.raises(RunFailed, match="cannot be written"):
+        EventLog(tmp_path / "a.jsonl" / "none" / "b.jsonl", 0)

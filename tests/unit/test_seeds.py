@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from allranks.cli.run import run_command
-from allranks.mlp import mlp_shape
-from allranks.planning import make_plan
+from allranks.planning.planner import make_plan
 from allranks.spec import load_spec
-from allranks.spec.load import spec_to_dict
+from allranks.spec.loader import spec_to_dict
+from allranks.spec.models import mlp_shape
 from tests.conftest import REPO
 from tests.unit.test_plan import facts
 
@@ -41,7 +41,7 @@ GLM = {
     "adapter.r": 64, "adapter.alpha": 128.0, "adapter.dropout": 0.1, "adapter.targets": SEVEN[:4],
     "strategy.name": "pytorch_zero3", "train.epochs": 1.0, "train.lr": 4e-5, "train.micro_batch_size": 1, "train.grad_accum": 2,
     "train.weight_decay": 0.01, "eval.every": 100, "eval.subset": 200, "eval.batch_size": 2, "eval.baseline": False,
-    "checkpoint.mode": "lite", "checkpoint.every": 100, "checkpoint.keep": 5,
+    "checkpoint.mode": "weights_only", "checkpoint.every": 100, "checkpoint.keep": 5,
 }  # fmt: skip
 YELP = {
     "model.name": "HuggingFaceTB/SmolLM2-360M-Instruct", "model.dtype": "float32", "data.source": "Yelp/yelp_review_full",
@@ -57,10 +57,10 @@ LAB = {
 SMOKE = {
     "data.source": "builtin:noise", "adapter.type": "none", "train.max_steps": 100, "train.lr": 1e-4, "train.schedule": "constant",
     "train.weight_decay": 0.01, "checkpoint.mode": "full", "cluster.slurm.account": "euge", "cluster.slurm.partition": "a100-80gb",
-    "cluster.modules": ["external", "cuda/12.1.1", "anaconda/2024.10-py312"], "cluster.environment": "conda:worldsim_env",
+    "cluster.modules": ["external", "cuda/12.1.1", "anaconda/2024.10-py312"], "cluster.python": "conda:worldsim_env",
 }  # fmt: skip
 ZERO1 = SMOKE | {
-    "model.dtype": "bfloat16", "strategy.name": "deepspeed_zero1", "train.micro_batch_size": 32, "train.clip_norm": 1.0,
+    "model.dtype": "bfloat16", "strategy.name": "deepspeed_zero1", "train.micro_batch_size": 32, "train.max_grad_norm": 1.0,
     "strategy.config.gradient_clipping": 1.0, "strategy.config.bf16": {"enabled": True},
     "strategy.config.zero_optimization": {
         "stage": 1, "reduce_bucket_size": 500_000_000, "allgather_bucket_size": 500_000_000, "overlap_comm": True, "contiguous_gradients": True,
@@ -88,7 +88,7 @@ JOBS: dict[str, tuple[dict[str, Any], tuple[int, int, str, str, str, int]]] = {
     "003/lab": (LAB, (3, 6, "cpu", "gloo", "float32", 48)),
     "004/01-single-gpu": (
         SMOKE
-        | {"strategy.name": "single", "train.clip_norm": None}
+        | {"strategy.name": "single", "train.max_grad_norm": None}
         | slurm("standby", 8, "50G", "00:30:00", gres="gpu:1"),
         (1, 1, "cuda", "nccl", "float32", 32),
     ),
@@ -97,7 +97,7 @@ JOBS: dict[str, tuple[dict[str, Any], tuple[int, int, str, str, str, int]]] = {
         | {
             "strategy.name": "pytorch_ddp",
             "train.micro_batch_size": 64,
-            "train.clip_norm": None,
+            "train.max_grad_norm": None,
             "cluster.timeout_s": 120,
         }
         | slurm("normal", 8, "64G", "00:15:00", gres="gpu:2"),

@@ -19,16 +19,16 @@ import pytest
 import yaml
 
 from allranks.errors import SpecError
-from allranks.planning import LaunchPlan, make_plan
-from allranks.rundir import RunDir, write_json
-from allranks.smoke import records, report
-from allranks.smoke.climb import Wanted, _result, _setting, rung
-from allranks.smoke.evidence import Evidence, evidence_of
-from allranks.smoke.figures import rows_of, state_gb_a_rank
-from allranks.smoke.judging import judge_all
-from allranks.smoke.ladder import TESTS, chosen
-from allranks.smoke.places import asked_of, world_scaled
-from allranks.smoke.records import FigureRow, Judged, Ladder, SmokeTest
+from allranks.lab.smoke import records, report
+from allranks.lab.smoke.evidence import Evidence, read_evidence
+from allranks.lab.smoke.figures import figure_rows, state_gb_a_rank
+from allranks.lab.smoke.records import CriterionResult, FigureRow, SmokeReport, SmokeTest, evaluate_criteria
+from allranks.lab.smoke.registry import TESTS, select_tests
+from allranks.lab.smoke.runner import SmokeOptions, _describe_test, _result, placement_of, prepare_test, world_size_note
+from allranks.planning.planner import make_plan
+from allranks.planning.records import LaunchPlan
+from allranks.rundir.files import write_json
+from allranks.rundir.paths import RunDir
 from allranks.spec import spec_to_dict
 from tests.unit.test_plan import facts
 
@@ -40,10 +40,10 @@ STEPS, TRAINED = 6, 1000
 
 def good(test: SmokeTest, *, gpu: bool = False) -> Raw:
     """Records of a run of a test that went well, as plain values."""
-    place = "slurm" if gpu or test.least_nodes > 1 else "local"
+    place = "slurm" if gpu or test.min_nodes > 1 else "local"
     sets = () if gpu else ("cluster.device=cpu",)
     machine = facts(gpus=8 if gpu else 0)
-    ready = rung(test, Wanted(place=place, scale="tiny", sets=sets), machine)
+    ready = prepare_test(test, SmokeOptions(place=place, scale="tiny", sets=sets), machine)
     assert ready.spec is not None
     plan = make_plan(ready.spec, machine)
     world, lora = plan.world_size, ready.spec.adapter.type == "lora"
@@ -135,7 +135,7 @@ def evidence(raw: Raw) -> Evidence:
 
 
 def judged(test: SmokeTest, raw: Raw) -> dict[str, Any]:
-    return {j.key: j for j in judge_all(test.criteria, evidence(raw))}
+    return {j.key: j for j in evaluate_criteria(test.criteria, evidence(raw))}
 
 
 @pytest.mark.parametrize("gpu", [False, True], ids=["cpu", "gpu"])
@@ -294,7 +294,7 @@ MORE: list[tuple[str, bool, Change, str, str, str]] = [
     ("number", "gpu", "change", "key", "state", "said"), MORE, ids=[f"{m[0]}-{m[3]}-{i}" for i, m in enumerate(MORE)]
 )
 def test_what_the_records_say_besides(number: str, gpu: bool, change: Change, key: str, state: str, said: str) -> None:
-    (test,) = chosen([number])
+    (test,) = select_tests([number])
     raw = copy.deepcopy(good(test, gpu=gpu))
     change(raw)
     found = judged(test, raw)[key]
@@ -324,14 +324,14 @@ def test_a_figure_that_no_run_here_can_be_held_against_says_why() -> None:
     test = BY_NAME["02_ddp"]
     raw = good(test, gpu=True)
     _all(raw, "model", parameters=test.parameters)
-    assert {f.name for f in rows_of(test, evidence(raw)) if f.not_comparable} == {
+    assert {f.name for f in figure_rows(test, evidence(raw)) if f.not_comparable} == {
         f.name for f in test.figures if f.seed is None
     }
-    found = {f.name: f.not_comparable for f in rows_of(test, evidence(good(test, gpu=True)))}
+    found = {f.name: f.not_comparable for f in figure_rows(test, evidence(good(test, gpu=True)))}
     assert found["parameters"] == "another size of model"
     assert found["samples after warm-up"] == "theirs is not given"
     seven = BY_NAME["07_fsdp_lora_moe"]
-    told = {f.name: f.not_comparable for f in rows_of(seven, evidence(good(seven)))}
+    told = {f.name: f.not_comparable for f in figure_rows(seven, evidence(good(seven)))}
     assert told["evaluation"] == "other hardware; another size of model; 2 ranks, theirs 16"
 
 
@@ -345,7 +345,7 @@ def test_figures_by_their_definitions() -> None:
     rows = batch.micro_batch_size * 3
     raw = good(test)
     raw["plan"]["batch"]["grad_accum"] = 3
-    padded = {f.name: f.ours for f in rows_of(test, evidence(raw))}
+    padded = {f.name: f.ours for f in figure_rows(test, evidence(raw))}
     assert padded["wall time"] == seconds
     assert padded["tokens a rank, padding counted"] == pytest.approx(STEPS * rows * e.spec.data.max_length / seconds)
     two = good(BY_NAME["02_ddp"])
@@ -353,7 +353,7 @@ def test_figures_by_their_definitions() -> None:
         steps = [s for s in two["first"][rank] if s["event"] == "step"]
         for s, time in zip(steps, (9.0, 1.0, 2.0, 3.0, 4.0, 5.0), strict=True):
             s["step_time_s"] = time
-    found = {f.name: f.ours for f in rows_of(BY_NAME["02_ddp"], evidence(two))}
+    found = {f.name: f.ours for f in figure_rows(BY_NAME["02_ddp"], evidence(two))}
     assert found["samples after warm-up"] == pytest.approx(8 / 5.0)
     assert found["first step beyond the median"] == pytest.approx(6.0)
     assert state_gb_a_rank(evidence(good(BY_NAME["03_deepspeed_zero1"]))) == pytest.approx(TRAINED / 2 * 12 / 1e9)
@@ -362,7 +362,7 @@ def test_figures_by_their_definitions() -> None:
 
 def test_figures_are_compared_only_with_their_like() -> None:
     test = BY_NAME["02_ddp"]
-    on_cpu = {f.name: f for f in rows_of(test, evidence(good(test)))}
+    on_cpu = {f.name: f for f in figure_rows(test, evidence(good(test)))}
     assert on_cpu["training time"].ours == pytest.approx(1.5 + 0.5 * (STEPS - 1))
     assert on_cpu["steps"].ours == pytest.approx(STEPS / 4.0)
     assert on_cpu["samples"].ours == pytest.approx(8 * STEPS / 4.0)
@@ -371,7 +371,7 @@ def test_figures_are_compared_only_with_their_like() -> None:
     assert "other hardware" in on_cpu["training time"].not_comparable and on_cpu["peak GPU memory"].ours is None
     raw = good(test, gpu=True)
     _all(raw, "model", parameters=test.parameters)
-    on_gpu = {f.name: f for f in rows_of(test, evidence(raw))}
+    on_gpu = {f.name: f for f in figure_rows(test, evidence(raw))}
     assert on_gpu["training time"].not_comparable == "" and on_gpu["peak GPU memory"].ours == 0.5
     four = {f.name: f for f in BY_NAME["04_multinode_deepspeed"].figures}
     assert (four["samples"].seed, four["samples"].correct) == (10.7, 343.0)
@@ -379,42 +379,42 @@ def test_figures_are_compared_only_with_their_like() -> None:
 
 def test_where_a_test_can_be_run() -> None:
     four = BY_NAME["04_multinode_deepspeed"]
-    said = asked_of(four, "local", "fit", facts(), gpu=False)
+    said = placement_of(four, "local", "fit", facts(), gpu=False)
     assert isinstance(said, str) and "needs 4 nodes" in said
-    alone = asked_of(four, "local", "fit", facts(gpus=1), gpu=True)
+    alone = placement_of(four, "local", "fit", facts(gpus=1), gpu=True)
     assert not isinstance(alone, str) and (alone.nodes, alone.ranks, alone.gpu) == (1, 1, True)
-    box = asked_of(four, "cluster", "fit", facts(), gpu=False)
+    box = placement_of(four, "cluster", "fit", facts(), gpu=False)
     assert not isinstance(box, str) and (box.nodes, box.ranks) == (4, 2)
-    some = asked_of(BY_NAME["02_ddp"], "local", "fit", facts(gpus=1), gpu=True)
+    some = placement_of(BY_NAME["02_ddp"], "local", "fit", facts(gpus=1), gpu=True)
     assert not isinstance(some, str) and some.ranks == 1
-    assert world_scaled(BY_NAME["02_ddp"], some) == ["1 rank on 1 node instead of 2 on 1; 1 GPUs here"]
-    whole = asked_of(BY_NAME["02_ddp"], "local", "fit", facts(gpus=8), gpu=True)
-    assert not isinstance(whole, str) and world_scaled(BY_NAME["02_ddp"], whole) == []
-    lab = asked_of(BY_NAME["08_cpu_lab"], "slurm", "fit", facts(), gpu=True)
+    assert world_size_note(BY_NAME["02_ddp"], some) == ["1 rank on 1 node instead of 2 on 1; 1 GPUs here"]
+    whole = placement_of(BY_NAME["02_ddp"], "local", "fit", facts(gpus=8), gpu=True)
+    assert not isinstance(whole, str) and world_size_note(BY_NAME["02_ddp"], whole) == []
+    lab = placement_of(BY_NAME["08_cpu_lab"], "slurm", "fit", facts(), gpu=True)
     assert not isinstance(lab, str) and not lab.gpu
-    assert [t.name for t in chosen(["02", "01_single"])] == ["01_single", "02_ddp"]
-    assert len(chosen([])) == len(chosen(["all"])) == 8
+    assert [t.name for t in select_tests(["02", "01_single"])] == ["01_single", "02_ddp"]
+    assert len(select_tests([])) == len(select_tests(["all"])) == 8
     with pytest.raises(SpecError, match="did you mean 02_ddp"):
-        chosen(["2_ddp"])
+        select_tests(["2_ddp"])
 
 
 @pytest.mark.parametrize(("cpus", "slow"), [(2, True), (4096, False)])
 def test_what_would_take_cpus_too_long_is_made_smaller_and_says_so(cpus: int, slow: bool) -> None:
     machine = msgspec.structs.replace(facts(cpus=cpus), memory_bytes=2**42)
-    ready = rung(BY_NAME["02_ddp"], Wanted(sets=("cluster.device=cpu",)), machine)
+    ready = prepare_test(BY_NAME["02_ddp"], SmokeOptions(sets=("cluster.device=cpu",)), machine)
     assert ("would take these cores about" in " ".join(ready.scaled)) == slow, ready.scaled
 
 
 def test_the_last_word_on_the_device_counts() -> None:
-    wanted = Wanted(place="slurm", sets=("cluster.device=cpu", "cluster.device=cuda"))
+    wanted = SmokeOptions(place="slurm", sets=("cluster.device=cpu", "cluster.device=cuda"))
     assert wanted.gpu(facts())
-    assert not Wanted(place="slurm", sets=("cluster.device=cpu",)).gpu(facts(gpus=8))
-    assert not Wanted(place="cluster").gpu(facts(gpus=8))
+    assert not SmokeOptions(place="slurm", sets=("cluster.device=cpu",)).gpu(facts(gpus=8))
+    assert not SmokeOptions(place="cluster").gpu(facts(gpus=8))
 
 
 def result(**more: Any) -> records.TestResult:
     judgements = [
-        Judged(key=k, title=k, state=s, measured="1", threshold="2", why="")  # type: ignore[arg-type]
+        CriterionResult(key=k, title=k, state=s, measured="1", threshold="2", why="")  # type: ignore[arg-type]
         for k, s in (("a", "passed"), ("b", "passed"), ("c", "failed"), ("d", "not testable"))
     ]
     figure = FigureRow(
@@ -434,9 +434,9 @@ def result(**more: Any) -> records.TestResult:
     return records.TestResult(**{**usual, **more})
 
 
-def ladder(*results: records.TestResult) -> Ladder:
+def ladder(*results: records.TestResult) -> SmokeReport:
     machine = msgspec.to_builtins(facts())
-    return Ladder(
+    return SmokeReport(
         name="l",
         place="local",
         scale="fit",
@@ -452,46 +452,46 @@ def test_the_report_counts_what_could_be_tested_and_escapes_what_it_shows() -> N
     from rich.console import Console
 
     console = Console(width=200, file=io.StringIO())
-    console.print(report.overview(ladder(result())))
+    console.print(report.overview_table(ladder(result())))
     console.print(report.figures_table(result()))
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert "2 of 3" in text
     assert "10.7 1/s, rightly 343 1/s" in text
-    page = report.page(ladder(result(message="HF_TOKEN=hf_0123456789abcdefghij")))
+    page = report.html_page(ladder(result(message="HF_TOKEN=hf_0123456789abcdefghij")))
     assert "<b>T</b>" not in page and "&lt;b&gt;T&lt;/b&gt;" in page
     assert "hf_0123456789abcdefghij" not in page
 
 
 def test_what_became_of_a_test_is_said_with_where_it_ran(tmp_path: Path) -> None:
     test = BY_NAME["04_multinode_deepspeed"]
-    ready = rung(test, Wanted(place="cluster", scale="tiny"), facts())
+    ready = prepare_test(test, SmokeOptions(place="cluster", scale="tiny"), facts())
     raw = good(test, gpu=True)
     raw["plan"]["device"] = "cpu"
     e = evidence(raw)
     states = {"passed": "passed", "not testable": "passed", "not reached": "failed", "failed": "failed"}
     for state, status in states.items():
-        one = Judged(key="k", title="t", state=state, measured="", threshold="", why="w")  # type: ignore[arg-type]
+        one = CriterionResult(key="k", title="t", state=state, measured="", threshold="", why="w")  # type: ignore[arg-type]
         found = _result(ready, facts(), e, [one], RunDir(tmp_path), 1.0)
         assert found.status == status, state
         assert found.untested == (["t: w"] if state == "not testable" else [])
     assert found.setting.endswith("on CPU cores") and "8 ranks on 4 nodes" in found.setting
     assert found.hardware.endswith(", all nodes of the box on one machine")
     assert found.path == "NCCL: 8 channels by NET/IB, 8 channels by P2P"
-    local = rung(BY_NAME["02_ddp"], Wanted(scale="tiny"), facts(gpus=8))
-    assert _setting(local).endswith("on GPUs")
+    local = prepare_test(BY_NAME["02_ddp"], SmokeOptions(scale="tiny"), facts(gpus=8))
+    assert _describe_test(local).endswith("on GPUs")
 
 
 def test_a_climb_has_passed_only_if_something_ran() -> None:
-    assert not report.document(ladder(result()))["passed"]
-    assert not report.document(ladder(result(status="not run")))["passed"]
-    assert report.document(ladder(result(status="passed"), result(status="not run")))["passed"]
+    assert not report.as_document(ladder(result()))["passed"]
+    assert not report.as_document(ladder(result(status="not run")))["passed"]
+    assert report.as_document(ladder(result(status="passed"), result(status="not run")))["passed"]
 
 
 def test_a_run_that_went_on_is_read_as_two(tmp_path: Path) -> None:
     """The second start begins the second story; how many steps there were to be, the first says."""
     test = BY_NAME["02_ddp"]
-    ready = rung(test, Wanted(place="local", scale="tiny", sets=("cluster.device=cpu",)), facts())
+    ready = prepare_test(test, SmokeOptions(place="local", scale="tiny", sets=("cluster.device=cpu",)), facts())
     assert ready.spec is not None
     run = RunDir(tmp_path / "r")
     run.events.mkdir(parents=True)
@@ -505,7 +505,7 @@ def test_a_run_that_went_on_is_read_as_two(tmp_path: Path) -> None:
     for rank in (0, 1):
         lines = [json.dumps({"rank": rank, "time": float(i), **e}) + "\n" for i, e in enumerate(told)]
         run.events_of(rank).write_text("".join(lines))
-    found = evidence_of(run)
+    found = read_evidence(run)
     assert [e["step"] for e in found.events("step")[1]] == [4]
     assert [e["step"] for e in found.events("step", again=True)[1]] == [5]
     assert found.steps == 4

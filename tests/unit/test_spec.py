@@ -11,7 +11,7 @@ import yaml
 
 from allranks.errors import SpecError
 from allranks.spec import load_spec, parse_spec, spec_to_dict, spec_to_yaml
-from allranks.spec.schema import json_schema
+from allranks.spec.loader import json_schema
 from tests.conftest import REPO
 
 MINIMAL: dict[str, Any] = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}}
@@ -79,19 +79,31 @@ def test_what_is_wrong_is_said_in_words_of_the_spec() -> None:
 @pytest.mark.parametrize(
     ("items", "words"),
     [
-        (["checkpoint.mode=fulll"], "my.yaml: checkpoint.mode: there is no 'fulll'; did you mean 'full'? (known: lite, full, none)"),
-        (["observe.hang_s=soon"], "observe.hang_s: there is no 'soon' (known: auto)"),
+        (["checkpoint.mode=fulll"], "my.yaml: checkpoint.mode: unknown value 'fulll'; did you mean 'full'? (known: weights_only, full, none)"),
+        (["observe.hang_s=soon"], "observe.hang_s: unknown value 'soon' (known: auto)"),
         (["model=tiny:mistral", "data=x.json"], "model: write it as {name: tiny:mistral}; data: write it as {source: x.json}"),
         (["strategy=zero1"], "strategy: write it as {name: zero1}"),
-        (["strategy={name: zero1, options: 3}"], "strategy.options: an option stands beside the name"),
+        (["strategy={name: zero1, options: 3}"], "strategy.options: write options next to the name"),
         (["adapter={type: lora, targets: q_proj}"], "adapter.targets: expected list or null, got str"),
-        (["cluster.env.A=null"], "cluster.env.A: None is no text"),
+        (["cluster.env.A=null"], "cluster.env.A: expected a string, got None"),
         (["cluster.profile=nowhere.yaml"], "my.yaml: cluster.profile: nowhere.yaml: there is no such file"),
         (["cluster.launcher=hosts"], "cluster.hosts is empty"),
     ],
 )  # fmt: skip
 def test_what_a_value_may_be_is_said(items: list[str], words: str) -> None:
     assert words in refusal(items)
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ("train.clip_norm=1.0", "my.yaml: train.clip_norm is now train.max_grad_norm"),
+        ("cluster.environment=/shared/venv", "my.yaml: cluster.environment is now cluster.python"),
+        ("checkpoint.mode=lite", "my.yaml: checkpoint.mode: lite is now weights_only"),
+    ],
+)
+def test_an_old_name_is_refused_with_the_new_one(item: str, words: str) -> None:
+    assert refusal([item]) == words
 
 
 def test_a_section_whose_keys_are_all_commented_out_has_its_defaults() -> None:
@@ -135,7 +147,7 @@ def test_numbers_in_env_become_texts() -> None:
         (["cluster.nodes=2"], "launcher local"),
         (["strategy.name=pytorch_dpd"], "did you mean 'pytorch_ddp'"),
         (["strategy.bucket=1"], "strategy.bucket"),
-        (["strategy.bucket_mb=x"], "is no float"),
+        (["strategy.bucket_mb=x"], "expected float"),
         (["script.path=a.py"], "script replaces"),
         (["cluster.launcher=hosts", "cluster.nodes=2", "cluster.hosts=[n1]"], "names 1 hosts, cluster.nodes says 2"),
         (["train.lr=1", "train.lr.x=3"], "train.lr is a value, not a section"),
@@ -148,7 +160,7 @@ def test_numbers_in_env_become_texts() -> None:
                 "strategy.offload=optimizer",
                 "adapter.type=lora",
             ],
-            "has nothing to keep on the host",
+            "has nothing to keep in host memory",
         ),
     ],
 )
@@ -172,11 +184,11 @@ def test_incomplete_documents(raw: Any, words: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a: [1", "not YAML"),
-        ("name: x\nname: y\n", "stands twice"),
+        ("a: [1", "invalid YAML"),
+        ("name: x\nname: y\n", "duplicate key"),
         ("", "empty"),
-        ("1: 2\n", "not a text"),
-        ("a: !!python/object:os.system x", "not YAML"),
+        ("1: 2\n", "not a string"),
+        ("a: !!python/object:os.system x", "invalid YAML"),
     ],
 )
 def test_files_that_are_no_spec(tmp_path: Path, text: str, words: str) -> None:

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from allranks.stage import node
-from allranks.stage.archive import Packed, Refused, check, pack, unpack
-from allranks.stage.unpack import identity
+from allranks.nodes.staging import node
+from allranks.nodes.staging.bundles import Packed, check, pack
+from allranks.nodes.staging.unpack import Refused, identity, unpack
 
 
 def tree(folder: Path) -> list[tuple[str, Path]]:

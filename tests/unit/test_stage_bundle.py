@@ -12,15 +12,26 @@ from pathlib import Path
 import pytest
 
 from allranks.errors import DataError, EnvironmentNotAble, SpecError
+from allranks.nodes.staging import bundles
+from allranks.nodes.staging import sources as parts
+from allranks.nodes.staging.bundles import package_conflicts, parse_release, version_differences
+from allranks.nodes.staging.manifests import (
+    StageManifest,
+    for_node,
+    load_manifest,
+    node_stage,
+    offline_variables,
+    spec_here,
+)
+from allranks.nodes.staging.sources import (
+    brings_packages,
+    editable_packages,
+    environment_source,
+    package_source,
+    project_source,
+)
 from allranks.spec import parse_spec
 from allranks.spec.records import RunSpec
-from allranks.stage import bundle as bundles
-from allranks.stage import sources as parts
-from allranks.stage.environment import brings_packages, editable_packages, environment_source
-from allranks.stage.manifest import StageManifest, for_node, load_manifest, node_stage, spec_here
-from allranks.stage.offline import offline_variables
-from allranks.stage.sources import package_source, project_source
-from allranks.stage.versions import clashes, differences, parse
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -35,7 +46,7 @@ def rows(path: Path, text: str = "a") -> Path:
     return path
 
 
-def names_in(part: bundles.Part) -> list[str]:
+def names_in(part: bundles.BundlePart) -> list[str]:
     with tarfile.open(part.archive) as tar:
         return tar.getnames()
 
@@ -47,7 +58,8 @@ def test_a_bundle_is_built_once_and_changes_with_its_content(tmp_path: Path) -> 
     again = bundles.build(spec, packages=False)
     assert [p.how for p in first.parts] == ["built", "built"] and [p.how for p in again.parts] == ["found", "found"]
     assert again.key == first.key and bundles.load_bundle(Path(first.file)).key == first.key
-    assert "allranks/cli/main.py" in names_in(first.parts[0]) and names_in(first.parts[1]) == ["rows.jsonl"]
+    assert {"allranks/cli/main.py", "allranks/spec/builtin/news.json"} <= set(names_in(first.parts[0]))
+    assert names_in(first.parts[1]) == ["rows.jsonl"]
     assert not [name for name in names_in(first.parts[0]) if name.endswith(".pyc")]
     assert Path(first.file).parents[1].stat().st_mode & 0o777 == 0o700
     rows(data, "b")  # the same size
@@ -96,9 +108,9 @@ def test_a_damaged_archive_is_built_anew(tmp_path: Path) -> None:
 
 def test_two_builders_at_once_give_one_bundle(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib; from allranks.stage import bundle; from allranks.spec import parse_spec\n"
+        "import sys, pathlib; from allranks.nodes.staging import bundles; from allranks.spec import parse_spec\n"
         "spec = parse_spec({'model': {'name': 'tiny:mistral'}, 'data': {'source': 'builtin:instructions'}})\n"
-        "made = bundle.build(spec, pathlib.Path(sys.argv[1]), packages=False); print(made.key, made.parts[0].how)"
+        "made = bundles.build(spec, pathlib.Path(sys.argv[1]), packages=False); print(made.key, made.parts[0].how)"
     )
     both = [
         subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
@@ -218,7 +230,7 @@ def test_models_and_data_of_the_hub_come_from_the_cache_at_their_revision(
     assert told.overrides == {"model.name": "/t/j/model", "model.revision": None}
     assert told.environment()["HF_DATASETS_CACHE"] == "/t/j/data"
     (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "part-2.safetensors"}}))
-    with pytest.raises(EnvironmentNotAble, match=r"not whole: part-2.safetensors"):
+    with pytest.raises(EnvironmentNotAble, match=r"is incomplete: part-2.safetensors"):
         bundles.build(spec, packages=False)
 
 
@@ -285,11 +297,15 @@ def test_ranks_read_the_spec_as_their_node_must(tmp_path: Path, monkeypatch: pyt
 
 def test_clashes_of_versions_are_named_with_their_cure() -> None:
     old = {"datasets": "2.19.0", "numpy": "2.1.0", "pandas": "2.2.2", "torch": "2.3.1+cpu"}
-    (clash,) = clashes(old)
+    (clash,) = package_conflicts(old)
     assert "datasets 2.19.0 with numpy 2.1.0" in str(clash) and "numpy<2" in str(clash)
-    assert clashes({**old, "numpy": "1.26.4"}) == [] == clashes({**old, "datasets": "3.2.0"})
-    assert clashes({"datasets": "2.19.0"}) == [] and parse("2.3.1+cpu") == (2, 3, 1) and parse("?") == ()
-    assert differences({"torch": "2.6"}, {}, ("torch", "numpy")) == ["torch is 2.6 here and missing there"]
+    assert package_conflicts({**old, "numpy": "1.26.4"}) == [] == package_conflicts({**old, "datasets": "3.2.0"})
+    assert (
+        package_conflicts({"datasets": "2.19.0"}) == []
+        and parse_release("2.3.1+cpu") == (2, 3, 1)
+        and parse_release("?") == ()
+    )
+    assert version_differences({"torch": "2.6"}, {}, ("torch", "numpy")) == ["torch is 2.6 here and missing there"]
 
 
 def test_clashing_packages_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

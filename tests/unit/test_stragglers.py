@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from allranks.observe.stragglers import WINDOW, Stragglers, judge, of_run, sentence
+from allranks.analysis.stragglers import WINDOW_STEPS, StragglerDetector, measure_pace, pace_of_run, straggler_message
 
 EVEN = {0: [0.10] * 30, 1: [0.10] * 30, 2: [0.10] * 30}
 STEPS = [0.3] * 30
 
 
 def slow(own: dict[int, list[float]], steps: list[float] = STEPS) -> list[int]:
-    pace = judge(own, steps, {0: "n1", 1: "n2", 2: "n3"})
+    pace = measure_pace(own, steps, {0: "n1", 1: "n2", 2: "n3"})
     return [r.rank for r in pace.slow] if pace else [-1]
 
 
@@ -29,23 +29,23 @@ def test_who_is_named() -> None:
     )  # half a millisecond of 300
     assert slow({0: [0.1] * 30, 1: [0.2] * 30}) == [1]  # of two the slower
     assert slow({0: [0.1] * 30}) == [-1]
-    assert slow({r: own[: WINDOW - 1] for r, own in EVEN.items()}) == [-1]
+    assert slow({r: own[: WINDOW_STEPS - 1] for r, own in EVEN.items()}) == [-1]
 
 
 def test_backward_passes_are_judged_by_themselves() -> None:
-    pace = judge(EVEN, STEPS, {}, EVEN | {2: [0.25] * 30})
+    pace = measure_pace(EVEN, STEPS, {}, EVEN | {2: [0.25] * 30})
     assert pace is not None
     assert [(r.rank, r.relative, r.backward_relative, r.slow_in) for r in pace.ranks] == [
         (2, 1.0, 2.5, ("own_backward_s",)),
         (0, 1.0, pytest.approx(0.571, abs=1e-3), ()),
         (1, 1.0, pytest.approx(0.571, abs=1e-3), ()),
     ]
-    assert "rank 2 is slow: its backward passes take 2.5 times" in sentence(pace.ranks[0])
-    both = judge(EVEN | {2: [0.2] * 30}, STEPS, {}, EVEN | {2: [0.25] * 30})
+    assert "rank 2 is slow: its backward passes take 2.5 times" in straggler_message(pace.ranks[0])
+    both = measure_pace(EVEN | {2: [0.2] * 30}, STEPS, {}, EVEN | {2: [0.25] * 30})
     assert both is not None
     assert both.ranks[0].slow_in == ("own_s", "own_backward_s")
-    assert "backward passes take 2.5 times" in sentence(both.ranks[0])
-    untold = judge(EVEN, STEPS, {}, {r: own[:5] for r, own in EVEN.items()})
+    assert "backward passes take 2.5 times" in straggler_message(both.ranks[0])
+    untold = measure_pace(EVEN, STEPS, {}, {r: own[:5] for r, own in EVEN.items()})
     assert untold is not None
     assert [r.backward_s for r in untold.ranks] == [None] * 3
 
@@ -58,7 +58,7 @@ def test_a_rank_whose_backward_is_not_told_in_some_steps_is_judged_by_the_others
         del e["own_backward_s"]
     for e in ranks[0][::2]:
         e["own_backward_s"] = 0.1
-    pace = of_run(ranks)
+    pace = pace_of_run(ranks)
     assert pace is not None
     assert [(r.rank, r.slow_in) for r in pace.ranks] == [(0, ("own_backward_s",)), (1, ())]
 
@@ -66,7 +66,7 @@ def test_a_rank_whose_backward_is_not_told_in_some_steps_is_judged_by_the_others
 def test_uneven_batches_are_no_straggler() -> None:
     draw = random.Random(1)
     own = {r: [draw.uniform(0.06, 0.18) for _ in range(200)] for r in range(4)}
-    pace = judge(own, [0.3] * 200, {})
+    pace = measure_pace(own, [0.3] * 200, {})
     assert pace is not None
     assert pace.slow == []
 
@@ -81,25 +81,25 @@ def events(rank: int, own: float) -> list[dict[str, Any]]:
 
 def test_it_is_said_once_while_the_run_goes_on_and_stands_in_the_summary() -> None:
     ranks = {0: events(0, 0.1), 1: events(1, 0.25), 2: events(2, 0.1)}
-    listener = Stragglers()
+    listener = StragglerDetector()
     said = [text for moment in zip(*ranks.values(), strict=True) for event in moment for text in listener.take(event)]
     assert len(said) == 1
     assert "rank 1 on n2 is slow" in said[0]
     assert "2.5 times" in said[0]
-    pace = of_run(ranks)
+    pace = pace_of_run(ranks)
     assert pace is not None
     assert (pace.ranks[0].rank, pace.ranks[0].relative, pace.ranks[0].slow) == (1, 2.5, True)
 
 
 def test_events_without_own_time_or_of_one_rank_say_nothing() -> None:
-    assert of_run({0: events(0, 0.1)}) is None
+    assert pace_of_run({0: events(0, 0.1)}) is None
     old = {r: [{k: v for k, v in e.items() if k != "own_s"} for e in events(r, 0.1)] for r in (0, 1)}
-    assert of_run(old) is None
-    listener = Stragglers()
+    assert pace_of_run(old) is None
+    listener = StragglerDetector()
     assert [t for e in old[0] + old[1] for t in listener.take(e)] == []
 
 
-def said(ranks: dict[int, list[dict[str, Any]]], listener: Stragglers) -> list[str]:
+def said(ranks: dict[int, list[dict[str, Any]]], listener: StragglerDetector) -> list[str]:
     return [text for moment in zip(*ranks.values(), strict=True) for event in moment for text in listener.take(event)]
 
 
@@ -107,7 +107,7 @@ def test_warm_up_and_an_attempt_before_do_not_count() -> None:
     """A rank that was slow until the run was started again, which goes on after step 24."""
     ranks = {r: events(r, 0.1) for r in range(3)}
     slow = ranks | {1: events(1, 0.4)}
-    listener = Stragglers()
+    listener = StragglerDetector()
     assert said({r: own[:25] for r, own in slow.items()}, listener) == []  # 24 steps, of which 5 are warm-up
     assert said({r: [own[0], *own[25:44]] for r, own in ranks.items()}, listener) == []
-    assert len(said(slow, Stragglers())) == 1
+    assert len(said(slow, StragglerDetector())) == 1

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from allranks.spec.strategies import REGISTRY
 from allranks.train import strategies
-from allranks.train.strategies import REGISTRY
 from tests.conftest import REPO
 
 DOCS = REPO / "docs" / "strategies"

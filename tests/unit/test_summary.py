@@ -7,15 +7,22 @@ from typing import Any
 
 import pytest
 
-from allranks.launch.blame import RankEnd, find_culprit, is_echo
-from allranks.observe.experts import expert_load
-from allranks.observe.loggers import forward_event
-from allranks.observe.summary import mfu, of_last_story, quantile, step_times, summarize, wall_time
-from allranks.observe.telemetry import _Rates
-from allranks.planning import make_plan
+from allranks.analysis.metrics import (
+    expert_load,
+    mfu,
+    quantile,
+    step_times,
+    summarize,
+    wall_time,
+    without_repeated_steps,
+)
+from allranks.launch.failure_attribution import RankEnd, find_first_failure, is_peer_error
+from allranks.launch.monitor.telemetry import _Rates
+from allranks.planning.planner import make_plan
 from allranks.spec import parse_spec
 from allranks.spec.records import TrainSpec
-from allranks.train.optim import learning_rate
+from allranks.train.loggers import MetricLoggers
+from allranks.train.optimizer import learning_rate
 from tests.unit.test_plan import facts
 
 SPEC = parse_spec({"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}})
@@ -97,7 +104,7 @@ def test_steps_done_twice_count_once() -> None:
         + [{"event": "resume", "from_step": 4, "time": 8.0}]
         + [step(n, 1.0, 10) for n in range(5, 10)]
     )
-    assert [e["step"] for e in of_last_story(events) if e["event"] == "step"] == list(range(1, 10))
+    assert [e["step"] for e in without_repeated_steps(events) if e["event"] == "step"] == list(range(1, 10))
 
 
 def test_mfu_counts_lora_at_four_flops() -> None:
@@ -147,8 +154,33 @@ def test_loggers_get_the_numbers_of_steps_and_evaluations_apart() -> None:
 
     kept = Kept()
     for kind in ("step", "eval", "phase"):
-        forward_event([kept], kind, {"step": 3, "loss": 2, "lr": None, "name": "x"})
+        MetricLoggers([kept], print).event(kind, {"step": 3, "loss": 2, "lr": None, "name": "x"})
     assert kept.rows == [(3, {"train/loss": 2.0}), (3, {"eval/loss": 2.0})]
+
+
+def test_a_logger_that_fails_is_left_out_and_the_run_goes_on() -> None:
+    class Fails:
+        def __init__(self, at: int) -> None:
+            self.at, self.calls = at, 0
+
+        def log(self, step: int, values: dict[str, float]) -> None:
+            self.calls += 1
+            if step == self.at:
+                raise ConnectionError("no route to the server")
+
+        def close(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    said: list[str] = []
+    first, second = Fails(2), Fails(99)
+    loggers = MetricLoggers([first, second], said.append)
+    for step in (1, 2, 3):
+        loggers.event("step", {"step": step, "loss": None})
+    assert (first.calls, second.calls) == (2, 3)
+    assert said == ["observe: Fails is off from here on: ConnectionError: no route to the server"]
+    loggers.close()
+    assert "No space left" in said[1]
+    assert len(said) == 2
 
 
 def test_loopback_is_no_traffic_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,12 +209,12 @@ def end(rank: int, code: int, time: float) -> RankEnd:
 
 
 def error(rank: int, message: str, time: float, kind: str = "RuntimeError") -> dict[str, Any]:
-    return {"rank": rank, "type": kind, "message": message, "time": time, "echo": is_echo(kind, message)}
+    return {"rank": rank, "type": kind, "message": message, "time": time, "echo": is_peer_error(kind, message)}
 
 
 def test_a_killed_rank_is_blamed_before_those_that_only_notice() -> None:
     echo = error(0, "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1", 1.0)
-    found = find_culprit([end(0, 1, 1.0), end(1, -9, 2.0)], [echo], {0: 7, 1: 7})
+    found = find_first_failure([end(0, 1, 1.0), end(1, -9, 2.0)], [echo], {0: 7, 1: 7})
     assert found is not None
     assert (found.rank, found.cause, found.step) == (1, "SIGKILL", 7)
 
@@ -190,13 +222,13 @@ def test_a_killed_rank_is_blamed_before_those_that_only_notice() -> None:
 def test_a_ranks_own_error_is_blamed_before_later_kills() -> None:
     own = error(2, "shape mismatch", 5.0, "ValueError")
     echo = error(0, "Connection reset by peer", 4.9)
-    found = find_culprit([end(0, 1, 4.9), end(1, -9, 4.0), end(2, 1, 5.0)], [echo, own], {})
+    found = find_first_failure([end(0, 1, 4.9), end(1, -9, 4.0), end(2, 1, 5.0)], [echo, own], {})
     assert found is not None
     assert (found.rank, found.cause) == (2, "ValueError")
 
 
 def test_ranks_ended_by_the_clean_up_are_not_blamed() -> None:
-    found = find_culprit([end(0, -15, 1.0), end(1, 7, 2.0)], [], {})
+    found = find_first_failure([end(0, -15, 1.0), end(1, 7, 2.0)], [], {})
     assert found is not None
     assert found.rank == 1
-    assert find_culprit([], [], {}) is None
+    assert find_first_failure([], [], {}) is None

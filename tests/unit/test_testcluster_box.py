@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -13,17 +16,16 @@ from click.testing import CliRunner
 
 from allranks.cli.cluster import cluster, per_node
 from allranks.errors import EnvironmentNotAble, RequestError
-from allranks.testcluster import box as boxes
-from allranks.testcluster import needs, procs
-from allranks.testcluster.command import attempt, last_lines, run
-from allranks.testcluster.faults import FAULTS
-from allranks.testcluster.faults.links import bits_per_s
-from allranks.testcluster.records import FaultRecord, save
+from allranks.lab.cluster import box as boxes
+from allranks.lab.cluster import processes, requirements
+from allranks.lab.cluster.commands import check_output, last_lines, run_command
+from allranks.lab.cluster.faults import FAULTS, bits_per_s
+from allranks.lab.cluster.records import FaultRecord, save
 
 
 @pytest.fixture(autouse=True)
 def empty_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setattr(boxes, "root", lambda: tmp_path / "state")
+    monkeypatch.setattr(boxes, "state_root", lambda: tmp_path / "state")
     monkeypatch.delenv(boxes.NAME_VARIABLE, raising=False)
     yield tmp_path / "state"
 
@@ -56,9 +58,9 @@ def test_per_node_values() -> None:
 
 def test_missing_programs_name_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(needs, "SYSTEM_PATH", "/nowhere")
+    monkeypatch.setattr(requirements, "SYSTEM_PATH", "/nowhere")
     with pytest.raises(EnvironmentNotAble) as raised:
-        needs.check_able(accounting=True)
+        requirements.check_requirements(accounting=True)
     for word in ("slurmctld", "munge", "mariadb-server", "scripts/install-slurm.sh", "apt-get install"):
         assert word in str(raised.value)
     assert raised.value.exit_code == 3
@@ -66,40 +68,67 @@ def test_missing_programs_name_their_packages(monkeypatch: pytest.MonkeyPatch) -
 
 def test_importing_is_light() -> None:
     code = (
-        "import sys, allranks.testcluster; heavy = {'torch', 'jinja2', 'rich', 'click'} & set(sys.modules); "
+        "import sys, allranks.lab.cluster; heavy = {'torch', 'jinja2', 'rich', 'click'} & set(sys.modules); "
         "sys.exit(f'imports {heavy}' if heavy else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 
 
+def test_the_command_needs_click_and_msgspec_only() -> None:
+    code = (
+        "import sys, allranks.cli.cluster; heavy = {'torch', 'numpy', 'yaml', 'psutil', 'jinja2', 'rich'} & set(sys.modules); "
+        "sys.exit(f'imports {heavy}' if heavy else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+def test_the_published_file_is_for_its_owner_only(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        save(FaultRecord("cut-link", "n2"), tmp_path / "client.json", mode=0o600)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "client.json").stat().st_mode) == 0o600
+
+
+def test_a_box_is_chosen_as_slurms_clients_choose_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    up: list[SimpleNamespace] = []
+    monkeypatch.setattr(boxes, "list_boxes", lambda: up)
+    up.append(SimpleNamespace(name="a"))
+    assert boxes.find_box() is up[0]
+    up.append(SimpleNamespace(name="b"))
+    with pytest.raises(RequestError, match=r"a, b.*--name.*ALLRANKS_BOX"):
+        boxes.find_box()
+    up.append(SimpleNamespace(name="box"))
+    assert boxes.find_box() is up[2]
+
+
 def test_a_failed_command_becomes_one_sentence() -> None:
     with pytest.raises(Exception, match="the thing ended with exit code 3: because / of this"):
-        run(["sh", "-c", "printf 'first\\nbecause\\n\\nof this\\n' >&2; exit 3"], what="the thing")
+        check_output(["sh", "-c", "printf 'first\\nbecause\\n\\nof this\\n' >&2; exit 3"], what="the thing")
     with pytest.raises(Exception, match="did not end within"):
-        attempt(["sleep", "5"], timeout_s=0.1)
+        run_command(["sleep", "5"], timeout_s=0.1)
     with pytest.raises(EnvironmentNotAble, match="missing"):
-        attempt(["no-such-program"])
+        run_command(["no-such-program"])
     assert last_lines(" \n") == "it said nothing"
 
 
 def test_own_processes_and_mounts_are_read() -> None:
-    import os
-
     me = os.getpid()
-    assert me in procs.all_pids() and procs.alive(me)
-    assert procs.environment(me).get("PATH") == os.environ.get("PATH")
-    assert me in procs.in_namespaces("net", [str(procs.namespace("self", "net"))])
-    assert any(mount.target == "/proc" and mount.kind == "proc" for mount in procs.mounts("self"))
-    assert procs.marked("no-such-box") == [] and procs.inits("no-such-box") == {}
+    assert me in processes.all_pids() and processes.alive(me)
+    assert processes.environment(me).get("PATH") == os.environ.get("PATH")
+    assert me in processes.in_namespaces("net", [str(processes.namespace("self", "net"))])
+    assert any(mount.target == "/proc" and mount.kind == "proc" for mount in processes.mounts("self"))
+    assert processes.marked_processes("no-such-box") == [] and processes.init_processes("no-such-box") == {}
 
 
 def test_ended_processes_count_as_gone() -> None:
     child = subprocess.Popen(["sleep", "60"])
-    assert procs.wait_gone([child.pid], 0.05) == [child.pid]
-    procs.kill([child.pid])
-    assert procs.wait_gone([child.pid], 5) == []
+    assert processes.wait_gone([child.pid], 0.05) == [child.pid]
+    processes.kill([child.pid])
+    assert processes.wait_gone([child.pid], 5) == []
     child.wait(timeout=5)
-    procs.kill([child.pid])
+    processes.kill([child.pid])
 
 
 def test_records_survive_the_file(tmp_path: Path) -> None:

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from allranks.errors import EnvironmentNotAble, RequestError
-from allranks.testcluster.plan import CANDIDATES, Machine, free_network, make_plan
-from allranks.testcluster.records import BoxOptions, BoxPlan, Hidden
+from allranks.lab.cluster.plan import CANDIDATES, Machine, free_network, make_box_plan
+from allranks.lab.cluster.records import BoxOptions, BoxPlan, HiddenFolder
 
 MACHINE = Machine("root", 0, 0, 2, 16000)
 FOLDER = "/run/allranks/box"
 
 
 def plan(folder: str = FOLDER, **options: Any) -> BoxPlan:
-    return make_plan(
+    return make_box_plan(
         BoxOptions(**options),
         folder=folder,
         network=IPv4Network("10.77.0.0/24"),
@@ -45,7 +45,7 @@ def test_values_for_one_node_win_over_the_common_one() -> None:
 
 
 def test_hidden_folders_go_to_the_named_nodes_or_to_all() -> None:
-    made = plan(hidden=(Hidden("/data", ("n2",)), Hidden("/home/")))
+    made = plan(hidden=(HiddenFolder("/data", ("n2",)), HiddenFolder("/home/")))
     assert [node.hidden for node in made.nodes] == [("/home",), ("/data", "/home"), ("/home",)]
 
 
@@ -75,12 +75,12 @@ def test_sixteen_nodes_have_distinct_addresses_and_short_device_names() -> None:
         ({"partitions": ("DEFAULT",)}, "--partition DEFAULT"),
         ({"conf": ("KillWait",)}, "--conf 'KillWait'"),
         ({"conf": ("KillWait=1\nSlurmUser=x",)}, "--conf"),
-        ({"hidden": (Hidden("data"),)}, "absolute path"),
-        ({"hidden": (Hidden("/a/../b"),)}, "absolute path"),
-        ({"hidden": (Hidden("/run"),)}, "the node itself needs"),
-        ({"hidden": (Hidden("/"),)}, "the node itself needs"),
-        ({"hidden": (Hidden("/run/allranks"),)}, "the node itself needs"),
-        ({"hidden": (Hidden("/data", ("n7",)),)}, "there is no node 'n7'"),
+        ({"hidden": (HiddenFolder("data"),)}, "absolute path"),
+        ({"hidden": (HiddenFolder("/a/../b"),)}, "absolute path"),
+        ({"hidden": (HiddenFolder("/run"),)}, "the node itself needs"),
+        ({"hidden": (HiddenFolder("/"),)}, "the node itself needs"),
+        ({"hidden": (HiddenFolder("/run/allranks"),)}, "the node itself needs"),
+        ({"hidden": (HiddenFolder("/data", ("n7",)),)}, "there is no node 'n7'"),
     ],
 )
 def test_wrong_options_are_refused_with_the_option_and_the_way_out(options: dict[str, Any], words: str) -> None:

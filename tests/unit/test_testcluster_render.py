@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from allranks.testcluster import enter, render
-from allranks.testcluster.folder import Folder
-from allranks.testcluster.plan import Machine, make_plan
-from allranks.testcluster.records import BoxOptions, BoxPlan, Hidden
+from allranks.lab.cluster import commands, config_files
+from allranks.lab.cluster.plan import Machine, make_box_plan
+from allranks.lab.cluster.records import BoxOptions, BoxPaths, BoxPlan, HiddenFolder
 
-FOLDER = Folder(Path("/run/allranks/box"))
+FOLDER = BoxPaths(Path("/run/allranks/box"))
 
 
 def plan(uid: int = 0, version: tuple[int, int] = (22, 5), **options: Any) -> BoxPlan:
-    return make_plan(
+    return make_box_plan(
         BoxOptions(**options),
         folder=str(FOLDER.path),
         network=IPv4Network("10.77.0.0/24"),
@@ -29,7 +28,7 @@ def plan(uid: int = 0, version: tuple[int, int] = (22, 5), **options: Any) -> Bo
 
 
 def conf(made: BoxPlan) -> dict[str, str]:
-    lines = render.slurm_conf(made, FOLDER).splitlines()
+    lines = config_files.slurm_conf(made, FOLDER).splitlines()
     return dict(line.split("=", 1) for line in lines if not line.startswith(("NodeName", "PartitionName")))
 
 
@@ -43,7 +42,7 @@ def test_slurm_conf_is_what_was_verified_to_work_in_namespaces() -> None:
 
 
 def test_nodes_and_partitions() -> None:
-    text = render.slurm_conf(plan(nodes=2, cpus={"": 4, "n2": 8}, gpus={"n2": 2}, partitions=("a", "b")), FOLDER)
+    text = config_files.slurm_conf(plan(nodes=2, cpus={"": 4, "n2": 8}, gpus={"n2": 2}, partitions=("a", "b")), FOLDER)
     assert "NodeName=n1 NodeAddr=10.77.0.11 CPUs=4 RealMemory=8000 State=UNKNOWN" in text
     assert "NodeName=n2 NodeAddr=10.77.0.12 CPUs=8 RealMemory=8000 Gres=gpu:2 State=UNKNOWN" in text
     assert "PartitionName=a Nodes=ALL Default=YES" in text and "DefMemPerCPU=1000" in text
@@ -51,7 +50,7 @@ def test_nodes_and_partitions() -> None:
 
 
 def test_a_users_line_replaces_ours_whatever_its_case() -> None:
-    text = render.slurm_conf(plan(conf=("killwait = 30", "Prolog=/x")), FOLDER)
+    text = config_files.slurm_conf(plan(conf=("killwait = 30", "Prolog=/x")), FOLDER)
     assert "KillWait=5" not in text
     assert text.endswith("killwait = 30\nProlog=/x\n")
 
@@ -67,56 +66,56 @@ def test_accounting_is_enforced() -> None:
     settings = conf(plan(accounting=True, gpus={"": 1}))
     assert settings["AccountingStorageEnforce"] == "associations,limits,qos"
     assert settings["AccountingStorageTRES"] == "gres/gpu"
-    assert "StoragePass=secret\n" in render.slurmdbd_conf(plan(), FOLDER, "secret")
+    assert "StoragePass=secret\n" in config_files.slurmdbd_conf(plan(), FOLDER, "secret")
 
 
 def test_gpus_are_numbered_devices() -> None:
-    lines = render.gres_conf(plan(nodes=2, gpus={"n2": 2}), FOLDER).splitlines()
+    lines = config_files.gres_conf(plan(nodes=2, gpus={"n2": 2}), FOLDER).splitlines()
     assert lines == [f"NodeName=n2 Name=gpu File=/run/allranks/box/etc/gpu{number}" for number in (0, 1)]
 
 
 def test_cgroups_are_left_alone_in_old_and_new_slurm() -> None:
-    assert render.cgroup_conf(plan()) == "CgroupPlugin=cgroup/v1\n"
-    assert render.cgroup_conf(plan(version=(24, 11))) == "CgroupPlugin=disabled\n"
+    assert config_files.cgroup_conf(plan()) == "CgroupPlugin=cgroup/v1\n"
+    assert config_files.cgroup_conf(plan(version=(24, 11))) == "CgroupPlugin=disabled\n"
 
 
 def test_hosts_with_and_without_the_loopback_mistake() -> None:
-    right = render.hosts(plan(nodes=2), "n2").splitlines()
+    right = config_files.hosts(plan(nodes=2), "n2").splitlines()
     assert right[2:] == ["10.77.0.1 login", "10.77.0.11 n1", "10.77.0.12 n2"]
-    wrong = render.hosts(plan(nodes=2), "n2", self_loopback=True).splitlines()
+    wrong = config_files.hosts(plan(nodes=2), "n2", self_loopback=True).splitlines()
     assert wrong[2:] == ["10.77.0.1 login", "10.77.0.11 n1", "127.0.1.1 n2"]
 
 
 def test_nsswitch_keeps_users_and_groups_but_asks_no_name_server() -> None:
-    text = render.nsswitch_conf("passwd: files systemd\nhosts:  files mdns4_minimal dns\ngroup: files\n")
+    text = config_files.nsswitch_conf("passwd: files systemd\nhosts:  files mdns4_minimal dns\ngroup: files\n")
     assert text == "passwd: files systemd\ngroup: files\nhosts: files\n"
 
 
 def test_ip_commands() -> None:
     made = plan(nodes=2, interfaces={"n2": "eno1"})
-    assert "addr add 10.77.0.1/24 brd + dev bridge0" in render.bridge_batch(made)
-    cables = render.cable_batch(made, {"n2": 4242}).splitlines()
+    assert "addr add 10.77.0.1/24 brd + dev bridge0" in config_files.bridge_batch(made)
+    cables = config_files.cable_batch(made, {"n2": 4242}).splitlines()
     assert cables == ["link add port-n2 type veth peer name eno1 netns 4242", "link set port-n2 master bridge0 up"]
-    assert "addr add 10.77.0.12/24 brd + dev eno1" in render.node_batch(made, "n2")
+    assert "addr add 10.77.0.12/24 brd + dev eno1" in config_files.node_batch(made, "n2")
 
 
 def test_enter_scripts_quote_hostile_paths_and_are_valid_shell() -> None:
-    made = plan(hidden=(Hidden("/data/a b; echo $(foo)", ("n1",)),))
-    text = render.enter_script(made, FOLDER, "n1")
+    made = plan(hidden=(HiddenFolder("/data/a b; echo $(foo)", ("n1",)),))
+    text = config_files.enter_script(made, FOLDER, "n1")
     assert "hidden '/data/a b; echo $(foo)'" in text
-    assert "tmp /tmp" in text and "tmp /tmp" not in render.enter_script(plan(shared_tmp=True), FOLDER, "n1")
-    assert "hidden" not in render.enter_script(made, FOLDER, "n2")
+    assert "tmp /tmp" in text and "tmp /tmp" not in config_files.enter_script(plan(shared_tmp=True), FOLDER, "n1")
+    assert "hidden" not in config_files.enter_script(made, FOLDER, "n2")
     for name in ("login", "n1"):
-        script = render.enter_script(made, FOLDER, name)
+        script = config_files.enter_script(made, FOLDER, name)
         subprocess.run(["sh", "-n"], input=script, text=True, check=True, timeout=10)
 
 
 @pytest.mark.skipif(shutil.which("nsenter") is None, reason="no nsenter here")
 def test_prefixes_with_and_without_root() -> None:
-    login = enter.as_user(plan(), 7, enter.LOGIN_KINDS)
+    login = commands.enter_as_user(plan(), 7, commands.LOGIN_KINDS)
     assert login[1:] == ["--target=7", "--net", "--mount", "--uts"]
-    rootless = enter.as_user(plan(uid=1000), 7, enter.NODE_KINDS)
+    rootless = commands.enter_as_user(plan(uid=1000), 7, commands.NODE_KINDS)
     assert rootless[1:4] == ["--target=7", "--user", "--preserve-credentials"]
     assert rootless[-3:] == ["--user", "--map-user=1000", "--map-group=1000"]
-    words = enter.with_environment({"A": "x y"}, cwd="/a b", clean=True)
+    words = commands.set_environment({"A": "x y"}, cwd="/a b", clean=True)
     assert words[1:] == ["-i", "--chdir=/a b", "A=x y"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.facts import host_name
+from allranks.utils.machine import host_name
 from tests.conftest import REPO, shared, without_stdin
 from tests.unit import topo_texts as texts
 
@@ -81,7 +81,7 @@ def test_a_cut_matrix_is_drawn_as_far_as_it_goes_and_refused(tmp_path: Path) -> 
     text = shared("topo", "pcie_8gpu_NODE_SYS_two_numa.txt").read_text()
     (tmp_path / "cut").write_text(text[:300])
     done = topo(tmp_path / "cut", "--json")
-    assert done.returncode == 2 and b"is not whole" in done.stderr and b"Traceback" not in done.stderr
+    assert done.returncode == 2 and b"is incomplete" in done.stderr and b"Traceback" not in done.stderr
     assert json.loads(done.stdout)["unread"]
 
 
@@ -119,7 +119,9 @@ def test_a_matrix_from_standard_input_behind_a_log() -> None:
     done = topo("-", data=(log + texts.SEED_L4).encode())
     assert done.returncode == 0, done.stderr
     told = done.stdout.decode()
-    assert "line 3: no part of the matrix" in told and "6 more lines that are no part of the matrix, to line 9" in told
+    assert (
+        "line 3: no part of the matrix" in told and "6 more lines that are not part of the matrix, up to line 9" in told
+    )
     closed = without_stdin("topo")
     assert closed.returncode == 2 and "standard input is closed" in closed.stderr and "Traceback" not in closed.stderr
 

@@ -7,11 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from allranks.topo.draw import draw
-from allranks.topo.groups import numa_nodes, nvlink_mesh
-from allranks.topo.parse import parse
-from allranks.topo.records import Device, Link, Topology
-from allranks.topo.svg import COLOURS, svg
+from allranks.nodes.topology.drawings import COLOURS, draw_svg, draw_text, numa_nodes, nvlink_mesh
+from allranks.nodes.topology.nvidia_smi import parse_topology
+from allranks.planning.node_facts import Topology, TopologyDevice, TopologyLink
 from tests.conftest import shared
 from tests.unit import topo_texts as texts
 from tests.unit.test_topo_parse import REAL
@@ -25,8 +23,8 @@ def boxes(picture: str, kind: str) -> list[ElementTree.Element]:
 
 @pytest.mark.parametrize("row", REAL, ids=lambda row: row[0])
 def test_every_device_is_drawn_once_inside_its_numa_node(row: tuple) -> None:
-    found = parse(shared("topo", row[0]).read_text())
-    picture, text = svg(found), draw(found).plain
+    found = parse_topology(shared("topo", row[0]).read_text())
+    picture, text = draw_svg(found), draw_text(found).plain
     assert len(boxes(picture, "gpu")) == row[1] and len(boxes(picture, "nic")) == row[2]
     outer = [(float(b.get("x", 0)), float(b.get("x", 0)) + float(b.get("width", 0))) for b in boxes(picture, "numa")]
     assert all(right < left for (_, right), (left, _) in itertools.pairwise(outer)), "NUMA nodes over each other"
@@ -39,21 +37,21 @@ def test_every_device_is_drawn_once_inside_its_numa_node(row: tuple) -> None:
 
 
 def test_a100_by_switch() -> None:
-    found = parse(shared("topo", REAL[1][0]).read_text())
+    found = parse_topology(shared("topo", REAL[1][0]).read_text())
     nodes = numa_nodes(found)
     assert [[[d.name for d in (*g.gpus, *g.nics)] for g in node.groups] for node in nodes] == [
         [["GPU0", "GPU1", "NIC2", "NIC3"], ["GPU2", "GPU3", "NIC0", "NIC1"]],
         [["GPU4", "GPU5", "NIC8", "NIC9"], ["GPU6", "GPU7", "NIC4", "NIC5"]],
         [["NIC6", "NIC7"]],
     ]
-    assert nvlink_mesh(found) == 12 and "every pair of GPUs, 12 links" in svg(found)
-    outlines = [box.get("style", "") for box in boxes(svg(found), "switch")]
+    assert nvlink_mesh(found) == 12 and "every pair of GPUs, 12 links" in draw_svg(found)
+    outlines = [box.get("style", "") for box in boxes(draw_svg(found), "switch")]
     assert [COLOURS["PXB"] in o for o in outlines] == [True] * 4 + [False] and COLOURS["PIX"] in outlines[4]
-    assert "GPU6: nearest card NIC4=mlx5_4, NIC5=mlx5_5 (PXB)" in draw(found).plain
+    assert "GPU6: nearest card NIC4=mlx5_4, NIC5=mlx5_5 (PXB)" in draw_text(found).plain
 
 
 def test_numa_nodes_by_their_cores_where_the_driver_tells_no_number() -> None:
-    nodes = numa_nodes(parse(texts.OLD_NAMED))
+    nodes = numa_nodes(parse_topology(texts.OLD_NAMED))
     assert [(n.number, n.cpus, [d.name for g in n.groups for d in (*g.gpus, *g.nics)]) for n in nodes] == [
         (None, "0-19,40-59", ["GPU0", "mlx5_0"]),
         (None, "20-39,60-79", ["GPU1", "mlx5_1"]),
@@ -61,29 +59,32 @@ def test_numa_nodes_by_their_cores_where_the_driver_tells_no_number() -> None:
 
 
 def test_nvlink_in_part_is_drawn_pair_by_pair() -> None:
-    gpus = [Device(name=f"GPU{i}", numa=0) for i in range(3)]
-    links = [Link(a="GPU0", b="GPU1", type="NV2"), Link(a="GPU0", b="GPU2", type="SYS")]
+    gpus = [TopologyDevice(name=f"GPU{i}", numa=0) for i in range(3)]
+    links = [TopologyLink(a="GPU0", b="GPU1", type="NV2"), TopologyLink(a="GPU0", b="GPU2", type="SYS")]
     found = Topology(gpus=gpus, nics=[], links=links)
-    picture = svg(found)
+    picture = draw_svg(found)
     assert nvlink_mesh(found) == 0 and picture.count("<path") == 1 and "GPU0 - GPU1: NV2" in picture
     assert (
-        "NVLink joins 1 of 2 pairs" in draw(found).plain
-        and "Not known: 1 pairs of GPUs, such as GPU1-GPU2" in draw(found).plain
+        "NVLink joins 1 of 2 pairs" in draw_text(found).plain
+        and "Not known: 1 pairs of GPUs, such as GPU1-GPU2" in draw_text(found).plain
     )
-    assert "?" in draw(found).plain
+    assert "?" in draw_text(found).plain
 
 
 def test_nvlink_of_different_width_between_all_and_of_a_cut_matrix() -> None:
     three = "\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV1\tNV2\nGPU1\tNV1\tX\tNV2\n"
-    assert "NVLink joins every pair of GPUs, 1 to 2 links each." in draw(parse(three + "GPU2\tNV2\tNV2\tX\n")).plain
+    assert (
+        "NVLink joins every pair of GPUs, 1 to 2 links each."
+        in draw_text(parse_topology(three + "GPU2\tNV2\tNV2\tX\n")).plain
+    )
     four = three.replace("GPU2\n", "GPU2\tGPU3\n", 1).replace("NV2\n", "NV2\tNV2\n")
-    assert "NVLink joins every known pair of GPUs, 1 to 2 links each." in draw(parse(four)).plain
-    assert "go over PCIe" not in draw(parse(four)).plain
+    assert "NVLink joins every known pair of GPUs, 1 to 2 links each." in draw_text(parse_topology(four)).plain
+    assert "go over PCIe" not in draw_text(parse_topology(four)).plain
 
 
 def test_names_out_of_a_file_cannot_break_the_picture() -> None:
-    nasty = Device(name="NIC0", device='<script>"&')
-    found = Topology(gpus=[Device(name="GPU0", cpus="0-7")], nics=[nasty], links=[], meaning={})
-    picture = svg(found)
+    nasty = TopologyDevice(name="NIC0", device='<script>"&')
+    found = Topology(gpus=[TopologyDevice(name="GPU0", cpus="0-7")], nics=[nasty], links=[], meaning={})
+    picture = draw_svg(found)
     ElementTree.fromstring(picture)  # noqa: S314 - our own picture
     assert "<script" not in picture

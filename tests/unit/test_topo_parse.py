@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.errors import RequestError
-from allranks.topo.advise import advise
-from allranks.topo.groups import nvlink_mesh
-from allranks.topo.parse import parse
-from allranks.topo.records import Device, Topology, distance
+from allranks.nodes.topology.advice import advise_nccl
+from allranks.nodes.topology.drawings import nvlink_mesh
+from allranks.nodes.topology.nvidia_smi import parse_topology
+from allranks.planning.node_facts import Topology, TopologyDevice, link_distance
 from tests.conftest import shared
+from tests.sampling import examples
 from tests.unit import topo_texts as texts
 
 # file, GPUs, cards, links, type between GPU0 and GPU1, NUMA and cores of the last GPU
@@ -29,7 +30,7 @@ REAL = [
 @pytest.mark.parametrize("row", REAL, ids=lambda row: row[0])
 def test_real_machines(row: tuple) -> None:
     name, gpus, nics, links, kind, numa, cpus = row
-    found = parse(shared("topo", name).read_text())
+    found = parse_topology(shared("topo", name).read_text())
     assert (len(found.gpus), len(found.nics), len(found.links)) == (gpus, nics, links)
     assert (found.gpus[-1].numa, found.gpus[-1].cpus) == (numa, cpus)
     link = found.between("GPU0", "GPU1")
@@ -39,13 +40,13 @@ def test_real_machines(row: tuple) -> None:
 
 
 def test_what_stands_in_the_real_ones_beside_the_matrix() -> None:
-    a100 = parse(shared("topo", REAL[1][0]).read_text())
-    assert a100.nics[9] == Device(name="NIC9", device="mlx5_9") and a100.unread == []
+    a100 = parse_topology(shared("topo", REAL[1][0]).read_text())
+    assert a100.nics[9] == TopologyDevice(name="NIC9", device="mlx5_9") and a100.unread == []
     assert [link.type for link in a100.links if link.a == "GPU6" and link.b == "NIC4"] == ["PXB"]
     assert a100.nearest_nics("GPU6") == ("PXB", [a100.nics[4], a100.nics[5]])
-    rtx = parse(shared("topo", REAL[6][0]).read_text())
+    rtx = parse_topology(shared("topo", REAL[6][0]).read_text())
     assert len(rtx.p2p) == 6 and {link.type for link in rtx.p2p} == {"OK"}
-    spark = parse(shared("topo", REAL[3][0]).read_text())
+    spark = parse_topology(shared("topo", REAL[3][0]).read_text())
     assert [item.why for item in spark.unread] == ["columns without a row of that name"]
 
 
@@ -54,22 +55,22 @@ def types(found: Topology) -> list[tuple[str, str, str]]:
 
 
 def test_a_card_has_the_name_of_the_legend_or_its_own() -> None:
-    seed = parse(texts.SEED_L4)
+    seed = parse_topology(texts.SEED_L4)
     assert [nic.device for nic in seed.nics] == ["mlx5_2", "mlx5_3", "mlx5_bond_0"] and seed.unread == []
     assert seed.nearest_nics("GPU0") == ("NODE", [seed.nics[2]])
-    old = parse(texts.OLD_NAMED)
+    old = parse_topology(texts.OLD_NAMED)
     assert [(n.name, n.device) for n in old.nics] == [("mlx5_0", "mlx5_0"), ("mlx5_1", "mlx5_1")]
     assert ("GPU0", "mlx5_1", "SOC") in types(old) and old.gpus[1].cpus == "20-39,60-79" and old.unread == []
 
 
 def test_numa_of_the_cpu_side_is_not_that_of_the_gpus_own_memory() -> None:
-    grace = parse(texts.GRACE)
+    grace = parse_topology(texts.GRACE)
     assert [(g.numa, g.cpus) for g in grace.gpus] == [(0, "0-71"), (1, "72-143")] and grace.unread == []
 
 
 @pytest.mark.parametrize("text", [texts.COLOURED, texts.CONTAINER], ids=["coloured", "container"])
 def test_no_value_is_none(text: str) -> None:
-    found = parse(text)
+    found = parse_topology(text)
     assert [g.numa for g in found.gpus] == [None, None] and len(found.links) == 1 and found.unread == []
     assert found.gpus[0].cpus == ("0-15" if "\x1b" in text else None)
 
@@ -88,7 +89,7 @@ def test_no_value_is_none(text: str) -> None:
     ids=["bare", "markdown", "srun", "spelt-out", "tabs", "prompt", "without-header"],
 )
 def test_forms(text: str, kind: str, cpus: str | None) -> None:
-    found = parse(text)
+    found = parse_topology(text)
     assert types(found) == [("GPU0", "GPU1", kind)]
     assert found.gpus[1].cpus == cpus
 
@@ -99,39 +100,39 @@ def test_an_empty_cell_between_columns_padded_with_spaces() -> None:
         ["GPU0", " X", "NODE", "", "1", "N/A"],
         ["GPU1", "NODE", " X", "0-7", "", "N/A"],
     )
-    found = parse("\n".join("".join(f"{cell:<16}" for cell in row) for row in rows))
+    found = parse_topology("\n".join("".join(f"{cell:<16}" for cell in row) for row in rows))
     assert [(g.cpus, g.numa) for g in found.gpus] == [(None, 1), ("0-7", None)]
     tabs = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\tX\tNODE\t\t1\nGPU1\tNODE\tX\t0-7\t\n"
-    assert [(g.cpus, g.numa) for g in parse(tabs).gpus] == [(None, 1), ("0-7", None)]
+    assert [(g.cpus, g.numa) for g in parse_topology(tabs).gpus] == [(None, 1), ("0-7", None)]
 
 
 def test_escape_codes_around_any_word() -> None:
     text = texts.BARE.replace("NV1", "\x1b[32mNV1\x1b[0m").replace("GPU1 ", "\x1b[1mGPU1\x1b[0m ")
-    found = parse(text)
+    found = parse_topology(text)
     assert types(found) == [("GPU0", "GPU1", "NV1")] and found.unread == []
 
 
 def test_a_header_that_lost_a_column_is_not_believed() -> None:
     text = "\tGPU1\tGPU2\nGPU0\t X \tNV1\tSYS\nGPU1\tNV1\t X \tPIX\nGPU2\tSYS\tPIX\t X \n"
     with pytest.raises(RequestError, match="no row has a type of link"):
-        parse(text)
+        parse_topology(text)
 
 
 def test_a_lost_header_is_said() -> None:
-    assert "the header is missing" in parse("GPU0\t X \tNV3\nGPU1\tNV3\t X \n").unread[0].why
+    assert "the header is missing" in parse_topology("GPU0\t X \tNV3\nGPU1\tNV3\t X \n").unread[0].why
 
 
 def test_a_type_that_only_the_files_legend_knows() -> None:
-    found = parse(texts.NEW_TYPE)
+    found = parse_topology(texts.NEW_TYPE)
     assert types(found) == [("GPU0", "GPU1", "FAB")] and found.unread == []
     assert "nobody has seen" in found.meaning["FAB"]
-    without = parse(texts.NEW_TYPE.partition("\nLegend")[0])
+    without = parse_topology(texts.NEW_TYPE.partition("\nLegend")[0])
     assert without.links == [] and "'FAB' is no type of link" in without.unread[0].why
 
 
 def test_cut_off_in_a_row_and_before_one() -> None:
     text = shared("topo", REAL[5][0]).read_text()
-    cut = parse("\n".join(text.splitlines()[:3]) + "\nGPU2\tNODE\tNO")
+    cut = parse_topology("\n".join(text.splitlines()[:3]) + "\nGPU2\tNODE\tNO")
     whys = [item.why for item in cut.unread]
     assert any("ends after" in why for why in whys) and "columns without a row of that name" in whys
     assert cut.missing_pairs() and ("GPU3", "GPU4") in cut.missing_pairs()
@@ -139,14 +140,14 @@ def test_cut_off_in_a_row_and_before_one() -> None:
 
 
 def test_rows_that_contradict_each_other() -> None:
-    found = parse("\tGPU0\tGPU1\nGPU0\t X \tNV1\nGPU1\tSYS\t X \n")
+    found = parse_topology("\tGPU0\tGPU1\nGPU0\t X \tNV1\nGPU1\tSYS\t X \n")
     assert types(found) == [("GPU0", "GPU1", "NV1")]
     assert "GPU0-GPU1 is NV1 in one row and SYS in the other" in found.unread[0].why
-    assert "X stands for" in parse("\tGPU0\tGPU1\nGPU0\t X \tX\nGPU1\tNV1\t X \n").unread[0].why
+    assert "X stands for" in parse_topology("\tGPU0\tGPU1\nGPU0\t X \tX\nGPU1\tNV1\t X \n").unread[0].why
 
 
 def test_lines_that_are_no_part_of_it_and_a_second_matrix() -> None:
-    found = parse("Sat Nov 1 host7\n" + texts.COLOURED + "node2:\n" + texts.OLD_NAMED)
+    found = parse_topology("Sat Nov 1 host7\n" + texts.COLOURED + "node2:\n" + texts.OLD_NAMED)
     assert len(found.gpus) == 2 and len(found.links) == 1
     whys = [item.why for item in found.unread]
     assert whys.count("no part of the matrix") == 2 and "a second matrix; only the first of a text is read" in whys
@@ -166,47 +167,51 @@ def test_lines_that_are_no_part_of_it_and_a_second_matrix() -> None:
 )
 def test_what_is_no_matrix_is_refused(text: str, said: str) -> None:
     with pytest.raises(RequestError, match=said):
-        parse(text)
+        parse_topology(text)
 
 
 def test_of_two_states_of_a_pair_the_worse_is_kept() -> None:
     table = "\tGPU0\tGPU1\nGPU0\tX\tPIX\nGPU1\tPIX\tX\n\n\tGPU0\tGPU1\nGPU0\tX\t{}\nGPU1\t{}\tX\n"
     for states in (("OK", "CNS"), ("CNS", "OK")):
-        assert [link.type for link in parse(table.format(*states)).p2p] == ["CNS"], states
+        assert [link.type for link in parse_topology(table.format(*states)).p2p] == ["CNS"], states
 
 
 def test_much_that_is_not_understood_is_counted() -> None:
-    found = parse("".join(f"line {i} says\n" for i in range(70)) + texts.BARE)
+    found = parse_topology("".join(f"line {i} says\n" for i in range(70)) + texts.BARE)
     assert len(found.unread) == 51 and found.unread[-1].why == "20 more lines were not understood"
 
 
 def test_damage_is_told_behind_a_long_log() -> None:
-    found = parse("".join(f"line {i} says\n" for i in range(70)) + "\tGPU0\tGPU1\nGPU0\tX\tNV1\nGPU1\tNV1\tX\tSYS\n")
+    found = parse_topology(
+        "".join(f"line {i} says\n" for i in range(70)) + "\tGPU0\tGPU1\nGPU0\tX\tNV1\nGPU1\tNV1\tX\tSYS\n"
+    )
     assert any("more cells than columns" in item.why for item in found.unread)
 
 
 @pytest.mark.parametrize("mark", ["# ", " * ", "// ", "> ", ">> "])
 def test_a_matrix_in_a_comment_or_a_quotation(mark: str) -> None:
-    found = parse("".join(f"{mark}{line}\n" if line else f"{mark.rstrip()}\n" for line in texts.SEED_L4.splitlines()))
-    plain = parse(texts.SEED_L4)
+    found = parse_topology(
+        "".join(f"{mark}{line}\n" if line else f"{mark.rstrip()}\n" for line in texts.SEED_L4.splitlines())
+    )
+    plain = parse_topology(texts.SEED_L4)
     assert (found.gpus, found.nics, found.links, found.unread) == (plain.gpus, plain.nics, plain.links, [])
     rows = [["", "GPU0", "CPU Affinity", "NUMA Affinity"], ["GPU0", " X", "", "1"], ["NIC0", "PIX", "", ""]]
-    padded = parse("\n".join(mark + "".join(f"{cell:<16}" for cell in row) for row in rows))
+    padded = parse_topology("\n".join(mark + "".join(f"{cell:<16}" for cell in row) for row in rows))
     assert (padded.gpus[0].cpus, padded.gpus[0].numa) == (None, 1), "columns padded with spaces stay below their names"
 
 
 def test_types_that_lost_the_gap_between_them() -> None:
     header = "\tGPU0\tGPU1\tNIC0\tNIC1\tCPU Affinity\n"
-    found = parse(header + "GPU0\tX\tNV18\tNODEPIX\t0-7\nGPU1\tNV18\tX\tPIXNODE\t8-15\n")
+    found = parse_topology(header + "GPU0\tX\tNV18\tNODEPIX\t0-7\nGPU1\tNV18\tX\tPIXNODE\t8-15\n")
     assert [link.type for link in found.links] == ["NV18", "NODE", "PIX", "PIX", "NODE"]
     assert [gpu.cpus for gpu in found.gpus] == ["0-7", "8-15"]
 
 
 def test_behind_a_cell_that_is_unknown_in_a_row_that_is_short_nothing_is_believed() -> None:
     header = "\tGPU0\tGPU1\tNIC0\tNIC1\tNIC2\n"
-    short = parse(header + "GPU0\tX\tNV1\tPI-X\tSYS\nGPU1\tNV1\tX\tSYS\tSYS\tPIX\n")
+    short = parse_topology(header + "GPU0\tX\tNV1\tPI-X\tSYS\nGPU1\tNV1\tX\tSYS\tSYS\tPIX\n")
     assert short.between("GPU0", "NIC1") is None and short.between("GPU0", "NIC2") is None
-    whole = parse(header + "GPU0\tX\tNV1\tP?X\tSYS\tPHB\nGPU1\tNV1\tX\tSYS\tSYS\tPIX\n")
+    whole = parse_topology(header + "GPU0\tX\tNV1\tP?X\tSYS\tPHB\nGPU1\tNV1\tX\tSYS\tSYS\tPIX\n")
     link = whole.between("GPU0", "NIC2")
     assert link is not None and link.type == "PHB"
 
@@ -216,77 +221,79 @@ def test_a_header_that_was_shortened_is_refused_and_no_gpu_invented() -> None:
         "     GPU0 GPU1 NIC0 ... NIC5 CPU Affinity\nGPU0  X  NV18 NODE ... SYS 0-71\nGPU1 NV18 X  NODE ... SYS 0-71\n"
     )
     with pytest.raises(RequestError, match=r"line 1, is damaged or was shortened: '\.\.\.' is no device"):
-        parse(text)
+        parse_topology(text)
     with pytest.raises(RequestError):
-        parse("GPU0 X" + " NV1" * 2000)
-    lost = parse("GPU0 X NV4 PIX 0-7 0\nGPU1 NV4 X SYS 8-15 1\nNIC0 PIX SYS X\n")
+        parse_topology("GPU0 X" + " NV1" * 2000)
+    lost = parse_topology("GPU0 X NV4 PIX 0-7 0\nGPU1 NV4 X SYS 8-15 1\nNIC0 PIX SYS X\n")
     assert [d.name for d in (*lost.gpus, *lost.nics)] == ["GPU0", "GPU1", "NIC0"]
     assert [link.type for link in lost.links] == ["NV4", "PIX", "SYS"] and "GPU0, GPU1, NIC0" in lost.unread[0].why
 
 
 def test_two_names_of_cards_in_a_line_of_the_legend() -> None:
-    found = parse(texts.SEED_L4.partition("NIC Legend")[0] + "NIC0: mlx5_2   NIC1: mlx5_3\nNIC2: bond_0\n")
+    found = parse_topology(texts.SEED_L4.partition("NIC Legend")[0] + "NIC0: mlx5_2   NIC1: mlx5_3\nNIC2: bond_0\n")
     assert [nic.device for nic in found.nics] == ["mlx5_2", "mlx5_3", "bond_0"] and found.unread == []
 
 
 def test_lines_that_a_page_broke_with_a_tag() -> None:
-    assert types(parse("<p>what it says:<br/>\tGPU0\tGPU1<br>GPU0\tX\tNV1<br />GPU1\tNV1\tX<br/></p>")) == [
+    assert types(parse_topology("<p>what it says:<br/>\tGPU0\tGPU1<br>GPU0\tX\tNV1<br />GPU1\tNV1\tX<br/></p>")) == [
         ("GPU0", "GPU1", "NV1")
     ]
 
 
 def test_headers_and_cells_that_cannot_be() -> None:
-    assert "same device twice" in parse("\tGPU0\tGPU0\n" + texts.BARE).unread[0].why
-    more = parse("\tGPU0\tGPU1\nGPU0\tX\tNV1\tSYS\nGPU1\tNV1\tX\n")
+    assert "same device twice" in parse_topology("\tGPU0\tGPU0\n" + texts.BARE).unread[0].why
+    more = parse_topology("\tGPU0\tGPU1\nGPU0\tX\tNV1\tSYS\nGPU1\tNV1\tX\n")
     assert "more cells than columns" in more.unread[0].why
-    odd = parse("\tGPU0\tGPU1\tCPU Affinity\nGPU0\tX\tNV1\tsome\nGPU1\tNV1\tX\t0-7\n")
+    odd = parse_topology("\tGPU0\tGPU1\tCPU Affinity\nGPU0\tX\tNV1\tsome\nGPU1\tNV1\tX\t0-7\n")
     assert any("CPU Affinity of GPU0 is no list of numbers" in item.why for item in odd.unread)
-    extra = parse("\tGPU0\tGPU1\nGPU0\tX\tNV1\nGPU1\tNV1\tX\nGPU2\tSYS\tSYS\n")
+    extra = parse_topology("\tGPU0\tGPU1\nGPU0\tX\tNV1\nGPU1\tNV1\tX\nGPU2\tSYS\tSYS\n")
     assert any("rows without a column of that name" in item.why for item in extra.unread)
-    shifted = parse("\tGPU0\tGPU1\nGPU0\tX\tNV1\nGPU1\tNV1\tX\nGPU2\tX\tSYS\n")
+    shifted = parse_topology("\tGPU0\tGPU1\nGPU0\tX\tNV1\nGPU1\tNV1\tX\nGPU2\tX\tSYS\n")
     assert types(shifted) == [("GPU0", "GPU1", "NV1")] and "not in its own column" in shifted.unread[0].why
-    none = parse("\tGPU0\tGPU1\tGPU2\tCPU Affinity\nGPU0\tX\tN/A\tSYS\t0-7\n")
+    none = parse_topology("\tGPU0\tGPU1\tGPU2\tCPU Affinity\nGPU0\tX\tN/A\tSYS\t0-7\n")
     assert types(none) == [("GPU0", "GPU2", "SYS")], "one cell that is no type, in a row that is whole"
 
 
 def test_spelt_out_tabs_and_legends() -> None:
-    told = parse(texts.SPELT_OUT)
+    told = parse_topology(texts.SPELT_OUT)
     assert told.gpus[1].cpus == "0-7" and told.unread == []
-    assert parse(texts.SEED_L4).meaning == {}
+    assert parse_topology(texts.SEED_L4).meaning == {}
     known = texts.BARE.replace("NV1", "SYS") + "\nLegend:\n\n  SYS  = Connection traversing PCIe\n"
-    assert parse(known).meaning == {}, "only what is not known here"
+    assert parse_topology(known).meaning == {}, "only what is not known here"
 
 
 def test_numbers_of_several_numa_nodes_and_lists_with_blanks() -> None:
     text = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\tX\tNV1\t0-7, 16-23\t0-1\nGPU1\tNV1\tX\t8-15\t1\n"
-    found = parse(text)
+    found = parse_topology(text)
     assert [(g.cpus, g.numa) for g in found.gpus] == [("0-7,16-23", 0), ("8-15", 1)]
-    short = parse("\tGPU0\tGPU1\tGPU2\tCPU Affinity\nGPU0\tX\t0-7\nGPU1\tNV1\tX\tNV1\t0-7\nGPU2\tNV1\tNV1\tX\t0-7\n")
+    short = parse_topology(
+        "\tGPU0\tGPU1\tGPU2\tCPU Affinity\nGPU0\tX\t0-7\nGPU1\tNV1\tX\tNV1\t0-7\nGPU2\tNV1\tNV1\tX\t0-7\n"
+    )
     assert short.gpus[0].cpus == "0-7" and any("ends after 1 of 3" in item.why for item in short.unread)
 
 
 def test_types_in_order_of_their_distance() -> None:
-    assert sorted(("new", "SYS", "PIX", "NV4", "C2C"), key=distance) == ["NV4", "C2C", "PIX", "SYS", "new"]
+    assert sorted(("new", "SYS", "PIX", "NV4", "C2C"), key=link_distance) == ["NV4", "C2C", "PIX", "SYS", "new"]
 
 
 def test_the_nearest_card_whatever_its_place_in_the_list() -> None:
     row = "GPU0\tX\tNV4\tSYS\tPIX\tNODE\nGPU1\tNV4\tX\tPHB\tSYS\tNODE\n"
-    found = parse("\tGPU0\tGPU1\tNIC0\tNIC1\tNIC2\n" + row)
+    found = parse_topology("\tGPU0\tGPU1\tNIC0\tNIC1\tNIC2\n" + row)
     assert found.nearest_nics("GPU0") == ("PIX", [found.nics[1]])
     assert found.nearest_nics("GPU1") == ("PHB", [found.nics[0]])
-    reason = next(item.reason for item in advise(found) if item.name == "NCCL_IB_HCA")
+    reason = next(item.reason for item in advise_nccl(found) if item.name == "NCCL_IB_HCA")
     assert "GPU0: NIC1 (PIX); GPU1: NIC0 (PHB)" in reason
-    assert "NVLink is used first" in next(i.reason for i in advise(found) if i.name == "NCCL_P2P_LEVEL")
-    plain = parse(texts.BARE.replace("NV1", "PIX"))
-    assert "there is no NVLink here" in next(i.reason for i in advise(plain) if i.name == "NCCL_P2P_LEVEL")
-    assert "NCCL_IB_GID_INDEX" not in {item.name for item in advise(plain)}
+    assert "NVLink is used first" in next(i.reason for i in advise_nccl(found) if i.name == "NCCL_P2P_LEVEL")
+    plain = parse_topology(texts.BARE.replace("NV1", "PIX"))
+    assert "there is no NVLink" in next(i.reason for i in advise_nccl(plain) if i.name == "NCCL_P2P_LEVEL")
+    assert "NCCL_IB_GID_INDEX" not in {item.name for item in advise_nccl(plain)}
 
 
 def test_all_missing_pairs_are_known() -> None:
-    cut = parse("\tGPU0\tGPU1\tGPU2\tGPU3\nGPU0\tX\tNV4\tNV4\tNV4\n")
+    cut = parse_topology("\tGPU0\tGPU1\tGPU2\tGPU3\nGPU0\tX\tNV4\tNV4\tNV4\n")
     assert cut.missing_pairs() == [("GPU1", "GPU2"), ("GPU1", "GPU3"), ("GPU2", "GPU3")]
     assert nvlink_mesh(cut) == 0
-    assert nvlink_mesh(parse(texts.BARE)) == 1
+    assert nvlink_mesh(parse_topology(texts.BARE)) == 1
 
 
 LINKS = st.sampled_from(["NV1", "NV18", "PIX", "PXB", "PHB", "NODE", "SYS", "C2C"])
@@ -315,10 +322,10 @@ def printed(machine: tuple, tabs: bool, nic_rows: bool) -> str:
 
 
 @given(machines(), st.booleans(), st.booleans())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_any_machine_comes_back_as_it_was_printed(machine: tuple, tabs: bool, nic_rows: bool) -> None:
     names, links, sides, columns = machine
-    found = parse(printed(machine, tabs, nic_rows))
+    found = parse_topology(printed(machine, tabs, nic_rows))
     gpus = len(sides)
     assert [d.name for d in (*found.gpus, *found.nics)] == names
     want = {(names[a], names[b]): kind for (a, b), kind in links.items() if nic_rows or a < gpus}
@@ -331,13 +338,13 @@ def test_any_machine_comes_back_as_it_was_printed(machine: tuple, tabs: bool, ni
 
 
 @given(machines(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_cut_machine_is_never_read_as_another(machine: tuple, data: st.DataObject) -> None:
     names, links, _, _ = machine
     text = printed(machine, True, True)
     cut = text[: data.draw(st.integers(0, len(text)))]
     try:
-        found = parse(cut)
+        found = parse_topology(cut)
     except RequestError:
         return
     whole = {frozenset((names[a], names[b])): kind for (a, b), kind in links.items()}

@@ -111,7 +111,7 @@ def test_a_working_folder_with_modules_of_the_same_names_changes_nothing(folder:
     """Readers are processes of their own; they must not import from where the user happens to be."""
     (folder.parent / "msgspec.py").write_text("raise SystemExit('wrong one')")
     code = (
-        "import sys, os\nfrom pathlib import Path\nimport allranks.trace as t\nos.chdir(sys.argv[1])\nt.SMALL_BYTES = 0\n"
+        "import sys, os\nfrom pathlib import Path\nimport allranks.analysis.trace as t\nos.chdir(sys.argv[1])\nt.SMALL_BYTES = 0\n"
         "print(len(t.analyse([Path(sys.argv[2])], workers=2)[0].ranks))\n"
     )
     done = subprocess.run(
@@ -122,7 +122,7 @@ def test_a_working_folder_with_modules_of_the_same_names_changes_nothing(folder:
 
 def test_the_analysis_needs_neither_torch_nor_numpy_nor_pandas(folder: Path) -> None:
     code = (
-        "import sys\nfrom pathlib import Path\nfrom allranks.trace import analyse\nanalyse([Path(sys.argv[1])], workers=1)\n"
+        "import sys\nfrom pathlib import Path\nfrom allranks.analysis.trace import analyse\nanalyse([Path(sys.argv[1])], workers=1)\n"
         "heavy = {'torch', 'numpy', 'pandas', 'rich', 'multiprocessing'} & set(sys.modules)\nassert not heavy, heavy\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=60)

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from allranks.trace import analyse
-from allranks.trace.csv import collectives_csv, summary_csv
-from allranks.trace.records import TraceReport
+from allranks.analysis.trace import analyse
+from allranks.analysis.trace.output import collectives_csv, summary_csv
+from allranks.analysis.trace.records import TraceReport
 from tests.tracegen import Scenario, Truth, generate
 
 SCENARIO = Scenario(slow={(3, 1): 900}, memcpy=True, offset_us={2: 500})

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from allranks.analysis.trace import analyse
+from allranks.analysis.trace.output import write_all
+from allranks.analysis.trace.tables import show_report
 from allranks.errors import AllranksError
-from allranks.trace import analyse
-from allranks.trace.tables import show_report
-from allranks.trace.write import write_all
+from tests.sampling import seeds
 from tests.tracegen import Scenario, generate
 
 ODD: list[Any] = [
@@ -36,7 +37,7 @@ ODD: list[Any] = [
     "1",
     [1, "a"],
 ]
-SEEDS = range(4)
+SEEDS = seeds(4)
 ROUNDS = 25
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from allranks.analysis.trace import analyse, chrome_trace
+from allranks.analysis.trace.chrome_trace import NotATrace, TraceStream, distributed_info
 from allranks.errors import RequestError
-from allranks.trace import analyse, decode, unzip
-from allranks.trace.decode import NotATrace, TraceStream, distributed_info
 from tests.conftest import shared
 from tests.unit.trace_builder import document, kernel, op, step, write
 
@@ -28,10 +28,10 @@ def many(n: int) -> list[dict[str, Any]]:
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """So small that a piece ends within nearly every event."""
-    monkeypatch.setattr(decode, "PIECE_BYTES", 1500)
-    for module in (decode, unzip):
+    monkeypatch.setattr(chrome_trace, "PIECE_BYTES", 1500)
+    for module in (chrome_trace, chrome_trace):
         monkeypatch.setattr(module, "READ_BYTES", 97)
-    monkeypatch.setattr(unzip, "CHUNK_BYTES", 211)
+    monkeypatch.setattr(chrome_trace, "CHUNK_BYTES", 211)
 
 
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
@@ -100,8 +100,8 @@ def test_what_is_no_trace_is_a_request_that_is_wrong(tmp_path: Path, text: bytes
 
 
 def test_a_large_file_that_is_no_trace_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "LARGEST_EVENT", 1 << 12)
-    monkeypatch.setattr(decode, "PIECE_BYTES", 1 << 10)
+    monkeypatch.setattr(chrome_trace, "LARGEST_EVENT", 1 << 12)
+    monkeypatch.setattr(chrome_trace, "PIECE_BYTES", 1 << 10)
     path = tmp_path / "x.json"
     path.write_text("[" + "1, " * 500_000 + "1]")
     stream = TraceStream(path)

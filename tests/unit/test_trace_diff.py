@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from allranks.trace import analyse
-from allranks.trace.diff import Comparison, compare_last, compare_reports
-from allranks.trace.diff_table import show_comparison
-from allranks.trace.records import TraceReport
+from allranks.analysis.trace import analyse
+from allranks.analysis.trace.diff import Comparison, compare_last, compare_reports
+from allranks.analysis.trace.records import TraceReport
+from allranks.analysis.trace.tables import show_comparison
 from tests.tracegen import Scenario, generate
 
 

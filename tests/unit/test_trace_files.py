@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from allranks.analysis.trace import analyse
 from allranks.errors import RequestError
-from allranks.trace import analyse
 from tests.unit.trace_builder import Event, op, step, write, write_ranks
 
 
@@ -104,7 +104,7 @@ def test_one_file_that_is_no_trace_does_not_hide_the_others(tmp_path: Path) -> N
 
 
 def test_ranks_read_by_several_processes_give_the_same_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("allranks.trace.SMALL_BYTES", 0)
+    monkeypatch.setattr("allranks.analysis.trace.SMALL_BYTES", 0)
     write_ranks(tmp_path, work(), work(), work())
     (tmp_path / "rank2.json.gz").write_bytes(b"no")
     assert analyse([tmp_path], workers=2) == analyse([tmp_path], workers=1)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from allranks.analysis.trace import analyse
+from allranks.analysis.trace.files import find_trace_files
 from allranks.errors import RequestError
-from allranks.trace import analyse
-from allranks.trace.find import find_files
 from tests.unit.trace_builder import op, step, write_ranks
 
 WORK = [step(1, 0, 100), op("aten::mm", 10, 60)]
@@ -27,20 +27,20 @@ def test_a_link_to_nothing_is_told_beside_the_others(tmp_path: Path) -> None:
 def test_only_links_to_nothing_are_no_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "rank0.json").symlink_to(tmp_path / "gone")
     with pytest.raises(RequestError, match=r"rank0\.json cannot be read"):
-        find_files(tmp_path)
+        find_trace_files(tmp_path)
     with pytest.raises(RequestError, match="link that leads to no file"):
-        find_files(tmp_path / "rank0.json")
+        find_trace_files(tmp_path / "rank0.json")
 
 
 def test_a_folder_is_no_trace_whatever_its_name(tmp_path: Path) -> None:
     write_ranks(tmp_path / "x.json", WORK)
-    files, problems = find_files(tmp_path)
+    files, problems = find_trace_files(tmp_path)
     assert [f.name for f in files] == ["rank0.json.gz"] and not problems
 
 
 def test_a_device_is_no_trace() -> None:
     with pytest.raises(RequestError, match="neither a file nor a folder"):
-        find_files(Path(os.devnull))
+        find_trace_files(Path(os.devnull))
 
 
 def test_a_folder_that_may_not_be_entered_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,16 +60,16 @@ def test_a_folder_that_may_not_be_entered_is_told(tmp_path: Path, monkeypatch: p
         return real_stat(path, **how)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "scandir", scandir)
-    files, problems = find_files(tmp_path)
+    files, problems = find_trace_files(tmp_path)
     assert [f.parent.name for f in files] == ["open"]
     assert [(p.kind, p.file) for p in problems] == [("unreadable", str(tmp_path / "shut"))]
     monkeypatch.setattr(os, "stat", stat)
     with pytest.raises(RequestError, match="cannot be read: Permission denied"):
-        find_files(tmp_path / "shut" / "rank0.json.gz")
+        find_trace_files(tmp_path / "shut" / "rank0.json.gz")
 
 
 def test_a_name_that_is_no_utf_8_can_be_written_about(tmp_path: Path) -> None:
-    from allranks.trace.write import write_all
+    from allranks.analysis.trace.output import write_all
 
     folder = tmp_path / os.fsdecode(b"run\xff")
     write_ranks(folder, WORK)

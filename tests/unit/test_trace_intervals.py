@@ -6,7 +6,17 @@ import random
 
 import pytest
 
-from allranks.trace.intervals import Lookup, Span, clip, flatten, intersect, measure, merge, subtract, thin
+from allranks.analysis.trace.intervals import (
+    SegmentIndex,
+    Span,
+    clip,
+    close_short_gaps,
+    flatten,
+    intersect,
+    merge,
+    subtract,
+    total_length,
+)
 
 
 def points(spans: list[Span]) -> set[int]:
@@ -29,16 +39,16 @@ def test_union_difference_intersection_and_clipping_are_those_of_sets(seed: int)
     assert points(intersect(a, b)) == points(one) & points(other)
     low, high = sorted((rng.randrange(70), rng.randrange(70)))
     assert points(clip(a, low, high)) == points(one) & set(range(low, high))
-    assert measure(a) == len(points(one))
+    assert total_length(a) == len(points(one))
 
 
 def test_thinning_closes_the_shortest_gaps_first() -> None:
-    assert thin([(0, 1), (2, 3), (9, 10), (11, 12)], 2) == [(0, 3), (9, 12)]
-    assert thin([(0, 1), (5, 6)], 5) == [(0, 1), (5, 6)]
+    assert close_short_gaps([(0, 1), (2, 3), (9, 10), (11, 12)], 2) == [(0, 3), (9, 12)]
+    assert close_short_gaps([(0, 1), (5, 6)], 5) == [(0, 1), (5, 6)]
 
 
 def test_of_labels_over_one_another_the_latest_begun_holds() -> None:
     found = flatten([(0, 100, 1), (10, 20, 2), (15, 30, 3), (50, 50, 4)])
     assert found == [(0, 10, 1), (10, 15, 2), (15, 30, 3), (30, 100, 1)]
-    lookup = Lookup(found)
+    lookup = SegmentIndex(found)
     assert [lookup.at(t) for t in (-1, 0, 12, 15, 29.9, 30, 100)] == [-1, 1, 2, 3, 3, 1, -1]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from allranks.trace import analyse
-from allranks.trace.merge import PIDS_A_RANK, Merged, write_merged
+from allranks.analysis.trace import analyse
+from allranks.analysis.trace.merge import PIDS_PER_RANK, Merged, write_merged
 from tests.tracegen import Scenario, generate
 from tests.unit.trace_builder import document, mark, nccl, step, write
 
@@ -28,7 +28,7 @@ def merge(folder: Path) -> tuple[Merged, dict[str, Any]]:
 def by_rank(merged: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
     found: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for event in merged["traceEvents"]:
-        found[event["pid"] // PIDS_A_RANK].append(event)
+        found[event["pid"] // PIDS_PER_RANK].append(event)
     return found
 
 
@@ -99,8 +99,8 @@ def test_processes_and_arrows_of_ranks_are_distinct_and_named(eight: Any) -> Non
     for kind in (pids, ids):
         assert sum(map(len, kind.values())) == len(set().union(*kind.values()))
     assert set(names) == set().union(*pids.values())
-    assert all(name.startswith(f"rank {pid // PIDS_A_RANK}") for pid, name in names.items())
-    assert names[3 * PIDS_A_RANK] != names[3 * PIDS_A_RANK + 1]  # the host's process and the device's
+    assert all(name.startswith(f"rank {pid // PIDS_PER_RANK}") for pid, name in names.items())
+    assert names[3 * PIDS_PER_RANK] != names[3 * PIDS_PER_RANK + 1]  # the host's process and the device's
 
 
 def test_the_host_stands_in_the_name(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.trace import names
+from allranks.analysis.trace import events
 
 
 @pytest.mark.parametrize(
@@ -26,8 +26,8 @@ from allranks.trace import names
     ],
 )
 def test_communication_kernels_of_all_ages(kernel: str, kind: str | None) -> None:
-    assert names.is_comm_kernel(kernel)
-    assert names.kind_of_kernel(kernel) == kind
+    assert events.is_comm_kernel(kernel)
+    assert events.collective_kind_of_kernel(kernel) == kind
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_communication_kernels_of_all_ages(kernel: str, kind: str | None) -> Non
     ],
 )
 def test_kernels_that_only_sound_alike_are_compute(kernel: str) -> None:
-    assert not names.is_comm_kernel(kernel)
+    assert not events.is_comm_kernel(kernel)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_kernels_that_only_sound_alike_are_compute(kernel: str) -> None:
     ],
 )
 def test_kinds(told: str, kind: str | None) -> None:
-    assert names.kind_of(told) == kind
+    assert events.collective_kind(told) == kind
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,10 @@ def test_kinds(told: str, kind: str | None) -> None:
     ],
 )  # fmt: skip
 def test_sizes_of_elements(dtype: str, size: int | None) -> None:
-    assert names.element_bytes(dtype) == size
+    assert events.element_bytes(dtype) == size
 
 
 def test_bus_bandwidth_factors_are_those_of_nccl_tests() -> None:
-    assert names.bus_factor("all_reduce", 8) == pytest.approx(2 * 7 / 8)
-    assert names.bus_factor("all_gather", 8) == names.bus_factor("reduce_scatter", 8) == pytest.approx(7 / 8)
-    assert names.bus_factor("broadcast", 8) == 1.0
+    assert events.bus_factor("all_reduce", 8) == pytest.approx(2 * 7 / 8)
+    assert events.bus_factor("all_gather", 8) == events.bus_factor("reduce_scatter", 8) == pytest.approx(7 / 8)
+    assert events.bus_factor("broadcast", 8) == 1.0

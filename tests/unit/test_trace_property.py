@@ -16,18 +16,18 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from allranks.analysis.trace import analyse
+from allranks.analysis.trace.diff import compare_last
+from allranks.analysis.trace.output import write_all, write_comparison
+from allranks.analysis.trace.records import Breakdown
+from allranks.analysis.trace.tables import show_comparison, show_report
 from allranks.cli.trace import as_document
 from allranks.errors import AllranksError
-from allranks.trace import analyse
-from allranks.trace.diff import compare_last
-from allranks.trace.diff_table import show_comparison
-from allranks.trace.records import Breakdown
-from allranks.trace.tables import show_report
-from allranks.trace.write import write_all, write_comparison
+from tests.sampling import examples
 from tests.unit.trace_builder import document, kernel, launch, mark, nccl, op, span, step, thread
 
 BOUNDED = settings(
-    max_examples=120,
+    max_examples=examples(120),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

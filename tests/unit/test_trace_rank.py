@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from allranks.trace import analyse
-from allranks.trace.launches import per_step
-from allranks.trace.records import RankReport, TraceReport
+from allranks.analysis.trace import analyse
+from allranks.analysis.trace.records import RankReport, TraceReport, collectives_per_step
 from tests.unit.trace_builder import AUTOGRAD, GLOO, Event, kernel, launch, mark, nccl, op, span, step, thread, write
 
 MS = 1e-3
@@ -96,8 +95,8 @@ def test_collectives_take_size_group_and_place_from_metadata_and_launch(tmp_path
     assert row.group_size == 2
     assert row.algbw_bytes_s == pytest.approx(8000 / 100e-6)
     assert row.busbw_bytes_s == pytest.approx(8000 / 100e-6 / 2)
-    assert per_step(report, 0, "backward")[4]["reduce_scatter"].bytes == 8000
-    assert set(per_step(report, 0)[4]) == {"reduce_scatter", "all_gather", "all_reduce"}
+    assert collectives_per_step(report, 0, "backward")[4]["reduce_scatter"].bytes == 8000
+    assert set(collectives_per_step(report, 0)[4]) == {"reduce_scatter", "all_gather", "all_reduce"}
 
 
 def test_a_kernel_that_tells_nothing_is_named_by_the_call_that_launched_it(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from allranks.trace import analyse
-from allranks.trace.records import TraceReport
+from allranks.analysis.trace import analyse
+from allranks.analysis.trace.records import TraceReport
 from tests.conftest import shared
 
 Spans = list[tuple[float, float]]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.trace import analyse
-from allranks.trace.records import TraceReport
+from allranks.analysis.trace import analyse
+from allranks.analysis.trace.records import TraceReport
 from tests.unit.trace_builder import GLOO, Event, kernel, launch, mark, nccl, op, step, write, write_ranks
 
 

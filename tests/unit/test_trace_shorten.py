@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.trace.records import ModuleRow
-from allranks.trace.shorten import most_own, short_name, short_names, short_path
+from allranks.analysis.trace.labels import short_name, short_names, short_path, top_modules_by_self_time
+from allranks.analysis.trace.records import ModuleRow
 
 ADD = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, at::detail::Array<char*, 3> >"
@@ -60,9 +60,14 @@ def row(name: str, depth: int, own: float, source: str = "annotation") -> Module
 
 def test_a_range_stands_below_those_that_it_ran_in() -> None:
     rows = [row("a", 0, 5), row("b", 0, 0), row("b.c", 1, 0), row("b.c.d", 2, 9), row("e", 0, 0.1)]
-    assert [m.name for m in most_own(rows, 2)] == ["a", "b", "b.c", "b.c.d"]  # not "a" and below it "b.c.d"
+    assert [m.name for m in top_modules_by_self_time(rows, 2)] == [
+        "a",
+        "b",
+        "b.c",
+        "b.c.d",
+    ]  # not "a" and below it "b.c.d"
 
 
 def test_modules_name_those_that_they_are_in_themselves() -> None:
     rows = [row("m", 0, 0, "module"), row("m.x", 1, 3, "module"), row("m.y", 1, 4, "module")]
-    assert [m.name for m in most_own(rows, 1)] == ["m.y"]
+    assert [m.name for m in top_modules_by_self_time(rows, 1)] == ["m.y"]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from allranks.trace import analyse
-from allranks.trace.records import PairReport, RankReport, TraceReport
+from allranks.analysis.trace import analyse
+from allranks.analysis.trace.records import PairReport, RankReport, TraceReport
 from tests.tracegen import Scenario, Truth, generate
 from tests.tracegen.truth import CollectiveTruth, StepTruth
 

@@ -15,16 +15,14 @@ import msgspec
 
 from allranks.cli.topo import as_document
 from allranks.errors import RequestError
-from allranks.fabric.gather import all_facts
-from allranks.fabric.job import Expected, Job
-from allranks.fabric.judge import judge
-from allranks.fabric.observed import Collector
-from allranks.fabric.policy import decide
-from allranks.preflight.records import Probe
-from allranks.topo.advise import advise
-from allranks.topo.draw import draw
-from allranks.topo.parse import parse
-from allranks.topo.svg import svg
+from allranks.nodes.network_verification import NetworkLogParser, compare_with_policy
+from allranks.nodes.preflight.network_policy import facts_of_nodes
+from allranks.nodes.records import Probe
+from allranks.nodes.topology.advice import advise_nccl
+from allranks.nodes.topology.drawings import draw_svg, draw_text
+from allranks.nodes.topology.nvidia_smi import parse_topology
+from allranks.planning.env_vars import ExpectedNetwork, NetworkJob
+from allranks.planning.network_policy import decide_network_policy
 from tests.conftest import REPO
 from tests.unit import topo_texts as texts
 from tests.unit.test_fabric_observed import IB_LINES, SOCKET_LINES
@@ -77,7 +75,7 @@ def damaged(random_: random.Random, text: str) -> str:
 def try_matrix(text: str) -> str:
     """What came of one text: read, or refused. Anything else is raised."""
     try:
-        found = parse(text)
+        found = parse_topology(text)
     except RequestError:
         return "refused"
     names = [device.name for device in (*found.gpus, *found.nics)]
@@ -85,9 +83,9 @@ def try_matrix(text: str) -> str:
     assert all(link.a != link.b and {link.a, link.b} <= set(names) for link in found.links)
     pairs = [frozenset((link.a, link.b)) for link in found.links]
     assert len(set(pairs)) == len(pairs)
-    draw(found)
-    ElementTree.fromstring(svg(found))  # noqa: S314 - our own picture
-    json.dumps(as_document(found, advise(found)))
+    draw_text(found)
+    ElementTree.fromstring(draw_svg(found))  # noqa: S314 - our own picture
+    json.dumps(as_document(found, advise_nccl(found)))
     return "read"
 
 
@@ -123,8 +121,8 @@ def try_node(random_: random.Random) -> str:
             "nccl": random_.choice([None, "2.19.3", "2.27.5", "x.y", ""]),
         }
         probes.append(msgspec.convert(raw, Probe))
-    job = Job(nodes=len(probes), device="cuda", backend=random_.choice(["nccl", "gloo"]))
-    policy = decide(job, all_facts(probes, None, {"n0": random_.choice([[], ["GPU0-GPU1"]])}))
+    job = NetworkJob(nodes=len(probes), device="cuda", backend=random_.choice(["nccl", "gloo"]))
+    policy = decide_network_policy(job, facts_of_nodes(probes, None, {"n0": random_.choice([[], ["GPU0-GPU1"]])}))
     for node in policy.nodes:
         assert len({item.name for item in node.environment}) == len(node.environment), "a variable decided twice"
         assert all(item.reason and item.risk for item in node.environment)
@@ -135,10 +133,11 @@ def try_node(random_: random.Random) -> str:
 
 def try_log(random_: random.Random) -> str:
     """Damaged lines of NCCL."""
-    collector = Collector("n1")
+    collector = NetworkLogParser("n1")
     collector.take(damaged(random_, IB_LINES + SOCKET_LINES).splitlines())
-    judge(
-        {"n1": Expected(transport="RoCE", interface="eth0", devices=["a:1"], inside="NVLink")}, [collector.observed()]
+    compare_with_policy(
+        {"n1": ExpectedNetwork(transport="RoCE", interface="eth0", devices=["a:1"], inside="NVLink")},
+        [collector.observed()],
     )
     return "log"
 

@@ -1,4 +1,4 @@
-"""``allranks cluster``: a real Slurm on this machine, to try multi-node code on and to break."""
+"""``allranks cluster``: a real Slurm cluster on this machine, for testing multi-node code and injecting faults."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TypeVar
 import click
 import msgspec
 
-from allranks.cli.cluster_fault import fault
-from allranks.cli.options import FullHelpGroup
+from allranks.cli.cluster_faults import fault
+from allranks.cli.options import FullHelpGroup, echo
 from allranks.errors import EXIT_FAILED, AllranksError, RequestError
-from allranks.testcluster import BoxOptions, Hidden, find_box, need_box
-from allranks.testcluster.box import box_names, default_name
-from allranks.testcluster.records import DEFAULT_NAME
-from allranks.testcluster.status import BoxStatus, box_status
+from allranks.lab.cluster import BoxOptions, HiddenFolder, find_box, need_box
+from allranks.lab.cluster.box import box_names, default_name
+from allranks.lab.cluster.daemons import BoxStatus, box_status
+from allranks.nodes.slurm.endpoints import DEFAULT_NAME
 
 Value = TypeVar("Value", int, str)
 PER_NODE = "[NODE=]VALUE"
@@ -24,28 +24,45 @@ PER_NODE = "[NODE=]VALUE"
 
 @click.group(cls=FullHelpGroup)
 def cluster() -> None:
-    """A real Slurm cluster in a box: one machine, 1 to 16 nodes with a network, host name and /tmp each."""
+    """Run a real Slurm cluster on this machine: 1 to 16 nodes, each with its own network, host name and /tmp."""
 
 
 cluster.add_command(fault)
 
 
 @cluster.command()
-@click.option("--name", default=DEFAULT_NAME, show_default=True, help="Several boxes can be up under several names.")
-@click.option("--nodes", default=3, show_default=True, help="1 to 16; they are called n1, n2, ...")
-@click.option("--cpus", multiple=True, metavar=PER_NODE, help="CPUs a node announces to Slurm. [this machine's]")
+@click.option("--name", default=DEFAULT_NAME, show_default=True, help="Name of the box; several boxes can run at once.")
+@click.option("--nodes", default=3, show_default=True, help="Number of nodes, 1 to 16; their names are n1, n2, ...")
+@click.option("--cpus", multiple=True, metavar=PER_NODE, help="CPUs per node, as declared to Slurm. [this machine's]")
 @click.option(
-    "--memory", multiple=True, metavar="[NODE=]MIB", help="Memory a node announces. [its share of this one's]"
+    "--memory",
+    multiple=True,
+    metavar="[NODE=]MIB",
+    help="Memory per node, as declared to Slurm. [an equal share of this machine's]",
 )
-@click.option("--gpus", multiple=True, metavar=PER_NODE, help="GPUs a node announces; there need be none. [0]")
+@click.option(
+    "--gpus",
+    multiple=True,
+    metavar=PER_NODE,
+    help="GPUs per node, as declared to Slurm; the machine need not have any. [0]",
+)
 @click.option("--interface", multiple=True, metavar="[NODE=]NAME", help="Name of a node's network interface. [eth0]")
-@click.option("--shared-tmp", is_flag=True, help="Nodes use this machine's /tmp instead of one each.")
-@click.option("--tmp-mb", default=4096, show_default=True, help="Size of a node's /tmp; memory, once it is used.")
-@click.option("--hide", multiple=True, metavar="FOLDER[=NODE,...]", help="A folder that nodes (all) do not share.")
-@click.option("--partition", "partitions", multiple=True, help="Partition of all nodes; the first is default. [main]")
+@click.option("--shared-tmp", is_flag=True, help="Nodes share this machine's /tmp instead of having one each.")
+@click.option(
+    "--tmp-mb",
+    default=4096,
+    show_default=True,
+    help="Size of a node's /tmp; it is a tmpfs and uses memory as it fills.",
+)
+@click.option(
+    "--hide", multiple=True, metavar="FOLDER[=NODE,...]", help="A folder that the nodes (or all nodes) do not share."
+)
+@click.option(
+    "--partition", "partitions", multiple=True, help="A partition of all nodes; the first one is the default. [main]"
+)
 @click.option("--network", help="IPv4 range of the box, such as 10.77.0.0/24. [a free one]")
-@click.option("--accounting", is_flag=True, help="slurmdbd with MariaDB: real accounts (lab), QOS and sacct.")
-@click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A line of slurm.conf; it replaces the box's own.")
+@click.option("--accounting", is_flag=True, help="Run slurmdbd with MariaDB: accounts (lab), QOS and sacct.")
+@click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A line for slurm.conf; it overrides the default.")
 @click.option("--json", "as_json", is_flag=True, help="Print the box as one JSON document.")
 def up(
     *,
@@ -64,8 +81,8 @@ def up(
     conf: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Start a box, and return once all its nodes are idle."""
-    from allranks.testcluster import lifecycle
+    """Start a box and return when all its nodes are idle."""
+    from allranks.lab.cluster import lifecycle
 
     options = BoxOptions(
         name=name,
@@ -86,16 +103,14 @@ def up(
     box = lifecycle.up(options)
     _print(box_status(box), as_json)
     if not as_json:
-        click.echo(
-            "Use it: allranks cluster exec -- srun -N2 hostname   (launcher: slurm finds it by itself)", err=True
-        )
+        echo("Use it: allranks cluster exec -- srun -N2 hostname   (launcher: slurm finds it automatically)", err=True)
 
 
 @cluster.command()
 @click.option("--name", help="Which box, where several are up.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def status(name: str | None, as_json: bool) -> None:
-    """Show the box that is up; exit 1 if there is none or not all of it works."""
+    """Show the running box; exit 1 if there is none or part of it does not work."""
     now = box_status(find_box(name))
     _print(now, as_json)
     sys.exit(0 if now.healthy else EXIT_FAILED)
@@ -103,10 +118,10 @@ def status(name: str | None, as_json: bool) -> None:
 
 @cluster.command(name="exec", context_settings={"allow_interspersed_args": False})
 @click.option("--name", help="Which box, where several are up.")
-@click.option("--node", help="Run on this node, past Slurm, instead of on the login side.")
+@click.option("--node", help="Run on this node without Slurm, instead of on the login node.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
 def exec_(name: str | None, node: str | None, command: tuple[str, ...]) -> None:
-    """Run COMMAND once on the login side (or a node); its output and exit code are passed on untouched."""
+    """Run COMMAND on the login node (or another node) and pass its output and exit code through."""
     box = need_box(name)
     prefix = box.command_prefix() if node is None else box.node_prefix(node)
     sys.stdout.flush()
@@ -114,49 +129,50 @@ def exec_(name: str | None, node: str | None, command: tuple[str, ...]) -> None:
 
 
 @cluster.command()
-@click.option("--name", help="Which box. [the one that is up, or 'box']")
-@click.option("--all", "every", is_flag=True, help="End every box of this user.")
+@click.option("--name", help="Which box. [the running one, or 'box']")
+@click.option("--all", "every", is_flag=True, help="Stop all boxes of this user.")
 def down(name: str | None, every: bool) -> None:
-    """End a box: no process, namespace, interface, mount or file is left. Also after a crash; twice is no error."""
-    from allranks.testcluster import lifecycle
+    """Stop a box and remove its processes, namespaces, interfaces, mounts and files. Also works after a crash."""
+    from allranks.lab.cluster import lifecycle
 
     for one in box_names() if every else [name or default_name()]:
         done = lifecycle.down(one)
-        click.echo(f"Box '{one}' is gone." if done else f"There is no box '{one}': nothing to do.", err=True)
+        echo(f"Box '{one}' is removed." if done else f"There is no box '{one}': nothing to do.", err=True)
 
 
 def per_node(option: str, texts: tuple[str, ...], kind: type[Value]) -> dict[str, Value]:
-    """``4`` or ``n2=8`` to a map from node to value; "" stands for all other nodes."""
+    """Parse ``4`` or ``n2=8`` into a map from node to value; "" stands for all other nodes."""
     values: dict[str, Value] = {}
     for text in texts:
         node, _, value = text.rpartition("=")
         try:
             values[node] = kind(value)
         except ValueError:
-            raise RequestError(f"{option} {text}: give a whole number, or NODE=NUMBER such as n2=8.") from None
+            raise RequestError(f"{option} {text}: expected an integer, or NODE=NUMBER such as n2=8.") from None
     return values
 
 
-def _hidden(text: str) -> Hidden:
+def _hidden(text: str) -> HiddenFolder:
     path, _, nodes = text.partition("=")
-    return Hidden(path=path, nodes=tuple(name for name in nodes.split(",") if name))
+    return HiddenFolder(path=path, nodes=tuple(name for name in nodes.split(",") if name))
 
 
 def _print(now: BoxStatus, as_json: bool) -> None:
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(now), indent=2).decode())
+        echo(msgspec.json.format(msgspec.json.encode(now), indent=2).decode())
     elif not now.up:
         crashed = f" Left by a crash: {', '.join(box_names())}; see: allranks cluster down." if box_names() else ""
-        click.echo(f"No box is up. Start one with: allranks cluster up.{crashed}", err=True)
+        echo(f"No box is running. Start one with: allranks cluster up.{crashed}", err=True)
     else:
         _print_table(now)
 
 
 def _print_table(now: BoxStatus) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"box '{now.name}', {now.network}, login side {now.login_address}", title_justify="left")
+    from allranks.cli.console import SafeConsole
+
+    table = Table(title=f"box '{now.name}', {now.network}, login node {now.login_address}", title_justify="left")
     for column in ("node", "address", "interface", "CPUs", "MiB", "GPUs", "state"):
         table.add_column(column, no_wrap=True)
     for node in now.nodes:
@@ -164,13 +180,13 @@ def _print_table(now: BoxStatus) -> None:
             *(node.name, node.address, node.interface, str(node.cpus), str(node.memory_mb), str(node.gpus)),
             node.state or "?" if node.running else "dead",
         )
-    Console().print(table)
+    SafeConsole().print(table)
     for node in now.nodes:
         for label, values in (("hidden", node.hidden), ("faults", node.faults)):
             if values:
-                click.echo(f"{node.name} {label}: {', '.join(values)}")
+                echo(f"{node.name} {label}: {', '.join(values)}")
     if not now.controller:
-        click.echo(f"slurmctld does not answer; its log is in {now.folder}/log.")
+        echo(f"slurmctld does not answer; its log is in {now.folder}/log.")
 
 
 cluster_command = cluster
@@ -178,11 +194,11 @@ cluster_command = cluster
 
 
 def main() -> None:
-    """For ``python -m allranks.cli.cluster``."""
+    """Run the group as ``python -m allranks.cli.cluster``."""
     try:
         cluster()
     except AllranksError as error:
-        click.echo(f"allranks: {error}", err=True)
+        echo(f"allranks: {error}", err=True)
         sys.exit(error.exit_code)
 
 

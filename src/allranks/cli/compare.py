@@ -1,4 +1,4 @@
-"""``allranks compare``: strategies on equal work, each held against one process before its time counts."""
+"""``allranks compare``: run strategies on equal work; check each against one process before it is timed."""
 
 from __future__ import annotations
 
@@ -6,36 +6,38 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.markup import escape
 
+from allranks.cli.console import SafeConsole
 from allranks.cli.options import any_path, error_line, json_option, print_json, set_option
 from allranks.errors import EXIT_FAILED, EXIT_OK
 
 
 @click.command("compare")
 @click.argument("spec", type=any_path)
-@click.option("--strategies", default="all", show_default=True, help="Names, separated by commas; or all.")
-@click.option("--repeats", default=3, show_default=True, type=click.IntRange(1, 100), help="Timed repeats of each.")
+@click.option("--strategies", default="all", show_default=True, help="Strategy names, separated by commas, or 'all'.")
+@click.option(
+    "--repeats", default=3, show_default=True, type=click.IntRange(1, 100), help="Timed repeats of each strategy."
+)
 @set_option
 @json_option
 def compare_command(spec: Path, strategies: str, repeats: int, sets: tuple[str, ...], as_json: bool) -> int:
-    """Run strategies in turns on equal work: a table in which only what is proved right has figures.
+    """Run strategies in turn on equal work and show a table; only verified strategies get results.
 
-    train.max_steps are the timed steps of one repeat.
+    train.max_steps is the number of timed steps per repeat.
     """
-    from allranks import asked
-    from allranks.compare import run as comparing
+    from allranks.experiments import compare as comparing
+    from allranks.launch import preview
 
-    checked = asked.read_spec(spec, sets)
+    checked = preview.read_spec(spec, sets)
     names = (
         comparing.every_strategy() if strategies == "all" else [s.strip() for s in strategies.split(",") if s.strip()]
     )
-    asked = comparing.request(checked, names, repeats)
-    console = Console(stderr=as_json, quiet=as_json)
+    preview = comparing.comparison_request(checked, names, repeats)
+    console = SafeConsole(stderr=as_json, quiet=as_json)
     if not console.is_terminal:
-        console = Console(stderr=as_json, quiet=as_json, width=130)
-    done = comparing.compare(checked, asked, _Progress(console))
+        console = SafeConsole(stderr=as_json, quiet=as_json, width=130)
+    done = comparing.compare(checked, preview, _ProgressPrinter(console))
     if as_json:
         print_json(done.document())
     else:
@@ -43,10 +45,10 @@ def compare_command(spec: Path, strategies: str, repeats: int, sets: tuple[str, 
     return EXIT_OK if done.ok else EXIT_FAILED
 
 
-class _Progress:
-    """One line for each thing that is begun."""
+class _ProgressPrinter:
+    """Print one line for each stage that begins."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: SafeConsole) -> None:
         self._console = console
 
     def say(self, text: str) -> None:
@@ -59,8 +61,8 @@ class _Progress:
             self.say(error_line(event))
 
 
-def _show(console: Console, done: Any) -> None:
-    from allranks.compare.show import speed_table, traffic_table
+def _show(console: SafeConsole, done: Any) -> None:
+    from allranks.experiments.tables import speed_table, traffic_table
 
     names = [row.strategy for row in done.rows]
     base = next((n for n in ("pytorch_ddp", "simple_ddp", *names) if n in names), None)
@@ -78,4 +80,4 @@ def _show(console: Console, done: Any) -> None:
     for line in done.advice:
         console.print(escape(line), highlight=False)
     console.print()
-    console.print(f"comparison   {done.folder}/comparison.html", highlight=False, soft_wrap=True)
+    console.print(f"comparison   {done.folder}/comparison.html", highlight=False, markup=False, soft_wrap=True)

@@ -1,16 +1,17 @@
-"""``allranks completion``: for bash, zsh and fish."""
+"""Print shell completion (``allranks completion``) and the spec's JSON Schema for editors (``allranks schema``)."""
 
 from __future__ import annotations
 
 import click
 
+from allranks.cli.options import print_json
 from allranks.errors import EXIT_OK
 
 
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion_command(shell: str) -> int:
-    """Print the completion script; put `eval "$(allranks completion bash)"` into your shell's start-up file."""
+    """Print the completion script; add `eval "$(allranks completion bash)"` to your shell's start-up file."""
     from click.shell_completion import get_completion_class
 
     from allranks.cli.main import cli
@@ -18,4 +19,13 @@ def completion_command(shell: str) -> int:
     kind = get_completion_class(shell)
     assert kind is not None
     click.echo(kind(cli, {}, "allranks", "_ALLRANKS_COMPLETE").source())
+    return EXIT_OK
+
+
+@click.command("schema")
+def schema_command() -> int:
+    """Print the JSON Schema of the spec; editors use it to check YAML files."""
+    from allranks.spec.loader import json_schema
+
+    print_json(json_schema())
     return EXIT_OK

@@ -1,36 +1,131 @@
-"""``allranks diagnose``: what went wrong, where, why, and what to do."""
+"""Diagnose a failed run from its logs, and list the known failures (``allranks diagnose``, ``failures``).
+
+``failures`` shows the classes that diagnose can name, and how allranks handles each of the forty known failures."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
+import msgspec
 
-from allranks.cli.options import any_path, json_option, print_json, run_or_path
-from allranks.errors import EXIT_FAILED, EXIT_OK, EXIT_REQUEST
+from allranks.cli.options import any_path, echo, json_option, print_json, resolve_run_path
+from allranks.errors import EXIT_FAILED, EXIT_OK, EXIT_REQUEST, RequestError
 
 
 @click.command("diagnose")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=any_path)
-@click.option("--workers", type=click.IntRange(min=1), help="Processes that read in parallel (default: one a core).")
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    help="Number of processes that read files in parallel (default: one per core).",
+)
 @json_option
 def diagnose_command(paths: tuple[Path, ...], workers: int | None, as_json: bool) -> int:
-    """Say what went wrong: from run folders, folders of logs, or any log files, packed or not.
+    """Find what went wrong in run folders, log folders or single log files, compressed or not.
 
     Reads Slurm output, torchrun, NCCL, kernel and system logs, sacct tables, py-spy and faulthandler dumps. Exit code 1 if
-    there are findings, 0 if not, 2 if nothing there could be read.
+    there are findings, 0 if there are none, 2 if nothing could be read.
     """
     import msgspec
 
-    from allranks.diagnose import diagnose
+    from allranks.analysis.diagnose import diagnose
 
-    diagnosis = diagnose([run_or_path(path) for path in paths], workers=workers)
+    diagnosis = diagnose([resolve_run_path(path) for path in paths], workers=workers)
     if as_json:
         print_json(msgspec.to_builtins(diagnosis))
     else:
-        from allranks.diagnose.show import show
+        from allranks.analysis.diagnose.terminal import show_diagnosis
 
-        show(diagnosis)
+        show_diagnosis(diagnosis)
     if diagnosis.findings:
         return EXIT_FAILED
     return EXIT_OK if diagnosis.readable else EXIT_REQUEST
+
+
+HANDLING_LEGEND = (
+    "P: prevented by design, R: refused before the ranks start, D: named by diagnose. Pages: docs/failures/"
+)
+EVIDENCE_TEXT = {
+    "injected": "a test reproduces the failure; parts that the page calls replayed are replayed",
+    "replayed": "a test replays logs and facts of a real case, because it needs GPUs or a network fabric",
+}
+CLASS_FIELDS = (
+    ("why", "cause"),
+    ("do", "fix"),
+    ("to be sure", "next_test"),
+    ("for example", "example"),
+    ("see", "reference"),
+)
+
+
+@click.command("failures")
+@click.argument("name", required=False)
+@json_option
+def failures_command(name: str | None, as_json: bool) -> int:
+    """List the failures that `diagnose` names and those that allranks prevents or refuses; NAME (a class or number) shows one."""
+    from allranks.analysis.diagnose.catalogue import CATALOGUE
+    from allranks.analysis.diagnose.known_failures import KNOWN_FAILURES
+
+    entries = [_class_entry(e) for e in CATALOGUE.values()]
+    rows = [{**msgspec.to_builtins(f), "tests": []} for f in KNOWN_FAILURES]  # the page of a failure names its tests
+    if name is not None:
+        entries = [e for e in entries if e["id"] == name]
+        rows = [r for r in rows if str(r["number"]) == name or name in r["classes"]]
+        if not entries and not rows:
+            raise RequestError(f"{name}: no failure has this number or class name; list them with `allranks failures`")
+    if as_json:
+        print_json({"classes": entries, "failures": rows})
+    elif name is not None:
+        _print_details(entries, rows)
+    else:
+        _print_tables(entries, rows)
+    return EXIT_OK
+
+
+def _class_entry(entry: Any) -> dict[str, str]:
+    names = ("id", "title", "cause", "fix", "next_test", "reference", "example")
+    return {name: getattr(entry, name) for name in names}
+
+
+def _print_details(entries: list[dict[str, str]], rows: list[dict[str, Any]]) -> None:
+    from allranks.analysis.diagnose.known_failures import HANDLING_WORDS
+
+    for e in entries:
+        echo(f"{e['id']}: {e['title']}")
+        for label, key in CLASS_FIELDS:
+            echo(f"  {label:<11} {e[key]}")
+    for r in rows:
+        echo(f"failure {r['number']}: {r['title']}")
+        echo(f"  {HANDLING_WORDS[r['how']]:<11} {r['where']}")
+        for name in r["classes"]:
+            echo(f"  {'in logs':<11} {name}")
+        echo(f"  {'page':<11} docs/failures/{r['page']}")
+        echo(f"  {'evidence':<11} {EVIDENCE_TEXT[r['evidence']]}")
+
+
+def _print_tables(entries: list[dict[str, str]], rows: list[dict[str, Any]]) -> None:
+    from allranks.cli.console import SafeConsole
+
+    console = SafeConsole()
+    console.print(
+        _plain_table("Failures that diagnose names", ("class", "description"), [(e["id"], e["title"]) for e in entries])
+    )
+    console.print()
+    lines = [(str(r["number"]), r["title"], r["how"], r["where"]) for r in rows]
+    console.print(_plain_table("The forty failures", ("#", "failure", "how", "where"), lines))
+    console.print()
+    console.print(HANDLING_LEGEND, highlight=False)
+    console.print("allranks failures NAME shows one with its cause, cure and page.", highlight=False)
+
+
+def _plain_table(title: str, columns: tuple[str, ...], lines: list[tuple[str, ...]]) -> Any:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        table.add_column(column, no_wrap=column in ("class", "#", "how"), justify="right" if column == "#" else "left")
+    for line in lines:
+        table.add_row(*line)
+    return table

@@ -1,23 +1,24 @@
-"""``allranks doctor``: what would fail, before anything waits in a queue."""
+"""``allranks doctor``: find what would fail before a job is queued."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from allranks.cli.options import any_path, json_option, print_json, set_option
+from allranks.cli.options import any_path, echo, json_option, print_json, set_option
 from allranks.errors import EXIT_FAILED, EXIT_OK
 
 
 @click.command("doctor")
 @click.argument("spec", required=False, type=any_path)
 @set_option
-@click.option("--collectives", is_flag=True, help="Also copies and all-reduces between all pairs of ranks.")
-@click.option("--exclude-bad", is_flag=True, help="Go on without the nodes that fail, if the spec allows fewer.")
-@click.option("--imports/--no-imports", default=True, show_default=True, help="Really import the packages.")
-@click.option("--wait-s", default=600.0, show_default=True, help="How long to wait for the nodes to be free.")
+@click.option("--collectives", is_flag=True, help="Also test copies and all-reduces between all pairs of ranks.")
+@click.option("--exclude-bad", is_flag=True, help="Continue without nodes that fail, if the spec allows fewer.")
+@click.option("--imports/--no-imports", default=True, show_default=True, help="Also import the packages.")
+@click.option("--wait-s", default=600.0, show_default=True, help="Seconds to wait for the nodes to become free.")
 @json_option
 def doctor_command(
     spec: Path | None,
@@ -28,19 +29,23 @@ def doctor_command(
     wait_s: float,
     as_json: bool,
 ) -> int:
-    """Check this machine, or every node that SPEC would use: one line a node, and the cure of what fails.
+    """Check this machine, or every node that SPEC would use, and show how to fix what fails.
 
-    With a Slurm spec it takes the nodes for a moment (salloc) and gives them back.
+    With a Slurm spec, the nodes are allocated with salloc for the check and then released.
     """
-    from allranks import asked, preflight
-    from allranks.preflight.doctor import Request, doctor
+    from allranks.launch import preview
+    from allranks.launch.launchers import get_launcher
+    from allranks.nodes import preflight
+    from allranks.nodes.doctor import DoctorOptions, doctor
     from allranks.spec.records import RunSpec
 
-    checked = asked.read_spec(spec, sets) if spec else RunSpec()
+    checked = preview.read_spec(spec, sets) if spec else RunSpec()
     if spec:
         preflight.check_request(checked)
-    request = Request(collectives=collectives, exclude_bad=exclude_bad, imports=imports, wait_s=wait_s)
-    found = doctor(checked, request, say=lambda text: click.echo(text, err=True))
+    request = DoctorOptions(collectives=collectives, exclude_bad=exclude_bad, imports=imports)
+    say, launcher = partial(echo, err=True), get_launcher(checked.cluster.launcher)
+    nodes = launcher.nodes_to_examine(checked, wait_s=wait_s, say=say)
+    found = doctor(checked, request, nodes, say, facts=launcher.planning_facts(checked))
     if as_json:
         print_json(found.as_json())
     else:
@@ -49,28 +54,28 @@ def doctor_command(
 
 
 def _print(found: Any) -> None:
-    from allranks.fabric.report import lines as network_lines
-    from allranks.preflight.gather import cures, text_line
+    from allranks.nodes.preflight.runner import failure_lines, report_line
+    from allranks.planning.env_vars import policy_lines as network_lines
 
     for report in found.preflight.reports:
-        click.echo(text_line(report))
+        echo(report_line(report))
     network = found.preflight.network
     if network:
-        click.echo(f"network {network.network}: {network.reason}")
+        echo(f"network {network.network}: {network.reason}")
     for pair in found.pairs:
-        click.echo(pair.line())
+        echo(pair.line())
     if found.pairs:
-        click.echo(f"collectives: {found.pairs_verdict}")
+        echo(f"collectives: {found.pairs_verdict}")
     for result in found.copies:
-        click.echo(result.line())
+        echo(result.line())
     for line in network_lines(found.policy):
-        click.echo(line)
+        echo(line)
     if found.outcome is not None:
         if line := found.outcome.line():
-            click.echo(f"the ranks used: {line}")
+            echo(f"the ranks used: {line}")
         for item in found.outcome.findings:
-            click.echo(f"{item.host}: network: {item.text}")
-    for line in cures(found.preflight.reports):
-        click.echo(line)
+            echo(f"{item.host}: network: {item.text}")
+    for line in failure_lines(found.preflight.reports):
+        echo(line)
     for note in found.notes:
-        click.echo(note)
+        echo(note)

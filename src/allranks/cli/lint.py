@@ -1,4 +1,4 @@
-"""``allranks lint``: the traps in a user's own script or environment."""
+"""``allranks lint``: report problems in a user's own script or environment."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ LEVELS = ("note", "warning", "error")
     type=click.Choice(LEVELS),
     default="note",
     show_default=True,
-    help="The least that is reported, and counts for the exit code.",
+    help="Lowest severity that is reported and counts for the exit code.",
 )
 @json_option
 def lint_command(files: tuple[Path, ...], level: str, as_json: bool) -> int:
-    """Report the traps in batch scripts, shell scripts, environment files (output of env, .env) and specs. Runs nothing.
+    """Report problems in batch scripts, shell scripts, environment files (output of env, .env) and specs. Runs nothing.
 
-    FILE - is standard input: `env | allranks lint -`.
+    FILE - reads standard input: `env | allranks lint -`.
 
-    Exit code 0: nothing found; 1: findings; 2: a file could not be read, or not to its end. A finding that is meant is
-    silenced by a comment on its line or the one above: # allranks: allow RULE the reason
+    Exit code 0: nothing found; 1: findings; 2: a file could not be read completely. Silence an intended
+    finding with a comment on its line or the line above: # allranks: allow RULE the reason
     """
     import msgspec
 
-    from allranks.lint import lint
+    from allranks.analysis.lint import lint
 
     report = lint(files)
     wanted = LEVELS[LEVELS.index(level) :]
@@ -40,11 +40,10 @@ def lint_command(files: tuple[Path, ...], level: str, as_json: bool) -> int:
     if as_json:
         print_json(msgspec.to_builtins(report))
     else:
-        from rich.console import Console
+        from allranks.analysis.lint.terminal import show_report
+        from allranks.cli.console import SafeConsole
 
-        from allranks.lint.show import show
-
-        show(Console(highlight=False), report)
+        show_report(SafeConsole(highlight=False), report)
     if report.unread:
         return EXIT_REQUEST
     return EXIT_FAILED if report.findings else EXIT_OK

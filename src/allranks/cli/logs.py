@@ -1,29 +1,38 @@
-"""``allranks logs``: a run's logs by rank."""
+"""``allranks logs``: show a run's logs by rank."""
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from allranks.cli.options import json_option, print_json, root_option, run_argument
+from allranks.cli.options import echo, json_option, print_json, root_option, run_argument
+from allranks.cli.streams import is_closed
 from allranks.errors import EXIT_OK, RequestError
 
 if TYPE_CHECKING:
-    from allranks.rundir import RunDir
+    from allranks.rundir.paths import RunDir
+
+PRIVATE_KEY_LINES = 120  # a key of 16384 bits has about as many
 
 
 @click.command("logs")
 @run_argument
-@click.option("--rank", type=int, multiple=True, help="Only these ranks; may be repeated.")
-@click.option("--node", help="Only ranks of this host.")
-@click.option("--attempt", type=int, help="Which attempt; default the last.")
+@click.option("--rank", type=int, multiple=True, help="Show only this rank; may be repeated.")
+@click.option("--node", help="Show only ranks of this host.")
+@click.option("--attempt", type=int, help="Attempt number (default: the last).")
 @click.option(
-    "--tail", "last", type=click.IntRange(min=0), default=20, show_default=True, help="Lines of each file; 0 for all."
+    "--tail",
+    "last",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    help="Number of last lines to show per file; 0 for all.",
 )
-@click.option("--follow", "-f", is_flag=True, help="Go on showing what is added, until the run ends.")
+@click.option("--follow", "-f", is_flag=True, help="Show new lines until the run ends.")
 @root_option
 @json_option
 def logs_command(
@@ -37,14 +46,16 @@ def logs_command(
     as_json: bool,
 ) -> int:
     """Show the logs of RUN, each line with its rank."""
-    from allranks.rundir import find_run
+    from allranks.rundir.paths import find_run
 
     found = find_run(run, run_root)
     attempts = found.attempts()
     if not attempts:
         raise RequestError(f"run {found.name} has no logs yet")
     if attempt is not None and attempt not in attempts:
-        raise RequestError(f"run {found.name} has no attempt {attempt}; there are: {', '.join(map(str, attempts))}")
+        raise RequestError(
+            f"run {found.name} has no attempt {attempt}; existing attempts: {', '.join(map(str, attempts))}"
+        )
     number = attempt or attempts[-1]
     files = _chosen(found, number, rank, node)
     if as_json:
@@ -63,9 +74,9 @@ def logs_command(
         return EXIT_OK
     offsets = {}
     for r, path in files.items():
-        offsets[r] = path.stat().st_size
+        offsets[r] = path.stat().st_size if path.exists() else 0
         for line in _lines(path, last):
-            click.echo(f"[rank {r}] {line}")
+            echo(f"[rank {r}] {line}")
     if follow:
         _follow(found, number, rank, node, offsets)
     return EXIT_OK
@@ -89,25 +100,43 @@ def _chosen(run: RunDir, attempt: int, ranks: tuple[int, ...], node: str | None)
 
 
 def _lines(path: Path, last: int) -> list[str]:
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return lines[-last:] if last else lines
+    """Return the last lines of a log (0 for all), sanitized for the terminal."""
+    from allranks.utils.inputs import read_text
+
+    try:
+        lines = read_text(path, errors="replace").splitlines()
+    except OSError as error:  # the other logs are still shown
+        return [f"(this log cannot be read: {error.strerror})"]
+    return _shown(lines[-last - PRIVATE_KEY_LINES :] if last else lines)[-last:]
+
+
+def _shown(lines: list[str]) -> list[str]:
+    """Return lines without secrets (also multi-line ones, such as private keys) and without control characters."""
+    from allranks.utils.redaction import redact
+    from allranks.utils.text import printable
+
+    return redact("\n".join(printable(line) for line in lines)).split("\n") if lines else []
 
 
 def _follow(run: RunDir, attempt: int, ranks: tuple[int, ...], node: str | None, offsets: dict[int, int]) -> None:
     from allranks import api
+    from allranks.utils.inputs import open_regular
 
     while True:
         alive = api.running(run)
         for r, path in _chosen(run, attempt, (), node).items():
             if ranks and r not in ranks:
                 continue
-            with path.open("rb") as file:
-                file.seek(offsets.get(r, 0))
-                data = file.read()
+            try:
+                with open_regular(path) as file:
+                    file.seek(offsets.get(r, 0))
+                    data = file.read()
+            except OSError:  # removed meanwhile, or no log
+                continue
             end = data.rfind(b"\n") + 1
             offsets[r] = offsets.get(r, 0) + end
-            for line in data[:end].decode("utf-8", "replace").splitlines():
-                click.echo(f"[rank {r}] {line}")
-        if not alive:
+            for line in _shown(data[:end].decode("utf-8", "replace").splitlines()):
+                echo(f"[rank {r}] {line}")
+        if not alive or is_closed(sys.stdout):
             return
         time.sleep(0.3)

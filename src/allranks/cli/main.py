@@ -1,44 +1,50 @@
-"""The command ``allranks``: verbs are loaded only when used, so that ``--help`` starts fast."""
+"""The command ``allranks``: verbs are imported only when used, so that ``--help`` starts fast."""
 
 from __future__ import annotations
 
 import difflib
-import os
+import io
 import sys
 from importlib import import_module
+from typing import Any
 
 import click
 
-from allranks import __version__
-from allranks.errors import EXIT_REQUEST, AllranksError
+from allranks.cli.streams import CLOSED_ERRNOS, protect
+from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_REQUEST, AllranksError
+from allranks.utils.filesystem import describe_os_error, environment_error
+from allranks.version import __version__
 
 # verb: (module under allranks.cli, what --help says)
 VERBS: dict[str, tuple[str, str]] = {
     "run": ("run", "Plan, check, launch, follow and report one run."),
-    "plan": ("plan", "Show what would run; touches nothing."),
-    "stage": ("stage", "Build and verify the bundle for nodes that see neither project nor packages."),
-    "resume": ("resume", "Go on after a stop, from the newest whole checkpoint."),
-    "cancel": ("cancel", "End a run; it can be resumed."),
-    "runs": ("runs", "List what ran."),
+    "plan": ("plan", "Show what would run, without running anything."),
+    "stage": ("stage", "Build and verify the bundle for nodes without access to the project or packages."),
+    "resume": ("runs", "Resume a stopped run from its newest complete checkpoint."),
+    "cancel": ("runs", "Stop a run; it can be resumed."),
+    "runs": ("runs", "List runs."),
     "logs": ("logs", "Show a run's logs by rank."),
-    "report": ("report", "Show a run's summary and write its page anew."),
-    "export": ("export", "Write a run's checkpoint as a plain Hugging Face folder, proved."),
-    "compare": ("compare", "Run strategies in turns on equal work, each proved before its time counts."),
-    "smoke": ("smoke", "Climb the ladder of smoke tests; each criterion ticked off beside its threshold."),
-    "trace": ("trace", "Analyse profiler traces: where the time went, and who waited for whom."),
-    "lint": ("lint", "Report the traps in your own batch script, shell script or environment."),
+    "report": ("report", "Show a run's summary and rewrite its page."),
+    "export": ("export", "Write a run's checkpoint as a verified Hugging Face folder."),
+    "compare": ("compare", "Compare strategies on equal work, each verified before it is timed."),
+    "smoke": ("smoke", "Run the smoke tests and show each criterion next to its threshold."),
+    "trace": ("trace", "Analyse profiler traces: where time was spent, and which ranks waited."),
+    "lint": ("lint", "Report problems in your own batch script, shell script or environment."),
     "doctor": ("doctor", "Check this machine, or every node that a spec would use."),
-    "topo": ("topo", "Draw how GPUs and network cards are wired, and advise on NCCL."),
-    "diagnose": ("diagnose", "Say what went wrong, where, why and what to do, from logs of any kind."),
-    "failures": ("failures", "List the failures that are named, refused or prevented."),
-    "cluster": ("cluster", "A real Slurm on this machine, to try multi-node code on and to break."),
-    "schema": ("schema", "Print the JSON Schema of the spec, for editors."),
-    "completion": ("completion", "Print the shell completion for bash, zsh or fish."),
+    "topo": ("topo", "Draw how GPUs and network cards are connected, and recommend NCCL settings."),
+    "diagnose": ("diagnose", "Find what went wrong, where and why, in logs of any kind, and what to do."),
+    "failures": ("diagnose", "List the failures that allranks names, refuses or prevents."),
+    "cluster": ("cluster", "Run a real Slurm cluster on this machine for testing and fault injection."),
+    "schema": ("completion", "Print the JSON Schema of the spec, for editors."),
+    "completion": ("completion", "Print the completion script for bash, zsh or fish."),
 }
+
+RENAMED_OPTIONS = {"--inexact": "--allow-inexact"}
+"""Options of earlier versions. They are refused, with the new name."""
 
 
 class LazyGroup(click.Group):
-    """A group whose verbs are imported when they are called."""
+    """Click group that imports a verb only when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -47,11 +53,18 @@ class LazyGroup(click.Group):
         if cmd_name not in VERBS:
             near = difflib.get_close_matches(cmd_name, VERBS, n=1)
             raise click.UsageError(
-                f"there is no verb {cmd_name!r}{f'; did you mean {near[0]}?' if near else ''} (allranks --help lists them)",
+                f"unknown verb {cmd_name!r}{f'; did you mean {near[0]}?' if near else ''} (allranks --help lists them)",
                 ctx,
             )
         module = import_module(f"allranks.cli.{VERBS[cmd_name][0]}")
         return getattr(module, f"{cmd_name}_command")
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb. Click alone would exit silently on any broken pipe, including one to another process."""
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            raise environment_error(error) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
@@ -64,50 +77,80 @@ class LazyGroup(click.Group):
 def cli(debug: bool) -> None:
     """Bring up, run, compare and diagnose distributed PyTorch training.
 
-    `allranks run SPEC` goes the whole way; every stage of it is a verb of its own.
+    `allranks run SPEC` does everything; each of its stages is also a separate verb.
     """
 
 
 def main() -> None:
-    """Entry point: runs a verb and ends with the exit code of its outcome (0 done, 1 failed, 2 request, 3 machine)."""
+    """Run a verb and exit with its code (0 done, 1 failed, 2 wrong request, 3 machine not able)."""
     debug = "--debug" in _hoist_debug(sys.argv[1:])[:1]
+    outputs = protect()
+    try:
+        code = _run(debug)
+    except SystemExit as end:
+        code = end.code
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    failed = outputs["stdout"].error if "stdout" in outputs else None
+    if failed is not None and failed.errno not in CLOSED_ERRNOS and not code:
+        _print_error(f"standard output cannot be written: {failed.strerror}; the output is incomplete")
+        code = EXIT_ENVIRONMENT
+    sys.exit(code)
+
+
+def _run(debug: bool) -> int:
+    """Run a verb and return its exit code; report errors on standard error."""
     try:
         code = cli.main(args=_hoist_debug(sys.argv[1:]), prog_name="allranks", standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
-    except click.exceptions.Abort:
-        _say("interrupted")
-        sys.exit(1)
+        return code if isinstance(code, int) else 0
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        _print_error("interrupted")
+        return EXIT_FAILED
     except click.ClickException as error:
-        error.show()
-        sys.exit(EXIT_REQUEST)
+        _print_click_error(error)
+        return EXIT_REQUEST
     except AllranksError as error:
         if debug:
             raise
-        _say(str(error))
-        sys.exit(error.exit_code)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(0)
-    except KeyboardInterrupt:
-        _say("interrupted")
-        sys.exit(1)
+        _print_error(str(error))
+        return error.exit_code
+    except OSError as error:
+        if debug:
+            raise
+        _print_error(describe_os_error(error))
+        return EXIT_ENVIRONMENT
     except Exception as error:
         if debug:
             raise
-        _say(
-            f"unexpected {type(error).__name__}: {error}. This is a defect in allranks; run again with --debug to see where"
+        _print_error(
+            f"unexpected {type(error).__name__}: {error}. This is a bug in allranks; run again with --debug to see the traceback"
         )
-        sys.exit(1)
+        return EXIT_FAILED
 
 
 def _hoist_debug(args: list[str]) -> list[str]:
-    """``--debug`` may stand anywhere before a ``--``."""
+    """Move ``--debug`` to the front; it may stand anywhere before a ``--``."""
     own = args[: args.index("--")] if "--" in args else args
     return (["--debug"] if "--debug" in own else []) + [a for a in own if a != "--debug"] + args[len(own) :]
 
 
-def _say(text: str) -> None:
-    click.echo(f"allranks: {text}", err=True)
+def _print_click_error(error: click.ClickException) -> None:
+    """Print a click error, sanitized: it may quote an argument, and arguments may be file names."""
+    from allranks.cli.options import echo
+
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        new = RENAMED_OPTIONS.get(error.option_name)
+        if any(new in option.opts for option in error.ctx.command.params):
+            error = click.UsageError(f"{error.option_name} is now {new}", error.ctx)
+    text = io.StringIO()
+    error.show(text)
+    echo(text.getvalue().rstrip("\n"), err=True)
+
+
+def _print_error(text: str) -> None:
+    from allranks.cli.options import echo
+
+    echo(f"allranks: {text}", err=True)
 
 
 if __name__ == "__main__":

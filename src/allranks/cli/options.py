@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from allranks.report.text import plain
-from allranks.rundir import finite
+from allranks.rundir.files import replace_non_finite
+from allranks.utils.text import printable, sanitize
+
+# json.dumps escapes the control characters below a blank; these it does not, and halves of surrogate pairs cannot be printed
+_UNPRINTABLE = re.compile("[\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
 
 any_path = click.Path(path_type=Path, readable=False)
-"""A path whose verb says itself what cannot be read, in its own words, and reads the rest; click would refuse all."""
+"""Path type without click's existence check: the verb itself reports unreadable files and reads the others."""
 
 json_option = click.option(
-    "--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else there."
+    "--json", "as_json", is_flag=True, help="Print one JSON document on standard output and nothing else."
 )
 set_option = click.option(
     "--set", "sets", multiple=True, metavar="A.B=V", help="Override a value of the spec; may be repeated."
 )
-root_option = click.option("--run-root", default="runs", show_default=True, type=any_path, help="Folder of the runs.")
+root_option = click.option(
+    "--run-root", default="runs", show_default=True, type=any_path, help="Folder that contains the runs."
+)
 
 
 class FullHelpGroup(click.Group):
-    """A group whose help shows the first sentence of each command whole; click's own cuts it in the middle."""
+    """Click group whose help shows the full first sentence of each command; click truncates it."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
@@ -42,35 +48,53 @@ def _first_sentence(text: str) -> str:
 
 
 def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of runs for shell completion."""
-    from allranks.rundir import list_runs
+    """Return run names for shell completion."""
+    from allranks.rundir.paths import list_runs
 
     names = [run.name for run in list_runs(ctx.params.get("run_root") or "runs")]
     return [name for name in [*names, "latest"] if name.startswith(incomplete)]
 
 
 def run_argument(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The argument RUN, a path, a name, the beginning of a name, or ``latest``."""
+    """Add the argument RUN: a path, a name, a prefix of a name, or ``latest``."""
     return click.argument("run", default="latest", shell_complete=complete_runs)(function)
 
 
 def error_line(event: dict[str, Any]) -> str:
-    """An error event of a rank in one line; what the program wrote may hold anything, also what a terminal obeys."""
-    first = (plain(event["message"]).splitlines() or [""])[0]
-    return f"rank {event['rank']}: {event['type']}: {first[:200]}"
+    """Return a rank's error event as one line, without terminal control sequences."""
+    first = (sanitize(event.get("message") or "").splitlines() or [""])[0]
+    return f"rank {event.get('rank')}: {sanitize(event.get('type') or 'error')}: {first[:200]}"
+
+
+def echo(text: str = "", *, err: bool = False, styled: bool = False) -> None:
+    """Print a line on the terminal, without control sequences.
+
+    All verbs print through this or `cli.console.SafeConsole`: a line may quote a log, a script, a spec or a folder's name.
+
+    Args:
+        err: print to standard error.
+        styled: keep colours; the caller has already passed quoted text through `printable`.
+    """
+    click.echo(printable(text, styled=styled), err=err)
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
-    click.echo(json.dumps(finite(value), indent=2, ensure_ascii=False))
+    """Print one JSON document on standard output."""
+    click.echo(json_text(value))
 
 
-def run_or_path(path: Path) -> Path:
-    """A path as it is; `latest` or the name of a run as that run's folder."""
+def json_text(value: Any) -> str:
+    """Return a value as JSON, with control characters written as JSON escapes."""
+    text = json.dumps(replace_non_finite(value), indent=2, ensure_ascii=False)
+    return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
+
+
+def resolve_run_path(path: Path) -> Path:
+    """Return a path unchanged; resolve `latest` or a run's name to that run's folder."""
     if os.path.lexists(path) or len(path.parts) != 1:
         return path
     from allranks.errors import RunNotFound
-    from allranks.rundir import find_run
+    from allranks.rundir.paths import find_run
 
     try:
         return find_run(str(path)).root

@@ -1,4 +1,4 @@
-"""``allranks plan``: what would run."""
+"""``allranks plan``: show ranks, environment and the estimated memory per rank, without running anything."""
 
 from __future__ import annotations
 
@@ -13,10 +13,18 @@ from allranks.cli.options import any_path, json_option, print_json, set_option
 from allranks.errors import EXIT_OK
 
 if TYPE_CHECKING:
-    from allranks.envpolicy import EnvVar
-    from allranks.fit import Fit
-    from allranks.planning import LaunchPlan
+    from allranks.planning.env_vars import EnvVar
+    from allranks.planning.memory import Fit
+    from allranks.planning.records import LaunchPlan
     from allranks.spec import RunSpec
+
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from allranks.cli.console import SafeConsole
+    from allranks.planning.memory import Fit
+
 
 MAX_RANK_ROWS = 16
 
@@ -26,52 +34,60 @@ MAX_RANK_ROWS = 16
 @set_option
 @json_option
 def plan_command(spec: Path, sets: tuple[str, ...], as_json: bool) -> int:
-    """Show ranks, batch arithmetic, the environment with the reason of every variable, and the memory of a rank. Touches
-    nothing."""
-    from allranks import asked, preflight
+    """Show ranks, batch arithmetic, environment variables with reasons, and memory per rank, without running anything."""
+    from allranks.launch import preview
+    from allranks.nodes import preflight
 
-    checked = asked.read_spec(spec, sets)
+    checked = preview.read_spec(spec, sets)
     preflight.check_request(checked)
-    show_request(checked, as_json)
+    show_dry_run(checked, as_json)
     return EXIT_OK
 
 
-def show_request(spec: RunSpec, as_json: bool) -> None:
-    """All that is known of a run before it is started."""
-    from allranks import asked
+def show_dry_run(spec: RunSpec, as_json: bool) -> None:
+    """Show everything that is known about a run before it starts."""
+    from allranks.launch import preview
 
+    facts = preview.planning_facts(spec)
     show_plan(
-        asked.plan(spec),
+        preview.plan(spec, facts=facts),
         as_json,
-        asked.batch_script(spec),
-        asked.fit(spec),
-        asked.hand_commands(spec),
+        preview.batch_script(spec, facts=facts),
+        preview.fit(spec, facts=facts),
+        preview.hand_commands(spec, facts=facts),
         training_line(spec),
     )
 
 
 def training_line(spec: RunSpec) -> str | None:
-    """What is trained on what; None for a program of the user's own."""
+    """Return model, data and schedule in one line; None for a user's own program."""
     if spec.model is None or spec.data is None:
         return None
     data, train = spec.data, spec.train
-    rows = f", {data.subset:,} rows of it" if data.subset else ""
+    rows = f", {data.subset:,} of its rows" if data.subset else ""
     shape = "" if data.source == "builtin:noise" else f", at most {data.max_length} tokens each"
-    warm = f" after {train.warmup_steps} steps of warm-up" if train.warmup_steps else ""
+    warm = f" after {train.warmup_steps} warm-up steps" if train.warmup_steps else ""
     adapter = f" with {spec.adapter.type}" if spec.adapter.type != "none" else ""
     return f"training: {spec.model.name}{adapter} on {data.source}{rows}{shape}; lr {train.lr:g} {train.schedule}{warm}, seed {train.seed}"
 
 
-def _unset(item: EnvVar) -> str:
-    return "(on each node)" if item.source == "nodes" else "(left alone)"
+def _value_text(item: EnvVar) -> str:
+    return "(on each node)" if item.source == "nodes" else "(not set)"
+
+
+def device_line(plan: LaunchPlan) -> str:
+    """Return a line that says what decided the device."""
+    if plan.device_is_provisional:
+        return f"device auto: {plan.device_source} ({plan.device_reason}); planned for {plan.device} until it is known"
+    return f"device {plan.device}: {plan.device_source} ({plan.device_reason})"
 
 
 def hang_line(plan: LaunchPlan) -> str:
-    """How long ranks may be silent."""
+    """Return a line with the hang time limits."""
     if plan.hang is None:
-        return "hangs: not watched (observe.hang_s)"
+        return "hangs: not monitored (observe.hang_s)"
     return (
-        f"hangs: a rank that makes no progress for {plan.hang.step_s:g} s in a step, or {plan.hang.long_s:g} s in other phases, is looked at and named "
+        f"hangs: a rank that makes no progress for {plan.hang.step_s:g} s in a step, or {plan.hang.long_s:g} s in other phases, is inspected and reported "
         "(observe.hang_s)"
     )
 
@@ -84,67 +100,69 @@ def show_plan(
     commands: list[str] | None = None,
     training: str | None = None,
 ) -> None:
-    """The plan as tables, with the batch script or the commands of the nodes where there are any; or as JSON."""
+    """Show the plan as tables, with the batch script or the per-node commands if there are any; or as JSON."""
     import msgspec
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    from allranks.envpolicy import hidden
+    from allranks.cli.console import SafeConsole
+    from allranks.planning.rank_environment import with_hidden_secrets
 
-    plan = msgspec.structs.replace(plan, environment=hidden(plan.environment))
+    plan = msgspec.structs.replace(plan, environment=with_hidden_secrets(plan.environment))
     if as_json:
         more = {"fit": msgspec.to_builtins(memory), "batch_script": script, "commands": commands}
         print_json(msgspec.to_builtins(plan) | {name: value for name, value in more.items() if value})
         return
-    console = Console()
+    console = SafeConsole()
     say = partial(console.print, highlight=False, soft_wrap=not console.is_terminal)  # piped: whole lines, for grep
-    for sentence in _sentences(plan, training):
+    for sentence in _summary_lines(plan, training):
         say(sentence)
     ranks = Table(title="Ranks", title_justify="left")
     for name in ("rank", "node", "local rank", "host"):
         ranks.add_column(name)
     rows = plan.rank_rows()
     for row in rows[:MAX_RANK_ROWS]:
-        ranks.add_row(*map(str, row))
+        ranks.add_row(*(escape(str(value)) for value in row))
     if len(rows) > MAX_RANK_ROWS:
         ranks.add_row(
-            "...", f"{len(plan.nodes)} nodes", f"{plan.procs_per_node} a node", f"up to rank {plan.world_size - 1}"
+            "...", f"{len(plan.nodes)} nodes", f"{plan.procs_per_node} per node", f"up to rank {plan.world_size - 1}"
         )
     console.print(ranks)
     table = Table(title="Environment of the ranks", title_justify="left")
-    for name in ("variable", "value", "decided by", "why"):
+    for name in ("variable", "value", "source", "why"):
         table.add_column(name, overflow="fold")
     for item in plan.environment:
         table.add_row(
-            item.name, escape(item.value) if item.value is not None else _unset(item), item.source, escape(item.reason)
+            escape(item.name),
+            escape(item.value) if item.value is not None else _value_text(item),
+            item.source,
+            escape(item.reason),
         )
     console.print(table)
     if memory is not None:
-        from allranks.cli.fit import show_fit
-
-        show_fit(console, memory)
+        show_memory(console, memory)
     for warning in plan.warnings:
         say(f"note: {escape(warning)}")
     if commands:
         starts = zip(plan.nodes, commands, strict=True)
         script = "\n".join(f"  {node.host or node.node}:  {command}" for node, command in starts)
     if script:
-        console.print("\nTo be started by hand, one command a node:\n" if commands else "\nBatch script:\n")
+        console.print("\nTo start by hand, one command per node:\n" if commands else "\nBatch script:\n")
         console.print(script, highlight=False, markup=False, soft_wrap=True)
 
 
-def _sentences(plan: LaunchPlan, training: str | None) -> Iterator[str]:
-    """What the plan's head says, with markup."""
+def _summary_lines(plan: LaunchPlan, training: str | None) -> Iterator[str]:
+    """Return the plan's header lines, with markup."""
     from rich.markup import escape
 
     yield (
-        f"[bold]{plan.run_name}[/bold]: {plan.world_size} rank{'s' * (plan.world_size > 1)} on {len(plan.nodes)} "
+        f"[bold]{escape(plan.run_name)}[/bold]: {plan.world_size} rank{'s' * (plan.world_size > 1)} on {len(plan.nodes)} "
         f"node{'s' * (len(plan.nodes) > 1)}, {'strategy ' if plan.batch else ''}{plan.work}, launcher {plan.launcher}"
     )
+    yield escape(device_line(plan))
     if training:
         yield escape(training)
-    yield f"rendezvous: {plan.rendezvous}; collectives time out after {plan.timeout_s} s"
+    yield f"rendezvous: {escape(plan.rendezvous)}; collectives time out after {plan.timeout_s} s"
     yield hang_line(plan)
     if plan.batch:
         length = f"{plan.epochs:g} epochs" if plan.epochs is not None else f"{plan.max_steps} steps"
@@ -157,7 +175,7 @@ def _sentences(plan: LaunchPlan, training: str | None) -> Iterator[str]:
 
 
 def _options(options: dict[str, object]) -> str:
-    """Options in YAML's short form, on one line; what has no value is left out."""
+    """Return options as one line of YAML flow style; options without a value are omitted."""
     parts = []
     for name, value in options.items():
         if isinstance(value, dict):
@@ -165,3 +183,54 @@ def _options(options: dict[str, object]) -> str:
         elif value is not None:
             parts.append(f"{name}: {str(value).lower() if isinstance(value, bool) else value}")
     return ", ".join(parts)
+
+
+MEMORY_PARTS = (
+    ("weights", "weights"),
+    ("adapters", "adapters"),
+    ("gathered_weights", "gathered weights"),
+    ("gradients", "gradients"),
+    ("optimizer_state", "optimizer state"),
+    ("optimizer_temporaries", "update temporaries"),
+    ("activations", "activations"),
+    ("logits", "logits"),
+    ("communication", "communication buffers"),
+    ("imports", "Python, libraries"),
+    ("runtime", "contexts, threads"),
+    ("slack", "allocator slack"),
+)
+SHORT_MOMENT_NAMES = {"end of backward": "end of step", "optimizer step": "update"}
+
+
+def show_memory(console: SafeConsole, found: Fit) -> None:
+    """Show a rank's memory in each phase, the verdict, and what would make it fit."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from allranks.planning.memory.remedies import remedy_line, remedy_settings, verdict_line
+    from allranks.utils.formatting import format_bytes
+
+    say = partial(console.print, highlight=False, soft_wrap=not console.is_terminal)  # piped: whole lines, for grep
+    if found.moments:
+        of = f"{found.model} ({found.model_source}): {found.parameters:,} parameters, {found.parameters_trained:,} trained"
+        say(escape(of))
+        table = Table(title="Memory of one rank, estimated", title_justify="left")
+        table.add_column("phase")
+        for moment in found.moments:
+            table.add_column(
+                SHORT_MOMENT_NAMES.get(moment.name, moment.name),
+                justify="right",
+                style="bold" if moment.name == found.peak else None,
+            )
+        for key, words in MEMORY_PARTS:
+            if any(moment.parts.get(key) for moment in found.moments):
+                table.add_row(words, *(format_bytes(n) if (n := m.parts.get(key)) else "" for m in found.moments))
+        table.add_section()
+        table.add_row("together", *(format_bytes(m.total_bytes) for m in found.moments))
+        console.print(table)
+    say(f"memory: {escape(verdict_line(found))}")
+    for i, remedy in enumerate(found.remedies, 1):
+        say(f"  {i}. {escape(remedy_line(remedy))}")
+        console.print(f"     {escape(remedy_settings(remedy))}", highlight=False, soft_wrap=True)
+    for note in found.notes:
+        say(f"note: {escape(note)}")

@@ -1,4 +1,4 @@
-"""``allranks report``: the summary of a run, and its page."""
+"""``allranks report``: show a run's summary and rewrite its page."""
 
 from __future__ import annotations
 
@@ -15,28 +15,37 @@ from allranks.errors import EXIT_FAILED, EXIT_OK, RequestError
 @root_option
 @json_option
 def report_command(run: str, run_root: Path, as_json: bool) -> int:
-    """Show the summary of RUN and write its report.html anew from its events."""
+    """Show the summary of RUN and rewrite its report.html from its events."""
     from allranks import api
-    from allranks.launch.outcome import refresh
-    from allranks.report.page import write_report
-    from allranks.report.text import plain
-    from allranks.rundir import find_run
+    from allranks.analysis.report.page import write_page
+    from allranks.launch.outcome import recompute_metrics
+    from allranks.rundir.paths import find_run
+    from allranks.utils.filesystem import environment_error
+    from allranks.utils.text import sanitize
 
     found = find_run(run, run_root)
-    metrics = refresh(found, alive=api.running(found))
+    metrics = recompute_metrics(found, alive=api.running(found))
     if metrics is None:
         raise RequestError(f"run {found.name} has no events yet; there is nothing to report")
-    write_report(found)
+    not_written: OSError | None = None
+    try:
+        write_page(found)
+    except OSError as error:
+        not_written = error
     if as_json:
         print_json(metrics)
     else:
-        from rich.console import Console
+        from allranks.cli.console import SafeConsole
+        from allranks.cli.run import print_summary
 
-        from allranks.cli.run import show_end
-
-        console = Console()
-        show_end(console, found, metrics)
+        console = SafeConsole()
+        print_summary(console, found, metrics)
         if metrics.get("message"):
-            console.print(plain(metrics["message"]), highlight=False, markup=False, soft_wrap=not console.is_terminal)
-        console.print(f"report  {found.report}", highlight=False, soft_wrap=True)
+            console.print(
+                sanitize(metrics["message"]), highlight=False, markup=False, soft_wrap=not console.is_terminal
+            )
+        if not_written is None:
+            console.print(f"report  {found.report}", highlight=False, markup=False, soft_wrap=True)
+    if not_written is not None:
+        raise environment_error(not_written)
     return EXIT_OK if metrics["status"] in ("succeeded", "running") else EXIT_FAILED

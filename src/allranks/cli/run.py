@@ -1,37 +1,323 @@
-"""``allranks run``: the whole way."""
+"""``allranks run``: run a spec, show its progress and then its summary.
+
+Output is plain text if standard output is not a terminal.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
-from allranks.cli.options import any_path, json_option, print_json, set_option
-from allranks.cli.show import Live, samples_table, summary_table
-from allranks.envpolicy import EnvVar, secrets
+from allranks.analysis.metrics import before_and_after
+from allranks.cli.console import SafeConsole
+from allranks.cli.options import any_path, echo, error_line, json_option, print_json, set_option
 from allranks.errors import EXIT_OK
 from allranks.launch.outcome import RunResult
-from allranks.observe.events import read_events
-from allranks.observe.samples import before_and_after
-from allranks.planning import LaunchPlan
-from allranks.rundir import RunDir
+from allranks.planning.env_vars import EnvVar
+from allranks.planning.rank_environment import secret_variables
+from allranks.planning.records import LaunchPlan
+from allranks.rundir.events import read_events
+from allranks.rundir.files import open_append
+from allranks.rundir.paths import RunDir
 from allranks.spec.records import RunSpec
+from allranks.utils.formatting import (
+    NO_VALUE,
+    as_dict,
+    as_list,
+    finite_float,
+    finite_int,
+    format_bytes,
+    format_count,
+    format_duration,
+)
+from allranks.utils.text import format_value, sanitize
+
+PHASES = {
+    "prepare": "preparing data",
+    "build": "building the model",
+    "prove": "verifying the ranks",
+    "train": "training",
+    "evaluate": "evaluating",
+    "save": "saving",
+    "done": "done",
+}
+PLAIN_INTERVAL_S = 10.0
+
+
+class ProgressView:
+    """Show a run's progress: a progress bar on a terminal, otherwise a line every few seconds."""
+
+    def __init__(self, console: SafeConsole, plan: LaunchPlan) -> None:
+        self._console, self._plan = console, plan
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._total = 0
+        self._last_line = 0.0
+        self._rate: list[tuple[float, float]] = []
+
+    def __enter__(self) -> ProgressView:
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description:<20}"),
+                BarColumn(bar_width=None),
+                TextColumn("{task.fields[where]}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=self._console,
+                transient=True,
+            )
+            self._bar.start()
+            self._task = self._bar.add_task("starting the ranks", total=None, where="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        self._console.print(escape(text), highlight=False, soft_wrap=not self._console.is_terminal)
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Handle one event of any rank; show those of rank 0. Events come from files, so any field may be missing or malformed."""
+        kind = event.get("event")
+        if kind == "error" and not event.get("echo"):
+            self.say(error_line(event))
+        if kind == "hang":
+            ranks = ", ".join(map(str, as_list(event.get("ranks"))))
+            host = format_value(event.get("host"))
+            self.say(
+                f"hang     {f'rank {ranks} on {host} stalled' if ranks else 'all ranks are waiting'}; stopping the run"
+            )
+        if kind == "warning":
+            self.say(f"note     rank {format_value(event.get('rank'))}: {format_value(event.get('message'))}")
+        handler = getattr(self, f"_on_{kind}", None) if isinstance(kind, str) else None
+        if handler is not None and event.get("rank") == 0:
+            handler(event)
+
+    def _on_phase(self, event: dict[str, Any]) -> None:
+        name = format_value(event.get("name"))
+        if "total_steps" in event:
+            self._total = finite_int(event["total_steps"]) or 0
+            if self._bar and self._task is not None:
+                self._bar.update(self._task, total=self._total, completed=finite_int(event.get("first_step")) or 0)
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, description=escape(PHASES.get(name, name)))
+        elif name in ("prepare", "build", "prove") or "total_steps" in event:
+            self.say(PHASES.get(name, name))
+
+    def _on_data(self, event: dict[str, Any]) -> None:
+        cut, lost = finite_int(event.get("rows_truncated")), finite_int(event.get("rows_without_target"))
+        left_out = f", {lost} rows dropped (prompt longer than max_length)" if lost else ""
+        shortened = f", {cut} rows truncated ({_count(event, 'tokens_cut')} tokens)" if cut else ""
+        self.say(
+            f"data     {_count(event, 'rows_train')} rows to train on, {_count(event, 'rows_eval')} held out; "
+            f"{_count(event, 'sequences')} sequences, {_formatted(event.get('fill'), '.0%')} full{shortened}{left_out} "
+            f"[{format_value(event.get('how'))}, {_formatted(event.get('seconds'), '.1f')} s]"
+        )
+
+    def _on_remark(self, event: dict[str, Any]) -> None:
+        self.say(f"note     {format_value(event.get('message'))}")
+
+    def _on_model(self, event: dict[str, Any]) -> None:
+        threads = finite_int(event.get("threads"))
+        self.say(
+            f"model    {format_count(event.get('parameters'))} parameters, {format_count(event.get('parameters_trained'))} trained; "
+            f"{format_value(event.get('device'))}, torch {format_value(event.get('torch'))}, "
+            f"{format_count(threads)} thread{'s' * (threads != 1)} per rank"
+        )
+
+    def _on_proof(self, event: dict[str, Any]) -> None:
+        count = finite_int(event.get("world_size"))
+        answer = "1 rank answers" if count == 1 else f"{_count(event, 'world_size')} ranks answer"
+        digest = format_value(event.get("weights_hash"))[:12]
+        rows = _count(event, "rows_checked")
+        self.say(f"proof    {answer}, weights equal ({digest}), rows disjoint and complete ({rows})")
+
+    def _on_eval(self, event: dict[str, Any]) -> None:
+        # JSON has no NaN: a loss that is there without a value was not finite
+        parts = [f"loss {_formatted(event['loss'], '.4f', 'nan')}"] if "loss" in event else []
+        if finite_float(event.get("perplexity")) is not None:
+            parts.append(f"perplexity {_formatted(event['perplexity'], '.2f')}")
+        if finite_float(event.get("accuracy")) is not None:
+            parts.append(f"accuracy {_formatted(event['accuracy'], '.1%')}")
+        if finite_float(event.get("exact_match")) is not None:
+            parts.append(f"correct answers {_formatted(event['exact_match'], '.1%')} of {_count(event, 'checked')}")
+        self.say(f"held out {', '.join(parts) or 'no metrics'} (after step {_count(event, 'step')})")
+
+    def _on_checkpoint(self, event: dict[str, Any]) -> None:
+        mode, seconds = format_value(event.get("mode")), _formatted(event.get("seconds"), ".2f")
+        self.say(f"saved    step {_count(event, 'step')} ({mode}, {seconds} s)")
+
+    def _on_step(self, event: dict[str, Any]) -> None:
+        step, now = finite_int(event.get("step")), finite_float(event.get("time"))
+        if now is not None:
+            self._rate = [*self._rate[-9:], (now, (finite_float(event.get("tokens")) or 0.0) * self._plan.world_size)]
+        loss = _formatted(event.get("loss"), ".4f", "nan" if "loss" in event else NO_VALUE)
+        where = f"step {_count(event, 'step')}/{self._total}  loss {loss}  {self._speed()}"
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, completed=step or 0, where=where)
+        elif time.monotonic() - self._last_line > PLAIN_INTERVAL_S or step == self._total:
+            self._last_line = time.monotonic()
+            self.say(where)
+
+    def _speed(self) -> str:
+        if len(self._rate) < 2:
+            return ""
+        seconds = self._rate[-1][0] - self._rate[0][0]
+        return f"{sum(n for _, n in self._rate[1:]) / seconds:,.0f} tokens/s" if seconds > 0 else ""
+
+
+def _count(event: dict[str, Any], name: str) -> str:
+    """Format an integer without separators."""
+    found = finite_int(event.get(name))
+    return NO_VALUE if found is None else str(found)
+
+
+def _formatted(value: Any, form: str, absent: str = NO_VALUE) -> str:
+    found = finite_float(value)
+    return absent if found is None else format(found, form)
+
+
+def summary_table(metrics: dict[str, Any]) -> Table:
+    """Return the summary of a run as a two-column table."""
+    table = Table(
+        title=escape(f"{format_value(metrics.get('run_name'))}: {format_value(metrics.get('status'))}"),
+        title_justify="left",
+        show_header=False,
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
+    table.add_column(style="dim")
+    table.add_column()
+    for name, value in summary_rows(metrics):
+        table.add_row(name, escape(value))
+    return table
+
+
+def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of the summary whose values are known."""
+    nodes = finite_int(m.get("nodes"))
+    ranks = f"{format_count(m.get('world_size'))} on {format_count(nodes)} node{'s' * (nodes != 1)}"
+    network = as_dict(m.get("network")).get("line")
+    if m.get("model") is None:  # a program of the user's own, of which no steps, tokens or proofs are known
+        ranks += f", your own program, {format_value(m.get('device'))}"
+        known = [
+            ("ranks", ranks),
+            ("time", format_duration(finite_float(m.get("wall_time_s")) or 0)),
+            ("network", network),
+        ]
+        return [(name, sanitize(value)) for name, value in known if value]
+    rows = [
+        ("ranks", ", ".join([ranks, *(format_value(m.get(name)) for name in ("strategy", "device", "dtype"))])),
+        ("proof", _proof(m)),
+        ("steps", _steps(m)),
+        ("train loss", _change(m, "train_loss_first", "train_loss_last", trained=bool(m.get("steps")))),
+        ("held-out loss", _change(m, "eval_loss_first", "eval_loss", trained=bool(m.get("eval_s")))),
+        ("perplexity", _format_or_none(m.get("perplexity"), ".3f")),
+        ("accuracy", _format_or_none(m.get("accuracy"), ".1%")),
+        ("correct answers", _change_of_share(m.get("exact_match_first"), m.get("exact_match"))),
+        ("tokens", ", ".join(f"{format_count(m.get(f'tokens_{key}'))} {word}" for key, word in TOKEN_KINDS)),
+        ("speed", _rate(m)),
+        ("step time", _step_time(as_dict(m.get("step_time_s")))),
+        ("epoch", _format_number(m.get("epoch_s"), lambda s: f"{format_duration(s)} of training")),
+        ("network", network),
+        ("MFU", _format_or_none(m.get("mfu"), ".1%")),
+        ("peak memory", format_bytes(m.get("peak_memory_bytes")) + " per rank"),
+    ]
+    return [(name, sanitize(value)) for name, value in rows if value]
+
+
+TOKEN_KINDS = (("real", "real"), ("trained", "trained"), ("padded", "padding"))
+
+
+def _proof(m: dict[str, Any]) -> str:
+    return "world size, equal weights, disjoint data: shown at step 0" if m.get("sync_proof") else "not reached"
+
+
+def _steps(m: dict[str, Any]) -> str:
+    attempts = finite_int(m.get("attempts")) or 1
+    more = f" over {attempts} attempts" if attempts > 1 else ""
+    return f"{_count(m, 'steps')} in {finite_float(m.get('wall_time_s')) or 0:.1f} s{more}"
+
+
+def _change(m: dict[str, Any], first: str, last: str, *, trained: bool) -> str | None:
+    """Format a loss before and after training. A measured loss without a value was not finite."""
+    before, after = finite_float(m.get(first)), finite_float(m.get(last))
+    if after is None:
+        end = "nan (not finite)" if trained and last in m else None
+        return end if before is None or end is None else f"{before:.4f} -> {end}"
+    return f"{after:.4f}" if before is None or before == after else f"{before:.4f} -> {after:.4f}"
+
+
+def _rate(m: dict[str, Any]) -> str | None:
+    rate, each = finite_float(m.get("tokens_per_s")), finite_float(m.get("tokens_per_s_per_rank"))
+    if rate is None:
+        return None
+    return f"{rate:,.0f} real tokens/s ({_formatted(each, ',.0f')} per rank), after 5 warm-up steps"
+
+
+def _step_time(step: dict[str, Any]) -> str | None:
+    if finite_float(step.get("median")) is None:
+        return None
+    return f"median {_formatted(step.get('median'), '.3f')} s, p90 {_formatted(step.get('p90'), '.3f')} s"
+
+
+def _format_or_none(value: Any, form: str) -> str | None:
+    return _format_number(value, lambda found: format(found, form))
+
+
+def _format_number(value: Any, text: Callable[[float], str]) -> str | None:
+    found = finite_float(value)
+    return None if found is None else text(found)
+
+
+def _change_of_share(first: Any, last: Any) -> str | None:
+    before, after = finite_float(first), finite_float(last)
+    if after is None:
+        return None
+    return f"{after:.1%}" if before is None or before == after else f"{before:.1%} -> {after:.1%}"
+
+
+def samples_table(samples: list[dict[str, Any]]) -> Table:
+    """Return a table of sample answers before and after training."""
+    table = Table(title="Held-out questions", title_justify="left", show_lines=False)
+    for name in ("question", "correct answer", "before", "after"):
+        table.add_column(name, overflow="fold", max_width=48)
+    for s in samples:
+        table.add_row(*(escape(_one_line(s.get(k))) for k in ("prompt", "expected", "before", "after")))
+    return table
+
+
+def _one_line(text: Any) -> str:
+    if text is None:
+        return "-"
+    for header in ("### Instruction:", "### Input:", "### Response:"):
+        text = str(text).replace(header, "")
+    flat = " ".join(sanitize(text).split())  # an untrained model says anything, also what a terminal obeys
+    return flat if len(flat) <= 160 else flat[:157] + "..."
 
 
 @click.command("run")
 @click.argument("spec", type=any_path)
 @set_option
-@click.option("--dry-run", is_flag=True, help="Show the plan and stop: the same as `allranks plan`.")
-@click.option("--exclude-bad", is_flag=True, help="Slurm: go on without nodes that fail, if the spec allows fewer.")
-@click.option("--force", is_flag=True, help="Start it even if a rank's memory cannot be enough.")
-@click.option("--detach", is_flag=True, help="Start it, print its name, and go.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and stop, like `allranks plan`.")
+@click.option(
+    "--exclude-bad", is_flag=True, help="Slurm: continue without nodes that fail the checks, if the spec allows fewer."
+)
+@click.option("--force", is_flag=True, help="Start even if the estimated memory per rank exceeds the limit.")
+@click.option("--detach", is_flag=True, help="Start the run, print its name and return.")
 @json_option
 @click.option("--into", type=any_path, hidden=True)
 def run_command(
@@ -44,29 +330,32 @@ def run_command(
     as_json: bool,
     into: Path | None,
 ) -> int:
-    """Plan, check, launch, follow and report the run that SPEC describes."""
-    from allranks import api, preflight
-    from allranks.cli.plan import show_request
+    """Plan, check, launch, follow and report the run described by SPEC."""
+    from allranks import api
+    from allranks.cli.plan import show_dry_run
+    from allranks.nodes import preflight
 
     if into is not None:
         return _follow_detached(into)
     checked = api.read_spec(spec, (*sets, "cluster.exclude_bad=true") if exclude_bad else sets)
     preflight.check_request(checked)
     if dry_run:
-        show_request(checked, as_json)
+        show_dry_run(checked, as_json)
         return EXIT_OK
     run_dir, plan = api.prepare_run(checked, force=force)
     if detach:
         return _detach(run_dir, checked, plan, as_json)
-    console = Console(stderr=as_json, quiet=as_json)
-    result = watch(
+    console = SafeConsole(stderr=as_json, quiet=as_json)
+    result = run_with_progress(
         console, lambda live: api.launch(run_dir, checked, plan, attempt=1, observer=live), plan, run_dir.root
     )
-    return conclude(result, console, as_json)
+    return print_result(result, console, as_json)
 
 
-def watch(console: Console, start: Callable[[Live], RunResult], plan: LaunchPlan, folder: Path) -> RunResult:
-    """Show a run while it goes on."""
+def run_with_progress(
+    console: SafeConsole, start: Callable[[ProgressView], RunResult], plan: LaunchPlan, folder: Path
+) -> RunResult:
+    """Run with a progress display."""
     threads = next((e for e in plan.environment if e.name == "OMP_NUM_THREADS"), None)
     nodes = f"{len(plan.nodes)} node{'s' * (len(plan.nodes) > 1)}"
     lines = [
@@ -77,7 +366,7 @@ def watch(console: Console, start: Callable[[Live], RunResult], plan: LaunchPlan
     ]
     for line in filter(None, lines):
         console.print(escape(line), highlight=False, soft_wrap=not console.is_terminal)
-    with Live(console, plan) as live:
+    with ProgressView(console, plan) as live:
         return start(live)
 
 
@@ -86,29 +375,29 @@ def _threads(decided: EnvVar) -> str:
     return why if decided.value is None else f"OMP_NUM_THREADS={decided.value} ({why})"
 
 
-def conclude(result: RunResult, console: Console, as_json: bool) -> int:
-    """The end of a run, for a person or for a program."""
+def print_result(result: RunResult, console: SafeConsole, as_json: bool) -> int:
+    """Print the result of a run as text or JSON."""
     if as_json:
         print_json(result.metrics)
     else:
         run = RunDir(Path(result.folder))
-        show_end(console, run, result.metrics)
+        print_summary(console, run, result.metrics)
         for item in (result.metrics.get("network") or {}).get("findings", []):
             text = f"network      {item['host']}: {item['text']}"
             console.print(escape(text), highlight=False, soft_wrap=True)
-        console.print(f"run folder   {result.folder}", highlight=False, soft_wrap=True)
+        console.print(f"run folder   {result.folder}", highlight=False, markup=False, soft_wrap=True)
         if run.report.exists():
-            console.print(f"report       {run.report}", highlight=False, soft_wrap=True)
+            console.print(f"report       {run.report}", highlight=False, markup=False, soft_wrap=True)
         if traced := run.traced_ranks():
             text = f"traces       {run.traces} ({len(traced)} rank{'s' * (len(traced) > 1)}); next: allranks trace {result.folder}"
             console.print(escape(text), highlight=False, soft_wrap=True)
     if result.status != "succeeded":
-        click.echo(f"allranks: {result.message}", err=True)
+        echo(f"allranks: {result.message}", err=True)
     return result.exit_code
 
 
-def show_end(console: Console, run: RunDir, metrics: dict[str, Any]) -> None:
-    """Sample answers and the summary."""
+def print_summary(console: SafeConsole, run: RunDir, metrics: dict[str, Any]) -> None:
+    """Print sample answers and the summary."""
     samples = before_and_after(list(read_events(run.events_of(0))))
     if samples:
         console.print()
@@ -120,39 +409,41 @@ def show_end(console: Console, run: RunDir, metrics: dict[str, Any]) -> None:
 
 
 def _detach(run_dir: RunDir, spec: RunSpec, plan: LaunchPlan, as_json: bool) -> int:
-    """Slurm follows its own jobs; a local run gets a follower in the background."""
-    if spec.cluster.launcher == "slurm":
-        from allranks.launch.jobs import LAUNCHERS
+    """Start a run that nobody follows; where its launcher needs a process that stays, start one in the background."""
+    from allranks.launch.launchers import get_launcher
 
-        LAUNCHERS["slurm"](run_dir, spec, plan, 1, {})
+    launcher = get_launcher(spec.cluster.launcher)
+    if not launcher.needs_follower:
+        launcher.start(run_dir, spec, plan, 1, {})
     else:
-        with (run_dir.logs / "launcher.log").open("ab") as log:
+        with os.fdopen(open_append(run_dir.logs / "launcher.log"), "ab") as log:
             subprocess.Popen(
                 [sys.executable, "-m", "allranks.cli.main", "run", str(run_dir.spec), "--into", str(run_dir.root)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, **secrets(plan.environment)},  # the run folder, which it reads, keeps none
+                env={**os.environ, **secret_variables(plan.environment)},  # the run folder, which it reads, keeps none
             )
     if as_json:
         print_json({"run": run_dir.name, "folder": str(run_dir.root)})
     else:
-        click.echo(
+        echo(
             f"started {run_dir.name}; follow it with: allranks logs {run_dir.name} --follow; end it with: allranks cancel {run_dir.name}"
         )
     return EXIT_OK
 
 
 def _follow_detached(folder: Path) -> int:
-    """The second half of ``--detach``: in the background, on a run folder that is already made."""
+    """Run the background part of ``--detach`` on an existing run folder."""
     import msgspec
 
     from allranks import api
     from allranks.spec import load_spec
+    from allranks.utils.inputs import read_regular
 
     run_dir = RunDir(folder)
-    plan = msgspec.json.decode(run_dir.plan.read_bytes(), type=LaunchPlan)
-    result = api.launch(run_dir, load_spec(run_dir.spec), plan, attempt=1, observer=api.Silent())
-    click.echo(result.message)
+    plan = msgspec.json.decode(read_regular(run_dir.plan), type=LaunchPlan)
+    result = api.launch(run_dir, load_spec(run_dir.spec), plan, attempt=1, observer=api.NullObserver())
+    echo(result.message)
     return result.exit_code

@@ -1,4 +1,4 @@
-"""``allranks runs``: what ran."""
+"""List, resume and cancel runs (``allranks runs``, ``resume``, ``cancel``)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
-from allranks.cli.options import json_option, print_json, root_option
+from allranks.cli.console import SafeConsole
+from allranks.cli.options import echo, json_option, print_json, root_option, run_argument, set_option
 from allranks.errors import EXIT_OK
 
-WIDE = 120
-NARROW = {
+WIDE_TERMINAL = 120
+NARROW_COLUMNS = {
     "run": "run",
     "status": "status",
     "steps": "steps",
@@ -19,7 +20,7 @@ NARROW = {
     "eval_loss": "held-out",
     "tokens_per_s": "tokens/s",
 }
-MORE = {"strategy": "strategy", "world_size": "ranks", "model": "model", "dataset": "data"}
+WIDE_COLUMNS = {"strategy": "strategy", "world_size": "ranks", "model": "model", "dataset": "data"}
 
 
 @click.command("runs")
@@ -28,36 +29,39 @@ MORE = {"strategy": "strategy", "world_size": "ranks", "model": "model", "datase
 def runs_command(run_root: Path, as_json: bool) -> int:
     """List the runs under the run root, oldest first."""
     from allranks import api
-    from allranks.rundir import list_runs
+    from allranks.rundir.paths import list_runs
 
     agents = api.local_agents()
-    rows = [_row(run, agents) for run in list_runs(run_root)]
+    rows = [_run_row(run, agents) for run in list_runs(run_root)]
     if as_json:
         print_json(rows)
         return EXIT_OK
     if not rows:
-        click.echo(f"no runs under {run_root.absolute()}")
+        echo(f"no runs under {run_root.absolute()}")
         return EXIT_OK
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    console = Console()
-    columns = dict(NARROW if console.width < WIDE else NARROW | MORE)
+    from allranks.cli.console import SafeConsole
+
+    console = SafeConsole()
+    columns = dict(NARROW_COLUMNS if console.width < WIDE_TERMINAL else NARROW_COLUMNS | WIDE_COLUMNS)
     table = Table()
     for title in columns.values():
         table.add_column(title, no_wrap=title in ("run", "status"), overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(row[key]) for key in columns))
+        table.add_row(*(Text(_cell(row[key])) for key in columns))  # a folder's name is no markup
     console.print(table)
     return EXIT_OK
 
 
-def _row(run: Any, agents: set[str]) -> dict[str, Any]:
+def _run_row(run: Any, agents: set[str]) -> dict[str, Any]:
     from allranks import api
-    from allranks.rundir import read_json, status_of
+    from allranks.rundir.files import read_record
+    from allranks.rundir.paths import status_of
 
-    metrics = read_json(run.metrics) or {}
-    plan = read_json(run.plan) or {}
+    metrics = read_record(run.metrics)
+    plan = read_record(run.plan)
     status = status_of(run, alive=api.running(run, agents))
     names = ("model", "dataset", "steps", "train_loss_last", "eval_loss", "tokens_per_s")
     return {
@@ -80,3 +84,48 @@ def _cell(value: Any) -> str:
         if isinstance(value, float)
         else str(value)
     )
+
+
+@click.command("resume")
+@run_argument
+@set_option
+@click.option(
+    "--allow-inexact",
+    is_flag=True,
+    help="Allow a resume that is not bitwise: from a weights-only checkpoint, or with other ranks, strategy, data or batch.",
+)
+@root_option
+@json_option
+def resume_command(run: str, sets: tuple[str, ...], allow_inexact: bool, run_root: Path, as_json: bool) -> int:
+    """Resume RUN in its folder from its newest complete checkpoint."""
+    from allranks import api
+    from allranks.cli.run import print_result, run_with_progress
+    from allranks.launch.resumption import require_same_schema
+    from allranks.rundir.paths import find_run
+    from allranks.spec import load_spec
+
+    console = SafeConsole(stderr=as_json, quiet=as_json)
+    folder = find_run(run, run_root)
+    require_same_schema(folder)
+    plan = api.plan(load_spec(folder.spec, sets))
+    result = run_with_progress(
+        console,
+        lambda live: api.resume(folder.root, allow_inexact=allow_inexact, sets=sets, observer=live),
+        plan,
+        folder.root,
+    )
+    return print_result(result, console, as_json)
+
+
+@click.command("cancel")
+@run_argument
+@click.option("--now", is_flag=True, help="Stop at once, without finishing the step and writing a checkpoint.")
+@root_option
+def cancel_command(run: str, now: bool, run_root: Path) -> int:
+    """Stop RUN after its current step and a full checkpoint, from which `resume` continues."""
+    from allranks import api
+    from allranks.rundir.paths import find_run
+
+    found = find_run(run, run_root)
+    echo(f"{found.name}: {api.cancel(found, now=now)}")
+    return EXIT_OK

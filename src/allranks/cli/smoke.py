@@ -1,4 +1,4 @@
-"""``allranks smoke``: the ladder of smoke tests."""
+"""``allranks smoke``: run the smoke tests."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
-from rich.console import Console
 from rich.markup import escape
 
-from allranks.cli.options import any_path, error_line, json_option, print_json, set_option
+from allranks.cli.console import SafeConsole
+from allranks.cli.options import any_path, echo, error_line, json_option, print_json, set_option
 from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK
 
 if TYPE_CHECKING:
-    from allranks.smoke.climb import Rung
-    from allranks.smoke.records import Judged, SmokeTest, TestResult
+    from allranks.lab.smoke.records import CriterionResult, SmokeTest, TestResult
+    from allranks.lab.smoke.runner import PreparedTest
 
-EVERY = 25  # steps between two lines, as the notes have it
+STEPS_PER_LINE = 25  # steps between two lines, as the notes have it
 
 
 @click.command("smoke")
@@ -27,49 +27,48 @@ EVERY = 25  # steps between two lines, as the notes have it
     default="local",
     show_default=True,
     type=click.Choice(["local", "slurm", "cluster"]),
-    help="This machine alone; the Slurm that is here; or a cluster in a box on this machine.",
+    help="Where to run: only this machine, its Slurm cluster, or a cluster in a box.",
 )
 @click.option(
     "--scale",
     default="fit",
     show_default=True,
     type=click.Choice(["fit", "seed", "tiny"]),
-    help="Sizes: the largest that fit up to the notes'; the notes' whatever comes; or a few steps of almost nothing.",
+    help="Sizes: the largest that fits up to the reference size; the reference size; or a toy run.",
 )
-@click.option("--run-root", default="runs", show_default=True, type=any_path, help="Folder of the runs.")
-@click.option("--dry-run", is_flag=True, help="Show each test's settings and batch script; run nothing.")
+@click.option("--run-root", default="runs", show_default=True, type=any_path, help="Folder that contains the runs.")
+@click.option("--dry-run", is_flag=True, help="Show each test's settings and batch script without running anything.")
 @set_option
 @json_option
 def smoke_command(
     names: tuple[str, ...], place: str, scale: str, run_root: Path, dry_run: bool, sets: tuple[str, ...], as_json: bool
 ) -> int:
-    """Run the smoke tests NAMES (such as 01 or 02_ddp; all of them if none is named): each criterion is ticked off, the
-    measured value beside its threshold. Exit code 0 only if nothing failed."""
-    from allranks.facts import machine_facts
-    from allranks.rundir import make_run_root
-    from allranks.smoke.climb import Wanted, climb, folder_of, rung
-    from allranks.smoke.ladder import chosen
-    from allranks.smoke.places import standing
-    from allranks.smoke.report import document, write
+    """Run the smoke tests NAMES (such as 01 or 02_ddp; default: all) and show each criterion, the measured value next to
+    its threshold. Exit code 0 only if nothing failed."""
+    from allranks.lab.smoke.registry import select_tests
+    from allranks.lab.smoke.report import as_document, write_report
+    from allranks.lab.smoke.runner import SmokeOptions, cluster_for_tests, prepare_test, report_folder, run_tests
+    from allranks.rundir.paths import make_run_root
+    from allranks.utils.machine import machine_facts
 
-    wanted = Wanted(place=cast(Any, place), scale=cast(Any, scale), sets=sets, run_root=str(run_root))
-    tests, machine = chosen(names), machine_facts()
-    ready = [rung(test, wanted, machine) for test in tests]
+    wanted = SmokeOptions(place=cast(Any, place), scale=cast(Any, scale), sets=sets, run_root=str(run_root))
+    tests, machine = select_tests(names), machine_facts()
+    ready = [prepare_test(test, wanted, machine) for test in tests]
     if dry_run:
         _show_dry(ready, as_json)
         return EXIT_OK
     make_run_root(run_root)
-    console = Console(stderr=as_json, quiet=as_json)
+    console = SafeConsole(stderr=as_json, quiet=as_json)
     if not console.is_terminal:
-        console = Console(stderr=as_json, quiet=as_json, width=150)
-    watcher = _Watcher(console)
+        console = SafeConsole(stderr=as_json, quiet=as_json, width=150)
+    watcher = _ProgressPrinter(console)
     nodes = max((r.asked.nodes for r in ready if r.asked), default=1)
-    with standing(cast(Any, place), nodes, watcher.say):
-        ladder = climb(tests, wanted, machine, watcher)
-    folder = folder_of(ladder, run_root)
-    write(ladder, folder)
+    with cluster_for_tests(cast(Any, place), nodes, watcher.say):
+        ladder = run_tests(tests, wanted, machine, watcher)
+    folder = report_folder(ladder, run_root)
+    write_report(ladder, folder)
     if as_json:
-        print_json({**document(ladder), "report": str(folder / "smoke.html")})
+        print_json({**as_document(ladder), "report": str(folder / "smoke.html")})
     else:
         _show(console, ladder, folder)
     if not ladder.ran:
@@ -77,17 +76,17 @@ def smoke_command(
     return EXIT_FAILED if ladder.failed else EXIT_OK
 
 
-class _Watcher:
-    """Lines as the climb goes on."""
+class _ProgressPrinter:
+    """Print progress lines while the tests run."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: SafeConsole) -> None:
         self._console = console
 
     def say(self, text: str) -> None:
         self._console.print(escape(text), highlight=False, soft_wrap=True)
 
     def event(self, event: dict[str, Any]) -> None:
-        if event["event"] == "step" and event["rank"] == 0 and event["step"] % EVERY == 0:
+        if event["event"] == "step" and event["rank"] == 0 and event["step"] % STEPS_PER_LINE == 0:
             self.say(f"    step {event['step']}, loss {event['loss']:.4f}")
         if event["event"] == "error" and not event.get("echo"):
             self.say(f"    {error_line(event)}")
@@ -97,10 +96,10 @@ class _Watcher:
         if setting:
             self.say(f"  {setting}")
         for line in scaled:
-            self.say(f"  not as in the notes: {line}")
+            self.say(f"  differs from the reference: {line}")
 
-    def judged(self, criterion: Judged) -> None:
-        from allranks.smoke.report import criterion_line
+    def judged(self, criterion: CriterionResult) -> None:
+        from allranks.lab.smoke.report import criterion_line
 
         self._console.print(criterion_line(criterion), highlight=False, soft_wrap=True)
 
@@ -109,8 +108,8 @@ class _Watcher:
         self.say(f"  {result.status}{what}")
 
 
-def _show(console: Console, ladder: Any, folder: Path) -> None:
-    from allranks.smoke.report import PLACES, figures_table, figures_title, overview, verdict
+def _show(console: SafeConsole, ladder: Any, folder: Path) -> None:
+    from allranks.lab.smoke.report import PLACES, figures_table, figures_title, overview_table, verdict
 
     for test in ladder.tests:
         if test.figures:
@@ -119,15 +118,15 @@ def _show(console: Console, ladder: Any, folder: Path) -> None:
             console.print(figures_table(test))
     console.print()
     console.print(
-        f"Smoke ladder {PLACES[ladder.place]}: {verdict(ladder)}", style="bold", highlight=False, soft_wrap=True
+        f"Smoke tests {PLACES[ladder.place]}: {verdict(ladder)}", style="bold", highlight=False, soft_wrap=True
     )
-    console.print(overview(ladder))
-    console.print(f"report   {folder}/smoke.html", highlight=False, soft_wrap=True)
+    console.print(overview_table(ladder))
+    console.print(f"report   {folder}/smoke.html", highlight=False, markup=False, soft_wrap=True)
 
 
-def _show_dry(ready: list[Rung], as_json: bool) -> None:
-    """Specs and batch scripts."""
-    from allranks import asked
+def _show_dry(ready: list[PreparedTest], as_json: bool) -> None:
+    """Show specs and batch scripts."""
+    from allranks.launch import preview
     from allranks.spec import spec_to_dict, spec_to_yaml
 
     if as_json:
@@ -139,7 +138,7 @@ def _show_dry(ready: list[Rung], as_json: bool) -> None:
                         "unable": r.unable or None,
                         "scaled": r.scaled,
                         "spec": spec_to_dict(r.spec) if r.spec else None,
-                        "batch_script": asked.batch_script(r.spec) if r.spec else None,
+                        "batch_script": preview.batch_script(r.spec) if r.spec else None,
                     }
                     for r in ready
                 ]
@@ -147,10 +146,10 @@ def _show_dry(ready: list[Rung], as_json: bool) -> None:
         )
         return
     for r in ready:
-        click.echo(f"# {r.test.name}: {r.test.title}")
+        echo(f"# {r.test.name}: {r.test.title}")
         if r.spec is None:
-            click.echo(f"# not run: {r.unable}\n")
+            echo(f"# not run: {r.unable}\n")
             continue
         for line in r.scaled:
-            click.echo(f"# not as in the notes: {line}")
-        click.echo(asked.batch_script(r.spec) or spec_to_yaml(r.spec))
+            echo(f"# differs from the reference: {line}")
+        echo(preview.batch_script(r.spec) or spec_to_yaml(r.spec))

@@ -1,4 +1,4 @@
-"""``allranks topo``: how the GPUs and network cards of a machine are wired, and what NCCL should be told."""
+"""``allranks topo``: show how a machine's GPUs and network cards are connected, and recommend NCCL settings."""
 
 from __future__ import annotations
 
@@ -8,34 +8,32 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from allranks.cli.options import any_path, json_option, print_json
-from allranks.errors import EXIT_OK, EXIT_REQUEST, RequestError
+from allranks.cli.options import any_path, echo, json_option, print_json
+from allranks.errors import EXIT_OK, EXIT_REQUEST
 
 if TYPE_CHECKING:
-    from allranks.fabric.decision import EnvVar
-    from allranks.fabric.facts import NodeFacts
-    from allranks.topo.records import Topology
+    from allranks.planning.env_vars import EnvVar
+    from allranks.planning.node_facts import NodeFacts, Topology
 
 
 MAX_OTHERS = 3
-"""Lines of a pasted log that are shown one by one; what the matrix itself lacks is always shown."""
+"""Limit on unrecognised lines that are listed; problems in the matrix are always listed."""
 
 
 @click.command("topo")
 @click.argument("file", required=False, type=any_path)
-@click.option("--svg", type=any_path, metavar="OUT", help="Also write the picture as SVG.")
+@click.option("--svg", type=any_path, metavar="OUT", help="Also write the drawing as SVG.")
 @json_option
 def topo_command(file: Path | None, svg: Path | None, as_json: bool) -> int:
-    """Read `nvidia-smi topo -m` of this machine, or from FILE (- is standard input); draw it and advise on NCCL.
+    """Read `nvidia-smi topo -m` from this machine or FILE (- is standard input), draw it and recommend NCCL settings.
 
-    Exit code 2 if the matrix is cut off, so that the link of some pair of GPUs is not known.
+    Exit code 2 if the matrix is truncated, so that the link of some GPU pair is unknown.
     """
-    from allranks.topo.advise import advise
-    from allranks.topo.parse import parse
-    from allranks.topo.source import from_driver, read_source
+    from allranks.nodes.topology.advice import advise_nccl
+    from allranks.nodes.topology.nvidia_smi import parse_topology, query_driver, read_matrix
 
-    topology = parse(from_driver() if file is None else read_source(file))
-    advice = advise(topology, _live(topology) if file is None else None)
+    topology = parse_topology(query_driver() if file is None else read_matrix(file))
+    advice = advise_nccl(topology, _live(topology) if file is None else None)
     if svg is not None:
         _write_svg(svg, topology)
     if as_json:
@@ -44,8 +42,8 @@ def topo_command(file: Path | None, svg: Path | None, as_json: bool) -> int:
         _print(topology, advice)
     missing = topology.missing_pairs()
     if missing:
-        click.echo(
-            f"allranks: the matrix is not whole: the link of {len(missing)} pairs of GPUs is not in it (such as "
+        echo(
+            f"allranks: the matrix is incomplete: the link of {len(missing)} GPU pairs is missing (such as "
             f"{missing[0][0]}-{missing[0][1]}); print it again with `nvidia-smi topo -m`",
             err=True,
         )
@@ -54,15 +52,15 @@ def topo_command(file: Path | None, svg: Path | None, as_json: bool) -> int:
 
 
 def _live(topology: Topology) -> NodeFacts:
-    """What this machine says beside its matrix: IOMMU, ACS, an earlier copy test."""
-    from allranks.fabric.gather import this_node
-    from allranks.facts import host_name
+    """Return this machine's other facts: IOMMU, ACS, the result of an earlier copy test."""
+    from allranks.nodes.preflight.network_policy import this_machine_facts
+    from allranks.utils.machine import host_name
 
-    return this_node(host_name(), Path("runs"), topology)
+    return this_machine_facts(host_name(), Path("runs"), topology)
 
 
 def as_document(topology: Topology, advice: list[EnvVar]) -> dict[str, Any]:
-    """What ``--json`` prints."""
+    """Return the document of ``--json``."""
     import msgspec
 
     keep = ("gpus", "nics", "links", "unread", "p2p")
@@ -71,27 +69,28 @@ def as_document(topology: Topology, advice: list[EnvVar]) -> dict[str, Any]:
 
 
 def _write_svg(out: Path, topology: Topology) -> None:
-    from allranks.topo.svg import svg
+    from allranks.nodes.topology.drawings import draw_svg
+    from allranks.utils.filesystem import write_error
 
     try:
-        out.write_text(svg(topology), encoding="utf-8")
+        out.write_text(draw_svg(topology), encoding="utf-8")
     except OSError as error:
-        raise RequestError(f"--svg {out} cannot be written: {error.strerror or error}") from None
+        raise write_error(out, error, "--svg") from None
 
 
 def _print(topology: Topology, advice: list[EnvVar]) -> None:
-    from rich.console import Console
     from rich.markup import escape
 
-    from allranks.topo.draw import draw
-    from allranks.topo.parse import OTHER
+    from allranks.cli.console import SafeConsole
+    from allranks.nodes.topology.drawings import draw_text
+    from allranks.nodes.topology.nvidia_smi import NOT_IN_MATRIX
 
-    console = Console()
-    console.print(draw(topology), soft_wrap=True)
+    console = SafeConsole()
+    console.print(draw_text(topology), soft_wrap=True)
     console.print("NCCL", style="bold")
     for item in advice:
         console.print(
-            f"  [bold]{item.name}[/bold] {'left alone' if item.value is None else '= ' + escape(item.value)}",
+            f"  [bold]{item.name}[/bold] {'do not set' if item.value is None else '= ' + escape(item.value)}",
             highlight=False,
         )
         for part in textwrap.wrap(
@@ -101,8 +100,8 @@ def _print(topology: Topology, advice: list[EnvVar]) -> None:
     if advice:
         console.print(f"source: {advice[0].documentation.partition('#')[0]}", highlight=False)
     if topology.unread:
-        console.print("\nNot understood:", highlight=False)
-    others = [item for item in topology.unread if item.why == OTHER]
+        console.print("\nNot recognised:", highlight=False)
+    others = [item for item in topology.unread if item.why == NOT_IN_MATRIX]
     hidden = others[MAX_OTHERS:]
     for item in [item for item in topology.unread if item not in hidden]:
         where = f"line {item.line}: " if item.line else ""
@@ -110,5 +109,5 @@ def _print(topology: Topology, advice: list[EnvVar]) -> None:
         console.print(escape(f"  {where}{item.why}{text}"), highlight=False, soft_wrap=True)
     if hidden:
         console.print(
-            f"  {len(hidden)} more lines that are no part of the matrix, to line {hidden[-1].line}", highlight=False
+            f"  {len(hidden)} more lines that are not part of the matrix, up to line {hidden[-1].line}", highlight=False
         )

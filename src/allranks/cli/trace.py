@@ -1,4 +1,4 @@
-"""``allranks trace``: what profiler traces tell."""
+"""``allranks trace``: analyse profiler traces."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from allranks.cli.options import any_path, json_option, print_json, run_or_path
+from allranks.cli.options import any_path, json_option, print_json, resolve_run_path
 from allranks.errors import EXIT_OK
 
 if TYPE_CHECKING:
-    from allranks.trace.diff import Comparison
-    from allranks.trace.records import TraceReport
+    from allranks.analysis.trace.diff import Comparison
+    from allranks.analysis.trace.records import TraceReport
 
 
 @click.command("trace")
@@ -22,23 +22,25 @@ if TYPE_CHECKING:
     type=click.Choice(["latest", "all"]),
     default="latest",
     show_default=True,
-    help="Which windows of a rank: the newest, or each.",
+    help="Which profiler windows of a rank to read: the newest or all.",
 )
 @click.option(
-    "--workers", type=click.IntRange(min=1), help="Processes that read ranks in parallel (default: one a core)."
+    "--workers",
+    type=click.IntRange(min=1),
+    help="Number of processes that read ranks in parallel (default: one per core).",
 )
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Write summary.html, summary.csv, collectives.csv and merged.json.gz there.",
+    help="Write summary.html, summary.csv, collectives.csv and merged.json.gz to this folder.",
 )
 @click.option(
     "--compare",
     "other",
     type=any_path,
     metavar="PATH",
-    help="Show how many times the figures of this other run ours are.",
+    help="Show each metric as a ratio to the run at PATH.",
 )
 @json_option
 def trace_command(
@@ -49,15 +51,15 @@ def trace_command(
     other: Path | None,
     as_json: bool,
 ) -> int:
-    """Analyse profiler traces: files, folders of them, or runs (`latest`, a name, or a folder).
+    """Analyse profiler traces from files, folders or runs (`latest`, a name, or a folder).
 
-    Per rank: compute, communication that compute hides or does not, copies, idle. Collectives: transfer and waiting told apart,
-    bandwidth, who came last. Nothing is written without --out. merged.json.gz is all ranks on one clock, for ui.perfetto.dev.
+    Shows per rank: compute, overlapped and exposed communication, copies, idle time. Shows per collective: transfer time, wait
+    time, bandwidth, the last rank. Writes files only with --out. merged.json.gz has all ranks on one clock, for ui.perfetto.dev.
     """
-    from allranks.trace import analyse
+    from allranks.analysis.trace import analyse
 
-    reports = analyse([run_or_path(path) for path in paths], select=select, workers=workers)
-    comparison = _compare(reports, run_or_path(other), workers) if other else None
+    reports = analyse([resolve_run_path(path) for path in paths], select=select, workers=workers)
+    comparison = _compare(reports, resolve_run_path(other), workers) if other else None
     written = _write(reports, comparison, out) if out else []
     if as_json:
         print_json(as_document(reports, comparison, written))
@@ -69,9 +71,9 @@ def trace_command(
 def as_document(
     reports: list[TraceReport], comparison: Comparison | None = None, written: list[Path] | None = None
 ) -> dict[str, object]:
-    """The document of ``--json``: ``{"reports": [...]}``, each as the records of `allranks.trace.records`.
+    """Return the document of ``--json``: ``{"reports": [...]}``, each as the records of `allranks.analysis.trace.records`.
 
-    With ``--compare`` also ``comparison`` (`allranks.trace.diff.Comparison`), with ``--out`` also ``written``, the files' paths.
+    With ``--compare`` also ``comparison`` (`allranks.analysis.trace.diff.Comparison`), with ``--out`` also ``written``, the files' paths.
     """
     import msgspec
 
@@ -84,32 +86,31 @@ def as_document(
 
 
 def _compare(reports: list[TraceReport], other: Path, workers: int | None) -> Comparison:
-    """Our newest report against the other's newest."""
-    from allranks.trace import analyse
-    from allranks.trace.diff import compare_last
+    """Compare our newest report with the other's newest."""
+    from allranks.analysis.trace import analyse
+    from allranks.analysis.trace.diff import compare_last
 
     return compare_last(reports, analyse([other], workers=workers))
 
 
 def _write(reports: list[TraceReport], comparison: Comparison | None, out: Path) -> list[Path]:
-    from allranks.trace.write import write_all, write_comparison
+    from allranks.analysis.trace.output import write_all, write_comparison
 
     written = write_all(reports, out)
     return [*written, write_comparison(comparison, out)] if comparison else written
 
 
 def _show(reports: list[TraceReport], comparison: Comparison | None, written: list[Path]) -> None:
-    from rich.console import Console
+    from allranks.analysis.trace.tables import show_report
+    from allranks.cli.console import SafeConsole
 
-    from allranks.trace.tables import show_report
-
-    console = Console()
+    console = SafeConsole()
     for number, report in enumerate(reports):
         if number:
             console.rule()
         show_report(console, report)
     if comparison is not None:
-        from allranks.trace.diff_table import show_comparison
+        from allranks.analysis.trace.tables import show_comparison
 
         show_comparison(console, comparison)
     if written:

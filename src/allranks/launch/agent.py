@@ -1,47 +1,63 @@
-"""The agent of one node: torchrun's own engine with our log files, telemetry and a record of every rank's end.
+"""Agent of one node: start its ranks, monitor them, report to the driver and follow its orders.
 
-``python -m allranks.launch.agent RUN --attempt A --node N``; the environment of the ranks is this process's own.
-Signals: USR1 and TERM ask the ranks for a clean stop at a step edge; INT ends them at once.
+``python -m allranks.launch.agent RUN --attempt A --node N``; the ranks inherit this process's environment. All orders
+arrive over the control channel; the run folder keeps the record. Signals: USR1 and TERM stop the ranks after a
+checkpoint, INT stops them at once. No torch.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import msgspec
 import psutil
 
-from allranks.envpolicy import threads_per_rank
-from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK, EnvironmentNotAble
-from allranks.fabric import report as network_file
-from allranks.fabric.connections import by_interface, of_processes
-from allranks.facts import host_name, usable_cpus
-from allranks.hang import recorder
-from allranks.hang.collect import Collector
-from allranks.hang.pulse import VARIABLE
-from allranks.hang.watch import HangWatch
-from allranks.launch.blame import RankEnd
-from allranks.launch.rank import done_marker, end_with_parent
-from allranks.launch.rendezvous import Rendezvous
-from allranks.observe.telemetry import Telemetry
-from allranks.planning import LaunchPlan
-from allranks.rundir import RunDir, read_json, write_json
+from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK
+from allranks.launch import rank_processes as processes
+from allranks.launch.channel.client import ChannelClient
+from allranks.launch.channel.protocol import (
+    CHANNEL_VARIABLE,
+    ENDED,
+    RUNNING,
+    AgentReport,
+    Endpoint,
+    RankProgress,
+    StartOrder,
+)
+from allranks.launch.monitor import evidence
+from allranks.launch.monitor.evidence import EvidenceCollector
+from allranks.launch.monitor.hang_watch import HangMonitor
+from allranks.launch.monitor.records import HangAlarm
+from allranks.launch.monitor.telemetry import TelemetrySampler
+from allranks.launch.rank import end_with_parent
+from allranks.launch.rendezvous import Rendezvous, interface_towards
+from allranks.launch.store import LOOPBACK, FileStoreFolder, TcpStoreServer
+from allranks.nodes.network_verification import connection_addresses, count_by_interface
+from allranks.planning import env_vars as network_file
+from allranks.planning.rank_environment import threads_per_rank
+from allranks.planning.records import LaunchPlan
+from allranks.rundir.files import read_json, write_json
+from allranks.rundir.heartbeat import HEARTBEAT_VARIABLE, STORE_VARIABLE, HeartbeatPage, page_paths
+from allranks.rundir.paths import RunDir
+from allranks.utils.inputs import read_regular
+from allranks.utils.machine import host_name, usable_cpus
 
-PEER_DEATH_GRACE_S = 8.0
+POLL_S = 0.1
+REACH_S = 90.0  # to reach the driver for the first time
+PEER_GRACE_S = 5.0  # for the other ranks of this node, after one has failed
+STOP_GRACE_S = 30.0  # for a checkpoint, once the driver is lost
+TERMINATE_S = 5.0  # between SIGTERM and SIGKILL to a program of the user's own
+DELIVER_S = 5.0
 CONNECTIONS_S = 0.5
 CONNECTIONS_LOOKS = 10
-RENDEZVOUS_S = 300
 
 
 def main() -> None:
@@ -53,122 +69,256 @@ def main() -> None:
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     run = RunDir(args.run)
-    plan = msgspec.json.decode(run.plan.read_bytes(), type=LaunchPlan)
+    plan = msgspec.json.decode(read_regular(run.plan), type=LaunchPlan)
     sys.exit(Agent(run, plan, args.attempt, args.node, args.telemetry_s).run())
 
 
+class AgentSignals:
+    """Stop requests received as signals; handlers only set flags."""
+
+    def __init__(self) -> None:
+        self.stop = self.kill = False
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            signal.signal(number, self._on_stop)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
+            signal.signal(signal.SIGHUP, self._on_stop)
+        signal.signal(signal.SIGINT, self._on_kill)
+
+    def _on_stop(self, number: int, frame: FrameType | None) -> None:
+        self.stop = True
+
+    def _on_kill(self, number: int, frame: FrameType | None) -> None:
+        self.kill = True
+
+
 class Agent:
-    """Starts the ranks of one node and waits for them."""
+    """Run the ranks of one node. One loop makes all decisions; threads only measure and communicate."""
 
     def __init__(self, run: RunDir, plan: LaunchPlan, attempt: int, node: int, telemetry_s: float) -> None:
         self._run, self._plan, self._attempt, self._node = run, plan, attempt, node
         self._host = host_name()
         self._telemetry_s = telemetry_s
-        self._ranks = plan.nodes[node].ranks
         found = read_json(run.rendezvous(attempt))
         self._meeting = msgspec.convert(found, Rendezvous) if found else None
-        self._policy = network_file.load(run.network(attempt))
-        self._killed = False
-        self._stop_asked = False
-        self._told: set[int] = set()
+        self._policy = network_file.load_policy(run.network(attempt))
+        self._pages = {rank: HeartbeatPage() for rank in plan.nodes[node].ranks}
+        self._ranks = processes.RankProcesses(self._host, self._pages)
+        self._signals = AgentSignals()
+        self._started_by_launcher = CHANNEL_VARIABLE in os.environ
+        self._endpoint = _endpoint(run, attempt)
+        self._report = AgentReport(node=node, host=self._names[0] or self._host, pid=os.getpid())
+        self._channel = ChannelClient(self._endpoint, self._report)
+        self._stores: list[FileStoreFolder | TcpStoreServer] = []
+        self._reason = self._refused = ""
+        self._alarm: HangAlarm | None = None
+        self._hung = self._driver_gone = False
         self._watch = self._hang_watch()
 
     def run(self) -> int:
-        """The exit code: 0 if every rank ended well."""
-        telemetry = (
-            Telemetry(self._run.telemetry_of(self._host), self._telemetry_s, self._host, self._run.root)
-            if self._telemetry_s
-            else None
-        )
-        if telemetry:
+        """Run the ranks and return the exit code: 0 if every rank succeeded."""
+        if self._started_by_launcher:
+            end_with_parent()  # a launcher that is killed: the ranks stop with a checkpoint
+        telemetry = TelemetrySampler(self._run.telemetry_of(self._host), self._telemetry_s, self._host, self._run.root)
+        if self._telemetry_s:
             telemetry.start()
-        signal.signal(signal.SIGUSR1, self._ask_stop)
-        signal.signal(signal.SIGTERM, self._ask_stop)
-        signal.signal(signal.SIGINT, self._kill)
-        self._node_environment()
-        end_with_parent()  # a launcher that is killed: the ranks stop cleanly
-        (self._run.logs_of(self._attempt) / f"node.{self._node}.joined").write_text(self._host)
-        if self._watch:
-            os.environ[VARIABLE] = self._watch.offer()
-            for name, value in recorder.environment(self._plan.device, self._run.hang(self._attempt)).items():
-                os.environ.setdefault(name, value)
-            self._watch.begin()
-        threading.Thread(target=self._guard, name="guard", daemon=True).start()
-        threading.Thread(target=self._obey, name="control", daemon=True).start()
-        threading.Thread(target=self._watch_connections, name="connections", daemon=True).start()
-        ends, refusal = self._meet_and_launch()
-        if telemetry:
+        self._channel.start()
+        try:
+            self._prepare()
+            if (start := self._await_start()) is not None:
+                self._start_ranks(start)
+                self._supervise()
+        finally:
+            self._ranks.kill()
+            for store in self._stores:
+                store.close()
+        if self._telemetry_s:
             telemetry.stop()
         if self._watch:
             self._watch.stop()
-        self._write_exit(ends, refusal)
-        if refusal:
-            logging.error(refusal)
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # one that comes now is late; Python's end would die of it
-        return EXIT_ENVIRONMENT if refusal else EXIT_FAILED if ends else EXIT_OK
+        return self._finish()
 
-    def _meet_and_launch(self) -> tuple[list[RankEnd], str]:
-        """How the failed ranks ended; or why none was started: the meeting place belongs to another run."""
-        if self._meeting is None:
-            return self._launch(), ""
-        from allranks.launch.meeting import join_store
+    def _prepare(self) -> None:
+        self._node_environment()
+        os.environ[HEARTBEAT_VARIABLE] = page_paths([self._pages[rank] for rank in sorted(self._pages)])
+        if self._watch:
+            for name, value in evidence.flight_recorder_environment(
+                self._plan.device, self._run.hang(self._attempt)
+            ).items():
+                os.environ.setdefault(name, value)
+        if self._node == 0 and self._needs_tcp_store:
+            self._open_store()
 
+    @property
+    def _needs_tcp_store(self) -> bool:
+        """Return whether ranks of other nodes, or a user's own program, need a store on the network."""
+        return len(self._plan.nodes) > 1 or self._plan.batch is None
+
+    def _open_store(self) -> None:
+        address, port = (self._meeting.address, self._meeting.port) if self._meeting else (LOOPBACK, 0)
         try:
-            store = join_store(self._meeting, self._node, self._run.name, RENDEZVOUS_S)
-        except EnvironmentNotAble as error:
-            return [], str(error)
-        ends = self._launch()
-        del store  # kept until here: on node 0 it is the one that all meet at
-        return ends, ""
+            try:
+                server = TcpStoreServer(address, port)
+            except OSError:
+                if self._meeting is None or self._meeting.port_fixed:
+                    raise
+                server = TcpStoreServer(address, 0)
+        except OSError as error:
+            self._refused = (
+                f"node 0 cannot listen on {address}:{port} for the store of the ranks: {error.strerror}; leave "
+                "cluster.rendezvous.port and address null, so that a free port is chosen, or end the program that uses it (ss -ltnp shows it)"
+            )
+            return
+        if server.note:
+            logging.warning(server.note)
+        self._stores.append(server)
+        self._publish(store=(address, server.port))
 
-    def _launch(self) -> list[RankEnd]:
-        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-        from torch.distributed.launcher.api import elastic_launch
+    def _await_start(self) -> StartOrder | None:
+        """Return the rendezvous once all nodes have joined; None if no rank is to be started."""
+        while not self._refused:
+            orders = self._channel.orders
+            if self._signals.kill or self._signals.stop or orders.stop or orders.end:
+                self._reason = orders.end or orders.stop or "a stop signal arrived before the ranks were started"
+                return None
+            if orders.start is not None:
+                return orders.start
+            if self._store_failed:
+                self._refused = "the process that serves the ranks' store exited before the ranks were started; see its error above in this log"
+            silent = self._channel.silent_s
+            if not self._channel.ever_connected and silent > REACH_S:
+                self._refused = (
+                    f"this node could not reach the run's driver at {self._channel.where} within {REACH_S:.0f} s: {self._channel.why}; "
+                    "a firewall between the nodes may be the cause (cluster.rendezvous.port and interface select port and network)"
+                )
+            elif self._driver_lost(silent):
+                self._refused = f"the connection to the run's driver at {self._channel.where} was lost before the ranks were started: {self._channel.why}"
+            time.sleep(POLL_S)
+        return None
 
-        entry = ["-u", "-m", "allranks.launch.rank", str(self._run.root), str(self._attempt)]
+    def _driver_lost(self, silent_s: float) -> bool:
+        keep_s = self._endpoint.keep_s
+        return keep_s is not None and self._channel.ever_connected and silent_s > keep_s
+
+    def _start_ranks(self, start: StartOrder) -> None:
+        nodes, world = self._plan.nodes, self._plan.world_size
+        mine = nodes[self._node].ranks
+        run_id = f"{self._run.name}.{self._attempt}"
+        more = self._store_environment(start)
+        environments = {
+            rank: {**processes.torchrun_environment(rank, i, len(mine), self._node, len(nodes), world, run_id), **more}
+            for i, rank in enumerate(mine)
+        }
+        self._ranks.start(self._run, self._attempt, environments)
+        self._publish(state=RUNNING)
+        if self._watch:
+            self._watch.start()
+        threading.Thread(target=self._watch_connections, name="connections", daemon=True).start()
+
+    def _store_environment(self, start: StartOrder) -> dict[str, str]:
+        if not self._needs_tcp_store:
+            place = FileStoreFolder()
+            self._stores.append(place)
+            return {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": "0", **place.environment}
+        place = {"MASTER_ADDR": start.address, "MASTER_PORT": str(start.port)}
+        if self._plan.batch is None:
+            return place
+        return {**place, STORE_VARIABLE: f"tcp:{start.address}:{start.port}:{start.nonce}"}
+
+    def _supervise(self) -> None:
+        """Supervise the ranks until all of them have ended."""
+        deadline: float | None = None
+        while True:
+            ends = self._ranks.poll()
+            orders = self._channel.orders
+            self._publish(
+                at_once=len(ends) != len(self._report.ends) or self._alarm != self._report.alarm,
+                ends=ends,
+                ranks=self._progress(),
+                alarm=self._alarm,
+            )
+            if self._ranks.all_ended:
+                return
+            now = time.monotonic()
+            self._driver_gone = self._driver_gone or self._driver_lost(self._channel.silent_s)
+            for condition, grace_s, reason in (
+                (bool(orders.end), orders.end_grace_s, orders.end),
+                (self._signals.kill, 0.0, "a signal stopped the ranks at once"),
+                (self._hung, 0.0, "the ranks made no progress"),
+                (any(end.failed for end in ends), PEER_GRACE_S, "a rank of this node failed"),
+                (self._driver_gone, STOP_GRACE_S, self._lost_reason),
+                (self._store_failed, 0.0, "the process that serves the ranks' store exited"),
+            ):
+                if condition:
+                    deadline = (
+                        min(deadline, now + grace_s) if deadline is not None else self._ending(now + grace_s, reason)
+                    )
+            if orders.stop or self._signals.stop or self._driver_gone:
+                self._ranks.request_stop()
+            if deadline is not None and now >= deadline:
+                self._ranks.kill()
+            time.sleep(POLL_S)
+
+    @property
+    def _store_failed(self) -> bool:
+        return any(isinstance(s, TcpStoreServer) and s.exit_code() is not None for s in self._stores)
+
+    @property
+    def _lost_reason(self) -> str:
+        return (
+            f"the control channel to the driver at {self._channel.where} was lost for {self._endpoint.keep_s} s "
+            f"({self._channel.why}); the ranks were stopped after a request for a checkpoint"
+        )
+
+    def _ending(self, deadline: float, reason: str) -> float:
+        """Record the reason and begin to stop the ranks; a user's own program receives SIGTERM first."""
+        self._reason = self._reason or reason
+        logging.warning("stopping the ranks of %s: %s", self._host, reason)
+        if self._plan.batch is None and not self._signals.kill:
+            self._ranks.terminate()
+            return max(deadline, time.monotonic() + TERMINATE_S)
+        return deadline
+
+    def _progress(self) -> list[RankProgress]:
+        beats = {rank: page.read() for rank, page in self._pages.items()}
+        return [RankProgress(rank, beat.phase, beat.step) for rank, beat in beats.items() if beat is not None]
+
+    def _publish(self, *, at_once: bool = True, **values: object) -> None:
+        self._report = msgspec.structs.replace(self._report, **values)  # type: ignore[arg-type]
+        self._channel.publish(self._report, at_once=at_once)
+
+    def _finish(self) -> int:
+        """Write the record of this node and report the end."""
+        good = [end for end in self._report.ends if end.exitcode == 0 and end.done]
+        self._publish(state=ENDED, refused=self._refused, reason=self._reason)
+        self._write_exit()
+        if self._refused:
+            logging.error(self._refused)
+        self._channel.wait_delivered(DELIVER_S)
+        self._channel.close()
+        self._ranks.end_leftovers()
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # one that comes now is late, and would end Python's own shutdown
+        return EXIT_ENVIRONMENT if self._refused else EXIT_OK if len(good) == len(self._pages) else EXIT_FAILED
+
+    def _write_exit(self) -> None:
         try:
-            elastic_launch(self._config(), sys.executable)(*entry)
-        except ChildFailedError as failed:
-            return [
-                RankEnd(rank=rank, host=self._host, pid=f.pid, exitcode=f.exitcode, time=float(f.timestamp))
-                for rank, f in failed.failures.items()
-            ]
-        return []
-
-    def _config(self) -> Any:
-        from torch.distributed.launcher.api import LaunchConfig
-
-        known = {f.name for f in dataclasses.fields(LaunchConfig)}
-        wanted = {
-            "min_nodes": len(self._plan.nodes),
-            "max_nodes": len(self._plan.nodes),
-            "nproc_per_node": self._plan.procs_per_node,
-            "run_id": f"{self._run.name}.{self._attempt}",
-            **self._meeting_place(),
-            "max_restarts": 0,
-            "monitor_interval": 0.1,
-            "start_method": "spawn",
-            "signals_to_handle": "SIGHUP,SIGQUIT",  # INT, TERM and USR1 are handled here
-            "shutdown_timeout": int(PEER_DEATH_GRACE_S),
-        }
-        return LaunchConfig(**{k: v for k, v in wanted.items() if k in known})
-
-    def _meeting_place(self) -> dict[str, Any]:
-        """One node: port 0, so that the store itself takes a free one and no two runs can meet. Several nodes: the static
-        rendezvous, in which node rank decides the ranks (c10d would sort host names), and node 0 fails aloud when its
-        port is taken instead of joining another job's store."""
-        if self._meeting is None:
-            return {"rdzv_backend": "c10d", "rdzv_endpoint": "127.0.0.1:0", "local_addr": "127.0.0.1"}
-        return {
-            "rdzv_backend": "static",
-            "rdzv_endpoint": f"{self._meeting.address}:{self._meeting.port}",
-            "rdzv_configs": {"rank": self._node, "timeout": RENDEZVOUS_S},
-            "local_addr": self._meeting.places[self._node].address or None,
-            "run_id": self._meeting.key,
-        }
+            write_json(
+                self._run.agent_exit(self._attempt, self._host),
+                {
+                    "host": self._host,
+                    "node": self._node,
+                    "attempt": self._attempt,
+                    "killed_by_request": self._signals.kill,
+                    "time": time.time(),
+                    "refused": self._refused,
+                    "reason": self._reason,
+                    "failed": [msgspec.to_builtins(end) for end in self._report.ends if end.failed],
+                },
+            )
+        except OSError as error:  # the channel has told the driver already
+            logging.warning("the record of this node cannot be written: %s", error)
 
     def _node_environment(self) -> None:
-        """What only this node can know: its interface on the chosen network, and its share of the cores."""
+        """Return variables that only this node can determine: its interface on the chosen network, its share of the cores."""
         os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(usable_cpus(), self._plan.procs_per_node)))
         self._network_environment()
         if self._meeting is not None:
@@ -179,12 +329,12 @@ class Agent:
 
     @property
     def _names(self) -> list[str]:
-        """Names by which others may know this node."""
+        """Return the names under which others may know this node."""
         place = [self._meeting.places[self._node].host] if self._meeting else []
         return [*place, os.environ.get("SLURMD_NODENAME", ""), self._host]
 
     def _network_environment(self) -> None:
-        """What was decided for this node once all of them had been asked; what the job's environment has wins."""
+        """Return the network variables decided for this node; the job's environment takes precedence."""
         policy = self._policy
         mine = next((node for name in self._names if policy and (node := policy.of(name))), None)
         for item in mine.environment if mine else []:
@@ -192,156 +342,66 @@ class Agent:
                 os.environ.setdefault(item.name, item.value)
 
     def _watch_connections(self) -> None:
-        """Writes down over which interfaces the ranks talk to each other, from their first connection on for a while."""
-        ports = [self._meeting.port] if self._meeting else []
+        """Record for a limited time, from the first connection on, which interfaces the ranks use."""
+        try:
+            self._look_at_connections()
+        except Exception as error:  # noqa: BLE001 - monitoring; the training is not to notice
+            logging.warning("cannot record the connections of %s: %s", self._host, error)
+
+    def _look_at_connections(self) -> None:
+        ports = [self._meeting.port, self._endpoint.port] if self._meeting else []
         peers = [address for node in self._policy.nodes for address in node.addresses] if self._policy else None
         names = {a.address: name for name, found in psutil.net_if_addrs().items() for a in found}
         most: dict[str, int] = {}
         looks = 0
-        while looks < CONNECTIONS_LOOKS:
+        while looks < CONNECTIONS_LOOKS and not self._ranks.all_ended:
             time.sleep(CONNECTIONS_S)
+            if self._report.store is not None:
+                ports = [*ports, self._report.store[1]]
             try:
-                pids = [child.pid for child in self._children()]
-            except psutil.NoSuchProcess:  # one ended between two looks
+                seen = count_by_interface(
+                    connection_addresses(self._ranks.pids, peers=peers, without_ports=ports), names
+                )
+            except psutil.Error:  # one ended between two looks
                 continue
-            seen = by_interface(of_processes(pids, peers=peers, without_ports=ports), names)
             looks += bool(seen)
             more = {name: max(count, most.get(name, 0)) for name, count in seen.items()}
             if {**most, **more} != most:
                 most = {**most, **more}
-                self._write_connections(most)
+                found = {"node": self._node, "names": self._names, "interfaces": most}
+                write_json(self._run.connections(self._attempt, self._host), found)
 
-    def _write_connections(self, most: dict[str, int]) -> None:
-        try:
-            found = {"node": self._node, "names": self._names, "interfaces": most}
-            write_json(self._run.connections(self._attempt, self._host), found)
-        except OSError as error:  # a full disk must not end the watching, and it is no reason to stop the training
-            logging.warning("the connections of %s are not written down: %s", self._host, error)
-
-    def _children(self) -> list[psutil.Process]:
-        return [p for p in psutil.Process().children() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-
-    def _ask_stop(self, number: int, frame: FrameType | None) -> None:
-        self._stop_asked = True
-        self._tell_ranks()
-
-    def _tell_ranks(self) -> None:
-        """Hand the request on to each rank once, and not before it heeds it: one that is still starting would die of it."""
-        for child in self._children() if self._stop_asked else []:
-            if child.pid not in self._told and catches(child.pid, signal.SIGUSR1):
-                self._told.add(child.pid)
-                child.send_signal(signal.SIGUSR1)
-
-    def _hang_watch(self) -> HangWatch | None:
-        """Who looks after ranks that stand still; a comparison has pauses of its own, and is not watched."""
+    def _hang_watch(self) -> HangMonitor | None:
+        """Return the hang monitor; comparisons are not monitored, because they pause between strategies."""
         if self._plan.hang is None or self._run.compare.exists():
             return None
         places = self._meeting.places if self._meeting else []
-        named = {p.node: p.host for p in places}
-        hosts = {r: named.get(n.node) or n.host or self._host for n in self._plan.nodes for r in n.ranks}
-        meeting = (self._meeting.address, self._meeting.port) if self._meeting else None
+        driver = (self._endpoint.address, self._endpoint.port) if self._meeting else None
         interface = places[self._node].interface if places else ""
-        collector = Collector(self._run, self._attempt, self._node, self._host, meeting, interface)
-        return HangWatch(
-            self._run,
-            self._attempt,
-            self._node,
-            self._host,
-            self._ranks,
-            hosts,
-            self._plan.hang,
-            collector,
-            self._end_ranks,
+        collector = EvidenceCollector(self._run, self._attempt, self._node, self._host, driver, interface)
+        return HangMonitor(
+            self._run, self._attempt, self._node, self._report.host, self._host, self._pages, self._plan.hang, collector, self._channel,
+            raise_alarm=self._raise_alarm, end=self._end_hung,
+        )  # fmt: skip
+
+    def _raise_alarm(self, alarm: HangAlarm) -> None:
+        self._alarm = alarm
+
+    def _end_hung(self) -> None:
+        self._hung = True
+
+
+def _endpoint(run: RunDir, attempt: int) -> Endpoint:
+    """Return where the driver listens: from the environment, or (hand-started agents) from the run folder."""
+    text = os.environ.pop(CHANNEL_VARIABLE, "")
+    if text:
+        return msgspec.json.decode(text, type=Endpoint)
+    found = read_json(run.channel(attempt))
+    if found is None:
+        sys.exit(
+            f"allranks: attempt {attempt} of {run.root} is not running: {run.channel(attempt)} is missing or unreadable"
         )
-
-    def _end_ranks(self) -> None:
-        for child in self._children():
-            self._kill_group(child)
-
-    def _kill(self, number: int, frame: FrameType | None) -> None:
-        self._killed = True
-        for child in self._children():
-            self._kill_group(child)
-
-    @staticmethod
-    def _kill_group(child: psutil.Process) -> None:
-        try:
-            os.killpg(child.pid, signal.SIGKILL)  # torchrun gives each rank a session of its own
-        except (ProcessLookupError, PermissionError):
-            pass
-
-    def _obey(self) -> None:
-        """Heed the control file, for launchers whose signals do not reach this node."""
-        control, obeyed = self._run.control(self._attempt), ""
-        while True:
-            time.sleep(0.5)
-            self._tell_ranks()
-            word = control.read_text().strip() if control.exists() else ""
-            if word != obeyed:
-                obeyed = word
-                (self._kill if word == "kill" else self._ask_stop)(0, None)
-
-    def _guard(self) -> None:
-        """When a rank has gone without ending well, give the others a bounded time, then end them: torchrun waits
-        30 s for ranks that do not heed SIGTERM, and a rank inside a collective cannot."""
-        while len(children := self._children()) < self._plan.procs_per_node:
-            time.sleep(0.1)
-        while len([c for c in children if _alive(c)]) == len(children):
-            time.sleep(0.1)
-        while True:
-            gone = len([c for c in children if not _alive(c)])
-            done = len([r for r in self._ranks if done_marker(self._run, self._attempt, r).exists()])
-            if gone == len(children):
-                return
-            if gone > done:
-                break
-            time.sleep(0.1)
-        time.sleep(PEER_DEATH_GRACE_S)
-        for child in children:
-            if _alive(child):
-                self._kill_group(child)
-
-    def _write_exit(self, ends: list[RankEnd], refusal: str) -> None:
-        write_json(
-            self._run.agent_exit(self._attempt, self._host),
-            {
-                "host": self._host,
-                "node": self._node,
-                "attempt": self._attempt,
-                "killed_by_request": self._killed,
-                "time": time.time(),
-                "refused": refusal,
-                "failed": msgspec.to_builtins(ends),
-            },
-        )
-
-
-def interface_towards(address: str) -> str:
-    """The interface by which this node reaches an address, as the kernel's routes say; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))
-        own = probe.getsockname()[0]
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(a.address == own for a in addresses):
-            return name
-    return "lo"
-
-
-def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler of its own for a signal, by /proc; True where that is not known."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return not Path("/proc/self/status").exists()
-    caught = next((line.split()[1] for line in lines if line.startswith("SigCgt:")), "0")
-    return bool(int(caught, 16) >> (number - 1) & 1)
-
-
-def _alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    return msgspec.convert(found, Endpoint)
 
 
 if __name__ == "__main__":

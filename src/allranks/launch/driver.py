@@ -1,342 +1,436 @@
-"""Runs in the batch script, on the first node: asks the nodes, decides the rendezvous, starts the agents, heeds signals.
+"""Runs in the batch script, on the first node: examines the nodes, starts the agents and supervises them.
 
-``python -m allranks.launch.driver RUN``. A job that goes back to the queue comes here again: it then goes on from the
-newest full checkpoint, as the next attempt.
+``python -m allranks.launch.driver RUN``. A requeued job starts the driver again, which then continues from the newest full
+checkpoint as the next attempt.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
+import secrets
 import signal
-import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 
-from allranks import checkpoints
-from allranks.errors import AllranksError, CheckpointError, EnvironmentNotAble
-from allranks.fabric import report as network_file
-from allranks.fabric.gather import for_run
-from allranks.facts import host_name, machine_facts
-from allranks.launch.allocation import IN_ALLOCATION
-from allranks.launch.outcome import conclude, of_attempt
-from allranks.launch.rendezvous import Place, Rendezvous
-from allranks.launch.step import AgentsStep
-from allranks.observe.events import read_run
-from allranks.planning import LaunchPlan, make_plan, network_job
-from allranks.preflight import PreflightReport
-from allranks.preflight.gather import Preflight, Where, cures, examine, require_nodes, text_line, without_bad, write
-from allranks.rundir import RunDir, read_json, write_json
-from allranks.slurm.commands import Slurm
-from allranks.slurm.script import agents
+from allranks.errors import EXIT_FAILED, AllranksError, CheckpointError, EnvironmentNotAble
+from allranks.launch.channel.protocol import CHANNEL_VARIABLE
+from allranks.launch.channel.server import ChannelServer
+from allranks.launch.monitor.hang_report import HangAnalyzer
+from allranks.launch.outcome import events_of_attempt, finalize_run
+from allranks.launch.rendezvous import NodeAddress, Rendezvous, control_port, hosts_of_ranks, own_address_towards
+from allranks.launch.resumption import require_same_schema
+from allranks.launch.slurm.liveness import DriverRecord, print_log_line, slurm_node_name
+from allranks.launch.slurm.requeue import StopAndRequeue, StopRequested
+from allranks.launch.slurm.script import agent_command
+from allranks.launch.store import LOOPBACK
+from allranks.launch.supervisor import JobEnd, Supervisor
+from allranks.nodes.preflight import PreflightReport
+from allranks.nodes.preflight.network_policy import policy_for_nodes
+from allranks.nodes.preflight.runner import (
+    PreflightResult,
+    TargetNodes,
+    exclude_nodes,
+    failure_lines,
+    report_line,
+    require_usable_nodes,
+    run_preflight,
+    write_preflight,
+)
+from allranks.nodes.slurm.commands import Slurm
+from allranks.nodes.srun import SrunStep, compress_hosts
+from allranks.planning import env_vars as network_file
+from allranks.planning.planner import make_plan, network_job, resolve_device
+from allranks.planning.records import LaunchPlan
+from allranks.rundir import checkpoints
+from allranks.rundir.events import read_run_events
+from allranks.rundir.files import make_folder, read_json, write_json
+from allranks.rundir.paths import RunDir
 from allranks.spec import RunSpec, load_spec
+from allranks.utils.inputs import read_regular
+from allranks.utils.machine import host_name, machine_facts
 
 POLL_S = 0.2
-STAGEABLE = {"proj", "py", "pkgs", "imports", "data", "model", "script"}
-PACKAGES = {"py", "pkgs", "imports"}
-PEER_NODE_GRACE_S = 12.0  # longer than an agent gives its own ranks
+KEEP_S = 120.0  # how long agents keep their ranks without this process
+END_S = 15.0  # from the end of all agents to that of their step
+END_LIMIT_S = 60.0  # from the order to end the ranks to the end of their step
+STAGEABLE_CHECKS = {"proj", "py", "pkgs", "imports", "data", "model", "script"}
+PACKAGE_CHECKS = {"py", "pkgs", "imports"}
 
 
 def main() -> None:
     run = RunDir(Path(sys.argv[1]))
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # After `sbatch --export=NONE` (a habit of some sites) srun would hand on nothing.
     os.environ["SLURM_EXPORT_ENV"] = "ALL"
+    record = DriverRecord(run)
     try:
-        code = Driver(run).run()
+        code = Driver(run, record).run()
     except AllranksError as error:
-        say(str(error))
-        write_json(
-            run.driver,
-            {
-                "job": os.environ.get("SLURM_JOB_ID"),
-                "restart": int(os.environ.get("SLURM_RESTART_COUNT", "0")),
-                "host": own_name(),
-                "state": "failed",
-                "message": str(error),
-                "exit_code": error.exit_code,
-            },
-        )
+        print_log_line(str(error))
+        record.write("failed", message=str(error), exit_code=error.exit_code)
         code = error.exit_code
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a request that comes now is late; Python's end would die of it
+    except Exception as error:  # noqa: BLE001 - the outermost level of the process
+        traceback.print_exc()
+        text = f"the driver of the job failed on {slurm_node_name()}: {type(error).__name__}: {error}"
+        record.write("failed", message=text, exit_code=EXIT_FAILED)
+        code = EXIT_FAILED
+    record.close()
+    signal.signal(
+        signal.SIGUSR1, signal.SIG_IGN
+    )  # a request that comes now is late, and would end Python's own shutdown
     sys.exit(code)
 
 
-def own_name() -> str:
-    """This node as Slurm knows it."""
-    return os.environ.get("SLURMD_NODENAME") or host_name()
-
-
-def say(text: str) -> None:
-    """A line in Slurm's own log of the job."""
-    print(f"allranks {time.strftime('%H:%M:%S')} {text}", flush=True)  # noqa: T201 - the job's log
-
-
 def _can_be_staged(report: PreflightReport) -> bool:
-    """True if all that a node lacks is what a bundle brings."""
-    return all(check.ok or not check.blocks or check.name in STAGEABLE for check in report.checks)
+    """Return whether a bundle provides everything that a node lacks."""
+    return all(check.ok or not check.blocks or check.name in STAGEABLE_CHECKS for check in report.checks)
 
 
-def _some_lack(reports: list[PreflightReport], names: set[str]) -> bool:
+def _any_check_failed(reports: list[PreflightReport], names: set[str]) -> bool:
     return any(not check.ok and check.name in names for report in reports for check in report.checks)
 
 
 class Driver:
-    """One start of one job."""
+    """One start of a job."""
 
-    def __init__(self, run: RunDir) -> None:
-        self._run = run
+    def __init__(self, run: RunDir, record: DriverRecord) -> None:
+        self._run, self._record = run, record
+        require_same_schema(run)  # allranks may have been replaced while the job waited in the queue
         self._spec: RunSpec = load_spec(run.spec)
-        self._plan = msgspec.json.decode(run.plan.read_bytes(), type=LaunchPlan)
+        self._plan = msgspec.json.decode(read_regular(run.plan), type=LaunchPlan)
         self._job = os.environ["SLURM_JOB_ID"]
         self._restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-        self._stop_asked = False
-        self._lost: list[str] = []
+        self._slurm = Slurm([], "this job's")
+        self._ending = StopAndRequeue(
+            run,
+            self._slurm,
+            record,
+            job=self._job,
+            restart=self._restart,
+            signal_s=self._spec.cluster.slurm.signal_s,
+        )
         self._hosts: list[str] = []  # what is left of the allocation, once nodes were left out
-        self._srun_options, self._python = agents(self._spec, self._plan, run, sys.executable)
+        self._srun_options, self._python = agent_command(self._spec, self._plan, run, sys.executable)
 
     def run(self) -> int:
-        """The job's exit code."""
+        """Run the job and return its exit code."""
+        self._ending.handle_signals()
         attempt = max(self._run.attempts(), default=0) + 1
-        self._run.logs_of(attempt).mkdir(parents=True)
-        self._note("running", attempt)
+        make_folder(self._run.logs_of(attempt))
+        self._record.write("running", attempt=attempt)
+        self._record.start()
         write_json(self._run.logs_of(attempt) / "args.json", self._resume_args(attempt))
-        signal.signal(signal.SIGUSR1, self._ask_stop)
-        signal.signal(signal.SIGTERM, self._ask_stop)
-        found = self._examine()
-        place = self._meet(found)
-        self._decide_network(attempt, found)
-        if place is not None:
-            write_json(self._run.rendezvous(attempt), msgspec.to_builtins(place))
-            self._tell(place)
-        with self._staged(found):
-            code = self._start(attempt)
-        return self._end(attempt, code)
+        try:
+            found = self._examine()
+            place = self._meet(found)
+            self._decide_network(attempt, found)
+            if place is not None:
+                write_json(self._run.rendezvous(attempt), msgspec.to_builtins(place))
+                self._show(place)
+            with self._staged(found):
+                self._ending.raise_if_stop_requested()
+                code, end = self._start(attempt, place, found)
+        except StopRequested:
+            return self._end_before_start(attempt)
+        except AllranksError:
+            # With GraceTime, a preemption signals the steps of a job, such as that of the preflight, and not this script.
+            if self._ending.why or self._ending.ask_slurm_for_cause() != "preempted":
+                raise
+            self._ending.why = "preempted"
+            return self._end_before_start(attempt)
+        return self._end(attempt, code, end)
+
+    def _end_before_start(self, attempt: int) -> int:
+        """End or requeue the job before any rank was started."""
+        text = f"ended before the ranks were started: {self._ending.reason_text}"
+        print_log_line(text)
+        refused = self._ending.requeue_before_start(self._spec, self._plan, attempt)
+        if refused:
+            text = f"{text}; {refused}"
+        self._record.write("cancelled", message=text, exit_code=EXIT_FAILED)
+        return EXIT_FAILED
 
     def _resume_args(self, attempt: int) -> dict[str, object]:
-        """A later start of the job goes on from the newest full checkpoint; without one it begins anew."""
+        """Return the arguments with which a later start of the job resumes from the newest full checkpoint, if there is one."""
         given = read_json(self._run.logs / "resume.json")
         if attempt == 1:
             return {}
         if isinstance(given, dict) and self._restart == 0:
             return given
         try:
-            step, problems = checkpoints.newest(self._run)
+            step, problems = checkpoints.newest_checkpoint(self._run)
         except CheckpointError:
-            say("there is no checkpoint yet: the training begins anew")
+            print_log_line("no checkpoint yet: training starts from the beginning")
             return {"resume_step": None, "anew": True}
         for problem in problems:
-            say(f"passed over: {problem}")
-        if checkpoints.manifest(self._run, step)["mode"] != "full":
-            say(f"step {step} is a lite checkpoint, which holds no optimizer: the training begins anew")
+            print_log_line(f"skipped: {problem}")
+        if checkpoints.read_manifest(self._run, step)["mode"] != "full":
+            print_log_line(
+                f"step {step} is a weights-only checkpoint without optimizer state: training starts from the beginning"
+            )
             return {"resume_step": None, "anew": True}
-        say(f"going on after step {step}")
+        print_log_line(f"resuming after step {step}")
         return {"resume_step": step, "inexact": False}
 
     @staticmethod
     def _cpus() -> str:
-        """Cores of a node's task, given to srun explicitly: since 22.05 it does not read sbatch's own."""
+        """Return the cores per task for srun; since Slurm 22.05, srun does not inherit sbatch's value."""
         return os.environ.get("SLURM_CPUS_PER_TASK") or os.environ.get("SLURM_CPUS_ON_NODE", "1").split("(")[0]
 
     def _srun(self, *command: str) -> list[str]:
         nodes = len(self._plan.nodes)
-        some = [f"--nodelist={','.join(self._hosts)}"] if self._hosts else []
+        some = [f"--nodelist={compress_hosts(self._hosts)}"] if self._hosts else []
         return [
             "srun", *some, f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={self._cpus()}", "--input=none", "--unbuffered",
-            *self._srun_options, *self._python, "-m", *command,
+            "--kill-on-bad-exit=0", "--wait=0", *self._srun_options, *self._python, "-m", *command,
         ]  # fmt: skip
 
-    def _examine(self) -> Preflight:
-        """Ask every node what it has, and let them reach each other; refuse to start on nodes that cannot do it.
+    def _examine(self) -> PreflightResult:
+        """Collect facts from every node and test connections between them; refuse nodes that cannot run the job.
 
-        Imports are not tried: the ranks do that at once, and it costs seconds of every node's cores.
+        Imports are not tested: the ranks import at once anyway, and a test costs seconds on every node.
         """
-        listed = subprocess.run(
-            ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        )
-        where = Where(hosts=listed.stdout.split(), job_id=f"{self._job}.{self._restart}", cpus=int(self._cpus()))
-        found = examine(where, self._spec, self._plan, self._run.root, imports=False)
-        write(self._run, found)
+        self._ending.raise_if_stop_requested()
+        # The port of the store must not be predictable from the job's number.
+        key = f"{self._job}.{self._restart}.{secrets.token_hex(8)}"
+        where = TargetNodes(hosts=self._allocated_hosts(), job_id=key, cpus=int(self._cpus()))
+        found = run_preflight(where, self._spec, self._plan, self._run.root, imports=False)
+        self._ending.raise_if_stop_requested()
+        if self._resolve_device(found):
+            found = run_preflight(where, self._spec, self._plan, self._run.root, imports=False)
+        write_preflight(self._run, found)
         for report in found.reports:
-            say(text_line(report))
+            print_log_line(report_line(report))
         bad = self._unusable(found)
         if bad and self._spec.cluster.exclude_bad:
             found = self._without(bad, where)
         else:
-            require_nodes(bad)
+            require_usable_nodes(bad)
         if found.port is None:
-            raise EnvironmentNotAble("no port is free on the first node; give another with cluster.rendezvous.port")
+            raise EnvironmentNotAble("no free port on the first node; choose another with cluster.rendezvous.port")
         return found
 
-    def _unusable(self, found: Preflight) -> list[PreflightReport]:
-        """Nodes that cannot run this, whatever is staged."""
+    def _allocated_hosts(self) -> list[str]:
+        listed = self._slurm.call("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"], timeout_s=30)
+        if listed.returncode:
+            raise EnvironmentNotAble(f"scontrol show hostnames failed on {slurm_node_name()}: {listed.stderr.strip()}")
+        return listed.stdout.split()
+
+    def _resolve_device(self, found: PreflightResult) -> bool:
+        """Decide ``device: auto`` from the nodes' GPUs; return whether the plan changed."""
+        spec = resolve_device(self._spec, self._plan, {probe.host: len(probe.gpus) for probe in found.probes})
+        if spec is None:
+            return False
+        self._spec = spec
+        self._make_plan()
+        print_log_line(
+            f"device auto: the nodes have {self._plan.device}; {self._plan.world_size} ranks, {self._plan.work}"
+        )
+        return True
+
+    def _make_plan(self) -> None:
+        """Plan again for the current spec; keep the environment that the job received."""
+        environment = self._plan.environment
+        self._plan = msgspec.structs.replace(make_plan(self._spec, machine_facts()), environment=environment)
+        write_json(self._run.plan, msgspec.to_builtins(self._plan))
+
+    def _unusable(self, found: PreflightResult) -> list[PreflightReport]:
+        """Return nodes that cannot run the job, whatever is staged."""
         staging = self._spec.cluster.stage != "never"
         return [r for r in found.reports if not r.may_run and not (staging and _can_be_staged(r))]
 
-    def _without(self, bad: list[PreflightReport], where: Where) -> Preflight:
-        """Leave nodes out, plan anew for the rest, and look at the rest again: a bad node may have hidden more."""
+    def _without(self, bad: list[PreflightReport], where: TargetNodes) -> PreflightResult:
+        """Exclude nodes, plan again for the others and check them again: a bad node may have hidden other failures."""
         names = [r.host for r in bad]
-        for line in cures(bad):
-            say(line)
+        for line in failure_lines(bad):
+            print_log_line(line)
         plan = self._plan
         cluster = msgspec.structs.replace(
             self._spec.cluster, device=plan.device, backend=plan.backend, procs_per_node=plan.procs_per_node
         )
-        asked = msgspec.structs.replace(self._spec, cluster=cluster)
-        self._spec = without_bad(asked, names, machine_facts())
-        smaller = make_plan(self._spec, machine_facts())
-        self._plan = msgspec.structs.replace(smaller, environment=plan.environment)
+        self._spec = exclude_nodes(msgspec.structs.replace(self._spec, cluster=cluster), names, machine_facts())
+        self._make_plan()
         self._hosts = [host for host in where.hosts if host not in names]
         batch = self._plan.batch
         size = f", global batch {batch.global_batch_size}" if batch else ""
-        say(f"going on without {', '.join(names)}: {smaller.world_size} ranks on {len(self._hosts)} nodes{size}")
-        write_json(self._run.plan, msgspec.to_builtins(self._plan))
-        again = examine(
+        print_log_line(
+            f"continuing without {', '.join(names)}: {self._plan.world_size} ranks on {len(self._hosts)} nodes{size}"
+        )
+        again = run_preflight(
             msgspec.structs.replace(where, hosts=self._hosts), self._spec, self._plan, self._run.root, imports=False
         )
-        write(self._run, msgspec.structs.replace(again, reports=[*again.reports, *bad]))
-        require_nodes(self._unusable(again))
+        write_preflight(self._run, msgspec.structs.replace(again, reports=[*again.reports, *bad]))
+        require_usable_nodes(self._unusable(again))
         return again
 
     @contextmanager
-    def _staged(self, found: Preflight) -> Iterator[None]:
+    def _staged(self, found: PreflightResult) -> Iterator[None]:
         """While it lasts, nodes that lack code, packages, model or data have copies of their own."""
         lacking = [r.host for r in found.reports if not r.may_run]
         always = self._spec.cluster.stage == "always"
         if self._spec.cluster.stage == "never" or not (lacking or always or self._run.bundle.exists()):
             yield
             return
-        from allranks.stage import Allocation, staged
-        from allranks.stage.job import bundle_for, packed_ahead
+        from allranks.nodes.staging.broadcast import Allocation, bundle_for, load_packed_ahead, staged
 
-        say(f"staging for {', '.join(lacking) or 'all nodes'}")
+        self._ending.raise_if_stop_requested()
+        print_log_line(f"staging for {', '.join(lacking) or 'all nodes'}")
         allocation = Allocation.current()
         allocation = dataclasses.replace(allocation, nodes=tuple(self._hosts) or allocation.nodes)
         bundle = bundle_for(
             self._spec,
             allocation,
-            packages=always or _some_lack(found.reports, PACKAGES),
+            packages=always or _any_check_failed(found.reports, PACKAGE_CHECKS),
             always=always,
-            ahead=packed_ahead(self._run),
-            log=say,
+            ahead=load_packed_ahead(self._run),
+            log=print_log_line,
         )
-        with staged(bundle, allocation, always=always, log=say) as manifest:
+        self._ending.raise_if_stop_requested()
+        with staged(bundle, allocation, always=always, log=print_log_line) as manifest:
             manifest.save(self._run.stage)
             self._python = manifest.python(self._python)
             yield
 
-    def _meet(self, found: Preflight) -> Rendezvous | None:
-        """Where the ranks of several nodes meet; one node needs no place."""
+    def _meet(self, found: PreflightResult) -> Rendezvous | None:
+        """Choose the network of several nodes; one node needs none."""
         network = found.network
         if network is None or found.port is None or len(self._plan.nodes) < 2:
             return None
         hosts = [probe.host for probe in sorted(found.probes, key=lambda probe: probe.node_id)]
         places = [
-            Place(node=i, host=h, address=network.seats[h].address, interface=network.seats[h].interface)
+            NodeAddress(node=i, host=h, address=network.seats[h].address, interface=network.seats[h].interface)
             for i, h in enumerate(hosts)
         ]
-        address = self._spec.cluster.rendezvous.address or places[0].address
-        key = f"{self._job}.{self._restart}"
         return Rendezvous(
-            address=address, port=found.port, key=key, network=network.network, reason=network.reason, places=places
+            address=self._spec.cluster.rendezvous.address or places[0].address,
+            port=found.port,
+            port_fixed=self._spec.cluster.rendezvous.port is not None,
+            network=network.network,
+            reason=network.reason,
+            places=places,
         )
 
-    def _decide_network(self, attempt: int, found: Preflight) -> None:
-        """Each node's NCCL and Gloo variables, now that all of them have been asked; the agents set them."""
+    def _decide_network(self, attempt: int, found: PreflightResult) -> None:
+        """Decide each node's NCCL and Gloo variables from the facts of all nodes; the agents set them."""
         job = network_job(self._spec, self._plan.device)
         planned = {item.name for item in self._plan.environment if item.value is not None}
-        policy = for_run(job, found, self._run.root.parent, planned)
-        network_file.save(self._run.network(attempt), policy)
-        for line in network_file.lines(policy):
-            say(line)
+        policy = policy_for_nodes(job, found, self._run.root.parent, planned)
+        network_file.save_policy(self._run.network(attempt), policy)
+        for line in network_file.policy_lines(policy):
+            print_log_line(line)
 
-    def _tell(self, place: Rendezvous) -> None:
-        say(
-            f"job {self._job} start {self._restart}: meeting at {place.address}:{place.port} on {place.network} ({place.reason})"
+    def _show(self, place: Rendezvous) -> None:
+        print_log_line(
+            f"job {self._job} start {self._restart}: rendezvous on node 0, {place.address}, network {place.network} ({place.reason})"
         )
         for p in place.places:
             ranks = self._plan.nodes[p.node].ranks
-            say(f"node {p.node} = {p.host} {p.interface} {p.address}: ranks {ranks[0]}-{ranks[-1]}")
+            print_log_line(f"node {p.node} = {p.host} {p.interface} {p.address}: ranks {ranks[0]}-{ranks[-1]}")
 
-    def _start(self, attempt: int) -> int:
-        """Start one agent a node and stay until all have ended."""
-        command = self._srun(
-            "allranks.launch.agent",
-            str(self._run.root),
-            "--attempt",
-            str(attempt),
-            "--telemetry-s",
-            str(self._spec.observe.telemetry_s),
+    def _start(self, attempt: int, place: Rendezvous | None, found: PreflightResult) -> tuple[int, JobEnd]:
+        """Start one agent per node and supervise them until all have ended."""
+        nodes = len(self._plan.nodes)
+        first = found.probes[0].host if found.probes else slurm_node_name()
+        judge = HangAnalyzer(self._run, attempt, hosts_of_ranks(self._plan, place, first), nodes)
+        supervisor = Supervisor(nodes, judge, needs_store=nodes > 1 or self._plan.batch is None)
+        fixed = self._spec.cluster.rendezvous.port
+        hub = ChannelServer(supervisor, nodes, self._address(place, first), control_port(fixed or 0), keep_s=KEEP_S)
+        hub.start()
+        os.environ[CHANNEL_VARIABLE] = msgspec.json.encode(hub.endpoint).decode()
+        step = SrunStep(
+            self._srun(
+                "allranks.launch.agent",
+                str(self._run.root),
+                "--attempt",
+                str(attempt),
+                "--telemetry-s",
+                str(self._spec.observe.telemetry_s),
+            )
         )
-        control = self._run.control(attempt)
-        control.touch()  # what is there is read anew at each opening, also on NFS; what is not there, up to a minute late
-        step = AgentsStep(command)
-        failed_at: float | None = None
+        try:
+            code = self._wait(step, supervisor)
+        finally:
+            step.close()
+            hub.close()
+        return code, supervisor.result()
+
+    def _address(self, place: Rendezvous | None, first: str) -> str:
+        """Return the control channel's address: on the ranks' network, or loopback for a single node."""
+        if place is not None:
+            return own_address_towards(place.places[0].address)
+        if first in (slurm_node_name(), host_name()):
+            return LOOPBACK
+        return own_address_towards(first)  # in an allocation, on another machine
+
+    def _wait(self, step: SrunStep, supervisor: Supervisor) -> int:
+        """Wait for the end of the agents' job step, for a bounded time after all agents have ended or were told to."""
+        reported: set[int] = set()
+        ended_since: float | None = None
+        ordered_since: float | None = None
+        ending = False
         while (code := step.poll()) is None:
             time.sleep(POLL_S)
-            if self._stop_asked and not control.stat().st_size:
-                # Not through srun: its signal reaches every process of a step, also those that are still starting,
-                # or are no ranks (loaders of data, compilers), and they would die of it.
-                control.write_text("stop")
-            if failed_at is None and (self._some_node(attempt, "failed") or self._some_node(attempt, "refused")):
-                failed_at = time.monotonic()
-            if failed_at is not None and time.monotonic() - failed_at > PEER_NODE_GRACE_S:
-                self._lost = self._silent_agents(attempt) if self._some_node(attempt, "failed") else []
-                names = f": {', '.join(self._lost)} fell silent" if self._lost else ""
-                say(f"a node has failed and others do not end{names}; ending what is left")
+            self._ending.check_signal(supervisor)
+            for lost in supervisor.lost:
+                if lost.node not in reported:
+                    reported.add(lost.node)
+                    print_log_line(f"agent of {lost.host}: {lost.why}")
+            now = time.monotonic()
+            ended_since = (ended_since or now) if supervisor.all_ended else None
+            ordered_since = (ordered_since or now) if supervisor.ordered_end else None
+            if (ended_since and now - ended_since > END_S) or (ordered_since and now - ordered_since > END_LIMIT_S):
+                if not ending:
+                    print_log_line("the agents have ended, but their job step has not; cancelling it")
+                ending = True
                 step.end()
-                failed_at = float("inf")
         return code
 
-    def _silent_agents(self, attempt: int) -> list[str]:
-        """Nodes whose agent has not said how its ranks ended, though their peers have gone: lost, or beyond help."""
-        found = read_json(self._run.rendezvous(attempt))
-        places = msgspec.convert(found, Rendezvous).places if found else []
-        return [p.host for p in places if not self._run.agent_exit(attempt, p.host).exists()]
-
-    def _some_node(self, attempt: int, what: str) -> bool:
-        """Whether an agent has said that ranks of it ``failed``, or that it was ``refused`` at the meeting place."""
-        return any((read_json(p) or {}).get(what) for p in self._run.logs_of(attempt).glob("*.exit.json"))
-
-    def _ask_stop(self, number: int, frame: FrameType | None) -> None:
-        self._stop_asked = True
-
-    def _end(self, attempt: int, code: int) -> int:
-        if max(self._run.attempts()) > attempt:
-            say("Slurm has given this node up meanwhile and started the job anew: that start has the word")
+    def _end(self, attempt: int, code: int, end: JobEnd) -> int:
+        if max(self._run.attempts(), default=attempt) > attempt:
+            print_log_line("Slurm has started the job again in the meantime; the new start continues the run")
             return code
-        ranks = [of_attempt(events, attempt) for events in read_run(self._run).values()]
+        self._ending.check_signal()
+        ranks = [events_of_attempt(events, attempt) for events in read_run_events(self._run).values()]
         stopped = code == 0 and any(e["event"] == "stop" for events in ranks for e in events)
-        cancelled = self._run.cancelled.exists() or IN_ALLOCATION in os.environ
-        if (stopped or self._lost) and not cancelled and self._restart < self._spec.cluster.slurm.max_requeues:
-            self._requeue(attempt, "stopped before the time limit" if stopped else f"without {', '.join(self._lost)}")
-        conclude(self._run, self._spec, self._plan, code)  # nobody may be following
-        self._note("stopped" if stopped else "done" if code == 0 else "failed", attempt, exit_code=code)
+        signalled = (stopped and not end.stopped) or end.terminated
+        if signalled and not self._ending.why and self._ending.ask_slurm_for_cause() == "preempted":
+            # With GraceTime, Slurm signals the steps of the job, and not this script.
+            self._ending.why = "preempted"
+            print_log_line(f"SIGTERM to the ranks: {self._ending.reason_text}")
+        if self._ending.why and not end.stopped:
+            end = msgspec.structs.replace(end, stopped=self._ending.reason_text)
+        refused = self._ending.requeue_after_end(
+            self._spec,
+            self._plan,
+            attempt,
+            end,
+            stopped=stopped,
+            failed=code != 0,
+            hosts=lambda: self._hosts or self._allocated_hosts(),
+        )
+        if refused and stopped:
+            end = msgspec.structs.replace(end, stopped=f"{end.stopped}; {refused}")
+        if self._ending.why == "cancelled":
+            state = "cancelled"
+        elif stopped:
+            state = "stopped"
+        elif code or (end.terminated and not end.ends):
+            state = "failed"
+        else:
+            state = "done"
+        more = {"gave_up": refused[0].upper() + refused[1:]} if refused else {}
+        self._record.write("running", end=msgspec.to_builtins(end), why=self._ending.why, **more)
+        finalize_run(self._run, self._spec, self._plan, code, end=end)  # nobody may be following
+        self._record.write(state, exit_code=code)
         return code
-
-    def _requeue(self, attempt: int, why: str) -> None:
-        """Back to the queue; Slurm ends this script when the job is there. Lost nodes are left out from then on."""
-        say(f"{why}: going back to the queue")
-        self._note("requeued", attempt)
-        without = [*self._spec.cluster.slurm.exclude, *self._lost] if self._lost else []
-        if not Slurm([], "this job's").requeue(self._job, without):
-            say("Slurm does not take the job back")
-            return
-        time.sleep(60)
-
-    def _note(self, state: str, attempt: int, **more: object) -> None:
-        """What followers read."""
-        known = {"job": self._job, "state": state, "attempt": attempt, "restart": self._restart, "host": own_name()}
-        write_json(self._run.driver, {**known, **more})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What became of a run: status, the one sentence that explains it, the summary and the report."""
+"""Determine how a run ended: status, a one-sentence explanation, the summary and the report."""
 
 from __future__ import annotations
 
@@ -7,20 +7,27 @@ from typing import Any
 
 import msgspec
 
+from allranks.analysis.metrics import summarize, without_repeated_steps
 from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK, RequestError
-from allranks.launch.blame import Culprit, RankEnd, find_culprit
-from allranks.observe import events as event_files
-from allranks.observe.summary import of_last_story, summarize
-from allranks.planning import LaunchPlan
-from allranks.report.text import plain
-from allranks.rundir import RunDir, read_json, status_of, write_json
+from allranks.launch.failure_attribution import FirstFailure, RankEnd, find_first_failure
+from allranks.launch.launchers import get_launcher
+from allranks.launch.monitor.hang_rules import format_ranks
+from allranks.launch.supervisor import JobEnd
+from allranks.planning.records import LaunchPlan
+from allranks.rundir import events as event_files
+from allranks.rundir.files import read_record, write_json
+from allranks.rundir.paths import RunDir, restrict_permissions, status_of
 from allranks.spec.records import RunSpec
+from allranks.utils import filesystem
+from allranks.utils.inputs import open_regular, read_regular
+from allranks.utils.text import sanitize
 
-UNFINISHED = "it does not run, and how it ended was not written down: whoever followed it was killed. Go on with: allranks resume {}"
+TAIL_BYTES = 64 << 10
+UNFINISHED_MESSAGE = "the run has ended, but its outcome was not recorded, because the command that followed it was killed. Continue with: allranks resume {}"
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a run. ``status``: succeeded, stopped (a checkpoint was written) or failed."""
+    """Result of a run. ``status``: succeeded, stopped (a checkpoint was written) or failed."""
 
     run: str
     folder: str
@@ -30,131 +37,225 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, Any]
 
 
-def conclude(
+def finalize_run(
     run: RunDir,
     spec: RunSpec,
     plan: LaunchPlan,
     code: int,
     *,
     interrupted: bool = False,
-    told_by_launcher: str = "unknown",
+    scheduler_end_reason: str = "unknown",
+    end: JobEnd | None = None,
 ) -> RunResult:
-    """Find out how the last attempt ended, and write metrics.json and report.html.
+    """Determine how the last attempt ended, and write metrics.json and report.html.
+
+    The message names files that cannot be written (a full disk); the verdict does not depend on them.
 
     Args:
-        code: what the launcher's job ended with.
-        told_by_launcher: how the scheduler says that the job ended.
+        code: exit code of the launcher's job.
+        told_by_launcher: how the job ended according to the scheduler.
+        end: the end as the agents reported it over the control channel; None if no driver recorded it.
     """
-    from allranks.fabric.aftermath import as_metrics, outcome_of
-    from allranks.report.page import write_report
+    from allranks.analysis.report.page import write_report
+    from allranks.nodes.network_verification import outcome_metrics, verify_network
 
     attempt = max(run.attempts(), default=1)
-    ranks = event_files.read_run(run)
-    now = {rank: of_attempt(events, attempt) for rank, events in ranks.items()}
-    status, message, exit_code = _verdict(run, plan, now, attempt, _End(code, interrupted, told_by_launcher))
-    message = plain(message)  # it quotes what the program wrote, which may hold anything
-    if status == "failed" and (gave_up := (read_json(run.driver) or {}).get("gave_up")):
+    ranks = event_files.read_run_events(run)
+    now = {rank: events_of_attempt(events, attempt) for rank, events in ranks.items()}
+    seen = _JobOutcome(code, interrupted, scheduler_end_reason, end or JobEnd())
+    status, message, exit_code = _verdict(run, plan, now, attempt, seen)
+    gave_up = read_record(run.driver).get("gave_up") or seen.reported.gave_up
+    if gave_up and status != "succeeded":
         message = f"{message}. {gave_up}"
+    message = sanitize(message)  # it quotes what the program wrote, which may hold anything
     metrics = summarize(run.name, spec, plan, ranks, status)
+    if status == "succeeded" and len(now) < plan.world_size:
+        missing = [rank for rank in range(plan.world_size) if not now.get(rank)]
+        message = f"{message}; the events of rank {format_ranks(missing)} are missing, so their metrics are unknown"
+        metrics["message"] = message
     if status != "succeeded":
         metrics["message"] = message
-    metrics["network"] = as_metrics(outcome_of(run, attempt))
-    write_json(run.metrics, metrics)
-    write_report(run)
+    try:
+        metrics["network"] = outcome_metrics(verify_network(run, attempt))
+        write_json(run.metrics, metrics)
+        write_report(run)
+        restrict_permissions(run)
+    except OSError as error:
+        message = f"{message}. metrics.json or the report cannot be written: {filesystem.describe_os_error(error)}"
+        metrics["message"] = message
     return RunResult(
         run=run.name, folder=str(run.root), status=status, exit_code=exit_code, message=message, metrics=metrics
     )
 
 
-def of_attempt(events: list[dict[str, Any]], attempt: int) -> list[dict[str, Any]]:
-    """What one rank recorded in an attempt; nothing if it did not start in it."""
+def events_of_attempt(events: list[dict[str, Any]], attempt: int) -> list[dict[str, Any]]:
+    """Return one rank's events of an attempt; empty if it did not start in it."""
     for i in range(len(events) - 1, -1, -1):
         if events[i]["event"] == "start":
             return events[i:] if events[i].get("attempt") == attempt else []
     return []
 
 
-class _End(msgspec.Struct, frozen=True):
-    """How the job ended: its exit code, whether a person interrupted it, and what the scheduler says."""
+class _JobOutcome(msgspec.Struct, frozen=True):
+    """How the job ended: exit code, interruption by the user, the scheduler's account and the agents' reports."""
 
     code: int
     interrupted: bool
     told: str
+    reported: JobEnd
 
 
 def _verdict(
-    run: RunDir, plan: LaunchPlan, now: dict[int, list[dict[str, Any]]], attempt: int, end: _End
+    run: RunDir, plan: LaunchPlan, now: dict[int, list[dict[str, Any]]], attempt: int, end: _JobOutcome
 ) -> tuple[str, str, int]:
-    done = [e for events in now.values() for e in events if e["event"] == "phase" and e["name"] == "done"]
+    done = sum(any(e["event"] == "phase" and e["name"] == "done" for e in events) for events in now.values())
     stops = [e for events in now.values() for e in events if e["event"] == "stop"]
-    if end.code == 0 and stops:
-        step, why = stops[0]["step"], "interrupted" if end.interrupted else stops[0]["reason"]
-        where = f"a full checkpoint is in {run.checkpoint(step)}. Go on with: allranks resume {run.name}"
-        return "stopped", f"stopped after step {step} ({why}); {where}", EXIT_FAILED
-    if end.code == 0 and len(done) >= plan.world_size:
-        return "succeeded", f"all {plan.world_size} ranks ended well", EXIT_OK
-    if end.interrupted:
-        return "failed", _interrupted(run, plan), EXIT_FAILED
-    hang = read_json(run.hang_report(attempt)) or {}
-    if isinstance(hang.get("sentence"), str) and not _failed_before(now, hang):
-        return "failed", f"{hang['sentence']}. Evidence: {run.hang(attempt)}", EXIT_FAILED
-    culprit = blame(run, now, attempt)
-    if culprit is None:
-        return "failed", *_without_culprit(run, plan, attempt, end)
-    said = describe(run, culprit, attempt, in_steps=plan.batch is not None)
-    return "failed", said, culprit.exit_code if culprit.known else EXIT_FAILED
+    all_done = done >= plan.world_size or end.reported.all_ended_well(plan.world_size)
+    lost = _lost(run, plan, end)
+    if all_done and (stops or end.reported.stopped):
+        return _stopped(run, plan, stops, lost or end.reported.stopped or ("interrupted" if end.interrupted else ""))
+    culprit = attribute_failure(run, now, attempt, end.reported)
+    if all_done and (end.code == 0 or culprit is None):
+        return "succeeded", f"all {plan.world_size} ranks succeeded", EXIT_OK
+    return "failed", *_why_failed(run, plan, now, attempt, end, culprit)
+
+
+def _why_failed(
+    run: RunDir,
+    plan: LaunchPlan,
+    now: dict[int, list[dict[str, Any]]],
+    attempt: int,
+    end: _JobOutcome,
+    culprit: FirstFailure | None,
+) -> tuple[str, int]:
+    """Return message and exit code of the first that applies: a user's request, a hang, a lost agent, a failed rank, the launcher."""
+    cancelled, lost = _cancelled(run, plan, end), _lost(run, plan, end)
+    hang = read_record(run.hang_report(attempt))
+    if end.interrupted or cancelled:
+        found = cancelled or _interrupted(run, plan), EXIT_FAILED
+    elif (verdict := str(hang.get("sentence") or end.reported.hang)) and not _failed_before(now, hang):
+        found = f"{verdict}. Evidence: {run.hang(attempt)}", EXIT_FAILED
+    elif lost and (culprit is None or culprit.echo):
+        found = f"{lost}{_newest_checkpoint_text(run, plan)}", EXIT_FAILED
+    elif culprit is None:
+        found = _without_failed_rank(run, plan, attempt, end)
+    else:
+        said = describe_failure(run, culprit, attempt, in_steps=plan.batch is not None)
+        if end.reported.stopped and not lost:
+            said = f"{said}. The ranks had been told to stop: {end.reported.stopped}"
+        found = said, culprit.exit_code if culprit.known else EXIT_FAILED
+    return found
+
+
+def _stopped(run: RunDir, plan: LaunchPlan, stops: list[dict[str, Any]], why: str) -> tuple[str, str, int]:
+    """Return the result of ranks that stopped on request."""
+    saved = run.checkpoint_steps()
+    step = stops[0]["step"] if stops else saved[-1] if saved else None
+    why = why or (str(stops[0]["reason"]) if stops else "")
+    if step not in saved:
+        return (
+            "failed",
+            f"stopped before a checkpoint was written ({why}){_newest_checkpoint_text(run, plan)}",
+            EXIT_FAILED,
+        )
+    where = f"a full checkpoint is in {run.checkpoint(step)}. Continue with: allranks resume {run.name}"
+    return "stopped", f"stopped after step {step} ({why}); {where}", EXIT_FAILED
+
+
+def _lost(run: RunDir, plan: LaunchPlan, end: _JobOutcome) -> str:
+    """What is known of agents, or of a driver, that disappeared; empty where none did."""
+    agents = "; ".join(f"the agent on {agent.host} is gone: {agent.why}" for agent in end.reported.lost[:4])
+    return agents or get_launcher(plan.launcher).describe_lost_driver(run, end.told)
+
+
+def _newest_checkpoint_text(run: RunDir, plan: LaunchPlan) -> str:
+    """Return how to continue from the newest checkpoint."""
+    saved = run.checkpoint_steps()
+    if plan.batch is None:
+        return ""
+    return (
+        f". Continue after step {saved[-1]} with: allranks resume {run.name}"
+        if saved
+        else ". No checkpoint had been written"
+    )
+
+
+def _cancelled(run: RunDir, plan: LaunchPlan, end: _JobOutcome) -> str:
+    """Describe a Slurm job that a user cancelled; empty if it was not, or if `handle_dead_driver` cancelled it."""
+    driver = read_record(run.driver)
+    told = end.told.startswith("CANCELLED") and (run.cancelled.exists() or "gave_up" not in driver)
+    if not told and driver.get("state") != "cancelled":
+        return ""
+    job = read_record(run.job).get("job", driver.get("job", "?"))
+    if not run.attempts():
+        return f"job {job} was cancelled before it started"
+    return f"job {job} was cancelled{_newest_checkpoint_text(run, plan)}"
 
 
 def _interrupted(run: RunDir, plan: LaunchPlan) -> str:
     if plan.batch is None:  # a user's own program, of which no steps and no checkpoints are known
-        return "interrupted; the ranks were ended"
+        return "interrupted; the ranks were stopped"
     saved = run.checkpoint_steps()
     rest = f"the newest checkpoint is step {saved[-1]}" if saved else "no checkpoint had been written"
-    return f"interrupted; the ranks did not reach the edge of a step in time and were ended; {rest}"
+    return f"interrupted; the ranks did not finish their step in time and were killed; {rest}"
 
 
 def _failed_before(now: dict[int, list[dict[str, Any]]], hang: dict[str, Any]) -> bool:
-    """Whether a rank had failed by itself before the others were found to stand still."""
+    """Return whether a rank had failed by itself before the others were found to be stalled."""
     noticed = (hang.get("alarm") or {}).get("time") or 0.0
     errors = [e for events in now.values() for e in events if e["event"] == "error" and not e.get("echo")]
     return any(e["time"] < noticed for e in errors)
 
 
-def _without_culprit(run: RunDir, plan: LaunchPlan, attempt: int, end: _End) -> tuple[str, int]:
-    """No rank has said or shown anything: what the driver or the scheduler says, and the last line of the log."""
-    ends = [read_json(path) or {} for path in sorted(run.logs_of(attempt).glob("*.exit.json"))]
+def _without_failed_rank(run: RunDir, plan: LaunchPlan, attempt: int, end: _JobOutcome) -> tuple[str, int]:
+    """Explain a failure without a failed rank from the reports of agents, driver or scheduler, and the log's last line."""
+    if end.reported.refused:
+        return end.reported.refused, EXIT_ENVIRONMENT
+    ends = [read_record(path) for path in sorted(run.logs_of(attempt).glob("*.exit.json"))]
     refused = next((e for e in sorted(ends, key=lambda e: e.get("node", 0)) if e.get("refused")), None)
     if refused:
         return f"{refused['host']}: {refused['refused']}", EXIT_ENVIRONMENT
-    driver = read_json(run.driver) or {}
+    driver = read_record(run.driver)
     if driver.get("message"):
         return f"{driver['message']}. Log: {run.logs / 'slurm.log'}", int(driver.get("exit_code", EXIT_FAILED))
-    if plan.launcher == "slurm":
-        log, what = run.logs / "slurm.log", f"the job ended as {end.told} before its ranks had done their work"
-    else:
-        log, what = (
-            _agent_log(run, attempt),
-            f"the ranks did not start or ended without a word (agent exit code {end.code})",
-        )
-    return f"{what}. {_tail(log)} Log: {log}", EXIT_FAILED
+    reasons = end.reported.reasons or [f"{e['host']}: {e['reason']}" for e in ends if e.get("reason")]
+    if reasons:
+        return f"{reasons[0]}{_newest_checkpoint_text(run, plan)}", EXIT_FAILED
+    if end.reported.ended:
+        return f"the ranks were stopped: {end.reported.ended}{_newest_checkpoint_text(run, plan)}", EXIT_FAILED
+    steps = end.reported.last_steps or _steps_seen(run)
+    did = f"after step {max(steps.values())}" if steps else "before its ranks had recorded any step"
+    what, log = get_launcher(plan.launcher).describe_end(run, attempt, end.code, end.told)
+    return f"{what} {did}{_newest_checkpoint_text(run, plan)}. {_tail(log)} Log: {log}", EXIT_FAILED
 
 
-def blame(run: RunDir, now: dict[int, list[dict[str, Any]]], attempt: int) -> Culprit | None:
-    """The rank that failed first in an attempt."""
-    ends: list[RankEnd] = []
-    for path in sorted(run.logs_of(attempt).glob("*.exit.json")):
-        record = read_json(path) or {}
-        ends += msgspec.convert(record.get("failed", []), list[RankEnd])
+def _steps_seen(run: RunDir) -> dict[int, int]:
+    found = {rank: _last_step(events) for rank, events in event_files.read_run_events(run).items()}
+    return {rank: step for rank, step in found.items() if step}
+
+
+def _last_step(events: list[dict[str, Any]]) -> int | None:
+    return next((e["step"] for e in reversed(without_repeated_steps(events)) if e["event"] == "step"), None)
+
+
+def attribute_failure(
+    run: RunDir, now: dict[int, list[dict[str, Any]]], attempt: int, end: JobEnd | None = None
+) -> FirstFailure | None:
+    """Return the rank that failed first in an attempt, by the agents' reports or records."""
+    ends = list(end.failed) if end else []
+    if not ends:
+        for path in sorted(run.logs_of(attempt).glob("*.exit.json")):
+            record = read_record(path)
+            ends += msgspec.convert(record.get("failed", []), list[RankEnd])
     errors = [e for events in now.values() for e in events if e["event"] == "error"]
-    steps = {
-        rank: next((e["step"] for e in reversed(of_last_story(events)) if e["event"] == "step"), None)
-        for rank, events in now.items()
+    exits = {
+        rank: e["message"] for rank, events in now.items() for e in events if e["event"] == "exit" and e.get("message")
     }
-    return find_culprit(ends, errors, steps)
+    return find_first_failure(ends, errors, {rank: _last_step(events) for rank, events in now.items()}, exits)
 
 
-def describe(run: RunDir, culprit: Culprit, attempt: int, *, in_steps: bool) -> str:
-    """Rank, cause, last step (where there are steps) and log in one paragraph."""
+def describe_failure(run: RunDir, culprit: FirstFailure, attempt: int, *, in_steps: bool) -> str:
+    """Describe rank, cause, last step (if there are steps) and log in one paragraph."""
     logs = run.rank_logs(attempt)
     where = f"rank {culprit.rank}" + (f" on {culprit.host}" if culprit.host else "")
     at = f" after step {culprit.step}" if culprit.step else " before the first step" if in_steps else ""
@@ -165,36 +266,35 @@ def describe(run: RunDir, culprit: Culprit, attempt: int, *, in_steps: bool) -> 
     return f"{where} failed{at}: {name}{culprit.message.splitlines()[0] if culprit.message else culprit.cause}{log}"
 
 
-def _agent_log(run: RunDir, attempt: int) -> Path:
-    return next(iter(run.logs_of(attempt).glob("*.agent.log")), run.logs_of(attempt))
-
-
 def _tail(log: Path) -> str:
     try:
-        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        with open_regular(log) as file:
+            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+            text = file.read(TAIL_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
-    return f"Its last words: {lines[-1]}." if lines else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return f"Its last line: {lines[-1]}." if lines else ""
 
 
-def refresh(run: RunDir, *, alive: bool) -> dict[str, Any] | None:
-    """metrics.json made anew from the events, its verdict kept; None where there are no events.
+def recompute_metrics(run: RunDir, *, alive: bool) -> dict[str, Any] | None:
+    """Recompute metrics.json from the events and keep its verdict; None if there are no events.
 
     Args:
-        alive: whether the run goes on.
+        alive: whether the run is still running.
 
     Raises:
         RequestError: plan.json is missing or damaged.
     """
     from allranks.spec import load_spec
 
-    ranks = event_files.read_run(run)
+    ranks = event_files.read_run_events(run)
     if not ranks:
         return None
-    before, status = read_json(run.metrics) or {}, status_of(run, alive=alive)
+    before, status = read_record(run.metrics), status_of(run, alive=alive)
     metrics = summarize(run.name, load_spec(run.spec), _planned(run), ranks, status)
     if status == "unfinished":
-        metrics["message"] = UNFINISHED.format(run.name)
+        metrics["message"] = UNFINISHED_MESSAGE.format(run.name)
     metrics |= {key: before[key] for key in ("message", "network") if key in before and not alive}
     write_json(run.metrics, metrics)
     return metrics
@@ -202,9 +302,7 @@ def refresh(run: RunDir, *, alive: bool) -> dict[str, Any] | None:
 
 def _planned(run: RunDir) -> LaunchPlan:
     try:
-        return msgspec.json.decode(run.plan.read_bytes(), type=LaunchPlan)
+        return msgspec.json.decode(read_regular(run.plan), type=LaunchPlan)
     except (OSError, msgspec.DecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        raise RequestError(
-            f"{run.plan}: what was planned cannot be read: {why}; without it there is no summary"
-        ) from None
+        raise RequestError(f"{run.plan}: cannot read the plan: {why}; without it there is no summary") from None

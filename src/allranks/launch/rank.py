@@ -1,53 +1,70 @@
-"""What every rank runs first: its own log file, then the work. ``python -m allranks.launch.rank RUN ATTEMPT``.
+"""Entry point of every rank: open its log file, then do the work. ``python -m allranks.launch.rank RUN ATTEMPT``.
 
-The log is opened before anything heavy is imported, so that even a failing import is in it, and it is written
-without buffers, so that a kill loses nothing.
+The log is opened before heavy imports, so that it records failing imports, and it is unbuffered, so that a kill loses
+nothing.
+
+How a rank ends:
+
+- After success it leaves the process group, runs its exit handlers, finally writes the phase ``done`` to its heartbeat
+  page, and exits with code 0. Code 0 without ``done`` means that something ended the process early (``os._exit(0)``).
+- After an error it first prints the traceback, records the event, and writes the error to its heartbeat page. It never calls
+  ``destroy_process_group``: under NCCL that waits for peers which wait for this rank.
+- Exit handlers and non-daemon threads get a bounded time, then the process ends without them.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import faulthandler
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
-from allranks.facts import host_name
-from allranks.hang import inside as watched
-from allranks.rundir import RunDir
+from allranks.rundir.files import open_append
+from allranks.rundir.heartbeat import DONE_PHASE, FINISH_PHASE, heartbeat
+from allranks.rundir.paths import RunDir
+from allranks.train import rank_hooks as watched
+from allranks.utils.machine import host_name
 
 PR_SET_PDEATHSIG = 1
+AGENT_PID_VARIABLE = "ALLRANKS_AGENT_PID"  # the parent of the ranks
+EXIT_HANDLERS_S = 60.0  # after success: a logger may still have figures to send
+EXIT_HANDLERS_FAILED_S = 10.0  # after an error: the peers are waiting
+BLOCKED_INTERPRETER_S = (
+    10.0  # more, for an interpreter that a call into C holds, then the process ends from outside Python
+)
 
 
 def main() -> None:
     run, attempt = RunDir(Path(sys.argv[1])), int(sys.argv[2])
     rank = int(os.environ["RANK"])
     _open_log(run.log_of(attempt, host_name(), rank))
-    end_with_parent()
+    agent = os.environ.get(AGENT_PID_VARIABLE, "")
+    end_with_parent(parent=int(agent) if agent.isdigit() else None)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, all_threads=True)
-    watched.start(run, attempt, rank)
-    started = time.strftime("%Y-%m-%d %H:%M:%S")
-    print(f"[RANK {rank}] WORLD_SIZE={os.environ['WORLD_SIZE']} {host_name()} pid {os.getpid()} {started}", flush=True)  # noqa: T201
-    code = _work(run, attempt, rank)
-    if code == 0:
-        done_marker(run, attempt, rank).touch()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    watched.start_rank_hooks(run, attempt, rank)
+    started, own = time.strftime("%Y-%m-%d %H:%M:%S"), os.getpid()
+    print(f"[RANK {rank}] WORLD_SIZE={os.environ['WORLD_SIZE']} {host_name()} pid {own} {started}", flush=True)  # noqa: T201
+    code, complete = _work(run, attempt, rank, own)
+    if os.getpid() == own:
+        if complete:
+            heartbeat.phase(FINISH_PHASE)
+        _run_exit_handlers(code, complete)
+        if complete:
+            heartbeat.phase(DONE_PHASE)
+    _flush()
     os._exit(code)  # threads of libraries (NCCL, gloo, telemetry) must not hold up the end
 
 
-def done_marker(run: RunDir, attempt: int, rank: int) -> Path:
-    """Exists once the rank has ended well: tells a clean end from a disappearance."""
-    return run.logs_of(attempt) / f".rank{rank}.done"
-
-
 def _open_log(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    fd = open_append(path)
     sys.stdout.flush()
     sys.stderr.flush()
     os.dup2(fd, 1)
@@ -55,60 +72,166 @@ def _open_log(path: Path) -> None:
     os.close(fd)
 
 
-def end_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the parent is gone: no rank is ever left behind."""
+def end_with_parent(number: int = signal.SIGTERM, parent: int | None = None) -> None:
+    """Request a signal from the kernel when the parent exits, so that no process is left behind.
+
+    Args:
+        parent: the expected parent process; a different one means that it has already exited.
+    """
     try:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
     except (OSError, AttributeError):
-        return  # not Linux; torchrun's own clean-up remains
-    if os.getppid() == 1:
-        os.kill(os.getpid(), signal.SIGTERM)
+        return  # not Linux
+    now = os.getppid()
+    if now == 1 if parent is None else now != parent:
+        os.kill(os.getpid(), number)
 
 
-def _work(run: RunDir, attempt: int, rank: int) -> int:
+def _work(run: RunDir, attempt: int, rank: int, own: int) -> tuple[int, bool]:
+    """Run the work; return the exit code and whether the work finished by itself.
+
+    Args:
+        own: this process. A program may fork; a child that returns here is not the rank and records nothing.
+    """
     try:
-        from allranks.spec import load_spec
-        from allranks.stage import spec_here
-
-        script = spec_here(load_spec(run.spec), run.stage).script
-        if script is not None:
-            from allranks.launch.user_script import run_script
-
-            return run_script(run, script, attempt)
-        if run.compare.exists():
-            from allranks.train.compare.worker import work as compare
-
-            return compare(run, attempt)
-        from allranks.train.worker import work
-
-        return work(run, attempt)
+        _start(run, attempt)
+        return 0, True
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException as error:  # noqa: BLE001 - the edge of the process: say it, record it, end
-        traceback.print_exc()
-        _record(run, attempt, rank, error)
-        return int(getattr(error, "exit_code", 1)) or 1
+        code = _print_exit(end)
+        if os.getpid() == own:
+            _record_exit(run, attempt, rank, code, end)
+        return code, False
+    except BaseException as error:  # noqa: BLE001 - the edge of the process: print, record, end
+        code = int(getattr(error, "exit_code", 1)) or 1
+        _print(traceback.format_exc())
+        if os.getpid() == own:
+            heartbeat.failure(f"{type(error).__name__}: {_text_of(error)}")
+            _record_error(run, attempt, rank, error, code)
+        return code, False
 
 
-def _record(run: RunDir, attempt: int, rank: int, error: BaseException) -> None:
-    """Note the error as an event. (A program of the user's own may have changed ``sys.argv`` by now.)"""
-    from allranks.launch.blame import is_echo
-    from allranks.observe.events import EventLog
-    from allranks.redact import redact
+def _start(run: RunDir, attempt: int) -> None:
+    """Start the work that the run folder describes."""
+    from allranks.nodes.staging.manifests import spec_here
+    from allranks.spec import load_spec
 
-    message = redact(str(error))
-    log = EventLog(run.events_of(rank), rank)
-    log.write(
+    spec = spec_here(load_spec(run.spec), run.stage)
+    if spec.script is not None:
+        from allranks.train.user_script import run_user_script
+
+        run_user_script(run, spec.script, attempt)
+    elif run.compare.exists():
+        from allranks.train.benchmark.worker import run_benchmark_rank
+
+        run_benchmark_rank(run, attempt, spec)
+    else:
+        from allranks.train.worker import run_rank
+
+        run_rank(run, attempt, spec)
+
+
+def _print_exit(end: SystemExit) -> int:
+    """Return the code of ``sys.exit``; a text is printed to standard error and means 1, as in Python itself."""
+    if end.code is None or isinstance(end.code, int):
+        return (end.code or 0) & 0xFF
+    _print(f"{end.code}\n")
+    return 1
+
+
+def _record_exit(run: RunDir, attempt: int, rank: int, code: int, end: SystemExit) -> None:
+    """Record the event ``exit``. It is not an ``error``: a program may exit because a peer has failed, which is the cause."""
+    text = end.code if isinstance(end.code, str) else ""
+    if code:
+        heartbeat.failure(f"sys.exit: {text or f'exit code {code}'}")
+    _record(run, rank, "exit", attempt=attempt, exit_code=code, message=text)
+
+
+def _record_error(run: RunDir, attempt: int, rank: int, error: BaseException, code: int) -> None:
+    """Record the event ``error``. (A program of the user's own may have changed ``sys.argv`` by now.)"""
+    from allranks.launch.failure_attribution import is_peer_error
+
+    message = _text_of(error)
+    _record(
+        run,
+        rank,
         "error",
         type=type(error).__name__,
-        message=message[:2000],
+        message=message,
         step=getattr(error, "step", None),
         attempt=attempt,
-        exit_code=int(getattr(error, "exit_code", 1)) or 1,
+        exit_code=code,
         known=hasattr(error, "exit_code"),
-        echo=is_echo(type(error).__name__, message),
+        echo=is_peer_error(type(error).__name__, message),
     )
-    log.close()
+
+
+def _record(run: RunDir, rank: int, event: str, *, message: str, **fields: object) -> None:
+    """Write an event. A failure to do so (full disk) is printed; the log already contains the content."""
+    try:
+        from allranks.rundir.events import EventLog
+        from allranks.utils.redaction import redact
+
+        with EventLog(run.events_of(rank), rank) as log:
+            log.write(event, message=redact(message)[:2000], **fields)
+    except Exception as problem:  # noqa: BLE001 - must not take the place of what it was to record
+        _print(f"allranks: cannot record the event {event!r} of rank {rank}: {problem}\n")
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a program's own class of errors
+        return "(its message cannot be shown)"
+
+
+def _run_exit_handlers(code: int, complete: bool) -> None:
+    """Wait for non-daemon threads, then run the functions registered with ``atexit``, as Python does at exit.
+
+    Both have a time limit, after which the process exits with its code and a line in the log. An interpreter that a C call
+    blocks exits with a dump of its stacks and code 1.
+    """
+    limit_s = EXIT_HANDLERS_FAILED_S if code else EXIT_HANDLERS_S
+    faulthandler.dump_traceback_later(limit_s + BLOCKED_INTERPRETER_S, exit=True, file=2)  # sys.stderr may be closed
+    with suppress(RuntimeError):  # no thread can be started: the line above is the bound
+        threading.Thread(
+            target=_end_after_timeout, args=(limit_s, code, complete), name="allranks-exit", daemon=True
+        ).start()
+    try:
+        threading._shutdown()  # type: ignore[attr-defined] - what Python calls: executors are told to end, threads joined
+        atexit._run_exitfuncs()  # type: ignore[attr-defined] - the same, of its handlers
+    except BaseException:  # noqa: BLE001 - a handler of the program has failed; as in Python, the exit code stays
+        _print(traceback.format_exc())
+    faulthandler.cancel_dump_traceback_later()
+
+
+def _end_after_timeout(limit_s: float, code: int, complete: bool) -> None:
+    """Exit the process after a time limit, whatever its main thread does."""
+    time.sleep(limit_s)
+    others = [t.name for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
+    what = f"threads {', '.join(others)}" if others else "exit handlers"
+    _print(
+        f"allranks: {what} of the program did not finish within {limit_s:g} s; the process exits without waiting for them\n"
+    )
+    if complete:
+        heartbeat.phase(DONE_PHASE)
+    _flush()
+    os._exit(code)
+
+
+def _print(text: str) -> None:
+    """Write to standard error; ignore errors, because the program may have closed it, or the disk may be full."""
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except Exception:  # noqa: BLE001 - whatever a program has put there
+        with suppress(OSError):
+            os.write(2, text.encode("utf-8", "replace"))
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # closed, replaced, or on a full disk
+            stream.flush()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""The spec as frozen records. Field names are the YAML keys; every default is written here and nowhere else."""
+"""Frozen records of the spec and of a comparison request.
+
+Field names are the YAML keys; all defaults are defined here and nowhere else. The ranks read the comparison request from the
+run folder.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,23 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, field
 
+
+class StrategyChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """A strategy and its options."""
+
+    name: str
+    options: dict[str, Any] = {}
+
+
+class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Strategies to compare, with the number of timed steps, warm-up steps and repeats."""
+
+    strategies: list[StrategyChoice]
+    repeats: int = 3
+    steps: int = 10
+    warmup_steps: int = 2
+
+
 PositiveInt = Annotated[int, Meta(ge=1)]
 NonNegativeInt = Annotated[int, Meta(ge=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
@@ -14,11 +35,11 @@ Fraction = Annotated[float, Meta(ge=0, lt=1)]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all spec sections: frozen, and unknown keys are errors."""
+    """Base of all spec sections: frozen; unknown keys are errors."""
 
 
 class ModelSpec(Record, frozen=True):
-    """Which model, in which form."""
+    """The model and its form."""
 
     name: Annotated[str, Meta(min_length=1, description="hub name, local path, tiny:<family>, or mlp:<width>x<layers>")]
     revision: Annotated[str | None, Meta(description="pinned hub revision")] = None
@@ -32,7 +53,7 @@ class ModelSpec(Record, frozen=True):
 
 
 class DataSpec(Record, frozen=True):
-    """Which rows, how they become text, and how text becomes sequences."""
+    """The rows, their conversion to text, and the conversion of text to sequences."""
 
     source: Annotated[str, Meta(min_length=1, description="hub name, local file, or builtin:<set>")]
     split: str = "train"
@@ -41,7 +62,7 @@ class DataSpec(Record, frozen=True):
     template: Annotated[str, Meta(description="auto, alpaca, chat, text, classification, or a Jinja file")] = "auto"
     columns: dict[str, str | list[str]] = {}
     subset: Annotated[PositiveInt | None, Meta(description="rows, chosen by data.seed; null = all")] = None
-    max_length: Annotated[int, Meta(ge=2, description="tokens; longer rows are cut and counted")] = 512
+    max_length: Annotated[int, Meta(ge=2, description="tokens; longer rows are truncated and counted")] = 512
     packing: Literal["isolated", "wrapped", "none"] = "isolated"
     mask_prompt: bool = True
     eval_fraction: Fraction = 0.05
@@ -59,11 +80,11 @@ class AdapterSpec(Record, frozen=True):
     target_parameters: Annotated[
         list[str], Meta(description="parameters, such as fused expert weights; without dropout")
     ] = []
-    modules_to_save: Annotated[list[str], Meta(description="modules trained whole and saved with the adapter")] = []
+    modules_to_save: Annotated[list[str], Meta(description="modules trained in full and saved with the adapter")] = []
 
 
 class StrategySpec(Record, frozen=True):
-    """Name and options of the strategy; in YAML the options stand beside the name."""
+    """Name and options of the strategy; in YAML, the options are next to the name."""
 
     name: str = "pytorch_ddp"
     options: dict[str, Any] = {}
@@ -81,35 +102,37 @@ class TrainSpec(Record, frozen=True):
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     warmup_steps: NonNegativeInt = 0
     weight_decay: NonNegative = 0.0
-    clip_norm: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="null = no clipping")] = 1.0
+    max_grad_norm: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="null = no clipping")] = 1.0
     seed: int = 42
 
 
 class EvalSpec(Record, frozen=True):
-    """When and on what to evaluate."""
+    """When to evaluate, and on which data."""
 
-    source: Annotated[str | None, Meta(description="a set of its own; null = data.eval_fraction")] = None
+    source: Annotated[str | None, Meta(description="a separate set; null = data.eval_fraction")] = None
     every: Annotated[PositiveInt | None, Meta(description="steps; null = only at the end")] = None
     subset: Annotated[PositiveInt | None, Meta(description="rows, chosen by data.seed; null = all")] = 200
     batch_size: Annotated[PositiveInt | None, Meta(description="null = chosen")] = None
     baseline: Annotated[bool, Meta(description="evaluate before training too")] = False
     at_end: bool = True
-    samples: Annotated[NonNegativeInt, Meta(description="sample answers shown; where answers can be checked")] = 3
+    samples: Annotated[
+        NonNegativeInt, Meta(description="number of sample answers to show, for data whose answers can be checked")
+    ] = 3
 
 
 class CheckpointSpec(Record, frozen=True):
-    """What is saved, and when."""
+    """What to save, and when."""
 
-    mode: Literal["lite", "full", "none"] = "lite"
+    mode: Literal["weights_only", "full", "none"] = "weights_only"
     every: Annotated[PositiveInt | None, Meta(description="steps; null = only at the end")] = None
     keep: PositiveInt = 5
-    async_: Annotated[bool, Meta(description="go on with training while it is written; one at a time")] = field(
+    async_: Annotated[bool, Meta(description="continue training while it is written; one at a time")] = field(
         default=False, name="async"
     )
     at_end: bool = True
-    timeout_s: Annotated[float, Meta(gt=0, description="how long ranks wait for one that takes no part in a save")] = (
-        120.0
-    )
+    timeout_s: Annotated[
+        float, Meta(gt=0, description="how long ranks wait for a rank that does not take part in a save")
+    ] = 120.0
 
 
 class ScriptSpec(Record, frozen=True):
@@ -120,10 +143,13 @@ class ScriptSpec(Record, frozen=True):
 
 
 class RendezvousSpec(Record, frozen=True):
-    """Null means: found out on the nodes."""
+    """Rendezvous settings. Null means: determined on the nodes."""
 
     address: str | None = None
-    port: Annotated[int, Meta(ge=1, le=65535)] | None = None
+    port: Annotated[
+        Annotated[int, Meta(ge=1, le=65534)] | None,
+        Meta(description="of the store on the first node; the control channel uses the next port, port + 1"),
+    ] = None
     interface: str | None = None
 
 
@@ -134,8 +160,10 @@ class SlurmSpec(Record, frozen=True):
     account: str | None = None
     qos: str | None = None
     time: str | None = None
-    gpus_per_node: PositiveInt | None = None
-    gres: str | None = None
+    gpus_per_node: Annotated[PositiveInt | None, Meta(description="also the default of cluster.procs_per_node")] = None
+    gres: Annotated[
+        str | None, Meta(description="such as gpu:a100:4; its GPUs are the default of cluster.procs_per_node")
+    ] = None
     cpus_per_task: PositiveInt | None = None
     mem: str | None = None
     constraint: str | None = None
@@ -143,27 +171,40 @@ class SlurmSpec(Record, frozen=True):
     chdir: str | None = None
     exclusive: bool = False
     exclude: list[str] = []
-    max_requeues: Annotated[NonNegativeInt, Meta(description="times a job may go back to the queue and go on")] = 3
+    max_requeues: Annotated[
+        NonNegativeInt,
+        Meta(
+            description="how often a job may be requeued: near its time limit, after preemption, or after the loss of a node"
+        ),
+    ] = 3
     signal_s: Annotated[
-        PositiveInt, Meta(description="seconds before the time limit at which the ranks are asked to stop")
+        PositiveInt, Meta(description="seconds before the time limit at which the ranks receive the stop signal")
     ] = 120
     extra: Annotated[list[str], Meta(description="further options of sbatch, as --name=value")] = []
 
 
 class ClusterSpec(Record, frozen=True):
-    """Where it runs."""
+    """Where the run executes."""
 
     profile: Annotated[
-        str | None, Meta(description="another spec, whose cluster section stands below this one's values")
+        str | None, Meta(description="another spec, whose cluster section gives defaults for this one's")
     ] = None
     launcher: Literal["local", "slurm", "hosts"] = "local"
     nodes: PositiveInt = 1
-    procs_per_node: Annotated[PositiveInt | None, Meta(description="ranks; null = one a GPU, else two")] = None
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    procs_per_node: Annotated[PositiveInt | None, Meta(description="ranks; null = one per GPU, two without GPUs")] = (
+        None
+    )
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        Meta(
+            description="auto = cuda if the allocation requests GPUs (gpus_per_node, gres, extra), else what the nodes report when the job runs; "
+            "local: cuda if this machine has GPUs"
+        ),
+    ] = "auto"
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     device_memory_gib: Annotated[
         Annotated[float, Meta(gt=0, le=1e6)] | None,
-        Meta(description="memory that one rank may use, of its GPU or of its node; null = asked from this machine"),
+        Meta(description="memory that one rank may use, of its GPU or of its node; null = detected on this machine"),
     ] = None
     hosts: list[str] = []
     rendezvous: RendezvousSpec = RendezvousSpec()
@@ -171,26 +212,39 @@ class ClusterSpec(Record, frozen=True):
     modules: list[str] = []
     setup: list[str] = []
     env: dict[str, str] = {}
-    environment: str | None = None
+    python: Annotated[
+        str | None,
+        Meta(
+            description="Python of the nodes: a virtual environment's folder, conda:NAME, an Apptainer image (.sif) or pyxis:IMAGE; "
+            "null = the one that runs this"
+        ),
+    ] = None
     cache: Annotated[str | None, Meta(description="Hugging Face and data cache; null = HF_HOME")] = None
     stage: Literal["auto", "always", "never"] = "auto"
     exclude_bad: Annotated[
-        bool, Meta(description="slurm: go on without nodes that fail preflight, if the batch can be shared by the rest")
+        bool,
+        Meta(description="slurm: continue without nodes that fail preflight, if the batch can be shared by the rest"),
+    ] = False
+    group_readable: Annotated[
+        bool,
+        Meta(
+            description="let the group read run folders (0750 and 0640 instead of 0700 and 0600); a setgid bit on run_root does the same"
+        ),
     ] = False
     timeout_s: Annotated[int, Meta(ge=1, description="of collectives")] = 600
 
 
 class ProfileSpec(Record, frozen=True):
-    """A window of the PyTorch profiler, in optimizer steps of each attempt; `{}` takes the defaults."""
+    """A window of the PyTorch profiler, in optimizer steps of each attempt; `{}` uses the defaults."""
 
-    wait: Annotated[NonNegativeInt, Meta(description="steps that run untouched")] = 5
-    warmup: Annotated[NonNegativeInt, Meta(description="steps between making ready and recording")] = 2
+    wait: Annotated[NonNegativeInt, Meta(description="steps without profiling")] = 5
+    warmup: Annotated[NonNegativeInt, Meta(description="warm-up steps of the profiler before recording")] = 2
     active: Annotated[PositiveInt, Meta(description="steps recorded")] = 3
-    ranks: Annotated[list[NonNegativeInt] | None, Meta(description="only these; null = all")] = None
+    ranks: Annotated[list[NonNegativeInt] | None, Meta(description="only these ranks; null = all")] = None
 
 
 class ObserveSpec(Record, frozen=True):
-    """What is recorded while it runs."""
+    """What to record during the run."""
 
     log_every: PositiveInt = 1
     telemetry_s: Annotated[float, Meta(ge=0, description="seconds between samples; 0 = off")] = 1.0
@@ -198,7 +252,7 @@ class ObserveSpec(Record, frozen=True):
     hang_s: Annotated[
         Annotated[float, Meta(gt=0)] | Literal["auto"] | None,
         Meta(
-            description="seconds without progress in a step of training after which stacks are taken, the rank that fell out is named and the run ends; "
+            description="seconds without progress in a step of training after which stacks are taken, the stalled rank is named and the run ends; "
             "auto = half of cluster.timeout_s, at most 300 (off for `script`); null = off"
         ),
     ] = "auto"
@@ -211,7 +265,7 @@ class ObserveSpec(Record, frozen=True):
 
 
 class RunSpec(Record, frozen=True):
-    """One run, as asked for."""
+    """One requested run."""
 
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] = "run"
     model: ModelSpec | None = None

@@ -1,23 +1,32 @@
-"""What every part of a rank's work knows of the attempt that it belongs to, and how it tells what it does."""
+"""State of an attempt that all parts of a rank share, and functions that record facts about the run as events."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import torch
 
-from allranks.facts import host_name
-from allranks.hang.pulse import pulse
-from allranks.observe.events import EventLog
-from allranks.planning import BatchPlan, LaunchPlan
-from allranks.rundir import RunDir, read_json
-from allranks.spec import RunSpec, load_spec
+from allranks.planning.records import BatchPlan, LaunchPlan
+from allranks.rundir.events import EventLog
+from allranks.rundir.files import read_json, write_json
+from allranks.rundir.heartbeat import heartbeat
+from allranks.rundir.paths import RunDir
+from allranks.spec import RunSpec
 from allranks.spec.records import DataSpec, ModelSpec
-from allranks.stage import spec_here
-from allranks.train.control import StopRequest
-from allranks.train.world import World
+from allranks.spec.strategies import offload_warnings
+from allranks.train.distributed import DistContext
+from allranks.train.step_metrics import StopRequest
+from allranks.train.strategies.base import Strategy
+from allranks.utils.inputs import read_regular
+from allranks.utils.machine import host_name
+
+if TYPE_CHECKING:
+    pass
 
 
 class AttemptArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +46,7 @@ class Attempt:
     spec: RunSpec
     plan: LaunchPlan
     args: AttemptArgs
-    world: World
+    world: DistContext
     events: EventLog
     stop: StopRequest
 
@@ -59,7 +68,7 @@ class Attempt:
     def phase(self, name: str, **more: Any) -> None:
         """A new part of the work begins: for the records, and for whoever watches for hangs."""
         self.events.write("phase", name=name, **more)
-        pulse.phase(name)
+        heartbeat.phase(name)
 
     def say(self, text: str) -> None:
         """A line of this rank's own log."""
@@ -71,18 +80,17 @@ class Attempt:
             self.say(text)
 
 
-def asked_of(run: RunDir) -> tuple[RunSpec, LaunchPlan]:
-    """The run's spec, as it is on this node, and its plan."""
-    spec = spec_here(load_spec(run.spec), run.stage)
-    return spec, msgspec.json.decode(run.plan.read_bytes(), type=LaunchPlan)
+def load_plan(run: RunDir) -> LaunchPlan:
+    """Return the plan of a run."""
+    return msgspec.json.decode(read_regular(run.plan), type=LaunchPlan)
 
 
-def args_of(run: RunDir, attempt: int) -> AttemptArgs:
+def load_attempt_args(run: RunDir, attempt: int) -> AttemptArgs:
     """What the launcher wrote for this attempt."""
     return msgspec.convert(read_json(run.logs_of(attempt) / "args.json") or {}, AttemptArgs)
 
 
-def begin_events(run: RunDir, attempt: int, resumed_from: int | None) -> EventLog:
+def open_event_log(run: RunDir, attempt: int, resumed_from: int | None) -> EventLog:
     """This rank's log of events, with its first: where the rank is."""
     rank = int(os.environ["RANK"])
     events = EventLog(run.events_of(rank), rank)
@@ -96,3 +104,70 @@ def begin_events(run: RunDir, attempt: int, resumed_from: int | None) -> EventLo
         resumed_from=resumed_from,
     )
     return events
+
+
+RECORDED_PACKAGES = (
+    "torch",
+    "transformers",
+    "peft",
+    "accelerate",
+    "datasets",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "allranks",
+)
+
+
+def log_remarks(here: Attempt, adapted: Sequence[str], strategy: Strategy) -> None:
+    """What a reader should know of adapters and strategy as they were set up."""
+    remarks = [("adapter", text) for text in adapted]
+    remarks += [("strategy", text) for text in offload_warnings(here.plan.strategy_options, here.world.device.type)]
+    remarks += [("strategy", text) for text in getattr(strategy, "remarks", ())]
+    for what, remark in remarks:
+        here.events.write("remark", what=what, message=remark)
+        here.say_once(remark)
+
+
+def log_engine(here: Attempt, strategy: Strategy) -> None:
+    """Where another library's engine does the work: its version, the time it took to start, and its configuration."""
+    facts, config = getattr(strategy, "facts", None), getattr(strategy, "config", None)
+    if facts:
+        here.events.write("engine", **facts)
+    if config and here.world.is_first:
+        write_json(here.run.engine_config, config)
+
+
+def log_model(here: Attempt, parameters: tuple[int, int], seconds: float) -> None:
+    """Size, device, and what the numbers depend on. ``parameters``: all, and those that are trained."""
+    device = here.world.device
+    here.events.write(
+        "model",
+        parameters=parameters[0],
+        parameters_trained=parameters[1],
+        seconds=round(seconds, 3),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        torch=str(torch.__version__),
+        versions=versions(),
+        threads=torch.get_num_threads(),
+    )
+
+
+def log_batch(here: Attempt, batch: Any, model: torch.nn.Module) -> None:
+    """What the model is given, beside what it computes in: layers refuse numbers of another dtype than their weights."""
+    weights = sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()})
+    inputs = batch.inputs
+    here.events.write(
+        "batch", shape=list(inputs.shape), dtype=str(inputs.dtype).removeprefix("torch."), weights=weights
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the numbers depend on."""
+    found = {}
+    for name in RECORDED_PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,4 +1,4 @@
-"""What a rank does from start to end: join, prepare, build, prove, train, evaluate, save."""
+"""Run one rank from start to end: join, prepare, build, verify, train, evaluate, save."""
 
 from __future__ import annotations
 
@@ -6,53 +6,123 @@ import signal
 import time
 from functools import partial
 from types import FrameType
+from typing import Any
 
 import msgspec
 import torch.distributed as dist
 
-from allranks.caches import cache_root
-from allranks.errors import NonFiniteLoss
-from allranks.hang.watcher import Beating
-from allranks.observe.loggers import forward_event, make_loggers
-from allranks.observe.window import window_warning
-from allranks.rundir import RunDir
-from allranks.train import strategies
-from allranks.train.attempt import Attempt, args_of, asked_of, begin_events
-from allranks.train.building import Built, build, rehearse, restore
-from allranks.train.control import StopRequest
-from allranks.train.data.order import Order, steps_of_epochs
-from allranks.train.data.prepared import Prepared
-from allranks.train.edges import Edges
-from allranks.train.ledger import Outcome, Plan
-from allranks.train.proof import prove
-from allranks.train.tasks import task_of
-from allranks.train.telling import tell_batch
-from allranks.train.watching import StepWatcher, Unwatched
-from allranks.train.world import join, leave
+from allranks.errors import AllranksError, NonFiniteLoss
+from allranks.rundir.heartbeat import FINISH_PHASE, heartbeat
+from allranks.rundir.paths import RunDir
+from allranks.spec.records import RunSpec
+from allranks.spec.validation import window_warning
+from allranks.train.attempt import Attempt, load_attempt_args, load_plan, log_batch, open_event_log
+from allranks.train.checkpoint.saver import CheckpointSchedule
+from allranks.train.data.prepared import PreparedData
+from allranks.train.data.sampler import SampleOrder, steps_of_epochs
+from allranks.train.distributed import join_process_group, leave_process_group
+from allranks.train.evaluation import sample_answers
+from allranks.train.loggers import make_loggers
+from allranks.train.loop import HeartbeatWatcher, NullStepWatcher, StepWatcher, loop_of
+from allranks.train.setup import TrainingSetup, build_training, log_end, log_experts, restore, warmup
+from allranks.train.step_metrics import LoopOutcome, LoopPlan, StopRequest
+from allranks.train.sync_proof import prove_ranks
+from allranks.train.tasks import TrainingTask, task_of
+from allranks.utils.caches import cache_root
 
 
-def work(run: RunDir, attempt: int) -> int:
+class StepCallbacks:
+    """What is done where no step is under way. Every rank calls every method, at the same step."""
+
+    def __init__(
+        self, here: Attempt, task: TrainingTask, data: PreparedData, built: TrainingSetup, total_steps: int
+    ) -> None:
+        self._here, self._task, self._data, self._built, self._total = here, task, data, built, total_steps
+        self._spec = here.spec.eval
+        self._evaluator = task.evaluator(here.world, built.loss_model, data, here.plan.dtype)
+        self.saves = CheckpointSchedule(here, built.saver)
+
+    def before(self, first_step: int) -> None:
+        """Before the first step of all."""
+        if first_step == 0 and (self._spec.baseline or self._total == 0):
+            self._evaluate(0)
+
+    def is_due(self, done: int) -> bool:
+        """Whether anything is to be done after so many steps; the end is no edge."""
+        return done < self._total and any(
+            every and done % every == 0
+            for every in (self._spec.every if self._evaluator else None, self._here.spec.checkpoint.every)
+        )
+
+    def run_callbacks(self, done: int, stopping: bool) -> None:
+        """After a step where it is due, or after the last one before a stop."""
+        log_experts(self._here, self._built, done)
+        if stopping:
+            self.saves.save(done, "full", last=True)
+            return
+        if self._spec.every and done % self._spec.every == 0:
+            self._evaluate(done)
+        self.saves.save_due(done)
+
+    def at_end(self, first_step: int) -> None:
+        """After the last step."""
+        if self._total > first_step:
+            log_experts(self._here, self._built, self._total)
+            log_end(self._here, self._built, self._total)
+        if self._spec.at_end and self._total > 0:
+            self._evaluate(self._total)
+        self.saves.save_end(self._total)
+
+    def _evaluate(self, done: int) -> None:
+        if self._evaluator is None:
+            return
+        here = self._here
+        here.phase("evaluate", step=done)
+        result = self._evaluator.run()
+        answers = self._answers()
+        if here.world.is_first:
+            here.events.write("eval", step=done, **msgspec.to_builtins(result), **answers)
+        here.phase("train", step=done)
+
+    def _answers(self) -> dict[str, Any]:
+        """What the model answers to some questions, where the data has any."""
+        if self._task.classifier or not self._data.questions or not self._spec.samples:
+            return {}
+        started = time.perf_counter()
+        found = sample_answers(
+            self._here.world,
+            self._built.model,
+            self._data.tokenizer,
+            self._data.questions,
+            self._spec.samples,
+            forward_has_collectives=self._built.strategy.forward_has_collectives,
+        )
+        return {**msgspec.to_builtins(found), "answers_s": round(time.perf_counter() - started, 3)}
+
+
+def run_rank(run: RunDir, attempt: int, spec: RunSpec) -> int:
     """Train as the run folder says.
+
+    Args:
+        spec: the run's spec, with the paths of this node.
 
     Returns:
         The exit code: 0, also after a stop that was asked for (its event tells; torchrun takes anything else for a crash).
     """
-    spec, plan = asked_of(run)
-    args = args_of(run, attempt)
+    plan = load_plan(run)
+    args = load_attempt_args(run, attempt)
     stop = StopRequest()
     for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, partial(_asked, stop))
-    events = begin_events(run, attempt, args.resume_step)
-    world = join(plan)
-    try:
+        signal.signal(number, partial(_request_stop, stop))
+    with open_event_log(run, attempt, args.resume_step) as events:
+        world = join_process_group(plan)
         here = Attempt(number=attempt, run=run, spec=spec, plan=plan, args=args, world=world, events=events, stop=stop)
-        return Worker(here).run()
-    finally:
-        leave()
-        events.close()
+        code = Worker(here).run()
+        leave_process_group()
+    return code
 
 
-def _asked(stop: StopRequest, number: int, frame: FrameType | None) -> None:
+def _request_stop(stop: StopRequest, number: int, frame: FrameType | None) -> None:
     stop.ask(signal.Signals(number).name)
 
 
@@ -61,21 +131,21 @@ class Worker:
 
     def __init__(self, here: Attempt) -> None:
         self._here, self._task = here, task_of(here.spec)
-        self._loggers = make_loggers(here.spec, here.run) if here.world.is_first else []
-        if self._loggers:
-            here.events.listener = partial(forward_event, self._loggers)
+        self._loggers = make_loggers(here.spec, here.run, here.say) if here.world.is_first else None
+        if self._loggers is not None:
+            here.events.listener = self._loggers.event
 
     def run(self) -> int:
         here = self._here
         data = self._prepare()
-        order = Order(len(data.train), here.data.seed, here.batch, here.world.rank, here.world.size)
+        order = SampleOrder(len(data.train), here.data.seed, here.batch, here.world.rank, here.world.size)
         here.phase("build")
-        built = build(here, self._task, data)
+        built = build_training(here, self._task, data)
         first_step = restore(here, built, len(data.train))
         self._prove(built, order)
         return self._train(data, order, built, first_step)
 
-    def _prepare(self) -> Prepared:
+    def _prepare(self) -> PreparedData:
         here = self._here
         here.phase("prepare")
         started = time.perf_counter()
@@ -84,18 +154,18 @@ class Worker:
         here.events.write("data", how=data.how, seconds=round(prepare_s, 3), **msgspec.to_builtins(data.facts))
         return data
 
-    def _prove(self, built: Built, order: Order) -> None:
+    def _prove(self, built: TrainingSetup, order: SampleOrder) -> None:
         here = self._here
         here.phase("prove")
-        proof = prove(here.world, here.plan.world_size, built.model, order, built.digest)
+        proof = prove_ranks(here.world, here.plan.world_size, built.model, order, built.digest)
         here.events.write("proof", **msgspec.to_builtins(proof))
         here.say_once(
             f"proof: {proof.world_size} ranks, weights equal ({proof.weights_hash[:12]}), rows disjoint and complete ({proof.rows_checked})"
         )
 
-    def _train(self, data: Prepared, order: Order, built: Built, first_step: int) -> int:
+    def _train(self, data: PreparedData, order: SampleOrder, built: TrainingSetup, first_step: int) -> int:
         total = self._total_steps(order)
-        edges = Edges(self._here, self._task, data, built, total)
+        edges = StepCallbacks(self._here, self._task, data, built, total)
         edges.before(first_step)
         self._here.phase("train", total_steps=total, first_step=first_step)
         outcome = self._steps(data, order, built, edges, first_step, total)
@@ -104,53 +174,59 @@ class Worker:
         edges.at_end(first_step)
         return self._finish()
 
-    def _total_steps(self, order: Order) -> int:
+    def _total_steps(self, order: SampleOrder) -> int:
         plan = self._here.plan
         if plan.epochs is not None:
             return steps_of_epochs(order.n, plan.epochs, self._here.batch.global_batch_size)
         assert plan.max_steps is not None
         return plan.max_steps
 
-    def _steps(self, data: Prepared, order: Order, built: Built, edges: Edges, first: int, total: int) -> Outcome:
+    def _steps(
+        self, data: PreparedData, order: SampleOrder, built: TrainingSetup, edges: StepCallbacks, first: int, total: int
+    ) -> LoopOutcome:
         """Steps from the `first` on, until `total` of them are done or a stop is agreed on."""
         here, spec = self._here, self._here.spec
         make_batch = self._task.batches(data, here.plan.dtype, here.world.device)
         if total > first:
             sample = make_batch(order.micro_batches(0)[0])
-            tell_batch(here, sample, built.model)
-            if built.strategy.rehearse:
-                rehearse(built.strategy, sample)
+            log_batch(here, sample, built.model)
+            if built.strategy.warmup:
+                warmup(built.strategy, sample)
         if built.experts:
             built.experts.begin(first)
-        plan = Plan(
+        plan = LoopPlan(
             first,
             total,
             spec.train,
             spec.observe.log_every,
             here.batch.global_batch_size,
             edges.is_due,
-            edges.at_edge,
+            edges.run_callbacks,
         )
-        watcher = Beating(self._watcher(built, first, total))
+        watcher = HeartbeatWatcher(self._watcher(built, first, total))
         try:
-            return strategies.loop_of(here.plan.strategy)(
+            outcome = loop_of(here.plan.strategy)(
                 here.world, built.strategy, order, data.train, make_batch, plan, here.events, here.stop, watcher
             ).run()
         except NonFiniteLoss as error:
-            edges.saves.save_last_good(getattr(error, "step", 0))
+            try:
+                edges.saves.save_last_good(getattr(error, "step", 0))
+            except AllranksError as second:  # the first error is the cause, and the one to report
+                here.say(f"the last good state is not saved: {second}")
             raise
-        finally:
-            watcher.close()
+        # After success only: writing a trace waits for communication, and nothing may come before the report of an error.
+        watcher.close()
+        return outcome
 
-    def _watcher(self, built: Built, first_step: int, total: int) -> StepWatcher:
+    def _watcher(self, built: TrainingSetup, first_step: int, total: int) -> StepWatcher:
         here, wanted = self._here, self._here.spec.observe.profile
         if wanted is None or (wanted.ranks is not None and here.world.rank not in wanted.ranks):
-            return Unwatched()
+            return NullStepWatcher()
         if (warning := window_warning(wanted, total - first_step)) and here.world.is_first:
             here.events.write("warning", what="profile", message=warning)
-        from allranks.observe.profiler import Facts, Profiler
+        from allranks.train.profiler import Profiler, TraceMetadata
 
-        facts = Facts(
+        facts = TraceMetadata(
             run=here.run.name,
             attempt=here.number,
             rank=here.world.rank,
@@ -169,8 +245,9 @@ class Worker:
         return self._finish()
 
     def _finish(self) -> int:
-        self._here.phase("done")
-        for logger in self._loggers:
-            logger.close()
+        self._here.events.write("phase", name="done")
+        heartbeat.phase(FINISH_PHASE)
+        if self._loggers is not None:
+            self._loggers.close()
         dist.barrier(group=self._here.world.control)
         return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from allranks.train.strategies.simple_ddp_ga import SimpleDDPAccumulating
+from allranks.train.strategies.simple_ddp import SimpleDDPAccumulating
 
 
 class Silent(SimpleDDPAccumulating):

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-import allranks.train.strategies as registry
+import allranks.train.strategies
+from allranks.spec.strategies import REGISTRY, StrategyInfo
 
-registry.__path__.append(str(Path(__file__).parent))
+allranks.train.strategies.__path__.append(str(Path(__file__).parent))
 for name in ("Silent", "Late", "Twice", "Lazy", "Broken", "Undivided"):
-    registry.REGISTRY[name.lower()] = registry.Entry(f"liars:{name}", "planted by a test")
+    REGISTRY[name.lower()] = StrategyInfo(f"strategies.liars:{name}", "planted by a test")

@@ -16,39 +16,39 @@ def missing_rank() -> None:
 
 def loss_not_aggregated() -> None:
     """Each rank takes its own numbers for everybody's."""
-    from allranks.train.control import Control
+    from allranks.train.step_metrics import AsyncStepReduction
 
     def reduce(self, step, vector):
         vector[3] = 0.0
         self._pending = (step, None, vector, float(vector[0]))
 
-    Control._reduce = reduce
+    AsyncStepReduction._reduce = reduce
 
 
 def saved_by_rank_0_alone() -> None:
-    from allranks.train.saving import Saves
+    from allranks.train.checkpoint.saver import CheckpointSchedule
 
     if os.environ["RANK"] != "0":
-        Saves.save = lambda self, *args, **more: None
+        CheckpointSchedule.save = lambda self, *args, **more: None
 
 
 def wrong_batch_product() -> None:
     """Rank 1 trains a row less than was planned."""
-    from allranks.train.tasks import noise
+    from allranks.train import tasks
 
-    usual = noise.noise_batch
+    usual = tasks.noise_batch
     if os.environ["RANK"] == "1":
-        noise.noise_batch = lambda data, tokens, rows, **more: usual(data, tokens, rows[:-1], **more)
+        tasks.noise_batch = lambda data, tokens, rows, **more: usual(data, tokens, rows[:-1], **more)
 
 
 def float32_inputs() -> None:
     """Whatever the model's dtype."""
     import torch
 
-    from allranks.train.tasks import noise
+    from allranks.train import tasks
 
-    usual = noise.noise_batch
-    noise.noise_batch = lambda data, tokens, rows, width, dtype: usual(
+    usual = tasks.noise_batch
+    tasks.noise_batch = lambda data, tokens, rows, width, dtype: usual(
         data, tokens, rows, width=width, dtype=torch.float32
     )
 
@@ -57,13 +57,13 @@ def other_transport() -> None:
     """NCCL says that it goes by sockets (there is none here: its line is put into the rank's log)."""
     from allranks.train import worker
 
-    usual = worker.work
+    usual = worker.run_rank
 
-    def work(run, attempt):
+    def work(run, attempt, spec):
         os.write(1, NCCL.encode())
-        return usual(run, attempt)
+        return usual(run, attempt, spec)
 
-    worker.work = work
+    worker.run_rank = work
 
 
 def gradients_not_synchronised() -> None:

@@ -37,7 +37,7 @@ def slow_backward() -> None:
 def slow_everywhere() -> None:
     """Slow batches; and from then on evaluations and checkpoints that take longer than a step may be silent."""
     from allranks.train.checkpoint.saver import Saver
-    from allranks.train.evaluate import Evaluator
+    from allranks.train.evaluation import Evaluator
 
     sleep_a_while()
     for owner, name in ((Saver, "save"), (Evaluator, "run")):
@@ -72,9 +72,9 @@ def hold_the_interpreter() -> None:
 
 
 def _plant(how: str, rank: int, call: int) -> None:
-    from allranks.train.tasks import tokens
+    from allranks.train import tasks
 
-    whole, calls = tokens.collate, 0
+    whole, calls = tasks.collate, 0
 
     def planted(*args: object) -> object:
         nonlocal calls
@@ -83,7 +83,7 @@ def _plant(how: str, rank: int, call: int) -> None:
             globals()[how]()
         return whole(*args)
 
-    tokens.collate = planted
+    tasks.collate = planted
 
 
 for _what in os.environ["STUCK"].split(";") if os.environ.get("STUCK") and "RANK" in os.environ else ():

@@ -1,17 +1,17 @@
-"""Checkpoints: every rank writes what it holds, a fresh process reads it again, one rename publishes it.
+"""Write checkpoints: every rank writes its part, a new process reads it again, one rename publishes it.
 
 checkpoints/step-N/
     manifest.json                 step, mode, world size, and the hash of every file
     adapter_model.safetensors, adapter_config.json     or a Hugging Face model folder; and the tokenizer
-    state/                        mode full: shard-*.safetensors (each rank's parts of the optimizer's state, and weights that the
-                                  files above do not hold bit by bit), rank<R>.pt (random generators), progress.json, spec.yaml
-checkpoints/latest                the newest one's name
+    state/                        mode full: shard-*.safetensors (each rank's part of the optimizer state, and weights that the
+                                  files above do not hold bitwise), rank<R>.pt (random generators), progress.json, spec.yaml
+checkpoints/latest                name of the newest checkpoint
 
-No rank gathers anything: a part that its rank alone holds goes through the disk to the file in which it is published.
+Nothing is gathered in memory: sharded weights reach the published file through the disk.
 """
 
-from allranks.train.checkpoint.loading import load_full, load_lite
-from allranks.train.checkpoint.published import Published, published_of
+from allranks.train.checkpoint.loader import load_full, load_weights_only
 from allranks.train.checkpoint.saver import Saver
+from allranks.train.checkpoint.writer import PublishedFiles, plan_published_files
 
-__all__ = ["Published", "Saver", "load_full", "load_lite", "published_of"]
+__all__ = ["PublishedFiles", "Saver", "load_full", "load_weights_only", "plan_published_files"]

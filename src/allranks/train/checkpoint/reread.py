@@ -1,5 +1,5 @@
-"""Read safetensors files again and say what is in them. Run in a process of its own, by path, with the standard library alone:
-it shares no memory, no cached tensor and no import with the one that wrote.
+"""Read safetensors files again and report their content. Runs by path in a separate process with the standard library only:
+it shares no memory, cached tensors or imports with the writer.
 
 Standard input: ``{"folder", "files": [...], "ranges": {key: [[offset, numel], ...]}}``. Standard output: by file, its bytes and SHA-256 and,
 for each range of each tensor, ``[key, offset, numel, crc, dtype, shape]``; or ``{"problem": ...}``.

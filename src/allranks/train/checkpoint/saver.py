@@ -1,37 +1,137 @@
-"""Writes the checkpoints of one run, while training waits or behind its back."""
+"""Decide when a checkpoint is due, and save it in the foreground or in the background.
+
+Ranks agree on each phase through a separate process group, and every wait has a time limit.
+"""
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from allranks import __version__
 from allranks.errors import CheckpointError
-from allranks.integrity import file_hash
-from allranks.rundir import RunDir, write_json
+from allranks.rundir.checkpoints import file_hash
+from allranks.rundir.files import write_json
+from allranks.rundir.paths import RunDir
+from allranks.rundir.schema import SCHEMA_VERSION
 from allranks.spec.records import CheckpointSpec
-from allranks.train import rng, shards
-from allranks.train.checkpoint import proof, writing
-from allranks.train.checkpoint.parts import Copies, Parts, Print, on_cpu, parts_of, prints_of
-from allranks.train.checkpoint.publish import make_room, publish
-from allranks.train.checkpoint.published import Published
-from allranks.train.checkpoint.together import Together
-from allranks.train.strategies.contract import Strategy
-from allranks.train.world import World
+from allranks.train import distributed
+from allranks.train.attempt import Attempt
+from allranks.train.checkpoint import commit, writer
+from allranks.train.checkpoint.commit import make_room, publish_checkpoint
+from allranks.train.checkpoint.writer import (
+    CpuCopies,
+    PublishedFiles,
+    RankParts,
+    TensorDigest,
+    collect_parts,
+    digests_of,
+    on_cpu,
+)
+from allranks.train.distributed import DistContext
+from allranks.train.strategies import shards
+from allranks.train.strategies.base import Strategy
+from allranks.version import __version__
+
+T = TypeVar("T")
+LOW_DISK_BYTES = 32 * 2**20  # bytes free on a disk, below which that is told with every failure to write
+
+
+class RankAgreement:
+    """What all ranks do, or fail to do, as one.
+
+    Args:
+        meet_timeout_s: how long ranks may wait for one that does not come to a save.
+        work_timeout_s: how long one may take to write its part.
+        folder: where it is written; None where nothing is.
+    """
+
+    def __init__(self, meet_timeout_s: float, work_timeout_s: float, folder: Path | None = None) -> None:
+        self.work_timeout_s, self._folder = work_timeout_s, folder
+        self._meet_timeout = timedelta(seconds=meet_timeout_s)
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=work_timeout_s), group_desc="checkpoint")
+        self.group = cast(dist.ProcessGroup, group)
+        self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
+
+    def meet(self, what: str) -> None:
+        """Wait until all ranks are here.
+
+        Raises:
+            CheckpointError: one did not come in time; rank 0 names it.
+        """
+        began = time.monotonic()
+        try:
+            dist.monitored_barrier(self.group, timeout=self._meet_timeout, wait_all_ranks=True)
+        except RuntimeError as error:
+            seconds, waited_s = self._meet_timeout.total_seconds(), time.monotonic() - began
+            found = re.search(r"[Rr]anks? ([\d, ]+) failed", str(error))
+            who = "rank 0" if self.rank else f"rank {found.group(1).strip()}" if found else "another rank"
+            if waited_s < seconds * 0.9:  # nobody was waited for: the connection ended
+                raise CheckpointError(
+                    f"{what} was given up after {waited_s:.0f} s: {who} has gone (Connection closed by peer); earlier checkpoints are untouched"
+                ) from None
+            if self.rank != 0:
+                raise CheckpointError(
+                    f"{what} was given up: not all ranks took part within {seconds:.0f} s, or rank 0 ended; rank 0 names those missing"
+                ) from None
+            raise CheckpointError(
+                f"{what}: {who} took no part in it within {seconds:.0f} s (checkpoint.timeout_s), and every rank must; "
+                "earlier checkpoints are untouched"
+            ) from None
+
+    def each(self, what: str, action: Callable[[], T]) -> list[T]:
+        """Do a part on all ranks, and fail on all if it failed on one.
+
+        Returns:
+            What each rank's gave, in order of rank.
+
+        Raises:
+            CheckpointError: on every rank; names the first that failed.
+        """
+        mine: tuple[T | None, str | None] = (None, None)
+        try:
+            mine = (action(), None)
+        except CheckpointError as error:
+            mine = (None, str(error))
+        except OSError as error:
+            mine = (None, f"{error.filename or ''}: {error.strerror or error}".lstrip(": ") + self._full())
+        except Exception as error:  # noqa: BLE001 - from writers of other libraries; the others must hear of it
+            mine = (None, (str(error) or type(error).__name__).splitlines()[0] + self._full())
+        answers: list[Any] = [None] * self.size
+        dist.all_gather_object(answers, mine, group=self.group)
+        for rank, (_, problem) in enumerate(answers):
+            if problem is not None:
+                raise CheckpointError(
+                    f"the checkpoint could not be saved: rank {rank} failed to {what}: {problem}. Earlier checkpoints are untouched"
+                )
+        return [value for value, _ in answers]
+
+    def _full(self) -> str:
+        """Whether it may be for the disk: writers of other libraries do not say so (torch's: "unexpected pos")."""
+        free = shutil.disk_usage(self._folder).free if self._folder and self._folder.exists() else LOW_DISK_BYTES
+        return f" ({free / 2**20:.1f} MiB are free in {self._folder})" if free < LOW_DISK_BYTES else ""
+
+    def first(self, what: str, action: Callable[[], T]) -> T:
+        """The same, of what rank 0 does alone; all get what it gave."""
+        return self.each(what, lambda: action() if self.rank == 0 else None)[0]  # type: ignore[return-value]
+
 
 SLOW_DISK_BYTES_PER_S = 20e6
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedCheckpoint:
     """One checkpoint that was published.
 
     Attributes:
@@ -61,27 +161,27 @@ class Saver:
     def __init__(
         self,
         run: RunDir,
-        world: World,
+        world: DistContext,
         strategy: Strategy,
         model: nn.Module,
         tokenizer: Any,
-        published: Published,
+        published: PublishedFiles,
         spec: CheckpointSpec,
         identity: dict[str, Any],
         progress: Callable[[int], dict[str, Any]] = lambda step: {"step": step},
-        told: Callable[[Saved], None] = lambda saved: None,
+        told: Callable[[SavedCheckpoint], None] = lambda saved: None,
     ) -> None:
         self.run, self.world, self.strategy, self.model = run, world, strategy, model
         self._tokenizer, self._published, self._spec = tokenizer, published, spec
         self._identity, self._progress, self._told = identity, progress, told
         slow = 4 * published.bytes / SLOW_DISK_BYTES_PER_S
-        self._together = Together(spec.timeout_s, spec.timeout_s + slow, run.checkpoints)
-        self._copies = Copies()
-        self._flying: threading.Thread | None = None
+        self._together = RankAgreement(spec.timeout_s, spec.timeout_s + slow, run.checkpoints)
+        self._copies = CpuCopies()
+        self._in_flight: threading.Thread | None = None
         self._failed: CheckpointError | None = None
 
     def save(self, steps_done: int, mode: str, *, behind: bool = False) -> float:
-        """Save after `steps_done` steps; ``mode`` is lite (what is trained) or full (all that resuming needs).
+        """Save after `steps_done` steps; ``mode`` is weights_only (what is trained) or full (all that resuming needs).
 
         Args:
             behind: return once the state is copied; it is written while training goes on. One at most is in flight.
@@ -95,21 +195,21 @@ class Saver:
         started = time.perf_counter()
         self.finish()
         self._together.meet(f"the checkpoint of step {steps_done}")
-        random = rng.rng_state() if mode == "full" else None
-        parts = parts_of(self.strategy, self._published, self.world.rank, self.world.size, random)
+        random = distributed.rng_state() if mode == "full" else None
+        parts = collect_parts(self.strategy, self._published, self.world.rank, self.world.size, random)
         removed = self._find_room(parts)
         parts = self._copies.of(parts) if behind else on_cpu(parts)
         if not behind:
             self._write_out(steps_done, mode, parts, started, None, removed)
             return time.perf_counter() - started
         stalled = time.perf_counter() - started
-        self._flying = threading.Thread(
+        self._in_flight = threading.Thread(
             target=self._behind,
             args=(steps_done, mode, parts, started, stalled, removed),
             name="checkpoint",
             daemon=True,
         )
-        self._flying.start()
+        self._in_flight.start()
         return stalled
 
     def finish(self) -> None:
@@ -118,9 +218,9 @@ class Saver:
         Raises:
             CheckpointError: it failed.
         """
-        if self._flying is not None:
-            self._flying.join()
-            self._flying = None
+        if self._in_flight is not None:
+            self._in_flight.join()
+            self._in_flight = None
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed
@@ -133,12 +233,12 @@ class Saver:
         except RuntimeError as error:  # the group broke: another rank ended
             self._failed = CheckpointError(f"the checkpoint could not be saved: {str(error).splitlines()[0]}")
 
-    def _find_room(self, parts: Parts) -> tuple[int, ...]:
+    def _find_room(self, parts: RankParts) -> tuple[int, ...]:
         need = sum(self._together.each("count its bytes", lambda: parts.bytes))
         return tuple(self._together.first("find room for it", lambda: make_room(self.run, need)))
 
     def _write_out(
-        self, step: int, mode: str, parts: Parts, started: float, stalled: float | None, removed: tuple[int, ...]
+        self, step: int, mode: str, parts: RankParts, started: float, stalled: float | None, removed: tuple[int, ...]
     ) -> None:
         aside = self.run.checkpoints / f".step-{step}.tmp"
         try:
@@ -152,7 +252,7 @@ class Saver:
                 shutil.rmtree(aside, ignore_errors=True)
             raise
         seconds = time.perf_counter() - started
-        self._told(Saved(step, mode, seconds if stalled is None else stalled, seconds, parts.bytes, removed))
+        self._told(SavedCheckpoint(step, mode, seconds if stalled is None else stalled, seconds, parts.bytes, removed))
 
     def _begin(self, aside: Path, mode: str) -> None:
         for left in self.run.checkpoints.glob(".step-*.tmp"):  # of a save that a kill ended
@@ -161,29 +261,29 @@ class Saver:
         if mode == "full":
             (aside / "state").mkdir()
 
-    def _write_parts(self, aside: Path, parts: Parts) -> None:
+    def _write_parts(self, aside: Path, parts: RankParts) -> None:
         """What goes through `torch.distributed.checkpoint`: all ranks call it, or none."""
         counts = self._together.each("count its parts", lambda: (len(parts.scattered), len(parts.state)))
         if any(scattered for scattered, _ in counts):
             self._together.each(
                 "write its parts of the weights",
-                lambda: shards.write(parts.scattered, aside / "on-the-way", self._together.group),
+                lambda: shards.write_shards(parts.scattered, aside / "on-the-way", self._together.group),
             )
         if any(state for _, state in counts):
             self._together.each(
-                "write its state", lambda: shards.write(parts.state, aside / "state", self._together.group)
+                "write its state", lambda: shards.write_shards(parts.state, aside / "state", self._together.group)
             )
 
-    def _write_files(self, aside: Path, parts: Parts, mode: str, step: int) -> list[Print]:
+    def _write_files(self, aside: Path, parts: RankParts, mode: str, step: int) -> list[TensorDigest]:
         """The files for others, and the small ones. Returns the fingerprints of all ranks."""
 
-        def write() -> tuple[list[Print], dict[str, str]]:
-            more, places = writing.write_files(
+        def write() -> tuple[list[TensorDigest], dict[str, str]]:
+            more, places = writer.write_files(
                 aside, aside / "on-the-way", parts, self._published, self.model, self.world.rank, self.world.size
             )
             if parts.random is not None:
                 self._write_random(aside, parts.random)
-            return [*prints_of(parts, self._published), *more], places
+            return [*digests_of(parts, self._published), *more], places
 
         answers = self._together.each("write its files", write)
         places = {key: file for _, some in answers for key, file in some.items()}
@@ -195,29 +295,30 @@ class Saver:
 
     def _write_small(self, aside: Path, mode: str, step: int, places: dict[str, str]) -> None:
         shutil.rmtree(aside / "on-the-way")
-        writing.write_configs(aside, self._published, self.model, self._tokenizer)
-        writing.write_index(aside, self._published, places)
+        writer.write_configs(aside, self._published, self.model, self._tokenizer)
+        writer.write_index(aside, self._published, places)
         if mode == "full":
             write_json(aside / "state" / "progress.json", self._progress(step))
             if self.run.spec.exists():
                 shutil.copyfile(self.run.spec, aside / "state" / "spec.yaml")
 
-    def _prove(self, aside: Path, prints: list[Print]) -> proof.Files:
+    def _prove(self, aside: Path, prints: list[TensorDigest]) -> commit.FileFacts:
         """Each rank has a fresh process read its neighbour's files; what all of them found is what all had in memory."""
-        files = self._together.first("list its files", lambda: proof.tensor_files(aside))
+        files = self._together.first("list its files", lambda: commit.tensor_files(aside))
         others = files[(self.world.rank + 1) % self.world.size :: self.world.size]
         limit = self._together.work_timeout_s
-        answers = self._together.each("read it again", lambda: proof.read_again(aside, others, prints, limit))
+        answers = self._together.each("read it again", lambda: commit.reread_files(aside, others, prints, limit))
         found = {name: facts for some in answers for name, facts in some.items()}
         self._together.first("prove it", lambda: self._require_equal(found, prints))
         return found
 
-    def _require_equal(self, found: proof.Files, prints: list[Print]) -> None:
-        proof.require_coverage(self._published, prints)
-        proof.compare(found, prints, self._published)
+    def _require_equal(self, found: commit.FileFacts, prints: list[TensorDigest]) -> None:
+        commit.require_coverage(self._published, prints)
+        commit.compare_digests(found, prints, self._published)
 
-    def _publish(self, aside: Path, step: int, mode: str, found: proof.Files) -> None:
+    def _publish(self, aside: Path, step: int, mode: str, found: commit.FileFacts) -> None:
         facts = {
+            "schema_version": SCHEMA_VERSION,
             "step": step,
             "mode": mode,
             "world_size": self.world.size,
@@ -234,4 +335,96 @@ class Saver:
             for name, path in files.items()
         }
         write_json(aside / "manifest.json", {**facts, "created": time.time(), "files": hashes})
-        publish(self.run, aside, step, self._spec.keep)
+        publish_checkpoint(self.run, aside, step, self._spec.keep)
+
+
+def make_saver(
+    here: Attempt,
+    strategy: Strategy,
+    model: torch.nn.Module,
+    tokenizer: Any,
+    published: PublishedFiles,
+    sequences: int,
+) -> Saver:
+    """Writes this run's checkpoints; ``sequences``: of the training data."""
+    return Saver(
+        here.run,
+        here.world,
+        strategy,
+        model,
+        tokenizer,
+        published,
+        here.spec.checkpoint,
+        {"strategy": here.plan.strategy, "run": here.run.name},
+        partial(_progress, here, sequences),
+        partial(_log_saved, here),
+    )
+
+
+def _progress(here: Attempt, sequences: int, done: int) -> dict[str, Any]:
+    """Schedule and data go on by the number of steps alone; the rest is what that number counts on."""
+    return {
+        "step": done,
+        "sequences": sequences,
+        "sequences_done": done * here.batch.global_batch_size,
+        "global_batch_size": here.batch.global_batch_size,
+        "data_seed": here.data.seed,
+        "scaler": None,  # no dtype here needs one
+    }
+
+
+def _log_saved(here: Attempt, saved: SavedCheckpoint) -> None:
+    if saved.removed and here.world.is_first:
+        steps = ", ".join(str(step) for step in saved.removed)
+        here.events.write(
+            "warning",
+            what="checkpoint",
+            message=f"checkpoints of steps {steps} were removed to make room on the disk",
+        )
+    here.events.write(
+        "checkpoint",
+        step=saved.step,
+        mode=saved.mode,
+        seconds=round(saved.stalled_s, 4),
+        written_s=round(saved.seconds, 4),
+        bytes=saved.bytes,
+        path=str(here.run.checkpoint(saved.step)),
+    )
+
+
+class CheckpointSchedule:
+    """Saves where that is due, each state once. Every rank calls every method."""
+
+    def __init__(self, here: Attempt, saver: Saver) -> None:
+        self._here, self._saver = here, saver
+        self._spec = here.spec.checkpoint
+        self._saved: set[tuple[int, str]] = set()
+
+    def due(self, done: int) -> bool:
+        """Whether a checkpoint is asked for after so many steps."""
+        return self._spec.mode != "none" and bool(self._spec.every) and done % (self._spec.every or 1) == 0
+
+    def save(self, done: int, mode: str, *, last: bool = False) -> None:
+        if (done, mode) in self._saved or (done, "full") in self._saved:
+            return
+        self._here.phase("save", step=done)
+        self._here.events.sync()
+        # what a stop or the end saves is waited for at once: nothing is left to go on with meanwhile
+        self._saver.save(done, mode, behind=self._spec.async_ and not last)
+        self._saved.add((done, mode))
+        self._here.phase("train", step=done)
+
+    def save_due(self, done: int) -> None:
+        if self.due(done):
+            self.save(done, self._spec.mode)
+
+    def save_end(self, done: int) -> None:
+        """What the spec wants at the end; returns once all that was saved is on the disk."""
+        if self._spec.at_end and self._spec.mode != "none" and done > 0:
+            self.save(done, self._spec.mode, last=True)
+        self._saver.finish()
+
+    def save_last_good(self, done: int) -> None:
+        """After a loss that was not finite the weights are those before it: worth keeping, whatever the mode."""
+        if done > 0 and self._spec.mode != "none" and not self._here.run.checkpoint(done).exists():
+            self.save(done, "full", last=True)

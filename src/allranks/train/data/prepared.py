@@ -14,13 +14,25 @@ import numpy as np
 import numpy.typing as npt
 
 from allranks.errors import DataError
-from allranks.rundir import read_json, write_json
+from allranks.rundir import shared_cache
+from allranks.rundir.files import read_json, write_json
+from allranks.spec import data_sources
+from allranks.spec.data_templates import MAX_TEMPLATE_BYTES, Example, Template, choose_template
+from allranks.spec.models import DEFAULT_VOCAB
 from allranks.spec.records import DataSpec, RunSpec
-from allranks.train.data import cache, sources
-from allranks.train.data.encode import EncodedRow, encode_labelled, encode_text, label_map, to_turns
-from allranks.train.data.pack import pack_isolated, shuffle
-from allranks.train.data.templates import Example, Template, choose_template
-from allranks.train.data.tokenizer import DEFAULT_VOCAB, load_tokenizer, tokenizer_hash, train_tokenizer
+from allranks.train.data.sampler import pack_isolated, shuffle
+from allranks.train.data.tokenization import (
+    EncodedRow,
+    encode_labelled,
+    encode_text,
+    label_map,
+    load_tokenizer,
+    to_turns,
+    tokenizer_hash,
+    train_tokenizer,
+)
+from allranks.utils.caches import private_root
+from allranks.utils.inputs import read_regular
 
 FORMAT = 3  # raise it when what is written changes, so that old entries are not read
 
@@ -70,7 +82,7 @@ class DataFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedData:
     """Everything that training and evaluation read."""
 
     train: TokenSet
@@ -82,7 +94,7 @@ class Prepared:
     folder: Path
 
 
-def prepare(spec: RunSpec, cache_root: Path, *, classifier: bool, log: cache.Log) -> Prepared:
+def prepare(spec: RunSpec, cache_root: Path, *, classifier: bool, log: shared_cache.Log) -> PreparedData:
     """Find, wait for, or build the prepared data of a spec. Safe to call on any number of ranks at once.
 
     Raises:
@@ -95,8 +107,8 @@ def prepare(spec: RunSpec, cache_root: Path, *, classifier: bool, log: cache.Log
     identity = {
         "format": FORMAT,
         "data": _identity(spec.data),
-        "source": sources.fingerprint(spec.data),
-        "eval": [spec.eval.subset, spec.eval.source and sources.fingerprint(_eval_data(spec))],
+        "source": data_sources.source_fingerprint(spec.data),
+        "eval": [spec.eval.subset, spec.eval.source and data_sources.source_fingerprint(_eval_data(spec))],
         "tokenizer": tokenizer_hash(named) if named is not None else f"trained {vocab}",
         "classifier": classifier,
         "template": _template_hash(spec.data.template),
@@ -106,7 +118,8 @@ def prepare(spec: RunSpec, cache_root: Path, *, classifier: bool, log: cache.Log
     def build(folder: Path) -> None:
         Builder(spec, named, vocab, classifier).build(folder)
 
-    folder, how = cache.obtain(cache_root / "allranks" / "data", key, build, log)
+    own = private_root(cache_root) / "data"
+    folder, how = shared_cache.get_or_build(cache_root / "allranks" / "data", key, build, log, private=own)
     return _load(folder, named, how)
 
 
@@ -122,7 +135,7 @@ def _eval_data(spec: RunSpec) -> DataSpec:
 
 def _template_hash(name: str) -> str:
     path = Path(name).expanduser()
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else name
+    return hashlib.sha256(read_regular(path, MAX_TEMPLATE_BYTES)).hexdigest() if path.is_file() else name
 
 
 class Builder:
@@ -134,7 +147,7 @@ class Builder:
         self._tokenizer, self._vocab, self._classifier = tokenizer, vocab, classifier
 
     def build(self, folder: Path) -> None:
-        rows = sources.load_rows(self._data)
+        rows = data_sources.load_rows(self._data)
         chosen = self._choose(rows)
         template = choose_template(self._data, rows, classifier=self._classifier)
         if template.is_classification != self._classifier:
@@ -167,7 +180,7 @@ class Builder:
             msgspec.to_builtins(self._facts(len(rows), template, encoded, kept, packs, len(held_out), labels)),
         )
 
-    def _choose(self, rows: list[sources.Row]) -> Sequence[int]:
+    def _choose(self, rows: list[data_sources.Row]) -> Sequence[int]:
         n, wanted = len(rows), self._data.subset
         if wanted is None or wanted >= n:
             return range(n)
@@ -178,7 +191,7 @@ class Builder:
         limit = self._spec.eval.subset
         if self._spec.eval.source is not None:
             data = _eval_data(self._spec)
-            rows = sources.load_rows(data)
+            rows = data_sources.load_rows(data)
             own = choose_template(data, rows, classifier=self._classifier)
             chosen = shuffle(len(rows), data.seed, 1)[: limit or len(rows)]
             return examples, [own.render(rows[i], int(i)) for i in chosen]
@@ -269,11 +282,16 @@ def _save(folder: Path, name: str, rows: list[EncodedRow], packs: list[list[int]
         np.save(folder / f"{name}.{array}.npy", values, allow_pickle=False)
 
 
-def _load(folder: Path, named: Any, how: str) -> Prepared:
+def _load(folder: Path, named: Any, how: str) -> PreparedData:
     tokenizer = named if named is not None else load_tokenizer(str(folder / "tokenizer"), None)
-    facts = msgspec.convert(read_json(folder / "facts.json"), DataFacts)
+    try:
+        facts = msgspec.convert(read_json(folder / "facts.json"), DataFacts)
+    except msgspec.ValidationError as error:
+        raise DataError(
+            f"cache entry {folder}: facts.json does not fit this version: {error}; remove the entry"
+        ) from None
     held_out = _map(folder, "eval") if (folder / "eval.ids.npy").exists() else None
-    return Prepared(
+    return PreparedData(
         train=_map(folder, "train"),
         held_out=held_out,
         questions=read_json(folder / "questions.json") or [],
@@ -286,4 +304,31 @@ def _load(folder: Path, named: Any, how: str) -> Prepared:
 
 def _map(folder: Path, name: str) -> TokenSet:
     arrays = ("ids", "mask", "offsets", "pack_offsets", "pack_rows", "labels", "real", "trained")
-    return TokenSet(**{a: np.load(folder / f"{name}.{a}.npy", mmap_mode="r", allow_pickle=False) for a in arrays})
+    try:
+        loaded = {a: np.load(folder / f"{name}.{a}.npy", mmap_mode="r", allow_pickle=False) for a in arrays}
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"cache entry {folder}: {name}: {error}; remove the entry") from None
+    if (problem := _wrong_shape(loaded)) is not None:
+        raise DataError(f"cache entry {folder}: {name}: {problem}; remove the entry")
+    return TokenSet(**loaded)
+
+
+def _wrong_shape(arrays: dict[str, Any]) -> str | None:
+    """What does not fit in arrays whose indices are used unchecked later: types, lengths, and offsets out of range."""
+    types = {"ids": np.int32, "mask": np.uint8}
+    for name, values in arrays.items():
+        if values.dtype != types.get(name, np.int64) or values.ndim != 1:
+            return f"{name} has the type {values.dtype} and {values.ndim} dimensions"
+    rows, sequences = len(arrays["labels"]), len(arrays["real"])
+    lengths = {"mask": len(arrays["ids"]), "offsets": rows + 1, "pack_offsets": sequences + 1, "trained": sequences}
+    for name, length in lengths.items():
+        if len(arrays[name]) != length:
+            return f"{name} has {len(arrays[name])} values, not {length}"
+    for name, end in (("offsets", len(arrays["ids"])), ("pack_offsets", len(arrays["pack_rows"]))):
+        offsets = arrays[name]
+        if offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) < 0).any():
+            return f"{name} does not go from 0 to {end}"
+    chosen = arrays["pack_rows"]
+    if len(chosen) and (chosen.min() < 0 or chosen.max() >= rows):
+        return f"pack_rows names a row beyond the {rows} that there are"
+    return None

@@ -18,12 +18,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from allranks.train.strategies.buckets import Bucket, ReducedBuckets, cut
-from allranks.train.strategies.common import trained
-from allranks.train.strategies.contract import MakeOptimizer
-from allranks.train.strategies.gradients import broadcast_from_first, require_same_order
-from allranks.train.strategies.replicated import Replicated
-from allranks.train.strategies.traffic import Sizes, Traffic
+from allranks.train.strategies.base import MakeOptimizer, Replicated, Sizes, Traffic, trained_parameters
+from allranks.train.strategies.gradient_sync import (
+    BucketAllReduce,
+    GradientBucket,
+    broadcast_from_first,
+    require_same_order,
+    split_into_buckets,
+)
 
 
 class BucketDDPAsync(Replicated):
@@ -37,16 +39,18 @@ class BucketDDPAsync(Replicated):
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
     ) -> None:
-        named = trained(model)
+        named = trained_parameters(model)
         backwards = named[::-1]  # backward runs from the last layer to the first
         require_same_order(backwards, group)
         broadcast_from_first(model, group)
         self._hold(model, named, make_optimizer, group, clip_norm)
-        self._buckets = [Bucket(part) for part in cut([p for _, p in backwards], self._bucket_bytes)]
-        self._gradients = ReducedBuckets(self._buckets, group)
+        self._buckets = [
+            GradientBucket(part) for part in split_into_buckets([p for _, p in backwards], self._bucket_bytes)
+        ]
+        self._gradients = BucketAllReduce(self._buckets, group)
 
     def accumulate(self) -> AbstractContextManager[Any]:
-        return self._gradients.held_back()
+        return self._gradients.no_sync()
 
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()

@@ -1,31 +1,263 @@
-"""What the three DeepSpeed strategies do: DeepSpeed's own engine, on this run's ranks, with this loop's arithmetic.
+"""Run DeepSpeed's engine on this run's ranks, for all three DeepSpeed strategies.
 
-DeepSpeed is imported when a strategy is set up, not before: it takes seconds, and they are recorded apart.
+DeepSpeed is imported when a strategy is set up, because the import takes seconds, which are recorded separately. Parameters
+without a gradient in a backward are refused or zero-filled, because ranks would otherwise reduce different parameters together.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import time
-from collections.abc import Iterator
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from functools import partial
+from importlib import import_module
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._pytree import tree_map
+from torch.utils.hooks import RemovableHandle
 
-from allranks.errors import SpecError
-from allranks.train.shards import Shard, StateRange, whole_weights
-from allranks.train.strategies.common import replicated_weights, require_one_dtype, trained
-from allranks.train.strategies.contract import MakeOptimizer
-from allranks.train.strategies.deepspeed_config import Asked, completed, without_auto
-from allranks.train.strategies.deepspeed_library import load_deepspeed, quiet, require_accelerator
-from allranks.train.strategies.deepspeed_shards import fragment_ranges, plain_numbers, renew_copies
-from allranks.train.strategies.deepspeed_state import flats, load_optimizer_state, optimizer_state
-from allranks.train.strategies.deepspeed_unused import NoneMissing, reach_all
-from allranks.train.strategies.deepspeed_views import Guarded, OnlyData
-from allranks.train.strategies.traffic import Sizes, Traffic
+from allranks.errors import EnvironmentNotAble, RunFailed, SpecError
+from allranks.spec.deepspeed import DeepSpeedExpectations, complete_config, without_auto
+from allranks.train.strategies.base import (
+    MakeOptimizer,
+    Sizes,
+    Traffic,
+    replicated_weights,
+    require_one_dtype,
+    trained_parameters,
+)
+from allranks.train.strategies.deepspeed_state import (
+    fragment_ranges,
+    load_optimizer_state,
+    optimizer_state,
+    partition_tensors,
+    plain_numbers,
+    renew_copies,
+)
+from allranks.train.strategies.shards import StateRange, TensorShard, whole_weights
+
+_CURE = f"it may be for another torch than {torch.__version__}: pip install --upgrade 'deepspeed>=0.16', or take zero1, zero2, zero3"
+
+
+def load_deepspeed() -> Any:
+    """Import DeepSpeed; where torch sees no GPU, for the CPU and without anything compiled.
+
+    Raises:
+        EnvironmentNotAble: it is not installed, or does not work with this torch.
+    """
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    try:
+        with silence_deepspeed():
+            deepspeed: Any = import_module("deepspeed")
+    except ImportError as error:
+        raise EnvironmentNotAble(
+            "DeepSpeed is not installed here; pip install 'allranks[deepspeed]', or take zero1, zero2, zero3 or pytorch_zero3"
+            if error.name == "deepspeed"
+            else f"DeepSpeed cannot be imported: {_first_line(error)}; {_CURE}"
+        ) from None
+    except (OSError, RuntimeError, ValueError, AttributeError, AssertionError) as error:
+        raise EnvironmentNotAble(
+            f"DeepSpeed cannot be imported: {type(error).__name__}: {_first_line(error)}; {_CURE}"
+        ) from None
+    deepspeed.utils.logger.setLevel(logging.WARNING)
+    for name in (
+        "all_gather_into_tensor",
+        "reduce_scatter_tensor",
+    ):  # torch 2.13 tells of their new names at every call
+        warnings.filterwarnings("ignore", rf".*{name}. is deprecated", FutureWarning)
+    if (
+        _accelerator() == "cpu"
+    ):  # a shared-memory all-reduce would be compiled at the start wherever there is a compiler
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
+def require_accelerator(device: torch.device) -> None:
+    """Raises:
+    EnvironmentNotAble: DeepSpeed works on another kind of device than the model is on; it chooses once a process.
+    """
+    if _accelerator() != device.type:
+        raise EnvironmentNotAble(
+            f"DeepSpeed took {_accelerator()} as its accelerator, but the model is on {device.type}; set cluster.env: "
+            f"{{DS_ACCELERATOR: {device.type}}}"
+        )
+
+
+def _accelerator() -> str:
+    accelerator: Any = import_module("deepspeed.accelerator").get_accelerator()
+    return str(accelerator.device_name())
+
+
+@contextmanager
+def silence_deepspeed() -> Iterator[None]:
+    """Without what DeepSpeed tells of itself at every start."""
+    logger = logging.getLogger("DeepSpeed")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0][:300]
+
+
+class DataParallelMpu:
+    """DeepSpeed's view of who talks to whom: this run's group, with its timeout, and no model parallelism."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def get_data_parallel_group(self) -> dist.ProcessGroup:
+        return self._group
+
+    def get_data_parallel_world_size(self) -> int:
+        return dist.get_world_size(self._group)
+
+    def get_data_parallel_rank(self) -> int:
+        return dist.get_rank(self._group)
+
+    def get_data_parallel_group_ranks(self) -> list[int]:
+        return dist.get_process_group_ranks(self._group)
+
+    def get_model_parallel_group(self) -> None:
+        return None
+
+    def get_model_parallel_world_size(self) -> int:
+        return 1
+
+    def get_model_parallel_rank(self) -> int:
+        return 0
+
+
+class GuardedOptimizer:
+    """The optimizer inside DeepSpeed's, as the loop sees it. It leaves out updates whose gradients are not finite.
+
+    DeepSpeed updates group by group; a hook given here is called once an optimizer step.
+    """
+
+    def __init__(self, inner: torch.optim.Optimizer, found_inf: Callable[[], torch.Tensor]) -> None:
+        self._inner, self._found_inf, self._update = inner, found_inf, inner.step
+        self._on_device = bool(inner.defaults.get("fused"))
+        self._hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()  # a plain dict cannot be referred to weakly
+        self._begun = False
+        inner.step = self._step  # type: ignore[method-assign]
+
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        handle = RemovableHandle(self._hooks)
+        self._hooks[handle.id] = hook
+        return handle
+
+    def next_step(self) -> None:
+        """The optimizer step is over."""
+        self._begun = False
+
+    def _step(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._begun:
+            self._begun = True
+            for hook in tuple(self._hooks.values()):
+                hook(self._inner, args, kwargs)
+        bad = self._found_inf()
+        if self._on_device:
+            self._inner.found_inf, self._inner.grad_scale = bad, None  # type: ignore[attr-defined]
+        elif bool(bad):
+            return None
+        return self._update(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class MissingGradientCheck:
+    """Counts gradients as they come, so that a backward that left some out is told, by the parameter's name."""
+
+    def __init__(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
+        self._names = [name for name, _ in named]
+        self._seen = [False] * len(named)
+        for i, (_, p) in enumerate(named):
+            p.register_post_accumulate_grad_hook(partial(self._see, i))
+
+    def _see(self, i: int, _: Any) -> None:
+        self._seen[i] = True
+
+    def check(self) -> None:
+        """Raises:
+        RunFailed: a trained parameter got no gradient since the last check.
+        """
+        missing = [name for name, seen in zip(self._names, self._seen, strict=True) if not seen]
+        self._seen = [False] * len(self._names)
+        if missing:
+            raise RunFailed(
+                f"{len(missing)} trained parameters got no gradient in a backward, first {missing[0]}: DeepSpeed's ranks would mix "
+                "different parameters; set strategy.find_unused_parameters: true, or do not train them"
+            )
+
+
+def zero_missing_gradients(model: nn.Module, *, each_module: bool) -> None:
+    """Give every trained parameter a gradient, of zeros if need be, and on every rank in the same order.
+
+    A node of the graph that is made before a forward runs last in its backward; every parameter waits for it. Without that a
+    parameter that is used on one rank alone would come earlier on the others, and DeepSpeed fills its buckets as they come.
+
+    Args:
+        each_module: a parameter is whole only while its own module computes (stage 3). Call this after DeepSpeed has put its
+            hooks in. Otherwise the gradients of the whole model come together at the end of backward.
+    """
+    if not each_module:
+        _ZeroGradientHook([p for p in model.parameters() if p.requires_grad], model)
+        return
+    for module in model.modules():
+        own = [p for p in module.parameters(recurse=False) if p.requires_grad]
+        if own:
+            _ZeroGradientHook(own, module)
+
+
+class _ZeroGradientHook:
+    """Makes the parameters wait for the end of a module's backward."""
+
+    def __init__(self, own: list[nn.Parameter], module: nn.Module) -> None:
+        self._own: list[nn.Parameter] = own
+        self._nothing: list[torch.Tensor] = []
+        module.register_forward_pre_hook(self._before)
+        module.register_forward_hook(self._after, prepend=True)  # before the weights are given back
+
+    def _before(self, module: nn.Module, args: Any) -> None:
+        if torch.is_grad_enabled():
+            self._nothing.append(cast(torch.Tensor, _ZeroWithGradients.apply(*self._own)))
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> Any:
+        if not torch.is_grad_enabled() or not self._nothing:
+            return output
+        nothing = self._nothing.pop()
+        return tree_map(lambda t: t + nothing.to(t.dtype) if _differentiable(t) else t, output)
+
+
+class _ZeroWithGradients(torch.autograd.Function):
+    """0, whose gradient with respect to every parameter is 0."""
+
+    @staticmethod
+    def forward(ctx: Any, *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.like = [(p.shape, p.dtype) for p in parameters]
+        return torch.zeros((), device=parameters[0].device)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.zeros((), dtype=d, device=gradients[0].device).expand(s) for s, d in ctx.like)
+
+
+def _differentiable(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
 
 Json = dict[str, Any]
 BUCKET = 500_000_000  # DeepSpeed's default, elements; it allocates a whole bucket, however small the model is
@@ -36,11 +268,11 @@ class DeepSpeedZero:
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
-    rehearse = False
+    warmup = False
     keeps_master = True
     stage: int
     replicated: bool
-    lockstep: bool
+    forward_has_collectives: bool
 
     def __init__(self, config: Json | None, config_from: str | None, find_unused_parameters: bool) -> None:
         self._given, self._from, self._zeros = config, config_from, find_unused_parameters
@@ -56,29 +288,31 @@ class DeepSpeedZero:
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
     ) -> None:
-        self._model, self._group, self._named = model, group, trained(model)
+        self._model, self._group, self._named = model, group, trained_parameters(model)
         if not self._named:
             raise SpecError("nothing is trained: DeepSpeed needs a parameter to train")
         device = self._named[0][1].device
         require_accelerator(device)
         started = time.perf_counter()
         self.config = self._final(device, dist.get_world_size(group), clip_norm)
-        self._complete = NoneMissing(self._named)
-        with quiet():
+        self._complete = MissingGradientCheck(self._named)
+        with silence_deepspeed():
             engine, zero = self._initialize(make_optimizer)
         if self._zeros:
-            reach_all(model, each_module=self.stage == 3)
+            zero_missing_gradients(model, each_module=self.stage == 3)
         self._engine, self._zero, self.module = engine, zero, engine
         self._inner: torch.optim.Optimizer = zero.optimizer
         self.facts["optimizer"] = type(self._inner).__name__
         self._bad = torch.zeros((), device=device)
-        self.optimizer = Guarded(self._inner, self._found_inf)  # type: ignore[assignment]
+        self.optimizer = GuardedOptimizer(self._inner, self._found_inf)  # type: ignore[assignment]
         self.facts["initialize_s"] = round(time.perf_counter() - started, 3)
 
     def _final(self, device: torch.device, world: int, clip_norm: float | None) -> Json:
         where = self._from or "strategy.config"
-        asked = Asked(stage=self.stage, world_size=world, clip_norm=clip_norm or 0.0, device=device.type)
-        config = completed(self._given, asked, where)
+        asked = DeepSpeedExpectations(
+            stage=self.stage, world_size=world, clip_norm=clip_norm or 0.0, device=device.type
+        )
+        config = complete_config(self._given, asked, where)
         if "train_batch_size" not in config:  # no spec has said; the loop's micro-batches are what they are
             config |= {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "train_batch_size": world}
         bf16 = config.setdefault("bf16", {})
@@ -109,7 +343,7 @@ class DeepSpeedZero:
             if own
             else [g for g in ({"params": decayed}, {"params": plain, "weight_decay": 0.0}) if g["params"]],
             config=self.config,
-            mpu=OnlyData(self._group),
+            mpu=DataParallelMpu(self._group),
             dist_init_required=False,
         )
         return engine, zero
@@ -147,7 +381,7 @@ class DeepSpeedZero:
     @property
     def shards(self) -> list[torch.Tensor]:
         """What this rank keeps of the weights beside the model's own tensors."""
-        return flats(self._zero)
+        return partition_tensors(self._zero)
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
         raise NotImplementedError
@@ -158,7 +392,7 @@ class DeepSpeedZero:
     def _put_weights(self, weights: dict[str, torch.Tensor]) -> None:
         raise NotImplementedError
 
-    def weight_shards(self) -> list[Shard]:
+    def weight_shards(self) -> list[TensorShard]:
         raise NotImplementedError
 
     def state_ranges(self) -> list[StateRange]:
@@ -189,14 +423,15 @@ class DeepSpeedZero:
 class DeepSpeedReplicated(DeepSpeedZero):
     """Stages 1 and 2: every rank holds all weights."""
 
-    replicated, lockstep = True, False
+    replicated, forward_has_collectives = True, False
     claims_overlap = False  # buckets are reduced when backward has ended
     reduces_each_micro_step: bool
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
         groups = len(self._inner.param_groups)
         gathered = sum(
-            flat.numel() * p.element_size() * world for flat, p in zip(flats(self._zero), self._firsts(), strict=True)
+            flat.numel() * p.element_size() * world
+            for flat, p in zip(partition_tensors(self._zero), self._firsts(), strict=True)
         )
         times = accum if self.reduces_each_micro_step else 1
         flag = int(self._zero.check_grad_overflow)  # with bfloat16: a byte that says whether a gradient is not finite
@@ -212,7 +447,7 @@ class DeepSpeedReplicated(DeepSpeedZero):
     def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
         return replicated_weights(self._model, trained_only)
 
-    def weight_shards(self) -> list[Shard]:
+    def weight_shards(self) -> list[TensorShard]:
         return whole_weights([*self._named, *self._model.named_buffers()])
 
     def state_ranges(self) -> list[StateRange]:

@@ -1,4 +1,8 @@
-"""Optimizer state out of DeepSpeed's partitions and back, by parameter names, as every other strategy has it."""
+"""Find where DeepSpeed keeps each parameter's weights and optimizer state, for checkpoints.
+
+State is stored by parameter name and range, as for all other strategies, so another number of ranks can read it. In every stage
+the optimizer updates a float32 copy of this rank's part of the weights, also for float32 models.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from allranks.train.strategies.portable import MASTER
+from allranks.train.strategies.shards import MASTER, StateRange, TensorShard
 
 
 def optimizer_state(
@@ -46,7 +50,7 @@ def load_optimizer_state(
     pattern = next((s for s in moments.values() if s), None)
     if pattern is not None:
         _make_room(zero, pattern)
-    device = flats(zero)[0].device
+    device = partition_tensors(zero)[0].device
     for name, p in named:
         for key, value in moments.get(name, {}).items():
             if value.ndim:
@@ -72,7 +76,7 @@ def _put(p: Any, value: torch.Tensor, key: str | None) -> None:
         tell.safe_set_full_fp32_param(p, value)
 
 
-def flats(zero: Any) -> list[torch.Tensor]:
+def partition_tensors(zero: Any) -> list[torch.Tensor]:
     """This rank's partitions, one a group: what the optimizer inside really updates."""
     stage3 = getattr(zero, "fp32_partitioned_groups_flat", None)
     return list(stage3 if stage3 is not None else zero.single_partition_of_fp32_groups)
@@ -86,7 +90,7 @@ def counts_in_tensors(zero: Any) -> bool:
 def _sample(zero: Any) -> dict[str, Any]:
     """State of a partition; all have the same keys, and the same step."""
     states = zero.optimizer.state
-    return next((states[flat] for flat in flats(zero) if states.get(flat)), {})
+    return next((states[flat] for flat in partition_tensors(zero) if states.get(flat)), {})
 
 
 def _is_per_element(value: Any) -> bool:
@@ -96,7 +100,7 @@ def _is_per_element(value: Any) -> bool:
 def _make_room(zero: Any, pattern: dict[str, torch.Tensor]) -> None:
     """State in every partition, of zeros, with the step that was saved. DeepSpeed itself makes it in the first update."""
     state = zero.optimizer.state
-    for flat in flats(zero):
+    for flat in partition_tensors(zero):
         for key, value in pattern.items():
             if value.ndim:
                 room = state[flat].setdefault(key, torch.zeros_like(flat, requires_grad=False))
@@ -114,3 +118,80 @@ def _link(zero: Any) -> None:
     if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
         zero._hp_optimizer_states_linked = False
         zero._lazy_init_hp_params_optimizer_state()
+
+
+Named = Sequence[tuple[str, nn.Parameter]]
+
+
+def fragment_ranges(zero: Any, named: Named) -> list[StateRange]:
+    """Stages 1 and 2: a group's parameters lie end to end and are cut into equal parts, with padding at the end."""
+    names, out = {p: name for name, p in named}, []
+    flat: Any
+    for flat, group in zip(partition_tensors(zero), zero.bit16_groups, strict=True):
+        own = [(p, p._hp_mapping) for p in group if p._hp_mapping is not None]
+        for p, at in own:
+            inner, outer = at.hp_fragment_address, at.lp_fragment_address
+            out.append(
+                StateRange(
+                    zero.optimizer, flat, inner.start, inner.numel, names[p], p.numel(), outer.start, copy_of=p.dtype
+                )
+            )
+        if not own:  # padding alone: its state holds nothing, but must be there
+            p = group[-1]
+            out.append(StateRange(zero.optimizer, flat, 0, 0, names[p], p.numel(), p.numel(), copy_of=p.dtype))
+    return out
+
+
+def partition_ranges(zero: Any, named: Named) -> list[StateRange]:
+    """Stage 3: each parameter is cut into equal parts, with padding at its end; the parts of a group lie end to end."""
+    out = []
+    for name, p in named:
+        at, start, _ = zero.grad_position[zero.get_param_id(p)]
+        offset, length = _own(p)
+        out.append(
+            StateRange(
+                zero.optimizer, partition_tensors(zero)[at], start, length, name, _numel(p), offset, copy_of=p.dtype
+            )
+        )
+    return out
+
+
+def partitions(named: Named) -> list[TensorShard]:
+    """Stage 3: this rank's parts of the weights."""
+    out = []
+    for name, p in named:
+        offset, length = _own(p)
+        part: Any = p.ds_tensor  # type: ignore[attr-defined]
+        out.append(TensorShard(f"model/{name}", _numel(p), offset, part.detach().view(-1)[:length]))
+    return out
+
+
+def renew_copies(weights: Sequence[TensorShard], ranges: Sequence[StateRange]) -> None:
+    """The weights were read: what the optimizers update becomes what they are, but for master weights that they are rounded from,
+    which were read too."""
+    by_key = {shard.key: shard for shard in weights}
+    for r in ranges:
+        shard = by_key[f"model/{r.name}"]
+        low = r.offset - shard.offset
+        weight, copy = shard.tensor[low : low + r.length], r.of(r.parameter)
+        copy.copy_(torch.where(copy.to(weight.dtype) == weight, copy, weight.to(copy.dtype)) if r.is_master else weight)
+
+
+def plain_numbers(zero: Any) -> None:
+    """Steps that were read as tensors become whole numbers where the optimizer counts so (DeepSpeed's own do)."""
+    if counts_in_tensors(zero):
+        return
+    for flat in partition_tensors(zero):
+        state = zero.optimizer.state[flat]
+        state.update({k: int(v) for k, v in state.items() if isinstance(v, torch.Tensor) and v.ndim == 0})
+
+
+def _own(p: Any) -> tuple[int, int]:
+    """Where this rank's part of a parameter begins, and how many of its elements are not padding."""
+    part, numel = p.ds_tensor.numel(), _numel(p)
+    low = min(dist.get_rank(p.ds_process_group) * part, numel)
+    return low, min(part, numel - low)
+
+
+def _numel(p: Any) -> int:
+    return int(p.ds_numel)

@@ -1,15 +1,32 @@
-"""What both FSDP2 strategies do: `fully_shard` per block, and an optimizer on this rank's plain local tensors.
+"""Implement the strategies pytorch_zero2 and pytorch_zero3 with torch FSDP2.
 
-Adapters may stay out of the sharding (``adapters: ignored``): every rank holds them whole, their gradients are averaged by
-one flat all-reduce an optimizer step, and saving them needs no collective. ``auto`` does so while that is small.
+Both use `fully_shard` per block, and an optimizer on this rank's local tensors.
 
-``offload: optimizer`` keeps moments in the host's memory and updates there: gradients and weights of this rank's part travel
-to the host, new weights back, each step. ``offload: all`` keeps the sharded weights there too (FSDP2's own offloading): a
-block's part travels to the device whenever it is gathered.
+Adapters may stay unsharded (``adapters: ignored``): every rank holds all of them, their gradients are averaged by
+one flat all-reduce per optimizer step, and saving them needs no collective. ``auto`` does so while they are small.
+
+``offload: optimizer`` keeps moments in host memory and updates there: in each step, gradients and weights of this rank's shard
+are copied to the host, new weights back. ``offload: all`` keeps the sharded weights there too (FSDP2's own offloading): a
+block's shard is copied to the device whenever it is gathered.
+
+``pytorch_zero2``: FSDP2 (``fully_shard``) that keeps gathered weights until the backward.
+
+Communication per micro-step: an all-gather a block before its forward, a reduce-scatter a block in backward: about
+A (P + T) g (W-1)/W sent by each rank, P parameters of g bytes, T trained, A micro-steps.
+Memory per rank (fp32 AdamW): (4P + 12T)/W bytes between steps, and up to the whole weights between forward and backward.
+Predecessor (``pytorch_zero1``): every rank keeps whole gradients.
+
+``pytorch_zero3``: FSDP2 (``fully_shard``) that frees a block's weights after its forward and gathers them again.
+
+Communication per micro-step: an all-gather a block before its forward and again before its backward, a reduce-scatter a
+block in backward: about A (2 P + T) g (W-1)/W sent by each rank, P parameters of g bytes, T trained, A micro-steps.
+Memory per rank (fp32 AdamW): (4P + 12T)/W bytes, and two or three blocks whole.
+Predecessor (``pytorch_zero2``): all weights are whole between forward and backward.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
@@ -19,24 +36,170 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.utils._pytree import tree_map
 
 from allranks.errors import SpecError
-from allranks.train.adapters import is_adapted
-from allranks.train.loading.filler import Filler
-from allranks.train.shards import Shard, StateRange, whole_states, whole_weights
-from allranks.train.strategies.common import clip_and_update, load_states_by_name, states_by_name, trained
-from allranks.train.strategies.contract import MakeOptimizer
-from allranks.train.strategies.fsdp2_adapters import average_together, keeps_whole
-from allranks.train.strategies.fsdp2_parts import local_of, padded_bytes, part_of, shard_of
-from allranks.train.strategies.fsdp2_units import (
-    reach_all,
-    require_one_dtype_in_each,
-    require_own_weights,
-    routers_apart,
+from allranks.train.models.adapters import is_adapted
+from allranks.train.models.moe import routers_of
+from allranks.train.models.weight_loader import WeightLoader
+from allranks.train.strategies.base import (
+    MakeOptimizer,
+    Sizes,
+    Traffic,
+    clip_and_update,
+    forward_entry_points,
+    load_states_by_name,
+    states_by_name,
+    trained_parameters,
+    transformer_blocks,
 )
-from allranks.train.strategies.gradients import broadcast_from_first
-from allranks.train.strategies.traffic import Sizes, Traffic
-from allranks.train.strategies.units import blocks_of, entrances
+from allranks.train.strategies.gradient_sync import broadcast_from_first, gradient_of
+from allranks.train.strategies.shards import StateRange, TensorShard, whole_states, whole_weights
+
+
+def shard_routers_separately(blocks: Sequence[nn.Module], ignored: Set[nn.Parameter]) -> list[nn.Module]:
+    """Routers that are trained in another dtype (float32) than the rest of their block: they become units of their own."""
+
+    def dtypes(parameters: Iterable[nn.Parameter]) -> set[torch.dtype]:
+        return {p.dtype for p in parameters if p.requires_grad and p not in ignored}
+
+    found = []
+    for block in blocks:
+        for router in routers_of(block).values():
+            own = set(router.parameters())
+            if dtypes(own) and dtypes(own) != dtypes(set(block.parameters()) - own):
+                found.append(router)
+    return found
+
+
+def require_one_dtype_in_each(model: nn.Module, units: Sequence[nn.Module], ignored: Set[nn.Parameter]) -> None:
+    """`require_one_dtype` for each unit, inner ones first, and for what is in none of them."""
+    done = set(ignored)
+    for unit in (*units, model):
+        require_one_dtype(model, [p for p in unit.parameters() if p not in done])
+        done |= set(unit.parameters())
+
+
+def require_one_dtype(model: nn.Module, unit: Sequence[nn.Parameter]) -> None:
+    """Gradients of a unit travel in one tensor.
+
+    Raises:
+        SpecError: names the parameter whose dtype is another one.
+    """
+    names = {p: n for n, p in model.named_parameters()}
+    ours = [p for p in unit if p.requires_grad]
+    for p in ours:
+        if p.dtype != ours[0].dtype:
+            raise SpecError(
+                f"{names[p]} is {p.dtype}, {names[ours[0]]} beside it {ours[0].dtype}: FSDP2 reduces the gradients of a block, and of "
+                "what is in no block, together and needs one dtype; set model.dtype so that base and adapters agree, or take zero3"
+            )
+
+
+def require_own_weights(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+    """`fully_shard` of one block would replace its weight and leave another block's with the old one: no longer tied.
+
+    Raises:
+        SpecError: names a parameter that a block shares with what is outside it.
+    """
+    paths = {module: name for name, module in model.named_modules()}
+    inside = [f"{paths[block]}." for block in blocks]
+    home: dict[nn.Parameter, str] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        block = next((path for path in inside if name.startswith(path)), "")
+        if home.setdefault(p, block) != block:
+            raise SpecError(
+                f"{name} is shared between a block and what is outside it: FSDP2 would untie it; take zero3 or pytorch_ddp"
+            )
+
+
+def zero_missing_gradients(unit: nn.Module) -> None:
+    """Give every parameter of a unit a gradient, of zeros if need be: FSDP2's ranks must all reduce the same ones."""
+
+    def add_nothing(module: nn.Module, args: Any, output: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return output
+        nested = {
+            id(p)
+            for child in module.modules()
+            if child is not module and isinstance(child, FSDPModule)
+            for p in child.parameters()
+        }
+        own = [p for p in module.parameters() if p.requires_grad and id(p) not in nested]
+        nothing = sum(p.flatten()[0].float() * 0.0 for p in own)
+        return tree_map(lambda t: t + cast(torch.Tensor, nothing).to(t.dtype) if _differentiable(t) else t, output)
+
+    unit.register_forward_hook(add_nothing, prepend=True)
+
+
+def _differentiable(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The plain tensor that this rank holds of a `DTensor`."""
+    return cast(DTensor, tensor).to_local()
+
+
+def shard_of(key: str, parameter: nn.Parameter, local: torch.Tensor) -> TensorShard:
+    """Rows of a matrix are a range of the flattened whole."""
+    like = cast(DTensor, parameter.data)
+    _, offsets = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
+    rest = like.numel() // max(like.shape[0], 1) if like.ndim else 1
+    offset = offsets[0] * rest if like.ndim else 0
+    return TensorShard(key, like.numel(), offset, local.detach().view(-1))
+
+
+def part_of(whole: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+    """This rank's rows: FSDP2 cuts the first dimension into equal chunks, the last of which may be short or empty."""
+    mesh = cast(DTensor, parameter.data).device_mesh
+    chunks = whole.chunk(mesh.size(), dim=0)
+    rank = mesh.get_local_rank()
+    return chunks[rank] if rank < len(chunks) else whole[:0]
+
+
+def padded_bytes(parameter: nn.Parameter, world: int) -> int:
+    """Bytes of a parameter's rows on all ranks, where each holds as many as the one with most."""
+    rows = parameter.shape[0] if parameter.ndim else 1
+    rest = parameter.numel() // max(rows, 1)
+    return -(-rows // world) * world * rest * parameter.element_size()
+
+
+SMALL_BYTES = 64 << 20
+
+
+def keeps_adapters_whole(model: nn.Module, adapters: str, world: int) -> bool:
+    """Whether what is trained stays out of the sharding.
+
+    Four times its bytes (weight, gradient, two moments) are then on every rank. ``auto`` takes that where it is at most
+    64 MiB, or a tenth of this rank's share of the frozen weights.
+
+    Raises:
+        SpecError: ``ignored`` without adapters.
+    """
+    if not is_adapted(model) and not is_adapted(getattr(model, "model", model)):
+        if adapters == "ignored":
+            raise SpecError("strategy.adapters: ignored keeps adapters on every rank, and this model has none")
+        return False
+    if adapters != "auto":
+        return adapters == "ignored"
+    frozen = sum(p.numel() * p.element_size() for p in model.parameters() if not p.requires_grad)
+    held = 4 * sum(p.numel() * p.element_size() for _, p in trained_parameters(model))
+    return held <= max(SMALL_BYTES, 0.1 * frozen / world)
+
+
+def average_gradients(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
+    """The mean of gradients over the ranks, in one flat all-reduce for each dtype. Every rank calls."""
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    for p in parameters:
+        by_dtype.setdefault(p.dtype, []).append(gradient_of(p))
+    for gradients in by_dtype.values():
+        flat = torch.cat([g.flatten() for g in gradients])
+        dist.all_reduce(flat, group=group)
+        flat.div_(dist.get_world_size(group))
+        for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(mean.view_as(gradient))
 
 
 class FSDP2:
@@ -44,11 +207,11 @@ class FSDP2:
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
-    replicated, lockstep, rehearse = False, True, False
+    replicated, forward_has_collectives, warmup = False, True, False
     claims_overlap = True
     reshard_after_forward: bool
     remarks: tuple[str, ...] = ()
-    filler: Filler | None = None  # gives the model its weights, after it is sharded; None: it has them
+    filler: WeightLoader | None = None  # gives the model its weights, after it is sharded; None: it has them
 
     def __init__(self, find_unused_parameters: bool, adapters: str, offload: str) -> None:
         self._zeros, self._adapters, self._offload = find_unused_parameters, adapters, offload
@@ -59,14 +222,14 @@ class FSDP2:
         self.module, self._group, self._clip_norm = model, group, clip_norm
         self._device = next(model.parameters()).device
         broadcast_from_first(model, group)
-        blocks = blocks_of(model)
+        blocks = transformer_blocks(model)
         require_own_weights(model, blocks)
-        self._kept = trained(model) if self._keeps_whole(model, dist.get_world_size(group)) else []
+        self._kept = trained_parameters(model) if self._keeps_whole(model, dist.get_world_size(group)) else []
         if self.filler:
             self.filler.whole(self._kept)
             self.filler.prepare_parts(model)
         ignored = {p for _, p in self._kept}
-        blocks = [*routers_apart(blocks, ignored), *blocks]
+        blocks = [*shard_routers_separately(blocks, ignored), *blocks]
         require_one_dtype_in_each(model, blocks, ignored)
         mesh = DeviceMesh.from_group(group, self._device.type)
         how: dict[str, Any] = {"mesh": mesh, "offload_policy": self._policy()}
@@ -81,10 +244,10 @@ class FSDP2:
         self._root._get_fsdp_state()._lazy_init()
         if self._zeros and not self._kept:
             for unit in (*blocks, model):
-                reach_all(unit)
-        for entrance in entrances(model)[1:]:  # evaluation and generation begin beneath the loss
+                zero_missing_gradients(unit)
+        for entrance in forward_entry_points(model)[1:]:  # evaluation and generation begin beneath the loss
             entrance.register_forward_pre_hook(self._enter)
-        self._named = [] if self._kept else trained(model)
+        self._named = [] if self._kept else trained_parameters(model)
         copied = self._offload == "optimizer"
         self._local = [
             (n, nn.Parameter(local_of(p.data).to("cpu", copy=True) if copied else local_of(p.data)))
@@ -98,10 +261,10 @@ class FSDP2:
     def _keeps_whole(self, model: nn.Module, world: int) -> bool:
         if self._offload == "optimizer" and self._adapters == "auto":
             return False  # who wants moments on the host wants little on the device
-        kept = keeps_whole(model, self._adapters, world)
+        kept = keeps_adapters_whole(model, self._adapters, world)
         if kept and self._offload == "optimizer":
             raise SpecError(
-                "strategy.offload: optimizer has nothing to keep on the host with strategy.adapters: ignored, which leaves adapters and "
+                "strategy.offload: optimizer has nothing to keep in host memory with strategy.adapters: ignored, which leaves adapters and "
                 "their moments on every rank's device; set adapters: sharded, or offload: all for the frozen weights"
             )
         return kept
@@ -131,7 +294,7 @@ class FSDP2:
             parameter.grad = None
         if self._kept:
             kept = [p for _, p in self._kept]
-            average_together(kept, self._group)
+            average_gradients(kept, self._group)
             return clip_and_update(self.optimizer, kept, self._clip_norm)
         own = [(local_of(p.data), local) for (_, p), (_, local) in zip(self._named, self._local, strict=True)]
         if self._offload == "optimizer":
@@ -146,7 +309,7 @@ class FSDP2:
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
         kept = {p for _, p in self._kept}
         every = sum(padded_bytes(p, world) for p in self.module.parameters() if p not in kept)
-        blocks = [p for block in blocks_of(self.module) for p in block.parameters() if p not in kept]
+        blocks = [p for block in transformer_blocks(self.module) for p in block.parameters() if p not in kept]
         in_blocks = sum(padded_bytes(p, world) for p in blocks)
         again = [Traffic("all_gather", "backward", None, in_blocks * accum)] if self.reshard_after_forward else []
         gathers = [Traffic("all_gather", "forward", None, every * accum), *again]
@@ -171,7 +334,7 @@ class FSDP2:
                     whole[name] = tensor.to("cpu", copy=True)
         return whole
 
-    def weight_shards(self) -> list[Shard]:
+    def weight_shards(self) -> list[TensorShard]:
         self._reshard()  # what is read into the parts must not leave older whole weights in use
         own = [shard_of(f"model/{name}", p, local_of(p.data)) for name, p in self._named]
         return [*own, *whole_weights([*self._kept, *self.module.named_buffers()])]
@@ -221,3 +384,15 @@ class FSDP2:
         load_states_by_name(self._kept, self.optimizer, state["optimizer"])
         for name, buffer in buffers.items():
             buffer.copy_(state["model"][name])
+
+
+class PyTorchZero2(FSDP2):
+    """fully_shard with reshard_after_forward=False."""
+
+    reshard_after_forward = False
+
+
+class PyTorchZero3(FSDP2):
+    """fully_shard with reshard_after_forward=True."""
+
+    reshard_after_forward = True

@@ -19,10 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from allranks.train.strategies.common import trained
-from allranks.train.strategies.contract import MakeOptimizer
-from allranks.train.strategies.replicated import Replicated
-from allranks.train.strategies.traffic import Sizes, Traffic
+from allranks.train.strategies.base import MakeOptimizer, Replicated, Sizes, Traffic, trained_parameters
 
 
 class PyTorchDDP(Replicated):
@@ -31,7 +28,7 @@ class PyTorchDDP(Replicated):
     claims_overlap = True
     # DDP lays its buckets out anew after the first backward. From three ranks on the order of a ring's sums depends on
     # the layout: without a rehearsal the first step after a resume would be rounded otherwise than in a run that went on.
-    rehearse = True
+    warmup = True
 
     def __init__(self, bucket_mb: float, find_unused_parameters: bool, static_graph: bool) -> None:
         self._options = {
@@ -43,7 +40,7 @@ class PyTorchDDP(Replicated):
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
     ) -> None:
-        self._hold(model, trained(model), make_optimizer, group, clip_norm)
+        self._hold(model, trained_parameters(model), make_optimizer, group, clip_norm)
         with warnings.catch_warnings():  # the name that newer versions want means something else at the start
             warnings.filterwarnings("ignore", ".*broadcast_buffers. is deprecated", FutureWarning)
             self._ddp = DistributedDataParallel(

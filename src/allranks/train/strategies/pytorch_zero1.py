@@ -17,11 +17,18 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from allranks.train.shards import StateRange, whole_states
-from allranks.train.strategies.common import clip_and_update, load_weights, require_one_dtype, states_by_name, trained
-from allranks.train.strategies.contract import MakeOptimizer
+from allranks.train.strategies.base import (
+    MakeOptimizer,
+    Sizes,
+    Traffic,
+    clip_and_update,
+    load_weights,
+    require_one_dtype,
+    states_by_name,
+    trained_parameters,
+)
 from allranks.train.strategies.pytorch_ddp import PyTorchDDP
-from allranks.train.strategies.traffic import Sizes, Traffic
+from allranks.train.strategies.shards import StateRange, whole_states
 
 
 class PyTorchZero1(PyTorchDDP):
@@ -81,7 +88,7 @@ def refuse_two_dtypes(model: nn.Module) -> None:
         SpecError: it names two parameters that differ.
     """
     who, others = "torch's ZeroRedundancyOptimizer", "zero1, pytorch_zero2 or pytorch_ddp"
-    if named := trained(model):
+    if named := trained_parameters(model):
         require_one_dtype(named, named[0], where="strategy pytorch_zero1", who=who, others=others)
 
 

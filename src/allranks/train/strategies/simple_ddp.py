@@ -1,4 +1,6 @@
-"""``simple_ddp``: all-reduce every gradient after every backward.
+"""Implement the strategies simple_ddp, simple_ddp_ga, simple_ddp_hook and simple_ddp_async: one all-reduce per gradient.
+
+``simple_ddp``: all-reduce every gradient after every backward.
 
 Communication: one blocking all-reduce a trained parameter after each micro-step's backward: n A calls (n parameters,
 A micro-steps) and A T g bytes a step, T trained parameters of g bytes; 2 A T g (W-1)/W sent by each rank on a ring.
@@ -6,19 +8,43 @@ Averaging a sum whose earlier part is already the mean of all ranks leaves that 
 only wasteful.
 Memory per rank (P parameters, fp32 AdamW): 4P + 12T bytes: weights, gradients, two moments.
 Predecessor (``single``): one process cannot share the work.
+
+``simple_ddp_ga``: all-reduce every gradient once an optimizer step.
+
+Communication: one blocking all-reduce a trained parameter, after the backward of the last micro-step: n calls and T g
+bytes a step, however many micro-steps.
+Memory per rank (P parameters, T trained, fp32 AdamW): 4P + 12T bytes.
+Predecessor (``simple_ddp``): it communicates on every micro-step what only the last one needs.
+
+``simple_ddp_hook``: all-reduce each gradient in backward, as soon as it is there.
+
+Communication: one blocking all-reduce a trained parameter, called in the backward of the last micro-step from a hook:
+n calls, T g bytes a step. Always from the last parameter to the first, whatever the order in which gradients come;
+gradients that do not come are zeros, reduced at the end of backward.
+Memory per rank (P parameters, T trained, fp32 AdamW): 4P + 12T bytes.
+Predecessor (``simple_ddp_ga``): communication begins only when backward has ended. Here it begins early, but as each call
+waits for its own end, nothing is hidden behind computation yet.
+
+``simple_ddp_async``: start each gradient's all-reduce in backward, and wait for all of them before the update.
+
+Communication: one all-reduce a trained parameter, started in the backward of the last micro-step and waited for in
+``step``: n calls, T g bytes a step, in a fixed order as in ``simple_ddp_hook``.
+Memory per rank (P parameters, T trained, fp32 AdamW): 4P + 12T bytes.
+Predecessor (``simple_ddp_hook``): its hooks wait, so that computation stands still while gradients travel.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from allranks.train.strategies.gradients import gradient_of
-from allranks.train.strategies.replicated import Replicated
-from allranks.train.strategies.traffic import Sizes, Traffic
+from allranks.train.strategies.base import MakeOptimizer, Replicated, Sizes, Traffic
+from allranks.train.strategies.gradient_sync import MicroStepState, OrderedCollectives, gradient_of, on_gradient
 
 
 class SimpleDDP(Replicated):
@@ -36,3 +62,107 @@ class SimpleDDP(Replicated):
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
         return [Traffic("all_reduce", "after_backward", len(sizes.trained) * accum, sizes.trained_bytes * accum)]
+
+
+class SimpleDDPAccumulating(Replicated):
+    """A blocking all-reduce a parameter, after the last backward of the step."""
+
+    def setup(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
+    ) -> None:
+        super().setup(model, make_optimizer, group, clip_norm)
+        self._micro = MicroStepState()
+
+    def accumulate(self) -> AbstractContextManager[Any]:
+        return self._micro.no_sync()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+        if not self._micro.last:
+            return
+        for _, parameter in self._named:
+            gradient = gradient_of(parameter)
+            dist.all_reduce(gradient, group=self._group)
+            gradient.div_(dist.get_world_size(self._group))
+
+    def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
+        return [Traffic("all_reduce", "after_backward", len(sizes.trained), sizes.trained_bytes)]
+
+
+class SimpleDDPHook(Replicated):
+    """A blocking all-reduce a parameter, within the last backward."""
+
+    def setup(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
+    ) -> None:
+        super().setup(model, make_optimizer, group, clip_norm)
+        self._micro = MicroStepState()
+        self._order = OrderedCollectives(len(self._named), self._reduce)
+        last = len(self._named) - 1
+        for i, (_, parameter) in enumerate(self._named):  # backward runs from the last layer to the first
+            on_gradient(parameter, partial(self._ready, last - i))
+
+    def _ready(self, turn: int) -> None:
+        if self._micro.last:
+            self._order.ready(turn)
+
+    def _reduce(self, turn: int) -> None:
+        gradient = gradient_of(self._named[len(self._named) - 1 - turn][1])
+        dist.all_reduce(gradient, group=self._group)
+        gradient.div_(dist.get_world_size(self._group))
+
+    def accumulate(self) -> AbstractContextManager[Any]:
+        return self._micro.no_sync()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+        if self._micro.last:
+            self._order.finish()
+
+    def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
+        return [Traffic("all_reduce", "backward", len(sizes.trained), sizes.trained_bytes)]
+
+
+class SimpleDDPAsync(Replicated):
+    """An asynchronous all-reduce a parameter, started within the last backward."""
+
+    claims_overlap = True
+
+    def setup(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
+    ) -> None:
+        super().setup(model, make_optimizer, group, clip_norm)
+        self._micro = MicroStepState()
+        self._in_flight: list[tuple[dist.Work, torch.Tensor]] = []
+        self._order = OrderedCollectives(len(self._named), self._reduce)
+        last = len(self._named) - 1
+        for i, (_, parameter) in enumerate(self._named):  # backward runs from the last layer to the first
+            on_gradient(parameter, partial(self._ready, last - i))
+
+    def _ready(self, turn: int) -> None:
+        if self._micro.last:
+            self._order.ready(turn)
+
+    def _reduce(self, turn: int) -> None:
+        gradient = gradient_of(self._named[len(self._named) - 1 - turn][1])
+        work = dist.all_reduce(gradient, group=self._group, async_op=True)
+        assert work is not None
+        self._in_flight.append((work, gradient))
+
+    def accumulate(self) -> AbstractContextManager[Any]:
+        return self._micro.no_sync()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+        if self._micro.last:
+            self._order.finish()
+
+    def step(self) -> torch.Tensor:
+        for work, gradient in self._in_flight:
+            work.wait()
+            gradient.div_(dist.get_world_size(self._group))
+        self._in_flight.clear()
+        return super().step()
+
+    def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
+        return [Traffic("all_reduce", "backward", len(sizes.trained), sizes.trained_bytes)]

@@ -14,10 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from allranks.train.strategies.common import trained
-from allranks.train.strategies.contract import MakeOptimizer
-from allranks.train.strategies.replicated import Replicated
-from allranks.train.strategies.traffic import Sizes, Traffic
+from allranks.train.strategies.base import MakeOptimizer, Replicated, Sizes, Traffic, trained_parameters
 
 
 class Single(Replicated):
@@ -26,7 +23,7 @@ class Single(Replicated):
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
     ) -> None:
-        self._hold(model, trained(model), make_optimizer, group, clip_norm)
+        self._hold(model, trained_parameters(model), make_optimizer, group, clip_norm)
 
     def accumulate(self) -> AbstractContextManager[Any]:
         return nullcontext()

@@ -17,24 +17,23 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from allranks.train.strategies.buckets import Bucket, ReducedBuckets
-from allranks.train.strategies.contract import MakeOptimizer
-from allranks.train.strategies.state_in_parts import StateInParts
-from allranks.train.strategies.traffic import Sizes, Traffic
+from allranks.train.strategies.base import MakeOptimizer, Sizes, Traffic
+from allranks.train.strategies.gradient_sync import BucketAllReduce, GradientBucket
+from allranks.train.strategies.sharded_optimizer import ShardedOptimizer
 
 
-class Zero1(StateInParts):
+class Zero1(ShardedOptimizer):
     """Optimizer state in parts; gradients and weights on every rank."""
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
     ) -> None:
         super().setup(model, make_optimizer, group, clip_norm)
-        self._buckets = [Bucket([p for _, p in flat.named], dist.get_world_size(group)) for flat in self._flats]
-        self._gradients = ReducedBuckets(self._buckets, group)
+        self._buckets = [GradientBucket([p for _, p in flat.named], dist.get_world_size(group)) for flat in self._flats]
+        self._gradients = BucketAllReduce(self._buckets, group)
 
     def accumulate(self) -> AbstractContextManager[Any]:
-        return self._gradients.held_back()
+        return self._gradients.no_sync()
 
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()

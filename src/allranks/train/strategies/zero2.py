@@ -18,20 +18,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from allranks.train.strategies.contract import MakeOptimizer
-from allranks.train.strategies.scatter import ScatteredGradients
-from allranks.train.strategies.state_in_parts import StateInParts
-from allranks.train.strategies.traffic import Sizes, Traffic
+from allranks.train.strategies.base import MakeOptimizer, Sizes, Traffic
+from allranks.train.strategies.sharded_optimizer import GradientReduceScatter, ShardedOptimizer
 
 
-class Zero2(StateInParts):
+class Zero2(ShardedOptimizer):
     """Optimizer state and gradients in parts; weights on every rank."""
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
     ) -> None:
         super().setup(model, make_optimizer, group, clip_norm)
-        self._gradients = ScatteredGradients(self._flats, group)
+        self._gradients = GradientReduceScatter(self._flats, group)
 
     def accumulate(self) -> AbstractContextManager[Any]:
         return nullcontext()

@@ -25,38 +25,47 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
-from allranks.train.loading.filler import Filler
-from allranks.train.shards import Shard, StateRange, whole_weights
-from allranks.train.strategies.buckets import cut
-from allranks.train.strategies.common import clip_and_update, trained
-from allranks.train.strategies.contract import MakeOptimizer
-from allranks.train.strategies.flat import (
-    Flat,
-    all_pieces,
+from allranks.train.models.weight_loader import WeightLoader
+from allranks.train.strategies.base import (
+    MakeOptimizer,
+    Sizes,
+    Traffic,
+    clip_and_update,
+    forward_entry_points,
+    trained_parameters,
+    transformer_blocks,
+)
+from allranks.train.strategies.gradient_sync import (
+    all_gather,
+    broadcast_from_first,
+    require_same_order,
+    split_into_buckets,
+)
+from allranks.train.strategies.sharded_optimizer import (
+    FlatParameter,
+    GradientReduceScatter,
     flat_states,
     flat_weights,
-    flats_of,
-    gathered_states,
+    gather_states,
+    make_flat_parameters,
+    optimizer_pieces,
     scatter_states,
 )
-from allranks.train.strategies.gradients import all_gather, broadcast_from_first, require_same_order
-from allranks.train.strategies.scatter import ScatteredGradients
-from allranks.train.strategies.traffic import Sizes, Traffic
-from allranks.train.strategies.units import blocks_of, entrances
+from allranks.train.strategies.shards import StateRange, TensorShard, whole_weights
 
 
-class Unit:
+class GatheredUnit:
     """Flats that are gathered and freed together. ``parts`` are this rank's own, always there."""
 
-    def __init__(self, flats: Iterable[Flat], group: dist.ProcessGroup) -> None:
+    def __init__(self, flats: Iterable[FlatParameter], group: dist.ProcessGroup) -> None:
         self._group = group
-        self.flats: list[Flat] = []
+        self.flats: list[FlatParameter] = []
         self.parts: list[torch.Tensor] = []
         for flat in flats:  # if they are made one after the other, only one need be whole at a time
             self.flats.append(flat)
             self.parts.append(flat.own().clone())
             flat.whole.untyped_storage().resize_(0)
-        self._flying: list[dist.Work] = []
+        self._in_flight: list[dist.Work] = []
         self._whole = self.in_backward = False
 
     def gather(self) -> None:
@@ -66,22 +75,22 @@ class Unit:
         self._whole = True
         for flat in self.flats:
             flat.whole.untyped_storage().resize_(flat.bytes)
-        self._flying = [
+        self._in_flight = [
             all_gather(flat.whole, part, self._group) for flat, part in zip(self.flats, self.parts, strict=True)
         ]
 
     def use(self) -> None:
         """The weights are whole when this returns."""
         self.gather()
-        for work in self._flying:
+        for work in self._in_flight:
             work.wait()
-        self._flying = []
+        self._in_flight = []
 
     def free(self) -> None:
         """Give the memory back. The parameters stay views of storage that `use` fills again."""
-        for work in self._flying:
+        for work in self._in_flight:
             work.wait()
-        self._flying, self._whole, self.in_backward = [], False, False
+        self._in_flight, self._whole, self.in_backward = [], False, False
         for flat in self.flats:
             flat.whole.untyped_storage().resize_(0)
 
@@ -91,9 +100,9 @@ class Zero3:
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
-    replicated, lockstep, rehearse = False, True, False
+    replicated, forward_has_collectives, warmup = False, True, False
     claims_overlap = True
-    filler: Filler | None = None  # gives the model its weights, unit by unit; None: it has them
+    filler: WeightLoader | None = None  # gives the model its weights, unit by unit; None: it has them
 
     def __init__(self, offload: str) -> None:
         self._on_host = offload == "optimizer"
@@ -104,11 +113,11 @@ class Zero3:
         self.module, self._group, self._clip_norm = model, group, clip_norm
         require_same_order(list(model.named_parameters()), group)
         broadcast_from_first(model, group)
-        self._names = [name for name, _ in trained(model)]
+        self._names = [name for name, _ in trained_parameters(model)]
         # ranks differ in when gradients are ready, but not in when weights are needed: two orders, two groups
         gathering = dist.new_group(dist.get_process_group_ranks(group), group_desc="zero3 weights")
         assert isinstance(gathering, dist.ProcessGroup)
-        blocks = blocks_of(model)
+        blocks = transformer_blocks(model)
         self._root, self._units = self._make_units(model, blocks, gathering)
         place = {name: i for i, (name, _) in enumerate(model.named_parameters())}
         flats = [flat for unit in (*self._units, self._root) for flat in unit.flats if flat.trained]
@@ -120,31 +129,31 @@ class Zero3:
         for flat in flats:
             flat.make_pieces(parts[id(flat)], on_host=self._on_host)
         self._trained = flats
-        self.optimizer = make_optimizer(all_pieces(flats))
-        self._gradients = ScatteredGradients(flats, group)
+        self.optimizer = make_optimizer(optimizer_pieces(flats))
+        self._gradients = GradientReduceScatter(flats, group)
         for i, block in enumerate(blocks):
             block.register_forward_pre_hook(partial(self._before_forward, i))
             block.register_forward_hook(partial(self._after_forward, i))
-        for entrance in entrances(model):
+        for entrance in forward_entry_points(model):
             entrance.register_forward_pre_hook(self._enter)
             entrance.register_forward_hook(self._leave)
 
     def _make_units(
         self, model: nn.Module, blocks: list[nn.Module], gathering: dist.ProcessGroup
-    ) -> tuple[Unit, list[Unit]]:
+    ) -> tuple[GatheredUnit, list[GatheredUnit]]:
         named = {p: n for n, p in model.named_parameters()}
         places = Counter(p for _, p in model.named_parameters(remove_duplicate=False))
         # a weight with two places would be freed by the one block while another needs it: it stays with the rest
         groups = [[(named.pop(p), p) for p in block.parameters() if places[p] == 1] for block in blocks]
-        units = [Unit(self._flats([part]), gathering) for part in groups]
+        units = [GatheredUnit(self._flats([part]), gathering) for part in groups]
         # what is in no block (embeddings, head) is gathered together, but its gradients travel in pieces as large as a block
         largest = max((flat.bytes for unit in units for flat in unit.flats), default=0)
-        rest = [[(named[p], p) for p in part] for part in cut(list(named), largest)]
-        return Unit(self._flats(rest), gathering), units
+        rest = [[(named[p], p) for p in part] for part in split_into_buckets(list(named), largest)]
+        return GatheredUnit(self._flats(rest), gathering), units
 
-    def _flats(self, parts: Iterable[list[tuple[str, nn.Parameter]]]) -> Iterator[Flat]:
+    def _flats(self, parts: Iterable[list[tuple[str, nn.Parameter]]]) -> Iterator[FlatParameter]:
         for part in parts:
-            for flat in flats_of([part], self._group):
+            for flat in make_flat_parameters([part], self._group):
                 if self.filler:
                     self.filler.flat(flat.named, flat.spans, flat.low, flat.high)
                 yield flat
@@ -226,7 +235,7 @@ class Zero3:
             unit.free()
         return whole
 
-    def weight_shards(self) -> list[Shard]:
+    def weight_shards(self) -> list[TensorShard]:
         parts = {
             id(f): part for unit in (*self._units, self._root) for f, part in zip(unit.flats, unit.parts, strict=True)
         }
@@ -239,7 +248,7 @@ class Zero3:
     def state_dict(self) -> dict[str, Any]:
         kept = self.weights(trained_only=True)
         buffers = {n: b.to("cpu", copy=True) for n, b in self.module.named_buffers()}
-        return {"model": kept | buffers, "optimizer": gathered_states(self._trained, self.optimizer)}
+        return {"model": kept | buffers, "optimizer": gather_states(self._trained, self.optimizer)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         buffers = dict(self.module.named_buffers())

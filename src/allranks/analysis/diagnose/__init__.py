@@ -1,0 +1,62 @@
+"""Why it failed: logs of any kind in, findings out, most likely root cause first. Needs neither torch nor a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from allranks.analysis.diagnose.case import DiagnosisCase
+from allranks.analysis.diagnose.causes import find_causes
+from allranks.analysis.diagnose.job_summary import align_clocks, build_timeline, describe_health
+from allranks.analysis.diagnose.logs import find_logs
+from allranks.analysis.diagnose.parallel_scan import count_connections, scan_files
+from allranks.analysis.diagnose.records import (
+    BenignFinding,
+    ClockOffsets,
+    Diagnosis,
+    DiagnosisFinding,
+    JobHealth,
+    LogEvidence,
+    ReadProblem,
+)
+from allranks.utils.redaction import redact
+
+__all__ = [
+    "BenignFinding",
+    "ClockOffsets",
+    "Diagnosis",
+    "DiagnosisFinding",
+    "JobHealth",
+    "LogEvidence",
+    "ReadProblem",
+    "diagnose",
+]
+
+
+def diagnose(paths: Sequence[Path | str], *, workers: int | None = None) -> Diagnosis:
+    """Read logs and say what went wrong.
+
+    Args:
+        paths: run folders, folders of logs, or files (also gz, bz2, xz, zst).
+        workers: processes that read in parallel; None takes one a core where there is enough to read.
+
+    Raises:
+        RequestError: a path is not there.
+    """
+    sources, left_out = find_logs([Path(p) for p in paths])
+    scans = scan_files(sources, workers)
+    problems = [ReadProblem(file=name, text=text) for name, text in left_out]
+    problems += [ReadProblem(file=sources[s.file].name, text=redact(p)) for s in scans for p in s.problems]
+    case = DiagnosisCase([s.name for s in sources], scans)
+    clocks = align_clocks(case)
+    findings, benign = find_causes(case)
+    return Diagnosis(
+        findings=findings,
+        benign=benign,
+        health=describe_health(case, count_connections([Path(p) for p in paths])),
+        story=build_timeline(case),
+        clocks=clocks,
+        problems=problems,
+        files=len(sources),
+        bytes_read=sum(s.bytes_read for s in scans),
+    )

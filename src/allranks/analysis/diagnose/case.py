@@ -1,0 +1,162 @@
+"""Everything that was scanned, laid together; and a candidate for the cause."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import PurePath
+
+from msgspec import Struct, field
+
+from allranks.analysis.diagnose.logs import times_comparable
+from allranks.analysis.diagnose.patterns import POSSIBLE
+from allranks.analysis.diagnose.records import FileScan, LogSignal
+
+_RANK_FILE = re.compile(r"(?:^|[._-])rank[._-]?(\d+)(?=[._-]|$)", re.IGNORECASE)
+_NUMBER = re.compile(r"\d+")
+_HOST_FILE = re.compile(r"^([A-Za-z][\w-]*(?:\.[\w-]+)*?)\.(?:rank\d+\.log|(?:slurmd|dmesg|kern|syslog|messages)\b)")
+
+
+class CandidateCause(Struct, kw_only=True):
+    """A possible cause, with what speaks for and against it."""
+
+    id: str
+    score: float
+    signals: list[LogSignal] = field(default_factory=list)
+    against: list[str] = field(default_factory=list)
+    cause: str | None = None  # instead of the catalogue's sentence, where more is known
+    title: str | None = None
+    fix: str | None = None
+    next_test: str | None = None
+    rank: int | None = None
+    host: str | None = None
+    explained: bool = False  # another candidate is its cause
+    elsewhere: bool = False  # the rank at fault is none of those that report it
+
+    @property
+    def time(self) -> float | None:
+        times = [s.time for s in self.signals if s.time is not None]
+        return min(times) if times else None
+
+
+class DiagnosisCase:
+    """The scans of all files, and questions to them."""
+
+    def __init__(self, names: list[str], scans: list[FileScan]) -> None:
+        self.names, self.scans = names, scans
+        self._attribute()
+        self.signals: list[LogSignal] = [s for scan in scans for s in scan.signals]
+        self.candidates: dict[str, CandidateCause] = {}
+        self.unsure_hosts: frozenset[str] = frozenset()  # whose clocks nothing compares with the others'
+        self.quiet_ends: list[LogSignal] = []  # ranks that ended with a code of their own and without a word
+        self.own_kills: set[tuple[int, int]] = (
+            set()
+        )  # files and lines that tell how a run of allranks ended its ranks itself
+
+    def facts(self, name: str) -> list[LogSignal]:
+        """Signals of one fact, in order of files and lines."""
+        return self._facts.get(name, [])
+
+    @cached_property
+    def _facts(self) -> dict[str, list[LogSignal]]:
+        found: dict[str, list[LogSignal]] = {}
+        for signal in self.signals:
+            if signal.kind == "fact":
+                found.setdefault(signal.owner, []).append(signal)
+        return found
+
+    @cached_property
+    def rank_hosts(self) -> dict[int, str]:
+        """Which host a rank ran on, as far as any line says."""
+        found: dict[int, str] = {}
+        for scan in self.scans:
+            for rank, host in scan.rank_hosts.items():
+                found.setdefault(rank, host)
+        for signal in self.signals:
+            if signal.rank is not None and signal.host:
+                found.setdefault(signal.rank, signal.host)
+        return found
+
+    @cached_property
+    def world_size(self) -> int | None:
+        """The number of ranks that the logs name."""
+        sizes = [int(s.groups["nranks"]) for s in self.facts("comm_init")]
+        sizes += [int(s.groups["world"]) for s in self.facts("world") if len(s.groups["world"]) < 7]
+        return max(sizes, default=None)
+
+    @cached_property
+    def hosts(self) -> set[str]:
+        """Every host that a line names as its own."""
+        return {host for scan in self.scans for host in scan.hosts} | {s.host for s in self.signals if s.host}
+
+    @cached_property
+    def tasks_are_ranks(self) -> bool:
+        """Whether the numbers of Slurm's tasks are those of ranks: there are more of them than hosts."""
+        numbers = [int(n) for s in self.facts("srun_exit") for n in _NUMBER.findall(s.groups["tasks"])]
+        hosts = self.hosts | {host for scan in self.scans if (host := self.file_host(scan.file))}
+        return max(numbers, default=0) >= max(len(hosts), 1)
+
+    def went_on_after(self, signal: LogSignal) -> bool:
+        """Whether training lines follow the last of these messages in the same file."""
+        scan = self.scans[signal.file]
+        tally = scan.tallies.get(signal.rule)
+        last = tally.last_line if tally else signal.line
+        return scan.last_progress is not None and scan.last_progress > last
+
+    def propose(
+        self, name: str, score: float, signals: Iterable[LogSignal] = (), *, cause: str | None = None
+    ) -> CandidateCause:
+        """A candidate of that class, new or the one there is, with at least this score."""
+        candidate = self.candidates.setdefault(name, CandidateCause(id=name, score=0.0))
+        candidate.score = max(candidate.score, score)
+        known = {(s.file, s.line) for s in candidate.signals}
+        candidate.signals += [s for s in signals if (s.file, s.line) not in known]
+        candidate.cause = cause or candidate.cause
+        return candidate
+
+    def roots(self, *, above: float = POSSIBLE) -> list[CandidateCause]:
+        """Candidates that stand for themselves."""
+        return [c for c in self.candidates.values() if not c.explained and c.score >= above]
+
+    def file_rank(self, file: int) -> int | None:
+        """The rank that a file is of, by its name or because it names no other."""
+        match = _RANK_FILE.search(PurePath(self.names[file]).name)
+        ranks = self.scans[file].ranks
+        return int(match.group(1)) if match else ranks[0] if len(ranks) == 1 else None
+
+    def host_of(self, signal: LogSignal) -> str | None:
+        """The host that a signal comes from, by itself or by its rank."""
+        return signal.host or (self.rank_hosts.get(signal.rank) if signal.rank is not None else None)
+
+    def file_host(self, file: int) -> str | None:
+        """The host that a file is of: by its name, because it names no other, or by its rank."""
+        match = _HOST_FILE.match(PurePath(self.names[file]).name)
+        if match:
+            return match.group(1)
+        hosts, rank = self.scans[file].hosts, self.file_rank(file)
+        return hosts[0] if len(hosts) == 1 else self.rank_hosts.get(rank) if rank is not None else None
+
+    def _attribute(self) -> None:
+        """Give signals without rank or host those of their file, where the file has only one."""
+        for scan in self.scans:
+            name = PurePath(self.names[scan.file]).name
+            rank_match, host_match = _RANK_FILE.search(name.split(".log")[0]), _HOST_FILE.match(name)
+            own_rank = int(rank_match.group(1)) if rank_match else (scan.ranks[0] if len(scan.ranks) == 1 else None)
+            own_host = host_match.group(1) if host_match else (scan.hosts[0] if len(scan.hosts) == 1 else None)
+            for signal in scan.signals:
+                if signal.rank is None and signal.local is None and rank_match:
+                    signal.rank = own_rank
+                if signal.host is None and (signal.rank is None or signal.rank == own_rank):
+                    signal.host = own_host
+            if own_rank is not None and own_host:
+                scan.rank_hosts.setdefault(own_rank, own_host)
+
+
+def sort_by_time(signals: Iterable[LogSignal]) -> list[LogSignal]:
+    """By time where both have one that compares, else by file and line."""
+    listed = sorted(signals, key=lambda s: (s.file, s.line))
+    times = [s.time for s in listed if s.time is not None]
+    if len(times) < len(listed) or not all(times_comparable(times[0], t) for t in times):
+        return listed
+    return sorted(listed, key=lambda s: (s.time or 0.0, s.file, s.line))

@@ -1,0 +1,344 @@
+"""Ranks that do not come together: the first collective, unlike calls, checkpoints, hangs, and the echoes of all these."""
+
+from __future__ import annotations
+
+from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE, FailureClass, Pattern
+
+FIRST_COLLECTIVE_FAILED = FailureClass(
+    id="first_collective_failed",
+    title="the first collective never finished, or came back empty",
+    cause=(
+        "The very first exchange between the ranks did not work. That a rank has 0 parameters is its echo, not a difference of models. "
+        "Usual reasons: GPU peer-to-peer copies that IOMMU or PCIe ACS break, a network path that does not carry data, a rank that is still "
+        "busy setting up, or one bad node."
+    ),
+    fix=(
+        "Find the broken pair first; then switch off ACS/IOMMU on that host, or keep NCCL off that path (NCCL_P2P_LEVEL or NCCL_P2P_DISABLE=1 "
+        "for PCIe cards, never on NVLink), or leave the node out."
+    ),
+    next_test="allranks doctor --collectives copies and all-reduces between all pairs; or run once with NCCL_P2P_DISABLE=1: if that works, it is P2P",
+    reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
+    patterns=(
+        Pattern(r"has (0|\d+) params, while rank \d+ has inconsistent 0 params", "params, while rank"),
+        Pattern(r"has 0 params, while rank \d+ has inconsistent \d+ params", "params, while rank"),
+        Pattern(r"^\s*(params, )?while rank \d+ has inconsistent 0 params", "while rank"),  # a message that was wrapped
+    ),
+    example="RuntimeError: DDP expects same model across all ranks, but Rank 5 has 291 params, while rank 4 has inconsistent 0 params.",
+    near_miss="RuntimeError: DDP expects same model across all ranks, but Rank 5 has 291 params, while rank 4 has inconsistent 290 params.",
+)
+
+MODEL_DIFFERS = FailureClass(
+    id="model_differs_between_ranks",
+    title="ranks built different models",
+    cause="Number or shapes of parameters differ between ranks, and none is empty: the ranks really built different models.",
+    fix="Build the model from one configuration on every rank: the same code, files, seed and library versions; no branch on the rank.",
+    next_test="print the number and shapes of the parameters on each rank before wrapping; allranks run proves equal weights at step 0",
+    reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
+    patterns=(
+        Pattern(r"has [1-9]\d* params, while rank \d+ has inconsistent [1-9]\d* params", "params, while rank"),
+        Pattern(
+            r"^\s*(params, )?while rank \d+ has inconsistent [1-9]\d* params", "while rank"
+        ),  # a message that was wrapped
+        Pattern(
+            r"params?\[\d+\] in this process with (sizes|strides) .* appears not to match", "in this process with "
+        ),
+        Pattern(r"appears not to match (sizes|strides) of the same param in process", "of the same param in process"),
+        Pattern(
+            r"(weights|parameters) (differ|are not equal|are different) (between|across|on) (all |the )?ranks",
+            " ranks",
+            weight=LIKELY,
+        ),
+        Pattern(r"ranks? .{0,40}different (number|count|set)s? of (model )?param", "different ", weight=LIKELY),
+    ),
+    example="RuntimeError: params[2] in this process with sizes [1024, 512] appears not to match sizes of the same param in process 0.",
+    near_miss="RuntimeError: Error(s) in loading state_dict for Net: size mismatch for fc.weight",
+)
+
+COLLECTIVE_MISMATCH = FailureClass(
+    id="collective_mismatch",
+    title="ranks are in different collectives",
+    cause=(
+        "The ranks do not make the same calls in the same order: a branch on the rank, a call on rank 0 alone, an early stop that only some "
+        "ranks saw, or an uneven number of batches."
+    ),
+    fix="Let every rank make every collective call: no collective within `if rank == 0`, decide stops together, equal batches per rank (drop_last, or Join).",
+    next_test="run with TORCH_DISTRIBUTED_DEBUG=DETAIL: it names the two calls; or compare the ranks' flight-recorder dumps",
+    reference="https://docs.pytorch.org/docs/stable/distributed.html#debugging-torch-distributed-applications",
+    patterns=(
+        Pattern(r"Detected mismatch between collectives on ranks"),
+        Pattern(r"Rank \d+ is running \w+.*but Rank \d+ is running", " is running "),
+        Pattern(r"Ranks? [\d, ]+failed to pass monitoredBarrier"),
+        Pattern(r"monitoredBarrier.{0,60}(timed out|received errors while waiting)", "monitoredbarrier", weight=LIKELY),
+        Pattern(r"Mismatched collective detected"),
+        Pattern(
+            r"(lagging|dead|mismatched).{0,12}(ranks?|mismatched) (ranks? )?that caused the desync", "caused the desync"
+        ),
+        Pattern(
+            r"joined but didn'?t finish collective|didn'?t join collective",
+            "joined but didn",
+            "join collective",
+            weight=LIKELY,
+        ),
+        Pattern(r"(collective|rank).{0,40}\bdesync", "desync", weight=LIKELY, unless=r"desync_debug|desync debug"),
+        Pattern(r"op\.preamble\.length <= op\.nbytes"),
+        Pattern(r"there may be a mismatch in collective sizes"),
+        Pattern(r"exhausted (all )?inputs.{0,40}(ranks|Throwing)", " inputs"),
+        Pattern(r"disagreement (error )?between rank ?\d+ and rank ?\d+", "disagreement "),
+        Pattern(r"Cannot apply (the )?desired operation due to shape mismatches"),
+        Pattern(
+            r"Collective (sizes?|types?|op|operation)s? mismatch|MatchState|collective type mismatch",
+            "mismatch",
+            "matchstate",
+            weight=LIKELY,
+        ),
+        Pattern(
+            r"(barrier|broadcast|all_?reduce|all_?gather|collective).{0,60}(only|just) (by|on|from) (rank ?0|some ranks|the main process)",
+            "collective",
+            "barrier",
+            "broadcast",
+            "reduce",
+            "gather",
+            weight=POSSIBLE,
+        ),
+    ),
+    example="RuntimeError: Detected mismatch between collectives on ranks. Rank 2 is running ALLREDUCE, but Rank 0 is running ALLGATHER",
+    near_miss="INFO all 8 ranks are running ALLREDUCE benchmarks",
+)
+
+CHECKPOINT_COLLECTIVE = FailureClass(
+    id="checkpoint_collective",
+    title="a checkpoint's collective never finished",
+    cause=(
+        "Saving or loading a checkpoint is a collective in FSDP and DeepSpeed. It was called by some ranks only, or it gathers the whole model over "
+        "a path so slow that the limit passed."
+    ),
+    fix=(
+        "Call it on every rank and let only the write depend on the rank; save adapters or shards instead of the gathered model; raise the group's "
+        "timeout only once the calls are known to match."
+    ),
+    next_test="look whether each rank's stack stands in the save; or save once with sharded state (torch.distributed.checkpoint) and see if it passes",
+    reference="https://docs.pytorch.org/docs/stable/distributed.checkpoint.html",
+    patterns=(
+        Pattern(
+            r"(save|load|checkpoint|state_dict)\w*.{0,80}(only (by|on|from) rank ?0|all ranks must)",
+            "only ",
+            "all ranks must",
+            weight=LIKELY,
+        ),
+        Pattern(
+            r"(timed? ?out|hang|hung|stuck).{0,60}(while|during|when|in|at) (the )?(sav|load|writ|gather)\w* (of )?(the )?(\w+ )?(checkpoint|state_?dict|shards)",
+            "checkpoint",
+            "savecheckpoint",
+            "state_dict",
+            "statedict",
+            "fullstatedict",
+            "shards",
+            weight=LIKELY,
+        ),
+        Pattern(
+            r"checkpoint.{0,60}(timed out|hangs?\b|hung|stuck|deadlock)", "checkpoint", "savecheckpoint", weight=LIKELY
+        ),
+    ),
+    example="ERROR gather of the checkpoint: checkpoint save timed out after 1800 s on rank 0",
+    near_miss="INFO saving checkpoint to /data/ckpt took 12.5 s",
+)
+
+COLLECTIVE_HANG = FailureClass(
+    id="collective_hang",
+    title="ranks are stuck inside communication; the log does not tell why",
+    cause=(
+        "The ranks waited in a collective until its limit passed. The log does not show whether a rank never came (diverged, busy, dead) or the network "
+        "carried nothing."
+    ),
+    fix="Find the rank that is missing before raising a timeout: most such ends come from the program's side, and waiting longer does not cure them.",
+    next_test="run again with TORCH_FR_BUFFER_SIZE=2000 and compare the dumps of all ranks, or take py-spy dumps of all ranks while it hangs",
+    reference="https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html",
+    patterns=(
+        Pattern(r"Watchdog caught collective operation timeout", weight=POSSIBLE),
+        Pattern(r"watchdog got stuck for \d+", "watchdog got stuck for ", weight=POSSIBLE),
+        Pattern(r"Timed out waiting \d+\s*ms for (recv|send) operation", "timed out waiting ", weight=POSSIBLE),
+        Pattern(r"collective operation (timeout|timed out)", "collective operation tim", weight=POSSIBLE),
+        Pattern(r"Timeout at NCCL work: \d+", "timeout at nccl work", weight=POSSIBLE),
+        Pattern(r"ran for \d+ (ms|milliseconds) before timing out", " before timing out", weight=POSSIBLE),
+        Pattern(
+            r"(ALLREDUCE|ALLGATHER|BROADCAST|BARRIER|all_?reduce|all_?gather|barrier)\b.{0,60}(timed? ?out(?!\(ms\))|hangs?\b|hung\b|never return)",
+            "allreduce",
+            "allgather",
+            "broadcast",
+            "barrier",
+            "all_reduce",
+            "all_gather",
+            weight=POSSIBLE,
+        ),
+        Pattern(
+            r"(stuck|hangs?|hung|deadlocked|frozen) (in|at|on|during|inside) (the )?(first )?(nccl|gloo|collective|all_?reduce|all_?gather|barrier|broadcast|init_process_group)",
+            "nccl",
+            "gloo",
+            "collective",
+            "reduce",
+            "gather",
+            "barrier",
+            "broadcast",
+            "init_process_group",
+            weight=POSSIBLE,
+        ),
+        Pattern(
+            r"heartbeat monitor (timed out|thread)",
+            "heartbeat monitor t",
+            weight=POSSIBLE,
+            unless="starts|started|launched|exits? normally",
+        ),
+    ),
+    example="[rank5]:[E204 03:04:05.000001 ProcessGroupNCCL.cpp:632] [Rank 5] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3187, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600011 milliseconds before timing out.",
+    near_miss="INFO watchdog of the data server started with a timeout of 600 s",
+)
+
+RANK_DIED = FailureClass(
+    id="rank_died",
+    title="one process crashed",
+    cause="A process ended by a crash signal (segmentation fault, abort) or vanished. The other ranks only report that it is gone.",
+    fix="Take that rank's core dump or run it with PYTHONFAULTHANDLER=1 to see where it stood; suspect native extensions and versions that clash.",
+    next_test="run again with PYTHONFAULTHANDLER=1; if it is always the same host, leave that host out once",
+    reference="https://docs.python.org/3/library/faulthandler.html",
+    patterns=(
+        Pattern(r"Signal \d+ \((SIGSEGV|SIGABRT|SIGILL|SIGFPE)\) received by PID", " received by pid", weight=LIKELY),
+        Pattern(r"died with <Signals\.(SIGSEGV|SIGABRT|SIGILL|SIGFPE)", "died with <signals.", weight=LIKELY),
+        Pattern(r"exitcode\W{0,2}\s*:\s*-(11|6|4|8)\b", "exitcode", weight=LIKELY),
+        Pattern(r"Segmentation fault|segfault at ", "segmentation fault", "segfault at", weight=LIKELY),
+        Pattern(
+            r"worker process has died|worker died or was killed|worker unexpectedly exit",
+            "worker process has died",
+            "worker died or was killed",
+            "worker unexpectedly exit",
+            weight=POSSIBLE,
+        ),
+        Pattern(
+            r"Caught signal 11|received signal 11|exited on signal (11|6|4)\b|signal (11|6) \(",
+            "signal ",
+            weight=LIKELY,
+        ),
+        Pattern(
+            r"Fatal Python error: (Segmentation fault|Aborted|Illegal instruction|Floating)",
+            "fatal python error",
+            weight=LIKELY,
+        ),
+        Pattern(
+            r"\bAborted\b.{0,20}\(core dumped\)|Illegal instruction|Floating point exception",
+            "core dumped",
+            "illegal instruction",
+            "floating point exception",
+            weight=LIKELY,
+        ),
+        Pattern(
+            r"task \d+: (Aborted|Segmentation fault|Illegal instruction)",
+            "aborted",
+            "segmentation fault",
+            "illegal instruction",
+            weight=LIKELY,
+        ),
+        Pattern(
+            r"double free or corruption|stack smashing detected|malloc\(\): |free\(\): invalid|corrupted size vs",
+            "double free",
+            "stack smashing",
+            "malloc(): ",
+            "free(): invalid",
+            "corrupted size vs",
+            weight=LIKELY,
+        ),
+        Pattern(
+            r"(rank|worker|process) \d+.{0,30}(crashed|vanished|died unexpectedly|disappeared|terminated unexpectedly)",
+            "crashed",
+            "vanished",
+            "died unexpectedly",
+            "disappeared",
+            "terminated unexpectedly",
+            weight=POSSIBLE,
+            unless=r"exit ?code:? 1\b|status:? 1\b",
+        ),
+        Pattern(
+            r"DataLoader worker \(pid.{0,30}is killed by signal: (Segmentation|Aborted)",
+            "is killed by signal",
+            weight=LIKELY,
+        ),
+        Pattern(r"exit(ed with)? (exit )?(code|status)[ :]+(139|134)\b", "code", "status", weight=LIKELY),
+    ),
+    example="  traceback : Signal 11 (SIGSEGV) received by PID 40411",
+    near_miss="  traceback : Signal 15 (SIGTERM) received by PID 40411",
+)
+
+PEER_DIED_FIRST = FailureClass(
+    id="peer_died_first",
+    title="an echo: another rank failed or is busy elsewhere",
+    cause=(
+        "What these lines show is that a peer went away or did not answer. The reason stands in that peer's own log, most often rank 0's: "
+        "a Python error before it joined, missing packages, a prompt, a slow save."
+    ),
+    fix="Read the log of the rank that is named as peer (of rank 0 where none is named) just before the first of these lines.",
+    next_test="give diagnose the logs of all ranks and nodes together; or look where rank 0 stands (py-spy dump)",
+    reference="https://docs.pytorch.org/docs/stable/elastic/errors.html",
+    echo=True,
+    patterns=(
+        Pattern(r"store->get\('?[^)]*\) got error", "got error", weight=LIKELY),
+        Pattern(r"retrieving ncclUniqueId from", weight=LIKELY),
+        Pattern(r"may indicate a possible application crash on rank \d+", "application crash on rank", weight=LIKELY),
+        Pattern(
+            r"recvValue failed|recvBytes failed|sendBytes failed|failed to recv, got 0 bytes",
+            "recvvalue failed",
+            "recvbytes failed",
+            "sendbytes failed",
+            "failed to recv, got",
+            weight=POSSIBLE,
+        ),
+        Pattern(
+            r"Connection was likely closed|Did the remote server shutdown or crash",
+            "connection was likely closed",
+            "remote server shutdown",
+            weight=POSSIBLE,
+        ),
+        Pattern(r"Connection closed by (remote )?peer", "connection closed by ", weight=POSSIBLE),
+        Pattern(r"(Read|Write) error \[[^\]]{3,60}\](:\d+)?: ", "error [", weight=POSSIBLE),
+        Pattern(
+            r"remote process (exit(ed|ing) prematurely|has (died|exited|terminated))",
+            "remote process ",
+            weight=POSSIBLE,
+        ),
+        Pattern(
+            r"(Received a (dump )?signal|dump signal).{0,40}(from (local )?rank|due to a collective timeout)",
+            "signal",
+            weight=POSSIBLE,
+        ),
+        Pattern(r"Another rank reported a timeout", weight=POSSIBLE),
+        Pattern(r"Failed to check the .?should ?dump.? flag", "failed to check the ", weight=POSSIBLE),
+        Pattern(r"NCCL communicator was aborted", weight=POSSIBLE),
+        Pattern(
+            r"RendezvousClosedError|RendezvousGracefulExitError",
+            "rendezvousclosederror",
+            "rendezvousgracefulexiterror",
+            weight=POSSIBLE,
+        ),
+        Pattern(r"(TCPStore|Socket|store).{0,60}Broken pipe", "broken pipe", weight=POSSIBLE),
+        Pattern(r"ncclRemoteError", weight=POSSIBLE),
+        Pattern(
+            r"\b(RuntimeError|DistStoreError): (Socket Timeout|wait timeout)",
+            "socket timeout",
+            "wait timeout",
+            weight=POSSIBLE,
+        ),
+        Pattern(
+            r"Stop_waiting response is expected|failed to recv.{0,30}from store",
+            "stop_waiting response",
+            "failed to recv",
+            weight=POSSIBLE,
+        ),
+        Pattern(r"The node .{1,80} has (failed|left|closed).{0,60}rendezvous", "rendezvous", weight=POSSIBLE),
+        Pattern(
+            r"\bKeepAlive|heartbeat.{0,30}(lost|missed|timeout).{0,30}(rank|agent|worker|node)",
+            "keepalive",
+            "heartbeat",
+            weight=POSSIBLE,
+            unless="tcp_keepalive|heartbeat monitor",
+        ),
+    ),
+    example="[4] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: Connection reset by peer",
+    near_miss="INFO the store got 4 keys from rank 0",
+)

@@ -1,0 +1,283 @@
+"""Memory and disks: on the GPU, on the host, in /dev/shm, on file systems."""
+
+from __future__ import annotations
+
+from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE, FailureClass, Pattern
+
+CUDA_OOM = FailureClass(
+    id="cuda_oom",
+    title="GPU memory exhausted",
+    cause="The model, its activations or another process on the same card need more memory than the GPU has.",
+    fix="Smaller micro-batch or sequence with more accumulation, gradient checkpointing, sharding (ZeRO, FSDP), LoRA; see that no other process holds the card.",
+    next_test="allranks plan SPEC shows the memory per rank before anything runs; nvidia-smi names other processes on the card",
+    reference="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
+    patterns=(
+        Pattern(r"(CUDA|HIP|XPU|NPU) out of memory", " out of memory", passing=True),
+        Pattern(r"\bOutOfMemoryError\b", "outofmemoryerror", unless="java"),
+        Pattern(r"(CUDA|HIP) error: out of memory|Cuda failure.{0,12}out of memory", "out of memory", weight=LIKELY),
+        Pattern(
+            r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED",
+            "cudaerrormemoryallocation",
+            "cuda_error_out_of_memory",
+            "cublas_status_alloc_failed",
+            weight=LIKELY,
+        ),
+        Pattern(
+            r"CUBLAS_STATUS_NOT_INITIALIZED|CUDNN_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)",
+            "cublas_status_not_init",
+            "cudnn_status_",
+            weight=POSSIBLE,
+        ),
+        Pattern(
+            r"(GPU|device|VRAM).{0,40}(ran |runs |is )?out of (GPU |device |video )?memory",
+            "out of ",
+            weight=LIKELY,
+            unless="host|cpu memory",
+        ),
+        Pattern(
+            r"Free memory on device .{0,60}less than (the )?(desired|requested)|No available memory for the cache blocks",
+            "free memory on device",
+            "no available memory for",
+            weight=LIKELY,
+        ),
+        Pattern(r"\bOOM\b.{0,40}\b(GPU|CUDA|VRAM|cuda:\d)|\b(GPU|CUDA|VRAM)\b.{0,20}\bOOM\b", "oom", weight=POSSIBLE),
+    ),
+    example="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB. GPU 2 has a total capacity of 79.10 GiB of which 310.00 MiB is free.",
+    near_miss="slurmstepd: error: Detected 1 oom_kill event in StepId=99.0",
+)
+
+CUDA_OOM_OPTIMIZER_STEP = FailureClass(
+    id="cuda_oom_optimizer_step",
+    title="GPU memory exhausted when the optimizer first steps",
+    cause=(
+        "Forward and backward fit, but the optimizer makes its state at its first step: AdamW needs two more values a parameter (and often a float32 copy), which does not fit."
+    ),
+    fix="Train fewer parameters (LoRA), shard the optimizer's state (ZeRO-1 or FSDP), offload it, or use an optimizer with less state.",
+    next_test="allranks plan SPEC shows weights, gradients and optimizer state apart; one step with SGD fits if this is the cause",
+    reference="https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html",
+    patterns=(
+        Pattern(r"out of memory.{0,200}(optimizer\.step|optimizer step|adamw?|_foreach_|exp_avg)", "out of memory"),
+        Pattern(
+            r"(optimizer\.step|optimizer step|_multi_tensor_\w+|_foreach_\w+|exp_avg|torch/optim/).{0,200}(out of memory|OutOfMemory|\bOOM\b)",
+            "optimizer",
+            "_multi_tensor",
+            "_foreach",
+            "exp_avg",
+            "torch/optim",
+        ),
+    ),
+    example="torch.OutOfMemoryError: CUDA out of memory in optimizer.step() of AdamW. Tried to allocate 256.00 MiB.",
+    near_miss="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 256.00 MiB in forward.",
+)
+
+HOST_OOM = FailureClass(
+    id="host_oom",
+    title="host memory exhausted",
+    cause="The kernel or Slurm killed a process for want of host memory: every rank loads the whole model or data set, too many data workers, or the job asked for too little.",
+    fix="Ask for more (--mem), load weights once a node or directly to the device, fewer data workers, pinned memory with care.",
+    next_test="sacct -j <job> -o JobID,State,MaxRSS,ReqMem; dmesg on the node names the process that was killed and its size",
+    reference="https://slurm.schedmd.com/sacct.html",
+    patterns=(
+        Pattern(r"exited on signal 9\b|signal 9 \(Killed\)", "signal ", weight=LIKELY),
+        Pattern(
+            r"oom[-_ ]?kill",
+            "oom-kill",
+            "oom_kill",
+            "oom kill",
+            "oomkill",
+            unless=r"oom_kill(er)?_?(disable|mode|adj)|oom_kill 0\b|oom-killer: disabled|potential root causes",
+        ),
+        Pattern(r"Out of memory: Kill(ed)? process|Memory cgroup out of memory", "out of memory"),
+        Pattern(r"invoked oom-killer"),
+        Pattern(
+            r"exceeded (job |step |its )?memory (limit|request)|memory limit.{0,20}exceeded|(is )?being killed.{0,40}memory|exceeded .{0,20}virtual memory limit",
+            "memory",
+        ),
+        Pattern(
+            r"exceeds the memory usage threshold|node (is |was )?running low on memory",
+            "memory usage threshold",
+            "running low on memory",
+        ),
+        Pattern(r"task \d+.{0,4}: Out Of Memory|\bOUT_OF_ME(MORY|\+)", "out of memory", "out_of_me"),
+        Pattern(
+            r"(mmap|fork|alloc\w*|os\.fork\(\)|malloc).{0,60}Cannot allocate memory",
+            "cannot allocate memory",
+            weight=LIKELY,
+            unless="ibv_|mr_reg|verbs",
+        ),
+        Pattern(
+            r"\[Errno 12\] Cannot allocate memory|OSError.{0,10}Cannot allocate memory",
+            "cannot allocate memory",
+            weight=LIKELY,
+        ),
+        Pattern(r"DefaultCPUAllocator.{0,40}(can'?t|not enough|cannot)", "defaultcpuallocator"),
+        Pattern(r"^(\w+\.)*\w*MemoryError\b", "*memoryerror", unless="OutOfMemoryError", weight=LIKELY),
+        Pattern(r"std::bad_alloc", weight=LIKELY),
+        Pattern(r"malloc of size \d+ failed", "malloc of size", weight=LIKELY),
+        Pattern(r"Signal 9 \(SIGKILL\) received by PID", "sigkill", weight=LIKELY),
+        Pattern(r"died with <Signals\.SIGKILL", weight=LIKELY),
+        Pattern(r"exitcode\W{0,2}\s*:\s*-9\b", "exitcode", weight=LIKELY),
+        Pattern(r"is killed by signal: Killed", weight=LIKELY),
+        Pattern(
+            r"(task|process|worker|rank|pid)s? ?\d*.{0,30}: Killed\b|^\s*Killed\s*$|\bline \d+: +\d+ Killed\b",
+            "killed",
+            weight=POSSIBLE,
+            unless="killed by|subprocess",
+        ),
+        Pattern(r"exit(ed with)? (exit )?(code|status)[ :]+137\b", "code", "status", weight=LIKELY),
+        Pattern(
+            r"(returned?|failed with|exit) .{0,20}(-9|exit code -9)\b",
+            "return",
+            "failed with",
+            "exit",
+            weight=POSSIBLE,
+            unless="exitcode",
+        ),
+        Pattern(
+            r"(host|CPU|system|node) (memory|RAM).{0,40}(exhaust|ran out|out of|full|insufficient)",
+            "memory",
+            " ram",
+            weight=LIKELY,
+        ),
+        Pattern(r"MaxRSS.{0,60}exceed", "maxrss", weight=LIKELY),
+    ),
+    example="slurmstepd: error: Detected 2 oom_kill events in StepId=4711.0. Some of the step tasks have been OOM Killed.",
+    near_miss="INFO oom_score_adj of the workers set to 100",
+)
+
+SHM_TOO_SMALL = FailureClass(
+    id="shm_too_small",
+    title="/dev/shm is too small or full",
+    cause="Data workers and NCCL share memory through /dev/shm. It is full, or a container gave it its 64 MB default.",
+    fix="Start the container with --ipc=host or --shm-size=16g; remove files that dead jobs left in /dev/shm; fewer data workers or prefetched batches.",
+    next_test="df -h /dev/shm and ls -la /dev/shm on that node while the job runs",
+    reference="https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
+    patterns=(
+        Pattern(r"insufficient shared memory|out of shared memory|raise your shared memory limit", "shared memory"),
+        Pattern(
+            r"unable to (write to file|allocate shared memory|mmap \d+ bytes from file) ?(\(shm\))?.{0,20}</?torch",
+            "unable to ",
+        ),
+        Pattern(
+            r"(No space left on device|ENOSPC|posix_fallocate failed|ftruncate|cannot allocate).{0,160}(/dev/shm|shared memory|nccl-)",
+            "no space left",
+            "enospc",
+            "posix_fallocate",
+            "ftruncate",
+            "cannot allocate",
+        ),
+        Pattern(
+            r"(/dev/shm|shared memory|shm_open|nccl-\w+).{0,160}(No space left|ENOSPC|is full|too small|100%)",
+            "/dev/shm",
+            "shared memory",
+            "shm_open",
+            "nccl-",
+        ),
+        Pattern(r"Error while creating shared memory segment", weight=LIKELY),
+        Pattern(r"unable to allocate shared memory ?\(shm\)", "unable to allocate shared memory", weight=LIKELY),
+        Pattern(
+            r"\bshm\w*\.(h|cc):\d+.{0,80}(No space left|posix_fallocate|ftruncate)",
+            "no space left",
+            "posix_fallocate",
+            "ftruncate",
+        ),
+        Pattern(r"Unexpected bus error encountered in worker", weight=LIKELY),
+        Pattern(r"is killed by signal: Bus error", weight=LIKELY),
+        Pattern(
+            r"unable to open shared memory object(?!.*No such file)",
+            "unable to open shared memory object",
+            weight=POSSIBLE,
+        ),
+        Pattern(r"/dev/shm.{0,40}\b64 ?MB?\b|shm-size", "/dev/shm", "shm-size", weight=POSSIBLE),
+        Pattern(
+            r"unable to open shared memory object.{0,80}Too many open files", "shared memory object", weight=LIKELY
+        ),
+    ),
+    example="RuntimeError: DataLoader worker (pid 881) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.",
+    near_miss="INFO /dev/shm has 512 GB, 3 % in use",
+)
+
+SHM_REMOVED = FailureClass(
+    id="shm_removed",
+    title="shared-memory files were removed under the job",
+    cause="Files in /dev/shm that the job was using disappeared: systemd removed them as the user's last login session ended (RemoveIPC), a cleaner ran, or another job of the user tidied up.",
+    fix="RemoveIPC=no in logind.conf or lingering for the user; keep clean-up scripts from removing files of live jobs.",
+    next_test="does it fail when somebody logs out of that node? journalctl -u systemd-logind around that time",
+    reference="https://www.freedesktop.org/software/systemd/man/latest/logind.conf.html",
+    patterns=(
+        Pattern(r"(unable to open|could not open) shared memory object.{0,120}No such file", "shared memory object"),
+        Pattern(
+            r"(shm_open|/dev/shm/\S+|shared memory (segment|object|file)).{0,120}(No such file|does not exist|vanished|removed|disappeared|deleted)",
+            "shm_open",
+            "/dev/shm/",
+            "shared memory ",
+        ),
+        Pattern(
+            r"No such file or directory.{0,20}:? ?'?/?(dev/shm/|psm_|torch_\d+_|sem\.|mp-|nccl-\w{6}\b)",
+            "no such file or directory",
+        ),
+        Pattern(r"Error while attaching to shared memory segment", weight=LIKELY),
+        Pattern(r"RemoveIPC", weight=LIKELY),
+        Pattern(
+            r"unable to open shared memory object(?!.*(No such file|Too many))",
+            "unable to open shared memory object",
+            weight=POSSIBLE - 0.05,
+        ),
+    ),
+    example="RuntimeError: unable to open shared memory object </torch_5512_88_3> in read-write mode: No such file or directory (2)",
+    near_miss="FileNotFoundError: [Errno 2] No such file or directory: '/data/shards/0007.bin'",
+)
+
+SIGBUS_MEMORY = FailureClass(
+    id="sigbus_memory",
+    title="a bus error for want of memory",
+    cause="SIGBUS: a page that was mapped could not be given any memory (host memory or a file system was full, or a mapped file was cut). It looks like a driver fault and is none.",
+    fix="Give the job more memory headroom, look at /dev/shm and at the disk under memory-mapped files.",
+    next_test="dmesg around that time: no Xid means no driver fault; free -g and df -h on the node under load",
+    reference="https://man7.org/linux/man-pages/man2/mmap.2.html",
+    patterns=(
+        Pattern(r"exited on signal 7\b|signal 7 \(Bus", "signal ", weight=LIKELY),
+        Pattern(r"Signal 7 \(SIGBUS\)|\(SIGBUS\)|<Signals\.SIGBUS", "sigbus", weight=LIKELY),
+        Pattern(r"exitcode\W{0,2}\s*:\s*-7\b", "exitcode", weight=LIKELY),
+        Pattern(
+            r"Bus error.{0,30}(core dumped|nonexistent physical address|non-existent)|Caught signal 7|: Bus error\b",
+            "bus error",
+            "caught signal",
+            weight=LIKELY,
+            unless="killed by signal: Bus error|insufficient shared memory",
+        ),
+        Pattern(r"^\s*Bus error\b|Fatal Python error: Bus error", "bus error", weight=LIKELY),
+        Pattern(r"\bSIGBUS\b", "sigbus", weight=POSSIBLE),
+        Pattern(r"exit(ed with)? (exit )?(code|status)[ :]+135\b", "code", "status", weight=LIKELY),
+    ),
+    example="  traceback : Signal 7 (SIGBUS) received by PID 7120",
+    near_miss="ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).",
+)
+
+DISK_FULL = FailureClass(
+    id="disk_full",
+    title="a file system is full",
+    cause="A write failed because the file system or the user's quota is full; checkpoints, caches and core dumps are the usual guests.",
+    fix="Delete old checkpoints and caches (checkpoint.keep bounds them in allranks), or write to another file system.",
+    next_test="df -h and df -i of the path that is named; quota -s (or lfs quota) for the user",
+    reference="https://man7.org/linux/man-pages/man2/write.2.html",
+    patterns=(
+        Pattern(r"No space left on device", unless=r"/dev/shm|shared memory|torch_\d+_|nccl-|\bshm\w*\."),
+        Pattern(r"\[Errno 28\]|\bENOSPC\b", "[errno ", "enospc", weight=LIKELY, unless=r"/dev/shm|shared memory"),
+        Pattern(r"(Disk )?quota exceeded|\bEDQUOT\b|\[Errno 122\]", "quota exceeded", "edquot", "[errno "),
+        Pattern(
+            r"not enough (free )?(disk )?space|(disk|file ?system|volume|partition) (is )?full|out of disk space|insufficient (disk )?space",
+            " space",
+            " full",
+        ),
+        Pattern(
+            r"PytorchStreamWriter failed writing file|inline_container.{0,60}(write|unexpected pos)",
+            "pytorchstreamwriter",
+            "inline_container",
+            weight=POSSIBLE,
+        ),
+        Pattern(r"(file size limit exceeded|No inodes|inode.{0,20}exhaust)", "file size limit", "inode", weight=LIKELY),
+    ),
+    example="OSError: [Errno 28] No space left on device: '/ckpt/step-900/model.safetensors'",
+    near_miss="INFO 2.1 TB of space left on device /dev/nvme0n1",
+)

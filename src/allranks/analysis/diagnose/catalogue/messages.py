@@ -1,0 +1,376 @@
+"""Patterns of log messages that are not failures: job facts (ranks, transports), training progress, and harmless warnings with reasons."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from allranks.analysis.diagnose.patterns import Pattern
+
+# name: patterns; the groups of a match are kept by name
+FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
+    "watchdog": (
+        Pattern(
+            r"(?:Watchdog caught collective operation timeout|collective operation timeout)(?:: (?P<work>.*))?",
+            "operation timeout",
+        ),
+    ),
+    "work": (Pattern(r"^\W*(?:WorkNCCL\(|Operation: )(?P<work>.*)", "worknccl", "operation: "),),
+    "told_to_dump": (
+        Pattern(
+            r"(?:dump signal|signal to dump|Another rank reported).{0,80}",
+            "dump signal",
+            "signal to dump",
+            "another rank reported",
+        ),
+    ),
+    "pg_status": (
+        Pattern(
+            r"last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), (?:last started (?:NCCL )?work: -?\d+, )?last completed (?:NCCL )?work: (?P<completed>-?\d+)",
+            "last completed",
+        ),
+    ),
+    "frame": (Pattern(r'^\s*File "(?P<path>[^"]+)", line \d+(?:,? in (?P<function>\S+))?', 'file "'),),
+    "stack": (
+        Pattern(
+            r"^\s+(?P<function>[\w<>.:]+) \((?P<path>[^()\s]+\.(?:pyx?|so[.\d]*|cpp)):?\d*\)\s*$",
+            ".py:",
+            ".py)",
+            ".pyx:",
+            ".pyx)",
+            ".so.",
+            ".so:",
+            ".so)",
+            ".cpp:",
+            ".cpp)",
+        ),
+    ),
+    "fr_frame": (Pattern(r"^#\d+ (?P<function>\S+) from (?P<path>\S+):\d+", " from "),),
+    "stack_head": (
+        Pattern(
+            r"^\s*(?:Current thread|Thread) (?:0x)?[0-9A-Fa-f]+\b.*(?:active|idle|most recent call first|MainThread)",
+            "thread ",
+        ),
+    ),
+    "exception": (
+        Pattern(
+            r"^\s*(?:[\w.-]+(?:\[\d+\])?: )?(?:[\w<>]+\.)*(?P<type>(?:\w+(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Expired|NotFound|Refused)|Exception))(?:: (?P<message>.*))?\s*$",
+            "*error",
+            "*exception",
+            "*interrupt",
+            "*exit",
+            "*failure",
+            "*timeout",
+            "*expired",
+            "*notfound",
+            "*refused",
+        ),
+    ),
+    "event_start": (Pattern(r'^\{"event": ?"start"', '"event"'),),
+    "event_error": (
+        Pattern(
+            r'^\{"event": ?"*error".*?"type": ?"(?P<type>\w+)".*?"message": ?"(?P<message>(?:[^"\\]|\\.)*)', '"event"'
+        ),
+    ),
+    "event_hang": (
+        Pattern(
+            r'^\{"event": ?"hang".*?"kind": ?"(?P<kind>\w+)","host":(?:null|"(?P<host>[^"]*)"),"ranks":\[(?P<ranks>[\d,]*)\].*?"message": ?"(?P<message>(?:[^"\\]|\\.)*)',
+            '"event"',
+        ),
+    ),
+    "agent_field": (
+        Pattern(
+            r"^\s*(?P<field>time|host|rank|exitcode|error_file|traceback)\s+: (?P<value>.+?)\s*$",
+            "time ",
+            "host ",
+            "rank ",
+            "exitcode ",
+            "error_file ",
+            "traceback ",
+        ),
+    ),
+    "agent_failed": (Pattern(r"failed \(exitcode: (?P<code>-?\d+)\)", "exitcode"),),
+    "agent_root": (Pattern(r"Root Cause \(first observed failure\)", "root cause"),),
+    "srun_exit": (
+        Pattern(r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-\[\]]+): (?P<how>.+)", "srun: error"),
+    ),
+    "step_over": (
+        Pattern(
+            r"srun: (?:Job step aborted|Terminating|got SIGCONT|forcing)|Killing subprocess|sending process \d+ closing signal|closing signal SIG",
+            "step aborted",
+            "terminating",
+            "sigcont",
+            "forcing",
+            "killing subprocess",
+            "closing signal",
+        ),
+    ),
+    "comm_init": (
+        Pattern(r"ncclCommInitRank\w* comm \S+ rank (?P<rank>\d+) nranks (?P<nranks>\d+)", "ncclcomminit"),
+        Pattern(r"comm \S+ rank (?P<rank>\d+) nranks (?P<nranks>\d+)", "nranks"),
+    ),
+    "comm_ready": (Pattern(r"- Init COMPLETE", "init complete"),),
+    "channel": (
+        Pattern(
+            r"(?:Channel|Ring) \S+(?: ?: | : )?\s*\d+\[\w+\] -> \d+\[\w+\](?: \[(?:send|receive)\])? via (?P<via>[\w/]+)",
+            " via ",
+        ),
+    ),
+    "network": (
+        Pattern(r"Using network (?P<net>[\w/-]+)", "using network"),
+        Pattern(r"(?:Initialized|Assigned) NET plugin (?P<net>[\w-]+)", "net plugin"),
+    ),
+    "net_device": (Pattern(r"NET/(?P<net>\w+)\s*: Using (?P<devices>.+)", " using"),),
+    "bootstrap": (
+        Pattern(r"Bootstrap ?: Using (?:\[\d+\])?(?P<interface>[\w.@-]+):(?P<address>[^<\s]+)", "bootstrap"),
+    ),
+    "address": (
+        Pattern(r"\b(?P<host>[A-Za-z][\w.-]*) proj=.{0,200} net=[\w.@:-]+/(?P<address>[\d.]+|[\da-f:]+)", "proj="),
+        Pattern(r"\bnode \d+ = (?P<host>\S+) \S+ (?P<address>[\d.]+|[\da-f:]+): ranks", ": ranks"),
+    ),
+    "no_ib": (
+        Pattern(r"NET/IB ?: No device found", "no device found"),
+        Pattern(r"Failed to open libibverbs", "failed to open libibverbs"),
+    ),
+    "ib_failed": (
+        Pattern(
+            r"(?:ibv_open_device failed|NET/IB ?: Unable to open device|Call to ibv_\w+ failed|Failed to initialize NET plugin IB)",
+            "ibv_open_device",
+            "unable to open device",
+            "call to ibv_",
+            "failed to initialize",
+        ),
+    ),
+    "nccl_env": (Pattern(r"(?P<name>NCCL_\w+) set (?:by environment )?to (?P<value>.+?)\.?\s*$", "nccl_"),),
+    "nccl_version": (Pattern(r"NCCL version (?P<version>[\d.]+\+?[\w.]*)", "nccl version"),),
+    "torch_version": (
+        Pattern(r"\b(?:torch|pytorch)(?: version)?[\"']?\s*[:=]+\s*[\"']?(?P<version>\d+\.\d+[\w.+]*)", "torch"),
+    ),
+    "driver_version": (
+        Pattern(r"(?:cudaDriverVersion|Driver Version:) ?(?P<version>[\d.]+)", "cudadriverversion", "driver version"),
+    ),
+    "channels": (Pattern(r"(?P<channels>\d+) coll channels", "coll channels"),),
+    "nodes": (Pattern(r"\bnNodes (?P<nodes>\d+)|nnodes[= ](?P<nnodes>\d+)", "nnodes"),),
+    "peer_to_peer": (Pattern(r"isAllDirectP2p (?P<direct>\d)", "isalldirectp"),),
+    "world": (Pattern(r"\bworld[_ ]?size['\"]?\s*[:=]+\s*(?P<world>\d+)", "world_size", "world size", "worldsize"),),
+    "saving": (
+        Pattern(
+            r"(?:saving|writing|storing) (?:\w+ ){0,4}(?:checkpoint|state|model|shard|optimizer|weights)|save_checkpoint|\bcheckpoint(?:ing)? (?:to|at|started|begin)|(?:loading|restoring) (?:\w+ ){0,3}checkpoint",
+            "saving",
+            "writing",
+            "storing",
+            "save_checkpoint",
+            "checkpoint",
+            "loading",
+            "restoring",
+        ),
+    ),
+    "saved": (
+        Pattern(
+            r"(?:checkpoint|model|state|weights)\b.{0,60}\b(?:saved|complete|finished|done|took)|(?:saved|finished saving|wrote) .{0,40}(?:checkpoint|model|state)",
+            "saved",
+            "complete",
+            "finished",
+            "done",
+            "took",
+            "wrote",
+        ),
+    ),
+    "optimizer": (
+        Pattern(
+            r"\boptimizer\.step\b|_multi_tensor_\w+|torch/optim/|_foreach_\w+|exp_avg|optim(?:izer)?\.py|initialize_optimizer_states|_optimizer_step|accelerate/optimizer",
+            "optimizer",
+            "_multi_tensor",
+            "torch/optim",
+            "_foreach_",
+            "exp_avg",
+            "optim",
+        ),
+    ),
+    "loading": (Pattern(r"Loading checkpoint shards|loading (?:the )?(?:model|weights)", "loading"),),
+    "done": (
+        Pattern(
+            r"train_runtime|(?:training|run|job|test|benchmark) (?:has )?(?:complete[d]?|finished|succeeded|done|ended well)\b|all \d+ ranks (?:ended well|succeeded)|Avg bus bandwidth",
+            "train_runtime",
+            "complete",
+            "finished",
+            "succeeded",
+            "done",
+            "ended well",
+            "avg bus bandwidth",
+        ),
+    ),
+    "oom_sizes": (
+        Pattern(r"Tried to allocate (?P<want>[\d.]+ \w+).*?(?P<free>[\d.]+ \w+) (?:is )?free", "tried to allocate"),
+    ),
+    "verified": (
+        Pattern(
+            r"Verification: \*\*\*PASSED|Job \d+ to start at|Granted job allocation|Submitted batch job",
+            "passed",
+            "to start at",
+            "granted job",
+            "submitted batch",
+        ),
+    ),
+}
+# Facts that come by the thousand: counted by their form, only the first line is looked at.
+COUNTED_FACTS = frozenset({"channel", "comm_ready"})
+# A line that shows that the training goes on.
+PROGRESS_PATTERN = Pattern(
+    r"(?:\b(?:step|iter(?:ation)?|epoch|batch)\b[^a-z]{0,12}\d.{0,200}?(?:loss|it/s|s/it|tokens|samples|throughput|grad|lr\b|ms\b|elapsed)|\bloss\b[^a-z]{0,6}\d|\d(?:it/s|s/it|samples/s)|'loss': \d)",
+    "loss",
+    "it/s",
+    "s/it",
+    "samples",
+    "tokens",
+    "throughput",
+    "elapsed",
+    "grad",
+    "lr=",
+)
+
+
+class BenignMessage(Struct, frozen=True, kw_only=True):
+    """A harmless message. ``general`` ones yield where a line also matches a class of failure."""
+
+    id: str
+    why: str
+    patterns: tuple[Pattern, ...]
+    example: str
+    general: bool = False
+
+
+_MESSAGES = (
+    BenignMessage(
+        id="deprecation_warning",
+        why="A notice about a future version; nothing is wrong now.",
+        patterns=(
+            Pattern(r"(Future|Deprecation|PendingDeprecation|User)Warning\b", "*warning"),
+            Pattern(r"\b(is|are|being) deprecated\b", "deprecated"),
+        ),
+        example="FutureWarning: The pynvml package is deprecated. Please install nvidia-ml-py instead.",
+        general=True,
+    ),
+    BenignMessage(
+        id="heartbeat_thread",
+        why="The thread by which earlier versions of allranks watched a rank failed while torch was imported; the rank itself went on.",
+        patterns=(
+            Pattern(r"^Exception in thread allranks-pulse", "exception in thread allranks"),
+            Pattern(
+                r"partially initialized module 'torch\.distributed\.distributed_c10d' has no attribute 'is_initialized'",
+                "partially initialized module",
+            ),
+        ),
+        example="Exception in thread allranks-pulse:",
+    ),
+    BenignMessage(
+        id="deepspeed_hostfile",
+        why="DeepSpeed looked for a host file and goes on with this node alone; under torchrun that is as it should be.",
+        patterns=(Pattern(r"Unable to find hostfile", "unable to find hostfile"),),
+        example="[WARNING] Unable to find hostfile, will proceed with training with local resources only.",
+    ),
+    BenignMessage(
+        id="omp_threads",
+        why="torchrun sets one thread a rank unless told otherwise.",
+        patterns=(
+            Pattern(r"Setting OMP_NUM_THREADS environment variable for each process", "setting omp_num_threads"),
+        ),
+        example="Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being overloaded",
+    ),
+    BenignMessage(
+        id="unused_parameters_search",
+        why="DDP searched for unused parameters and found none: it costs time, nothing else.",
+        patterns=(Pattern(r"did not find any unused parameters", "did not find any unused"),),
+        example="find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters",
+    ),
+    BenignMessage(
+        id="nccl_plugin_absent",
+        why="An optional plugin is not there; NCCL uses what it brings.",
+        patterns=(
+            Pattern(
+                r"(No plugin found|Could not find:? .{0,80}(net|tuner|profiler|env)|Using internal (network|tuner|net) plugin|using internal implementation)",
+                "no plugin found",
+                "could not find",
+                "using internal",
+            ),
+        ),
+        example="NCCL INFO TUNER/Plugin: Could not find: libnccl-tuner.so. Using internal tuner plugin.",
+    ),
+    BenignMessage(
+        id="group_not_destroyed",
+        why="The program ended without destroy_process_group(); a leak at exit, no failure.",
+        patterns=(
+            Pattern(
+                r"destroy_process_group\(\) was not called|process group has NOT been destroyed",
+                "destroy_process_group()",
+                "has not been destroyed",
+            ),
+        ),
+        example="WARNING: destroy_process_group() was not called before program exit, which can leak resources.",
+    ),
+    BenignMessage(
+        id="nccl_abort_complete",
+        why="A communicator was taken down; after destroy_process_group that is its normal end.",
+        patterns=(Pattern(r"- (Abort|Destroy) COMPLETE", "abort complete", "destroy complete"),),
+        example="NCCL INFO comm 0x5c rank 0 nranks 2 cudaDev 0 busId 1000 - Abort COMPLETE",
+    ),
+    BenignMessage(
+        id="barrier_device_guess",
+        why="A barrier without device_ids uses the device guessed from the rank; it hangs only where that guess is wrong.",
+        patterns=(
+            Pattern(
+                r"using GPU \d+ (to perform barrier|as device used by this process is currently unknown)|barrier\(\): using the device under current context",
+                "using gpu",
+                "barrier(): using",
+            ),
+        ),
+        example="[rank1]: using GPU 1 as device used by this process is currently unknown.",
+    ),
+    BenignMessage(
+        id="xid_cleanup",
+        why="Xid 45 is the driver clearing up after a process that ended; Xid 43 without others comes from a program.",
+        patterns=(Pattern(r"\bXid\b\s*(?:\([^)]*\))?\s*:?\s*45\b", "xid", unless="previous Xid"),),
+        example="NVRM: Xid (PCI:0000:17:00): 45, pid=77, name=python, Ch 00000010",
+    ),
+    BenignMessage(
+        id="sxid_nonfatal",
+        why="A non-fatal event of the NVSwitch.",
+        patterns=(Pattern(r"\bSXid\b.{0,80}non.?fatal", "sxid"),),
+        example="nvidia-nvswitch3: SXid (PCI:0000:86:00.0): 12028, Non-fatal, Link 31 egress non-posted PRIV error",
+    ),
+    BenignMessage(
+        id="clone_fallback",
+        why=(
+            "FSDP could not copy one entry of a state dict and goes on with the entry itself: training is unharmed, but what was saved may hold "
+            "another's memory. Read that checkpoint again and compare before it is trusted."
+        ),
+        patterns=(Pattern(r"Failed to clone\(\)? (the )?tensor", "failed to clone"),),
+        example="Failed to clone() tensor with name base.lora_A. CUDA out of memory. Tried to allocate 2.00 MiB.",
+    ),
+    BenignMessage(
+        id="tokenizers_fork",
+        why="The tokenizers library went to one thread after a fork.",
+        patterns=(Pattern(r"huggingface/tokenizers: The current process just got forked", "just got forked"),),
+        example="huggingface/tokenizers: The current process just got forked, after parallelism has already been used.",
+    ),
+    BenignMessage(
+        id="uninitialised_head",
+        why="A new head on a pretrained model starts with random weights, as it must.",
+        patterns=(
+            Pattern(
+                r"Some weights of .{0,120} were not (initialized|used)",
+                "some weights of",
+                unless="ForCausalLM|LMHead|ForConditionalGeneration",  # those have no new head: weights are missing
+            ),
+        ),
+        example="Some weights of BertForSequenceClassification were not initialized from the model checkpoint",
+    ),
+    BenignMessage(
+        id="ras_mismatch",
+        why="NCCL's RAS saw ranks one operation apart: a snapshot of a running job nearly always shows that.",
+        patterns=(
+            Pattern(r"(RAS|MISMATCH).{0,120}(operation|collective) counts?", "operation count", "collective count"),
+        ),
+        example="MISMATCH: communicator ranks have different collective operation counts",
+    ),
+)
+BENIGN_MESSAGES: dict[str, BenignMessage] = {entry.id: entry for entry in _MESSAGES}

@@ -1,0 +1,264 @@
+"""The fabric between nodes: broken links, RDMA, and slow paths that nobody asked for."""
+
+from __future__ import annotations
+
+from allranks.analysis.diagnose.patterns import CERTAIN, LIKELY, POSSIBLE, WEAK, FailureClass, Pattern
+
+BROKEN_NODE_NETWORK = FailureClass(
+    id="broken_node_network",
+    title="a node's network is down or flapping",
+    cause="The node itself reports that a link or port went down. Connections over it break whatever the job does.",
+    fix="Leave the node out (--exclude=<node>) and report the port: cable, transceiver, switch port or adapter.",
+    next_test="on the node: ip -br link, ibstat, and the kernel log for more of the same; compare the port's error counters before and after a run",
+    reference="https://docs.nvidia.com/networking/display/mlnxofedv590560/troubleshooting",
+    patterns=(
+        Pattern(r"Lost carrier"),
+        Pattern(r"(NIC )?Link is Down", "link is down"),
+        Pattern(
+            r"\b(link|port) (status )?(is |went |has gone |changed to |state )?\bdown\b",
+            "down",
+            weight=LIKELY,
+            unless="shut(ting)? down|count ?down|link is down|broken down",
+        ),
+        Pattern(r"link flap", "flap"),
+        Pattern(r"NETDEV WATCHDOG"),
+        Pattern(r"transmit queue \d+ timed out", "transmit queue"),
+        Pattern(r"\bTX timeout on queue", weight=LIKELY),
+        Pattern(
+            r"mlx\d_core.{0,120}(health compromised|reached miss count|Link down|fatal error|internal error|firmware|command .{0,20}timeout)",
+            "_core",
+            weight=LIKELY,
+        ),
+        Pattern(
+            r"Got (fatal )?async(hronous)? event.{0,60}(port error|port err|device fatal|fatal error|link)",
+            "async",
+            weight=CERTAIN,
+        ),
+        Pattern(r"async(hronous)? (fatal )?event.{0,40}(port error|device fatal|port_err)", "async", weight=CERTAIN),
+        Pattern(
+            r"(State|state): (Down|Polling|Disabled).{0,40}|phys(ical)? state:? (Disabled|Polling|LinkErrorRecovery)",
+            "state",
+            weight=POSSIBLE,
+            unless="cpu|power|node",
+        ),
+        Pattern(r"multicast join failed for .{0,80}status -\d+", "multicast join failed", weight=LIKELY),
+        Pattern(
+            r"Port module event.{0,60}(error|unplugged|bus stuck|power budget|temperature)",
+            "port module event",
+            weight=LIKELY,
+        ),
+        Pattern(r"link becomes not ready", weight=POSSIBLE, passing=True),
+        Pattern(r"\b(Network is down|no carrier)\b", "network is down", "no carrier", weight=LIKELY, passing=True),
+        Pattern(
+            r"\b(InfiniBand|IB|HCA|NIC|ethernet|link|port)\b .{0,40}(flapp|is faulty|unhealthy|missing|error count)",
+            "flapp",
+            "fault",
+            "unhealthy",
+            "missing",
+            "error count",
+            weight=POSSIBLE,
+            unless="default|segmentation|page fault|segfault",
+        ),
+        Pattern(r"symbol_?error|link_?downed|LinkDownedCounter", "symbol", "downed", weight=POSSIBLE),
+    ),
+    example="Jan 11 02:17:44 node-c kernel: mlx5_core 0000:9f:00.0 ens7np0: Link is Down",
+    near_miss="Jan 11 02:17:49 node-c kernel: mlx5_core 0000:9f:00.0 ens7np0: Link is Up, 200 Gbps",
+)
+
+RDMA_UNREACHABLE = FailureClass(
+    id="rdma_unreachable",
+    title="an RDMA connection between two nodes fails",
+    cause=(
+        "A queue pair to the peer could not be set up, or its retries ran out: the two ports are on fabrics that do not meet (or one is InfiniBand and the other "
+        "Ethernet), the subnet has no route, or the peer's port or process is gone."
+    ),
+    fix="Restrict NCCL_IB_HCA to ports of one fabric, the same on every node; exclude the node whose port fails; check that the peer had not died before.",
+    next_test="ib_write_bw between the two nodes over the two named ports; ibstat on both (state Active, same link layer)",
+    reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
+    patterns=(
+        Pattern(r"Got completion (from peer .{0,80})?with (error|status[= ])", "got completion ", weight=LIKELY),
+        Pattern(r"IBV_WC_(RETRY_EXC_ERR|RNR_RETRY_EXC_ERR|REM_\w+|WR_FLUSH_ERR)", "ibv_wc_", weight=LIKELY),
+        Pattern(r"(transport|RNR) retry (count(er)? )?exceeded", "retry "),
+        Pattern(
+            r"ibv_modify_qp failed with (error )?.{0,12}(No route|Connection timed out|unreachable|timed out|110\b|113\b|101\b)",
+            "ibv_modify_qp failed",
+        ),
+        Pattern(
+            r"ibv_modify_qp failed with (error )?.{0,6}(22\b|Invalid argument)", "ibv_modify_qp failed", weight=POSSIBLE
+        ),
+        Pattern(r"NCCL WARN.{0,80}ibv_modify_qp failed", "ibv_modify_qp failed", weight=POSSIBLE - 0.05),
+        Pattern(r"ibv_modify_qp failed", weight=WEAK),
+        Pattern(r"NCCL WARN.{0,200}\bNCCL_IB_HCA\b", "nccl_ib_hca", weight=POSSIBLE),
+        Pattern(r"(vendor err(or)?|vendor_err) (129|0x81)\b", "vendor", weight=POSSIBLE),
+        Pattern(
+            r"(RDMA|IB|InfiniBand|RoCE|verbs|EFA|libfabric|OFI|UCX).{0,100}(No route to host|unreachable|not reachable|unresponsive receiver|handshake)",
+            "no route to host",
+            "unreachable",
+            "not reachable",
+            "unresponsive receiver",
+            "handshake",
+            weight=LIKELY,
+        ),
+        Pattern(
+            r"\bOFI\b.{0,120}(completed with error|Request .{0,30}error|CQ .{0,30}error|cq_readerr|fi_\w+ .{0,40}failed)",
+            "ofi",
+            weight=LIKELY,
+        ),
+        Pattern(
+            r"(different|unlike|mixed|mismatched) (link layers?|fabrics?|subnets?)|link.?layer mismatch",
+            "link layer",
+            "fabric",
+            "subnet",
+            "mismatch",
+            weight=LIKELY,
+            unless="fabric ?manager",
+        ),
+        Pattern(r"rdma_(connect|resolve_(addr|route)|create_\w+).{0,60}(fail|error|timed out)", "rdma_", weight=LIKELY),
+        Pattern(
+            r"ibv_poll_cq.{0,60}(fail|error)|ibv_post_send.{0,40}fail", "ibv_poll_cq", "ibv_post_send", weight=POSSIBLE
+        ),
+    ),
+    example="node-d:77:99 [2] transport/net_ib.cc:1302 NCCL WARN NET/IB : Got completion from peer 10.9.0.3<47011> with error 12, opcode 0, len 0, vendor err 129 (Recv)",
+    near_miss="node-d:77:99 [2] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eno1:10.9.0.4<0>",
+)
+
+ROCE_GID_INDEX = FailureClass(
+    id="roce_gid_index",
+    title="wrong RoCE GID index",
+    cause="The GID index that RDMA over Ethernet was told to use is empty or of another kind on this port: indices differ between nodes and change when an interface restarts.",
+    fix="Leave NCCL_IB_GID_INDEX unset: NCCL 2.21 and newer choose a RoCE v2 entry with an IPv4 address on each port. For older ones, look it up per node.",
+    next_test="show_gids (or /sys/class/infiniband/<dev>/ports/1/gids) on every node: which index is RoCE v2 with an IPv4 address?",
+    reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-gid-index",
+    patterns=(
+        Pattern(r"ibv_modify_qp failed with (error )?.{0,6}(61\b|No data available)", "ibv_modify_qp failed"),
+        Pattern(r"(ibv_query_gid|ibv_create_ah|query_gid)\w*.{0,60}fail", "query_gid", "ibv_create_ah"),
+        Pattern(
+            r"GID.?index.{0,60}(invalid|out of range|not valid|wrong|empty|not found|does not exist|unavailable|stale|no longer)",
+            "gid",
+        ),
+        Pattern(
+            r"(invalid|wrong|bad|no (valid|usable|suitable)|unable to (find|open|query)|could not (find|read|get)).{0,24}\bGID\b",
+            "gid",
+        ),
+        Pattern(
+            r"local GID ::\s*(/|,|$)|GID (is )?(all )?(zero|0000:0000:0000:0000:0000:0000:0000:0000)",
+            "gid",
+            weight=LIKELY,
+        ),
+        Pattern(
+            r"ibv_modify_qp failed with (error )?.{0,6}(22\b|Invalid argument).{0,200}(GID index|RoCE)",
+            "ibv_modify_qp failed",
+            weight=LIKELY,
+        ),
+    ),
+    example="node-e:12:40 [1] misc/ibvwrap.cc:200 NCCL WARN Call to ibv_modify_qp failed with error No data available",
+    near_miss="node-e:12:40 [1] NCCL INFO NCCL_IB_GID_INDEX set by environment to 3.",
+)
+
+MEMLOCK_LIMIT = FailureClass(
+    id="memlock_limit",
+    title="the limit of locked memory is too low for RDMA",
+    cause="RDMA pins memory; the process may lock too little of it (ulimit -l), so registering buffers or queues fails.",
+    fix="Raise it to unlimited where the job starts: limits.conf for login shells, LimitMEMLOCK=infinity for slurmd, --ulimit memlock=-1 for containers.",
+    next_test="within the job: ulimit -l must print unlimited; a login shell may show another value",
+    reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
+    patterns=(
+        Pattern(r"(Failed|Unable) to register (mr|memory region)\b.{0,60}(-12|Cannot allocate)", " to register m"),
+        Pattern(
+            r"\b(Libfabric|EFA|OFI|efa_\w+|prov_errno)\b.{0,120}(-12\)|Cannot allocate memory)",
+            "libfabric",
+            "efa",
+            "ofi",
+            "prov_errno",
+            weight=LIKELY,
+        ),
+        Pattern(
+            r"ibv_(reg_mr\w*|create_cq|create_qp|alloc_pd|exp_reg_mr)\b.{0,60}Cannot allocate memory",
+            "cannot allocate memory",
+        ),
+        Pattern(r"RLIMIT_MEMLOCK|memlock.{0,40}(limit|too (low|small))", "rlimit_memlock", "memlock"),
+        Pattern(r"max locked memory.{0,40}\b(\d+)\b", "max locked memory", weight=LIKELY, unless="unlimited"),
+        Pattern(
+            r"(locked|pinned|registered) memory.{0,40}(limit|too (low|small)|insufficient|exceed)",
+            "memory",
+            weight=LIKELY,
+            unless="unlimited",
+        ),
+        Pattern(
+            r"(fi_mr_reg|MR registration|memory registration|register memory|reg_mr).{0,80}Cannot allocate memory",
+            "cannot allocate memory",
+        ),
+        Pattern(r"ibv_(reg_mr\w*|create_cq|create_qp).{0,30}(failed|error).{0,20}\b12\b", "ibv_", weight=LIKELY),
+        Pattern(
+            r"ibv_(reg_mr\w*|create_cq|create_qp|alloc_pd) failed(?!.*(No such|Invalid arg|Bad address|not supp|Operation|Device))",
+            "ibv_",
+            weight=LIKELY,
+        ),
+        Pattern(r"ulimit -l", weight=POSSIBLE, unless="unlimited"),
+    ),
+    example="node-f:5:9 [0] misc/ibvwrap.cc:262 NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory",
+    near_miss="max locked memory (kbytes, -l) unlimited",
+)
+
+SILENT_SOCKET_FALLBACK = FailureClass(
+    id="silent_socket_fallback",
+    title="NCCL fell back from RDMA to TCP sockets",
+    cause=(
+        "RDMA is there or was expected, but NCCL could not use it and took sockets without an error: a driver library in the container that does not fit the "
+        "host's, a plugin that did not load, or devices that are not visible."
+    ),
+    fix=(
+        "Make the RDMA devices and the matching user-space driver (libmlx5, libbnxt_re, libfabric with aws-ofi-nccl) visible where the ranks run; set NCCL_NET=IB (or "
+        "the plugin's name) so that it fails loudly instead of falling back."
+    ),
+    next_test="ibv_devices and ibv_devinfo inside the container; then NCCL_DEBUG=INFO must show NET/IB or the plugin in `via NET/...`",
+    reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-net",
+    patterns=(
+        Pattern(r"Driver \w+ does not support the kernel ABI", "does not support the kernel abi", weight=LIKELY),
+        Pattern(r"(fall(ing|s)?|fell) ?back to (NET/)?(TCP|sockets?)\b", "back to ", weight=LIKELY),
+        Pattern(
+            r"(NET/OFI|OFI plugin|aws-ofi|NET/Plugin|NET plugin).{0,120}(fail|unable|could not|not found|no (eligible|suitable|valid) provider|error)",
+            "ofi",
+            "plugin",
+            weight=POSSIBLE,
+            unless=r"No plugin found|Could not find:? ?(libnccl-net|libnccl-tuner|libnccl-profiler|none)|tuner|profiler|Using internal|completed with error|Failed to find \w+ symbol|dlerror",
+        ),
+    ),
+    example="libibverbs: Warning: Driver hns_roce does not support the kernel ABI of 4 (supports 1 to 2) for device /sys/class/infiniband/hns_0",
+    near_miss="NCCL INFO NET/Plugin: Could not find: libnccl-net.so. Using internal network plugin.",
+)
+
+SLOW_TRANSPORT = FailureClass(
+    id="slow_transport",
+    title="it works, but over a slow path",
+    cause="Ranks exchange data over a path that is slower than this machine has: peer-to-peer switched off, copies through host memory, or too few channels.",
+    fix="Unset NCCL_P2P_DISABLE, NCCL_SHM_DISABLE and channel limits where P2P works; otherwise look at IOMMU/ACS and at the placement of the GPUs.",
+    next_test="all_reduce_perf with and without the setting, side by side; nvidia-smi topo -m (allranks topo) shows what the machine has",
+    reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
+    patterns=(
+        Pattern(r"Avg bus bandwidth\s*:\s*0\.0*[1-9]", "avg bus bandwidth", weight=POSSIBLE),
+        Pattern(r"P2P is disabled between", weight=LIKELY),
+        Pattern(r"NCCL_P2P_DISABLE set by environment to 1", "nccl_p", weight=LIKELY),
+        Pattern(r"NCCL_SHM_DISABLE set by environment to 1", "nccl_shm_disable", weight=POSSIBLE),
+        Pattern(r"NCCL_P2P_LEVEL set by environment to (LOC|0)\b", "p_level set by environment", weight=POSSIBLE),
+        Pattern(r"NCCL_MAX_N(CHANNELS|RINGS) set by environment to [12]\b", "nccl_max_n", weight=POSSIBLE),
+        Pattern(
+            r"GPU ?Direct RDMA Disabled|GDRDMA (is )?(not (enabled|available)|disabled)|nv_?peer_?mem.{0,20}(not loaded|missing)",
+            "gpu direct rdma disabled",
+            "gpudirect rdma disabled",
+            "gdrdma",
+            "peer_mem",
+            "peermem",
+            weight=POSSIBLE,
+        ),
+        Pattern(
+            r"(busbw|bandwidth|throughput).{0,60}(slower|lower|below|only|dropp?(ed|s)?|far under) ",
+            "busbw",
+            "bandwidth",
+            "throughput",
+            weight=POSSIBLE,
+        ),
+    ),
+    example="node-g:61:61 [0] NCCL INFO P2P is disabled between connected GPUs 2 and 3. You can repress this message with NCCL_IGNORE_DISABLED_P2P=1.",
+    near_miss="node-g:61:61 [0] NCCL INFO Check P2P Type isAllDirectP2p 1 directMode 0",
+)

@@ -1,0 +1,245 @@
+"""Find the causes of a failure: run all detectors, separate root causes from their consequences, and rank them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from allranks.analysis.diagnose.case import CandidateCause, DiagnosisCase, sort_by_time
+from allranks.analysis.diagnose.catalogue import CATALOGUE
+from allranks.analysis.diagnose.catalogue.messages import BENIGN_MESSAGES
+from allranks.analysis.diagnose.causes import hangs, memory, network, process_exits
+from allranks.analysis.diagnose.causes.process_exits import FirstExit, first_exit
+from allranks.analysis.diagnose.logs import times_comparable
+from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE, WEAK
+from allranks.analysis.diagnose.records import BenignFinding, DiagnosisFinding, LogEvidence, LogSignal
+from allranks.utils.redaction import redact
+
+CERTAIN_SCORE = 0.93  # from here on a message names the cause itself
+# What a stronger candidate of these classes brings about; the echo then is no finding of its own.
+_HANGS = frozenset({"collective_hang", "first_collective_failed"})
+_ENDS = frozenset({"slurm_cancelled", "peer_died_first"})
+_SELF_REPORTED = frozenset({"application_error", "rank_died"})
+_GENERAL = frozenset({"collective_hang", "peer_died_first", "slurm_cancelled", "application_error", "rank_died"})
+_EXPLAINS: dict[str, frozenset[str]] = {
+    # the special case: the general one says the same
+    "cuda_oom_optimizer_step": frozenset({"cuda_oom"}),
+    "dataset_race": frozenset({"shm_removed"}),
+    "shm_too_small": frozenset({"disk_full", "sigbus_memory", "host_oom"}),
+    "shm_removed": frozenset({"dataset_race", "script_not_found"}),
+    "ssh_launcher": frozenset({"script_not_found", "library_missing", "rendezvous_unreachable", "output_not_writable"}),
+    "script_not_found": frozenset({"dataset_race", "library_missing"}),
+    "roce_gid_index": frozenset({"rdma_unreachable"}),
+    "memlock_limit": frozenset({"host_oom", "rdma_unreachable"}),
+    "port_in_use": frozenset({"rendezvous_unreachable", "wrong_interface"}),
+    "numpy_clash": frozenset({"library_missing"}),
+    "nccl_library_mismatch": frozenset({"library_missing"}),
+    "fsdp_mixed_dtype": frozenset({"dtype_mismatch"}),
+    "fabric_manager": frozenset({"no_gpu", "gpu_hardware_fault"}),
+    "slurm_time_limit": frozenset({"slurm_cancelled", "host_oom", "rank_died"}),
+    "slurm_preempted": frozenset({"slurm_cancelled", "host_oom", "rank_died"}),
+    "slurm_credential": frozenset({"slurm_controller_error", "slurm_submit_rejected"}),
+    "slurm_controller_error": frozenset({"slurm_submit_rejected", "slurm_allocation_gone"}),
+    "slurm_allocation_gone": frozenset({"slurm_submit_rejected"}),
+    "checkpoint_collective": _HANGS,
+    "collective_mismatch": _HANGS,
+    "dataloader_hang": _HANGS,
+    "gpu_hardware_fault": frozenset({"gpu_application_fault", "slow_transport"}),
+    "first_collective_failed": frozenset({"collective_hang"}),
+}
+
+
+def rank_candidates(case: DiagnosisCase) -> list[CandidateCause]:
+    """Candidates in order, most likely root cause first; what another one brought about left out."""
+    _mark_explained(case)
+    listed = [c for c in case.candidates.values() if not c.explained and c.score > WEAK]
+    roots = [c for c in listed if not CATALOGUE[c.id].echo]
+    chosen = roots or listed
+    first = _earliest(chosen)
+    if first is not None and _order_unsure(case, first, chosen):
+        first.against.append(
+            "it comes first by its host's clock only: nothing in the logs compares that clock with the others'"
+        )
+    return sorted(chosen, key=lambda c: (-_strength(c), c is not first, -c.score))
+
+
+def _order_unsure(case: DiagnosisCase, first: CandidateCause, candidates: list[CandidateCause]) -> bool:
+    """Whether a cause that counts the same stands on a host whose clock cannot be compared."""
+    own = {case.host_of(s) for s in first.signals}
+    rivals = [c for c in candidates if c is not first and _strength(c) == _strength(first)]
+    hosts = {case.host_of(s) for c in rivals for s in c.signals} - own - {None}
+    return bool(hosts and (hosts | own) & case.unsure_hosts)
+
+
+def _strength(candidate: CandidateCause) -> float:
+    """Its score; all whose message names the cause count the same, so that the first of them in time leads."""
+    return min(round(candidate.score, 2), CERTAIN_SCORE)
+
+
+def _mark_explained(case: DiagnosisCase) -> None:
+    found = case.candidates
+    for name, echoes in _EXPLAINS.items():
+        if name in found and not found[name].explained:
+            for echo in echoes & found.keys():
+                if found[echo].score <= found[name].score + 0.02:
+                    found[echo].explained = True
+    _hangs_and_crashes(case)
+    strong = [c for c in found.values() if not c.explained and c.score >= LIKELY - 0.1 and c.id not in _GENERAL]
+    own = [c for c in found.values() if not c.explained and c.id in _SELF_REPORTED]
+    for candidate in found.values():
+        others = [c for c in strong if c is not candidate]
+        if candidate.id in _ENDS | _HANGS - {"first_collective_failed"} and (others or own):
+            candidate.explained = True
+        if candidate.id == "application_error" and others:
+            candidate.score = min(candidate.score, min(c.score for c in others) - 0.1)
+
+
+def _hangs_and_crashes(case: DiagnosisCase) -> None:
+    """The watchdog ends a process by SIGABRT: that is no crash of its own."""
+    found = case.candidates
+    died = found.get("rank_died")
+    if died is None:
+        return
+    aborts = all("ABRT" in s.text.upper() or "-6" in s.text or "abort" in s.text.lower() for s in died.signals)
+    told = case.facts("watchdog") or [
+        c
+        for c in found.values()
+        if c is not died and c.score >= POSSIBLE and c.id not in ("slurm_cancelled", "peer_died_first")
+    ]
+    if aborts and told:
+        died.explained = True
+    elif any(c.score >= 0.9 and c.id not in _GENERAL for c in found.values()):
+        died.score = min(died.score, POSSIBLE)
+
+
+def _earliest(candidates: list[CandidateCause]) -> CandidateCause | None:
+    """The one whose first message is oldest, where their times compare."""
+    timed = [(c.time, c) for c in candidates if c.time is not None]
+    if not timed or not all(times_comparable(timed[0][0], t) for t, _ in timed):
+        return None
+    return min(timed, key=lambda pair: pair[0])[1]
+
+
+MAX_EVIDENCE = 5
+# Reported by every rank alike: that one wrote first says nothing about it.
+_REPORTED_BY_ALL = frozenset({"collective_hang", "first_collective_failed", "peer_died_first", "checkpoint_collective"})
+# Each looks at the whole case and proposes or weighs candidates; order matters only where one reads another's.
+DETECTORS: tuple[Callable[[DiagnosisCase], None], ...] = (
+    memory.detect_out_of_memory,
+    network.detect_wrong_transport,
+    hangs.detect_collective_timeouts,
+    hangs.detect_rank_outside_collective,
+    hangs.detect_diverging_calls,
+    process_exits.detect_exceptions,
+    process_exits.detect_exit_codes,
+    process_exits.detect_lost_peers,
+    hangs.detect_monitored_hang,
+)
+
+
+def find_causes(case: DiagnosisCase) -> tuple[list[DiagnosisFinding], list[BenignFinding]]:
+    """The findings, most likely root cause first, and the harmless messages."""
+    recovered = _collect(case)
+    for decide in DETECTORS:
+        decide(case)
+    end = first_exit(case)
+    findings = [_finding(case, candidate, end) for candidate in rank_candidates(case)]
+    return findings, _benign(case, recovered)
+
+
+def _collect(case: DiagnosisCase) -> list[LogSignal]:
+    """Candidates from messages that name a class; returns warnings that the job survived."""
+    recovered: list[LogSignal] = []
+    by_class: dict[str, list[LogSignal]] = {}
+    for signal in case.signals:
+        if signal.kind == "class":
+            if signal.passing and case.went_on_after(signal):
+                recovered.append(signal)
+            else:
+                by_class.setdefault(signal.owner, []).append(signal)
+    for name, signals in by_class.items():
+        best = max(s.weight for s in signals)
+        if best > WEAK:
+            more = 0.01 * min(3, len({s.rule for s in signals}) - 1)
+            case.propose(name, min(0.98, best + more), sorted(signals, key=lambda s: -s.weight))
+    return recovered
+
+
+def _finding(case: DiagnosisCase, candidate: CandidateCause, end: FirstExit) -> DiagnosisFinding:
+    entry = CATALOGUE[candidate.id]
+    strongest = max((s.weight for s in candidate.signals), default=0.0)
+    telling = [s for s in candidate.signals if s.kind != "class" or s.weight >= strongest - 0.2]
+    first = sort_by_time(telling)
+    rank_number, host = _where(case, candidate, first, end)
+    return DiagnosisFinding(
+        id=entry.id,
+        title=candidate.title or entry.title,
+        confidence=round(min(candidate.score, 0.98), 2),
+        cause=redact(candidate.cause or entry.cause),
+        fix=candidate.fix or entry.fix,
+        host=host,
+        rank=rank_number,
+        evidence=_evidence(case, first),
+        against=[redact(a) for a in dict.fromkeys(candidate.against)],
+        next_test=candidate.next_test or entry.next_test,
+        reference=entry.reference,
+        count=_count(case, candidate.signals),
+    )
+
+
+def _count(case: DiagnosisCase, signals: list[LogSignal]) -> int:
+    """About how many lines say it: several rules may match one line, so the busiest rule of each file counts."""
+    busiest: dict[int, int] = {}
+    for file, rule in {(s.file, s.rule) for s in signals if s.rule >= 0}:
+        busiest[file] = max(busiest.get(file, 0), case.scans[file].tallies[rule].count)
+    return sum(busiest.values()) or len(signals)
+
+
+def _where(
+    case: DiagnosisCase, candidate: CandidateCause, signals: list[LogSignal], end: FirstExit
+) -> tuple[int | None, str | None]:
+    """Rank and host that failed first: as the candidate knows, its lines name, their ranks say, or who ended first."""
+    if candidate.elsewhere and candidate.rank is None:
+        return None, candidate.host
+    named = next((s.groups["host"] for s in signals if s.kind == "class" and s.groups.get("host")), None)
+    host = candidate.host or named
+    ranks = [s.rank for s in signals if s.rank is not None]
+    of_all = candidate.id in _REPORTED_BY_ALL and len(set(ranks)) > 1
+    if candidate.rank is not None:
+        return candidate.rank, host or case.rank_hosts.get(candidate.rank)
+    if host:
+        there = [rank for rank, place in case.rank_hosts.items() if place == host]
+        own = [rank for rank in ranks if rank in there]
+        return (own or (there if len(there) == 1 else [None]))[0], host
+    number = ranks[0] if ranks and not of_all else end.rank
+    host = case.rank_hosts.get(number) if number is not None else None
+    if host is None and not of_all:
+        host = next((s.host for s in signals if s.host), None) or end.host
+    return number, host
+
+
+def _evidence(case: DiagnosisCase, signals: list[LogSignal]) -> list[LogEvidence]:
+    shown, seen = [], set()
+    for signal in signals:
+        if (signal.file, signal.line) not in seen and len(shown) < MAX_EVIDENCE:
+            seen.add((signal.file, signal.line))
+            shown.append(LogEvidence(file=case.names[signal.file], line=signal.line, text=redact(signal.text)))
+    return shown
+
+
+def _benign(case: DiagnosisCase, recovered: list[LogSignal]) -> list[BenignFinding]:
+    found: dict[str, tuple[str, list[LogSignal]]] = {}
+    for signal in case.signals:
+        if signal.kind == "benign":
+            found.setdefault(signal.owner, (BENIGN_MESSAGES[signal.owner].why, []))[1].append(signal)
+    for signal in recovered:
+        why = "The job went on after it."
+        found.setdefault(f"recovered_{signal.owner}", (why, []))[1].append(signal)
+    return [
+        BenignFinding(
+            id=name,
+            why=why,
+            count=_count(case, signals),
+            evidence=_evidence(case, signals[:1])[0],
+        )
+        for name, (why, signals) in found.items()
+    ]

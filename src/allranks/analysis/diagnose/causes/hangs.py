@@ -1,0 +1,526 @@
+"""Detect the cause of a hang.
+
+Evidence is, by detector: watchdog timeouts of collectives; stack dumps of several ranks (py-spy, faulthandler), which show
+who is outside the collective in which the others wait; flight-recorder dumps, which show the first collective where ranks
+differ; and the hang report of a run that `allranks run` monitored.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+
+from msgspec import Struct
+
+from allranks.analysis.diagnose.case import DiagnosisCase
+from allranks.analysis.diagnose.catalogue import CATALOGUE
+from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE
+from allranks.analysis.diagnose.records import LogSignal, ThreadStack
+from allranks.analysis.flight_recorder import RecordedCall
+
+EARLY_COLLECTIVES = 100  # collectives; after so many the network had shown that it carries them
+MAX_RANKS = 1 << 20
+WHOLE_MODEL_ELEMENTS = 1_000_000_000  # elements that one gather delivers; a layer's is smaller
+_FIELD = {
+    "seq": re.compile(r"SeqNum=(\d+)"),
+    "op": re.compile(r"OpType=(\w+)"),
+    "elements_in": re.compile(r"NumelIn=(\d+)"),
+    "elements_out": re.compile(r"NumelOut=(\d+)"),
+    "shape": re.compile(r"TensorShape=\[([\d, ]*)\]"),
+}
+_GROUP = re.compile(r"\[PG (?:ID )?\d+(?: PG GUID \w+)?")
+_LOOSE = {"op": re.compile(r"^_?([A-Z][A-Z_]+)\b"), "elements_out": re.compile(r"NumelOut=(\d+)")}
+_CHECKPOINT_FRAME = re.compile(
+    r"checkpoint|state_dict|save_pretrained|save_model|consolidat|_save_|:save\b|:_?load_checkpoint|full_params",
+    re.IGNORECASE,
+)
+_LOADER = re.compile(r"utils/data/|_next_data|_try_get_data|dataloader", re.IGNORECASE)
+
+
+class TimedOutCollective(Struct, frozen=True):
+    """A collective that did not end, as one rank tells it."""
+
+    rank: int | None
+    seq: int | None
+    op: str | None
+    size: str
+    elements_in: int
+    elements_out: int
+    signal: LogSignal
+
+
+def detect_collective_timeouts(case: DiagnosisCase) -> None:
+    """Proposes the cause of timeouts in collectives."""
+    works = [_work(s, case.facts("work")) for s in case.facts("watchdog")]
+    stuck = case.candidates.get("collective_hang")
+    if stuck is None and not works:
+        _first(case, works)
+        return
+    signals = [w.signal for w in works] or (stuck.signals if stuck else [])
+    _mismatched_calls(case, works)
+    _checkpoint(case, works, signals)
+    _data(case, signals)
+    _first(case, works)
+    _two_groups(case, works)
+    _never_called(case, works)
+    _missing(case, works, signals)
+
+
+def _work(signal: LogSignal, wrapped: list[LogSignal]) -> TimedOutCollective:
+    """The collective that a report names, in its own line or, where that is wrapped, in one of the next."""
+    after = [s for s in wrapped if s.file == signal.file and 0 < s.line - signal.line <= 3]
+    text = signal.groups.get("work") or (after[0].groups["work"] if after else "") or signal.text
+    found = {name: m.group(1) for name, pattern in _FIELD.items() if (m := pattern.search(text))}
+    for name, pattern in _LOOSE.items():
+        if name not in found and (m := pattern.search(text)):
+            found[name] = m.group(1)
+    size = found.get("elements_in") or found.get("shape") or ""
+    return TimedOutCollective(
+        signal.rank,
+        int(found["seq"]) if "seq" in found else None,
+        found.get("op"),
+        size,
+        int(found.get("elements_in", 0)),
+        int(found.get("elements_out", 0)),
+        signal,
+    )
+
+
+def _mismatched_calls(case: DiagnosisCase, works: list[TimedOutCollective]) -> None:
+    """Ranks that stand at the same number in unlike calls, or at different numbers."""
+    by_rank = {w.rank: w for w in works if w.rank is not None and w.seq is not None}
+    if len(by_rank) < 2:
+        return
+    told = list(by_rank.values())
+    numbers = {w.seq for w in told}
+    shown = [w.signal for w in told]
+    if len(numbers) == 1 and len({w.op for w in told}) > 1:
+        ops = ", ".join(f"rank {w.rank}: {w.op}" for w in told[:4])
+        case.propose(
+            "collective_mismatch",
+            0.93,
+            shown,
+            cause=f"At collective {told[0].seq} the ranks are in different calls ({ops}).",
+        )
+    elif (
+        len(numbers) == 1
+        and len({w.size for w in told}) > 1
+        and told[0].op not in ("ALLGATHER", "COALESCED", "ALLTOALL")
+    ):
+        sizes = ", ".join(f"rank {w.rank}: {w.size}" for w in told[:4])
+        case.propose(
+            "collective_mismatch",
+            0.88,
+            shown,
+            cause=f"At collective {told[0].seq} the ranks bring different sizes ({sizes}).",
+        )
+    elif len(numbers) > 1 and len({(w.op, w.size) for w in told}) > 1:
+        at = ", ".join(f"rank {w.rank} at {w.seq} ({w.op})" for w in sorted(told, key=lambda w: w.seq or 0)[:4])
+        behind = min(told, key=lambda w: w.seq or 0)
+        found = case.propose(
+            "collective_mismatch", 0.75, shown, cause=f"The ranks stand at different collectives: {at}."
+        )
+        found.rank = behind.rank
+
+
+def _checkpoint(case: DiagnosisCase, works: list[TimedOutCollective], signals: list[LogSignal]) -> None:
+    """Frames or the last words before the timeout speak of a checkpoint, or the gather is as large as a model."""
+    in_frames = [s for s in (*signals, *case.facts("exception")) if any(_CHECKPOINT_FRAME.search(f) for f in s.frames)]
+    in_frames += [
+        s for s in case.facts("fr_frame") if _CHECKPOINT_FRAME.search(f"{s.groups['path']}:{s.groups['function']}")
+    ]
+    if in_frames:
+        case.propose("checkpoint_collective", 0.85, in_frames)
+        return
+    if any(_CHECKPOINT_FRAME.search(f) for scan in case.scans for frames in scan.loose for f in frames):
+        case.propose("checkpoint_collective", 0.78, signals[:3])
+        return
+    begun = [s for s in case.facts("saving") if not _ended(case, s) and any(_just_before(s, t) for t in signals)]
+    if begun:
+        case.propose("checkpoint_collective", LIKELY, [*begun, *signals[:2]])
+        return
+    huge = [w for w in works if w.elements_out >= WHOLE_MODEL_ELEMENTS and w.op and "GATHER" in w.op.upper()]
+    if huge:
+        found = case.propose("checkpoint_collective", POSSIBLE + 0.04, [w.signal for w in huge])
+        found.cause = (
+            f"The gather that did not end delivers {huge[0].elements_out:,} elements, more than a layer's: most likely the whole model, "
+            "as when a checkpoint is saved."
+        )
+        found.against.append(
+            "the log does not show what the program was doing; a sharded layer of that size would look the same"
+        )
+
+
+def _ended(case: DiagnosisCase, begun: LogSignal) -> bool:
+    later = [
+        s for s in case.facts("saved") if s.file == begun.file and s.line > begun.line and "start" not in s.text.lower()
+    ]
+    scan = case.scans[begun.file]
+    return bool(later) or (scan.last_progress is not None and scan.last_progress > begun.line)
+
+
+def _just_before(begun: LogSignal, timeout: LogSignal) -> bool:
+    return (
+        begun.line <= timeout.line
+        if begun.file == timeout.file
+        else begun.time is None or timeout.time is None or begun.time <= timeout.time
+    )
+
+
+def _data(case: DiagnosisCase, signals: list[LogSignal]) -> None:
+    waiting = [s for s in (*signals, *case.facts("exception")) if s.frames and _LOADER.search(s.frames[-1])]
+    if waiting:
+        case.propose("dataloader_hang", 0.82, waiting)
+
+
+def _first(case: DiagnosisCase, works: list[TimedOutCollective]) -> None:
+    """Nothing had ever completed."""
+    status = case.facts("pg_status")
+    none_done = [s for s in status if int(s.groups["completed"]) <= 0 and int(s.groups["enqueued"]) >= 1]
+    some_done = [s for s in status if int(s.groups["completed"]) > 0]
+    first = [w.signal for w in works if w.seq == 1]
+    later = [w for w in works if w.seq is not None and w.seq > 1]
+    if (first or none_done) and not later and not some_done:
+        score = 0.72 if first and none_done else 0.68 if works or case.candidates.get("collective_hang") else POSSIBLE
+        found = case.propose("first_collective_failed", score, [*first, *none_done])
+        op = next((f" ({w.op})" for w in works if w.op), "")
+        found.cause = (
+            f"The very first collective{op} never finished, on any rank that reported. Usual reasons: GPU peer-to-peer copies that IOMMU or PCIe ACS "
+            "break, a network path that does not carry data, a rank that is still busy setting up, or one bad node."
+        )
+
+
+def _two_groups(case: DiagnosisCase, works: list[TimedOutCollective]) -> None:
+    """Unlike collectives of one rank that time out together belong to two groups, whose calls crossed."""
+    by_rank: dict[int, list[TimedOutCollective]] = {}
+    for work in works:
+        if work.rank is not None and work.seq is not None:
+            by_rank.setdefault(work.rank, []).append(work)
+    for rank, own in by_rank.items():
+        if len({(w.seq, w.op) for w in own}) > 1 and len({w.op for w in own}) > 1:
+            found = case.propose("collective_mismatch", 0.68, [w.signal for w in own[:3]])
+            found.rank = rank
+            named = ", ".join(f"{w.op} {w.seq}" for w in own[:3])
+            found.cause = (
+                f"Rank {rank} waits in several groups at once ({named}): ranks that enter the collectives of two groups in unlike "
+                "order wait for each other."
+            )
+            return
+
+
+def _never_called(case: DiagnosisCase, works: list[TimedOutCollective]) -> None:
+    """Ranks of the same group that had finished all that they had called, and had not called the one in which others wait."""
+    waiting = {w.rank for w in works}
+    for group in sorted({g for w in works if (g := _group(w.signal))}):
+        stuck = [w for w in works if w.seq is not None and _group(w.signal) == group]
+        if not stuck:
+            continue
+        first = min(stuck, key=lambda w: w.seq or 0)
+        idle = {
+            s.rank: s
+            for s in case.facts("pg_status")
+            if s.rank is not None and s.rank not in waiting and _group(s) == group
+            if s.groups["enqueued"] == s.groups["completed"] and 0 < int(s.groups["enqueued"]) < (first.seq or 0)
+        }
+        if idle:
+            found = case.propose("collective_mismatch", 0.75, [*(w.signal for w in stuck[:3]), *idle.values()])
+            found.rank = min(idle)
+            found.cause = (
+                f"Rank {first.rank} waits in collective {first.seq} ({first.op}) of its group; rank {', '.join(str(r) for r in sorted(idle)[:8])} "
+                f"had finished all that they had called, up to {next(iter(idle.values())).groups['enqueued']}, and had not called it."
+            )
+            found.against.append("a rank that is only late, with data or a checkpoint, looks the same")
+            return
+
+
+def _group(signal: LogSignal) -> str | None:
+    """The process group that a report names, as torch numbers it."""
+    match = _GROUP.search(signal.text)
+    return match.group() if match else None
+
+
+def _missing(case: DiagnosisCase, works: list[TimedOutCollective], signals: list[LogSignal]) -> None:
+    """Who of the group did not report. Ranks that were told to dump by another may have been in it all the same."""
+    told = {w.rank for w in works if w.rank is not None}
+    found = case.propose("collective_hang", POSSIBLE, signals)
+    size = _group_size(works) or (case.world_size if len(case.scans) > 1 else None)
+    later = all(w.seq is None or w.seq > EARLY_COLLECTIVES for w in works)
+    if size and told and len(told) < size <= MAX_RANKS and later and not case.facts("told_to_dump"):
+        absent = sorted(set(range(size)) - told) if size == case.world_size else []
+        _report_missing(case, size, told, absent, signals)
+    if len(told) > 1:
+        found.against.append("calls and sizes of the ranks that reported agree, so their logs show no mismatch")
+
+
+def _report_missing(
+    case: DiagnosisCase, size: int, told: set[int], absent: list[int], signals: list[LogSignal]
+) -> None:
+    if len(told) * 2 <= size and size > 2:
+        return  # half or more are silent: these logs are a part only
+    missing = case.propose("collective_mismatch", POSSIBLE + 0.02, signals)
+    if absent:
+        missing.rank = absent[0]
+        who = f"rank {', '.join(str(r) for r in absent[:8])} did not and is the one to look at: it was not in it"
+    else:
+        missing.elsewhere = True
+        who = "the other one was not in it" if size - len(told) == 1 else "the others were not in it"
+    missing.cause = f"{len(told)} of {size} ranks of the group waited in this collective until its limit passed; {who}."
+    missing.against.append("if these logs do not hold all ranks of the group, that some are silent says nothing")
+
+
+def _group_size(works: list[TimedOutCollective]) -> int | None:
+    """The number of ranks in the group, by what a gather or a scatter does to the size."""
+    for work in works:
+        small, large = sorted((work.elements_in, work.elements_out))
+        if work.op and ("GATHER" in work.op or "SCATTER" in work.op) and small and large % small == 0 and large > small:
+            return large // small
+    return None
+
+
+INNERMOST_FRAMES = 14  # frames from the innermost that tell what a thread is doing
+_COLLECTIVE = re.compile(
+    r"distributed/(distributed_c10d|c10d|nn/functional|_functional_collectives|utils|algorithms)|:(barrier|all_?reduce|all_?gather\w*|reduce_scatter\w*|broadcast\w*|"
+    r"all_to_all\w*|_allgather_base|gather_object|monitored_barrier|wait_tensor|synchronize|gather|scatter)$|c10d_logger",
+)
+_CHECKPOINT_STACK = re.compile(
+    r"checkpoint|:(save\w*|state_dict|load_state_dict|_save_\w+|torch_save|write\w*)$|serialization\.py|safetensors",
+    re.IGNORECASE,
+)
+_DATA = re.compile(
+    r"utils/data/|/data/|data_?loader|:(_next_data|_try_get_data|_get_data|__next__)$|multiprocessing/(queues|connection|pool)|:?queue\.py",
+    re.IGNORECASE,
+)
+_IDLE = re.compile(
+    r"_pin_memory_loop|tqdm/_monitor|_monitor\.py|concurrent/futures|_watchdog|heartbeat|prefetch", re.IGNORECASE
+)
+
+
+class ProcessActivity(Struct, frozen=True):
+    """What one process is doing: collective, checkpoint, data or other, by its main thread."""
+
+    doing: str
+    rank: int | None
+    host: str | None
+    where: str
+    signal: LogSignal
+
+
+def detect_rank_outside_collective(case: DiagnosisCase) -> None:
+    """Names the rank that fell out, where most ranks wait in a collective and one does not."""
+    standing = [s for scan in case.scans for s in _of_file(case, scan.file, scan.stacks)]
+    waiting = [s for s in standing if s.doing == "collective"]
+    others = [s for s in standing if s.doing != "collective"]
+    if not waiting or len(others) > max(1, len(waiting)):
+        if standing and all(s.doing == "checkpoint" for s in standing):
+            case.propose("checkpoint_collective", 0.7, [s.signal for s in standing[:4]])
+        return
+    if not others:
+        places = {s.where for s in waiting}
+        if len(places) > 1:
+            found = case.propose("collective_mismatch", 0.7, [s.signal for s in waiting[:4]])
+            found.cause = (
+                "All ranks wait in collectives, but not in the same: "
+                + "; ".join(f"{_name(s)} in {s.where}" for s in waiting[:4])
+                + "."
+            )
+        else:
+            case.propose("collective_hang", 0.62, [s.signal for s in waiting[:4]])
+        return
+    out = others[0]
+    kind = {"data": "dataloader_hang", "checkpoint": "checkpoint_collective"}.get(out.doing, "collective_mismatch")
+    found = case.propose(kind, 0.88, [o.signal for o in others[:3]] + [w.signal for w in waiting[:2]])
+    found.rank, found.host = out.rank, out.host
+    found.cause = (
+        f"{len(waiting)} of {len(standing)} processes wait in a collective, {_name(out)} stands in {out.where} instead."
+    )
+
+
+def _name(standing: ProcessActivity) -> str:
+    return (
+        f"rank {standing.rank}"
+        if standing.rank is not None
+        else f"the process in {PurePath(standing.signal.groups['file']).name}"
+    )
+
+
+def _of_file(case: DiagnosisCase, file: int, stacks: list[ThreadStack]) -> list[ProcessActivity]:
+    """One process a file, or one for each main thread where a file holds several dumps."""
+    main = [s for s in stacks if s.frames and "MainThread" in s.head]
+    if not main:
+        whole = [s for s in stacks if any(f.endswith(":<module>") for f in s.frames)]
+        main = whole or sorted((s for s in stacks if s.frames), key=lambda s: -len(s.frames))[:1]
+    return [_activity(case, file, stack) for stack in main]
+
+
+def _activity(case: DiagnosisCase, file: int, stack: ThreadStack) -> ProcessActivity:
+    near = [f for f in stack.frames if not _IDLE.search(f)][:INNERMOST_FRAMES]
+    doing = "other"
+    for name, pattern in (("data", _DATA), ("checkpoint", _CHECKPOINT_STACK), ("collective", _COLLECTIVE)):
+        if any(pattern.search(f) for f in near):
+            doing = name
+    if (
+        doing == "collective"
+        and any(_CHECKPOINT_STACK.search(f) for f in near)
+        and not any(_COLLECTIVE.search(f) for f in near[:6])
+    ):
+        doing = "checkpoint"
+    own = next(
+        (
+            f
+            for f in near
+            if ("site-packages" not in f and "lib/python" not in f and "/" in f) or f.endswith((":main", ":train"))
+        ),
+        near[0],
+    )
+    scan = case.scans[file]
+    rank = stack.rank if stack.rank is not None else case.file_rank(file)
+    host = (
+        stack.host
+        or (scan.hosts[0] if len(scan.hosts) == 1 else None)
+        or (case.rank_hosts.get(rank) if rank is not None else None)
+    )
+    signal = LogSignal(
+        kind="fact", owner="stack_head", rule=-1, weight=0.6, passing=False, file=file, line=stack.line, time=None, rank=rank, local=None,
+        task=None, host=host, text=f"{stack.head.strip()} {near[0]} ... {own}", groups={"file": case.names[file]},
+    )  # fmt: skip
+    return ProcessActivity(doing, rank, host, own.replace(":", ", "), signal)
+
+
+_CHECKPOINT_CALL = re.compile(r"checkpoint|state_dict|:save\w*$|save_pretrained", re.IGNORECASE)
+_LIBRARY = re.compile(r"site-packages|dist-packages|/torch/|lib/python|importlib|<frozen")
+
+
+def detect_diverging_calls(case: DiagnosisCase) -> None:
+    """Proposes the cause of a hang from what each rank had called, by group."""
+    dumps = {
+        f.rank: (scan.file, f.calls) for scan in case.scans if (f := scan.flight) is not None and f.rank is not None
+    }
+    groups = {c.group for _, calls in dumps.values() for c in calls}
+    for group in sorted(groups):
+        members = {
+            rank: (file, own)
+            for rank, (file, calls) in dumps.items()
+            if (own := {c.seq: c for c in calls if c.group == group})
+        }
+        _one_group(case, group, members, alone=len(dumps) < 2)
+
+
+def _one_group(
+    case: DiagnosisCase, group: str, members: dict[int, tuple[int, dict[int, RecordedCall]]], *, alone: bool
+) -> None:
+    open_calls = {
+        r: min((s for s, c in own.items() if c.state != "completed"), default=None) for r, (_, own) in members.items()
+    }
+    stuck = [s for s in open_calls.values() if s is not None]
+    if not stuck:
+        return
+    seq = min(stuck)
+    there = {r: own[seq] for r, (_, own) in members.items() if seq in own}
+    absent = sorted(r for r, (_, own) in members.items() if max(own) < seq)
+    shown = [_signal(case, members[r][0], r, c) for r, c in sorted(there.items())[:4]]
+    checkpoint = any(_CHECKPOINT_CALL.search(f) for c in there.values() for f in c.frames)
+    if len({c.op for c in there.values()}) > 1 or (len({c.sizes for c in there.values()}) > 1 and _equal_sizes(there)):
+        told = ", ".join(f"rank {r}: {c.op} {c.sizes}{_at(c)}" for r, c in sorted(there.items())[:4])
+        found = case.propose("collective_mismatch", 0.95, shown)
+        found.cause, found.rank = (
+            f"At collective {seq} of group {group} the ranks make unlike calls ({told}).",
+            _odd_one(there),
+        )
+    elif absent:
+        _absent_ranks(case, seq, group, members, absent, shown, checkpoint=checkpoint)
+    elif seq <= 1:
+        case.propose("first_collective_failed", 0.8, shown)
+    elif checkpoint:
+        case.propose("checkpoint_collective", 0.8, shown)
+    else:
+        found = case.propose("collective_hang", 0.66, shown)
+        if not alone:
+            found.cause = (
+                f"All {len(there)} ranks made the same call (collective {seq} of group {group}) and it did not end: look at the network and "
+                "the GPUs rather than at the program."
+            )
+
+
+def _absent_ranks(
+    case: DiagnosisCase,
+    seq: int,
+    group: str,
+    members: dict[int, tuple[int, dict[int, RecordedCall]]],
+    absent: list[int],
+    shown: list[LogSignal],
+    *,
+    checkpoint: bool,
+) -> None:
+    rank = absent[0]
+    file, own = members[rank]
+    last = own[max(own)]
+    found = case.propose(
+        "checkpoint_collective" if checkpoint else "collective_mismatch",
+        0.93,
+        [_signal(case, file, rank, last), *shown],
+    )
+    found.rank = rank
+    named = ", ".join(str(r) for r in absent[:8])
+    found.cause = (
+        f"Rank {named} never called collective {seq} of group {group}, in which {len(members) - len(absent)} others wait; the last call of rank {rank} "
+        f"was {last.op}{_at(last)}."
+    )
+
+
+def _equal_sizes(there: dict[int, RecordedCall]) -> bool:
+    """Whether the operation asks for equal sizes on all ranks."""
+    return not any(
+        word in c.op
+        for c in there.values()
+        for word in ("all_to_all", "coalesced", "scatter", "gather_object", "broadcast")
+    )
+
+
+def _odd_one(there: dict[int, RecordedCall]) -> int:
+    """The rank whose call is the rarest."""
+    kinds = [(c.op, c.sizes) for c in there.values()]
+    return min(sorted(there), key=lambda r: kinds.count((there[r].op, there[r].sizes)))
+
+
+def _at(call: RecordedCall) -> str:
+    own = next((f for f in call.frames if not _LIBRARY.search(f)), None)
+    return f" in {own}" if own else ""
+
+
+def _signal(case: DiagnosisCase, file: int, rank: int, call: RecordedCall) -> LogSignal:
+    return LogSignal(
+        kind="fact", owner="flight", rule=-1, weight=0.8, passing=False, file=file, line=1, time=None, rank=rank, local=None, task=None,
+        host=case.rank_hosts.get(rank), text=f"rank {rank}: collective {call.seq} {call.op} {call.sizes} {call.state}{_at(call)}",
+    )  # fmt: skip
+
+
+MONITOR_SCORE = 0.97
+_SIGKILL = re.compile(r"exit ?code\S*\s*:?\s*-9|SIGKILL|killed", re.IGNORECASE)
+NO_RANK_SCORE = 0.7  # all ranks were seen to wait in the same place
+
+
+def detect_monitored_hang(case: DiagnosisCase) -> None:
+    """Takes over what the event says; stacks and calls of the same moment are looked at by others, too."""
+    for signal in case.facts("event_hang"):
+        told = signal.groups
+        kind = told["kind"] if told["kind"] in CATALOGUE else "collective_hang"
+        named = bool(told.get("ranks"))
+        found = case.propose(kind, MONITOR_SCORE if named else NO_RANK_SCORE, [signal])
+        found.cause = told["message"].replace('\\"', '"').replace("\\\\", "\\")[:800].rstrip(".") + "."
+        if named:
+            found.rank = int(told["ranks"].split(",")[0])
+            found.host = told.get("host") or found.host
+        found.next_test = (
+            "read the stacks and the calls of all ranks in the folder hang/ of the run; run again, and see whether it is the same rank, or "
+            "the same host, that falls out"
+        )
+        _own_kills(case)
+
+
+def _own_kills(case: DiagnosisCase) -> None:
+    """The agents ended the ranks themselves, by SIGKILL: nobody else did."""
+    for name in ("host_oom", "rank_died", "peer_died_first"):
+        candidate = case.candidates.get(name)
+        if candidate is not None and candidate.signals and all(_SIGKILL.search(s.text) for s in candidate.signals):
+            candidate.explained = True
+            case.own_kills |= {(s.file, s.line) for s in candidate.signals}

@@ -1,0 +1,91 @@
+"""Which way the data goes, and whether that is the way it should go."""
+
+from __future__ import annotations
+
+import re
+
+from allranks.analysis.diagnose.case import DiagnosisCase
+from allranks.analysis.diagnose.patterns import LIKELY
+from allranks.analysis.diagnose.records import LogSignal
+
+_NO_SURPRISE = re.compile(r"NCCL_SHM_DISABLE|Avg bus bandwidth")
+_PRIVATE_BRIDGES = ("docker", "virbr", "br-", "cni", "veth", "lo")
+
+
+def detect_wrong_transport(case: DiagnosisCase) -> None:
+    """Sockets where RDMA was there or expected; a slow path; bootstrap over an interface that no other host reaches."""
+    _fallback(case)
+    _unused(case)
+    _bootstrap(case)
+
+
+def _fallback(case: DiagnosisCase) -> None:
+    socket = [s for s in case.facts("network") if s.groups["net"].lower() == "socket"]
+    over_socket = [s for s in case.facts("channel") if s.groups["via"].lower().startswith("net/socket")]
+    used = [*over_socket, *socket]
+    broken = case.candidates.get("silent_socket_fallback")
+    if not used:
+        if broken is not None and broken.score < 0.75:
+            if any(s.groups["net"].lower() != "socket" for s in case.facts("network")):
+                del case.candidates["silent_socket_fallback"]  # another network was taken, so nothing fell back
+            else:
+                broken.against.append("no line shows that sockets were really used")
+        return
+    if _disabled(case):
+        return
+    tried = [*case.facts("ib_failed"), *case.facts("no_ib")]
+    several_nodes = (
+        bool(over_socket)
+        or len(case.hosts) > 1
+        or any(int(s.groups.get("nodes") or s.groups.get("nnodes") or 0) > 1 for s in case.facts("nodes"))
+    )
+    if broken is not None:
+        case.propose("silent_socket_fallback", 0.96, used[:2])
+    elif case.facts("ib_failed"):
+        case.propose("silent_socket_fallback", 0.9, [*case.facts("ib_failed")[:2], *used[:2]])
+    elif (asked := _asked_for(case)) and tried and several_nodes:
+        case.propose("silent_socket_fallback", LIKELY, [*asked[:1], *tried[:1], *used[:2]])
+
+
+def _asked_for(case: DiagnosisCase) -> list[LogSignal]:
+    """Settings that only make sense where there is RDMA. Without them, no device is what every plain Ethernet cluster has to say."""
+    return [
+        s
+        for s in case.facts("nccl_env")
+        if s.groups["name"].startswith(("NCCL_IB_", "NCCL_NET_GDR"))
+        or s.groups["name"] in ("NCCL_NET", "NCCL_NET_PLUGIN")
+    ]
+
+
+def _unused(case: DiagnosisCase) -> None:
+    """Where all data goes between hosts, shared memory that is off costs nothing, and what sockets reach is no surprise."""
+    slow = case.candidates.get("slow_transport")
+    paths = [via.upper() for scan in case.scans for via in scan.transports]
+    if slow is None or len(case.hosts) < 2 or not paths or not all(p.startswith("NET/") for p in paths):
+        return
+    slow.signals = [s for s in slow.signals if not _NO_SURPRISE.search(s.text)]
+    if not slow.signals:
+        del case.candidates["slow_transport"]
+
+
+def _disabled(case: DiagnosisCase) -> bool:
+    """The user switched RDMA off: then sockets are no surprise."""
+    return any(
+        (s.groups["name"] == "NCCL_IB_DISABLE" and s.groups["value"].strip() == "1")
+        or (s.groups["name"] == "NCCL_NET" and s.groups["value"].strip().lower().startswith("socket"))
+        for s in case.facts("nccl_env")
+    )
+
+
+def _bootstrap(case: DiagnosisCase) -> None:
+    """An interface of one host alone, with more than one host in the job."""
+    chosen = [s for s in case.facts("bootstrap") if s.groups["interface"].startswith(_PRIVATE_BRIDGES)]
+    if not chosen or len(case.hosts) < 2:
+        return
+    ready = any(scan.ready for scan in case.scans)
+    if not ready:
+        name = chosen[0].groups["interface"]
+        case.propose(
+            "wrong_interface", 0.85, chosen[:2],
+            cause=f"NCCL starts over {name} ({chosen[0].groups['address']}), which other hosts cannot reach; no communicator became ready.",
+        )  # fmt: skip

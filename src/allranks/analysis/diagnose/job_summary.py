@@ -1,0 +1,203 @@
+"""Summarize the job from its logs: ranks, transports and versions, clock offsets of hosts, and a timeline of events.
+
+Clock offsets come from steps that all ranks end together; the timeline converts all times to one clock.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from allranks.analysis.diagnose.case import DiagnosisCase
+from allranks.analysis.diagnose.catalogue import CATALOGUE
+from allranks.analysis.diagnose.logs import YEAR_KNOWN, in_year_of, times_comparable
+from allranks.analysis.diagnose.patterns import WEAK
+from allranks.analysis.diagnose.records import ClockOffsets, JobHealth, LogSignal
+from allranks.utils.redaction import redact
+
+
+def describe_health(case: DiagnosisCase, connections: dict[str, int] | None = None) -> JobHealth:
+    """The facts of a job, from NCCL's and the program's own lines, and the connections that a run of allranks noted."""
+    transports = dict(connections or {})
+    for scan in case.scans:
+        for via, count in scan.transports.items():
+            transports[via] = transports.get(via, 0) + count
+    ranks = {r for scan in case.scans for r in scan.ranks}
+    network = _distinct(s.groups["net"] for s in (*case.facts("network"), *case.facts("net_device")))
+    channels = [int(s.groups["channels"]) for s in case.facts("channels")]
+    health = JobHealth(
+        world_size=case.world_size,
+        ranks_seen=sorted(ranks)[:4096],
+        hosts=sorted(case.hosts)[:4096],
+        transports=dict(sorted(transports.items(), key=lambda pair: -pair[1])),
+        network=network,
+        channels=max(channels, default=None),
+        interfaces=_distinct(s.groups["interface"] for s in case.facts("bootstrap")),
+        versions={
+            name: found
+            for name in ("nccl", "torch", "driver")
+            if (found := _distinct(s.groups["version"] for s in case.facts(f"{name}_version")))
+        },
+        communicators_ready=sum(scan.ready for scan in case.scans),
+        progressed=any(scan.last_progress is not None for scan in case.scans),
+        advice=_advice(case, transports, network),
+    )
+    return health
+
+
+def _distinct(values: object) -> list[str]:
+    return list(dict.fromkeys(values))  # type: ignore[call-overload]
+
+
+def _advice(case: DiagnosisCase, transports: dict[str, int], network: list[str]) -> list[str]:
+    """Sentences on the path: what it is, and when that is not as it should be."""
+    said: list[str] = []
+    kinds = {name.split("/")[0].upper(): count for name, count in transports.items()}
+    for name in ("nccl", "torch", "driver"):
+        versions = _distinct(s.groups["version"] for s in case.facts(f"{name}_version"))
+        if len(versions) > 1:
+            said.append(
+                f"{name} has several versions among the ranks ({', '.join(versions[:4])}); they should be equal"
+            )
+    if "SHM" in kinds and "P2P" not in kinds:
+        said.append(
+            "GPUs of one node exchange data through host memory (SHM); with NVLink or PCIe peer access it would be P2P"
+        )
+    if any(name.upper().startswith("NET/SOCKET") for name in transports) or [n.lower() for n in network] == ["socket"]:
+        said.append(
+            "data between nodes goes over TCP sockets; right for plain Ethernet, ten times too slow where there is InfiniBand or RoCE"
+        )
+    if len(case.hosts) == 1 and any(n.startswith("NET") for n in kinds) and "P2P" not in kinds:
+        said.append("data within one node goes through the network; P2P or SHM is the usual path there")
+    return said
+
+
+MIN_OFFSET_S = 1.0  # below this a difference between clocks is no news: ranks end a step that far apart
+
+
+def align_clocks(case: DiagnosisCase) -> ClockOffsets:
+    """Find how far the hosts' clocks are apart, and bring the times of all signals to the first host's clock.
+
+    Ranks that exchange gradients end a step together, so the difference between the times that two hosts give to one step is
+    that of their clocks. Where hosts share no such step nothing is changed, and the answer says so.
+    """
+    _add_missing_year(case)
+    steps = _steps_by_host(case)
+    timed = {host for s in case.signals if s.time is not None and (host := case.host_of(s))}
+    if len(timed) < 2:
+        return ClockOffsets()
+    offsets, unknown = _offsets(steps, sorted(timed))
+    for signal in case.signals:
+        if signal.time is not None:
+            signal.time -= offsets.get(case.host_of(signal) or "", 0.0)
+    case.unsure_hosts = frozenset(unknown)
+    return ClockOffsets(
+        offsets_s={h: round(o, 3) for h, o in offsets.items() if o}, unknown=unknown, note=_note(offsets, unknown)
+    )
+
+
+def _add_missing_year(case: DiagnosisCase) -> None:
+    """Kernel, syslog and NCCL lines have no year: beside lines that have one they are taken to be of the same time."""
+    known = [s.time for s in case.signals if s.time is not None and s.time >= YEAR_KNOWN]
+    if known:
+        for signal in case.signals:
+            if signal.time is not None and signal.time < YEAR_KNOWN:
+                signal.time = in_year_of(signal.time, known[-1])
+
+
+def _steps_by_host(case: DiagnosisCase) -> dict[str, dict[int, float]]:
+    """The earliest time that each host gives to each step."""
+    found: dict[str, dict[int, float]] = {}
+    for scan in case.scans:
+        host = case.file_host(scan.file)
+        if host is None:
+            continue
+        times = found.setdefault(host, {})
+        for step, time in scan.marks.items():
+            times[step] = min(time, times.get(step, time))
+    return found
+
+
+def _offsets(steps: dict[str, dict[int, float]], hosts: list[str]) -> tuple[dict[str, float], list[str]]:
+    """Seconds that each host's clock is ahead of the first's, and the hosts of which nothing is known."""
+    first = next((h for h in hosts if steps.get(h)), None)
+    if first is None:
+        return {}, hosts
+    offsets, unknown = {first: 0.0}, []
+    for host in hosts:
+        own = steps.get(host, {})
+        apart = [
+            t - steps[first][s] for s, t in own.items() if s in steps[first] and times_comparable(t, steps[first][s])
+        ]
+        if host != first and not apart:
+            unknown.append(host)
+        elif host != first:
+            apart.sort()
+            middle, spread = apart[len(apart) // 2], apart[-1] - apart[0]
+            offsets[host] = middle if abs(middle) >= max(MIN_OFFSET_S, 2 * spread) else 0.0
+    return offsets, unknown
+
+
+def _note(offsets: dict[str, float], unknown: list[str]) -> str:
+    first = next(iter(offsets), None)
+    told = [f"{h} {abs(o):.0f} s {'ahead of' if o > 0 else 'behind'} {first}" for h, o in offsets.items() if o]
+    said = []
+    if told:
+        said.append(
+            f"clocks differ ({', '.join(told[:6])}, by steps that both logs tell); the times here are brought to that of {first}"
+        )
+    if unknown:
+        named = ", ".join(unknown[:6]) + (", ..." if len(unknown) > 6 else "")
+        said.append(
+            f"the order between hosts is uncertain: no step that both tell shows how the clock of {named} stands"
+        )
+    return "; ".join(said)
+
+
+MAX_TIMELINE_LINES = 12
+MAX_LINE_CHARACTERS = 140  # characters of a line
+_ENDS = ("exception", "event_error", "event_hang", "srun_exit", "step_over", "watchdog", "told_to_dump")
+
+
+def build_timeline(case: DiagnosisCase) -> list[str]:
+    """At most `MOST` lines, the first of each kind from each rank or host; only what has a time that compares.
+
+    Clocks of nodes may differ: a cause then stands after its echo here, but not in the order of findings.
+    """
+    told_of = [s for s in case.signals if _is_shown(s) and (s.file, s.line) not in case.own_kills]
+    timed = [s for s in [*told_of, *case.quiet_ends] if s.time is not None]
+    if not timed:
+        return []
+    timed.sort(key=lambda s: (s.time or 0.0, s.file, s.line))
+    era = [s for s in timed if times_comparable(s.time or 0.0, timed[-1].time or 0.0)]
+    seen: set[object] = set()
+    told: list[str] = []
+    kinds: dict[str, int] = {}
+    for signal in era:
+        who, where = (signal.owner, signal.rank, case.host_of(signal)), (signal.file, signal.line)
+        if who in seen or where in seen or kinds.get(signal.owner, 0) >= 3 or len(told) >= MAX_TIMELINE_LINES:
+            continue
+        seen |= {who, where}
+        kinds[signal.owner] = kinds.get(signal.owner, 0) + 1
+        told.append(_timeline_line(case, signal))
+    return told
+
+
+def _is_shown(signal: LogSignal) -> bool:
+    if signal.owner == "event_error":
+        return '"echo":true' not in signal.text
+    return (signal.kind == "class" and signal.weight > WEAK) or signal.owner in _ENDS
+
+
+def _timeline_line(case: DiagnosisCase, signal: LogSignal) -> str:
+    moment = datetime.fromtimestamp(signal.time or 0.0, UTC)
+    when = moment.strftime("%Y-%m-%d %H:%M:%S" if (signal.time or 0) > YEAR_KNOWN else "%m-%d %H:%M:%S")
+    rank = f"rank {signal.rank}" if signal.rank is not None else ""
+    host = signal.host or (case.rank_hosts.get(signal.rank) if signal.rank is not None else None) or ""
+    who = " on ".join(part for part in (rank, host) if part) or case.names[signal.file]
+    said = {
+        "event_error": lambda g: f"{g['type']}: {g['message']}",
+        "event_hang": lambda g: g["message"],
+        "rank_end": lambda g: f"ended with exit code {g['code']}",
+    }.get(signal.owner, lambda _: signal.text)(signal.groups)
+    what = CATALOGUE[signal.owner].title if signal.owner in CATALOGUE else redact(said)[:MAX_LINE_CHARACTERS]
+    return f"{when}  {who}: {what}"

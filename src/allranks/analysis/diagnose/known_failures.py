@@ -1,0 +1,391 @@
+"""List the forty known failures of the field notes, and how each is prevented, refused or diagnosed.
+
+Failures 1 to 20: data, memory, DDP and FSDP, evaluation, checkpoints, and the paths between GPUs and nodes.
+Failures 21 to 40: devices, DeepSpeed, launching, Slurm, and messages that are mistaken for failures.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+Handling = Literal["P", "R", "D"]
+HANDLING_WORDS: dict[Handling, str] = {"P": "prevented", "R": "refused", "D": "named"}
+
+
+class KnownFailure(Struct, frozen=True, kw_only=True):
+    """One failure, and how allranks deals with it.
+
+    ``how`` is P (prevented by construction), R (refused before the ranks start) or D (named by `diagnose`).
+    ``where`` says in words what keeps it away or finds it; ``page`` is a file of docs/failures.
+    ``evidence`` says whether its tests, which the page names, inject the real thing or, where that takes GPUs or a
+    fabric, replay logs and facts of it.
+    ``classes`` are those of the catalogue by which `diagnose` names it where it happened outside of allranks.
+    """
+
+    number: int
+    title: str
+    how: Handling
+    where: str
+    page: str
+    evidence: Literal["injected", "replayed"] = "injected"
+    classes: tuple[str, ...] = ()
+
+
+FAILURES_1_TO_20: tuple[KnownFailure, ...] = (
+    KnownFailure(
+        number=1,
+        title="ranks race in datasets.map on one cache",
+        how="P",
+        where="the cache of prepared data: one rank builds under a lock, others wait for its one rename",
+        page="01-dataset-race.md",
+        classes=("dataset_race",),
+    ),
+    KnownFailure(
+        number=2,
+        title="out of memory in the optimizer step of a full fine-tune",
+        how="R",
+        where="the memory estimate, before anything starts (`plan` shows it); in logs diagnose",
+        page="02-optimizer-step-memory.md",
+        classes=(
+            "cuda_oom_optimizer_step",
+            "host_oom",
+        ),
+    ),
+    KnownFailure(
+        number=3,
+        title="NCCL picks a wrong or unreachable interface",
+        how="R",
+        where="the doctor: the network that all nodes are on, each node's own name of it, real connections (net, reach)",
+        page="03-wrong-interface.md",
+        classes=("wrong_interface",),
+    ),
+    KnownFailure(
+        number=4,
+        title="DDP, LoRA and gradient checkpointing: marked ready twice",
+        how="P",
+        where="checkpointing is never re-entrant, in any strategy or engine",
+        page="04-ddp-marked-ready-twice.md",
+        classes=("ddp_ready_twice",),
+    ),
+    KnownFailure(
+        number=5,
+        title="every rank loads the whole model onto its GPU",
+        how="P",
+        where="weights are loaded part by part into a model that is sharded already",
+        page="05-model-on-every-gpu.md",
+        classes=(
+            "cuda_oom",
+            "host_oom",
+        ),
+    ),
+    KnownFailure(
+        number=6,
+        title="FSDP: mixed dtypes in one flat parameter",
+        how="P",
+        where="FSDP2 has no flat parameter; what it would reduce together in two dtypes is refused by name",
+        page="06-fsdp-mixed-dtypes.md",
+        classes=("fsdp_mixed_dtype",),
+    ),
+    KnownFailure(
+        number=7,
+        title="perplexity absurd: padded or prompt labels not masked",
+        how="P",
+        where="labels are masked when rows are encoded; losses are sums over targets, divided once",
+        page="07-absurd-perplexity.md",
+    ),
+    KnownFailure(
+        number=8,
+        title="evaluation communicates every batch",
+        how="P",
+        where="an evaluation adds up on each rank and communicates once, at its end",
+        page="08-evaluation-communicates.md",
+    ),
+    KnownFailure(
+        number=9,
+        title="checkpoint gathers the whole model and times out",
+        how="P",
+        where="every rank writes the ranges it holds; adapters are saved without a gather",
+        page="09-checkpoint-gathers.md",
+        classes=("checkpoint_collective",),
+    ),
+    KnownFailure(
+        number=10,
+        title="evaluation subset changes between evaluations",
+        how="P",
+        where="the held-out rows are chosen once, when data is prepared, by data.seed alone",
+        page="10-changing-evaluation-subset.md",
+    ),
+    KnownFailure(
+        number=11,
+        title="harmless warnings mistaken for failures",
+        how="D",
+        where="diagnose lists them as harmless, with the reason, if the job went on after them",
+        page="11-harmless-warnings.md",
+    ),
+    KnownFailure(
+        number=12,
+        title="silent fall-back from RDMA to sockets",
+        how="D",
+        where="what NCCL used is compared with what the nodes have, after each run; in logs diagnose",
+        page="12-silent-fallback-to-sockets.md",
+        evidence="replayed",
+        classes=("silent_socket_fallback",),
+    ),
+    KnownFailure(
+        number=13,
+        title="checkpoints fill the disk",
+        how="P",
+        where="checkpoint.keep bounds them; room is made, or refused, before anything is written",
+        page="13-checkpoints-fill-the-disk.md",
+        classes=("disk_full",),
+    ),
+    KnownFailure(
+        number=14,
+        title="hang: P2P/CUMEM across sockets, GPUs at 100 %",
+        how="D",
+        where="diagnose; doctor --collectives copies between all pairs of GPUs, and what failed is then avoided",
+        page="14-peer-to-peer-hang.md",
+        evidence="replayed",
+        classes=(
+            "first_collective_failed",
+            "p2p_unsupported",
+        ),
+    ),
+    KnownFailure(
+        number=15,
+        title="wrong RoCE GID index, wrong or slow NIC",
+        how="P",
+        where="the index is left to NCCL, or found on each node; ports that lead elsewhere are left out",
+        page="15-roce-gid-and-nic.md",
+        evidence="replayed",
+        classes=(
+            "roce_gid_index",
+            "rdma_unreachable",
+        ),
+    ),
+    KnownFailure(
+        number=16,
+        title="project or packages missing on a node",
+        how="R",
+        where="the doctor's checks proj, py and pkgs; staging sends what a node lacks",
+        page="16-missing-project-or-packages.md",
+        classes=(
+            "script_not_found",
+            "library_missing",
+        ),
+    ),
+    KnownFailure(
+        number=17,
+        title="library versions that clash, or differ between nodes",
+        how="R",
+        where="the doctor's checks pkgs, imports and gpus; clashes are refused while a bundle is packed",
+        page="17-clashing-versions.md",
+        classes=(
+            "numpy_clash",
+            "library_missing",
+            "nccl_library_mismatch",
+        ),
+    ),
+    KnownFailure(
+        number=18,
+        title="rendezvous port in use",
+        how="P",
+        where="the port is bound on the first node before any rank starts; the control channel passes it on to agents that know the run's token",
+        page="18-port-in-use.md",
+        classes=("port_in_use",),
+    ),
+    KnownFailure(
+        number=19,
+        title="ranks hang at init: address does not resolve, firewall",
+        how="R",
+        where="the doctor's check reach: real connections between all nodes; ranks are given addresses, not names",
+        page="19-hang-at-init.md",
+        classes=("rendezvous_unreachable",),
+    ),
+    KnownFailure(
+        number=20,
+        title="too many threads per rank",
+        how="P",
+        where="OMP_NUM_THREADS from the cores that the job has on each node; the doctor's check threads",
+        page="20-too-many-threads.md",
+    ),
+)
+
+
+FAILURES_21_TO_40: tuple[KnownFailure, ...] = (
+    KnownFailure(
+        number=21,
+        title="output folder not writable, model not saved",
+        how="R",
+        where="the doctor's check run writes and reads there on each node; a save that fails is named on all ranks",
+        page="21-output-not-writable.md",
+        classes=("output_not_writable",),
+    ),
+    KnownFailure(
+        number=22,
+        title="torch.cpu.set_device missing on CPU nodes",
+        how="P",
+        where="a device is set for CUDA alone; the Trainer's own call of it finds a function that does nothing",
+        page="22-cpu-set-device.md",
+        classes=("library_missing",),
+    ),
+    KnownFailure(
+        number=23,
+        title="one bad node in the allocation",
+        how="R",
+        where="the doctor names it; --exclude-bad goes on without",
+        page="23-bad-node.md",
+        classes=(
+            "node_unhealthy",
+            "gpu_hardware_fault",
+            "broken_node_network",
+        ),
+    ),
+    KnownFailure(
+        number=24,
+        title="collectives time out after Init COMPLETE",
+        how="D",
+        where="diagnose: the first collective never finished; doctor --collectives copies between all pairs of GPUs",
+        page="24-timeout-after-init-complete.md",
+        evidence="replayed",
+        classes=(
+            "first_collective_failed",
+            "collective_hang",
+        ),
+    ),
+    KnownFailure(
+        number=25,
+        title="DeepSpeed ZeRO without an optimizer",
+        how="P",
+        where="the engine always gets an optimizer; the configuration is completed from the spec",
+        page="25-deepspeed-needs-optimizer.md",
+        classes=("deepspeed_needs_optimizer",),
+    ),
+    KnownFailure(
+        number=26,
+        title="bf16 model, float32 inputs",
+        how="P",
+        where="inputs are token ids, which need no cast; each strategy is trained in bf16",
+        page="26-bf16-model-float32-inputs.md",
+        classes=("dtype_mismatch",),
+    ),
+    KnownFailure(
+        number=27,
+        title="a collective checkpoint called by rank 0 alone",
+        how="P",
+        where="every rank saves, and only the write depends on the rank; one that stays away is named",
+        page="27-checkpoint-by-rank-0-alone.md",
+        classes=(
+            "checkpoint_collective",
+            "collective_mismatch",
+        ),
+    ),
+    KnownFailure(
+        number=28,
+        title="train_batch_size is not micro x ranks x accumulation",
+        how="R",
+        where="plan does the arithmetic",
+        page="28-batch-size-arithmetic.md",
+        classes=("deepspeed_batch_mismatch",),
+    ),
+    KnownFailure(
+        number=29,
+        title="script or data in a node-local folder",
+        how="R",
+        where="the doctor compares content, not names; staging packs what a node lacks",
+        page="29-node-local-script-or-data.md",
+        classes=("script_not_found",),
+    ),
+    KnownFailure(
+        number=30,
+        title="hard-coded interface name that a node lacks",
+        how="R",
+        where="the doctor's check ifname; without a name each node's own is found",
+        page="30-hard-coded-interface.md",
+        classes=("wrong_interface",),
+    ),
+    KnownFailure(
+        number=31,
+        title="launcher needs SSH between nodes",
+        how="P",
+        where="srun, or one command a node by hand; nothing calls ssh",
+        page="31-launcher-needs-ssh.md",
+        classes=("ssh_launcher",),
+    ),
+    KnownFailure(
+        number=32,
+        title="environment does not reach the ranks",
+        how="P",
+        where="plain exports, SLURM_EXPORT_ENV=ALL, and each node's agent",
+        page="32-environment-does-not-arrive.md",
+    ),
+    KnownFailure(
+        number=33,
+        title="environment modules in the wrong order, or missing",
+        how="R",
+        where="the batch script ends, by name, at the first of cluster.modules that cannot be loaded",
+        page="33-environment-modules.md",
+        classes=("library_missing",),
+    ),
+    KnownFailure(
+        number=34,
+        title="invalid account or partition",
+        how="R",
+        where="sbatch refuses it at submission: its words, and the key to set",
+        page="34-invalid-account-or-partition.md",
+        classes=("slurm_submit_rejected",),
+    ),
+    KnownFailure(
+        number=35,
+        title="stale file handle on a network file system",
+        how="D",
+        where="diagnose; the doctor's checks of folders, each with a time limit",
+        page="35-stale-file-handle.md",
+        classes=("stale_file_handle",),
+    ),
+    KnownFailure(
+        number=36,
+        title="ranks build different models",
+        how="P",
+        where="one seed for all, and equal weights are proved before the first step",
+        page="36-ranks-build-different-models.md",
+        classes=("model_differs_between_ranks",),
+    ),
+    KnownFailure(
+        number=37,
+        title="checkpoint saved with a wrapper's prefix, or one shard of it",
+        how="P",
+        where="a checkpoint counts only after it was read again and compared",
+        page="37-wrapper-prefix-or-one-shard.md",
+    ),
+    KnownFailure(
+        number=38,
+        title="output lost in buffers when a rank is killed",
+        how="P",
+        where="ranks write unbuffered, one file each",
+        page="38-output-lost-in-buffers.md",
+    ),
+    KnownFailure(
+        number=39,
+        title="known harmless warnings (hostfile, pynvml)",
+        how="D",
+        where="diagnose lists them as harmless, with the reason",
+        page="39-known-harmless-messages.md",
+        evidence="replayed",
+    ),
+    KnownFailure(
+        number=40,
+        title="first-run compilation counted as training time; import errors of DeepSpeed",
+        how="P",
+        where="the first 5 steps are no part of the rate; a failing import ends the run with 3",
+        page="40-jit-compilation-and-imports.md",
+        classes=("library_missing",),
+    ),
+)
+
+
+KNOWN_FAILURES: tuple[KnownFailure, ...] = FAILURES_1_TO_20 + FAILURES_21_TO_40
+
+__all__ = ["HANDLING_WORDS", "KNOWN_FAILURES", "Handling", "KnownFailure"]

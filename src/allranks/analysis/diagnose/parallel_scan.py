@@ -1,0 +1,200 @@
+"""Scan many files, in parallel if it saves time: logs, flight-recorder dumps, and the exit records of a run folder."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from allranks.analysis.diagnose.logs import LogFile, UnreadableLog, read_blocks
+from allranks.analysis.diagnose.records import EMPTY_FILE, FileScan, LogSignal
+from allranks.analysis.diagnose.scanner import Scanner
+from allranks.analysis.flight_recorder import HEAD, is_flight_record, read_flight_record
+from allranks.rundir.paths import RunDir, is_run
+from allranks.utils.inputs import open_regular, read_regular
+
+EXIT_RECORD_SUFFIX = ".exit.json"
+_STOPPED = (0, -15)  # ended well, or stopped because another had failed
+
+
+class _Exit(Struct):
+    rank: int
+    host: str
+    exitcode: int
+    time: float | None = None
+
+
+class _Exits(Struct):
+    failed: list[_Exit] = []
+
+
+class _Connections(Struct):
+    interfaces: dict[str, int] = {}
+
+
+def count_connections(paths: Sequence[Path]) -> dict[str, int]:
+    """Connections between ranks by interface, such as ``{"TCP/eth0": 12}``, of the newest attempt of each run folder."""
+    found: dict[str, int] = {}
+    for path in paths:
+        if not is_run(path) or not (path / "plan.json").is_file():
+            continue
+        run = RunDir(path)
+        for file in sorted(run.logs_of(max(run.attempts(), default=1)).glob("*.connections.json")):
+            try:
+                counted = msgspec.json.decode(read_regular(file), type=_Connections).interfaces
+            except (OSError, msgspec.DecodeError, RecursionError):
+                continue  # a record of the run, no log: what is not there is not told
+            for name, count in counted.items():
+                found[f"TCP/{name}"] = found.get(f"TCP/{name}", 0) + count
+    return found
+
+
+def add_exit_records(scan: FileScan, path: Path) -> None:
+    """Give the signals of a node's record of ends their ranks, and add the processes that failed, the first of them first."""
+    try:
+        data = read_regular(path)
+        failed = [e for e in msgspec.json.decode(data, type=_Exits).failed if e.exitcode not in _STOPPED]
+    except (OSError, msgspec.DecodeError, RecursionError):
+        return  # cut by a kill: what stands in it as text was read
+    text = data.decode("utf-8", "replace").splitlines()
+    for end in failed:
+        at = next((i for i, line in enumerate(text, 1) if line.strip().startswith(f'"rank": {end.rank},')), 1)
+        for signal in scan.signals:
+            if at <= signal.line <= at + 5 and signal.rank is None:
+                signal.rank, signal.host, signal.time = end.rank, end.host, end.time
+        scan.signals.append(_signal(scan.file, at, end))
+
+
+def _signal(file: int, line: int, end: _Exit) -> LogSignal:
+    return LogSignal(
+        kind="fact", owner="rank_end", rule=-1, weight=0.5, passing=False, file=file, line=line, time=end.time, rank=end.rank, local=None,
+        task=None, host=end.host, text=f"rank {end.rank} on {end.host} ended with exit code {end.exitcode}", groups={"code": str(end.exitcode)},
+    )  # fmt: skip
+
+
+PARALLEL_BYTES = 48 << 20  # below this, starting processes costs more than it saves
+AGENT_LOG_SUFFIX = ".agent.log"  # the agent writes to it only where something is wrong
+PORTIONS_PER_WORKER = 4  # portions a worker, so that uneven files even out
+
+_Portion = list[tuple[int, LogFile]]
+_scanner: Scanner | None = None
+
+
+def scan_files(sources: list[LogFile], workers: int | None = None) -> list[FileScan]:
+    """Scan every file; the results are in the order of `sources`."""
+    numbered = list(enumerate(sources))
+    count = workers or len(os.sched_getaffinity(0))
+    count = min(count, len(sources))
+    if count < 2 or (workers is None and sum(s.size for s in sources) < PARALLEL_BYTES):
+        return _scan_some(numbered)
+    portions = _portions(numbered, count * PORTIONS_PER_WORKER)
+    return sorted((scan for part in _in_processes(portions, count) for scan in part), key=lambda s: s.file)
+
+
+def _in_processes(portions: list[_Portion], count: int) -> list[list[FileScan]]:
+    """Scan portions in parallel. A process that is killed, for example for want of memory, costs only the file it was reading."""
+    done, lost = _scan_portions(portions, count)
+    broken: list[_Portion] = []
+    for portion in lost:  # a pool that loses a process gives up all that it had not finished
+        found, gone = _scan_portions([portion], 1)
+        done += found
+        broken += gone
+    for file in (file for portion in broken for file in portion):
+        found, _ = _scan_portions([[file]], 1)
+        done += found or [[_unread(file[0], "was not read: its reader was killed; is there memory?")]]
+    return done
+
+
+def _scan_portions(portions: list[_Portion], count: int) -> tuple[list[list[FileScan]], list[_Portion]]:
+    """Return what was scanned, and the portions that were lost with a process."""
+    done: list[list[FileScan]] = []
+    lost: list[_Portion] = []
+    with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("fork")) as pool:
+        running: list[tuple[_Portion, Future[list[FileScan]] | None]] = []
+        for portion in portions:
+            try:
+                running.append((portion, pool.submit(_scan_some, portion)))
+            except BrokenProcessPool:
+                running.append((portion, None))
+        for portion, future in running:
+            try:
+                done.append(future.result()) if future else lost.append(portion)
+            except BrokenProcessPool:
+                lost.append(portion)
+    return done, lost
+
+
+def _unread(number: int, why: str) -> FileScan:
+    scan = FileScan(file=number)
+    scan.problems = [why]
+    return scan
+
+
+def _portions(numbered: list[tuple[int, LogFile]], count: int) -> list[_Portion]:
+    """Files dealt out, largest first, so that portions are about equal in bytes."""
+    portions: list[_Portion] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for number, source in sorted(numbered, key=lambda pair: -pair[1].size):
+        at = sizes.index(min(sizes))
+        portions[at].append((number, source))
+        sizes[at] += source.size
+    return [p for p in portions if p]
+
+
+def _scan_some(numbered: list[tuple[int, LogFile]]) -> list[FileScan]:
+    global _scanner  # one a process: what it learned of forms and words serves all files  # noqa: PLW0603
+    if _scanner is None:
+        _scanner = Scanner()
+    return [_scan_alone(_scanner, number, source) for number, source in numbered]
+
+
+def _scan_alone(scanner: Scanner, number: int, source: LogFile) -> FileScan:
+    """Scan one file; whatever it does to its parser, the other files are read."""
+    try:
+        return _scan_one(scanner, number, source)
+    except Exception as error:  # noqa: BLE001 - files come from anywhere, and one must not cost the others
+        return _unread(number, f"was not read: {type(error).__name__} while it was analysed: {str(error)[:200]}")
+
+
+def _scan_one(scanner: Scanner, number: int, source: LogFile) -> FileScan:
+    problems: list[str] = []
+    if _is_flight_record(source):
+        return _flight(number, source)
+
+    def pieces():
+        try:
+            yield from read_blocks(source)
+        except UnreadableLog as error:
+            problems.append(str(error))
+
+    scan = scanner.scan(number, pieces())
+    if not scan.bytes_read and not problems and not source.path.name.endswith(AGENT_LOG_SUFFIX):
+        problems.append(EMPTY_FILE)
+    scan.problems = problems
+    if source.path.name.endswith(EXIT_RECORD_SUFFIX):
+        add_exit_records(scan, source.path)
+    return scan
+
+
+def _is_flight_record(source: LogFile) -> bool:
+    try:
+        with open_regular(source.path) as file:
+            return is_flight_record(file.read(HEAD))
+    except OSError:
+        return False  # the scan says so
+
+
+def _flight(number: int, source: LogFile) -> FileScan:
+    scan = FileScan(file=number)
+    try:
+        scan.flight = read_flight_record(source.path)
+        scan.bytes_read = source.size
+    except (ValueError, OSError, MemoryError) as error:
+        scan.problems = [str(error) or "needs more memory than there is"]
+    return scan

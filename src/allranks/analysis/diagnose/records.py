@@ -1,0 +1,169 @@
+"""Records of a diagnosis: the content of one scanned file (matched lines, counts, ranks), and the findings that are reported."""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+from allranks.analysis.flight_recorder import FlightRecord
+
+
+class LogSignal(Struct, kw_only=True):
+    """One matched line.
+
+    ``kind`` is class, fact or benign; ``owner`` the class, fact or message. ``frames`` are the nearest traceback's
+    ``file:function``, outermost first. ``file`` is an index into the scanned files.
+    """
+
+    kind: str
+    owner: str
+    rule: int
+    weight: float
+    passing: bool
+    file: int
+    line: int
+    time: float | None
+    rank: int | None
+    local: int | None
+    task: int | None
+    host: str | None
+    text: str
+    groups: dict[str, str] = field(default_factory=dict)
+    frames: tuple[str, ...] = ()
+
+
+class ThreadStack(Struct):
+    """Where one thread stood in a dump: ``file:function``, innermost first."""
+
+    line: int
+    head: str
+    rank: int | None
+    host: str | None
+    frames: list[str] = field(default_factory=list)
+
+
+class RuleCount(Struct):
+    """How often a rule matched in a file, and where last."""
+
+    count: int = 0
+    last_line: int = 0
+
+
+class FileScan(Struct, kw_only=True):
+    """All that one file tells, bounded in size whatever the file's."""
+
+    file: int
+    signals: list[LogSignal] = field(default_factory=list)
+    tallies: dict[int, RuleCount] = field(default_factory=dict)
+    stacks: list[ThreadStack] = field(default_factory=list)
+    flight: FlightRecord | None = None
+    loose: list[tuple[str, ...]] = field(
+        default_factory=list
+    )  # innermost frames of tracebacks that end without an exception
+    transports: dict[str, int] = field(default_factory=dict)
+    ready: int = 0
+    hosts: list[str] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    rank_hosts: dict[int, str] = field(default_factory=dict)
+    first_progress: int | None = None
+    last_progress: int | None = None
+    last_progress_text: str = ""
+    marks: dict[int, float] = field(default_factory=dict)  # when some of the steps were told
+    lines: int = 0
+    bytes_read: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+EMPTY_FILE = "is empty"
+
+
+class LogEvidence(Struct, frozen=True, kw_only=True):
+    """One line of a log, without secrets and terminal codes. ``line`` counts from 1."""
+
+    file: str
+    line: int
+    text: str
+
+
+class DiagnosisFinding(Struct, frozen=True, kw_only=True):
+    """One possible cause. ``id`` is a class of the catalogue, ``confidence`` lies between 0 and 1.
+
+    ``host`` and ``rank`` are those that failed first, where the logs tell.
+    """
+
+    id: str
+    title: str
+    confidence: float
+    cause: str
+    fix: str
+    host: str | None
+    rank: int | None
+    evidence: list[LogEvidence]
+    against: list[str]
+    next_test: str
+    reference: str = ""
+    count: int = 1
+
+
+class BenignFinding(Struct, frozen=True, kw_only=True):
+    """A message that looks alarming and is harmless, and why."""
+
+    id: str
+    why: str
+    count: int
+    evidence: LogEvidence
+
+
+class ReadProblem(Struct, frozen=True, kw_only=True):
+    """Something that could not be read, or only in part."""
+
+    file: str
+    text: str
+
+
+class JobHealth(Struct, frozen=True, kw_only=True):
+    """What the logs say about a job that runs.
+
+    ``transports`` counts connections between ranks by path (P2P, SHM, NET/IB, NET/Socket ...).
+    """
+
+    world_size: int | None = None
+    ranks_seen: list[int] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)
+    transports: dict[str, int] = field(default_factory=dict)
+    network: list[str] = field(default_factory=list)
+    channels: int | None = None
+    interfaces: list[str] = field(default_factory=list)
+    versions: dict[str, list[str]] = field(default_factory=dict)
+    communicators_ready: int = 0
+    progressed: bool = False
+    advice: list[str] = field(default_factory=list)
+
+
+class ClockOffsets(Struct, frozen=True, kw_only=True):
+    """How the clocks of the hosts stand to each other.
+
+    ``offsets_s``: seconds that a host's clock is ahead of the first host's, where they differ. ``unknown``: hosts of which
+    nothing tells; the order in time between these and others is uncertain.
+    """
+
+    offsets_s: dict[str, float] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+    note: str = ""
+
+
+class Diagnosis(Struct, frozen=True, kw_only=True):
+    """The whole answer; ``findings`` most likely root cause first, empty where nothing failed."""
+
+    findings: list[DiagnosisFinding]
+    benign: list[BenignFinding]
+    health: JobHealth
+    story: list[str]
+    clocks: ClockOffsets
+    problems: list[ReadProblem]
+    files: int
+    bytes_read: int
+
+    @property
+    def readable(self) -> bool:
+        """Whether there was anything to say something about: text, or a log that is empty."""
+        return self.bytes_read > 0 or (self.files > 0 and all(p.text == EMPTY_FILE for p in self.problems))

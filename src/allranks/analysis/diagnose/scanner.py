@@ -1,0 +1,490 @@
+"""Scan one log file in one pass; memory use does not grow with the file.
+
+A trie of the patterns' literal anchors selects the patterns to try, with one search per line or block. Lines that differ only
+in digits are looked up in a table: only new forms are matched against patterns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from operator import itemgetter
+
+from allranks.analysis.diagnose.catalogue import CATALOGUE
+from allranks.analysis.diagnose.catalogue.messages import (
+    BENIGN_MESSAGES,
+    COUNTED_FACTS,
+    FACT_PATTERNS,
+    PROGRESS_PATTERN,
+)
+from allranks.analysis.diagnose.logs import (
+    ANSI,
+    MAX_LINE_TEXT,
+    LogLine,
+    decode_line,
+    has_task_labels,
+    parse_line,
+    timestamp_of,
+)
+from allranks.analysis.diagnose.patterns import Pattern
+from allranks.analysis.diagnose.records import FileScan, LogSignal, RuleCount, ThreadStack
+
+_LETTERS = bytes(
+    c if 97 <= c <= 122 else c + 32 if 65 <= c <= 90 else 48 if 48 <= c <= 57 else 32 for c in range(256)
+)  # small letters, digits as 0, anything else blank
+_DIGIT_LITERAL = re.compile(r"(?<![\\{,\d])\d(?![\d,]*\})")
+
+
+class ScanRule:
+    """A pattern, and what it stands for: ``kind`` is class, fact, benign or progress; ``owner`` its name."""
+
+    __slots__ = ("anchors", "exact", "index", "kind", "owner", "pattern")
+
+    def __init__(self, index: int, kind: str, owner: str, pattern: Pattern) -> None:
+        self.index, self.kind, self.owner, self.pattern = index, kind, owner, pattern
+        self.anchors = tuple(a.encode() for a in pattern.anchors)
+        # a pattern with digits of its own must be tried on each line: lines are remembered with their digits blanked
+        texts = (pattern.regex, pattern.unless)
+        self.exact = not any(_DIGIT_LITERAL.search(t) or "[1-9]" in t or "[0-6]" in t for t in texts)
+
+
+def all_rules() -> list[ScanRule]:
+    """Every pattern there is, in a fixed order, so that an index means the same in each process."""
+    pairs = [("class", e.id, p) for e in CATALOGUE.values() for p in e.patterns]
+    pairs += [("fact", name, p) for name, patterns in FACT_PATTERNS.items() for p in patterns]
+    pairs += [("benign", b.id, p) for b in BENIGN_MESSAGES.values() for p in b.patterns]
+    pairs.append(("progress", "progress", PROGRESS_PATTERN))
+    return [ScanRule(i, *pair) for i, pair in enumerate(pairs)]
+
+
+class LiteralPrefilter:
+    """Finds the rules of which a line holds an anchor.
+
+    Text and anchors are brought to one form, in which places stay the same: letters, 0 for digits, blanks. Anchors are
+    looked for at the beginnings of words, by one regular expression; the few that may end a longer word, in the reversed
+    text by another.
+    """
+
+    def __init__(self, rules: Sequence[ScanRule]) -> None:
+        self.rules = list(rules)
+        self._heads: dict[bytes, set[int]] = {}
+        self._tails: dict[bytes, set[int]] = {}  # by the reversed anchor
+        for rule in self.rules:
+            for anchor in rule.pattern.anchors:
+                words = _words(anchor)
+                self._heads.setdefault(words, set()).add(rule.index)
+                if anchor in rule.pattern.suffixes:
+                    self._tails.setdefault(words[::-1], set()).add(rule.index)
+        # an anchor that begins another one stands for both: the search ends at the shorter
+        # (looked ahead at, so that one within another is found too)
+        self._head = re.compile(b"[ 0](?=(" + _trie(self._heads) + b"))")
+        self._tail = re.compile(b" (?=(" + _trie(self._tails) + b"))")
+        for table in (self._heads, self._tails):
+            for longer in list(table):
+                for shorter in (longer[:end] for end in range(1, len(longer))):
+                    if shorter in table:
+                        table[shorter] |= table[longer]
+
+    def candidates(self, line: bytes) -> list[ScanRule]:
+        """The rules of which a line holds an anchor."""
+        words = _normalized(line)
+        found = set[int]()
+        for anchor in self._head.findall(words):
+            found |= self._heads[anchor]
+        for anchor in self._tail.findall(words[::-1]):
+            found |= self._tails[anchor]
+        if not found:
+            return []
+        low = line.lower()
+        rules = (self.rules[i] for i in sorted(found))
+        return [rule for rule in rules if any(anchor in low for anchor in rule.anchors)]
+
+    def telling(self, lines: Sequence[bytes]) -> set[int]:
+        """Which of many lines may hold an anchor: their indices. One search for all costs far less than one for each."""
+        text = b"\n".join(lines)
+        words = _normalized(text)
+        places = [found.start() for found in self._head.finditer(words)]
+        places += [len(text) - found.start() - 1 for found in self._tail.finditer(words[::-1])]
+        telling, line, counted = set[int](), 0, 0
+        for place in sorted(places):
+            line += text.count(b"\n", counted, place)
+            telling.add(line)
+            counted = place
+        return telling
+
+
+def _normalized(text: bytes) -> bytes:
+    return b" " + text.translate(_LETTERS) + b" "
+
+
+def _words(anchor: str) -> bytes:
+    """An anchor as `_blanked` text holds it, from its first letter on."""
+    words = anchor.encode().translate(_LETTERS).lstrip()
+    if not words.strip():
+        raise ValueError(f"anchor {anchor!r} has no letter")
+    return words
+
+
+def _trie(anchors: Iterable[bytes]) -> bytes:
+    """A regular expression for the shortest of the anchors that begin at a place."""
+    tree: dict[int, dict] = {}
+    for anchor in sorted(anchors):
+        node = tree
+        for i, char in enumerate(anchor):
+            node = node.setdefault(char, {})
+            if node.get(0) is not None:
+                break  # a shorter one ends here
+            if i == len(anchor) - 1:
+                node.clear()
+                node[0] = {}
+    return _branches(tree)
+
+
+def _branches(tree: dict[int, dict]) -> bytes:
+    parts = [bytes([char]) + (b"" if 0 in below else _branches(below)) for char, below in tree.items()]
+    return parts[0] if len(parts) == 1 else b"(?:" + b"|".join(parts) + b")"
+
+
+MAX_FORMS = 100_000
+BULK_FORMS = 64  # new forms in a block from which on they are searched together
+MAX_FORM = 512  # longer lines are looked at each time
+LONG_LINE = 4096
+WINDOWS = 16
+MAX_SIGNALS_PER_SOURCE = 3  # signals of one rule from one rank, task or host
+MAX_SIGNALS_PER_RULE = 96
+MAX_WATCHDOG_FRAMES = 40  # of a stack that torch's watchdog prints
+ROOT_CAUSE_LINES = 9  # of the launcher's table, from its words `Root Cause` on
+FRAMES, FRAME_REACH, STREAMS, STACKS = 48, 200, 512, 512
+LOOSE, LOOSE_FRAMES = 32, 12
+TIME_STAMP_REACH = 40  # lines within which a time stamp still dates a line without one
+_BLANK = bytes(48 if 48 <= c <= 57 else c for c in range(256))
+
+_STEP = re.compile(r"\b(?:global_?)?(?:step|iter(?:ation)?)\b\W{0,6}(\d{1,9})\b", re.IGNORECASE)
+
+MatchingRules = tuple[ScanRule, ...]
+
+
+class Scanner:
+    """Scans files one after another; what it learned about forms of lines serves all of them."""
+
+    def __init__(self) -> None:
+        self.rules = all_rules()
+        self.gate = LiteralPrefilter(self.rules)
+        self._forms: dict[bytes, MatchingRules] = {}
+
+    def scan(self, number: int, blocks: Iterator[tuple[bytes, bool]]) -> FileScan:
+        """Scan one file.
+
+        Args:
+            number: the file's index in the whole diagnosis.
+            blocks: pieces of the file as `sources.blocks` yields them, with whether each ends at the end of a line.
+        """
+        state = _FileState(number)
+        for block, whole in blocks:
+            self._block(state, block, whole)
+        return state.result()
+
+    def _block(self, state: _FileState, block: bytes, whole: bool) -> None:
+        state.out.bytes_read += len(block)
+        if b"\x1b" in block:
+            block = ANSI.sub(b"", block)
+        if b"\r" in block:
+            lines, numbers = _split_returns(block, state.line)
+            forms = [line.translate(_BLANK) for line in lines]
+        else:
+            forms, lines, numbers = block.translate(_BLANK).split(b"\n"), None, None
+        if state.labelled is None:
+            state.labelled = has_task_labels((lines or block.split(b"\n"))[:400])
+        said: list[tuple[int, MatchingRules]] = []
+        new: list[int] = []
+        known = self._forms.get
+        for i, form in enumerate(forms):
+            verdict = known(form)
+            if verdict is None:
+                new.append(i)
+            elif verdict:
+                said.append((i, verdict))
+        if said or new:
+            lines = lines if lines is not None else block.split(b"\n")
+            if new:
+                said = sorted([*said, *self._learn(state, lines, forms, new)], key=itemgetter(0))
+            for i, verdict in said:
+                self._take(state, lines, i, numbers[i] if numbers else state.line + i, verdict)
+        ended = block.count(b"\n")
+        state.line += ended + (1 if whole and not block.endswith(b"\n") else 0)
+
+    def _learn(
+        self, state: _FileState, lines: list[bytes], forms: list[bytes], new: list[int]
+    ) -> Iterator[tuple[int, MatchingRules]]:
+        """Lines of new forms that tell something, and their verdicts. Many forms are searched together first."""
+        table = self._forms
+        unlike = list(dict.fromkeys(forms[i] for i in new))
+        if len(table) + len(unlike) > MAX_FORMS:
+            table.clear()
+        if len(unlike) >= BULK_FORMS:
+            telling = self.gate.telling(unlike)
+            if len(unlike) == len(new):  # no two alike: there is no use in remembering the silent ones
+                new = [new[i] for i in sorted(telling)]
+            else:
+                table.update((f, ()) for i, f in enumerate(unlike) if i not in telling and len(f) <= MAX_FORM)
+        for i in new:
+            verdict = table.get(forms[i])
+            if verdict is None:
+                verdict = self._classify(state, lines[i], forms[i])
+            if verdict:
+                yield i, verdict
+
+    def _classify(self, state: _FileState, line: bytes, form: bytes) -> MatchingRules:
+        """The rules that may match lines of this form: those that match this one, and those that depend on its digits."""
+        if len(line) > LONG_LINE:
+            return tuple(self.gate.candidates(line))
+        candidates = self.gate.candidates(line)
+        verdict: MatchingRules = ()
+        if candidates:
+            text = parse_line(decode_line(line), bool(state.labelled)).text
+            verdict = tuple(r for r in candidates if not r.exact or r.pattern.search(text))
+        if len(form) <= MAX_FORM:
+            self._forms[form] = verdict
+        return verdict
+
+    def _take(self, state: _FileState, lines: list[bytes], i: int, number: int, verdict: MatchingRules) -> None:
+        if len(verdict) == 1 and verdict[0].owner in COUNTED_FACTS and verdict[0].index in state.out.tallies:
+            state.count_again(verdict[0], lines[i])
+            return
+        if len(verdict) == 1 and verdict[0].kind == "progress":
+            state.progress(number, lines[i])
+            return
+        for text in _windows(lines[i], verdict):
+            self._line(state, parse_line(text, bool(state.labelled)), text, (lines, i), number, verdict)
+
+    def _line(
+        self,
+        state: _FileState,
+        line: LogLine,
+        raw: str,
+        where: tuple[list[bytes], int],
+        number: int,
+        verdict: MatchingRules,
+    ) -> None:
+        matched = [(rule, match) for rule in verdict if (match := rule.pattern.search(line.text))]
+        if not matched:
+            return
+        state.note(line)
+        harmless = {r.owner for r, _ in matched if r.kind == "benign"}
+        firm = any(not BENIGN_MESSAGES[name].general for name in harmless)
+        failing = any(r.kind == "class" for r, _ in matched) and not firm
+        for rule, match in matched:
+            if (
+                (rule.kind == "class" and firm)
+                or (rule.kind == "benign" and failing)
+                or (rule.owner == "exception" and firm)
+            ):
+                continue
+            if rule.kind == "progress":
+                if not failing:
+                    state.progress(number, where[0][where[1]])
+            elif rule.owner == "event_start":
+                state.start_again()
+            elif rule.owner in ("frame", "stack"):
+                state.frame(line, number, match.groupdict())
+            elif rule.owner == "stack_head":
+                state.stack(line, number)
+            else:
+                state.keep(
+                    rule, line, raw, where, number, {k: v for k, v in match.groupdict().items() if v is not None}
+                )
+
+
+class _FileState:
+    """What is known while a file is read."""
+
+    def __init__(self, number: int) -> None:
+        self.out = FileScan(file=number)
+        self.line = 1
+        self.labelled: bool | None = None
+        self._frames: dict[object, deque[tuple[int, str]]] = {}
+        self._kept: dict[object, int] = {}
+        self._hosts: set[str] = set()
+        self._ranks: set[int] = set()
+        self._pids: dict[int, int] = {}
+        self._in_stack = 0
+        self._root_at = -ROOT_CAUSE_LINES - 1
+        self._steps, self._last_step = 0, b""
+
+    def result(self) -> FileScan:
+        self._mark(self._last_step)
+        self.out.lines = self.line - 1
+        self.out.hosts, self.out.ranks = sorted(self._hosts), sorted(self._ranks)
+        ended = (tuple(f for _, f in frames)[-LOOSE_FRAMES:] for frames in self._frames.values())
+        self.out.loose = list(islice((frames for frames in ended if frames), LOOSE))
+        return self.out
+
+    def start_again(self) -> None:
+        """A new attempt of a run begins in its file of events: what stood before is another story."""
+        kept = FileScan(file=self.out.file, bytes_read=self.out.bytes_read, hosts=self.out.hosts, ranks=self.out.ranks)
+        self.out = kept
+        self._kept.clear()
+        self._frames.clear()
+        self._steps, self._last_step = 0, b""
+
+    def progress(self, number: int, line: bytes) -> None:
+        if self.out.first_progress is None:
+            self.out.first_progress = number
+        self.out.last_progress = number
+        if not self.out.last_progress_text:
+            self.out.last_progress_text = decode_line(line[:300])
+        self._steps += 1
+        if self._steps & (self._steps - 1) == 0:  # the 1st, 2nd, 4th ... of them: enough to compare clocks by
+            self._mark(line)
+        self._last_step = line
+
+    def _mark(self, line: bytes) -> None:
+        text = decode_line(line[:400])
+        step, time = _STEP.search(text), timestamp_of(text)
+        if step and time is not None:
+            self.out.marks.setdefault(int(step.group(1)), time)
+
+    def count_again(self, rule: ScanRule, line: bytes) -> None:
+        tally = self.out.tallies[rule.index]
+        tally.count += 1
+        if rule.owner == "comm_ready":
+            self.out.ready += 1
+        else:
+            at = line.rfind(b" via ")
+            self._transport(line[at + 5 :].split(None, 1)[0].decode("ascii", "replace") if at >= 0 else "?")
+
+    def _transport(self, via: str) -> None:
+        name = "/".join(part for part in via.split("/")[:2] if not part.isdigit())
+        if len(self.out.transports) < 64 or name in self.out.transports:
+            self.out.transports[name] = self.out.transports.get(name, 0) + 1
+
+    def note(self, line: LogLine) -> None:
+        """Remember who is who."""
+        if line.host and len(self._hosts) < 4096:
+            self._hosts.add(line.host)
+        rank = line.rank
+        if rank is not None and len(self._ranks) < 65536:
+            self._ranks.add(rank)
+            if line.host:
+                self.out.rank_hosts.setdefault(rank, line.host)
+
+    def frame(self, line: LogLine, number: int, groups: dict[str, str | None]) -> None:
+        stream = (line.rank, line.local, line.task, line.host)
+        if stream not in self._frames:
+            if len(self._frames) >= STREAMS:
+                self._frames.clear()
+            self._frames[stream] = deque(maxlen=FRAMES)
+        frame = f"{groups.get('path') or ''}:{groups.get('function') or ''}"[:300]
+        self._frames[stream].append((number, frame))
+        if self.out.stacks and self._in_stack == number - 1 and len(self.out.stacks[-1].frames) < FRAMES:
+            self.out.stacks[-1].frames.append(frame)
+            self._in_stack = number
+
+    def stack(self, line: LogLine, number: int) -> None:
+        """A thread of a stack dump begins; the frames on the lines that follow are its."""
+        if len(self.out.stacks) < STACKS:
+            self.out.stacks.append(ThreadStack(number, line.text[:200], line.rank, line.host))
+            self._in_stack = number
+
+    def keep(
+        self,
+        rule: ScanRule,
+        line: LogLine,
+        raw: str,
+        where: tuple[list[bytes], int],
+        number: int,
+        groups: dict[str, str],
+    ) -> None:
+        tally = self.out.tallies.setdefault(rule.index, RuleCount())
+        tally.count += 1
+        tally.last_line = number
+        rank = line.rank
+        if rule.owner == "comm_init":
+            rank = self._introduce(line, int(groups["rank"]))
+        elif rank is None and line.pid is not None:
+            rank = self._pids.get(line.pid)
+        if rule.owner == "channel":
+            self._transport(groups["via"])
+        if rule.owner == "comm_ready":
+            self.out.ready += 1
+        if rule.owner == "agent_root":
+            self._root_at = number
+        of_root = (
+            rule.owner == "agent_field" and number - self._root_at <= ROOT_CAUSE_LINES
+        )  # it comes after all the others
+        source = (rule.index, rank, line.local, line.task, line.host)
+        own, all_of_rule = self._kept.get(source, 0), self._kept.get(rule.index, 0)
+        most = MAX_WATCHDOG_FRAMES if rule.owner == "fr_frame" else MAX_SIGNALS_PER_SOURCE
+        if not of_root and (own >= most or all_of_rule >= MAX_SIGNALS_PER_RULE):
+            return
+        self._kept[source], self._kept[rule.index] = own + 1, all_of_rule + 1
+        stream = (line.rank, line.local, line.task, line.host)
+        frames = self._frames.get(stream, ())
+        self.out.signals.append(
+            LogSignal(
+                kind=rule.kind, owner=rule.owner, rule=rule.index, weight=rule.pattern.weight, passing=rule.pattern.passing,
+                file=self.out.file, line=number, time=_time_near(raw, *where), rank=rank, local=line.local, task=line.task,
+                host=line.host, text=raw.strip()[:MAX_LINE_TEXT], groups={k: v[:MAX_LINE_TEXT] for k, v in groups.items()},
+                frames=tuple(f for at, f in frames if number - at <= FRAME_REACH),
+            )
+        )  # fmt: skip
+        if rule.owner == "exception":
+            self._frames.pop(stream, None)
+
+    def _introduce(self, line: LogLine, rank: int) -> int:
+        """NCCL's line that says which process is which rank."""
+        if len(self._ranks) < 65536:
+            self._ranks.add(rank)
+            if line.host:
+                self.out.rank_hosts.setdefault(rank, line.host)
+            if line.pid is not None:
+                self._pids.setdefault(line.pid, rank)
+        return rank
+
+
+def _time_near(raw: str, lines: list[bytes], i: int) -> float | None:
+    """The line's own time stamp, or that of the nearest line before or after; what srun says of an end is dated by what follows."""
+    found = timestamp_of(raw)
+    if found is not None:
+        return found
+    before, after = (
+        range(i - 1, max(-1, i - TIME_STAMP_REACH), -1),
+        range(i + 1, min(len(lines), i + TIME_STAMP_REACH // 2)),
+    )
+    for j in (*after, *before) if raw.startswith("srun:") else (*before, *after):
+        found = timestamp_of(lines[j][:240].decode("ascii", "replace"))
+        if found is not None:
+            return found
+    return None
+
+
+def _split_returns(block: bytes, first: int) -> tuple[list[bytes], list[int]]:
+    """Lines cut at carriage returns too (progress bars), each with the number of the line it belongs to."""
+    pieces: list[bytes] = []
+    numbers: list[int] = []
+    for i, line in enumerate(block.split(b"\n")):
+        parts = line.rstrip(b"\r").split(b"\r")
+        pieces += parts
+        numbers += [first + i] * len(parts)
+    return pieces, numbers
+
+
+def _windows(line: bytes, verdict: MatchingRules) -> list[str]:
+    """The text of a line, of a very long one only the surroundings of what may match."""
+    if len(line) <= LONG_LINE:
+        return [decode_line(line)]
+    low, spans = line.lower(), []
+    for rule in verdict:
+        for anchor in rule.anchors:
+            at = low.find(anchor)
+            if at >= 0 and not any(a <= at < b - 200 for a, b in spans) and len(spans) < WINDOWS:
+                spans.append((max(0, at - 300), at + 700))
+    return [decode_line(_from_whole_word(line, a, b)) for a, b in spans]
+
+
+def _from_whole_word(line: bytes, start: int, end: int) -> bytes:
+    """A piece of a line from its third word on: a secret that is cut, or cut off from its name, could not be hidden."""
+    piece = line[start:end]
+    return piece.split(None, 2)[-1] if start else piece

@@ -1,0 +1,200 @@
+"""A diagnosis for the terminal: the cause, where, what to do, the lines that show it; then what else is worth knowing."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from allranks.analysis.diagnose.records import (
+    EMPTY_FILE,
+    ClockOffsets,
+    Diagnosis,
+    DiagnosisFinding,
+    JobHealth,
+    LogEvidence,
+)
+from allranks.utils.text import printable
+
+MORE_CAUSES = 2  # further causes that are shown in full; the rest by name
+LABEL_WIDTH, MAX_EVIDENCE_LINES = 12, 3  # width of the labels; lines of the terminal that one line of a log may take
+PIPED_WIDTH = 160  # width where there is no terminal
+SHOWN_EVIDENCE, SHOWN_BENIGN, SHOWN_PROBLEMS = 3, 8, 12
+
+
+def _style(text: str, *args: Any, **options: Any) -> str:
+    """Return text with a colour or weight, and with none of its own: it may quote a log or a file's name."""
+    return click.style(printable(text), *args, **options)
+
+
+def show_diagnosis(diagnosis: Diagnosis) -> None:
+    """Print a diagnosis."""
+    width = shutil.get_terminal_size(fallback=(PIPED_WIDTH, 24)).columns
+    for line in diagnosis_lines(diagnosis, width):
+        click.echo(printable(line, styled=True))
+
+
+def diagnosis_lines(diagnosis: Diagnosis, width: int) -> Iterator[str]:
+    """The lines of a diagnosis, with the terminal's codes for colours (click takes them out where there is no terminal)."""
+    if diagnosis.findings:
+        yield from _causes(diagnosis.findings, width)
+    elif not diagnosis.bytes_read and diagnosis.readable:
+        empty = "This log is empty" if diagnosis.files == 1 else "These logs are empty"
+        yield _style(f"{empty}: nothing was written, so nothing can be said.", "yellow", bold=True)
+    elif diagnosis.readable:
+        yield _no_failure(diagnosis)
+    else:
+        yield _style("Nothing here could be read, so nothing can be said.", "yellow", bold=True)
+    yield from _health(diagnosis.health, width, brief=bool(diagnosis.findings))
+    yield from _timeline(diagnosis.story, diagnosis.clocks, width)
+    yield from _benign(diagnosis, width)
+    yield from _problems(diagnosis, width)
+    read = f"{diagnosis.files} file{'s' if diagnosis.files != 1 else ''}, {_size(diagnosis.bytes_read)} read"
+    yield _style(read, dim=True)
+
+
+def _no_failure(diagnosis: Diagnosis) -> str:
+    """What was not read cannot be called healthy."""
+    missing = len({p.file for p in diagnosis.problems if p.text != EMPTY_FILE})
+    if not missing:
+        return _style("No failure found in these logs.", "green", bold=True)
+    files = "1 file was" if missing == 1 else f"{missing} files were"
+    return _style(f"No failure found in what could be read; {files} not read, or only in part.", "yellow", bold=True)
+
+
+def _causes(findings: list[DiagnosisFinding], width: int) -> Iterator[str]:
+    for number, finding in enumerate(findings[: 1 + MORE_CAUSES]):
+        if number:
+            yield _style("or perhaps" if number == 1 else "or", dim=True)
+        yield from _finding(finding, width, first=number == 0)
+    rest = findings[1 + MORE_CAUSES :]
+    if rest:
+        yield from _wrapped("less likely: " + ", ".join(f"{f.title} ({f.id})" for f in rest), width, dim=True)
+
+
+def _finding(finding: DiagnosisFinding, width: int, *, first: bool) -> Iterator[str]:
+    title = _style(finding.title, "red" if first else None, bold=True)
+    yield f"{title}  " + _style(f"{finding.id}, {100 * finding.confidence:.0f} % sure", dim=True)
+    yield from _item("where", _where(finding), width)
+    yield from _item("why", finding.cause, width)
+    yield from _item("do", finding.fix, width)
+    for evidence in finding.evidence[: SHOWN_EVIDENCE if first else 2]:
+        yield from _seen(evidence, width)
+    for text in finding.against:
+        yield from _item("against", text, width)
+    yield from _item("to be sure", finding.next_test, width)
+    yield ""
+
+
+def _item(label: str, text: str, width: int, **style: object) -> Iterator[str]:
+    """A label and its text, wrapped beside it; without blanks at the ends of lines, so that it can be piped and copied."""
+    for i, part in enumerate(textwrap.wrap(printable(text), _room(width), break_on_hyphens=False) or [""]):
+        shown = _style(part, **style) if style else part  # type: ignore[arg-type]
+        yield _style(f"  {'' if i else label:<{LABEL_WIDTH}}", "cyan") + shown
+
+
+def _room(width: int) -> int:
+    return max(width - LABEL_WIDTH - 2, 30)
+
+
+def _where(finding: DiagnosisFinding) -> str:
+    if finding.rank is None and finding.host is None:
+        return (
+            f"no rank or host stands out in {finding.count} lines"
+            if finding.count > 1
+            else "the line does not say which rank or host"
+        )
+    rank = f"rank {finding.rank}" if finding.rank is not None else ""
+    host = f"host {finding.host}" if finding.host else ""
+    times = f" ({finding.count} such lines)" if finding.count > 1 else ""
+    return " on ".join(part for part in (rank, host) if part) + times
+
+
+def _seen(evidence: LogEvidence, width: int) -> Iterator[str]:
+    """Where a line stands, and what it says, as far as `LINES` lines hold it."""
+    yield _style(f"  {'seen':<{LABEL_WIDTH}}", "cyan") + _style(
+        f"{evidence.file}:{evidence.line}", dim=True
+    )  # in one piece, to be copied
+    parts = textwrap.wrap(evidence.text, _room(width))
+    if len(parts) > MAX_EVIDENCE_LINES:
+        parts = [*parts[: MAX_EVIDENCE_LINES - 1], parts[MAX_EVIDENCE_LINES - 1][: _room(width) - 4] + " ..."]
+    for part in parts:
+        yield from _item("", part, width, fg="yellow")
+
+
+def _health(health: JobHealth, width: int, *, brief: bool) -> Iterator[str]:
+    said = []
+    if health.world_size or health.ranks_seen:
+        ranks = health.world_size or len(health.ranks_seen)
+        said.append(f"{ranks} rank{'s' if ranks > 1 else ''}")
+    if health.hosts:
+        more = ", ..." if len(health.hosts) > 6 else ""
+        said.append(
+            f"{len(health.hosts)} host{'s' if len(health.hosts) > 1 else ''} ({', '.join(health.hosts[:6])}{more})"
+        )
+    if health.transports:
+        said.append("data by " + ", ".join(f"{name} ({count})" for name, count in list(health.transports.items())[:5]))
+    elif health.network:
+        said.append("network " + ", ".join(health.network[:3]))
+    if health.channels:
+        said.append(f"{health.channels} channels")
+    said += [f"{name} {', '.join(found[:3])}" for name, found in health.versions.items()]
+    if not brief and health.progressed:
+        said.append("training went on")
+    if said:
+        yield from _wrapped("The job: " + "; ".join(said) + ".", width)
+    for advice in health.advice:
+        yield from _wrapped(f"  note: {advice}.", width)
+
+
+def _timeline(story: list[str], clocks: ClockOffsets, width: int) -> Iterator[str]:
+    if len(story) < 2:
+        return
+    yield _style("In order of time:", bold=True)
+    for line in story:
+        yield from _wrapped(f"  {line}", width, hang=23)
+    if clocks.note:
+        yield from _wrapped(f"  note: {clocks.note}.", width)
+
+
+def _benign(diagnosis: Diagnosis, width: int) -> Iterator[str]:
+    if not diagnosis.benign:
+        return
+    yield _style("Harmless:", bold=True)
+    for item in diagnosis.benign[:SHOWN_BENIGN]:
+        times = f" ({item.count} times)" if item.count > 1 else ""
+        yield from _wrapped(f"  {_short(item.evidence.text)}{times}: {item.why}", width, dim=True)
+
+
+def _short(text: str) -> str:
+    return textwrap.shorten(text, 100, placeholder=" ...") if len(text) > 100 else text
+
+
+def _problems(diagnosis: Diagnosis, width: int) -> Iterator[str]:
+    if not diagnosis.problems:
+        return
+    yield _style("Not read, or only in part:", bold=True)
+    for problem in diagnosis.problems[:SHOWN_PROBLEMS]:
+        yield from _wrapped(f"  {problem.file}: {problem.text}", width)
+    if len(diagnosis.problems) > SHOWN_PROBLEMS:
+        yield f"  and {len(diagnosis.problems) - SHOWN_PROBLEMS} more (--json has all)"
+
+
+def _wrapped(text: str, width: int, *, hang: int = 4, dim: bool = False) -> Iterator[str]:
+    indent = " " * (len(text) - len(text.lstrip()))
+    # paths and names of hosts stay in one piece, to be copied
+    wrapper = textwrap.TextWrapper(
+        width, initial_indent=indent, subsequent_indent=" " * hang, break_on_hyphens=False, break_long_words=False
+    )
+    for part in wrapper.wrap(printable(text.strip())):
+        yield _style(part, dim=True) if dim else part
+
+
+def _size(count: int) -> str:
+    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} bytes"

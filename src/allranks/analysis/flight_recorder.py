@@ -1,0 +1,246 @@
+"""Read dumps of torch's flight recorder without unpickling: interpret the opcodes and build only plain values.
+
+A dump may come from any user. Pickled values can share parts through the memo, so a dump of 1 kB can expand to 2**60 values, and
+nesting has no limit. Building values takes linear time in the number of opcodes, which is bounded. No code walks a complete value:
+dictionary keys are scalars, and `_call` reads a bounded number of scalars from known places.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import msgspec
+from msgspec import Struct
+
+from allranks.utils.inputs import FileTooLarge, read_regular
+
+MAX_BYTES = 256 << 20
+MAX_CALLS = 4096
+MAX_OPCODES = 20_000_000  # a call with 20 frames takes about 300
+MAX_FRAMES = 24
+MAX_SIZES = 64  # tensors of a call, and dimensions of a tensor
+_MARK = object()
+_RANK = re.compile(r"(\d{1,9})(?:\.\w+)?$")
+HEAD = 1 << 16  # bytes that tell whether a file is such a dump
+
+
+def is_flight_record(head: bytes) -> bool:
+    """Whether a file begins like such a dump, pickled or as JSON."""
+    if head.startswith(b"\x80") and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        return any(key in head for key in (b"pg_config", b"pg_status", b"collective_seq_id", b"nccl_comm_state"))
+    return head.lstrip().startswith(b"{") and (b'"collective_seq_id"' in head or b'"pg_config"' in head)
+
+
+def read_flight_record(path: Path) -> FlightRecord:
+    """A dump as records.
+
+    Raises:
+        ValueError: it is cut, too large or of another form; the message says which.
+    """
+    try:
+        data = read_regular(path, MAX_BYTES)
+    except FileTooLarge:
+        raise ValueError(f"is a flight-recorder dump of more than the {MAX_BYTES >> 20} MiB that are read") from None
+    try:
+        value = plain_value(data) if data.startswith(b"\x80") else msgspec.json.decode(data)
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError, RecursionError, msgspec.DecodeError) as error:
+        raise ValueError(f"looks like a flight-recorder dump and is cut or damaged ({str(error)[:200]})") from None
+    if not isinstance(value, dict):
+        raise ValueError("looks like a flight-recorder dump and holds something else")
+    entries = value.get("entries")
+    calls = [call for e in (entries if isinstance(entries, list) else []) if (call := _call(e)) is not None]
+    rank = value.get("rank")
+    named = _RANK.search(path.name)
+    return FlightRecord(
+        rank=rank if _is_number(rank) else int(named.group(1)) if named else None, calls=calls[-MAX_CALLS:]
+    )
+
+
+def plain_value(data: bytes) -> Any:
+    """The value of a pickle made of numbers, texts, lists, tuples and dictionaries; nothing named in it is ever imported."""
+    stack: list[Any] = []
+    memo: dict[int, Any] = {}
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+        if count > MAX_OPCODES:
+            raise ValueError(f"it has more than {MAX_OPCODES} opcodes")
+        if opcode.name == "STOP":
+            return stack.pop()
+        if opcode.name in _CONSTANTS:
+            stack.append(_CONSTANTS[opcode.name])
+        elif opcode.name in _LITERALS:
+            stack.append(argument)
+        elif opcode.name in ("BINPUT", "LONG_BINPUT"):
+            memo[int(argument or 0)] = stack[-1]
+        elif opcode.name == "MEMOIZE":
+            memo[len(memo)] = stack[-1]
+        elif opcode.name in ("BINGET", "LONG_BINGET"):
+            stack.append(memo[int(argument or 0)])
+        elif opcode.name in _STEPS:
+            _STEPS[opcode.name](stack)
+        elif opcode.name not in ("PROTO", "FRAME"):
+            raise ValueError(f"it holds a {opcode.name}")
+    raise ValueError("it has no end")
+
+
+def _since_mark(stack: list[Any]) -> list[Any]:
+    at = next((i for i in range(len(stack) - 1, -1, -1) if stack[i] is _MARK), None)
+    if at is None:
+        raise ValueError("a MARK is missing")
+    values = stack[at + 1 :]
+    del stack[at:]
+    return values
+
+
+def _set_items(stack: list[Any]) -> None:
+    values = _since_mark(stack)
+    stack[-1].update((_key(k), v) for k, v in zip(values[::2], values[1::2], strict=True))
+
+
+def _set_item(stack: list[Any]) -> None:
+    value, key = stack.pop(), stack.pop()
+    stack[-1].update([(_key(key), value)])
+
+
+def _key(key: Any) -> Any:
+    """Refuse keys whose hash is expensive or can be made to collide: tuples (nested ones also exhaust C's stack), large integers."""
+    if isinstance(key, str) or (isinstance(key, int) and abs(key) < 1 << 60):
+        return key
+    raise ValueError(f"a key is a {type(key).__name__} that no flight recorder writes")
+
+
+def _append(stack: list[Any]) -> None:
+    value = stack.pop()
+    stack[-1].append(value)
+
+
+def _appends(stack: list[Any]) -> None:
+    values = _since_mark(stack)
+    stack[-1].extend(values)
+
+
+def _tuple(count: int) -> Callable[[list[Any]], None]:
+    def make(stack: list[Any]) -> None:
+        values = tuple(stack[len(stack) - count :])
+        del stack[len(stack) - count :]
+        stack.append(values)
+
+    return make
+
+
+def _reduce(stack: list[Any]) -> None:
+    """torch marks lists and dictionaries with their type through a call: the value is its first argument."""
+    arguments, _ = stack.pop(), stack.pop()
+    stack.append(arguments[0] if arguments else None)
+
+
+_CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "MARK": _MARK}
+_LITERALS = frozenset(
+    [
+        "BININT",
+        "BININT1",
+        "BININT2",
+        "LONG1",
+        "LONG4",
+        "INT",
+        "LONG",
+        "BINFLOAT",
+        "FLOAT",
+        "BINUNICODE",
+        "SHORT_BINUNICODE",
+        "BINUNICODE8",
+        "UNICODE",
+        "BINSTRING",
+        "SHORT_BINSTRING",
+        "BINBYTES",
+        "SHORT_BINBYTES",
+        "GLOBAL",
+    ]
+)
+_STEPS: dict[str, Callable[[list[Any]], None]] = {
+    "EMPTY_DICT": lambda stack: stack.append({}),
+    "EMPTY_LIST": lambda stack: stack.append([]),
+    "EMPTY_TUPLE": lambda stack: stack.append(()),
+    "LIST": lambda stack: stack.append(list(_since_mark(stack))),
+    "TUPLE": lambda stack: stack.append(tuple(_since_mark(stack))),
+    "TUPLE1": _tuple(1),
+    "TUPLE2": _tuple(2),
+    "TUPLE3": _tuple(3),
+    "SETITEM": _set_item,
+    "SETITEMS": _set_items,
+    "APPEND": _append,
+    "APPENDS": _appends,
+    "POP": lambda stack: stack.pop() and None,
+    "STACK_GLOBAL": lambda stack: stack.append((stack.pop(), stack.pop())),
+    "REDUCE": _reduce,
+}
+
+
+def _call(entry: object) -> RecordedCall | None:
+    """One recorded collective."""
+    if not isinstance(entry, dict) or entry.get("is_p2p"):
+        return None
+    seq = entry.get("collective_seq_id", entry.get("seq_id"))
+    if not _is_number(seq):
+        return None
+    group = entry.get("process_group")
+    first = group[0] if isinstance(group, list | tuple) and group else entry.get("pg_name", entry.get("pg_id", ""))
+    frames = entry.get("frames")
+    return RecordedCall(
+        group=_text(first)[:100],
+        seq=seq,
+        op=_text(entry.get("profiling_name", "")).rpartition(":")[2][:100],
+        sizes=_sizes(entry.get("input_sizes")),
+        # gloo never notes a start or an end; a call that has returned is marked as retired
+        state="completed" if entry.get("retired") else _text(entry.get("state", ""))[:20],
+        frames=[text for f in (frames if isinstance(frames, list | tuple) else [])[:MAX_FRAMES] if (text := _frame(f))],
+    )
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and abs(value) < 1 << 63
+
+
+def _text(value: object) -> str:
+    """Return a scalar as text, and nothing for what may be large or nested."""
+    return value if isinstance(value, str) else str(value) if _is_number(value) else ""
+
+
+def _sizes(value: object) -> str:
+    """Return the shapes of a call's tensors, such as ``[[16, 8], [4]]``."""
+    shapes = [
+        [n for n in shape[:MAX_SIZES] if _is_number(n)]
+        if isinstance(shape, list | tuple)
+        else shape
+        if _is_number(shape)
+        else ""
+        for shape in (value[:MAX_SIZES] if isinstance(value, list | tuple) else [])
+    ]
+    return str(shapes)[:200]
+
+
+def _frame(frame: object) -> str:
+    if not isinstance(frame, dict):
+        return ""
+    return f"{_text(frame.get('filename', ''))}:{_text(frame.get('line', ''))}:{_text(frame.get('name', ''))}"[:300]
+
+
+class RecordedCall(Struct):
+    """One collective that a rank called, from its flight recorder. ``frames`` innermost first."""
+
+    group: str
+    seq: int
+    op: str
+    sizes: str
+    state: str
+    frames: list[str]
+
+
+class FlightRecord(Struct):
+    """A rank's flight recorder."""
+
+    rank: int | None
+    calls: list[RecordedCall]

@@ -1,0 +1,126 @@
+"""Reads a user's own batch or shell script, environment file or spec, and reports its traps. Nothing is run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from allranks.analysis.lint.job import JobDescription, LintRule
+from allranks.analysis.lint.readers import (
+    OpenedFile,
+    ShellReader,
+    UnreadableInput,
+    open_file,
+    read_environment,
+    read_spec,
+)
+from allranks.analysis.lint.records import LintFinding, LintReport, UnreadFile, Violation
+from allranks.analysis.lint.rules import RULES
+from allranks.analysis.lint.shell_tokens import MappedText
+from allranks.utils.inputs import name_of
+
+ALLOW = re.compile(r"#\s*allranks:\s*allow\s+([a-z0-9,-]+)\s+(\S.*)")
+
+__all__ = ["LintFinding", "LintReport", "lint"]
+
+
+def lint(paths: Sequence[str | Path]) -> LintReport:
+    """Findings in all files, by file and line; ``-`` is standard input.
+
+    Files that cannot be read are in `unread`; nothing is raised for them.
+    """
+    findings: list[LintFinding] = []
+    allowed: list[LintFinding] = []
+    unread: list[UnreadFile] = []
+    for path in paths:
+        name = name_of(path)
+        try:
+            jobs, complaints = _jobs(Path(path))
+        except UnreadableInput as problem:
+            unread.append(UnreadFile(name, None, str(problem)))
+            continue
+        for job in jobs:
+            kept, excused = _check(name, job)
+            findings += [f for f in kept if f not in findings]
+            allowed += excused
+            complaints += [
+                (job.lines.place(offset)[0], f"{what}; the rest was not read") for offset, what in job.reading.trouble
+            ]
+        unread += [UnreadFile(name, line, why) for line, why in dict.fromkeys(complaints)]
+    return LintReport(files=[name_of(p) for p in paths], findings=findings, allowed=allowed, unread=unread)
+
+
+def _jobs(path: Path) -> tuple[list[JobDescription], list[tuple[int | None, str]]]:
+    """What the file holds: one job; of a spec its environment, and its set-up lines if there are any."""
+    opened = open_file(path)
+    if opened.kind == "spec":
+        return _spec_jobs(path, opened), list(opened.complaints)
+    if opened.kind == "environment":
+        reading = read_environment(opened.text)
+        if not reading.assignments:
+            raise UnreadableInput("no line of this environment file is NAME=value")
+    else:
+        reading = ShellReader()
+        reading.read(MappedText(opened.text))
+    jobs = [JobDescription(opened.text, opened.kind, reading)]
+    for script in reading.submitted:
+        inner = ShellReader()
+        inner.read(script)
+        jobs.append(JobDescription(opened.text, "script", inner, source=script))
+    return jobs, list(opened.complaints)
+
+
+def _spec_jobs(path: Path, opened: OpenedFile) -> list[JobDescription]:
+    from allranks.errors import SpecError
+    from allranks.spec.loader import load_spec
+
+    try:
+        spec = load_spec(path)
+    except SpecError as problem:
+        raise UnreadableInput(str(problem).removeprefix(f"{path}: ")) from None
+    reading, lines = read_spec(opened.text, spec)
+    for line, offset in lines:
+        reading.read(MappedText(line, range(offset, offset + len(line))))
+    return [JobDescription(opened.text, "spec", reading, nodes=spec.cluster.nodes)]
+
+
+def _check(name: str, job: JobDescription) -> tuple[list[LintFinding], list[LintFinding]]:
+    found: dict[tuple[str, int, str], LintFinding] = {}
+    for rule in RULES:
+        if job.kind in rule.files:
+            for hit in rule.check(job):
+                finding = _finding(name, job, rule, hit)
+                found.setdefault((finding.id, finding.line, finding.message), finding)
+    ordered = sorted(found.values(), key=lambda f: (f.line, f.column, f.id))
+    excuses = _excuses(job)
+    excused = [f for f in ordered if f.id in excuses.get(f.line, ())]
+    return [f for f in ordered if f not in excused], excused
+
+
+def _finding(name: str, job: JobDescription, rule: LintRule, hit: Violation) -> LintFinding:
+    line, column = job.lines.place(hit.offset)
+    return LintFinding(
+        id=rule.id,
+        severity=hit.severity or rule.severity,
+        file=name,
+        line=line,
+        column=column,
+        text=job.lines.line(line).strip()[:300],
+        message=hit.message[:400],
+        why=hit.why or rule.why,
+        cure=hit.cure or rule.cure,
+        source=hit.source or rule.source,
+    )
+
+
+def _excuses(job: JobDescription) -> dict[int, set[str]]:
+    """Lines that a comment ``# allranks: allow RULE reason`` covers: its own and the next."""
+    found: dict[int, set[str]] = {}
+    for number, line in enumerate(job.text.splitlines(), start=1):
+        comment = ALLOW.search(line)
+        if comment:
+            rules = set(comment[1].split(","))
+            alone = line.lstrip().startswith("#")
+            found.setdefault(number + 1 if alone else number, set()).update(rules)
+    return found

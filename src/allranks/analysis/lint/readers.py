@@ -1,0 +1,502 @@
+"""Read a script, an environment file or a spec: file kind, program calls, variable assignments. Nothing is run.
+
+Commands are read in the shell's order, with variables, nested shells and substitutions. Problems with files are reported here.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from allranks.analysis.lint.command_options import SHELLS, unwrap_command
+from allranks.analysis.lint.records import Argument, Assignment, Comment, ProgramCall, Redirect, VariableUse
+from allranks.analysis.lint.shell_lexer import MAX_DEPTH, lex
+from allranks.analysis.lint.shell_tokens import (
+    UNRESOLVED_CLOSE,
+    UNRESOLVED_OPEN,
+    MappedText,
+    RawCommand,
+    RawRedirect,
+    Word,
+    WordPart,
+    join_texts,
+    restore_variables,
+    split_commands,
+    unresolved_text,
+)
+from allranks.utils.inputs import STDIN_NAME, FileTooLarge, NotRegularFile, StdinClosed, is_stdin, read_input
+
+FileKind = Literal["script", "environment", "spec"]
+MAX_BYTES = 1_000_000
+SHELL_LINE = re.compile(
+    r"#!\s*(?:\S*/)?(?:env\s+(?:-\S+\s+)*(?:\S*/)?)?r?(?:bash|sh|zsh|dash|ksh|ash|ksh93|mksh)(?:\s|$)"
+)
+SHELL_SUFFIXES = {".sh", ".bash", ".sbatch", ".slurm", ".slm", ".job", ".zsh", ".ksh", ".batch", ".submit", ".sub"}
+ENVIRONMENT_LINE = re.compile(r"\s*(?:(?:export|set -x|declare -x)\s+)?[A-Za-z_][A-Za-z0-9_.%()]*\s?=")
+COMMAND_LINE = re.compile(
+    r"\s*(?:(?:srun|sbatch|salloc|torchrun|accelerate|deepspeed|mpirun|export|source|module|ml|cd|echo|set|mkdir|conda|bash|"
+    r"python[0-9.]*|unset|cat|nvidia-smi|scontrol|ulimit|trap|exec|eval|apptainer|singularity|uv|nohup|time|env|\.)\s"
+    r"|(?:if|while|until|for|case)\s.*(?:\bthen|\bdo|\bin|;|\])\s*$|[A-Za-z_][A-Za-z0-9_]*=\S*|[A-Za-z_]+\s*\(\)\s*\{)"
+)
+OTHER_LANGUAGE = re.compile(
+    r"\s*(?:import \w|from \w[\w.]* import |def \w+\(|class \w+[:(]|#include\b|<[!?a-zA-Z]|\{\s*$|\[\s*$|\{\s*\"|package \w+;?$)"
+)
+
+
+class OpenedFile(msgspec.Struct, frozen=True):
+    """Text of a file, its kind, and what is wrong with it although it could be read on (line and complaint)."""
+
+    text: str
+    kind: FileKind
+    complaints: tuple[tuple[int | None, str], ...] = ()
+
+
+class UnreadableInput(Exception):
+    """The file as a whole cannot be linted; the text says why."""
+
+
+def open_file(path: Path) -> OpenedFile:
+    """Read and classify; ``-`` is standard input, which is no spec, since a spec names files beside it.
+
+    Raises:
+        NotReadable: missing, a folder, too large, empty, binary, or neither shell nor environment nor spec.
+    """
+    raw = _bytes(path)
+    complaints: list[tuple[int | None, str]] = []
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        complaints.append(
+            (line, f"byte 0x{raw[error.start]:02x} is not UTF-8; save the file as UTF-8. The rest was read")
+        )
+        text = raw.decode("utf-8", errors="replace")
+    text = text.replace(UNRESOLVED_OPEN, "?").replace(UNRESOLVED_CLOSE, "?")
+    if not text.strip("\ufeff \t\r\n"):
+        raise UnreadableInput(f"{STDIN_NAME if is_stdin(path) else 'the file'} is empty")
+    return OpenedFile(text, kind_of(path, text), tuple(complaints))
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        raw = read_input(path, MAX_BYTES)
+    except IsADirectoryError:
+        raise UnreadableInput("this is a folder; name the files in it") from None
+    except FileTooLarge:
+        raise UnreadableInput(f"larger than {MAX_BYTES // 1000} kB; this is no script") from None
+    except NotRegularFile as error:
+        raise UnreadableInput(
+            f"cannot be read: {error.strerror}; pass its content on standard input and name it -"
+        ) from None
+    except StdinClosed:
+        raise UnreadableInput(f"{STDIN_NAME} is closed") from None
+    except FileNotFoundError:
+        raise UnreadableInput("there is no such file") from None
+    except (OSError, ValueError) as error:
+        raise UnreadableInput(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise UnreadableInput("this is UTF-16, which no shell reads; save it as UTF-8")
+    if b"\0" in raw:
+        line = raw.count(b"\n", 0, raw.index(b"\0")) + 1
+        raise UnreadableInput(f"this is a binary file (a zero byte in line {line})")
+    return raw
+
+
+def kind_of(path: Path, text: str) -> FileKind:
+    """By the first line, the name, and what most lines look like."""
+    if path.suffix.lower() in (".yaml", ".yml"):
+        return "spec"
+    first = text.lstrip("\ufeff").split("\n", 1)[0].rstrip("\r")
+    if first.startswith("#!"):
+        if SHELL_LINE.match(first):
+            return "script"
+        raise UnreadableInput(
+            f"this is no shell script: its first line is {first[:60]!r}; lint reads sh, bash, dash, ksh and zsh"
+        )
+    lines = [
+        line for line in text.replace("\\\n", " ").splitlines() if line.strip() and not line.lstrip().startswith("#")
+    ]
+    commands = any(COMMAND_LINE.match(line) for line in lines)
+    other = next((line for line in lines[:200] if OTHER_LANGUAGE.match(line)), None)
+    environment = sum(1 for line in lines if ENVIRONMENT_LINE.match(line))
+    if re.search(r"^#SBATCH\b", text, re.MULTILINE):
+        return "script"
+    if path.suffix.lower() in SHELL_SUFFIXES and (commands or other is None):
+        return "script"
+    if lines and environment == len(lines):
+        return "script" if any("$(" in line or "`" in line for line in lines) else "environment"
+    if path.suffix.lower() == ".env" or path.name == "environ":
+        return "environment"
+    if other is None and commands:
+        return "environment" if environment > len(lines) * 0.6 and _is_dump(lines) else "script"
+    raise UnreadableInput(
+        "this is neither a shell script nor an environment file (lines NAME=value) nor a spec (.yaml)"
+    )
+
+
+def _is_dump(lines: list[str]) -> bool:
+    """`env` prints values of several lines as they are; its first line and these names give it away."""
+    names = {line.partition("=")[0] for line in lines}
+    return bool(ENVIRONMENT_LINE.match(lines[0])) and len(names & {"PATH", "HOME", "PWD", "USER", "SHELL"}) >= 2
+
+
+ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[[^\]]*\])?(\+?)=")
+DECLARING = {"export", "declare", "typeset", "local", "readonly"}
+VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[[^\]]*\])?")
+INNER_NAMES = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)")
+DEFAULTS = (":-", "-", ":=", "=")
+MAX_SHELLS = 6  # shells in shells
+MAX_VALUE = 20_000  # characters a variable may grow to: x=$x$x grows without end
+
+
+class ShellVariable(msgspec.Struct, frozen=True):
+    source: MappedText
+    exported: bool = False
+    items: tuple[MappedText, ...] | None = None
+
+
+class ShellReader:
+    """What was read: calls, assignments, uses of variables, comments, and where reading failed."""
+
+    def __init__(self) -> None:
+        self.calls: list[ProgramCall] = []
+        self.assignments: list[Assignment] = []
+        self.uses: list[VariableUse] = []
+        self.comments: list[Comment] = []
+        self.trouble: list[tuple[int, str]] = []
+        self.variables: dict[str, ShellVariable] = {}
+        self.exported: set[str] = set()  # `export NAME` without a value
+        self.submitted: list[MappedText] = []  # batch scripts that a here-document gives to sbatch
+        self.files: dict[str, MappedText] = {}  # written by here-documents, and perhaps run later
+
+    def read(
+        self, source: MappedText, under: tuple[ProgramCall, ...] = (), depth: int = 0, substitution: bool = False
+    ) -> None:
+        """Walk a script, or the inner one of ``bash -c``; `under` are the calls that run it."""
+        lexed = lex(source, min(depth, MAX_DEPTH))
+        self.comments += [Comment(offset, text) for offset, text in lexed.comments]
+        if (
+            lexed.trouble and UNRESOLVED_OPEN not in source.text
+        ):  # quotes may close in what is not known here: eval "set -- $quoted"
+            self.trouble.append(lexed.trouble)
+        for raw in split_commands(lexed):
+            _CommandReader(self, raw, under, depth, substitution).take()
+
+
+class _CommandReader:
+    """One command on its way into a `Reading`."""
+
+    def __init__(
+        self, reading: ShellReader, raw: RawCommand, under: tuple[ProgramCall, ...], depth: int, substitution: bool
+    ) -> None:
+        self.reading, self.raw, self.under, self.depth, self.substitution = reading, raw, under, depth, substitution
+        self.program = "="
+
+    def take(self) -> None:
+        words = list(self.raw.words)
+        first = next((w for w in words if not self._assigns(w)), None)
+        self.program = (first.literal or "?") if first else "="
+        if self.raw.loop_name:
+            self.program = "for"
+            self.reading.variables.pop(self.raw.loop_name, None)
+        for word in [*words, *(r.target for r in self.raw.redirects if r.target)]:
+            self._note_uses(word)
+        if self.raw.loop_name:
+            return
+        if self.program in DECLARING and self.program != "local":
+            self._declare(
+                words, exported=self.program == "export" or any((w.plain or "").startswith("-x") for w in words)
+            )
+        elif self.program == "local":
+            self._declare(words, exported=False)
+        elif self.program == "unset":
+            self._unset(words)
+        elif first is None:
+            for word in words:
+                self._assign(word, exported=False)
+        else:
+            self._command(words)
+
+    def _assigns(self, word: Word) -> re.Match[str] | None:
+        head = word.parts[0] if word.parts else None
+        return ASSIGNMENT.match(head.source.text) if head and head.kind == "text" and not head.quoted else None
+
+    def _declare(self, words: list[Word], exported: bool) -> None:
+        for word in words[1:]:
+            name = word.plain or ""
+            if self._assigns(word):
+                self._assign(word, exported, masked=any(p.kind == "command" for p in word.parts))
+                continue
+            if exported and not name.startswith("-"):
+                self.reading.exported.add(name)
+            if name in self.reading.variables and exported:
+                old = self.reading.variables[name]
+                self.reading.variables[name] = ShellVariable(old.source, True, old.items)
+
+    def _unset(self, words: list[Word]) -> None:
+        for word in words[1:]:
+            name = word.literal or ""
+            if not name.startswith("-"):
+                self.reading.variables.pop(name, None)
+                gone = Assignment(name, MappedText(""), word.offset, under=self.under, removed=True)
+                self.reading.assignments.append(gone)
+
+    def _assign(self, word: Word, exported: bool, masked: bool = False, keep: bool = True) -> Assignment | None:
+        found = self._assigns(word)
+        if found is None:
+            return None
+        name, appends = found[1], bool(found[3])
+        head = word.parts[0].source
+        rest = (WordPart("text", head.part(found.end(), len(head.text)), False), *word.parts[1:])
+        source = self._flatten(rest)
+        items = None if word.items is None else tuple(self._flatten(item.parts) for item in word.items)
+        if items is not None:
+            source = (
+                join_texts([p for item in items for p in (item, MappedText(" ", [word.offset]))])
+                if items
+                else MappedText("")
+            )
+        old = self.reading.variables.get(name)
+        if appends and old:
+            source = join_texts([old.source, source])
+            items = (*old.items, *items) if old.items is not None and items is not None else items
+        if len(source.text) > MAX_VALUE:
+            source = unresolved_text(name, word.offset)
+        exported = exported or (old is not None and old.exported)
+        made = Assignment(name, source, word.offset, exported, self.under, "", items, False, masked, self.substitution)
+        if keep:
+            self.reading.assignments.append(made)
+            if found[2] is None:
+                self.reading.variables[name] = ShellVariable(source, exported, items)
+        return made
+
+    def _note_uses(self, word: Word) -> None:
+        for part in word.parts:
+            if part.kind == "variable":
+                found = VARIABLE.match(part.source.text.lstrip("!#"))
+                if found:
+                    self._use(found[1], part.source.where(0), part.source.text[found.end() :])
+                    for name in INNER_NAMES.findall(part.source.text[found.end() :]):
+                        self._use(name, part.source.where(0), "")
+            elif part.kind == "arithmetic":
+                for name in dict.fromkeys(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", part.source.text)):
+                    self._use(name, part.source.where(0), "")
+            elif part.kind == "command" and self.depth < MAX_DEPTH:
+                self.reading.read(part.source, self.under, self.depth + 1, substitution=True)
+        for item in word.items or ():
+            self._note_uses(item)
+
+    def _use(self, name: str, offset: int, operator: str) -> None:
+        self.reading.uses.append(VariableUse(name, offset, self.under, self.program, operator, self.raw.in_function))
+
+    def _flatten(self, parts: tuple[WordPart, ...]) -> MappedText:
+        """What the shell makes of the parts; the unknown stays frozen."""
+        pieces = [self._piece(part) for part in parts if part.source.text]
+        return join_texts(pieces) if pieces else MappedText("")
+
+    def _piece(self, part: WordPart) -> MappedText:
+        text = part.source.text
+        if part.kind in ("text", "frozen"):
+            return part.source
+        if part.kind == "command":
+            return unresolved_text(f"({restore_variables(text)})", part.source.where(0))
+        if part.kind == "arithmetic":
+            return unresolved_text(f"(({restore_variables(text)}))", part.source.where(0))
+        found = VARIABLE.match(text)
+        known = self.reading.variables.get(found[1]) if found else None
+        if found is None or known is None:
+            return unresolved_text(restore_variables(text), part.source.where(0))
+        index, operator = (found[2] or "")[1:-1], text[found.end() :]
+        if operator and not operator.startswith(DEFAULTS):
+            return unresolved_text(restore_variables(text), part.source.where(0))
+        if known.items is not None and index not in ("@", "*"):
+            number = int(index) if index.isdecimal() and len(index) < 6 else 0
+            return known.items[number] if number < len(known.items) else MappedText("")
+        return known.source
+
+    def _args(self, words: list[Word]) -> list[Argument]:
+        args: list[Argument] = []
+        for word in words:
+            source = self._flatten(word.parts)
+            if len(source.text) > MAX_VALUE * 4:
+                source = source.part(0, MAX_VALUE)
+            parts = [p for p in word.parts if p.kind != "text" or p.source.text]
+            single = len(parts) == 1 and parts[0].kind == "variable"
+            name = VARIABLE.match(parts[0].source.text) if single else None
+            known = self.reading.variables.get(name[1]) if name else None
+            if known is not None and known.items is not None and (name and name[2] in ("[@]", "[*]")):
+                args += [Argument(item, word.offset, True) for item in known.items]
+            elif any(p.kind == "variable" and not p.quoted for p in word.parts):
+                args += [Argument(piece, piece.where(0)) for piece in _fields(source)]
+            else:
+                quoted = any(p.quoted for p in word.parts)
+                if source.text or quoted:
+                    args.append(Argument(source, word.offset, quoted))
+        return args
+
+    def _command(self, words: list[Word]) -> None:
+        prefix: list[Assignment] = []
+        while words and self._assigns(words[0]):
+            made = self._assign(words.pop(0), exported=True, keep=False)
+            if made:
+                prefix.append(made)
+        args = self._args(words)
+        if not args:
+            return
+        redirects = tuple(Redirect(r.token.operator, self._target(r)) for r in self.raw.redirects)
+        raw, shared_prefix = self.raw, tuple(prefix)
+
+        def make(
+            program: str, rest: tuple[Argument, ...], at: Argument, under: tuple[ProgramCall, ...], module: bool = False
+        ) -> ProgramCall:
+            return ProgramCall(
+                program, rest, at.offset, under, shared_prefix, redirects, raw.before, raw.after, raw.in_loop,
+                raw.in_function, self.substitution, raw.tested, module, at.text, raw.branch,
+            )  # fmt: skip
+
+        opened = unwrap_command(args, make, self.under)
+        self.reading.calls += opened.calls
+        for call in opened.calls:
+            if call.program == "env":
+                prefix += [_from_env(a, call) for a in call.args if ASSIGNMENT.match(a.text)]
+        inner = opened.calls[-1].under if opened.calls else self.under
+        self.reading.assignments += [msgspec.structs.replace(a, under=inner) for a in prefix]
+        self._inner(opened.script, opened.calls)
+
+    def _target(self, redirect: RawRedirect) -> str:
+        return restore_variables(self._flatten(redirect.target.parts).text) if redirect.target else ""
+
+    def _inner(self, script: Argument | None, calls: tuple[ProgramCall, ...]) -> None:
+        """Read what a nested shell is given: ``-c``'s word, a here-document, or a file written before."""
+        if not calls or self.depth >= MAX_SHELLS:
+            return
+        last = calls[-1]
+        under = (*last.under, last)
+        body = next((r for r in self.raw.redirects if r.token.body is not None), None)
+        document = self._document(body) if body else None
+        if script is not None:
+            self._nested(script.source, under)
+        elif document is not None and (last.program in SHELLS or (last.program == "srun" and not last.under)):
+            self._nested(document, under)
+        elif document is not None and last.program == "sbatch":
+            self.reading.submitted.append(document)
+        elif document is not None:
+            for redirect in last.redirects:
+                if redirect.operator in (">", ">|"):
+                    self.reading.files[redirect.target] = document
+            if last.program == "tee" and last.args:
+                self.reading.files[last.args[-1].text] = document
+        elif last.program == "eval":
+            self._nested(
+                join_texts([p for a in last.args for p in (a.source, MappedText(" ", [a.offset]))] or [MappedText("")]),
+                last.under,
+            )
+        else:
+            self._written(last, under)
+
+    def _written(self, last: ProgramCall, under: tuple[ProgramCall, ...]) -> None:
+        """A script that a here-document wrote, now run."""
+        named = (
+            [last.written, *(a.text for a in last.args[:2])]
+            if last.program in {*SHELLS, "source", "."}
+            else [last.written]
+        )
+        for name in named:
+            text = self.reading.files.get(name)
+            if text is not None and (name.endswith((".sh", ".bash")) or text.text.startswith("#!/bin/")):
+                self._nested(text, under)
+                return
+
+    def _nested(self, source: MappedText, under: tuple[ProgramCall, ...]) -> None:
+        before = dict(self.reading.variables)
+        self.reading.read(source, under, self.depth + 1, self.substitution)
+        self.reading.variables = before
+
+    def _document(self, redirect: RawRedirect) -> MappedText | None:
+        body = redirect.token.body
+        if body is None or redirect.token.body_quoted:
+            return body
+        # Expansions happen as between double quotes, but " itself is an ordinary character.
+        pieces: list[MappedText] = []
+        i = 0
+        for found in re.finditer(r"\\[$`\\]|\$\{([A-Za-z_][A-Za-z0-9_]*)\}|\$([A-Za-z_][A-Za-z0-9_]*)", body.text):
+            pieces.append(body.part(i, found.start()))
+            i = found.end()
+            name = found[1] or found[2]
+            if name is None:
+                pieces.append(body.part(i - 1, i))
+                continue
+            self._use(name, body.where(found.start()), "")
+            known = self.reading.variables.get(name)
+            pieces.append(known.source if known else unresolved_text(name, body.where(found.start())))
+        return join_texts([*pieces, body.part(i, len(body.text))])
+
+
+def _from_env(arg: Argument, call: ProgramCall) -> Assignment:
+    name, _, _ = arg.text.partition("=")
+    return Assignment(name, arg.source.part(len(name) + 1, len(arg.source.text)), arg.offset, True, call.under)
+
+
+def _fields(source: MappedText) -> list[MappedText]:
+    """Split at blanks as the shell does with an unquoted variable; frozen parts stay whole."""
+    found: list[MappedText] = []
+    start, inside = None, False
+    for i, char in enumerate(source.text):
+        inside = (inside or char == UNRESOLVED_OPEN) and char != UNRESOLVED_CLOSE
+        blank = char.isspace() and not inside
+        if not blank and start is None:
+            start = i
+        if blank and start is not None:
+            found.append(source.part(start, i))
+            start = None
+    if start is not None:
+        found.append(source.part(start, len(source.text)))
+    return found
+
+
+NAME_VALUE_LINE = re.compile(
+    r"[ \t]*(?:(?:export|declare -x|set -x)[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)[ \t]?=", re.MULTILINE
+)
+
+
+def read_environment(text: str) -> ShellReader:
+    """Lines ``NAME=value``. A quoted value may span lines; of an `env` dump the first line of a value counts."""
+    reading = ShellReader()
+    offset = 0
+    for line in text.splitlines(keepends=True):
+        found = NAME_VALUE_LINE.match(line)
+        if found:
+            raw = line[found.end() :].rstrip("\r\n")
+            value, start = _unquoted(raw)
+            source = MappedText(value, range(offset + found.end() + start, offset + found.end() + start + len(value)))
+            reading.assignments.append(Assignment(found[1], source, offset + found.start(1), True, raw=raw))
+        offset += len(line)
+    return reading
+
+
+def _unquoted(raw: str) -> tuple[str, int]:
+    value = raw.lstrip()
+    start = len(raw) - len(value)
+    if value[:1] in ("'", '"'):
+        end = value.find(value[0], 1)
+        return value[1 : end if end > 0 else len(value)], start + 1
+    comment = re.search(r"\s#", value)
+    return (value[: comment.start()] if comment else value).rstrip(), start
+
+
+def read_spec(text: str, spec: Any) -> tuple[ShellReader, list[tuple[str, int]]]:
+    """Assignments of ``cluster.env``, and the lines of ``cluster.setup`` with their offsets in the file."""
+    reading = ShellReader()
+    for name, value in spec.cluster.env.items():
+        offset = _key(text, name)
+        reading.assignments.append(Assignment(name, MappedText(str(value), [offset] * len(str(value))), offset, True))
+    lines = [(line, max(0, text.find(line.split("\n")[0]))) for line in spec.cluster.setup]
+    return reading, lines
+
+
+def _key(text: str, name: str) -> int:
+    found = re.search(rf"(?<![A-Za-z0-9_]){re.escape(name)}['\"]?\s*:", text)
+    return found.start() if found else 0

@@ -1,0 +1,146 @@
+"""What reading gives to the rules, and what rules give back."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from allranks.analysis.lint.shell_tokens import Branch, MappedText, restore_variables
+
+Severity = Literal["error", "warning", "note"]
+
+
+class Argument(msgspec.Struct, frozen=True):
+    """A word after expansion; what cannot be known stays frozen in it (`source.OPEN`)."""
+
+    source: MappedText
+    offset: int
+    quoted: bool = False
+
+    @property
+    def text(self) -> str:
+        return restore_variables(self.source.text)
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """``NAME=value``, wherever: a line of its own, ``export``, before a command, in an environment file."""
+
+    name: str
+    source: MappedText
+    offset: int
+    exported: bool = False
+    under: tuple[ProgramCall, ...] = ()
+    raw: str = ""  # as written, with its quotes
+    items: tuple[MappedText, ...] | None = None
+    removed: bool = False  # `unset NAME`
+    masked: bool = False  # `export NAME=$(command)`: the command's failure is not seen
+    in_substitution: bool = False
+
+    @property
+    def value(self) -> str:
+        return restore_variables(self.source.text)
+
+
+class Redirect(msgspec.Struct, frozen=True):
+    operator: str
+    target: str
+
+
+class ProgramCall(msgspec.Struct, frozen=True):
+    """One program with its arguments; `under` are the programs that start it, outermost first."""
+
+    program: str
+    args: tuple[Argument, ...]
+    offset: int
+    under: tuple[ProgramCall, ...] = ()
+    prefix: tuple[Assignment, ...] = ()
+    redirects: tuple[Redirect, ...] = ()
+    before: str = ""  # operator before and after the command
+    after: str = ""
+    in_loop: bool = False
+    in_function: bool = False
+    in_substitution: bool = False
+    tested: bool = False  # the condition of an if or a while
+    module: bool = False  # started with python -m
+    written: str = ""  # the program's word as written
+    branch: Branch = ()
+
+    @property
+    def srun(self) -> ProgramCall | None:
+        """The nearest srun that starts it."""
+        return next((c for c in reversed(self.under) if c.program == "srun"), None)
+
+    def instead_of(self, other: ProgramCall) -> bool:
+        """Whether only one of the two runs: they stand in two ways of one ``if`` or ``case``."""
+        ways = dict(other.branch)
+        return any(ways.get(number, way) != way for number, way in self.branch)
+
+
+class VariableUse(msgspec.Struct, frozen=True):
+    """``$NAME``, expanded by the shell that runs under `under`."""
+
+    name: str
+    offset: int
+    under: tuple[ProgramCall, ...]
+    program: str  # of the command it stands in; "=" for an assignment
+    operator: str = ""  # what follows the name in ${NAME...}
+    in_function: bool = False
+
+
+class Directive(msgspec.Struct, frozen=True):
+    """One option of one ``#SBATCH`` line."""
+
+    name: str  # long name without dashes
+    value: str | None
+    offset: int
+    text: str  # of its line, from the option on
+    late: bool = False  # after the first command: sbatch does not read it
+
+
+class Comment(msgspec.Struct, frozen=True):
+    offset: int
+    text: str
+
+
+class UnreadFile(msgspec.Struct, frozen=True):
+    """What could not be read, and why."""
+
+    file: str
+    line: int | None
+    why: str
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """What a rule says of one place. `cure` and `why` replace the rule's own where the case asks for it."""
+
+    offset: int
+    message: str
+    cure: str | None = None
+    why: str | None = None
+    source: str | None = None
+    severity: Severity | None = None
+
+
+class LintFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """One trap in one place, as ``--json`` prints it. Lines and columns count from 1."""
+
+    id: str
+    severity: Severity
+    file: str
+    line: int
+    column: int
+    text: str
+    message: str
+    why: str
+    cure: str
+    source: str
+
+
+class LintReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Findings by file and line; what was allowed by a comment; what could not be read."""
+
+    files: list[str]
+    findings: list[LintFinding]
+    allowed: list[LintFinding]
+    unread: list[UnreadFile]

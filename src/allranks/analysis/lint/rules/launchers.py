@@ -1,0 +1,224 @@
+"""Launchers that cannot work here, environments that do not arrive, signals that kill too much."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from allranks.analysis.lint.command_options import SHELLS, slurm_options
+from allranks.analysis.lint.job import JobDescription
+from allranks.analysis.lint.records import ProgramCall, Violation
+
+SSH_WHY = "It starts the ranks of other nodes through SSH, which many clusters forbid between compute nodes; the job then waits or asks for a key."
+SSH_CURE = "let Slurm start it on every node: srun --ntasks-per-node=1 torchrun ... (or deepspeed --no_ssh --node_rank=$SLURM_NODEID in a task's shell)"
+OLD_WHY = "torch.distributed.launch is deprecated, and passes --local_rank to the program instead of LOCAL_RANK in the environment."
+COMMA_WHY = "Slurm takes every comma for the end of a value: --export=ALL,X=^lo,docker0 gives X=^lo. Quotes do not help, they become part of the value."
+COMMA_CURE = "export the variable in the script before srun; --export=ALL is the default and passes it on"
+DROPS_WHY = "The step gets only what is named (and SLURM_*): no PATH, modules, NCCL or cache settings of the script reach the ranks."
+DROPS_CURE = "leave --export out, or write --export=ALL; set variables with export lines before srun"
+LOGIN_WHY = "A login shell reads the profile again, which resets PATH and modules to what they are after logging in."
+PKILL_WHY = "It kills processes of your other jobs on a shared node too, and everyone's if it may."
+PKILL_CURE = "remove it; Slurm ends all processes of a job when the job ends"
+SIGNAL_WHY = "Without B: Slurm sends the signal to every process of every step. torchrun dies of it (exit code 138) and its workers live on."
+SIGNAL_CURE = (
+    "in the task's shell: trap '' USR1; exec torchrun ... so that only the workers' handlers see it; or #SBATCH --signal=B:USR1@<seconds> "
+    "with a trap in the batch script"
+)
+TRAP_WHY = "The signal goes to the batch shell, which dies of it unless it has a trap; and a trap runs only when no program in the foreground is waited for."
+TRAP_CURE = "trap '<what to do>' USR1; srun ... & wait"
+REQUEUE_WHY = "A job that goes back to the queue starts with the same output file, which Slurm empties: the log of the first attempt is gone."
+LISTS = {
+    "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_IB_HCA",
+    "CUDA_VISIBLE_DEVICES",
+    "NCCL_DEBUG_SUBSYS",
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+}
+STARTERS = re.compile(r"\b(?:torchrun|torch\.distributed|deepspeed|accelerate launch|python[0-9.]* \S+\.py)\b")
+
+
+def ssh(job: JobDescription) -> Iterator[Violation]:
+    for launch in job.launches:
+        option = launch.option("hostfile", "H", "deepspeed_hostfile")
+        by = (launch.value("launcher", "deepspeed_multinode_launcher") or "pdsh").lower()
+        nodes = launch.value("num_nodes")
+        multi = option is not None or (launch.kind == "deepspeed" and nodes not in (None, "0", "1"))
+        if multi and by in ("pdsh", "ssh") and "no_ssh" not in launch.options:
+            yield Violation(
+                option.arg.offset if option else launch.call.offset,
+                f"{launch.kind} with a host file starts the other nodes through pdsh and SSH",
+            )
+        elif launch.kind == "deepspeed" and by == "slurm" and launch.option("include", "exclude", "i", "e"):
+            yield Violation(
+                launch.call.offset,
+                "deepspeed --launcher slurm hands --include to srun, which has no such option",
+                severity="warning",
+            )
+    for item in job.set_values("PDSH_RCMD_TYPE"):
+        if item.value == "ssh":
+            yield Violation(item.offset, "PDSH_RCMD_TYPE=ssh: pdsh goes to the other nodes through SSH")
+    for call in job.calls:
+        words = " ".join(a.text for a in call.args)
+        started = any(call in la.call.under for la in job.launches)
+        if call.program in ("ssh", "pdsh", "clush", "pssh") and (started or STARTERS.search(words)):
+            yield Violation(call.offset, f"{call.program} starts the ranks of other nodes")
+        if call.program == "horovodrun" and re.search(r"(?:^| )(?:-H|--hosts|-hostfile|--hostfile)\b", words):
+            yield Violation(call.offset, "horovodrun with hosts starts the other nodes through SSH")
+
+
+def old(job: JobDescription) -> Iterator[Violation]:
+    for launch in job.launches:
+        if launch.kind == "torch.distributed.launch":
+            yield Violation(
+                launch.call.offset,
+                "torch.distributed.launch is deprecated",
+                cure="torchrun with the same options; read LOCAL_RANK from the environment",
+            )
+
+
+def _exports(job: JobDescription) -> Iterator[tuple[int, str, ProgramCall | None]]:
+    """Every ``--export`` value, with the srun it stands at."""
+    if "export" in job.heading:
+        yield job.heading["export"].offset, job.heading["export"].value or "", None
+    for call in job.calls:
+        if call.program in ("srun", "sbatch", "salloc"):
+            option = slurm_options(call).get("export")
+            if option:
+                yield option.arg.offset, option.value or "", call
+
+
+def comma(job: JobDescription) -> Iterator[Violation]:
+    for offset, value, _ in _exports(job):
+        name = None
+        for item in value.split(","):
+            if "=" in item:
+                name = item.partition("=")[0]
+            elif name and (name in LISTS or not re.fullmatch(r"[A-Z_][A-Z0-9_]*|", item)):
+                yield Violation(offset, f"--export: {name} is cut off at the comma before {item!r}")
+                break
+        else:
+            if re.search(r"=[\"'].*[\"']", value):
+                yield Violation(offset, "--export: the quotes become part of the value", severity="warning")
+
+
+def drops(job: JobDescription) -> Iterator[Violation]:
+    repaired = job.has("SLURM_EXPORT_ENV") or any(a.name == "SLURM_EXPORT_ENV" for a in job.assignments)
+    for offset, value, call in _exports(job):
+        items = value.split(",")
+        if call is not None and call.program == "srun" and not any(la.srun == call for la in job.launches):
+            continue
+        if call is None and (repaired or _all_say_all(job)):
+            continue
+        if not any(i.upper() == "ALL" for i in items) and value:
+            yield Violation(
+                offset, f"--export={value} without ALL: the rest of the environment does not reach the ranks"
+            )
+        for name, _, given in (i.partition("=") for i in items if "=" in i):
+            before = [a for a in job.set_values(name) if a.exported and not a.under and a.offset < offset]
+            if call is not None and call.program == "srun" and before and before[-1].value != given:
+                text = f"--export={name}={given} does not replace {name}={before[-1].value}, exported before: srun keeps the exported value"
+                yield Violation(
+                    offset,
+                    text,
+                    why="srun lets the caller's environment win over --export.",
+                    cure=f"export {name}={given} before srun",
+                )
+
+
+def _all_say_all(job: JobDescription) -> bool:
+    options = [slurm_options(la.srun).get("export") for la in job.launches if la.srun]
+    return bool(options) and all(o and (o.value or "").upper().startswith("ALL") for o in options)
+
+
+def login(job: JobDescription) -> Iterator[Violation]:
+    prepared = [c for c in job.calls if not c.under and _prepares(c)]
+    for call in job.calls:
+        flags = [a.text for a in call.args[:2]]
+        if call.program not in SHELLS or not call.srun or not any(re.match(r"-[a-z]*l|--login", f) for f in flags):
+            continue
+        if not any(la.call.offset >= call.offset and call in la.call.under for la in job.launches):
+            continue
+        again = any(call in c.under and _prepares(c) for c in job.calls)
+        before = [c for c in prepared if c.offset < call.offset]
+        if before and not again:
+            yield Violation(
+                call.offset,
+                f"{call.program} {flags[0]} reads the profile again, after '{before[-1].written}' prepared the environment",
+            )
+
+
+def _prepares(call: ProgramCall) -> bool:
+    words = [a.text for a in call.args]
+    return (
+        (call.program in ("module", "ml") and bool(words))
+        or (call.program in ("conda", "mamba", "micromamba") and words[:1] == ["activate"])
+        or (call.program in ("source", ".") and bool(words) and words[0].endswith("activate"))
+    )
+
+
+def pkill(job: JobDescription) -> Iterator[Violation]:
+    if "exclusive" in job.heading:
+        return
+    for call in job.calls:
+        words = " ".join(a.text for a in call.args)
+        if call.program in ("pkill", "killall") and re.search(r"python|torchrun|train|ray|accelerate|deepspeed", words):
+            yield Violation(call.offset, f"{call.program} {words} reaches beyond this job")
+
+
+def _signal(job: JobDescription) -> tuple[bool, str, int] | None:
+    """Whether to the batch shell alone, the signal's name, and where it stands."""
+    found = job.heading.get("signal")
+    if found is None or not found.value:
+        return None
+    target, colon, rest = found.value.partition(":")
+    name = (rest if colon else target).partition("@")[0].upper().removeprefix("SIG")
+    return bool(colon) and "B" in target.upper(), {"10": "USR1", "12": "USR2"}.get(name, name), found.offset
+
+
+def _traps(job: JobDescription, name: str) -> list[ProgramCall]:
+    return [
+        c
+        for c in job.calls
+        if c.program == "trap" and any(a.text.upper().removeprefix("SIG") == name for a in c.args[1:])
+    ]
+
+
+def signal(job: JobDescription) -> Iterator[Violation]:
+    asked = _signal(job)
+    if asked is None or asked[0] or asked[1] not in ("USR1", "USR2", "CONT", "ALRM"):
+        return
+    for launch in job.launches:
+        if launch.kind != "torchrun" or asked[1] in (launch.value("signals_to_handle") or ""):
+            continue
+        protected = any(t.under == launch.call.under and t.args and not t.args[0].text for t in _traps(job, asked[1]))
+        if not protected:
+            yield Violation(asked[2], f"--signal={asked[1]} reaches torchrun itself and ends it")
+            return
+
+
+def untrapped(job: JobDescription) -> Iterator[Violation]:
+    asked = _signal(job)
+    if asked is None or not asked[0]:
+        return
+    traps = [t for t in _traps(job, asked[1]) if not t.under]
+    launch = job.launches[-1] if job.launches else None
+    if not traps:
+        yield Violation(
+            asked[2], f"--signal=B:{asked[1]} without a trap for {asked[1]} in the script: the batch shell dies of it"
+        )
+    elif launch and traps[-1].args[0].text and "exec" not in job.line_of(launch.call.offset).split():
+        outer = launch.call.under[0] if launch.call.under else launch.call
+        if outer.after != "&" and not outer.in_function:
+            yield Violation(outer.offset, f"the trap for {asked[1]} runs only after this command has ended")
+
+
+def requeue(job: JobDescription) -> Iterator[Violation]:
+    found = job.heading.get("requeue")
+    again = next((c for c in job.calls if c.program == "scontrol" and c.args and c.args[0].text == "requeue"), None)
+    if (found or again) and (job.heads("open-mode") or "").lower() != "append":
+        yield Violation(
+            found.offset if found else again.offset if again else 0,
+            "the job may be requeued, and its log is not opened to append",
+        )

@@ -1,0 +1,163 @@
+"""Files: which every node sees, and which only one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from allranks.analysis.lint.job import JobDescription
+from allranks.analysis.lint.records import Argument, ProgramCall, Violation
+from allranks.analysis.lint.rules.tasks import sources_settings
+
+LOCAL_WHY = "/tmp is each node's own. What one node writes there the others do not see: 'can't open file', or checkpoints of one node only."
+LOCAL_CURE = "a folder that all nodes see ($HOME, a scratch file system), or bring it to every node first: sbcast, or srun --ntasks-per-node=1 cp"
+FIXED_WHY = "Another user's file of this name cannot be overwritten (Permission denied), and two jobs of yours on one node overwrite each other's."
+TMPDIR_WHY = (
+    "Slurm sets no SLURM_TMPDIR; only some clusters' own prologs do. Elsewhere it is empty, and $SLURM_TMPDIR/x is /x."
+)
+TMPDIR_CURE = "${SLURM_TMPDIR:-/tmp/$USER.$SLURM_JOB_ID}, made with mkdir -p on every node"
+UNSHARED_WHY = (
+    "Each node downloads and prepares everything for itself, or, where nodes have no internet, finds nothing."
+)
+CACHE_WHY = "The default is ~/.cache/huggingface: home quotas are small, and nodes that do not share the home each download the model."
+CACHE_CURE = "export HF_HOME=<a folder that all nodes see>; let one rank prepare data before the others load it"
+SBCAST_WHY = "sbcast copies one file: it overwrites nothing without --force, takes no folder, and the folder at the other end must be there."
+SBCAST_CURE = "one tar file, sbcast --force, and srun --ntasks-per-node=1 tar -xf"
+LOCAL = re.compile(
+    r"(?:file://)?(/tmp|/var/tmp|/dev/shm|/local(?:_?scratch|disk)?|/run/user)(?:/|\Z)|\$\{?(?:TMPDIR|SLURM_TMPDIR|TMP)\b"
+)
+PLACE = re.compile(r"(?:DIR|HOME|CACHE|FILE|FOLDER|PATH|ROOT)\Z")
+CACHES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "HF_DATASETS_CACHE")
+FOLDERS = (
+    r"(?:check_?points?|ckpts?|models?|weights|data|data_?sets?|outputs?|out|saves|saved|results?|runs|logs|exp|experiments?|"
+    r"pretrained\w*|scratch|src|examples?)/"
+)
+HUB = re.compile(rf"--(?:model|dataset|tokenizer|pretrained)\w*(?:[= ])(?!{FOLDERS})[A-Za-z0-9][\w.-]*/[\w.-]+\Z")
+READS = {"cp", "rsync", "tar", "mkdir", "sbcast", "git", "wget", "curl", "unzip", "install", "dd", "ln", "touch"}
+
+
+def _paths(arg: Argument) -> str:
+    """The path in ``--x=/tmp/y`` or ``/tmp/y``."""
+    text = arg.text
+    return text.partition("=")[2] if text.startswith("-") and "=" in text else text
+
+
+def _on_every_node(job: JobDescription, path: str, launch: ProgramCall) -> bool:
+    """Whether some command writes there on every node: under srun, by sbcast, or in the task's own shell."""
+    folder = "/".join(path.split("/")[:3])
+    for call in job.calls:
+        if call.offset >= launch.offset:
+            continue
+        spread = call.srun is not None or call.program == "sbcast"
+        named = any(folder in a.text for a in call.args) or any(folder in r.target for r in call.redirects)
+        if (
+            spread
+            and named
+            and call is not launch
+            and (call.program in READS or call.redirects or call.program in ("cat", "tee", "echo"))
+        ):
+            return True
+    return False
+
+
+def local(job: JobDescription) -> Iterator[Violation]:
+    if not job.multi_node:
+        return
+    for launch in job.launches:
+        if launch.srun is None and job.is_batch:
+            continue
+        args = launch.call.args
+        for before, arg in zip(("", *(a.text for a in args)), args, strict=False):
+            path = _paths(arg)
+            if LOCAL.match(path) and not _on_every_node(job, path, launch.call) and not _meant_local(before, arg.text):
+                yield Violation(_where(arg), f"{path} is on one node only, or another file on each")
+
+
+def _meant_local(before: str, text: str) -> bool:
+    """Logs and caches may be a node's own."""
+    option = text if "=" in text else before if "=" not in before else ""  # --x=1 has its value already
+    return bool(re.search(r"log|cache|tmp|scratch|triton|rdzv", option.partition("=")[0].lower().strip("-")))
+
+
+def _where(arg: Argument) -> int:
+    found = LOCAL.search(arg.source.text)
+    return arg.source.where(found.start()) if found and len(arg.source.text) else arg.offset
+
+
+def fixed(job: JobDescription) -> Iterator[Violation]:
+    seen: set[str] = set()
+    for call in job.calls:
+        targets = [(r.target, call.offset) for r in call.redirects if r.operator in (">", ">>", ">|", "&>")]
+        launched = any(la.call is call for la in job.launches)
+        targets += [(_paths(a), _where(a)) for a in call.args] if launched or call.program == "tee" else []
+        for path, offset in targets:
+            if re.match(r"/(?:var/)?tmp/[^$*?]+\Z", path) and path not in seen:
+                seen.add(path)
+                yield Violation(offset, f"{path} has the same name for every user and every job")
+    for item in job.assignments:
+        if item.exported and PLACE.search(item.name) and re.match(r"/(?:var/)?tmp/[^$*?%]+\Z", item.value):
+            yield Violation(item.offset, f"{item.name}={item.value} has the same name for every user and every job")
+
+
+def tmpdir(job: JobDescription) -> Iterator[Violation]:
+    if job.has("SLURM_TMPDIR"):
+        return
+    for use in job.uses:
+        if (
+            use.name == "SLURM_TMPDIR"
+            and not use.operator.startswith((":-", "-", ":+", "+", ":?", "?"))
+            and use.program not in ("[", "[[", "test")
+        ):
+            guarded = any(u.program in ("[", "[[", "test") or u.operator for u in job.uses if u.name == "SLURM_TMPDIR")
+            if not guarded:
+                yield Violation(use.offset, "$SLURM_TMPDIR is empty on a cluster that does not set it")
+            return
+
+
+def unshared(job: JobDescription) -> Iterator[Violation]:
+    if not job.multi_node:
+        return
+    for item in job.assignments:
+        if item.name in CACHES and not item.removed and LOCAL.match(item.value):
+            yield Violation(item.offset, f"{item.name}={item.value} is a folder of each node's own")
+
+
+def missing(job: JobDescription) -> Iterator[Violation]:
+    if not job.multi_node or not job.launches or sources_settings(job) or job.has(*CACHES, "XDG_CACHE_HOME"):
+        return
+    for launch in job.launches:
+        words = [a.text for a in launch.call.args]
+        pairs = [*words, *(f"{a} {b}" for a, b in pairwise(words))]
+        named = next((p for p in pairs if HUB.match(p)), None)
+        if named or any(a.name.startswith(("HF_", "TRANSFORMERS_")) for a in job.assignments):
+            what = named or "Hugging Face settings"
+            yield Violation(launch.call.offset, f"no HF_HOME for a job of several nodes ({what})")
+            return
+
+
+def sbcast(job: JobDescription) -> Iterator[Violation]:
+    for call in job.calls:
+        if call.program != "sbcast":
+            continue
+        words = [a.text for a in call.args]
+        if call.in_loop:
+            yield Violation(call.offset, "sbcast in a loop: every call broadcasts anew", severity="note")
+        if not any(
+            w in ("-f", "--force") or re.match(r"-[a-zA-Z]*f", w)
+            for w in words
+            if not w.startswith("--") or w == "--force"
+        ):
+            yield Violation(call.offset, "sbcast without --force fails if the file is there already")
+        files = [w for w in words if not w.startswith("-")]
+        if len(files) >= 2 and files[-2].endswith("/"):
+            yield Violation(call.offset, f"sbcast of a folder, {files[-2]}", severity="error")
+        folder = files[-1].rsplit("/", 1)[0] if len(files) >= 2 and "/" in files[-1] else ""
+        if folder.count("/") >= 2 and LOCAL.match(folder) and not any(
+            c.program == "mkdir" and c.srun and c.offset < call.offset for c in job.calls
+        ):  # fmt: skip
+            yield Violation(
+                call.offset,
+                f"the folder {folder} may be missing on the nodes",
+                cure=f"srun --ntasks-per-node=1 mkdir -p {folder}, before it",
+            )

@@ -1,0 +1,259 @@
+"""Tasks, CPUs, threads and GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from allranks.analysis.lint.command_options import slurm_options
+from allranks.analysis.lint.job import JobDescription, LauncherCall
+from allranks.analysis.lint.records import Violation
+
+SEVERAL_WHY = "Every task starts a launcher that starts all ranks of the node: too many ranks on each GPU, and launchers that fight for one port."
+SEVERAL_CURE = (
+    "#SBATCH --ntasks-per-node=1, the launcher starts the ranks of its node; or srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1: "
+    "without --ntasks srun keeps the job's number of tasks and ignores --ntasks-per-node"
+)
+ONE_NODE_WHY = "The batch script runs on the first node only. Without srun the other nodes are paid for and idle, or awaited until the timeout."
+ONE_NODE_CURE = "start it on every node: srun --ntasks-per-node=1 torchrun ..."
+INHERITED_WHY = (
+    "From Slurm 22.05 to 23.02 srun does not read --cpus-per-task of the job: each task gets one CPU, and data loaders share it. "
+    "With one task a node most clusters give it all CPUs anyway."
+)
+INHERITED_CURE = 'srun --cpus-per-task="$SLURM_CPUS_PER_TASK", or export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'
+MISSING_WHY = "Without --cpus-per-task a task has one CPU: all ranks and data loaders of the node share that one."
+MISSING_CURE = (
+    "#SBATCH --cpus-per-task=<CPUs of a node / tasks a node>, and the same to srun; or --exclusive, or --cpus-per-gpu"
+)
+THREADS_WHY = (
+    "torchrun and accelerate set OMP_NUM_THREADS=1 where it is missing; other launchers leave it, and every rank starts as many threads as "
+    "there are cores."
+)
+THREADS_CURE = "export OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / <ranks of a task>))"
+GPUS_WHY = "--gpus counts GPUs of the whole job; Slurm may spread them unevenly, 7 and 1, while the launcher expects as many on every node."
+PER_TASK_WHY = (
+    "Each task sees its own GPU only, as number 0: cuda:LOCAL_RANK fails from the second rank on, and direct copies between the ranks' GPUs "
+    "may be lost."
+)
+PER_TASK_CURE = "--gpus-per-node=<n>, so that every task sees all GPUs of its node and takes the one of its local rank"
+TOO_MANY_WHY = "Ranks without a GPU of their own stop with 'invalid device ordinal', or two share one and NCCL reports a duplicate GPU."
+COUNT_WHY = "The launcher waits for nodes that never come, until the timeout of the rendezvous."
+COUNT_CURE = "--nnodes=$SLURM_JOB_NUM_NODES, so that the two cannot differ"
+ALONE_WHY = (
+    "torchrun takes one node where it is not told more, so that every node trains a model of its own, without an error."
+)
+FEWER_WHY = "Slurm gives a job no more nodes than it has tasks, with a warning that nobody reads; the launcher then waits for nodes that never come."
+FEWER_CURE = "#SBATCH --ntasks-per-node=1 instead of --ntasks"
+PROCESSES_WHY = "accelerate divides --num_processes by the number of machines: too few ranks start, and GPUs stay idle."
+PROCESSES_CURE = "--num_processes=$((SLURM_JOB_NUM_NODES * <GPUs of a node>))"
+KILL_WHY = (
+    "By default srun lets the other tasks run on when one fails; they wait for it in a collective until the timeout."
+)
+KILL_CURE = "srun --kill-on-bad-exit=1 (srun then may return 143 instead of the first task's code)"
+SPREADING = {
+    "srun",
+    "mpirun",
+    "mpiexec",
+    "ssh",
+    "pdsh",
+    "clush",
+    "parallel",
+    "aprun",
+    "jsrun",
+    "flux",
+    "orterun",
+    "mpiexec.hydra",
+}
+
+
+def _starts(launch: LauncherCall) -> bool:
+    return launch.kind != "python"
+
+
+def several(job: JobDescription) -> Iterator[Violation]:
+    for launch in job.launches:
+        if _starts(launch) and launch.srun:
+            tasks = job.tasks_per_node(launch.srun)
+            if tasks is not None and tasks > 1:
+                yield Violation(
+                    launch.call.offset, f"srun starts {tasks} tasks on a node, and each starts {launch.kind}"
+                )
+
+
+def one_node(job: JobDescription) -> Iterator[Violation]:
+    if not job.is_batch or not job.multi_node:
+        return
+    for launch in job.launches:
+        spread = any(c.program in SPREADING for c in launch.call.under)
+        if not spread and _starts(launch) and not launch.call.in_function and not launch.option("hostfile", "H"):
+            count = job.nodes if job.nodes else "several"
+            yield Violation(launch.call.offset, f"{launch.kind} runs on the first of {count} nodes only")
+
+
+def inherited(job: JobDescription) -> Iterator[Violation]:
+    asked = job.number(job.heads("cpus-per-task"))
+    if asked is None or asked < 2 or job.has("SRUN_CPUS_PER_TASK"):
+        return
+    for srun in _launching(job):
+        if slurm_options(srun).keys() & {"cpus-per-task", "exclusive", "cpus-per-gpu", "cpu-bind"}:
+            continue
+        several_tasks = (job.tasks_per_node(srun) or 2) > 1
+        yield Violation(
+            srun.offset,
+            f"srun is not told --cpus-per-task, which the job sets to {asked}",
+            severity=None if several_tasks else "note",
+        )
+
+
+def _launching(job: JobDescription):
+    """The sruns that start ranks, each once."""
+    found = {id(la.srun): la.srun for la in job.launches if la.srun}
+    return list({s.offset: s for s in found.values() if s}.values())
+
+
+def missing(job: JobDescription) -> Iterator[Violation]:
+    if not job.heading or not job.launches:
+        return
+    given = job.heading.keys() & {
+        "cpus-per-task",
+        "cpus-per-gpu",
+        "exclusive",
+        "mincpus",
+        "cores-per-socket",
+        "threads-per-core",
+        "ntasks-per-core",
+    }
+    if given or any(slurm_options(s).keys() & {"cpus-per-task", "cpus-per-gpu", "exclusive"} for s in _launching(job)):
+        return
+    launch = next((one for one in job.launches if one.srun is not None), job.launches[0])
+    tasks = job.number(job.heads("ntasks-per-node")) or job.number(job.heads("ntasks")) or 1
+    if launch.srun is None and tasks > 1:
+        return  # the tasks' CPUs are all the batch script's own
+    yield Violation(launch.call.offset, f"the job asks for no CPUs: {launch.kind} and its ranks get one a task")
+
+
+def sources_settings(job: JobDescription) -> bool:
+    """Whether a file is sourced that may set anything; environments' own scripts set only paths."""
+    known = re.compile(r"(?:activate|conda\.sh|mamba\.sh|bashrc|profile|modules?\.sh|init/(?:ba)?sh|lmod\S*|z00\S*)\Z")
+    return any(c.program in ("source", ".") and c.args and not known.search(c.args[0].text) for c in job.calls)
+
+
+def threads(job: JobDescription) -> Iterator[Violation]:
+    if job.has("OMP_NUM_THREADS") or not job.launches or sources_settings(job) or _passes(job, "OMP_NUM_THREADS"):
+        return
+    for launch in job.launches:
+        if not job.is_batch and launch.srun is None:
+            continue  # whoever calls this script may have set it
+        per_node = job.number(launch.value("nproc_per_node", "num_gpus"))
+        if launch.kind == "python":
+            tasks = job.tasks_per_node(launch.srun) if launch.srun else None
+            bound = (slurm_options(launch.srun) if launch.srun else {}).keys() & {"cpus-per-task", "cpu-bind"}
+            if tasks and tasks > 1 and not bound:
+                yield Violation(
+                    launch.call.offset,
+                    f"no OMP_NUM_THREADS: each of the {tasks} ranks of a node starts a thread on every core it sees",
+                )
+                return
+        elif per_node != 1 and (per_node or launch.value("nproc_per_node", "num_gpus", "num_processes")):
+            sets = (
+                "all cores for every rank" if launch.kind == "deepspeed" else f"{launch.kind} gives every rank 1 thread"
+            )
+            yield Violation(launch.call.offset, f"no OMP_NUM_THREADS: {sets}")
+            return
+
+
+def _passes(job: JobDescription, name: str) -> bool:
+    return any(a.text.startswith((f"--export=ALL,{name}", f"{name}=")) for c in job.calls for a in c.args)
+
+
+def gpus_total(job: JobDescription) -> Iterator[Violation]:
+    found = job.heading.get("gpus")
+    if found and (job.nodes or 0) > 1:
+        yield Violation(found.offset, f"--gpus={found.value} is the number for all nodes together")
+
+
+def gpu_per_task(job: JobDescription) -> Iterator[Violation]:
+    found = job.heading.get("gpus-per-task")
+    for launch in job.launches:
+        if launch.kind != "python" or launch.srun is None or (job.tasks_per_node(launch.srun) or 1) < 2:
+            continue
+        options = slurm_options(launch.srun)
+        option, bound = options.get("gpus-per-task"), options.get("gpu-bind")
+        if (bound.value if bound else job.heads("gpu-bind")) == "none":
+            continue  # every task sees all GPUs of its node
+        if found or option:
+            yield Violation(
+                option.arg.offset if option else found.offset if found else 0,
+                "one GPU a task with several tasks a node",
+            )
+            return
+
+
+def too_many(job: JobDescription) -> Iterator[Violation]:
+    for launch in job.launches:
+        option = launch.option("nproc_per_node", "num_gpus")
+        ranks = job.number(option.value) if option else None
+        gpus = job.gpus_per_node
+        per_task = job.number(job.heads("gpus-per-task"))
+        if per_task and launch.srun:
+            gpus = per_task * (job.tasks_per_node(launch.srun) or 1)
+        if option and ranks and gpus and ranks > gpus:
+            yield Violation(option.arg.offset, f"{ranks} ranks a node, but the job asks for {gpus} GPUs a node")
+
+
+def count(job: JobDescription) -> Iterator[Violation]:
+    """Nodes that the launcher waits for, and nodes that the job has."""
+    if "nodes" not in job.heading or job.nodes is None:
+        return
+    for launch in job.launches:
+        option = launch.option("nnodes", "num_machines", "num_nodes")
+        asked = job.number(option.value) if option else None
+        if option and asked and asked > job.nodes:
+            yield Violation(option.arg.offset, f"{launch.kind} waits for {asked} nodes, and the job has {job.nodes}")
+        alone = launch.kind in ("torchrun", "torch.distributed.launch") and option is None and launch.srun is not None
+        if not alone or "standalone" in launch.options or job.has("PET_NNODES") or launch.open_ended:
+            continue
+        nodes = job.srun_nodes(launch.srun) if launch.srun else None
+        if nodes and nodes > 1 and (job.tasks_per_node(launch.srun) if launch.srun else None):
+            yield Violation(
+                launch.call.offset, f"no --nnodes: each of the {nodes} nodes is a world of its own", why=ALONE_WHY
+            )
+
+
+def fewer(job: JobDescription) -> Iterator[Violation]:
+    """Fewer tasks than nodes."""
+    tasks, nodes = job.number(job.heads("ntasks")), job.number((job.heads("nodes") or "").partition("-")[0])
+    if tasks and nodes and tasks < nodes:
+        yield Violation(
+            job.heading["ntasks"].offset, f"--ntasks={tasks} with --nodes={nodes}: the job gets {tasks} of them"
+        )
+        return
+    for launch in job.launches:
+        option = slurm_options(launch.srun).get("ntasks") if launch.srun else None
+        started = job.number(option.value) if option else None
+        asked = job.number(launch.value("nnodes", "num_machines"))
+        if option and started and asked and started < asked:
+            yield Violation(
+                option.arg.offset, f"srun starts {started} of the {asked} tasks that {launch.kind} waits for"
+            )
+
+
+def processes(job: JobDescription) -> Iterator[Violation]:
+    """``accelerate launch --num_processes`` counts the ranks of all machines together."""
+    for launch in job.launches:
+        option = launch.option("num_processes")
+        machines, ranks = job.number(launch.value("num_machines")), job.number(option.value) if option else None
+        if launch.kind != "accelerate" or option is None or machines is None or ranks is None or machines < 2:
+            continue
+        if ranks < machines or (ranks == job.gpus_per_node and ranks > 1):
+            text = f"--num_processes={ranks} is the number for all {machines} machines together, {ranks // machines} on each"
+            yield Violation(option.arg.offset, text)
+
+
+def kill(job: JobDescription) -> Iterator[Violation]:
+    if job.has("SLURM_KILL_BAD_EXIT"):
+        return
+    for srun in _launching(job):
+        tasks = job.tasks_per_node(srun)
+        if (job.multi_node or (tasks is not None and tasks > 1)) and "kill-on-bad-exit" not in slurm_options(srun):
+            yield Violation(srun.offset, "srun without --kill-on-bad-exit: when one task fails, the others run on")

@@ -1,0 +1,106 @@
+"""Findings on a terminal: by file and line, one place for what is said twice."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+
+from rich.console import Console
+from rich.text import Text
+
+from allranks.analysis.lint.records import LintFinding, LintReport
+
+# the worst first
+STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+INDENT = 16
+MAX_WIDTH = 120
+
+
+def show_report(console: Console, report: LintReport) -> None:
+    """What a person reads, line by line, the worst of a line first; why, cure and source stand once for each rule of a file."""
+    for name in report.files:
+        found = [f for f in report.findings if f.file == name]
+        if found:
+            _print(console, Text(name, style="bold underline"))
+            _show_file(console, found)
+    for item in report.allowed:
+        _print(console, Text(f"allowed  {item.file}:{item.line}  {item.message} [{item.id}]", style="dim"))
+    for problem in report.unread:
+        place = f"{problem.file}:{problem.line}" if problem.line else problem.file
+        _print(console, Text.assemble(("not read  ", "bold red"), f"{place}: {problem.why}"))
+    _print(console, Text(summary(report)))
+
+
+def _show_file(console: Console, found: list[LintFinding]) -> None:
+    groups: dict[tuple[str, str], list[LintFinding]] = {}
+    for item in found:
+        groups.setdefault((item.id, item.message), []).append(item)
+    explained: set[tuple[str, str, str]] = set()
+    quoted = 0
+    for items in sorted(groups.values(), key=lambda items: (items[0].line, [*STYLES].index(items[0].severity))):
+        first = items[0]
+        _headline(console, items, quote=first.line != quoted)
+        quoted = first.line
+        why = (first.id, first.why, first.cure)
+        if why in explained:
+            _block(console, "", "why and cure: as above", "dim")
+        else:
+            explained.add(why)
+            _block(console, "why   ", first.why, "")
+            _block(console, "cure  ", first.cure, "green")
+            _block(console, "from  ", first.source, "dim")
+        console.print()
+
+
+def _headline(console: Console, items: list[LintFinding], quote: bool) -> None:
+    """`quote`: with the line of the script, which stands once where a line has several findings."""
+    first = items[0]
+    lines = _wrapped(console, f"{first.message} [{first.id}]")
+    head = Text.assemble(
+        (f"{first.line:>5}  ", "bold"), (f"{first.severity:<9}", STYLES[first.severity]), (lines[0], "bold")
+    )
+    _print(console, head)
+    for line in lines[1:]:
+        _print(console, Text(" " * INDENT + line, style="bold"))
+    if quote and first.text and first.text not in first.message:
+        _print(console, Text(" " * INDENT + _cut(console, "> " + first.text), style="dim"))
+    if len(items) > 1:
+        numbers = list(dict.fromkeys(str(i.line) for i in items[1:] if i.line != first.line))
+        if numbers:
+            shown = ", ".join(numbers[:10]) + (" and more" if len(numbers) > 10 else "")
+            _block(console, "", f"also line{'s' * (len(numbers) > 1)} {shown}", "dim")
+
+
+def _width(console: Console) -> int:
+    return max(24, min(console.width, MAX_WIDTH) - INDENT)
+
+
+def _cut(console: Console, text: str) -> str:
+    width = _width(console)
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _wrapped(console: Console, text: str, less: int = 0) -> list[str]:
+    return textwrap.wrap(text, _width(console) - less, break_on_hyphens=False) or [""]
+
+
+def _block(console: Console, label: str, text: str, style: str) -> None:
+    """Text with its label in front of the first line, indented."""
+    for number, line in enumerate(_wrapped(console, text, len(label))):
+        front = label if number == 0 else " " * len(label)
+        _print(console, Text.assemble(" " * INDENT, (front, "dim"), (line, style)))
+
+
+def _print(console: Console, text: Text) -> None:
+    console.print(text, soft_wrap=True)
+
+
+def summary(report: LintReport) -> str:
+    """``2 errors, 1 warning in 3 files; 1 not read``."""
+    counts = Counter(f.severity for f in report.findings)
+    parts = [f"{counts[s]} {s}{'s' * (counts[s] > 1)}" for s in ("error", "warning", "note") if counts[s]]
+    files = f"{len(report.files)} file{'s' * (len(report.files) > 1)}"
+    unread = len({u.file for u in report.unread})
+    return f"{', '.join(parts) or 'nothing found'} in {files}" + (
+        f"; {unread} not read, or not to the end" if unread else ""
+    )

@@ -1,0 +1,263 @@
+"""Compute metrics.json from the events of all ranks, with expert load and sample answers. Pure; also works for failed runs."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import msgspec
+
+from allranks.analysis import stragglers
+from allranks.planning.records import LaunchPlan
+from allranks.spec.records import RunSpec
+
+
+def expert_load(story: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Shares of the tokens that the experts of each block got, over all training steps; None for a dense model.
+
+    Returns:
+        ``experts``: how many a block has; ``min`` and ``max``: the least and the greatest share in any block; ``layers``: for
+        each block ``layer`` (its number), ``min``, ``mean`` and ``max`` share, ``most`` (the expert that got it) and ``unused``
+        (experts that got nothing). Even work is a share of ``mean`` for each.
+    """
+    totals: dict[str, list[int]] = {}
+    for event in story:
+        if event["event"] == "experts":
+            for layer, counts in event["layers"].items():
+                before = totals.get(layer, [0] * len(counts))
+                totals[layer] = [a + b for a, b in zip(before, counts, strict=True)]
+    layers = [_layer(name, counts) for name, counts in totals.items() if sum(counts)]
+    if not layers:
+        return None
+    return {
+        "experts": max(len(counts) for counts in totals.values()),
+        "min": min(layer["min"] for layer in layers),
+        "max": max(layer["max"] for layer in layers),
+        "layers": layers,
+    }
+
+
+def _layer(name: str, counts: list[int]) -> dict[str, Any]:
+    whole = sum(counts)
+    return {
+        "layer": name,
+        "min": min(counts) / whole,
+        "mean": 1 / len(counts),
+        "max": max(counts) / whole,
+        "most": counts.index(max(counts)),
+        "unused": counts.count(0),
+    }
+
+
+def before_and_after(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with ``prompt``, ``expected``, ``before`` (None without a baseline) and ``after``, from rank 0's events."""
+    evals = [(e.get("step"), found) for e in events if e["event"] == "eval" and (found := _samples(e))]
+    if not evals:
+        return []
+    (first_step, first), (last_step, last) = evals[0], evals[-1]
+    start = {str(s.get("prompt")): s.get("reply") for s in first} if len(evals) > 1 or first_step == 0 else {}
+    trained = last_step != 0
+    return [
+        {
+            "prompt": s.get("prompt"),
+            "expected": s.get("expected"),
+            "before": start.get(str(s.get("prompt"))),
+            "after": s.get("reply") if trained else None,
+        }
+        for s in (last if trained else first)
+    ]
+
+
+def _samples(event: dict[str, Any]) -> list[dict[str, Any]]:
+    found = event.get("samples")
+    return [s for s in found if isinstance(s, dict)] if isinstance(found, list) else []
+
+
+WARMUP_STEPS = stragglers.WARMUP_STEPS
+Events = list[dict[str, Any]]
+
+# Dense bf16 peaks in FLOP/s without sparsity, from the vendors' data sheets; a GPU that is not here has no MFU.
+PEAK_FLOPS = {
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "A10": 125e12,
+    "B200": 2250e12,
+}
+
+
+def without_repeated_steps(events: Events) -> Events:
+    """Events without the steps that a resumed attempt did again: after ``resume`` from step N, later ones count."""
+    kept: Events = []
+    for event in events:
+        if event["event"] == "resume":
+            start = event["from_step"]
+            kept = [
+                e for e in kept if e["event"] not in ("step", "eval", "checkpoint", "experts") or e["step"] <= start
+            ]
+        kept.append(event)
+    return kept
+
+
+def first_event(events: Events, kind: str) -> dict[str, Any]:
+    """The first event of a kind, or an empty one."""
+    return next((e for e in events if e["event"] == kind), {})
+
+
+def last_event(events: Events, kind: str) -> dict[str, Any]:
+    """The last event of a kind, or an empty one."""
+    return next((e for e in reversed(events) if e["event"] == kind), {})
+
+
+def step_times(steps: Events, after: int = 0) -> list[float]:
+    """Time of every optimizer step later than `after`, in seconds."""
+    times: list[float] = []
+    for event in steps:
+        each = event.get("step_times_s") or [event["step_time_s"]]
+        start = event["step"] - len(each)
+        times += [t for i, t in enumerate(each) if start + i >= after]
+    return times
+
+
+def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, Events], status: str) -> dict[str, Any]:
+    """The summary that goes into metrics.json; what is not known is None."""
+    story = {rank: without_repeated_steps(events) for rank, events in ranks.items()}
+    zero = story.get(0, [])
+    steps = {rank: [e for e in events if e["event"] == "step"] for rank, events in story.items()}
+    model, data, proof, evaluation = (
+        last_event(zero, "model"),
+        last_event(zero, "data"),
+        last_event(zero, "proof"),
+        last_event(zero, "eval"),
+    )
+    rate = throughput(steps)
+    times = step_times(steps.get(0, []), WARMUP_STEPS)
+    losses = [e.get("loss") for e in steps.get(0, [])]  # None where one was not finite
+    return {
+        "run_name": run_name,
+        "status": status,
+        "strategy": plan.strategy,
+        "world_size": plan.world_size,
+        "nodes": len(plan.nodes),
+        "device": model.get("device", plan.device),
+        "torch": model.get("torch"),
+        "model": spec.model.name if spec.model else None,
+        "parameters": model.get("parameters"),
+        "parameters_trained": model.get("parameters_trained"),
+        "dataset": spec.data.source if spec.data else None,
+        "use_lora": spec.adapter.type == "lora",
+        "dtype": plan.dtype,
+        "gradient_checkpointing": bool(spec.model and spec.model.gradient_checkpointing),
+        "steps": steps[0][-1]["step"] if steps.get(0) else 0,
+        "wall_time_s": wall_time(ranks),
+        "train_loss_first": losses[0] if losses else None,
+        "train_loss_last": losses[-1] if losses else None,
+        "eval_loss": evaluation.get("loss"),
+        "eval_loss_first": first_event(zero, "eval").get("loss"),
+        "perplexity": evaluation.get("perplexity"),
+        "accuracy": evaluation.get("accuracy"),
+        "exact_match": evaluation.get("exact_match"),
+        "exact_match_first": first_event(zero, "eval").get("exact_match"),
+        "tokens_real": _total(steps, "tokens"),
+        "tokens_trained": _total(steps, "tokens_trained"),
+        "tokens_padded": _total(steps, "tokens_padded"),
+        "tokens_per_s": rate,
+        "tokens_per_s_per_rank": rate / plan.world_size if rate else None,
+        "warmup_s": round(sum(step_times(steps.get(0, []))) - sum(times), 6) if times else None,
+        "step_time_s": {"median": statistics.median(times), "p90": quantile(times, 0.9)} if times else None,
+        "epoch_s": epoch_time(times, data, plan),
+        "mfu": mfu(rate, spec, model, plan),
+        "peak_memory_bytes": max(
+            (v for s in steps.values() for e in s if (v := e.get("peak_memory_bytes"))), default=None
+        ),
+        "prepare_s": data.get("seconds"),
+        "engine": engine_of(zero),
+        "expert_load": expert_load(zero),
+        "eval_s": _sum(zero, "eval", "seconds"),
+        "checkpoint_s": _sum(zero, "checkpoint", "seconds"),
+        "own_time": own_time(story),
+        "rows_truncated": data.get("rows_truncated"),
+        "tokens_cut": data.get("tokens_cut"),
+        "attempts": sum(e["event"] == "start" for e in zero),
+        "sync_proof": {k: proof[k] for k in ("world_size", "weights_equal", "data_disjoint")} if proof else None,
+    }
+
+
+def own_time(story: dict[int, Events]) -> dict[str, Any] | None:
+    """How long each rank works before it waits for others, relative to the median; the slow ones are named. None where it
+    cannot be told (one rank, too few steps)."""
+    pace = stragglers.pace_of_run(story)
+    if pace is None:
+        return None
+    return {**msgspec.to_builtins(pace), "stragglers": [r.rank for r in pace.slow]}
+
+
+def engine_of(story: Events) -> dict[str, Any] | None:
+    """Another library's engine that a strategy uses: name, version, and the seconds that importing it (``import_s``) and
+    starting it (``initialize_s``, with whatever it compiles) took. They are not part of any step."""
+    found = last_event(story, "engine")
+    keys = ("engine", "version", "import_s", "initialize_s")
+    return {"name" if k == "engine" else k: found.get(k) for k in keys} if found else None
+
+
+def epoch_time(times: list[float], data: dict[str, Any], plan: LaunchPlan) -> float | None:
+    """Seconds of training that show every sequence once: the mean step after warm-up times the steps of an epoch (no
+    evaluation, no checkpoint). The mean, not the median: an epoch has its slow steps too."""
+    sequences = data.get("sequences")
+    if not times or not sequences or plan.batch is None:
+        return None
+    return statistics.fmean(times) * sequences / plan.batch.global_batch_size
+
+
+def throughput(steps: dict[int, Events]) -> float | None:
+    """Real tokens per second over all ranks, in the steps after warm-up. Ranks move in step, so the time is rank 0's."""
+    tokens = sum(e["tokens"] for s in steps.values() for e in s if e["step"] - e.get("steps", 1) >= WARMUP_STEPS)
+    seconds = sum(
+        sum(e.get("step_times_s") or [e["step_time_s"]])
+        for e in steps.get(0, [])
+        if e["step"] - e.get("steps", 1) >= WARMUP_STEPS
+    )
+    return tokens / seconds if seconds else None
+
+
+def _total(steps: dict[int, Events], name: str) -> int:
+    return sum(e.get(name) or 0 for s in steps.values() for e in s)
+
+
+def _sum(events: Events, kind: str, name: str) -> float:
+    return sum(e.get(name) or 0 for e in events if e["event"] == kind)
+
+
+def wall_time(ranks: dict[int, Events]) -> float | None:
+    """Seconds from the first to the last event of an attempt, summed over attempts (the time between them does not count)."""
+    times: dict[int, list[float]] = {}
+    for events in ranks.values():
+        attempt = 0
+        for event in events:
+            if event["event"] == "start":
+                attempt = event.get("attempt") or attempt + 1
+            times.setdefault(attempt, []).append(event["time"])
+    return round(sum(max(own) - min(own) for own in times.values()), 3) if times else None
+
+
+def quantile(values: list[float], q: float) -> float:
+    """The q-quantile by linear interpolation between the sorted values."""
+    ordered = sorted(values)
+    at = q * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def mfu(rate: float | None, spec: RunSpec, model: dict[str, Any], plan: LaunchPlan) -> float | None:
+    """Model FLOP utilisation: 6 FLOPs per parameter and token, or with LoRA 4 per frozen and 6 per trained one (the
+    frozen weights get no gradient; NeMo counts so). None on a CPU and on GPUs whose peak is not known."""
+    peak = next((flops for name, flops in PEAK_FLOPS.items() if name in str(model.get("device", ""))), None)
+    if not rate or not peak or plan.device != "cuda" or plan.dtype != "bfloat16":
+        return None
+    trained = model["parameters_trained"]
+    frozen = model["parameters"] - trained
+    return rate * (6 * trained + 4 * frozen) / (peak * plan.world_size)

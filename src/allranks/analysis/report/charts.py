@@ -1,0 +1,351 @@
+"""Build the charts of memory and host telemetry, and group all charts of a run for the page. Pure; does not import plotly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from allranks.analysis.report.figures import (
+    MAX_LINES,
+    Chart,
+    Figure,
+    axis,
+    byte_unit,
+    colour,
+    label,
+    layout,
+    line,
+    scale,
+    step_layout,
+)
+from allranks.analysis.report.run_data import RunData, StepRecord
+from allranks.analysis.report.series import Elapsed, Value, band, common_steps, downsample, smooth
+from allranks.analysis.report.step_charts import (
+    loss_chart,
+    rank_time_chart,
+    score_chart,
+    step_shapes,
+    step_time_chart,
+    throughput_chart,
+)
+from allranks.rundir.files import replace_non_finite
+from allranks.utils.formatting import as_dicts, finite_float, format_bytes
+
+
+def memory_chart(data: RunData) -> Chart | None:
+    """Memory in use by rank, and the highest peak of all."""
+    ranks = {rank: s.steps for rank, s in data.histories.items() if any(p.memory is not None for p in s.steps)}
+    if not ranks:
+        return None
+    peaks = {rank: max((s.peak for s in steps if s.peak is not None), default=None) for rank, steps in ranks.items()}
+    divisor, unit = byte_unit([*peaks.values(), *(s.memory for steps in ranks.values() for s in steps)])
+    traces = _memory_traces(ranks, divisor)
+    traces += _peak_trace(ranks, divisor)
+    figure = {
+        "data": traces,
+        "layout": step_layout(
+            280, [float(s.step) for s in data.zero.steps], yaxis=axis(rangemode="tozero", ticksuffix=f" {unit}")
+        ),
+    }
+    figure["layout"]["shapes"] = step_shapes(data)
+    kind = "of the CUDA allocator" if data.plan.get("device") == "cuda" else "resident in the process"
+    known = {rank: peak for rank, peak in peaks.items() if peak is not None}
+    top = max(known, key=lambda rank: known[rank], default=None)
+    where = f" The highest peak is rank {top}'s: {format_bytes(known[top])}." if top is not None else ""
+    return Chart("memory", "Memory by rank", f"Memory {kind} at the end of each step.{where}", figure)
+
+
+def _memory_traces(ranks: dict[int, list[StepRecord]], divisor: float) -> list[Figure]:
+    if len(ranks) <= MAX_LINES:
+        return [
+            line(
+                f"rank {r}",
+                [float(s.step) for s in steps],
+                scale([s.memory for s in steps], divisor),
+                colour(i),
+                width=1.5,
+                mode="lines",
+            )
+            for i, (r, steps) in enumerate(ranks.items())
+        ]
+    rows = common_steps(ranks)
+    low, middle, high = band([[s.memory for s in row] for row in rows])
+    return band_traces([float(row[0].step) for row in rows], low, middle, high, divisor, "ranks")
+
+
+def band_traces(
+    xs: list[float], low: list[Value], middle: list[Value], high: list[Value], divisor: float, what: str
+) -> list[Figure]:
+    """Lowest to highest as an area, and the median: for more lines than can be told apart."""
+    group = f"median of the {what} (area: lowest to highest)"
+    return [
+        line(
+            f"lowest of the {what}",
+            xs,
+            scale(low, divisor),
+            "--c1/0.5",
+            width=1,
+            mode="lines",
+            showlegend=False,
+            group=group,
+        ),
+        line(
+            f"highest of the {what}",
+            xs,
+            scale(high, divisor),
+            "--c1/0.5",
+            width=1,
+            mode="lines",
+            showlegend=False,
+            fill="tonexty",
+            fillcolor="--c1/0.18",
+            group=group,
+        ),
+        line(group, xs, scale(middle, divisor), colour(0), mode="lines"),
+    ]
+
+
+def _peak_trace(ranks: dict[int, list[StepRecord]], divisor: float) -> list[Figure]:
+    tops: dict[int, float] = {}
+    for steps in ranks.values():
+        for step in steps:
+            if step.peak is not None:
+                tops[step.step] = max(tops.get(step.step, 0.0), step.peak)
+    xs = sorted(tops)
+    name = label("highest peak so far")
+    x, y = downsample([float(n) for n in xs], scale([tops[n] for n in xs], divisor))
+    return [line(name, x, y, "--muted", width=1.5, dash="dash", mode="lines")] if xs else []
+
+
+Rows = list[dict[str, Any]]
+Read = Callable[[dict[str, Any]], Value]
+HEIGHT = 230
+SMOOTH_ABOVE = 600
+UNITS = (("hours", 3600), ("minutes", 60))
+DASHES = ("solid", "dot", "dash")
+
+
+def host_charts(data: RunData) -> list[Chart]:
+    """CPU, memory, network and disk of the hosts; utilisation, memory and power of their GPUs."""
+    if not data.telemetry:
+        return []
+    elapsed = Elapsed(_moments(data))
+    hosts = {host: (_times(rows, elapsed), rows) for host, rows in data.telemetry.items()}
+    net = [("sent", "net_sent_bytes_per_s"), ("received", "net_received_bytes_per_s")]
+    if len(hosts) == 1:
+        net.append(("loopback", "loopback_bytes_per_s"))
+    disk = [("read", "disk_read_bytes_per_s"), ("written", "disk_write_bytes_per_s")]
+    charts = [
+        _percent("cpu", "CPU", "Busy share of all cores.", hosts, _reader("cpu_percent")),
+        _percent("host-memory", "Host memory", "Used share of the host's memory.", hosts, _memory_share),
+        _bytes(
+            "network",
+            "Network",
+            "All interfaces but loopback" + (", which is shown apart" * (len(hosts) == 1)) + ".",
+            hosts,
+            net,
+        ),
+        _bytes("disk", "Disk", "Reads and writes of the host's disks.", hosts, disk),
+        *_gpu_charts(hosts),
+    ]
+    found = [chart for chart in charts if chart]
+    longest = max((xs[-1] for xs, _ in hosts.values()), default=0.0)
+    for chart in found:
+        chart.figure["layout"]["shapes"] = _training(data, elapsed)
+        _rescale(chart.figure, longest)
+    return found
+
+
+def _rescale(figure: Figure, longest: float) -> None:
+    """Minutes or hours instead of seconds, where the run was long."""
+    unit, seconds = next(((u, s) for u, s in UNITS if longest > 3 * s), ("seconds", 1))
+    figure["layout"]["xaxis"]["title"]["text"] = f"{unit} since the start"
+    for trace in figure["data"]:
+        trace["x"] = [x / seconds for x in trace["x"]]
+    for shape in figure["layout"]["shapes"]:
+        shape["x0"], shape["x1"] = shape["x0"] / seconds, shape["x1"] / seconds
+
+
+def _moments(data: RunData) -> list[float]:
+    sampled = [t for rows in data.telemetry.values() for row in rows if (t := finite_float(row["time"])) is not None]
+    return sampled + [at for attempt in data.zero.attempts for _, at in attempt.phases]
+
+
+def _times(rows: Rows, elapsed: Elapsed) -> list[float]:
+    return [elapsed(finite_float(row["time"]) or 0.0) for row in rows]
+
+
+def _training(data: RunData, elapsed: Elapsed) -> list[Figure]:
+    """Areas in which training, with its evaluations and checkpoints, went on."""
+    shapes = []
+    for attempt in data.zero.attempts:
+        starts = [at for name, at in attempt.phases if name == "train"]
+        if starts and attempt.ended is not None:
+            span = {"x0": elapsed(starts[0]), "x1": elapsed(attempt.ended)}
+            area = {"type": "rect", "xref": "x", "yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
+            shapes.append({**area, **span, "fillcolor": "--area", "line": {"width": 0}})
+    return shapes
+
+
+def _reader(key: str) -> Read:
+    return lambda row: finite_float(row.get(key))
+
+
+def _memory_share(row: dict[str, Any]) -> Value:
+    used, total = finite_float(row.get("memory_used_bytes")), finite_float(row.get("memory_total_bytes"))
+    return 100 * used / total if used is not None and total else None
+
+
+Hosts = dict[str, tuple[list[float], Rows]]
+Keys = list[tuple[str, str]]
+Lines = dict[str, tuple[list[float], list[Value]]]
+
+
+def _percent(id: str, title: str, note: str, hosts: Hosts, read: Read) -> Chart | None:
+    lines = {host: (xs, [read(row) for row in rows]) for host, (xs, rows) in hosts.items()}
+    return _chart(id, title, note, _draw(lines, 1.0, "hosts"), axis(range=[0, 105], ticksuffix=" %"))
+
+
+def _bytes(id: str, title: str, note: str, hosts: Hosts, keys: Keys) -> Chart | None:
+    values = [finite_float(row.get(key)) for _, rows in hosts.values() for row in rows for _, key in keys]
+    if not any(values):
+        return None
+    divisor, unit = byte_unit(values)
+    if len(hosts) * len(keys) > MAX_LINES:
+        traces = _draw({host: (xs, _sums(rows, keys)) for host, (xs, rows) in hosts.items()}, divisor, "hosts")
+        note += f" Sum of {' and '.join(name for name, _ in keys)}."
+    else:
+        traces = _lines_of(hosts, keys, divisor)
+    return _chart(id, title, note, traces, axis(rangemode="tozero", ticksuffix=f" {unit}/s"))
+
+
+def _sums(rows: Rows, keys: Keys) -> list[Value]:
+    return [sum(finite_float(row.get(key)) or 0.0 for _, key in keys) for row in rows]
+
+
+def _lines_of(hosts: Hosts, keys: Keys, divisor: float) -> list[Figure]:
+    """One colour a measure on a single host; on several, one a host and one kind of line a measure."""
+    single = len(hosts) == 1
+    traces = []
+    for i, (host, (xs, rows)) in enumerate(hosts.items()):
+        for j, (name, key) in enumerate(keys):
+            ys = scale([finite_float(row.get(key)) for row in rows], divisor)
+            paint, dash = (colour(j), "solid") if single else (colour(i), DASHES[j])
+            traces += curve(name if single else f"{host} {name}", xs, ys, paint, faint=single, dash=dash)
+    return traces
+
+
+def _gpu_charts(hosts: Hosts) -> list[Chart | None]:
+    memory = _gpu_lines(hosts, "memory_used_bytes")
+    divisor, unit = byte_unit([v for _, each in memory.values() for v in each])
+    return [
+        _chart(
+            "gpu",
+            "GPU utilisation",
+            "Share of the time in which a kernel ran.",
+            _draw(_gpu_lines(hosts, "utilisation_percent"), 1.0, "GPUs"),
+            axis(range=[0, 105], ticksuffix=" %"),
+        ),
+        _chart(
+            "gpu-memory",
+            "GPU memory",
+            "In use on each GPU, by all processes.",
+            _draw(memory, divisor, "GPUs"),
+            axis(rangemode="tozero", ticksuffix=f" {unit}"),
+        ),
+        _chart(
+            "gpu-power",
+            "GPU power",
+            "Drawn by each GPU.",
+            _draw(_gpu_lines(hosts, "power_w"), 1.0, "GPUs"),
+            axis(rangemode="tozero", ticksuffix=" W"),
+        ),
+    ]
+
+
+def _gpu_lines(hosts: Hosts, key: str) -> Lines:
+    found: Lines = {}
+    for host, (xs, rows) in hosts.items():
+        gpus: dict[str, list[Value]] = {}
+        for i, row in enumerate(rows):
+            for gpu in as_dicts(row.get("gpus")):
+                each = gpus.setdefault(str(gpu.get("index")), [None] * len(rows))
+                each[i] = finite_float(gpu.get(key))
+        for index, values in gpus.items():
+            found[f"{host} GPU {index}" if len(hosts) > 1 else f"GPU {index}"] = (xs, values)
+    return found
+
+
+def _draw(lines: Lines, divisor: float, what: str) -> list[Figure]:
+    """A line each, or an area from the lowest to the highest where they are too many to be told apart."""
+    known = {name: line_ for name, line_ in lines.items() if any(v is not None for v in line_[1])}
+    if len(known) <= MAX_LINES:
+        return [
+            trace
+            for i, (name, (xs, ys)) in enumerate(known.items())
+            for trace in curve(name, xs, scale(ys, divisor), colour(i), faint=len(known) <= 3)
+        ]
+    # hosts sample at their own moments: seconds bring them together
+    table: dict[int, list[Value]] = {}
+    for xs, ys in known.values():
+        for x, y in zip(xs, ys, strict=True):
+            table.setdefault(round(x), []).append(y)
+    seconds = sorted(table)
+    return band_traces([float(s) for s in seconds], *band([table[s] for s in seconds]), divisor, f"{len(known)} {what}")
+
+
+def curve(name: str, xs: list[float], ys: list[Value], paint: str, *, faint: bool, dash: str = "solid") -> list[Figure]:
+    """A measure over time; one with very many samples as its running mean, with the samples faint behind it."""
+    style = {"width": 1.5, "mode": "lines", "dash": dash}
+    if len(xs) <= SMOOTH_ABOVE:
+        return [line(name, xs, ys, paint, **style)]
+    mean = line(name, xs, smooth(ys, len(xs) // 200), paint, **style)
+    if not faint:
+        return [mean]
+    behind = {"width": 1, "mode": "lines", "group": name, "showlegend": False, "hoverinfo": "skip"}
+    return [line(name, xs, ys, f"{paint}/0.2", **behind), mean]
+
+
+def _chart(id: str, title: str, note: str, traces: list[Figure], y: Figure) -> Chart | None:
+    if not any(v is not None for trace in traces for v in trace["y"]):
+        return None
+    if any(trace.get("hoverinfo") == "skip" for trace in traces):
+        note += " Strong lines: running means."
+    figure = {"data": traces, "layout": layout(HEIGHT, "", yaxis=y)}
+    return Chart(id, title, note, figure)
+
+
+def training_charts(data: RunData) -> list[Chart]:
+    """What was learned."""
+    return [chart for chart in (loss_chart(data), score_chart(data)) if chart]
+
+
+def speed_charts(data: RunData) -> list[Chart]:
+    """What it cost in time and memory."""
+    makers = (throughput_chart, step_time_chart, rank_time_chart, memory_chart)
+    return [chart for make in makers if (chart := make(data))]
+
+
+def telemetry_charts(data: RunData) -> list[Chart]:
+    """What the hosts were doing."""
+    return host_charts(data)
+
+
+def figures_json(charts: list[Chart]) -> str:
+    """All figures by id, as JSON that is safe inside a script element."""
+    figures = {chart.id: round_numbers(replace_non_finite(chart.figure)) for chart in charts}
+    text = json.dumps(figures, separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def round_numbers(value: Any) -> Any:
+    """The same figure with numbers of six digits: more cannot be seen, and would make the page large."""
+    if isinstance(value, float):
+        short = float(f"{value:.6g}")
+        return int(short) if short.is_integer() and abs(short) < 1e15 else short
+    if isinstance(value, dict):
+        return {key: round_numbers(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [round_numbers(item) for item in value]
+    return value

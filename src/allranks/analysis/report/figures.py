@@ -1,0 +1,191 @@
+"""Build plotly figures as plain dictionaries; shared by all charts.
+
+Colours are names of the page's CSS variables ("--c1", or "--c1/0.2" with opacity), which the page replaces by values, so that
+one figure works in light and dark mode. Titles are HTML above the figure, not text inside it.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from allranks.analysis.metrics import WARMUP_STEPS
+from allranks.analysis.report.series import MAX_POINTS, Value, downsample
+
+PALETTE_SIZE = 8
+MAX_LINES = 8
+Figure = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LegendEntry:
+    """A line of the legend, which the page shows as HTML: it wraps better than plotly's. ``shape`` is solid, dot, dash,
+    box, mark or diamond."""
+
+    name: str
+    group: str
+    colour: str
+    opacity: str
+    shape: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure with its heading and the sentence below it."""
+
+    id: str
+    title: str
+    note: str
+    figure: Figure
+    wide: bool = False
+
+    @property
+    def legend(self) -> list[LegendEntry]:
+        """What the colours mean; nothing where there is but one."""
+        shown = [t for t in self.figure["data"] if t.get("showlegend") is not False]
+        return [_legend_entry(trace) for trace in shown] if len(shown) > 1 else []
+
+    @property
+    def height(self) -> int:
+        return self.figure["layout"]["height"]
+
+
+def _legend_entry(trace: Figure) -> LegendEntry:
+    line_, marker = trace.get("line") or {}, trace.get("marker") or {}
+    paint, _, opacity = str(line_.get("color") or marker.get("color")).partition("/")
+    shape = "box" if trace["type"] == "bar" else line_.get("dash", "mark")
+    if marker.get("symbol") == "diamond":
+        shape = "diamond"
+    return LegendEntry(
+        html.unescape(trace["name"]), trace.get("legendgroup") or trace["name"], paint, opacity or "1", shape
+    )
+
+
+def colour(i: int) -> str:
+    """The i-th colour of the palette."""
+    return f"--c{i % PALETTE_SIZE + 1}"
+
+
+def label(text: str) -> str:
+    """Text inside a figure: plotly reads tags there."""
+    return html.escape(text, quote=False)
+
+
+def line(name: str, xs: Sequence[float], ys: Sequence[Value], paint: str, *, axis: int = 1, **more: Any) -> Figure:
+    """A curve, thinned where it has more points than can be seen; a few points get dots."""
+    limit = more.pop("limit", MAX_POINTS)
+    x, y = downsample(xs, ys, limit)
+    style = {"color": paint, "width": more.pop("width", 2), "dash": more.pop("dash", "solid")}
+    few = len(x) <= 40
+    trace = {
+        "type": "scatter",
+        "name": label(name),
+        "x": x,
+        "y": y,
+        "mode": "lines+markers" if few else "lines",
+        "line": style,
+        "marker": {"size": 5, "color": paint},
+        "legendgroup": label(more.pop("group", name)),
+        **({"yaxis": f"y{axis}"} if axis > 1 else {}),
+    }
+    return trace | more
+
+
+def layout(height: int, x_title: str, **more: Any) -> Figure:
+    """A layout with one x axis; `more` adds or replaces."""
+    return {
+        "height": height,
+        "hovermode": "x unified",
+        "hoversubplots": "axis",
+        "barmode": "stack",
+        "xaxis": {"title": {"text": x_title, "standoff": 6}, "zeroline": False, "automargin": True},
+        "yaxis": axis(),
+        **more,
+    }
+
+
+def step_layout(height: int, steps: Sequence[float], **more: Any) -> Figure:
+    """A layout over steps: no ticks between two of them."""
+    found = layout(height, "step", **more)
+    if steps and max(steps) - min(steps) <= 10:
+        found["xaxis"]["dtick"] = 1
+    return found
+
+
+def axis(low: float = 0.0, high: float = 1.0, **more: Any) -> Figure:
+    """A y axis that takes a part of the height."""
+    return {"domain": [low, high], "automargin": True, "exponentformat": "e", "zeroline": False, **more}
+
+
+def log_ticks(low: float, high: float) -> Figure:
+    """Ticks of a logarithmic axis with their whole values: plotly's own say "5" for 0.5, 5 and 50 alike."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    steps = (1, 2, 5) if last - first <= 3 else (1, 3) if last - first <= 5 else (1,)
+    values = [m * 10.0**power for power in range(first, last + 1) for m in steps]
+    return {"tickvals": values, "ticktext": [f"{value:g}" for value in values]}
+
+
+def row_name(text: str, number: int) -> Figure:
+    """The name of a row of a figure, above its left corner."""
+    return {
+        "text": text,
+        "xref": "paper",
+        "x": 0,
+        "xanchor": "left",
+        "yref": f"y{number if number > 1 else ''} domain",
+        "y": 1,
+        "yanchor": "bottom",
+        "showarrow": False,
+        "font": {"size": 12},
+    }
+
+
+def warmup_shapes(first: int, last: int) -> list[Figure]:
+    """The shape that marks the steps of warm-up; none where the chart shows nothing else, or nothing of them."""
+    if first > WARMUP_STEPS or last <= WARMUP_STEPS:
+        return []
+    return [
+        {
+            "type": "rect",
+            "xref": "x",
+            "yref": "paper",
+            "x0": min(first, 1) - 0.5,
+            "x1": WARMUP_STEPS + 0.5,
+            "y0": 0,
+            "y1": 1,
+            "fillcolor": "--shade",
+            "line": {"width": 0},
+            "layer": "below",
+        }
+    ]
+
+
+def marker_line(x: float, dash: str = "dot", paint: str = "--muted") -> Figure:
+    """A vertical line through all rows."""
+    return {
+        "type": "line",
+        "xref": "x",
+        "yref": "paper",
+        "x0": x,
+        "x1": x,
+        "y0": 0,
+        "y1": 1,
+        "line": {"color": paint, "width": 1, "dash": dash},
+    }
+
+
+def byte_unit(values: Sequence[Value]) -> tuple[float, str]:
+    """(divisor, unit) in which the largest of some byte counts reads well."""
+    top = max((v for v in values if v is not None), default=0.0)
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if top >= 1024**power:
+            return 1024.0**power, unit
+    return 1.0, "B"
+
+
+def scale(values: Sequence[Value], divisor: float) -> list[Value]:
+    """Values in a larger unit."""
+    return [None if v is None else v / divisor for v in values]

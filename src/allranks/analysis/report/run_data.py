@@ -1,0 +1,325 @@
+"""Read and check everything that the report shows from a run folder. Missing or damaged parts become empty."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from allranks.analysis.metrics import without_repeated_steps
+from allranks.errors import SpecError
+from allranks.rundir.checkpoints import MANIFEST
+from allranks.rundir.events import read_events, read_telemetry
+from allranks.rundir.files import read_json
+from allranks.rundir.paths import RunDir
+from allranks.spec.loader import MAX_SPEC_BYTES, parse_yaml
+from allranks.utils.formatting import as_dict, as_dicts, as_list, finite_float, finite_int
+from allranks.utils.inputs import open_regular, read_text
+from allranks.utils.redaction import redact_arguments, redact_env
+from allranks.utils.text import sanitize, sanitize_tree
+
+PARTS = ("data", "forward", "backward", "optimizer")
+_PART_KEYS = tuple((part, f"{part}_s") for part in PARTS)
+_REQUIRED_INT = {"step": "step", "eval": "step", "checkpoint": "step", "stop": "step", "resume": "from_step"}
+Events = list[dict[str, Any]]
+
+
+class StepRecord(msgspec.Struct, frozen=True, gc=False):
+    """One "step" event. It may stand for several optimizer steps (``observe.log_every``): `count` of them, up to `step`."""
+
+    step: int
+    count: int
+    loss: float | None
+    lr: float | None
+    grad_norm: float | None
+    tokens: float | None
+    trained: float | None
+    padded: float | None
+    seconds: tuple[float, ...]
+    parts: dict[str, float]
+    memory: float | None
+    peak: float | None
+
+
+@dataclass
+class AttemptRecord:
+    """One start of the run: from its "start" event to the next."""
+
+    number: int
+    began: float | None
+    ended: float | None = None
+    resumed_from: int | None = None
+    last_step: int | None = None
+    end: str = "ended without a word"
+    phases: list[tuple[str, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RankHistory:
+    """One rank's part in a run. `events` are all but steps; what a resumed attempt did again is left out of both."""
+
+    steps: list[StepRecord] = field(default_factory=list)
+    events: Events = field(default_factory=list)
+    attempts: list[AttemptRecord] = field(default_factory=list)
+
+    def of(self, kind: str) -> Events:
+        """The events of a kind."""
+        return [e for e in self.events if e["event"] == kind]
+
+    def last(self, kind: str) -> dict[str, Any]:
+        """The last event of a kind, or an empty one."""
+        return next((e for e in reversed(self.events) if e["event"] == kind), {})
+
+
+def read_history(events: Iterable[dict[str, Any]]) -> RankHistory:
+    """Check events and put them in order; events that lack what they need are passed over."""
+    sound = [checked for e in events if (checked := _checked(e)) is not None]
+    kept = without_repeated_steps(sound)
+    steps = sorted((_step(e) for e in kept if e["event"] == "step"), key=lambda s: s.step)
+    return RankHistory(steps, [e for e in kept if e["event"] != "step"], _attempts(sound))
+
+
+def _checked(event: dict[str, Any]) -> dict[str, Any] | None:
+    needed = _REQUIRED_INT.get(event["event"])
+    if needed is not None:
+        at = finite_int(event.get(needed))
+        if at is None:
+            return None
+        event[needed] = at
+    if event["event"] == "eval":
+        event["samples"] = _samples(event.get("samples"))
+    return event
+
+
+def _samples(value: Any) -> list[dict[str, str]]:
+    return [
+        {name: sanitize(sample.get(name) or "") for name in ("prompt", "expected", "reply")}
+        for sample in as_dicts(value)
+    ]
+
+
+def _step(event: dict[str, Any]) -> StepRecord:
+    each = event.get("step_times_s")
+    times = each if isinstance(each, list) and each else [event.get("step_time_s")]
+    seconds = tuple(t for t in map(finite_float, times) if t is not None and t >= 0)
+    parts = {part: t for part, key in _PART_KEYS if (t := finite_float(event.get(key))) is not None}
+    return StepRecord(
+        step=event["step"],
+        count=max(finite_int(event.get("steps")) or 1, 1),
+        loss=finite_float(event.get("loss")),
+        lr=finite_float(event.get("lr")),
+        grad_norm=finite_float(event.get("grad_norm")),
+        tokens=finite_float(event.get("tokens")),
+        trained=finite_float(event.get("tokens_trained")),
+        padded=finite_float(event.get("tokens_padded")),
+        seconds=seconds,
+        parts=parts,
+        memory=finite_float(event.get("memory_bytes")),
+        peak=finite_float(event.get("peak_memory_bytes")),
+    )
+
+
+def _attempts(events: Events) -> list[AttemptRecord]:
+    found: list[AttemptRecord] = []
+    for event in events:
+        at = finite_float(event.get("time"))
+        if event["event"] == "start" or not found:
+            found.append(AttemptRecord(finite_int(event.get("attempt")) or len(found) + 1, at))
+            found[-1].resumed_from = finite_int(event.get("resumed_from"))
+        now = found[-1]
+        now.ended = at if at is not None else now.ended
+        _update_attempt(now, event, at)
+    return found
+
+
+def _update_attempt(attempt: AttemptRecord, event: dict[str, Any], at: float | None) -> None:
+    kind = event["event"]
+    if kind == "step":
+        attempt.last_step = event["step"]
+    elif kind == "stop":
+        attempt.end = f"stopped after step {event['step']} ({sanitize(event.get('reason'), 200)})"
+    elif kind == "error":
+        attempt.end = f"failed: {sanitize(event.get('type'), 200)}"
+    elif kind == "phase":
+        name = sanitize(event.get("name"), 40)
+        if at is not None:
+            attempt.phases.append((name, at))
+        if name == "done" and not attempt.end.startswith("stopped"):
+            attempt.end = "done"
+
+
+def versions_of(story: RankHistory) -> dict[str, str]:
+    """Package versions that a rank has reported."""
+    return {sanitize(k): sanitize(v) for k, v in as_dict(story.last("model").get("versions")).items()}
+
+
+LOG_LINES = 40
+LOG_BYTES = 16_384
+MAX_SPEC_LENGTH = 100_000
+SIGTERM = -15  # how torchrun ends the ranks that have not failed
+_RANK_FILE = re.compile(r"^rank(\d{1,9})\.jsonl$")
+
+
+@dataclass(frozen=True)
+class RunData:
+    """All that is known about a run. `log` is the end of the log of the rank that failed: (name, text)."""
+
+    name: str
+    metrics: dict[str, Any]
+    plan: dict[str, Any]
+    run_args: dict[str, Any]
+    preflight: list[dict[str, Any]]
+    spec: str
+    histories: dict[int, RankHistory]
+    telemetry: dict[str, list[dict[str, Any]]]
+    checkpoints: dict[int, dict[str, Any]]
+    log: tuple[str, str] | None
+    hang: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def zero(self) -> RankHistory:
+        """Rank 0's story: it alone has what is the same everywhere."""
+        return self.histories.get(0, RankHistory())
+
+    @property
+    def own_program(self) -> bool:
+        """A program of the user's own: allranks starts and watches it, and knows no steps, strategy or data of it."""
+        return "batch" in self.plan and self.plan["batch"] is None
+
+    @property
+    def status(self) -> str:
+        return str(self.metrics.get("status") or "unknown")
+
+    @property
+    def world_size(self) -> int | None:
+        return finite_int(self.plan.get("world_size")) or finite_int(self.metrics.get("world_size"))
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps that were planned."""
+        asked = [n for e in self.zero.of("phase") if (n := finite_int(e.get("total_steps"))) is not None]
+        return asked[-1] if asked else finite_int(self.plan.get("max_steps"))
+
+    def errors(self) -> list[dict[str, Any]]:
+        """Error events of all ranks: last attempt first, and in each the cause before what followed from it."""
+        found = [e for story in self.histories.values() for e in story.of("error")]
+        return sorted(
+            found,
+            key=lambda e: (
+                -(finite_int(e.get("attempt")) or 0),
+                e.get("echo") is True,
+                finite_float(e.get("time")) or 0.0,
+            ),
+        )
+
+
+def read_run_data(run: RunDir) -> RunData:
+    """Read the run folder."""
+    data = RunData(
+        name=sanitize(run.name),
+        metrics=sanitize_tree(as_dict(read_json(run.metrics))),
+        plan=sanitize_tree(as_dict(read_json(run.plan))),
+        run_args=sanitize_tree(as_dict(read_json(run.run_args))),
+        preflight=sanitize_tree(as_dicts(read_json(run.preflight))),
+        spec=_spec(run.spec),
+        histories=_histories(run),
+        telemetry=_telemetry(run),
+        checkpoints={step: _checkpoint(run.checkpoint(step)) for step in run.checkpoint_steps()},
+        log=None,
+        hang=sanitize_tree(as_dict(read_json(run.hang_report(max(run.attempts(), default=1))))),
+    )
+    return data if data.status != "failed" else _with_log(run, data)
+
+
+def _histories(run: RunDir) -> dict[int, RankHistory]:
+    # one rank at a time: the checked records are a fraction of the size of the events
+    found = {}
+    for path in run.events.glob("rank*.jsonl"):
+        match = _RANK_FILE.match(path.name)
+        if match:
+            found[int(match.group(1))] = read_history(read_events(path))
+    return dict(sorted(found.items()))
+
+
+def _telemetry(run: RunDir) -> dict[str, list[dict[str, Any]]]:
+    found = {}
+    for path in sorted(run.telemetry.glob("*.jsonl")):
+        rows = [row for row in read_telemetry(path) if finite_float(row.get("time")) is not None]
+        if rows:
+            found[sanitize(path.stem, 60)] = rows
+    return found
+
+
+def _spec(path: Path) -> str:
+    """Its text, with the secrets of ``cluster.env`` and ``script.args`` hidden."""
+    try:
+        text = read_text(path, MAX_SPEC_BYTES, errors="replace")
+    except OSError:
+        return ""
+    try:
+        spec = as_dict(parse_yaml(text, str(path)))  # bounds what a hostile document may cost
+    except SpecError:
+        return sanitize(text, MAX_SPEC_LENGTH)
+    cluster, script = as_dict(spec.get("cluster")), as_dict(spec.get("script"))
+    if as_dict(cluster.get("env")):
+        cluster["env"] = redact_env({str(k): str(v) for k, v in cluster["env"].items()})
+    if as_list(script.get("args")):
+        script["args"] = redact_arguments([str(word) for word in script["args"]])
+    if cluster.get("env") or script.get("args"):
+        text = yaml.safe_dump(spec, sort_keys=False, allow_unicode=True, width=120)
+    return sanitize(text, MAX_SPEC_LENGTH)
+
+
+def _checkpoint(folder: Path) -> dict[str, Any]:
+    manifest = as_dict(read_json(folder / MANIFEST))
+    files = [as_dict(f) for f in as_dict(manifest.get("files")).values()]
+    return {
+        "mode": manifest.get("mode"),
+        "created": manifest.get("created"),
+        "files": len(files),
+        "bytes": sum(finite_float(f.get("bytes")) or 0 for f in files),
+        "whole": bool(files),
+    }
+
+
+def _with_log(run: RunDir, data: RunData) -> RunData:
+    attempts = run.attempts()
+    rank = _rank_to_show(run, data, attempts[-1]) if attempts else None
+    path = run.rank_logs(attempts[-1]).get(rank) if rank is not None else None
+    tail = _tail(path) if path else ""
+    return RunData(**{**vars(data), "log": (sanitize(path.name), tail)}) if path and tail else data
+
+
+def _rank_to_show(run: RunDir, data: RunData, attempt: int) -> int | None:
+    """The rank whose log tells most: one that fell out of a hang, the first with an error of its own, else the first that
+    ended badly."""
+    fallen = as_dicts(data.hang.get("fallen"))
+    if fallen:
+        return finite_int(fallen[0].get("rank"))
+    for event in data.errors():
+        if finite_int(event.get("attempt")) == attempt and event.get("echo") is not True:
+            return finite_int(event.get("rank"))
+    ends = [
+        end
+        for path in run.logs_of(attempt).glob("*.exit.json")
+        for end in as_dicts(as_dict(read_json(path)).get("failed"))
+        if end.get("exitcode") != SIGTERM
+    ]
+    ends.sort(key=lambda end: finite_float(end.get("time")) or 0.0)
+    return finite_int(ends[0].get("rank")) if ends else None
+
+
+def _tail(path: Path) -> str:
+    try:
+        with open_regular(path) as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - LOG_BYTES, 0))
+            lines = file.read(LOG_BYTES).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    return sanitize("\n".join(line[:400] for line in lines[-LOG_LINES:]), LOG_BYTES)

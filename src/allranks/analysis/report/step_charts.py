@@ -1,0 +1,324 @@
+"""Build the charts of training steps: loss, scores, throughput, step time and time per rank. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from allranks.analysis.metrics import WARMUP_STEPS, quantile
+from allranks.analysis.report.figures import (
+    Chart,
+    Figure,
+    axis,
+    colour,
+    layout,
+    line,
+    log_ticks,
+    marker_line,
+    row_name,
+    step_layout,
+    warmup_shapes,
+)
+from allranks.analysis.report.run_data import Events, RunData, StepRecord
+from allranks.analysis.report.series import (
+    Histogram,
+    RankTime,
+    histogram,
+    rank_times,
+    rates,
+    smooth,
+    smoothing_width,
+    times,
+)
+from allranks.utils.formatting import finite_float, format_duration
+
+WARMUP_NOTE = f"Shaded: the {WARMUP_STEPS} warm-up steps."
+
+
+def loss_chart(data: RunData) -> Chart | None:
+    """Train loss of every step, held-out loss where it was measured; learning rate and gradient norm below."""
+    steps, evals = data.zero.steps, [e for e in data.zero.of("eval") if finite_float(e.get("loss")) is not None]
+    if not steps and len(evals) < 2:
+        return None
+    traces = _loss_traces(steps, evals)
+    xs = [float(s.step) for s in steps]
+    rows = [
+        (name, values)
+        for name, values in (("learning rate", [s.lr for s in steps]), ("gradient norm", [s.grad_norm for s in steps]))
+        if any(v is not None for v in values)
+    ]
+    for i, (name, values) in enumerate(rows):
+        width = None if name == "learning rate" else smoothing_width(len(xs))
+        shown = smooth(values, width) if width else values
+        traces.append(line(name, xs, shown, colour(3 + i), axis=i + 2, width=1.5, showlegend=False, mode="lines"))
+    figure = {"data": traces, "layout": _loss_layout(data, [name for name, _ in rows])}
+    return Chart("loss", "Loss and learning rate", _loss_note(data, len(xs), bool(evals)), figure, wide=True)
+
+
+def _loss_traces(steps: list[StepRecord], evals: Events) -> list[Figure]:
+    xs, losses = [float(s.step) for s in steps], [s.loss for s in steps]
+    width = smoothing_width(len(xs))
+    traces = []
+    if width:
+        traces.append(line("train loss, each step", xs, losses, "--c1/0.35", width=1, mode="lines"))
+        traces.append(line(f"train loss, mean of {width} steps", xs, smooth(losses, width), colour(0), width=2.5))
+    elif xs:
+        traces.append(line("train loss", xs, losses, colour(0)))
+    if evals:
+        at, held_out = [float(e["step"]) for e in evals], [finite_float(e.get("loss")) for e in evals]
+        mark = {"mode": "lines+markers", "marker": {"size": 9, "symbol": "diamond", "color": colour(1)}}
+        traces.append(line("held-out loss", at, held_out, colour(1), dash="dot", **mark))
+    return traces
+
+
+def _loss_layout(data: RunData, rows: list[str]) -> Figure:
+    bottom = 0.22 * len(rows)
+    seen = [v for s in data.zero.steps if (v := s.loss) is not None]
+    # a loss that fell a hundredfold is a flat line on a linear axis
+    log = (
+        {"type": "log", **log_ticks(min(seen), max(seen))}
+        if seen and min(seen) > 0 and max(seen) / min(seen) > 100
+        else {}
+    )
+    more: Figure = {"yaxis": axis(bottom + 0.06 if rows else 0.0, 1.0, **log)}
+    for i, _ in enumerate(rows):
+        top = bottom - 0.22 * i - 0.05
+        more[f"yaxis{i + 2}"] = axis(top - 0.13, top, nticks=3, rangemode="tozero")
+    found = step_layout(300 + 80 * len(rows), [0.0, *(float(s.step) for s in data.zero.steps)], **more)
+    found["xaxis"]["anchor"] = f"y{len(rows) + 1}" if rows else "y"
+    found["annotations"] = [row_name(name, i + 2) for i, name in enumerate(rows)]
+    found["shapes"] = step_shapes(data) + [marker_line(e["from_step"]) for e in data.zero.of("resume")]
+    return found
+
+
+def _loss_note(data: RunData, points: int, evaluated: bool) -> str:
+    parts = ["Mean over the trained tokens of all ranks, in nats; lower is better."]
+    if not evaluated:
+        parts.append("Nothing was evaluated.")
+    if points and step_shapes(data):
+        parts.append(WARMUP_NOTE)
+    if data.zero.of("resume"):
+        parts.append("Dotted upright lines: where a later attempt went on.")
+    return " ".join(parts)
+
+
+def step_shapes(data: RunData) -> list[Figure]:
+    steps = data.zero.steps
+    return warmup_shapes(steps[0].step, steps[-1].step) if steps else []
+
+
+def score_chart(data: RunData) -> Chart | None:
+    """Accuracy, or the share of right answers, over the evaluations."""
+    names = (("accuracy", "accuracy"), ("exact_match", "right answers"))
+    traces = []
+    for i, (key, name) in enumerate(names):
+        known = [(float(e["step"]), v) for e in data.zero.of("eval") if (v := finite_float(e.get(key))) is not None]
+        if len(known) > 1:
+            xs, ys = zip(*known, strict=True)
+            traces.append(line(name, xs, ys, colour(2 + i), hovertemplate="%{y:.1%}"))
+    if not traces:
+        return None
+    top = max(max(t["y"]) for t in traces)
+    limits = {"range": [0, min(1.05, max(top * 1.15, 0.1))], "tickformat": ".0%"}
+    figure = {"data": traces, "layout": step_layout(230, [x for t in traces for x in t["x"]], yaxis=axis(**limits))}
+    title = "Right answers" if traces[0]["name"] == "right answers" else "Accuracy"
+    return Chart("score", title, "Share of the held-out rows that were answered right.", figure, wide=True)
+
+
+def throughput_chart(data: RunData) -> Chart | None:
+    """Real, trained and padded tokens per second, summed over the ranks."""
+    found = rates({rank: story.steps for rank, story in data.histories.items()})
+    if not found:
+        return None
+    xs = [float(r.step) for r in found]
+    width = smoothing_width(len(xs))
+    lines = (
+        ("real", [r.real for r in found], colour(0), 1),
+        ("trained", [r.trained for r in found], colour(2), 1),
+        ("padded", [r.padded for r in found], colour(5), 2),
+    )
+    traces = []
+    for name, values, paint, row in lines:
+        if all(v is None for v in values):
+            continue
+        if width:
+            faint = f"{paint}/0.25"
+            traces.append(
+                line(
+                    name,
+                    xs,
+                    values,
+                    faint,
+                    axis=row,
+                    width=1,
+                    mode="lines",
+                    group=name,
+                    showlegend=False,
+                    hoverinfo="skip",
+                )
+            )
+        shown = smooth(values, width) if width else values
+        traces.append(line(name, xs, shown, paint, axis=row, showlegend=row == 1))
+    parts = {
+        "yaxis": axis(0.36, 1.0, rangemode="tozero", tickformat="~s"),
+        "yaxis2": axis(0.0, 0.24, rangemode="tozero", tickformat="~s", nticks=3),
+    }
+    figure = {"data": traces, "layout": step_layout(340, xs, **parts)}
+    figure["layout"]["xaxis"]["anchor"] = "y2"
+    figure["layout"]["annotations"] = [row_name("padded tokens per second", 2)]
+    figure["layout"]["shapes"] = warmup_shapes(found[0].step, found[-1].step)
+    return Chart("throughput", "Tokens per second", _throughput_note(data, width), figure)
+
+
+def _throughput_note(data: RunData, width: int | None) -> str:
+    ranks = sum(bool(story.steps) for story in data.histories.values())
+    parts = [f"Sum over {ranks} rank{'s' * (ranks != 1)}. Real tokens are all but padding, trained ones carry loss."]
+    if data.world_size and ranks < data.world_size:
+        parts.append(f"{data.world_size - ranks} of {data.world_size} ranks have logged no step and are not in it.")
+    if width:
+        parts.append(f"Strong lines: mean of {width} steps.")
+    if step_shapes(data):
+        parts.append(WARMUP_NOTE)
+    return " ".join(parts)
+
+
+MAX_HORIZONTAL_BARS = 12
+HEIGHT = 280
+STRAGGLER_RATIO = 1.10
+PART_COLOURS = {"data": 4, "forward": 0, "backward": 2, "optimizer": 1}
+
+
+def step_time_chart(data: RunData) -> Chart | None:
+    """How long steps took: a histogram of rank 0's, warm-up apart."""
+    warm, after = times(data.zero.steps)
+    bins = histogram(warm, after)
+    if bins is None:
+        return None
+    factor, unit = _time_unit(bins.start + bins.width * len(bins.counts))
+    kinds = (
+        ("after warm-up", bins.counts, colour(0)),
+        (f"warm-up (first {WARMUP_STEPS} steps)", bins.warm, "--c6/0.7"),
+    )
+    traces = [_bars(name, bins, counts, paint, factor, unit) for name, counts, paint in kinds if any(counts)]
+    figure = {"data": traces, "layout": layout(340, f"step time in {unit}", bargap=0.06, hovermode="closest")}
+    few = {"dtick": 1} if max(map(sum, zip(bins.counts, bins.warm, strict=True))) <= 5 else {}
+    figure["layout"]["yaxis"] = axis(title={"text": "steps", "standoff": 4}, rangemode="tozero", tickformat="~s", **few)
+    counted = after or warm
+    median, p90 = quantile(counted, 0.5), quantile(counted, 0.9)
+    figure["layout"]["shapes"] = [
+        marker_line(median * factor, "solid", "--ink"),
+        marker_line(p90 * factor, "dash", "--ink"),
+    ]
+    note = f"Solid line: median {format_duration(median)}; dashed: p90 {format_duration(p90)}{'' if after else ', of warm-up steps only'}."
+    if bins.beyond:
+        note += f" {bins.beyond} step{'s were' if bins.beyond > 1 else ' was'} too long for this chart: up to {format_duration(bins.longest)}."
+    return Chart("step-time", "Step time", note, figure)
+
+
+def _time_unit(longest: float) -> tuple[float, str]:
+    return (1000.0, "ms") if longest < 2 else (1.0, "s")
+
+
+def _bars(name: str, bins: Histogram, counts: list[int], paint: str, factor: float, unit: str) -> Figure:
+    return {
+        "type": "bar",
+        "name": name,
+        "x": [edge * factor for edge in bins.edges],
+        "y": counts,
+        "offset": 0,
+        "width": 0.96 * bins.width * factor,
+        "marker": {"color": paint, "line": {"width": 0}},
+        "hovertemplate": f"%{{y}} steps of %{{x:.6~g}} {unit} to {bins.width * factor:.3g} {unit} more<extra>{name}</extra>",
+    }
+
+
+def rank_time_chart(data: RunData) -> Chart | None:
+    """Mean step of each rank, split into its parts where they are known, and its p90."""
+    ranks = rank_times({rank: story.steps for rank, story in data.histories.items()})
+    parted = any(r.parts for r in ranks)
+    if not ranks or (len(ranks) == 1 and not parted):
+        return None
+    lying = len(ranks) <= MAX_HORIZONTAL_BARS
+    factor, unit = _time_unit(max(r.p90 for r in ranks))
+    names: list[Any] = [f"rank {r.rank}" if lying else r.rank for r in ranks]
+    traces = [
+        _rank_bars(
+            part, names, [r.parts.get(part, 0.0) * factor for r in ranks], colour(PART_COLOURS[part]), lying, unit
+        )
+        for part in PART_COLOURS
+        if any(part in r.parts for r in ranks)
+    ]
+    rest = "other" if parted else "mean step"
+    traces.append(
+        _rank_bars(rest, names, [r.other * factor for r in ranks], "--c6/0.6" if parted else colour(0), lying, unit)
+    )
+    traces.append(_p90_marks(names, ranks, factor, lying, unit))
+    title = "Where a step's time goes" if parted else "Step time by rank"
+    return Chart(
+        "rank-time", title, _rank_note(ranks, parted), {"data": traces, "layout": _rank_layout(names, lying, unit)}
+    )
+
+
+def _rank_bars(name: str, ranks: list[Any], values: list[float], paint: str, lying: bool, unit: str) -> Figure:
+    along, across = ("x", "y") if lying else ("y", "x")
+    return {
+        "type": "bar",
+        "name": name,
+        "width": [min(0.7, 0.2 + 0.1 * len(ranks))] * len(ranks),
+        along: values,
+        across: ranks,
+        "orientation": "h" if lying else "v",
+        "marker": {"color": paint, "line": {"width": 0}},
+        "hovertemplate": f"%{{{across}}}: %{{{along}:.3~g}} {unit}<extra>{name}</extra>",
+    }
+
+
+def _p90_marks(names: list[Any], ranks: list[RankTime], factor: float, lying: bool, unit: str) -> Figure:
+    along, across = ("x", "y") if lying else ("y", "x")
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "p90",
+        along: [r.p90 * factor for r in ranks],
+        across: names,
+        "marker": {
+            "symbol": "line-ns" if lying else "line-ew",
+            "size": 12,
+            "color": "--ink",
+            "line": {"width": 2, "color": "--ink"},
+        },
+        "hovertemplate": f"%{{{across}}}: %{{{along}:.3~g}} {unit}<extra>p90</extra>",
+    }
+
+
+def _rank_layout(names: list[Any], lying: bool, unit: str) -> Figure:
+    if not lying:
+        found = layout(HEIGHT, "rank", hovermode="closest", bargap=0.25)
+        found["yaxis"] = axis(rangemode="tozero", ticksuffix=f" {unit}")
+        return found
+    found = layout(max(HEIGHT, 130 + 30 * len(names)), f"mean step time in {unit}", hovermode="closest", bargap=0.35)
+    found["yaxis"] = {"type": "category", "autorange": "reversed", "automargin": True}
+    found["xaxis"]["rangemode"] = "tozero"
+    return found
+
+
+def _rank_note(ranks: list[RankTime], parted: bool) -> str:
+    parts = ["Mean of the steps after warm-up, by rank; the mark is p90."]
+    if parted and len(ranks) > 1:
+        parts.append("Backward includes waiting for the other ranks.")
+    return " ".join([*parts, straggler_note(ranks)]).strip()
+
+
+def straggler_note(ranks: list[RankTime]) -> str:
+    """A sentence that names the rank for which the others seem to wait; empty where none stands out."""
+    if len(ranks) < 2:
+        return ""
+    parted = all(r.parts for r in ranks)
+    work = {r.rank: r.own if parted else r.mean for r in ranks}
+    slowest = max(work, key=lambda rank: work[rank])
+    usual = statistics.median([v for rank, v in work.items() if rank != slowest])
+    if usual <= 0 or work[slowest] / usual < STRAGGLER_RATIO or work[slowest] - usual < 0.001:
+        return "No rank stands out." if parted else ""
+    what = "data and forward" if parted else "a step"
+    more = work[slowest] / usual - 1
+    return f"Rank {slowest} needs {more:.0%} longer than the others for {what}; they probably wait for it."

@@ -1,0 +1,264 @@
+"""Build the tables of results, expert load, hangs and stragglers for the page. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from allranks.analysis.report.run_data import RunData
+from allranks.utils import formatting
+from allranks.utils.formatting import (
+    NO_VALUE,
+    as_dict,
+    as_dicts,
+    finite_float,
+    finite_int,
+    format_count,
+    format_duration,
+)
+from allranks.utils.text import format_value
+
+MAX_ROWS = 16
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Text of a cell; ``tone`` is a class of the page: good, bad, muted, code, num, long or wrap (several lines), or none."""
+
+    text: str
+    tone: str = ""
+
+
+Row = Sequence[Cell | str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; without columns it is a list of names and values."""
+
+    id: str
+    title: str
+    columns: list[str]
+    rows: list[list[Cell]]
+    note: str = ""
+
+
+def table(id: str, title: str, columns: list[str], rows: Iterable[Row], note: str = "") -> Table | None:
+    """A table, or None where it would be empty."""
+    made = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
+    return Table(id, title, columns, made, note) if made else None
+
+
+def fact_table(id: str, title: str, pairs: Iterable[tuple[str, str]], note: str = "") -> Table | None:
+    """Names and values, without those that are not known."""
+    return table(
+        id, title, [], [(Cell(name, "muted"), value) for name, value in pairs if value and value != NO_VALUE], note
+    )
+
+
+def number_cell(value: str) -> Cell:
+    """A number, set flush right."""
+    return Cell(value, "num")
+
+
+def long_cell(value: str) -> Cell:
+    """Text that may take several lines."""
+    return Cell(value, "long")
+
+
+def limit_rows(rows: list[Row], what: str) -> tuple[list[Row], str]:
+    """At most `MOST_ROWS` rows, the last among them, and a sentence about those left out."""
+    if len(rows) <= MAX_ROWS:
+        return rows, ""
+    kept = [*rows[: MAX_ROWS - 1], rows[-1]]
+    return kept, f"{len(rows) - MAX_ROWS:,} of {len(rows):,} {what} are left out, before the last."
+
+
+def eval_table(data: RunData) -> Table | None:
+    """Each evaluation."""
+    evals = data.zero.of("eval")
+    columns = [
+        ("loss", "loss", formatting.format_loss),
+        ("perplexity", "perplexity", formatting.format_perplexity),
+        ("accuracy", "accuracy", formatting.format_percent),
+        ("right answers", "exact_match", formatting.format_percent),
+    ]
+    known = [c for c in columns if any(finite_float(e.get(c[1])) is not None for e in evals)]
+    rows: list[Row] = [
+        (
+            number_cell(format_count(e["step"])),
+            *(number_cell(show(e.get(key))) for _, key, show in known),
+            number_cell(format_count(e.get("rows"))),
+            number_cell(formatting.format_duration(e.get("seconds"))),
+        )
+        for e in evals
+    ]
+    kept, note = limit_rows(rows, "evaluations")
+    return table("evals", "Evaluations", ["after step", *(name for name, _, _ in known), "rows", "time"], kept, note)
+
+
+def checkpoint_table(data: RunData) -> Table | None:
+    """Checkpoints that were written, and those that are still there."""
+    told = {e["step"]: e for e in data.zero.of("checkpoint")}
+    rows: list[Row] = []
+    for step in sorted({*told, *data.checkpoints}):
+        event, there = told.get(step, {}), data.checkpoints.get(step, {})
+        size = (
+            f"{formatting.format_bytes(there['bytes'])} in {there['files']} file{'s' * (there['files'] != 1)}"
+            if there.get("whole")
+            else NO_VALUE
+        )
+        state = (
+            Cell("✓ there", "good") if there.get("whole") else Cell("removed" if not there else "no manifest", "muted")
+        )
+        mode = format_value(event.get("mode") or there.get("mode"))
+        times = (number_cell(formatting.format_duration(event.get(key))) for key in ("seconds", "written_s"))
+        rows.append((number_cell(f"{step:,}"), mode, *times, size, state))
+    kept, note = limit_rows(rows, "checkpoints")
+    columns = ["step", "mode", "pause", "complete after", "size", "state"]
+    meaning = "Pause: training stood still for so long. Complete: read again and published."
+    return table("checkpoints", "Checkpoints", columns, kept, f"{meaning} {note}".strip())
+
+
+def trace_table(data: RunData) -> Table | None:
+    """Profiler traces, and how to read them."""
+    rows: list[Row] = []
+    for rank, story in data.histories.items():
+        for e in story.of("trace"):
+            steps = f"{format_count(e.get('first_step'))} to {format_count(e.get('last_step'))}"
+            size = finite_float(e.get("bytes"))
+            rows.append(
+                (
+                    number_cell(f"{rank}"),
+                    number_cell(format_count(e.get("attempt"))),
+                    steps,
+                    number_cell(formatting.format_bytes(size)),
+                )
+            )
+    kept, note = limit_rows(rows, "traces")
+    return table(
+        "traces", "Profiler traces", ["rank", "attempt", "steps", "size"], kept, f"allranks trace {data.name} {note}"
+    )
+
+
+def attempt_table(data: RunData) -> Table | None:
+    """Each start of the run, as rank 0 told it."""
+    rows: list[Row] = []
+    for a in data.zero.attempts:
+        spent = a.ended - a.began if a.ended is not None and a.began is not None else None
+        start = f"after step {a.resumed_from}" if a.resumed_from is not None else "from the beginning"
+        rows.append(
+            (
+                number_cell(f"{a.number}"),
+                formatting.format_timestamp(a.began),
+                start,
+                number_cell(format_count(a.last_step)),
+                number_cell(formatting.format_duration(spent)),
+                long_cell(a.end),
+            )
+        )
+    kept, note = limit_rows(rows, "attempts")
+    return table("attempts", "Attempts", ["attempt", "started", "from", "last step", "time", "end"], kept, note)
+
+
+def error_table(data: RunData) -> Table | None:
+    """Errors that ranks reported, causes before what followed from them."""
+    rows: list[Row] = [
+        (
+            number_cell(format_count(e.get("attempt"))),
+            number_cell(format_count(e.get("rank"))),
+            Cell(format_value(e.get("type")), "code"),
+            long_cell(format_value(e.get("message"))),
+            "another rank had gone" if e.get("echo") is True else "",
+        )
+        for e in data.errors()
+    ]
+    kept, note = limit_rows(rows, "errors")
+    return table("errors", "Errors reported by ranks", ["attempt", "rank", "error", "message", "because"], kept, note)
+
+
+def expert_table(data: RunData) -> Table | None:
+    """Least, even and greatest share of a block's experts, over all training steps; the least even blocks first."""
+    load = as_dict(data.metrics.get("expert_load"))
+    layers = sorted(as_dicts(load.get("layers")), key=lambda layer: -(finite_float(layer.get("max")) or 0.0))
+    rows: list[Row] = [
+        (
+            number_cell(format_value(layer.get("layer"))),
+            number_cell(formatting.format_percent(layer.get("min"))),
+            number_cell(formatting.format_percent(layer.get("mean"))),
+            number_cell(formatting.format_percent(layer.get("max"))),
+            number_cell(format_count(layer.get("most"))),
+            number_cell(format_count(layer.get("unused"))),
+        )
+        for layer in layers[:MAX_ROWS]
+    ]
+    left = len(layers) - len(rows)
+    note = (
+        "Shares of the tokens of all training steps, padding left out. Even is what each would get in equal parts; "
+        "unused are experts without a token."
+    ) + (f" {left:,} more even blocks are left out." if left > 0 else "")
+    columns = ["block", "least", "even", "greatest", "by expert", "unused"]
+    return table("experts", "Expert load", columns, rows, note)
+
+
+def straggler_table(data: RunData) -> Table | None:
+    """Own time of each rank, the slowest first."""
+    found = as_dict(data.metrics.get("own_time"))
+    factor, rows = finite_float(found.get("factor")), as_dicts(found.get("ranks"))
+    made: list[Row] = []
+    for item in rows[:MAX_ROWS]:
+        slow = item.get("slow") is True
+        made.append(
+            (
+                number_cell(format_value(item.get("rank"))),
+                format_value(item.get("host")),
+                number_cell(format_duration(item.get("own_s"))),
+                _ratio(item.get("relative")),
+                number_cell(format_duration(item.get("backward_s"))),
+                _ratio(item.get("backward_relative")),
+                Cell("slow: the others wait", "bad") if slow else Cell("", "muted"),
+            )
+        )
+    note = "Medians of a step, without waiting for other ranks; relative to the median of the others."
+    if factor is not None:
+        note += f" Named from {factor:g} times on, if it lasts."
+    if len(rows) > MAX_ROWS:
+        note += f" {len(rows) - MAX_ROWS} faster ranks are not shown."
+    return table(
+        "pace",
+        "Own work of each rank",
+        ["rank", "host", "data and forward", "relative", "backward", "relative", ""],
+        made,
+        note,
+    )
+
+
+def _ratio(value: object) -> Cell:
+    found = finite_float(value)
+    return number_cell(f"{found:.2f}" if found is not None else NO_VALUE)
+
+
+def hang_table(data: RunData) -> Table | None:
+    """Where each rank stood when the run stood still."""
+    fallen, waiting = as_dicts(data.hang.get("fallen")), as_dicts(data.hang.get("waiting"))
+    made: list[Row] = []
+    for item in fallen[:MAX_ROWS]:
+        why = long_cell(format_value(item.get("why")))
+        made.append((*_rank_and_host(item), Cell("stalled", "bad"), long_cell(format_value(item.get("where"))), why))
+    for item in waiting[: max(MAX_ROWS - len(made), 1)]:
+        call = long_cell(format_value(item.get("call")))
+        made.append((*_rank_and_host(item), Cell("waits", "muted"), long_cell(format_value(item.get("where"))), call))
+    left = len(fallen) + len(waiting) - len(made)
+    alarm = as_dict(data.hang.get("alarm"))
+    note = f"No progress for {format_duration(alarm.get('limit_s'))} was the limit. Stacks and calls of all ranks: {format_value(data.hang.get('files'))}."
+    if left > 0:
+        note += f" {left} more ranks are not shown."
+    notes = [str(n) for n in data.hang.get("notes") or []]
+    return table(
+        "hang", "Where the ranks stood", ["rank", "host", "state", "line", "why"], made, " ".join([note, *notes])
+    )
+
+
+def _rank_and_host(item: dict[str, object]) -> tuple[Cell, str]:
+    rank = finite_int(item.get("rank"))
+    return number_cell(NO_VALUE if rank is None else str(rank)), format_value(item.get("host"))

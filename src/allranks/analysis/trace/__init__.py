@@ -1,0 +1,77 @@
+"""Analysis of PyTorch profiler traces: standard library and msgspec only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from msgspec import structs
+
+from allranks.analysis.trace.aggregation import build_report
+from allranks.analysis.trace.files import TraceSet, find_trace_sets
+from allranks.analysis.trace.rank import UnreadableTrace
+from allranks.analysis.trace.records import Problem, TraceReport
+from allranks.analysis.trace.workers import Result, read_all
+from allranks.errors import RequestError
+
+SMALL_BYTES = 1 << 22  # a process costs more than reading so much
+
+
+def analyse(
+    paths: Sequence[Path], *, select: Literal["latest", "all"] = "latest", workers: int | None = None
+) -> list[TraceReport]:
+    """Reports of the traces under `paths` (files or folders), one for each run and window, oldest first.
+
+    `select`: only the newest window of each rank, or every one. `workers`: processes that read ranks in parallel; None takes the cores of
+    this machine. Raises `RequestError` if no file of `paths` could be read as a trace.
+    """
+    sets, problems = find_trace_sets([Path(p) for p in paths], select)
+    files = [path for found in sets for path in found.files.values()]
+    results = read_traces(files, workers)
+    reports = []
+    unread: list[UnreadableTrace] = []
+    for found in sets:
+        mine = [(rank, results[path]) for rank, path in found.files.items()]
+        report = build_report(found, mine)
+        if report is not None:
+            reports.append(report)
+        unread += [r for _, r in mine if isinstance(r, UnreadableTrace) and report is None]
+    if not reports:
+        raise RequestError(_none_read(paths, sets, unread))
+    problems += [Problem(severity="warning", kind=u.kind, message=u.message, file=u.path) for u in unread]
+    return [_with(reports[0], problems), *reports[1:]]
+
+
+def _with(report: TraceReport, problems: list[Problem]) -> TraceReport:
+    """What is of no report is told with the first: files that would have been runs of their own, had they been traces."""
+    return structs.replace(report, problems=(*report.problems, *problems))
+
+
+def read_traces(files: Sequence[Path], workers: int | None = None) -> dict[Path, Result]:
+    """Reads and analyses all files, the largest first, so that no process ends long after the others.
+
+    `workers`: as for `analyse`; few small files are read in this process.
+    """
+    queue = sorted(set(files), key=_size, reverse=True)
+    count = min(workers if workers is not None else _cores(), len(queue))
+    return read_all(queue, count if sum(_size(f) for f in queue) >= SMALL_BYTES else 1)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _none_read(paths: Sequence[Path], sets: list[TraceSet], unread: list[UnreadableTrace]) -> str:
+    where = ", ".join(str(p) for p in paths)
+    lines = [f"{u.path} {u.message}" for u in unread[:5]]
+    more = f" (and {len(unread) - 5} more)" if len(unread) > 5 else ""
+    return f"no profiler trace could be read under {where}: {'; '.join(lines)}{more}"

@@ -1,0 +1,435 @@
+"""Build the report of a run from the results of its ranks.
+
+Collectives are summed by kind, size and launch location, and paired across ranks to find waiting and last ranks; kernels,
+operators and modules are summed over ranks; times use the clock that all ranks share. Notes report damaged files, missing ranks
+and clocks that could not be aligned.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from allranks.analysis.trace.activity import KIND_NAMES, ModuleSource, TimeTotals
+from allranks.analysis.trace.alignment import (
+    CollectivePair,
+    PairingResult,
+    RankClock,
+    align_clocks,
+    pair_collectives,
+    trim_startup,
+)
+from allranks.analysis.trace.collectives import Collective
+from allranks.analysis.trace.events import bus_factor
+from allranks.analysis.trace.files import TraceSet
+from allranks.analysis.trace.intervals import mean
+from allranks.analysis.trace.rank import MAX_DRAWN_SPANS, RankResult, UnreadableTrace
+from allranks.analysis.trace.records import (
+    PHASES,
+    Band,
+    CollectiveRow,
+    LaunchRow,
+    MemoryReport,
+    ModuleRow,
+    Pairing,
+    PairReport,
+    PhaseRow,
+    PhaseSpan,
+    Problem,
+    RankReport,
+    StepReport,
+    StragglerRow,
+    TopRow,
+    TraceReport,
+)
+from allranks.analysis.trace.steps import SECONDS_PER_US
+
+SIZE_BUCKETS = (
+    (1 << 12, "<= 4 KiB"),
+    (1 << 16, "<= 64 KiB"),
+    (1 << 20, "<= 1 MiB"),
+    (1 << 24, "<= 16 MiB"),
+    (1 << 28, "<= 256 MiB"),
+)
+
+
+def _size_bucket(c: Collective) -> str | None:
+    if c.bytes is None:
+        return "size not told"
+    return next((label for limit, label in SIZE_BUCKETS if c.bytes <= limit), "> 256 MiB")
+
+
+def collective_rows(paired: PairingResult, *, by_size: bool = False) -> tuple[CollectiveRow, ...]:
+    """Rows by kind, or by kind and size."""
+    pairs: dict[tuple[str, str | None], list[CollectivePair]] = defaultdict(list)
+    alone: dict[tuple[str, str | None], list[Collective]] = defaultdict(list)
+    for p in paired.pairs:
+        pairs[p.kind, _size_bucket(p.first) if by_size else None].append(p)
+    for _, c in [*paired.unpaired, *paired.alone]:
+        alone[c.kind, _size_bucket(c) if by_size else None].append(c)
+    order = [label for _, label in SIZE_BUCKETS] + ["> 256 MiB", "size not told", None]
+    keys = sorted({*pairs, *alone}, key=lambda k: (k[0], order.index(k[1])))
+    return tuple(
+        _collective_row(kind, label, pairs.get((kind, label), []), alone.get((kind, label), [])) for kind, label in keys
+    )
+
+
+def _collective_row(
+    kind: str, label: str | None, pairs: list[CollectivePair], alone: list[Collective]
+) -> CollectiveRow:
+    every = [c for p in pairs for c in p.members.values()] + alone
+    durations = [c.duration for c in every]
+    sizes = {c.size for c in every}
+    measured = [(p.first.bytes, p.first.size, p.transfer) for p in pairs] + [
+        (c.bytes, c.size, c.duration) for c in alone
+    ]
+    sized = [(b, n, t) for b, n, t in measured if b is not None and t > 0]
+    time, bus = sum(t for _, _, t in sized), [(b * bus_factor(kind, n), t) for b, n, t in sized if n]
+    known = [c.bytes for c in every if c.bytes is not None]
+    transfer = sum(p.transfer * len(p.members) for p in pairs)
+    moved = sum(b for b, _, _ in sized)
+    return CollectiveRow(
+        kind=kind,
+        group_size=next(iter(sizes)) if len(sizes) == 1 else None,
+        size_bucket=label,
+        count=len(every),
+        bytes=sum(known) if known else None,
+        total_s=sum(durations) * SECONDS_PER_US,
+        transfer_s=transfer * SECONDS_PER_US if pairs else None,
+        wait_s=sum(c.duration - p.transfer for p in pairs for c in p.members.values() if not p.startup) * SECONDS_PER_US
+        if pairs
+        else None,
+        mean_s=mean(durations) * SECONDS_PER_US,
+        max_s=max(durations) * SECONDS_PER_US,
+        algbw_bytes_s=moved / (time * SECONDS_PER_US) if moved else None,
+        busbw_bytes_s=sum(b for b, _ in bus) / (sum(t for _, t in bus) * SECONDS_PER_US) if bus and moved else None,
+    )
+
+
+def launch_rows(ranks: Mapping[int, RankResult]) -> tuple[LaunchRow, ...]:
+    """Rows by rank, step, kind, and the phase of the launch."""
+    rows: dict[tuple[int, int | None, str, int], list[Collective]] = defaultdict(list)
+    for rank, result in ranks.items():
+        for c in result.collectives:
+            rows[rank, c.step, c.kind, c.phase].append(c)
+    return tuple(
+        LaunchRow(
+            rank=rank,
+            step=step,
+            kind=kind,
+            phase=PHASES[phase],
+            count=len(found),
+            bytes=None if any(c.bytes is None for c in found) else sum(c.bytes or 0 for c in found),
+            time_s=sum(c.duration for c in found) * SECONDS_PER_US,
+        )
+        for (rank, step, kind, phase), found in sorted(
+            rows.items(), key=lambda i: (i[0][0], i[0][1] or 0, i[0][2], i[0][3])
+        )
+    )
+
+
+MAX_SHOWN_PAIRS = 50
+TIED_US = 0.5  # two ranks that came within this much came together
+
+
+def pairing_report(paired: PairingResult, clocks: Mapping[int, RankClock], zero: float) -> Pairing:
+    """All pairs in figures, and the `SHOWN_PAIRS` with the longest waits; ``zero``: the moment 0 of the common clock."""
+    pairs = paired.pairs
+    real = [p for p in pairs if not p.startup]
+    longest = sorted(pairs, key=lambda p: -sum(p.waits().values()))[:MAX_SHOWN_PAIRS]
+    return Pairing(
+        paired=len(pairs),
+        by_sequence=sum(p.by_sequence for p in pairs),
+        by_order=sum(not p.by_sequence for p in pairs),
+        unpaired=len(paired.unpaired),
+        transfer_s=sum(p.transfer * len(p.members) for p in real) * SECONDS_PER_US,
+        wait_s=sum(w for p in real for w in p.waits().values()) * SECONDS_PER_US,
+        longest=tuple(_pair_report(p, clocks, zero) for p in longest),
+    )
+
+
+def _pair_report(p: CollectivePair, clocks: Mapping[int, RankClock], zero: float) -> PairReport:
+    ranks = sorted(p.members)
+    waits = p.waits()
+    return PairReport(
+        kind=p.kind,
+        group=p.first.group or "",
+        key=p.key,
+        step=p.first.step,
+        bytes=p.first.bytes,
+        transfer_s=p.transfer * SECONDS_PER_US,
+        last_rank=min(ranks, key=lambda r: waits[r]),
+        ranks=tuple(ranks),
+        wait_s=tuple(waits[r] * SECONDS_PER_US for r in ranks),
+        start_s=tuple((clocks[r].common(p.members[r].start) - zero) * SECONDS_PER_US for r in ranks),
+        end_s=tuple((clocks[r].common(p.members[r].end) - zero) * SECONDS_PER_US for r in ranks),
+    )
+
+
+def straggler_rows(pairs: Iterable[CollectivePair], ranks: Mapping[int, RankResult]) -> tuple[StragglerRow, ...]:
+    """Who came last, and how long the first waited for it. A tie has no last."""
+    waited: dict[int, list[float]] = {r: [] for r in ranks}
+    late: dict[int, list[float]] = {r: [] for r in ranks}
+    for p in pairs:
+        if p.startup:
+            continue
+        waits = p.waits()
+        for rank, wait in waits.items():
+            waited[rank].append(wait)
+        order = sorted(waits, key=lambda r: waits[r])
+        if waits[order[1]] - waits[order[0]] > TIED_US:
+            late[order[0]].append(waits[order[-1]])
+    rows = [
+        StragglerRow(
+            rank=r,
+            pairs=len(waited[r]),
+            last=len(late[r]),
+            last_share=len(late[r]) / len(waited[r]),
+            wait_s=sum(waited[r]) * SECONDS_PER_US,
+            caused_wait_s=sum(late[r]) * SECONDS_PER_US,
+            mean_late_s=mean(late[r]) * SECONDS_PER_US if late[r] else 0.0,
+            max_late_s=max(late[r], default=0.0) * SECONDS_PER_US,
+        )
+        for r in sorted(ranks)
+        if waited[r]
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.caused_wait_s))
+
+
+def file_problems(rank: int, result: RankResult) -> list[Problem]:
+    """What is wrong with the trace of one rank."""
+    out = []
+    if result.damage:
+        text = f"is cut or damaged: {result.damage}. The figures are of the {result.n_events} events before that"
+        out.append(Problem(severity="warning", kind="truncated", message=text, file=result.path, rank=rank))
+    if result.skipped:
+        text = f"holds {result.skipped} events that could not be understood whole; what could not be read of them is left out"
+        out.append(Problem(severity="warning", kind="damaged_events", message=text, file=result.path, rank=rank))
+    out += [
+        Problem(severity=s, kind=kind, message=text, file=result.path, rank=rank) for s, kind, text in result.remarks
+    ]
+    if result.world_size is None and result.collectives:
+        text = "tells no world size (distributedInfo); missing ranks cannot be seen"
+        out.append(Problem(severity="note", kind="no_metadata", message=text, file=result.path, rank=rank))
+    return out
+
+
+def step_problems(ranks: Mapping[int, RankResult]) -> list[Problem]:
+    """Says if the ranks' windows are of different times."""
+    steps = [{s.number for s in r.steps} for r in ranks.values()]
+    if len(ranks) < 2 or not all(steps) or set.intersection(*steps):
+        return []
+    names = "; ".join(f"rank {r}: {x.steps[0].number} to {x.steps[-1].number}" for r, x in sorted(ranks.items())[:8])
+    text = f"no step is in the traces of all ranks ({names}); they may be windows of different times"
+    return [Problem(severity="warning", kind="steps_differ", message=text)]
+
+
+def missing_rank_problems(missing: tuple[int, ...], world: int | None, read: int) -> list[Problem]:
+    """Ranks of which there is no trace."""
+    if not missing or world is None:
+        return []
+    names = ", ".join(str(r) for r in missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+    text = f"{read} of {world} ranks were read; missing: {names}. If a missing rank came last, waiting is counted as transfer"
+    return [Problem(severity="warning" if read > 1 else "note", kind="missing_ranks", message=text)]
+
+
+def size_problems(ranks: Mapping[int, RankResult]) -> list[Problem]:
+    """Collectives of which the traces tell no size."""
+    without = sum(c.bytes is None for r in ranks.values() for c in r.collectives)
+    if not without:
+        return []
+    text = f"{without} collectives tell no size; bytes and bandwidths leave them out (record_shapes=True or a newer PyTorch tells sizes)"
+    return [Problem(severity="note", kind="no_sizes", message=text)]
+
+
+def clock_problems(ranks: Mapping[int, RankResult], clocks: Mapping[int, RankClock]) -> list[Problem]:
+    """Ranks whose clock could not be compared with the others\'."""
+    alone = [r for r, c in clocks.items() if not c.pairs]
+    if len(ranks) < 2 or not alone:
+        return []
+    names = ", ".join(str(r) for r in alone[:8])
+    text = f"the clocks of ranks {names} could not be aligned: no collective in common; their moments are those of their own clocks"
+    return [Problem(severity="warning", kind="not_aligned", message=text)]
+
+
+def rank_report(rank: int, result: RankResult, clock: RankClock, zero: float, trimmed: bool) -> RankReport:
+    """``zero``: the moment 0 of the common clock; ``trimmed``: the first step was cut to where all profilers ran."""
+
+    def at(t: float) -> float:
+        return (clock.common(t) - zero) * SECONDS_PER_US
+
+    steps = tuple(
+        StepReport(
+            step=s.number,
+            start_s=at(s.start),
+            end_s=at(s.end),
+            trimmed=trimmed and i == 0 and clock.pairs > 0,
+            breakdown=result.by_step[i],
+            phases=tuple(result.phases[i]),
+        )
+        for i, s in enumerate(result.steps)
+    )
+    spans = (("compute", result.busy.compute), ("comm", result.busy.comm), ("copy", result.busy.copy))
+    return RankReport(
+        rank=rank,
+        path=result.path,
+        file_bytes=result.file_bytes,
+        n_events=result.n_events,
+        device=result.device,  # type: ignore[arg-type]
+        device_name=result.device_name,
+        world_size=result.world_size,
+        backend=result.backend,
+        whole=result.damage is None and result.skipped == 0,
+        base_time_ns=result.base_ns,
+        clock_offset_s=clock.offset * SECONDS_PER_US,
+        clock_pairs=clock.pairs,
+        clock_spread_s=clock.spread * SECONDS_PER_US if clock.spread is not None else None,
+        zero_us=zero - clock.base + clock.offset,
+        start_s=at(result.start),
+        end_s=at(result.end),
+        total=result.total,
+        steps=steps,
+        phases=_sum_phases(result.phases),
+        bands=tuple(Band(kind=k, spans=tuple((at(a), at(b)) for a, b in m)) for k, m in spans if m),  # type: ignore[arg-type]
+        phase_spans=tuple(
+            PhaseSpan(phase=PHASES[p], start_s=at(a), end_s=at(b))
+            for a, b, p in result.phase_segments[:MAX_DRAWN_SPANS]
+        ),
+        memory=tuple(
+            MemoryReport(
+                device=device,
+                peak_bytes=peak,
+                last_bytes=last,
+                peak_reserved_bytes=reserved,
+                n_events=n,
+                points=tuple((at(t), size) for t, size in points),
+            )
+            for device, (peak, last, reserved, n, points) in sorted(result.memory.items())
+        ),
+    )
+
+
+def _sum_phases(rows: Sequence[Sequence[PhaseRow]]) -> tuple[PhaseRow, ...]:
+    return tuple(
+        PhaseRow(
+            phase=name,
+            host_s=sum(r[i].host_s for r in rows),
+            busy_s=sum(r[i].busy_s for r in rows),
+            comm_s=sum(r[i].comm_s for r in rows),
+        )
+        for i, name in enumerate(PHASES)
+    )
+
+
+MAX_TOP_ROWS = 50
+
+
+def top_rows(parts: Iterable[TimeTotals]) -> tuple[TopRow, ...]:
+    """The `SHOWN_TOPS` names with the most time."""
+    rows: dict[str, list[float]] = {}
+    for part in parts:
+        for name, (count, time, longest, kind) in part.items():
+            row = rows.setdefault(name, [0, 0.0, 0.0, kind])
+            row[0] += count
+            row[1] += time
+            row[2] = max(row[2], longest)
+    whole = sum(row[1] for row in rows.values()) or 1.0
+    ranked = sorted(rows.items(), key=lambda item: -item[1][1])[:MAX_TOP_ROWS]
+    return tuple(
+        TopRow(
+            name=name,
+            kind=KIND_NAMES[int(kind)],  # type: ignore[arg-type]
+            count=int(count),
+            total_s=time * SECONDS_PER_US,
+            mean_s=time / count * SECONDS_PER_US,
+            max_s=longest * SECONDS_PER_US,
+            share=time / whole,
+        )
+        for name, (count, time, longest, kind) in ranked
+    )
+
+
+def module_rows(ranks: Mapping[int, RankResult]) -> tuple[ModuleRow, ...]:
+    """All modules, in the order in which the first rank has them."""
+    rows: dict[str, list[float]] = {}
+    depths: dict[str, int] = {}
+    sources: list[ModuleSource] = [r.module_source for r in ranks.values() if r.modules]
+    for result in ranks.values():
+        for m in result.modules:
+            row = rows.setdefault(m.name, [0, 0.0, 0.0, 0.0, 0.0])
+            depths.setdefault(m.name, m.depth)
+            for i, value in enumerate((m.count, m.host, m.forward, m.backward, m.own)):
+                row[i] += value
+    return tuple(
+        ModuleRow(
+            name=name,
+            depth=depths[name],
+            count=int(count),
+            host_s=host * SECONDS_PER_US,
+            forward_s=forward * SECONDS_PER_US,
+            backward_s=backward * SECONDS_PER_US,
+            self_s=own * SECONDS_PER_US,
+            source=sources[0] if sources else "module",
+        )
+        for name, (count, host, forward, backward, own) in rows.items()
+    )
+
+
+GPU_DEFINITION = (
+    "Compute: kernels that are not communication, all streams merged. Communication: NCCL, RCCL and like kernels. Copies: memcpy and memset. "
+    "Synchronisation events and annotations are no work."
+)
+CPU_DEFINITION = (
+    "Compute: outermost operators on all threads but gloo's; a node that can hold a blocking hook counts by its own time only while no "
+    "communication runs. Communication: gloo's spans (they include waiting for other ranks) and operators that wait for a collective."
+)
+
+
+def build_report(found: TraceSet, results: Sequence[tuple[int, RankResult | UnreadableTrace]]) -> TraceReport | None:
+    """The report of one run or window; None if none of its files could be read."""
+    problems = list(found.problems)
+    ranks: dict[int, RankResult] = {}
+    for rank, result in results:
+        if isinstance(result, UnreadableTrace):
+            problems.append(
+                Problem(severity="error", kind=result.kind, message=result.message, file=result.path, rank=rank)
+            )
+        else:
+            ranks[rank] = result
+            problems += file_problems(rank, result)
+    if not ranks:
+        return None
+    paired = pair_collectives(ranks)
+    clocks = align_clocks(ranks, paired.pairs)
+    problems += paired.problems + clock_problems(ranks, clocks)
+    startup = trim_startup(ranks, paired.pairs, clocks)
+    if startup is not None:
+        text = f"the ranks' profilers started up to {startup.skew_s * 1e3:.3f} ms apart; step times now begin after {startup.until}"
+        problems.append(Problem(severity="note", kind="startup_skew", message=text))
+    world = max((r.world_size for r in ranks.values() if r.world_size), default=found.world)
+    missing = tuple(r for r in range(world) if r not in ranks) if world else ()
+    problems += step_problems(ranks)
+    problems += missing_rank_problems(missing, world, len(ranks)) + size_problems(ranks)
+    zero = min(clocks[r].common(result.start) for r, result in ranks.items())
+    device = "gpu" if any(r.device == "gpu" for r in ranks.values()) else "cpu"
+    return TraceReport(
+        name=found.name,
+        path=str(found.path),
+        window=found.window,
+        device=device,
+        backend=next((r.backend for r in ranks.values() if r.backend), None),
+        world_size=world,
+        missing_ranks=missing,
+        definition=GPU_DEFINITION if device == "gpu" else CPU_DEFINITION,
+        ranks=tuple(rank_report(r, ranks[r], clocks[r], zero, startup is not None) for r in sorted(ranks)),
+        collectives=collective_rows(paired),
+        sizes=collective_rows(paired, by_size=True),
+        launches=launch_rows(ranks),
+        pairing=pairing_report(paired, clocks, zero),
+        stragglers=straggler_rows(paired.pairs, ranks),
+        startup=startup,
+        top_kernels=top_rows([r.kernels for r in ranks.values()]),
+        top_operators=top_rows([r.operators for r in ranks.values()]),
+        modules=module_rows(ranks),
+        problems=tuple(problems),
+    )

@@ -1,0 +1,429 @@
+"""Match collectives across ranks, align the clocks of the ranks and correct for profilers that started at different times.
+
+Collectives are matched by communicator and sequence number, otherwise by order. Paired collectives end at the same time on all
+ranks, which gives the common clock. If profilers started at different times, the first one seems to wait for the others, but
+only in the first step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from allranks.analysis.trace.collectives import Collective
+from allranks.analysis.trace.events import POINT_TO_POINT, SYNCHRONISING
+from allranks.analysis.trace.intervals import median
+from allranks.analysis.trace.rank import RankResult
+from allranks.analysis.trace.records import Problem, StartupTrim
+from allranks.analysis.trace.steps import SECONDS_PER_US, compute_breakdown, sum_breakdowns
+from allranks.utils.formatting import format_bytes_precise
+
+MAX_SHOWN_MISMATCHES = 10  # mismatches told one by one
+UNEVEN_KINDS = ("all_to_all", "all_gather")  # ranks may give different sizes
+# ranks may split an all-to-all unevenly; if one moved so many times more, order alone has paired two others
+MAX_SIZE_RATIO = 8.0
+Key = tuple[object, ...]
+
+
+class CollectivePair(Struct):
+    """One collective on several ranks."""
+
+    key: str
+    by_sequence: bool
+    members: dict[int, Collective]
+    startup: bool = False  # its waiting is that for a profiler that started later
+
+    @property
+    def first(self) -> Collective:
+        return next(iter(self.members.values()))
+
+    @property
+    def kind(self) -> str:
+        """The collective's kind; a send and its receive are one."""
+        kinds = {c.kind for c in self.members.values()}
+        return kinds.pop() if len(kinds) == 1 else "send_recv"
+
+    @property
+    def transfer(self) -> float:
+        """The shortest of the durations: what is left once every rank has come. No clock is compared."""
+        return min(c.duration for c in self.members.values())
+
+    def waits(self) -> dict[int, float]:
+        transfer = self.transfer
+        return {r: c.duration - transfer for r, c in self.members.items()}
+
+
+class PairingResult(Struct):
+    """What pairing found."""
+
+    pairs: list[CollectivePair]
+    unpaired: list[tuple[int, Collective]]  # on one rank though others that were read should have them
+    alone: list[tuple[int, Collective]]  # no other rank that was read is in their group
+    problems: list[Problem]
+
+
+def pair_collectives(ranks: Mapping[int, RankResult]) -> PairingResult:
+    """Pairs the collectives of all ranks that were read."""
+    found = PairingResult([], [], [], [])
+    numbered: dict[Key, dict[int, Collective]] = defaultdict(dict)
+    ordered: dict[int, list[Collective]] = {r: [] for r in ranks}
+    by_step = all(result.steps for result in ranks.values())
+    for rank, result in ranks.items():
+        seen: Counter[Key] = Counter()
+        for c in result.collectives:
+            if c.kind in ("send", "recv") and c.source is None and len(ranks) > 2:
+                found.alone.append((rank, c))  # who the other side is, is not told
+                continue
+            if c.group is None or c.seq is None:
+                ordered[rank].append(c)
+                continue
+            key = (c.group, _route(c), c.seq)
+            numbered[*key, seen[key]][rank] = c
+            seen[key] += 1
+    _pair_by_sequence(found, numbered, ranks)
+    _pair_by_order(found, ordered, by_step)
+    found.pairs.sort(key=lambda p: p.first.start)
+    return found
+
+
+def _route(c: Collective) -> Key:
+    """Sends and receives count by who talks to whom; all else counts in one row."""
+    return ("p2p", c.source, c.target) if c.kind in POINT_TO_POINT else ("all",)
+
+
+def _expected(c: Collective, ranks: Mapping[int, object]) -> list[int]:
+    """The ranks that were read and should have this collective."""
+    if c.kind in POINT_TO_POINT and c.source is not None and c.target is not None:
+        return [r for r in (c.source, c.target) if r in ranks]
+    if c.members is not None:
+        return [r for r in c.members if r in ranks]
+    return list(ranks) if c.size is None or c.size >= len(ranks) else []
+
+
+def _pair_by_sequence(
+    found: PairingResult, numbered: Mapping[Key, dict[int, Collective]], ranks: Mapping[int, RankResult]
+) -> None:
+    spans = _number_spans(numbered)
+    told: list[tuple[str, str, int | None]] = []
+    for key, members in sorted(numbered.items(), key=lambda item: min(c.start for c in item[1].values())):
+        first = next(iter(members.values()))
+        expected = _expected(first, ranks)
+        kinds = {r: c.kind for r, c in members.items() if c.kind not in POINT_TO_POINT}
+        if len(set(kinds.values())) > 1:
+            text = ", ".join(f"rank {r}: {kind}" for r, kind in sorted(kinds.items()))
+            told.append(
+                (
+                    "kinds_differ",
+                    f"group {_group(first)}, seq {key[-2]}: the ranks did not call the same collective ({text})",
+                    None,
+                )
+            )
+            found.unpaired += list(members.items())
+            continue
+        for rank in expected:
+            low, high = spans.get((key[0], key[1], rank), (0, 0))
+            if rank not in members and low < first.seq < high:  # type: ignore[operator] - these all have a number
+                text = f"{first.kind} with seq {key[-2]} of group {_group(first)}{_in_step(first)} is on other ranks"
+                told.append(("missing_collective", f"rank {rank} lacks a collective: {text}", rank))
+        _keep(found, f"seq {key[-2]}", True, members, expected)
+    _add_problems(found, told)
+
+
+def _number_spans(numbered: Mapping[Key, dict[int, Collective]]) -> dict[Key, tuple[int, int]]:
+    """(first, last) number by (group, route, rank): beyond them a rank's profiler did not run."""
+    out: dict[Key, tuple[int, int]] = {}
+    for key, members in numbered.items():
+        number: int = key[-2]  # type: ignore[assignment]
+        for rank in members:
+            low, high = out.get((key[0], key[1], rank), (number, number))
+            out[key[0], key[1], rank] = (min(low, number), max(high, number))
+    return out
+
+
+def _keep(
+    found: PairingResult, key: str, by_sequence: bool, members: dict[int, Collective], expected: Sequence[int]
+) -> None:
+    if len(members) > 1:
+        found.pairs.append(CollectivePair(key, by_sequence, members))
+        return
+    ((rank, only),) = members.items()
+    (found.unpaired if len(expected) > 1 else found.alone).append((rank, only))
+
+
+def _pair_by_order(found: PairingResult, ordered: dict[int, list[Collective]], by_step: bool) -> None:
+    """The n-th collective of one kind, size and group of a step is the n-th on the other ranks."""
+    rows: dict[Key, dict[int, list[Collective]]] = defaultdict(lambda: defaultdict(list))
+    for rank, collectives in ordered.items():
+        for c in collectives:
+            rows[_order_key(c, by_step)][rank].append(c)
+    told: list[tuple[str, str, int | None]] = []
+    steps = sorted({c.step for found in ordered.values() for c in found if c.step is not None})
+    for members in rows.values():
+        first = next(iter(members.values()))[0]
+        expected = _expected(first, ordered)
+        counts = {r: len(members.get(r, ())) for r in expected}
+        if (
+            len(set(counts.values())) > 1 and first.size is not None
+        ):  # without a size it may be of a group that the others are not in
+            told.append(_count_problem(first, counts))
+        # a profiler that started within a step missed the step's beginning: the ends are common
+        from_end = first.step is None or first.step == (steps[0] if steps else None)
+        for n, group in _rows_of(members, from_end):
+            if _sizes_differ(group):
+                text = ", ".join(f"rank {r} moved {format_bytes_precise(c.bytes)}" for r, c in sorted(group.items()))
+                told.append(("sizes_differ", f"{_order_name(first, n)}: {text}; taken for different ones", None))
+                found.unpaired += list(group.items())
+                continue
+            _keep(found, _order_name(first, n), False, group, expected)
+    _add_problems(found, told + _first_difference(ordered, by_step))
+
+
+def _order_key(c: Collective, by_step: bool) -> Key:
+    if c.kind in ("send", "recv"):
+        kind: Key = ("p2p", c.source, c.target)
+    else:
+        kind = (c.kind,)
+    return (c.step if by_step else None, c.group, kind, None if c.kind in UNEVEN_KINDS else c.bytes)
+
+
+def _rows_of(members: dict[int, list[Collective]], from_end: bool) -> list[tuple[int, dict[int, Collective]]]:
+    longest = max(len(m) for m in members.values())
+    out = []
+    for n in range(longest):
+        group = {}
+        for rank, mine in members.items():
+            at = n - (longest - len(mine)) if from_end else n
+            if 0 <= at < len(mine):
+                group[rank] = mine[at]
+        out.append((n, group))
+    return out
+
+
+def _sizes_differ(group: Mapping[int, Collective]) -> bool:
+    sizes = [c.bytes for c in group.values() if c.bytes is not None]
+    return len(sizes) > 1 and max(sizes) > MAX_SIZE_RATIO * max(min(sizes), 1)
+
+
+def _count_problem(first: Collective, counts: dict[int, int]) -> tuple[str, str, int | None]:
+    text = f"{first.kind}{_of_size(first)}{_in_step(first)}: "
+    if len(counts) == 2:  # neither is the odd one
+        text += ", ".join(f"rank {r} has {n}" for r, n in sorted(counts.items()))
+        return ("missing_collective", text, None)
+    common = Counter(counts.values()).most_common(1)[0][0]
+    odd = {r: n for r, n in counts.items() if n != common}
+    who = ", ".join(f"rank {r} has {n}" for r, n in sorted(odd.items()))
+    return ("missing_collective", f"{text}{who}, the others have {common}", next(iter(odd)) if len(odd) == 1 else None)
+
+
+def _first_difference(ordered: dict[int, list[Collective]], by_step: bool) -> list[tuple[str, str, int | None]]:
+    """Where the ranks' rows of kinds part, if they hold equally many: the sign of a bucket order that differs."""
+    out: list[tuple[str, str, int | None]] = []
+    steps = {c.step for mine in ordered.values() for c in mine} if by_step else {None}
+    groups = {c.group for mine in ordered.values() for c in mine}
+    for step in sorted(steps, key=lambda s: (s is None, s or 0)):
+        for group in groups:
+            rows = {
+                r: [
+                    (c.kind, c.bytes)
+                    for c in sorted(mine, key=_launch)
+                    if c.group == group and (not by_step or c.step == step)
+                ]
+                for r, mine in ordered.items()
+            }
+            rows = {
+                r: row
+                for r, row in rows.items()
+                if row and not any(kind in POINT_TO_POINT or kind == "all_to_all" for kind, _ in row)
+            }
+            if len({len(row) for row in rows.values()}) == 1 and len({tuple(row) for row in rows.values()}) > 1:
+                n = next(i for i, found in enumerate(zip(*rows.values(), strict=True)) if len(set(found)) > 1)
+                text = ", ".join(f"rank {r}: {row[n][0]} of {row[n][1]} bytes" for r, row in sorted(rows.items()))
+                where = "" if step is None else f" in step {step}"
+                out.append(
+                    (
+                        "order_differs",
+                        f"the ranks called collectives in different order{where}: number {n + 1} is {text}",
+                        None,
+                    )
+                )
+    return out
+
+
+def _launch(c: Collective) -> float:
+    return c.launched if c.launched is not None else c.start
+
+
+def _add_problems(found: PairingResult, told: Sequence[tuple[str, str, int | None]]) -> None:
+    for kind, text, rank in told[:MAX_SHOWN_MISMATCHES]:
+        found.problems.append(Problem(severity="warning", kind=kind, message=text, rank=rank))
+    if len(told) > MAX_SHOWN_MISMATCHES:
+        found.problems.append(
+            Problem(
+                severity="warning",
+                kind="mismatches",
+                message=f"{len(told) - MAX_SHOWN_MISMATCHES} more such mismatches of collectives",
+            )
+        )
+
+
+def _group(c: Collective) -> str:
+    return c.group or "?"
+
+
+def _in_step(c: Collective) -> str:
+    return f" in step {c.step}" if c.step is not None else ""
+
+
+def _of_size(c: Collective) -> str:
+    return f" of {c.bytes} bytes" if c.bytes is not None else ""
+
+
+def _order_name(c: Collective, n: int) -> str:
+    where = f"step {c.step}, " if c.step is not None else ""
+    each = "" if c.kind in UNEVEN_KINDS or c.bytes is None else f" of {format_bytes_precise(c.bytes)}"
+    return f"{where}number {n + 1} of {c.kind}{each}"
+
+
+class RankClock(Struct):
+    """A rank's clock against the common one, which is that of the lowest rank. Microseconds."""
+
+    base: float  # added to `ts`, so that all ranks count from the same wall-clock moment
+    offset: float = 0.0  # subtracted then
+    pairs: int = 0
+    spread: float | None = None
+
+    def common(self, t: float) -> float:
+        """The file's `ts` on the common clock."""
+        return t + self.base - self.offset
+
+
+def align_clocks(ranks: Mapping[int, RankResult], pairs: Sequence[CollectivePair]) -> dict[int, RankClock]:
+    """Offsets by the median difference of ends, from rank to rank along common collectives. Ranks without any keep their own clock."""
+    reference = min(ranks)
+    bases = {r: result.base_ns for r, result in ranks.items()}
+    known = all(bases.values()) or not any(bases.values())
+    clocks = {r: RankClock((bases[r] - bases[reference]) / 1000 if known else 0.0) for r in ranks}
+    ends = _common_ends(pairs, clocks)
+    done = {reference}
+    queue = deque(done)
+    while queue:
+        one = queue.popleft()
+        for other in sorted(ranks):
+            differences = ends.get((one, other))
+            if other in done or not differences:
+                continue
+            middle = median(differences)
+            clock = clocks[other]
+            clock.offset = clocks[one].offset + middle
+            clock.pairs = len(differences)
+            clock.spread = median(abs(d - middle) for d in differences)
+            done.add(other)
+            queue.append(other)
+    clocks[reference].pairs = max((c.pairs for c in clocks.values()), default=0)
+    return clocks
+
+
+def _common_ends(
+    pairs: Sequence[CollectivePair], clocks: Mapping[int, RankClock]
+) -> dict[tuple[int, int], list[float]]:
+    """Differences of ends (second minus first) by pair of ranks; each collective links its lowest rank to its others."""
+    out: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for p in pairs:
+        if p.first.kind not in SYNCHRONISING:
+            continue
+        lowest = min(p.members)
+        end = p.members[lowest].end + clocks[lowest].base
+        for rank, c in p.members.items():
+            if rank != lowest:
+                difference = c.end + clocks[rank].base - end
+                out[lowest, rank].append(difference)
+                out[rank, lowest].append(-difference)
+    return out
+
+
+MIN_SKEW_PER_STEP = 0.05  # a skew below this share of a step is not worth trimming
+MIN_SKEW_PER_LATER_SKEW = 3.0  # nor one that later steps show too: then ranks differ, not profilers
+
+
+def trim_startup(
+    ranks: Mapping[int, RankResult], pairs: Sequence[CollectivePair], clocks: Mapping[int, RankClock]
+) -> StartupTrim | None:
+    """Begins each rank's first step where a collective first made the ranks level, if their profilers started apart. Changes the results.
+
+    The waiting of all collectives of that step is left out of waiting and stragglers too: a rank that is behind stays so until the step's end.
+    """
+    shared = [r for r in ranks if ranks[r].steps and clocks[r].pairs]
+    if len(shared) < 2:
+        return None
+    skew = _spread(ranks, clocks, shared, 0)
+    if not _is_startup(ranks, clocks, shared, skew):
+        return None
+    step = ranks[shared[0]].steps[0].number
+    late = max(shared, key=lambda r: clocks[r].common(ranks[r].steps[0].start))
+    firsts = _first_synchronising(pairs, shared, step, late)
+    if not firsts:
+        return None
+    removed, fake = {}, {}
+    for rank in shared:
+        p = firsts[rank]
+        fake[rank] = p.waits()[rank] * SECONDS_PER_US
+        removed[rank] = _trim_first_step(ranks[rank], p.members[rank].end) * SECONDS_PER_US
+    for p in pairs:
+        p.startup = p.first.step == step
+    where = firsts[late]
+    return StartupTrim(
+        skew_s=skew * SECONDS_PER_US,
+        until=f"the end of the first {where.first.kind} in step {step} ({where.key})",
+        removed_s=removed,
+        fake_wait_s=fake,
+    )
+
+
+def _spread(
+    ranks: Mapping[int, RankResult], clocks: Mapping[int, RankClock], shared: Sequence[int], step: int
+) -> float:
+    starts = [clocks[r].common(ranks[r].steps[step].start) for r in shared]
+    return max(starts) - min(starts)
+
+
+def _is_startup(
+    ranks: Mapping[int, RankResult], clocks: Mapping[int, RankClock], shared: Sequence[int], skew: float
+) -> bool:
+    if len({ranks[r].steps[0].number for r in shared}) > 1:
+        return False
+    shortest = min(len(ranks[r].steps) for r in shared)
+    later = [_spread(ranks, clocks, shared, n) for n in range(1, shortest)]
+    lengths = [s.end - s.start for r in shared for s in ranks[r].steps[1:] or ranks[r].steps]
+    return skew > MIN_SKEW_PER_STEP * median(lengths) and skew > MIN_SKEW_PER_LATER_SKEW * (
+        median(later) if later else 0.0
+    )
+
+
+def _first_synchronising(
+    pairs: Sequence[CollectivePair], shared: Sequence[int], step: int, late: int
+) -> dict[int, CollectivePair]:
+    """By rank the first collective that it shares with the latest starter, else the first it shares with anyone; {} if one has none."""
+    firsts: dict[int, CollectivePair] = {}
+    usable = [p for p in pairs if p.first.step == step and p.first.kind in SYNCHRONISING]
+    for wanted in (True, False):
+        for p in usable:
+            if wanted and late not in p.members:
+                continue
+            for rank in p.members:
+                firsts.setdefault(rank, p)
+    return firsts if all(r in firsts for r in shared) else {}
+
+
+def _trim_first_step(result: RankResult, t: float) -> float:
+    """Moves the begin of a rank's first step; returns what was removed."""
+    step = result.steps[0]
+    t = min(max(t, step.start), step.end)
+    removed = t - step.start
+    step.start = t
+    result.start = t
+    result.by_step[0] = compute_breakdown(result.first, step.start, step.end)
+    result.busy = result.busy.within(step.start, result.end)
+    result.total = sum_breakdowns(result.by_step)
+    return removed

@@ -1,0 +1,408 @@
+"""Read a profiler trace (Chrome trace event format, plain or gzip) incrementally into typed events.
+
+Memory use does not grow with the file, and events before a damaged place are kept. The text is cut into pieces between events:
+a cut is guessed from the text and confirmed by decoding, because a valid JSON array cannot end inside a string or object.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Raw, Struct, field
+
+from allranks.utils.inputs import ExpansionTooLarge, open_regular, require_expansion
+
+_ARG_NAMES = {
+    "sequence": "Sequence number",
+    "dims": "Input Dims",
+    "types": "Input type",
+    "collective": "Collective name",
+    "in_elements": "In msg nelems",
+    "out_elements": "Out msg nelems",
+    "group_size": "Group size",
+    "group": "Process Group Name",
+    "group_ranks": "Process Group Ranks",
+    "comm_seq": "Seq",
+    "source": "Src Rank",
+    "target": "Dst Rank",
+    "device_type": "Device Type",
+    "device_id": "Device Id",
+    "allocated": "Total Allocated",
+    "reserved": "Total Reserved",
+}
+
+
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class EventArgs(Struct, rename=lambda name: _ARG_NAMES.get(name, name), gc=False):
+    """The arguments that the analysis needs; all else is skipped while decoding."""
+
+    correlation: int | None = None
+    sequence: Int64 | None = None
+    dims: Raw = Raw()
+    types: Raw = Raw()
+    name: Any = None
+    collective: str | None = None
+    in_elements: Any = None
+    out_elements: Any = None
+    group_size: Any = None
+    dtype: str | None = None
+    group: str | None = None
+    group_ranks: Any = None
+    comm_seq: Any = None
+    source: Any = None
+    target: Any = None
+    device_type: int | None = None
+    device_id: int | None = None
+    allocated: Int64 | None = None
+    reserved: Int64 | None = None
+
+
+NO_TIME = float("nan")  # metadata needs no time, all else does
+
+
+class TraceEvent(Struct, gc=False):
+    """One event of a trace; `ts` and `dur` in microseconds."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: str = ""
+    ts: float = NO_TIME
+    dur: float = 0.0
+    pid: int | str = 0
+    tid: int | str = 0
+    args: EventArgs | None = None
+
+
+class TraceMetadata(Struct):
+    """What a trace says about itself, outside its events."""
+
+    schema: Any = field(name="schemaVersion", default=None)
+    distributed: Any = field(name="distributedInfo", default=None)
+    devices: Any = field(name="deviceProperties", default=None)
+    base_ns: Any = field(name="baseTimeNanoseconds", default=None)
+    host: Any = field(name="host_name", default=None)
+
+
+class _MetadataAndEvents(TraceMetadata):
+    events: list[TraceEvent] = field(name="traceEvents", default_factory=list)
+
+
+EVENT_LIST_DECODER = msgspec.json.Decoder(list[TraceEvent], strict=False)
+EVENT_DECODER = msgspec.json.Decoder(TraceEvent, strict=False)
+METADATA_DECODER = msgspec.json.Decoder(TraceMetadata)
+METADATA_AND_EVENTS_DECODER = msgspec.json.Decoder(_MetadataAndEvents, strict=False)
+
+
+def decode_event(value: Any) -> tuple[TraceEvent | None, bool]:
+    """The event, and whether all of it was understood: one whose arguments are damaged still tells its name and time."""
+    if not isinstance(value, dict) or "ph" not in value:
+        return None, False
+    for drop in ((), ("args",)):
+        try:
+            text = msgspec.json.encode({k: v for k, v in value.items() if k not in drop})
+            return EVENT_DECODER.decode(text), not drop
+        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
+            continue
+    return None, False
+
+
+_NEXT = re.compile(r"[^{\]]*\{")
+_STDLIB = json.JSONDecoder()
+BOM = b"\xef\xbb\xbf"
+
+
+def decode_leading_metadata(text: bytes) -> TraceMetadata:
+    """The head from the text before the events: an object that was not closed."""
+    body = text.removeprefix(BOM).rstrip().removesuffix(b",")
+    try:
+        return METADATA_DECODER.decode(body + (b"}" if body.rstrip() != b"" else b"{}"))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return TraceMetadata()
+
+
+def decode_trailing_metadata(rest: bytes) -> TraceMetadata | None:
+    """The head from the text that closes the events and the document; None if it does not: it was cut, or a second document follows."""
+    body = rest.lstrip()[1:].strip().removeprefix(b",").removesuffix(b"}").strip().removesuffix(b",")
+    try:
+        return METADATA_DECODER.decode(b"{" + body + b"}")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def skip_comma(buffer: bytes, end: int) -> bytes:
+    """What stands behind the comma that follows the event that ends at `end`."""
+    return buffer[buffer.index(b",", end) + 1 :]
+
+
+def decode_first_value(text: str, at: int, ends: list[int]) -> tuple[Any, int]:
+    """The JSON value that begins at a place, tried up to each of some ends (an error costs as much as the text tried); 0: none."""
+    for end in ends:
+        try:
+            return _STDLIB.raw_decode(text[at:end])
+        except (ValueError, RecursionError):
+            continue
+    return None, 0
+
+
+def find_next_object(text: str, at: int) -> int:
+    """Where the next event begins; -1 where the list or the text ends."""
+    found = _NEXT.match(text, at)
+    return found.end() - 1 if found else -1
+
+
+READ_BYTES = 1 << 16
+CHUNK_BYTES = 1 << 17
+GZIP = b"\x1f\x8b"
+
+
+def read_plain(file: Any, first: bytes) -> Iterator[bytes]:
+    """A file that is not packed, of which `first` was read."""
+    yield first
+    while chunk := file.read(CHUNK_BYTES):
+        yield chunk
+
+
+def read_gzip(file: Any, chunk: bytes, damaged: Callable[[str], None]) -> Iterator[bytes]:
+    """Decompresses; what came before damage is passed on, and the damage told to `damaged`."""
+    packed = zlib.decompressobj(wbits=31)
+    given = 0
+    while chunk:
+        before = packed.copy()
+        try:
+            data = packed.decompress(chunk, CHUNK_BYTES)
+        except zlib.error as error:
+            damaged(f"the gzip data is damaged ({str(error).split(':')[-1].strip()})")
+            yield from _decompress_until_damage(before, chunk)
+            return
+        yield data
+        given += len(data)
+        try:
+            require_expansion(given, file)
+        except ExpansionTooLarge as error:
+            damaged(str(error))
+            return
+        if packed.unconsumed_tail:
+            chunk = packed.unconsumed_tail
+        elif packed.eof and packed.unused_data[:2] == GZIP:  # several gzip members in a row are one file
+            chunk, packed = packed.unused_data, zlib.decompressobj(wbits=31)
+        else:
+            chunk = b"" if packed.eof else file.read(READ_BYTES)
+    if not packed.eof:
+        damaged("the gzip data breaks off")
+
+
+def _decompress_until_damage(unzip: Any, chunk: bytes) -> Iterator[bytes]:
+    """What a chunk with damage in it holds before that."""
+    try:
+        for at in range(0, len(chunk), 64):
+            yield unzip.decompress(chunk[at : at + 64])
+    except zlib.error:
+        return
+
+
+PIECE_BYTES = 1 << 17  # what stays in the processor's cache is decoded faster than what does not
+LARGEST_EVENT = 1 << 23
+_EVENT_SEPARATOR = re.compile(rb"\}\s*,\s*\{")
+_EVENT_SEPARATOR_TEXT = re.compile(r"\}\s*,\s*\{")
+MAX_NESTED_ENDS = 8  # ends of objects within an event that are tried before it is given up
+_TS = re.compile(rb'"ts"\s*:\s*"?(\d{1,18}(?:\.\d*)?)')
+_ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
+_MAX_METADATA_BYTES = 1 << 26
+
+
+class NotATrace(Exception):
+    """The file is no trace; the text says why."""
+
+
+class TraceStream:
+    """Reads one file once. Iterate `pieces()`; afterwards `head`, `damage` and `skipped` say what else was found.
+
+    A subclass that wants events as another type says how they are decoded."""
+
+    decode_list: Any = staticmethod(EVENT_LIST_DECODER.decode)
+    decode_tail: Any = staticmethod(METADATA_AND_EVENTS_DECODER.decode)
+
+    @staticmethod
+    def convert(value: Any) -> tuple[Any, bool]:
+        """An event of the standard library's JSON, and whether all of it was understood; None if it is none."""
+        return decode_event(value)
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.head = TraceMetadata()
+        self.damage: str | None = None  # why the file ended early
+        self.skipped = 0  # events that could not be understood
+        self.raw_bytes = 0
+
+    def pieces(self) -> Iterator[list[TraceEvent]]:
+        """Events in the file's order, some thousand at a time. Raises `NotATrace`, `OSError`."""
+        chunks = self._chunks()
+        buffer = self._skip_head(chunks)
+        for chunk in chunks:
+            buffer += chunk
+            if len(buffer) < PIECE_BYTES:
+                continue
+            events, buffer = self._take(buffer)
+            if events:
+                yield events
+        yield from self._finish(buffer)
+
+    def _chunks(self) -> Iterator[bytes]:
+        with open_regular(self.path) as file:
+            first = file.read(READ_BYTES)
+            if not first:
+                raise NotATrace("the file is empty")
+            reader = read_gzip(file, first, self._damaged) if first[:2] == GZIP else read_plain(file, first)
+            for chunk in reader:
+                self.raw_bytes += len(chunk)
+                yield chunk
+
+    def _damaged(self, why: str) -> None:
+        self.damage = why
+
+    def _skip_head(self, chunks: Iterator[bytes]) -> bytes:
+        """Reads up to the first event; returns the text behind the opening bracket."""
+        buffer = b""
+        for chunk in chunks:
+            buffer += chunk
+            start = buffer.removeprefix(BOM).lstrip()[:1]
+            if start == b"[":
+                return buffer.removeprefix(BOM).lstrip()[1:]
+            if start not in (b"{", b""):
+                break
+            found = _ARRAY.search(buffer)
+            if found:
+                self.head = decode_leading_metadata(buffer[: found.start()])
+                return buffer[found.end() :]
+            if len(buffer) > _MAX_METADATA_BYTES:
+                break
+        raise NotATrace(self.damage or "it has no traceEvents")
+
+    def _take(self, buffer: bytes) -> tuple[list[TraceEvent], bytes]:
+        """As many whole events as there are; the rest of the text comes back."""
+        ends: list[int] = []
+        for back in (PIECE_BYTES >> 5, PIECE_BYTES):  # some near the end will do
+            ends = [m.start() + 1 for m in _EVENT_SEPARATOR.finditer(buffer, max(0, len(buffer) - back))]
+            if ends:
+                break
+        for end in reversed(ends[-3:]):
+            try:
+                return self.decode_list(b"[%b]" % buffer[:end]), skip_comma(buffer, end)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+        if not ends and len(buffer) > LARGEST_EVENT and not _EVENT_SEPARATOR.search(buffer):
+            raise NotATrace("it holds no list of events")
+        return self._one_by_one(buffer)
+
+    def _one_by_one(self, buffer: bytes, last: bool = False) -> tuple[list[TraceEvent], bytes]:
+        """Slow and forgiving: an event that cannot be understood is counted and left out."""
+        text = buffer.decode("utf-8", "replace")
+        ends = [m.start() + 1 for m in _EVENT_SEPARATOR_TEXT.finditer(text)]
+        events: list[TraceEvent] = []
+        at = 0
+        while (begin := find_next_object(text, at)) >= 0:
+            at = begin
+            k = bisect_right(ends, at)
+            tried = [*ends[k : k + MAX_NESTED_ENDS], *([len(text)] if last and k + MAX_NESTED_ENDS > len(ends) else [])]
+            value, length = decode_first_value(text, at, tried)
+            if length == 0:
+                more_may_come = not last and len(text) - at < LARGEST_EVENT
+                if k == len(ends) or (more_may_come and k + MAX_NESTED_ENDS > len(ends)):
+                    break
+                self.skipped += 1
+                at = ends[k]
+                continue
+            event, whole = self.convert(value)
+            self.skipped += not whole
+            if event is not None:
+                events.append(event)
+            at += length
+        return events, text[at:].encode()
+
+    def _finish(self, buffer: bytes) -> Iterator[list[TraceEvent]]:
+        """The last events and what stands behind them."""
+        for frame in ((b'{"traceEvents":[', b""), (b'{"traceEvents":[', b"}")):
+            try:
+                tail = self.decode_tail(frame[0] + buffer + frame[1])
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                continue
+            self._add_head(tail)
+            yield tail.events
+            return
+        events, rest = self._one_by_one(buffer, last=True)
+        if rest.lstrip()[:1] == b"]":
+            behind = decode_trailing_metadata(rest)
+            if behind is not None:
+                self._add_head(behind)
+            elif self.damage is None:
+                self.damage = "what stands behind the events is no part of one JSON document"
+        elif self.damage is None:
+            self.damage = "the JSON breaks off"
+        yield events
+
+    def _add_head(self, other: TraceMetadata) -> None:
+        for name in TraceMetadata.__struct_fields__:
+            if getattr(self.head, name) is None:
+                setattr(self.head, name, getattr(other, name))
+
+
+def read_metadata(path: Path, limit: int = 1 << 17) -> tuple[TraceMetadata, float | None]:
+    """The head of a trace and the `ts` of its first event with a time, from the file's beginning alone. Errors give an empty head."""
+    stream = TraceStream(path)
+    text = b""
+    try:
+        for chunk in stream._chunks():
+            text += chunk
+            if len(text) >= limit:
+                break
+    except (NotATrace, OSError):
+        return TraceMetadata(), None
+    found = _ARRAY.search(text)
+    if not found:
+        return TraceMetadata(), None
+    times = (float(t.group(1)) for t in _TS.finditer(text, found.end()))  # names of processes may stand at 0
+    return decode_leading_metadata(text[: found.start()]), next((t for t in times if t > 0), None)
+
+
+def distributed_info(head: TraceMetadata) -> dict[str, Any]:
+    """`distributedInfo` as a mapping; some tools write it as the text of a Python dict."""
+    value = head.distributed
+    if isinstance(value, str) and len(value) < 1 << 20:
+        import ast
+
+        try:
+            value = ast.literal_eval(value)  # literals only, nothing is run
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            value = None
+    return value if isinstance(value, dict) else {}
+
+
+MAX_RANKS = 1 << 20  # a number of ranks beyond that is a damaged one
+
+
+def parse_rank(value: Any) -> int | None:
+    """A rank that a trace or a name tells; None if it cannot be one."""
+    number = _parse_int(value)
+    return number if number is not None and 0 <= number < MAX_RANKS else None
+
+
+def parse_world_size(value: Any) -> int | None:
+    """A world size that a trace tells; None if it cannot be one."""
+    number = _parse_int(value)
+    return number if number is not None and 0 < number <= MAX_RANKS else None
+
+
+def _parse_int(value: Any) -> int | None:
+    """Numbers may stand as text; of a text too long to be one nothing is tried."""
+    if isinstance(value, str):
+        return int(value) if value.isdecimal() and len(value) < 20 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

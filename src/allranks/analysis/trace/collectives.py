@@ -1,0 +1,201 @@
+"""The collectives of one rank: what each was, how large, where it was launched, when it ran."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import deque
+
+from msgspec import Struct
+
+from allranks.analysis.trace.events import (
+    CollectiveMetadata,
+    CommKernel,
+    HostCommCall,
+    RankEvents,
+    collective_kind,
+    is_wait,
+)
+
+_GLOO = "gloo:"
+_SIDES = re.compile(r"\d+")
+
+
+class Collective(Struct):
+    """One collective on one rank; times in the trace's microseconds."""
+
+    kind: str
+    start: float
+    end: float
+    launched: float | None  # when the host called it
+    thread: int | None
+    bytes: int | None
+    group: str | None  # names the communicator; None: the trace does not tell
+    members: tuple[int, ...] | None
+    size: int | None
+    seq: int | None
+    source: int | None
+    target: int | None
+    on_device: bool
+    phase: int = 4
+    step: int | None = None  # the step's number
+
+    @property
+    def duration(self) -> float:
+        return self.end - self.start
+
+
+def find_collectives(
+    events: RankEvents, world_size: int | None, one_group: bool
+) -> tuple[list[Collective], list[tuple[float, float]]]:
+    """Collectives in the order of their start, and further spans in which a thread of the host was blocked by communication."""
+    calls = [c for c in events.host_comms if not is_wait(c.name)]
+    waits = [(c.start, c.end) for c in events.host_comms if is_wait(c.name)]
+    default = world_size if one_group else None
+    index = _CallIndex(calls)
+    found = [_of_kernel(k, events, index, default) for k in events.comm_kernels]
+    gloo = [c for c in calls if c.name.startswith(_GLOO)]
+    found += _of_gloo(gloo, calls, default)
+    if not found:
+        found = [c for c in (_of_call(c, default) for c in _outermost(calls)) if c.kind != "unknown"]
+    found.sort(key=lambda c: c.start)
+    return found, waits
+
+
+class _CallIndex:
+    """Finds the communication call that a launch lies in."""
+
+    def __init__(self, calls: list[HostCommCall]) -> None:
+        self._by_thread: dict[int, list[HostCommCall]] = {}
+        for call in sorted(calls, key=lambda c: (c.start, -c.end)):
+            self._by_thread.setdefault(call.thread, []).append(call)
+        self._starts = {t: [c.start for c in found] for t, found in self._by_thread.items()}
+
+    def around(self, t: float, thread: int) -> list[HostCommCall]:
+        """The calls that a moment of a thread lies in, the innermost first. Nesting is at most a few deep."""
+        calls = self._by_thread.get(thread, [])
+        i = bisect_right(self._starts.get(thread, []), t)
+        return [c for c in reversed(calls[max(0, i - 32) : i]) if c.end >= t]
+
+
+def _of_kernel(kernel: CommKernel, events: RankEvents, index: _CallIndex, default: int | None) -> Collective:
+    launch = events.launches.get(kernel.correlation) if kernel.correlation is not None else None
+    around = index.around(*launch) if launch is not None else []
+    told = kernel.told or next((c.told for c in around if c.told is not None), None) or CollectiveMetadata()
+    kind = told.kind or next((c.kind for c in around if c.kind is not None), None) or kernel.kind or "unknown"
+    size = told.size if told.size is not None else default
+    nbytes = told.bytes
+    if nbytes is None:
+        # the annotation inside shows one rank's part, the operator around it also the whole
+        nbytes = max((n for c in around if (n := _bytes(c, kind, size)) is not None), default=None)
+    return _collective(kind, kernel.start, kernel.end, launch, nbytes, told, size, True)
+
+
+def _collective(
+    kind: str,
+    start: float,
+    end: float,
+    launch: tuple[float, int] | None,
+    nbytes: int | None,
+    told: CollectiveMetadata,
+    size: int | None,
+    on_device: bool,
+) -> Collective:
+    members = (
+        tuple(int(n) for n in _SIDES.findall(told.members)) if told.members and "..." not in told.members else None
+    )
+    group = f"{told.group or ''} {told.members or ''}".strip() or None
+    return Collective(
+        kind=kind,
+        start=start,
+        end=end,
+        launched=launch[0] if launch else None,
+        thread=launch[1] if launch else None,
+        bytes=nbytes,
+        group=group,
+        members=members or None,
+        size=size,
+        seq=told.seq if group else None,
+        source=told.source,
+        target=told.target,
+        on_device=on_device,
+    )
+
+
+def _outermost(calls: list[HostCommCall]) -> list[HostCommCall]:
+    """Calls that lie in no other call of their thread."""
+    ends: dict[int, float] = {}
+    kept = []
+    for call in sorted(calls, key=lambda c: (c.start, -c.end)):
+        if call.start >= ends.get(call.thread, float("-inf")):
+            ends[call.thread] = call.end
+            kept.append(call)
+    return kept
+
+
+def _of_gloo(spans: list[HostCommCall], calls: list[HostCommCall], default: int | None) -> list[Collective]:
+    """Gloo's spans tell tensors only, and call a reduce-scatter an all-reduce: each is named by the call it belongs to.
+
+    Both come in the same order: a span takes the earliest call before it that is of a kind gloo would run so, of its size if there is one.
+    """
+    waiting = deque(c for c in _outermost([c for c in calls if not c.name.startswith(_GLOO)]) if c.kind is not None)
+    found = []
+    for span in sorted(spans, key=lambda c: c.start):
+        call = _take(waiting, span)
+        kind = (call.kind if call else span.kind) or "unknown"
+        nbytes = _gloo_bytes(span, call, kind, default)
+        launch = (call.start, call.thread) if call else None
+        found.append(_collective(kind, span.start, span.end, launch, nbytes, CollectiveMetadata(), default, False))
+    return found
+
+
+def _take(waiting: deque[HostCommCall], span: HostCommCall) -> HostCommCall | None:
+    fits = [c for c in waiting if c.start <= span.start and span.kind in _as_gloo(c.kind)]
+    own = {n for n, _ in span.tensors}
+    best = next((c for c in fits if own & {n for n, _ in c.tensors}), fits[0] if fits else None)
+    if best is not None:
+        waiting.remove(best)
+        while (
+            waiting and waiting[0].end < best.start and len(waiting) > 64
+        ):  # calls that never ran here, to keep this linear
+            waiting.popleft()
+    return best
+
+
+def _as_gloo(kind: str | None) -> tuple[str | None, ...]:
+    return (kind, "all_reduce") if kind in ("reduce_scatter", "barrier") else (kind,)
+
+
+def _gloo_bytes(span: HostCommCall, call: HostCommCall | None, kind: str, size: int | None) -> int | None:
+    if kind == "barrier":
+        return 0
+    each = next((b for _, b in span.tensors if b is not None), None)
+    if each is None or not span.tensors:
+        return _bytes(call, kind, size) if call else None
+    own = sum(n for n, _ in span.tensors)
+    if kind == "all_gather":  # the span tells this rank's part
+        told = max((n for n, _ in call.tensors), default=0) if call else 0
+        return told * each if told > own else (own * size * each if size else None)
+    return own * each
+
+
+def _bytes(call: HostCommCall, kind: str, size: int | None) -> int | None:
+    """nccl-tests' size of a collective from the shapes of its call."""
+    sized = [(n, b) for n, b in call.tensors if n]
+    each = next((b for _, b in sized if b is not None), None)
+    if not sized or each is None:
+        return None
+    largest = max(n for n, _ in sized)
+    if kind in ("all_gather", "reduce_scatter") and len(sized) < 2:
+        if "reduce_scatter" in call.name and kind == "reduce_scatter":
+            return largest * each  # its input, which is the whole
+        return largest * each * size if size else None
+    return largest * each
+
+
+def _of_call(call: HostCommCall, default: int | None) -> Collective:
+    told = call.told or CollectiveMetadata()
+    kind = told.kind or call.kind or collective_kind(call.name) or "unknown"
+    size = told.size if told.size is not None else default
+    nbytes = told.bytes if told.bytes is not None else _bytes(call, kind, size)
+    return _collective(kind, call.start, call.end, (call.start, call.thread), nbytes, told, size, False)

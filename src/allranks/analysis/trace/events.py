@@ -1,0 +1,370 @@
+"""Classify the kernels and operators of one rank by name, and store its events compactly.
+
+Events are stored as numbers and name ids, not as dictionaries. Times are in microseconds, as in the file.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from allranks.analysis.trace.chrome_trace import EventArgs, TraceEvent
+
+COMM_KERNEL = re.compile(
+    r"nccl(?:Dev)?Kernel|ncclSymk|ncclSym|nccl[A-Z_]|rccl|msccl|nvshmem|oneccl"
+    r"|cross_device_reduce|(?:one|two)_shot_all_?reduce|multimem_(?:all|one)",
+)
+_COMM_OPERATOR = re.compile(
+    r"^(?:c10d::|_?c10d_functional(?:_autograd)?::|record_param_comms|(?:nccl|gloo|mpi|ucc|xccl|rccl):|symm_mem::)"
+)
+_LETTERS = re.compile(r"[^a-z]")
+# the first that is contained in a name decides
+_KINDS = (
+    ("reducescatter", "reduce_scatter"),
+    ("allreduce", "all_reduce"),
+    ("allgather", "all_gather"),
+    ("alltoall", "all_to_all"),
+    ("broadcast", "broadcast"),
+    ("barrier", "barrier"),
+    ("sendrecv", "send_recv"),
+    ("gather", "gather"),
+    ("scatter", "scatter"),
+    ("reduce", "reduce"),
+    ("send", "send"),
+    ("recv", "recv"),
+)
+POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
+# all ranks end these together, so that their ends can align clocks; a broadcast's root may be gone long before
+SYNCHRONISING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
+
+_SIZES = {
+    "float": 4, "double": 8, "half": 2, "bfloat16": 2, "long": 8, "longint": 8, "longlong": 8, "int": 4, "short": 2,
+    "shortint": 2, "byte": 1, "char": 1, "signedchar": 1, "unsignedchar": 1, "bool": 1, "complexfloat": 8,
+    "complexdouble": 16, "complexhalf": 4, "float8e4m3fn": 1, "float8e5m2": 1, "float8e4m3fnuz": 1, "float8e5m2fnuz": 1,
+    "float8e8m0fnu": 1, "uint16": 2, "uint32": 4, "uint64": 8, "unsignedshort": 2, "unsignedint": 4, "unsignedlong": 8,
+    "qint8": 1, "quint8": 1, "qint32": 4,
+}  # fmt: skip
+
+
+def is_comm_kernel(name: str) -> bool:
+    """Whether a device kernel is communication: NCCL old and new, RCCL, MSCCL, NVSHMEM, hand-written all-reduces."""
+    return COMM_KERNEL.search(name) is not None
+
+
+def is_comm_operator(name: str) -> bool:
+    """Whether a host operator or annotation launches or waits for communication."""
+    return _COMM_OPERATOR.match(name) is not None
+
+
+def is_wait(name: str) -> bool:
+    """Whether an operator blocks its thread until a collective has ended."""
+    return name.endswith(("::wait_tensor", "::wait"))
+
+
+def collective_kind(name: str) -> str | None:
+    """The kind of collective that a name tells (`ncclDevKernel_AllReduce_Sum_f32`, `_allgather_base`, `c10d::send`), or None."""
+    letters = _LETTERS.sub("", name.lower())
+    return next((kind for part, kind in _KINDS if part in letters), None)
+
+
+def collective_kind_of_kernel(name: str) -> str | None:
+    """As `kind_of`, for a kernel: only the part before its parameters counts, which also name types and operations."""
+    head = re.split(r"[(<]|_(?:RING|TREE|COLLNET|NVLS|PAT|LL|LL128|SIMPLE|Sum|Max|Min|Prod)", name, maxsplit=1)[0]
+    return collective_kind(re.sub(r"(?i)(?:nccl|rccl)?(?:Dev)?Kernel", "", head))
+
+
+def element_bytes(dtype: str) -> int | None:
+    """Size of one element of a type as NCCL's metadata (`BFloat16`) or the profiler's shapes (`c10::BFloat16`) name it."""
+    plain = dtype.rsplit("::", 1)[-1] if "<" not in dtype else dtype.replace("c10::", "")
+    return _SIZES.get(re.sub(r"[^a-z0-9]", "", plain.lower()))
+
+
+def bus_factor(kind: str, n: int) -> float:
+    """Bus bandwidth over algorithmic bandwidth for `n` ranks (nccl-tests, doc/PERFORMANCE.md)."""
+    if kind == "all_reduce":
+        return 2 * (n - 1) / n
+    if kind in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
+        return (n - 1) / n
+    return 1.0
+
+
+COMPUTE, COMM, COPY = 0, 1, 2  # what a device event is
+COMPUTE_OP, WRAPPER_OP, COMM_OP, ANNOTATION = 0, 1, 2, 3  # what a host operator is
+
+# spans that hold whatever their node or hook does, a blocking all-reduce for example, beside operators of their own
+_WRAPPER = re.compile(r"^autograd::engine::evaluate_function|^torch::autograd::|Backward\d*$|^torch/|^nn\.Module")
+_DEVICE = {"kernel": COMPUTE, "Kernel": COMPUTE, "gpu_memcpy": COPY, "Memcpy": COPY, "gpu_memset": COPY, "Memset": COPY}
+_RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "xpu_runtime", "privateuse1_runtime", "mtia_runtime", "Runtime"})  # fmt: skip
+_ANNOTATIONS = frozenset({"user_annotation", "Annotation"})
+_OPERATORS = frozenset({"cpu_op", "Operator"})
+MODULE_PREFIX = "nn.Module: "
+LONGEST_US = 1e13  # some months
+LATEST_US = 1e17  # clocks count from 1970 at most; beyond, numbers of 64 bits keep no microseconds
+
+
+class CollectiveMetadata(Struct, gc=False):
+    """What metadata says about a collective; None: nothing. `elements` are of one rank, `bytes` are nccl-tests' size."""
+
+    kind: str | None = None
+    bytes: int | None = None
+    group: str | None = None
+    members: str | None = None
+    size: int | None = None
+    seq: int | None = None
+    source: int | None = None
+    target: int | None = None
+
+
+class HostCommCall(Struct, gc=False):
+    """An operator or annotation on the host that launches, runs or waits for communication."""
+
+    start: float
+    end: float
+    thread: int
+    name: str
+    kind: str | None
+    tensors: tuple[tuple[int, int | None], ...]  # (elements, bytes of one) of each tensor argument, lists summed
+    told: CollectiveMetadata | None
+
+
+class CommKernel(Struct, gc=False):
+    """A communication kernel."""
+
+    start: float
+    end: float
+    name: str
+    kind: str | None
+    correlation: int | None
+    told: CollectiveMetadata | None
+
+
+class ThreadOperators:
+    """The host operators of one thread, 28 bytes each. Iterating gives (start, duration, name id, autograd's sequence number or -1)."""
+
+    __slots__ = ("durations", "names", "sequences", "starts")
+
+    def __init__(self) -> None:
+        self.starts = array("d")
+        self.durations = array("d")
+        self.names = array("i")
+        self.sequences = array("q")
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __iter__(self) -> Iterator[tuple[float, float, int, int]]:
+        return zip(self.starts, self.durations, self.names, self.sequences, strict=True)
+
+    def sort(self) -> None:
+        """By start, the longer first: callers before what they called."""
+        order = sorted(range(len(self)), key=self.durations.__getitem__, reverse=True)
+        order.sort(key=self.starts.__getitem__)
+        for slot in self.__slots__:
+            values = getattr(self, slot)
+            setattr(self, slot, array(values.typecode, map(values.__getitem__, order)))
+
+
+class RankEvents:
+    """Collects the events of one trace."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.odd = 0  # times and durations that cannot be
+        self.names: list[str] = []
+        self.classes: list[int] = []  # of each name as a host operator
+        self._ids: dict[str, int] = {}
+        self._kernel_ids: dict[str, int] = {}
+        self.kernel_names: list[str] = []
+        self.kernel_classes: list[int] = []
+        self.threads: dict[tuple[int | str, int | str], int] = {}
+        self.thread_names: dict[int, str] = {}
+        self.operators: list[ThreadOperators] = []  # by thread
+        self.device: list[tuple[float, float, int, int]] = []  # (start, end, kernel name, correlation)
+        self.comm_kernels: list[CommKernel] = []
+        self.host_comms: list[HostCommCall] = []
+        self.marks: list[tuple[float, float, str, int]] = []
+        self.modules: list[tuple[float, float, str, int]] = []
+        self.backward_calls: list[tuple[float, float]] = []
+        self.launches: dict[int, tuple[float, int]] = {}
+        self.memory: dict[tuple[int, int], list[tuple[float, int, int]]] = {}
+
+    def add(self, events: Iterable[TraceEvent]) -> None:
+        """Takes what matters of a piece of the trace. Operators are most of it, so their way is short."""
+        ids, classes, rest = self._ids, self.classes, self._rest
+        key, row = None, ThreadOperators()
+        for e in events:
+            self.count += 1
+            if not (0.0 <= e.dur < LONGEST_US and -LATEST_US < e.ts < LATEST_US) and e.ph != "M":
+                self.odd += 1
+                if not -LATEST_US < e.ts < LATEST_US:
+                    continue
+                e.dur = 0.0
+            if e.cat not in _OPERATORS or e.ph != "X":
+                rest(e)
+                continue
+            number = ids.get(e.name)
+            if number is None:
+                number = self._new_name(e.name)
+            what = classes[number]
+            if what == ANNOTATION:
+                self._mark(e)
+                continue
+            if (e.pid, e.tid) != key:
+                key = (e.pid, e.tid)
+                row = self.operators[self._thread(e)]
+            row.starts.append(e.ts)
+            row.durations.append(e.dur)
+            row.names.append(number)
+            args = e.args
+            row.sequences.append(-1 if args is None or args.sequence is None else args.sequence)
+            if what == COMM_OP:
+                self._host_comm(e, self._thread(e))
+
+    def _rest(self, e: TraceEvent) -> None:
+        cat = e.cat
+        if e.ph == "X":
+            if cat in _RUNTIME:
+                args = e.args
+                if args is not None and args.correlation is not None:
+                    self.launches[args.correlation] = (e.ts, self._thread(e))
+            elif cat in _DEVICE:
+                self._on_device(e, _DEVICE[cat])  # type: ignore[index]
+            elif cat == "python_function":
+                self._python(e)
+            elif cat in _ANNOTATIONS:
+                self._mark(e)
+        elif e.ph == "i":
+            if e.name == "[memory]":
+                self._memory(e)
+        elif e.ph == "M" and e.args is not None and e.name == "thread_name":
+            thread = self._thread(e)
+            # gloo's and autograd's threads are named twice; the telling name is kept
+            if "pt_" in str(e.args.name) or thread not in self.thread_names:
+                self.thread_names[thread] = str(e.args.name)
+
+    def finish(self) -> None:
+        """Puts operators in the order of their start, the longer first."""
+        for operators in self.operators:
+            operators.sort()
+
+    def _thread(self, e: TraceEvent) -> int:
+        key = (e.pid, e.tid)
+        number = self.threads.get(key)
+        if number is None:
+            self.threads[key] = number = len(self.threads)
+            self.operators.append(ThreadOperators())
+        return number
+
+    def _new_name(self, name: str) -> int:
+        self._ids[name] = number = len(self.names)
+        self.names.append(name)
+        if is_comm_operator(name):
+            what = COMM_OP
+        elif name.startswith(("ProfilerStep", "Optimizer.", "enumerate(DataLoader)")):
+            what = ANNOTATION
+        else:
+            what = WRAPPER_OP if _WRAPPER.search(name) else COMPUTE_OP
+        self.classes.append(what)
+        return number
+
+    def _mark(self, e: TraceEvent) -> None:
+        name, thread = e.name, self._thread(e)
+        self.marks.append((e.ts, e.ts + e.dur, name, thread))
+        if is_comm_operator(name):
+            self._host_comm(e, thread)
+
+    def _host_comm(self, e: TraceEvent, thread: int) -> None:
+        args, name = e.args, e.name
+        tensors = _tensors(args) if args is not None else ()
+        self.host_comms.append(
+            HostCommCall(e.ts, e.ts + e.dur, thread, name, collective_kind(name), tensors, _collective_metadata(args))
+        )
+
+    def _on_device(self, e: TraceEvent, what: int) -> None:
+        name = e.name
+        number = self._kernel_ids.get(name)
+        if number is None:
+            self._kernel_ids[name] = number = len(self.kernel_names)
+            self.kernel_names.append(name)
+            self.kernel_classes.append(COMM if what == COMPUTE and is_comm_kernel(name) else what)
+        args = e.args
+        correlation = args.correlation if args is not None else None
+        end = e.ts + e.dur
+        self.device.append((e.ts, end, number, -1 if correlation is None else correlation))
+        if self.kernel_classes[number] == COMM:
+            self.comm_kernels.append(
+                CommKernel(e.ts, end, name, collective_kind_of_kernel(name), correlation, _collective_metadata(args))
+            )
+
+    def _python(self, e: TraceEvent) -> None:
+        name = e.name
+        if name.startswith(MODULE_PREFIX):
+            self.modules.append((e.ts, e.ts + e.dur, name[len(MODULE_PREFIX) :], self._thread(e)))
+        elif "method run_backward" in name:
+            self.backward_calls.append((e.ts, e.ts + e.dur))
+
+    def _memory(self, e: TraceEvent) -> None:
+        args = e.args
+        if args is None or args.allocated is None or args.device_type is None:
+            return
+        key = (args.device_type, args.device_id if args.device_id is not None else -1)
+        self.memory.setdefault(key, []).append((e.ts, args.allocated, args.reserved or 0))
+
+
+def _collective_metadata(args: EventArgs | None) -> CollectiveMetadata | None:
+    """NCCL's metadata of a collective (kineto's output_json.cpp names the keys)."""
+    if args is None or (args.collective is None and args.in_elements is None and args.comm_seq is None):
+        return None
+    told = CollectiveMetadata(
+        kind=collective_kind(args.collective) if args.collective else None, group=args.group, seq=_int(args.comm_seq)
+    )
+    told.size, told.source, told.target = _int(args.group_size), _int(args.source), _int(args.target)
+    told.members = str(args.group_ranks) if args.group_ranks is not None else None
+    elements = [n for n in (_int(args.in_elements), _int(args.out_elements)) if n is not None]
+    each = element_bytes(args.dtype) if args.dtype else None
+    if elements and each is not None:
+        told.bytes = max(elements) * each
+    return told
+
+
+def _tensors(args: EventArgs) -> tuple[tuple[int, int | None], ...]:
+    """Elements and element sizes of the tensors among an operator's arguments."""
+    if not args.dims or not args.types:
+        return ()
+    try:
+        dims, types = msgspec.json.decode(args.dims), msgspec.json.decode(args.types)
+    except (msgspec.DecodeError, RecursionError):
+        return ()
+    if not isinstance(dims, list) or not isinstance(types, list):
+        return ()
+    found = []
+    for shape, dtype in zip(dims, types, strict=False):
+        if not isinstance(shape, list) or not isinstance(dtype, str):
+            continue
+        if dtype in ("", "Scalar", "ScalarList") and not shape:
+            continue
+        if shape and isinstance(shape[0], list):
+            found.append((sum(_product(s) for s in shape), element_bytes(dtype)))
+        elif shape or dtype not in ("", "Scalar", "ScalarList", "TensorList", "GenericList"):
+            found.append((_product(shape), element_bytes(dtype)))
+    return tuple(found)
+
+
+def _product(shape: Any) -> int:
+    n = 1
+    for d in shape if isinstance(shape, list) else ():
+        n *= d if isinstance(d, int) else 1
+    return n
+
+
+def _int(value: Any) -> int | None:
+    try:
+        number = None if value is None or value == "" else int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if number is not None and abs(number) < 1 << 63 else None

@@ -1,0 +1,147 @@
+"""Set operations on time intervals, and mean and median.
+
+A *merged* list holds ascending (start, end) pairs with start < end that neither overlap nor touch. Mean and median are here
+because importing `statistics` takes longer than reading a small trace.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+
+Span = tuple[float, float]
+MergedSpans = list[Span]
+
+
+def merge(spans: Iterable[Span]) -> MergedSpans:
+    """The union of spans in any order. Empty and reversed ones are left out."""
+    out: MergedSpans = []
+    start = end = None
+    for a, b in sorted(spans):
+        if b <= a:
+            continue
+        if end is None or a > end:
+            if end is not None:
+                out.append((start, end))  # type: ignore[arg-type]
+            start, end = a, b
+        elif b > end:
+            end = b
+    if end is not None:
+        out.append((start, end))  # type: ignore[arg-type]
+    return out
+
+
+def total_length(merged: Sequence[Span]) -> float:
+    """Total length."""
+    return sum(b - a for a, b in merged)
+
+
+def clip(merged: Sequence[Span], start: float, end: float) -> MergedSpans:
+    """The part of a merged list within [start, end]."""
+    first = bisect_right(merged, (start, float("inf"))) - 1
+    if first < 0 or merged[first][1] <= start:
+        first += 1
+    last = bisect_left(merged, (end, float("-inf")))
+    return [(max(a, start), min(b, end)) for a, b in merged[first:last]]
+
+
+def intersect(one: Sequence[Span], other: Sequence[Span]) -> MergedSpans:
+    """What lies in both merged lists."""
+    out: MergedSpans = []
+    i = j = 0
+    while i < len(one) and j < len(other):
+        start, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+        if start < end:
+            out.append((start, end))
+        if one[i][1] < other[j][1]:
+            i += 1
+        else:
+            j += 1
+    return out
+
+
+def subtract(one: Sequence[Span], other: Sequence[Span]) -> MergedSpans:
+    """What lies in the first merged list and not in the second."""
+    out: MergedSpans = []
+    j = 0
+    for start, end in one:
+        at = start
+        while j < len(other) and other[j][1] <= at:
+            j += 1
+        k = j
+        while k < len(other) and other[k][0] < end:
+            if other[k][0] > at:
+                out.append((at, other[k][0]))
+            at = max(at, other[k][1])
+            k += 1
+        if at < end:
+            out.append((at, end))
+    return out
+
+
+def close_short_gaps(merged: Sequence[Span], limit: int) -> MergedSpans:
+    """At most `limit` spans: the shortest gaps are closed first. For drawing only."""
+    if len(merged) <= limit:
+        return list(merged)
+    gaps = sorted((merged[i + 1][0] - merged[i][1] for i in range(len(merged) - 1)), reverse=True)
+    least = gaps[limit - 1]
+    out: MergedSpans = []
+    start, end = merged[0]
+    for a, b in merged[1:]:
+        if a - end > least:
+            out.append((start, end))
+            start = a
+        end = b
+    return [*out, (start, end)]
+
+
+def flatten(spans: Iterable[tuple[float, float, int]]) -> list[tuple[float, float, int]]:
+    """Nested or crossing labelled spans as segments that do not overlap; where several lie over one another the latest begun wins."""
+    edges: list[tuple[float, int, int]] = []
+    kept = list(spans)
+    for i, (a, b, _) in enumerate(kept):
+        if b > a:
+            edges += [(a, 1, i), (b, 0, i)]
+    edges.sort()
+    out: list[tuple[float, float, int]] = []
+    stack: list[int] = []
+    at = 0.0
+    for t, opens, i in edges:
+        if stack and t > at:
+            label = kept[stack[-1]][2]
+            if out and out[-1][1] == at and out[-1][2] == label:
+                out[-1] = (out[-1][0], t, label)
+            else:
+                out.append((at, t, label))
+        at = t
+        if opens:
+            stack.append(i)
+        else:
+            stack.remove(i)
+    return out
+
+
+class SegmentIndex:
+    """Which label holds at a moment, from segments that do not overlap."""
+
+    def __init__(self, segments: Sequence[tuple[float, float, int]]) -> None:
+        self.starts = [s[0] for s in segments]
+        self.ends = [s[1] for s in segments]
+        self.labels = [s[2] for s in segments]
+
+    def at(self, t: float) -> int:
+        """The label at a moment, -1 where there is none."""
+        i = bisect_right(self.starts, t) - 1
+        return self.labels[i] if i >= 0 and t < self.ends[i] else -1
+
+
+def mean(values: Sequence[float]) -> float:
+    """Of at least one value."""
+    return sum(values) / len(values)
+
+
+def median(values: Iterable[float]) -> float:
+    """Of at least one value; the mean of the two in the middle of an even number."""
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

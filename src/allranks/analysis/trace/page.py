@@ -1,0 +1,382 @@
+"""Render summary.html: key figures, tables and charts of a trace report, in one offline page with light and dark mode.
+
+Names come from the traced programs and are escaped as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from allranks.analysis.report import charts as report_charts
+from allranks.analysis.report.figures import Chart
+from allranks.analysis.report.html import plotly_source, render_page
+from allranks.analysis.report.tables import Cell, Row, Table, long_cell, number_cell, table
+from allranks.analysis.trace import charts
+from allranks.analysis.trace.charts import timeline_chart
+from allranks.analysis.trace.labels import short_name, top_modules_by_self_time
+from allranks.analysis.trace.records import CollectiveRow, ModuleRow, Phase, TopRow, TraceReport, totals_by_phase
+from allranks.utils.formatting import format_bandwidth, format_bytes_precise, format_percent_of, format_seconds
+from allranks.utils.text import sanitize
+
+MAX_ROWS = 20
+MAX_RANK_ROWS = 64
+MAX_NAME_LENGTH = 160
+
+
+@dataclass(frozen=True)
+class KeyFigure:
+    """One headline figure."""
+
+    label: str
+    value: str
+    note: str
+
+
+def display_name(text: str) -> str:
+    """A name fit for a page."""
+    return sanitize(short_name(text, MAX_NAME_LENGTH), MAX_NAME_LENGTH)
+
+
+def key_figures(report: TraceReport) -> list[KeyFigure]:
+    """What a person wants to know first."""
+    n = len(report.ranks)
+    spans = [r.total.span_s for r in report.ranks]
+    steps = [s.breakdown.span_s for r in report.ranks for s in r.steps]
+    whole = sum(spans)
+    made = (
+        [KeyFigure("Time of a step", format_seconds(sum(steps) / len(steps)), f"mean of {len(steps)} on {_ranks(n)}")]
+        if steps
+        else []
+    )
+    made = made or [KeyFigure("Time traced", format_seconds(max(spans)), "no steps were marked")]
+    for text, part, note in (
+        ("Compute", "compute_s", "of the time, mean of ranks"),
+        ("Exposed communication", "exposed_comm_s", "no compute ran meanwhile"),
+        ("Idle", "idle_s", "nothing ran"),
+    ):
+        made.append(KeyFigure(text, format_percent_of(sum(getattr(r.total, part) for r in report.ranks), whole), note))
+    comm = sum(r.total.comm_s for r in report.ranks)
+    if comm > 0:
+        made.append(
+            KeyFigure(
+                "Overlap",
+                format_percent_of(sum(r.total.overlapped_comm_s for r in report.ranks), comm),
+                "of communication, hidden by compute",
+            )
+        )
+    made += _waiting(report) + _peak(report)
+    return made
+
+
+def _waiting(report: TraceReport) -> list[KeyFigure]:
+    p = report.pairing
+    if not p.paired:
+        return []
+    first = report.stragglers[0] if report.stragglers else None
+    note = f"mostly for rank {first.rank}" if first and first.caused_wait_s > 0 else "for the last rank"
+    return [KeyFigure("Waiting in collectives", format_percent_of(p.wait_s, p.wait_s + p.transfer_s), note)]
+
+
+def _peak(report: TraceReport) -> list[KeyFigure]:
+    found = [(m.peak_bytes, r.rank, m.device) for r in report.ranks for m in r.memory]
+    if not found:
+        return []
+    peak, rank, device = max(found)
+    since = " since the profiler started" if device == "cpu" else ""
+    return [KeyFigure("Peak memory", format_bytes_precise(peak), f"rank {rank}, {device}{since}")]
+
+
+def _ranks(n: int) -> str:
+    return f"{n} rank{'s' if n > 1 else ''}"
+
+
+def rank_table(report: TraceReport) -> Table | None:
+    rows: list[Row] = []
+    for r in report.ranks[:MAX_RANK_ROWS]:
+        b = r.total
+        overlap = "-" if b.overlap is None else f"{100 * b.overlap:.1f} %"
+        clock = format_seconds(r.clock_offset_s) if r.clock_pairs else "-"
+        parts = [format_percent_of(v, b.span_s) for v in (b.compute_s, b.exposed_comm_s, b.copy_s, b.idle_s)]
+        rows.append(
+            [
+                number_cell(str(r.rank)),
+                *map(
+                    number_cell,
+                    (format_seconds(b.span_s), str(len(r.steps)), *parts, format_seconds(b.comm_s), overlap, clock),
+                ),
+            ]
+        )
+    columns = [
+        "rank",
+        "time",
+        "steps",
+        "compute",
+        "exposed comm.",
+        "copies",
+        "idle",
+        "all comm.",
+        "overlap",
+        "clock ahead",
+    ]
+    note = "Compute, exposed communication, copies and idle are shares of the rank's time and add up to it."
+    if len(report.ranks) > MAX_RANK_ROWS:
+        note += f" {len(report.ranks) - MAX_RANK_ROWS} more ranks are in summary.csv."
+    return table("ranks", "Ranks", columns, rows, note)
+
+
+def collective_table(report: TraceReport) -> Table | None:
+    rows: list[Row] = []
+    for row in report.collectives:
+        mine = [r for r in report.sizes if r.kind == row.kind]
+        one = mine[0].size_bucket if len(mine) == 1 else None
+        rows.append(_collective(row, Cell(display_name(row.kind)), Cell(one or "all sizes", "" if one else "muted")))
+        rows += [_collective(part, Cell(""), Cell(part.size_bucket or "-")) for part in (mine if not one else [])]
+    columns = [
+        "kind",
+        "size",
+        "ranks",
+        "count",
+        "bytes each",
+        "mean time",
+        "longest",
+        "waiting",
+        "algorithm GB/s",
+        "bus GB/s",
+    ]
+    p = report.pairing
+    note = "Counts and times are of all ranks together. "
+    if p.paired:
+        how = f"{p.by_sequence} by sequence number, {p.by_order} by order"
+        note += f"{p.paired} collectives were found on several ranks ({how}), {p.unpaired} were not found again. Bandwidth is bytes over transfer time; "
+    else:
+        note += (
+            "None was found on a second rank, so waiting is not known and bandwidth is bytes over the whole duration; "
+        )
+    return table("collectives", "Collectives by kind and size", columns, rows, note + "GB is 10^9 bytes.")
+
+
+def _collective(row: CollectiveRow, *first: Cell) -> Row:
+    each = format_bytes_precise(row.bytes / row.count) if row.bytes is not None and row.count else "-"
+    waiting = format_percent_of(row.wait_s, row.total_s) if row.wait_s is not None else "-"
+    values = (
+        str(row.group_size or "-"),
+        f"{row.count:,}",
+        each,
+        format_seconds(row.mean_s),
+        format_seconds(row.max_s),
+        waiting,
+    )
+    return [
+        *first,
+        *map(number_cell, (*values, format_bandwidth(row.algbw_bytes_s), format_bandwidth(row.busbw_bytes_s))),
+    ]
+
+
+def straggler_table(report: TraceReport) -> Table | None:
+    found = [r for r in report.stragglers if r.pairs]
+    rows: list[Row] = [
+        [
+            number_cell(str(r.rank)),
+            number_cell(f"{r.last:,} of {r.pairs:,} ({100 * r.last_share:.0f} %)"),
+            number_cell(format_seconds(r.caused_wait_s)),
+            number_cell(format_seconds(r.mean_late_s)),
+            number_cell(format_seconds(r.max_late_s)),
+            number_cell(format_seconds(r.wait_s)),
+        ]
+        for r in found[:MAX_ROWS]
+    ]
+    columns = ["rank", "came last", "made others wait", "mean", "longest", "waited itself"]
+    note = "How late a rank came is the longest wait of another rank for it."
+    return table("stragglers", "Who others waited for", columns, rows if len(found) > 1 else [], note)
+
+
+def wait_table(report: TraceReport) -> Table | None:
+    rows: list[Row] = [
+        [
+            Cell(display_name(p.kind)),
+            long_cell(display_name(p.key)),
+            number_cell(format_bytes_precise(p.bytes)),
+            number_cell(f"rank {p.last_rank}"),
+            number_cell(format_seconds(max(p.wait_s))),
+            number_cell(format_seconds(p.transfer_s)),
+        ]
+        for p in report.pairing.longest[:10]
+        if max(p.wait_s) > 0
+    ]
+    return table(
+        "waits",
+        "Collectives with the most waiting",
+        ["kind", "which", "bytes", "last to come", "longest wait", "transfer"],
+        rows,
+    )
+
+
+def phase_table(report: TraceReport) -> Table | None:
+    sums: dict[Phase, list[float]] = {}
+    for r in report.ranks:
+        for p in r.phases:
+            row = sums.setdefault(p.phase, [0.0, 0.0, 0.0])
+            for i, value in enumerate((p.host_s, p.busy_s, p.comm_s)):
+                row[i] += value / len(report.ranks)
+    busy = "kernels launched" if report.device == "gpu" else "operators"
+    rows: list[Row] = [
+        [Cell(phase), *(number_cell(format_seconds(v)) for v in row)] for phase, row in sums.items() if any(row)
+    ]
+    return table("phases", "Phases, mean of ranks", ["phase", "on the host", busy, "collectives launched"], rows)
+
+
+def launch_table(report: TraceReport) -> Table | None:
+    sums, told, steps = totals_by_phase(report)
+    rows: list[Row] = [
+        [
+            Cell(display_name(kind)),
+            phase,
+            number_cell(f"{n / steps:.4g}"),
+            number_cell(format_bytes_precise(b / steps) if told else "-"),
+            number_cell(format_seconds(t / steps)),
+        ]
+        for (kind, phase), (n, b, t) in sums.items()
+    ]
+    return table(
+        "launches",
+        "Where collectives were launched, per rank and step",
+        ["kind", "phase", "count", "bytes", "time"],
+        rows,
+    )
+
+
+def module_table(report: TraceReport) -> Table | None:
+    if not report.modules:
+        return None
+    kept = top_modules_by_self_time(report.modules, MAX_ROWS)
+    rows: list[Row] = [
+        [
+            Cell(_indented(m), "code"),
+            number_cell(f"{m.count:,}"),
+            *(number_cell(format_seconds(v)) for v in (m.host_s, m.forward_s, m.backward_s, m.self_s)),
+        ]
+        for m in kept
+    ]
+    own = report.modules[0].source == "annotation"
+    title = "Ranges that the program named" if own else "Modules of the model"
+    note = "Sums over ranks."
+    if len(kept) < len(report.modules):
+        note = f"{len(kept)} of {len(report.modules)}: those with the most time of their own, and what they ran in; sums over ranks."
+    return table("modules", title, ["name", "calls", "host", "forward", "backward", "own"], rows, note)
+
+
+def _indented(m: ModuleRow) -> str:
+    return "\u00a0\u00a0" * min(m.depth, 8) + display_name(m.name)
+
+
+def top_table(id: str, title: str, tops: Sequence[TopRow], note: str) -> Table | None:
+    rows: list[Row] = [
+        [
+            Cell(display_name(t.name), "long code"),
+            t.kind,
+            number_cell(f"{t.count:,}"),
+            number_cell(format_seconds(t.total_s)),
+            number_cell(f"{100 * t.share:.1f} %"),
+            number_cell(format_seconds(t.mean_s)),
+            number_cell(format_seconds(t.max_s)),
+        ]
+        for t in tops[:MAX_ROWS]
+    ]
+    return table(id, title, ["name", "kind", "count", "sum", "share", "mean", "longest"], rows, note)
+
+
+def file_table(report: TraceReport) -> Table | None:
+    rows: list[Row] = [
+        [
+            number_cell(str(r.rank)),
+            long_cell(sanitize(r.path)),
+            number_cell(format_bytes_precise(r.file_bytes)),
+            number_cell(f"{r.n_events:,}"),
+            Cell("yes") if r.whole else Cell("no", "bad"),
+        ]
+        for r in report.ranks[:MAX_RANK_ROWS]
+    ]
+    return table("files", "Files that were read", ["rank", "file", "size", "events", "whole"], rows)
+
+
+SEVERITIES = {"error": "bad", "warning": "warn", "note": "muted"}
+
+
+def summary_html(report: TraceReport) -> str:
+    """The page. Without plotly (the `report` extra) it has no charts, and says how to get them."""
+    plotly = plotly_source()
+    return render_page("summary.html.j2", *_context(report, plotly), plotly)
+
+
+def _context(report: TraceReport, plotly: str | None) -> tuple[dict[str, Any], str]:
+    """What the template wants, and the charts."""
+    groups = {name: [c for c in made if c] for name, made in _charts(report).items()} if plotly else {}
+    figures = report_charts.figures_json([c for made in groups.values() for c in made])
+    cards = key_figures(report)
+    context = {
+        "name": sanitize(report.name, 200),
+        "subtitle": _subtitle(report),
+        "cards": cards,
+        "card_columns": len(cards) if len(cards) < 6 else (4 if len(cards) > 6 else 3),
+        "problems": [
+            (SEVERITIES[p.severity], p.severity, sanitize(f"{p.file}: {p.message}" if p.file else p.message))
+            for p in report.problems
+        ],
+        "charts": {name: groups.get(name, []) for name in ("time", "timeline", "collectives", "memory")},
+        "charts_missing": plotly is None,
+        "tables": {name: [t for t in made if t] for name, made in _tables(report).items()},
+        "startup": _startup(report),
+    }
+    return context, figures
+
+
+def _charts(report: TraceReport) -> dict[str, Sequence[Chart | None]]:
+    return {
+        "time": [charts.breakdown_chart(report), charts.overlap_chart(report), charts.step_chart(report)],
+        "timeline": [timeline_chart(report)],
+        "collectives": [charts.waiting_chart(report), charts.bandwidth_chart(report)],
+        "memory": [charts.memory_chart(report)],
+    }
+
+
+def _tables(report: TraceReport) -> dict[str, Sequence[Table | None]]:
+    own = "Time on the host without what ran inside it; sums over ranks."
+    return {
+        "time": [rank_table(report)],
+        "collectives": [collective_table(report), launch_table(report)],
+        "stragglers": [straggler_table(report), wait_table(report)],
+        "program": [phase_table(report), module_table(report)],
+        "tops": [
+            top_table("kernels", "Kernels", report.top_kernels, "Sums over ranks."),
+            top_table("operators", "Operators", report.top_operators, own),
+        ],
+        "files": [file_table(report)],
+    }
+
+
+def _subtitle(report: TraceReport) -> list[str]:
+    n, world = len(report.ranks), report.world_size
+    names = sorted({r.device_name for r in report.ranks if r.device_name})
+    parts = [
+        f"window {report.window}" if report.window else "",
+        f"{n} of {world} ranks" if world and world != n else f"{n} rank{'s' if n > 1 else ''}",
+        report.device.upper(),
+        *names[:4],
+        report.backend or "",
+    ]
+    return [sanitize(p, 200) for p in parts if p]
+
+
+def _startup(report: TraceReport) -> str:
+    s = report.startup
+    if s is None or s.skew_s <= 0:
+        return ""
+    removed = max(s.removed_s.values(), default=0.0)
+    cut = (
+        f" Up to {format_seconds(removed)} of a rank were left out: its windows begin after {s.until}."
+        if removed > 0
+        else ""
+    )
+    return sanitize(f"Profilers started {format_seconds(s.skew_s)} apart.{cut}")

@@ -1,0 +1,310 @@
+"""Records of a trace report, and sums of its collectives by step and by phase.
+
+One `TraceReport` covers all ranks of one run (or one window of it). Times are in seconds, sizes in bytes. Points in time
+(`start_s`, `end_s`) count from the earliest window start of any rank, on the clock derived from paired collectives: equal points
+on two ranks are the same moment, as far as the traces show. docs/trace.md defines each metric.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Literal
+
+from msgspec import Struct
+
+Device = Literal["gpu", "cpu"]
+Phase = Literal["forward", "backward", "optimizer", "data", "other"]
+PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer", "data", "other")
+Severity = Literal["error", "warning", "note"]
+
+
+class Record(Struct, frozen=True, kw_only=True):
+    """Base of all records of a trace report."""
+
+
+class Problem(Record, frozen=True):
+    """Something that a reader of the figures must know; `error`: a file was not read, `note`: how a figure was got."""
+
+    severity: Severity
+    kind: str  # a fixed word: unreadable, truncated, damaged_events, not_a_trace, no_rank, duplicate_rank, missing_ranks, no_steps, ...
+    message: str
+    file: str | None = None
+    rank: int | None = None
+
+
+class Breakdown(Record, frozen=True):
+    """How a span of time was spent. compute_s + exposed_comm_s + copy_s + idle_s = span_s."""
+
+    span_s: float
+    compute_s: float
+    exposed_comm_s: float  # communication while no compute ran
+    copy_s: float  # memory copies and sets while neither compute nor communication ran
+    idle_s: float
+    comm_s: float  # all communication, spans merged; exposed + overlapped
+    overlapped_comm_s: float
+    copy_total_s: float  # all copies, spans merged
+
+    @property
+    def overlap(self) -> float | None:
+        """Share of communication that compute hid, 0 to 1; None without communication."""
+        return self.overlapped_comm_s / self.comm_s if self.comm_s > 0 else None
+
+
+class PhaseRow(Record, frozen=True):
+    """Time of one phase of training."""
+
+    phase: Phase
+    host_s: float  # wall time of the phase on the host
+    busy_s: float  # GPU: sum of the kernels launched in it; CPU: time of operators in it (compute only)
+    comm_s: float  # sum of the collectives launched in it
+
+
+class StepReport(Record, frozen=True):
+    """One step (one `ProfilerStep#N` mark) of one rank."""
+
+    step: int
+    start_s: float
+    end_s: float
+    trimmed: bool  # its beginning was left out because profilers started at different times
+    breakdown: Breakdown
+    phases: tuple[PhaseRow, ...] = ()
+
+
+class Band(Record, frozen=True):
+    """Merged spans of one kind of work, for drawing: (start_s, end_s) pairs, ascending, short gaps closed when there are many."""
+
+    kind: Literal["compute", "comm", "copy"]
+    spans: tuple[tuple[float, float], ...]
+
+
+class PhaseSpan(Record, frozen=True):
+    """A span of a phase on the host, for drawing."""
+
+    phase: Phase
+    start_s: float
+    end_s: float
+
+
+CPU_MEMORY = (
+    "On the CPU PyTorch counts what was allocated since the profiler started: weights made before are not in it."
+)
+
+
+class MemoryReport(Record, frozen=True):
+    """The allocator's view of one device of one rank, from the profiler's memory events."""
+
+    device: str  # "cpu", "gpu:0", ...
+    peak_bytes: int
+    last_bytes: int
+    peak_reserved_bytes: int | None
+    n_events: int
+    points: tuple[tuple[float, int], ...]  # (time_s, allocated bytes), thinned to a few hundred, peaks kept
+
+
+class TopRow(Record, frozen=True):
+    """A kernel or an operator, summed over the ranks that were read."""
+
+    name: str
+    kind: Literal["compute", "comm", "copy"]
+    count: int
+    total_s: float  # kernels: sum of durations; operators: sum of self times (children on the same thread taken out)
+    mean_s: float
+    max_s: float
+    share: float  # of the sum over all rows, shown or not
+
+
+class ModuleRow(Record, frozen=True):
+    """A module of the model (or a `record_function` name where the profiler kept no modules), summed over ranks.
+
+    forward/backward are times of the work launched in it: kernels on a GPU, operators on a CPU; its children's included. `self_s` excludes them.
+    """
+
+    name: str
+    depth: int
+    count: int
+    host_s: float
+    forward_s: float
+    backward_s: float
+    self_s: float
+    source: Literal["module", "annotation"]
+
+
+class LaunchRow(Record, frozen=True):
+    """Collectives that one rank launched in one step, by kind and by the phase they were launched in."""
+
+    rank: int
+    step: int | None
+    kind: str
+    phase: Phase
+    count: int
+    bytes: int | None  # None: the trace tells no sizes
+    time_s: float
+
+
+class CollectiveRow(Record, frozen=True):
+    """All collectives of one kind (in `TraceReport.collectives`), or of one kind and size bucket (in `.sizes`).
+
+    Bandwidths are bytes over *transfer* time where the collective was paired across ranks, over its own duration elsewhere; None without sizes.
+    """
+
+    kind: str
+    group_size: int | None  # None: not told, or several
+    size_bucket: str | None  # "<= 64 KiB"; None in the sums over all sizes
+    count: int  # over all ranks that were read
+    bytes: int | None  # sum, nccl-tests' "size" of each
+    total_s: float  # sum of durations over all ranks
+    transfer_s: float | None  # of it, after the last rank had come; None if unpaired
+    wait_s: float | None  # of it, waiting for the last rank
+    mean_s: float
+    max_s: float
+    algbw_bytes_s: float | None
+    busbw_bytes_s: float | None
+
+
+class PairReport(Record, frozen=True):
+    """One collective, found on several ranks."""
+
+    kind: str
+    group: str
+    key: str  # "seq 17" or "step 4, 3rd all_reduce of 1.0 MiB"
+    step: int | None
+    bytes: int | None
+    transfer_s: float  # the shortest of the ranks' durations
+    last_rank: int  # waited least
+    ranks: tuple[int, ...]
+    wait_s: tuple[float, ...]  # by rank, as in `ranks`
+    start_s: tuple[float, ...]
+    end_s: tuple[float, ...]
+
+
+class Pairing(Record, frozen=True):
+    """How well collectives were found again on the other ranks."""
+
+    paired: int  # collectives found on at least two ranks
+    by_sequence: int  # of them, by communicator and sequence number
+    by_order: int
+    unpaired: int  # found on one rank though the group has more that were read
+    transfer_s: float  # sums over pairs and ranks
+    wait_s: float
+    longest: tuple[PairReport, ...]  # the pairs with most waiting, at most 50
+
+
+class StragglerRow(Record, frozen=True):
+    """How one rank arrived at the collectives it shares with others."""
+
+    rank: int
+    pairs: int
+    last: int  # how often it came last
+    last_share: float
+    wait_s: float  # it waited for others
+    caused_wait_s: float  # when it came last, sum over pairs of the longest wait of another rank
+    mean_late_s: float  # when it came last, mean over those pairs of the longest wait of another rank
+    max_late_s: float
+
+
+class StartupTrim(Record, frozen=True):
+    """Profilers that started at different times, and what was left out therefore."""
+
+    skew_s: float  # between the first and the last start, on the common clock
+    until: str  # what the windows now begin after, in words
+    removed_s: dict[int, float]  # by rank
+    fake_wait_s: dict[int, float]  # by rank: communication that was only waiting for a later profiler
+
+
+class RankReport(Record, frozen=True):
+    """One rank."""
+
+    rank: int
+    path: str
+    file_bytes: int
+    n_events: int
+    device: Device
+    device_name: str | None
+    world_size: int | None
+    backend: str | None
+    whole: bool  # False: the file was cut or damaged, figures are of what was left
+    base_time_ns: int  # wall clock of ts 0 (0 where the trace does not tell)
+    clock_offset_s: float  # subtract from this rank's own clock to be on the common one
+    clock_pairs: int  # collectives that the offset was estimated from; 0: not aligned
+    clock_spread_s: float | None  # median absolute deviation of the estimate
+    zero_us: float  # this rank's `ts` (microseconds, as in its file) at the report's zero; ts -> (ts - zero_us) / 1e6 s
+    start_s: float
+    end_s: float
+    total: Breakdown
+    steps: tuple[StepReport, ...]
+    phases: tuple[PhaseRow, ...]
+    bands: tuple[Band, ...]
+    phase_spans: tuple[PhaseSpan, ...]
+    memory: tuple[MemoryReport, ...]
+
+
+class TraceReport(Record, frozen=True):
+    """One run, or one window of it."""
+
+    name: str
+    path: str
+    window: str | None  # None: the only one
+    device: Device
+    backend: str | None
+    world_size: int | None
+    missing_ranks: tuple[int, ...]
+    definition: str  # how compute and communication were told apart here, one or two sentences
+    ranks: tuple[RankReport, ...]
+    collectives: tuple[CollectiveRow, ...]
+    sizes: tuple[CollectiveRow, ...]
+    launches: tuple[LaunchRow, ...]
+    pairing: Pairing
+    stragglers: tuple[StragglerRow, ...]
+    startup: StartupTrim | None
+    top_kernels: tuple[TopRow, ...]
+    top_operators: tuple[TopRow, ...]
+    modules: tuple[ModuleRow, ...]
+    problems: tuple[Problem, ...]
+
+    def rank(self, number: int) -> RankReport | None:
+        """The report of one rank, or None."""
+        return next((r for r in self.ranks if r.rank == number), None)
+
+
+class CollectiveTotals(Record, frozen=True):
+    """Collectives of one kind in one step of one rank. `bytes` is None if one of them tells no size."""
+
+    count: int
+    bytes: int | None
+    time_s: float
+
+
+def totals_by_phase(report: TraceReport) -> tuple[dict[tuple[str, Phase], list[float]], bool, int]:
+    """Sums of (count, bytes, seconds) by kind and phase over ranks and steps; whether all sizes are told; ranks times steps."""
+    sums: dict[tuple[str, Phase], list[float]] = {}
+    for r in report.launches:
+        row = sums.setdefault((r.kind, r.phase), [0, 0, 0.0])
+        row[0] += r.count
+        row[1] += r.bytes or 0
+        row[2] += r.time_s
+    told = all(r.bytes is not None for r in report.launches)
+    return sums, told, sum(max(len(r.steps), 1) for r in report.ranks)
+
+
+def collectives_per_step(
+    report: TraceReport, rank: int, phase: Phase | None = None
+) -> dict[int | None, dict[str, CollectiveTotals]]:
+    """By step and kind what a rank launched, in one phase (`"backward"`: launched there, wherever it ran then) or in all.
+
+    Steps in which it launched nothing are there too, empty. Without step marks the only key is None.
+    """
+    found = report.rank(rank)
+    steps: list[int | None] = [s.step for s in found.steps] if found else []
+    out: dict[int | None, dict[str, CollectiveTotals]] = {step: {} for step in steps or [None]}
+    sums: dict[tuple[int | None, str], list[CollectiveTotals]] = defaultdict(list)
+    for row in report.launches:
+        if row.rank == rank and phase in (None, row.phase):
+            sums[row.step, row.kind].append(CollectiveTotals(count=row.count, bytes=row.bytes, time_s=row.time_s))
+    for (step, kind), rows in sums.items():
+        sizes = [r.bytes for r in rows]
+        out.setdefault(step, {})[kind] = CollectiveTotals(
+            count=sum(r.count for r in rows),
+            bytes=None if None in sizes else sum(s or 0 for s in sizes),
+            time_s=sum(r.time_s for r in rows),
+        )
+    return out

@@ -1,0 +1,356 @@
+"""Find training steps and phases (forward, backward, optimizer, data), and compute how their time was spent.
+
+Phases come from marks that the program set, otherwise from operators.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+
+from msgspec import Struct
+
+from allranks.analysis.trace.collectives import Collective
+from allranks.analysis.trace.events import COMPUTE, COMPUTE_OP, RankEvents
+from allranks.analysis.trace.intervals import (
+    MergedSpans,
+    SegmentIndex,
+    Span,
+    clip,
+    close_short_gaps,
+    flatten,
+    intersect,
+    merge,
+    subtract,
+    total_length,
+)
+from allranks.analysis.trace.records import PHASES, Breakdown, PhaseRow
+
+FORWARD, BACKWARD, OPTIMIZER, DATA, OTHER = range(5)
+AUTOGRAD_NODE_PREFIX = "autograd::engine::evaluate_function"
+STEP_PATTERN = re.compile(r"^ProfilerStep\s*#\s*(\d{1,18})(?!\d)")
+
+# how programs call the parts of a step; matched on the name without decoration
+_PHASE_OF_NAME = {
+    "forward": FORWARD, "fwd": FORWARD, "forward pass": FORWARD, "forward_pass": FORWARD, "forward_step": FORWARD,
+    "backward": BACKWARD, "bwd": BACKWARD, "backward pass": BACKWARD, "backward_pass": BACKWARD, "backward_step": BACKWARD,
+    "optimizer": OPTIMIZER, "optimizer step": OPTIMIZER, "optimizer_step": OPTIMIZER, "optim": OPTIMIZER,
+    "optim step": OPTIMIZER, "optim_step": OPTIMIZER, "opt_step": OPTIMIZER,
+    "data": DATA, "data load": DATA, "data_load": DATA, "dataload": DATA, "data loading": DATA, "data_loading": DATA,
+    "load_batch": DATA, "get_batch": DATA, "batch_generator": DATA,
+}  # fmt: skip
+
+
+class Phases:
+    """Phases of one rank. `segments` are (start, end, phase), ascending, without overlap."""
+
+    def __init__(self, segments: list[tuple[float, float, int]], autograd: frozenset[int]) -> None:
+        self.segments = segments
+        self._lookup = SegmentIndex(segments)
+        self._autograd = autograd
+
+    def at(self, t: float, thread: int | None) -> int:
+        """The phase of something that a thread began at `t`."""
+        if thread in self._autograd:
+            return BACKWARD
+        found = self._lookup.at(t)
+        return OTHER if found < 0 else found
+
+    def spans(self, phase: int) -> list[tuple[float, float]]:
+        """Where a phase lies on the host, merged."""
+        return merge((a, b) for a, b, p in self.segments if p == phase)
+
+
+def phase_of_annotation(name: str) -> int | None:
+    """The phase that an annotation's name stands for (`## forward ##`, `allranks.backward`, `optimizer`)."""
+    return _PHASE_OF_NAME.get(name.strip("# \t").lower().removeprefix("allranks."))
+
+
+def find_phases(events: RankEvents) -> Phases:
+    """Marks of the program decide; a phase without any is inferred from the profiler's own marks and from operators."""
+    spans: dict[int, list[tuple[float, float]]] = {p: [] for p in range(len(PHASES))}
+    for start, end, name, _ in events.marks:
+        phase = phase_of_annotation(name)
+        if phase is not None:
+            spans[phase].append((start, end))
+    if not spans[OPTIMIZER]:
+        spans[OPTIMIZER] = [(a, b) for a, b, name, _ in events.marks if name.startswith("Optimizer.")]
+    if not spans[DATA]:
+        spans[DATA] = [(a, b) for a, b, name, _ in events.marks if name.startswith("enumerate(DataLoader)")]
+    nodes = _nodes(events)
+    if not spans[BACKWARD]:
+        spans[BACKWARD] = merge(events.backward_calls) or _backward(events, nodes)
+    if not spans[FORWARD]:
+        spans[FORWARD] = _forward(events, spans)
+    labelled = [(a, b, phase) for phase, found in spans.items() for a, b in found]
+    autograd = frozenset(t for t, name in events.thread_names.items() if "pt_autograd" in name)
+    return Phases(flatten(labelled), autograd)
+
+
+def _nodes(events: RankEvents) -> dict[int, list[tuple[float, float]]]:
+    """By thread, where the autograd engine ran its nodes."""
+    is_node = [name.startswith(AUTOGRAD_NODE_PREFIX) for name in events.names]
+    found: dict[int, list[tuple[float, float]]] = {}
+    if not any(is_node):
+        return found
+    for thread, operators in enumerate(events.operators):
+        spans = merge((s, s + d) for s, d, name, _ in operators if is_node[name])
+        if spans:
+            found[thread] = spans
+    return found
+
+
+def _backward(events: RankEvents, nodes: dict[int, list[tuple[float, float]]]) -> list[tuple[float, float]]:
+    """Nodes in a row are one backward pass, until an operator runs between them that is none's part."""
+    out: list[tuple[float, float]] = []
+    for thread, spans in nodes.items():
+        between = SegmentIndex([(a, b, 0) for a, b in spans])
+        foreign = sorted(
+            s for s, _, name, _ in events.operators[thread] if events.classes[name] == COMPUTE_OP and between.at(s) < 0
+        )
+        at = 0
+        start, end = spans[0]
+        for a, b in spans[1:]:
+            while at < len(foreign) and foreign[at] < end:
+                at += 1
+            if at < len(foreign) and foreign[at] < a:
+                out.append((start, end))
+                start = a
+            end = b
+        out.append((start, end))
+    return merge(out)
+
+
+def _forward(events: RankEvents, spans: dict[int, list[tuple[float, float]]]) -> list[tuple[float, float]]:
+    """From the first to the last operator whose node a backward pass ran, and what DDP calls its forward; before each backward pass."""
+    main = main_thread(events)
+    backward = merge(spans[BACKWARD])
+    if main is None or not backward:
+        return []
+    taken = SegmentIndex(flatten([(a, b, p) for p, found in spans.items() for a, b in found]))
+    made = [m for m in _forward_operators(events, main) if taken.at(m[0]) < 0]
+    made += [(a, b) for a, b, name, _ in events.marks if name.startswith("DistributedDataParallel.forward")]
+    made.sort()
+    borders = sorted(
+        {b for found in spans.values() for _, b in found} | {a for a, _, n, _ in events.marks if STEP_PATTERN.match(n)}
+    )
+    out: list[tuple[float, float]] = []
+    at = 0
+    for begin, _ in backward:
+        i = bisect_right(borders, begin) - 1
+        since = borders[i] if i >= 0 else float("-inf")
+        while at < len(made) and made[at][0] < since:
+            at += 1
+        first = at
+        while at < len(made) and made[at][0] < begin:
+            at += 1
+        if at > first:
+            out.append((made[first][0], min(max(e for _, e in made[first:at]), begin)))
+    return merge(out)
+
+
+def _forward_operators(events: RankEvents, thread: int) -> list[tuple[float, float]]:
+    """Operators of a thread that made the nodes which a backward pass ran.
+
+    Autograd gives an operator the number that the next node will get, so of those with one number the last made the node; its callers with the
+    same number belong to it.
+    """
+    is_node = [name.startswith(AUTOGRAD_NODE_PREFIX) for name in events.names]
+    if not any(is_node):
+        return []
+    ran = {q for operators in events.operators for _, _, name, q in operators if q >= 0 and is_node[name]}
+    by_number: dict[int, list[tuple[float, float]]] = {}
+    for start, duration, name, number in events.operators[thread]:
+        if number in ran and events.classes[name] == COMPUTE_OP:
+            by_number.setdefault(number, []).append((start, start + duration))
+    out = []
+    for found in by_number.values():
+        last = found[-1][0]
+        out += [f for f in found if f[1] >= last]
+    return out
+
+
+def main_thread(events: RankEvents) -> int | None:
+    """The thread of the step marks, else the one with most operators."""
+    for _, _, name, thread in events.marks:
+        if STEP_PATTERN.match(name):
+            return thread
+    sizes = [(len(o), t) for t, o in enumerate(events.operators) if o]
+    return max(sizes)[1] if sizes else None
+
+
+SECONDS_PER_US = 1e-6
+
+
+class TraceStep(Struct):
+    """One step, in the trace's microseconds."""
+
+    number: int
+    start: float
+    end: float
+
+
+class StepIndex:
+    """Which step a moment of the host belongs to."""
+
+    def __init__(self, steps: Sequence[TraceStep]) -> None:
+        self.steps = steps
+        self._starts = [s.start for s in steps]
+
+    def at(self, t: float) -> int | None:
+        """Index of the step that a moment lies in; None outside of all: an evaluation between two steps belongs to neither."""
+        i = bisect_right(self._starts, t) - 1
+        return i if i >= 0 and t <= self.steps[i].end else None
+
+
+def find_steps(events: RankEvents) -> tuple[list[TraceStep], list[str]]:
+    """The steps that `ProfilerStep#N` marks, and remarks. A mark without any work at the end is no step but the profiler's own end."""
+    marks: dict[int, tuple[float, float]] = {}
+    for start, end, name, _ in events.marks:
+        found = STEP_PATTERN.match(name)
+        if found and int(found.group(1)) not in marks:
+            marks[int(found.group(1))] = (start, end)
+    steps = sorted((TraceStep(n, a, b) for n, (a, b) in marks.items()), key=lambda s: s.start)
+    for one, following in pairwise(steps):
+        one.end = min(one.end, following.start)
+    remarks = []
+    if len(steps) > 1 and not _has_work(events, steps[-1]):
+        remarks.append(f"step {steps[-1].number} has a mark and no work in it; it is left out")
+        steps.pop()
+    return steps, remarks
+
+
+def _has_work(events: RankEvents, step: TraceStep) -> bool:
+    launched = (t for t, _ in events.launches.values())
+    if any(step.start <= t < step.end for t in launched):
+        return True
+    return any(step.start <= t < step.end for operators in events.operators for t in operators.starts)
+
+
+def extend_to_device_ends(steps: Sequence[TraceStep], ends: Sequence[float]) -> None:
+    """Let each step last until the device work launched in it has ended (`ends`, by step), but not into the next."""
+    for i, step in enumerate(steps):
+        limit = steps[i + 1].start if i + 1 < len(steps) else float("inf")
+        step.end = max(step.end, min(ends[i], limit))
+
+
+class BusySpans(Struct):
+    """What ran when, each kind merged."""
+
+    compute: list[Span]
+    comm: list[Span]
+    copy: list[Span]
+
+    def within(self, start: float, end: float) -> BusySpans:
+        """The part in a span of time."""
+        return BusySpans(clip(self.compute, start, end), clip(self.comm, start, end), clip(self.copy, start, end))
+
+    def thinned(self, limit: int) -> BusySpans:
+        """For drawing: at most so many spans of each kind."""
+        return BusySpans(
+            close_short_gaps(self.compute, limit),
+            close_short_gaps(self.comm, limit),
+            close_short_gaps(self.copy, limit),
+        )
+
+    def extent(self) -> Span | None:
+        """From the first begin to the last end."""
+        kept = [m for m in (self.compute, self.comm, self.copy) if m]
+        return (min(m[0][0] for m in kept), max(m[-1][1] for m in kept)) if kept else None
+
+
+def compute_breakdown(busy: BusySpans, start: float, end: float) -> Breakdown:
+    """How [start, end] was spent: compute first, then communication, then copies, the rest is idle."""
+    b = busy.within(start, end)
+    exposed = subtract(b.comm, b.compute)
+    working: MergedSpans = merge([*b.compute, *b.comm])
+    alone = subtract(b.copy, working)
+    span, compute, exposed_s, copy = end - start, total_length(b.compute), total_length(exposed), total_length(alone)
+    return Breakdown(
+        span_s=span * SECONDS_PER_US,
+        compute_s=compute * SECONDS_PER_US,
+        exposed_comm_s=exposed_s * SECONDS_PER_US,
+        copy_s=copy * SECONDS_PER_US,
+        idle_s=max(span - compute - exposed_s - copy, 0.0) * SECONDS_PER_US,
+        comm_s=total_length(b.comm) * SECONDS_PER_US,
+        overlapped_comm_s=total_length(intersect(b.comm, b.compute)) * SECONDS_PER_US,
+        copy_total_s=total_length(b.copy) * SECONDS_PER_US,
+    )
+
+
+def sum_breakdowns(parts: Sequence[Breakdown]) -> Breakdown:
+    """The sum of several."""
+    return Breakdown(**{name: sum(getattr(p, name) for p in parts) for name in Breakdown.__struct_fields__})
+
+
+def phase_rows(
+    events: RankEvents,
+    phases: Phases,
+    busy: BusySpans,
+    collectives: list[Collective],
+    windows: list[Span],
+    on_device: bool,
+) -> list[list[PhaseRow]]:
+    """Rows of every phase, by window (steps, or the whole trace)."""
+    spans = [phases.spans(p) for p in range(len(PHASES))]
+    launched = _launched_compute(events, phases, windows) if on_device else None
+    rows = []
+    for w, (start, end) in enumerate(windows):
+        row, host_left = [], end - start
+        busy_left = total_length(clip(busy.compute, start, end))
+        for p, name in enumerate(PHASES):
+            mine = clip(spans[p], start, end)
+            host = total_length(mine) if name != "other" else host_left
+            host_left -= host
+            if launched is not None:
+                work = launched[w, p]
+            else:
+                work = _host_compute(busy.compute, mine, start, end) if name != "other" else busy_left
+                busy_left -= work
+            row.append(
+                PhaseRow(
+                    phase=name,
+                    host_s=max(host, 0.0) * SECONDS_PER_US,
+                    busy_s=max(work, 0.0) * SECONDS_PER_US,
+                    comm_s=0.0,
+                )
+            )
+        rows.append(row)
+    return _with_comm(rows, collectives, windows)
+
+
+def _host_compute(compute: MergedSpans, phase: MergedSpans, start: float, end: float) -> float:
+    return total_length(intersect(clip(compute, start, end), phase))
+
+
+def _launched_compute(events: RankEvents, phases: Phases, windows: list[Span]) -> defaultdict[tuple[int, int], float]:
+    """Sum of compute kernels by (window, phase) of their launch."""
+    index = StepIndex([TraceStep(i, a, b) for i, (a, b) in enumerate(windows)])
+    out: defaultdict[tuple[int, int], float] = defaultdict(float)
+    for start, end, name, correlation in events.device:
+        if events.kernel_classes[name] != COMPUTE:
+            continue
+        launch = events.launches.get(correlation)
+        at = index.at(launch[0] if launch is not None else start)
+        if at is not None:
+            out[at, phases.at(*launch) if launch is not None else len(PHASES) - 1] += end - start
+    return out
+
+
+def _with_comm(rows: list[list[PhaseRow]], collectives: list[Collective], windows: list[Span]) -> list[list[PhaseRow]]:
+    index = StepIndex([TraceStep(i, a, b) for i, (a, b) in enumerate(windows)])
+    sums: defaultdict[tuple[int, int], float] = defaultdict(float)
+    for c in collectives:
+        at = index.at(c.launched if c.launched is not None else c.start)
+        if at is not None:
+            sums[at, c.phase] += c.duration
+    return [
+        [
+            PhaseRow(phase=r.phase, host_s=r.host_s, busy_s=r.busy_s, comm_s=sums[w, p] * SECONDS_PER_US)
+            for p, r in enumerate(row)
+        ]
+        for w, row in enumerate(rows)
+    ]

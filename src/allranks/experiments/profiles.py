@@ -1,0 +1,70 @@
+"""Read the profiler traces that the ranks of a comparison wrote, and add their figures to what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from allranks.analysis.trace import read_traces
+from allranks.analysis.trace.rank import RankResult, UnreadableTrace
+from allranks.analysis.trace.records import PHASES
+
+UNPHASED = PHASES.index("other")  # the loop's own small reduction is launched in no phase of training
+Json = dict[str, Any]
+
+
+def add_profiles(folder: Path, measured: Json) -> None:
+    """Add ``window`` and the peak of memory to every rank's verified strategies, in place.
+
+    A trace that cannot be read makes its strategy a failed one on all ranks; the other strategies keep their figures.
+
+    Args:
+        folder: the folder ``compare`` of the run, with ``<strategy>/traces/rank<R>.json.gz``.
+        measured: the content of measured.json.
+    """
+    traces = {
+        (r, name): folder / name / "traces" / f"rank{r}.json.gz"
+        for r, rank in enumerate(measured["ranks"])
+        for name, known in rank.items()
+        if known["verified"]
+    }
+    results = read_traces(list(traces.values()))
+    for (r, name), path in traces.items():
+        known, found = measured["ranks"][r][name], results[path]
+        if isinstance(found, UnreadableTrace):
+            known["verified"] = {}
+            _fail(measured, name, f"rank {r}: {path}: {found.message}")
+        else:
+            _add_profile(known["verified"], found)
+
+
+def _fail(measured: Json, name: str, reason: str) -> None:
+    for rank in measured["ranks"]:
+        rank[name]["failed"] = rank[name]["failed"] or reason
+
+
+def _add_profile(verified: Json, found: RankResult) -> None:
+    memory, before = verified["memory"], verified.pop("before_bytes")
+    memory["peak_bytes"] = memory["peak_bytes"] or before + peak_new_bytes(found)
+    verified["window"] = trace_figures(found)
+
+
+def trace_figures(found: RankResult) -> Json:
+    """Return seconds a step of compute, communication (its exposed and overlapped part) and idle time, as `allranks trace`
+    has them, and the collectives of training as (kind, bytes, seconds)."""
+    n, total = max(len(found.steps), 1), found.total
+    training = [c for c in found.collectives if c.phase != UNPHASED]
+    return {
+        "step_s": total.span_s / n,
+        "compute_s": total.compute_s / n,
+        "comm_s": total.comm_s / n,
+        "overlapped_comm_s": total.overlapped_comm_s / n,
+        "exposed_comm_s": total.exposed_comm_s / n,
+        "idle_s": total.idle_s / n,
+        "collectives": [(c.kind, c.bytes or 0, c.duration / 1e6) for c in training],
+    }
+
+
+def peak_new_bytes(found: RankResult) -> int:
+    """Return the most bytes that were allocated on the host within the trace and not yet freed."""
+    return found.memory["cpu"][0] if "cpu" in found.memory else 0

@@ -1,0 +1,1 @@
+"""Tools to try allranks on one machine: the smoke tests, and a Slurm cluster in namespaces."""

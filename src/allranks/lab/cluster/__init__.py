@@ -1,0 +1,27 @@
+"""Run a real Slurm cluster on one machine: each node has its own network, host-name, mount and PID namespaces.
+
+`find_box` gives the box that is up, if any; `Box.command_prefix` is what to put before ``sbatch``, ``srun``, ``squeue`` or
+``scontrol`` so that they talk to it from outside. For tests: `up`, `down`, and `allranks.lab.cluster.faults`. Importing this
+is light; nothing is started by it. The launcher imports nothing of this package: it finds a box by the file that
+`allranks.nodes.slurm.endpoints` reads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from allranks.lab.cluster.box import Box, find_box, need_box
+from allranks.lab.cluster.records import BoxOptions, HiddenFolder
+
+if TYPE_CHECKING:
+    from allranks.lab.cluster.lifecycle import down, up
+
+__all__ = ["Box", "BoxOptions", "HiddenFolder", "down", "find_box", "need_box", "up"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("down", "up"):
+        from allranks.lab.cluster import lifecycle
+
+        return getattr(lifecycle, name)
+    raise AttributeError(f"module 'allranks.lab.cluster' has no attribute {name!r}")

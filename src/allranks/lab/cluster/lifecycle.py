@@ -1,0 +1,271 @@
+"""Start and stop a box (``cluster up``, ``cluster down``), with slurmdbd and MariaDB if it has accounting."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import os
+import secrets
+import shutil
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from allranks.errors import RequestError, RunFailed
+from allranks.lab.cluster import config_files, daemons, namespaces, processes, requirements
+from allranks.lab.cluster.box import Box, list_boxes, load_box
+from allranks.lab.cluster.commands import check_output, find_program, run_command
+from allranks.lab.cluster.daemons import daemon_prefix, wait_until
+from allranks.lab.cluster.plan import check_name, free_network, make_box_plan
+from allranks.lab.cluster.records import BoxOptions, BoxPaths, BoxPlan, save
+from allranks.nodes.slurm.endpoints import state_root
+
+ACCOUNTING_TIMEOUT_S = 120.0
+# A test's database: small files, and no waiting for a disk.
+SMALL_DATABASE_OPTIONS = (
+    "--innodb-log-file-size=8M",
+    "--innodb-buffer-pool-size=32M",
+    "--innodb-flush-log-at-trx-commit=0",
+    "--skip-log-bin",
+    "--skip-name-resolve",
+)
+
+
+def start_accounting(box: Box) -> None:
+    """Starts both, and creates the cluster, one account, and the box's user in it."""
+    password = secrets.token_hex(16)
+    _start_database(box, password)
+    _start_slurmdbd(box, password)
+    _create_accounts(box)
+
+
+def _start_database(box: Box, password: str) -> None:
+    """MariaDB on the login side's loopback, which nothing outside the box can reach."""
+    folder = box.folder.database
+    prefix = daemon_prefix(box, box.plan.login)
+    log = box.folder.log / "mariadbd.log"
+    words = ["--no-defaults", f"--datadir={folder / 'data'}", *SMALL_DATABASE_OPTIONS]
+    words += [] if box.plan.rootless else ["--user=root"]
+    install = ["--skip-test-db", "--auth-root-authentication-method=normal"]
+    check_output(
+        [*prefix, find_program("mariadb-install-db"), *words, *install],
+        timeout_s=ACCOUNTING_TIMEOUT_S,
+        what="mariadb-install-db",
+    )
+    script = folder / "init.sql"
+    script.touch(mode=0o600)
+    script.write_text(
+        "CREATE DATABASE IF NOT EXISTS slurm;\n"
+        f"CREATE OR REPLACE USER 'slurm'@'127.0.0.1' IDENTIFIED BY '{password}';\n"
+        "GRANT ALL ON slurm.* TO 'slurm'@'127.0.0.1';\n"
+    )
+    serve = [
+        f"--socket={folder / 'socket'}",
+        f"--pid-file={folder / 'pid'}",
+        f"--port={config_files.DATABASE_PORT}",
+        "--bind-address=127.0.0.1",
+        f"--init-file={script}",
+    ]
+    with log.open("wb") as output:
+        subprocess.run(
+            [*prefix, find_program("setsid"), "--fork", find_program("mariadbd"), *words, *serve],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            timeout=ACCOUNTING_TIMEOUT_S,
+            check=True,
+        )
+    wait_until(lambda: "ready for connections" in log.read_text(errors="replace"), "MariaDB", log, ACCOUNTING_TIMEOUT_S)
+
+
+def _start_slurmdbd(box: Box, password: str) -> None:
+    conf = box.folder.etc / "slurmdbd.conf"
+    conf.touch(mode=0o600)
+    conf.write_text(config_files.slurmdbd_conf(box.plan, box.folder, password))
+    check_output([*daemon_prefix(box, box.plan.login), find_program("slurmdbd")], what="slurmdbd")
+    ask = [*box.command_prefix("/"), "sacctmgr", "--noheader", "list", "cluster"]
+    wait_until(
+        lambda: run_command(ask).returncode == 0, "slurmdbd", box.folder.log / "slurmdbd.log", ACCOUNTING_TIMEOUT_S
+    )
+
+
+def _create_accounts(box: Box) -> None:
+    """Root's associations with Slurm's own account "root" are made by slurmdbd; ours is added and made the default."""
+    sacctmgr = [*box.command_prefix("/"), "sacctmgr", "--immediate", "--quiet"]
+    user = box.plan.user
+    run_command([*sacctmgr, "add", "cluster", box.name])
+    run_command([*sacctmgr, "add", "account", config_files.ACCOUNT, "description=box", "organization=box"])
+    run_command([*sacctmgr, "add", "user", user, f"account={config_files.ACCOUNT}"])
+    run_command([*sacctmgr, "modify", "user", user, "set", f"defaultaccount={config_files.ACCOUNT}"])
+    listed = check_output([*sacctmgr, "--noheader", "--parsable2", "list", "user", user, "format=user,defaultaccount"])
+    if f"{user}|{config_files.ACCOUNT}" not in listed:
+        raise RunFailed(
+            f"slurmdbd did not take the account '{config_files.ACCOUNT}' for '{user}': it lists {listed!r}."
+        )
+
+
+SOCKET_PATH_LIMIT = 107
+GONE_TIMEOUT_S = 20.0
+LOCK_TIMEOUT_S = 180.0
+
+
+def up(options: BoxOptions) -> Box:
+    """Starts a box and returns once every node is idle. On any failure nothing of it is left."""
+    path = state_root() / check_name(options.name)
+    requirements.check_requirements(options.accounting)
+    with _exclusive_lock():
+        old = load_box(path)
+        _refuse_inside(old)
+        if old is not None and old.is_alive():
+            raise RequestError(
+                f"Box '{options.name}' is already up with {len(old.plan.nodes)} nodes. "
+                f"End it with: allranks cluster down --name {options.name}; or give the new one another --name."
+            )
+        plan = _plan_box(options, path)
+        _remove_box(BoxPaths(path))
+        try:
+            return _start_box(plan, BoxPaths(path))
+        except BaseException:
+            _remove_box(BoxPaths(path))
+            raise
+
+
+@contextmanager
+def _exclusive_lock() -> Iterator[None]:
+    """One ``up`` or ``down`` of a user at a time. The folder itself is the lock, so that no file is left."""
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        state_root().mkdir(parents=True, exist_ok=True)
+        handle = os.open(state_root(), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(handle).st_nlink > 0:
+                try:
+                    yield
+                finally:
+                    _remove_if_empty(state_root())
+                return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise RequestError(
+                    f"Another 'cluster up' or 'down' has been at work in {state_root()} for long."
+                ) from None
+            time.sleep(0.1)
+        finally:
+            os.close(handle)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    try:
+        folder.rmdir()
+    except OSError:
+        pass  # boxes are in it
+
+
+def _plan_box(options: BoxOptions, path: Path) -> BoxPlan:
+    used = requirements.used_networks() + [ipaddress.IPv4Network(box.plan.network) for box in list_boxes()]
+    plan = make_box_plan(
+        options,
+        folder=str(path),
+        network=free_network(used, options.network),
+        machine=requirements.this_machine(),
+        slurm_version=requirements.slurm_version(),
+    )
+    for hidden in sorted({hidden for node in plan.nodes for hidden in node.hidden}):
+        if not Path(hidden).is_dir():
+            raise RequestError(f"--hide {hidden}: there is no such folder on this machine.")
+    if len(str(BoxPaths(path).munge_socket)) > SOCKET_PATH_LIMIT:
+        raise RequestError(f"{path} is too long for a socket in it. Set XDG_RUNTIME_DIR to a shorter path.")
+    return plan
+
+
+def _start_box(plan: BoxPlan, folder: BoxPaths) -> Box:
+    box = Box(plan, uuid.uuid4().hex)
+    _write_files(box, folder)
+    login_pid = namespaces.make_login(box)
+    daemons.start_munged(box)
+    if plan.accounting:
+        start_accounting(box)
+    daemons.start_slurmctld(box)
+    namespaces.make_nodes(box, login_pid, box.node_names)
+    for name in box.node_names:
+        daemons.start_slurmd(box, name)
+    daemons.wait_idle(box, box.node_names)
+    save(box.endpoint(), folder.client, mode=0o600)
+    return box
+
+
+def _write_files(box: Box, folder: BoxPaths) -> None:
+    plan = box.plan
+    places_of_box = [plan.login, *box.node_names]
+    folder.path.mkdir()
+    folder.identity.write_text(box.identity + "\n")
+    save(plan, folder.plan)
+    for directory in folder.directories(places_of_box):
+        directory.mkdir(parents=True)
+    folder.munge.chmod(0o755)
+    key = folder.munge / "key"
+    key.touch(mode=0o600)
+    key.write_bytes(secrets.token_bytes(128))
+    folder.slurm_conf.write_text(config_files.slurm_conf(plan, folder))
+    (folder.etc / "cgroup.conf").write_text(config_files.cgroup_conf(plan))
+    (folder.etc / "gres.conf").write_text(config_files.gres_conf(plan, folder))
+    (folder.etc / "nsswitch.conf").write_text(config_files.nsswitch_conf(requirements.nsswitch()))
+    (folder.etc / "resolv.conf").write_text("")
+    for number in range(max(node.gpus for node in plan.nodes)):
+        config_files.gpu_file(folder, number).symlink_to("/dev/null")
+    for name in places_of_box:
+        folder.hosts(name).write_text(config_files.hosts(plan, name))
+        folder.enter_script(name).write_text(config_files.enter_script(plan, folder, name))
+
+
+def down(name: str) -> bool:
+    """Ends a box and removes all that it left, also after a crash; False if there was nothing.
+
+    Interfaces, mounts and namespaces live in the namespaces of the box's processes and end with them; outside
+    there is only the folder.
+    """
+    folder = BoxPaths(state_root() / check_name(name))
+    with _exclusive_lock():
+        _refuse_inside(load_box(folder.path))
+        found = folder.path.exists()
+        _remove_box(folder)
+    return found
+
+
+def _remove_box(folder: BoxPaths) -> None:
+    """Ends all processes of a box, then removes its folder; either may be gone already."""
+    folder.client.unlink(missing_ok=True)  # first, so that nothing new enters a box that is ending
+    if folder.identity.exists():
+        _end_processes(folder.identity.read_text().strip(), folder.path.name)
+    if folder.path.exists():
+        shutil.rmtree(folder.path)
+
+
+def _end_processes(identity: str, name: str) -> None:
+    inits = processes.init_processes(identity)
+    spaces = {space for pid in inits.values() if (space := processes.namespace(pid, "net"))}
+
+    def victims() -> set[int]:
+        return {*processes.in_namespaces("net", spaces), *processes.marked_processes(identity)}
+
+    # First the first processes: the kernel ends all that is below them, and their parents see them end.
+    pid_spaces = {space for pid in inits.values() if (space := processes.namespace(pid, "pid"))}
+    below = processes.in_namespaces("pid", pid_spaces)
+    processes.kill(inits.values())
+    processes.wait_gone(below, GONE_TIMEOUT_S / 5)
+    for _ in range(4):
+        processes.kill(victims())
+        if not processes.wait_gone(victims(), GONE_TIMEOUT_S / 5):
+            return
+    raise RunFailed(f"Processes of box '{name}' cannot be ended: {sorted(victims())}. They may wait for a disk.")
+
+
+def _refuse_inside(box: Box | None) -> None:
+    """Inside, a box cannot be taken away; and on a node, where its processes cannot be seen, it would look dead."""
+    place = box.place() if box is not None else None
+    if box is not None and place is not None:
+        raise RequestError(f"This runs on '{place}' of box '{box.name}'. Start and end boxes from outside.")

@@ -1,0 +1,194 @@
+"""From what was asked to a box's plan: names, addresses, interfaces. Pure: nothing is looked up here."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import PurePosixPath
+from typing import NamedTuple, TypeVar
+
+from allranks.errors import EnvironmentNotAble, RequestError
+from allranks.lab.cluster.records import DEFAULT_INTERFACE, MAX_NODES, BoxOptions, BoxPlan, NodePlan
+
+Value = TypeVar("Value", int, str)
+Network = ipaddress.IPv4Network
+
+LOGIN = "login"
+FIRST_HOST = 11
+"""The last octet of the first node; the login side has 1."""
+CANDIDATES = tuple(
+    [f"10.{block}.0.0/24" for block in range(77, 100)]
+    + [f"172.{block}.77.0/24" for block in range(20, 32)]
+    + [f"192.168.{block}.0/24" for block in range(77, 100)]
+)
+# Folders that a node cannot start or be entered without, or that it has of its own.
+NEVER_HIDDEN = ("/", "/proc", "/sys", "/dev", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/run")
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,19}")
+_PARTITION = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
+_INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}")
+
+
+class Machine(NamedTuple):
+    """Facts about this machine that a plan needs."""
+
+    user: str
+    uid: int
+    gid: int
+    cpus: int
+    memory_mb: int
+
+
+def node_names(count: int) -> tuple[str, ...]:
+    """n1, n2, ...: unpadded, as on many clusters, so that n10 sorts before n2."""
+    if not 1 <= count <= MAX_NODES:
+        raise RequestError(f"--nodes {count}: a box has 1 to {MAX_NODES} nodes.")
+    return tuple(f"n{number}" for number in range(1, count + 1))
+
+
+def require_node(name: str, names: Iterable[str], where: str) -> str:
+    """``name`` if the box has such a node; otherwise an error that lists them."""
+    known = list(names)
+    if name not in known:
+        raise RequestError(f"{where}: there is no node '{name}'; the nodes are {', '.join(known)}.")
+    return name
+
+
+def free_network(used: Iterable[Network], asked: str | None = None) -> Network:
+    """The range asked for, or the first candidate, that no address and no route of this machine overlaps."""
+    taken = [network for network in used if network.prefixlen > 0]
+    if asked is not None:
+        return _requested_network(asked, taken)
+    for text in CANDIDATES:
+        network = Network(text)
+        if not any(network.overlaps(other) for other in taken):
+            return network
+    raise EnvironmentNotAble(
+        "No private range is free for the box: this machine's addresses and routes overlap all candidates "
+        f"({CANDIDATES[0]} to {CANDIDATES[-1]}). Name one that you know to be free: --network 10.200.0.0/24."
+    )
+
+
+def _requested_network(asked: str, taken: list[Network]) -> Network:
+    try:
+        network = Network(asked)
+    except ValueError as error:
+        raise RequestError(f"--network {asked}: {error}. Give a range such as 10.77.0.0/24.") from None
+    if not network.is_private or network.prefixlen > 27:
+        raise RequestError(f"--network {asked}: give a private range of /27 or larger, such as 10.77.0.0/24.")
+    clash = next((other for other in taken if network.overlaps(other)), None)
+    if clash is not None:
+        raise RequestError(f"--network {asked}: this machine already uses {clash}. Leave it out to find a free range.")
+    return network
+
+
+def make_box_plan(
+    options: BoxOptions, *, folder: str, network: Network, machine: Machine, slurm_version: tuple[int, int]
+) -> BoxPlan:
+    """The plan of a box; wrong options raise `RequestError` with the option and the nearest right value."""
+    names = node_names(options.nodes)
+    check_name(options.name)
+    _check_texts(options)
+    hidden = _hidden(options, names, folder)
+    cpu_map = _per_node("--cpus", options.cpus, names, max(4, machine.cpus))
+    memory_map = _per_node("--memory", options.memory_mb, names, max(4096, machine.memory_mb // len(names)))
+    gpu_map = _per_node("--gpus", options.gpus, names, 0)
+    interface_map = _per_node("--interface", options.interfaces, names, DEFAULT_INTERFACE)
+    _check_numbers(cpu_map, memory_map, gpu_map, options.tmp_mb)
+    for interface in interface_map.values():
+        if not _INTERFACE.fullmatch(interface) or interface == "lo":
+            raise RequestError(
+                f"--interface {interface}: not a name that Linux takes (1 to 15 letters, digits, . _ -)."
+            )
+    nodes = tuple(
+        NodePlan(
+            name=name,
+            address=str(network.network_address + offset),
+            interface=interface_map[name],
+            port=f"port-{name}",
+            cpus=cpu_map[name],
+            memory_mb=memory_map[name],
+            gpus=gpu_map[name],
+            hidden=hidden[name],
+        )
+        for offset, name in enumerate(names, FIRST_HOST)
+    )
+    return BoxPlan(
+        name=options.name,
+        folder=folder,
+        user=machine.user,
+        uid=machine.uid,
+        gid=machine.gid,
+        network=str(network),
+        login=LOGIN,
+        login_address=str(network.network_address + 1),
+        nodes=nodes,
+        shared_tmp=options.shared_tmp,
+        tmp_mb=options.tmp_mb,
+        partitions=options.partitions,
+        accounting=options.accounting,
+        conf=options.conf,
+        slurm_version=slurm_version,
+    )
+
+
+def check_name(name: str) -> str:
+    """The name of a box, if it can be one (it becomes a folder)."""
+    if not _NAME.fullmatch(name):
+        raise RequestError(f"--name {name}: use 1 to 20 lower-case letters, digits and dashes, a letter first.")
+    return name
+
+
+def _check_texts(options: BoxOptions) -> None:
+    if not options.partitions:
+        raise RequestError("--partition: a box has at least one partition.")
+    for partition in options.partitions:
+        if not _PARTITION.fullmatch(partition) or partition.upper() == "DEFAULT":
+            raise RequestError(f"--partition {partition}: use letters, digits, _ and -, a letter first.")
+    for line in options.conf:
+        if "\n" in line or not re.fullmatch(r"\s*[A-Za-z]+\s*=.*", line):
+            raise RequestError(f"--conf {line!r}: give one line of slurm.conf, such as 'KillWait=30'.")
+
+
+def _check_numbers(cpus: Mapping[str, int], memory: Mapping[str, int], gpus: Mapping[str, int], tmp_mb: int) -> None:
+    for option, values, low, high in (
+        ("--cpus", cpus, 1, 1024),
+        ("--memory", memory, 64, 1 << 24),
+        ("--gpus", gpus, 0, 64),
+        ("--tmp-mb", {"": tmp_mb}, 1, 1 << 24),
+    ):
+        wrong = next((value for value in values.values() if not low <= value <= high), None)
+        if wrong is not None:
+            raise RequestError(f"{option} {wrong}: give a number from {low} to {high}.")
+
+
+def _per_node(option: str, given: Mapping[str, Value], names: tuple[str, ...], default: Value) -> dict[str, Value]:
+    for name in given:
+        if name:
+            require_node(name, names, option)
+    common = given.get("", default)
+    return {name: given.get(name, common) for name in names}
+
+
+def _hidden(options: BoxOptions, names: tuple[str, ...], folder: str) -> dict[str, tuple[str, ...]]:
+    hidden: dict[str, list[str]] = {name: [] for name in names}
+    for entry in options.hidden:
+        path = checked_hidden_path(entry.path, folder, "--hide")
+        for name in entry.nodes or names:
+            hidden[require_node(name, names, f"--hide {entry.path}")].append(path)
+    if not options.shared_tmp and PurePosixPath(folder).is_relative_to("/tmp"):  # noqa: S108 - the nodes' own /tmp is meant
+        raise RequestError(
+            f"The box would keep its state in {folder}, which the nodes' private /tmp hides. "
+            "Set XDG_RUNTIME_DIR to a folder outside /tmp, or use --shared-tmp."
+        )
+    return {name: tuple(paths) for name, paths in hidden.items()}
+
+
+def checked_hidden_path(text: str, folder: str, where: str) -> str:
+    """An absolute path that a node can do without; otherwise an error."""
+    path = PurePosixPath(text)
+    if not path.is_absolute() or ".." in path.parts or re.search(r"[^\x20-\x7e]|['\\]", text):
+        raise RequestError(f"{where} {text}: give an absolute path (plain characters, no '..' and no quotes).")
+    if str(path) in NEVER_HIDDEN or PurePosixPath(folder).is_relative_to(path):
+        raise RequestError(f"{where} {text}: the node itself needs this folder. Hide the folder of the data instead.")
+    return str(path)

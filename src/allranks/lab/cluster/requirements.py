@@ -1,0 +1,103 @@
+"""Whether this machine can hold a box at all, asked before anything is made."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import pwd
+import re
+import shutil
+from pathlib import Path
+
+from allranks.errors import EnvironmentNotAble
+from allranks.lab.cluster.commands import SYSTEM_PATH, check_output, find_program, last_lines, run_command
+from allranks.lab.cluster.plan import Machine
+
+INSTALL = "On Debian or Ubuntu run scripts/install-slurm.sh, or: apt-get install --no-install-recommends"
+PACKAGES = {
+    "munged": "munge",
+    "slurmctld": "slurm-wlm",
+    "slurmd": "slurm-wlm",
+    "srun": "slurm-wlm",
+    "sbatch": "slurm-wlm",
+    "scontrol": "slurm-wlm",
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "nsenter": "util-linux",
+    "unshare": "util-linux",
+    "setsid": "util-linux",
+    "setpriv": "util-linux",
+    "hostname": "hostname",
+}
+ACCOUNTING_PACKAGES = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server", "mariadb-install-db": "mariadb-server"}
+
+
+def missing_programs(accounting: bool = False) -> dict[str, str]:
+    """Programs that a box needs and this machine lacks, each with its Debian package."""
+    wanted = {**PACKAGES, **(ACCOUNTING_PACKAGES if accounting else {})}
+    path = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
+    return {name: package for name, package in wanted.items() if shutil.which(name, path=path) is None}
+
+
+def check_requirements(accounting: bool = False) -> None:
+    """Raises `EnvironmentNotAble` with what is missing and what to do; otherwise does nothing."""
+    missing = missing_programs(accounting)
+    if missing:
+        packages = " ".join(sorted(set(missing.values())))
+        raise EnvironmentNotAble(f"This machine lacks {', '.join(missing)}. {INSTALL} {packages}.")
+    _check_rights()
+
+
+def _check_rights() -> None:
+    rootless = os.geteuid() != 0
+    user = ["--user", "--map-root-user"] if rootless else []
+    spaces = ["--net", "--mount", "--uts", "--ipc", "--pid", "--fork"]
+    done = run_command([find_program("unshare"), *user, *spaces, "mount", "-t", "tmpfs", "none", "/mnt"])
+    if done.returncode == 0:
+        return
+    reason = last_lines(done.stderr)
+    if rootless:
+        raise EnvironmentNotAble(
+            f"A box needs root here: this machine does not let ordinary users make namespaces ({reason}). "
+            "Run the command as root, or have unprivileged user namespaces allowed."
+        )
+    raise EnvironmentNotAble(
+        f"Root may not make namespaces or mounts here ({reason}). "
+        "In a container, start it with --privileged (or the capabilities SYS_ADMIN and NET_ADMIN)."
+    )
+
+
+def slurm_version() -> tuple[int, int]:
+    """Year and month of the installed Slurm."""
+    text = check_output([find_program("slurmctld"), "-V"])
+    found = re.search(r"(\d+)\.(\d+)", text)
+    if found is None:
+        raise EnvironmentNotAble(f"'slurmctld -V' does not tell its version: {last_lines(text)}")
+    return int(found[1]), int(found[2])
+
+
+def this_machine() -> Machine:
+    """Facts that the plan needs."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    uid = os.geteuid()
+    try:
+        user = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        raise EnvironmentNotAble(f"User {uid} has no name here (/etc/passwd), and Slurm needs one.") from None
+    return Machine(user, uid, os.getegid(), os.cpu_count() or 1, memory >> 20)
+
+
+def used_networks() -> list[ipaddress.IPv4Network]:
+    """Every IPv4 range that this machine has an address in or a route to."""
+    addresses = json.loads(check_output([find_program("ip"), "-json", "-4", "address", "show"]) or "[]")
+    routes = json.loads(check_output([find_program("ip"), "-json", "-4", "route", "show", "table", "all"]) or "[]")
+    texts = [f"{info['local']}/{info['prefixlen']}" for link in addresses for info in link.get("addr_info", [])]
+    texts += [route["dst"] for route in routes if route.get("dst", "default") != "default"]
+    return [ipaddress.IPv4Network(text, strict=False) for text in texts]
+
+
+def nsswitch() -> str:
+    """This machine's nsswitch.conf, or nothing."""
+    path = Path("/etc/nsswitch.conf")
+    return path.read_text() if path.exists() else ""

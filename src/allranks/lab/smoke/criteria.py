@@ -1,0 +1,451 @@
+"""Criteria that several smoke tests share: rendezvous, strategy, training steps, checkpoints.
+
+Each is a function of a run's records; for each, a unit test shows that it can fail.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from allranks.lab.smoke.evidence import Evidence
+from allranks.lab.smoke.records import Criterion, Verdict, decide, failed, not_reached, not_testable, passed
+
+
+def n_of(found: int, all_: int, what: str) -> str:
+    return f"{found} of {all_} {what}"
+
+
+def n_ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
+def is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+NO_GPU = "no GPU here: the ranks ran on CPU cores"
+NO_NCCL = "no NCCL here: the ranks talked over gloo, whose log names no transport"
+
+
+def own_gpu(e: Evidence) -> Verdict:
+    """Every rank names the GPU it trains on, and no two of a node have the same."""
+    threshold = "a GPU on every rank, each its own"
+    if e.plan.device != "cuda":
+        return not_testable(threshold, NO_GPU)
+    models, starts = e.last("model"), e.last("start")
+    if len(models) < len(e.ranks):
+        return not_reached(threshold)
+    places = {(starts[r]["host"], starts[r]["local_rank"]) for r in models if r in starts}
+    names = sorted({str(m["device"]) for m in models.values()})
+    ok = len(places) == len(e.ranks) and "cpu" not in names
+    return decide(ok, f"{len(places)} GPUs: {', '.join(names)}", threshold)
+
+
+def versions(e: Evidence) -> Verdict:
+    """All ranks import one version of torch."""
+    threshold = "one version of torch on every rank"
+    models = e.last("model")
+    if len(models) < len(e.ranks):
+        return not_reached(threshold)
+    found = sorted({str(m["torch"]) for m in models.values()})
+    return decide(len(found) == 1, f"{', '.join(found)} on {n_of(len(models), len(e.ranks), 'ranks')}", threshold)
+
+
+def world(e: Evidence) -> Verdict:
+    """As many ranks as planned are one group: shown over the group itself, not read from variables."""
+    size = len(e.ranks)
+    threshold = f"{n_ranks(size)} in one group"
+    starts, proofs = e.last("start"), e.last("proof")
+    if len(proofs) == size and all(p["world_size"] == size for p in proofs.values()):
+        return passed(f"{n_ranks(size)}, proved at step 0", threshold)
+    if missing := [r for r in e.ranks if r not in starts]:
+        return failed(
+            n_of(len(starts), size, "ranks began"), threshold, f"missing: rank {', '.join(map(str, missing))}"
+        )
+    said = [str(x["message"]) for x in e.last("error").values() if "ranks were planned" in str(x["message"])]
+    if said:
+        return failed("another number of ranks answered", threshold, said[0])
+    return not_reached(threshold)
+
+
+def nodes(e: Evidence) -> Verdict:
+    """Ranks ran on as many hosts as planned."""
+    wanted = len(e.plan.nodes)
+    if wanted == 1:
+        return not_testable("several nodes", "run on one node here")
+    threshold = f"{wanted} nodes, {n_ranks(len(e.ranks))}"
+    starts = e.last("start")
+    if len(starts) < len(e.ranks):
+        return not_reached(threshold)
+    hosts = sorted({str(s["host"]) for s in starts.values()})
+    return decide(len(hosts) == wanted, f"{len(hosts)} nodes ({', '.join(hosts)}), {n_ranks(len(starts))}", threshold)
+
+
+def transport(*wanted: str, across: bool = False) -> Callable[[Evidence], Verdict]:
+    """NCCL's own log: every channel goes one of these ways. `across`: only the ways between nodes count, else those within."""
+
+    def judge(e: Evidence) -> Verdict:
+        where = "between nodes" if across else "within a node"
+        threshold = f"only {' or '.join(wanted)} {where}"
+        ways: dict[str, int] = {}
+        for found in e.ways.values():
+            for way, count in found.items():
+                if len(e.plan.nodes) == 1 or way.startswith("NET") == across:
+                    ways[way] = ways.get(way, 0) + count
+        if not ways:
+            return not_testable(threshold, NO_NCCL) if e.plan.backend != "nccl" else not_reached(threshold)
+        other = [way for way in ways if not way.startswith(wanted)]
+        shown = ", ".join(f"{count} x {way}" for way, count in sorted(ways.items()))
+        return decide(not other, shown, threshold, f"{', '.join(other)} was not expected" if other else "")
+
+    return judge
+
+
+def network_matches_policy(e: Evidence) -> Verdict:
+    """Between nodes the ranks talk over what was decided for each node before they started: NCCL's network, gloo's interface."""
+    threshold = "on each node what was decided for it"
+    seen = e.metrics.get("network") or {}
+    if not seen.get("line"):
+        return not_testable(threshold, "no rank's log and no connection tells") if e.metrics else not_reached(threshold)
+    bad = [f"{f['host']}: {f['text']}" for f in seen.get("findings", []) if f.get("level") == "bad"]
+    return decide(bool(seen.get("ok")), str(seen["line"]), threshold, "; ".join(bad)[:300])
+
+
+def barriers(e: Evidence) -> Verdict:
+    """All collectives came back in time; the last barrier is behind every rank's ``done``."""
+    threshold = f"{n_ranks(len(e.ranks))} past the last barrier, no timeout"
+    late = [
+        x
+        for x in e.last("error").values()
+        if "timeout" in str(x["message"]).lower() and "checkpoint" not in str(x["message"])
+    ]
+    done = [r for r, p in e.events("phase").items() if any(x["name"] == "done" for x in p)]
+    if late:
+        return failed(f"rank {late[0]['rank']} waited in vain", threshold, str(late[0]["message"])[:200])
+    return (
+        passed(f"{n_ranks(len(done))}, no timeout", threshold) if len(done) == len(e.ranks) else not_reached(threshold)
+    )
+
+
+def strategy_built(strategy: str) -> Callable[[Evidence], Verdict]:
+    """Every rank has set up the strategy on its model."""
+
+    def judge(e: Evidence) -> Verdict:
+        threshold = f"{strategy} on {n_ranks(len(e.ranks))}"
+        ready = [r for r, p in e.events("phase").items() if any(x["name"] == "prove" for x in p)]
+        if e.plan.strategy != strategy:
+            return failed(e.plan.strategy, threshold)
+        return (
+            passed(f"{strategy} on {len(ready)}", threshold) if len(ready) == len(e.ranks) else not_reached(threshold)
+        )
+
+    return judge
+
+
+def zero_stage(stage: int) -> Callable[[Evidence], Verdict]:
+    """The engine's own configuration has the stage, and the ranks hold equal parts of the optimizer's state."""
+
+    def judge(e: Evidence) -> Verdict:
+        size = len(e.ranks)
+        threshold = f"stage {stage}; each of {n_ranks(size)} holds 1/{size} of the state"
+        ends, model = e.last("end"), e.last("model")
+        if len(ends) < size or not e.engine:
+            return not_reached(threshold)
+        found = e.engine.get("zero_optimization", {}).get("stage")
+        total = model[0]["parameters_trained"]
+        share = max(end["state_elements"] for end in ends.values()) / total
+        whole = sum(end["state_elements"] for end in ends.values()) == total
+        return decide(
+            found == stage and whole and share < 1.05 / size, f"stage {found}; at most {share:.3f} a rank", threshold
+        )
+
+    return judge
+
+
+def engine(e: Evidence) -> Verdict:
+    """DeepSpeed's engine was made on every rank."""
+    threshold = f"DeepSpeed's engine on {n_ranks(len(e.ranks))}"
+    found = e.last("engine")
+    if len(found) < len(e.ranks):
+        return not_reached(threshold)
+    names = sorted({f"{x['engine']} {x['version']}" for x in found.values()})
+    return decide(len(names) == 1, f"{', '.join(names)} on {len(found)}", threshold)
+
+
+def bf16(e: Evidence) -> Verdict:
+    """Weights are bfloat16, and so is what they are given."""
+    threshold = "weights bfloat16, inputs bfloat16"
+    found = e.last("batch")
+    if not found:
+        return not_reached(threshold)
+    weights = sorted({w for b in found.values() for w in b["weights"]})
+    inputs = sorted({b["dtype"] for b in found.values()})
+    wanted = ["bfloat16"]
+    why = "" if inputs == wanted else "layers refuse inputs of another dtype than their weights"
+    return decide(
+        weights == wanted == inputs, f"weights {', '.join(weights)}, inputs {', '.join(inputs)}", threshold, why
+    )
+
+
+def fused_adam(e: Evidence) -> Verdict:
+    """DeepSpeed compiled its fused optimizer; how long its start took is told apart from the steps."""
+    threshold = "FusedAdam, compiled apart from the steps"
+    if e.plan.device != "cuda":
+        return not_testable(threshold, "FusedAdam is a CUDA kernel; here torch's AdamW runs inside DeepSpeed")
+    found = e.last("engine").get(0)
+    if not found or "optimizer" not in found:
+        return not_reached(threshold)
+    return decide(
+        found["optimizer"] == "FusedAdam", f"{found['optimizer']}, started in {found['initialize_s']:.1f} s", threshold
+    )
+
+
+def adapters_only(e: Evidence) -> Verdict:
+    """LoRA: a small part is trained, and the published weights are the adapter's."""
+    threshold = "less than 10 % trained; adapter_model.safetensors and nothing else published"
+    model = e.last("model").get(0)
+    if not model or e.step is None:
+        return not_reached(threshold)
+    share = model["parameters_trained"] / model["parameters"]
+    published = [n for n in e.files if n.endswith(".safetensors") and "/" not in n]
+    ok = share < 0.1 and published == ["adapter_model.safetensors"]
+    return decide(ok, f"{share:.2%} trained; {', '.join(published)}", threshold)
+
+
+LOSS_TOLERANCE = 1e-6  # relative; shares are added in another order than the ranks' all-reduce does
+
+
+def disjoint_rows(e: Evidence) -> Verdict:
+    """The ranks' rows were disjoint and complete, and each trained its own."""
+    threshold = f"rows disjoint and complete over {n_ranks(len(e.ranks))}"
+    proofs = e.last("proof")
+    if len(proofs) < len(e.ranks):
+        return not_reached(threshold)
+    ok = all(p["data_disjoint"] for p in proofs.values())
+    return decide(ok, f"{next(iter(proofs.values()))['rows_checked']:,} rows checked", threshold)
+
+
+def computes(part: str) -> Callable[[Evidence], Verdict]:
+    """``forward`` or ``backward`` ran on every rank, with a finite loss."""
+
+    def judge(e: Evidence) -> Verdict:
+        threshold = f"on {n_ranks(len(e.ranks))}, loss finite"
+        steps = e.events("step")
+        ran = [r for r, s in steps.items() if any(x.get(f"{part}_s", 0) > 0 for x in s)]
+        bad = [x for x in e.last("error").values() if "not finite" in str(x["message"])]
+        if bad:
+            return failed("a loss that is not finite", threshold, str(bad[0]["message"])[:200])
+        if len(ran) < len(e.ranks):
+            return not_reached(threshold)
+        finite = all(is_finite(x["loss"]) for s in steps.values() for x in s)
+        return decide(finite, f"on {n_ranks(len(ran))}", threshold)
+
+    return judge
+
+
+def synchronised(e: Evidence) -> Verdict:
+    """After the last step every rank's own hash of the weights is the same: gradients were averaged."""
+    threshold = f"one hash of the weights on {n_ranks(len(e.ranks))} after the last step"
+    ends = e.last("end")
+    if len(ends) < len(e.ranks):
+        return not_reached(threshold)
+    hashes = {end["weights_hash"] for end in ends.values()}
+    if hashes == {None}:
+        return passed("each weight exists once: its parts lie on the ranks", threshold)
+    return decide(len(hashes) == 1, f"{len(hashes)} hash{'es' * (len(hashes) > 1)} on {n_ranks(len(ends))}", threshold)
+
+
+def steps_done(e: Evidence) -> Verdict:
+    """All optimizer steps, on every rank."""
+    wanted = e.steps
+    threshold = f"{wanted} steps"
+    last = e.last("step")
+    if len(last) < len(e.ranks) or not wanted:
+        return not_reached(threshold)
+    least = min(s["step"] for s in last.values())
+    if least < wanted and e.last("error"):
+        return not_reached(threshold)
+    return decide(least == wanted, f"{least} steps on every rank", threshold)
+
+
+def loss_aggregated(e: Evidence) -> Verdict:
+    """Every rank logs the same loss, and it is the sum of the ranks' own parts."""
+    threshold = f"equal on {n_ranks(len(e.ranks))}, and the sum of their parts within {LOSS_TOLERANCE:g}"
+    steps = {r: {x["step"]: x for x in s} for r, s in e.events("step").items()}
+    if len(steps) < len(e.ranks):
+        return not_reached(threshold)
+    common = sorted(set.intersection(*(set(s) for s in steps.values())))
+    if not common:
+        return not_reached(threshold)
+    for number in common:
+        losses = [s[number]["loss"] for s in steps.values()]
+        shares = [s[number]["loss_share"] for s in steps.values()]
+        if not all(map(is_finite, [*losses, *shares])):
+            return not_reached(threshold)
+        if len(set(losses)) > 1:
+            apart = f"{min(losses):.6g} to {max(losses):.6g}"
+            return failed(f"step {number}: {apart}", threshold, "each rank logs a loss of its own")
+        if abs(sum(shares) - losses[0]) > LOSS_TOLERANCE * max(abs(losses[0]), 1e-12):
+            return failed(f"step {number}: {losses[0]:.6g}", threshold, f"the ranks' parts add up to {sum(shares):.6g}")
+    return passed(f"{len(common)} steps, last {steps[0][common[-1]]['loss']:.4f}", threshold)
+
+
+def batch_product(e: Evidence) -> Verdict:
+    """micro x ranks x accumulation = global: as planned, as the engine was told, and as the ranks' batches had it."""
+    plan = e.plan.batch
+    assert plan is not None
+    product = plan.micro_batch_size * len(e.ranks) * plan.grad_accum
+    threshold = f"{plan.micro_batch_size} x {len(e.ranks)} x {plan.grad_accum} = {product} rows a step"
+    batches = e.last("batch")
+    if len(batches) < len(e.ranks):
+        return not_reached(threshold)
+    rows = sum(b["shape"][0] for b in batches.values()) * plan.grad_accum
+    told = e.engine.get("train_batch_size", plan.global_batch_size)
+    counted = _rows_a_step(e)
+    seen = {"planned": plan.global_batch_size, "engine": told, "first batches": rows}
+    seen |= {"trained": counted} if counted is not None else {}
+    wrong = [f"{name} {n}" for name, n in seen.items() if n != product]
+    return decide(not wrong, f"{rows if counted is None else counted} rows a step", threshold, ", ".join(wrong))
+
+
+def _rows_a_step(e: Evidence) -> int | None:
+    """Over all ranks, where a row counts as one token (noise); the number that is furthest from the plan, if they differ."""
+    if e.spec.data is None or e.spec.data.source != "builtin:noise":
+        return None
+    by_step: dict[int, int] = {}
+    for steps in e.events("step").values():
+        for s in steps:
+            by_step[s["step"]] = by_step.get(s["step"], 0) + s["tokens"] // s.get("steps", 1)
+    assert e.plan.batch is not None
+    return max(by_step.values(), key=lambda n: abs(n - e.plan.batch.global_batch_size), default=None)  # type: ignore[union-attr]
+
+
+def prepared_once(e: Evidence) -> Verdict:
+    """One rank a cache builds the data, the others wait or find it: no race."""
+    threshold = "built by one rank at most, read by all"
+    found = {r: str(d["how"]) for r, d in e.last("data").items()}
+    if len(found) < len(e.ranks):
+        return not_reached(threshold)
+    builders = [r for r, how in found.items() if how in ("built", "rebuilt")]
+    return decide(len(builders) <= 1, f"{len(builders)} built, {len(found) - len(builders)} read", threshold)
+
+
+def throughput_written(e: Evidence) -> Verdict:
+    """metrics.json has a throughput over all ranks."""
+    threshold = "tokens_per_s in metrics.json"
+    if not e.metrics:
+        return not_reached(threshold)
+    rate = e.metrics.get("tokens_per_s")
+    if rate is None and e.metrics.get("status") != "succeeded":
+        return not_reached(threshold)
+    return decide(
+        rate is not None and is_finite(rate) and rate > 0, f"{rate or 0:,.1f} tokens/s over all ranks", threshold
+    )
+
+
+def saved(e: Evidence) -> Verdict:
+    """Every rank took part in the save, and what was published is whole after it was read again."""
+    size = len(e.ranks)
+    threshold = f"written by {n_ranks(size)}, every file's hash right"
+    began = [r for r, p in e.events("phase").items() if any(x["name"] == "save" for x in p)]
+    wrote = e.last("checkpoint")
+    if not began or len(e.last("start")) < size:  # a rank that is not there is told of elsewhere
+        return not_reached(threshold)
+    if len(began) < size:
+        only = ", ".join(map(str, began))
+        return failed(
+            n_of(len(began), size, "ranks took part"), threshold, f"rank {only} alone called a collective save"
+        )
+    refused = [x for x in e.last("error").values() if x.get("type") == "CheckpointError"]
+    if refused:
+        return failed("not published", threshold, str(refused[0]["message"])[:300])
+    if len(wrote) < size or e.step is None:
+        return not_reached(threshold)
+    total = sum(e.files.values())
+    return decide(
+        e.damage is None, f"{len(e.files)} files, {total:,} bytes, by {n_ranks(len(wrote))}", threshold, e.damage or ""
+    )
+
+
+def state_files(e: Evidence) -> Verdict:
+    """The optimizer's state of every rank is in the checkpoint: the ranks' parts add up to the whole."""
+    threshold = f"the parts of {n_ranks(len(e.ranks))}"
+    ends, model = e.last("end"), e.last("model")
+    state = {name: n for name, n in e.files.items() if name.startswith("state/") and name.endswith(".safetensors")}
+    if e.step is None or len(ends) < len(e.ranks):
+        return not_reached(threshold)
+    masters = bool(e.engine.get("bf16", {}).get("enabled"))
+    element = (12 if masters else 8) * model[0][
+        "parameters_trained"
+    ]  # AdamW's two moments, and master weights, in float32
+    found = sum(state.values())
+    return decide(
+        found >= element, f"{len(state)} files, {found:,} bytes of state", f"{threshold}: {element:,} bytes or more"
+    )
+
+
+def reloaded(e: Evidence) -> Verdict:
+    """A second attempt loaded it on every rank; its weights are those after the last step, and training goes on."""
+    size = len(e.ranks)
+    threshold = f"loaded by {n_ranks(size)}, weights as they were, next step done"
+    resumed, proofs, steps = (e.last(kind, again=True) for kind in ("resume", "proof", "step"))
+    if not e.again or len(e.last("start")) < size:
+        return not_reached(threshold)
+    if len(resumed) < size or len(proofs) < size or len(steps) < size:
+        why = next((str(x["message"])[:200] for x in e.last("error", again=True).values()), e.message)
+        return failed(n_of(len(resumed), size, "ranks loaded it"), threshold, why)
+    before, after = ({x["weights_hash"] for x in found.values()} for found in (e.last("end"), proofs))
+    # None: parts, for which the proof of that attempt compares the files' hashes on all ranks
+    as_saved = len(after) == 1 and (None in before or after <= before)
+    same = as_saved and {r["from_step"] for r in resumed.values()} == {w["step"] for w in e.last("checkpoint").values()}
+    return decide(
+        same, f"{n_ranks(len(resumed))}, after step {resumed[0]['from_step']}, loss {steps[0]['loss']:.4f}", threshold
+    )
+
+
+__all__ = [
+    "BACKWARD",
+    "BARRIERS",
+    "BATCH",
+    "BF16",
+    "FORWARD",
+    "GPU",
+    "LOSS",
+    "OWN_DATA",
+    "RELOAD",
+    "SAVE",
+    "STEPS",
+    "SYNC",
+    "TORCH",
+    "WORLD",
+    "adapters_only",
+    "computes",
+    "engine",
+    "fused_adam",
+    "network_matches_policy",
+    "nodes",
+    "prepared_once",
+    "state_files",
+    "strategy_built",
+    "throughput_written",
+    "transport",
+    "world",
+    "zero_stage",
+]
+
+GPU = Criterion("gpu", "GPU detected on every rank", own_gpu)
+TORCH = Criterion("torch", "One version of PyTorch", versions)
+WORLD = Criterion("world", "Ranks form one group", world)
+OWN_DATA = Criterion("data", "Each rank trains its own rows", disjoint_rows)
+FORWARD = Criterion("forward", "Forward pass on every rank", computes("forward"))
+BACKWARD = Criterion("backward", "Backward pass on every rank", computes("backward"))
+SYNC = Criterion("sync", "Gradients synchronised", synchronised)
+STEPS = Criterion("steps", "All training steps complete", steps_done)
+LOSS = Criterion("loss", "Loss aggregated over the ranks", loss_aggregated)
+BATCH = Criterion("batch", "Batch product right", batch_product)
+BF16 = Criterion("bf16", "bfloat16 enabled and working", bf16)
+SAVE = Criterion("save", "Checkpoint saved by all ranks", saved)
+RELOAD = Criterion("reload", "Checkpoint reloaded", reloaded)
+BARRIERS = Criterion("barriers", "Barriers complete without timeout", barriers, late=True)

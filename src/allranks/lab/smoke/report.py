@@ -1,0 +1,123 @@
+"""The report of a climb: a table for the terminal, smoke.json, and one page that opens offline."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.markup import escape
+from rich.table import Table
+
+from allranks.analysis.report.html import html_environment
+from allranks.lab.smoke.records import FAILED, NOT_REACHED, NOT_TESTABLE, PASSED, FigureRow, SmokeReport, TestResult
+from allranks.rundir.files import write_json, write_text_atomic
+from allranks.utils.redaction import redact_forms
+from allranks.version import __version__
+
+MARKS = {PASSED: "✓", FAILED: "✗", NOT_REACHED: "·", NOT_TESTABLE: "-"}
+COLOURS = {PASSED: "green", FAILED: "red", NOT_REACHED: "yellow", NOT_TESTABLE: "dim"}
+
+
+PLACES = {"local": "on this machine", "slurm": "through Slurm", "cluster": "in a cluster in a box on this machine"}
+
+
+def verdict(ladder: SmokeReport) -> str:
+    """The whole climb in one line."""
+    states = [(s, sum(t.status == s for t in ladder.tests)) for s in ("passed", "failed", "not run")]
+    said = ", ".join(f"{count} {state}" for state, count in states if count)
+    criteria = [j.state for t in ladder.tests for j in t.criteria]
+    left = criteria.count(NOT_TESTABLE)
+    tests = f"{len(ladder.tests)} test{'s' * (len(ladder.tests) != 1)}: {said}"
+    if not criteria:
+        return tests
+    untested = f", {left} more could not be tested here" if left else ""
+    return f"{tests}; of what ran, {criteria.count(PASSED)} of {len(criteria) - left} criteria ticked off{untested}"
+
+
+def figure_text(number: float | None, unit: str) -> str:
+    """A figure with its unit."""
+    if number is None:
+        return "-"
+    return f"{number:{',.4g' if abs(number) < 1000 else ',.0f'}} {unit}".strip()
+
+
+def criterion_line(j: Any) -> str:
+    """One line with markup: mark, title, the measured value beside the threshold, and why."""
+    colour = COLOURS[j.state]
+    why = f"  ({escape(j.why)})" if j.why else ""
+    shown = j.state if j.state in (NOT_TESTABLE, NOT_REACHED) else escape(j.measured)
+    return f"  [{colour}]{MARKS[j.state]}[/{colour}] {escape(j.title)}: {shown}  [dim]wanted: {escape(j.threshold)}[/dim]{why}"
+
+
+def overview_table(ladder: SmokeReport) -> Table:
+    """One row a test."""
+    table = Table(show_edge=False, pad_edge=False)
+    for name in ("test", "result", "criteria", "not testable", "seconds", "setting"):
+        table.add_column(name, justify="right" if name in ("criteria", "not testable", "seconds") else "left")
+    for t in ladder.tests:
+        count = {state: sum(j.state == state for j in t.criteria) for state in MARKS}
+        ticked = f"{count[PASSED]} of {len(t.criteria) - count[NOT_TESTABLE]}" if t.criteria else "-"
+        colour = {"passed": "green", "failed": "red"}.get(t.status, "dim")
+        seconds = f"{t.seconds:.0f}" if t.status != "not run" else "-"
+        setting = t.setting if t.status != "not run" else t.message
+        table.add_row(
+            t.name,
+            f"[{colour}]{t.status}[/{colour}]",
+            ticked,
+            str(count[NOT_TESTABLE] or "-"),
+            seconds,
+            escape(setting),
+        )
+    return table
+
+
+def figures_title(test: TestResult) -> str:
+    """Whose hardware each column of `figures_table` is from. Apart from it, as a table's own title is broken at its width."""
+    return f"{test.name}: theirs ({test.seed_hardware}) beside ours ({test.hardware})"
+
+
+def figures_table(test: TestResult) -> Table:
+    """The notes' figures beside ours."""
+    table = Table(show_edge=False, pad_edge=False)
+    for name in ("figure", "theirs", "ours", "comparable"):
+        table.add_column(name, justify="right" if name in ("theirs", "ours") else "left", overflow="fold")
+    for f in test.figures:
+        table.add_row(
+            f.name,
+            _reference_text(f),
+            figure_text(f.ours, f.unit),
+            escape(f.not_comparable and f"no: {f.not_comparable}") or "yes",
+        )
+    return table
+
+
+def _reference_text(f: FigureRow) -> str:
+    if f.correct is None:
+        return figure_text(f.seed, f.unit)
+    return f"{figure_text(f.seed, f.unit)}, rightly {figure_text(f.correct, f.unit)}"
+
+
+def as_document(ladder: SmokeReport) -> dict[str, Any]:
+    """Return smoke.json, and what ``--json`` prints."""
+    return {**msgspec.to_builtins(ladder), "passed": not ladder.failed and ladder.ran}
+
+
+def html_page(ladder: SmokeReport) -> str:
+    """smoke.html."""
+    text = (resources.files("allranks.lab.smoke") / "templates" / "smoke.html.j2").read_text("utf-8")
+    environment = html_environment()
+    environment.filters["value"] = figure_text
+    marks = {state: (mark, state.replace(" ", "-")) for state, mark in MARKS.items()}
+    html = environment.from_string(text).render(
+        ladder=ladder, marks=marks, version=__version__, place=PLACES[ladder.place], verdict=verdict(ladder)
+    )
+    return redact_forms(html)
+
+
+def write_report(ladder: SmokeReport, folder: Path) -> None:
+    """Both files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "smoke.json", as_document(ladder))
+    write_text_atomic(folder / "smoke.html", html_page(ladder))

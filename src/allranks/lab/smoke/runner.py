@@ -1,0 +1,336 @@
+"""Run smoke tests one after another, on this machine, through Slurm, or in a cluster in a box.
+
+Where the ladder stands: this machine, a Slurm, or the cluster in a box.
+
+Runs tests one after another, each through `launch.runs` as anything else is run.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from allranks.errors import AllranksError, EnvironmentNotAble
+from allranks.lab.smoke.evidence import Evidence, read_evidence
+from allranks.lab.smoke.figures import figure_rows
+from allranks.lab.smoke.records import (
+    FAILED,
+    NOT_REACHED,
+    NOT_TESTABLE,
+    CriterionResult,
+    Placement,
+    PlaceName,
+    Scale,
+    SmokeReport,
+    SmokeTest,
+    TestResult,
+    evaluate_criteria,
+)
+from allranks.launch import runs
+from allranks.launch.outcome import RunResult
+from allranks.nodes import preflight
+from allranks.rundir.paths import RunDir
+from allranks.spec import RunSpec, parse_spec
+from allranks.utils.machine import MachineFacts
+
+
+def placement_of(
+    test: SmokeTest, place: PlaceName, scale: Scale, machine: MachineFacts, *, gpu: bool
+) -> Placement | str:
+    """How large the test's world is there; or why it cannot be run there. Pure."""
+    if place == "local":
+        if test.min_nodes > 1 and not (gpu and test.one_gpu_node):
+            return f"needs {test.min_nodes} nodes: run it with --on slurm, or with --on cluster on this machine alone"
+        ranks = min(test.ranks, len(machine.gpus)) if gpu else test.cpu_ranks
+        return Placement(machine=machine, place=place, scale=scale, nodes=1, ranks=ranks, gpu=gpu)
+    on_gpu = gpu and test.name != "08_cpu_lab"
+    ranks = test.ranks if on_gpu else test.cpu_ranks
+    return Placement(machine=machine, place=place, scale=scale, nodes=test.nodes, ranks=ranks, gpu=on_gpu)
+
+
+def world_size_note(test: SmokeTest, asked: Placement) -> list[str]:
+    """A sentence if there are fewer ranks than the notes had."""
+    wanted = test.nodes * test.ranks
+    if asked.world == wanted:
+        return []
+    why = "no GPU here" if not asked.gpu else f"{len(asked.machine.gpus)} GPUs here"
+    return [
+        f"{asked.world} rank{'s' * (asked.world > 1)} on {asked.nodes} node{'s' * (asked.nodes > 1)} instead of {wanted} on {test.nodes}; {why}"
+    ]
+
+
+@contextmanager
+def cluster_for_tests(place: PlaceName, nodes: int, say: Callable[[str], None]) -> Iterator[None]:
+    """For the box: uses the one that is up if it has nodes enough, else brings one up and takes it down at the end.
+
+    Raises:
+        EnvironmentNotAble, RequestError: there can be no box here.
+    """
+    if place != "cluster":
+        yield
+        return
+    from allranks.lab.cluster import BoxOptions, down, find_box, up
+    from allranks.nodes.slurm.endpoints import NAME_VARIABLE
+
+    box = find_box()
+    if box is not None and len(box.node_names) >= nodes:
+        say(f"the cluster in a box {box.name!r} is up and is used")
+        yield
+        return
+    if box is not None:
+        say(f"the box {box.name!r} that is up has {len(box.node_names)} nodes, too few: it is left alone")
+    say(f"bringing up a cluster in a box with {nodes} nodes")
+    box = up(BoxOptions(name=f"smoke-{os.getpid()}", nodes=nodes))
+    before = os.environ.get(NAME_VARIABLE)
+    os.environ[NAME_VARIABLE] = box.name
+    try:
+        yield
+    finally:
+        os.environ.pop(NAME_VARIABLE, None)
+        if before is not None:
+            os.environ[NAME_VARIABLE] = before
+        down(box.name)
+
+
+PACKAGES = ("allranks", "torch", "transformers", "peft", "deepspeed")
+
+
+class SmokeObserver(Protocol):
+    """Sees the climb."""
+
+    def event(self, event: dict[str, Any]) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def begin(self, test: SmokeTest, setting: str, scaled: list[str]) -> None:
+        """A test is started."""
+        ...
+
+    def judged(self, criterion: CriterionResult) -> None:
+        """A criterion is ticked off."""
+        ...
+
+    def end(self, result: TestResult) -> None:
+        """A test is over."""
+        ...
+
+
+class PreparedTest(msgspec.Struct, frozen=True, kw_only=True):
+    """A test made ready for a place; ``unable`` says why it cannot be run there."""
+
+    test: SmokeTest
+    spec: RunSpec | None
+    asked: Placement | None
+    scaled: list[str]
+    unable: str = ""
+
+
+class SmokeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person asked of the ladder."""
+
+    place: PlaceName = "local"
+    scale: Scale = "fit"
+    sets: tuple[str, ...] = ()
+    run_root: str = "runs"
+
+    def gpu(self, machine: MachineFacts) -> bool:
+        """Ranks run on GPUs: those of this machine; of a Slurm unless its device is set to the CPU; never in the box."""
+        told = [s.partition("=")[2].strip() for s in self.sets if s.startswith("cluster.device=")]
+        if told:
+            return told[-1] == "cuda"
+        return self.place == "slurm" or (self.place == "local" and bool(machine.gpus))
+
+
+def prepare_test(test: SmokeTest, wanted: SmokeOptions, machine: MachineFacts) -> PreparedTest:
+    """The test's spec for a place, with what was asked for on top. Pure.
+
+    Raises:
+        SpecError: what was asked for contradicts the test.
+    """
+    asked = placement_of(test, wanted.place, wanted.scale, machine, gpu=wanted.gpu(machine))
+    if isinstance(asked, str):
+        return PreparedTest(test=test, spec=None, asked=None, scaled=[], unable=asked)
+    sized = test.build(asked)
+    spec = parse_spec({**sized.spec, "run_root": wanted.run_root}, wanted.sets)
+    return PreparedTest(test=test, spec=spec, asked=asked, scaled=[*world_size_note(test, asked), *sized.scaled])
+
+
+def run_tests(
+    tests: Sequence[SmokeTest], wanted: SmokeOptions, machine: MachineFacts, watcher: SmokeObserver
+) -> SmokeReport:
+    """All tests, in order; one that fails does not keep the next from being run, one that a person interrupts does."""
+    began, name = time.time(), time.strftime("smoke-%Y%m%d-%H%M%S")
+    results: list[TestResult] = []
+    ended = False
+    for test in tests:
+        ready = prepare_test(test, wanted, machine)
+        if ended:
+            ready = msgspec.structs.replace(
+                ready, spec=None, scaled=[], unable="the climb was interrupted before it began"
+            )
+        watcher.begin(test, _describe_test(ready), ready.scaled)
+        if ready.spec:
+            result, ended = _run(ready, machine, watcher)
+        else:
+            result = _not_run(ready, machine)
+        watcher.end(result)
+        results.append(result)
+    return SmokeReport(
+        name=name,
+        place=wanted.place,
+        scale=wanted.scale,
+        started=time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began)),
+        seconds=round(time.time() - began, 1),
+        machine=msgspec.to_builtins(machine),
+        versions=_versions(),
+        tests=results,
+    )
+
+
+def _run(ready: PreparedTest, machine: MachineFacts, watcher: SmokeObserver) -> tuple[TestResult, bool]:
+    """What became of the test, and whether a person ended it."""
+    assert ready.spec is not None and ready.asked is not None
+    began = time.monotonic()
+    try:
+        preflight.check_request(ready.spec)
+        run, plan = runs.prepare_run(ready.spec)
+        done = runs.launch(run, ready.spec, plan, attempt=1, observer=watcher)
+        message, ended = done.message, _is_interrupted(done, ready)
+        if done.status == "succeeded":
+            message, ended = _resume_one_step(run, plan.max_steps, ready, watcher)
+    except EnvironmentNotAble as error:
+        return _not_run(msgspec.structs.replace(ready, unable=str(error)), machine), False
+    except AllranksError as error:  # refused before a rank was started
+        return _not_started(ready, machine, str(error), time.monotonic() - began), False
+    evidence = read_evidence(run, message)
+    criteria = []
+    for judged in evaluate_criteria(ready.test.criteria, evidence):
+        watcher.judged(judged)
+        criteria.append(judged)
+    return _result(ready, machine, evidence, criteria, run, time.monotonic() - began), ended
+
+
+def _is_interrupted(done: RunResult, ready: PreparedTest) -> bool:
+    """Ctrl-C; on this machine any other stop signal too, as there is no scheduler that could have sent it."""
+    interrupted = done.message.startswith("interrupted") or "(interrupted)" in done.message
+    return interrupted or (done.status == "stopped" and ready.asked is not None and ready.asked.place == "local")
+
+
+def _resume_one_step(
+    run: RunDir, max_steps: int | None, ready: PreparedTest, watcher: SmokeObserver
+) -> tuple[str, bool]:
+    """Go on from the checkpoint for one step, by the way of `allranks resume`; what went wrong, or nothing, and whether a
+    person ended it."""
+    last = max(run.checkpoint_steps(), default=max_steps or 0)
+    sets = ("train.epochs=null", f"train.max_steps={last + 1}", "checkpoint.at_end=false", "eval.at_end=false")
+    try:
+        again = runs.resume(run.root, sets=sets, observer=watcher)
+    except AllranksError as error:
+        return f"going on from the checkpoint: {error}", False
+    if again.status == "succeeded":
+        return "", False
+    return f"going on from the checkpoint: {again.message}", _is_interrupted(again, ready)
+
+
+def _result(
+    ready: PreparedTest,
+    machine: MachineFacts,
+    e: Evidence,
+    criteria: list[CriterionResult],
+    run: RunDir,
+    seconds: float,
+) -> TestResult:
+    ok = not any(j.state in (FAILED, NOT_REACHED) for j in criteria)
+    return TestResult(
+        name=ready.test.name,
+        title=ready.test.title,
+        source=ready.test.source,
+        status="passed" if ok else "failed",
+        message=e.message,
+        seconds=round(seconds, 1),
+        folder=str(run.root),
+        setting=_describe_test(ready),
+        hardware=_hardware(ready, machine, e),
+        seed_hardware=ready.test.hardware,
+        scaled=ready.scaled,
+        untested=[f"{j.title}: {j.why}" for j in criteria if j.state == NOT_TESTABLE],
+        criteria=criteria,
+        figures=figure_rows(ready.test, e),
+        path=_transport_text(e),
+    )
+
+
+def _not_started(ready: PreparedTest, machine: MachineFacts, why: str, seconds: float) -> TestResult:
+    return msgspec.structs.replace(_not_run(ready, machine), status="failed", message=why, seconds=round(seconds, 1))
+
+
+def _not_run(ready: PreparedTest, machine: MachineFacts) -> TestResult:
+    return TestResult(
+        name=ready.test.name,
+        title=ready.test.title,
+        source=ready.test.source,
+        status="not run",
+        message=ready.unable,
+        seconds=0.0,
+        folder=None,
+        setting=_describe_test(ready),
+        hardware=_hardware(ready, machine, None),
+        seed_hardware=ready.test.hardware,
+        scaled=ready.scaled,
+        untested=[f"the whole test: {ready.unable}"] if ready.unable else [],
+        criteria=[],
+        figures=[],
+        path="",
+    )
+
+
+def _describe_test(ready: PreparedTest) -> str:
+    """Ranks, strategy, model in a line."""
+    spec, asked = ready.spec, ready.asked
+    if spec is None or asked is None or spec.model is None:
+        return ""
+    on = "GPUs" if asked.gpu else "CPU cores"
+    words = f"{asked.world} rank{'s' * (asked.world > 1)} on {asked.nodes} node{'s' * (asked.nodes > 1)}"
+    return f"{words}, {spec.strategy.name}, {spec.model.name}, {spec.model.dtype}, on {on}"
+
+
+def _hardware(ready: PreparedTest, machine: MachineFacts, e: Evidence | None) -> str:
+    if e is not None and e.plan.device == "cuda":
+        names = [str(m["device"]) for m in e.last("model").values()]
+        return ", ".join(f"{names.count(n)} x {n}" for n in sorted(set(names))) or "GPUs"
+    box = ", all nodes of the box on one machine" if ready.asked and ready.asked.place == "cluster" else ""
+    return f"{machine.cpus} cores of {machine.cpu_model}, {machine.memory_bytes / 2**30:.0f} GiB{box}"
+
+
+def _transport_text(e: Evidence) -> str:
+    """By which way the ranks talked, as the logs have it."""
+    ways: dict[str, int] = {}
+    for found in e.ways.values():
+        for way, count in found.items():
+            ways[way] = ways.get(way, 0) + count
+    if ways:
+        return "NCCL: " + ", ".join(f"{n} channels by {way}" for way, n in sorted(ways.items()))
+    line = str((e.metrics.get("network") or {}).get("line") or "")
+    return f"{e.plan.backend}{f': {line}' if line else ''}" if len(e.ranks) > 1 else "none, one process"
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def report_folder(ladder: SmokeReport, run_root: str | Path) -> Path:
+    """Where the report is kept: beside the runs."""
+    return Path(run_root).absolute() / ladder.name

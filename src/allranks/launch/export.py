@@ -1,0 +1,154 @@
+"""Export a run's checkpoint as a Hugging Face folder and verify it before publication. No torch in this process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from allranks.errors import EXIT_REQUEST, CheckpointError, EnvironmentNotAble, RequestError
+from allranks.rundir import checkpoints
+from allranks.rundir.checkpoints import MANIFEST
+from allranks.rundir.files import read_json, write_json
+from allranks.rundir.paths import RunDir
+from allranks.spec import load_spec
+from allranks.spec.models import is_mlp
+from allranks.utils.filesystem import apply_umask, current_umask, write_error
+
+ADAPTER = "adapter_config.json"
+INTERNAL_FILES = frozenset({MANIFEST, "state", "shards"})  # what no other program reads
+TIMEOUT_S = 3600
+RECORD = "allranks_export.json"
+
+
+class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of an export."""
+
+    folder: str
+    run: str
+    step: int
+    kind: str  # adapter, merged or model
+    base: str | None  # what an adapter needs to be loaded
+    difference: float  # largest difference of a logit to those of the checkpoint, over the largest logit
+
+
+def export_checkpoint(run: RunDir, *, step: int | None, merge: bool, out: Path | None, force: bool) -> ExportResult:
+    """Write the checkpoint of `step` (None: the newest complete one) to `out`; an earlier export there stays until the new
+    folder is verified.
+
+    Raises:
+        RequestError: unknown step, nothing to merge, or `out` exists or is not a folder.
+        CheckpointError: the checkpoint is damaged, or a new process computes other logits from the exported folder.
+        EnvironmentNotAble: torch is missing, the base model cannot be loaded, or the disk cannot be written.
+    """
+    _require_known(run)
+    chosen = _choose(run, step)
+    source = run.checkpoint(chosen)
+    adapted = (source / ADAPTER).is_file()
+    if merge and not adapted:
+        raise RequestError(f"{source} holds a full model, not an adapter; remove --merge")
+    target = (out or run.root / "export" / f"step-{chosen}{'-merged' if merge else ''}").absolute()
+    _require_free(target, force)
+    aside = target.with_name(f".{target.name}.tmp")
+    base = _base(run, source) if adapted else None
+    kind = "merged" if merge else "adapter" if adapted else "model"
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        if merge:
+            _worker("merge", source, aside, base)
+        else:
+            shutil.copytree(
+                source, aside, ignore=lambda folder, names: INTERNAL_FILES & set(names) if folder == str(source) else ()
+            )
+        answer = _worker("prove", source, aside, base)
+        done = ExportResult(
+            folder=str(target), run=run.name, step=chosen, kind=kind, base=base, difference=float(answer)
+        )
+        write_json(aside / RECORD, {**msgspec.structs.asdict(done), "folder": target.name})
+        _publish(aside, target)
+    except OSError as error:
+        raise write_error(target, error, "--out") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return done
+
+
+def _require_known(run: RunDir) -> None:
+    spec = load_spec(run.spec)
+    if spec.script is not None:
+        raise RequestError(f"run {run.name} runs your own program, which saves its model itself")
+    if spec.model is not None and is_mlp(spec.model.name):
+        raise RequestError(
+            f"run {run.name}: {spec.model.name} is not a Hugging Face model; its weights are in the checkpoint's model.safetensors"
+        )
+
+
+def _choose(run: RunDir, step: int | None) -> int:
+    if step is None:
+        return checkpoints.newest_checkpoint(run)[0]
+    there = run.checkpoint_steps()
+    if step not in there:
+        raise RequestError(
+            f"run {run.name} has no checkpoint of step {step}; existing steps: {', '.join(map(str, there)) or 'none'}"
+        )
+    if problem := checkpoints.checkpoint_problem(run.checkpoint(step), step):
+        others = ", ".join(str(s) for s in there if s != step) or "none"
+        raise CheckpointError(f"{run.checkpoint(step)}: {problem}; other steps: {others}")
+    return step
+
+
+def _require_free(target: Path, force: bool) -> None:
+    if not target.exists():
+        return
+    if not target.is_dir() or (any(target.iterdir()) and not (target / RECORD).is_file()):
+        raise RequestError(f"{target} exists and is not an earlier export; choose another folder with --out")
+    if any(target.iterdir()) and not force:
+        raise RequestError(f"{target} exists; --force replaces it after the new export is verified")
+
+
+def _base(run: RunDir, source: Path) -> str:
+    config = read_json(source / ADAPTER)
+    named = config.get("base_model_name_or_path") if isinstance(config, dict) else None
+    spec = load_spec(run.spec)
+    if spec.model is not None and spec.model.name.startswith("tiny:"):
+        named = str(run.model)  # moved with the run, if that was moved
+    if not isinstance(named, str) or not named:
+        raise CheckpointError(f"{source / ADAPTER} does not name a base model")
+    return named
+
+
+def _worker(what: str, source: Path, aside: Path, base: str | None) -> str:
+    """Run a new process, so that it reads only the files and this process does not import torch."""
+    command = [sys.executable, "-m", "allranks.train.export", what, str(source), str(aside), base or ""]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=_quiet(), check=False)
+    except subprocess.TimeoutExpired:
+        raise CheckpointError(f"{source}: {what} took more than {TIMEOUT_S} s") from None
+    lines = done.stdout.strip().splitlines()
+    if done.returncode == 0 and lines:
+        return lines[-1]
+    text = (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]
+    if done.returncode == EXIT_REQUEST:
+        raise RequestError(text)
+    raise EnvironmentNotAble(text) if done.returncode == EnvironmentNotAble.exit_code else CheckpointError(text)
+
+
+def _quiet() -> dict[str, str]:
+    return {**os.environ, "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+
+
+def _publish(aside: Path, target: Path) -> None:
+    apply_umask(aside)  # safetensors writes for its owner alone; an export is to be passed on
+    for folder in (aside, *(path for path in aside.rglob("*") if path.is_dir())):
+        folder.chmod(0o777 & ~current_umask())
+    old = target.with_name(f".{target.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    aside.rename(target)
+    shutil.rmtree(old, ignore_errors=True)

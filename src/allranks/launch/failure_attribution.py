@@ -1,0 +1,163 @@
+"""Determine which rank failed first, and why. Pure: works on records only."""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import Any
+
+import msgspec
+
+# What ranks say when *another* rank has gone: never the cause.
+_PEER_ERROR = re.compile(
+    r"Connection (closed by peer|reset by peer|refused)|Broken pipe|Application timeout caused pair closure|Timed out waiting"
+    r"|NCCL communicator was aborted|remote process exited|Socket closed|gloo/transport|recvValue failed|sendBytes failed|DistStoreError",
+    re.IGNORECASE,
+)
+
+
+class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """How one rank ended, as its agent observed it.
+
+    ``exitcode`` is negative for a signal. ``done``: the rank reported completion before it exited. ``ended_by_agent``: the
+    agent killed it for a known reason, which is never the cause of a failure. ``failure``: the error that the rank wrote to
+    its heartbeat page, type and message.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    exitcode: int
+    time: float
+    done: bool = True
+    ended_by_agent: bool = False
+    failure: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Return whether the rank failed by itself."""
+        return not self.ended_by_agent and (self.exitcode != 0 or not self.done)
+
+
+class FirstFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """The rank that failed first."""
+
+    rank: int
+    host: str | None
+    cause: str
+    message: str
+    step: int | None
+    exit_code: int
+    known: bool
+    echo: bool = False
+
+
+def is_peer_error(error_type: str, message: str) -> bool:
+    """Return whether an error only reports that a peer is gone."""
+    return error_type in ("DistBackendError", "DistNetworkError", "DistStoreError", "RuntimeError") and bool(
+        _PEER_ERROR.search(message)
+    )
+
+
+def signal_name(exitcode: int) -> str:
+    """Return the name of a signal: ``SIGKILL`` for ``-9``."""
+    try:
+        return signal.Signals(-exitcode).name
+    except ValueError:
+        return f"signal {-exitcode}"
+
+
+def find_first_failure(
+    ends: list[RankEnd],
+    errors: list[dict[str, Any]],
+    last_steps: dict[int, int | None],
+    exits: dict[int, str] | None = None,
+) -> FirstFailure | None:
+    """Find the first failed rank. Exceptions other than peer errors come first (they have a time); then ranks killed by a
+    signal that the agent did not send; then ranks that exited by themselves; then the earliest peer error.
+
+    Args:
+        exits: the text that a rank passed to ``sys.exit``, from its event ``exit``.
+    """
+    ends = [e for e in ends if not e.ended_by_agent]
+    errors = [*errors, *_errors_only_in_heartbeat(ends, errors)]
+    own = [e for e in errors if not e.get("echo")]
+    vanished = [e for e in ends if e.exitcode < 0 and -e.exitcode != signal.SIGTERM]
+    silent = {e.rank for e in ends} - {e["rank"] for e in errors}
+    killed = [e for e in vanished if e.rank in silent]
+    hosts = {e.rank: e.host for e in ends}
+    if own:
+        return _from_error(min(own, key=lambda e: e["time"]), hosts, last_steps)
+    if killed:
+        first = min(killed, key=lambda e: e.time)
+        name = signal_name(first.exitcode)
+        hint = " (the kernel's out-of-memory killer and Slurm's memory limit send it too)" if name == "SIGKILL" else ""
+        return FirstFailure(
+            rank=first.rank,
+            host=first.host,
+            cause=name,
+            message=f"ended by {name}{hint}",
+            step=last_steps.get(first.rank),
+            exit_code=1,
+            known=False,
+        )
+    plain = [e for e in ends if e.exitcode > 0 and e.rank in silent]
+    if plain:
+        first = min(plain, key=lambda e: e.time)
+        text = (exits or {}).get(first.rank, "")
+        return FirstFailure(
+            rank=first.rank,
+            host=first.host,
+            cause=f"exit code {first.exitcode}",
+            message=f"ended with exit code {first.exitcode}" + (f": {text}" if text else ""),
+            step=last_steps.get(first.rank),
+            exit_code=1,
+            known=False,
+        )
+    early = [e for e in ends if e.exitcode == 0 and not e.done]
+    if early:
+        first = min(early, key=lambda e: e.time)
+        return FirstFailure(
+            rank=first.rank,
+            host=first.host,
+            cause="exit code 0",
+            message="ended with exit code 0 before it had finished its work",
+            step=last_steps.get(first.rank),
+            exit_code=1,
+            known=False,
+        )
+    return _from_error(min(errors, key=lambda e: e["time"]), hosts, last_steps) if errors else None
+
+
+def _errors_only_in_heartbeat(ends: list[RankEnd], errors: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return errors that are in no event, because events could not be written or were removed."""
+    recorded = {e["rank"] for e in errors}
+    found = []
+    for end in ends:
+        kind, _, message = end.failure.partition(": ")
+        if end.failure and end.rank not in recorded and kind != "sys.exit":
+            found.append(
+                {
+                    "rank": end.rank,
+                    "type": kind,
+                    "message": message,
+                    "time": end.time,
+                    "echo": is_peer_error(kind, message),
+                }
+            )
+    return found
+
+
+def _from_error(error: dict[str, Any], hosts: dict[int, str], last_steps: dict[int, int | None]) -> FirstFailure:
+    rank = error["rank"]
+    step = error.get("step")
+    return FirstFailure(
+        rank=rank,
+        host=hosts.get(rank),
+        cause=error["type"],
+        message=error["message"],
+        step=step if step is not None else last_steps.get(rank),
+        exit_code=int(error.get("exit_code", 1)),
+        known=bool(error.get("known")),
+        echo=bool(error.get("echo")),
+    )

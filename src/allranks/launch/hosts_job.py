@@ -1,0 +1,153 @@
+"""Wait for the agents that people start by hand, one a node, and supervise them until all have ended."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import msgspec
+
+from allranks.errors import EnvironmentNotAble, SpecError
+from allranks.launch.channel.server import ChannelServer
+from allranks.launch.monitor.hang_report import HangAnalyzer
+from allranks.launch.rendezvous import NodeAddress, Rendezvous, control_port, hosts_of_ranks, own_address_towards
+from allranks.launch.supervisor import JobEnd, Supervisor
+from allranks.planning.records import LaunchPlan
+from allranks.rundir.files import write_json
+from allranks.rundir.paths import RunDir
+from allranks.spec.records import RunSpec
+
+REMINDER_S = 30.0
+KEEP_S = 120.0  # how long agents keep their ranks without this process
+END_S = 20.0  # for agents to end their ranks
+
+
+class HostsJob:
+    """Agents started by hand, one per node."""
+
+    interrupt_grace_s = 15.0  # other machines, of which some may be slow
+
+    def __init__(
+        self, run: RunDir, plan: LaunchPlan, attempt: int, meeting: Rendezvous, commands: list[str], first: list[str]
+    ) -> None:
+        self._run, self._plan, self._attempt, self._commands, self._first = run, plan, attempt, commands, first
+        nodes = len(plan.nodes)
+        judge = HangAnalyzer(run, attempt, hosts_of_ranks(plan, meeting, "localhost"), nodes)
+        self._supervisor = Supervisor(nodes, judge, join_s=None, needs_store=nodes > 1 or plan.batch is None)
+        self._hub = ChannelServer(
+            self._supervisor, nodes, _own_address(meeting.address), control_port(meeting.port), keep_s=KEEP_S
+        )
+        self._hub.start()
+        write_json(run.channel(attempt), msgspec.to_builtins(self._hub.endpoint), private=True)
+        self._told: set[int] | None = None
+        self._told_at = 0.0
+        self._killed_at: float | None = None
+        self.label = f"{len(commands)} hand-started nodes"
+
+    def poll(self) -> int | None:
+        """Return None until every node's agent has ended; then 0 if no rank failed."""
+        links = self._hub.links
+        nobody = not links and self._supervisor.requested_end
+        late = self._killed_at is not None and time.monotonic() - self._killed_at > END_S
+        if not (nobody or late or (links and self._supervisor.all_ended)):
+            return None
+        self._hub.close()
+        self._run.channel(self._attempt).unlink(missing_ok=True)
+        found = self.end()
+        return 1 if found.failed or found.refused or found.lost or nobody or late else 0
+
+    def end(self) -> JobEnd:
+        """Return how agents and ranks ended."""
+        return self._supervisor.result()
+
+    def news(self) -> str | None:
+        """Return the commands first, then which nodes have joined."""
+        came = set(self._hub.links)
+        if self._told is None:
+            self._told, self._told_at = set(), time.monotonic()
+            lines = [f"start these {len(self._commands)} commands, one on each node, in any order:"]
+            lines += [f"  before, on each node:  {text}" for text in self._first]
+            return "\n".join([*lines, *(f"  node {i}:  {command}" for i, command in enumerate(self._commands))])
+        late = time.monotonic() - self._told_at > REMINDER_S and len(came) < len(self._commands)
+        if came == self._told and not late:
+            return None
+        self._told, self._told_at = came, time.monotonic()
+        missing = [str(i) for i in range(len(self._commands)) if i not in came]
+        return f"{len(came)} of {len(self._commands)} nodes have joined" + (
+            f"; waiting for node {', '.join(missing)}" if missing else ""
+        )
+
+    def request_stop(self) -> None:
+        """Stop all ranks after a checkpoint."""
+        self._supervisor.stop("interrupted")
+
+    def kill(self) -> None:
+        """Kill all ranks."""
+        self._killed_at = self._killed_at or time.monotonic()
+        self._supervisor.kill("the launcher stopped the ranks")
+
+    def kill_all_processes(self) -> None:
+        """Do nothing: `kill` is all that this process can do."""
+
+    def end_reason(self) -> str:
+        """Return nothing: there is no scheduler."""
+        return "unknown"
+
+
+def _own_address(first_node: str) -> str:
+    """Return this machine's address on the route to the first node.
+
+    Raises:
+        EnvironmentNotAble: there is no route.
+    """
+    try:
+        return own_address_towards(first_node)
+    except OSError as error:
+        raise EnvironmentNotAble(
+            f"this machine has no route to {first_node}, the first of cluster.hosts: {error.strerror or error}; the agents on the nodes "
+            "report to this machine over the network"
+        ) from None
+
+
+def start_on_hosts(
+    run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, *, commands: list[str], first: list[str]
+) -> HostsJob:
+    """Write down where the ranks meet, and listen for the agents.
+
+    Args:
+        commands: what starts the agents, one a node.
+        first: what is to be done on each node before.
+
+    Raises:
+        SpecError: no hosts are given, or the first one does not resolve to an address that others can reach.
+    """
+    hosts = spec.cluster.hosts
+    if not hosts:
+        raise SpecError(
+            "cluster.launcher is hosts, but cluster.hosts is empty; list the nodes; the first one hosts the rendezvous"
+        )
+    address = spec.cluster.rendezvous.address or _address_of(hosts[0])
+    places = [
+        NodeAddress(node=i, host=h, address="", interface=spec.cluster.rendezvous.interface or "")
+        for i, h in enumerate(hosts)
+    ]
+    port = spec.cluster.rendezvous.port or 0
+    meeting = Rendezvous(
+        address=address, port=port, port_fixed=port > 0, network="", reason="cluster.hosts", places=places
+    )
+    write_json(run.rendezvous(attempt), msgspec.to_builtins(meeting))
+    return HostsJob(run, plan, attempt, meeting, commands, first)
+
+
+def _address_of(host: str) -> str:
+    try:
+        address = socket.gethostbyname(host)
+    except OSError:
+        raise SpecError(
+            f"cluster.hosts: {host!r} does not resolve on this machine; use its address, or set cluster.rendezvous.address"
+        ) from None
+    if address.startswith("127.") and len(host.split(".")) != 4:
+        raise SpecError(
+            f"cluster.hosts: {host!r} resolves to {address}, which other nodes cannot reach; set cluster.rendezvous.address to its address on the network"
+        )
+    return address

@@ -1,0 +1,204 @@
+"""What a launcher is, and the list of them: a new one is one file with one class, and one line in `LAUNCHERS`.
+
+The files of the launchers are imported when they are needed, and load what starts and follows jobs only in `start`:
+``allranks plan`` shows what a launcher would do, and must not load all of that.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import msgspec
+
+from allranks.errors import RequestError
+from allranks.planning.records import LaunchPlan
+from allranks.rundir.files import make_folder, read_record, write_json
+from allranks.rundir.paths import RunDir
+from allranks.spec.records import RunSpec
+from allranks.utils.machine import MachineFacts, machine_facts
+
+if TYPE_CHECKING:
+    from allranks.launch.supervisor import JobEnd
+    from allranks.nodes.preflight.runner import TargetNodes
+
+LAUNCHERS: dict[str, str] = {
+    "local": "allranks.launch.local:LocalLauncher",
+    "slurm": "allranks.launch.slurm.launcher:SlurmLauncher",
+    "hosts": "allranks.launch.hosts:HostsLauncher",
+}
+"""The values of ``cluster.launcher``, each with the module and the class of its launcher."""
+
+
+class LaunchedJob(Protocol):
+    """A launched job that runs ranks. ``interrupt_grace_s``: from Ctrl-C until the ranks are killed without a checkpoint."""
+
+    label: str
+    interrupt_grace_s: float
+
+    def poll(self) -> int | None: ...
+
+    def news(self) -> str | None: ...
+
+    def request_stop(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def kill_all_processes(self) -> None: ...
+
+    def end_reason(self) -> str: ...
+
+    def end(self) -> JobEnd | None: ...
+
+
+class Launcher(ABC):
+    """Starts the agents of a run, one a node. Only `start` must be defined; the rest suits agents that report to this process.
+
+    An instance serves one command: it may keep what it found out about a scheduler.
+    """
+
+    needs_follower: ClassVar[bool] = True
+    """Whether a detached run needs a process in the background that follows it."""
+
+    @abstractmethod
+    def start(self, run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: dict[str, Any]) -> LaunchedJob:
+        """Start an attempt.
+
+        Args:
+            resume: arguments of the attempt, which the ranks read; empty for a run from the beginning.
+        """
+
+    # Before the start
+
+    def planning_facts(self, spec: RunSpec) -> MachineFacts:
+        """Return the facts that the plan of a spec depends on; by default those of this machine."""
+        return machine_facts()
+
+    def batch_script(self, spec: RunSpec, run: RunDir, plan: Callable[[], LaunchPlan]) -> str | None:
+        """Return what would be handed to a scheduler, or None.
+
+        Args:
+            plan: makes the plan; called only where there is a script.
+        """
+        return None
+
+    def node_commands(self, run: RunDir, plan: Callable[[], LaunchPlan]) -> list[str] | None:
+        """Return the commands that people start, one a node; None for launchers that start the nodes themselves.
+
+        Args:
+            plan: makes the plan; called only where there are commands.
+        """
+        return None
+
+    @contextmanager
+    def nodes_to_examine(
+        self, spec: RunSpec, *, wait_s: float, say: Callable[[str], None]
+    ) -> Iterator[tuple[TargetNodes, list[str]]]:
+        """Hold the nodes that ``doctor`` examines, and give them with notes for the reader; by default this machine.
+
+        Args:
+            wait_s: how long to wait until nodes are free.
+        """
+        from allranks.nodes.preflight.runner import TargetNodes
+
+        yield TargetNodes(), []
+
+    def require_available(self) -> None:  # noqa: B027 - not every launcher needs it
+        """Raise `EnvironmentNotAble` where this launcher cannot be used here; called before anything is written."""
+
+    def write_files(self, run: RunDir, spec: RunSpec, plan: LaunchPlan) -> None:  # noqa: B027 - as above
+        """Write what this launcher reads from the run folder, beside the spec and the plan."""
+
+    def prepare(self, run: RunDir, spec: RunSpec) -> None:  # noqa: B027 - as above
+        """Do what takes long, and find out whether a scheduler would refuse the job; called once, before the first start."""
+
+    # While it runs
+
+    def has_records(self, run: RunDir) -> bool:
+        """Whether the run folder holds records that only this launcher writes."""
+        return False
+
+    def is_running(self, run: RunDir, agents: set[str] | None = None) -> bool:
+        """Whether the run is alive, as far as can be seen from here; by default whether it has an agent on this machine.
+
+        Args:
+            agents: the result of `local_agents`, if the caller queries many runs.
+        """
+        return str(run.root) in (local_agents() if agents is None else agents)
+
+    def cancel(self, run: RunDir, *, now: bool) -> str:
+        """End a run; by default through the control channel of the process that started it.
+
+        Returns:
+            A description of what was done.
+
+        Raises:
+            RequestError: the run is not running.
+        """
+        from allranks.launch.channel.client import send_request
+        from allranks.launch.channel.protocol import ChannelError, Endpoint
+
+        attempt = max(run.attempts(), default=0)
+        endpoint = read_record(run.channel(attempt)) if attempt else {}
+        if not endpoint:
+            elsewhere = " here; it may run on another machine" if self.is_running(run) else ""
+            raise RequestError(f"run {run.name} does not run{elsewhere}; there is nothing to cancel")
+        try:
+            send_request(msgspec.convert(endpoint, Endpoint), "kill" if now else "stop", "allranks cancel")
+        except (OSError, ChannelError, msgspec.ValidationError) as error:
+            raise RequestError(
+                f"run {run.name} does not run: what started it no longer listens at {endpoint.get('address')}:{endpoint.get('port')} ({error}); "
+                "if it runs on another machine, cancel it there"
+            ) from None
+        return "stopped its ranks" if now else "asked its ranks to write a checkpoint and exit"
+
+    # After the end
+
+    def describe_lost_driver(self, run: RunDir, end_reason: str) -> str:
+        """Return what is known of a driver that did not record its end; empty where it did, or where there is none.
+
+        Args:
+            end_reason: how the scheduler says that the job ended.
+        """
+        return ""
+
+    def describe_end(self, run: RunDir, attempt: int, code: int, end_reason: str) -> tuple[str, Path]:
+        """Return how the job ended, in words, and the log that may say more; for an end that nothing else explains.
+
+        Args:
+            code: the exit code of the job.
+            end_reason: how the scheduler says that the job ended.
+        """
+        logs = run.logs_of(attempt)
+        return f"the agent ended with exit code {code}", next(iter(logs.glob("*.agent.log")), logs)
+
+
+def get_launcher(name: str) -> Launcher:
+    """Return the launcher that a spec names as ``cluster.launcher``."""
+    module, _, class_name = LAUNCHERS[name].partition(":")
+    return getattr(import_module(module), class_name)()
+
+
+def launcher_of(run: RunDir) -> Launcher:
+    """Return the launcher of a run that was started, by the records that it left; the local one stands for all that leave none."""
+    found = (get_launcher(name) for name in LAUNCHERS)
+    return next((launcher for launcher in found if launcher.has_records(run)), get_launcher("local"))
+
+
+def local_agents() -> set[str]:
+    """Command-line arguments of all agents on this machine: the folders of their runs are among them."""
+    import psutil
+
+    commands = (p.info["cmdline"] or [] for p in psutil.process_iter(["cmdline"]) if p.pid != os.getpid())
+    return {word for command in commands if "allranks.launch.agent" in command for word in command}
+
+
+def write_attempt_args(run: RunDir, attempt: int, resume: dict[str, Any]) -> None:
+    """Write what the ranks of an attempt are told, where this process starts their agents."""
+    make_folder(run.logs_of(attempt))
+    write_json(run.logs_of(attempt) / "args.json", resume)

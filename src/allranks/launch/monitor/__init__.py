@@ -1,0 +1,1 @@
+"""Monitor running ranks: heartbeats, hang detection, telemetry."""

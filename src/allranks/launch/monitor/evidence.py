@@ -1,0 +1,310 @@
+"""Collect evidence of stalled ranks on one node: stacks, flight recorder, process and network state.
+
+Stack dumps come from faulthandler or py-spy. The agent collects evidence before any process is killed, in bounded time and
+size, without secrets.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sysconfig
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from allranks.analysis.flight_recorder import read_flight_record
+from allranks.launch.monitor import procfs
+from allranks.launch.monitor.records import CollectiveCall, NodeEvidence, RankEvidence, StackFrame
+from allranks.rundir.files import make_folder, write_text_atomic
+from allranks.rundir.heartbeat import DUMP_SIGNAL, Heartbeat, HeartbeatPage
+from allranks.rundir.paths import RunDir
+from allranks.utils.redaction import redact, redact_tree
+
+MAX_FRAMES = 64
+_FAULTHANDLER = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?: in (?P<function>.+))?$')
+_PY_SPY = re.compile(r"^\s+(?P<function>\S.*?) \((?P<file>[^()]+):(?P<line>\d+)\)$")
+_THREAD_HEADER = re.compile(r"^(?:Current thread|Thread) \S+")
+_STDLIB = sysconfig.get_paths()["stdlib"]
+_LIBRARY = re.compile(r"site-packages|dist-packages|^<|/torch/|/lib/python3[^/]*/(?!site-packages)|^/usr/lib/python")
+_ALLRANKS = re.compile(r"/allranks/(train|launch|rundir)/")
+_WAIT_TIMER = re.compile(r"allranks/train/step_timers\.py$")  # stands around each wait, and tells nothing
+_RANK_ENTRY = re.compile(r"allranks/launch/rank\.py$")
+
+
+def main_thread_frames(text: str) -> list[StackFrame]:
+    """Return the frames of the main thread, innermost first; empty if the text has none."""
+    blocks: list[tuple[str, list[StackFrame]]] = []
+    for line in text.splitlines():
+        if _THREAD_HEADER.match(line):
+            blocks.append((line, []))
+            continue
+        match = _FAULTHANDLER.match(line) or _PY_SPY.match(line)
+        if match and _WAIT_TIMER.search(match["file"]):
+            continue
+        if match and blocks and len(blocks[-1][1]) < MAX_FRAMES:
+            function = (match["function"] or "?").strip()
+            blocks[-1][1].append(StackFrame(file=match["file"], line=int(match["line"]), function=function))
+    found = [frames for head, frames in blocks if frames and ("MainThread" in head or _is_main(frames))]
+    if found:
+        return found[-1]
+    return next((frames for _, frames in reversed(blocks) if frames), [])  # faulthandler tells the oldest thread last
+
+
+def _is_main(frames: list[StackFrame]) -> bool:
+    return any(_RANK_ENTRY.search(f.file) or f.function == "<module>" for f in frames)
+
+
+def blocking_location(frames: list[StackFrame]) -> str:
+    """Return where a thread is: the program's innermost line, and the library call inside it."""
+    if not frames:
+        return ""
+    own = next((f for f in frames if not is_library_file(f.file) and not _ALLRANKS.search(f.file)), None)
+    own = own or next((f for f in frames if not is_library_file(f.file)), frames[0])
+    text = f"{own.file}:{own.line} in {own.function}"
+    inner = frames[0]
+    return text if inner is own else f"{text} (within {inner.file}:{inner.line} {inner.function})"
+
+
+def is_library_file(path: str) -> bool:
+    """Return whether a file belongs to Python or an installed package."""
+    return path.startswith(_STDLIB) or bool(_LIBRARY.search(path))
+
+
+BUFFER_SIZE = "2000"  # what torch 2.13 keeps by itself
+FIRST_WITH_FR_NAMES = (2, 13)  # from here on it is on by itself, and the older names bring a warning
+WATCHDOG_DUMP = "watchdog.rank"
+
+
+def flight_recorder_environment(device: str, folder: Path) -> dict[str, str]:
+    """Return the flight recorder's variables for a rank; values set by the user take precedence.
+
+    Args:
+        device: ``cuda`` or ``cpu``.
+        folder: folder for dumps.
+    """
+    new = _torch_version() >= FIRST_WITH_FR_NAMES
+    found = {} if new else {"TORCH_FR_BUFFER_SIZE": BUFFER_SIZE, "TORCH_NCCL_TRACE_BUFFER_SIZE": BUFFER_SIZE}
+    if device == "cuda":
+        name = "TORCH_FR_DUMP_TEMP_FILE" if new else "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+        found[name] = str(folder / WATCHDOG_DUMP)
+    return found
+
+
+def _torch_version() -> tuple[int, ...]:
+    try:
+        parts = version("torch").split(".")[:2]
+    except PackageNotFoundError:
+        return (0, 0)
+    return tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in parts)
+
+
+ANSWER_S = 3.0  # for the dump of a stack and of the flight recorder
+PY_SPY_S = 6.0
+STACK_BYTES = 256 << 10
+MAX_CALLS = 60
+CONNECT_TIMEOUT_S = 2.0
+
+
+class EvidenceCollector:
+    """Collect evidence of the ranks of one node. ``pids``: by rank, the processes that were alive at the last poll."""
+
+    def __init__(
+        self, run: RunDir, attempt: int, node: int, host: str, meeting: tuple[str, int] | None, interface: str
+    ) -> None:
+        self._run, self._attempt, self._node, self._host = run, attempt, node, host
+        self._meeting, self._interface = meeting, interface
+
+    def node(self, pages: Mapping[int, HeartbeatPage], beats: Mapping[int, Heartbeat]) -> NodeEvidence:
+        """Return all evidence of the node; takes a few seconds."""
+        began = time.monotonic()
+        sizes = {rank: os.fstat(page.stacks).st_size for rank, page in pages.items()}
+        before = {rank: procfs.cpu_and_io(beat.pid)[0] for rank, beat in beats.items()}
+        for rank, page in pages.items():
+            page.ask()
+            if rank in beats:
+                _request_stack_dump(beats[rank].pid)
+        with ThreadPoolExecutor(8) as pool:
+            meets = pool.submit(self._meets)
+            spied = {rank: pool.submit(_py_spy, beat.pid) for rank, beat in beats.items()}
+            _wait_for_answers(pages, sizes)
+            texts = {rank: s.result() for rank, s in spied.items()}
+            waited = time.monotonic() - began
+            ranks = [
+                self._rank(rank, pages[rank], beat, sizes[rank], texts[rank], before[rank], waited)
+                for rank, beat in sorted(beats.items())
+            ]
+            memory = psutil.virtual_memory()
+            found = NodeEvidence(
+                node=self._node,
+                host=self._host,
+                time=round(time.time(), 3),
+                ranks=ranks,
+                seconds=round(time.monotonic() - began, 3),
+                load1=procfs.load1(),
+                cpus=os.cpu_count(),
+                memory_total_bytes=memory.total,
+                memory_available_bytes=memory.available,
+                oom_kills=procfs.oom_kills(),
+                blocked=procfs.blocked_processes(),
+                interfaces=procfs.interfaces(),
+                interface=self._interface,
+                meets=meets.result(),
+            )
+            return _redacted(found)
+
+    def _rank(
+        self,
+        rank: int,
+        page: HeartbeatPage,
+        beat: Heartbeat,
+        size: int,
+        spied: str | None,
+        cpu_before: float,
+        waited: float,
+    ) -> RankEvidence:
+        now = time.monotonic()
+        dumped = page.stack_text(STACK_BYTES + size)[size:]
+        text, by = (spied, "py-spy") if spied else (dumped, "faulthandler")
+        frames = main_thread_frames(text)
+        state = procfs.state_of(beat.pid)
+        self._keep(rank, text)
+        calls, no_calls = self._calls(rank, page)
+        return RankEvidence(
+            rank=rank,
+            pid=beat.pid,
+            state=state,
+            phase=beat.phase,
+            part=beat.part,
+            step=beat.step,
+            silent_s=round(now - beat.at, 3),
+            python_silent_s=round(now - beat.alive_at, 3) if beat.alive_at else None,
+            python_beats=beat.alive_beats,
+            monitor_error=beat.monitor_error,
+            sequences=beat.sequences,
+            wait_channel=procfs.wait_channel(beat.pid),
+            kernel_stack=procfs.kernel_stack(beat.pid),
+            cpu_share=round((procfs.cpu_and_io(beat.pid)[0] - cpu_before) / max(waited, 0.01), 2),
+            threads=procfs.threads(beat.pid),
+            memory_bytes=procfs.memory_bytes(beat.pid),
+            stack=frames,
+            stack_by=by if frames else "",
+            no_stack="" if frames else "the process did not answer",
+            calls=calls,
+            no_calls=no_calls,
+        )
+
+    def _keep(self, rank: int, text: str) -> None:
+        """Save the dump of all threads, for the user and for `allranks diagnose`."""
+        if text.strip():
+            path = self._run.hang_stack(self._attempt, self._host, rank)
+            try:
+                make_folder(path.parent)
+                path.write_text(redact(text)[:STACK_BYTES], encoding="utf-8")
+            except OSError as error:  # a full disk; the verdict does not need the file
+                logging.warning("%s cannot be written: %s", path, error.strerror)
+
+    def _calls(self, rank: int, page: HeartbeatPage) -> tuple[list[CollectiveCall], str]:
+        """Return the last collectives from torch's flight recorder, or why there are none."""
+        path = self._run.hang_flight(self._attempt, rank)
+        if not path.exists():
+            why = (
+                "its record of collectives is empty"
+                if page.answered
+                else "the heartbeat thread did not answer, so none was written"
+            )
+            return [], why
+        try:
+            found = read_flight_record(path).calls
+        except (OSError, ValueError) as error:
+            return [], f"its record of collectives cannot be read: {error}"
+        return [
+            CollectiveCall(
+                group=c.group,
+                seq=c.seq,
+                op=c.op.rpartition(":")[2],
+                sizes=c.sizes,
+                done=c.state == "completed",
+                where=_user_frame(c.frames),
+            )
+            for c in found[-MAX_CALLS:]
+        ], ""
+
+    def _meets(self) -> bool | None:
+        if self._meeting is None:
+            return None
+        try:
+            with socket.create_connection(self._meeting, timeout=CONNECT_TIMEOUT_S):
+                return True
+        except OSError:
+            return False
+
+
+def _user_frame(frames: list[str]) -> str:
+    own = next((f for f in frames if f and not is_library_file(f)), "")
+    return own[:200]
+
+
+def _request_stack_dump(pid: int) -> None:
+    from allranks.launch.rank_processes import has_signal_handler
+
+    if has_signal_handler(pid, DUMP_SIGNAL):
+        try:
+            os.kill(pid, DUMP_SIGNAL)
+        except OSError:
+            return
+
+
+def _wait_for_answers(pages: Mapping[int, HeartbeatPage], sizes: Mapping[int, int]) -> None:
+    """Wait until all ranks have answered and their dumps have stopped growing; at most `ANSWER_S`."""
+    deadline, last = time.monotonic() + ANSWER_S, -1
+    while time.monotonic() < deadline:
+        now = sum(os.fstat(p.stacks).st_size for p in pages.values())
+        grown = all(os.fstat(p.stacks).st_size > sizes[r] for r, p in pages.items())
+        if grown and now == last and all(p.answered for p in pages.values()):
+            return
+        last = now
+        time.sleep(0.2)
+
+
+def _py_spy(pid: int) -> str | None:
+    """Return the stacks of all threads from py-spy, if it is installed and permitted."""
+    program = shutil.which("py-spy")
+    if program is None:
+        return None
+    try:
+        done = subprocess.run(
+            [program, "dump", "--nonblocking", "--pid", str(pid)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PY_SPY_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout[:STACK_BYTES] if done.returncode == 0 and "Thread " in done.stdout else None
+
+
+def save_evidence(path: Path, found: NodeEvidence) -> None:
+    """Write the evidence to the run folder.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    make_folder(path.parent)
+    write_text_atomic(path, msgspec.json.format(msgspec.json.encode(found)).decode())
+
+
+def _redacted(found: NodeEvidence) -> NodeEvidence:
+    """Return the evidence without secrets in stacks or process names."""
+    return msgspec.convert(redact_tree(msgspec.to_builtins(found)), NodeEvidence)

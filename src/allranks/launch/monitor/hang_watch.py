@@ -1,0 +1,194 @@
+"""Monitor the heartbeats of one node, raise an alarm when a rank is silent for longer than its limit, and collect evidence.
+
+Training steps use the limit of the spec. Long phases (joining, data, model, first step, evaluation, checkpoints) may take
+almost ``cluster.timeout_s``, after which the collective in which the other ranks wait would end them and the evidence.
+
+The agent sends alarm and evidence to the driver over the control channel; the driver decides
+(`allranks.launch.monitor.hang_report`). The evidence is also saved in the run folder, for nodes that the driver cannot reach.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from allranks.launch.monitor import procfs
+from allranks.launch.monitor.evidence import EvidenceCollector, save_evidence
+from allranks.launch.monitor.records import HangAlarm, NodeEvidence
+from allranks.planning.records import Limits
+from allranks.rundir.heartbeat import SCRIPT_PHASE, TRAIN_PHASE, Heartbeat, HeartbeatPage
+from allranks.rundir.paths import RunDir
+
+LONGEST_GAP_FACTOR = 3.0  # times the longest silence that this rank has shown before, while it trained
+
+
+def silence_limit_s(limits: Limits, beat: Heartbeat) -> float:
+    """Return this rank's current silence limit in seconds. Ranks with long steps get more, up to ``long_s``."""
+    if not only_heartbeats_count(beat):
+        return limits.long_s
+    return min(max(limits.step_s, LONGEST_GAP_FACTOR * beat.longest_s), limits.long_s)
+
+
+def only_heartbeats_count(beat: Heartbeat) -> bool:
+    """Return whether only heartbeats count as progress; otherwise CPU time and I/O count too. For a user's own program,
+    only heartbeats count from its first collective on."""
+    return beat.phase == TRAIN_PHASE or (beat.phase == SCRIPT_PHASE and any(beat.sequences.values()))
+
+
+LOOK_S = 0.5
+PAUSED_S = 5.0  # this process itself was stopped for so long: nobody's silence counts
+ACTIVITY_INTERVAL_S = 1.0
+BUSY_SHARE = 0.02  # of a core
+BUSY_BYTES = 1 << 16
+VERDICT_S = 40.0  # for the driver to judge; then the ranks are ended without a verdict
+ENDED_PHASES = ("done",)
+STOPPED_STATE = "T"  # by SIGSTOP or SIGTSTP
+
+
+class DriverOrders(Protocol):
+    """The driver's orders that the monitor needs."""
+
+    @property
+    def collect(self) -> HangAlarm | None: ...
+
+    @property
+    def end(self) -> str: ...
+
+
+class EvidenceChannel(Protocol):
+    """The part of the control channel that the monitor needs."""
+
+    @property
+    def orders(self) -> DriverOrders: ...
+
+    def send_evidence(self, found: NodeEvidence) -> None: ...
+
+
+class HangMonitor(threading.Thread):
+    """Monitor until `stop`. After an alarm of any node, examine the ranks of this node once.
+
+    Args:
+        named: this node's name in messages.
+        host: this node's name in the names of log files.
+        pages: the heartbeat page of each rank of this node.
+        raise_alarm: sends the alarm to the driver.
+        end: stops the ranks of this node; always called after the examination, even if nothing can be written.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        attempt: int,
+        node: int,
+        named: str,
+        host: str,
+        pages: Mapping[int, HeartbeatPage],
+        limits: Limits,
+        collector: EvidenceCollector,
+        channel: EvidenceChannel,
+        *,
+        raise_alarm: Callable[[HangAlarm], None],
+        end: Callable[[], None],
+    ) -> None:
+        super().__init__(name="hangs", daemon=True)
+        self._run, self._attempt, self._node, self._named, self._host = run, attempt, node, named, host
+        self._pages, self._limits, self._collector, self._channel = pages, limits, collector, channel
+        self._raise, self._end = raise_alarm, end
+        self._floor = time.monotonic()
+        self._worked: dict[int, tuple[float, float, int]] = {}  # when looked at, CPU seconds, bytes
+        self._last_said: dict[int, tuple[dict[str, int], int]] = {}
+        self._heard_at: dict[int, float] = {}
+        self._active: dict[int, float] = {}  # when it last was seen at work
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        last = time.monotonic()
+        while not self._stopped.wait(LOOK_S):
+            now = time.monotonic()
+            if now - last > PAUSED_S:
+                self._floor = now
+            last = now
+            try:
+                alarm = self._channel.orders.collect or self.silence(now)
+            except Exception as error:  # noqa: BLE001 - noqa: BLE001 - monitoring never ends a run: look again
+                logging.warning("the hang monitor of %s failed: %s: %s", self._named, type(error).__name__, error)
+                continue
+            if alarm is not None:
+                self._examine(alarm)
+                return
+
+    def stop(self) -> None:
+        """Stop monitoring; a running examination is completed in bounded time."""
+        self._stopped.set()
+        if self.is_alive():
+            self.join(timeout=VERDICT_S)
+
+    def _examine(self, alarm: HangAlarm) -> None:
+        """Collect evidence, send it to the driver, and stop the ranks after its verdict, whatever fails in between."""
+        logging.warning("rank %s of %s has made no progress for %.0f s", alarm.rank, alarm.host, alarm.limit_s)
+        began = time.monotonic()
+        try:
+            found = self._collector.node(self._pages, self.beats())
+            self._channel.send_evidence(found)
+            save_evidence(self._run.hang_node(self._attempt, self._node), found)
+        except Exception as error:  # noqa: BLE001 - a thread that survives anything
+            logging.warning("the evidence of %s is incomplete: %s: %s", self._named, type(error).__name__, error)
+        while not self._channel.orders.end and time.monotonic() - began < VERDICT_S and not self._stopped.is_set():
+            time.sleep(0.1)
+        self._end()
+
+    def beats(self) -> dict[int, Heartbeat]:
+        """Return each rank's last heartbeat; ranks without one are left out."""
+        found = {rank: page.read() for rank, page in self._pages.items()}
+        return {rank: beat for rank, beat in found.items() if beat is not None}
+
+    def silence(self, now: float) -> HangAlarm | None:
+        """Return an alarm for the first rank that has made no progress for too long, after raising it."""
+        beats = {rank: beat for rank, beat in self.beats().items() if beat.phase not in ENDED_PHASES}
+        if any(procfs.has_ended(beat.pid) for beat in beats.values()):
+            return None  # the others wait for one that has died, which is noticed elsewhere
+        for rank, beat in beats.items():
+            since = max(beat.at, self._floor)
+            if beat.phase == SCRIPT_PHASE:
+                since = max(since, self._heard(rank, beat, now))
+            if not only_heartbeats_count(beat):
+                since = max(since, self._at_work(rank, beat, now))
+            most = silence_limit_s(self._limits, beat)
+            if self._limits.step_s < now - since <= most and procfs.state_of(beat.pid)[:1] == STOPPED_STATE:
+                most = self._limits.step_s  # no phase is long by nature for a process that a signal has stopped
+            if now - since > most:
+                return self._alarm(rank, beat, since, now, most)
+        return None
+
+    def _at_work(self, rank: int, beat: Heartbeat, now: float) -> float:
+        """Return when this rank was last observed to compute, read or write."""
+        at, cpu, size = self._worked.get(rank, (0.0, 0.0, 0))
+        if now - at >= ACTIVITY_INTERVAL_S:
+            new_cpu, new_size = procfs.cpu_and_io(beat.pid)
+            if new_cpu - cpu > BUSY_SHARE * (now - at) or new_size - size > BUSY_BYTES or not at:
+                self._active[rank] = now
+            self._worked[rank] = (now, new_cpu, new_size)
+        return self._active.get(rank, 0.0)
+
+    def _heard(self, rank: int, beat: Heartbeat, now: float) -> float:
+        """Return when a user's own program last called a collective or wrote to its log."""
+        try:
+            size = self._run.log_of(self._attempt, self._host, rank).stat().st_size
+        except OSError:
+            size = 0
+        said = (beat.sequences, size)
+        if self._last_said.get(rank) != said:
+            self._last_said[rank], self._heard_at[rank] = said, now
+        return self._heard_at[rank]
+
+    def _alarm(self, rank: int, beat: Heartbeat, since: float, now: float, most: float) -> HangAlarm:
+        clock = time.time()
+        alarm = HangAlarm(
+            node=self._node, host=self._named, rank=rank, phase=beat.phase, part=beat.part, step=beat.step,
+            since=round(clock - (now - since), 3), time=round(clock, 3), limit_s=most,
+        )  # fmt: skip
+        self._raise(alarm)
+        return alarm

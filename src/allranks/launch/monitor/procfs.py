@@ -1,0 +1,141 @@
+"""Read process and node state from the Linux kernel; what cannot be read is left out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+STATE_NAMES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "in uninterruptible sleep (waits for a disk, a file system or a driver)",
+    "T": "stopped by a signal (SIGSTOP or SIGTSTP)",
+    "t": "stopped by a debugger",
+    "Z": "a zombie",
+    "X": "dead",
+    "I": "idle",
+}
+GONE = "gone"
+MAX_BLOCKED = 12
+
+
+def state_of(pid: int) -> str:
+    """Return the kernel's state letter and name of a process; `GONE` if it does not exist."""
+    letter = _field(pid, "State")[:1]
+    return f"{letter} {STATE_NAMES.get(letter, '')}".strip() if letter else GONE
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a process will not run again."""
+    return is_ended_state(state_of(pid))
+
+
+def is_ended_state(state: str) -> bool:
+    """Return whether this state belongs to a process that will not run again."""
+    return state == GONE or state[:1] in ("Z", "X")
+
+
+def wait_channel(pid: int) -> str:
+    """Return the kernel function in which a process sleeps."""
+    found = _read(f"/proc/{pid}/wchan").strip()
+    return "" if found == "0" else found[:80]
+
+
+def kernel_stack(pid: int) -> list[str]:
+    """Return a process's kernel stack, if this user may read it (usually only root)."""
+    return [line.strip()[:120] for line in _read(f"/proc/{pid}/stack").splitlines()[:16]]
+
+
+def threads(pid: int) -> int | None:
+    """Return a process's threads."""
+    found = _field(pid, "Threads")
+    return int(found) if found.isdigit() else None
+
+
+def memory_bytes(pid: int) -> int | None:
+    """Return a process's resident memory."""
+    found = _field(pid, "VmRSS").split()
+    return int(found[0]) * 1024 if found and found[0].isdigit() else None
+
+
+def cpu_and_io(pid: int) -> tuple[float, int]:
+    """Return CPU seconds and bytes read and written so far, including children."""
+    try:
+        process = psutil.Process(pid)
+        found = [_process_cpu_and_io(p) for p in (process, *process.children(recursive=True))]
+    except psutil.Error:
+        return 0.0, 0
+    return sum(cpu for cpu, _ in found), sum(size for _, size in found)
+
+
+def _process_cpu_and_io(process: psutil.Process) -> tuple[float, int]:
+    try:
+        times = process.cpu_times()
+        text = _read(f"/proc/{process.pid}/io")
+    except psutil.Error:
+        return 0.0, 0
+    sizes = [int(v) for k, _, v in (line.partition(": ") for line in text.splitlines()) if k in ("rchar", "wchar")]
+    return times.user + times.system, sum(sizes)
+
+
+def blocked_processes() -> list[str]:
+    """Return this node's processes in uninterruptible sleep: pid, name and kernel function."""
+    found = []
+    for process in psutil.process_iter(["pid", "name", "status"]):
+        if process.info["status"] == psutil.STATUS_DISK_SLEEP and len(found) < MAX_BLOCKED:
+            pid = process.info["pid"]
+            found.append(f"{pid} {process.info['name']} {wait_channel(pid)}".strip())
+    return found
+
+
+def oom_kills() -> int | None:
+    """Return the number of out-of-memory kills since the node started."""
+    for line in _read("/proc/vmstat").splitlines():
+        name, _, value = line.partition(" ")
+        if name == "oom_kill":
+            return int(value)
+    return None
+
+
+def interfaces() -> dict[str, dict[str, Any]]:
+    """Return network interfaces with their counters."""
+    try:
+        counters, states = psutil.net_io_counters(pernic=True), psutil.net_if_stats()
+    except OSError:
+        return {}
+    return {
+        name: {
+            "up": name in states and states[name].isup,
+            "sent_bytes": c.bytes_sent,
+            "received_bytes": c.bytes_recv,
+            "errors": c.errin + c.errout,
+            "dropped": c.dropin + c.dropout,
+        }
+        for name, c in counters.items()
+    }
+
+
+def load1() -> float | None:
+    """Return the load average of the last minute."""
+    try:
+        return os.getloadavg()[0]
+    except OSError:
+        return None
+
+
+def _field(pid: int, name: str) -> str:
+    for line in _read(f"/proc/{pid}/status").splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return value.strip()
+    return ""
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""

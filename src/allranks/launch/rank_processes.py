@@ -1,0 +1,172 @@
+"""Manage the processes of one node's ranks: start them with torchrun's environment, wait, signal and kill. No torch.
+
+Each rank leads its own session, so that its children (data loaders, compilers) can be killed with it, and so that a
+signal for one rank does not reach others.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from allranks.launch.failure_attribution import RankEnd
+from allranks.launch.rank import AGENT_PID_VARIABLE
+from allranks.rundir.heartbeat import HeartbeatPage
+from allranks.rundir.paths import RunDir
+from allranks.utils.redaction import redact
+
+LEFTOVER_GRACE_S = 3.0  # for processes that a rank leaves behind, such as a logger that still uploads
+
+
+def torchrun_environment(
+    rank: int, local_rank: int, local_size: int, node: int, nodes: int, world_size: int, run_id: str
+) -> dict[str, str]:
+    """Return the variables that torchrun would set for a rank, except the store's address.
+
+    Source: torch/distributed/elastic/agent/server/local_elastic_agent.py, torch 2.13.
+    """
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "GROUP_RANK": str(node),
+        "ROLE_RANK": str(rank),
+        "ROLE_NAME": "default",
+        "LOCAL_WORLD_SIZE": str(local_size),
+        "WORLD_SIZE": str(world_size),
+        "GROUP_WORLD_SIZE": str(nodes),
+        "ROLE_WORLD_SIZE": str(world_size),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        AGENT_PID_VARIABLE: str(os.getpid()),
+    }
+
+
+class _RankProcess:
+    def __init__(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        self.rank, self.process = rank, process
+        self.told = False
+        self.ended_by_agent = False
+        self.end: RankEnd | None = None
+
+
+class RankProcesses:
+    """Processes of the ranks of one node. No method blocks."""
+
+    def __init__(self, host: str, pages: Mapping[int, HeartbeatPage]) -> None:
+        self._host, self._pages = host, pages
+        self._ranks: list[_RankProcess] = []
+
+    def start(self, run: RunDir, attempt: int, environments: Mapping[int, Mapping[str, str]]) -> None:
+        """Start every rank.
+
+        Args:
+            environments: by rank, variables added to this process's environment.
+
+        Raises:
+            OSError: a process could not be started; earlier ones are running.
+        """
+        command = [sys.executable, "-u", "-m", "allranks.launch.rank", str(run.root), str(attempt)]
+        for rank, more in environments.items():
+            process = subprocess.Popen(
+                command, env={**os.environ, **more}, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+            self._ranks.append(_RankProcess(rank, process))
+
+    def poll(self) -> list[RankEnd]:
+        """Check for exited ranks and return all ends so far."""
+        for rank in self._ranks:
+            if rank.end is None and (code := rank.process.poll()) is not None:
+                beat = self._pages[rank.rank].read()
+                rank.end = RankEnd(
+                    rank=rank.rank,
+                    host=self._host,
+                    pid=rank.process.pid,
+                    exitcode=code,
+                    time=time.time(),
+                    done=beat is None or beat.done,
+                    failure=redact(beat.failure) if beat else "",
+                    ended_by_agent=rank.ended_by_agent and code != 0,
+                )
+        return [rank.end for rank in self._ranks if rank.end is not None]
+
+    @property
+    def pids(self) -> list[int]:
+        """Return the processes of ranks that have not ended."""
+        return [rank.process.pid for rank in self._ranks if rank.end is None]
+
+    @property
+    def all_ended(self) -> bool:
+        """Return whether all ranks have ended."""
+        return all(rank.end is not None for rank in self._ranks)
+
+    def request_stop(self) -> None:
+        """Send SIGUSR1 to each rank once, only after its handler is installed; it would kill a rank that is still starting."""
+        for rank in self._ranks:
+            if rank.end is None and not rank.told and has_signal_handler(rank.process.pid, signal.SIGUSR1):
+                rank.told = True
+                rank.process.send_signal(signal.SIGUSR1)
+
+    def terminate(self) -> None:
+        """Send SIGTERM to every rank's processes."""
+        self._signal_groups(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL to every rank's processes."""
+        self._signal_groups(signal.SIGKILL)
+
+    def _signal_groups(self, number: int) -> None:
+        for rank in self._ranks:
+            if rank.end is None and rank.process.poll() is None:
+                rank.ended_by_agent = True
+                _signal_group(rank.process.pid, number)
+
+    def end_leftovers(self) -> None:
+        """Kill processes that ended ranks have left in their sessions; bounded by `LEFTOVER_GRACE_S`."""
+        pids = [rank.process.pid for rank in self._ranks]
+        deadline = time.monotonic() + LEFTOVER_GRACE_S
+        while (left := process_groups_of(pids)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for group in left:
+            _signal_group(group, signal.SIGKILL)
+
+
+def process_groups_of(sessions: Sequence[int]) -> set[int]:
+    """Return the process groups of these sessions that still have running members.
+
+    A session may have several groups: a shell with job control creates one per job.
+    """
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) in sessions and fields[0] not in "ZX":
+                found.add(int(fields[2]))
+    return found
+
+
+def _signal_group(group: int, number: int) -> None:
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def has_signal_handler(pid: int, number: int) -> bool:
+    """Return whether a process handles a signal, according to /proc; True if unknown."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return not Path("/proc/self/status").exists()
+    caught = next((line.split()[1] for line in lines if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)

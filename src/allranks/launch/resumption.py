@@ -1,0 +1,154 @@
+"""Check whether a run can resume from a checkpoint as requested, and what it must keep. Reads only the run folder."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from allranks.errors import RequestError
+from allranks.planning.records import LaunchPlan
+from allranks.rundir.files import read_json, read_record
+from allranks.rundir.paths import RunDir
+from allranks.rundir.schema import require_current
+from allranks.spec.records import RunSpec
+from allranks.utils.redaction import HIDDEN
+
+# What a checkpoint's weights, or its place in the data, are of: a resume cannot change it, and a failed try must not be kept.
+MODEL_KEYS = (
+    "model.config",
+    *(f"adapter.{key}" for key in ("type", "r", "alpha", "targets", "target_parameters", "modules_to_save")),
+)
+DATA_KEYS = (
+    *(f"data.{key}" for key in ("split", "config", "revision", "template", "columns", "subset", "max_length")),
+    *(f"data.{key}" for key in ("packing", "mask_prompt", "eval_fraction", "seed")),
+)
+BATCH_KEYS = ("train.micro_batch_size", "train.grad_accum", "train.global_batch_size")
+
+
+def require_same_schema(run: RunDir) -> None:
+    """Refuse a run that was planned by another version of allranks, before anything else of it is read.
+
+    Raises:
+        RequestError: with the file and both versions.
+    """
+    plan = read_json(run.plan)
+    if isinstance(plan, dict):
+        require_current(run.plan, plan)
+
+
+def keep_global_batch(
+    before: RunSpec, spec: RunSpec, plan: Callable[[RunSpec], LaunchPlan], had: int | None
+) -> RunSpec:
+    """Return the spec with the run's previous global batch, if another number of ranks would change it unintentionally:
+    the position in the data counts steps of that many sequences.
+
+    Raises:
+        SpecError: it is not divisible among the ranks.
+    """
+    batch = plan(spec).batch
+    if had is None or batch is None or batch.global_batch_size == had or _changed(before, spec, BATCH_KEYS):
+        return spec
+    train = msgspec.structs.replace(spec.train, global_batch_size=had, grad_accum=None)
+    return msgspec.structs.replace(spec, train=train)
+
+
+def global_batch_of(run: RunDir, step: int) -> int | None:
+    """Return the sequences per step from the checkpoint (mode full) or from the run's plan."""
+    progress = read_record(run.checkpoint(step) / "state" / "progress.json")
+    batch = read_record(run.plan).get("batch") or {}
+    return progress.get("global_batch_size") or batch.get("global_batch_size")
+
+
+def resume_notes(asked: RunSpec, spec: RunSpec) -> list[str]:
+    """Return notes for the user before the run resumes."""
+    said = [
+        f"cluster.env.{name} is a secret and not saved in the run folder: it stays unset unless you export it or set it with --set cluster.env.{name}=..."
+        for name, value in spec.cluster.env.items()
+        if value == HIDDEN and name not in os.environ
+    ]
+    if asked.train.global_batch_size != spec.train.global_batch_size:
+        said.append(
+            f"train.global_batch_size stays {spec.train.global_batch_size}, so that the data continues at the same position; override it with --set"
+        )
+    return said
+
+
+def require_resumable(
+    run: RunDir,
+    before: RunSpec,
+    spec: RunSpec,
+    plan: LaunchPlan,
+    facts: dict[str, Any],
+    step: int,
+    *,
+    allow_inexact: bool,
+) -> None:
+    """Refuse what is done, what does not fit the checkpoint of `step`, and, unless `allow_inexact`, what would not be bitwise the same.
+
+    Args:
+        before: the run's own spec, without the settings of this resume.
+        facts: the checkpoint's manifest.
+
+    Raises:
+        RequestError: the resume is refused; the message says what to change.
+    """
+    folder, total = run.checkpoint(step), _total_steps(run, step, plan)
+    if total is not None and step >= total:
+        more = "--set train.max_steps=N" if plan.epochs is None else "--set train.epochs=N"
+        done = f"its {total} steps" if step == total else f"{step} steps already, and {total} are requested"
+        raise RequestError(f"run {run.name} has done {done}; raise them with {more} to train on")
+    if changed := _changed(before, spec, MODEL_KEYS):
+        raise RequestError(
+            f"{folder} was saved with {_was(before, changed)}: it does not fit another model; remove --set {changed[0]}, or start a new run"
+        )
+    if facts["mode"] != "full" and not allow_inexact:
+        raise RequestError(
+            f"{folder} is a weights-only checkpoint without optimizer and random states, so an exact resume is not possible; "
+            "resume from the weights alone with --allow-inexact, or train with checkpoint.mode: full"
+        )
+    if allow_inexact:
+        return
+    if facts["world_size"] != plan.world_size:
+        raise RequestError(
+            f"{folder} was written by {facts['world_size']} rank{'s' * (facts['world_size'] != 1)}, the plan has {plan.world_size}; "
+            "losses would not be bitwise equal: use the same number of ranks, or --allow-inexact"
+        )
+    if facts.get("strategy", plan.strategy) != plan.strategy:
+        raise RequestError(
+            f"{folder} was written by {facts['strategy']}, the plan has {plan.strategy}; losses would not be bitwise equal: use that "
+            "strategy, or --allow-inexact"
+        )
+    if changed := _changed(before, spec, DATA_KEYS):
+        raise RequestError(
+            f"{folder} was saved with {_was(before, changed)}; the data would continue in another order: remove --set {changed[0]}, or use --allow-inexact"
+        )
+    had = global_batch_of(run, step)
+    if had and plan.batch and plan.batch.global_batch_size != had:
+        raise RequestError(
+            f"{folder} was trained with {had} sequences per step, the plan has {plan.batch.global_batch_size}; data would be skipped or seen "
+            f"twice: use --set train.global_batch_size={had} --set train.grad_accum=null, or --allow-inexact"
+        )
+
+
+def _total_steps(run: RunDir, step: int, plan: LaunchPlan) -> int | None:
+    if plan.max_steps is not None or plan.epochs is None or plan.batch is None:
+        return plan.max_steps
+    sequences = read_record(run.checkpoint(step) / "state" / "progress.json").get("sequences")
+    return math.ceil(sequences * plan.epochs / plan.batch.global_batch_size) if sequences else None
+
+
+def _value(spec: RunSpec, key: str) -> Any:
+    section, name = key.split(".")
+    return getattr(getattr(spec, section), name, None)
+
+
+def _changed(before: RunSpec, spec: RunSpec, keys: tuple[str, ...]) -> list[str]:
+    return [key for key in keys if _value(before, key) != _value(spec, key)]
+
+
+def _was(before: RunSpec, keys: list[str]) -> str:
+    return ", ".join(f"{key} {_value(before, key)}" for key in keys)

@@ -1,0 +1,318 @@
+"""Make a run folder, start a run, follow it to its end; resume and cancel runs, and find out which ones are running.
+
+A run is followed by passing its events to an observer, and by turning signals into an orderly stop. A display never ends a run.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import msgspec
+
+from allranks.analysis.stragglers import StragglerDetector
+from allranks.errors import RequestError
+from allranks.launch import resumption
+from allranks.launch.launchers import LaunchedJob, get_launcher, launcher_of
+from allranks.launch.outcome import RunResult, finalize_run
+from allranks.launch.preview import planning_facts
+from allranks.nodes import preflight
+from allranks.planning import memory, rank_environment
+from allranks.planning.planner import make_plan
+from allranks.planning.records import LaunchPlan
+from allranks.rundir import checkpoints
+from allranks.rundir.events import EventTail
+from allranks.rundir.files import read_record, write_json, write_text_atomic
+from allranks.rundir.paths import RunDir, create_run, find_run
+from allranks.spec import RunSpec, load_spec, spec_to_yaml
+from allranks.utils.inputs import read_regular
+from allranks.utils.redaction import redact_arguments, redact_env
+from allranks.version import __version__
+
+POLL_S = 0.1
+STOP_GRACE_S = 600.0  # TERM, HUP and USR1: as long as a step and a checkpoint may take
+
+
+class Observer(Protocol):
+    """Receiver of a run's events and messages, such as a display."""
+
+    def event(self, event: dict[str, Any]) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
+class NullObserver:
+    """Observer that ignores all events."""
+
+    def event(self, event: dict[str, Any]) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
+class GuardedObserver:
+    """Forward to another observer and survive its failures: a malformed event, a closed terminal, a full disk.
+
+    An observer that fails is disabled. `failure` holds the reason, which is also logged once.
+
+    Args:
+        observer: shows the run.
+        log: receives one line about the failure; its own failures are ignored.
+    """
+
+    def __init__(self, observer: Observer, log: Callable[[str], object] | None = None) -> None:
+        self._observer, self._log = observer, log
+        self.failure: str | None = None
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Show an event of any rank. Never raises."""
+        self._guarded(self._observer.event, event)
+
+    def say(self, text: str) -> None:
+        """Show a line. Never raises."""
+        self._guarded(self._observer.say, text)
+
+    def _guarded(self, show: Callable[[Any], None], what: object) -> None:
+        if self.failure is not None:
+            return
+        try:
+            show(what)
+        except Exception as error:  # noqa: BLE001 - whatever shows a run must not end it
+            self.failure = f"the display failed and was turned off, the run continues: {type(error).__name__}: {error}"
+            if self._log is not None:
+                with suppress(Exception):
+                    self._log(self.failure)
+
+
+class SignalCounts:
+    """Counters of received signals."""
+
+    def __init__(self) -> None:
+        self.interrupts = 0
+        self.stops = 0
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            self.interrupts += 1
+        else:
+            self.stops += 1
+
+
+@contextmanager
+def count_signals() -> Iterator[SignalCounts]:
+    """Count INT, TERM, HUP and USR1 inside the context, then restore their handlers. Does nothing outside the main thread.
+
+    A signal that the caller ignores (HUP under nohup) stays ignored.
+    """
+    counts = SignalCounts()
+    if threading.current_thread() is not threading.main_thread():
+        yield counts
+        return
+    numbers = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+        if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    before = {number: signal.signal(number, counts) for number in numbers}
+    try:
+        yield counts
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def follow(job: LaunchedJob, tail: EventTail, observer: Observer, counts: SignalCounts) -> int:
+    """Follow a job until it has ended.
+
+    Args:
+        observer: an observer that does not raise (`allranks.launch.runs.GuardedObserver`).
+
+    Returns:
+        Its exit code.
+    """
+    slow = StragglerDetector()
+    deadline: float | None = None
+    killed_at: float | None = None
+    while (code := job.poll()) is None:
+        _show_events(tail.new(), observer, slow)
+        news = job.news()
+        if news:
+            observer.say(news)
+        now = time.monotonic()
+        if deadline is None and (counts.interrupts or counts.stops):
+            grace = job.interrupt_grace_s if counts.interrupts else STOP_GRACE_S
+            deadline = now + grace
+            observer.say(
+                "stopping: the ranks finish their step and write a checkpoint"
+                + (f"; they are killed after {grace:.0f} s" if counts.interrupts else "")
+            )
+            job.request_stop()
+        elif deadline is not None and counts.interrupts and counts.stops and deadline - now > job.interrupt_grace_s:
+            deadline = now + job.interrupt_grace_s
+        if deadline is not None and killed_at is None and (now > deadline or counts.interrupts > 1):
+            killed_at = now
+            job.kill()
+        if killed_at is not None and now > killed_at + 1.0:
+            job.kill_all_processes()
+        time.sleep(POLL_S)
+    _show_events(tail.rest(), observer, slow)
+    return code
+
+
+def _show_events(events: list[dict[str, Any]], observer: Observer, slow: StragglerDetector) -> None:
+    for event in events:
+        observer.event(event)
+        for text in slow.take(event):
+            observer.say(text)
+
+
+def prepare_run(spec: RunSpec, *, force: bool = False) -> tuple[RunDir, LaunchPlan]:
+    """Plan, check this machine, and create the run folder with the request and the plan.
+
+    Raises:
+        EnvironmentNotAble: this machine lacks something, or (unless `force`) a rank would not fit in memory.
+    """
+    launcher = get_launcher(spec.cluster.launcher)
+    launcher.require_available()
+    facts = launcher.planning_facts(spec)
+    launch_plan = make_plan(spec, facts)
+    if not force:
+        found = memory.fit(spec, launch_plan, facts)
+        memory.require(found)
+        known = None if launch_plan.device_is_provisional else memory.known_bytes(found)
+        launch_plan = msgspec.structs.replace(launch_plan, rank_memory_bytes=known)
+    report = preflight.local_report(spec, launch_plan, facts, Path(spec.run_root))
+    preflight.require(report)
+    run_dir = create_run(spec.run_root, spec.name, group_readable=spec.cluster.group_readable)
+    write_request(run_dir, spec, launch_plan)
+    write_json(run_dir.preflight, [msgspec.to_builtins(report)])
+    write_text_atomic(run_dir.preflight_text, report.line() + "\n")
+    launcher.prepare(run_dir, spec)
+    return run_dir, launch_plan
+
+
+def write_request(run_dir: RunDir, spec: RunSpec, launch_plan: LaunchPlan) -> None:
+    """Write spec.yaml, plan.json and run_args.json without secrets."""
+    safe = msgspec.structs.replace(
+        spec,
+        cluster=msgspec.structs.replace(spec.cluster, env=redact_env(spec.cluster.env)),
+        script=rank_environment.without_script_secrets(spec.script),
+    )
+    write_text_atomic(run_dir.spec, spec_to_yaml(safe))
+    hidden = rank_environment.with_hidden_secrets(launch_plan.environment)
+    write_json(run_dir.plan, msgspec.to_builtins(msgspec.structs.replace(launch_plan, environment=hidden)))
+    get_launcher(spec.cluster.launcher).write_files(run_dir, spec, launch_plan)
+    asked = {
+        "command": redact_arguments(sys.argv),
+        "folder": str(Path.cwd()),
+        "python": platform.python_version(),
+        "allranks": __version__,
+        "started": preflight.stamp(),
+        "launched_at": time.time(),
+    }
+    earlier = read_record(run_dir.run_args)
+    write_json(run_dir.run_args, {**earlier, "resumed": [*earlier.get("resumed", []), asked]} if earlier else asked)
+
+
+def launch(
+    run_dir: RunDir,
+    spec: RunSpec,
+    launch_plan: LaunchPlan,
+    *,
+    attempt: int,
+    observer: Observer,
+    resume: dict[str, Any] | None = None,
+) -> RunResult:
+    """Start one attempt and wait until it ends."""
+    tail = EventTail(run_dir, launch_plan.world_size)
+    tail.skip_existing()
+    with count_signals() as counts:
+        job = get_launcher(spec.cluster.launcher).start(run_dir, spec, launch_plan, attempt, resume or {})
+        code = follow(job, tail, GuardedObserver(observer, logging.getLogger(__name__).warning), counts)
+        # The driver plans anew if it left nodes out.
+        ran = _planned(run_dir) or launch_plan
+        interrupted = counts.interrupts + counts.stops > 0
+        return finalize_run(
+            run_dir, spec, ran, code, interrupted=interrupted, scheduler_end_reason=job.end_reason(), end=job.end()
+        )
+
+
+def _planned(run_dir: RunDir) -> LaunchPlan | None:
+    try:
+        return msgspec.json.decode(read_regular(run_dir.plan), type=LaunchPlan)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def resume(
+    name: str | Path,
+    *,
+    allow_inexact: bool = False,
+    sets: Sequence[str] = (),
+    run_root: str | Path = "runs",
+    observer: Observer | None = None,
+) -> RunResult:
+    """Resume a run from its newest complete checkpoint, in the same folder.
+
+    Raises:
+        RequestError: no such run, it is done, or what is asked for does not fit its newest checkpoint, or only with `allow_inexact`;
+            or another version of allranks wrote the plan or the checkpoint.
+        CheckpointError: no checkpoint is whole.
+    """
+    run_dir, observer = find_run(str(name), run_root), observer or NullObserver()
+    resumption.require_same_schema(run_dir)
+    before, asked = load_spec(run_dir.spec), load_spec(run_dir.spec, sets)
+    machine = planning_facts(asked)
+    if running(run_dir):
+        raise RequestError(f"run {run_dir.name} is still running; end it first")
+    if before.script is not None:
+        raise RequestError(
+            f"run {run_dir.name} runs your own program, whose checkpoints allranks does not know; start it again with: allranks run {run_dir.spec}"
+        )
+    step, problems = checkpoints.newest_checkpoint(run_dir)
+    for problem in problems:
+        observer.say(f"skipped: {problem}")
+    had = resumption.global_batch_of(run_dir, step)
+    spec = (
+        resumption.keep_global_batch(before, asked, lambda one: make_plan(one, machine), had)
+        if allow_inexact
+        else asked
+    )
+    launch_plan, facts = make_plan(spec, machine), checkpoints.read_manifest(run_dir, step)
+    resumption.require_resumable(run_dir, before, spec, launch_plan, facts, step, allow_inexact=allow_inexact)
+    for note in resumption.resume_notes(asked, spec):
+        observer.say(f"note     {note}")
+    write_request(run_dir, spec, launch_plan)
+    attempt = max(run_dir.attempts(), default=0) + 1
+    observer.say(f"resuming after step {step} ({facts['mode']} checkpoint), attempt {attempt}")
+    more = {"resume_step": step, "inexact": allow_inexact}
+    return launch(run_dir, spec, launch_plan, attempt=attempt, observer=observer, resume=more)
+
+
+def cancel(run_dir: RunDir, *, now: bool = False) -> str:
+    """End a run, whoever follows it.
+
+    Returns:
+        What was done.
+
+    Raises:
+        RequestError: it does not run.
+    """
+    return launcher_of(run_dir).cancel(run_dir, now=now)
+
+
+def running(run_dir: RunDir, agents: set[str] | None = None) -> bool:
+    """Return whether an agent of this run lives on this machine, or its job has not left Slurm's queue.
+
+    Args:
+        agents: what `local_agents` found, where many runs are asked for.
+    """
+    return launcher_of(run_dir).is_running(run_dir, agents)

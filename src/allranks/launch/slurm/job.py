@@ -1,0 +1,218 @@
+"""Follow a job of Slurm through the queue to its end, or a driver in the foreground of an allocation."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from allranks.errors import EnvironmentNotAble
+from allranks.launch.slurm import liveness
+from allranks.launch.slurm.liveness import DriverLiveness
+from allranks.launch.supervisor import JobEnd, job_end_of
+from allranks.nodes.slurm.commands import NO_ANSWER, JobState, Slurm
+from allranks.rundir.files import read_json, write_json
+from allranks.rundir.paths import RunDir
+
+POLL_INTERVAL_S = 1.0
+CANCEL_TIMEOUT_S = 10.0
+UNANSWERED_S = 60.0  # calls that fail for so long are reported to the user
+CANCEL_COMPLETES_S = 90.0  # from scancel to the end of the job as squeue shows it; KillWait is 30 s by default
+NOT_STARTED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
+
+
+class SlurmJob:
+    """A job in the queue or running. Its driver on the first node starts the agents."""
+
+    interrupt_grace_s = 20.0  # a signal through Slurm and a checkpoint take a few seconds
+
+    def __init__(self, run: RunDir, slurm: Slurm, job: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run, self._slurm, self._job, self._clock = run, slurm, job, clock
+        self._looked = 0.0
+        self._state = JobState(state="PENDING")
+        self._answered_at = clock()
+        self._unanswered = ""
+        self._told = ""
+        self._killed_at: float | None = None
+        self._overdue = DriverLiveness(run, job)
+        self._gave_up = ""
+        self._notes: list[str] = []
+        self.label = f"Slurm job {job}"
+
+    @classmethod
+    def submit(cls, run: RunDir, slurm: Slurm) -> SlurmJob:
+        """Submit ``job.sbatch`` to Slurm.
+
+        Raises:
+            RequestError: Slurm refuses it.
+        """
+        job = slurm.submit(run.sbatch)
+        write_json(run.job, {"job": job, "slurm": slurm.label})
+        return cls(run, slurm, job)
+
+    def poll(self) -> int | None:
+        """Return None while the job is active; then 0 if its driver recorded success."""
+        now = self._clock()
+        if now - self._looked < POLL_INTERVAL_S:
+            return None
+        self._looked = now
+        found = self._slurm.state(self._job)
+        if found.state == NO_ANSWER:  # slurmctld restarts, or is busy: the job does not depend on it
+            self._unanswered = found.reason
+        else:
+            self._state, self._answered_at, self._unanswered = found, now, ""
+        if self._killed_at is not None and now - self._killed_at > CANCEL_COMPLETES_S:
+            return 1
+        if self._state.alive and not self._given_up():
+            return None
+        return self._code()
+
+    def _code(self) -> int:
+        driver = self._overdue.driver()
+        if driver.get("state") in ("done", "stopped"):
+            return 0
+        if driver.get("state") == "cancelled":
+            return int(driver.get("exit_code", 1))
+        return 1
+
+    def _given_up(self) -> bool:
+        """Return whether to stop waiting for the job although Slurm has not seen its end."""
+        sign = self._overdue.look(self._state.state)
+        try:
+            over = bool(sign) and liveness.handle_dead_driver(
+                sign, self._run, self._slurm, self._job, self._state, self._overdue.driver()
+            )
+            self._gave_up = str(self._overdue.driver().get("gave_up", "")) if over else ""
+            return over
+        except EnvironmentNotAble as error:
+            self._unanswered = str(error)
+            return False
+
+    def news(self) -> str | None:
+        """Return what has changed in the queue since the last call, as a message."""
+        if self._notes:
+            return self._notes.pop(0)
+        text = self._text()
+        if text is None or text == self._told:
+            return None
+        self._told = text
+        return text
+
+    def _text(self) -> str | None:
+        state = self._state
+        if self._unanswered and self._clock() - self._answered_at > UNANSWERED_S:
+            return f"job {self._job}: Slurm has not answered for {UNANSWERED_S:.0f} s ({self._unanswered}); still following the run"
+        if state.state == "PENDING":
+            when = f", estimated start {state.start}" if state.start not in ("", "N/A") else ""
+            return f"job {self._job} is pending: {state.reason or 'no reason given'}{when}"
+        if state.state == "RUNNING":
+            return f"job {self._job} is running on {state.nodes}"
+        return None if state.state == "GONE" else f"job {self._job} is {state.state}"
+
+    def end_reason(self) -> str:
+        """Return how the job ended according to Slurm."""
+        try:
+            return self._slurm.end_reason(self._job)
+        except EnvironmentNotAble as error:
+            return f"unknown ({error})"
+
+    def end(self) -> JobEnd | None:
+        """Return how the agents ended, as the driver recorded it."""
+        found = job_end_of(self._overdue.driver())
+        return msgspec.structs.replace(found or JobEnd(), gave_up=self._gave_up) if self._gave_up else found
+
+    def request_stop(self) -> None:
+        """Stop the ranks after a checkpoint; the job is then not requeued. A job that has not started is cancelled."""
+        if self._not_started():
+            self.kill()
+            return
+        self._mark_cancelled()
+        self._cancel("--signal=USR1", "--batch")
+
+    def kill(self) -> None:
+        """Cancel the job."""
+        self._mark_cancelled()
+        self._killed_at = self._killed_at or self._clock()
+        self._cancel()
+
+    def kill_all_processes(self) -> None:
+        """Do nothing: `kill` is all that can be done to a job."""
+
+    def _not_started(self) -> bool:
+        found = self._slurm.state(self._job).state
+        return (self._state.state if found == NO_ANSWER else found) in NOT_STARTED
+
+    def _mark_cancelled(self) -> None:
+        try:
+            self._run.cancelled.touch()
+        except OSError as error:
+            self._notes.append(f"{self._run.cancelled} cannot be written: {error.strerror}")
+
+    def _cancel(self, *options: str) -> None:
+        try:
+            self._slurm.cancel(self._job, *options, timeout_s=CANCEL_TIMEOUT_S)
+        except EnvironmentNotAble as error:
+            self._notes.append(f"could not signal job {self._job}: {error}. Cancel it by hand: scancel {self._job}")
+
+
+IN_ALLOCATION = "ALLRANKS_IN_ALLOCATION"
+
+
+class AllocationJob:
+    """A driver in the foreground of an allocation that continues after it."""
+
+    interrupt_grace_s = 15.0  # srun and the other nodes take a few seconds
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._log = (run.logs / "slurm.log").open("ab")
+        self._driver = subprocess.Popen(
+            [sys.executable, "-m", "allranks.launch.driver", str(run.root)],
+            env={**os.environ, IN_ALLOCATION: "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._told = False
+        self.label = f"allocation {os.environ['SLURM_JOB_ID']}"
+
+    def poll(self) -> int | None:
+        """Return the driver's exit code, or None while it runs."""
+        code = self._driver.poll()
+        if code is not None:
+            self._log.close()
+        return code
+
+    def news(self) -> str | None:
+        """Return once where the driver runs."""
+        told, self._told = self._told, True
+        return None if told else f"running in {self.label} on {os.environ.get('SLURM_JOB_NODELIST', '?')}"
+
+    def request_stop(self) -> None:
+        """Stop the ranks after a checkpoint."""
+        if self._driver.poll() is None:
+            self._driver.send_signal(signal.SIGUSR1)
+
+    def kill(self) -> None:
+        """Kill the driver and its job steps; the allocation stays."""
+        if self._driver.poll() is None:
+            os.killpg(self._driver.pid, signal.SIGTERM)
+
+    def kill_all_processes(self) -> None:
+        """Do nothing: the driver's srun kills its tasks when the driver ends."""
+        if self._driver.poll() is None:
+            os.killpg(self._driver.pid, signal.SIGKILL)
+
+    def end(self) -> JobEnd | None:
+        """Return how the agents ended, as the driver recorded it."""
+        return job_end_of(read_json(self._run.driver))
+
+    def end_reason(self) -> str:
+        """Return nothing: the allocation continues."""
+        return "unknown"

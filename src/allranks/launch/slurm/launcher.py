@@ -1,0 +1,185 @@
+"""The Slurm launcher: a batch script whose driver starts the agents; inside an allocation, the driver in the foreground."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from allranks.errors import AllranksError, EnvironmentNotAble
+from allranks.launch.launchers import LaunchedJob, Launcher
+from allranks.launch.slurm.script import render_batch_script
+from allranks.planning import rank_environment
+from allranks.planning.records import LaunchPlan
+from allranks.planning.slurm_request import gpus_requested, partition_requested
+from allranks.rundir.files import open_append, read_record, write_json, write_text_atomic
+from allranks.rundir.paths import RunDir
+from allranks.spec.records import RunSpec
+from allranks.utils.machine import MachineFacts, machine_facts
+
+if TYPE_CHECKING:
+    from allranks.nodes.preflight.runner import TargetNodes
+    from allranks.nodes.slurm.commands import Slurm
+
+PARTITION_TIMEOUT_S = 5.0
+"""Time limit for the Slurm queries of `plan`."""
+
+
+def inside_allocation() -> bool:
+    """Return whether this is the shell of an allocation; not inside an srun task, whose nodes belong to another program."""
+    return "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ
+
+
+class SlurmLauncher(Launcher):
+    """``launcher: slurm``."""
+
+    needs_follower = False
+
+    def __init__(self) -> None:
+        self._found: Slurm | None = None
+
+    def _slurm(self) -> Slurm:
+        from allranks.nodes.slurm.commands import find_slurm  # most plans ask no Slurm
+
+        self._found = self._found or find_slurm(Path.cwd())
+        return self._found
+
+    def planning_facts(self, spec: RunSpec) -> MachineFacts:
+        """Return the facts of this machine, and the GPUs of the partition if no GPUs are asked for.
+
+        Slurm is queried only if its answer matters, for at most seconds; without an answer the device is decided on the nodes.
+        """
+        from allranks.nodes.slurm.commands import find_slurm
+
+        facts, cluster = machine_facts(), spec.cluster
+        given = cluster.procs_per_node is not None or cluster.device == "cpu"
+        if gpus_requested(cluster) is not None or (cluster.device != "auto" and given):
+            return facts
+        variable = None if partition_requested(cluster) else os.environ.get("SBATCH_PARTITION") or None
+        try:
+            slurm = find_slurm(Path.cwd(), timeout_s=PARTITION_TIMEOUT_S)
+        except AllranksError:
+            return facts
+        gpus = slurm.partition_gpus(partition_requested(cluster) or variable, timeout_s=PARTITION_TIMEOUT_S)
+        return msgspec.structs.replace(facts, partition=variable, partition_gpus=gpus)
+
+    def batch_script(self, spec: RunSpec, run: RunDir, plan: Callable[[], LaunchPlan]) -> str | None:
+        """Return the text of ``job.sbatch``."""
+        return render_batch_script(spec, plan(), run, sys.executable)
+
+    @contextmanager
+    def nodes_to_examine(
+        self, spec: RunSpec, *, wait_s: float, say: Callable[[str], None]
+    ) -> Iterator[tuple[TargetNodes, list[str]]]:
+        """Allocate the nodes that the spec asks for; inside a job, take its nodes.
+
+        Raises:
+            SpecError: Slurm refuses account, partition or resources.
+            EnvironmentNotAble: no Slurm answers, or the nodes are not free.
+        """
+        from allranks.nodes.preflight.runner import TargetNodes
+        from allranks.nodes.slurm.allocations import allocate_nodes, inside_job, test_only
+
+        slurm = self._slurm()
+        if not inside_job(slurm):
+            say(test_only(slurm, spec.cluster))
+        with allocate_nodes(slurm, spec.cluster, wait_s=wait_s) as job:
+            where = TargetNodes(
+                prefix=slurm.prefix,
+                hosts=job.hosts,
+                srun_args=job.srun_args,
+                job_id=job.job_id,
+                cpus=spec.cluster.slurm.cpus_per_task or 1,
+            )
+            yield where, [f"no other Slurm answers: {slurm.label} is used"] if slurm.prefix else []
+
+    def require_available(self) -> None:
+        """Find a Slurm that answers."""
+        self._slurm()
+
+    def write_files(self, run: RunDir, spec: RunSpec, plan: LaunchPlan) -> None:
+        """Write ``job.sbatch``, and make the job's log."""
+        write_text_atomic(run.sbatch, render_batch_script(spec, plan, run, sys.executable))
+        os.close(open_append(run.logs / "slurm.log"))  # Slurm appends to it, and would make it with the job's umask
+
+    def prepare(self, run: RunDir, spec: RunSpec) -> None:
+        """Pack what the nodes may lack, and let Slurm check the script: a refusal costs a second, not an hour in the queue."""
+        if spec.cluster.stage != "never":
+            from allranks.nodes.staging.broadcast import pack_ahead
+
+            pack_ahead(spec, run)
+        if not inside_allocation():
+            self._slurm().submit(run.sbatch, test_only=True)
+
+    def start(self, run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: dict[str, Any]) -> LaunchedJob:
+        """Submit the batch script; inside an allocation, start the driver here."""
+        from allranks.launch.slurm.job import AllocationJob, SlurmJob
+
+        # Secrets stand in no script: sbatch hands the environment of its caller on to the job.
+        secrets = rank_environment.secret_variables(plan.environment)
+        os.environ.update(secrets)
+        os.environ.update(_sbatch_export(list(secrets), spec.cluster.slurm.extra, os.environ))
+        for old in (run.cancelled, run.driver):  # of an earlier job of this run
+            old.unlink(missing_ok=True)
+        write_json(run.logs / "resume.json", resume)
+        if inside_allocation():
+            return AllocationJob(run)
+        return SlurmJob.submit(run, self._slurm())
+
+    def has_records(self, run: RunDir) -> bool:
+        """Whether the run has a job, or a driver that recorded something."""
+        return run.job.exists() or run.driver.exists()
+
+    def is_running(self, run: RunDir, agents: set[str] | None = None) -> bool:
+        """Whether the job has not left Slurm's queue; before and after its driver ran, whether an agent is on this machine."""
+        driver = read_record(run.driver)
+        if driver.get("state") not in ("running", "requeued"):
+            return super().is_running(run, agents)
+        try:
+            return self._slurm().state(driver["job"]).alive
+        except EnvironmentNotAble:
+            return False
+
+    def cancel(self, run: RunDir, *, now: bool) -> str:
+        """Cancel the job or signal it; a driver in an allocation, which has no job of its own, is asked over its channel."""
+        from allranks.launch.slurm.job import SlurmJob
+
+        job, driver = read_record(run.job), read_record(run.driver)
+        if job and (not driver or driver.get("state") in ("running", "requeued") or driver.get("job") != job["job"]):
+            state = self._slurm().state(job["job"])
+            if state.alive:
+                found, at_once = SlurmJob(run, self._slurm(), job["job"]), now or state.state == "PENDING"
+                (found.kill if at_once else found.request_stop)()
+                return f"job {job['job']} ({state.state.lower()}) " + (
+                    "is cancelled" if at_once else "is asked to stop"
+                )
+        return super().cancel(run, now=now)
+
+    def describe_lost_driver(self, run: RunDir, end_reason: str) -> str:
+        """Return that the driver ended without a record, and how Slurm says that its job ended."""
+        driver = read_record(run.driver)
+        if driver.get("state") != "running" or end_reason in ("", "unknown") or "end" in driver:
+            return ""
+        return (
+            f"the driver of job {driver.get('job', '?')} on {driver.get('host', '?')} ended without a record: "
+            f"Slurm says {end_reason}"
+        )
+
+    def describe_end(self, run: RunDir, attempt: int, code: int, end_reason: str) -> tuple[str, Path]:
+        """Return how Slurm says that the job ended, and the job's log."""
+        return f"the job ended as {end_reason}", run.logs / "slurm.log"
+
+
+def _sbatch_export(names: list[str], extra: list[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return SBATCH_EXPORT extended by these variables, for jobs that do not inherit the full environment (``NONE``)."""
+    given = [option.partition("=")[2] for option in extra if option.startswith("--export=")]
+    asked = environment.get("SBATCH_EXPORT") or (given[-1] if given else "ALL")
+    if not names or asked.split(",")[0].upper() == "ALL":
+        return {}
+    kept = [] if asked.upper() in ("NONE", "NIL") else [asked]
+    return {"SBATCH_EXPORT": ",".join([*kept, *names])}

@@ -1,0 +1,190 @@
+"""Decide why a job is to end, and whether it goes back to Slurm's queue."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from allranks.errors import EXIT_FAILED
+from allranks.launch.slurm.job import IN_ALLOCATION
+from allranks.launch.slurm.liveness import DriverRecord, examine_node, print_log_line
+from allranks.launch.supervisor import JobEnd, Supervisor
+from allranks.nodes.slurm.answers import JobInfo, why_signalled
+from allranks.nodes.slurm.commands import Slurm
+from allranks.planning.records import LaunchPlan
+from allranks.rundir.paths import RunDir
+from allranks.spec import RunSpec
+
+POLL_S = 0.2
+REQUEUED_S = 60.0  # from the request to the end of this process
+REQUEUE_REASONS = {"time_limit": "the time limit is near", "preempted": "the job was preempted"}
+
+
+class StopRequested(Exception):
+    """The job must end before its ranks were started."""
+
+
+class StopAndRequeue:
+    """Takes the signals of one start of a job, asks Slurm for their cause, and returns the job to the queue.
+
+    Args:
+        signal_s: how long before the time limit Slurm sends its signal.
+        record: written before the job is requeued.
+    """
+
+    def __init__(
+        self, run: RunDir, slurm: Slurm, record: DriverRecord, *, job: str, restart: int, signal_s: int
+    ) -> None:
+        self._run, self._slurm, self._record = run, slurm, record
+        self._job, self._restart, self._signal_s = job, restart, signal_s
+        self._signalled = ""  # name of the signal that was not looked into yet
+        self.why = ""
+        """Why the job is to end: one of `why_signalled`, or "request"."""
+
+    def handle_signals(self) -> None:
+        """Take SIGUSR1 and SIGTERM as requests to end the job. The handler only sets a flag."""
+        signal.signal(signal.SIGUSR1, self._on_signal)
+        signal.signal(signal.SIGTERM, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signalled = signal.Signals(number).name
+
+    def check_signal(self, supervisor: Supervisor | None = None) -> None:
+        """Ask Slurm why it sent a signal, and forward the stop request. Without an answer, the job is not requeued."""
+        name, self._signalled = self._signalled, ""
+        if name and not self.why:
+            why = self.ask_slurm_for_cause()
+            self.why = why if why != "unknown" else "request"
+            print_log_line(f"{name}: {self.reason_text}")
+        if self.why and supervisor is not None:
+            supervisor.stop(self.reason_text)
+
+    def raise_if_stop_requested(self) -> None:
+        """Raise `StopRequested` where a signal came or the run was cancelled."""
+        self.check_signal()
+        if self._run.cancelled.exists() and not self.why:
+            self.why = "cancelled"
+        if self.why:
+            raise StopRequested
+
+    def ask_slurm_for_cause(self) -> str:
+        """Return why Slurm ends the job; ``unknown`` if it gives no reason or does not answer."""
+        if self._run.cancelled.exists() or os.environ.get(IN_ALLOCATION):
+            return "cancelled"
+        answer = self._slurm.try_job(self._job)
+        info = answer if isinstance(answer, JobInfo) else None
+        return why_signalled(info, time.time(), self._signal_s)
+
+    @property
+    def reason_text(self) -> str:
+        """Why the job is to end, in words."""
+        known = {
+            **REQUEUE_REASONS,
+            "cancelled": "the job was cancelled",
+            "node_fail": "Slurm ended the job because a node failed",
+        }
+        return known.get(self.why, "a signal asked for the end, and Slurm knows of no time limit or preemption")
+
+    def requeue_before_start(self, spec: RunSpec, plan: LaunchPlan, attempt: int) -> str:
+        """Requeue a job that was asked to end before any rank was started, if the reason allows it.
+
+        Returns:
+            Why it was not requeued; empty where it is not wanted.
+
+        Raises:
+            SystemExit: as `_requeue`.
+        """
+        if self.why not in REQUEUE_REASONS:
+            return ""
+        return self._requeue(spec, plan, attempt, REQUEUE_REASONS[self.why], [])
+
+    def requeue_after_end(
+        self,
+        spec: RunSpec,
+        plan: LaunchPlan,
+        attempt: int,
+        end: JobEnd,
+        *,
+        stopped: bool,
+        failed: bool,
+        hosts: Callable[[], list[str]],
+    ) -> str:
+        """Requeue a job whose ranks were stopped for a reason that passes, or that lost nodes.
+
+        Args:
+            spec: of this start of the job; it may exclude more nodes than the user did.
+            stopped: whether the ranks wrote a checkpoint and ended as they were asked to.
+            failed: whether the step of the agents failed.
+            hosts: returns the nodes of the job, in order; called only where agents were lost.
+
+        Returns:
+            Why it was not requeued; empty where it is not wanted.
+
+        Raises:
+            SystemExit: as `_requeue`.
+        """
+        lost = self._lost_nodes(end, hosts) if failed and not self.why else []
+        unstarted = end.terminated and not end.ends
+        # A preempted training whose ranks could not save may start again; a user's own program decides by itself.
+        may_start_again = self.why == "preempted" and plan.batch is not None
+        if ((stopped or unstarted) and self.why in REQUEUE_REASONS) or (end.terminated and may_start_again):
+            return self._requeue(spec, plan, attempt, REQUEUE_REASONS[self.why], [])
+        return self._requeue(spec, plan, attempt, f"without {', '.join(lost)}", lost) if lost else ""
+
+    def _lost_nodes(self, end: JobEnd, hosts: Callable[[], list[str]]) -> list[str]:
+        """Return nodes that are lost according to evidence; an agent killed on a healthy node does not count."""
+        open_nodes = {lost.node for lost in end.lost} | set(end.not_joined)
+        names = hosts() if open_nodes else []
+        found = [examine_node(self._slurm, names[n]) for n in sorted(open_nodes) if n < len(names)]
+        for verdict in found:
+            print_log_line(f"node {verdict.host}: {verdict.text}")
+        return [verdict.host for verdict in found if verdict.lost]
+
+    def _requeue(self, spec: RunSpec, plan: LaunchPlan, attempt: int, why: str, lost: list[str]) -> str:
+        """Requeue the job and exclude lost nodes.
+
+        Returns:
+            Why the job was not requeued; empty if no requeue was wanted.
+
+        Raises:
+            SystemExit: the job was requeued, and Slurm has told this process to exit.
+        """
+        if os.environ.get(IN_ALLOCATION) or self._run.cancelled.exists():
+            return ""
+        limit = spec.cluster.slurm.max_requeues
+        if self._restart >= limit:
+            return self._not_requeued(f"cluster.slurm.max_requeues ({limit}) is reached" if limit else "")
+        excluded = [*spec.cluster.slurm.exclude, *lost]
+        if lost and not self._enough_nodes_without(excluded, spec.cluster.slurm.partition, len(plan.nodes)):
+            return self._not_requeued(
+                f"without {', '.join(lost)} the partition has fewer than {len(plan.nodes)} usable nodes"
+            )
+        print_log_line(f"{why}: requeueing the job")
+        self._record.write("requeued", attempt=attempt)
+        self._signalled = ""
+        refused = self._slurm.try_requeue(self._job, excluded if lost else [])
+        if refused:
+            return self._not_requeued(f"Slurm refused the requeue: {refused}")
+        deadline = time.monotonic() + REQUEUED_S
+        while time.monotonic() < deadline:
+            if self._signalled == "SIGTERM":  # Slurm ends this start; the nodes are free only once this process is gone
+                raise SystemExit(EXIT_FAILED)
+            time.sleep(POLL_S)
+        return self._not_requeued(
+            f"Slurm accepted the requeue, but did not end this start of the job within {REQUEUED_S:.0f} s"
+        )
+
+    @staticmethod
+    def _not_requeued(why: str) -> str:
+        if not why:
+            return ""
+        text = f"the job was not requeued: {why}"
+        print_log_line(text)
+        return text
+
+    def _enough_nodes_without(self, excluded: list[str], partition: str | None, needed: int) -> bool:
+        usable = self._slurm.usable_nodes(partition)
+        return usable is None or len([n for n in usable if n not in excluded]) >= needed

@@ -1,0 +1,168 @@
+"""Render the batch script from spec and plan. Pure; every value from the spec is quoted."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+from allranks.errors import SpecError
+from allranks.planning.rank_environment import public_variables
+from allranks.planning.records import LaunchPlan
+from allranks.rundir.paths import RunDir
+from allranks.spec.records import RunSpec
+from allranks.spec.validation import is_container
+
+NO_MODULES_MESSAGE = "cluster.modules: the job's first node has no `module` command; remove the list, or load the system's start-up file in cluster.setup"
+VARIABLE_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+
+
+def render_batch_script(spec: RunSpec, plan: LaunchPlan, run: RunDir, python: str) -> str:
+    """Return the text of ``job.sbatch``.
+
+    Raises:
+        SpecError: a value cannot be quoted safely (a line break, a control character, an invalid variable name).
+    """
+    import jinja2  # takes long, and not every plan has a script
+
+    loader = jinja2.PackageLoader(
+        "allranks.launch.slurm"
+    )  # no HTML: what goes into the script is quoted by the filter q
+    jinja = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)  # noqa: S701
+    jinja.trim_blocks = jinja.lstrip_blocks = True
+    jinja.filters["q"] = shlex.quote
+    exports = sorted(public_variables(plan.environment).items())
+    for name, value in exports:
+        if not VARIABLE_NAME.match(name):
+            raise SpecError(f"cluster.env.{name}: not a valid name of an environment variable")
+        _one_line(f"cluster.env.{name}", value)
+    activate, launcher = environment_commands(spec.cluster.python, python)
+    return jinja.get_template("job.sbatch.j2").render(
+        title=f"allranks run {run.name}: {_count_text(plan.world_size, 'rank')} on {_count_text(len(plan.nodes), 'node')}, {plan.strategy}",
+        options=sbatch_options(spec, plan, run),
+        modules=_modules(spec.cluster.modules),
+        no_modules=NO_MODULES_MESSAGE,
+        verdict=str(run.driver),
+        setup=spec.cluster.setup,
+        activate=activate,
+        exports=exports,
+        command=[*launcher, "-m", "allranks.launch.driver", str(run.root)],
+    )
+
+
+def _count_text(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def _modules(names: list[str]) -> list[tuple[str, str]]:
+    """Return each module with its error message, escaped for a JSON string."""
+    return [
+        (_one_line("cluster.modules", name), json.dumps(_module_error(names[:i], name))[1:-1])
+        for i, name in enumerate(names)
+    ]
+
+
+def _module_error(before: list[str], name: str) -> str:
+    when = f"after {', '.join(before)}" if before else "as the first of the list"
+    return (
+        f"cluster.modules: `module load {name}` failed on the job's first node, {when}. They are loaded in list order, and some are visible "
+        f"only after another one is loaded: run `module spider {name}` (Lmod) or `module avail` on such a node"
+    )
+
+
+def sbatch_options(spec: RunSpec, plan: LaunchPlan, run: RunDir) -> list[str]:
+    """Return the #SBATCH options, quoted for sbatch."""
+    slurm = spec.cluster.slurm
+    wanted: list[tuple[str, object]] = [
+        ("job-name", spec.name),
+        ("nodes", len(plan.nodes)),
+        ("ntasks-per-node", 1),
+        ("partition", slurm.partition),
+        ("account", slurm.account),
+        ("qos", slurm.qos),
+        ("time", slurm.time),
+        ("gpus-per-node", slurm.gpus_per_node),
+        ("gres", slurm.gres),
+        ("cpus-per-task", slurm.cpus_per_task),
+        ("mem", slurm.mem),
+        ("constraint", slurm.constraint),
+        ("reservation", slurm.reservation),
+        ("chdir", slurm.chdir),
+        ("exclude", ",".join(slurm.exclude) or None),
+        ("output", str(run.logs / "slurm.log").replace("%", "%%")),  # sbatch expands %j and the like
+        ("open-mode", "append"),
+        ("signal", f"B:USR1@{slurm.signal_s}"),
+    ]
+    lines = [f"--{name}={_quoted(f'cluster.slurm.{name}', str(value))}" for name, value in wanted if value is not None]
+    lines += ["--exclusive"] if slurm.exclusive else []
+    lines += ["--requeue" if slurm.max_requeues else "--no-requeue"]
+    for extra in slurm.extra:
+        name, equals, value = _one_line("cluster.slurm.extra", extra).removeprefix("#SBATCH").strip().partition("=")
+        if not re.match(r"^--?[A-Za-z][A-Za-z0-9-]*$", name):
+            raise SpecError(f"cluster.slurm.extra: expected --name=value, got {extra!r}")
+        lines.append(f"{name}={_quoted('cluster.slurm.extra', value)}" if equals else name)
+    return lines
+
+
+def environment_commands(wanted: str | None, python: str) -> tuple[list[str], list[str]]:
+    """Return shell lines that activate the environment, and the command of its Python, for the driver.
+
+    ``cluster.python`` is a virtual environment's folder, ``conda:NAME``, an Apptainer image (``.sif``), or
+    ``pyxis:IMAGE``, which srun enters itself. The driver runs outside of containers, because they lack srun and scontrol.
+    """
+    if wanted is None:
+        return [], [python]
+    _one_line("cluster.python", wanted)
+    if is_container(wanted):
+        return [], [python]
+    if wanted.startswith("conda:"):
+        return ['eval "$(conda shell.bash hook)"', f"conda activate {shlex.quote(wanted.removeprefix('conda:'))}"], [
+            "python"
+        ]
+    return [f"source {shlex.quote(str(Path(wanted) / 'bin' / 'activate'))}"], ["python"]
+
+
+def agent_command(spec: RunSpec, plan: LaunchPlan, run: RunDir, python: str) -> tuple[list[str], list[str]]:
+    """Return srun options and the Python command for the agents, which run inside the container.
+
+    The run folder and paths in the spec are mounted there under the same paths.
+    """
+    wanted = spec.cluster.python
+    if wanted is None or not is_container(wanted):
+        return [], environment_commands(wanted, python)[1]
+    mounts = _mounts(spec, run)
+    if wanted.startswith("pyxis:"):
+        image = wanted.removeprefix("pyxis:")
+        return [f"--container-image={image}", f"--container-mounts={','.join(f'{m}:{m}' for m in mounts)}"], ["python"]
+    gpus = ["--nv"] if plan.device == "cuda" else []
+    return [], ["apptainer", "exec", *gpus, *(f"--bind={m}" for m in mounts), wanted, "python"]
+
+
+def _mounts(spec: RunSpec, run: RunDir) -> list[str]:
+    named = [spec.script.path if spec.script else None, spec.data.source if spec.data else None, spec.eval.source]
+    folders = [Path(p).expanduser().absolute().parent for p in named if p and Path(p).expanduser().is_file()]
+    if spec.model is not None and Path(spec.model.name).expanduser().is_dir():
+        folders.append(Path(spec.model.name).expanduser().absolute())
+    if spec.cluster.cache:
+        folders.append(Path(spec.cluster.cache).expanduser().absolute())
+    mounts = list(dict.fromkeys(map(str, [run.root, *folders])))
+    for path in mounts:
+        if "," in path or ":" in path:
+            raise SpecError(
+                f"{path}: a path with ',' or ':' cannot be mounted in a container; move it or give it another name"
+            )
+    return mounts
+
+
+def _one_line(key: str, value: str) -> str:
+    if any(ord(c) < 32 or ord(c) == 127 for c in value):
+        raise SpecError(
+            f"{key}: {value!r} has a line break or a control character, which a batch script cannot contain"
+        )
+    return value
+
+
+def _quoted(key: str, value: str) -> str:
+    """Quote a value for sbatch, which parses quotes like a shell but expands nothing except its own ``%j`` in file names."""
+    return shlex.quote(_one_line(key, value))

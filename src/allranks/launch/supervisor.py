@@ -1,0 +1,303 @@
+"""Decide for a run, from its agents' reports, when to start, stop, end and examine ranks. Pure except for clock and hang analyzer.
+
+A failed rank ends the run, and its error is the result. An agent that disappears ends the run too; whether its *node* is
+lost is decided separately, from evidence about the node.
+"""
+
+from __future__ import annotations
+
+import secrets
+import signal
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from allranks.launch.channel.protocol import ENDED, AgentReport, Orders, StartOrder
+from allranks.launch.channel.server import CLOSED, UNREACHABLE, AgentLink
+from allranks.launch.failure_attribution import RankEnd
+from allranks.launch.monitor.hang_rules import format_ranks
+from allranks.launch.monitor.records import HangAlarm, NodeEvidence
+
+JOIN_S = 300.0  # from the first start of an agent until all have joined
+RECONNECT_S = 6.0  # an agent whose connection was closed comes back within this time, or is gone
+PAUSED_S = 5.0  # between two ticks: this process itself was stopped, and nobody's silence counts
+SILENT_S = 60.0  # an agent that is connected but reports nothing: it is stopped, or its node is overloaded
+FAILURE_GRACE_S = 3.0  # for other ranks to record the errors that follow from a failure
+STOP_GRACE_S = 30.0  # for the checkpoint of ranks whose agent is gone
+ALL_ANSWER_S = 15.0  # for the evidence of all nodes
+BUSY_REPORTS_PER_S = 100.0  # what the driver receives at most, so that its load does not grow with the number of nodes
+SHORTEST_S, LONGEST_S = 1.0, 10.0
+
+
+class LostAgent(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent that no longer answers.
+
+    ``node_lost`` is evidence for the reader of the record, and decides nothing: True where the network could not reach the node,
+    False where the node's kernel answered, None where neither is known. A job is requeued without a node only after
+    `slurm.liveness.examine_node` has found the node itself lost.
+    """
+
+    node: int
+    host: str
+    why: str
+    node_lost: bool | None = None
+    ranks: list[int] = []
+
+
+class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """How the agents of an attempt ended, as the driver observed it. ``hang`` is the verdict on ranks without progress,
+    in one sentence; ``gave_up`` is why the command that follows the job cancelled it."""
+
+    nodes: int = 0
+    ended_nodes: int = 0
+    ends: list[RankEnd] = []
+    last_steps: dict[int, int] = {}
+    refused: str = ""
+    lost: list[LostAgent] = []
+    not_joined: list[int] = []
+    reasons: list[str] = []
+    stopped: str = ""
+    ended: str = ""
+    hang: str = ""
+    gave_up: str = ""
+
+    @property
+    def failed(self) -> list[RankEnd]:
+        """Return the ranks that failed by themselves."""
+        return [end for end in self.ends if end.failed]
+
+    @property
+    def terminated(self) -> bool:
+        """Return whether ranks died of an external SIGTERM or never started, as when Slurm ends the agents' job step."""
+        if self.refused or self.lost or self.ended_nodes < self.nodes:
+            return False
+        return not self.ends or any(end.exitcode == -signal.SIGTERM and not end.ended_by_agent for end in self.ends)
+
+    def all_ended_well(self, world_size: int) -> bool:
+        """Return whether every rank finished its work and exited with 0."""
+        good = [end for end in self.ends if not end.failed and not end.ended_by_agent]
+        return len(good) >= world_size and self.ended_nodes == self.nodes
+
+
+def job_end_of(driver: object) -> JobEnd | None:
+    """Return the `JobEnd` in the content of ``driver.json``; None if there is none yet."""
+    found = driver.get("end") if isinstance(driver, dict) else None
+    try:
+        return msgspec.convert(found, JobEnd, strict=False, str_keys=True) if found else None
+    except msgspec.ValidationError:
+        return None
+
+
+class Supervisor:
+    """State of one attempt. `tick` is called several times per second with the state of the agents.
+
+    Args:
+        nodes: number of agents.
+        judge: called once after an alarm with the nodes' evidence; writes the report and returns the verdict in one sentence.
+        join_s: time limit for all agents to join; None if users start them by hand.
+        needs_store: whether node 0 opens a store for the rendezvous.
+    """
+
+    def __init__(
+        self,
+        nodes: int,
+        judge: Callable[[HangAlarm, Sequence[NodeEvidence]], str | None] | None = None,
+        *,
+        join_s: float | None = JOIN_S,
+        needs_store: bool = True,
+    ) -> None:
+        self._nodes, self._judge, self._join_s, self._needs_store = nodes, judge, join_s, needs_store
+        self._orders = Orders(interval_s=report_interval_s(nodes))
+        self._began: float | None = None
+        self._lost: dict[int, LostAgent] = {}
+        self._evidence: dict[int, NodeEvidence] = {}
+        self._judged = False
+        self._hang = ""
+        self._ticked = self._floor = 0.0
+        self._alarm_at = 0.0
+        self._end_not_before: float | None = None
+        self._end_reason = ""
+        self._links: dict[int, AgentLink] = {}
+
+    def evidence(self, found: NodeEvidence) -> None:
+        """Receive evidence that an agent collected about its ranks."""
+        self._evidence[found.node] = found
+
+    def request(self, order: str, reason: str) -> None:
+        """Receive a user's request: ``stop`` or ``kill``."""
+        if order == "kill":
+            self.kill(reason)
+        else:
+            self.stop(reason)
+
+    def stop(self, reason: str) -> None:
+        """Stop all ranks after a checkpoint."""
+        if not self._orders.stop:
+            self._change(stop=reason)
+
+    def kill(self, reason: str) -> None:
+        """Kill all ranks now."""
+        self._end(reason, 0.0)
+
+    def tick(self, links: Mapping[int, AgentLink], now: float) -> Orders:
+        """Decide the orders to the agents.
+
+        Args:
+            links: state of each agent that has joined.
+            now: by `time.monotonic`.
+        """
+        self._links = dict(links)
+        self._began = self._began if self._began is not None else now
+        if now - self._ticked > PAUSED_S:
+            self._floor = now
+        self._ticked = now
+        self._start(now)
+        self._failures()
+        self._disappeared(now)
+        self._examine(now)
+        if self._end_not_before is not None and now >= self._end_not_before:
+            self._end(self._end_reason, 0.0)
+        return self._orders
+
+    @property
+    def all_ended(self) -> bool:
+        """Return whether every agent that is still reachable has reported the end of its ranks."""
+        return all(
+            n in self._lost or (n in self._links and self._links[n].report.state == ENDED) for n in range(self._nodes)
+        )
+
+    @property
+    def requested_end(self) -> bool:
+        """Return whether the run was told to stop or end."""
+        return bool(self._orders.stop or self._orders.end)
+
+    @property
+    def ordered_end(self) -> bool:
+        """Return whether the ranks were ordered to end now."""
+        return bool(self._orders.end)
+
+    @property
+    def lost(self) -> list[LostAgent]:
+        """Return agents that no longer answer."""
+        return list(self._lost.values())
+
+    def result(self) -> JobEnd:
+        """Return how the agents have ended so far. An agent whose connection closed without a final report counts as lost."""
+        reports = [self._links[n].report for n in sorted(self._links)]
+        lost = {
+            n: found
+            for n, link in self._links.items()
+            if (found := find_lost_agent(n, link, float("inf"))) and link.closed
+        }
+        return JobEnd(
+            nodes=self._nodes,
+            ended_nodes=sum(r.state == ENDED for r in reports),
+            ends=[end for r in reports for end in r.ends],
+            last_steps={p.rank: p.step for r in reports for p in r.ranks if p.step is not None},
+            refused=next((f"{r.host}: {r.refused}" for r in reports if r.refused), ""),
+            lost=list({**lost, **self._lost}.values()),
+            not_joined=[n for n in range(self._nodes) if n not in self._links],
+            reasons=[f"{r.host}: {r.reason}" for r in reports if r.reason],
+            stopped=self._orders.stop,
+            ended=self._orders.end,
+            hang=self._hang,
+        )
+
+    def _start(self, now: float) -> None:
+        if self._orders.start is not None or self._orders.stop or self._orders.end:
+            return
+        missing = [n for n in range(self._nodes) if n not in self._links]
+        if missing:
+            if self._join_s is not None and self._began is not None and now - self._began > self._join_s:
+                self._end(f"node {format_ranks(missing)} did not join within {self._join_s:.0f} s", 0.0)
+            return
+        store = self._links[0].report.store
+        if store is None and self._needs_store:
+            return
+        address, port = store or ("", 0)
+        self._change(start=StartOrder(address=address, port=port, nonce=secrets.token_hex(16)))
+
+    def _failures(self) -> None:
+        if self._orders.end:
+            return
+        for link in self._links.values():
+            report = link.report
+            if report.refused:
+                self._end(f"{report.host}: {report.refused}", 0.0)
+                return
+            if report.failed:
+                self._end(_failure_text(report), FAILURE_GRACE_S)
+                return
+
+    def _disappeared(self, now: float) -> None:
+        for node, link in self._links.items():
+            found = find_lost_agent(node, link, now, self._floor)
+            if found is None:
+                self._lost.pop(node, None)
+            elif node not in self._lost:
+                self._lost[node] = found
+                reason = f"the agent of {found.host} is gone: {found.why}"
+                self.stop(reason)
+                if self._end_not_before is None:
+                    self._end_not_before, self._end_reason = now + STOP_GRACE_S, reason
+
+    def _examine(self, now: float) -> None:
+        if self._orders.end or self._judge is None:
+            return
+        if self._orders.collect is None:
+            alarm = next((link.report.alarm for link in self._links.values() if link.report.alarm), None)
+            if alarm is None:
+                return
+            self._alarm_at = now
+            self._change(collect=alarm)
+        waited, alarm = now - self._alarm_at, self._orders.collect
+        expected = set(range(self._nodes)) - {n for n, lost in self._lost.items()}
+        if alarm is not None and not self._judged and (expected <= set(self._evidence) or waited > ALL_ANSWER_S):
+            self._judged = True
+            try:
+                self._hang = self._judge(alarm, list(self._evidence.values())) or ""
+            finally:  # ranks that hang are ended, whatever becomes of the report
+                self._end("ranks made no progress", 0.0)
+
+    def _end(self, reason: str, grace_s: float) -> None:
+        if not self._orders.end:
+            self._change(end=reason, end_grace_s=grace_s)
+        elif grace_s < self._orders.end_grace_s:
+            self._change(end_grace_s=grace_s)
+
+    def _change(self, **values: object) -> None:
+        self._orders = msgspec.structs.replace(self._orders, **values)  # type: ignore[arg-type]
+
+
+def find_lost_agent(node: int, link: AgentLink, now: float, floor: float = 0.0) -> LostAgent | None:
+    """Return why an agent is considered lost; None while it answers, may still reconnect, or has ended normally.
+
+    Args:
+        floor: times before this one do not count.
+    """
+    report = link.report
+    if report.state == ENDED:
+        return None
+    ranks = [p.rank for p in report.ranks]
+    if link.closed == CLOSED and now - max(link.closed_at, floor) > RECONNECT_S:
+        why = f"its connection was closed by {report.host}, and it did not reconnect within {RECONNECT_S:.0f} s: process {report.pid} was killed"
+        return LostAgent(node=node, host=report.host, why=why, node_lost=None, ranks=ranks)
+    if link.closed == UNREACHABLE and now - max(link.closed_at, floor) > RECONNECT_S:
+        return LostAgent(
+            node=node, host=report.host, why="the node is not reachable over the network", node_lost=True, ranks=ranks
+        )
+    if not link.closed and now - max(link.heard_at, floor) > SILENT_S:
+        why = f"process {report.pid} has reported nothing for {SILENT_S:.0f} s, although its node keeps the connection: it is stopped or starved"
+        return LostAgent(node=node, host=report.host, why=why, node_lost=False, ranks=ranks)
+    return None
+
+
+def report_interval_s(nodes: int) -> float:
+    """Return the seconds between reports of an agent, chosen to limit the driver's load."""
+    return min(max(SHORTEST_S, nodes / BUSY_REPORTS_PER_S), LONGEST_S)
+
+
+def _failure_text(report: AgentReport) -> str:
+    first = min(report.failed, key=lambda end: end.time)
+    how = f"signal {-first.exitcode}" if first.exitcode < 0 else f"exit code {first.exitcode}"
+    return f"rank {first.rank} on {report.host} ended with {how}"

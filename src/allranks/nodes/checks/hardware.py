@@ -1,0 +1,183 @@
+"""Check a node's hardware and limits: shared memory, open files, cores, GPUs, InfiniBand."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from allranks.nodes.checks import ChecksByHost, NodeSurvey, failed_check, majority_value, passed_check
+from allranks.nodes.records import Check, Probe
+from allranks.planning.memory.records import CLOSE, FITS, TOO_LARGE, verdict
+
+MIN_SHM_BYTES = 32 * 2**20
+MIN_SHM_GPU_BYTES = 256 * 2**20
+MIN_FILES = 1024
+MIN_MEMLOCK_BYTES = 2**30
+
+
+def shm(survey: NodeSurvey) -> ChecksByHost:
+    """Shared memory: NCCL and data loaders pass tensors through it; a full one kills ranks with a bus error."""
+    least = MIN_SHM_GPU_BYTES if survey.need.device == "cuda" else MIN_SHM_BYTES
+    verdicts: ChecksByHost = {}
+    for probe in survey.probes:
+        shown = _size(probe.shm_free_bytes)
+        if probe.shm_free_bytes < least:
+            cure = (
+                f"{probe.host} has {shown} free in /dev/shm, {_size(least)} are needed: remove files there, "
+                "mount -o remount,size=8G /dev/shm, or give the container --shm-size=8g"
+            )
+            verdicts[probe.host] = failed_check("shm", f"SMALL({shown})", cure)
+        else:
+            verdicts[probe.host] = passed_check("shm", shown)
+    return verdicts
+
+
+def files(survey: NodeSurvey) -> ChecksByHost:
+    """Open files: a rank has a socket to every other, and one a file that it reads."""
+    return {
+        probe.host: passed_check("files", _number(probe.open_files))
+        if probe.open_files is None or probe.open_files >= MIN_FILES
+        else failed_check(
+            "files", f"FEW({probe.open_files})", f"ulimit -n 65536 on {probe.host} (add it to cluster.setup)"
+        )
+        for probe in survey.probes
+    }
+
+
+def memlock(survey: NodeSurvey) -> ChecksByHost:
+    """Locked memory: RDMA cannot register buffers without, and falls back to sockets or fails."""
+    verdicts: ChecksByHost = {}
+    for probe in survey.probes:
+        if not any(_active(item) for item in probe.infiniband):
+            continue
+        if probe.memlock_bytes is not None and probe.memlock_bytes < MIN_MEMLOCK_BYTES:
+            cure = (
+                f"ulimit -l unlimited on {probe.host}; under Slurm LimitMEMLOCK=infinity of slurmd (its administrator)"
+            )
+            verdicts[probe.host] = failed_check("memlock", f"SMALL({_size(probe.memlock_bytes)})", cure)
+        else:
+            verdicts[probe.host] = passed_check("memlock", "ok")
+    return verdicts
+
+
+def threads(survey: NodeSurvey) -> ChecksByHost:
+    """Ranks times threads against the cores that this job may use on the node."""
+    procs, each = survey.need.procs_per_node, survey.need.threads
+    verdicts: ChecksByHost = {}
+    for probe in survey.probes if each else []:
+        assert each is not None
+        shown = f"{procs}x{each}/{probe.cpus}"
+        if each > 1 and procs * each > probe.cpus:
+            fit = max(1, probe.cpus // procs)
+            cure = f"{probe.host} gives this job {probe.cpus} cores: --set cluster.env.OMP_NUM_THREADS={fit}, or request more (cluster.slurm.cpus_per_task)"
+            verdicts[probe.host] = failed_check("threads", f"MANY({shown})", cure, blocks=False)
+        else:
+            verdicts[probe.host] = passed_check("threads", shown)
+    return verdicts
+
+
+def gpus(survey: NodeSurvey) -> ChecksByHost:
+    """As many GPUs as ranks, of one kind and one driver, without memory errors."""
+    if survey.need.device != "cuda" and not any(p.gpus or p.gpu_error for p in survey.probes):
+        return {}
+    usual = majority_value({p.host: _kinds(p) for p in survey.probes if p.gpus})
+    return {probe.host: _gpu_check(survey, probe, usual) for probe in survey.probes}
+
+
+def _kinds(probe: Probe) -> tuple[str, ...]:
+    return tuple(sorted({f"{gpu.get('name')}, driver {gpu.get('driver')}" for gpu in probe.gpus}))
+
+
+def _gpu_check(survey: NodeSurvey, probe: Probe, usual: tuple[str, ...] | None) -> Check:
+    needs = survey.need.procs_per_node if survey.need.device == "cuda" else 0
+    broken = [str(gpu.get("index")) for gpu in probe.gpus if _ecc_errors(gpu)]
+    blocks = survey.need.device == "cuda"
+    if probe.gpu_error:
+        cure = f"the driver of {probe.host} does not answer: {probe.gpu_error}; exclude the node (--exclude-bad)"
+        return failed_check("gpus", "DRIVER", cure, blocks=blocks)
+    if len(probe.gpus) < needs:
+        cure = f"{needs} ranks need {needs} GPUs: set cluster.slurm.gpus_per_node or cluster.procs_per_node, or exclude {probe.host}"
+        return failed_check("gpus", f"FEW({len(probe.gpus)})", cure)
+    if broken:
+        cure = f"uncorrectable memory errors on GPU {', '.join(broken)} of {probe.host}: it must be reset or replaced; exclude the node (--exclude-bad)"
+        return failed_check("gpus", f"ECC({','.join(broken)})", cure, blocks=blocks)
+    if probe.gpus and _kinds(probe) != usual:
+        cure = f"the other nodes have {' and '.join(usual or ())}: choose equal nodes (cluster.slurm.constraint)"
+        return failed_check("gpus", f"DIFFERS({'; '.join(_kinds(probe))})", cure, blocks=False)
+    kind = re.sub(r"^NVIDIA ", "", str(probe.gpus[0].get("name"))).replace(" ", "-") if probe.gpus else ""
+    return passed_check("gpus", f"{len(probe.gpus)}x{kind}" if kind else "none")
+
+
+def _ecc_errors(gpu: dict[str, Any]) -> int:
+    count = str(gpu.get("ecc_errors", "")).strip()
+    return int(count) if count.isdigit() else 0  # [N/A] where the GPU does not count them
+
+
+def memory(survey: NodeSurvey) -> ChecksByHost:
+    """The estimate of a rank's memory against what its node turned out to have; a login node knows neither."""
+    needed, procs = survey.need.rank_memory_bytes, survey.need.procs_per_node
+    verdicts: ChecksByHost = {}
+    for probe in survey.probes if needed else []:
+        assert needed is not None
+        there = _device_bytes(probe, procs) if survey.need.device == "cuda" else probe.memory_bytes // procs
+        word = verdict(needed, there or None)
+        cure = f"a rank needs about {_size(needed)}, {probe.host} has {_size(there)} for it: `allranks plan` shows what makes it fit; `--force` ignores this"
+        if word in (TOO_LARGE, CLOSE):
+            too_large = word == TOO_LARGE
+            name = "SMALL" if too_large else "CLOSE"
+            verdicts[probe.host] = failed_check(
+                "memory", f"{name}({_size(needed)}/{_size(there)})", cure, blocks=too_large
+            )
+        elif word == FITS and survey.need.device == "cuda":
+            verdicts[probe.host] = passed_check("memory", f"{_size(needed)}/{_size(there)}")
+    return verdicts
+
+
+def _device_bytes(probe: Probe, procs: int) -> int:
+    """Of the smallest GPU, shared evenly where ranks are more than GPUs; 0: not told."""
+    sizes = [int(str(gpu.get("memory_mb"))) << 20 for gpu in probe.gpus if str(gpu.get("memory_mb")).isdigit()]
+    return min(sizes) // -(-procs // len(probe.gpus)) if sizes else 0
+
+
+def p2p(survey: NodeSurvey) -> ChecksByHost:
+    """GPUs of a node reach each other's memory; without, NCCL goes through the host, and says nothing."""
+    verdicts: ChecksByHost = {}
+    for probe in survey.probes:
+        if not probe.p2p:
+            continue
+        rows = [line.split() for line in probe.p2p.splitlines() if re.match(r"\s*GPU\d+\s+(X|[A-Z]+)", line)]
+        states = [word for row in rows for word in row[1:] if word in ("OK", "NS", "CNS", "GNS", "TNS", "DR")]
+        missing = sum(word != "OK" for word in states)
+        shown = f"{len(states) - missing}/{len(states)}"
+        cure = f"{missing} of {len(states)} pairs on {probe.host} cannot read each other: `nvidia-smi topo -p2p r`; NCCL copies through the host there"
+        verdicts[probe.host] = (
+            failed_check("p2p", f"NONE({shown})", cure, blocks=False) if missing else passed_check("p2p", shown)
+        )
+    return verdicts
+
+
+def ib(survey: NodeSurvey) -> ChecksByHost:
+    """InfiniBand and RoCE ports: one that is down here and up elsewhere makes NCCL fall back to sockets, in silence."""
+    up = {item["port"] for probe in survey.probes for item in probe.infiniband if _active(item)}
+    verdicts: ChecksByHost = {}
+    for probe in survey.probes if up else []:
+        mine = {item["port"] for item in probe.infiniband if _active(item)}
+        down = sorted(up - mine)
+        if down:
+            cure = f"these ports are up on other nodes: `ibstat` on {probe.host}, or exclude the node (--exclude-bad)"
+            verdicts[probe.host] = failed_check("ib", f"DOWN({','.join(down)})", cure, blocks=False)
+        else:
+            verdicts[probe.host] = passed_check("ib", f"{len(mine)}-up")
+    return verdicts
+
+
+def _active(port: dict[str, str]) -> bool:
+    return "ACTIVE" in port.get("state", "")
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.0f}GiB" if count >= 2**30 else f"{count >> 20}MiB"
+
+
+def _number(count: int | None) -> str:
+    return "unlimited" if count is None else str(count)

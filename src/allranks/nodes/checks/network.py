@@ -1,0 +1,158 @@
+"""Check names, addresses, ports and clocks: whether the nodes can find and reach each other."""
+
+from __future__ import annotations
+
+import ipaddress
+import statistics
+
+from allranks.nodes.checks import ChecksByHost, NodeSurvey, failed_check, join_names, passed_check
+from allranks.nodes.checks.connectivity import CONTAINER_PREFIXES, NodeLinks
+from allranks.nodes.records import Probe
+
+CLOCK_LIMIT_S = 2.0
+
+
+def net(survey: NodeSurvey) -> ChecksByHost:
+    """A network that all nodes are on; interface names may differ."""
+    if not survey.several:
+        return {}
+    if survey.network is None:
+        error = survey.network_error or "no network was chosen"
+        blamed = [p for p in survey.probes if not _outside(p)] or [p for p in survey.probes if p.host in error]
+        return {
+            p.host: failed_check("net", f"NONE({_addresses(p)})", error)
+            if p in blamed
+            else passed_check("net", _addresses(p))
+            for p in survey.probes
+        }
+    seats = survey.network.seats
+    return {p.host: passed_check("net", f"{seats[p.host].interface}/{seats[p.host].address}") for p in survey.probes}
+
+
+def _outside(probe: Probe) -> list[str]:
+    return [
+        f"{i.name}/{i.address}"
+        for i in probe.interfaces
+        if i.address and i.up and not i.loopback and not i.name.startswith(CONTAINER_PREFIXES)
+    ]
+
+
+def _addresses(probe: Probe) -> str:
+    down = [f"{i.name}-down" for i in probe.interfaces if not i.up and not i.loopback]
+    return ",".join(_outside(probe) or down) or "no-interface"
+
+
+def ifname(survey: NodeSurvey) -> ChecksByHost:
+    """An interface that the user names is there on every node: a name from one node is often wrong on the next."""
+    verdicts: ChecksByHost = {}
+    for probe in survey.probes if survey.need.named else []:
+        missing = [f"{n}={v}" for n, v in survey.need.named.items() if not _matches(n, v, probe)]
+        if missing:
+            cure = (
+                f"{probe.host} has {_addresses(probe)}, none that matches {missing[0]}: remove it from cluster.env or "
+                "cluster.rendezvous.interface, so that each node's interface is detected; or list all names, separated by commas"
+            )
+            verdicts[probe.host] = failed_check("ifname", f"MISSING({','.join(missing)})", cure)
+        else:
+            verdicts[probe.host] = passed_check("ifname", "ok")
+    return verdicts
+
+
+def _matches(name: str, value: str, probe: Probe) -> bool:
+    """Whether some interface that is up is meant. Gloo: exact names. NCCL: prefixes, `=` exact, `^` excludes."""
+    up = [item.name for item in probe.interfaces if item.up and item.address]
+    if name.startswith("GLOO"):
+        return any(item in up for item in value.split(","))
+    excludes = value.startswith("^")
+    plain = value.removeprefix("^")
+    exact = plain.startswith("=")
+    words = [word for word in plain.removeprefix("=").split(",") if word]
+    hits = [item for item in up if any(item == word if exact else item.startswith(word) for word in words)]
+    return len(hits) < len(up) if excludes else bool(hits)
+
+
+def reach(survey: NodeSurvey) -> ChecksByHost:
+    """Connections between nodes. A node at fault is blamed, not those that tried to reach it."""
+    if survey.reach is None:
+        return {}
+    verdicts: ChecksByHost = {}
+    for probe in survey.probes:
+        host, links = probe.host, survey.reach.get(probe.host)
+        if links is None or not links.answered:
+            cure = f"{host} did not answer the connection test; see the error of srun"
+            verdicts[host] = failed_check("reach", "NO-ANSWER", cure)
+        elif not links.ok:
+            verdicts[host] = failed_check(
+                "reach", f"UNREACHABLE({','.join(links.peers[:4]) or host})", _reach_cure(links)
+            )
+        else:
+            verdicts[host] = passed_check("reach", f"{links.reached}/{links.tried}")
+    return verdicts
+
+
+def _reach_cure(links: NodeLinks) -> str:
+    host = links.host
+    shown = "; ".join(links.errors) or (
+        f"{links.tried - links.reached} of {links.tried} nodes not reached from {host}, "
+        f"{links.tried_by - links.reached_by} of {links.tried_by} did not reach it: "
+        f"{join_names([item.text() for item in links.failed], 3)}"
+    )
+    return (
+        f"{host}: {shown}; a firewall, a broken link or the wrong network: choose another in "
+        f"cluster.rendezvous.interface, or exclude the node (--exclude-bad, cluster.slurm.exclude)"
+    )
+
+
+def name(survey: NodeSurvey) -> ChecksByHost:
+    """The node's own name means an address that others can reach. The ranks get addresses, so it does not block."""
+    verdicts: ChecksByHost = {}
+    for probe in survey.probes if survey.several else []:
+        loop = [a for a in probe.resolves or [] if ipaddress.ip_address(a).is_loopback]
+        if loop:
+            cure = (
+                f"/etc/hosts of {probe.host} maps its own name {probe.own_name} to {loop[0]}: remove that line; "
+                "until then programs that listen on their host name cannot be reached (allranks passes addresses)"
+            )
+            verdicts[probe.host] = failed_check("name", f"LOOPBACK({loop[0]})", cure, blocks=survey.network is None)
+        elif not probe.resolves:
+            why = probe.resolve_error or "no address"
+            cure = f"{probe.host} cannot resolve its own name ({why}): add it to /etc/hosts or to DNS"
+            verdicts[probe.host] = failed_check(
+                "name", f"UNKNOWN({probe.own_name})", cure, blocks=survey.network is None
+            )
+        else:
+            verdicts[probe.host] = passed_check("name", "ok")
+    return verdicts
+
+
+def port(survey: NodeSurvey) -> ChecksByHost:
+    """The rendezvous port is free on the first node; elsewhere nobody listens."""
+    asked = survey.wish.ports
+    if not asked:
+        return {}
+    first = survey.first
+    if first.free_ports:
+        return {first.host: passed_check("port", str(first.free_ports[0]))}
+    if survey.need.port is not None:
+        cure = f"another program listens there on {first.host}: leave cluster.rendezvous.port null, so that a free port is chosen"
+        return {first.host: failed_check("port", f"TAKEN({survey.need.port})", cure)}
+    cure = f"other programs listen on all of them on {first.host}: set a free port in cluster.rendezvous.port"
+    return {first.host: failed_check("port", f"TAKEN({','.join(map(str, asked))})", cure)}
+
+
+def clock(survey: NodeSurvey) -> ChecksByHost:
+    """Clocks agree: otherwise the first failure cannot be told from the logs, nor which file is newer."""
+    off = {p.host: p.clock - survey.received[p.host] for p in survey.probes if p.host in survey.received}
+    if not off:
+        return {}
+    middle = statistics.median(off.values())
+    if abs(middle) > CLOCK_LIMIT_S and len(off) > 2:  # then it is the launcher's own clock that is wrong
+        off = {host: seconds - middle for host, seconds in off.items()}
+    return {
+        host: passed_check("clock", f"{seconds:+.2f}s")
+        if abs(seconds) <= CLOCK_LIMIT_S
+        else failed_check(
+            "clock", f"WRONG({seconds:+.1f}s)", f"set the clock of {host} (chronyc makestep, or its administrator)"
+        )
+        for host, seconds in off.items()
+    }

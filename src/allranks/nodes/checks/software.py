@@ -1,0 +1,187 @@
+"""Check project, interpreter, packages and folders: present, writable and the same on every node."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from allranks.nodes.checks import ChecksByHost, NodeSurvey, failed_check, join_names, majority_value, passed_check
+from allranks.nodes.records import Check, FolderFacts, Probe, RequiredFolder
+
+STAGE = "put it on a file system shared by all nodes, or let `allranks stage` copy it (cluster.stage: auto)"
+
+
+def proj(survey: NodeSurvey) -> ChecksByHost:
+    """The program that the ranks run is there, with the same content."""
+    return same_content(survey, "proj", ["project", "script"], STAGE)
+
+
+def data(survey: NodeSurvey) -> ChecksByHost:
+    """The data are there, with the same content."""
+    cure = "copy it to a file system shared by all nodes and set data.source to that path"
+    return same_content(survey, "data", ["data", "eval data"], cure)
+
+
+def model(survey: NodeSurvey) -> ChecksByHost:
+    """The model's folder is there, with the same content."""
+    return same_content(survey, "model", ["model"], "copy it to a file system that all nodes share")
+
+
+def same_content(survey: NodeSurvey, name: str, roles: list[str], cure: str) -> ChecksByHost:
+    """Each role's path exists on every node and holds what it holds elsewhere."""
+    wanted = [item for item in survey.wish.folders if item.role in roles]
+    verdicts: ChecksByHost = {}
+    for item in wanted:
+        digests = {
+            probe.host: facts.fingerprint.digest
+            for probe in survey.probes
+            if (facts := probe.folders.get(item.role)) and facts.exists and facts.fingerprint
+        }
+        own = survey.here.get(item.role, FolderFacts()).fingerprint
+        usual = majority_value(digests, own.digest if own else None)
+        for probe in survey.probes:
+            facts = probe.folders.get(item.role, FolderFacts())
+            if probe.host in verdicts and not verdicts[probe.host].ok:
+                continue
+            if facts.error:
+                verdicts[probe.host] = failed_check(
+                    name, f"UNREADABLE({item.path})", f"{probe.host}: {facts.error}; {cure}"
+                )
+            elif not facts.exists:
+                verdicts[probe.host] = failed_check(
+                    name, f"MISSING({item.path})", f"{probe.host} does not see it: {cure}"
+                )
+            elif digests.get(probe.host) != usual:
+                why = f"its content on {probe.host} differs from the other nodes: {cure}"
+                verdicts[probe.host] = failed_check(name, f"DIFFERS({item.path})", why)
+            else:
+                verdicts[probe.host] = passed_check(name, "ok")
+    return verdicts
+
+
+def py(survey: NodeSurvey) -> ChecksByHost:
+    """The launcher's interpreter is there, and of the same version."""
+    usual = majority_value({p.host: p.python for p in survey.probes if _right_python(survey, p)})
+    verdicts: ChecksByHost = {}
+    for probe in survey.probes:
+        if not _right_python(survey, probe):
+            cure = f"{probe.host} does not have {survey.wish.python}: create the environment on a file system shared by all nodes"
+            verdicts[probe.host] = failed_check("py", f"MISSING({survey.wish.python})", cure)
+        elif probe.python != usual:
+            cure = f"the other nodes have {usual}: use one environment on a file system that all nodes share"
+            verdicts[probe.host] = failed_check("py", f"VERSION({probe.python})", cure)
+        else:
+            verdicts[probe.host] = passed_check("py", probe.python)
+    return verdicts
+
+
+def _right_python(survey: NodeSurvey, probe: Probe) -> bool:
+    return bool(probe.executable) and PurePosixPath(probe.executable) == PurePosixPath(survey.wish.python)
+
+
+def pkgs(survey: NodeSurvey) -> ChecksByHost:
+    """Every needed package is there, in the version that the others have."""
+    names = survey.wish.packages
+    usual = {
+        name: majority_value({p.host: p.packages[name].version for p in survey.probes if _has(p, name)})
+        for name in names
+    }
+    verdicts: ChecksByHost = {}
+    for probe in survey.probes if names else []:
+        missing = [name for name in names if not _has(probe, name)]
+        other = [n for n in names if n not in missing and probe.packages[n].version != usual[n]]
+        where = probe.executable or survey.wish.python
+        if missing:
+            extras = "train,deepspeed" if "deepspeed" in missing else "train"
+            cure = (
+                f"{where} -m pip install 'allranks[{extras}]' on {probe.host}, or one environment that all nodes share"
+            )
+            if not _right_python(survey, probe):
+                cure = f"{probe.host} was checked with another interpreter, so fix py first"
+            verdicts[probe.host] = failed_check("pkgs", f"MISSING({','.join(missing)})", cure)
+        elif other:
+            shown = ", ".join(f"{n} {probe.packages[n].version}, others {usual[n]}" for n in other)
+            cure = f"{where} -m pip install {' '.join(f'{n}=={usual[n]}' for n in other)} on {probe.host}"
+            verdicts[probe.host] = failed_check("pkgs", f"VERSION({shown})", cure)
+        else:
+            verdicts[probe.host] = passed_check("pkgs", "ok")
+    return verdicts
+
+
+def torch(survey: NodeSurvey) -> ChecksByHost:
+    """The version of torch, for the eye; `pkgs` judges it."""
+    return {
+        probe.host: passed_check("torch", probe.packages["torch"].version or "?")
+        for probe in survey.probes
+        if _has(probe, "torch")
+    }
+
+
+def _has(probe: Probe, name: str) -> bool:
+    return name in probe.packages and probe.packages[name].origin is not None
+
+
+def imports(survey: NodeSurvey) -> ChecksByHost:
+    """The packages can really be imported, in bounded time."""
+    verdicts: ChecksByHost = {}
+    for probe in survey.probes:
+        if probe.imports is None:
+            continue
+        failed = {
+            n: i.error for n, i in probe.imports.items() if i.error and (_has(probe, n) or n not in probe.packages)
+        }
+        seconds = sum(item.seconds or 0.0 for item in probe.imports.values())
+        if failed:
+            why = next(iter(failed.values()))
+            cure = f"{join_names(list(failed))} cannot be imported on {probe.host}: {why}"
+            verdicts[probe.host] = failed_check("imports", f"FAILED({','.join(failed)})", cure)
+        else:
+            verdicts[probe.host] = passed_check("imports", f"{seconds:.1f}s")
+    return verdicts
+
+
+MIN_FREE_BYTES = 64 * 2**20
+GIB = 2**30
+
+
+def run(survey: NodeSurvey) -> ChecksByHost:
+    """The run folder: every rank writes there, and rank 0 reads what others wrote."""
+    return _written(survey, "run", "run_root", "--set run_root=FOLDER")
+
+
+def cache(survey: NodeSurvey) -> ChecksByHost:
+    """The cache of models and prepared data, where the spec names one."""
+    return _written(survey, "cache", "cluster.cache", "--set cluster.cache=FOLDER")
+
+
+def _written(survey: NodeSurvey, role: str, key: str, option: str) -> ChecksByHost:
+    wanted = next((item for item in survey.wish.folders if item.role == role), None)
+    if wanted is None:
+        return {}
+    return {
+        probe.host: _judge(survey, wanted, probe.host, probe.folders.get(role, FolderFacts()), f"{key} ({option})")
+        for probe in survey.probes
+    }
+
+
+def _judge(survey: NodeSurvey, wanted: RequiredFolder, host: str, facts: FolderFacts, key: str) -> Check:
+    name, path = wanted.role, wanted.path
+    cure = f"set {key} to a folder shared by all nodes"
+    secret = survey.nonces.get(wanted.role)
+    if facts.error:
+        return failed_check(name, f"UNREADABLE({path})", f"{host}: {facts.error}; {cure}")
+    if not facts.exists:
+        return failed_check(name, f"MISSING({path})", f"{host} does not see this folder: {cure}")
+    if survey.must_share and secret and facts.nonce != secret:
+        return failed_check(
+            name, f"NOT-SHARED({path})", f"{host} has a different folder there, not the launcher's: {cure}"
+        )
+    if facts.write_error:
+        return failed_check(name, f"READ-ONLY({path})", f"{host} cannot write there: {facts.write_error}; {cure}")
+    free = facts.free_bytes or 0
+    if free < MIN_FREE_BYTES:
+        short = (
+            f"less than {MIN_FREE_BYTES >> 20} MiB are free on {host}: free space there, or set {key} to another folder"
+        )
+        return failed_check(name, f"FULL({path},{free >> 20}MiB)", short)
+    room = f"{free / GIB:.0f}GiB" if free >= GIB else f"{free >> 20}MiB"
+    return passed_check(name, f"rw,{room}" + ("" if secret or not survey.must_share else ",sharing-not-proved"))

@@ -1,0 +1,180 @@
+"""What the verb ``doctor`` does: examine nodes, and draw conclusions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from allranks.errors import EnvironmentNotAble
+from allranks.nodes.network_verification import NetworkOutcome
+from allranks.nodes.preflight.link_tests import (
+    CopyResult,
+    RankPair,
+    measure_pairs,
+    run_copy_test,
+    slow_pair_summary,
+    slow_pairs,
+)
+from allranks.nodes.preflight.network_policy import policy_for_nodes
+from allranks.nodes.preflight.runner import PreflightResult, TargetNodes, exclude_nodes, run_preflight
+from allranks.nodes.records import PreflightReport
+from allranks.planning import memory
+from allranks.planning.env_vars import NetworkPolicy, NodeNetworkPolicy
+from allranks.planning.planner import make_plan, network_job
+from allranks.planning.records import LaunchPlan
+from allranks.spec.records import RunSpec
+from allranks.utils.machine import MachineFacts, machine_facts
+
+Log = Callable[[str], None]
+
+
+class DoctorOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The verb's options."""
+
+    collectives: bool = False
+    exclude_bad: bool = False
+    imports: bool = True
+
+
+class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the doctor says."""
+
+    preflight: PreflightResult
+    ok: bool
+    pairs: list[RankPair] = []
+    pairs_verdict: str = ""
+    excluded: list[str] = []
+    notes: list[str] = []
+    policy: NetworkPolicy = NetworkPolicy(nodes=[])
+    outcome: NetworkOutcome | None = None
+    """What the ranks of the collectives really used."""
+    copies: list[CopyResult] = []
+
+    def as_json(self) -> dict[str, Any]:
+        """One document: verdicts by node, the network, the pairs."""
+        found = self.preflight
+        return {
+            "ok": self.ok,
+            "nodes": [_report_json(report) for report in found.reports],
+            "network": msgspec.to_builtins(found.network),
+            "port": found.port,
+            "pairs": [_pair_json(pair) for pair in self.pairs],
+            "slow_pairs": [[pair.a, pair.b] for pair in slow_pairs(self.pairs)],
+            "pairs_verdict": self.pairs_verdict,
+            "environment": {node.host: _policy_json(node) for node in self.policy.nodes},
+            "observed": msgspec.to_builtins(self.outcome),
+            "copies": msgspec.to_builtins(self.copies),
+            "excluded": self.excluded,
+            "notes": self.notes,
+            "seconds": {"probe": found.probe_s, "reach": found.reach_s},
+        }
+
+
+def _policy_json(node: NodeNetworkPolicy) -> dict[str, Any]:
+    return {
+        "advice": [item.advice() for item in node.environment],
+        "expected": msgspec.to_builtins(node.expected),
+    }
+
+
+def _pair_json(pair: RankPair) -> dict[str, Any]:
+    rates = {"copy_bytes_per_s": pair.copy_bytes_per_s, "all_reduce_bytes_per_s": pair.all_reduce_bytes_per_s}
+    return {**msgspec.to_builtins(pair), **rates}
+
+
+def _report_json(report: PreflightReport) -> dict[str, Any]:
+    return {"host": report.host, "ok": report.ok, "checks": msgspec.to_builtins(report.checks)}
+
+
+def doctor(
+    spec: RunSpec,
+    request: DoctorOptions,
+    nodes: AbstractContextManager[tuple[TargetNodes, list[str]]],
+    say: Log,
+    *,
+    facts: MachineFacts,
+) -> DoctorReport:
+    """Examine the nodes that the spec would use, as far as they can be reached from here.
+
+    Args:
+        nodes: gives the nodes, and notes for the reader (`launch.launchers.Launcher.nodes_to_examine`); entered once the spec is planned.
+        facts: what the plan depends on, of this machine and of the partition (`launch.preview.planning_facts`).
+
+    Raises:
+        SpecError: Slurm refuses account, partition or resources.
+        EnvironmentNotAble: no Slurm answers, or the nodes are not free.
+    """
+    plan = make_plan(spec, facts)
+    if spec.model is not None and not plan.device_is_provisional:
+        plan = msgspec.structs.replace(plan, rank_memory_bytes=memory.known_bytes(memory.fit(spec, plan, facts)))
+    with nodes as (where, notes):
+        return _run(where, spec, plan, request, notes, say)
+
+
+def _run(
+    where: TargetNodes, spec: RunSpec, plan: LaunchPlan, request: DoctorOptions, notes: list[str], say: Log
+) -> DoctorReport:
+    found = run_preflight(where, spec, plan, Path(spec.run_root), imports=request.imports)
+    excluded: list[str] = []
+    ok = found.ok
+    if not ok and request.exclude_bad and where.hosts:
+        found, excluded, note = _without_bad_nodes(where, spec, plan, request, found)
+        notes = [*notes, note]
+        ok = bool(excluded)
+        where = msgspec.structs.replace(where, hosts=[h for h in where.hosts if h not in excluded])
+    pairs: list[RankPair] = []
+    outcome: NetworkOutcome | None = None
+    copies: list[CopyResult] = []
+    policy = _policy(spec, plan, found)
+    if request.collectives and (ok or found.may_run):
+        say("measuring all pairs ...")
+        if plan.device == "cuda":
+            copies = run_copy_test(where, found, Path(spec.run_root))
+            policy = _policy(spec, plan, found)  # a copy that failed changes it
+        procs = plan.procs_per_node if plan.device == "cuda" or len(where.hosts) < 2 else 1
+        measured = measure_pairs(where, found, plan, procs, policy)
+        pairs, outcome = measured.pairs, measured.outcome
+    elif request.collectives:
+        notes = [*notes, "collectives were not measured: fix the failed checks first"]
+    return DoctorReport(
+        preflight=found,
+        ok=ok and not slow_pairs(pairs) and (outcome is None or outcome.ok) and not any(c.failed for c in copies),
+        pairs=pairs,
+        pairs_verdict=slow_pair_summary(pairs) if pairs else "",
+        excluded=excluded,
+        notes=notes,
+        policy=policy,
+        outcome=outcome,
+        copies=copies,
+    )
+
+
+def _policy(spec: RunSpec, plan: LaunchPlan, found: PreflightResult) -> NetworkPolicy:
+    planned = {item.name for item in plan.environment if item.value is not None}
+    return policy_for_nodes(network_job(spec, plan.device), found, Path(spec.run_root), planned)
+
+
+def _without_bad_nodes(
+    where: TargetNodes, spec: RunSpec, plan: LaunchPlan, request: DoctorOptions, found: PreflightResult
+) -> tuple[PreflightResult, list[str], str]:
+    """The rest is looked at again: what was hidden behind a bad node comes out. The bad nodes' verdicts stay."""
+    bad = found.bad_hosts
+    try:
+        smaller = exclude_nodes(spec, bad, machine_facts())
+    except EnvironmentNotAble as error:
+        return found, [], str(error)
+    rest = msgspec.structs.replace(where, hosts=[host for host in where.hosts if host not in bad])
+    again = run_preflight(rest, smaller, plan, Path(spec.run_root), imports=False)
+    shown = [report for report in found.reports if report.host in bad]
+    merged = msgspec.structs.replace(again, reports=[*again.reports, *shown])
+    if not again.ok:
+        return merged, [], f"without {', '.join(bad)}, {', '.join(again.bad_hosts)} fail too"
+    names = ",".join(bad)
+    note = (
+        f"continue without {names}: --set cluster.nodes={smaller.cluster.nodes} --set 'cluster.slurm.exclude=[{names}]'"
+    )
+    return merged, bad, note

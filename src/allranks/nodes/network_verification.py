@@ -1,0 +1,398 @@
+"""Verify the network that the ranks used against the policy: NCCL's log lines and the TCP connections of the rank processes.
+
+The main failure to find is RDMA that silently fell back to sockets. Source of the log lines: NCCL 2.4 to 2.30 with
+NCCL_DEBUG=INFO. Gloo only logs how many peers it reached (GLOO_LOG_LEVEL=INFO), so its interface is read from the
+connections in /proc.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import struct
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from allranks.planning.env_vars import ExpectedNetwork, NetworkPolicy, load_policy
+from allranks.rundir.files import read_json
+from allranks.rundir.paths import RunDir
+from allranks.utils.inputs import open_regular
+
+_SOCKET_LINK = re.compile(r"socket:\[(\d+)\]")
+TCP_ESTABLISHED = "01"
+
+
+def connection_addresses(
+    pids: Iterable[int], *, peers: Iterable[str] | None = None, without_ports: Iterable[int] = ()
+) -> Counter[str]:
+    """Local addresses of these processes' connections, counted.
+
+    Left out are the store's ports, and with `peers` (addresses of the nodes) connections to anybody else. A connection
+    between two processes of this node counts at both ends. Processes that are gone count nothing.
+    """
+    known = None if peers is None else set(peers)
+    mine = {inode for pid in pids for inode in _socket_inodes(pid)}
+    skip = set(without_ports)
+    found: Counter[str] = Counter()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            rows = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for row in rows:
+            words = row.split()
+            if len(words) < 10 or words[3] != TCP_ESTABLISHED or words[9] not in mine:
+                continue
+            local, own = _endpoint(words[1])
+            remote, other = _endpoint(words[2])
+            if known is not None and remote not in known and not remote.startswith("127."):
+                continue
+            if own not in skip and other not in skip:
+                found[local] += 1
+    return found
+
+
+def _socket_inodes(pid: int) -> list[str]:
+    found = []
+    try:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            match = _SOCKET_LINK.match(os.readlink(entry))  # noqa: PTH115 - a pseudo link, not a path
+            if match:
+                found.append(match[1])
+    except OSError:
+        return found
+    return found
+
+
+def _endpoint(text: str) -> tuple[str, int]:
+    """``0100007F:1F90`` -> ("127.0.0.1", 8080); the kernel writes addresses in the machine's byte order."""
+    raw, _, port = text.partition(":")
+    data = bytes.fromhex(raw)
+    words = struct.unpack(f">{len(data) // 4}I", data)
+    packed = b"".join(struct.pack("=I", word) for word in words)
+    if len(packed) == 4:
+        return socket.inet_ntop(socket.AF_INET, packed), int(port, 16)
+    mapped = packed[:12] == b"\0" * 10 + b"\xff\xff"
+    return (
+        socket.inet_ntop(socket.AF_INET, packed[12:]) if mapped else socket.inet_ntop(socket.AF_INET6, packed),
+        int(port, 16),
+    )
+
+
+def count_by_interface(addresses: Counter[str], names: dict[str, str]) -> dict[str, int]:
+    """Counts by interface; an address that no interface has keeps its own name."""
+    found: Counter[str] = Counter()
+    for address, count in addresses.items():
+        found["lo" if address.startswith("127.") or address == "::1" else names.get(address, address)] += count
+    return dict(sorted(found.items()))
+
+
+_LINE = re.compile(r"(?:(?P<host>[\w.-]+):\d+:\d+ \[\d+\] )?NCCL (?:INFO|WARN) (?P<text>.*)")
+_BOOTSTRAP = re.compile(r"Bootstrap ?: Using (?:\[\d+\])?(?P<name>[^\s:]+):(?P<address>\S*?)<\d+>")
+_NETWORK = re.compile(r"(?:Using network|Assigned NET plugin|Initialized NET plugin) (?P<net>\S+(?: Libfabric)?)")
+_NET_SOCKET = re.compile(r"NET/Socket ?: Using (?P<list>.*)")
+_NET_IB = re.compile(r"NET/IB ?: Using (?P<list>.*)")
+_ITEM = re.compile(r"\[\d+\](?P<name>[^\s:]+):(?P<rest>[^\s]*)")
+_CHANNEL = re.compile(r"\bvia (?P<way>P2P|SHM|NET)(?:/(?P<rest>[\w/.()-]+(?: Libfabric[\w/.-]*)?))?")
+_REASONS = (
+    (
+        re.compile(r"Failed to open libibverbs"),
+        "libibverbs is not installed where the ranks run (often a container without it)",
+    ),
+    (
+        re.compile(r"NET/IB ?: No device found"),
+        "NCCL found no RDMA device (in a container: /dev/infiniband is not passed on)",
+    ),
+    (re.compile(r"NCCL_IB_DISABLE set by environment to [1-9]"), "NCCL_IB_DISABLE is set"),
+    (re.compile(r"NCCL_NET set by environment to Socket", re.IGNORECASE), "NCCL_NET is set to Socket"),
+    (re.compile(r"ibv_\w+ failed|Call to ibv_\w+"), "a call of the RDMA library failed"),
+    (re.compile(r"NET/OFI .*(?:No eligible providers|initialization failed)"), "the EFA plugin found no provider"),
+)
+_PEERS = re.compile(
+    r"INFO Rank (?P<rank>\d+) is connected to (?P<got>\d+)\. Expected number of connected peers is: (?P<want>\d+)"
+)
+RDMA_PREFIXES = ("IB", "IBext", "AWS", "OFI", "UCX", "SHARP", "COLLNET")
+
+
+class ObservedNetwork(msgspec.Struct, frozen=True, kw_only=True):
+    """One node, over all its ranks. Sets as sorted lists; empty: nothing was said of it."""
+
+    host: str
+    networks: list[str] = []
+    bootstrap: list[str] = []
+    """Interfaces of the bootstrap."""
+    sockets: list[str] = []
+    """Interfaces that NCCL sends over when it uses sockets."""
+    devices: list[str] = []
+    """RDMA ports, ``mlx5_0:1``."""
+    layers: list[str] = []
+    """IB or RoCE, as NCCL tells it of the ports."""
+    ways: dict[str, int] = {}
+    """Channels by way: P2P, SHM, NET/IB, NET/IB/GDRDMA, NET/Socket, ..."""
+    reasons: list[str] = []
+    """What NCCL said that explains why it has no RDMA."""
+    connections: dict[str, int] = {}
+    """Connections of the ranks to other nodes by interface, without the store's."""
+    lost_peers: list[str] = []
+    """Ranks that Gloo connected to fewer peers than it should."""
+
+    @property
+    def rdma(self) -> bool | None:
+        """Whether the data went by RDMA; None if NCCL said nothing."""
+        if not self.networks:
+            return None
+        return all(net.startswith(RDMA_PREFIXES) for net in self.networks)
+
+    @property
+    def known(self) -> bool:
+        """Whether anything was seen at all."""
+        return bool(self.networks or self.bootstrap or self.ways or self.connections)
+
+
+class NetworkLogParser:
+    """Takes in the lines of one node's ranks."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._sets: dict[str, set[str]] = {
+            key: set()
+            for key in ("assigned", "networks", "bootstrap", "sockets", "devices", "layers", "reasons", "lost")
+        }
+        self._ways: dict[str, int] = {}
+
+    def take(self, lines: Iterable[str]) -> None:
+        """Lines of a log; those that are none of NCCL's or Gloo's are passed over."""
+        for line in lines:
+            if "NCCL" in line:
+                found = _LINE.search(line)
+                if found:
+                    self._nccl(found["text"])
+            elif (
+                "connected peers" in line and (peers := _PEERS.search(line)) and int(peers["got"]) < int(peers["want"])
+            ):
+                self._sets["lost"].add(f"rank {peers['rank']} ({peers['got']} of {peers['want']})")
+
+    def _nccl(self, text: str) -> None:
+        if match := _BOOTSTRAP.search(text):
+            self._sets["bootstrap"].add(match["name"])
+        elif match := _NETWORK.search(text):
+            self._sets["networks" if text.startswith("Initialized") else "assigned"].add(match["net"])
+        elif match := _NET_SOCKET.search(text):
+            self._sets["sockets"] |= {item["name"] for item in _ITEM.finditer(match["list"])}
+        elif match := _NET_IB.search(text):
+            self._ports(match["list"])
+        elif match := _CHANNEL.search(text):
+            way = _transport_name(match["way"], match["rest"] or "")
+            self._ways[way] = self._ways.get(way, 0) + 1
+        for pattern, why in _REASONS:
+            if pattern.search(text):
+                self._sets["reasons"].add(why)
+
+    def _ports(self, listed: str) -> None:
+        for item in _ITEM.finditer(listed):
+            number, _, layer = item["rest"].partition("/")
+            self._sets["devices"].add(f"{item['name']}:{number}")
+            self._sets["layers"] |= {"RoCE" if "roce" in layer.lower() else "IB"} if layer else set()
+
+    def observed(self, connections: dict[str, int] | None = None) -> ObservedNetwork:
+        """The sum. What was assigned to a communicator counts before what was merely initialised."""
+        sets = self._sets
+        return ObservedNetwork(
+            host=self._host,
+            networks=sorted(sets["assigned"] or sets["networks"]),
+            bootstrap=sorted(sets["bootstrap"]),
+            sockets=sorted(sets["sockets"]),
+            devices=sorted(sets["devices"]),
+            layers=sorted(sets["layers"]),
+            ways=dict(sorted(self._ways.items())),
+            reasons=sorted(sets["reasons"]),
+            connections=connections or {},
+            lost_peers=sorted(sets["lost"]),
+        )
+
+
+def _transport_name(kind: str, rest: str) -> str:
+    """``NET/IB/0/GDRDMA`` -> ``NET/IB/GDRDMA``: the number of the device says nothing here."""
+    if kind != "NET":
+        return kind
+    parts = [part for part in rest.split("/") if part]
+    direct = [part for part in parts if part.startswith("GDRDMA")]
+    name = parts[0].split("(")[0] if parts else "?"
+    return "/".join(["NET", name, *(["GDRDMA"] if direct else [])])
+
+
+def host_of_line(line: str) -> str | None:
+    """The node that an NCCL line names, where several nodes write into one stream."""
+    found = _LINE.search(line)
+    return found["host"] if found else None
+
+
+NON_RDMA = ("Socket", "")
+
+
+class NetworkFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """One difference. `bad`: speed or the run itself is lost by it; `note`: worth knowing."""
+
+    host: str
+    level: Literal["bad", "note"]
+    text: str
+
+
+class NetworkOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """All nodes: what was seen, and the differences."""
+
+    observed: list[ObservedNetwork]
+    findings: list[NetworkFinding]
+
+    @property
+    def ok(self) -> bool:
+        return not any(item.level == "bad" for item in self.findings)
+
+    def line(self) -> str:
+        """One line for a summary; empty if nothing was seen."""
+        seen = [item for item in self.observed if item.known]
+        if not seen:
+            return ""
+        nets = sorted({net for item in seen for net in item.networks})
+        ways = sorted({way for item in seen for way in item.ways})
+        faces = sorted({name for item in seen for name in [*item.connections, *item.bootstrap]})
+        parts = [
+            f"NCCL over {', '.join(nets)}" if nets else "",
+            f"ways {', '.join(ways)}" if ways else "",
+            f"interface {', '.join(faces)}" if faces else "",
+        ]
+        return "; ".join(part for part in parts if part)
+
+
+def compare_with_policy(expected: dict[str, ExpectedNetwork], observed: Sequence[ObservedNetwork]) -> NetworkOutcome:
+    """Every node's differences; nodes of which nothing was seen have none."""
+    findings: list[NetworkFinding] = []
+    for item in observed:
+        wanted = expected.get(item.host)
+        if wanted is not None:
+            findings += _node_findings(wanted, item)
+        findings += [
+            NetworkFinding(host=item.host, level="bad", text=f"Gloo connected {peers} peers")
+            for peers in item.lost_peers
+        ]
+    findings += _node_differences(observed)
+    return NetworkOutcome(observed=list(observed), findings=findings)
+
+
+def _node_findings(wanted: ExpectedNetwork, item: ObservedNetwork) -> list[NetworkFinding]:
+    return [*_transport(wanted, item), *_interface(wanted, item), *_gpu_findings(wanted, item)]
+
+
+def _bad_finding(item: ObservedNetwork, text: str) -> NetworkFinding:
+    return NetworkFinding(host=item.host, level="bad", text=text)
+
+
+def _transport(wanted: ExpectedNetwork, item: ObservedNetwork) -> list[NetworkFinding]:
+    used = ", ".join(item.networks)
+    if wanted.transport not in NON_RDMA and item.rdma is False:
+        why = "; ".join(item.reasons) or "NCCL does not log the reason: search for NET/IB or NET/OFI in the ranks' logs"
+        what = ", ".join(wanted.devices) or wanted.transport
+        return [
+            _bad_finding(
+                item, f"{wanted.transport} became sockets: expected {what} ({wanted.why}), NCCL used {used}. {why}"
+            )
+        ]
+    if wanted.transport == "Socket" and item.rdma:
+        text = f"RDMA is used ({used}), although sockets were expected: {wanted.why}"
+        return [NetworkFinding(host=item.host, level="note", text=text)]
+    missing = [device for device in wanted.devices if device not in item.devices]
+    if item.rdma and item.devices and missing:
+        verb = "is" if len(missing) == 1 else "are"
+        using = ", ".join(item.devices)
+        return [_bad_finding(item, f"NCCL does not use {', '.join(missing)}, which {verb} up; it uses {using}")]
+    return []
+
+
+def _interface(wanted: ExpectedNetwork, item: ObservedNetwork) -> list[NetworkFinding]:
+    if not wanted.interface:
+        return []
+    found = []
+    other = sorted({*item.bootstrap, *item.sockets} - {wanted.interface})
+    if other:
+        found.append(_bad_finding(item, f"NCCL uses the interface {', '.join(other)}, expected {wanted.interface}"))
+    strange = sorted(set(item.connections) - {wanted.interface, "lo"})
+    if strange:
+        shown = ", ".join(f"{name} ({item.connections[name]})" for name in strange)
+        found.append(_bad_finding(item, f"connections between ranks go over {shown}, expected {wanted.interface}"))
+    return found
+
+
+def _gpu_findings(wanted: ExpectedNetwork, item: ObservedNetwork) -> list[NetworkFinding]:
+    found = []
+    if wanted.inside == "NVLink" and item.ways.get("SHM") and not item.ways.get("P2P"):
+        text = "the GPUs are connected by NVLink, but NCCL uses host memory (SHM): peer-to-peer is disabled or refused"
+        found.append(_bad_finding(item, text))
+    rdma = [way for way in item.ways if way.startswith(("NET/IB", "NET/AWS"))]
+    if rdma and not any(way.endswith("GDRDMA") for way in rdma):
+        text = "RDMA goes through host memory, without GPUDirect (nvidia-peermem or DMA-BUF is missing, or the card is far)"
+        found.append(NetworkFinding(host=item.host, level="note", text=text))
+    return found
+
+
+def _node_differences(observed: Sequence[ObservedNetwork]) -> list[NetworkFinding]:
+    """Nodes that disagree: some by RDMA, some by sockets."""
+    sockets = [item.host for item in observed if item.rdma is False]
+    rdma = [item.host for item in observed if item.rdma is True]
+    if not (sockets and rdma):
+        return []
+    text = f"{', '.join(sockets)} use sockets while {', '.join(rdma)} use RDMA"
+    return [NetworkFinding(host=sockets[0], level="bad", text=text)]
+
+
+MAX_LOG_BYTES = 8 * 2**20
+"""NCCL says what it took at its start; of a long log only the beginning is read."""
+
+
+def verify_network(run: RunDir, attempt: int) -> NetworkOutcome | None:
+    """None where nothing was decided: runs of an older version, or ones that never came so far."""
+    policy = load_policy(run.network(attempt))
+    if policy is None:
+        return None
+    seen = _recorded_connections(run, attempt, policy)
+    collectors: dict[str, NetworkLogParser] = {}
+    for path in run.rank_logs(attempt).values():
+        host = path.name.rsplit(".rank", 1)[0]
+        node = next((name for name, facts in seen.items() if host in facts["names"]), host)
+        collectors.setdefault(node, NetworkLogParser(node)).take(_nccl_lines(path))
+    observed = [c.observed(seen.get(host, {}).get("interfaces")) for host, c in sorted(collectors.items())]
+    return compare_with_policy({node.host: node.expected for node in policy.nodes}, observed)
+
+
+def outcome_metrics(outcome: NetworkOutcome | None) -> dict[str, Any] | None:
+    """The part of ``metrics.json``."""
+    if outcome is None:
+        return None
+    return {"line": outcome.line(), "ok": outcome.ok, **msgspec.to_builtins(outcome)}
+
+
+def _recorded_connections(run: RunDir, attempt: int, policy: NetworkPolicy) -> dict[str, dict[str, Any]]:
+    """What each node's agent wrote down, by the name that the policy has for the node."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in run.logs_of(attempt).glob("*.connections.json"):
+        facts = read_json(path)
+        if not isinstance(facts, dict) or not isinstance(facts.get("names"), list):
+            continue
+        known = next((name for name in facts["names"] if policy.of(name)), None)
+        found[known or path.name.removesuffix(".connections.json")] = facts
+    return found
+
+
+def _nccl_lines(path: Path) -> Iterator[str]:
+    try:
+        with open_regular(path) as file:
+            text = file.read(MAX_LOG_BYTES)
+    except OSError:
+        return
+    for line in text.splitlines():
+        if b"NCCL" in line or b"connected peers" in line:
+            yield line.decode(errors="replace")

@@ -1,0 +1,266 @@
+"""Check the input files of a spec and this machine, and derive what every node must have: packages, folders, ports.
+
+Requests that are wrong on any machine are refused before nodes are queried. The rendezvous port is computed from the job's id,
+so that all nodes agree on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from allranks.errors import DataError, SpecError
+from allranks.nodes.records import Check, NodeRequirements, PreflightReport, RequiredFolder
+from allranks.planning.rank_environment import script_arguments
+from allranks.planning.records import LaunchPlan
+from allranks.spec.records import DataSpec, RunSpec, ScriptSpec
+from allranks.spec.validation import is_container
+from allranks.utils.filesystem import PACKAGE_FOLDER
+from allranks.utils.machine import MachineFacts
+
+LOWEST_PORT = 20_000
+PORT_CANDIDATES = 4
+
+
+def rendezvous_port(job_id: str | int, low: int = LOWEST_PORT, ephemeral_low: int = 32_768, attempt: int = 0) -> int:
+    """A port from a hash of the job's id (the last digits alone collide), below those that the kernel gives away.
+
+    `attempt` gives the next candidate, for when a port is taken on the first node.
+    """
+    high = ephemeral_low if ephemeral_low > low + 1000 else 32_768
+    digest = hashlib.sha256(f"allranks:{job_id}:{attempt}".encode()).digest()
+    return low + int.from_bytes(digest[:8], "big") % (high - low)
+
+
+def port_candidates(job_id: str | int, ephemeral_low: int = 32_768, count: int = PORT_CANDIDATES) -> list[int]:
+    """Ports to ask for, in order of preference."""
+    return [rendezvous_port(job_id, ephemeral_low=ephemeral_low, attempt=attempt) for attempt in range(count)]
+
+
+TRAINING_PACKAGES = ["torch", "transformers", "tokenizers", "safetensors", "numpy"]
+
+
+def needed_packages(spec: RunSpec) -> list[str]:
+    """Packages that the ranks of this run import."""
+    if is_container(spec.cluster.python):
+        return []  # the image brings them
+    if spec.script is not None:
+        return ["torch"]
+    return TRAINING_PACKAGES + (["peft"] if spec.adapter.type == "lora" else [])
+
+
+def engine_packages(spec: RunSpec) -> list[str]:
+    """The package of another library's engine. It is looked for on each node, not imported: that takes long, and talks."""
+    if is_container(spec.cluster.python) or spec.script is not None:
+        return []
+    if spec.strategy.name.startswith("deepspeed_"):
+        return ["deepspeed"]
+    return ["accelerate"] if spec.strategy.name == "hf_trainer" else []
+
+
+def node_requirements(
+    spec: RunSpec, run_root: Path, *, ports: Sequence[int] = (), imports: bool = True, here: Path | None = None
+) -> NodeRequirements:
+    """What is asked of every node that this spec would use. Paths are the launcher's, made absolute from `here`."""
+    packages = needed_packages(spec)
+    return NodeRequirements(
+        python=sys.executable,
+        packages=packages + engine_packages(spec),
+        imports=packages if imports else [],
+        folders=_folders(spec, run_root, (here or Path.cwd())),
+        ports=list(ports),
+    )
+
+
+def _folders(spec: RunSpec, run_root: Path, here: Path) -> list[RequiredFolder]:
+    def full(path: str | Path) -> str:
+        return str((here / Path(path).expanduser()).absolute())
+
+    found = [
+        RequiredFolder(role="project", path=str(PACKAGE_FOLDER), fingerprint=True),
+        RequiredFolder(role="run", path=full(existing_folder(here / run_root)), write=True),
+    ]
+    if spec.script is not None:
+        found.append(RequiredFolder(role="script", path=full(spec.script.path), fingerprint=True))
+    for role, source in (("data", spec.data.source if spec.data else None), ("eval data", spec.eval.source)):
+        if source and _is_path(source, here):
+            found.append(RequiredFolder(role=role, path=full(source), fingerprint=True))
+    if spec.model is not None and not spec.model.name.startswith("tiny:") and _is_path(spec.model.name, here):
+        found.append(RequiredFolder(role="model", path=full(spec.model.name), fingerprint=True))
+    if spec.cluster.cache:
+        found.append(
+            RequiredFolder(
+                role="cache", path=full(existing_folder(here / Path(spec.cluster.cache).expanduser())), write=True
+            )
+        )
+    return found
+
+
+def _is_path(text: str, here: Path) -> bool:
+    return not text.startswith("builtin:") and (
+        text.startswith(("/", "./", "../", "~")) or (here / text).exists() or text.endswith((".json", ".jsonl", ".csv"))
+    )
+
+
+def existing_folder(path: Path) -> Path:
+    """The folder itself, or the nearest one above it that is there."""
+    path = path.absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+@contextmanager
+def write_nonces(wish: NodeRequirements) -> Iterator[tuple[NodeRequirements, dict[str, str]]]:
+    """Puts a file with a secret into every folder that must be shared; removed at the end.
+
+    Gives the wish with the files' names, and the secret by role. A folder that cannot be written from here gets none.
+    """
+    secret, name = secrets.token_hex(16), f".allranks-nonce-{os.getpid()}-{secrets.token_hex(4)}"
+    made: list[Path] = []
+    folders, told = [], {}
+    try:
+        for item in wish.folders:
+            path = Path(item.path) / name
+            named = item
+            if item.write:
+                try:
+                    path.write_text(secret)
+                    made.append(path)
+                    named, told[item.role] = msgspec.structs.replace(item, nonce=name), secret
+                except OSError:
+                    pass
+            folders.append(named)
+        yield msgspec.structs.replace(wish, folders=folders), told
+    finally:
+        for path in made:
+            path.unlink(missing_ok=True)
+
+
+def check_request(spec: RunSpec) -> None:
+    """Refuse what is wrong whatever the machine: an unknown model, a missing or empty data file, a missing column.
+
+    Raises:
+        SpecError, DataError: with the key and the cure.
+    """
+    from allranks.spec.models import check_model_folder, is_mlp, tiny_family
+
+    if spec.script is not None and spec.cluster.launcher == "local":
+        _check_script(spec.script)
+    if spec.script is not None:
+        script_arguments(spec.script, dict(os.environ))
+    if spec.model is not None and is_mlp(spec.model.name):
+        return  # on noise, as the spec's own rules have it
+    if spec.model is not None:
+        if spec.model.name.startswith("tiny:"):
+            tiny_family(spec.model.name)
+        else:
+            check_model_folder(spec.model.name)
+    if spec.data is not None:
+        _check_data(spec, spec.data)
+    if spec.data is not None and spec.eval.source is not None:
+        try:
+            _check_data(spec, msgspec.structs.replace(spec.data, source=spec.eval.source))
+        except DataError as error:
+            raise DataError(str(error).replace("data.source", "eval.source")) from None
+
+
+def _check_script(script: ScriptSpec) -> None:
+    path = Path(script.path).expanduser()
+    if not path.is_file():
+        raise SpecError(
+            f"script.path {path}: {'this is a folder' if path.is_dir() else 'there is no such file'}; looked from {Path.cwd()}"
+        )
+
+
+def _check_data(spec: RunSpec, data: DataSpec) -> None:
+    from allranks.spec import data_sources
+    from allranks.spec.data_templates import choose_template, require_template
+    from allranks.spec.models import TINY_ENCODERS
+
+    require_template(data.template)
+    if data.source.startswith("builtin:"):
+        own = data_sources.builtin_set(data.source)
+        if data.template != "auto" or data.columns:  # else it brings its own
+            choose_template(data, own.rows(1, data.seed), classifier=tiny_family(spec) in TINY_ENCODERS)
+        return
+    if not data_sources.looks_like_file(data.source):
+        return
+    path = Path(data.source).expanduser()
+    row = data_sources.read_first_row(path)
+    if row is None:
+        if path.stat().st_size == 0:
+            raise DataError(f"data.source {path}: the file is empty")
+        return
+    tiny = tiny_family(spec)
+    if tiny or data.template != "auto":
+        choose_template(data, [row], classifier=tiny in TINY_ENCODERS)
+
+
+def tiny_family(spec: RunSpec) -> str | None:
+    """``mistral`` of ``tiny:mistral``; None where only the model's files tell."""
+    from allranks.spec.models import tiny_family
+
+    return tiny_family(spec.model.name) if spec.model is not None and spec.model.name.startswith("tiny:") else None
+
+
+MIN_FREE_BYTES = 64 * 2**20
+
+
+def local_report(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, run_root: Path) -> PreflightReport:
+    """Every check of this machine."""
+    checks: list[Callable[[], Check]] = [
+        _python,
+        lambda: _packages(spec),
+        lambda: _disk(run_root),
+        lambda: _threads(plan, facts),
+    ]
+    return PreflightReport(host=facts.host, checks=[check() for check in checks])
+
+
+def _python() -> Check:
+    return Check(name="python", ok=True, found=".".join(map(str, sys.version_info[:3])))
+
+
+def _packages(spec: RunSpec) -> Check:
+    needed = needed_packages(spec)
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    return Check(
+        name="packages",
+        ok=not missing,
+        found=f"missing {', '.join(missing)}" if missing else "ok",
+        cure="pip install 'allranks[train]'",
+    )
+
+
+def _disk(run_root: Path) -> Check:
+    folder = run_root
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    return Check(
+        name="disk",
+        ok=free > MIN_FREE_BYTES,
+        found=f"{free / 2**30:.1f}GiB-free",
+        cure=f"less than {MIN_FREE_BYTES >> 20} MiB are free for {run_root}",
+    )
+
+
+def _threads(plan: LaunchPlan, facts: MachineFacts) -> Check:
+    threads = next((e.value for e in plan.environment if e.name == "OMP_NUM_THREADS"), "?")
+    return Check(name="threads", ok=True, found=f"{plan.procs_per_node}x{threads}/{facts.cpus}-cores")
+
+
+def stamp() -> str:
+    """The time, for people."""
+    return time.strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,343 @@
+"""Run the preflight: probe every node, choose the network, test connections, apply all checks, write the result.
+
+`CHECKS` is the registry of checks, in the order of the printed line. Each is a pure function of all nodes' answers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from allranks.errors import EnvironmentNotAble, SpecError
+from allranks.nodes.checks import Judge, NodeSurvey, PlanRequirements, connectivity, hardware, network, software
+from allranks.nodes.checks.connectivity import ChosenNetwork, ConnectionRound, NodeLinks, choose_network
+from allranks.nodes.preflight.requirements import node_requirements, port_candidates, write_nonces
+from allranks.nodes.probes import connectivity_probe as reacher
+from allranks.nodes.probes import probe as prober
+from allranks.nodes.records import Check, ConnectionResults, FolderFacts, NodeRequirements, PreflightReport, Probe
+from allranks.nodes.srun import NodeAnswers, compress_hosts, program_text, python_command, run_locally, run_with_srun
+from allranks.planning.planner import make_plan
+from allranks.planning.records import LaunchPlan
+from allranks.rundir.files import write_json, write_text_atomic
+from allranks.rundir.paths import RunDir
+from allranks.spec.records import RunSpec
+from allranks.utils.machine import MachineFacts
+
+CHECKS: tuple[Judge, ...] = (
+    software.proj,
+    software.pkgs,
+    software.py,
+    software.torch,
+    software.imports,
+    software.data,
+    software.model,
+    software.run,
+    software.cache,
+    network.net,
+    network.ifname,
+    network.reach,
+    network.name,
+    network.port,
+    network.clock,
+    hardware.shm,
+    hardware.memlock,
+    hardware.files,
+    hardware.threads,
+    hardware.gpus,
+    hardware.memory,
+    hardware.p2p,
+    hardware.ib,
+)
+
+
+def run_checks(survey: NodeSurvey) -> list[PreflightReport]:
+    """One report a node, in the order of the nodes."""
+    verdicts = [check(survey) for check in CHECKS]
+    return [
+        PreflightReport(host=probe.host, checks=[found[probe.host] for found in verdicts if probe.host in found])
+        for probe in sorted(survey.probes, key=lambda probe: probe.node_id)
+    ]
+
+
+PROBE_TIMEOUT_S = 60.0
+CONNECTIVITY_TIMEOUT_S = 24.0
+"""For starting and ending the step, beside the time in which the nodes connect."""
+RETRIES = 3
+INTERFACE_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_UNREACHABLE = re.compile(r"failed on node ([^\s:]+)")
+
+
+class TargetNodes(msgspec.Struct, frozen=True, kw_only=True):
+    """The nodes to ask: a job's, through srun; without hosts, this machine."""
+
+    prefix: list[str] = []
+    """Words before srun; the box's, or none."""
+    hosts: list[str] = []
+    srun_args: list[str] = []
+    """Such as ``--jobid=12``; nothing inside the allocation."""
+    job_id: str = "local"
+    cpus: int = 1
+    """Cores of a node's task: those that the job has there."""
+
+    def run(self, argv: list[str], timeout_s: float, text: str | None, only: Sequence[str] = ()) -> NodeAnswers:
+        """A program on all nodes, or on some."""
+        if not self.hosts:
+            return run_locally(argv, timeout_s, text)
+        hosts = list(only) or self.hosts
+        args = [*self.srun_args, f"--nodelist={compress_hosts(hosts)}"]
+        return run_with_srun(self.prefix, len(hosts), argv, timeout_s, args, text=text, cpus=self.cpus)
+
+
+class PreflightResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found out: the verdicts, and what the launcher goes on with."""
+
+    reports: list[PreflightReport]
+    probes: list[Probe]
+    network: ChosenNetwork | None
+    port: int | None
+    """Free on the first node a moment ago."""
+    probe_s: float
+    reach_s: float
+
+    @property
+    def ok(self) -> bool:
+        return all(report.ok for report in self.reports)
+
+    @property
+    def may_run(self) -> bool:
+        """Nothing failed that a run cannot do without."""
+        return all(report.may_run for report in self.reports)
+
+    @property
+    def bad_hosts(self) -> list[str]:
+        return [report.host for report in self.reports if not report.ok]
+
+
+def run_preflight(
+    where: TargetNodes,
+    spec: RunSpec,
+    plan: LaunchPlan,
+    run_root: Path,
+    *,
+    imports: bool = True,
+    wish: NodeRequirements | None = None,
+) -> PreflightResult:
+    """Asks all nodes at once, and judges them. Two steps of srun: facts, then who reaches whom.
+
+    `wish` replaces what the spec would ask for.
+    """
+    fixed = spec.cluster.rendezvous.port
+    ports = [fixed] if fixed else port_candidates(where.job_id)
+    asked = wish or node_requirements(spec, run_root, ports=ports, imports=imports)
+    with write_nonces(asked) as (asked, secrets):
+        limit = PROBE_TIMEOUT_S + (asked.import_limit_s if asked.imports else 0)
+        argv = python_command(asked.python, msgspec.to_builtins(asked))
+        answers, silent = _ask(where, argv, limit, program_text("probe.py"))
+        here = _launcher_folders(asked)
+    lines = answers.by_host()
+    probes = [msgspec.convert(line.facts(), Probe) for line in lines.values()]
+    probes.sort(key=lambda probe: probe.node_id)
+    network, network_error = _choose_network(probes, spec.cluster.rendezvous.interface)
+    reach, reach_s = _test_connectivity(where, asked, probes, network)
+    survey = NodeSurvey(
+        probes=probes,
+        wish=asked,
+        need=_plan_requirements(plan, fixed),
+        network=network,
+        network_error=network_error,
+        reach=reach,
+        nonces=secrets,
+        remote=bool(where.hosts),
+        received={host: line.received for host, line in lines.items()},
+        here=here,
+    )
+    reports = [*(run_checks(survey) if probes else []), *silent]
+    return PreflightResult(
+        reports=reports,
+        probes=probes,
+        network=network,
+        port=next(iter(probes[0].free_ports), None) if probes else None,
+        probe_s=round(answers.seconds, 3),
+        reach_s=round(reach_s, 3),
+    )
+
+
+def _plan_requirements(plan: LaunchPlan, port: int | None) -> PlanRequirements:
+    threads = next((e.value for e in plan.environment if e.name == "OMP_NUM_THREADS"), None)
+    return PlanRequirements(
+        procs_per_node=plan.procs_per_node,
+        threads=int(threads) if threads and threads.isdigit() else None,
+        device=plan.device,
+        port=port,
+        rank_memory_bytes=plan.rank_memory_bytes,
+        named={
+            e.name: e.value for e in plan.environment if e.name in INTERFACE_NAMES and e.value and e.source != "policy"
+        },
+    )
+
+
+def _launcher_folders(wish: NodeRequirements) -> dict[str, FolderFacts]:
+    """The launcher's own view of the same folders."""
+    seen = {}
+    for item in wish.folders:
+        asked = msgspec.to_builtins(msgspec.structs.replace(item, write=False, nonce=None))
+        value, error = prober.Later(prober.FOLDER_LIMIT_S, prober.folder, asked).get()
+        seen[item.role] = msgspec.convert({**(value or {}), "error": error}, FolderFacts)
+    return seen
+
+
+def _choose_network(probes: list[Probe], wanted: str | None) -> tuple[ChosenNetwork | None, str | None]:
+    if len(probes) < 2:
+        return None, None
+    try:
+        return choose_network(probes, wanted), None
+    except EnvironmentNotAble as error:
+        return None, str(error)
+
+
+def connect_window_s(nodes: int) -> float:
+    """Return how long nodes try to connect: one second more each time that twice as many must be started."""
+    return reacher.WINDOW_S + max(0, (nodes - 1).bit_length() - (reacher.MESH_NODES - 1).bit_length())
+
+
+def _test_connectivity(
+    where: TargetNodes, wish: NodeRequirements, probes: list[Probe], network: ChosenNetwork | None
+) -> tuple[dict[str, NodeLinks] | None, float]:
+    """Test connections in one round, and suspects in a second one; return each node's verdict, and the seconds."""
+    if network is None:
+        return None, 0.0
+    hosts = [probe.host for probe in probes]
+    seats = {p.host: [p.host, network.seats[p.host].address, _ports(p)] for p in probes}
+    first, seconds = _round(
+        where, wish.python, seats, connectivity.sampled_links(hosts, where.job_id), seed=where.job_id
+    )
+    again = connectivity.second_round(hosts, first, where.job_id)
+    if not again:
+        return connectivity.judge_links(hosts, first), seconds
+    second, more_s = _round(where, wish.python, {host: seats[host] for host in hosts if host in again}, again)
+    return connectivity.judge_links(hosts, first, second), seconds + more_s
+
+
+def _ports(probe: Probe) -> list[int]:
+    """The rendezvous port where it is free, and one of the range that Gloo and NCCL take theirs from."""
+    return sorted({*probe.free_ports[:1], probe.unused_port} - {0})
+
+
+def _round(
+    where: TargetNodes,
+    python: str,
+    seats: Mapping[str, list[Any]],
+    targets: Mapping[str, Sequence[str]],
+    *,
+    seed: str | None = None,
+) -> tuple[ConnectionRound, float]:
+    """One step of srun. With `seed` the nodes derive the targets themselves; else they are sent."""
+    place = {host: index for index, host in enumerate(seats)}
+    limit = connect_window_s(len(seats))
+    request: dict[str, object] = {"seats": reacher.encode_seats(list(seats.values())), "window_s": limit}
+    if seed is None:
+        request["links"] = [[place[peer] for peer in targets[host]] for host in seats]
+    else:
+        request["seed"] = seed
+    argv = python_command(python)
+    answers, _ = _ask(
+        where, argv, limit + CONNECTIVITY_TIMEOUT_S, program_text("connectivity_probe.py", request), list(seats)
+    )
+    found = {host: line.facts() for host, line in answers.by_host().items()}
+    good = {
+        host: msgspec.convert(facts, ConnectionResults)
+        for host, facts in found.items()
+        if facts and "unreached" in facts
+    }
+    return ConnectionRound(targets=targets, answers=good), answers.seconds
+
+
+def _ask(
+    where: TargetNodes, argv: list[str], limit_s: float, text: str, only: Sequence[str] = ()
+) -> tuple[NodeAnswers, list[PreflightReport]]:
+    """Return every node's line, and a report on each that gave none. `only` restricts the question to some nodes.
+
+    Slurm ends the whole step if one node cannot be reached, so the others are asked again without it.
+    """
+    hosts, silent = list(only) or where.hosts, []
+    answers = where.run(argv, limit_s, text, hosts)
+    for _ in range(RETRIES):
+        named = set(_UNREACHABLE.findall(answers.said))
+        unreachable = [host for host in hosts if host in named]
+        left = [host for host in hosts if host not in named]
+        if not unreachable or not left:
+            break
+        silent += _no_answer_reports(unreachable, answers)
+        hosts = left
+        answers = where.run(argv, limit_s, text, hosts)
+    lines = answers.by_host()
+    return answers, [*silent, *_no_answer_reports([host for host in hosts if host not in lines], answers)]
+
+
+def _no_answer_reports(hosts: Sequence[str], answers: NodeAnswers) -> list[PreflightReport]:
+    """Nodes that gave no line, with what srun said of them."""
+    reports = []
+    for host in hosts:
+        said = [text for text in answers.said.splitlines() if re.search(rf"\b{re.escape(host)}\b", text)]
+        why = (said or answers.said.splitlines() or ["no output"])[0].strip()
+        cure = f"{host} did not answer within {answers.seconds:.0f} s ({why}): exclude it (--exclude-bad, cluster.slurm.exclude)"
+        reports.append(PreflightReport(host=host, checks=[Check(name="probe", ok=False, found="NO-ANSWER", cure=cure)]))
+    return reports
+
+
+def report_line(report: PreflightReport) -> str:
+    """``n1 proj=ok pkgs=ok py=3.11.7 ... OK``; a failing item is in capitals: ``pkgs=MISSING(torch)``."""
+    items = " ".join(f"{check.name}={check.found}" for check in report.checks)
+    return f"{report.host} {items} {'OK' if report.ok else 'FAIL'}"
+
+
+def failure_lines(reports: Sequence[PreflightReport]) -> list[str]:
+    """One line a failed check: the node, what is wrong, what to do. The same words for several nodes come once."""
+    bad = [(report.host, check) for report in reports for check in report.checks if not check.ok]
+    hosts: dict[tuple[str, str], list[str]] = {}
+    for host, check in bad:
+        hosts.setdefault((check.name, check.cure), []).append(host)
+    return [f"{', '.join(names)}: {name}: {cure}" for (name, cure), names in hosts.items()]
+
+
+def require_usable_nodes(reports: Sequence[PreflightReport]) -> None:
+    """Refuse to start on nodes that a run cannot use.
+
+    Raises:
+        EnvironmentNotAble: every failing node with its cure.
+    """
+    blocked = [
+        PreflightReport(host=r.host, checks=[c for c in r.checks if c.ok or c.blocks]) for r in reports if not r.may_run
+    ]
+    if blocked:
+        raise EnvironmentNotAble("nodes are not ready: " + "; ".join(failure_lines(blocked)))
+
+
+def write_preflight(run_dir: RunDir, found: PreflightResult) -> None:
+    """preflight.json and preflight.txt of a run."""
+    write_json(run_dir.preflight, msgspec.to_builtins(found.reports))
+    lines = [*map(report_line, found.reports), *failure_lines(found.reports)]
+    write_text_atomic(run_dir.preflight_text, "\n".join(lines) + "\n")
+
+
+def exclude_nodes(spec: RunSpec, bad: Sequence[str], facts: MachineFacts) -> RunSpec:
+    """The same run without some nodes, if the spec allows fewer.
+
+    Raises:
+        EnvironmentNotAble: no node is left, or the batch cannot be shared out among the rest.
+    """
+    left = spec.cluster.nodes - len(bad)
+    names = ", ".join(bad)
+    if left < 1:
+        raise EnvironmentNotAble(f"without {names} no node is left")
+    slurm = msgspec.structs.replace(spec.cluster.slurm, exclude=[*spec.cluster.slurm.exclude, *bad])
+    smaller = msgspec.structs.replace(spec, cluster=msgspec.structs.replace(spec.cluster, nodes=left, slurm=slurm))
+    try:
+        make_plan(smaller, facts)
+    except SpecError as error:
+        raise EnvironmentNotAble(f"the spec does not allow a run without {names}: {error}") from None
+    return smaller

@@ -1,0 +1,433 @@
+"""Collect facts about one node and print them as one JSON line. Standard library only: allranks need not be installed there.
+
+    python probe.py --json-args '{"packages": ["torch"], "folders": [{"role": "run", "path": "/data/runs", "write": true}]}'
+    python - --json-args '{...}' < probe.py
+
+The probe reports facts; `checks` evaluates them. Calls that may hang (a dead file system, a name server, a driver) run in a
+thread or process with a time limit, and their failure is a fact as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import ipaddress
+import json
+import os
+import platform
+import resource
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+FOLDER_LIMIT_S = 20.0
+NAME_LIMIT_S = 3.0
+DRIVER_LIMIT_S = 20.0
+NONCE_WAIT_S = 1.5  # a network file system may show a new file late
+MAX_FILES = 5_000
+MAX_READ = 100
+EDGE_BYTES = 1 << 16
+SKIP = {"__pycache__", ".git", ".venv", ".pytest_cache", ".ruff_cache"}
+SIOCGIFFLAGS, SIOCGIFADDR, SIOCGIFNETMASK = 0x8913, 0x8915, 0x891B
+IFF_UP, IFF_LOOPBACK, IFF_RUNNING = 0x1, 0x8, 0x40
+IMPORTS = """
+import importlib, json, sys, time
+for name in sys.argv[1:]:
+    began, why = time.perf_counter(), None
+    try:
+        importlib.import_module(name)
+    except BaseException as error:
+        why = f"{type(error).__name__}: {error}"[:300]
+    print(json.dumps([name, round(time.perf_counter() - began, 3), why]), flush=True)
+"""
+
+
+class Later:
+    """A fact that is looked up in a thread, and given up after a while."""
+
+    def __init__(self, limit_s: float, function: Callable[..., Any], *arguments: Any) -> None:
+        self.limit_s, self.value, self.began = limit_s, None, time.monotonic()
+        self.error: str | None = f"no answer within {limit_s:g} s"
+        self.thread = threading.Thread(target=self._run, args=(function, arguments), daemon=True)
+        self.thread.start()
+
+    def _run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        try:
+            self.value, self.error = function(*arguments), None
+        except Exception as error:  # noqa: BLE001 - any failure is a fact about the node
+            self.error = f"{type(error).__name__}: {error}"
+
+    def get(self) -> tuple[Any, str | None]:
+        """The value, or why there is none."""
+        self.thread.join(max(0.0, self.limit_s - (time.monotonic() - self.began)))
+        return (None, f"no answer within {self.limit_s:g} s") if self.thread.is_alive() else (self.value, self.error)
+
+
+def read(path: str) -> str:
+    """A small file's text, or nothing."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def number(path: str) -> int | None:
+    """A file's number; None if there is none, or it is negative (not known)."""
+    text = read(path)
+    return int(text) if text.isdigit() else None
+
+
+def link_name(path: str) -> str:
+    """Where a link leads, its last part; empty without one."""
+    try:
+        return Path(os.readlink(path)).name  # noqa: PTH115 - Python 3.8 runs this too
+    except OSError:
+        return ""
+
+
+def interfaces() -> list[dict[str, Any]]:
+    """Every interface that has an IPv4 address, or could have one."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
+
+        def ask(what: int, name: str) -> bytes | None:
+            try:
+                return fcntl.ioctl(handle, what, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                return None
+
+        for _, name in socket.if_nameindex():
+            raw, address, mask = ask(SIOCGIFFLAGS, name), ask(SIOCGIFADDR, name), ask(SIOCGIFNETMASK, name)
+            flags = struct.unpack("16xH", raw[:18])[0] if raw else 0
+            speed = read(f"/sys/class/net/{name}/speed")
+            found.append(
+                {
+                    "name": name,
+                    "address": socket.inet_ntoa(address[20:24]) if address else None,
+                    "prefix": ipaddress.ip_network(f"0.0.0.0/{socket.inet_ntoa(mask[20:24])}").prefixlen if mask else 0,
+                    "up": bool(flags & IFF_UP and flags & IFF_RUNNING),
+                    "loopback": bool(flags & IFF_LOOPBACK),
+                    "speed_mbit": int(speed) if speed.isdigit() else None,
+                    "numa": number(f"/sys/class/net/{name}/device/numa_node"),
+                    "driver": link_name(f"/sys/class/net/{name}/device/driver"),
+                }
+            )
+    return found
+
+
+def resolved(name: str) -> list[str]:
+    """IPv4 addresses that this node finds for a name."""
+    return sorted({str(info[4][0]) for info in socket.getaddrinfo(name, None, socket.AF_INET)})
+
+
+def port_free(port: int) -> bool:
+    """Whether a server could listen there now."""
+    with socket.socket() as handle:
+        handle.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            handle.bind(("", port))
+            handle.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+def unused_port() -> int:
+    """A port of the range that Gloo and NCCL take theirs from."""
+    with socket.socket() as handle:
+        handle.bind(("", 0))
+        return handle.getsockname()[1]
+
+
+def package(name: str) -> dict[str, str | None]:
+    """Version and place of a package, without importing it."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        version = None
+    return {"version": version, "origin": spec.origin if spec else None}
+
+
+def imports(names: list[str], limit_s: float) -> dict[str, dict[str, Any]]:
+    """Imports in a process of their own: time, and the error of those that fail."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", IMPORTS, *names],
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        output, end = done.stdout, f"the interpreter died with {done.returncode}"
+    except subprocess.TimeoutExpired as error:
+        output, end = (error.stdout or b"").decode(), f"not imported within {limit_s:g} s"
+    rows = [json.loads(line) for line in output.splitlines() if line.startswith("[")]
+    facts = {name: {"seconds": seconds, "error": why} for name, seconds, why in rows}
+    return {name: facts.get(name, {"seconds": None, "error": end}) for name in names}
+
+
+def folder(wish: dict[str, Any]) -> dict[str, Any]:
+    """What is at a path: whether it is there, can be written, how much is free, what it holds."""
+    path = Path(wish["path"])
+    facts: dict[str, Any] = {"exists": path.exists(), "is_folder": path.is_dir(), "free_bytes": None}
+    if wish.get("nonce"):
+        facts["nonce"] = read_nonce(path / wish["nonce"])
+    if facts["exists"]:
+        room = shutil.disk_usage(path)
+        facts["free_bytes"] = room.free
+        if wish.get("write"):
+            facts["write_error"] = write_error(path)
+        if wish.get("fingerprint"):
+            facts["fingerprint"] = fingerprint(path)
+    return facts
+
+
+def read_nonce(path: Path) -> str | None:
+    """The launcher's secret: who can read it sees the launcher's folder, not one of the same name."""
+    deadline = time.monotonic() + NONCE_WAIT_S
+    while True:
+        text = read(str(path))
+        if text or time.monotonic() > deadline or not path.parent.is_dir():
+            return text or None
+        os.listdir(path.parent)  # noqa: PTH208 - makes a network file system look again
+        time.sleep(0.1)
+
+
+def write_error(path: Path) -> str | None:
+    """Why nothing can be written into a folder; a byte is really written, since a full disk shows only then."""
+    trial = path / f".allranks-probe-{uuid.uuid4().hex}"
+    try:
+        with trial.open("wb") as file:
+            file.write(b"x" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.strerror or str(error)
+    finally:
+        with contextlib.suppress(OSError):  # a read-only file system refuses this too, whether or not there is a file
+            trial.unlink()
+    return None
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Names, sizes and the edges of evenly chosen files; times are left out, so a copy counts as the same."""
+    names: list[str] = []
+    for root, folders, files in os.walk(path) if path.is_dir() else [(str(path.parent), [], [path.name])]:
+        folders[:] = sorted(name for name in folders if name not in SKIP)
+        names += [f"{root}/{name}" for name in files if not name.startswith(".allranks-")]
+        if len(names) > MAX_FILES:
+            break
+    names = sorted(names)[:MAX_FILES]
+    digest, total = hashlib.sha256(), 0
+    for place, name in enumerate(names):
+        if not Path(name).is_file():  # a link that leads nowhere, a socket
+            digest.update(f"{os.path.relpath(name, path)}\0-\0".encode())
+            continue
+        size = Path(name).stat().st_size
+        total += size
+        digest.update(f"{os.path.relpath(name, path)}\0{size}\0".encode())
+        if place % (len(names) // MAX_READ + 1) == 0:
+            with Path(name).open("rb") as file:
+                digest.update(file.read(EDGE_BYTES))
+                file.seek(max(0, size - EDGE_BYTES))
+                digest.update(file.read(EDGE_BYTES))
+    return {"files": len(names), "bytes": total, "digest": digest.hexdigest()[:16]}
+
+
+def nvidia() -> dict[str, Any]:
+    """GPUs, pairs of them that cannot reach each other's memory, how they are wired; nothing without a driver."""
+    if shutil.which("nvidia-smi") is None:
+        return {"gpus": [], "p2p": None, "topo": None}
+    fields = "index,name,driver_version,memory.total,ecc.errors.uncorrected.volatile.total"
+    rows = [line.split(", ") for line in smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits").splitlines()]
+    keys = ("index", "name", "driver", "memory_mb", "ecc_errors")
+    gpus = [dict(zip(keys, row)) for row in rows if len(row) == len(keys)]  # noqa: B905 - Python 3.8 runs this too
+    if not gpus:
+        return {"gpus": [], "p2p": None, "topo": None}
+    later = Later(DRIVER_LIMIT_S, smi, "topo", "-m")
+    p2p = smi("topo", "-p2p", "r") if len(gpus) > 1 else None
+    return {"gpus": gpus, "p2p": p2p, "topo": later.get()[0]}
+
+
+def smi(*words: str) -> str:
+    """Output of nvidia-smi."""
+    done = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=DRIVER_LIMIT_S, check=False)
+    if done.returncode != 0:
+        raise OSError(f"nvidia-smi {words[0]}: {(done.stdout + done.stderr).strip()[-200:]}")
+    return done.stdout
+
+
+def infiniband(root: str = "/sys/class/infiniband") -> list[dict[str, Any]]:
+    """Every port of every RDMA device: state, rate, NUMA node, its interfaces, its addresses (GIDs) with their types."""
+    found = []
+    for port in sorted(Path(root).glob("*/ports/*")):
+        facts: dict[str, Any] = {key: read(f"{port}/{key}") for key in ("state", "rate", "link_layer")}
+        device = port.parent.parent
+        facts["numa"] = number(f"{device}/device/numa_node")
+        facts["interfaces"] = sorted(path.name for path in device.glob("device/net/*"))
+        facts["gids"] = gids(port)
+        found.append({"port": f"{device.name}:{port.name}", **facts})
+    return found
+
+
+def gids(port: Path) -> list[list[Any]]:
+    """Index, address, type (``RoCE v2``) and interface of every GID that is set. The kernel keeps 256 places, most of them zero."""
+    found = []
+    names = [path.name for path in port.glob("gids/*") if path.name.isdigit()]
+    for index in sorted(map(int, names)):
+        gid = read(f"{port}/gids/{index}")
+        if gid.replace(":", "").strip("0") and not gid.endswith(":0000:0000:0000:0000"):
+            kind, interface = (read(f"{port}/gid_attrs/{what}/{index}") for what in ("types", "ndevs"))
+            found.append([index, gid, kind, interface])
+    return found
+
+
+def gpu_pci(root: str = "/sys/bus/pci/devices") -> list[dict[str, Any]]:
+    """NVIDIA's GPUs on the PCI bus: NUMA node, kind of IOMMU domain, and bridges above them that redirect peers' traffic.
+
+    `iommu` is ``DMA`` or ``DMA-FQ`` (addresses are translated), ``identity`` (passed through), or None (no IOMMU, or not
+    told). `acs` is None where the registers cannot be read, which takes root.
+    """
+    found = []
+    for device in sorted(Path(root).glob("*")):
+        if read(f"{device}/vendor") == "0x10de" and read(f"{device}/class").startswith("0x03"):
+            iommu = read(f"{device}/iommu_group/type") or None
+            bridges = [acs(folder) for folder in device.resolve().parents if (folder / "config").is_file()]
+            told = [name for name in bridges if name]
+            acs_known = any(name is not None for name in bridges)
+            facts = {"bus": device.name, "numa": number(f"{device}/numa_node"), "iommu": iommu}
+            found.append({**facts, "acs": told if acs_known else None})
+    return found
+
+
+def acs(bridge: Path) -> str | None:
+    """The bridge's name if it sends what devices below say to each other up to the CPU, empty if not, None if not told.
+
+    PCI Express extended capability 13, control register at offset 6: bit 2 redirects requests, bit 3 completions.
+    """
+    try:
+        data = (bridge / "config").read_bytes()
+    except OSError:
+        return None
+    if len(data) < 0x104:
+        return None  # without rights the kernel shows 64 bytes
+    place = 0x100
+    for _ in range(64):
+        (head,) = struct.unpack_from("<I", data, place) if place + 8 <= len(data) else (0,)
+        if head & 0xFFFF == 0x000D:
+            (control,) = struct.unpack_from("<H", data, place + 6)
+            return bridge.name if control & 0x0C else ""
+        place = head >> 20
+        if place < 0x100:
+            break
+    return ""
+
+
+def nccl_version() -> str | None:
+    """Version of the NCCL that pip brought for torch."""
+    for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def nccl_conf(path: str = "/etc/nccl.conf") -> dict[str, str]:
+    """What an administrator has set for NCCL on this node."""
+    pairs = [line.split("#")[0].partition("=") for line in read(path).splitlines()]
+    return {name.strip(): value.strip() for name, equals, value in pairs if equals and name.strip()}
+
+
+def cpus() -> int:
+    """CPUs this process may use: affinity, and the cgroup's quota."""
+    count = len(os.sched_getaffinity(0))
+    quota, _, period = read("/sys/fs/cgroup/cpu.max").partition(" ")
+    return max(1, min(count, int(quota) // int(period)) if quota.isdigit() and period.isdigit() else count)
+
+
+def limits() -> dict[str, int | None]:
+    """Memory lock, open files, shared memory, memory, and where ephemeral ports begin; None is unlimited."""
+
+    def soft(which: int) -> int | None:
+        value = resource.getrlimit(which)[0]
+        return None if value == resource.RLIM_INFINITY else value
+
+    memory = dict(line.split(":") for line in read("/proc/meminfo").splitlines() if line.count(":") == 1)
+    shm = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None  # noqa: S108 - its size is the fact
+    low = read("/proc/sys/net/ipv4/ip_local_port_range").split()
+    return {
+        "memlock_bytes": soft(resource.RLIMIT_MEMLOCK),
+        "open_files": soft(resource.RLIMIT_NOFILE),
+        "shm_bytes": shm.total if shm else 0,
+        "shm_free_bytes": shm.free if shm else 0,
+        "memory_bytes": int(memory.get("MemTotal", "0 kB").split()[0]) * 1024,
+        "ephemeral_low": int(low[0]) if low else 32768,
+    }
+
+
+def facts(wish: dict[str, Any]) -> dict[str, Any]:
+    """All that was asked for. What may hang is begun first and waited for last."""
+    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
+    name = Later(NAME_LIMIT_S, resolved, socket.gethostname())
+    driver = Later(DRIVER_LIMIT_S + 1, nvidia)
+    folders = {item["role"]: Later(FOLDER_LIMIT_S, folder, item) for item in wish.get("folders", [])}
+    found: dict[str, Any] = {
+        "host": host,
+        "node_id": int(os.environ.get("SLURM_NODEID", "0")),
+        "own_name": socket.gethostname(),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "wanted_python": wish.get("python"),
+        "cpus": cpus(),
+        "interfaces": interfaces(),
+        "free_ports": [port for port in wish.get("ports", []) if port_free(port)],
+        "unused_port": unused_port(),
+        "packages": {item: package(item) for item in wish.get("packages", [])},
+        "infiniband": infiniband(),
+        "gpu_pci": gpu_pci(),
+        "nccl": nccl_version(),
+        "nccl_conf": nccl_conf(),
+        **limits(),
+    }
+    if wish.get("imports"):
+        found["imports"] = imports(wish["imports"], wish.get("import_limit_s", 90.0))
+    found["resolves"], found["resolve_error"] = name.get()
+    gpus, found["gpu_error"] = driver.get()
+    found.update(gpus or {"gpus": [], "p2p": None, "topo": None})
+    found["folders"] = {}
+    for role, later in folders.items():
+        value, error = later.get()
+        found["folders"][role] = {**(value or {"exists": False, "is_folder": False}), "error": error}
+    return found
+
+
+def main() -> None:
+    """One JSON line; a hung thread must not keep the process."""
+    began = time.perf_counter()
+    found = facts(json.loads(sys.argv[sys.argv.index("--json-args") + 1]) if "--json-args" in sys.argv else {})
+    found["probe_s"] = round(time.perf_counter() - began, 3)
+    found["clock"] = time.time() + float(os.environ.get("ALLRANKS_CLOCK_OFFSET_S") or 0)
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

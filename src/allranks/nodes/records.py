@@ -1,0 +1,179 @@
+"""Frozen records of a node's facts, its requirements, and the verdicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from allranks.errors import EnvironmentNotAble
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One fact about one node, and whether it is as it must be."""
+
+    name: str
+    ok: bool
+    found: str
+    cure: str = ""
+    blocks: bool = True
+    """Whether a run must not start with it; False: bad, but what allranks sets for the ranks gets around it."""
+
+
+class PreflightReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All checks of one node."""
+
+    host: str
+    checks: list[Check]
+
+    @property
+    def ok(self) -> bool:
+        return all(check.ok for check in self.checks)
+
+    @property
+    def may_run(self) -> bool:
+        """No check failed that a run cannot do without."""
+        return all(check.ok or not check.blocks for check in self.checks)
+
+    def line(self) -> str:
+        """One line a node: ``hpc07 OK py=3.11 torch=ok ...``."""
+        return f"{self.host} {'OK' if self.ok else 'FAIL'} " + " ".join(
+            f"{c.name}={c.found if c.ok else 'BAD(' + c.found + ')'}" for c in self.checks
+        )
+
+
+def require(report: PreflightReport) -> None:
+    """Refuse to go on with a failed check.
+
+    Raises:
+        EnvironmentNotAble: the message holds every failure with its cure.
+    """
+    bad = [c for c in report.checks if not c.ok]
+    if bad:
+        raise EnvironmentNotAble(
+            f"{report.host} is not ready: " + "; ".join(f"{c.name}: {c.found}; {c.cure}" for c in bad)
+        )
+
+
+class Interface(msgspec.Struct, frozen=True, kw_only=True):
+    """One network interface of a node."""
+
+    name: str
+    address: str | None
+    prefix: int = 0
+    up: bool = True
+    loopback: bool = False
+    speed_mbit: int | None = None
+    numa: int | None = None
+    driver: str = ""
+
+
+class Package(msgspec.Struct, frozen=True, kw_only=True):
+    """A package as the node's interpreter finds it."""
+
+    version: str | None = None
+    origin: str | None = None
+
+
+class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What importing a package did."""
+
+    seconds: float | None = None
+    error: str | None = None
+
+
+class ContentDigest(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of a folder or file, in short."""
+
+    files: int
+    bytes: int
+    digest: str
+
+
+class FolderFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A path as the node sees it."""
+
+    exists: bool = False
+    is_folder: bool = False
+    free_bytes: int | None = None
+    nonce: str | None = None
+    write_error: str | None = None
+    fingerprint: ContentDigest | None = None
+    error: str | None = None
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """One node's answer to ``probe.py``."""
+
+    host: str
+    node_id: int = 0
+    own_name: str = ""
+    python: str = ""
+    executable: str = ""
+    wanted_python: str | None = None
+    cpus: int = 1
+    memory_bytes: int = 0
+    interfaces: list[Interface] = []
+    resolves: list[str] | None = None
+    resolve_error: str | None = None
+    free_ports: list[int] = []
+    unused_port: int = 0
+    ephemeral_low: int = 32_768
+    clock: float = 0.0
+    packages: dict[str, Package] = {}
+    imports: dict[str, ImportResult] | None = None
+    folders: dict[str, FolderFacts] = {}
+    shm_bytes: int = 0
+    shm_free_bytes: int = 0
+    memlock_bytes: int | None = None
+    open_files: int | None = None
+    gpus: list[dict[str, Any]] = []
+    gpu_error: str | None = None
+    p2p: str | None = None
+    infiniband: list[dict[str, Any]] = []
+    topo: str | None = None
+    gpu_pci: list[dict[str, Any]] = []
+    nccl: str | None = None
+    nccl_conf: dict[str, str] = {}
+    probe_s: float = 0.0
+
+
+class UnreachedPort(msgspec.Struct, frozen=True, kw_only=True):
+    """A peer's port that a node did not reach, and why the last attempt failed."""
+
+    peer: str
+    port: int
+    why: str
+    address: str = ""
+    tries: int = 1
+
+
+class ConnectionResults(msgspec.Struct, frozen=True, kw_only=True):
+    """One node's answer to ``connectivity_probe.py``."""
+
+    host: str
+    unreached: list[UnreachedPort]
+    errors: list[str] = []
+    slowest_ms: float = 0.0
+    seconds: float = 0.0
+
+
+class RequiredFolder(msgspec.Struct, frozen=True, kw_only=True):
+    """A path that the ranks will use. `nonce`: the name of the file that proves it is the launcher's own folder."""
+
+    role: str
+    path: str
+    write: bool = False
+    fingerprint: bool = False
+    nonce: str | None = None
+
+
+class NodeRequirements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is asked of every node: the argument of ``probe.py``, as JSON."""
+
+    python: str
+    packages: list[str] = []
+    imports: list[str] = []
+    import_limit_s: float = 90.0
+    folders: list[RequiredFolder] = []
+    ports: list[int] = []

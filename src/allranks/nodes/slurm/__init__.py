@@ -1,0 +1,1 @@
+"""Call Slurm's commands and parse their output."""

@@ -1,0 +1,183 @@
+"""Find nodes to check: those of the current job, or of a short allocation made for the check."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+
+from allranks.errors import EnvironmentNotAble, SpecError
+from allranks.nodes.slurm.commands import Slurm
+from allranks.spec.records import ClusterSpec
+
+END_TIMEOUT_S = 10.0
+HOLD_SCRIPT = 'echo "$SLURM_JOB_ID $SLURM_JOB_NODELIST"; exec cat >/dev/null'
+"""Holds the allocation until our end of the pipe closes, which it does even if we are killed."""
+REFUSAL_WORDS = {
+    "account": "account",  # before partition: "Invalid account or account/partition combination specified"
+    "partition": "partition",
+    "qos": "qos",
+    "reservation": "reservation",
+    "feature": "constraint",
+}
+"""By which word of a refusal which key of ``cluster.slurm`` is meant, the first that occurs."""
+SBATCH_ONLY = ("--output", "--error", "--open-mode", "--requeue", "--no-requeue", "--array", "--parsable", "-o", "-e")
+
+
+class NodeAllocation(msgspec.Struct, frozen=True, kw_only=True):
+    """Nodes that are ours for a while."""
+
+    job_id: str
+    hosts: list[str]
+    srun_args: list[str]
+
+
+def request_args(cluster: ClusterSpec, exclude: Sequence[str] = ()) -> list[str]:
+    """Options that sbatch, salloc and srun take for the nodes that a spec asks for."""
+    slurm = cluster.slurm
+    pairs = {
+        "partition": slurm.partition,
+        "account": slurm.account,
+        "qos": slurm.qos,
+        "gpus-per-node": slurm.gpus_per_node,
+        "gres": slurm.gres,
+        "cpus-per-task": slurm.cpus_per_task,
+        "mem": slurm.mem,
+        "constraint": slurm.constraint,
+        "reservation": slurm.reservation,
+        "exclude": ",".join([*slurm.exclude, *exclude]) or None,
+    }
+    return [
+        f"--nodes={cluster.nodes}",
+        "--ntasks-per-node=1",
+        *(f"--{key}={value}" for key, value in pairs.items() if value is not None),
+        *(["--exclusive"] if slurm.exclusive else []),
+    ]
+
+
+def test_only(slurm: Slurm, cluster: ClusterSpec) -> str:
+    """Asks sbatch whether such a job could ever run, without submitting one; gives what it says.
+
+    Raises:
+        SpecError: account, partition or resources are refused; the message names the key.
+        EnvironmentNotAble: Slurm does not answer.
+    """
+    time_limit = [f"--time={cluster.slurm.time}"] if cluster.slurm.time else []
+    done = slurm.call("sbatch", "--test-only", *request_args(cluster), *time_limit, *cluster.slurm.extra, "--wrap=true")
+    said = " ".join(line.removeprefix("sbatch:").strip() for line in done.stderr.splitlines() if line.strip())
+    if done.returncode == 0:
+        return said
+    lower = said.lower()
+    if "contact" in lower or "connect" in lower:
+        raise EnvironmentNotAble(f"sbatch --test-only: {said}")
+    key = next((key for word, key in REFUSAL_WORDS.items() if word in lower), None)
+    where = f"cluster.slurm.{key} {getattr(cluster.slurm, key)}" if key else f"cluster of {cluster.nodes} nodes"
+    raise SpecError(f"{where}: Slurm refuses such a job: {said}{_known(slurm, key)}")
+
+
+test_only.__test__ = False  # type: ignore[attr-defined]  # pytest takes it for a test
+
+
+def _known(slurm: Slurm, key: str | None) -> str:
+    if key == "partition":
+        names = sorted(set(slurm.call("sinfo", "--noheader", "--format=%R").stdout.split()))
+        return f"; there are {', '.join(names)}" if names else ""
+    if key in ("account", "qos"):
+        shown = slurm.call(
+            "sacctmgr", "-nP", "show", "associations", f"user={_user()}", "format=account"
+        ).stdout.split()
+        return f"; you have {', '.join(sorted(set(shown)))}" if shown else ""
+    return ""
+
+
+def _user() -> str:
+    return os.environ.get("USER") or str(os.getuid())
+
+
+@contextmanager
+def allocate_nodes(
+    slurm: Slurm, cluster: ClusterSpec, *, minutes: int = 10, wait_s: float = 600.0, exclude: Sequence[str] = ()
+) -> Iterator[NodeAllocation]:
+    """The nodes of the job that this process is in, else as many as the spec asks for, given back at the end.
+
+    Raises:
+        EnvironmentNotAble: they are not free within `wait_s`, or Slurm refuses.
+    """
+    if inside_job(slurm):
+        yield _current_job(slurm, cluster)
+        return
+    extra = [word for word in cluster.slurm.extra if not word.startswith(SBATCH_ONLY)]
+    command = [*slurm.prefix, "salloc", "--job-name=allranks-doctor", f"--time={minutes}"]
+    command += [*request_args(cluster, exclude), *extra, "sh", "-c", HOLD_SCRIPT]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+    )
+    granted = False
+    try:
+        job_id, nodelist = _wait_for_nodes(process, cluster, wait_s)
+        granted = True
+        yield NodeAllocation(job_id=job_id, hosts=expand_hostlist(slurm, nodelist), srun_args=[f"--jobid={job_id}"])
+    finally:
+        _release(process, granted)
+
+
+def inside_job(slurm: Slurm) -> bool:
+    """Whether this process runs in a job of that Slurm."""
+    return "SLURM_JOB_ID" in os.environ and not slurm.prefix
+
+
+def _current_job(slurm: Slurm, cluster: ClusterSpec) -> NodeAllocation:
+    job_id = os.environ["SLURM_JOB_ID"]
+    hosts = expand_hostlist(slurm, os.environ.get("SLURM_JOB_NODELIST", ""))
+    if len(hosts) < cluster.nodes:
+        raise EnvironmentNotAble(
+            f"cluster.nodes is {cluster.nodes}, but the job {job_id} that this runs in has {len(hosts)}: "
+            f"{', '.join(hosts)}; request more nodes, or run the doctor outside of a job"
+        )
+    return NodeAllocation(job_id=job_id, hosts=hosts[: cluster.nodes], srun_args=[])
+
+
+def _wait_for_nodes(process: subprocess.Popen[str], cluster: ClusterSpec, wait_s: float) -> tuple[str, str]:
+    first: list[str] = []
+    said: list[str] = []
+    readers = [
+        threading.Thread(target=lambda: first.append(process.stdout.readline() if process.stdout else ""), daemon=True),
+        threading.Thread(target=lambda: said.extend(process.stderr or []), daemon=True),
+    ]
+    for reader in readers:
+        reader.start()
+    readers[0].join(wait_s)
+    words = first[0].split() if first else []
+    if len(words) == 2:
+        return words[0], words[1]
+    if readers[0].is_alive():
+        raise EnvironmentNotAble(
+            f"{cluster.nodes} nodes were not free within {wait_s:g} s (squeue shows who uses them): wait longer with --wait-s"
+        )
+    readers[1].join(1)
+    why = " ".join(line.strip() for line in said[-3:])
+    raise EnvironmentNotAble(f"Slurm did not allocate {cluster.nodes} nodes: {why}")
+
+
+def _release(process: subprocess.Popen[str], granted: bool) -> None:
+    if process.stdin:
+        process.stdin.close()
+    try:
+        process.wait(END_TIMEOUT_S if granted else 0.1)
+        return
+    except subprocess.TimeoutExpired:
+        process.terminate()
+    try:
+        process.wait(END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def expand_hostlist(slurm: Slurm, nodelist: str) -> list[str]:
+    """Names of a Slurm host list, in Slurm's order."""
+    return slurm.call("scontrol", "show", "hostnames", nodelist).stdout.split() if nodelist else []

@@ -1,0 +1,423 @@
+"""Parsers for the text that Slurm's commands print. Pure: no processes, no clock.
+
+The formats are those of Slurm 21.08 to 25.05. ``scontrol --oneliner`` prints ``Key=value`` pairs on one line without
+quoting, and a few values are free text that may hold spaces and further ``Key=`` pairs (a job's name and comment, a
+node's reason). Keys are therefore read from the part of the line that holds no free text, and the first occurrence wins.
+Unknown keys are ignored. A value that Slurm prints as unknown (``Unknown``, ``N/A``, ``None``, ``(null)``, ``UNLIMITED``,
+``INVALID``) becomes None.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from allranks.planning.slurm_request import SIGNAL_EARLY_S, gpu_count, parse_time_limit
+
+SignalCause = Literal["time_limit", "preempted", "cancelled", "node_fail", "unknown"]
+
+JOB_FLAGS = frozenset(
+    {
+        "COMPLETING",
+        "CONFIGURING",
+        "LAUNCH_FAILED",
+        "POWER_UP_NODE",
+        "RECONFIG_FAIL",
+        "REQUEUED",
+        "REQUEUE_FED",
+        "REQUEUE_HOLD",
+        "RESIZING",
+        "RESV_DEL_HOLD",
+        "REVOKED",
+        "SIGNALING",
+        "SPECIAL_EXIT",
+        "STAGE_OUT",
+        "STOPPED",
+    }
+)
+"""Job state flags, which Slurm prints instead of or after the base state (man squeue, JOB STATE CODES)."""
+
+# What a reason says about the way a job ended, while the state is hidden behind COMPLETING (job_reason_string).
+TIME_REASONS = frozenset({"TimeLimit"})
+NODE_REASONS = frozenset({"NodeDown", "NodeFail"})
+# The margin for clocks of different machines and for the time that the question takes.
+MARGIN_S = 15.0
+LOST_STATES = frozenset({"DOWN", "ERROR", "FUTURE"})
+UNUSABLE = (
+    "down",
+    "drain",
+    "fail",
+    "unknown",
+    "maint",
+    "power",
+    "future",
+    "inval",
+)  # sinfo's words for nodes that start no job
+LOST_FLAGS = frozenset({"POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED"})
+
+_NOTHING = frozenset({"", "(null)", "N/A", "n/a", "None", "NONE", "Unknown", "UNKNOWN", "UNLIMITED", "INVALID"})
+_RECORD = re.compile(r"^(?=JobId=)", re.MULTILINE)
+# Group names of directory services hold spaces: "domain users(10513)".
+_OWNER = re.compile(r"(?:^|\s)UserId=(?P<user>[^=()]*)\((?P<uid>\d+)\) GroupId=.*?\(\d+\) ")
+_PAIR = re.compile(r"(?:^|\s)(?P<key>[A-Z][A-Za-z0-9_/:]*)=(?P<value>.*?)(?=\s+[A-Z][A-Za-z0-9_/:]*=|\s*$)")
+_NODE_REASON = re.compile(
+    r"\sReason=(?P<reason>.*?)(?=\s(?:Comment|Extra|InstanceId|InstanceType|ReservationName|TLSCertTokenSet|Topology)=|\s*$)"
+)
+_REASON_STAMP = re.compile(r"\s*\[[^\[\]]*@[^\[\]]*\]$")
+
+
+class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One job as ``scontrol show job`` prints it. None where Slurm does not say."""
+
+    job: str
+    state: str
+    """The state word, such as RUNNING or TIMEOUT. While Slurm ends a job it prints a flag instead, usually COMPLETING."""
+    flags: tuple[str, ...] = ()
+    """State flags in the order printed, a flag that replaces the base state included."""
+    reason: str | None = None
+    """Why the job waits or ended, such as Priority or TimeLimit; blanks are underscores."""
+    exit_code: int | None = None
+    """Exit status of the batch script."""
+    exit_signal: int | None = None
+    """The signal that ended the batch script; 0 if none did."""
+    restarts: int | None = None
+    requeue_allowed: bool | None = None
+    start_time: float | None = None
+    """Seconds since the epoch; of a pending job, when Slurm expects to start it."""
+    end_time: float | None = None
+    """When the job ended, or when it has to end."""
+    preempt_time: float | None = None
+    time_limit_s: int | None = None
+    """None also for a job without a limit."""
+    run_time_s: int | None = None
+    nodes: str | None = None
+    """Slurm's host list expression, such as ``n[1-3]``."""
+    batch_host: str | None = None
+    failed_node: str | None = None
+    """The node whose failure ended the job (23.02 and newer)."""
+    user: str | None = None
+    uid: int | None = None
+    partition: str | None = None
+    cancelled_by: int | None = None
+    """Numeric user id from ``CANCELLED by UID`` (sacct)."""
+    comment: str | None = None
+
+    @property
+    def must_end_at(self) -> float | None:
+        """When the time limit ends the job, in seconds since the epoch.
+
+        Not `end_time` where that can be avoided: preemption and cancellation move it.
+        """
+        if self.start_time is not None and self.time_limit_s is not None:
+            return self.start_time + self.time_limit_s
+        return self.end_time if self.state == "RUNNING" else None
+
+
+class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One node as ``scontrol show node`` or ``sinfo`` prints it. None where Slurm does not say."""
+
+    host: str
+    state: str
+    """The base state: DOWN, IDLE, ALLOCATED, MIXED, ERROR, FUTURE or UNKNOWN."""
+    flags: tuple[str, ...] = ()
+    """Such as DRAIN, NOT_RESPONDING, COMPLETING, REBOOT_ISSUED."""
+    reason: str | None = None
+    gres: str | None = None
+    responding: bool | None = None
+    """Whether the node answers slurmctld; None where the state is not known."""
+
+
+class PartitionGres(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of ``sinfo --format=%P|%G``: nodes of a partition that have the same generic resources."""
+
+    partition: str
+    default: bool
+    gpus: int
+
+
+class NoAnswer(msgspec.Struct, frozen=True):
+    """Slurm did not answer, or not in a way that can be read. Says nothing about the job."""
+
+    reason: str
+
+
+def parse_jobs(text: str) -> list[JobInfo]:
+    """Parse the output of ``scontrol show job --oneliner``: one record per job, array task or heterogeneous component."""
+    return [job for part in _RECORD.split(text) if part.startswith("JobId=") and (job := _job(part)) is not None]
+
+
+def parse_job(text: str, job: str) -> JobInfo | None:
+    """Return the record of one job, else the first one; None if the text holds none."""
+    found = parse_jobs(text)
+    return next((one for one in found if one.job == job), found[0] if found else None)
+
+
+def _job(record: str) -> JobInfo | None:
+    line = " ".join(record.splitlines())
+    number = re.match(r"JobId=(\d\S*)", line)
+    if number is None:
+        return None
+    owner = _OWNER.search(line)
+    # Free text stands before the owner (the name) and after Command= (paths, comments).
+    body = line[owner.end() :] if owner else line[number.end() :]
+    body, _, tail = body.partition(" Command=")
+    values = _pairs(body)
+    state, flags, cancelled_by = job_state(values.get("JobState", ""))
+    code, _, signal = values.get("ExitCode", "").partition(":")
+    comment = re.search(r"\sComment=(.*?)\s*(?=\s(?:Extra|StdErr|StdOut|StdIn|Power|TresPerNode|MailUser)=|$)", tail)
+    return JobInfo(
+        job=number[1],
+        state=state,
+        flags=flags,
+        reason=_known(values.get("Reason")),
+        exit_code=_integer(code),
+        exit_signal=_integer(signal),
+        restarts=_integer(values.get("Restarts")),
+        requeue_allowed=_yes_no(values.get("Requeue")),
+        start_time=_time(values.get("StartTime")),
+        end_time=_time(values.get("EndTime")),
+        preempt_time=_time(values.get("PreemptTime")),
+        time_limit_s=_duration(values.get("TimeLimit")),
+        run_time_s=_duration(values.get("RunTime")),
+        nodes=_known(values.get("NodeList")),
+        batch_host=_known(values.get("BatchHost")),
+        failed_node=_known(values.get("FailedNode")),
+        user=owner["user"] if owner else None,
+        uid=int(owner["uid"]) if owner else None,
+        partition=_known(values.get("Partition")),
+        cancelled_by=cancelled_by,
+        comment=_known(comment[1]) if comment else None,
+    )
+
+
+def job_state(text: str) -> tuple[str, tuple[str, ...], int | None]:
+    """Split a job state into its first word, its flags, and the user id of ``CANCELLED by UID``.
+
+    Reads scontrol's and squeue's single word, a list with ``,`` or ``+`` between the words, and sacct's
+    ``CANCELLED by 1000``.
+    """
+    by = re.search(r"\bby (\d+)", text)
+    words = [word for word in re.split(r"[,+\s]+", text.strip()) if word and (word.isupper() or "_" in word)]
+    if not words:
+        return "UNKNOWN", (), None
+    bases = [word for word in words if word not in JOB_FLAGS]
+    return (bases or words)[0], tuple(word for word in words if word in JOB_FLAGS), int(by[1]) if by else None
+
+
+def parse_nodes(text: str) -> list[NodeInfo]:
+    """Parse the output of ``scontrol show node --oneliner``."""
+    return [node for line in text.splitlines() if (node := _node(line)) is not None]
+
+
+def _node(line: str) -> NodeInfo | None:
+    name = re.match(r"NodeName=(\S+)", line)
+    if name is None:
+        return None
+    reason = _NODE_REASON.search(line)
+    values = _pairs(line[: reason.start()] if reason else line)
+    state, flags = node_state(values.get("State", ""))
+    return NodeInfo(
+        host=name[1],
+        state=state,
+        flags=flags,
+        reason=_known(_REASON_STAMP.sub("", reason["reason"]).strip()) if reason else None,
+        gres=_known(values.get("Gres")),
+        responding=None if state == "UNKNOWN" and not flags else "NOT_RESPONDING" not in flags,
+    )
+
+
+def node_state(text: str) -> tuple[str, tuple[str, ...]]:
+    """Split a node state into its base and its flags.
+
+    Reads scontrol's ``DOWN+DRAIN+NOT_RESPONDING`` and the older ``DOWN*+DRAIN``, where ``*`` means not responding
+    (man sinfo, NODE STATE CODES).
+    """
+    words = [word for word in text.strip().upper().split("+") if word]
+    star = any("*" in word for word in words)
+    words = [word.rstrip("*$@^~#%!-") for word in words]
+    if not words or not words[0]:
+        return "UNKNOWN", ()
+    flags = [*words[1:], *(["NOT_RESPONDING"] if star and "NOT_RESPONDING" not in words else [])]
+    return words[0], tuple(flags)
+
+
+def parse_partitions(text: str) -> list[PartitionGres]:
+    """Parse the output of ``sinfo --noheader --format=%P|%G``; ``*`` marks the default partition."""
+    rows = [line.strip().split("|") for line in text.splitlines() if "|" in line]
+    return [
+        PartitionGres(partition=row[0].rstrip("*"), default=row[0].endswith("*"), gpus=gpu_count(row[1]))
+        for row in rows
+    ]
+
+
+def partition_gpus(found: Iterable[PartitionGres], partition: str | None) -> int | None:
+    """Return the GPUs of a node of a partition: the smallest count among its nodes with GPUs, 0 if none has any.
+
+    None if the partition is not known.
+
+    Args:
+        found: what `parse_partitions` returned.
+        partition: None for the default partition. Of a list such as ``gpu,gpu-long`` every partition counts.
+    """
+    names = partition.split(",") if partition else None
+    rows = [row for row in found if (row.default if names is None else row.partition in names)]
+    with_gpus = [row.gpus for row in rows if row.gpus]
+    return min(with_gpus) if with_gpus else (0 if rows else None)
+
+
+def parse_sacct(text: str, job: str) -> JobInfo | None:
+    """Parse the first line of ``sacct --parsable2 --noheader --allocations --format=State,ExitCode``; None if there is none."""
+    line = next((line for line in text.splitlines() if re.match(r"[A-Z]", line)), "")
+    text_state, _, code = line.partition("|")
+    state, flags, by = job_state(text_state)
+    exit_code, _, exit_signal = code.partition(":")
+    if state == "UNKNOWN":
+        return None
+    return JobInfo(
+        job=job,
+        state=state,
+        flags=flags,
+        exit_code=_integer(exit_code),
+        exit_signal=_integer(exit_signal),
+        cancelled_by=by,
+    )
+
+
+def end_text(info: JobInfo) -> str:
+    """Return how a job ended, as one phrase: ``FAILED (NonZeroExitCode, exit code 3)``."""
+    details = []
+    if info.reason and info.state != "CANCELLED":  # a cancelled job keeps the reason for which it waited
+        details.append(info.reason)
+    if info.cancelled_by is not None:
+        details.append(f"by user id {info.cancelled_by}")
+    if info.exit_signal and info.exit_signal <= signal.SIGRTMAX:  # OUT_OF_MEMORY is printed as 0:125
+        details.append(f"the batch script was killed by signal {info.exit_signal} ({_signal_name(info.exit_signal)})")
+    elif info.exit_code:
+        details.append(f"exit code {info.exit_code}")
+    return f"{info.state} ({', '.join(details)})" if details else info.state
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "not a signal of this system"
+
+
+def why_signalled(info: JobInfo | None, now: float, signal_s: int) -> SignalCause:
+    """Decide why Slurm sent SIGTERM, or the signal of ``--signal``, to a job.
+
+    The sources are the manual pages of 22.05 to 25.05:
+
+    - sbatch ``--signal``: the signal comes `signal_s` before the end of the job, or up to 60 s earlier.
+    - slurm.conf ``PreemptParameters=send_user_signal``: preemption sends that signal too, whatever the time.
+    - slurm.conf ``GraceTime``: a preempted job gets SIGCONT and SIGTERM at once and keeps running until the grace time
+      ends. Its EndTime is then set to the end of the grace time, so PreemptTime is looked at before any time limit.
+    - scancel: SIGCONT and SIGTERM, and SIGKILL after ``KillWait``. Meanwhile scontrol prints COMPLETING instead of
+      CANCELLED, PREEMPTED, TIMEOUT or NODE_FAIL. EndTime is then the time of the cancellation, and the reason
+      (TimeLimit, NodeDown) and PreemptTime remain. slurmctld clears PreemptTime when it requeues the job.
+
+    Args:
+        info: the job when the signal arrived; None if Slurm did not answer.
+        now: seconds since the epoch.
+        signal_s: seconds before the time limit at which the job asked for its signal.
+    """
+    if info is None:
+        return "unknown"
+    words, limit = {info.state, *info.flags}, info.must_end_at
+    causes: list[tuple[SignalCause, bool]] = [
+        ("preempted", "PREEMPTED" in words or info.preempt_time is not None),
+        ("cancelled", "CANCELLED" in words),
+        ("node_fail", "NODE_FAIL" in words or info.reason in NODE_REASONS or _lost_a_node(info)),
+        ("time_limit", "TIMEOUT" in words or info.reason in TIME_REASONS),
+        ("time_limit", limit is not None and limit - now <= signal_s + SIGNAL_EARLY_S + MARGIN_S),
+        ("cancelled", _ended_early(info, now)),
+    ]
+    for cause, holds in causes:
+        if holds:
+            return cause
+    return "unknown"
+
+
+def _lost_a_node(info: JobInfo) -> bool:
+    """Whether a node's failure ends the job; with ``--no-kill`` it keeps running."""
+    return info.failed_node is not None and info.state != "RUNNING"
+
+
+def _ended_early(info: JobInfo, now: float) -> bool:
+    """Whether Slurm is ending a job for no reason of its own: that is scancel.
+
+    A job that goes back to the queue is COMPLETING too, but has no EndTime.
+    """
+    return (
+        info.state == "COMPLETING"
+        and info.reason is None
+        and info.end_time is not None
+        and info.end_time <= now + MARGIN_S
+    )
+
+
+def is_lost(node: NodeInfo | NoAnswer | None) -> bool | None:
+    """Return whether Slurm has given a node up, so that no job on it goes on; None if that is not known.
+
+    A node that does not respond but is not DOWN is not known to be lost: slurmctld marks it after one unanswered ping and
+    sets it DOWN after SlurmdTimeout. `NodeInfo.responding` tells the two apart. Draining nodes finish their jobs.
+    """
+    if not isinstance(node, NodeInfo):
+        return None
+    if node.state in LOST_STATES or LOST_FLAGS.intersection(node.flags):
+        return True
+    return None if node.state == "UNKNOWN" or not node.responding else False
+
+
+def usable_nodes(text: str, partition: str | None) -> list[str]:
+    """Return the nodes of a partition that run jobs or can, from ``sinfo --Node --format=%P|%N|%T``.
+
+    Args:
+        partition: its name; None for the default one, which sinfo marks with ``*``.
+    """
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 2]
+    wanted = [
+        (host, state.strip())
+        for name, host, state in rows
+        if (name.strip().rstrip("*") == partition if partition else name.strip().endswith("*"))
+    ]
+    return [host for host, state in wanted if not state.endswith("*") and not state.startswith(UNUSABLE)]
+
+
+def _pairs(text: str) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for found in _PAIR.finditer(text):
+        values.setdefault(found["key"], found["value"].strip())
+    return values
+
+
+def _known(text: str | None) -> str | None:
+    return None if text is None or text in _NOTHING else text
+
+
+def _integer(text: str | None) -> int | None:
+    return int(text) if text and text.isascii() and text.isdigit() else None
+
+
+def _yes_no(text: str | None) -> bool | None:
+    return {"0": False, "1": True}.get(text or "")
+
+
+def _time(text: str | None) -> float | None:
+    """Seconds since the epoch; Slurm's commands print local time."""
+    if _known(text) is None:
+        return None
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _duration(text: str | None) -> int | None:
+    return parse_time_limit(text) if text and _known(text) else None

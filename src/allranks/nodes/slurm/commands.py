@@ -1,0 +1,300 @@
+"""Calls of sbatch, scontrol, squeue, sinfo, sacct and scancel. Every call is bounded in time.
+
+The text that they print is parsed in `allranks.nodes.slurm.answers`. "Slurm does not know the job" and "Slurm did not answer"
+are different results everywhere: a controller that restarts says nothing about a job.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from allranks.errors import EnvironmentNotAble, RequestError
+from allranks.nodes.slurm import answers
+from allranks.nodes.slurm.answers import JobInfo, NoAnswer, NodeInfo
+from allranks.nodes.slurm.endpoints import find_endpoint
+
+CALL_TIMEOUT_S = 60.0
+TRY_TIMEOUT_S = 10.0
+"""Time limit of the calls whose callers go on without an answer."""
+REAP_S = 5.0
+NO_ANSWER = "UNKNOWN"
+"""The state of a job about which Slurm did not answer. Such a job counts as alive: nothing shows that it ended."""
+# What squeue says of jobs that are still to do something.
+ALIVE_STATES = {
+    NO_ANSWER,
+    "PENDING",
+    "CONFIGURING",
+    "RUNNING",
+    "COMPLETING",
+    "SUSPENDED",
+    "STOPPED",
+    "REQUEUED",
+    "REQUEUE_FED",
+    "REQUEUE_HOLD",
+    "RESV_DEL_HOLD",
+    "SPECIAL_EXIT",
+    "SIGNALING",
+    "STAGE_OUT",
+    "RESIZING",
+}
+# Answers to a question about a job or node that Slurm does not have (slurm_errno.c, scontrol).
+_NOT_THERE = re.compile(r"invalid job id|invalid node name|\bnot found\b", re.IGNORECASE)
+# Variables of the user that change what the commands select and print.
+_FORMATTING = ("SQUEUE_", "SINFO_", "SACCT_", "SCONTROL_")
+
+
+class JobState(msgspec.Struct, frozen=True, kw_only=True):
+    """A job in the queue. ``state`` is ``GONE`` once Slurm does not know it any more."""
+
+    state: str
+    reason: str = ""
+    start: str = ""
+    nodes: str = ""
+    restarts: int = 0
+
+    @property
+    def alive(self) -> bool:
+        return self.state in ALIVE_STATES
+
+
+class Slurm:
+    """The commands of one Slurm. ``prefix`` goes before each: empty for the machine's own, else the way into a box."""
+
+    def __init__(self, prefix: list[str], label: str) -> None:
+        self.prefix, self.label = prefix, label
+
+    def call(self, *argv: str, timeout_s: float = CALL_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+        """Run one command to its end.
+
+        Raises:
+            EnvironmentNotAble: it cannot be started, or does not end within `timeout_s` seconds.
+        """
+        return self._run(argv, timeout_s, None)
+
+    def _ask(self, *argv: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+        """Run a command whose output is parsed: in Slurm's standard format, whatever the user's variables say."""
+        env = {name: value for name, value in os.environ.items() if not name.startswith(_FORMATTING)}
+        return self._run(argv, timeout_s, {**env, "SLURM_TIME_FORMAT": "standard"})
+
+    def _run(
+        self, argv: Sequence[str], timeout_s: float, env: dict[str, str] | None
+    ) -> subprocess.CompletedProcess[str]:
+        command = [*self.prefix, *argv]
+        try:
+            # A session of its own: a wrapper script's child that holds the pipe is ended with it.
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                env=env,
+                start_new_session=True,
+            )
+        except FileNotFoundError:
+            raise EnvironmentNotAble(f"Slurm ({self.label}): the command {argv[0]} was not found") from None
+        except (OSError, ValueError) as error:
+            raise EnvironmentNotAble(f"Slurm ({self.label}): {argv[0]} cannot be started: {error}") from None
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            raise EnvironmentNotAble(
+                f"Slurm ({self.label}): {argv[0]} did not answer within {timeout_s:g} s; check that slurmctld is running"
+            ) from None
+        except BaseException:
+            _end(process)
+            raise
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+    def submit(self, script: Path, *, test_only: bool = False) -> str:
+        """The job's number, or with `test_only` what sbatch says about when it could start.
+
+        Raises:
+            RequestError: Slurm refuses the request; its own words are in the message.
+        """
+        done = self.call("sbatch", *(["--test-only"] if test_only else ["--parsable"]), str(script))
+        if done.returncode:
+            words = " ".join(
+                line.removeprefix("sbatch: ").removeprefix("error: ") for line in done.stderr.strip().splitlines()
+            )
+            raise RequestError(f"Slurm ({self.label}) refuses the job: {words}{_hint(words)}")
+        return done.stderr.strip() if test_only else done.stdout.strip().split(";")[0]
+
+    def try_job(self, job: str, *, timeout_s: float = TRY_TIMEOUT_S) -> JobInfo | NoAnswer | None:
+        """Return what Slurm knows of a job, `NoAnswer` if it does not answer, None if it does not know the job."""
+        text = self._show("job", job, timeout_s)
+        if text is None or isinstance(text, NoAnswer):
+            return text
+        return answers.parse_job(text, job) or NoAnswer(f"Slurm ({self.label}): scontrol shows no job: {text[:200]!r}")
+
+    def try_node(self, host: str, *, timeout_s: float = TRY_TIMEOUT_S) -> NodeInfo | NoAnswer | None:
+        """Return what Slurm knows of a node, `NoAnswer` if it does not answer, None if it does not know the node."""
+        text = self._show("node", host, timeout_s)
+        if text is None or isinstance(text, NoAnswer):
+            return text
+        found = answers.parse_nodes(text)
+        return found[0] if found else NoAnswer(f"Slurm ({self.label}): scontrol shows no node: {text[:200]!r}")
+
+    def _show(self, what: str, name: str, timeout_s: float) -> str | NoAnswer | None:
+        try:
+            done = self._ask("scontrol", "show", what, "--oneliner", name, timeout_s=timeout_s)
+        except EnvironmentNotAble as error:
+            return NoAnswer(str(error))
+        said = f"{done.stderr} {done.stdout}"
+        if done.returncode == 0 and not _NOT_THERE.search(done.stdout[:100]):
+            return done.stdout
+        if _NOT_THERE.search(said):
+            return None
+        return NoAnswer(f"Slurm ({self.label}): scontrol show {what} {name}: {' '.join(said.split())[:300]}")
+
+    def partition_gpus(self, partition: str | None, *, timeout_s: float = TRY_TIMEOUT_S) -> int | None:
+        """Return the GPUs of each node of a partition (None: the default one); None if that is not known."""
+        try:
+            done = self._ask("sinfo", "--all", "--noheader", "--format=%P|%G", timeout_s=timeout_s)
+        except EnvironmentNotAble:
+            return None
+        if done.returncode:
+            return None
+        return answers.partition_gpus(answers.parse_partitions(done.stdout), partition)
+
+    def state(self, job: str) -> JobState:
+        """Return a job's state: ``GONE`` if Slurm does not know it, `NO_ANSWER` if Slurm does not answer."""
+        found = self.try_job(job)
+        if found is None:
+            return JobState(state="GONE")
+        if isinstance(found, NoAnswer):
+            return JobState(state=NO_ANSWER, reason=found.reason)
+        start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(found.start_time)) if found.start_time else "N/A"
+        return JobState(
+            state=found.state,
+            reason=found.reason or "None",
+            start=start,
+            nodes=found.nodes or "",
+            restarts=found.restarts or 0,
+        )
+
+    def end_reason(self, job: str) -> str:
+        """Return how a job ended: from scontrol while it knows the job, else from sacct, else ``unknown``."""
+        found = self.try_job(job)
+        if isinstance(found, JobInfo):
+            return answers.end_text(found)
+        try:
+            done = self._ask(
+                "sacct", "--jobs", job, "--parsable2", "--noheader", "--allocations", "--format=State,ExitCode",
+                timeout_s=TRY_TIMEOUT_S,
+            )  # fmt: skip
+        except EnvironmentNotAble:  # not installed
+            return "unknown"
+        recorded = answers.parse_sacct(done.stdout, job) if done.returncode == 0 else None
+        return answers.end_text(recorded) if recorded else "unknown"
+
+    def cancel(self, job: str, *extra: str, timeout_s: float = TRY_TIMEOUT_S) -> None:
+        """Run scancel, with options such as ``--signal=USR1``.
+
+        Raises:
+            EnvironmentNotAble: Slurm does not answer, or refuses for another reason than that the job has ended.
+        """
+        done = self.call("scancel", *extra, job, timeout_s=timeout_s)
+        if done.returncode and not re.search(
+            r"invalid job id|already completing|not running|job/step already", done.stderr, re.I
+        ):
+            raise EnvironmentNotAble(f"Slurm ({self.label}): scancel {job}: {' '.join(done.stderr.split())[:300]}")
+
+    def try_requeue(self, job: str, without: Sequence[str]) -> str:
+        """Return a job to the queue, from now on without these nodes.
+
+        The nodes are excluded first: a job that returns to the queue may start again at once.
+
+        Returns:
+            Why Slurm did not do it; empty where it did.
+        """
+        try:
+            if without:
+                excluded = self.call(
+                    "scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(without)}", timeout_s=TRY_TIMEOUT_S
+                )
+                if excluded.returncode:
+                    return f"cannot exclude {','.join(without)}: {' '.join(excluded.stderr.split())[:300]}"
+            done = self.call("scontrol", "requeue", job, timeout_s=TRY_TIMEOUT_S)
+        except EnvironmentNotAble as error:
+            return str(error)
+        return " ".join(done.stderr.split())[:300] or "no reason was given" if done.returncode else ""
+
+    def usable_nodes(self, partition: str | None) -> list[str] | None:
+        """Return the nodes of a partition (None: the default one) that are up or will be; None if that is not known."""
+        try:
+            done = self._ask("sinfo", "--noheader", "--Node", "--format=%P|%N|%T", timeout_s=TRY_TIMEOUT_S)
+        except EnvironmentNotAble:
+            return None
+        return answers.usable_nodes(done.stdout, partition) if done.returncode == 0 else None
+
+    def restarts(self, job: str) -> int | None:
+        """Return how often a job has gone back to the queue; None if Slurm does not know it or does not answer."""
+        found = self.try_job(job)
+        return found.restarts if isinstance(found, JobInfo) else None
+
+    def node_state(self, host: str) -> str:
+        """Return sinfo's word for a node: ``allocated``, ``down`` and the like, with ``*`` if it does not respond."""
+        try:
+            done = self._ask("sinfo", "--noheader", "--Node", f"--nodes={host}", "--format=%T", timeout_s=TRY_TIMEOUT_S)
+        except EnvironmentNotAble:
+            return "unknown"
+        lines = done.stdout.split() if done.returncode == 0 else []
+        return lines[0] if lines else "unknown"
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Kill a command with all its children, and wait for it no longer than `REAP_S`."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired, ValueError, OSError):
+        process.communicate(timeout=REAP_S)
+
+
+def _hint(words: str) -> str:
+    for pattern, cure in (
+        (r"invalid partition", ". Look at `sinfo -s` and set cluster.slurm.partition"),
+        (
+            r"invalid account|account/partition",
+            ". Look at `sacctmgr show assoc user=$USER` and set cluster.slurm.account",
+        ),
+        (r"invalid qos", ". Look at `sacctmgr show qos` and set cluster.slurm.qos"),
+        (r"more processors|node configuration|cpu count", ". Request fewer nodes, CPUs or GPUs per node"),
+        (r"gres", ". Look at `sinfo -o '%n %G'` for the available GPUs, and set cluster.slurm.gpus_per_node or gres"),
+        (r"time limit|timelimit", ". Look at `sinfo -o '%P %l'` and set cluster.slurm.time"),
+    ):
+        if re.search(pattern, words, re.IGNORECASE):
+            return cure
+    return ""
+
+
+def find_slurm(cwd: Path, *, timeout_s: float = TRY_TIMEOUT_S) -> Slurm:
+    """Return the machine's own Slurm if it answers, else the cluster in a box that is up.
+
+    Raises:
+        EnvironmentNotAble: there is neither.
+    """
+    if shutil.which("scontrol"):
+        own = Slurm([], "this machine's")
+        with suppress(EnvironmentNotAble):
+            ping = own.call("scontrol", "ping", timeout_s=timeout_s)
+            if ping.returncode == 0 and "UP" in ping.stdout:
+                return own
+    box = find_endpoint()
+    if box is not None:
+        return Slurm(box.command_prefix(cwd), f"the cluster in a box {box.name!r}")
+    raise EnvironmentNotAble(
+        "cluster.launcher is slurm, but no Slurm answers on this machine and no cluster in a box is running; use a login node, or run: allranks cluster up"
+    )

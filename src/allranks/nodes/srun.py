@@ -1,0 +1,287 @@
+"""Run commands on the nodes of a job with srun, in bounded time.
+
+A program travels on standard input, so a node needs only an interpreter; if the launcher's interpreter is missing there,
+another one is used and the answer says so. The srun of the agents' job step ends in bounded time even if it cannot reach its
+tasks.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import subprocess
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from allranks.errors import EXIT_FAILED, EnvironmentNotAble
+
+CLOCK_VARIABLE = "ALLRANKS_CLOCK_OFFSET_S"
+"""Environment: seconds by which the clock of a node of a test cluster is said to be wrong."""
+STEP_END_S = 15.0  # a node that can be reached kills its tasks within seconds
+
+
+class SrunStep:
+    """srun with one agent a node."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        self._end_asked: float | None = None
+
+    def poll(self) -> int | None:
+        """The exit code; None while there is anything to wait for."""
+        if self._end_asked is not None and time.monotonic() - self._end_asked > STEP_END_S:
+            self._process.kill()  # it waits for a node, or for Slurm's controller, that it does not reach
+        code = self._process.poll()
+        return EXIT_FAILED if code is not None and code < 0 else code
+
+    def end(self) -> None:
+        """Have srun kill its tasks. (scancel with KILL would end the batch script too.)"""
+        if self._end_asked is None:
+            self._end_asked = time.monotonic()
+            self._process.terminate()
+
+    def close(self) -> None:
+        """End it, in a bounded time."""
+        if self._process.poll() is None:
+            self.end()
+            try:
+                self._process.wait(timeout=STEP_END_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait(timeout=STEP_END_S)
+
+
+GRACE_S = 3.0
+MAX_STDERR = 2**20
+"""srun names each node that it cannot reach in a line of its own, about 100 bytes."""
+PIECE_BYTES = 800
+"""Slurm passes at most 1024 bytes of a line on at once, and what several nodes say would be mixed within their lines."""
+FIND_PYTHON = f"""
+q="$1"; shift
+old='import sys; sys.exit(sys.version_info < (3, 8))'
+if ! command -v "$q" >/dev/null 2>&1; then
+    for q in python3 python ''; do "$q" -c "$old" >/dev/null 2>&1 </dev/null && break; done
+fi
+if [ -n "$q" ]; then "$q" - "$@"
+else printf '{{"host": "%s", "node_id": %s}}\\n' "${{SLURMD_NODENAME:-$(uname -n)}}" "${{SLURM_NODEID:-0}}"
+fi | fold -b -w {PIECE_BYTES} | sed "s/^/@${{SLURM_PROCID:-0}} /"
+"""
+REQUEST_LINE = '\nREQUEST = ""\n'
+_PIECE_LINE = re.compile(r"@(\d+) (.*)")
+_NUMBERED_HOST = re.compile(r"([A-Za-z0-9_.-]*?)(\d{1,15})")
+
+
+class OutputLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of standard output, with the launcher's clock when it came."""
+
+    text: str
+    received: float
+
+    def facts(self) -> dict[str, Any] | None:
+        """The JSON object, if it is one."""
+        try:
+            value = json.loads(self.text)
+        except ValueError:
+            return None
+        return value if isinstance(value, dict) and "host" in value else None
+
+
+class NodeAnswers(msgspec.Struct, frozen=True, kw_only=True):
+    """What came back: lines of the nodes, and what was said beside them."""
+
+    lines: list[OutputLine]
+    returncode: int | None
+    """None: the time limit came first; the lines that had come are kept."""
+    said: str
+    seconds: float
+
+    def by_host(self) -> dict[str, OutputLine]:
+        """The last JSON line of each node."""
+        return {facts["host"]: line for line in self.lines if (facts := line.facts())}
+
+
+def node_clock() -> float:
+    """This node's clock, as wrong as it is said to be."""
+    return time.time() + float(os.environ.get(CLOCK_VARIABLE) or 0)
+
+
+def program_text(name: str, request: Any = None) -> str:
+    """Return the text of a program of this folder that runs on the nodes.
+
+    Args:
+        name: its file name.
+        request: data that grows with the number of nodes. It replaces the program's line ``REQUEST = ""`` and so travels
+            on standard input: Linux refuses an argument of more than 128 KiB, 1,700 nodes' addresses.
+    """
+    text = (Path(__file__).parent / "probes" / name).read_text(encoding="utf-8")
+    if request is None:
+        return text
+    before, line, after = text.partition(REQUEST_LINE)
+    assert line, f"{name} takes no request"
+    return f'{before}\nREQUEST = "{encode_request(request)}"\n{after}'
+
+
+def encode_request(request: Any) -> str:
+    """Return JSON, compressed, in base64: about 13 bytes for a node's name, address and two ports."""
+    return base64.b64encode(zlib.compress(json.dumps(request, separators=(",", ":")).encode(), 9)).decode()
+
+
+def python_command(python: str, wish: dict[str, Any] | None = None) -> list[str]:
+    """Return a node's command: the launcher's interpreter, or any, reading the program from standard input.
+
+    `wish` is one argument: nothing in it may grow with the number of nodes.
+    """
+    args = [] if wish is None else ["--json-args", json.dumps(wish)]
+    return ["sh", "-c", FIND_PYTHON, "allranks-probe", python, *args]
+
+
+def compress_hosts(hosts: Iterable[str]) -> str:
+    """Return names in Slurm's compressed form: ``n1,n2,n3,login`` becomes ``n[1-3],login``.
+
+    Only a number at the end of a name is folded; leading zeros are kept. 10,000 names written out can pass Linux's limit
+    of 128 KiB for one argument.
+    """
+    plain: list[str] = []
+    groups: dict[tuple[str, int], list[int]] = {}
+    for host in dict.fromkeys(hosts):
+        found = _NUMBERED_HOST.fullmatch(host)
+        if found is None:
+            plain.append(host)
+            continue
+        prefix, digits = found.groups()
+        groups.setdefault((prefix, len(digits) if digits.startswith("0") else 0), []).append(int(digits))
+    return ",".join([*(_compress_numbers(*key, numbers) for key, numbers in groups.items()), *plain])
+
+
+def _compress_numbers(prefix: str, width: int, numbers: Sequence[int]) -> str:
+    if len(numbers) == 1:
+        return f"{prefix}{numbers[0]:0{width}d}"
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return f"{prefix}[{','.join(f'{a:0{width}d}' if a == b else f'{a:0{width}d}-{b:0{width}d}' for a, b in runs)}]"
+
+
+def run_with_srun(
+    slurm_prefix: Sequence[str],
+    n: int,
+    argv: Sequence[str],
+    timeout_s: float,
+    extra_srun_args: Sequence[str] = (),
+    *,
+    text: str | None = None,
+    cpus: int = 1,
+) -> NodeAnswers:
+    """One srun, one task a node. `text` is every task's standard input; without, it is closed. `--export` is not touched.
+
+    `extra_srun_args` say where: ``--jobid=12``, or nothing inside the allocation. Never raises for what nodes do.
+    """
+    command = [
+        *slurm_prefix,
+        "srun",
+        f"--nodes={n}",
+        f"--ntasks={n}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={cpus}",
+        "--overlap",
+        "--kill-on-bad-exit=0",
+        f"--wait={int(timeout_s)}",
+        "--quit-on-interrupt",
+        *(["--input=none"] if text is None else []),
+        *extra_srun_args,
+        *argv,
+    ]
+    return run_command(command, timeout_s, text)
+
+
+def run_locally(argv: Sequence[str], timeout_s: float, text: str | None = None) -> NodeAnswers:
+    """The same on this machine."""
+    return run_command(list(argv), timeout_s, text)
+
+
+def run_command(command: list[str], timeout_s: float, text: str | None) -> NodeAnswers:
+    """Runs it, and keeps each line with the time at which it came; after the limit it is ended."""
+    began = time.monotonic()
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        raise EnvironmentNotAble(f"{command[0]} cannot be started: {error.strerror}") from None
+    lines: list[OutputLine] = []
+    said: list[str] = []
+    threads = [
+        threading.Thread(target=_keep_lines, args=(process.stdout, lines), daemon=True),
+        threading.Thread(target=lambda: said.extend(process.stderr or []), daemon=True),
+        threading.Thread(target=write_stdin, args=(process.stdin, text), daemon=True),
+    ]
+    for thread in threads:
+        thread.start()
+    code = _wait(process, timeout_s)
+    for thread in threads:
+        thread.join(GRACE_S)
+    return NodeAnswers(
+        lines=join_pieces(lines), returncode=code, said="".join(said)[-MAX_STDERR:], seconds=time.monotonic() - began
+    )
+
+
+def join_pieces(lines: Sequence[OutputLine]) -> list[OutputLine]:
+    """Whole lines from the pieces of all tasks, which come in any order among tasks; a whole one came with its end."""
+    whole: list[OutputLine] = []
+    begun: dict[str, str] = {}
+    for line in lines:
+        found = _PIECE_LINE.fullmatch(line.text)
+        if found is None:
+            whole.append(line)
+            continue
+        task, piece = found.groups()
+        begun[task] = begun.get(task, "") + piece
+        if len(piece) < PIECE_BYTES:
+            whole.append(OutputLine(text=begun.pop(task), received=line.received))
+    whole += [OutputLine(text=text, received=lines[-1].received) for text in begun.values()]
+    return whole
+
+
+def _keep_lines(stream: Any, lines: list[OutputLine]) -> None:
+    for line in stream:
+        lines.append(OutputLine(text=line.rstrip("\n"), received=node_clock()))  # noqa: PERF401 - each with its own time
+
+
+def write_stdin(stream: Any, text: str | None) -> None:
+    """Write all of a program's standard input, and close it."""
+    if text is None:
+        return
+    try:
+        stream.write(text)
+        stream.close()
+    except OSError:
+        pass  # it ended before it had read all
+
+
+def _wait(process: subprocess.Popen[str], timeout_s: float) -> int | None:
+    try:
+        return process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    return None

@@ -1,0 +1,527 @@
+"""Stage a bundle in a running job: ask every node what it lacks, send it with sbcast or srun, verify it there, remove it at the end.
+
+    with staged(bundle, Allocation.current()) as manifest:
+        manifest.save(run.stage)
+        ...                             # start each node's agent with manifest.of(node)
+
+sbcast before Slurm 24.11 has no node list option, but it sends to the nodes of a named job step: so a small step is started on
+the nodes that lack something, creates the folder, and waits while ``sbcast --jobid=JOB.STEP`` writes there. If sbcast does not
+work, the same step receives the archives through srun's standard input. Helper steps run node.py, one task per node, and
+exchange JSON through srun.
+
+If the batch host has no allranks or its packages, `write_bootstrap` writes a file that unpacks them from the bundle::
+
+    python=$(python3 RUN/bootstrap.py) || exit 3                    # in the batch script; any Python from 3.8 on
+    exec "$python" -m allranks.launch.driver RUN
+
+Files that only the login node sees are packed before the job is submitted, the rest inside the job, and only if some node
+lacks them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from allranks.errors import AllranksError, EnvironmentNotAble, RunFailed
+from allranks.nodes.srun import compress_hosts
+from allranks.nodes.staging import node, unpack
+from allranks.nodes.staging.bundles import (
+    Bundle,
+    BundlePart,
+    Interpreter,
+    assemble,
+    checked_sources,
+    identity_of,
+    interpreter,
+    load_bundle,
+    probe_of,
+    store_of,
+)
+from allranks.nodes.staging.manifests import NodeStage, StageManifest, node_stage
+from allranks.nodes.staging.sources import TEMPORARY_FOLDERS, PartFiles, package_versions, requested_parts
+from allranks.rundir.files import write_json, write_text_atomic
+from allranks.rundir.paths import RunDir
+from allranks.spec.records import RunSpec
+
+_LOADER = (
+    "import json,sys,types\n"
+    "for name,text in json.loads(sys.stdin.buffer.readline()):\n"
+    " module=types.ModuleType(name); sys.modules[name]=module; exec(compile(text,name,'exec'),module.__dict__)\n"
+    "sys.exit(module.main())"
+)
+# The first interpreter that is there; none: say so in the helper's own form.
+_SHELL = (
+    'loader=$1; shift; for p; do if command -v "$p" >/dev/null 2>&1; then exec "$p" -I -c "$loader"; fi; done; '
+    'printf \'@allranks %s 0 1 {"error": "no Python is found here; it was looked for as: %s"}\\n\' "$SLURMD_NODENAME" "$*"; exit 1'
+)
+_END_S = 15.0
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A running job: its id, how often it was restarted, its nodes. ``prefix`` stands before every Slurm command."""
+
+    job_id: str
+    nodes: tuple[str, ...]
+    restart: int = 0
+    cluster: str = "cluster"
+    prefix: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> str:
+        """Name of the job's folder on the nodes; no other job, and no other run of this job, has it."""
+        return f"{self.cluster}.{self.job_id}.{self.restart}"
+
+    @classmethod
+    def current(cls) -> Allocation:
+        """The job that this process runs in.
+
+        Raises:
+            EnvironmentNotAble: it runs in none.
+        """
+        job = os.environ.get("SLURM_JOB_ID")
+        listed = os.environ.get("SLURM_JOB_NODELIST")
+        if not job or not listed:
+            raise EnvironmentNotAble("not inside a Slurm job: SLURM_JOB_ID and SLURM_JOB_NODELIST are not set")
+        shown = run_command(["scontrol", "show", "hostnames", listed], timeout_s=60)
+        return cls(
+            job_id=job,
+            nodes=tuple(shown.split()),
+            restart=int(os.environ.get("SLURM_RESTART_COUNT") or 0),
+            cluster=os.environ.get("SLURM_CLUSTER_NAME") or "cluster",
+        )
+
+
+def run_command(argv: Sequence[str], *, timeout_s: float) -> str:
+    """Standard output of a command that must succeed.
+
+    Raises:
+        EnvironmentNotAble, RunFailed: there is no such program; it failed, or did not end in time.
+    """
+    try:
+        done = subprocess.run(
+            list(argv), capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
+        )
+    except FileNotFoundError:
+        raise EnvironmentNotAble(f"the program {argv[0]!r} is missing here") from None
+    except subprocess.TimeoutExpired:
+        raise RunFailed(f"{' '.join(argv[-4:])!r} did not end within {timeout_s:g} s") from None
+    if done.returncode != 0:
+        raise RunFailed(f"{' '.join(argv[-4:])!r} ended with exit code {done.returncode}: {last_line(done.stderr)}")
+    return done.stdout
+
+
+def last_line(text: str) -> str:
+    """The last line that says something."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no output"
+
+
+class StagingStep:
+    """node.py on some nodes, from its request to its answers. Use as a context: leaving it ends the step."""
+
+    def __init__(
+        self, allocation: Allocation, nodes: Sequence[str], pythons: Sequence[str], request: dict[str, Any]
+    ) -> None:
+        self.nodes = tuple(nodes)
+        self._answers: queue.Queue[tuple[str, dict[str, Any]] | None] = queue.Queue()
+        count = str(len(nodes))
+        srun = [
+            *(*allocation.prefix, "srun", f"--jobid={allocation.job_id}", f"--nodelist={compress_hosts(nodes)}"),
+            *("--nodes", count, "--ntasks", count, "--ntasks-per-node=1", "--cpus-per-task=1", "--overlap", "--mem=0"),
+            *("--cpu-bind=none", "--input=all", "--kill-on-bad-exit=0", "--chdir=/", "--job-name=allranks-stage"),
+            *("sh", "-c", _SHELL, "sh", _LOADER, *pythons),
+        ]
+        env = {k: v for k, v in os.environ.items() if k not in _STEP_SETTINGS}
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
+        try:
+            self._process = subprocess.Popen(
+                srun, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=env
+            )
+        except FileNotFoundError:
+            raise EnvironmentNotAble(f"the program {srun[0]!r} is missing here") from None
+        threading.Thread(target=self._read, daemon=True).start()
+        self.send(json.dumps(helper_texts()).encode() + b"\n" + json.dumps(request).encode() + b"\n")
+
+    def send(self, data: bytes) -> None:
+        """Give all nodes of the step some input; what a step that is gone cannot take shows in `answers`."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(data)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass
+
+    def order(self, **order: Any) -> None:
+        """One line of JSON."""
+        self.send(json.dumps(order).encode() + b"\n")
+
+    def stream(self, part: str, archive: Path, timeout_s: float) -> None:
+        """An archive, through srun: slower than sbcast, but srun is always allowed."""
+        guard = threading.Timer(timeout_s, self._process.kill)
+        guard.start()
+        self.order(do="stream", part=part, bytes=archive.stat().st_size)
+        with archive.open("rb") as file:
+            while block := file.read(1 << 20):
+                self.send(block)
+        guard.cancel()
+
+    def answers(self, timeout_s: float, alive: Callable[[], None] = lambda: None) -> dict[str, dict[str, Any]]:
+        """The next answer of every node.
+
+        Raises:
+            RunFailed: a node said an error, or not all of them answered in time.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        deadline = time.monotonic() + timeout_s
+        while len(found) < len(self.nodes):
+            alive()
+            try:
+                said = self._answers.get(timeout=min(1.0, max(0.01, deadline - time.monotonic())))
+            except queue.Empty:
+                if time.monotonic() < deadline:
+                    continue
+                missing = sorted(set(self.nodes) - set(found))
+                raise RunFailed(f"staging: {', '.join(missing)} did not answer within {timeout_s:g} s") from None
+            if said is None:
+                missing = sorted(set(self.nodes) - set(found))
+                raise RunFailed(f"staging: the step ended without an answer of {', '.join(missing)}: {self._said()}")
+            found[said[0]] = said[1]
+        wrong = [f"{name}: {answer['error']}" for name, answer in sorted(found.items()) if "error" in answer]
+        if wrong:
+            raise RunFailed("staging: " + "; ".join(wrong))
+        return found
+
+    def __enter__(self) -> StagingStep:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass
+        for end in (self._process.terminate, self._process.kill):
+            try:
+                self._process.wait(timeout=_END_S)
+                break
+            except subprocess.TimeoutExpired:
+                end()
+        self._errors.close()
+
+    def _said(self) -> str:
+        self._errors.seek(0)
+        return last_line(self._errors.read().decode(errors="replace"))
+
+    def _read(self) -> None:
+        """Puts fragments together to answers, until the step ends."""
+        fragments: dict[str, list[str]] = {}
+        assert self._process.stdout is not None
+        for raw in self._process.stdout:
+            words = raw.decode(errors="replace").rstrip("\n").split(" ", 4)
+            if words[0] != "@allranks" or len(words) != 5:
+                continue  # what modules and login scripts print
+            mine = fragments.setdefault(words[1], [])
+            mine.append(words[4])
+            if len(mine) == int(words[3]):
+                self._answers.put((words[1], json.loads("".join(fragments.pop(words[1])))))
+        self._answers.put(None)
+
+
+# What a batch job sets for its own steps must not shape these: one task a node, on nodes that are named.
+_STEP_SETTINGS = {
+    *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_SOCKET", "SLURM_NTASKS_PER_CORE"),
+    *("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_EXACT"),
+    *("SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU", "SLURM_MEM_PER_NODE", "SLURM_CPU_BIND", "SLURM_GPUS", "SLURM_GPU_BIND"),
+    *("SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_NNODES", "SLURM_HOSTFILE", "SLURM_ARBITRARY_NODELIST"),
+}
+
+
+def helper_texts() -> list[tuple[str, str]]:
+    """The modules that run on nodes: names, and texts; the last one is the program."""
+    return [(m.__name__, Path(str(m.__file__)).read_text(encoding="utf-8")) for m in (unpack, node)]
+
+
+BOOTSTRAP_PARTS = ("env", "allranks")
+_BOOTSTRAP_TEXT = """\
+# Written by allranks for one job: unpacks the packages on the batch host, and prints the Python to use.
+import json, sys, types
+for name, text in json.loads({texts!r}):
+    module = types.ModuleType(name)
+    sys.modules[name] = module
+    exec(compile(text, name, "exec"), module.__dict__)
+try:
+    sys.exit(module.bootstrap(json.loads({request!r})))
+except (module.Refused, OSError) as error:
+    sys.exit("allranks: this host cannot be prepared: %s" % error)
+"""
+
+
+def write_bootstrap(bundle: Bundle, path: Path) -> None:
+    """Write the file: standard library only, with everything in it but the archives."""
+    parts = [
+        {**probe_of(part), "archive": part.archive, "unpacked_bytes": part.unpacked_bytes}
+        for part in bundle.parts
+        if part.name in BOOTSTRAP_PARTS
+    ]
+    request = {"python": msgspec.to_builtins(bundle.python), "parts": parts}
+    texts = msgspec.json.encode(helper_texts()).decode()
+    write_text_atomic(path, _BOOTSTRAP_TEXT.format(texts=texts, request=msgspec.json.encode(request).decode()))
+
+
+ANSWER_S = 180.0
+SLOWEST_BYTES_PER_S = 5e6
+Log = Callable[[str], None]
+StagingAnswers = dict[str, dict[str, Any]]
+
+
+@contextmanager
+def staged(
+    bundle: Bundle,
+    allocation: Allocation,
+    *,
+    always: bool = False,
+    method: str = "auto",
+    log: Log = lambda _: None,
+) -> Iterator[StageManifest]:
+    """What each node of the job shall use, while the context lasts; what was staged is removed at its end.
+
+    Args:
+        always: stage every part on every node, whatever it sees (``cluster.stage: always``).
+        method: ``sbcast``, ``stream`` (through srun), or ``auto``: sbcast, and stream where it fails.
+
+    Raises:
+        RunFailed: a node did not answer, a part arrived damaged, or there is no room for it.
+        EnvironmentNotAble: a node lacks the packages, and the interpreter to run staged ones too.
+    """
+    began = time.monotonic()
+    touched = allocation.nodes
+    try:
+        answers = ask_nodes(bundle, allocation, always=always)
+        lacking = {name: answer for name, answer in answers.items() if answer["lacks"]}
+        touched = tuple(lacking)
+        _check_interpreters(bundle, lacking)
+        sent, used = 0, set()
+        for names, parts in _groups(bundle, lacking):
+            log(f"staging {', '.join(part.name for part in parts)} on {', '.join(names)}")
+            count, how = _send(bundle, allocation, {name: lacking[name] for name in names}, parts, method, log)
+            sent += count
+            used.add(how)
+        yield StageManifest(
+            job=allocation.folder,
+            bundle=bundle.key,
+            interpreter=bundle.python.executable,
+            method="+".join(sorted(used)) or "none",
+            bytes_sent=sent,
+            seconds=time.monotonic() - began,
+            nodes=[_node_stage(bundle, name, answers[name]) for name in allocation.nodes],
+        )
+    finally:
+        if touched:
+            _remove(bundle, allocation, touched, log)
+
+
+def ask_nodes(bundle: Bundle, allocation: Allocation, *, always: bool = False) -> StagingAnswers:
+    """Which parts each node lacks, by one step over all of them."""
+    request = {
+        "verb": "ask",
+        "always": always,
+        "job": allocation.folder,
+        "live": _live_jobs(allocation),
+        "python": msgspec.to_builtins(bundle.python),
+        "parts": [probe_of(part) for part in bundle.parts],
+    }
+    with StagingStep(allocation, allocation.nodes, _pythons(bundle.python), request) as step:
+        return step.answers(ANSWER_S)
+
+
+def missing_parts(found: Sequence[PartFiles], allocation: Allocation) -> set[str]:
+    """Names of the parts that some node lacks, before any of them is packed; nothing is written anywhere."""
+    python = interpreter()
+    parts = [
+        {"name": s.name, "path": str(s.path), "probe": list(s.probe), "identity": identity_of(s), "sha256": ""}
+        for s in found
+    ]
+    asked = {"verb": "ask", "only_look": True, "always": False, "python": msgspec.to_builtins(python), "parts": parts}
+    with StagingStep(allocation, allocation.nodes, _pythons(python), asked) as step:
+        return {name for answer in step.answers(ANSWER_S).values() for name in answer["lacks"]}
+
+
+def _live_jobs(allocation: Allocation) -> list[str] | None:
+    """This user's jobs that are not over; None if Slurm does not say: then nothing old is swept."""
+    try:
+        return run_command([*allocation.prefix, "squeue", "--me", "--noheader", "--format=%A"], timeout_s=60).split()
+    except AllranksError:
+        return None
+
+
+def _pythons(python: Interpreter) -> list[str]:
+    return list(dict.fromkeys([python.executable, *python.candidates]))
+
+
+def _check_interpreters(bundle: Bundle, lacking: StagingAnswers) -> None:
+    none = sorted(name for name, answer in lacking.items() if "env" in answer["lacks"] and not answer["python"])
+    if none:
+        raise EnvironmentNotAble(
+            f"{', '.join(none)}: the packages are not there, and no Python {bundle.python.version} ({bundle.python.soabi}) to run staged ones "
+            f"(looked for: {', '.join(bundle.python.candidates)}); load one with cluster.modules or cluster.setup, or exclude the node"
+        )
+
+
+def _groups(bundle: Bundle, lacking: StagingAnswers) -> Iterator[tuple[list[str], list[BundlePart]]]:
+    """Nodes that lack the same parts in the same folder."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name, answer in sorted(lacking.items()):
+        missing = sorted(set(answer["lacks"]) - set(answer["here"]))  # the batch host may have helped itself
+        if missing:
+            groups.setdefault((answer["folder"], *missing), []).append(name)
+    for (_, *parts), names in groups.items():
+        yield names, [part for part in bundle.parts if part.name in parts]
+
+
+def _send(
+    bundle: Bundle, allocation: Allocation, group: StagingAnswers, parts: list[BundlePart], method: str, log: Log
+) -> tuple[int, str]:
+    """Give a group of nodes its parts; nodes that share the folder are served once."""
+    folder = next(iter(group.values()))["folder"]
+    total = sum(part.bytes for part in parts)
+    limit = ANSWER_S + total / SLOWEST_BYTES_PER_S
+    request = {
+        "verb": "receive",
+        "folder": folder,
+        "interpreters": {name: answer.get("python") for name, answer in group.items()},
+        "parts": [{"name": p.name, "sha256": p.sha256, "unpacked_bytes": p.unpacked_bytes} for p in parts],
+    }
+    with StagingStep(allocation, list(group), _pythons(bundle.python), request) as step:
+        ready = step.answers(ANSWER_S)
+        first = {name: min(set(answer["sees"]) & set(group)) for name, answer in ready.items()}
+        if all(name == one for name, one in first.items()):
+            need = total + sum(part.unpacked_bytes for part in parts)
+            _check_room(ready, folder, need)
+            how = _transfer(allocation, step, next(iter(ready.values()))["step"], folder, parts, method, limit, log)
+            step.order(do="unpack")
+            step.answers(limit)
+            return total * len(group), how
+    log(f"{folder} is shared by several nodes: {first}")
+    return _send(bundle, allocation, {one: group[one] for one in set(first.values())}, parts, method, log)
+
+
+def _check_room(ready: StagingAnswers, folder: str, need: int) -> None:
+    small = [
+        f"{name} has {answer['free'] >> 20} MiB" for name, answer in sorted(ready.items()) if answer["free"] < need
+    ]
+    if small:
+        raise RunFailed(
+            f"staging: {folder} needs {(need >> 20) + 1} MiB, but {', '.join(small)}; set TMPDIR to a larger disk of the nodes"
+        )
+
+
+def _transfer(
+    allocation: Allocation,
+    step: StagingStep,
+    number: str,
+    folder: str,
+    parts: list[BundlePart],
+    method: str,
+    limit: float,
+    log: Log,
+) -> str:
+    if method != "stream":
+        try:
+            for part in parts:
+                target = node.incoming(folder, part.name)
+                words = ["sbcast", "--force", f"--jobid={allocation.job_id}.{number}", part.archive, target]
+                run_command([*allocation.prefix, *words], timeout_s=limit)
+            return "sbcast"
+        except AllranksError as error:
+            if method == "sbcast":
+                raise
+            log(f"sbcast does not work here ({error}); sending through srun")
+    for part in parts:
+        step.stream(part.name, Path(part.archive), limit)
+    return "stream"
+
+
+def _node_stage(bundle: Bundle, name: str, answer: dict[str, Any]) -> NodeStage:
+    return node_stage(bundle, name, answer["lacks"], answer["folder"])
+
+
+def _remove(bundle: Bundle, allocation: Allocation, nodes: tuple[str, ...], log: Log) -> None:
+    """Remove the job's folders; a node that is gone must not hide why the job failed."""
+    try:
+        with StagingStep(
+            allocation, nodes, _pythons(bundle.python), {"verb": "remove", "job": allocation.folder}
+        ) as step:
+            left = sorted(name for name, answer in step.answers(ANSWER_S).items() if not answer["gone"])
+        if left:
+            log(f"staging: {', '.join(left)} could not remove what was staged; the next job there tries again")
+    except AllranksError as error:
+        log(f"staging: staged files may be left on {', '.join(nodes)}: {error}; the next job there removes them")
+
+
+PackLog = Callable[[str], None]
+
+
+def pack_ahead(spec: RunSpec, run: RunDir, log: PackLog = lambda _: None) -> Bundle | None:
+    """On the login side: pack the script, model and data that lie in a folder for temporary files, of which each node
+    has its own: the job's first node, which packs the rest, could not read them.
+
+    Returns:
+        The bundle, which is also noted in the run folder; None if there is nothing of the kind.
+    """
+    parts = [part for part in requested_parts(spec) if part.path is not None and is_node_local(part.path, run.root)]
+    if not parts:
+        return None
+    store = store_of(spec)
+    if is_node_local(store, run.root):
+        store = run.root / "bundle"
+    bundle = assemble([source for part in parts for source in part.find()], store, package_versions(), log)
+    write_json(run.bundle, msgspec.to_builtins(bundle))
+    return bundle
+
+
+def is_node_local(path: Path, run_root: Path) -> bool:
+    """Whether a path lies in a folder for temporary files, and the run folder, which all nodes see, does not."""
+    path, seen = path.expanduser().resolve(), run_root.resolve()
+    return any(path.is_relative_to(folder) and not seen.is_relative_to(folder) for folder in TEMPORARY_FOLDERS)
+
+
+def load_packed_ahead(run: RunDir) -> Bundle | None:
+    """What `pack_ahead` noted."""
+    return load_bundle(run.bundle) if run.bundle.exists() else None
+
+
+def bundle_for(
+    spec: RunSpec,
+    allocation: Allocation,
+    *,
+    packages: bool,
+    always: bool,
+    ahead: Bundle | None = None,
+    log: PackLog = lambda _: None,
+) -> Bundle:
+    """In the job: a bundle of the parts that some node lacks, or of all.
+
+    Args:
+        packages: whether a node may lack Python packages; looking through them all takes a moment.
+        ahead: what the login side has packed; it is taken as it is.
+    """
+    packed = ahead.parts if ahead else []
+    found = checked_sources(spec, packages=packages, without={part.name for part in packed}, log=log)
+    if not always:
+        needed = missing_parts(found, allocation)
+        found = [source for source in found if source.name in needed]
+    return assemble(found, store_of(spec), package_versions(), log, packed=packed)

@@ -1,0 +1,393 @@
+"""Pack the parts of a spec into reproducible archives, kept in a store under the hash of their content; refuse conflicting packages.
+
+The same files give the same bytes, on any machine and at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import shutil
+import struct
+import sys
+import sysconfig
+import tarfile
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from allranks.errors import EnvironmentNotAble, RunFailed
+from allranks.nodes.staging.sources import PartFiles, editable_packages, is_allranks_file, package_versions, part_files
+from allranks.nodes.staging.unpack import WHOLE_BYTES, Refused, identity, members, unpack
+from allranks.rundir.files import write_json
+from allranks.rundir.shared_cache import get_or_build
+from allranks.spec.records import RunSpec
+from allranks.utils.caches import cache_root, private_root
+from allranks.utils.filesystem import describe_os_error, owner_of, with_file_name
+from allranks.utils.inputs import open_regular, read_regular
+
+
+class PackageConflict(msgspec.Struct, frozen=True, kw_only=True):
+    """Two packages that do not fit, what happens, and the cure."""
+
+    packages: dict[str, str]
+    problem: str
+    cure: str
+
+    def __str__(self) -> str:
+        named = " with ".join(f"{name} {version}" for name, version in self.packages.items())
+        return f"{named}: {self.problem}; {self.cure}"
+
+
+# package, its first version that knows NumPy 2, what an older one does
+_NUMPY_2 = (
+    ("datasets", "2.21", "formatting calls np.array(copy=False), which NumPy 2 refuses: 'Unable to avoid copy while creating an array'"),
+    ("torch", "2.3", "it was compiled against NumPy 1 and cannot exchange arrays: 'Numpy is not available'"),
+    ("pandas", "2.2.2", "it was compiled against NumPy 1 and does not import: 'numpy.dtype size changed'"),
+    ("pyarrow", "16.0", "it was compiled against NumPy 1 and does not import: '_ARRAY_API not found'"),
+)  # fmt: skip
+
+
+def package_conflicts(packages: Mapping[str, str]) -> list[PackageConflict]:
+    """Every known clash in a list of packages with their versions."""
+    found = []
+    numpy = packages.get("numpy")
+    if numpy is not None and parse_release(numpy) >= (2,):
+        for name, first_good, problem in _NUMPY_2:
+            have = packages.get(name)
+            if have is not None and parse_release(have) < parse_release(first_good):
+                cure = f"pip install 'numpy<2', or '{name}>={first_good}'"
+                found.append(PackageConflict(packages={name: have, "numpy": numpy}, problem=problem, cure=cure))
+    return found
+
+
+def version_differences(here: Mapping[str, str], there: Mapping[str, str], names: tuple[str, ...]) -> list[str]:
+    """Packages of `names` whose versions differ between two machines, as words."""
+    return [
+        f"{name} is {here.get(name, 'missing')} here and {there.get(name, 'missing')} there"
+        for name in names
+        if here.get(name) != there.get(name)
+    ]
+
+
+def parse_release(version: str) -> tuple[int, ...]:
+    """The release numbers of a version: ``2.3.1+cpu`` is (2, 3, 1)."""
+    release = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in release.group().split(".")) if release else ()
+
+
+__all__ = ["FIXED_TIME", "Packed", "Refused", "check", "pack", "unpack"]
+
+FIXED_TIME = 1_000_000_000
+"""Modification time of every packed file; compiled files are made to agree with it."""
+_PYC_TIMESTAMP = struct.Struct("<III")  # flags, source time, source size; behind the four bytes of the magic number
+
+
+class Packed(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of packing."""
+
+    sha256: str
+    bytes: int
+    files: int
+    unpacked_bytes: int
+
+
+class _HashingWriter:
+    """A file whose bytes are hashed as they are written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.digest, self.bytes = file, hashlib.sha256(), 0
+
+    def write(self, block: bytes) -> int:
+        self.digest.update(block)
+        self.bytes += len(block)
+        return self._file.write(block)
+
+
+def pack(target: Path, files: Iterable[tuple[str, Path]]) -> Packed:
+    """Write files, by the names that they shall have, into a new tar file: sorted, one time, one owner, no links.
+
+    A link is packed as the file it leads to. Compiled Python files that are stale are left out.
+    """
+    count = total = 0
+    with with_file_name(target), target.open("xb") as raw:
+        sink = _HashingWriter(raw)
+        with tarfile.open(fileobj=sink, mode="w|", format=tarfile.PAX_FORMAT, bufsize=1 << 20) as tar:  # type: ignore[call-overload]
+            for name, path in sorted(files):
+                compiled = _fixed_pyc(path) if path.suffix == ".pyc" else b""
+                if compiled is None:
+                    continue
+                with open_regular(path) if not compiled else io.BytesIO(compiled) as content:
+                    entry = tarfile.TarInfo(name)
+                    status = path.stat()
+                    entry.size = len(compiled) or status.st_size
+                    entry.mode = 0o755 if status.st_mode & 0o100 else 0o644
+                    entry.mtime = FIXED_TIME
+                    tar.addfile(entry, content)
+                count += 1
+                total += entry.size
+    return Packed(sha256=sink.digest.hexdigest(), bytes=sink.bytes, files=count, unpacked_bytes=total)
+
+
+def check(archive: Path, packed: Packed) -> None:
+    """Read an archive whole, as unpacking would, and compare it with what was packed.
+
+    Raises:
+        Refused: it is damaged or holds what must not be unpacked.
+    """
+    files = sum(entry.isreg() for entry, _ in members(str(archive), packed.sha256, packed.unpacked_bytes))
+    if files != packed.files:
+        raise Refused(f"holds {files} files, not {packed.files}")
+
+
+def _fixed_pyc(path: Path) -> bytes | None:
+    """A compiled file that agrees with its source at `FIXED_TIME`; None if it does not agree with it now."""
+    source = path.parent.parent / f"{path.name.split('.', 1)[0]}.py"
+    try:
+        content, status = read_regular(path), source.stat()
+        flags, time, size = _PYC_TIMESTAMP.unpack_from(content, 4)
+    except (OSError, struct.error):
+        return None
+    if flags != 0 or time != int(status.st_mtime) & 0xFFFFFFFF or size != status.st_size & 0xFFFFFFFF:
+        return None
+    return content[:4] + _PYC_TIMESTAMP.pack(0, FIXED_TIME, size) + content[16:]
+
+
+BUNDLE_FORMAT = "1"
+UNUSED_PART_S = 30 * 86400
+PART_FOLDER = re.compile(r"^[a-z-]+-[0-9a-f]{24}$")
+Log = Callable[[str], None]
+
+
+class BundlePart(msgspec.Struct, frozen=True, kw_only=True):
+    """One archive of a bundle; ``path`` is where nodes that need none have it, ``probe`` which files prove that."""
+
+    name: str
+    path: str
+    probe: list[str]
+    identity: str
+    archive: str
+    sha256: str
+    bytes: int
+    files: int
+    unpacked_bytes: int
+    how: str
+    revision: str | None = None
+    override: dict[str, str | None] = {}
+
+
+class Interpreter(msgspec.Struct, frozen=True, kw_only=True):
+    """What the packages need to be run: nodes must have it, it is not part of the bundle."""
+
+    version: str
+    soabi: str
+    executable: str
+    candidates: list[str]
+
+
+class Bundle(msgspec.Struct, frozen=True, kw_only=True):
+    """All parts for one spec; ``key`` is a hash of the hashes of their archives."""
+
+    key: str
+    parts: list[BundlePart]
+    python: Interpreter
+    packages: dict[str, str]
+    seconds: float
+    file: str
+
+    def part(self, name: str) -> BundlePart | None:
+        """A part by name."""
+        return next((part for part in self.parts if part.name == name), None)
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+
+def store_of(spec: RunSpec) -> Path:
+    """Return where this user's bundles are kept: below the spec's cache, HF_HOME, or the user's cache folder.
+
+    Another user may have made the folder that all share, and closed it to this one.
+    """
+    root = cache_root(spec.cluster.cache).absolute()
+    shared = root / "allranks"
+    store = shared / f"stage-{os.getuid()}"
+    usable = os.access(store if os.path.isdir(store) else shared, os.W_OK | os.X_OK)  # noqa: PTH112
+    return store if usable or not os.path.isdir(shared) else private_root(root) / "stage"  # noqa: PTH112
+
+
+def build(spec: RunSpec, store: Path | None = None, *, packages: bool = True, log: Log = lambda _: None) -> Bundle:
+    """Pack what is not packed yet, and verify all of it. Two builders at once share the work.
+
+    Raises:
+        SpecError, DataError: what the spec names is not there.
+        EnvironmentNotAble: packages clash, something of the hub is not in the cache, or the store cannot be written.
+    """
+    return assemble(checked_sources(spec, packages=packages, log=log), store or store_of(spec), package_versions(), log)
+
+
+def checked_sources(
+    spec: RunSpec, *, packages: bool, without: Collection[str] = (), log: Log = lambda _: None
+) -> list[PartFiles]:
+    """`sources`, and with the packages a check that they can run elsewhere.
+
+    Raises:
+        SpecError, DataError, EnvironmentNotAble: as `build` does.
+    """
+    found = package_conflicts(package_versions()) if packages else []
+    if found:
+        raise EnvironmentNotAble("the packages here cannot be staged: " + "; ".join(map(str, found)))
+    parts = part_files(spec, packages=packages, without=without)
+    for name, folder in editable_packages(Path(sysconfig.get_paths()["purelib"])).items() if packages else ():
+        if name != "allranks" and not any(Path(folder) == part.path for part in parts):
+            log(
+                f"note: {name} is installed in editable mode from {folder} and is not in the bundle; install it without -e"
+            )
+    return parts
+
+
+def assemble(
+    found: list[PartFiles],
+    store: Path,
+    versions: dict[str, str],
+    log: Log = lambda _: None,
+    *,
+    packed: Sequence[BundlePart] = (),
+) -> Bundle:
+    """A bundle of these parts in a store, and of some that are packed already."""
+    began = time.monotonic()
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+        store.chmod(0o700)  # code and data of one user, in a cache that others may share
+    except OSError as error:
+        raise EnvironmentNotAble(
+            f"bundles cannot be kept in {store}: {error.strerror}: {owner_of(store)}; choose another with --set cluster.cache=FOLDER"
+        ) from None
+    parts = [*(_pack_part(source, store, log) for source in found), *packed]
+    key = hashlib.sha256("".join(f"{part.name} {part.sha256}\n" for part in parts).encode()).hexdigest()[:32]
+    file = store / "bundles" / f"{key}.json"
+    bundle = Bundle(
+        key=key,
+        parts=parts,
+        python=interpreter(),
+        packages=versions,
+        seconds=time.monotonic() - began,
+        file=str(file),
+    )
+    _remove_old_parts(store, {Path(part.archive).parent.name for part in parts})
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, msgspec.to_builtins(bundle))
+    return bundle
+
+
+def _remove_old_parts(store: Path, used: set[str]) -> None:
+    """Remove parts that no bundle was built of for a month; those in use are marked as such."""
+    for entry in store.iterdir():
+        if entry.name in used:
+            os.utime(entry)
+        elif PART_FOLDER.match(entry.name) and time.time() - entry.stat().st_mtime > UNUSED_PART_S:
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def probe_of(part: BundlePart) -> dict[str, Any]:
+    """What a node must know to tell whether it has a part."""
+    return {name: getattr(part, name) for name in ("name", "path", "probe", "identity", "sha256")}
+
+
+def load_bundle(path: Path) -> Bundle:
+    """A bundle that was built before.
+
+    Raises:
+        EnvironmentNotAble: the file is not there or damaged.
+    """
+    try:
+        return msgspec.json.decode(read_regular(path), type=Bundle)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise EnvironmentNotAble(f"{path} is not a bundle: {error}; build one with: allranks stage SPEC") from None
+
+
+def interpreter() -> Interpreter:
+    """The running interpreter, as nodes must have it; ``candidates`` are the places to look for it."""
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    base = getattr(sys, "_base_executable", None) or sys.executable
+    near = [base, str(Path(sys.base_prefix) / "bin" / f"python{version}"), f"python{version}", "python3"]
+    return Interpreter(
+        version=version,
+        soabi=str(sysconfig.get_config_var("SOABI")),
+        executable=sys.executable,
+        candidates=list(dict.fromkeys(near)),
+    )
+
+
+def identity_of(source: PartFiles) -> str:
+    """By which a node knows whether it has a part.
+
+    Raises:
+        EnvironmentNotAble: its files cannot be read here.
+    """
+    known = identity(str(source.path), list(source.probe))
+    if known is None:
+        raise EnvironmentNotAble(f"part {source.name}: files of {source.path} cannot be read")
+    return known
+
+
+def _pack_part(source: PartFiles, store: Path, log: Log) -> BundlePart:
+    known = identity_of(source)
+
+    def pack_it(folder: Path) -> None:
+        log(f"packing {source.name}: {len(source.files)} files of {source.path}")
+        try:
+            packed = pack(folder / "part.tar", source.files)
+        except OSError as error:
+            raise EnvironmentNotAble(f"part {source.name} cannot be packed: {describe_os_error(error)}") from None
+        write_json(folder / "part.json", msgspec.to_builtins(packed))
+
+    entry, how = get_or_build(store, f"{source.name}-{_part_key(source, known)}", pack_it, log)
+    packed = msgspec.json.decode(read_regular(entry / "part.json"), type=Packed)
+    archive = entry / "part.tar"
+    if how != "found":
+        try:
+            check(archive, packed)
+        except Refused as error:
+            raise RunFailed(f"part {source.name}: {archive} {error}; remove its folder and build it again") from None
+    return BundlePart(
+        name=source.name,
+        path=str(source.path),
+        probe=list(source.probe),
+        identity=known,
+        archive=str(archive),
+        sha256=packed.sha256,
+        bytes=packed.bytes,
+        files=packed.files,
+        unpacked_bytes=packed.unpacked_bytes,
+        how=how,
+        revision=source.revision,
+        override=source.override or {},
+    )
+
+
+def _part_key(source: PartFiles, known: str) -> str:
+    """What the archive depends on: the content of small files; size and time of large ones, besides samples of them.
+
+    For installed packages: the RECORD of each, and the names that lie beside them.
+    """
+    digest = hashlib.sha256(f"{BUNDLE_FORMAT} {known}\n".encode())
+    if source.name == "env":
+        digest.update(f"{sysconfig.get_config_var('SOABI')} {sys.version_info[:3]}".encode())
+        names = sorted(p.name for p in source.path.iterdir() if not is_allranks_file(p, source.path))
+        digest.update("\n".join(names).encode())
+        return digest.hexdigest()[:24]
+    whole = [name for name, path in source.files if path.stat().st_size <= WHOLE_BYTES]
+    root = source.path if source.probe != ("",) else source.path.parent
+    digest.update(str(identity(str(root), whole)).encode())
+    for name, path in source.files:
+        status = path.stat()
+        large = status.st_size > WHOLE_BYTES
+        digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns if large else 0}\n".encode())
+        digest.update(b"x" if status.st_mode & 0o100 else b"-")
+    return digest.hexdigest()[:24]

@@ -1,0 +1,181 @@
+"""Describe what each node of a job uses, the shared or the staged copy of each part, with its environment. Saved as stage.json.
+
+Nodes without network get variables that keep Hugging Face's libraries offline, each with its reason.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from allranks.nodes.staging.bundles import Bundle
+from allranks.planning.env_vars import EnvVar
+from allranks.rundir.files import write_json
+from allranks.spec.records import RunSpec
+from allranks.utils.inputs import read_regular
+from allranks.utils.machine import host_name
+
+
+def offline_variables(hf_home: str | None = None, datasets_cache: str | None = None) -> list[EnvVar]:
+    """Variables of a node that must not ask the network.
+
+    Args:
+        hf_home: a folder on the node that stands for the user's cache; None leaves HF_HOME alone.
+        datasets_cache: a folder with prepared data sets of the hub that was staged.
+    """
+    found = [
+        ("HF_HUB_OFFLINE", "1", "a node without network would retry each request to the hub until it times out"),
+        ("TRANSFORMERS_OFFLINE", "1", "the same for transformers before 4.42, which do not all read HF_HUB_OFFLINE"),
+        ("HF_DATASETS_OFFLINE", "1", "the same for datasets before 2.20"),
+        ("HF_HUB_DISABLE_TELEMETRY", "1", "no reports to the hub from ranks"),
+    ]
+    if hf_home is not None:
+        found.append(("HF_HOME", hf_home, "the user's cache is not on this node; this folder of the job is"))
+    if datasets_cache is not None:
+        found.append(("HF_DATASETS_CACHE", datasets_cache, "the data set was staged here, at its pinned revision"))
+    return [EnvVar(name=name, value=value, reason=reason, source="stage") for name, value, reason in found]
+
+
+class PartUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a node finds one part."""
+
+    name: str
+    path: str
+    staged: bool
+    sha256: str
+
+
+class NodeStage(msgspec.Struct, frozen=True, kw_only=True):
+    """One node: its interpreter, its Python path, its environment, and what differs from the spec there.
+
+    ``folder`` is None where nothing was staged: then nothing differs from the login side. A value None in
+    ``overrides`` stands for null.
+    """
+
+    node: str
+    folder: str | None
+    python: str
+    python_path: list[str]
+    parts: list[PartUse]
+    overrides: dict[str, str | None]
+    variables: list[EnvVar]
+
+    def path_of(self, name: str) -> str | None:
+        """Where a part is on this node."""
+        return next((part.path for part in self.parts if part.name == name), None)
+
+    def environment(self, inherited: str | None = None) -> dict[str, str]:
+        """The variables to set on this node; ``inherited`` is a PYTHONPATH that shall stay behind the staged folders."""
+        values = {v.name: v.value for v in self.variables if v.value is not None}
+        if self.python_path:
+            values["PYTHONPATH"] = ":".join([*self.python_path, *([inherited] if inherited else [])])
+        return values
+
+
+class StageManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What was staged for one job, and how."""
+
+    job: str
+    bundle: str
+    interpreter: str
+    method: str
+    bytes_sent: int
+    seconds: float
+    nodes: list[NodeStage]
+
+    def of(self, node: str) -> NodeStage:
+        """What one node uses; a KeyError if the job does not have it."""
+        for found in self.nodes:
+            if found.node == node:
+                return found
+        raise KeyError(node)
+
+    def python(self, default: Sequence[str] | None = None) -> list[str]:
+        """What stands in place of Python in one srun over all nodes: each node takes its own, with its variables.
+
+        `default` starts Python on nodes that have the packages; if it is not given, the interpreter that built the bundle
+        does (the one that runs this may itself be staged).
+        """
+        default = default or [self.interpreter]
+        cases: dict[str, list[str]] = {}
+        for node in self.nodes:
+            if node.folder is not None:
+                cases.setdefault(_shell(node, default), []).append(node.node)
+        lines = [f"{'|'.join(shlex.quote(n) for n in names)}) {text};;" for text, names in cases.items()]
+        script = f'case "$SLURMD_NODENAME" in {" ".join(lines)} *) exec {shlex.join(default)} "$@";; esac'
+        return ["sh", "-c", script, "sh"] if lines else list(default)
+
+    def save(self, path: Path) -> None:
+        """Write stage.json, whole or not at all."""
+        write_json(path, msgspec.to_builtins(self))
+
+
+def load_manifest(path: Path) -> StageManifest:
+    """A manifest that `StageManifest.save` wrote."""
+    return msgspec.json.decode(read_regular(path), type=StageManifest)
+
+
+def for_node(spec: RunSpec, stage: NodeStage) -> RunSpec:
+    """The spec as ranks of one node must read it: staged copies instead of what the node does not see. Pure."""
+    changed: Any = spec
+    for key, value in stage.overrides.items():
+        section, _, name = key.partition(".")
+        part = msgspec.structs.replace(getattr(changed, section), **{name: value})
+        changed = msgspec.structs.replace(changed, **{section: part})
+    return changed
+
+
+def spec_here(spec: RunSpec, manifest: Path) -> RunSpec:
+    """The spec as this node must read it, by a run's stage.json; the same spec if there is none or nothing was staged."""
+    if not manifest.exists():
+        return spec
+    try:
+        return for_node(spec, load_manifest(manifest).of(os.environ.get("SLURMD_NODENAME") or host_name()))
+    except KeyError:
+        return spec
+
+
+def _shell(node: NodeStage, default: Sequence[str]) -> str:
+    """Shell words that set a node's variables and become its Python."""
+    words = [f"export {v.name}={shlex.quote(v.value)};" for v in node.variables if v.value is not None]
+    if node.python_path:
+        words.append(f"export PYTHONPATH={shlex.quote(':'.join(node.python_path))}${{PYTHONPATH:+:$PYTHONPATH}};")
+    own = [node.python] if any(part.name == "env" and part.staged for part in node.parts) else default
+    return f'{" ".join(words)} exec {shlex.join(own)} "$@"'
+
+
+def node_stage(bundle: Bundle, node: str, lacks: list[str], folder: str) -> NodeStage:
+    """What a node uses that lacks these parts and has them in `folder` now. Pure."""
+    uses, python_path, overrides = [], [], {}
+    for part in bundle.parts:
+        staged = part.name in lacks
+        path = f"{folder}/{part.name}" if staged else part.path
+        uses.append(PartUse(name=part.name, path=path, staged=staged, sha256=part.sha256))
+        if not staged:
+            continue
+        if part.name in ("allranks", "project"):
+            python_path.append(path)
+        for key, value in part.override.items():
+            overrides[key] = None if value is None else f"{path}/{value}".rstrip("/")
+    datasets = next(
+        (u.path for u in uses if u.staged and u.name in ("data", "eval-data") and _is_hub(bundle, u.name)), None
+    )
+    return NodeStage(
+        node=node,
+        folder=folder if lacks else None,
+        python=f"{folder}/env/bin/python" if "env" in lacks else bundle.python.executable,
+        python_path=python_path,
+        parts=uses,
+        overrides=overrides,
+        variables=offline_variables(datasets_cache=datasets) if lacks else [],
+    )
+
+
+def _is_hub(bundle: Bundle, name: str) -> bool:
+    part = bundle.part(name)
+    return part is not None and part.revision is not None

@@ -1,0 +1,244 @@
+"""What staging does on a node. Standard library only, Python 3.8 or later: it is sent there as text, with unpack.py.
+
+The text arrives on standard input, followed by one line of JSON, the request: ``ask`` (which parts are missing here),
+``receive`` (take parts, check them, unpack them) or ``remove``. Answers are lines ``@allranks NODE I N FRAGMENT``: short,
+because srun may tear long lines of several nodes into each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+from typing import Any, BinaryIO, Callable
+
+from allranks.nodes.staging.unpack import BLOCK, Refused, identity, make_venv, unpack
+
+FRAGMENT = 600
+ABOUT_PYTHON = (
+    "import sys,sysconfig;"
+    "print('%d.%d' % sys.version_info[:2],sysconfig.get_config_var('SOABI'),getattr(sys,'_base_executable',sys.executable),sep='\\n')"
+)
+
+
+def own_folder(path: str) -> None:
+    """Make a folder that is this user's alone; refuse one that another user made or could change."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise Refused(f"{path} is not a folder of this user alone (mode 0700); remove it or set another with TMPDIR")
+
+
+def find_python(need: dict[str, Any]) -> str | None:
+    """The first of the named interpreters that exists here and is of the version and build that the packages need."""
+    for candidate in need["candidates"]:
+        path = shutil.which(candidate)
+        if path is None:
+            continue
+        try:
+            done = subprocess.run(
+                [path, "-I", "-c", ABOUT_PYTHON],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                timeout=30,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        said = done.stdout.decode().split("\n")
+        if said[:2] == [need["version"], need["soabi"]]:
+            return said[2]
+    return None
+
+
+def job_root() -> str:
+    """Folder of this user's jobs on this node: below SLURM_TMPDIR, TMPDIR, /tmp or /var/tmp, the first that will do."""
+    bases = [os.environ.get("SLURM_TMPDIR"), os.environ.get("TMPDIR"), "/tmp", "/var/tmp"]  # noqa: S108
+    base = next((b for b in bases if b and will_do(b)), "/tmp")  # noqa: S108
+    return os.path.join(base, f"allranks-{os.getuid()}")
+
+
+def will_do(base: str) -> bool:
+    """Whether a folder can be written, and libraries in it be loaded."""
+    if not os.path.isabs(base) or not os.access(base, os.W_OK | os.X_OK):
+        return False
+    return not os.statvfs(base).f_flag & os.ST_NOEXEC
+
+
+def ask(request: dict[str, Any]) -> dict[str, Any]:
+    """Which parts this node lacks, and where it would take them; leaves a mark there if it lacks any."""
+    lacks = [] if not request["always"] else [part["name"] for part in request["parts"]]
+    for part in request["parts"]:
+        gone = identity(part["path"], part["probe"]) != part["identity"]
+        gone = gone or (
+            part["name"] == "env"
+            and find_python({**request["python"], "candidates": [request["python"]["executable"]]}) is None
+        )
+        if gone and part["name"] not in lacks:
+            lacks.append(part["name"])
+    if request.get("only_look"):
+        return {"lacks": lacks}
+    root = job_root()
+    answer: dict[str, Any] = {"lacks": lacks, "folder": os.path.join(root, request["job"])}
+    if "env" in lacks:
+        answer["python"] = find_python(request["python"])
+    sweep(root, request)
+    answer["here"] = [p["name"] for p in request["parts"] if os.path.exists(arrived(answer["folder"], p))]
+    if lacks:
+        os.makedirs(os.path.dirname(root), exist_ok=True)
+        own_folder(root)
+        own_folder(answer["folder"])
+        with open(os.path.join(answer["folder"], f"on.{me()}"), "w") as file:
+            file.write(me())
+    return answer
+
+
+def arrived(folder: str, part: dict[str, Any]) -> str:
+    """A file that says that this very part is unpacked here already (see `bootstrap`)."""
+    return os.path.join(folder, f"has.{part['name']}.{part['sha256']}")
+
+
+def sweep(root: str, request: dict[str, Any]) -> None:
+    """Remove what this user's jobs of this cluster left here that have ended without removing it (they were killed)."""
+    cluster, job, _ = request["job"].rsplit(".", 2)
+    for name in os.listdir(root) if os.path.isdir(root) else []:
+        parts = name.rsplit(".", 2)
+        if len(parts) != 3 or parts[0] != cluster or not parts[1].isdigit() or name == request["job"]:
+            continue
+        ended = request["live"] is not None and int(parts[1]) < int(job) and parts[1] not in request["live"]
+        if ended or (parts[1] == job and parts[2].isdigit()):
+            shutil.rmtree(os.path.join(root, name), ignore_errors=True)
+
+
+def receive(request: dict[str, Any], source: BinaryIO) -> dict[str, Any] | None:
+    """Say that this node is ready, take the parts (sent here, or through `source`), check and unpack them."""
+    folder = request["folder"]
+    free = shutil.disk_usage(folder).free
+    marks = [name[3:] for name in os.listdir(folder) if name.startswith("on.")]
+    say({"ready": True, "step": os.environ.get("SLURM_STEP_ID", ""), "sees": marks, "free": free})
+    for line in iter(source.readline, b""):
+        order = json.loads(line)
+        if order["do"] == "stream":
+            with open(incoming(folder, order["part"]), "wb") as file:
+                left = order["bytes"]
+                while left:
+                    block = source.read(min(left, BLOCK))
+                    if not block:
+                        raise Refused(f"part {order['part']} ended {left} bytes early")
+                    file.write(block)
+                    left -= len(block)
+        else:
+            return {"unpacked": {part["name"]: _take(folder, part, request) for part in request["parts"]}}
+    return None
+
+
+def incoming(folder: str, part: str) -> str:
+    """Where a part's archive arrives."""
+    return os.path.join(folder, f"{part}.tar")
+
+
+def _take(folder: str, part: dict[str, Any], request: dict[str, Any]) -> int:
+    archive = incoming(folder, part["name"])
+    try:
+        return place(folder, part, archive, request["interpreters"][me()])
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(archive)
+
+
+def place(folder: str, part: dict[str, Any], archive: str, interpreter: str | None) -> int:
+    """Unpack a part to where it is used, and say that it is there."""
+    target = os.path.join(folder, part["name"])
+    shutil.rmtree(target, ignore_errors=True)  # of a try that was cut off
+    try:
+        count = unpack(archive, target, part["sha256"], part["unpacked_bytes"])
+    except Refused as error:
+        raise Refused(f"part {part['name']} {error}") from None
+    if interpreter is not None and part["name"] == "env":
+        make_venv(target, interpreter)
+    with open(arrived(folder, part), "w"):
+        return count
+
+
+def bootstrap(request: dict[str, Any]) -> int:
+    """On the batch host, before anything of allranks can be imported: make it so. Prints the Python to go on with.
+
+    Parts come from the bundle itself, which must be on a file system that this host sees.
+    """
+    get = os.environ.get
+    job = f"{get('SLURM_CLUSTER_NAME') or 'cluster'}.{get('SLURM_JOB_ID', '0')}.{get('SLURM_RESTART_COUNT') or 0}"
+    answer = ask({**request, "always": False, "job": job, "live": None})
+    folder, python = answer["folder"], request["python"]["executable"]
+    if "env" in answer["lacks"] and not answer["python"]:
+        raise Refused(f"there is no Python {request['python']['version']} to run the staged packages")
+    for part in request["parts"]:
+        if part["name"] in answer["lacks"] and part["name"] not in answer["here"]:
+            place(folder, part, part["archive"], answer.get("python"))
+    if not answer["lacks"]:
+        print(python)  # noqa: T201
+        return 0
+    if "env" in answer["lacks"]:
+        python = os.path.join(folder, "env", "bin", "python")
+    path = os.path.join(folder, "allranks") if "allranks" in answer["lacks"] else ""
+    launcher = os.path.join(folder, "python")
+    with open(os.open(launcher, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700), "w") as file:
+        file.write(f"#!/bin/sh\nPYTHONPATH='{path}'${{PYTHONPATH:+:$PYTHONPATH}} exec '{python}' \"$@\"\n")
+    print(launcher)  # noqa: T201
+    return 0
+
+
+def remove(request: dict[str, Any]) -> dict[str, Any]:
+    """Remove the job's folder, and the user's if it is empty then."""
+    folder = os.path.join(job_root(), request["job"])
+    for _ in range(3):  # nodes may share the folder and remove it at once
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.lexists(folder):
+            break
+    with contextlib.suppress(OSError):
+        os.rmdir(os.path.dirname(folder))
+    return {"gone": not os.path.lexists(folder)}
+
+
+def me() -> str:
+    """This node's name, as Slurm says it."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
+
+
+def say(answer: dict[str, Any]) -> None:
+    """One answer, in lines short enough to stay whole."""
+    text = json.dumps(answer)
+    parts = [text[i : i + FRAGMENT] for i in range(0, len(text), FRAGMENT)]
+    for number, part in enumerate(parts):
+        sys.stdout.write(f"@allranks {me()} {number} {len(parts)} {part}\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Carry out the request on standard input."""
+    source = sys.stdin.buffer
+    request = json.loads(source.readline())
+    verbs: dict[str, Callable[[], dict[str, Any] | None]] = {
+        "ask": lambda: ask(request),
+        "receive": lambda: receive(request, source),
+        "remove": lambda: remove(request),
+    }
+    try:
+        answer = verbs[request["verb"]]()
+    except (Refused, OSError) as error:
+        say({"error": str(error)})
+        return 1
+    if answer is not None:
+        say(answer)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

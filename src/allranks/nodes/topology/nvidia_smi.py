@@ -1,0 +1,536 @@
+"""Read and parse the output of `nvidia-smi topo -m`: cells, tables, the text's source, the topology.
+
+The words of one line: escape codes taken out, link types, core ranges. Pure.
+
+One table of the text: its header, its rows, cell by cell. Pure.
+
+Text of ``nvidia-smi topo -m`` -> Topology. Pure; what was not understood is said, never guessed.
+
+Read are tables with tabs or spaces, with escape codes or table bars, with or without legend, NIC rows, affinity columns
+and header; cards under their own names; the table of ``topo -p2p`` beside it; text that was copied with ``\n`` and
+``\t`` spelt out.
+
+Where the text of a matrix comes from: a file, standard input, or the driver of this machine.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from itertools import count
+from pathlib import Path
+
+import msgspec
+
+from allranks.errors import EnvironmentNotAble, RequestError
+from allranks.planning.node_facts import LINK_TYPES, Topology, TopologyDevice, TopologyLink, UnreadLine
+from allranks.utils.inputs import FileTooLarge, NotRegularFile, StdinClosed, name_of, read_input
+
+_ESCAPES = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|\^\[\[[0-9;]*m")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u200b\ufeff]")
+_BARS = re.compile(r"[|\u2500-\u257f]")
+_MARK = re.compile(r"^(\s*)([#*>]+|//+|;+)(?=\s)")
+_SRUN_LABEL = re.compile(r"^\s*\d+: ")
+GPU = re.compile(r"GPU\d+(?:[-/.:][A-Za-z0-9_.:/-]+)?", re.ASCII)
+DEVICE = re.compile(r"[A-Za-z][A-Za-z0-9_.:/-]*\d[A-Za-z0-9_.:/-]*", re.ASCII)
+_PATH = r"NV\d{1,3}|C2C|PIX|PXB|PHB|NODE|SYS|SOC"
+LINK = re.compile(rf"X|{_PATH}", re.ASCII)
+GLUED_CELLS = re.compile(_PATH, re.ASCII)
+P2P = re.compile(r"X|OK|CNS|GNS|TNS|NS|DR|U")
+NO_VALUE = {"N/A", "NA", "-", "None", "[N/A]"}
+_RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*", re.ASCII)
+
+
+def strip_control_codes(line: str) -> str:
+    """A line without escape codes, control characters, table bars, the mark of a comment or a quotation (``#``, ``*``,
+    ``//``, ``>``) and the label that ``srun --label`` puts before it.
+    """
+    plain = _CONTROL.sub("", _ESCAPES.sub("", line))
+    plain = _BARS.sub("\t", plain) if _BARS.search(plain) and not plain.lstrip().startswith("$") else plain
+    plain = _SRUN_LABEL.sub("", plain.replace("\xa0", " "))
+    return _MARK.sub("", plain)
+
+
+def split_cells(word: str) -> list[str]:
+    """``NODEPIX`` is NODE and PIX whose gap was lost; one word otherwise."""
+    kinds = GLUED_CELLS.findall(word)
+    return kinds if len(kinds) > 1 and "".join(kinds) == word else [word]
+
+
+def parse_ranges(text: str) -> str | None:
+    """Cores or NUMA nodes as printed, ``0-31,64-95``; None for N/A or anything else."""
+    return text if _RANGES.fullmatch(text) else None
+
+
+def first_number(text: str | None) -> int | None:
+    """The NUMA node, if it is one; the first of several (``0-1``), since NVIDIA prints them from the nearest."""
+    if text is None or _RANGES.fullmatch(text) is None:
+        return None
+    return int(re.split(r"[,-]", text)[0][:9])
+
+
+def is_no_value(text: str) -> bool:
+    """Whether a cell says that there is nothing to say."""
+    return text in NO_VALUE
+
+
+AFFINITY_COLUMNS = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
+_COLUMN = re.compile(r"CPU\s+Affinity|NUMA\s+Affinity|GPU\s+NUMA\s+ID", re.IGNORECASE)
+MAX_LINE_SHOWN = 160
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """Names of the columns: devices, then what is known of each device, with the place in the line where they begin."""
+
+    devices: list[str]
+    named: list[str]
+    starts: list[int]
+    tabs: bool
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A device's cells. `links` holds the type by the column's place; `values` what the named columns say."""
+
+    name: str
+    links: dict[int, str]
+    values: dict[str, str]
+    unread: list[str]
+    cells: int
+    more: bool
+    """Whether further types of links stand behind the last column."""
+
+
+def find_header(line: str) -> Header | None:
+    """The header, if the line is one: devices with at least one GPU, no types of links, maybe named columns."""
+    first = _COLUMN.search(line)
+    before = line[: first.start()] if first else line
+    words = before.split()
+    while words and not DEVICE.fullmatch(words[0]) and not words[0].startswith(("GPU", "NIC", "mlx")):
+        words = words[1:]  # what stands before a copied table: ``stdout="""``, a prompt, a time; never a damaged device
+    if not any(GPU.fullmatch(word) for word in words) or not all(DEVICE.fullmatch(word) for word in words):
+        return None
+    if any(LINK.fullmatch(word) or P2P.fullmatch(word) for word in words):
+        return None
+    found = list(_COLUMN.finditer(line))
+    named = [" ".join(match.group().split()) for match in found]
+    canonical = [next(c for c in AFFINITY_COLUMNS if c.lower() == name.lower()) for name in named]
+    tabs = "\t" in before.strip(" ") or ("\t" in line and bool(found))
+    return Header(devices=words, named=canonical, starts=[m.start() for m in found], tabs=tabs)
+
+
+def damaged_header(line: str) -> str | None:
+    """The word that makes a line no header although it names several GPUs and no types of links."""
+    first = _COLUMN.search(line)
+    words = (line[: first.start()] if first else line).split()
+    gpus = [word for word in words if GPU.fullmatch(word)]
+    if len(gpus) < 2 or words[0] != gpus[0] or any(LINK.fullmatch(word) or P2P.fullmatch(word) for word in words):
+        return None
+    return next((word for word in words if not DEVICE.fullmatch(word)), None)
+
+
+def is_row(line: str, known: set[str]) -> bool:
+    """Whether a line begins with a device's name and goes on with cells."""
+    words = line.split()
+    if not words or words[0].endswith(":") or not DEVICE.fullmatch(words[0]):
+        return False
+    return words[0] in known or GPU.fullmatch(words[0]) is not None or words[0].startswith("NIC")
+
+
+def read_row(line: str, header: Header, legend: dict[str, str]) -> Row:
+    """Cells of one row. A type that only the file's own legend knows is taken as it is."""
+    words = line.split()
+    wanted = len(header.devices)
+    links: dict[int, str] = {}
+    unread: list[str] = []
+    place = 0
+    rest = [kind for word in words[1:] for kind in split_cells(word)]
+    whole = len(rest) >= wanted
+    while place < wanted and rest:
+        word = rest[0]
+        if not (LINK.fullmatch(word) or word in legend):
+            if _looks_like_affinity(word, rest, wanted - place, header):
+                break
+            unread.append(f"{word!r} is no type of link (column {header.devices[place]})")
+            if not whole:  # cells are missing too: which column the next one belongs to is open
+                place, rest = place + 1, []
+                break
+        else:
+            links[place] = word
+        place, rest = place + 1, rest[1:]
+    values, more = _values(line, rest, header)
+    beyond = place == wanted and bool(rest) and LINK.fullmatch(rest[0]) is not None
+    return Row(name=words[0], links=links, values=values, unread=unread + more, cells=place, more=beyond)
+
+
+def _looks_like_affinity(word: str, rest: list[str], left: int, header: Header) -> bool:
+    """Cells of links ended early: what follows belongs to the named columns."""
+    if not header.named or len(rest) >= left + len(header.named):
+        return False
+    return parse_ranges(word) is not None or is_no_value(word)
+
+
+def _values(line: str, rest: list[str], header: Header) -> tuple[dict[str, str], list[str]]:
+    if not header.named or not rest:
+        return {}, [f"{' '.join(rest)[:40]!r} stands in no column"] if rest else []
+    if len(rest) > len(header.named):
+        joined = re.sub(r",\s+", ",", " ".join(rest)).split()
+        if len(joined) > len(header.named):
+            extra = " ".join(joined[len(header.named) :])
+            return dict(zip(header.named, joined, strict=False)), [f"{extra[:40]!r} stands in no column"]
+        rest = joined
+    if len(rest) < len(header.named) and not header.tabs:
+        return _aligned(line, rest, header), []
+    if len(rest) < len(header.named):
+        return _by_tabs(line, rest, header), []
+    return dict(zip(header.named, rest, strict=True)), []
+
+
+def _by_tabs(line: str, rest: list[str], header: Header) -> dict[str, str]:
+    """Empty cells stand between tabs. Newer drivers print one tab too many before the last, so counting from the left."""
+    cells = [cell.strip() for cell in line.strip("\r\n").split("\t")][1 + len(header.devices) :]
+    found = dict(zip(header.named, cells, strict=False))
+    kept = {name: value for name, value in found.items() if value}
+    return kept if len(kept) == len(rest) else dict(zip(header.named, rest, strict=False))
+
+
+def _aligned(line: str, rest: list[str], header: Header) -> dict[str, str]:
+    """Columns padded with spaces: a value belongs to the column above it."""
+    found: dict[str, str] = {}
+    at = len(line)
+    for word in reversed(rest):
+        at = line.rindex(word, 0, at)
+        near = min(range(len(header.named)), key=lambda i: abs(header.starts[i] - at))
+        found.setdefault(header.named[near], word)
+    return found if len(found) == len(rest) else dict(zip(header.named, rest, strict=False))
+
+
+def unread_line(number: int, text: str, why: str) -> UnreadLine:
+    """A line that was not understood, cut to a length for people."""
+    flat = " ".join(text.split())
+    return UnreadLine(
+        line=number, text=flat if len(flat) <= MAX_LINE_SHOWN else flat[: MAX_LINE_SHOWN - 3] + "...", why=why
+    )
+
+
+MAX_UNREAD = 50
+NOT_IN_MATRIX = "no part of the matrix"
+MAX_DEVICES = 512
+_LEGEND = re.compile(r"\s*([A-Z][A-Z0-9#]{0,9})\s+=\s+(\S.*)")
+_NIC_LEGEND = re.compile(r"\s*(?:NIC\d+\s*:\s*\S+\s*)+", re.ASCII)
+_BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)
+_NIC_NAMES = re.compile(r"(NIC\d+)\s*:\s*(\S+)", re.ASCII)
+_OTHERS = {
+    r"rocm|amd-smi|xgmi|(?:link type|hops|weight) between two gpus": "AMD's rocm-smi",
+    r"xpu-smi|xe link|\bXL\d*\b": "Intel's xpu-smi",
+    r"\bNPU\d": "Ascend's npu-smi",
+    r"mthreads|\bMTT\b": "Moore Threads' tool",
+}
+
+
+def parse_topology(text: str) -> Topology:
+    """The machine that the text describes.
+
+    Raises:
+        RequestError: there is no matrix in it; the message says what it seems to be instead.
+    """
+    lines = [strip_control_codes(raw) for raw in text.splitlines()]
+    reader = _Reader(_legend(text), _device_columns(lines))
+    for number, line in enumerate(lines, 1):
+        reader.line(number, line)
+    if any(row.links for _, row in reader.rows.values()):
+        return reader.topology()
+    if "\\n" in text and "GPU0" in text and text.count("\\n") > text.count("\n"):
+        return parse_topology(text.replace("\\n", "\n").replace("\\t", "\t"))
+    if "GPU0" in text and _BREAK.search(text):
+        return parse_topology(_BREAK.sub("\n", text))
+    raise RequestError(_no_matrix(text, reader))
+
+
+def _no_matrix(text: str, reader: _Reader) -> str:
+    other = next((name for pattern, name in _OTHERS.items() if re.search(pattern, text, re.IGNORECASE)), None)
+    if other:
+        return f"this looks like the output of {other}; only the matrix of `nvidia-smi topo -m` is understood"
+    if reader.damaged:
+        number, word = reader.damaged
+        return f"the header of the matrix, line {number}, is damaged or was shortened: {word!r} is no device; print it again with `nvidia-smi topo -m`"
+    if reader.p2p:
+        return "this is the table of `nvidia-smi topo -p2p` (OK, NS, ...), which tells no types of links; give that of `nvidia-smi topo -m`, alone or with it"
+    if re.search(r"\bGPU\d", text):
+        return "there is no matrix of `nvidia-smi topo -m` in it: GPUs are named, but no row has a type of link (NV#, PIX, PHB, SYS, ...)"
+    first = next((flat for line in text.splitlines() if (flat := " ".join(strip_control_codes(line).split()))), "")
+    return f"there is no matrix of `nvidia-smi topo -m` in it: no line with columns GPU0, GPU1, ... (it begins with {first[:60]!r})"
+
+
+def _legend(text: str) -> dict[str, str]:
+    """Types that the text itself explains, and that are not known here."""
+    found = {}
+    for line in text.splitlines():
+        match = _LEGEND.fullmatch(strip_control_codes(line))
+        if match and match[1] not in LINK_TYPES and match[1] not in ("X", "NV#", "NV") and len(found) < MAX_UNREAD:
+            found[match[1]] = match[2].strip()
+    return {k: v for k, v in found.items() if not P2P.fullmatch(k)}
+
+
+def _device_columns(lines: list[str]) -> dict[int, str]:
+    """Columns of a table whose header was lost: each row has its X in its own."""
+    found: dict[int, str] = {}
+    for words in (line.split() for line in lines):
+        if words and DEVICE.fullmatch(words[0]) and "X" in words and words[0] not in found.values():
+            found.setdefault(words.index("X") - 1, words[0])
+    return found
+
+
+def _shifted(row: Row, header: Header) -> bool:
+    """Whether the cells belong to other columns than the header says: a device and itself meet at another place."""
+    own = header.devices.index(row.name) if row.name in header.devices else None
+    crosses = [place for place, kind in row.links.items() if kind == "X"]
+    return row.more or (bool(crosses) and own not in crosses) or (own is not None and row.links.get(own, "X") != "X")
+
+
+class _Reader:
+    """Takes the lines in turn and keeps what they say."""
+
+    def __init__(self, legend: dict[str, str], own: dict[int, str]) -> None:
+        self.legend = legend
+        self.own = own
+        self.header: Header | None = None
+        self.rows: dict[str, tuple[int, Row]] = {}
+        self.p2p_header: Header | None = None
+        self.p2p: list[tuple[str, list[str]]] = []
+        self.cards: dict[str, str] = {}
+        self.damaged: tuple[int, str] | None = None
+        self.unread: list[UnreadLine] = []
+        self.dropped = 0
+        self._in_p2p = False
+
+    def line(self, number: int, text: str) -> None:
+        """One line, without escape codes."""
+        if not any(c.isalnum() for c in text):
+            return
+        if _NIC_LEGEND.fullmatch(text):
+            self.cards.update(_NIC_NAMES.findall(text))
+        elif "nvidia-smi" in text or _LEGEND.fullmatch(text) or re.fullmatch(r"\s*(NIC )?Legend:?\s*", text):
+            return
+        elif header := find_header(text):
+            self._header(number, text, header)
+        elif (word := damaged_header(text)) and self.header is None:
+            self.damaged = self.damaged or (number, word)
+            self._say(number, text, f"a header, but {word!r} is no device")
+        elif is_row(text, {name for h in (self.header, self.p2p_header) if h for name in h.devices}):
+            self._row(number, text)
+        else:
+            self._say(number, text, NOT_IN_MATRIX)
+
+    def _header(self, number: int, text: str, header: Header) -> None:
+        if len(header.devices) > MAX_DEVICES or len(set(header.devices)) < len(header.devices):
+            self._say(number, text, "a header with the same device twice, or with more than any machine has")
+        elif self.header is None and not self.rows:
+            self.header = header
+        elif self.header is not None and text.strip() in self.header.devices:
+            self._say(number, text, "a row without cells")
+        else:
+            self.p2p_header, self._in_p2p = header, True
+
+    def _row(self, number: int, text: str) -> None:
+        words = text.split()
+        states = [w for w in words[1:] if P2P.fullmatch(w) and w != "X"]
+        if self._in_p2p or (states and not self._links(words)):
+            if all(P2P.fullmatch(w) for w in words[1:]) and self._p2p_columns():
+                self.p2p.append((words[0], words[1:]))
+            else:
+                self._say(number, text, "a second matrix; only the first of a text is read")
+            return
+        if self.header is None:
+            self.header = self._without_header(number, words)
+        if self.header is None or words[0] in self.rows:
+            self._say(number, text, "a row of this name was there already" if self.header else "a row without a header")
+            return
+        row = read_row(text, self.header, self.legend)
+        if _shifted(row, self.header):
+            self._say(
+                number,
+                text,
+                "the X of the row is not in its own column, or there are more cells than columns: they do not fit the header",
+            )
+            return
+        self.rows[words[0]] = (number, row)
+        for why in row.unread:
+            self._say(number, text, why)
+        if row.cells < len(self.header.devices):
+            self._say(number, text, f"the row ends after {row.cells} of {len(self.header.devices)} columns")
+
+    def _p2p_columns(self) -> list[str]:
+        header = self.p2p_header or self.header
+        return header.devices if header else []
+
+    @staticmethod
+    def _links(words: list[str]) -> bool:
+        return any(LINK.fullmatch(word) and word != "X" for word in words[1:])
+
+    def _without_header(self, number: int, words: list[str]) -> Header | None:
+        """The first row of a table whose header was lost: as many columns as it has cells, named in the rows' order."""
+        cells = 0
+        for word in words[1:]:
+            if not LINK.fullmatch(word):
+                break
+            cells += 1
+        if words[0] != "GPU0" or not 0 < cells <= MAX_DEVICES or words[1] != "X" or self.damaged:
+            return None
+        others = (name for i in count() if (name := f"GPU{i}") not in self.own.values())
+        devices = [self.own.get(place) or next(others) for place in range(cells)]
+        self._say(
+            number, " ".join(words), f"the header is missing; columns are taken to be {', '.join(devices[:4])}, ..."
+        )
+        names = ["CPU Affinity", "NUMA Affinity", "GPU NUMA ID"][: len(words) - 1 - cells]
+        return Header(devices=devices, named=names, starts=[0] * len(names), tabs=True)
+
+    def _say(self, number: int, text: str, why: str) -> None:
+        alike = sum(
+            (item.why == NOT_IN_MATRIX) == (why == NOT_IN_MATRIX) for item in self.unread
+        )  # a long log hides no damage
+        if alike < MAX_UNREAD:
+            self.unread.append(unread_line(number, text, why))
+        else:
+            self.dropped += 1
+
+    def topology(self) -> Topology:
+        """What all lines said together."""
+        header = self.header
+        assert header is not None
+        names = [*header.devices, *(n for n in self.rows if n not in header.devices and DEVICE.fullmatch(n))]
+        links = self._links_of(header)
+        self._missing(header, names)
+        if self.dropped:
+            self.unread.append(UnreadLine(line=0, text="", why=f"{self.dropped} more lines were not understood"))
+        return Topology(
+            gpus=[self._device(name) for name in names if GPU.fullmatch(name)],
+            nics=[self._device(name) for name in names if not GPU.fullmatch(name)],
+            links=links,
+            unread=self.unread,
+            p2p=self._p2p_links(),
+            meaning={k: v for k, v in self.legend.items() if any(link.type == k for link in links)},
+        )
+
+    def _device(self, name: str) -> TopologyDevice:
+        values = self.rows[name][1].values if name in self.rows else {}
+        for column in ("CPU Affinity", "NUMA Affinity"):
+            value = values.get(column)
+            if value and parse_ranges(value) is None and value not in ("N/A", "-", "None", "NA"):
+                self._say(self.rows[name][0], value, f"{column} of {name} is no list of numbers")
+        return TopologyDevice(
+            name=name,
+            numa=first_number(values.get("NUMA Affinity")),
+            cpus=parse_ranges(values.get("CPU Affinity", "")),
+            device=self.cards.get(name) or (None if GPU.fullmatch(name) or re.fullmatch(r"NIC\d+", name) else name),
+        )
+
+    def _links_of(self, header: Header) -> list[TopologyLink]:
+        found: dict[frozenset[str], TopologyLink] = {}
+        for name, (number, row) in self.rows.items():
+            for place, kind in row.links.items():
+                other = header.devices[place]
+                if (kind == "X") != (other == name):
+                    self._say(number, f"{name} {other} {kind}", "X stands for a device and itself only")
+                if kind == "X" or other == name:
+                    continue
+                pair = frozenset((name, other))
+                before = found.setdefault(pair, TopologyLink(a=name, b=other, type=kind))
+                if before.type != kind:
+                    said = (
+                        f"{before.a}-{before.b} is {before.type} in one row and {kind} in the other; the first is taken"
+                    )
+                    self._say(number, f"{name} {other} {kind}", said)
+        return list(found.values())
+
+    def _missing(self, header: Header, names: list[str]) -> None:
+        gone = [name for name in names if name not in self.rows]
+        if gone:
+            self.unread.append(UnreadLine(line=0, text=", ".join(gone[:32]), why="columns without a row of that name"))
+        extra = [name for name in self.rows if name not in header.devices]
+        if extra:
+            self.unread.append(UnreadLine(line=0, text=", ".join(extra[:32]), why="rows without a column of that name"))
+
+    def _p2p_links(self) -> list[TopologyLink]:
+        columns, found = self._p2p_columns(), {}
+        for name, states in self.p2p:
+            for other, state in zip(columns, states, strict=False):
+                if other != name and state != "X":
+                    worst = found.setdefault(frozenset((name, other)), TopologyLink(a=name, b=other, type=state))
+                    if worst.type == "OK" and state != "OK":
+                        found[frozenset((name, other))] = TopologyLink(a=worst.a, b=worst.b, type=state)
+        return list(found.values())
+
+
+MAX_TOPOLOGY_BYTES = 4 * 2**20
+"""A matrix of 16 GPUs and 20 cards has 6 kB; what is larger is something else."""
+DRIVER_LIMIT_S = 30.0
+_BOMS = ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"), (b"\xef\xbb\xbf", "utf-8-sig"))
+
+
+def read_matrix(path: Path) -> str:
+    """Text of a file; ``-`` is standard input.
+
+    Raises:
+        RequestError: it cannot be read, is empty, too large, binary or in an unknown encoding.
+    """
+    name = name_of(path)
+    try:
+        return _decode(read_input(path, MAX_TOPOLOGY_BYTES), name)
+    except IsADirectoryError:
+        raise RequestError(f"{name} is a folder; give a file with the output of `nvidia-smi topo -m`") from None
+    except FileTooLarge:
+        raise RequestError(
+            f"{name} is larger than {MAX_TOPOLOGY_BYTES >> 20} MiB; the output of `nvidia-smi topo -m` has a few kB"
+        ) from None
+    except NotRegularFile as error:
+        raise RequestError(
+            f"{name} cannot be read: {error.strerror}; pass its content on standard input and name it -"
+        ) from None
+    except StdinClosed:
+        raise RequestError(f"{name} is closed; give a file with the output of `nvidia-smi topo -m`") from None
+    except FileNotFoundError:
+        raise RequestError(f"{name}: there is no such file") from None
+    except OSError as error:
+        raise RequestError(f"{name} cannot be read: {error.strerror or error}") from None
+
+
+def _decode(data: bytes, name: str) -> str:
+    if not data.strip(b" \t\r\n\0\xef\xbb\xbf\xff\xfe"):
+        raise RequestError(f"{name} is empty; it should hold the output of `nvidia-smi topo -m`")
+    encoding = next((code for bom, code in _BOMS if data.startswith(bom)), "utf-8")
+    if encoding == "utf-8" and b"\0" in data:
+        raise RequestError(f"{name} is a binary file, no text (it has NUL bytes, the first at {data.index(0)})")
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"{name} is no {encoding.upper().removesuffix('-SIG')} text (byte {error.start}); "
+            f"convert it, for example with `iconv -f latin1 -t utf8`"
+        ) from None
+
+
+def query_driver() -> str:
+    """What the driver of this machine says.
+
+    Raises:
+        EnvironmentNotAble: there is no driver, or it does not answer.
+    """
+    if shutil.which("nvidia-smi") is None:
+        raise EnvironmentNotAble("there is no nvidia-smi on this machine; give a file: allranks topo FILE")
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "topo", "-m"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=DRIVER_LIMIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EnvironmentNotAble(f"nvidia-smi topo -m does not answer: {error}") from None
+    if done.returncode:
+        raise EnvironmentNotAble(
+            f"nvidia-smi topo -m ended with {done.returncode}: {(done.stdout + done.stderr).strip()[-300:]}"
+        )
+    return done.stdout

@@ -1,0 +1,1 @@
+"""Compute a launch plan from a spec and machine facts: ranks, batch, device, environment. No torch, no Slurm calls."""

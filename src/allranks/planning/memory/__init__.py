@@ -1,0 +1,49 @@
+"""Estimate the memory of one rank from the model's config, before anything runs. No torch, no weights.
+
+config_sources.py   finds the config (files only, no network)
+model_config.py     reads and checks its sizes
+weights.py          lists every weight and which ones are trained
+activations.py      bytes that forward keeps for backward
+strategy_state.py, strategies.py   weights, gradients and optimizer state per strategy
+estimate.py         memory in each phase of a step, runtime overhead, device capacity
+remedies.py         changes that make the run fit, the cheapest first
+"""
+
+from __future__ import annotations
+
+from allranks.errors import EnvironmentNotAble
+from allranks.planning.memory.config_sources import find_config
+from allranks.planning.memory.estimate import capacity, estimate
+from allranks.planning.memory.records import Fit
+from allranks.planning.memory.remedies import refusal, with_remedies
+from allranks.planning.records import LaunchPlan
+from allranks.spec.records import RunSpec
+from allranks.utils.machine import MachineFacts
+
+__all__ = ["Fit", "fit", "known_bytes", "require"]
+
+
+def fit(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> Fit:
+    """Return what one rank of a plan needs, whether its device has it, and what would make it fit.
+
+    Raises:
+        SpecError: the model's config is broken.
+    """
+    found = find_config(spec)
+    there = capacity(spec, plan, facts)
+    return with_remedies(estimate(spec, plan, found, there), spec, plan, facts, found)
+
+
+def known_bytes(found: Fit) -> int | None:
+    """Return what a rank needs at its peak, or None for an unknown model."""
+    return None if found.unknown else found.needed_bytes
+
+
+def require(found: Fit) -> None:
+    """Refuse a plan that cannot fit.
+
+    Raises:
+        EnvironmentNotAble: the device has too little memory; the message says in which phase, and what would make it fit.
+    """
+    if found.refused:
+        raise EnvironmentNotAble(refusal(found))

@@ -1,0 +1,200 @@
+"""Estimate the bytes that forward keeps for backward, operation by operation, as transformers 5 implements its models.
+
+The counts follow what autograd saves (a test compares each tensor): a linear layer keeps its input only
+if its weight is trained, a norm in bfloat16 keeps a float32 copy of its input, LoRA keeps its own input, and so on. Published tables
+(34 bytes per token and hidden unit, Korthikanti et al. 2022) assume a fused layer, which these models do not have.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from allranks.planning.memory.model_config import ENCODERS, MLP, ModelConfig
+from allranks.planning.memory.weights import Shapes, TrainedWeights, Unit, Weight
+
+
+class MicroBatch(msgspec.Struct, frozen=True):
+    """One micro-batch as the model receives it. ``packed``: rows share sequences, so attention gets a mask."""
+
+    sequences: int
+    length: int
+    element: int  # bytes of one number in the model's dtype
+    device: str
+    packed: bool = False
+    attention: str = "sdpa"
+
+    @property
+    def tokens(self) -> int:
+        return self.sequences * self.length
+
+
+class BlockActivations:
+    """Tensors of one block for one micro-batch."""
+
+    def __init__(self, config: ModelConfig, unit: Unit, what: TrainedWeights, batch: MicroBatch) -> None:
+        self._c, self._unit, self._what, self._batch = config, unit, what, batch
+        self._e = batch.element
+        self._adapter_element = 4  # PEFT makes new adapters float32, whatever the base is
+        self._by_name = {w.name.removesuffix(".weight"): w for w in unit.weights}
+
+    def output(self) -> int:
+        """Return the bytes of the block's output."""
+        return self._batch.tokens * self._c.hidden * self._e
+
+    def kept(self) -> int:
+        """Return the bytes that backward needs from this block, including its input."""
+        if self._c.family == MLP:
+            return self._batch.tokens * self._linears()
+        if self._c.family in ENCODERS or self._c.family == "gpt2":
+            return self._batch.tokens * self._post_norm_tokens() + self._attention_matrices()
+        per_token = self._norms() + self._attention() + self._mlp()
+        return self._batch.tokens * per_token + self._attention_matrices() + self._merged_experts()
+
+    def _linears(self) -> int:
+        """Return the inputs that linear layers and activation functions keep."""
+        sizes = [w.shape for w in self._unit.weights if w.kind == "linear"]
+        gelus = len(sizes) if self._c.wide else len(sizes) - 1
+        return self._e * (sum(into for _, into in sizes) + gelus * self._c.intermediate)
+
+    def passing(self) -> int:
+        """Return the peak of backward's temporary tensors: gradients of the widest tensors."""
+        c = self._c
+        inner = max(c.intermediate, c.expert_intermediate * c.experts_per_token, c.heads * c.head_dim)
+        gated = 2 if c.family not in (*ENCODERS, "gpt2", MLP) else 1
+        return self._batch.tokens * (gated * inner + c.hidden) * self._e
+
+    def _norms(self) -> int:
+        """Return what two norms keep, with their outputs that the following linear layers keep."""
+        return 2 * self._c.hidden * norm_bytes(self._c, self._e, self._what.is_trained(self._find("input_layernorm")))
+
+    def _attention(self) -> int:
+        c, e = self._c, self._e
+        q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
+        keys = 2 * (q if self._repeats_keys() else kv)
+        if c.family == "phi3":
+            keys += q + kv  # the values are a view of the three together
+        total = (q + keys + q) * e + c.heads * 4  # q, k, v, the output, and the softmax's sums
+        if c.qk_norm:
+            trained = self._what.is_trained(self._find("input_layernorm"))
+            total += (q + kv) * (4 + (e if trained else 0))
+        if c.family == "phi3":
+            return total + self._inputs({"self_attn.qkv_proj": c.hidden})
+        first = {f"self_attn.{n}_proj": c.hidden for n in "qkv"}
+        return total + self._inputs(first) + self._inputs({"self_attn.o_proj": q}, kept_anyway=True)
+
+    def _repeats_keys(self) -> bool:
+        """Return whether a mask makes attention copy the keys for every group of queries."""
+        return self._batch.packed and self._c.heads != self._c.kv_heads
+
+    def _mlp(self) -> int:
+        if self._unit.kind == "moe":
+            return self._experts()
+        return self._gated("mlp", self._c.intermediate)
+
+    def _gated(self, prefix: str, inner: int) -> int:
+        fused = f"{prefix}.gate_up_proj" in self._by_name
+        names = ["gate_up_proj"] if fused else ["gate_proj", "up_proj"]
+        first = {f"{prefix}.{n}": self._c.hidden for n in names}
+        return 3 * inner * self._e + self._inputs(first) + self._inputs({f"{prefix}.down_proj": inner})
+
+    def _experts(self) -> int:
+        """Return what fused experts (grouped matrix products) keep: each token once per selected expert."""
+        c, e = self._c, self._e
+        routed = c.experts_per_token * ((2 * c.expert_intermediate + 2 * c.expert_intermediate + 2 * c.hidden) * e)
+        router = c.experts * 4 * 3 + (4 * c.hidden if e == 2 else 0)
+        router += c.experts_per_token * 8 * 5  # which tokens go where: sorted, and back
+        shared = self._gated("mlp.shared_experts", c.shared_intermediate) if c.shared_intermediate else 0
+        return routed + router + shared
+
+    def _merged_experts(self) -> int:
+        """Return the full copy of fused experts' weights that PEFT makes to add adapters; backward keeps it."""
+        return sum(w.numel * self._e for w in self._unit.weights if w.kind == "experts" and self._what.has_lora(w))
+
+    def _inputs(self, layers: dict[str, int], *, kept_anyway: bool = False) -> int:
+        """Return bytes per token of the inputs that linear layers keep; all `layers` share one input.
+
+        Args:
+            kept_anyway: the previous operation already keeps the same tensor.
+        """
+        e, what, total, shared = self._e, self._what, 0, False
+        for name, width in layers.items():
+            weight = self._find(f"{name}")
+            if what.is_trained(weight):
+                shared = True
+            if not what.has_lora(weight):
+                continue
+            own = self._adapter_element
+            total += what.r * own
+            if what.dropout:  # its mask, and what it leaves of the input
+                total += width * (own + (own if self._batch.device == "cpu" else 1))
+            elif own != e:
+                total += width * own  # the input as float32
+            else:
+                shared = True
+        return total + (max(layers.values()) * e if shared and not kept_anyway else 0)
+
+    def _attention_matrices(self) -> int:
+        """Return the bytes of the length x length matrices that attention keeps."""
+        c, b = self._c, self._batch
+        square = b.sequences * b.length * b.length
+        if b.attention == "eager":
+            return square * c.heads * (b.element + 4)
+        if c.attention_dropout and b.device == "cpu":  # no fused kernel there: softmax, mask, and their product
+            return 3 * square * c.heads * 4  # in float32, whatever the model's dtype
+        return square * b.element if b.packed else 0
+
+    def _post_norm_tokens(self) -> int:
+        """Return bytes per token for BERT and GPT-2: LayerNorm, one activation function, dropout before each residual addition."""
+        c, e = self._c, self._e
+        h, inner = c.hidden, c.intermediate
+        mask = (e if self._batch.device == "cpu" else 1) if c.dropout else 0
+        norms = 2 * h * e
+        plain = bool(c.attention_dropout) and self._batch.device == "cpu"  # products and softmax, in float32
+        attention = h * e + 3 * h * (4 if plain else e) + (0 if plain else c.heads * 4)
+        mlp = (1 if c.family != "gpt2" else 4) * inner * e  # GPT-2's tanh form of GELU is several operations
+        total = norms + attention + mlp + 2 * h * mask
+        if c.family == "gpt2":
+            return (
+                total
+                + self._inputs({"attn.c_attn": h})
+                + self._inputs({"mlp.c_fc": h})
+                + self._inputs({"mlp.c_proj": inner})
+            )
+        linears = [n for n, w in self._by_name.items() if w.kind == "linear"]
+        *attended, up, down = linears
+        qkv, out = attended[:3], attended[3]
+        return (
+            total
+            + self._inputs(dict.fromkeys(qkv, h))
+            + self._inputs({out: h}, kept_anyway=not self._what.lora)
+            + self._inputs({up: h})
+            + self._inputs({down: inner})
+        )
+
+    def _find(self, name: str) -> Weight:
+        return self._by_name[name]
+
+
+def norm_bytes(config: ModelConfig, element: int, trained: bool) -> int:
+    """Return the bytes that a norm keeps per element: a float32 copy, and a second one in Gemma, which scales in float32."""
+    before_weight = 4 if config.family == "gemma" else element
+    return 4 + (before_weight if trained else 0)
+
+
+def kept_after_blocks(model: Shapes, what: TrainedWeights, batch: MicroBatch) -> int:
+    """Return what the last norm and the input of the output projection keep."""
+    c, e = model.config, batch.element
+    if c.family in (*ENCODERS, MLP):
+        return batch.sequences * batch.length * c.hidden * e
+    head = next((w for w in model.behind if w.name in ("lm_head.weight", "score.weight")), model.before[0])
+    trained = what.is_trained(head)
+    return batch.tokens * c.hidden * (norm_bytes(c, e, what.is_trained(model.behind[0])) + (e if trained else 0))
+
+
+def logits_bytes(model: Shapes, batch: MicroBatch) -> int:
+    """Return bytes of the float32 logits of every position and their log-probabilities while the loss is computed.
+
+    Backward writes its gradient over the latter, so it needs no further memory.
+    """
+    c = model.config
+    return 0 if c.family in (*ENCODERS, MLP) or c.labels else batch.tokens * c.vocab_size * 8

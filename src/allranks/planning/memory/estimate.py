@@ -1,0 +1,305 @@
+"""Estimate the memory of one rank in each phase of a step, compared with the capacity of its device. Pure.
+
+Memory outside tensors counts too: libraries, contexts, and memory that an allocator holds unused. On a CPU this is glibc's
+heap: tensors under 32 MiB come from it (larger ones are mapped and returned at once), and the small pieces that backward
+frees cannot hold the larger gradients and optimizer state. With gradient checkpointing, blocks are recomputed between
+tensors that stay, and the heap grows to several times one block. The constants were fitted on models other than those of
+``benchmarks/fit_cases.json``, except `RECOMPUTED`, which that benchmark's first cases showed to be necessary.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import accumulate
+
+import msgspec
+
+from allranks.planning.memory.activations import BlockActivations, MicroBatch, kept_after_blocks, logits_bytes
+from allranks.planning.memory.config_sources import ConfigSource
+from allranks.planning.memory.model_config import ModelConfig
+from allranks.planning.memory.records import NOT_KNOWN, Capacity, Fit, Moment, verdict
+from allranks.planning.memory.strategies import strategy_state
+from allranks.planning.memory.strategy_state import ModelMemory, Parts, StrategyState, add_parts
+from allranks.planning.memory.weights import shapes_of, trained_weights_of
+from allranks.planning.records import LaunchPlan
+from allranks.spec.models import is_mlp
+from allranks.spec.records import ModelSpec, RunSpec
+from allranks.utils.machine import MachineFacts
+
+GIB = 1 << 30
+_MEM = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", re.IGNORECASE)
+_UNITS = {"": 1 << 20, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}  # sbatch: without a letter, megabytes
+
+
+def capacity(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> Capacity:
+    """Return what ``cluster.device_memory_gib`` says, else this machine where the ranks run here, else Slurm's ``mem``.
+
+    A device that only the nodes can report has unknown capacity, so nothing is refused.
+    """
+    given = spec.cluster.device_memory_gib
+    on_gpu = plan.device == "cuda"
+    if plan.device_is_provisional:
+        return Capacity(device="device", bytes=None, source=f"cluster.device is auto and {plan.device_source}")
+    if given is not None:
+        return Capacity(
+            device="GPU" if on_gpu else "host memory", bytes=int(given * GIB), source="cluster.device_memory_gib"
+        )
+    if spec.cluster.launcher != "local":
+        return _elsewhere(spec, plan, on_gpu)
+    if on_gpu:
+        known = [g for g in facts.gpus if g.memory_bytes]
+        if not known:
+            return Capacity(device="GPU", bytes=None, source="the driver does not report the GPU's memory")
+        least = min(known, key=lambda g: g.memory_bytes)
+        sharing = -(-plan.procs_per_node // len(facts.gpus))
+        shared = f", shared by {sharing} ranks" if sharing > 1 else ""
+        return Capacity(device=least.name, bytes=least.memory_bytes // sharing, source=f"this machine's driver{shared}")
+    each = facts.memory_bytes // plan.procs_per_node
+    return Capacity(
+        device="host memory",
+        bytes=each,
+        source=f"{facts.memory_bytes / GIB:.1f} GiB of this machine / {plan.procs_per_node} ranks",
+    )
+
+
+def _elsewhere(spec: RunSpec, plan: LaunchPlan, on_gpu: bool) -> Capacity:
+    if on_gpu:
+        return Capacity(device="GPU", bytes=None, source="set cluster.device_memory_gib to the memory of one GPU there")
+    mem = parse_mem(spec.cluster.slurm.mem) if spec.cluster.slurm.mem else None
+    if mem:
+        return Capacity(
+            device="host memory",
+            bytes=mem // plan.procs_per_node,
+            source=f"cluster.slurm.mem {spec.cluster.slurm.mem} / {plan.procs_per_node} ranks",
+        )
+    return Capacity(
+        device="host memory",
+        bytes=None,
+        source="set cluster.device_memory_gib to what one rank may use there, or cluster.slurm.mem",
+    )
+
+
+def parse_mem(text: str) -> int | None:
+    """Return the bytes of sbatch's ``--mem``; None for 0 (the full node) and for invalid values."""
+    found = _MEM.fullmatch(text.strip())
+    return int(float(found[1]) * _UNITS[found[2].upper()]) or None if found else None
+
+
+SETUP, LOSS, BACKWARD, END_OF_BACKWARD, UPDATE = "set-up", "loss", "backward", "end of backward", "optimizer step"
+
+
+class StepMoments:
+    """Memory of one strategy, model and micro-batch in each phase of a step."""
+
+    def __init__(self, model: ModelMemory, sharing: StrategyState, batch: MicroBatch, *, checkpointing: bool) -> None:
+        self._m, self._s, self._b = model, sharing, batch
+        shapes = model.shapes
+        distinct = {id(block): block for block in shapes.blocks}  # equal blocks are one object
+        layers = {key: BlockActivations(shapes.config, block, model.what, batch) for key, block in distinct.items()}
+        whole = {key: layer.kept() for key, layer in layers.items()}
+        passing = {key: layer.passing() for key, layer in layers.items()}
+        output = batch.tokens * shapes.config.hidden * batch.element
+        self._whole = [whole[id(block)] for block in shapes.blocks]
+        self._passing = [passing[id(block)] for block in shapes.blocks]
+        self._kept = [output if checkpointing else n for n in self._whole]
+        self._kept_up_to = list(accumulate(self._kept))
+        self._checkpointing = checkpointing
+        self._behind = kept_after_blocks(shapes, model.what, batch)
+        self._logits = logits_bytes(shapes, batch)
+        self._hidden = output
+
+    def moments(self) -> list[Moment]:
+        """Return the phases in order. ``backward`` is its worst block."""
+        blocks = [self._in_block(at) for at in reversed(range(len(self._kept)))]
+        return [
+            Moment(name=SETUP, parts=_clean(self._s.setup())),
+            self._moment(LOSS, self._s.in_loss(), sum(self._kept) + self._behind, self._logits),
+            max((self._head(), *blocks), key=lambda m: m.total_bytes),
+            self._moment(END_OF_BACKWARD, self._s.at_end(), 2 * self._hidden, 0),
+            self._moment(UPDATE, self._s.at_update(), 0, 0),
+        ]
+
+    def _head(self) -> Moment:
+        """Return the memory after backward of the output projection only."""
+        return self._moment(BACKWARD, self._s.at_head(), sum(self._kept) + self._behind + self._hidden, 0)
+
+    def _in_block(self, at: int) -> Moment:
+        recomputed = self._whole[at] if self._checkpointing else 0
+        kept = self._kept_up_to[at] + recomputed + self._passing[at]
+        return self._moment(BACKWARD, self._s.in_backward(at), kept, 0)
+
+    def _moment(self, name: str, parts: Parts, activations: int, scores: int) -> Moment:
+        own = add_parts(self._s.kept(), parts)
+        return Moment(name=name, parts=_clean(add_parts(own, {"activations": activations, "logits": scores})))
+
+
+def _clean(parts: Parts) -> Parts:
+    return {key: n for key, n in parts.items() if n}
+
+
+CUDA_CONTEXT = 600 << 20  # an H100 with torch's kernels; from reports, not measured here
+NCCL_BUFFERS = 400 << 20  # buffers of its channels; grows with the number of peers
+CUDA_SLACK = 0.05  # of what comes and goes; from reports, not measured here
+CPU_IMPORTS = 350 << 20  # Python, torch, transformers and PEFT as imported; ranks share some of these pages
+# What another library's engine adds to that, imported and started: the whole process of a real rank that trains next to nothing,
+# beside one under `pytorch_ddp` (`python -m benchmarks.engine_memory`: 67 to 69 and 122 MiB; a tiny Llama with LoRA: 65 and 106).
+ENGINE_IMPORTS = {"deepspeed": 66 << 20, "hf_trainer": 114 << 20}
+CPU_RUNTIME = 30 << 20  # pages of libraries that the first steps touch, and threads
+HEAP_LIMIT = 32 << 20  # glibc's largest mmap threshold
+HEAP_FRAGMENTATION = 0.45  # of the activations, while they are there
+HEAP_RETAINED = 1.2  # of the most activations, once they are gone
+HEAP_WITH_CHECKPOINTING = 2.5  # of the most activations, where blocks are computed again
+TEMPORARY_PARTS = ("activations", "logits", "gathered_weights", "communication")
+
+
+class HostHeap(msgspec.Struct, frozen=True):
+    """Heap usage of a CPU rank: where its tensors are allocated and how large they typically are."""
+
+    device: str
+    ranks: int
+    narrow_bytes: int  # the hidden state of a micro-batch
+    wide_bytes: int  # the widest tensor within a block
+    checkpointing: bool
+    strategy: str
+
+    @property
+    def imports(self) -> int:
+        """Return the bytes of the interpreter and all libraries that a CPU rank imports."""
+        return CPU_IMPORTS + sum(size for engine, size in ENGINE_IMPORTS.items() if self.strategy.startswith(engine))
+
+    @property
+    def small_share(self) -> float:
+        """Return the approximate share of activations that is allocated on the heap."""
+        return ((self.narrow_bytes < HEAP_LIMIT) + (self.wide_bytes < HEAP_LIMIT)) / 2
+
+
+def with_runtime(moments: list[Moment], heap: HostHeap) -> list[Moment]:
+    """Return the phases in order, with memory that the process holds outside tensors."""
+    if heap.device == "cuda":
+        fixed = CUDA_CONTEXT + (NCCL_BUFFERS if heap.ranks > 1 else 0)
+        return [
+            _more(m, {"runtime": fixed}, sum(m.parts.get(k, 0) for k in TEMPORARY_PARTS) * CUDA_SLACK) for m in moments
+        ]
+    most, found = 0, []
+    for moment in moments:
+        now = moment.parts.get("activations", 0)
+        most = max(most, now)
+        fixed = {"imports": heap.imports, "runtime": CPU_RUNTIME}
+        slack = (
+            HEAP_WITH_CHECKPOINTING * most
+            if heap.checkpointing and moment.name not in (SETUP, LOSS)
+            else max(HEAP_FRAGMENTATION * now, HEAP_RETAINED * most - now)
+        )
+        found.append(_more(moment, fixed, slack * heap.small_share))
+    return found
+
+
+def _more(moment: Moment, fixed: dict[str, int], slack: float) -> Moment:
+    more = fixed | {"slack": int(slack)} if slack >= 1 else fixed
+    return msgspec.structs.replace(moment, parts={**moment.parts, **more})
+
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+FIRST_STEP = "first step"
+
+
+def estimate(spec: RunSpec, plan: LaunchPlan, found: ConfigSource, capacity: Capacity) -> Fit:
+    """Return what one rank needs, and whether its device has it."""
+    empty = Fit(
+        model=spec.model.name if spec.model else "script",
+        model_source=found.source,
+        strategy=plan.strategy,
+        world_size=plan.world_size,
+        parameters=0,
+        parameters_trained=0,
+        moments=[],
+        peak="",
+        needed_bytes=0,
+        capacity=capacity,
+        verdict=NOT_KNOWN,
+        unknown=found.unknown,
+    )
+    if found.config is None or spec.model is None or spec.data is None or plan.batch is None:
+        return empty
+    model = model_of(spec, plan, found.config)
+    shares = strategy_state(plan.strategy, model, plan.strategy_options)
+    if shares is None:
+        return msgspec.structs.replace(empty, unknown=f"the memory use of {plan.strategy} is not known")
+    batch = batch_of(spec, plan)
+    moments = StepMoments(model, shares, batch, checkpointing=spec.model.gradient_checkpointing).moments()
+    moments = with_runtime(moments, _heap(spec.model, found.config, batch, plan))
+    peak = max(moments, key=lambda m: m.total_bytes)
+    needed = peak.total_bytes
+    return msgspec.structs.replace(
+        empty,
+        parameters=model.parameters,
+        parameters_trained=model.trained,
+        moments=moments,
+        peak=peak.name,
+        needed_bytes=needed,
+        verdict=verdict(needed, capacity.bytes),
+        fails_in=_fails_in(moments, capacity.bytes),
+        notes=_notes(spec, plan),
+    )
+
+
+def model_of(spec: RunSpec, plan: LaunchPlan, config: ModelConfig) -> ModelMemory:
+    """Return the model's shapes and trained weights in the form that strategies need."""
+    shapes = shapes_of(config)
+    what = trained_weights_of(spec.adapter, shapes)
+    element = DTYPE_BYTES[plan.dtype]
+    assert plan.batch is not None
+    return ModelMemory(
+        shapes,
+        what,
+        element=element,
+        trained_element=4 if what.lora else element,  # PEFT makes new adapters float32
+        world=plan.world_size,
+        accumulates=plan.batch.grad_accum > 1,
+        gloo=plan.backend == "gloo",
+        device=plan.device,
+    )
+
+
+def batch_of(spec: RunSpec, plan: LaunchPlan) -> MicroBatch:
+    """Return one micro-batch at its maximum length."""
+    assert spec.model is not None and spec.data is not None and plan.batch is not None
+    return MicroBatch(
+        sequences=plan.batch.micro_batch_size,
+        length=1 if is_mlp(spec.model.name) else spec.data.max_length,
+        element=DTYPE_BYTES[plan.dtype],
+        device=plan.device,
+        packed=spec.data.packing == "isolated",
+        attention=spec.model.attention,
+    )
+
+
+def _heap(model: ModelSpec, config: ModelConfig, batch: MicroBatch, plan: LaunchPlan) -> HostHeap:
+    one = batch.tokens * batch.element
+    return HostHeap(
+        batch.device,
+        plan.world_size,
+        one * config.hidden,
+        one * max(config.intermediate, config.expert_intermediate),
+        model.gradient_checkpointing,
+        plan.strategy,
+    )
+
+
+def _fails_in(moments: list[Moment], limit: int | None) -> str | None:
+    """Return the first phase that is too large. In the first step, the optimizer state is created in its update."""
+    if limit is None:
+        return None
+    for moment in moments:
+        early = moment.name not in (SETUP, UPDATE)
+        own = moment.total_bytes - (moment.parts.get("optimizer_state", 0) if early else 0)
+        if own > limit:
+            return f"{moment.name} of the {FIRST_STEP}" if early else moment.name
+    return next((f"{m.name} of the second step" for m in moments if m.total_bytes > limit), None)
+
+
+def _notes(spec: RunSpec, plan: LaunchPlan) -> list[str]:
+    assert spec.model is not None
+    if spec.model.compile:
+        return ["model.compile changes what is kept for backward; the estimate is for a model that is not compiled"]
+    return []

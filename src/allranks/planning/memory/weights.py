@@ -1,0 +1,355 @@
+"""List every weight of a model by name and shape, from its config, and determine which ones are trained.
+
+Names are those of transformers, because adapters select weights by name. Either all weights are trained, or LoRA's next to a
+frozen base, by PEFT's rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import prod
+
+import msgspec
+
+from allranks.planning.memory.model_config import ENCODERS, MLP, ModelConfig
+from allranks.spec.records import AdapterSpec
+
+
+class Weight(msgspec.Struct, frozen=True):
+    """One parameter. ``kind``: linear | bias | norm | embedding | experts | router."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str = "linear"
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+
+class Unit(msgspec.Struct, frozen=True):
+    """Weights that are gathered together: a block, or all weights outside blocks. ``kind``: block | moe | rest."""
+
+    kind: str
+    weights: tuple[Weight, ...]
+
+    @property
+    def numel(self) -> int:
+        return sum(w.numel for w in self.weights)
+
+
+class Shapes(msgspec.Struct, frozen=True):
+    """A model: layers before its blocks, the blocks in order, and layers after them."""
+
+    config: ModelConfig
+    before: tuple[Weight, ...]
+    blocks: tuple[Unit, ...]
+    behind: tuple[Weight, ...]
+
+    @property
+    def rest(self) -> Unit:
+        """Return the weights outside blocks."""
+        return Unit("rest", (*self.before, *self.behind))
+
+    def weights(self) -> Iterator[Weight]:
+        """Return all parameters; tied ones once."""
+        yield from self.before
+        for block in self.blocks:
+            yield from block.weights
+        yield from self.behind
+
+    @property
+    def numel(self) -> int:
+        return sum(w.numel for w in self.weights())
+
+
+def shapes_of(config: ModelConfig) -> Shapes:
+    """Return the model's weights."""
+    if config.family in ENCODERS:
+        return _encoder(config)
+    if config.family == "gpt2":
+        return _gpt2(config)
+    if config.family == MLP:
+        return _perceptron(config)
+    return _decoder(config)
+
+
+def _linear(name: str, out: int, into: int, bias: bool) -> list[Weight]:
+    found = [Weight(f"{name}.weight", (out, into))]
+    return [*found, Weight(f"{name}.bias", (out,), "bias")] if bias else found
+
+
+def _norm(name: str, size: int, bias: bool = False) -> list[Weight]:
+    found = [Weight(f"{name}.weight", (size,), "norm")]
+    return [*found, Weight(f"{name}.bias", (size,), "norm")] if bias else found
+
+
+def _decoder(c: ModelConfig) -> Shapes:
+    dense = Unit("block", (*_attention(c), *_dense_mlp(c), *_decoder_norms(c)))
+    blocks = [dense] * c.layers
+    if c.experts:
+        moe = Unit("moe", (*_attention(c), *_moe_mlp(c), *_decoder_norms(c)))
+        blocks = [dense if i < c.dense_layers else moe for i in range(c.layers)]
+    embedding = Weight("embed_tokens.weight", (c.vocab_size, c.hidden), "embedding")
+    head = [] if c.tied or c.labels else [Weight("lm_head.weight", (c.vocab_size, c.hidden))]
+    scores = [Weight("score.weight", (c.labels, c.hidden))] if c.labels else []
+    return Shapes(c, (embedding,), tuple(blocks), (*_norm("norm", c.hidden), *head, *scores))
+
+
+def _attention(c: ModelConfig) -> list[Weight]:
+    q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
+    o_bias = c.attention_bias and c.family not in ("qwen2", "glm4_moe")
+    if c.family == "phi3":
+        return [
+            *_linear("self_attn.qkv_proj", q + 2 * kv, c.hidden, False),
+            *_linear("self_attn.o_proj", c.hidden, q, False),
+        ]
+    norms = [*_norm("self_attn.q_norm", c.head_dim), *_norm("self_attn.k_norm", c.head_dim)] if c.qk_norm else []
+    return [
+        *_linear("self_attn.q_proj", q, c.hidden, c.attention_bias),
+        *_linear("self_attn.k_proj", kv, c.hidden, c.attention_bias),
+        *_linear("self_attn.v_proj", kv, c.hidden, c.attention_bias),
+        *_linear("self_attn.o_proj", c.hidden, q, o_bias),
+        *norms,
+    ]
+
+
+def _dense_mlp(c: ModelConfig, prefix: str = "mlp", inner: int | None = None) -> list[Weight]:
+    inner = c.intermediate if inner is None else inner
+    if c.family == "phi3":
+        gates = _linear(f"{prefix}.gate_up_proj", 2 * inner, c.hidden, False)
+    else:
+        gates = [
+            *_linear(f"{prefix}.gate_proj", inner, c.hidden, c.mlp_bias),
+            *_linear(f"{prefix}.up_proj", inner, c.hidden, c.mlp_bias),
+        ]
+    return [*gates, *_linear(f"{prefix}.down_proj", c.hidden, inner, c.mlp_bias)]
+
+
+def _moe_mlp(c: ModelConfig) -> list[Weight]:
+    inner = c.expert_intermediate
+    shared = _dense_mlp(c, "mlp.shared_experts", c.shared_intermediate) if c.shared_intermediate else []
+    return [
+        Weight("mlp.gate.weight", (c.experts, c.hidden), "router"),
+        Weight("mlp.experts.gate_up_proj", (c.experts, 2 * inner, c.hidden), "experts"),
+        Weight("mlp.experts.down_proj", (c.experts, c.hidden, inner), "experts"),
+        *shared,
+    ]
+
+
+def _perceptron(c: ModelConfig) -> Shapes:
+    wide = [c.hidden, *[c.intermediate] * (c.layers - 1), c.hidden]
+    pairs = pairwise(wide) if c.wide else []
+    units = [Unit("block", tuple(_linear("0", out, into, True))) for into, out in pairs]
+    pair = (*_linear("0", c.intermediate, c.hidden, True), *_linear("2", c.hidden, c.intermediate, True))
+    return Shapes(c, (), tuple(units) if c.wide else (Unit("block", pair),) * c.layers, ())
+
+
+def _decoder_norms(c: ModelConfig) -> list[Weight]:
+    return [w for name in ("input_layernorm", "post_attention_layernorm") for w in _norm(name, c.hidden)]
+
+
+def _gpt2(c: ModelConfig) -> Shapes:
+    h, inner = c.hidden, c.intermediate
+    block = Unit(
+        "block",
+        (
+            *_norm("ln_1", h, bias=True),
+            *_linear("attn.c_attn", 3 * h, h, True),
+            *_linear("attn.c_proj", h, h, True),
+            *_norm("ln_2", h, bias=True),
+            *_linear("mlp.c_fc", inner, h, True),
+            *_linear("mlp.c_proj", h, inner, True),
+        ),
+    )
+    before = (Weight("wte.weight", (c.vocab_size, h), "embedding"), Weight("wpe.weight", (c.positions, h), "embedding"))
+    head = [] if c.tied or c.labels else [Weight("lm_head.weight", (c.vocab_size, h))]
+    scores = [Weight("score.weight", (c.labels, h))] if c.labels else []
+    return Shapes(c, before, (block,) * c.layers, (*_norm("ln_f", h, bias=True), *head, *scores))
+
+
+def _encoder(c: ModelConfig) -> Shapes:
+    h = c.hidden
+    names = _DISTIL if c.family == "distilbert" else _BERT
+    block = [w for name in names["attention"] for w in _linear(name, h, h, True)]
+    block += [*_linear(names["up"], c.intermediate, h, True), *_linear(names["down"], h, c.intermediate, True)]
+    block += [w for name in names["norms"] for w in _norm(name, h, bias=True)]
+    before = [
+        Weight("embeddings.word_embeddings.weight", (c.vocab_size, h), "embedding"),
+        Weight("embeddings.position_embeddings.weight", (c.positions, h), "embedding"),
+    ]
+    if c.token_types:
+        before.append(Weight("embeddings.token_type_embeddings.weight", (c.token_types, h), "embedding"))
+    before += _norm("embeddings.LayerNorm", h, bias=True)
+    pooler = {"bert": "pooler.dense", "roberta": "classifier.dense", "distilbert": "pre_classifier"}[c.family]
+    last = "classifier.out_proj" if c.family == "roberta" else "classifier"
+    behind = [*_linear(pooler, h, h, True), *_linear(last, max(c.labels, 2), h, True)]
+    return Shapes(c, tuple(before), (Unit("block", tuple(block)),) * c.layers, tuple(behind))
+
+
+_BERT = {
+    "attention": ["attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"],
+    "up": "intermediate.dense",
+    "down": "output.dense",
+    "norms": ["attention.output.LayerNorm", "output.LayerNorm"],
+}
+_DISTIL = {
+    "attention": ["attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin"],
+    "up": "ffn.lin1",
+    "down": "ffn.lin2",
+    "norms": ["sa_layer_norm", "output_layer_norm"],
+}
+
+
+CLASSIFICATION_HEADS = (
+    "classifier",
+    "score",
+)  # PEFT trains a new classification head whole, in a copy beside the frozen one
+
+FUSED_EXPERT_NAMES = (
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+    "w1",
+    "w2",
+    "w3",
+)  # projections that transformers has fused in experts
+
+
+class UnitSizes(msgspec.Struct, frozen=True):
+    """Element counts of one unit, and of its trained part.
+
+    ``base`` is from the config, with copies of modules that are trained in full; ``adapters`` is what LoRA adds.
+
+    ``largest_trained`` is the largest single parameter that gets a gradient.
+    """
+
+    base: int
+    adapters: int
+    trained_base: int
+    largest_trained: int
+
+    @property
+    def trained(self) -> int:
+        return self.trained_base + self.adapters
+
+
+class TrainedWeights(msgspec.Struct, frozen=True):
+    """Effect of LoRA on a model; ``lora`` False: every weight is trained."""
+
+    lora: bool
+    r: int = 0
+    dropout: float = 0.0
+    targets: tuple[str, ...] | None = None
+    parameters: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
+    classifier: bool = False
+    moe: bool = False
+
+    def rank_of(self, weight: Weight) -> int:
+        """Return the rank of this weight's LoRA matrices, or 0 if it has none."""
+        if not self.lora:
+            return 0
+        module = weight.name.removesuffix(".weight")
+        if weight.kind in ("experts", "router"):
+            return self._rank_in_experts(weight, module)
+        if weight.kind != "linear" or not weight.name.endswith(".weight"):
+            return 0
+        if self.moe and module.rsplit(".", 1)[-1] in FUSED_EXPERT_NAMES:
+            return 0  # PEFT takes these names for the experts' own, and leaves other layers of that name alone
+        if self.targets is not None:
+            return self.r if any(_ends(module, t) for t in self.targets) else 0
+        apart = module.split(".")[0] in CLASSIFICATION_HEADS or _ends(module, "lm_head")
+        return 0 if apart or self.parameters else self.r
+
+    def _rank_in_experts(self, weight: Weight, module: str) -> int:
+        """Return the rank for fused projections: the sum of their ranks if all of them are named."""
+        if any(_ends(module, name) or _ends(weight.name, name) for name in self.parameters):
+            return self.r
+        named = (
+            set(FUSED_EXPERT_NAMES) | {"gate"} if self.targets is None else {t.rsplit(".", 1)[-1] for t in self.targets}
+        )
+        if self.targets is None and self.parameters:
+            return 0
+        if weight.kind == "router":
+            return self.r if "gate" in named else 0
+        if _ends(module, "gate_up_proj"):
+            return 2 * self.r if {"gate_proj", "up_proj"} <= named or {"w1", "w3"} <= named else 0
+        return self.r if named & {"down_proj", "w2"} else 0
+
+    def has_lora(self, weight: Weight) -> bool:
+        """Return whether this weight has LoRA matrices."""
+        return self.rank_of(weight) > 0
+
+    def is_trained(self, weight: Weight) -> bool:
+        """Return whether the weight itself gets a gradient."""
+        if not self.lora:
+            return True
+        module = weight.name.rsplit(".", 1)[0]
+        return any(_ends(module, name) for name in self.whole)
+
+    def numel(self, weight: Weight) -> int:
+        """Return the number of parameters that LoRA adds for this weight."""
+        if rank := self.rank_of(weight):
+            *several, out, into = weight.shape
+            return rank * (out + into) * (several[0] if several else 1)
+        if self.classifier and self.lora and weight.name.split(".")[0] in CLASSIFICATION_HEADS:
+            return weight.numel  # the trained copy
+        return 0
+
+    def unit(self, unit: Unit) -> UnitSizes:
+        """Return the element counts of a unit."""
+        return _sizes(self, unit)
+
+
+def _sizes(adapted: TrainedWeights, unit: Unit) -> UnitSizes:
+    trained = [w.numel for w in unit.weights if adapted.is_trained(w)]
+    added = [adapted.numel(w) for w in unit.weights]
+    largest_added = max((_larger_half(adapted, w) for w in unit.weights), default=0)
+    frozen_too = (
+        sum(trained) if adapted.lora else 0
+    )  # PEFT trains a copy of such a module; the original stays beside it
+    return UnitSizes(unit.numel + frozen_too, sum(added), sum(trained), max([*trained, largest_added], default=0))
+
+
+def _larger_half(adapted: TrainedWeights, weight: Weight) -> int:
+    if not adapted.has_lora(weight):
+        return adapted.numel(weight)
+    *several, out, into = weight.shape
+    return adapted.rank_of(weight) * max(out, into) * (several[0] if several else 1)
+
+
+def trained_weights_of(spec: AdapterSpec, shapes: Shapes) -> TrainedWeights:
+    """Return which of these weights the spec's adapter trains."""
+    if spec.type == "none":
+        return TrainedWeights(False)
+    return TrainedWeights(
+        lora=True,
+        r=spec.r,
+        dropout=spec.dropout,
+        targets=None if spec.targets is None else tuple(spec.targets),
+        parameters=tuple(spec.target_parameters),
+        whole=tuple(spec.modules_to_save),
+        classifier=shapes.config.family in ENCODERS or bool(shapes.config.labels),
+        moe=bool(shapes.config.experts),
+    )
+
+
+def total_sizes(model: Shapes, what: TrainedWeights) -> UnitSizes:
+    """Return the element counts of the full model."""
+    return add_sizes([what.unit(u) for u in (*model.blocks, model.rest)])
+
+
+def add_sizes(parts: Sequence[UnitSizes]) -> UnitSizes:
+    """Return the sum of several units."""
+    return UnitSizes(
+        sum(p.base for p in parts),
+        sum(p.adapters for p in parts),
+        sum(p.trained_base for p in parts),
+        max((p.largest_trained for p in parts), default=0),
+    )
+
+
+def _ends(name: str, target: str) -> bool:
+    return name == target or name.endswith("." + target)

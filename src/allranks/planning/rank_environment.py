@@ -1,0 +1,169 @@
+"""Decide the environment of the ranks: each variable with its value, reason and source. Pure.
+
+Network variables are decided in `network_policy`; some of them need facts from the nodes.
+"""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+
+from allranks.errors import SpecError
+from allranks.planning.env_vars import EnvVar, NetworkJob
+from allranks.planning.network_policy import apply_user_env, provisional_policy
+from allranks.spec.records import RunSpec, ScriptSpec
+from allranks.utils.redaction import HIDDEN, holds_secret, is_placeholder, redact, redact_arguments
+
+SCRIPT_ARGS = "ALLRANKS_SCRIPT_ARGS"
+"""The arguments of a user's program as a JSON list, where spec.yaml has placeholders for the secret ones."""
+
+
+def threads_per_rank(cpus: int, procs_per_node: int) -> int:
+    """Return an equal share of the cores, at least one: more threads than cores slow down all ranks."""
+    return max(1, cpus // procs_per_node)
+
+
+def decide_environment(spec: RunSpec, job: NetworkJob, *, cpus: int, procs_per_node: int) -> list[EnvVar]:
+    """Return the policy's variables; those of the user (``cluster.env``) take precedence and are shown."""
+    threads = _threads(spec, cpus, procs_per_node)
+    decisions = [
+        threads,
+        EnvVar(name="PYTHONUNBUFFERED", value="1", reason="the last lines of a killed rank must not be lost"),
+        EnvVar(
+            name="PYTHONFAULTHANDLER",
+            value="1",
+            reason="a crash in native code writes a Python stack to the rank's log",
+        ),
+        EnvVar(
+            name="TOKENIZERS_PARALLELISM",
+            value="false",
+            reason="one process prepares the data; forking after tokenizer threads have started can deadlock",
+        ),
+    ]
+    if spec.cluster.cache:
+        decisions.append(
+            EnvVar(
+                name="HF_HOME",
+                value=spec.cluster.cache,
+                reason="cluster.cache: one cache that all ranks share",
+                source="spec",
+            )
+        )
+    if job.device == "cpu" and spec.strategy.name.startswith("deepspeed_"):
+        decisions.append(
+            EnvVar(
+                name="DS_ACCELERATOR",
+                value="cpu",
+                reason="the ranks compute on the CPU; DeepSpeed would use a visible GPU",
+            )
+        )
+    decisions += provisional_policy(job)
+    named = {item.name for item in decisions}
+    rest = {name: value for name, value in spec.cluster.env.items() if name not in named}
+    more = [EnvVar(name=k, value=v, reason="cluster.env", source="user") for k, v in rest.items()]
+    return [*apply_user_env(decisions, spec.cluster.env), *more, *_script_arguments(spec.script)]
+
+
+def _script_arguments(script: ScriptSpec | None) -> list[EnvVar]:
+    """Pass arguments that hold a secret through the environment: spec.yaml has placeholders for them."""
+    if script is None or redact_arguments(script.args) == script.args:
+        return []
+    reason = "script.args as a JSON list: one of them is a secret, and spec.yaml holds no secrets"
+    return [EnvVar(name=SCRIPT_ARGS, value=json.dumps(script.args), reason=reason, source="spec")]
+
+
+def script_arguments(script: ScriptSpec, environment: dict[str, str]) -> list[str]:
+    """Return the arguments of a user's program, the secret ones from the environment.
+
+    Args:
+        script: the script section of spec.yaml.
+        environment: environment of the process that runs the program.
+
+    Raises:
+        SpecError: an argument is a placeholder, and the environment has no value for it.
+    """
+    if not any(map(is_placeholder, script.args)):
+        return list(script.args)
+    try:
+        given = json.loads(environment[SCRIPT_ARGS])
+    except (KeyError, ValueError):
+        given = None
+    if isinstance(given, list) and all(isinstance(word, str) for word in given) and len(given) == len(script.args):
+        return given
+    index = next(i for i, word in enumerate(script.args) if is_placeholder(word))
+    raise SpecError(
+        f"script.args[{index}] is {script.args[index]!r}, a placeholder: a saved spec.yaml holds no secrets. Give the value in the spec or with "
+        f"--set script.args=[...], or export {SCRIPT_ARGS} as a JSON list of all {len(script.args)} arguments where the ranks are started"
+    )
+
+
+def without_script_secrets(script: ScriptSpec | None) -> ScriptSpec | None:
+    """Return the script with placeholders for secret arguments, safe to save."""
+    return None if script is None else msgspec.structs.replace(script, args=redact_arguments(script.args))
+
+
+def secret_warnings(spec: RunSpec) -> list[str]:
+    """Return one warning for each shell line of the spec that holds a secret: the batch script and spec.yaml keep it in plain text."""
+    lines = [("cluster.setup", text) for text in spec.cluster.setup]
+    lines += [("cluster.slurm.extra", text) for text in spec.cluster.slurm.extra]
+    return [
+        f"{key}: {redact(text)!r} holds a secret, which spec.yaml and the batch script keep; set it in cluster.env, which is passed on through the environment"
+        for key, text in lines
+        if redact(text) != text
+    ]
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' * (count != 1)}"
+
+
+def _threads(spec: RunSpec, cpus: int, procs_per_node: int) -> EnvVar:
+    name, given = "OMP_NUM_THREADS", spec.cluster.slurm.cpus_per_task
+    if spec.cluster.launcher == "local" or given:
+        cores, what = (cpus, "usable cores") if spec.cluster.launcher == "local" else (given or 1, "cpus_per_task")
+        value = str(threads_per_rank(cores, procs_per_node))
+        why = f"{cores} {what} / {_ranks(procs_per_node)} on the node; torchrun would set 1, plain Python all cores for every rank"
+        return EnvVar(name=name, value=value, reason=why)
+    return EnvVar(name=name, value=None, reason=f"its usable cores / {_ranks(procs_per_node)}", source="nodes")
+
+
+__all__ = [
+    "EnvVar",
+    "as_variables",
+    "decide_environment",
+    "public_variables",
+    "script_arguments",
+    "secret_variables",
+    "secret_warnings",
+    "threads_per_rank",
+    "with_hidden_secrets",
+    "without_script_secrets",
+]  # fmt: skip
+
+
+def as_variables(decisions: list[EnvVar]) -> dict[str, str]:
+    """Return the variables to set; those with redacted values come from the environment of the starting process."""
+    return {item.name: item.value for item in decisions if item.value is not None and item.value != HIDDEN}
+
+
+def public_variables(decisions: list[EnvVar]) -> dict[str, str]:
+    """Return variables that may be written to a script or terminal."""
+    return {name: value for name, value in as_variables(decisions).items() if not _is_secret(name, value)}
+
+
+def secret_variables(decisions: list[EnvVar]) -> dict[str, str]:
+    """Return variables that reach the ranks only through the environment of the starting process, never a file."""
+    return {name: value for name, value in as_variables(decisions).items() if _is_secret(name, value)}
+
+
+def with_hidden_secrets(decisions: list[EnvVar]) -> list[EnvVar]:
+    """Return the decisions with redacted secrets, safe to show and save."""
+    return [
+        msgspec.structs.replace(item, value=HIDDEN) if item.value and _is_secret(item.name, item.value) else item
+        for item in decisions
+    ]
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return name == SCRIPT_ARGS or holds_secret(name, value)

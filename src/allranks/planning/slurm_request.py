@@ -1,0 +1,127 @@
+"""Parse the Slurm options that planning depends on: GPUs, partition, whole nodes, time limit. Pure.
+
+Options in ``cluster.slurm.extra`` follow those of the named keys in the batch script, so they take precedence in sbatch.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from allranks.spec.records import ClusterSpec
+
+SIGNAL_EARLY_S = 60
+"""How many seconds early Slurm may send ``--signal`` (man sbatch)."""
+_TIME_LIMIT = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})")
+
+
+def parse_time_limit(text: str) -> int | None:
+    """Convert ``90`` (minutes), ``90:00``, ``1:30:00``, ``2-0``, ``2-1:30`` or ``2-1:30:00`` to seconds; None for other text."""
+    found = _TIME_LIMIT.fullmatch(text.strip())
+    if found is None:
+        return None
+    parts = [int(part) for part in found["parts"].split(":")]
+    if found["days"] is not None:  # days-hours[:minutes[:seconds]]
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    else:  # minutes[:seconds], or hours:minutes:seconds
+        hours, minutes, seconds = parts if len(parts) == 3 else [0, *parts, 0][:3]
+    return ((int(found["days"] or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+_COUNT = re.compile(r"(\d+)([KMG]?)", re.IGNORECASE)
+_UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
+
+_SHORT = {"-G": "gpus", "-p": "partition"}
+_GPU_OPTIONS = ("gpus-per-node", "gres", "gpus-per-task", "gpus", "gpus-per-socket")
+_SHARED = re.compile(r"(?:^|,)(?:gres[/:])?(?:shard|mps)\b")
+
+
+class GpuRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """GPUs that an allocation will have on each node."""
+
+    per_node: int | None
+    """None if the option does not determine it (``--gpus`` that the nodes do not divide, ``--gpus-per-socket``)."""
+    option: str
+    """The key or option that requests them, with its value, as the user wrote it."""
+
+
+def gpus_requested(cluster: ClusterSpec) -> GpuRequest | None:
+    """Return the GPUs that the spec requests from Slurm; None if it requests none."""
+    slurm, extra = cluster.slurm, _extra(cluster)
+    asked: dict[str, tuple[str, str]] = {}
+    if slurm.gpus_per_node:
+        asked["gpus-per-node"] = (str(slurm.gpus_per_node), f"cluster.slurm.gpus_per_node: {slurm.gpus_per_node}")
+    if slurm.gres:
+        asked["gres"] = (slurm.gres, f"cluster.slurm.gres: {slurm.gres}")
+    for name in _GPU_OPTIONS:
+        if name in extra:
+            asked[name] = (extra[name], f"cluster.slurm.extra: --{name}={extra[name]}")
+    for name in _GPU_OPTIONS:
+        if name in asked and (name != "gres" or _is_gpu(asked[name][0])):
+            value, option = asked[name]
+            return GpuRequest(per_node=_per_node(name, value, cluster.nodes), option=option)
+    return None
+
+
+def partition_requested(cluster: ClusterSpec) -> str | None:
+    """Return the partition that the spec names; None for the default partition."""
+    return _extra(cluster).get("partition") or cluster.slurm.partition
+
+
+def takes_whole_nodes(cluster: ClusterSpec) -> bool:
+    """Return whether the job gets all generic resources of its nodes: ``--exclusive`` without ``=user`` or ``=mcs``."""
+    extra = _extra(cluster).get("exclusive")
+    return extra == "" if extra is not None else cluster.slurm.exclusive
+
+
+def _is_gpu(gres: str) -> bool:
+    """Return whether ``--gres`` names GPUs or shares of one (shard, mps)."""
+    names = [item.removeprefix("gres/").removeprefix("gres:") for item in gres.split(",")]
+    return any(re.match(r"gpu\b", name) for name in names) or _SHARED.search(gres) is not None
+
+
+def _per_node(name: str, value: str, nodes: int) -> int | None:
+    if name == "gres":
+        return gpu_count(value) or (1 if _SHARED.search(value) else 0)
+    if name == "gpus-per-socket":
+        return None
+    # [type:]number, several of them joined by commas
+    count = sum(gpu_count(f"gpu:{item}") for item in value.split(","))
+    if name == "gpus":
+        return count // nodes if count % nodes == 0 else None
+    return count  # of --gpus-per-task too: the job has one task per node
+
+
+def _extra(cluster: ClusterSpec) -> dict[str, str]:
+    """Return the options of ``cluster.slurm.extra`` by long name; the last one wins, as in sbatch."""
+    found: dict[str, str] = {}
+    for line in cluster.slurm.extra:
+        word = line.removeprefix("#SBATCH").strip()
+        if word[:2] in _SHORT and not word.startswith("--"):
+            found[_SHORT[word[:2]]] = word[2:].strip().removeprefix("=")
+            continue
+        name, _, value = word.removeprefix("--").partition("=")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def gpu_count(gres: str | None) -> int:
+    """Return the GPUs in a list of generic resources: ``gpu:8``, ``gpu:a100:4(S:0-1)``, ``gres/gpu:2``, ``gpu=4``.
+
+    Other resources (``shard``, ``mps``, ``nvme``) do not count. A bare ``gpu`` or ``gpu:a100`` is one GPU.
+    """
+    total = 0
+    for item in _split(gres or ""):
+        name, *rest = (
+            re.sub(r"\(.*\)", "", item.strip().removeprefix("gres/").removeprefix("gres:")).replace("=", ":").split(":")
+        )
+        if name.lower() == "gpu":
+            count = _COUNT.fullmatch(rest[-1]) if rest else None
+            total += int(count[1]) * _UNITS[count[2].upper()] if count else 1
+    return total
+
+
+def _split(gres: str) -> list[str]:
+    """Split at commas outside parentheses: ``gpu:a100:4(S:0,2),shard:8``."""
+    return [item for item in re.split(r",(?![^(]*\))", gres) if item.strip()]

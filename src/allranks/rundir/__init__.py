@@ -1,0 +1,1 @@
+"""Read and write the run folder: paths, events, manifests and checkpoints."""

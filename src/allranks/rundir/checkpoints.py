@@ -1,0 +1,133 @@
+"""Verify folders by the file hashes in their manifest, and find the newest complete checkpoint. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pwd
+import stat
+from pathlib import Path
+from typing import Any
+
+from allranks.errors import CheckpointError
+from allranks.rundir.files import read_json, read_record
+from allranks.rundir.paths import RunDir
+from allranks.rundir.schema import require_current
+from allranks.utils.inputs import open_regular
+
+MANIFEST = "manifest.json"
+
+
+def find_damage(entry: Path) -> str | None:
+    """Return what is wrong with an entry, or None if every file matches its hash in the manifest."""
+    manifest = read_json(entry / MANIFEST)
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict) or not manifest["files"]:
+        return "its manifest is missing or unreadable"
+    for name, expected in manifest["files"].items():
+        if not isinstance(expected, dict):
+            return f"its manifest has no size and hash of {name}"
+        try:
+            if (entry / name).stat().st_size != expected.get("bytes"):
+                return f"{name} has the wrong size"
+            if file_hash(entry / name) != expected.get("sha256"):
+                return f"{name} has the wrong hash"
+        except OSError as error:
+            return f"{name}: {error.strerror}"
+    return None
+
+
+def untrusted_reason(entry: Path) -> str | None:
+    """Return why an entry of a shared cache may be another user's work, or None.
+
+    Hashes reveal damage, not intent: whoever writes an entry also writes its manifest. So it matters who can write here.
+    Trusted are this user, root, the owner of the cache folder, and the members of its group if only the group can write to the
+    folder. Entries that are symbolic links are not followed.
+    """
+    folder, found = entry.parent.stat(), entry.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        return "it is a symbolic link"
+    trusted = {os.geteuid(), 0, folder.st_uid}
+    open_to_all = bool(folder.st_mode & stat.S_IWOTH)
+    if found.st_uid not in trusted and open_to_all:
+        return f"it belongs to user {_user(found.st_uid)}, and everybody can write to {entry.parent}"
+    if found.st_mode & stat.S_IWOTH:
+        return "everybody can write to it"
+    for path in entry.rglob("*"):
+        inside = path.lstat()
+        if stat.S_ISLNK(inside.st_mode):
+            return f"{path.relative_to(entry)} in it is a symbolic link"
+        if open_to_all and (inside.st_uid not in trusted or inside.st_mode & stat.S_IWOTH):
+            return f"{path.relative_to(entry)} in it belongs to user {_user(inside.st_uid)} and has mode {inside.st_mode & 0o777:o}"
+    return None
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
+def file_hash(path: Path) -> str:
+    """Return the SHA-256 of a file, as hex."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # pyright: ignore[reportArgumentType] - typeshed's protocol is narrower
+
+
+def hash_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return size and hash of every file below a folder, by relative name."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+    return {str(p.relative_to(folder)): {"bytes": p.stat().st_size, "sha256": file_hash(p)} for p in files}
+
+
+def newest_checkpoint(run: RunDir) -> tuple[int, list[str]]:
+    """Return the newest complete checkpoint, and what is wrong with newer ones.
+
+    Raises:
+        CheckpointError: there is none.
+        RequestError: another version of allranks wrote one that is whole, or says so; nothing older is taken in its place.
+    """
+    problems = []
+    restore_replaced(run)
+    for step in reversed(run.checkpoint_steps()):
+        problem = checkpoint_problem(run.checkpoint(step), step)
+        if problem is None:
+            return step, problems
+        problems.append(f"{run.checkpoint(step)}: {problem}")
+    detail = "; ".join(problems) or "none was saved (checkpoint.mode none, or the run ended before the first)"
+    raise CheckpointError(f"run {run.name} has no complete checkpoint: {detail}")
+
+
+def checkpoint_problem(folder: Path, step: int) -> str | None:
+    """Why a checkpoint cannot be trusted to be that of `step`, or None. Files that belong together elsewhere are whole, too: a
+    folder that was renamed, or copied over another.
+
+    Raises:
+        RequestError: another version of allranks wrote it.
+    """
+    problem, facts = find_damage(folder), read_record(folder / MANIFEST)
+    if problem is None or "schema_version" in facts:  # another version may list its files in another form
+        require_current(folder / MANIFEST, facts)
+    if problem is not None:
+        return problem
+    if facts.get("mode") not in ("weights_only", "full") or not isinstance(facts.get("world_size"), int):
+        return "its manifest has no mode and number of ranks"
+    if facts.get("step") != step:
+        return f"its manifest is that of step {facts.get('step')}: the folder was renamed, or another was copied here"
+    return None
+
+
+def read_manifest(run: RunDir, step: int) -> dict[str, Any]:
+    """Return the manifest of a checkpoint."""
+    found = read_json(run.checkpoint(step) / MANIFEST)
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{run.checkpoint(step)}: the manifest is missing or unreadable")
+    return found
+
+
+def restore_replaced(run: RunDir) -> None:
+    """Rename back an old checkpoint after a kill between the two renames that replace it; it is still valid."""
+    for old in run.checkpoints.glob(".step-*.old"):
+        final = old.with_name(old.name[1:].removesuffix(".old"))
+        if not final.exists():
+            old.rename(final)

@@ -1,0 +1,90 @@
+"""Write and read files of a run: atomically, with private permissions, without following links."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from allranks.utils.inputs import read_regular
+
+
+def file_mode(folder: Path) -> int:
+    """Return the permissions of a new file in a folder: only users who may enter the folder can read it.
+
+    The process's umask applies as usual. In a run folder (0700) files get 0600, in a shared folder what the umask leaves.
+    """
+    return 0o600 | (folder.stat().st_mode & 0o066)
+
+
+def make_folder(path: Path) -> Path:
+    """Create a folder and missing parents, each with permissions no wider than its parent's."""
+    if not path.is_dir():
+        parent = make_folder(path.parent)
+        path.mkdir(0o700 | (parent.stat().st_mode & 0o077), exist_ok=True)
+    return path
+
+
+def open_append(path: Path) -> int:
+    """Open a file of a run for appending, with the permissions of its folder; return the file descriptor."""
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, file_mode(make_folder(path.parent)))
+
+
+def write_text_atomic(path: Path, text: str, *, private: bool = False) -> None:
+    """Write a file atomically: readers never see a part of it.
+
+    Args:
+        private: only the owner may read it (0600), even in a shared folder.
+    """
+    # A name of its own: another user's process, or another node's, may have the same number and have left its file behind.
+    temporary = path.with_name(f".{path.name[:200]}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        # O_EXCL: a name that somebody has put there, for example a link to another file, is not written through
+        mode = 0o600 if private else file_mode(path.parent)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)  # a full disk must not keep halves
+        if error.errno is not None:
+            error.filename, error.filename2 = str(path), None  # the reader knows nothing of the temporary file
+        raise
+
+
+def write_json(path: Path, value: Any, *, private: bool = False) -> None:
+    """Write indented, strict JSON as `write_text_atomic` does (NaN is refused by the format, so it is written as null)."""
+    text = json.dumps(replace_non_finite(value), indent=2, ensure_ascii=False, allow_nan=False)
+    write_text_atomic(path, text + "\n", private=private)
+
+
+def replace_non_finite(value: Any) -> Any:
+    """Return the value with NaN and infinities replaced by None, because JSON has neither."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: replace_non_finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [replace_non_finite(item) for item in value]
+    return value
+
+
+def read_json(path: Path) -> Any:
+    """Return a JSON file's content, or None if it is missing, damaged, too large or not a regular file."""
+    try:
+        return json.loads(read_regular(path))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; empty if `read_json` returns nothing or something else."""
+    found = read_json(path)
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,244 @@
+"""Heartbeat of a rank: a memory page that the rank writes and the agent of its node reads. Standard library only.
+
+The agent creates the page and a file for stack dumps as anonymous files (``memfd``): they use no disk and disappear with
+the processes. A rank opens them through the agent's ``/proc/PID/fd``.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import signal
+import struct
+import time
+
+import msgspec
+
+HEARTBEAT_VARIABLE = "ALLRANKS_PULSE"  # for each local rank PAGE:STACKS, by comma
+STORE_VARIABLE = "ALLRANKS_STORE"
+"""Names the store at which the ranks of a training exchange addresses: ``file:PATH`` or ``tcp:ADDRESS:PORT:PREFIX``."""
+DUMP_SIGNAL = signal.SIGRTMIN + 7
+"""The signal on which a rank writes the stacks of its threads."""
+PAGE_SIZE = 1 << 16
+_COUNT = struct.Struct("<qq")  # the same number twice; unlike while the rank writes
+_BEAT = struct.Struct("<qdqdi20s20s")  # beats, when, step, longest gap, pid, phase, part (longer ones are cut)
+_LIVE = struct.Struct("<di")  # when the rank's own thread last ran, and the length of the text that follows
+_MONITOR = struct.Struct("<qi")  # how often that thread has run, and the length of its last error
+_COUNT_AT, _BEAT_AT, _LIVE_AT, _ASKED_AT, _TEXT_AT = 0, 16, 512, 1024, 1032
+_MONITOR_AT, _MONITOR_ERROR_AT, _MONITOR_ERROR_BYTES = 528, 544, 400
+_FAILURE_AT, _FAILURE_BYTES = PAGE_SIZE - 4096, 4096  # a length and the text of the error with which the rank ends
+_FAILURE_LENGTH = struct.Struct("<i")
+_TEXT_BYTES = _FAILURE_AT - _TEXT_AT
+_TRAINING = b"train"
+NO_STEP = -1
+TRAIN_PHASE = _TRAINING.decode()
+SCRIPT_PHASE = "script"  # a user's own program, which reports no phases of its own
+FIRST_STEP_PHASE = "first step"
+FINISH_PHASE = "finish"  # the work is complete; loggers are closed and the ranks meet once more
+DONE_PHASE = "done"  # the last word of a rank that exits cleanly, immediately before its process ends with code 0
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    """Last content of a rank's page. Times are from ``time.monotonic``, which all processes of a node share.
+
+    ``longest_s`` is the longest time between two beats within training steps. ``alive_at`` is when the rank's heartbeat
+    thread last ran and ``alive_beats`` how often it has run; 0 means never, which says nothing about the rank.
+    ``monitor_error`` is the current failure of that thread, empty while it works. ``sequences`` holds the number of the
+    last collective by group. ``failure`` is the error with which the rank is about to exit, type and message; empty if
+    there is none.
+    """
+
+    beats: int
+    at: float
+    step: int | None
+    longest_s: float
+    pid: int
+    phase: str
+    part: str
+    alive_at: float
+    sequences: dict[str, int]
+    alive_beats: int = 0
+    monitor_error: str = ""
+    failure: str = ""
+
+    @property
+    def done(self) -> bool:
+        """Return whether the rank has reported a clean exit."""
+        return self.phase == DONE_PHASE
+
+
+class HeartbeatPage:
+    """The agent's side of one rank's heartbeat."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("allranks-pulse")
+        self.stacks = os.memfd_create("allranks-stacks")
+        os.ftruncate(self.fd, PAGE_SIZE)
+        self._map = mmap.mmap(self.fd, PAGE_SIZE)
+
+    def read(self) -> Heartbeat | None:
+        """Return what the rank has written, or None before its first beat (or if it could not open the page)."""
+        values = _BEAT.unpack_from(self._map, _BEAT_AT)
+        for _ in range(100):  # and if it was stopped while it wrote, as it is
+            before, after = _COUNT.unpack_from(self._map, _COUNT_AT)
+            values = _BEAT.unpack_from(self._map, _BEAT_AT)
+            if before == after == _COUNT.unpack_from(self._map, _COUNT_AT)[0]:
+                break
+        return self._beat(values) if values[0] else None
+
+    def _beat(self, values: tuple[int, float, int, float, int, bytes, bytes]) -> Heartbeat:
+        beats, at, step, longest, pid, phase, part = values
+        alive_at, size = _LIVE.unpack_from(self._map, _LIVE_AT)
+        try:
+            found = json.loads(self._map[_TEXT_AT : _TEXT_AT + size]) if size > 0 else {}
+        except ValueError:  # half written
+            found = {}
+        lives, error_size = _MONITOR.unpack_from(self._map, _MONITOR_AT)
+        (failure_size,) = _FAILURE_LENGTH.unpack_from(self._map, _FAILURE_AT)
+        failure_at = _FAILURE_AT + _FAILURE_LENGTH.size
+        return Heartbeat(
+            beats=beats,
+            at=at,
+            step=None if step == NO_STEP else step,
+            longest_s=longest,
+            pid=pid,
+            phase=_text(phase),
+            part=_text(part),
+            alive_at=alive_at,
+            sequences=found,
+            alive_beats=lives,
+            monitor_error=_text(self._map[_MONITOR_ERROR_AT : _MONITOR_ERROR_AT + max(error_size, 0)]),
+            failure=_text(self._map[failure_at : failure_at + max(failure_size, 0)]),
+        )
+
+    def ask(self) -> None:
+        """Request a flight recorder dump from the rank."""
+        self._map[_ASKED_AT] = 1
+
+    @property
+    def answered(self) -> bool:
+        """Return whether the rank has written the dump."""
+        return self._map[_ASKED_AT] == 2
+
+    def stack_text(self, most_bytes: int) -> str:
+        """Return what faulthandler has written so far."""
+        size = os.fstat(self.stacks).st_size
+        return os.pread(self.stacks, min(size, most_bytes), 0).decode("utf-8", "replace")
+
+
+def page_paths(pages: list[HeartbeatPage]) -> str:
+    """Return the value of `VARIABLE` that the agent sets."""
+    pid = os.getpid()
+    return ",".join(f"/proc/{pid}/fd/{p.fd}:/proc/{pid}/fd/{p.stacks}" for p in pages)
+
+
+class HeartbeatWriter:
+    """The rank's side of the heartbeat. Each call is one small write to memory.
+
+    Does nothing without a page, or in a process that the rank has forked: it shares the page, but is not the rank.
+    """
+
+    def __init__(self) -> None:
+        self._map: mmap.mmap | None = None
+        self._beats, self._step, self._longest = 0, NO_STEP, 0.0
+        self._phase, self._was, self._part, self._at = b"", b"", b"", time.monotonic()
+        self._steps = 0
+        self._pid = self._owner = os.getpid()
+        self._lives = 0
+
+    def open(self, page: str) -> None:
+        """Open the page for writing.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        fd = os.open(page, os.O_RDWR)
+        self._map = mmap.mmap(fd, PAGE_SIZE)
+        os.close(fd)
+        self._pid = self._owner = os.getpid()
+
+    def phase(self, name: str) -> None:
+        """Report the beginning of a phase: ``start``, ``prepare``, ``build``, ``prove``, ``train``, ``evaluate``, ``save``, ``finish``,
+        ``done``; or ``script``. The first training step is a separate phase, because it compiles kernels and fills caches."""
+        self._phase = (FIRST_STEP_PHASE if name == TRAIN_PHASE and not self._steps else name).encode()
+        self._part = b""
+        self.beat()
+
+    def step(self, number: int) -> None:
+        """Report the beginning of an optimizer step; the first is 0."""
+        self._step, self._part = number, b""
+        self._steps += 1
+        if self._steps == 2:
+            self._phase = _TRAINING
+        self.beat()
+
+    def part(self, name: str) -> None:
+        """Report the beginning of a part of a step."""
+        self._part = name.encode()
+        self.beat()
+
+    def beat(self) -> None:
+        """Report progress."""
+        if self._map is None or os.getpid() != self._owner:
+            return
+        now = time.monotonic()
+        if self._phase == self._was == _TRAINING:
+            self._longest = max(self._longest, now - self._at)
+        self._at, self._was = now, self._phase
+        self._beats += 1
+        count, whole = self._beats, (self._beats, now, self._step, self._longest, self._pid, self._phase, self._part)
+        # the count before and after: a reader in between sees that they differ
+        _COUNT.pack_into(self._map, _COUNT_AT, count, count - 1)
+        _BEAT.pack_into(self._map, _BEAT_AT, *whole)
+        _COUNT.pack_into(self._map, _COUNT_AT, count, count)
+
+    def alive(self, sequences: dict[str, int]) -> None:
+        """Report that the heartbeat thread is running, with the last collective of each group."""
+        if self._map is None:
+            return
+        text = json.dumps(sequences).encode()[:_TEXT_BYTES]
+        self._map[_TEXT_AT : _TEXT_AT + len(text)] = text
+        _LIVE.pack_into(self._map, _LIVE_AT, time.monotonic(), len(text))
+        self._lives += 1
+        _MONITOR.pack_into(self._map, _MONITOR_AT, self._lives, *_MONITOR.unpack_from(self._map, _MONITOR_AT)[1:])
+
+    def monitor_error(self, text: str) -> None:
+        """Report a failure of the heartbeat thread, or (empty) its recovery."""
+        if self._map is None:
+            return
+        data = text.encode("utf-8", "replace")[:_MONITOR_ERROR_BYTES]
+        self._map[_MONITOR_ERROR_AT : _MONITOR_ERROR_AT + len(data)] = data
+        _MONITOR.pack_into(self._map, _MONITOR_AT, self._lives, len(data))
+
+    def failure(self, text: str) -> None:
+        """Report the error with which the rank exits. It reaches the agent even if no file can be written."""
+        if self._map is None or os.getpid() != self._owner:
+            return
+        data = text.encode("utf-8", "replace")[: _FAILURE_BYTES - _FAILURE_LENGTH.size]
+        at = _FAILURE_AT + _FAILURE_LENGTH.size
+        self._map[at : at + len(data)] = data
+        _FAILURE_LENGTH.pack_into(self._map, _FAILURE_AT, len(data))
+
+    @property
+    def asked(self) -> bool:
+        """Return whether the agent has requested a flight recorder dump."""
+        return self._map is not None and self._map[_ASKED_AT] == 1
+
+    def answered(self) -> None:
+        """Report that the dump has been written."""
+        if self._map is not None:
+            self._map[_ASKED_AT] = 2
+
+    @property
+    def watched(self) -> bool:
+        """Return whether an agent reads the page."""
+        return self._map is not None
+
+
+def _text(value: bytes) -> str:
+    return value.rstrip(b"\0").decode("utf-8", "replace")
+
+
+# One a process: what it is doing is a fact of the process, and what reports it is spread over all of training.
+heartbeat = HeartbeatWriter()

@@ -1,0 +1,357 @@
+"""Define every path of a run; create, list and find runs."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import os
+import re
+import stat
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from allranks.errors import EnvironmentNotAble, RequestError, RunNotFound
+from allranks.rundir.files import make_folder, read_record
+from allranks.utils.filesystem import owner_of
+
+_STEP = re.compile(r"^step-(\d+)$")
+_TRACE = re.compile(r"^rank(\d+)\.json\.gz$")
+_ATTEMPT = re.compile(r"^attempt-(\d+)$")
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Folder of one run. No other code builds paths inside it."""
+
+    root: Path
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+    @property
+    def spec(self) -> Path:
+        return self.root / "spec.yaml"
+
+    @property
+    def plan(self) -> Path:
+        return self.root / "plan.json"
+
+    @property
+    def run_args(self) -> Path:
+        return self.root / "run_args.json"
+
+    @property
+    def preflight(self) -> Path:
+        return self.root / "preflight.json"
+
+    @property
+    def preflight_text(self) -> Path:
+        return self.root / "preflight.txt"
+
+    @property
+    def bundle(self) -> Path:
+        """Bundle packed on the login node for nodes that cannot access the files."""
+        return self.root / "bundle.json"
+
+    @property
+    def stage(self) -> Path:
+        """Copies that each node uses, shared or staged, with hashes."""
+        return self.root / "stage.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.json"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events"
+
+    @property
+    def compare(self) -> Path:
+        """Comparison request; only in the folder of a comparison."""
+        return self.root / "compare.json"
+
+    @property
+    def engine_config(self) -> Path:
+        """Final configuration of another library's engine, if a strategy uses one."""
+        return self.root / "engine.json"
+
+    def events_of(self, rank: int) -> Path:
+        return self.events / f"rank{rank}.jsonl"
+
+    @property
+    def telemetry(self) -> Path:
+        return self.root / "telemetry"
+
+    def telemetry_of(self, host: str) -> Path:
+        return self.telemetry / f"{host}.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    def logs_of(self, attempt: int) -> Path:
+        return self.logs / f"attempt-{attempt}"
+
+    def log_of(self, attempt: int, host: str, rank: int) -> Path:
+        return self.logs_of(attempt) / f"{host}.rank{rank}.log"
+
+    def agent_log(self, attempt: int, host: str) -> Path:
+        return self.logs_of(attempt) / f"{host}.agent.log"
+
+    def agent_exit(self, attempt: int, host: str) -> Path:
+        """How a node's ranks ended: exit codes, signals, who failed first."""
+        return self.logs_of(attempt) / f"{host}.exit.json"
+
+    @property
+    def sbatch(self) -> Path:
+        return self.root / "job.sbatch"
+
+    @property
+    def job(self) -> Path:
+        """Slurm's job id."""
+        return self.root / "job.json"
+
+    @property
+    def driver(self) -> Path:
+        """Last record of a Slurm job's driver: job, start number, and how it ended."""
+        return self.logs / "driver.json"
+
+    @property
+    def cancelled(self) -> Path:
+        """Exists once a user has cancelled a Slurm job, which is then not requeued."""
+        return self.logs / "cancelled"
+
+    def channel(self, attempt: int) -> Path:
+        """Address of an attempt's driver, with the token, for hand-started agents and ``allranks cancel``; mode 0600."""
+        return self.logs_of(attempt) / "channel.json"
+
+    def rendezvous(self, attempt: int) -> Path:
+        """Rendezvous of the ranks of several nodes; absent with one node."""
+        return self.logs_of(attempt) / "rendezvous.json"
+
+    def network(self, attempt: int) -> Path:
+        """Network decisions for each node, with reasons and the expected transport."""
+        return self.logs_of(attempt) / "network.json"
+
+    def connections(self, attempt: int, host: str) -> Path:
+        """Interfaces that a node's ranks used."""
+        return self.logs_of(attempt) / f"{host}.connections.json"
+
+    def hang(self, attempt: int) -> Path:
+        """Evidence of stalled ranks."""
+        return self.root / "hang" / f"attempt-{attempt}"
+
+    def hang_report(self, attempt: int) -> Path:
+        """Hang report: which rank stalled, and where; absent if none did."""
+        return self.hang(attempt) / "hang.json"
+
+    def hang_node(self, attempt: int, node: int) -> Path:
+        """Evidence of one node."""
+        return self.hang(attempt) / f"node{node}.json"
+
+    def hang_stack(self, attempt: int, host: str, rank: int) -> Path:
+        """Stacks of all threads of a rank."""
+        return self.hang(attempt) / f"{host}.rank{rank}.stack.log"
+
+    def hang_flight(self, attempt: int, rank: int) -> Path:
+        """A rank's last collectives, written by torch's flight recorder."""
+        return self.hang(attempt) / f"flight.rank{rank}"
+
+    @property
+    def traces(self) -> Path:
+        return self.root / "traces"
+
+    def trace_of(self, rank: int, attempt: int | None = None) -> Path:
+        """Return a rank's profiler trace: the newest, or that of ``attempt``."""
+        folder = self.traces if attempt is None else self.traces / f"attempt-{attempt}"
+        return folder / f"rank{rank}.json.gz"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step}"
+
+    @property
+    def latest_checkpoint(self) -> Path:
+        return self.checkpoints / "latest"
+
+    @property
+    def model(self) -> Path:
+        return self.root / "model"
+
+    def traced_ranks(self) -> list[int]:
+        """Return ranks that have a profiler trace, ascending."""
+        return _numbered(self.traces, _TRACE)
+
+    def attempts(self) -> list[int]:
+        """Return the numbers of attempts that have a log folder, ascending."""
+        return _numbered(self.logs, _ATTEMPT)
+
+    def checkpoint_steps(self) -> list[int]:
+        """Return the steps of published checkpoints, ascending."""
+        return _numbered(self.checkpoints, _STEP)
+
+    def rank_logs(self, attempt: int) -> dict[int, Path]:
+        """Return the log file of each rank in an attempt."""
+        found = {}
+        for path in self.logs_of(attempt).glob("*.rank*.log"):
+            number = path.name.rsplit(".rank", 1)[1].removesuffix(".log")
+            if number.isdigit():
+                found[int(number)] = path
+        return dict(sorted(found.items()))
+
+
+def _numbered(folder: Path, pattern: re.Pattern[str]) -> list[int]:
+    if not folder.is_dir():
+        return []
+    return sorted(int(m.group(1)) for p in folder.iterdir() if (m := pattern.match(p.name)))
+
+
+def restrict_permissions(run: RunDir, folder: Path | None = None) -> None:
+    """Restrict all files of a run, also those of other libraries and Slurm, to users who may enter its folder.
+
+    A run folder that others may enter (of an older run, or opened by its owner) is left as it is.
+
+    Args:
+        folder: only files below this folder of the run.
+    """
+    allowed = run.root.stat().st_mode
+    if allowed & 0o007:
+        return
+    for parent, _, names in os.walk(folder or run.root):
+        for path in (Path(parent), *(Path(parent) / name for name in names)):
+            _restrict(path, group=bool(allowed & 0o040))
+
+
+def _restrict(path: Path, *, group: bool) -> None:
+    try:
+        mode = path.lstat().st_mode
+        if stat.S_ISLNK(mode):
+            return
+        shared = stat.S_IMODE(mode) & ~0o007 | (0o050 if stat.S_ISDIR(mode) else 0o040)
+        wanted = shared if group else stat.S_IMODE(mode) & ~0o077
+        if wanted != stat.S_IMODE(mode):
+            path.chmod(wanted)
+    except OSError:  # another user's file, or one that is gone
+        return
+
+
+def create_run(run_root: str | Path, name: str, now: float | None = None, *, group_readable: bool = False) -> RunDir:
+    """Create a new, empty run folder ``<run_root>/<name>-<time>``; never reuse an existing one.
+
+    Only its owner may enter it: specs, logs and checkpoints may be confidential.
+
+    Args:
+        group_readable: let the group read it, too. A setgid bit on `run_root` has the same effect.
+
+    Raises:
+        EnvironmentNotAble: the folder cannot be created or written.
+    """
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
+    root = Path(run_root).absolute()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for attempt in range(1, 1000):
+            folder = root / (f"{name}-{stamp}" if attempt == 1 else f"{name}-{stamp}-{attempt}")
+            try:
+                folder.mkdir(0o700)
+            except FileExistsError:
+                continue
+            if group_readable or root.stat().st_mode & stat.S_ISGID:
+                folder.chmod(folder.stat().st_mode | 0o050)
+            run = RunDir(folder)
+            for sub in (run.logs, run.events, run.telemetry, run.checkpoints):
+                make_folder(sub)
+            return run
+    except OSError as error:
+        raise _not_makable(root, error) from None
+    raise EnvironmentNotAble(f"run_root {root}: 1000 runs named {name}-{stamp} exist; choose another name")
+
+
+def _not_makable(root: Path, error: OSError) -> EnvironmentNotAble:
+    owner = f" ({owner_of(root)})" if isinstance(error, PermissionError) else ""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return EnvironmentNotAble(
+        f"run_root {root}: cannot create a run folder there: {error.strerror}{owner}; "
+        f"{'free space there or ' * full}choose another with --set run_root=FOLDER"
+    )
+
+
+def make_run_root(run_root: str | Path) -> Path:
+    """Create the folder of the runs if needed, and check that it is writable before long work starts.
+
+    Raises:
+        EnvironmentNotAble: it cannot be created or written.
+    """
+    root = Path(run_root).absolute()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root, prefix="."):
+            return root
+    except OSError as error:
+        raise _not_makable(root, error) from None
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether this is a run folder; False also if it cannot be entered, where Path's method would raise."""
+    return os.path.isfile(folder / "spec.yaml")  # noqa: PTH113
+
+
+def list_runs(run_root: str | Path) -> list[RunDir]:
+    """Return the runs under a folder, oldest first."""
+    root = Path(run_root)
+    try:
+        folders = list(root.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RequestError(f"cannot read run root {root}: {error.strerror}") from None
+    runs = [RunDir(p.absolute()) for p in folders if is_run(p)]
+    return sorted(runs, key=lambda run: (run.spec.stat().st_mtime, run.name))
+
+
+def find_run(name: str, run_root: str | Path = "runs") -> RunDir:
+    """Return a run by path, name, unique prefix of its name, or ``latest``.
+
+    Raises:
+        RunNotFound: nothing or several match; the message lists them.
+    """
+    path = Path(name)
+    if is_run(path):
+        return RunDir(path.absolute())
+    runs = list_runs(run_root)
+    if name == "latest" and runs:
+        return runs[-1]
+    exact = [run for run in runs if run.name == name]
+    matches = exact or [run for run in runs if run.name.startswith(name)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise RunNotFound(
+            f"{name!r} matches several runs: {', '.join(run.name for run in matches)}; use a longer prefix"
+        )
+    if not runs:
+        raise RunNotFound(
+            f"there are no runs under {Path(run_root).absolute()}, so no {name!r}; use the run's path, or --run-root"
+        )
+    near = difflib.get_close_matches(name, [run.name for run in runs], n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]}?" if near else "; `allranks runs` lists the existing runs"
+    raise RunNotFound(f"there is no run {name!r} under {Path(run_root).absolute()}{hint}")
+
+
+def status_of(run: RunDir, *, alive: bool) -> str:
+    """Return ``running``, the final status, or ``unfinished`` if the process that followed the run was killed earlier."""
+    told = read_record(run.metrics).get("status")
+    if alive:
+        return "running"
+    return "unfinished" if told in (None, "running") else str(told)

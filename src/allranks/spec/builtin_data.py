@@ -1,0 +1,465 @@
+"""Generate the rows of the built-in data sets ``builtin:<name>``, for demos and tests that must work with no network.
+
+The texts lie in ``builtin/<name>.json``; all of them are made up. The same seed gives the same rows on every machine and
+every version of Python, and a shorter call gives the beginning of a longer one. The order of the lists in these files is
+part of the data: another order gives other rows.
+
+``builtin:instructions``: short questions of many families, each with one answer that can be checked exactly.
+``builtin:news``: a title and a description, in the four classes of AG News (labels 1 to 4).
+``builtin:reviews``: reviews of two to six sentences with one to five stars.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+Texts = tuple[str, ...]
+Pairs = tuple[tuple[str, str], ...]
+
+
+class InstructionWords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Facts and words. Every question that they give has exactly one right answer."""
+
+    opposites: Pairs
+    capitals: Pairs
+    colours: Pairs
+    kinds: dict[str, Texts]
+    plurals: Pairs
+    pasts: Pairs
+    sizes: Texts
+    """Animals, each clearly larger than the one before."""
+    days: Texts
+    months: Texts
+
+
+class InstructionTexts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
+    """What ``builtin:instructions`` asks, and how.
+
+    ``phrases`` are the wordings of each family of questions. Blanks are in braces. The text after ``|`` becomes the row's
+    ``input``; wordings without it have an empty one.
+    """
+
+    words: InstructionWords
+    phrases: dict[str, Texts]
+    endings: Texts
+    """What may follow a question that does not say how to answer."""
+
+    @cached_property
+    def kind_of(self) -> dict[str, str]:
+        return {thing: kind for kind, things in self.words.kinds.items() for thing in things}
+
+    @cached_property
+    def things(self) -> Texts:
+        return tuple(self.kind_of)
+
+    @cached_property
+    def listed(self) -> Texts:
+        """The words that lists are made of, and whose letters are asked for."""
+        return tuple(thing for things in self.words.kinds.values() for thing in things[:3])
+
+    @cached_property
+    def next_month(self) -> Texts:
+        days = self.phrases["next_day"]
+        return tuple(wording.replace("day of the week", "month").replace("day", "month") for wording in days)
+
+
+class LeadsBetween(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """First sentences that fit two classes and carry either label."""
+
+    classes: tuple[int, int]
+    leads: Texts
+
+
+class NewsTexts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sentences and words of ``builtin:news``. Companies, clubs and people are made up.
+
+    Classes share names, places, numbers and many verbs; some titles fit any class, some leads are between two classes.
+    A classifier learns the set well, but never perfectly.
+    """
+
+    blanks: dict[str, Texts]
+    titles: dict[int, Texts]
+    any_titles: Texts
+    leads: dict[int, Texts]
+    between: tuple[LeadsBetween, ...]
+    follow_ups: Texts
+
+
+class ReviewTexts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sentences and words of ``builtin:reviews``. ``items`` are what is reviewed, with its parts."""
+
+    items: dict[str, Texts]
+    blanks: dict[str, Texts]
+    openings: Texts
+    asides: Texts
+    sentences: dict[str, Texts]
+    verdicts: dict[int, Texts]
+
+
+def _load(name: str, kind: type[T]) -> T:
+    path = Path(__file__).parent / "builtin" / f"{name}.json"
+    return msgspec.json.decode(path.read_bytes(), type=kind)
+
+
+@cache
+def instruction_texts() -> InstructionTexts:
+    """Return the texts of ``builtin:instructions``; the file is read once, on first use."""
+    return _load("instructions", InstructionTexts)
+
+
+@cache
+def news_texts() -> NewsTexts:
+    """Return the texts of ``builtin:news``."""
+    return _load("news", NewsTexts)
+
+
+@cache
+def review_texts() -> ReviewTexts:
+    """Return the texts of ``builtin:reviews``."""
+    return _load("reviews", ReviewTexts)
+
+
+class PortableRandom:
+    """A stream of draws, named by a text such as ``"news:42"``.
+
+    Python promises to keep only what ``random.Random.random()`` returns for a seed; ``choice``, ``sample`` and ``shuffle``
+    may change from one version to the next. So every draw is made of ``random()`` alone.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._random = random.Random(name).random
+
+    def below(self, n: int) -> int:
+        """A whole number from 0 to n - 1."""
+        return int(self._random() * n)
+
+    def chance(self, probability: float) -> bool:
+        """True with this probability."""
+        return self._random() < probability
+
+    def pick(self, items: Sequence[T]) -> T:
+        """One of the items."""
+        return items[self.below(len(items))]
+
+    def sample(self, items: Sequence[T], count: int) -> list[T]:
+        """This many different positions of the items, in random order."""
+        pool = list(items)
+        for i in range(count):
+            j = i + self.below(len(pool) - i)
+            pool[i], pool[j] = pool[j], pool[i]
+        return pool[:count]
+
+    def shuffled(self, items: Sequence[T]) -> list[T]:
+        """All the items, in random order."""
+        return self.sample(items, len(items))
+
+
+Row = dict[str, str]
+Question = tuple[str, str]
+"""A question, its input behind ``|`` if it has one, and the answer."""
+
+
+def _from_table(family: str, table: Callable[[InstructionWords], Pairs]) -> Callable[[PortableRandom], Question]:
+    def question(draw: PortableRandom) -> Question:
+        x, answer = draw.pick(table(instruction_texts().words))
+        return _phrase(draw, family).format(x=x), answer
+
+    return question
+
+
+def _phrase(draw: PortableRandom, family: str) -> str:
+    return draw.pick(instruction_texts().phrases[family])
+
+
+def _both_ways(pairs: Pairs) -> Pairs:
+    return pairs + _turned(pairs)
+
+
+def _turned(pairs: Pairs) -> Pairs:
+    return tuple((b, a) for a, b in pairs)
+
+
+def _with_article(thing: str) -> str:
+    if instruction_texts().kind_of[thing] in ("drink", "metal"):
+        return thing
+    return f"an {thing}" if thing[0] in "aeiou" else f"a {thing}"
+
+
+def _kind(draw: PortableRandom) -> Question:
+    texts = instruction_texts()
+    thing = draw.pick(texts.things)
+    return _phrase(draw, "kind").format(x=thing, ax=_with_article(thing)), texts.kind_of[thing]
+
+
+def _is_kind(draw: PortableRandom) -> Question:
+    texts = instruction_texts()
+    kinds = tuple(texts.words.kinds)
+    thing = draw.pick(texts.things)
+    yes = draw.chance(0.5)
+    kind = texts.kind_of[thing] if yes else draw.pick([k for k in kinds if k != texts.kind_of[thing]])
+    return _phrase(draw, "is_kind").format(x=thing, ax=_with_article(thing), k=kind), "yes" if yes else "no"
+
+
+def _pick_kind(draw: PortableRandom) -> Question:
+    known = instruction_texts().words.kinds
+    kinds = draw.sample(tuple(known), 3)
+    things = [draw.pick(known[kind][:3]) for kind in kinds]
+    return _phrase(draw, "pick_kind").format(k=kinds[0], list=", ".join(draw.shuffled(things))), things[0]
+
+
+def _compare_numbers(draw: PortableRandom) -> Question:
+    a, b = draw.sample(range(10), 2)
+    larger = draw.chance(0.5)
+    more = "larger" if larger else "smaller"
+    return _phrase(draw, "compare_numbers").format(a=a, b=b, more=more), str(max(a, b) if larger else min(a, b))
+
+
+def _compare_animals(draw: PortableRandom) -> Question:
+    sizes = instruction_texts().words.sizes
+    a, b = draw.sample(range(len(sizes)), 2)
+    larger = draw.chance(0.5)
+    shown = [("an " if sizes[i][0] in "aeiou" else "a ") + sizes[i] for i in (a, b)]
+    question = _phrase(draw, "compare_animals")
+    question = question.format(a=shown[0], b=shown[1], more="larger" if larger else "smaller")
+    return question, sizes[max(a, b) if larger else min(a, b)]
+
+
+def _sum(draw: PortableRandom) -> Question:
+    a, b = draw.below(10), draw.below(10)
+    return _phrase(draw, "sum").format(a=a, b=b), str(a + b)
+
+
+def _difference(draw: PortableRandom) -> Question:
+    a = draw.below(10)
+    b = draw.below(a + 1)
+    return _phrase(draw, "difference").format(a=a, b=b), str(a - b)
+
+
+def _list(draw: PortableRandom, shortest: int = 2, longest: int = 4) -> list[str]:
+    return draw.sample(instruction_texts().listed, shortest + draw.below(longest - shortest + 1))
+
+
+def _count(draw: PortableRandom) -> Question:
+    items = _list(draw, shortest=1)
+    return _phrase(draw, "count").format(list=", ".join(items)), str(len(items))
+
+
+def _first(draw: PortableRandom) -> Question:
+    items = _list(draw)
+    return _phrase(draw, "first").format(list=", ".join(items)), items[0]
+
+
+def _last(draw: PortableRandom) -> Question:
+    items = _list(draw)
+    return _phrase(draw, "last").format(list=", ".join(items)), items[-1]
+
+
+def _member(draw: PortableRandom) -> Question:
+    items = _list(draw)
+    yes = draw.chance(0.5)
+    x = draw.pick(items) if yes else draw.pick([thing for thing in instruction_texts().listed if thing not in items])
+    return _phrase(draw, "member").format(x=x, list=", ".join(items)), "yes" if yes else "no"
+
+
+def _letter(draw: PortableRandom) -> Question:
+    word = draw.pick(instruction_texts().listed)
+    first = draw.chance(0.5)
+    place, verb = ("first", "begin") if first else ("last", "end")
+    return _phrase(draw, "letter").format(x=word, place=place, verb=verb), word[0 if first else -1]
+
+
+def _neighbour(draw: PortableRandom, wordings: Sequence[str], ring: Sequence[str]) -> Question:
+    i = draw.below(len(ring))
+    after = draw.chance(0.5)
+    question = draw.pick(wordings).format(x=ring[i], side="after" if after else "before")
+    return question, ring[(i + (1 if after else -1)) % len(ring)]
+
+
+def _calendar(draw: PortableRandom) -> Question:
+    texts = instruction_texts()
+    if draw.chance(0.4):
+        return _neighbour(draw, texts.phrases["next_day"], texts.words.days)
+    return _neighbour(draw, texts.next_month, texts.words.months)
+
+
+def _next_number(draw: PortableRandom) -> Question:
+    number = 1 + draw.below(24)
+    after = draw.chance(0.5)
+    question = _phrase(draw, "next_number").format(x=number, side="after" if after else "before")
+    return question, str(number + 1 if after else number - 1)
+
+
+FAMILIES: dict[str, Callable[[PortableRandom], Question]] = {
+    "opposite": _from_table("opposite", lambda words: _both_ways(words.opposites)),
+    "capital": _from_table("capital", lambda words: words.capitals),
+    "country": _from_table("country", lambda words: _turned(words.capitals)),
+    "colour": _from_table("colour", lambda words: words.colours),
+    "plural": _from_table("plural", lambda words: words.plurals),
+    "past": _from_table("past", lambda words: words.pasts),
+    "kind": _kind,
+    "is_kind": _is_kind,
+    "pick_kind": _pick_kind,
+    "compare_numbers": _compare_numbers,
+    "compare_animals": _compare_animals,
+    "sum": _sum,
+    "difference": _difference,
+    "count": _count,
+    "first": _first,
+    "last": _last,
+    "member": _member,
+    "letter": _letter,
+    "calendar": _calendar,
+    "next_number": _next_number,
+}
+
+
+def _with_ending(draw: PortableRandom, question: str, answer: str) -> Row:
+    instruction, _, given = question.partition("|")
+    if instruction[-1] in ".?" and "yes or no" not in instruction.lower() and draw.chance(0.5):
+        instruction += draw.pick(instruction_texts().endings)
+    return {"instruction": instruction, "input": given, "output": answer}
+
+
+def instruction_rows(draw: PortableRandom) -> Iterator[Row]:
+    """Rows without end; families come in turns, and one that is used up gives its turn to the next.
+
+    No question comes twice, not even with another ending, so that a held-out row is a new one.
+    """
+    asked: set[str] = set()
+    while True:
+        for name in draw.shuffled(tuple(FAMILIES)):
+            for _ in range(50):
+                question, answer = FAMILIES[name](draw)
+                if question not in asked:
+                    asked.add(question)
+                    yield _with_ending(draw, question, answer)
+                    break
+
+
+CLASSES = (1, 2, 3, 4)
+BETWEEN_CLASSES = 0.12
+ANY_TITLE, ANY_TITLE_BETWEEN = 0.15, 0.5
+FOLLOW_UP = 0.7
+"""Shares of the rows whose lead fits two classes; whose title fits any class, elsewhere and there; and that have a
+second sentence."""
+
+
+def _fill(draw: PortableRandom, texts: Sequence[str], chosen: dict[str, str]) -> str:
+    """One of the texts with its blanks filled; a blank filled before in this row keeps its filling."""
+    text, blanks = draw.pick(texts), news_texts().blanks
+    for _, blank, _, _ in string.Formatter().parse(text):
+        if blank and blank not in chosen:
+            chosen[blank] = draw.pick(blanks[blank])
+    return text.format(**chosen)
+
+
+def capital(text: str) -> str:
+    """The text with its first letter made a capital."""
+    at = next(i for i, char in enumerate(text) if char.isalnum())
+    return text[:at] + text[at].upper() + text[at + 1 :]
+
+
+def _news_row(draw: PortableRandom, label: int) -> dict[str, Any]:
+    texts, chosen = news_texts(), dict[str, str]()
+    between = draw.chance(BETWEEN_CLASSES)
+    any_title = draw.chance(ANY_TITLE_BETWEEN if between else ANY_TITLE)
+    shared = tuple(text for pair in texts.between if label in pair.classes for text in pair.leads)
+    leads = shared if between else texts.leads[label]
+    title = _fill(draw, texts.any_titles if any_title else texts.titles[label], chosen)
+    sentences = [_fill(draw, leads, chosen)]
+    if draw.chance(FOLLOW_UP):
+        sentences.append(_fill(draw, texts.follow_ups, chosen))
+    return {"label": label, "title": capital(title), "description": " ".join(map(capital, sentences))}
+
+
+def news_rows(draw: PortableRandom) -> Iterator[dict[str, Any]]:
+    """Rows without end, no text twice, the classes in shuffled turns."""
+    told: set[tuple[str, str]] = set()
+    while True:
+        for label in draw.shuffled(CLASSES):
+            row = _news_row(draw, label)
+            while (row["title"], row["description"]) in told:
+                row = _news_row(draw, label)
+            told.add((row["title"], row["description"]))
+            yield row
+
+
+STARS = (1, 2, 3, 4, 5)
+MIXES: dict[int, tuple[str, ...]] = {
+    1: ("awful awful", "awful bad", "awful awful bad", "awful bad bad"),
+    2: ("bad bad", "bad bad good", "bad awful good", "bad bad bad"),
+    3: ("good bad", "good good bad bad", "good bad bad", "good good bad"),
+    4: ("good good", "good good bad", "good great bad", "good good good"),
+    5: ("great great", "great good", "great great good", "great good good"),
+}
+"""What a review with this many stars says, in any order."""
+OPENING, ASIDE, VERDICT = 0.7, 0.2, 0.5
+"""Shares of the reviews that begin with how the thing was bought, say something neutral, and end with a verdict."""
+
+
+def _review_row(draw: PortableRandom, label: int) -> dict[str, Any]:
+    texts = review_texts()
+    item = draw.pick(tuple(texts.items))
+    tones = draw.shuffled(draw.pick(MIXES[label]).split())
+    blanks = {blank: draw.pick(fillings) for blank, fillings in texts.blanks.items()}
+    sentences = [draw.pick(texts.openings).format(item=item, **blanks)] if draw.chance(OPENING) else []
+    pools = {tone: draw.shuffled(pool) for tone, pool in texts.sentences.items()}
+    for tone, trait in zip(tones, draw.sample(texts.items[item], len(tones)), strict=True):
+        sentences.append(pools[tone].pop().format(item=item, trait=trait, **blanks))
+    if draw.chance(ASIDE) and len(tones) < 4:
+        sentences.append(draw.pick(texts.asides).format(item=item, **blanks))
+    if draw.chance(VERDICT):
+        sentences.append(draw.pick(texts.verdicts[label]).format(item=item, **blanks))
+    return {"label": label, "text": " ".join(sentences)}
+
+
+def review_rows(draw: PortableRandom) -> Iterator[dict[str, Any]]:
+    """Rows without end, no text twice, the stars in shuffled turns."""
+    told: set[str] = set()
+    while True:
+        for label in draw.shuffled(STARS):
+            row = _review_row(draw, label)
+            while row["text"] in told:
+                row = _review_row(draw, label)
+            told.add(row["text"])
+            yield row
+
+
+@dataclass(frozen=True)
+class BuiltinSet:
+    """One built-in set: how its rows become text, and the rows."""
+
+    name: str
+    template: Literal["alpaca", "classification"]
+    columns: Mapping[str, str | list[str]]
+    stream: Callable[[PortableRandom], Iterator[dict[str, Any]]]
+    default_rows: int = 4000
+
+    def rows(self, n: int, seed: int) -> list[dict[str, Any]]:
+        """The first n rows of a seed; no two ask or say the same."""
+        return list(islice(self.stream(PortableRandom(f"{self.name}:{seed}")), n))
+
+
+BUILTIN: dict[str, BuiltinSet] = {
+    one.name: one
+    for one in (
+        BuiltinSet(
+            "instructions",
+            "alpaca",
+            {"instruction": "instruction", "input": "input", "output": "output"},
+            instruction_rows,
+        ),
+        BuiltinSet("news", "classification", {"text": ["title", "description"], "label": "label"}, news_rows),
+        BuiltinSet("reviews", "classification", {"text": "text", "label": "label"}, review_rows),
+    )
+}

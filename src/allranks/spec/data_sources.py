@@ -1,0 +1,244 @@
+"""Load rows from the hub, local files and built-in sets."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import hashlib
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from allranks.errors import DataError, EnvironmentNotAble
+from allranks.spec.records import DataSpec
+from allranks.utils.inputs import open_regular, read_text
+
+Row = dict[str, Any]
+MAX_PEEK_BYTES = 20_000_000
+MAX_JSON_BYTES = 64 << 30
+"""Limit for .json files, which are read at once; .jsonl and .parquet have no limit."""
+TOO_DEEP = "a value is nested too deeply to be read"
+FILE_KINDS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+
+
+def load_rows(data: DataSpec) -> list[Row]:
+    """Return all rows of the source, in its order.
+
+    Raises:
+        DataError: missing or unreadable file, no rows, unknown built-in set.
+        EnvironmentNotAble: the hub cannot be reached.
+    """
+    rows = _load_source(data)
+    if not rows:
+        raise DataError(f"data.source {data.source}: the set is empty")
+    return rows
+
+
+def _load_source(data: DataSpec) -> list[Row]:
+    if data.source.startswith("builtin:"):
+        return builtin_set(data.source).rows(data.subset or builtin_set(data.source).default_rows, data.seed)
+    path = Path(data.source).expanduser()
+    if looks_like_file(data.source):
+        return read_file(path)
+    return _load_hub(data)
+
+
+def looks_like_file(source: str) -> bool:
+    """Return whether this is a local path rather than a hub name: it exists, has a known suffix, or starts like a path."""
+    path = Path(source).expanduser()
+    return path.exists() or path.suffix.lower() in FILE_KINDS or source.startswith(("/", "./", "../", "~"))
+
+
+def builtin_set(source: str) -> Any:
+    """Return the built-in set of ``builtin:<name>``."""
+    from allranks.spec.builtin_data import BUILTIN
+
+    name = source.removeprefix("builtin:")
+    if name not in BUILTIN:
+        near = difflib.get_close_matches(name, BUILTIN, n=1)
+        hint = f"; did you mean builtin:{near[0]}?" if near else ""
+        raise DataError(f"data.source {source}: there is no such built-in set{hint} (known: {', '.join(BUILTIN)})")
+    return BUILTIN[name]
+
+
+def source_fingerprint(data: DataSpec) -> str:
+    """Return a hash of what the rows depend on: file content, hub name with revision, or generator and seed."""
+    digest = hashlib.sha256()
+    if data.source.startswith("builtin:"):
+        from allranks.version import __version__
+
+        digest.update(
+            f"{data.source} {builtin_set(data.source).default_rows} {data.subset} {data.seed} {__version__}".encode()
+        )
+    elif looks_like_file(data.source):
+        path = Path(data.source).expanduser()
+        check_data_file(path)
+        with open_regular(path) as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    else:
+        digest.update(f"hub {data.source} {data.config} {data.split} {data.revision}".encode())
+    return digest.hexdigest()
+
+
+def check_data_file(path: Path) -> None:
+    """Refuse a path that is not a readable file of a known kind."""
+    if not path.exists():
+        names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, names, n=1)
+        hint = f"; did you mean {path.with_name(near[0])}?" if near else f"; looked from {Path.cwd()}"
+        raise DataError(f"data.source {path}: there is no such file{hint}")
+    if path.is_dir():
+        raise DataError(f"data.source {path}: expected a file ({', '.join(FILE_KINDS)}), found a folder")
+    if not path.is_file():
+        raise DataError(f"data.source {path}: expected a regular file, found a pipe, a socket or a device")
+    if path.suffix.lower() not in FILE_KINDS:
+        raise DataError(f"data.source {path}: unknown kind of file {path.suffix!r}; known: {', '.join(FILE_KINDS)}")
+
+
+def read_first_row(path: Path) -> Row | None:
+    """Return the first row of a local file if reading it is cheap, for checks before the run starts."""
+    check_data_file(path)
+    if path.suffix.lower() == ".parquet" or (path.suffix.lower() == ".json" and path.stat().st_size > MAX_PEEK_BYTES):
+        return None
+    if path.suffix.lower() == ".json":
+        return next(iter(read_file(path)), None)
+    with open_regular(path) as file:
+        head = file.read(MAX_PEEK_BYTES)
+    try:
+        text = head.decode("utf-8-sig", errors="strict" if len(head) < MAX_PEEK_BYTES else "ignore")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"data.source {path}: not UTF-8 text at byte {error.start}; convert the file to UTF-8"
+        ) from None
+    if path.suffix.lower() in (".csv", ".tsv"):
+        names = next(csv.reader(text.splitlines(), delimiter="\t" if path.suffix.lower() == ".tsv" else ","), None)
+        return dict.fromkeys(names, "") if names else None
+    try:
+        row = json.loads(next((line for line in text.splitlines() if line.strip()), "null"))
+    except json.JSONDecodeError as error:
+        raise DataError(f"data.source {path}, line 1: not JSON: {error.msg}") from None
+    except RecursionError:
+        raise DataError(f"data.source {path}, line 1: {TOO_DEEP}") from None
+    return row if isinstance(row, dict) else None
+
+
+def read_file(path: Path) -> list[Row]:
+    """Yield the rows of one local file."""
+    check_data_file(path)
+    readers: dict[str, Callable[[Path], list[Row]]] = {
+        ".json": _read_json,
+        ".jsonl": _read_jsonl,
+        ".ndjson": _read_jsonl,
+        ".csv": lambda p: _read_csv(p, ","),
+        ".tsv": lambda p: _read_csv(p, "\t"),
+        ".parquet": _read_parquet,
+    }
+    try:
+        return readers[path.suffix.lower()](path)
+    except RecursionError:
+        raise DataError(f"data.source {path}: {TOO_DEEP}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"data.source {path}: not UTF-8 text at byte {error.start}; convert the file to UTF-8"
+        ) from None
+    except OSError as error:
+        raise DataError(f"data.source {path}: cannot be read: {error.strerror or error}") from None
+
+
+def _read_json(path: Path) -> list[Row]:
+    try:
+        value = json.loads(read_text(path, MAX_JSON_BYTES, encoding="utf-8-sig"))
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":
+            return _read_jsonl(path)
+        raise DataError(f"data.source {path}, line {error.lineno}: not JSON: {error.msg}") from None
+    if isinstance(value, dict):
+        lists = [v for v in value.values() if isinstance(v, list)]
+        if len(lists) == 1:
+            value = lists[0]
+    if not isinstance(value, list):
+        raise DataError(f"data.source {path}: expected a list of rows, found a {type(value).__name__}")
+    return _only_rows(value, path)
+
+
+def _read_jsonl(path: Path) -> list[Row]:
+    rows = []
+    with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                try:
+                    rows.append(json.loads(line))
+                except json.JSONDecodeError as error:
+                    raise DataError(f"data.source {path}, line {number}: not JSON: {error.msg}") from None
+    return _only_rows(rows, path)
+
+
+def _only_rows(values: list[Any], path: Path) -> list[Row]:
+    for number, value in enumerate(values):
+        if not isinstance(value, dict):
+            raise DataError(
+                f"data.source {path}, row {number}: expected an object with named columns, found a {type(value).__name__}"
+            )
+    return values
+
+
+def _read_csv(path: Path, delimiter: str) -> list[Row]:
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+    with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, delimiter=delimiter, strict=True)
+        rows = []
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    raise DataError(
+                        f"data.source {path}, line {reader.line_num}: the number of fields differs from the header's {len(reader.fieldnames or [])}"
+                    )
+                rows.append(row)
+        except csv.Error as error:
+            raise DataError(f"data.source {path}, line {reader.line_num}: not CSV: {error}") from None
+    return rows
+
+
+def _read_parquet(path: Path) -> list[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with open_regular(path) as file:
+            return pq.read_table(file).to_pylist()
+    except pa.ArrowException as error:
+        raise DataError(f"data.source {path}: not a Parquet file: {str(error).splitlines()[0]}") from None
+
+
+def _load_hub(data: DataSpec) -> list[Row]:
+    import datasets
+
+    datasets.disable_progress_bars()
+    try:
+        loaded = datasets.load_dataset(data.source, data.config, split=data.split, revision=data.revision)
+    except Exception as error:  # noqa: BLE001 - the hub client raises errors of many libraries
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        missing = isinstance(error, FileNotFoundError) or type(error).__name__ in ("DatasetNotFoundError",)
+        if missing and _hub_answers(error):
+            raise DataError(
+                f"data.source {data.source}: the hub has no such data set (or it is gated: set HF_TOKEN): {text}"
+            ) from None
+        raise EnvironmentNotAble(
+            f"data.source {data.source}: not a local file, and it could not be loaded from the hub: {text}; "
+            "on a machine without network use a local file, or fill the cache beforehand (HF_HOME)"
+        ) from None
+    return [dict(row) for row in loaded]
+
+
+def _hub_answers(error: BaseException) -> bool:
+    """Return whether the hub itself refused, as opposed to being unreachable."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if type(seen).__name__ in ("RepositoryNotFoundError", "GatedRepoError", "RevisionNotFoundError"):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False

@@ -1,0 +1,229 @@
+"""Convert rows to text: prompt (not trained with ``mask_prompt``) and response, or text with a label."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from allranks.errors import DataError, SpecError
+from allranks.spec.data_sources import Row, builtin_set
+from allranks.spec.records import DataSpec
+from allranks.utils.inputs import read_text
+
+MAX_TEMPLATE_BYTES = 1 << 20
+TEMPLATE_KINDS = ("alpaca", "chat", "text", "classification")
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row as text. ``turns`` alternate (text, trained?); ``answer`` is the correct reply, if known."""
+
+    turns: tuple[tuple[str, bool], ...] = ()
+    messages: tuple[dict[str, str], ...] = ()
+    label: str | None = None
+    answer: str | None = None
+
+    @property
+    def prompt(self) -> str:
+        """Return the text before the first trained turn."""
+        head = []
+        for text, trained in self.turns:
+            if trained:
+                break
+            head.append(text)
+        return "".join(head)
+
+
+@dataclass(frozen=True)
+class Template:
+    """Conversion of a row to an `Example`."""
+
+    kind: str
+    render: Callable[[Row, int], Example] = field(repr=False)
+
+    @property
+    def is_classification(self) -> bool:
+        return self.kind == "classification"
+
+
+def choose_template(data: DataSpec, rows: Sequence[Row], *, classifier: bool) -> Template:
+    """Return the template that the spec names, or that fits the built-in set or the columns.
+
+    Raises:
+        DataError: columns that the template needs are missing; the message lists the existing ones.
+        SpecError: an unknown template.
+    """
+    name = data.template
+    columns = dict(data.columns)
+    if data.source.startswith("builtin:"):
+        own = builtin_set(data.source)
+        columns = {**own.columns, **columns}
+        if name == "auto":
+            labelled = own.template == "classification"
+            name = (
+                own.template if classifier or not labelled else "text"
+            )  # a language model reads labelled texts as texts
+    present = list(rows[0])
+    if name == "auto":
+        name = _auto(present, columns, classifier, data.source)
+    require_template(name)
+    if name in TEMPLATE_KINDS:
+        return Template(name, _RENDERERS[name](data, columns, present))
+    return Template("jinja", _jinja(Path(name).expanduser()))
+
+
+def require_template(name: str) -> None:
+    """Refuse a name that is not a template, independent of the data.
+
+    Raises:
+        SpecError: unknown template; the message names the nearest one.
+        DataError: the file does not exist.
+    """
+    if name in ("auto", *TEMPLATE_KINDS):
+        return
+    path = Path(name).expanduser()
+    if path.suffix not in (".j2", ".jinja", ".jinja2"):
+        near = difflib.get_close_matches(name, TEMPLATE_KINDS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise SpecError(
+            f"data.template: unknown template {name!r}{hint} (known: {', '.join(TEMPLATE_KINDS)}, or a .jinja file)"
+        )
+    if not path.is_file():
+        raise DataError(f"data.template {path}: there is no such file")
+
+
+def _auto(present: list[str], columns: dict[str, Any], classifier: bool, source: str) -> str:
+    if "messages" in columns or "messages" in present:
+        return "chat"
+    if {"instruction", "output"} <= set(present) | set(columns):
+        return "alpaca"
+    if classifier and ("label" in columns or "label" in present):
+        return "classification"
+    if "text" in columns or "text" in present:
+        return "text"
+    raise DataError(
+        f"data.source {source}: no template fits the columns {', '.join(map(str, present))}; "
+        "name one with data.template (alpaca, chat, text, classification, a .jinja file) and its columns with data.columns"
+    )
+
+
+def _column(
+    data: DataSpec, columns: dict[str, Any], present: list[str], role: str, *, required: bool = True
+) -> list[str]:
+    """Return the columns for a role, checked against those of the data."""
+    wanted = columns.get(role, role)
+    names = [wanted] if isinstance(wanted, str) else list(wanted)
+    missing = [n for n in names if n not in present]
+    if not missing:
+        return names
+    if not required and role not in columns:
+        return []
+    near = difflib.get_close_matches(missing[0], present, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    raise DataError(
+        f"data.source {data.source}: there is no column {missing[0]!r} (data.columns.{role}){hint} The columns are: {', '.join(map(str, present))}"
+    )
+
+
+def _text(row: Row, names: list[str], number: int) -> str:
+    parts = []
+    for name in names:
+        value = row.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, (str, int, float)):
+            raise DataError(f"row {number}, column {name!r}: expected text, found a {type(value).__name__}")
+        parts.append(str(value))
+    return "\n".join(part for part in parts if part)
+
+
+def _alpaca(data: DataSpec, columns: dict[str, Any], present: list[str]) -> Callable[[Row, int], Example]:
+    instruction = _column(data, columns, present, "instruction")
+    given = _column(data, columns, present, "input", required=False)
+    output = _column(data, columns, present, "output")
+
+    def render(row: Row, number: int) -> Example:
+        extra = _text(row, given, number)
+        middle = f"### Input:\n{extra}\n\n" if extra.strip() else ""
+        prompt = f"### Instruction:\n{_text(row, instruction, number)}\n\n{middle}### Response:\n"
+        answer = _text(row, output, number)
+        return Example(turns=((prompt, False), (answer, True)), answer=answer)
+
+    return render
+
+
+def _chat(data: DataSpec, columns: dict[str, Any], present: list[str]) -> Callable[[Row, int], Example]:
+    (name,) = _column(data, columns, present, "messages")
+
+    def render(row: Row, number: int) -> Example:
+        messages = row.get(name)
+        if not isinstance(messages, list) or not messages:
+            raise DataError(f"row {number}, column {name!r}: expected a list of messages")
+        clean = []
+        for message in messages:
+            role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
+            if not isinstance(role, str) or not isinstance(content, str):
+                raise DataError(f"row {number}, column {name!r}: every message needs 'role' and 'content', both text")
+            clean.append({"role": role, "content": content})
+        last = clean[-1]["content"] if clean[-1]["role"] == "assistant" else None
+        return Example(messages=tuple(clean), answer=last)
+
+    return render
+
+
+def _plain(data: DataSpec, columns: dict[str, Any], present: list[str]) -> Callable[[Row, int], Example]:
+    names = _column(data, columns, present, "text")
+    return lambda row, number: Example(turns=((_text(row, names, number), True),))
+
+
+def _classification(data: DataSpec, columns: dict[str, Any], present: list[str]) -> Callable[[Row, int], Example]:
+    names = _column(data, columns, present, "text")
+    (label,) = _column(data, columns, present, "label")
+
+    def render(row: Row, number: int) -> Example:
+        value = row.get(label)
+        if value is None or value == "":
+            raise DataError(f"row {number}, column {label!r}: the label is missing")
+        return Example(turns=((_text(row, names, number), False),), label=str(value))
+
+    return render
+
+
+def _jinja(path: Path) -> Callable[[Row, int], Example]:
+    """Load a user's template. Blocks named ``prompt`` and ``response`` separate masked from trained text;
+    without them all text is trained."""
+    from jinja2 import StrictUndefined, TemplateError
+    from jinja2.sandbox import SandboxedEnvironment
+
+    if not path.is_file():
+        raise DataError(f"data.template {path}: there is no such file")
+    environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
+    try:
+        template = environment.from_string(read_text(path, MAX_TEMPLATE_BYTES))
+    except (TemplateError, UnicodeDecodeError, OSError) as error:
+        raise DataError(f"data.template {path}: {error}") from None
+
+    def render(row: Row, number: int) -> Example:
+        try:
+            if "response" in template.blocks:
+                parts = {
+                    name: "".join(template.blocks[name](template.new_context(row)))
+                    for name in ("prompt", "response")
+                    if name in template.blocks
+                }
+                return Example(
+                    turns=((parts.get("prompt", ""), False), (parts["response"], True)), answer=parts["response"]
+                )
+            return Example(turns=((template.render(**row), True),))
+        except TemplateError as error:
+            raise DataError(
+                f"data.template {path}, row {number}: {error}; the columns are: {', '.join(map(str, row))}"
+            ) from None
+
+    return render
+
+
+_RENDERERS = {"alpaca": _alpaca, "chat": _chat, "text": _plain, "classification": _classification}

@@ -1,0 +1,390 @@
+"""Read YAML and ``--set`` into a checked `RunSpec`, and export the JSON Schema of the spec for editors.
+
+Every error names the file, the key and the fix.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import typing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+from yaml.composer import ComposerError
+
+from allranks.errors import SpecError
+from allranks.spec.records import Record, RunSpec, StrategySpec
+from allranks.spec.strategies import REGISTRY, read_options, resolve_options
+from allranks.spec.validation import (
+    RENAMED_KEYS,
+    adapter_problems,
+    mlp_problems,
+    readable_error,
+    record_class,
+    require_sections,
+    without_empty_sections,
+)
+from allranks.utils.inputs import FileTooLarge, is_stdin, read_input, read_regular
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the schema, draft 2020-12. A strategy's options are next to its name, as in YAML."""
+    (root,), components = msgspec.json.schema_components((RunSpec,), ref_template="#/$defs/{name}")
+    options = sorted({option for entry in REGISTRY.values() for option in entry.options})
+    components["StrategySpec"] = {
+        "title": "StrategySpec",
+        "description": "Name and options of the strategy.",
+        "type": "object",
+        "properties": {"name": {"enum": list(REGISTRY), "default": "pytorch_ddp"}, **{o: {} for o in options}},
+        "additionalProperties": False,
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "allranks run spec",
+        **root,
+        "$defs": components,
+    }
+
+
+MAX_SPEC_BYTES = 1_000_000
+MAX_NODES = 20_000
+"""Limit on keys, values and lists of one document; an alias counts every time it is used."""
+MAX_DEPTH = 100
+MAX_UNKNOWN = 20
+"""Limit on unknown keys in one error; the search for the nearest known key is slow."""
+MAX_KEY = 200
+MAX_NUMBER = 100
+"""Limit on the characters of an integer. Parsing a base-60 integer (``1:59:59``) takes quadratic time."""
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with YAML 1.2 numbers (``1e-4`` is one), errors for duplicate keys, and bounded work.
+
+    An alias stands for a copy of its anchor, so nested aliases grow exponentially in a document of a few hundred bytes. Every node
+    is counted while the document is composed; composing stops at the limit.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._nodes = self._depth = 0
+        self._sizes: dict[str, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()
+        anchor, before = getattr(event, "anchor", None), self._nodes
+        is_alias = isinstance(event, yaml.events.AliasEvent)
+        self._nodes += self._sizes.get(str(anchor), 1) if is_alias else 1
+        self._depth += 1
+        if self._nodes > MAX_NODES:
+            aliases = ", counting an alias every time it is used" if self._sizes else ""
+            raise ComposerError(None, None, f"it has more than {MAX_NODES} keys and values{aliases}", event.start_mark)
+        if self._depth > MAX_DEPTH:
+            raise ComposerError(None, None, f"it is nested deeper than {MAX_DEPTH} levels", event.start_mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if anchor is not None and not is_alias:
+            self._sizes[str(anchor)] = self._nodes - before
+        return node
+
+    def construct_yaml_int(self, node: Any) -> int:
+        if len(node.value) > MAX_NUMBER:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"a number of {len(node.value)} characters; put strings in quotes", node.start_mark
+            )
+        return super().construct_yaml_int(node)
+
+
+# YAML 1.1 asks for a dot and a signed exponent, so that 5e-5 would be a string.
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:float"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[0-9][0-9_]*[eE][-+]?[0-9]+|\.[0-9_]+(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF|nan|NaN|NAN))$"
+    ),
+    list("-+0123456789."),
+)
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, str):
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not a string", key_node.start_mark)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
+        seen.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Parse one YAML document; `where` (a file name or a ``--set``) appears in the error."""
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise SpecError(f"{where}{place}: invalid YAML: {problem}") from None
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{where}: invalid YAML: {error}") from None
+
+
+def load_spec(path: str | Path, sets: typing.Sequence[str] = ()) -> RunSpec:
+    """Read, override with ``a.b=value`` items, and check a spec file.
+
+    Raises:
+        SpecError: the file cannot be read, or the spec is wrong.
+    """
+    path = Path(path)
+    raw = parse_yaml(_read(path, named=True), str(path))
+    if raw is None:
+        raise SpecError(f"{path}: the file is empty; give at least model.name and data.source")
+    return parse_spec(raw, sets, where=str(path))
+
+
+def _read(path: Path, *, named: bool = False) -> str:
+    """Return the text of a spec; a path `named` on the command line may be a pipe."""
+    read = read_input if named and not is_stdin(path) else read_regular
+    try:
+        return read(path, MAX_SPEC_BYTES).decode("utf-8")
+    except FileTooLarge:
+        raise SpecError(f"{path}: larger than {MAX_SPEC_BYTES} bytes; this is not a spec") from None
+    except FileNotFoundError:
+        raise SpecError(f"{path}: there is no such file{_near_files(path)}") from None
+    except IsADirectoryError:
+        raise SpecError(f"{path}: expected a spec file, found a folder") from None
+    except UnicodeDecodeError:
+        raise SpecError(f"{path}: this is not a UTF-8 text file") from None
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _near_files(path: Path) -> str:
+    parent = path.parent if path.parent.is_dir() else None
+    names = [p.name for p in parent.iterdir()] if parent else []
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {path.with_name(near[0])}?" if near else ""
+
+
+def parse_spec(raw: Any, sets: typing.Sequence[str] = (), where: str = "spec") -> RunSpec:
+    """Check a parsed document. The error lists all unknown keys, each with the nearest known one."""
+    if not isinstance(raw, dict):
+        raise SpecError(f"{where}: expected a mapping of keys, found a {type(raw).__name__}")
+    raw = _copy(raw)
+    for item in sets:
+        _apply_set(raw, item)
+    require_sections(raw, where)
+    raw = without_empty_sections(raw)
+    _apply_profile(raw, where)
+    _fold_strategy_options(raw, where)
+    _read_strategy_files(raw, where)
+    _env_as_text(raw, where)
+    unknown = _unknown_keys(raw, RunSpec, "")
+    if unknown:
+        raise SpecError(f"{where}: " + "; ".join(unknown))
+    if endless := _not_finite(raw):
+        raise SpecError(f"{where}: " + "; ".join(endless))
+    try:
+        spec = msgspec.convert(raw, RunSpec)
+    except msgspec.ValidationError as error:
+        raise SpecError(f"{where}: {readable_error(str(error))}") from None
+    _check_together(spec, where)
+    return spec
+
+
+def _apply_profile(raw: dict[str, Any], where: str) -> None:
+    """Merge the cluster section of ``cluster.profile`` under this spec's own and remove the key."""
+    cluster = raw.get("cluster")
+    if not isinstance(cluster, dict) or (name := cluster.pop("profile", None)) is None:
+        return
+    if not isinstance(name, str):
+        raise SpecError(f"{where}: cluster.profile: expected the path of another spec, got {name!r}")
+    beside = Path(where).parent / name
+    path = beside if beside.is_file() else Path(name)
+    try:
+        below = parse_yaml(_read(path), str(path))
+    except SpecError as error:
+        raise SpecError(f"{where}: cluster.profile: {error}") from None
+    section = below.get("cluster") if isinstance(below, dict) else None
+    if not isinstance(section, dict):
+        raise SpecError(f"{path}: the file that cluster.profile of {where} names has no section cluster")
+    if "profile" in section:
+        raise SpecError(f"{path}: a profile cannot name another profile (cluster.profile)")
+    raw["cluster"] = _over(section, cluster)
+
+
+def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Merge sections key by key; the upper section takes precedence. Lists and plain values are replaced."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _over(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _copy(v) for k, v in value.items()}
+    return [_copy(v) for v in value] if isinstance(value, list) else value
+
+
+def _apply_set(raw: dict[str, Any], item: str) -> None:
+    key, eq, text = item.partition("=")
+    parts = key.split(".")
+    if not eq or not all(parts):
+        raise SpecError(f"--set {item}: write it as section.key=value, for example train.lr=1e-4")
+    target = raw
+    for depth, part in enumerate(parts[:-1]):
+        if target.get(part) is None:
+            target[part] = {}
+        target = target[part]
+        if not isinstance(target, dict):
+            raise SpecError(f"--set {item}: {'.'.join(parts[: depth + 1])} is a value, not a section")
+    target[parts[-1]] = parse_yaml(text, f"--set {key}") if text else ""
+
+
+def _fold_strategy_options(raw: dict[str, Any], where: str) -> None:
+    """Move a strategy's options, which are next to its name in YAML, to the record's `options`."""
+    section = raw.get("strategy")
+    if isinstance(section, dict):
+        if not isinstance(section.get("options") or {}, dict):
+            raise SpecError(
+                f"{where}: strategy.options: write options next to the name, as in {{name: zero1, bucket_mb: 25}}"
+            )
+        rest = {k: v for k, v in section.items() if k not in ("name", "options")}
+        raw["strategy"] = {
+            **({"name": section["name"]} if "name" in section else {}),
+            "options": {**(section.get("options") or {}), **rest},
+        }
+
+
+def _read_strategy_files(raw: dict[str, Any], where: str) -> None:
+    """Replace files that options name by their content, so that the run folder holds it and any machine can resume."""
+    section = raw.get("strategy")
+    if isinstance(section, dict) and isinstance(section["options"], dict) and isinstance(section.get("name"), str):
+        try:
+            section["options"] = read_options(section["name"], section["options"])
+        except SpecError as error:
+            raise SpecError(f"{where}: {error}") from None
+
+
+def _env_as_text(raw: dict[str, Any], where: str) -> None:
+    """Convert environment values to strings; YAML reads ``OMP_NUM_THREADS: 2`` as a number."""
+    cluster = raw.get("cluster")
+    env = cluster.get("env") if isinstance(cluster, dict) else None
+    if isinstance(cluster, dict) and isinstance(env, dict):
+        if bad := [k for k, v in env.items() if not isinstance(v, (str, int, float)) or isinstance(v, bool)]:
+            raise SpecError(f"{where}: cluster.env.{bad[0]}: expected a string, got {env[bad[0]]!r}; put it in quotes")
+        cluster["env"] = {k: str(v) for k, v in env.items()}
+
+
+def _unknown_keys(raw: dict[str, Any], record: type[Record], path: str) -> list[str]:
+    known = {f.encode_name: f for f in msgspec.structs.fields(record)}
+    problems: list[str] = []
+    for key, value in raw.items():
+        here = f"{path}{key}"
+        if key not in known:
+            if len(problems) >= MAX_UNKNOWN:
+                return [*problems, "and more"]
+            if here in RENAMED_KEYS:
+                problems.append(f"{here} is now {RENAMED_KEYS[here]}")
+                continue
+            shown = here if len(here) <= MAX_KEY else f"{here[:MAX_KEY]}..."
+            problems.append(f"unknown key {shown!r}{_nearest(key[:MAX_KEY], path, known)}")
+            continue
+        inner = record_class(known[key].type)
+        if inner is not None and isinstance(value, dict) and inner is not StrategySpec:
+            problems += _unknown_keys(value, inner, f"{here}.")
+    return problems
+
+
+def _all_keys(record: type[Record], path: str = "") -> list[str]:
+    keys: list[str] = []
+    for f in msgspec.structs.fields(record):
+        keys.append(f"{path}{f.encode_name}")
+        inner = record_class(f.type)
+        if inner is not None:
+            keys += _all_keys(inner, f"{path}{f.encode_name}.")
+    return keys
+
+
+def _nearest(key: str, path: str, known: typing.Iterable[str]) -> str:
+    lower = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(key.lower(), lower, n=1)
+    if near:
+        return f"; did you mean {path + lower[near[0]]!r}?"
+    # The right key in the wrong section is the commonest mistake of all.
+    elsewhere = [k for k in _all_keys(RunSpec) if k.rsplit(".", 1)[-1] == key]
+    if elsewhere:
+        return f"; it belongs to {elsewhere[0]!r}"
+    return f" (known here: {', '.join(known)})"
+
+
+def _not_finite(value: Any, path: str = "") -> list[str]:
+    """Refuse infinite numbers and NaN: YAML has .inf and .nan and reads 1e999 as infinite."""
+    if isinstance(value, dict):
+        return [p for key, item in value.items() for p in _not_finite(item, f"{path}.{key}" if path else str(key))]
+    if isinstance(value, list):
+        return [p for i, item in enumerate(value) for p in _not_finite(item, f"{path}[{i}]")]
+    if isinstance(value, float) and not math.isfinite(value):
+        return [f"{path}: expected a finite number, got {value}"]
+    return []
+
+
+def _check_together(spec: RunSpec, where: str) -> None:
+    """Check rules that concern more than one key."""
+    problems: list[str] = []
+    if spec.script is None:
+        if spec.model is None:
+            problems.append("model.name is missing; set a hub name, a path, or for example tiny:mistral")
+        if spec.data is None:
+            problems.append("data.source is missing; set a hub name, a file, or for example builtin:instructions")
+    elif spec.model is not None or spec.data is not None:
+        problems.append("script replaces model, data and train; remove those sections")
+    if spec.train.max_steps is not None and spec.train.epochs is not None:
+        problems.append("train.max_steps and train.epochs are both set; set only one")
+    if spec.train.grad_accum is not None and spec.train.global_batch_size is not None:
+        problems.append("train.grad_accum and train.global_batch_size are both set; set only one")
+    problems += adapter_problems(spec)
+    problems += mlp_problems(spec)
+    if spec.cluster.launcher == "hosts" and not spec.cluster.hosts:
+        problems.append(
+            "cluster.launcher is hosts, but cluster.hosts is empty; list the nodes; the first one hosts the rendezvous"
+        )
+    if spec.cluster.hosts and len(spec.cluster.hosts) != spec.cluster.nodes and spec.cluster.launcher == "hosts":
+        problems.append(f"cluster.hosts names {len(spec.cluster.hosts)} hosts, cluster.nodes says {spec.cluster.nodes}")
+    if spec.cluster.launcher == "local" and spec.cluster.nodes != 1:
+        problems.append(
+            f"cluster.nodes is {spec.cluster.nodes}, but launcher local uses only this machine; use slurm or hosts"
+        )
+    try:
+        resolve_options(spec.strategy.name, spec.strategy.options)
+    except SpecError as error:
+        problems.append(str(error))
+    if problems:
+        raise SpecError(f"{where}: " + "; ".join(problems))
+
+
+def spec_to_dict(spec: RunSpec) -> dict[str, Any]:
+    """Return the spec as plain values, with all defaults and strategy options next to the name."""
+    raw = msgspec.to_builtins(spec)
+    strategy = raw["strategy"]
+    raw["strategy"] = {"name": strategy["name"], **strategy["options"]}
+    return raw
+
+
+def spec_to_yaml(spec: RunSpec) -> str:
+    """Return the spec as YAML that `parse_spec` reads back to an equal record."""
+    return yaml.safe_dump(spec_to_dict(spec), sort_keys=False, allow_unicode=True, width=120)

@@ -1,0 +1,195 @@
+"""Check values of a spec and their combinations: adapters, offload, ``mlp:`` models, the profiler window. Pure, no torch.
+
+Each message names the key and the allowed values.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import types
+import typing
+from typing import Any
+
+import msgspec
+
+from allranks.errors import SpecError
+from allranks.spec.models import NOISE_SOURCE, is_mlp, mlp_shape
+from allranks.spec.records import ProfileSpec, Record, RunSpec
+
+# What people write in place of a section: its most important key's value.
+MAIN_KEYS = {"model": "name", "data": "source", "adapter": "type", "checkpoint": "mode", "strategy": "name", "script": "path"}  # fmt: skip
+_NAME = "a run name may contain only letters, digits, '.', '_' and '-', must start with a letter or digit, and have at most 100 characters"
+
+RENAMED_KEYS = {"train.clip_norm": "train.max_grad_norm", "cluster.environment": "cluster.python"}
+"""Keys of earlier versions. They are refused, with the new name."""
+RENAMED_VALUES = {("checkpoint.mode", "lite"): "weights_only"}
+
+
+def readable_error(message: str) -> str:
+    """Rewrite msgspec's ``Expected `int`, got `str` - at `$.train.max_steps` `` as ``train.max_steps: expected int, got str``."""
+    text, _, place = message.partition(" - at ")
+    key = place.strip("`").removeprefix("$").removeprefix(".") or "spec"
+    if wrong := re.match(r"Invalid enum value '?(.*?)'?$", text):
+        return f"{key}: {_one_of(key, wrong.group(1))}"
+    text = text.replace("`", "").replace("xpected object", "xpected a section of keys")
+    text = re.sub(r"\barray\b", "list", text).replace(" | null", " or null")
+    if key == "name" and "regex" in text:
+        text = _NAME
+    return f"{key}: {text[:1].lower()}{text[1:]}"
+
+
+def _one_of(key: str, given: str) -> str:
+    if new := RENAMED_VALUES.get((key, given)):
+        return f"{given} is now {new}"
+    known = [value for value in _choices(key) if isinstance(value, str)]
+    near = difflib.get_close_matches(given, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown value {given!r}{hint} (known: {', '.join(known)})"
+
+
+def _choices(key: str) -> tuple[Any, ...]:
+    """Return the values that an annotation such as ``Literal["a", "b"] | None`` lists for a key."""
+    annotation: Any = RunSpec
+    for part in key.split("."):
+        record = record_class(annotation)
+        fields = {f.encode_name: f.type for f in msgspec.structs.fields(record)} if record else {}
+        annotation = fields.get(part)
+    return tuple(_literals(annotation))
+
+
+def _literals(annotation: Any) -> list[Any]:
+    if typing.get_origin(annotation) is typing.Literal:
+        return list(typing.get_args(annotation))
+    return [value for part in typing.get_args(annotation) for value in _literals(part)]
+
+
+def record_class(annotation: Any) -> type[Record] | None:
+    """Return the record class inside an annotation such as ``DataSpec | None``."""
+    if isinstance(annotation, type) and issubclass(annotation, Record):
+        return annotation
+    for part in typing.get_args(annotation):
+        found = record_class(part)
+        if found is not None:
+            return found
+    return None
+
+
+def require_sections(raw: dict[str, Any], where: str) -> None:
+    """Refuse a plain value in place of a section, and show the correct form.
+
+    Raises:
+        SpecError: ``model: tiny:mistral``.
+    """
+    problems = [
+        f"{section}: write it as {{{key}: {raw[section]}}}"
+        for section, key in MAIN_KEYS.items()
+        if isinstance(raw.get(section), str)
+    ]
+    if problems:
+        raise SpecError(f"{where}: " + "; ".join(problems))
+
+
+def without_empty_sections(raw: dict[str, Any], record: type[Record] = RunSpec) -> dict[str, Any]:
+    """Remove empty sections: a section whose keys are all commented out is null in YAML and means all defaults."""
+    kinds = {f.encode_name: f.type for f in msgspec.structs.fields(record)}
+    out: dict[str, Any] = {}
+    for key, value in raw.items():
+        inner = record_class(kinds.get(key))
+        if inner is None or not (value is None or isinstance(value, dict)):
+            out[key] = value
+        elif value is not None:
+            out[key] = without_empty_sections(value, inner)
+        elif _may_be_null(kinds[key]):
+            out[key] = None
+    return out
+
+
+def _may_be_null(annotation: Any) -> bool:
+    return annotation is types.NoneType or any(_may_be_null(part) for part in typing.get_args(annotation))
+
+
+def adapter_problems(spec: RunSpec) -> list[str]:
+    """A sentence for each contradiction."""
+    options, lora = spec.strategy.options, spec.adapter.type == "lora"
+    problems = []
+    if lora and spec.adapter.target_parameters and spec.adapter.dropout:
+        problems.append(
+            f"adapter.dropout is {spec.adapter.dropout:g}, but adapter.target_parameters does not support dropout: a weight delta "
+            "has no input to drop; set adapter.dropout: 0"
+        )
+    if options.get("adapters") == "ignored" and not lora:
+        problems.append("strategy.adapters: ignored keeps adapters on every rank, and adapter.type is none")
+    elif options.get("adapters") == "ignored" and options.get("offload") == "optimizer":
+        problems.append(
+            "strategy.offload: optimizer has nothing to keep in host memory with strategy.adapters: ignored, which leaves adapters and "
+            "their moments on every rank's device; set adapters: sharded, or offload: all for the frozen weights"
+        )
+    return problems
+
+
+def mlp_problems(spec: RunSpec) -> list[str]:
+    """A sentence for each contradiction."""
+    if spec.model is None or spec.data is None:
+        return []
+    name, source = spec.model.name, spec.data.source
+    if not is_mlp(name):
+        return [f"data.source {NOISE_SOURCE} is for mlp: models, {name} reads text"] if source == NOISE_SOURCE else []
+    problems = []
+    try:
+        mlp_shape(name, spec.model.config)
+    except SpecError as error:
+        problems.append(str(error))
+    refused = (
+        (source != NOISE_SOURCE, f"data.source is {source}: {name} cannot read text; set it to {NOISE_SOURCE}"),
+        (spec.eval.source is not None, "eval.source: an mlp: model is evaluated on its own noise; remove it"),
+        (spec.adapter.type != "none", f"adapter.type is {spec.adapter.type}: {name} supports only full training"),
+        (spec.model.gradient_checkpointing, f"model.gradient_checkpointing: {name} does not support it"),
+    )
+    return [*problems, *(text for wrong, text in refused if wrong)]
+
+
+def window_warning(wanted: ProfileSpec, steps: int) -> str | None:
+    """Return a warning if a run or attempt of this many steps is too short for the window; None if it fits."""
+    first = wanted.wait + wanted.warmup
+    window = f"observe.profile records steps {first + 1} to {first + wanted.active}"
+    if steps <= first:
+        return f"{window}, but there are only {steps}: there will be no trace; reduce wait or warmup"
+    if steps < first + wanted.active:
+        return f"{window}, but there are only {steps}: the trace will have {steps - first} of {wanted.active} steps"
+    return None
+
+
+def profile_warnings(spec: RunSpec, world_size: int, max_steps: int | None) -> list[str]:
+    """Return the warnings of `plan` and `run` about the window; ``max_steps`` None means not known yet."""
+    wanted = spec.observe.profile
+    if wanted is None:
+        return []
+    if spec.script is not None:
+        return ["observe.profile: your own script is not profiled, because it has its own loop"]
+    found = []
+    if max_steps is not None and (short := window_warning(wanted, max_steps)):
+        found.append(short)
+    absent = sorted(rank for rank in wanted.ranks or [] if rank >= world_size)
+    if absent:
+        found.append(
+            f"observe.profile.ranks names {', '.join(map(str, absent))}, but the ranks are 0 to {world_size - 1}"
+        )
+    if wanted.ranks == []:
+        found.append("observe.profile.ranks is empty: no rank is profiled; remove it to profile all")
+    return found
+
+
+def same_setting(theirs: Any, ours: Any) -> bool:
+    """Return whether two settings are equal; numbers compare as numbers (1 equals 1.0, but not true)."""
+    if isinstance(theirs, bool) != isinstance(ours, bool):
+        return False
+    if isinstance(theirs, (int, float)) and isinstance(ours, (int, float)):
+        return math.isclose(theirs, ours, rel_tol=1e-9)
+    return theirs == ours
+
+
+def is_container(wanted: str | None) -> bool:
+    """Return whether ``cluster.python`` is an image, which brings a Python and packages of its own."""
+    return wanted is not None and (wanted.startswith("pyxis:") or wanted.endswith(".sif"))

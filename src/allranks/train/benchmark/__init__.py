@@ -1,0 +1,1 @@
+"""Run the ranks' side of `allranks compare`."""

@@ -1,0 +1,225 @@
+"""Measure a strategy's steps: bytes held on this rank, collectives sent, and a profiled window.
+
+Bytes that a strategy really holds on this rank, counted from storages, each once.
+
+Which collectives really went to the process group, seen where torch hands them over, not inside a strategy.
+
+A few profiled steps of one strategy. The trace stays in the run folder; `experiments.profiles` reads it after the run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from allranks.train.strategies.base import Strategy
+
+
+class MemoryUsage:
+    """Looks at weights, gradients and optimizer state at the moment of an update, when all of them exist."""
+
+    def __init__(self, strategy: Strategy, model: nn.Module) -> None:
+        self._strategy, self._model = strategy, model
+        self._inner: Any = getattr(strategy.optimizer, "optim", strategy.optimizer)  # ZeroRedundancyOptimizer's own
+        self.gradients = 0
+        self._gradient_storages: list[tuple[StorageWeakRef, int]] = []
+        self.updates = 0
+        self._buckets = 0  # copies of gradients that a library keeps out of sight
+        self._handle = self._inner.register_step_pre_hook(self._look)
+
+    def _parameters(self) -> list[torch.Tensor]:
+        own = [p for group in self._inner.param_groups for p in group["params"]]
+        return [*self._model.parameters(), *own]
+
+    def _look(self, *_: Any) -> None:
+        self.updates += 1
+        storages = _storages(p.grad for p in self._parameters() if p.grad is not None)
+        self._buckets = getattr(self._strategy, "bucket_bytes", 0)
+        self.gradients = sum(s.nbytes() for s in storages.values()) + self._buckets
+        self._gradient_storages = [(StorageWeakRef(s), s.nbytes()) for s in storages.values()]
+
+    def weights(self) -> int:
+        """With shards in place of weights that are gathered only for a while."""
+        return _total([*self._parameters(), *getattr(self._strategy, "shards", ())])
+
+    def optimizer_state(self) -> int:
+        return _total(v for state in self._inner.state.values() for v in state.values() if isinstance(v, torch.Tensor))
+
+    def kept_between_steps(self) -> int:
+        """What is there when a step begins: gradients count if their storage outlives the update."""
+        kept = sum(n for ref, n in self._gradient_storages if not ref.expired())
+        return self.weights() + self.optimizer_state() + kept + self._buckets
+
+    def remove(self) -> None:
+        self._handle.remove()
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
+    found = {}
+    for t in tensors:
+        local = t.to_local() if isinstance(t, DTensor) else t
+        storage = local.untyped_storage()
+        if storage.nbytes():
+            found[storage.data_ptr()] = storage
+    return found
+
+
+def _total(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(s.nbytes() for s in _storages(tensors).values())
+
+
+KINDS = {
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
+    "_allgather_base_": "all_gather",
+    "allgather_": "all_gather",
+    "allgather_into_tensor_coalesced_": "all_gather",
+    "broadcast_": "broadcast",
+    "alltoall_": "all_to_all",
+    "alltoall_base_": "all_to_all",
+    "reduce_": "reduce",
+    "gather_": "gather",
+    "scatter_": "scatter",
+    "barrier": "barrier",
+    "send": "send",
+    "recv_": "recv",
+}
+
+
+class CollectiveRecorder(TorchDispatchMode):
+    """Watches steps (`StepWatcher`) and notes every c10d operation of some of them: (kind, phase, bytes).
+
+    The phase is where it was launched: ``forward``, ``backward`` while autograd's engine runs, ``after_backward`` in the
+    rest of the strategy's backward, ``step``. Bytes are those of the larger of what goes in and what comes out.
+    """
+
+    def __init__(self, first: int, last: int) -> None:
+        super().__init__()
+        self._first, self._last = first, last
+        self._part: str | None = None
+        self.inside = False
+        self.steps = 0
+        self.seen: list[tuple[str, str, int]] = []
+
+    def step_begins(self, step: int) -> None:
+        if self._first <= step <= self._last:
+            self.steps += 1
+            self.inside = True
+            self.__enter__()
+
+    def part(self, name: str) -> AbstractContextManager[Any]:
+        return self._within(name)
+
+    @contextmanager
+    def _within(self, name: str) -> Iterator[None]:
+        self._part = name
+        try:
+            yield
+        finally:
+            self._part = None
+
+    def step_ends(self, step: int) -> bool:
+        if self.inside:
+            self.inside = False
+            self.__exit__(None, None, None)
+        return False
+
+    def close(self) -> None:
+        self.step_ends(0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d" and self._part in ("forward", "backward", "optimizer"):
+            name = str(func._schema.name).split("::")[1]
+            sizes = [_bytes(tree_leaves(arg)) for arg in args]
+            self.seen.append((KINDS.get(name) or name, self._phase(), max(sizes, default=0)))
+        return func(*args, **(kwargs or {}))
+
+    def _phase(self) -> str:
+        if self._part == "backward":
+            return "backward" if torch._C._current_graph_task_id() != -1 else "after_backward"
+        return "step" if self._part == "optimizer" else str(self._part)
+
+    def totals(self) -> list[dict[str, Any]]:
+        """Per optimizer step: ``[{"kind", "phase", "count", "bytes"}]``."""
+        sums: dict[tuple[str, str], list[int]] = {}
+        for kind, phase, size in self.seen:
+            entry = sums.setdefault((kind, phase), [0, 0])
+            entry[0] += 1
+            entry[1] += size
+        n = max(self.steps, 1)
+        return [{"kind": k, "phase": p, "count": c / n, "bytes": b / n} for (k, p), (c, b) in sorted(sums.items())]
+
+
+def _bytes(values: list[Any]) -> int:
+    return sum(t.numel() * t.element_size() for t in values if isinstance(t, torch.Tensor))
+
+
+def wait_for_collectives(quiet: Callable[[], None]) -> None:
+    """Return when no collective runs on any rank: torch's profiler, started or stopped while threads of gloo are at
+    work, has been seen to corrupt the heap, which ends the process some time later."""
+    if dist.is_initialized():
+        quiet()
+        dist.barrier()
+        time.sleep(0.2)  # what was launched before the barrier on another group has no part in it
+
+
+class ProfileWindow:
+    """Watches steps and profiles those from `first` to `last`. The trace is written to `path`."""
+
+    def __init__(self, first: int, last: int, device: torch.device, path: Path) -> None:
+        self.first, self._last, self._device, self._path = first, last, device, path
+        self._profile: profile | None = None
+        self._on = False
+        self.peak_bytes = 0
+        self.before_bytes = 0  # what the strategy holds when the window begins; on a CPU the profiler counts from there
+
+    def attach(self, quiet: Callable[[], None]) -> None:
+        self._quiet = quiet
+
+    def step_begins(self, step: int) -> None:
+        if step == self.first:
+            cuda = self._device.type == "cuda"
+            if cuda:
+                torch.cuda.reset_peak_memory_stats(self._device)
+            wait_for_collectives(self._quiet)
+            activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+            self._profile = profile(activities=activities, record_shapes=True, profile_memory=True)
+            self._profile.start()
+            self._on = True
+        if self._on:
+            self._mark = record_function(f"ProfilerStep#{step + 1}")
+            self._mark.__enter__()
+
+    def part(self, name: str) -> AbstractContextManager[Any]:
+        return record_function(f"allranks.{name}")
+
+    def step_ends(self, step: int) -> bool:
+        if self._on:
+            self._mark.__exit__(None, None, None)
+        if step == self._last and self._profile is not None:
+            self._on = False
+            wait_for_collectives(self._quiet)
+            self._profile.stop()
+            if self._device.type == "cuda":
+                self.peak_bytes = torch.cuda.max_memory_allocated(self._device)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._profile.export_chrome_trace(str(self._path))
+            return True
+        return False
+
+    def close(self) -> None: ...

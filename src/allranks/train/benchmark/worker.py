@@ -1,0 +1,183 @@
+"""A rank's part of a comparison: data once, then per strategy a verification, then timed repeats in alternation."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import torch.distributed as dist
+
+from allranks.errors import AllranksError
+from allranks.planning.records import LaunchPlan
+from allranks.rundir.events import EventLog
+from allranks.rundir.files import write_json
+from allranks.rundir.heartbeat import FINISH_PHASE, heartbeat
+from allranks.rundir.paths import RunDir
+from allranks.spec import RunSpec
+from allranks.spec.records import CompareRequest
+from allranks.train import strategies
+from allranks.train.attempt import load_plan, open_event_log
+from allranks.train.benchmark.verification import VERIFY_STEPS, TrialRunner, Verifier
+from allranks.train.distributed import DistContext, join_process_group, leave_process_group
+from allranks.train.loop import loop_of
+from allranks.train.sync_proof import prove_ranks
+from allranks.utils.inputs import read_regular
+
+PARTS = ("step_time_s", "data_s", "forward_s", "backward_s", "optimizer_s")
+FAILURES = (
+    AllranksError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AssertionError,
+    NotImplementedError,
+)
+
+
+def run_benchmark_rank(run: RunDir, attempt: int, spec: RunSpec) -> int:
+    """Compare as the run folder says.
+
+    Args:
+        spec: the run's spec, with the paths of this node.
+
+    Returns:
+        The exit code.
+    """
+    plan = load_plan(run)
+    asked = msgspec.json.decode(read_regular(run.compare), type=CompareRequest)
+    with open_event_log(run, attempt, None) as events:
+        world = join_process_group(plan)
+        code = BenchmarkWorker(run, spec, plan, asked, world, events).run()
+        leave_process_group()
+    return code
+
+
+@dataclass
+class StrategyResult:
+    """What is known of one strategy on this rank."""
+
+    failed: str | None = None
+    verified: dict[str, Any] = field(default_factory=dict)
+    repeats: list[dict[str, Any]] = field(default_factory=list)
+
+
+class BenchmarkWorker:
+    """One rank's comparison. Every method is called by all ranks."""
+
+    def __init__(
+        self, run: RunDir, spec: RunSpec, plan: LaunchPlan, asked: CompareRequest, world: DistContext, events: EventLog
+    ) -> None:
+        self._run, self._spec, self._plan, self._asked = run, spec, plan, asked
+        self._world, self._events = world, events
+        self._started = time.perf_counter()
+
+    def run(self) -> int:
+        self._phase("prepare")
+        self._bench = TrialRunner(self._run, self._spec, self._plan, self._world)
+        self._phase("prove")
+        model = self._bench.model()
+        self._verifier = Verifier(self._bench, model)
+        self._parameters = sum(p.numel() for p in model.parameters())
+        proof = prove_ranks(self._world, self._plan.world_size, model.model, self._bench.order)
+        self._events.write("proof", **msgspec.to_builtins(proof))
+        self._phase("train", total_steps=0)
+        self._tell("one process computes the reference")
+        self._verifier.reference(model)
+        del model
+        self._tell("negative control: no synchronisation")
+        control = self._verifier.negative_control()
+        found = {entry.name: StrategyResult() for entry in self._asked.strategies}
+        for entry in self._asked.strategies:
+            self._tell(f"verifying {entry.name}")
+            self._guarded(found[entry.name], lambda e=entry: self._verify(e.name, e.options, found[e.name]))
+        self._rounds(found)
+        self._write(found, control)
+        self._events.write("phase", name="done")
+        heartbeat.phase(FINISH_PHASE)
+        dist.barrier(group=self._world.control)
+        return 0
+
+    def _phase(self, name: str, **more: Any) -> None:
+        self._events.write("phase", name=name, **more)
+        heartbeat.phase(name)
+
+    def _rounds(self, found: dict[str, StrategyResult]) -> None:
+        """Repeats in alternation: what disturbs the machine for a while disturbs all alike."""
+        names = self._asked.strategies
+        for repeat in range(self._asked.repeats):
+            turn = repeat % len(names)
+            for entry in (*names[turn:], *names[:turn]):
+                known = found[entry.name]
+                if known.failed is None:
+                    self._tell(f"repeat {repeat + 1} of {self._asked.repeats}: {entry.name}")
+                    self._guarded(
+                        known, lambda e=entry, k=known, r=repeat: k.repeats.append(self._time(e.name, e.options, r))
+                    )
+
+    def _guarded(self, found: StrategyResult, action: Callable[[], None]) -> None:
+        """A strategy that fails on a rank is out of the comparison on all; the others go on."""
+        problem = None
+        try:
+            action()
+        except FAILURES as error:
+            problem = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+        problems: list[Any] = [None] * self._world.size
+        dist.all_gather_object(problems, problem, group=self._world.control)
+        bad = [(r, p) for r, p in enumerate(problems) if p]
+        if bad:
+            found.failed = f"rank {bad[0][0]}: {bad[0][1]}"
+        gc.collect()
+
+    def _tell(self, text: str) -> None:
+        if self._world.is_first:
+            self._events.write("compare", text=text, seconds=round(time.perf_counter() - self._started, 1))
+
+    def _verify(self, name: str, options: dict[str, Any], found: StrategyResult) -> None:
+        found.verified = self._verifier.verify(name, options)
+
+    def _time(self, name: str, options: dict[str, Any], repeat: int) -> dict[str, Any]:
+        strategy = strategies.create(name, options)
+        self._bench.setup(strategy)
+        wanted, log = self._asked.warmup_steps + self._asked.steps, self._bench.log(name, repeat + 1)
+        steps, work = self._bench.train(strategy, wanted, log, None, loop=loop_of(name))
+        counted = steps[self._asked.warmup_steps :]
+        return {
+            "work": vars(work),
+            "losses": [e["loss"] for e in steps],
+            "tokens": [e["tokens"] for e in counted],
+            **{part: [e.get(part, 0.0) for e in counted] for part in PARTS},
+        }
+
+    def _write(self, found: dict[str, StrategyResult], control: dict[str, Any]) -> None:
+        mine = {name: vars(f) for name, f in found.items()}
+        every: list[Any] = [None] * self._world.size
+        dist.all_gather_object(every, mine, group=self._world.control)
+        if not self._world.is_first:
+            return
+        model = self._spec.model
+        write_json(
+            self._bench.folder / "measured.json",
+            {
+                "world_size": self._world.size,
+                "nodes": len(self._plan.nodes),
+                "device": str(self._world.device.type),
+                "dtype": self._plan.dtype,
+                "model": model.name if model else None,
+                "parameters": self._parameters,
+                "trained_bytes": self._verifier.sizes.trained_bytes,
+                "grad_accum": self._bench.batch.grad_accum,
+                "global_batch_size": self._bench.batch.global_batch_size,
+                "steps": self._asked.steps,
+                "warmup_steps": self._asked.warmup_steps,
+                "verify_steps": VERIFY_STEPS,
+                "repeats": self._asked.repeats,
+                "reference_s": round(self._verifier.reference_s, 3),
+                "negative_control": control,
+                "ranks": every,
+            },
+        )

@@ -1,0 +1,193 @@
+"""Verify a checkpoint's files against digests of memory, and atomically rename the complete folder.
+
+A new process computes the digests of the files. This module also checks free space, updates the pointer to the newest
+checkpoint and removes old ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from allranks.errors import CheckpointError
+from allranks.rundir.files import make_folder, write_text_atomic
+from allranks.rundir.paths import RunDir, restrict_permissions
+from allranks.train.checkpoint.writer import PublishedFiles, TensorDigest
+from allranks.train.models.weight_sources import NAME_OF
+
+READER = Path(__file__).with_name("reread.py")
+WRAPPERS = ("_fsdp_wrapped_module", "_orig_mod", "module.", "_checkpoint_wrapped_module")
+FileFacts = dict[str, dict[str, Any]]  # by file: bytes, sha256, tensors
+
+
+def tensor_files(folder: Path) -> list[str]:
+    """Every safetensors file of a checkpoint, by its name within it."""
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*.safetensors"))
+
+
+def reread_files(folder: Path, files: Sequence[str], prints: Iterable[TensorDigest], timeout_s: float) -> FileFacts:
+    """What a process of its own finds in the files.
+
+    Raises:
+        CheckpointError: a file is not whole, or the reading took too long.
+    """
+    if not files:
+        return {}
+    ranges: dict[str, list[list[int]]] = {}
+    for p in prints:
+        ranges.setdefault(p.key, []).append([p.offset, p.numel])
+    request = json.dumps({"folder": str(folder), "files": list(files), "ranges": ranges})
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", str(READER)],
+            input=request,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise CheckpointError(f"{folder}: reading it again took more than {timeout_s:.0f} s") from None
+    if done.returncode != 0:
+        raise CheckpointError(f"{folder}: could not be read again: {done.stderr.strip().splitlines()[-1:]}")
+    answer = json.loads(done.stdout)
+    if "problem" in answer:
+        raise CheckpointError(f"{folder}/{answer['problem']}")
+    return answer
+
+
+def compare_digests(found: FileFacts, wanted: Iterable[TensorDigest], published: PublishedFiles) -> None:
+    """Every tensor there, none too many, each with the dtype, shape and bytes that memory had.
+
+    Raises:
+        CheckpointError: names the first file and tensor that is not so.
+    """
+    shapes = {published.keys[n]: list(published.whole[n][1]) for n in published.keys}
+    dtypes = {published.keys[n]: NAME_OF[published.whole[n][0]] for n in published.keys}
+    missing: dict[tuple[str, int, int], TensorDigest] = {(p.key, p.offset, p.numel): p for p in wanted if p.numel}
+    extra: list[tuple[str, str]] = []
+    for file, facts in found.items():
+        for key, offset, numel, crc, dtype, shape in facts["tensors"]:
+            _refuse_wrapper(file, key)
+            if not file.startswith("state/") and key in shapes and (shape, dtype) != (shapes[key], dtypes[key]):
+                raise CheckpointError(f"{file}: {key} is {dtype}{shape}, the model's is {dtypes[key]}{shapes[key]}")
+            if not numel:
+                continue
+            print_ = missing.pop((key, offset, numel), None)
+            if print_ is None:
+                extra.append((file, key))
+            elif (print_.crc, print_.dtype) != (crc, dtype):
+                raise CheckpointError(
+                    f"{file}: {key} (elements {offset} to {offset + numel}) differs from memory after it was read again"
+                )
+    if missing:
+        first = min(missing)
+        raise CheckpointError(
+            f"{len(missing)} ranges of tensors were not saved, first {first[0]} from element {first[1]}"
+        )
+    if extra:
+        raise CheckpointError(f"{extra[0][0]}: {extra[0][1]} was not to be saved, or is there twice")
+
+
+def _refuse_wrapper(file: str, key: str) -> None:
+    if any(w in key.removeprefix("model/") for w in WRAPPERS):
+        raise CheckpointError(f"{file}: {key} has a wrapper's prefix; nothing else could load it")
+
+
+def require_coverage(published: PublishedFiles, prints: Iterable[TensorDigest]) -> None:
+    """All of each published weight is held by some rank: else a part of it would be in no fingerprint.
+
+    Raises:
+        CheckpointError: names the weight.
+    """
+    covered: Mapping[str, int] = dict.fromkeys(published.keys.values(), 0)
+    counts = dict(covered)
+    for p in prints:
+        if p.key in counts:
+            counts[p.key] += p.numel
+    for name, key in published.keys.items():
+        if counts[key] != published.whole[name][1].numel():
+            raise CheckpointError(
+                f"{key}: the ranks together hold {counts[key]} of its {published.whole[name][1].numel()} elements"
+            )
+
+
+SPARE_BYTES = 1 << 20
+
+
+def make_room(run: RunDir, need_bytes: int) -> list[int]:
+    """Remove the oldest checkpoints, never the newest, until `need_bytes` are free.
+
+    Returns:
+        The steps whose checkpoints were removed.
+
+    Raises:
+        CheckpointError: there is not room enough even so; nothing was removed then.
+    """
+    need = int(need_bytes * 1.05) + SPARE_BYTES
+    make_folder(run.checkpoints)
+    free = shutil.disk_usage(run.checkpoints).free
+    old = run.checkpoint_steps()[:-1]
+    sizes = {step: _bytes_below(run.checkpoint(step)) for step in old}
+    if free + sum(sizes.values()) < need:
+        raise CheckpointError(
+            f"{run.checkpoints}: about {need_bytes / 2**20:.1f} MiB are needed, {free / 2**20:.1f} MiB are free"
+        )
+    removed = []
+    for step in old:
+        if free >= need:
+            break
+        shutil.rmtree(run.checkpoint(step), ignore_errors=True)
+        free += sizes[step]
+        removed.append(step)
+    return removed
+
+
+def _bytes_below(folder: Path) -> int:
+    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+
+
+def publish_checkpoint(run: RunDir, aside: Path, step: int, keep: int) -> None:
+    """Give a folder that is whole its name, then point to it, then remove all but the newest `keep`."""
+    restrict_permissions(run, aside)
+    sync_tree(aside)
+    final = run.checkpoint(step)
+    old = final.with_name(f".{final.name}.old")
+    if final.exists():  # what a stop saves again in full, or a step that was done again
+        shutil.rmtree(old, ignore_errors=True)
+        final.rename(old)
+    aside.rename(final)
+    sync(final.parent)
+    point_latest_to(run, step)
+    shutil.rmtree(old, ignore_errors=True)
+    for number in run.checkpoint_steps()[:-keep]:
+        if number != step:
+            shutil.rmtree(run.checkpoint(number), ignore_errors=True)
+
+
+def point_latest_to(run: RunDir, step: int) -> None:
+    """``checkpoints/latest`` holds the newest one's name."""
+    write_text_atomic(run.latest_checkpoint, f"{run.checkpoint(step).name}\n")
+    sync(run.checkpoints)
+
+
+def sync_tree(folder: Path) -> None:
+    """All files and lists of names below a folder, and its own, to the disk."""
+    for path in folder.rglob("*"):
+        sync(path)
+    sync(folder)
+
+
+def sync(path: Path) -> None:
+    """A file, or a folder's list of names, to the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,126 @@
+"""Reading checkpoints: each rank reads the ranges that it holds, whoever wrote them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from allranks.errors import CheckpointError
+from allranks.rundir.files import read_json
+from allranks.train import distributed
+from allranks.train.checkpoint.writer import ADAPTER_FILE, INDEX_FILE, PublishedFiles, weight_name
+from allranks.train.strategies import shards
+from allranks.train.strategies.base import Strategy
+from allranks.train.strategies.shards import MASTER, TensorShard, allocate_state
+from allranks.utils.inputs import read_text
+
+
+def load_full(folder: Path, strategy: Strategy, published: PublishedFiles, rank: int) -> None:
+    """Weights, optimizer and this rank's random generators from a full checkpoint, of any strategy and number of ranks.
+
+    Raises:
+        CheckpointError: it does not fit this model.
+    """
+    state = folder / "state"
+    stored = shards.stored_sizes(state)
+    weights = strategy.weight_shards()
+    inside = [s for s in weights if s.key in stored]
+    _load_published(folder, [s for s in weights if s.key not in stored], published)
+    keeps_master = getattr(strategy, "keeps_master", False)
+    keys = [key for key in stored if keeps_master or not key.endswith(f"/{MASTER}")]
+    shards.read_shards([*inside, *allocate_state(strategy.state_ranges(), keys)], state)
+    _finish_loading(strategy)
+    own = state / f"rank{rank}.pt"
+    if own.exists():
+        distributed.set_rng_state(torch.load(own, weights_only=True))
+
+
+def load_weights_only(folder: Path, strategy: Strategy, published: PublishedFiles, model: nn.Module) -> None:
+    """The trained weights alone; optimizer and random generators start anew.
+
+    Raises:
+        CheckpointError: it does not fit this model.
+    """
+    known = {name for part in published.files for name in part}
+    wanted = [s for s in strategy.weight_shards() if weight_name(s.key) in known]
+    if len(published.keys) < len(known):
+        _load_converted(folder, wanted, model)
+    else:
+        _load_published(folder, wanted, published)
+    _finish_loading(strategy)
+
+
+def require_same_data(folder: Path, sequences: int) -> None:
+    """The order of rows depends on how many there are.
+
+    Raises:
+        CheckpointError: the data has changed since.
+    """
+    progress = read_json(folder / "state" / "progress.json")
+    had = progress.get("sequences") if isinstance(progress, dict) else None
+    if isinstance(had, int) and had != sequences:
+        raise CheckpointError(
+            f"{folder}: there were {had} training sequences when it was written, now there are {sequences}: the order of the data would be "
+            "another; give the same data, or begin a new run from these weights"
+        )
+
+
+def _finish_loading(strategy: Strategy) -> None:
+    """Some keep what they compute with apart from what was read."""
+    loaded: Callable[[], None] | None = getattr(strategy, "loaded", None)
+    if loaded is not None:
+        loaded()
+
+
+def _load_published(folder: Path, wanted: Sequence[TensorShard], published: PublishedFiles) -> None:
+    """Ranges of weights from the files for others, one tensor in memory at a time."""
+    places = _file_of_each_key(folder)
+    with ExitStack() as stack:
+        opened: dict[str, Any] = {}
+        for shard in wanted:
+            name = weight_name(shard.key)
+            key = published.keys.get(name)
+            if key is None or key not in places:
+                raise CheckpointError(f"{folder}: does not fit this model: it has no {name}")
+            file = places[key]
+            if file not in opened:
+                opened[file] = stack.enter_context(safe_open(folder / file, framework="pt"))
+            _fill(shard, opened[file].get_tensor(key), folder / file, key)
+
+
+def _fill(shard: TensorShard, whole: torch.Tensor, file: Path, key: str) -> None:
+    if whole.numel() != shard.numel:
+        raise CheckpointError(
+            f"{file}: does not fit this model: {key} has {whole.numel()} elements, {shard.numel} are wanted"
+        )
+    shard.tensor.copy_(whole.view(-1)[shard.offset : shard.offset + shard.tensor.numel()])
+
+
+def _file_of_each_key(folder: Path) -> dict[str, str]:
+    """The file of each key."""
+    if (folder / INDEX_FILE).exists():
+        return json.loads(read_text(folder / INDEX_FILE))["weight_map"]
+    name = ADAPTER_FILE if (folder / ADAPTER_FILE).exists() else "model.safetensors"
+    try:
+        with safe_open(folder / name, framework="pt") as file:
+            return dict.fromkeys(file.keys(), name)
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"{folder / name}: cannot be read: {error}") from None
+
+
+def _load_converted(folder: Path, wanted: Sequence[TensorShard], model: Any) -> None:
+    """Where transformers stores weights in another layout, it also reads them: the whole model, on the CPU."""
+    twin = type(model).from_pretrained(str(folder))
+    whole = twin.state_dict()
+    for shard in wanted:
+        name = weight_name(shard.key)
+        if name not in whole:
+            raise CheckpointError(f"{folder}: does not fit this model: it has no {name}")
+        _fill(shard, whole[name], folder, name)

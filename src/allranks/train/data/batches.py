@@ -1,0 +1,214 @@
+"""Collate sequences to tensors, and generate the batches of ``builtin:noise``.
+
+Noise rows are generated on demand and only serve to run steps. Row `i` of a seed is the same on every machine, for any batch
+size and number of ranks, because each row has its own generator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from allranks.spec.records import DataSpec, EvalSpec
+from allranks.train.data.prepared import DataFacts, PreparedData, TokenSet
+from allranks.train.data.sampler import Rows
+
+IGNORE = -100
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch of ``B`` sequences of ``L`` tokens, all int64.
+
+    ``input_ids`` (B, L); ``targets`` (B, L): the next token where it carries loss, else -100, or (B,) classes;
+    ``position_ids`` (B, L) starting at 0 for every packed row, or None where the plain ones are meant;
+    ``attention_mask`` (B, L) for classifiers, else None: padding is on the right, where causal models never look.
+    """
+
+    input_ids: torch.Tensor
+    targets: torch.Tensor
+    position_ids: torch.Tensor | None
+    attention_mask: torch.Tensor | None
+    tokens_real: int
+    tokens_trained: int
+
+    @property
+    def inputs(self) -> torch.Tensor:
+        return self.input_ids
+
+    @property
+    def tokens_padded(self) -> int:
+        return self.input_ids.numel() - self.tokens_real
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device; the copies do not wait."""
+        if device.type == "cpu":
+            return self
+
+        def move(tensor: torch.Tensor | None) -> torch.Tensor | None:
+            return None if tensor is None else tensor.pin_memory().to(device, non_blocking=True)
+
+        ids, targets = move(self.input_ids), move(self.targets)
+        assert ids is not None and targets is not None
+        return Batch(
+            ids, targets, move(self.position_ids), move(self.attention_mask), self.tokens_real, self.tokens_trained
+        )
+
+
+def collate(tokens: TokenSet, sequences: Rows, pad_id: int, pad_to: int | None) -> Batch:
+    """A micro-batch of language-model sequences.
+
+    Args:
+        pad_to: pad every sequence to this length; None pads to the longest of this batch.
+    """
+    parts = [
+        [slice(int(tokens.offsets[r]), int(tokens.offsets[r + 1])) for r in tokens.rows_of(int(s))] for s in sequences
+    ]
+    lengths = [sum(p.stop - p.start for p in row) for row in parts]
+    width = pad_to or max(lengths)
+    shape = (len(parts), width)
+    ids = np.full(shape, pad_id, np.int64)
+    targets = np.full(shape, IGNORE, np.int64)
+    positions = np.zeros(shape, np.int64)
+    packed = any(len(row) > 1 for row in parts)
+    for i, row in enumerate(parts):
+        at = 0
+        for part in row:
+            n = part.stop - part.start
+            ids[i, at : at + n] = tokens.ids[part]
+            nxt = tokens.ids[part.start + 1 : part.stop].astype(np.int64)
+            targets[i, at : at + n - 1] = np.where(tokens.mask[part.start + 1 : part.stop] == 1, nxt, IGNORE)
+            positions[i, at : at + n] = np.arange(n)
+            at += n
+        positions[i, at:] = np.arange(width - at)  # padding is a row of its own
+    return Batch(
+        input_ids=torch.from_numpy(ids),
+        targets=torch.from_numpy(targets),
+        position_ids=torch.from_numpy(positions) if packed else None,
+        attention_mask=None,
+        tokens_real=sum(lengths),
+        tokens_trained=int((targets != IGNORE).sum()),
+    )
+
+
+def collate_labelled(tokens: TokenSet, sequences: Rows, pad_id: int) -> Batch:
+    """A micro-batch of labelled rows, padded to the longest, with an attention mask."""
+    parts = [slice(int(tokens.offsets[r]), int(tokens.offsets[r + 1])) for r in sequences]
+    lengths = [p.stop - p.start for p in parts]
+    ids = np.full((len(parts), max(lengths)), pad_id, np.int64)
+    mask = np.zeros_like(ids)
+    for i, part in enumerate(parts):
+        ids[i, : lengths[i]] = tokens.ids[part]
+        mask[i, : lengths[i]] = 1
+    return Batch(
+        input_ids=torch.from_numpy(ids),
+        targets=torch.from_numpy(np.asarray(tokens.labels[sequences], np.int64)),
+        position_ids=None,
+        attention_mask=torch.from_numpy(mask),
+        tokens_real=sum(lengths),
+        tokens_trained=len(parts),
+    )
+
+
+DEFAULT_ROWS = 65_536  # more than the 51,200 that 100 steps of 8 ranks with 64 rows take: none comes twice there
+
+SPREAD = 0x9E3779B1  # keeps the rows of neighbouring seeds apart
+
+
+@dataclass(frozen=True)
+class NoiseBatch:
+    """``inputs`` and ``targets`` (B, width), in the model's dtype. A row counts as one token."""
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+    @property
+    def tokens_real(self) -> int:
+        return len(self.inputs)
+
+    tokens_trained = tokens_real
+    tokens_padded = 0
+
+    def to(self, device: torch.device) -> NoiseBatch:
+        """The same batch on a device; the copies do not wait."""
+        if device.type == "cpu":
+            return self
+        moved = [t.pin_memory().to(device, non_blocking=True) for t in (self.inputs, self.targets)]
+        return NoiseBatch(*moved)
+
+
+class NoTokenizer:
+    """Stands where a tokenizer would: there is no text."""
+
+    pad_token_id = 0
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Nothing to save."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+def noise_batch(data: DataSpec, tokens: TokenSet, sequences: Rows, width: int, dtype: torch.dtype) -> NoiseBatch:
+    """The rows that `sequences` name, drawn in float32."""
+    drawn = torch.empty(len(sequences), 2, width)
+    for i, row in enumerate(tokens.labels[sequences]):
+        generator = torch.Generator().manual_seed((data.seed * SPREAD + int(row)) % 2**32)  # it looks at 32 bits only
+        torch.randn(2, width, generator=generator, out=drawn[i])
+    drawn = drawn.to(dtype)
+    return NoiseBatch(drawn[:, 0].contiguous(), drawn[:, 1].contiguous())
+
+
+def prepared_noise(data: DataSpec, evaluation: EvalSpec) -> PreparedData:
+    """The rows' numbers; those held out come behind those of training."""
+    rows = data.subset or DEFAULT_ROWS
+    held = max(1, round(data.eval_fraction * rows)) if data.eval_fraction and rows > 1 else 0
+    held = min(held, evaluation.subset or held)
+    train = _numbered(0, rows - held)
+    facts = DataFacts(
+        source=data.source,
+        template="noise",
+        rows=rows,
+        rows_train=len(train),
+        rows_eval=held,
+        rows_truncated=0,
+        rows_without_target=0,
+        tokens_cut=0,
+        sequences=len(train),
+        tokens_real=len(train),
+        tokens_trained=len(train),
+        fill=1.0,
+        vocab_size=0,
+        labels={},
+    )
+    return PreparedData(
+        train=train,
+        held_out=_numbered(rows - held, rows) if held else None,
+        questions=[],
+        facts=facts,
+        tokenizer=NoTokenizer(),
+        how="drawn as it is read",
+        folder=Path(),
+    )
+
+
+def _numbered(first: int, last: int) -> TokenSet:
+    """Rows first to last (not included): no tokens, and the row's number as its label."""
+    n = last - first
+    each: Any = np.arange(n, dtype=np.int64)
+    ends: Any = np.arange(n + 1, dtype=np.int64)
+    ones: Any = np.ones(n, np.int64)
+    return TokenSet(
+        ids=np.zeros(0, np.int32),
+        mask=np.zeros(0, np.uint8),
+        offsets=ends,
+        pack_offsets=ends,
+        pack_rows=each,
+        labels=each + first,
+        real=ones,
+        trained=ones,
+    )

@@ -1,0 +1,154 @@
+"""Join the process group through the agent's store, and seed, save and restore this rank's random generators."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from allranks.errors import EnvironmentNotAble
+from allranks.planning.records import LaunchPlan
+from allranks.rundir.heartbeat import STORE_VARIABLE
+from allranks.train import step_timers
+from allranks.utils.machine import host_name
+
+
+def open_store(world_size: int, timeout: timedelta) -> dist.Store | None:
+    """Open the store that `ALLRANKS_STORE` names: ``file:PATH`` or ``tcp:ADDRESS:PORT:PREFIX``.
+
+    Returns:
+        None without the variable: torch then uses ``env://``, as a program of the user's own does.
+
+    Raises:
+        EnvironmentNotAble: the variable holds something else.
+    """
+    kind, _, where = os.environ.get(STORE_VARIABLE, "").partition(":")
+    if not kind:
+        return None
+    if kind == "file":
+        store = dist.FileStore(where, world_size)
+        store.set_timeout(timeout)
+        return store
+    address_and_port, _, prefix = where.rpartition(":")
+    address, _, port = address_and_port.rpartition(":")
+    if kind != "tcp" or not port.isdigit():
+        raise EnvironmentNotAble(f"{STORE_VARIABLE} names no store that is known: {kind!r}")
+    return dist.PrefixStore(prefix, dist.TCPStore(address, int(port), world_size, False, timeout))
+
+
+@dataclass(frozen=True)
+class DistContext:
+    """Who this rank is. ``group`` carries training; ``control`` (gloo, CPU) carries small bookkeeping beside it."""
+
+    rank: int
+    local_rank: int
+    size: int
+    host: str
+    device: torch.device
+    group: dist.ProcessGroup
+    control: dist.ProcessGroup
+
+    @property
+    def is_first(self) -> bool:
+        """True on rank 0, which writes what is written once."""
+        return self.rank == 0
+
+
+# One process that talks to nobody; its groups are never used.
+SINGLE_PROCESS = DistContext(
+    rank=0,
+    local_rank=0,
+    size=1,
+    host="",
+    device=torch.device("cpu"),
+    group=cast(dist.ProcessGroup, None),
+    control=cast(dist.ProcessGroup, None),
+)
+
+
+def join_process_group(plan: LaunchPlan) -> DistContext:
+    """Join the process group by the environment that the agent gave, and make the control group.
+
+    The timeout is the spec's (``cluster.timeout_s``): the only knob that really bounds a collective.
+    """
+    local_rank = int(os.environ["LOCAL_RANK"])
+    timeout = timedelta(seconds=plan.timeout_s)
+    device = torch.device("cpu")
+    if plan.device == "cuda":
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    bind = device if plan.backend == "nccl" else None
+    step_timers.start_wait_timer()
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = open_store(size, timeout)
+    named = {} if store is None else {"store": store, "rank": rank, "world_size": size}
+    dist.init_process_group(plan.backend, timeout=timeout, device_id=bind, **named)
+    group = dist.group.WORLD
+    assert group is not None
+    control = dist.new_group(backend="gloo", timeout=timeout, group_desc="control")
+    assert isinstance(control, dist.ProcessGroup)
+    return DistContext(
+        rank=dist.get_rank(),
+        local_rank=local_rank,
+        size=dist.get_world_size(),
+        host=host_name(),
+        device=device,
+        group=group,
+        control=control,
+    )
+
+
+def leave_process_group() -> None:
+    """Leave the process group, if in one.
+
+    After success only: under NCCL this waits for the peers, which wait in a collective for a rank that has failed. Such a
+    rank ends its process instead (`allranks.launch.rank`).
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def rng_state() -> dict[str, Any]:
+    """Python, NumPy, torch CPU and (where there is one) this rank's CUDA generator; loadable with weights_only."""
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # type: ignore[misc]
+    state = {
+        "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
+        "numpy": {
+            "name": name,
+            "keys": torch.from_numpy(np.asarray(keys, np.int64)),
+            "position": position,
+            "has_gauss": has_gauss,
+            "cached": cached,
+        },
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Put back what `rng_state` gave."""
+    python, numpy = state["python"], state["numpy"]
+    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+    np.random.set_state(
+        (numpy["name"], numpy["keys"].numpy().astype(np.uint32), numpy["position"], numpy["has_gauss"], numpy["cached"])
+    )
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def seed_rank(seed: int, rank: int) -> None:
+    """Different dropout on every rank, the same on every run."""
+    mixed = (seed * 1_000_003 + rank) % (2**32)
+    random.seed(mixed)
+    np.random.seed(mixed)
+    torch.manual_seed(mixed)

@@ -1,0 +1,1 @@
+"""Engines that run the optimizer steps in place of `train.loop`."""

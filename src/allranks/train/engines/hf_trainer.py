@@ -1,0 +1,282 @@
+"""Run the optimizer steps with Hugging Face's Trainer in place of the loop, with the same data, loss, records and stops.
+
+The scheduler uses the run's learning rates, callbacks write the step records, and checks refuse launch settings that silently
+break the Trainer.
+"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import accelerate
+import msgspec
+import torch
+import torch.distributed as dist
+import transformers
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import TrainerCallback, TrainerControl
+
+from allranks.errors import ProofFailed
+from allranks.rundir.events import EventLog
+from allranks.spec import trainer_arguments
+from allranks.spec.records import TrainSpec
+from allranks.train import distributed
+from allranks.train.data.batches import Batch
+from allranks.train.data.prepared import TokenSet
+from allranks.train.data.sampler import Rows, SampleOrder
+from allranks.train.distributed import DistContext
+from allranks.train.engines.hf_trainer_steps import RanksTrainer, RowDataset, TrainerStep, check_rows, loader, prove_fed
+from allranks.train.loop import NullStepWatcher, StepWatcher
+from allranks.train.optimizer import learning_rate
+from allranks.train.step_metrics import LoopOutcome, LoopPlan, ReducedStep, StepMetrics, StepWork, StopRequest
+from allranks.train.strategies.hf_trainer import HFTrainer
+from allranks.train.sync_proof import prove_weights
+
+
+class TrainerEvents(Protocol):
+    """Who wants to know."""
+
+    def train_begins(self) -> None: ...
+
+    def updated(self) -> None: ...
+
+    def step_ended(self) -> bool:
+        """True if all ranks are to stop."""
+        ...
+
+
+class MetricsCallback(TrainerCallback):
+    """Tells of the wrapped model, of each update, and of each step's end; ends the training when all agreed to stop."""
+
+    def __init__(self, steps: TrainerEvents) -> None:
+        self._steps = steps
+
+    def on_train_begin(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
+        self._steps.train_begins()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
+        self._steps.updated()
+
+    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
+        if self._steps.step_ended():
+            control.should_training_stop = True
+
+
+class RunSchedule(LRScheduler):
+    """The rates of `optim.learning_rate`, from optimizer step `first` (from 0) on."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, train: TrainSpec, first: int, total: int) -> None:
+        self._train, self._total = train, total
+        for group in optimizer.param_groups:
+            group["initial_lr"] = train.lr
+        super().__init__(optimizer, last_epoch=first - 1)  # it makes a step of its own at once
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        """One rate for all groups."""
+        rate = learning_rate(self._train, self.last_epoch, self._total)
+        return [rate for _ in self.optimizer.param_groups]
+
+
+NORM_TOLERANCE = 1e-5  # of the mean norm; averaged gradients are equal to the last bit
+
+
+def check_wrapped(trainer: Any, world: DistContext, find_unused_parameters: bool) -> None:
+    """The Trainer counts all ranks, and its model averages gradients over them.
+
+    Raises:
+        ProofFailed: it trains alone, on another device, or without the wrapper.
+    """
+    found = trainer.accelerator.num_processes
+    if found != world.size:
+        raise ProofFailed(
+            f"hf_trainer: Accelerate counts {found} processes of {world.size} ranks: this one would train alone on all rows"
+        )
+    ours, its = world.device, trainer.args.device
+    if ours.type != its.type or (ours.type == "cuda" and ours.index != its.index):
+        raise ProofFailed(f"hf_trainer: the Trainer computes on {its}, this rank on {ours}")
+    if world.size == 1:
+        return
+    wrapped = trainer.model_wrapped
+    if not isinstance(wrapped, DistributedDataParallel):
+        raise ProofFailed(
+            f"hf_trainer: the Trainer left the model as a {type(wrapped).__name__} instead of wrapping it in DistributedDataParallel: "
+            "the ranks' weights would drift apart in silence (on CPUs it wraps with use_cpu alone)"
+        )
+    size = dist.get_world_size(wrapped.process_group)
+    if size != world.size:
+        raise ProofFailed(f"hf_trainer: the wrapper averages over {size} of {world.size} ranks")
+    if bool(wrapped.find_unused_parameters) != find_unused_parameters:
+        raise ProofFailed(
+            f"hf_trainer: the wrapper has find_unused_parameters={wrapped.find_unused_parameters}, asked was {find_unused_parameters}"
+        )
+
+
+def bucket_bytes(wrapped: Any) -> int:
+    """What the wrapper keeps for communication beside the gradients: nothing where gradients are views into it."""
+    if not isinstance(wrapped, DistributedDataParallel) or wrapped.gradient_as_bucket_view:
+        return 0
+    sizes = wrapped._get_ddp_logging_data().get("bucket_sizes", "")
+    return sum(int(size) for size in str(sizes).split(",") if size.strip())
+
+
+def check_norms(rank: int, work: StepWork, agreed: ReducedStep) -> None:
+    """This rank's gradient norm is that of all ranks: gradients that were averaged are the same everywhere.
+
+    The mean over ranks comes with each step's agreement, so this costs nothing.
+
+    Raises:
+        ProofFailed: it is another, so the weights drift apart.
+    """
+    own = float(work.grad_norm)
+    if abs(own - agreed.grad_norm) > NORM_TOLERANCE * max(abs(agreed.grad_norm), torch.finfo(torch.float32).tiny):
+        raise ProofFailed(
+            f"step {agreed.step + 1}: rank {rank} has a gradient norm of {own:.8g}, the mean over ranks is {agreed.grad_norm:.8g}: "
+            "gradients are not averaged over the ranks, so their weights drift apart"
+        )
+
+
+class TrainerLoop:
+    """Runs optimizer steps in a Trainer until the plan is done or a stop is agreed on."""
+
+    def __init__(
+        self,
+        world: DistContext,
+        strategy: HFTrainer,
+        order: SampleOrder,
+        tokens: TokenSet,
+        make_batch: Callable[[Rows], Batch],
+        plan: LoopPlan,
+        events: EventLog,
+        stop: StopRequest,
+        watcher: StepWatcher | None = None,
+    ) -> None:
+        self._world, self._strategy, self._order, self._plan, self._events = world, strategy, order, plan, events
+        self._make_batch = make_batch
+        self._watcher = watcher or NullStepWatcher()
+        self._step_metrics = StepMetrics(
+            world, order, tokens, plan, events, stop, check=lambda work, agreed: check_norms(world.rank, work, agreed)
+        )
+        self._watcher.attach(self._step_metrics.quiet)
+        self._running = TrainerStep(world.device, self._watcher.part)
+        self._running.clock.follow(strategy.module)
+        self._done = plan.first_step
+
+    def run(self) -> LoopOutcome:
+        """All steps; returns at an edge where every rank has done equally many.
+
+        Raises:
+            NonFiniteLoss: on every rank; the weights are those before the step that it names.
+            ProofFailed: the Trainer does not train as one of these ranks, or their weights came apart.
+        """
+        if self._plan.first_step < self._plan.total_steps:
+            self._random = distributed.rng_state()
+            self._began = time.perf_counter()
+            with tempfile.TemporaryDirectory(
+                prefix="allranks-trainer-"
+            ) as folder:  # it wants one, and leaves nothing there
+                self._trainer = self._made(folder)
+                try:
+                    self._trainer.train()
+                finally:
+                    self._running.abandon()
+                # After success only: freeing memory waits for the device, where a failed rank's peers may hold a collective.
+                self._trainer.accelerator.free_memory()
+                del self._trainer
+                gc.collect()  # its parts refer to each other: without this the wrapper's buckets would stay
+            self._step_metrics.drain()
+            prove_weights(self._world, self._strategy.module, f"after step {self._done}")
+        return LoopOutcome(self._done, stopped=self._done < self._plan.total_steps)
+
+    def _made(self, folder: str) -> RanksTrainer:
+        plan, strategy = self._plan, self._strategy
+        first, total = plan.first_step, plan.total_steps
+        micro = self._order.micro_batches(0)
+        given = trainer_arguments.complete_arguments(
+            strategy.args,
+            trainer_arguments.TrainerExpectations(
+                train=msgspec.structs.replace(plan.train, max_grad_norm=strategy.clip_norm),
+                micro_batch_size=len(micro[0]),
+                grad_accum=len(micro),
+                world_size=self._world.size,
+                device=self._world.device.type,
+                find_unused_parameters=strategy.find_unused_parameters,
+                backend=dist.get_backend(self._world.group),
+                max_steps=plan.train.max_steps,
+            ),
+        )
+        self._feed = RowDataset(self._order, self._make_batch, first, total)
+        _let_set_device_be_called()
+        return RanksTrainer(
+            feed=loader(self._feed),
+            running=self._running,
+            ranks=self._world.size,
+            begin=self._step_begins,
+            model=strategy.module,
+            args=transformers.TrainingArguments(**{**given, "output_dir": folder, "max_steps": total - first}),
+            optimizers=(strategy.optimizer, RunSchedule(strategy.optimizer, plan.train, first, total)),
+            callbacks=[MetricsCallback(self)],
+        )
+
+    def train_begins(self) -> None:
+        """The model is wrapped: look at it, and settle its buckets, before anything is trained."""
+        check_wrapped(self._trainer, self._world, self._strategy.find_unused_parameters)
+        if self._world.size > 1:
+            self._strategy.bucket_bytes = bucket_bytes(self._trainer.model_wrapped)
+            self._rehearse()
+        self._events.write(
+            "engine",
+            engine="hf_trainer",
+            version=transformers.__version__,
+            accelerate=accelerate.__version__,
+            wrapper=type(self._trainer.model_wrapped).__name__,
+            find_unused_parameters=self._strategy.find_unused_parameters,
+            initialize_s=round(time.perf_counter() - self._began, 3),
+        )
+        distributed.set_rng_state(self._random)  # the Trainer has seeded all ranks alike
+        self._running.clock.pause()
+
+    def _rehearse(self) -> None:
+        """One forward and backward, thrown away: DDP lays its buckets out anew after the first backward, and from three
+        ranks on sums depend on the layout. Else the first step after a resume would be rounded otherwise."""
+        model: Any = self._trainer.model_wrapped
+        model.train()
+        (model(self._feed.peek().batch) * 0.0).backward()
+        self._strategy.optimizer.zero_grad(set_to_none=True)
+
+    def _step_begins(self, done: int) -> None:
+        step = self._plan.first_step + done
+        self._watcher.step_begins(step)
+        self._running.begin(step, self._step_metrics.trained(step), self._strategy.optimizer.param_groups[0]["lr"])
+
+    def updated(self) -> None:
+        """The optimizer has made its step."""
+        self._running.leave("optimizer")
+
+    def step_ended(self) -> bool:
+        """Write the step down, and do what is due after it; True if all ranks are to stop."""
+        work = self._running.end()
+        step = work.step
+        if step == self._plan.first_step:
+            prove_fed(self._world, self._order, step, self._running.fed)
+        check_rows(self._order, step, self._running.fed)
+        with self._watcher.part("control"):
+            agreed = self._step_metrics.exchange(work)
+        if self._watcher.step_ends(step):
+            self._running.clock.pause()
+        self._done = step + 1
+        stop = self._step_metrics.process_reduced(agreed)
+        if self._step_metrics.callbacks_due(self._done, stop):
+            stop = self._step_metrics.edge(self._done, stop)
+            self._running.clock.pause()
+        return stop
+
+
+def _let_set_device_be_called() -> None:
+    """Accelerate calls it for ranks on CPUs as it does for GPUs; a torch without it has nothing to set there."""
+    if not hasattr(torch.cpu, "set_device"):
+        torch.cpu.set_device = lambda device: None

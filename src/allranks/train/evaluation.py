@@ -1,0 +1,214 @@
+"""Evaluate the loss on held-out rows, generate sample answers, and compute the share of correct answers if they are checkable.
+
+The loss does not depend on batch size or number of ranks: token-weighted sums in float64, one all-reduce.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from allranks.rundir.heartbeat import heartbeat
+from allranks.train.data.batches import IGNORE, Batch, collate, collate_labelled
+from allranks.train.data.prepared import TokenSet
+from allranks.train.data.sampler import Rows
+from allranks.train.distributed import DistContext
+from allranks.train.models.losses import LossModel
+
+DEFAULT_BATCH = 8
+
+
+class EvalResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Loss in nats per target; ``perplexity`` is None for classifiers, ``accuracy`` None for language models."""
+
+    loss: float
+    perplexity: float | None
+    accuracy: float | None
+    targets: int
+    rows: int
+    seconds: float
+    collectives: int = 1
+
+
+class Evaluator:
+    """Evaluates held-out rows, shared out among the ranks."""
+
+    def __init__(
+        self,
+        world: DistContext,
+        model: LossModel,
+        tokens: TokenSet,
+        *,
+        pad_id: int,
+        batch_size: int | None,
+        classifier: bool,
+    ) -> None:
+        self._world, self._model, self._tokens = world, model, tokens
+        self._pad_id, self._size, self._classifier = pad_id, batch_size or DEFAULT_BATCH, classifier
+
+    def run(self) -> EvalResult:
+        """Evaluate once. Every rank calls; all get the same result."""
+        started = time.perf_counter()
+        # loss sum, targets, right answers, rows; float64 sums do not feel the order in which batches come
+        sums = torch.zeros(4, dtype=torch.float64, device=self._world.device)
+        with evaluating(self._model), torch.no_grad():
+            for rows, real in self._batches():
+                heartbeat.beat()
+                part = self._score(rows)
+                if real:
+                    sums += part
+        dist.all_reduce(sums, group=self._world.group)
+        loss_sum, targets, right, rows_seen = sums.tolist()
+        loss = loss_sum / max(targets, 1.0)
+        return EvalResult(
+            loss=loss,
+            perplexity=None if self._classifier else _exp(loss),
+            accuracy=right / max(rows_seen, 1.0) if self._classifier else None,
+            targets=int(targets),
+            rows=int(rows_seen),
+            seconds=time.perf_counter() - started,
+        )
+
+    def _batches(self) -> Iterator[tuple[Rows, bool]]:
+        """This rank's batches, rows of like length together. All ranks run equally many: a strategy may communicate
+        within forward, and a rank that has fewer runs its share again without counting it."""
+        lengths = np.diff(self._tokens.offsets)
+        ordered = np.argsort(lengths, kind="stable").astype(np.int64)
+        mine = ordered[self._world.rank :: self._world.size]
+        rounds = math.ceil(math.ceil(len(ordered) / self._world.size) / self._size)
+        spare = ordered[:1]
+        for i in range(rounds):
+            part = mine[i * self._size : (i + 1) * self._size]
+            yield (part, True) if len(part) else (spare, False)
+
+    def _score(self, rows: Rows) -> torch.Tensor:
+        if self._classifier:
+            batch = collate_labelled(self._tokens, rows, self._pad_id).to(self._world.device)
+            logits = self._model.label_logits(batch)
+            loss = F.cross_entropy(logits, batch.targets, reduction="none").double().sum()
+            right = (logits.argmax(-1) == batch.targets).sum()
+            return torch.stack([loss, loss.new_tensor(len(rows)), right.double(), loss.new_tensor(len(rows))])
+        batch = collate(self._tokens, rows, self._pad_id, None).to(self._world.device)
+        return self._score_text(batch, len(rows))
+
+    def _score_text(self, batch: Batch, rows: int) -> torch.Tensor:
+        logits, targets = self._model.token_logits(batch)
+        each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="none")
+        loss = each.double().sum()
+        return torch.stack([loss, (targets != IGNORE).sum().double(), torch.zeros_like(loss), loss.new_tensor(rows)])
+
+
+def _exp(loss: float) -> float:
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode within, the former mode after."""
+    was = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was)
+
+
+CHECKABLE_CHARS = 40
+SAMPLE_TOKENS = 48
+BATCH = 32
+
+
+class SampleAnswers(msgspec.Struct, frozen=True, kw_only=True):
+    """``exact_match`` is the share of answers that are right to the letter, None where that cannot be asked."""
+
+    exact_match: float | None
+    checked: int
+    samples: list[dict[str, Any]]
+
+
+def is_checkable(questions: list[dict[str, str]]) -> bool:
+    """True if nearly all right answers are one short line: then equality is a fair test."""
+    short = sum(len(q["answer"]) <= CHECKABLE_CHARS and "\n" not in q["answer"].strip() for q in questions)
+    return bool(questions) and short >= 0.95 * len(questions)
+
+
+def sample_answers(
+    world: DistContext,
+    model: nn.Module,
+    tokenizer: Any,
+    questions: list[dict[str, str]],
+    samples: int,
+    *,
+    forward_has_collectives: bool = False,
+) -> SampleAnswers:
+    """Greedy answers to held-out questions, shared out among the ranks. Every rank calls; rank 0 gets the samples.
+
+    With `lockstep` all ranks make equally many forward passes: a strategy may communicate within forward.
+    """
+    check = is_checkable(questions)
+    asked = questions if check else questions[:samples]
+    longest = max((len(tokenizer(q["answer"], add_special_tokens=False)["input_ids"]) for q in asked), default=0)
+    limit = min(SAMPLE_TOKENS, longest + 4)
+    mine = asked[world.rank :: world.size]
+    rounds = math.ceil(math.ceil(len(asked) / world.size) / BATCH)
+    replies: list[str] = []
+    for i in range(rounds):
+        part = mine[i * BATCH : (i + 1) * BATCH]
+        if part or forward_has_collectives:
+            replies += _greedy(world, model, tokenizer, part or asked[:1], limit, forward_has_collectives)[: len(part)]
+    gathered: list[Any] = [None] * world.size
+    dist.all_gather_object(gathered, replies, group=world.control)
+    ordered = [gathered[i % world.size][i // world.size] for i in range(len(asked))]
+    right = sum(reply.strip() == q["answer"].strip() for reply, q in zip(ordered, asked, strict=True))
+    shown: list[dict[str, Any]] = [
+        {
+            "prompt": q["prompt"],
+            "expected": q["answer"],
+            "reply": r,
+            "right": check and r.strip() == q["answer"].strip(),
+        }
+        for q, r in list(zip(asked, ordered, strict=True))[:samples]
+    ]
+    return SampleAnswers(
+        exact_match=right / len(asked) if check and asked else None, checked=len(asked) if check else 0, samples=shown
+    )
+
+
+def _greedy(
+    world: DistContext,
+    model: nn.Module,
+    tokenizer: Any,
+    questions: list[dict[str, str]],
+    limit: int,
+    forward_has_collectives: bool,
+) -> list[str]:
+    encoded = [tokenizer(q["prompt"], add_special_tokens=False)["input_ids"] for q in questions]
+    bos = tokenizer.bos_token_id
+    if bos is not None and tokenizer("x")["input_ids"][:1] == [bos]:
+        encoded = [ids if ids[:1] == [bos] else [bos, *ids] for ids in encoded]
+    width = max(len(ids) for ids in encoded)
+    pad = tokenizer.pad_token_id
+    ids = torch.tensor([[pad] * (width - len(e)) + e for e in encoded], device=world.device)
+    mask = torch.tensor([[0] * (width - len(e)) + [1] * len(e) for e in encoded], device=world.device)
+    with evaluating(model), torch.no_grad():
+        out = model.generate(  # type: ignore[operator]
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=limit,
+            do_sample=False,
+            use_cache=True,
+            synced_gpus=forward_has_collectives,
+            pad_token_id=pad,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+    return tokenizer.batch_decode(out[:, width:], skip_special_tokens=True)

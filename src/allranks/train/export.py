@@ -1,0 +1,118 @@
+"""Run the parts of an export that need torch: ``python -m allranks.train.export merge|prove SOURCE TARGET BASE``.
+
+``merge`` writes base and adapter as one model. ``prove`` compares the logits of the export with those of the checkpoint, both
+read from their files, and prints the largest difference divided by the largest logit.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from allranks.errors import AllranksError, CheckpointError, EnvironmentNotAble
+
+TOKENS = 32
+LOGIT_LIMITS = {
+    "float32": 1e-4,
+    "bfloat16": 3e-2,
+}  # merging rounds each weight once; unmerged copies must be equal to the bit
+
+
+def load(folder: Path, base: str) -> Any:
+    """The model of a folder: an adapter on its base, or a whole model. On the CPU, in the dtype of its files.
+
+    Raises:
+        EnvironmentNotAble: the base cannot be had.
+        CheckpointError: the folder cannot be read.
+    """
+    from peft import PeftModel
+    from safetensors import SafetensorError
+
+    adapted = (folder / "adapter_config.json").is_file()
+    try:
+        model = _load_whole_model(base if adapted else str(folder))
+    except (OSError, ValueError, SafetensorError) as error:
+        text = str(error).splitlines()[0]
+        if adapted:
+            raise EnvironmentNotAble(f"the base model {base} cannot be loaded: {text}") from None
+        raise CheckpointError(f"{folder}: cannot be loaded as a model: {text}") from None
+    if not adapted:
+        return model
+    try:
+        return PeftModel.from_pretrained(model, str(folder))
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{folder}: the adapter does not load onto {base}: {str(error).splitlines()[0]}"
+        ) from None
+
+
+def _load_whole_model(name: str) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    wanted = (AutoConfig.from_pretrained(name).architectures or [""])[0]
+    kind = AutoModelForSequenceClassification if "SequenceClassification" in wanted else AutoModelForCausalLM
+    return kind.from_pretrained(name, dtype="auto", use_safetensors=True)
+
+
+def merge(source: Path, target: Path, base: str) -> str:
+    """Write base and adapter as one model, and the tokenizer beside it."""
+    merged = load(source, base).merge_and_unload(safe_merge=True)
+    merged.save_pretrained(str(target))
+    for path in source.iterdir():
+        if path.is_file() and path.name.startswith(("tokenizer", "special_tokens", "vocab", "merges", "chat_template")):
+            shutil.copy2(path, target / path.name)
+    return "merged"
+
+
+def verify_logits(source: Path, target: Path, base: str) -> str:
+    """Logits of both on the same tokens.
+
+    Raises:
+        CheckpointError: they differ by more than merging explains.
+    """
+    import torch
+
+    wanted, found = load(source, base), load(target, base)
+    wanted.eval()
+    found.eval()
+    size = wanted.get_input_embeddings().weight.shape[0]
+    ids = (torch.arange(2 * TOKENS) * 7919 % size).view(2, TOKENS)
+    mask = torch.ones_like(ids)
+    with torch.inference_mode():
+        a, b = (m(input_ids=ids, attention_mask=mask).logits.float() for m in (wanted, found))
+    difference = float((a - b).abs().max() / a.abs().max().clamp_min(1e-6))
+    dtype = str(next(wanted.parameters()).dtype).removeprefix("torch.")
+    merged = (source / "adapter_config.json").is_file() and not (target / "adapter_config.json").is_file()
+    limit = LOGIT_LIMITS.get(dtype, 3e-2) if merged else 0.0
+    if not difference <= limit:
+        raise CheckpointError(
+            f"{target}: its logits differ from the checkpoint's by {difference:.1e} of the largest (limit {limit:.0e}); nothing was published"
+        )
+    return json.dumps(difference)
+
+
+def main() -> int:
+    """Entry point of the fresh process."""
+    what, source, target, base = sys.argv[1:5]
+    try:
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        answer = {"merge": merge, "prove": verify_logits}[what](Path(source), Path(target), base)
+    except ImportError as error:
+        sys.stderr.write(
+            f"torch, transformers and peft are needed to export ({error}): pip install 'allranks[train]'\n"
+        )
+        return EnvironmentNotAble.exit_code
+    except AllranksError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    sys.stdout.write(f"{answer}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Build models: weights, adapters, mixture of experts, losses."""

@@ -1,0 +1,150 @@
+"""Add LoRA adapters with PEFT and fuse their forward pass.
+
+PEFT supports linear layers, fused expert weights (``target_parameters``) and fully trained modules. It computes
+``base(x) + B(A(dropout(x))) * scaling``: after the base product, three passes over a tensor of the layer's full width, and again
+in backward. Here, the scaling is applied to the r-wide intermediate product, and the second product is added to the base's
+output (``addmm``). Results are equal up to rounding; weights and files are PEFT's own.
+
+Only plain LoRA on linear layers is fused (one active adapter, not merged, no variant, equal dtypes, no hooks on inner layers);
+everything else uses PEFT's forward. DeepSpeed's stage 3 gathers a layer's weights in such hooks.
+"""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from allranks.errors import SpecError
+from allranks.spec.records import AdapterSpec
+from allranks.train.data.tokenization import first_line
+from allranks.train.models.losses import replace_dropout
+
+
+def fuse_lora(model: nn.Module) -> int:
+    """Give every plain LoRA linear layer of a PEFT model the shorter forward; how many."""
+    from peft.tuners.lora.layer import Linear
+
+    found = 0
+    for module in model.modules():
+        if type(module) is Linear and type(module.base_layer) is nn.Linear:
+            module.forward = MethodType(_forward, module)
+            found += 1
+    return found
+
+
+def _forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    active = layer.active_adapters
+    if (
+        args
+        or kwargs
+        or len(active) != 1
+        or layer.disable_adapters
+        or layer.merged
+        or active[0] not in layer.lora_A
+        or layer.lora_variant
+    ):
+        return type(layer).forward(layer, x, *args, **kwargs)
+    name = active[0]
+    down, up, base = layer.lora_A[name], layer.lora_B[name], layer.base_layer
+    if (
+        up.bias is not None
+        or any(part._forward_pre_hooks or part._forward_hooks for part in (down, up, base))
+        or x.dtype != down.weight.dtype
+        or base.weight.dtype != up.weight.dtype
+        or torch.is_autocast_enabled(x.device.type)
+    ):
+        return type(layer).forward(layer, x, *args, **kwargs)
+    middle = F.linear(layer.lora_dropout[name](x), down.weight) * layer.scaling[name]
+    result = F.linear(x, base.weight, base.bias)
+    return torch.addmm(result.flatten(0, -2), middle.flatten(0, -2), up.weight.t()).view(result.shape)
+
+
+def add_adapter(model: nn.Module, spec: AdapterSpec, *, classifier: bool, base: str, seed: int) -> nn.Module:
+    """The model with a fresh LoRA adapter (its base frozen), or the model itself for ``type: none``.
+
+    Args:
+        base: what the saved adapter names as its base: a hub name, or the run's own model folder.
+
+    Raises:
+        SpecError: targets that the model does not have.
+    """
+    if spec.type == "none":
+        return model
+    import torch
+    from peft import LoraConfig, TaskType, get_peft_model
+
+    config = LoraConfig(
+        r=spec.r,
+        lora_alpha=_whole(spec.alpha),  # type: ignore[arg-type] - PEFT takes fractions too
+        lora_dropout=spec.dropout,
+        target_modules=spec.targets if spec.targets is not None else (None if spec.target_parameters else "all-linear"),
+        target_parameters=spec.target_parameters or None,
+        modules_to_save=spec.modules_to_save or None,
+        task_type=TaskType.SEQ_CLS if classifier else TaskType.CAUSAL_LM,
+    )
+    torch.manual_seed(seed + 1)  # the adapter's first weights, equal on every rank
+    try:
+        adapted: Any = get_peft_model(model, config)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise SpecError(f"adapter: {_why(error, model, spec)}") from None
+    replace_dropout(adapted)
+    fuse_lora(adapted)
+    adapted.peft_config["default"].base_model_name_or_path = base
+    if any(getattr(m, "gradient_checkpointing", False) for m in model.modules()):
+        adapted.enable_input_require_grads()  # else a frozen embedding gives checkpointed blocks nothing to differentiate
+    return adapted
+
+
+def _why(error: ValueError, model: nn.Module, spec: AdapterSpec) -> str:
+    if "ParamWrapper" in str(error) and spec.dropout:
+        return (
+            f"dropout is {spec.dropout:g}, but PEFT adapts the fused experts of this model as parameters, for which there is no dropout; "
+            "set adapter.dropout: 0, or adapter.targets to attention alone"
+        )
+    linear = sorted(
+        {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    )
+    return f"{first_line(error)[:300]}; the model's linear layers are named: {', '.join(linear)}"
+
+
+def adapter_remarks(model: nn.Module, spec: AdapterSpec) -> tuple[str, ...]:
+    """Sentences on what PEFT adapted otherwise than was asked for; none for a model without adapters.
+
+    For mixtures of experts whose projections transformers has fused, PEFT takes the old names (gate_proj, w1, ...) for the
+    experts' parameters, and every linear layer for the router's too; layers outside of the experts that have such a name get
+    nothing.
+    """
+    peft: Any = model
+    places = sorted(peft.peft_config["default"].target_parameters or []) if is_adapted(model) else []
+    if not places:
+        return ()
+    wanted = spec.targets if spec.targets is not None else ([] if spec.target_parameters else None)
+    head = peft.get_output_embeddings()  # PEFT leaves it out where all linear layers are meant
+    left = [
+        name.removeprefix("base_model.model.")
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear
+        and module is not head
+        and not any(part in name for part in (".lora_", ".base_layer", ".modules_to_save", ".original_module"))
+        and (wanted is None or any(name == t or name.endswith(f".{t}") for t in wanted))
+    ]
+    if not left:
+        return ()
+    asked = "every linear layer" if wanted is None else ", ".join(wanted)
+    return (
+        f"adapters: of {asked}, PEFT adapts the fused experts instead ({', '.join(places)}) and leaves out {len(left)} linear layers, "
+        f"the first {left[0]}; name what is to be adapted in adapter.targets and adapter.target_parameters",
+    )
+
+
+def _whole(alpha: float) -> int | float:
+    return int(alpha) if float(alpha).is_integer() else alpha
+
+
+def is_adapted(model: nn.Module) -> bool:
+    """True for a PEFT model."""
+    return hasattr(model, "peft_config")

@@ -1,0 +1,343 @@
+"""Build the model from a hub name, a folder or a config, as language model or sequence classifier, and start loading its weights."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from allranks.errors import DataError, EnvironmentNotAble, SpecError
+from allranks.spec.models import _FAMILIES, TINY_ENCODERS, check_model_folder, tiny_family
+from allranks.spec.records import ModelSpec
+from allranks.train.data.tokenization import first_line
+from allranks.train.distributed import SINGLE_PROCESS, DistContext
+from allranks.train.models.moe import keep_routers_in_float32
+from allranks.train.models.weight_loader import READER, WeightLoader, from_meta, run_on_reader, unmaterialize
+from allranks.train.models.weight_sources import (
+    PATTERNS,
+    FileSource,
+    ModelSource,
+    conversions_for,
+    dtypes_of,
+    remember_rules,
+    stored_tensors,
+)
+
+NEW_HEADS = {"classifier", "score", "pooler", "pre_classifier", "out_proj"}  # of a model that is to learn to classify
+Make = Callable[[], Any]
+
+
+def open_config(world: DistContext, make: Make, built: Callable[[Any], None]) -> tuple[Any, WeightLoader]:
+    """A model built from a config. Rank 0 draws its weights and lets them go one by one, the others draw nothing.
+
+    Args:
+        make: builds it, with its weights.
+        built: called on rank 0 with the whole model.
+    """
+    if world.rank == READER:
+        model = make()
+        built(model)
+        source = ModelSource(model)
+        unmaterialize(model, world.device)
+    else:
+        source, model = None, _on_meta(make)
+        from_meta(model, [n for n, _ in model.named_parameters()], {}, world.device)
+    _same_buffers(world, model)
+    return model, WeightLoader(world, source)
+
+
+def open_files(
+    world: DistContext, spec: ModelSpec, make: Make, *, dtype: torch.dtype, classifier: bool, seed: int
+) -> tuple[Any, WeightLoader]:
+    """A model whose weights lie in a folder or on the hub. Rank 0 reads them; the others need no more than its config.
+
+    Raises:
+        SpecError, EnvironmentNotAble: on every rank; names the file and the tensor.
+    """
+    opened: list[FileSource] = []  # on the reader alone
+
+    def check() -> tuple[list[str], list[int]]:
+        opened.append(_opened(spec, make, dtype, classifier=classifier))
+        return opened[0].names, opened[0].rules_used
+
+    given, rules = run_on_reader(world, check)
+    source = opened[0] if opened else None
+    model = source.model if source else _on_meta(make)
+    remember_rules(model, rules)
+    torch.manual_seed(seed)  # a new head is drawn
+    from_meta(model, given, dtypes_of(model, dtype), world.device)
+    if source:
+        for name, buffer in model.named_buffers():
+            if name in given:
+                buffer.copy_(source.take(name))
+    _same_buffers(world, model)
+    if model.can_generate():
+        from transformers import GenerationConfig
+
+        with suppress(OSError):
+            model.generation_config = GenerationConfig.from_pretrained(spec.name, revision=spec.revision or "main")
+    return model, WeightLoader(world, source)
+
+
+def _on_meta(make: Make) -> Any:
+    with torch.device("meta"):
+        return make()
+
+
+def _opened(spec: ModelSpec, make: Make, dtype: torch.dtype, *, classifier: bool) -> FileSource:
+    stored = stored_tensors(folder_of(spec), spec.name)
+    model = _on_meta(make)
+    source = FileSource(stored, conversions_for(model, stored, dtype, spec.name), model)
+    require_complete(source, spec.name, classifier=classifier)
+    return source
+
+
+def _same_buffers(world: DistContext, model: Any) -> None:
+    if world.size > 1:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=READER, group=world.control)
+
+
+def folder_of(spec: ModelSpec) -> Path:
+    """Where a model's files lie; fetched from the hub first, if it is not local: its safetensors, nothing else.
+
+    Raises:
+        EnvironmentNotAble: the hub does not give them.
+    """
+    local = Path(spec.name).expanduser()
+    if local.is_dir():
+        return local
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(spec.name, revision=spec.revision, allow_patterns=["config.json", *PATTERNS]))
+    except (OSError, ValueError) as error:
+        raise EnvironmentNotAble(
+            f"model.name {spec.name}: the hub did not give its files: {first_line(error)}"
+        ) from None
+
+
+def require_complete(source: FileSource, name: str, *, classifier: bool) -> None:
+    """Every weight must come from a file; but for tied ones, and the head of a model that is to learn to classify.
+
+    Raises:
+        SpecError: names the weight that none gives, or two that are tied in the config and differ in the files.
+    """
+    model, given = source.model, set(source.names)
+    places: dict[int, list[str]] = {}
+    for place, tensor in model.state_dict(keep_vars=True).items():
+        places.setdefault(id(tensor), []).append(place)
+    drawn = "|".join(model._keys_to_ignore_on_load_missing or ())
+
+    def may_be_drawn(place: str) -> bool:
+        return bool(drawn and re.search(drawn, place)) or (classifier and bool(NEW_HEADS & set(place.split("."))))
+
+    lost = sorted(n for group in places.values() if not given & set(group) for n in group if not may_be_drawn(n))
+    if lost:
+        more = f" and {len(lost) - 1} more of the model's weights" if len(lost) > 1 else ""
+        raise SpecError(
+            f"model.name {name}: no file in {source.folder} gives {lost[0]}{more}: files and config.json are not of one model"
+        )
+    for group in places.values():
+        _require_equal(source, [n for n in group if n in given], name)
+
+
+def _require_equal(source: FileSource, tied: list[str], name: str) -> None:
+    if len(tied) < 2:
+        return
+    first, *others = (source.take(n) for n in tied)
+    for other, tensor in zip(tied[1:], others, strict=True):
+        if not torch.equal(first, tensor):
+            raise SpecError(
+                f"model.name {name}: the config ties {tied[0]} and {other}, but the files in {source.folder} hold different weights "
+                "for them: set tie_word_embeddings: false in its config.json"
+            )
+
+
+def tiny_config(name: str, overrides: dict[str, Any], tokenizer: Any, labels: int) -> Any:
+    """The config of a tiny model, sized for its tokenizer.
+
+    Raises:
+        SpecError: an override that the family's config does not have.
+    """
+    from transformers import AutoConfig
+
+    model_type, values = _FAMILIES[tiny_family(name)]
+    plain = AutoConfig.for_model(model_type)
+    for key in overrides:
+        if key not in values and not hasattr(plain, key):  # some settings are no fields of the class, yet are read
+            known = [*values, *(k for k in vars(plain) if not k.startswith("_"))]
+            near = difflib.get_close_matches(key, known, n=1)
+            raise SpecError(
+                f"model.config.{key}: {model_type} has no such setting"
+                + (f"; did you mean {near[0]!r}?" if near else "")
+            )
+    values = {**values, **overrides}
+    values["vocab_size"] = len(tokenizer)
+    if labels:
+        values["num_labels"] = labels
+    try:
+        return AutoConfig.for_model(
+            model_type,
+            **values,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"model.config: {model_type} refuses it: {str(error).splitlines()[0]}") from None
+
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def is_classifier(model: ModelSpec) -> bool:
+    """True where the model is an encoder, which classifies; False where it is a language model.
+
+    Raises:
+        SpecError, EnvironmentNotAble: no such model, or it cannot be had.
+    """
+    if model.name.startswith("tiny:"):
+        return tiny_family(model.name) in TINY_ENCODERS
+    config = _hub_config(model)
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    )
+
+    wanted = (getattr(config, "architectures", None) or [""])[0]
+    if "SequenceClassification" in wanted or "MaskedLM" in wanted or "ForPreTraining" in wanted:
+        return True
+    if config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return False
+    if config.model_type in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
+        return True
+    raise SpecError(
+        f"model.name {model.name}: a {config.model_type} is neither a causal language model nor a sequence classifier"
+    )
+
+
+def _hub_config(model: ModelSpec) -> Any:
+    from transformers import AutoConfig
+
+    check_model_folder(model.name)
+    try:
+        return AutoConfig.from_pretrained(
+            local_name(model),
+            revision=model.revision,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise EnvironmentNotAble(
+            f"model.name {model.name}: is no local folder, and the hub could not give it: {first_line(error)}; check the name, "
+            "set HF_TOKEN for a gated model, or give a local folder"
+        ) from None
+
+
+def build_model(spec: ModelSpec, tokenizer: Any, *, dtype: str, labels: dict[str, int], seed: int) -> nn.Module:
+    """The model with its weights, in `dtype`, on the CPU, for this process alone. Built from a config, every process draws
+    the same weights.
+
+    Args:
+        labels: class numbers by label value; empty for a language model.
+
+    Raises:
+        SpecError, DataError, EnvironmentNotAble: as `load_model`.
+    """
+    model, filler = load_model(SINGLE_PROCESS, spec, tokenizer, dtype=dtype, labels=labels, seed=seed)
+    filler.begin(model, model, in_parts=False)
+    filler.whole(model.named_parameters())
+    filler.finish()
+    return model
+
+
+def load_model(
+    world: DistContext,
+    spec: ModelSpec,
+    tokenizer: Any,
+    *,
+    dtype: str,
+    labels: dict[str, int],
+    seed: int,
+    built: Callable[[Any], None] = lambda model: None,
+) -> tuple[nn.Module, WeightLoader]:
+    """The model in its shapes, and what will give it its weights, equal to those of `build_model`. Every rank calls.
+
+    Args:
+        built: called on rank 0 with the whole model, if it is built from a config.
+
+    Raises:
+        SpecError: files and config do not fit each other, or the weights are pickles; on every rank.
+        DataError: the tokenizer has more tokens than the model.
+        EnvironmentNotAble: files are missing, cut off or damaged.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    kind = AutoModelForSequenceClassification if labels else AutoModelForCausalLM
+    tiny = spec.name.startswith("tiny:")
+    settings = {k: v for k, v in spec.config.items() if k != "vocab_size"}
+
+    def make() -> Any:
+        if tiny:
+            config = tiny_config(spec.name, settings, tokenizer, len(labels))
+            _name_labels(config, labels)
+        else:
+            heads = {"num_labels": len(labels), "id2label": _id2label(labels), "label2id": dict(labels)}
+            config = AutoConfig.from_pretrained(local_name(spec), revision=spec.revision, **(heads if labels else {}))
+        torch.manual_seed(seed)
+        try:
+            return _configured(
+                kind.from_config(config, dtype=DTYPES[dtype], attn_implementation=spec.attention), spec, tokenizer
+            )
+        except (OSError, ValueError, ImportError) as error:
+            raise EnvironmentNotAble(f"model.name {spec.name}: cannot be built: {first_line(error)}") from None
+
+    if tiny:
+        return open_config(world, make, built)
+    return open_files(world, spec, make, dtype=DTYPES[dtype], classifier=bool(labels), seed=seed)
+
+
+def _configured(model: Any, spec: ModelSpec, tokenizer: Any) -> Any:
+    if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
+        raise DataError(
+            f"model.name {spec.name}: the tokenizer has {len(tokenizer)} tokens, the model only {model.get_input_embeddings().weight.shape[0]}"
+        )
+    keep_routers_in_float32(model)
+    model.config.use_cache = False
+    if model.config.pad_token_id is None:
+        model.config.pad_token_id = tokenizer.pad_token_id
+    if spec.gradient_checkpointing:
+        # Non-reentrant: the reentrant form fires DDP's hooks twice for LoRA weights ("marked ready twice").
+        if hasattr(model, "activation_checkpointing_enable"):
+            model.activation_checkpointing_enable()  # transformers 5.23 and later; non-reentrant by default
+        else:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def local_name(spec: ModelSpec) -> str:
+    """A folder's path without ``~``; a hub name as it is."""
+    folder = Path(spec.name).expanduser()
+    return str(folder) if folder.is_dir() else spec.name
+
+
+def _id2label(labels: dict[str, int]) -> dict[int, str]:
+    return {number: value for value, number in labels.items()}
+
+
+def _name_labels(config: Any, labels: dict[str, int]) -> None:
+    if labels:
+        config.id2label = _id2label(labels)
+        config.label2id = dict(labels)
+
+
+def count_parameters(model: nn.Module) -> tuple[int, int]:
+    """(all, trained) parameters."""
+    everything = list(model.parameters())
+    return sum(p.numel() for p in everything), sum(p.numel() for p in everything if p.requires_grad)

@@ -1,0 +1,125 @@
+"""Compute summed losses per micro-batch, with memory-saving cross-entropy and dropout.
+
+The caller divides the sum by the token count of the optimizer step.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from allranks.train.data.batches import IGNORE, Batch
+
+
+class _SumCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor, ignore: int) -> torch.Tensor:
+        log_p = F.log_softmax(logits, dim=-1)
+        kept = targets != ignore
+        index = targets.masked_fill(~kept, 0).unsqueeze(1)
+        loss = -(log_p.gather(1, index).squeeze(1) * kept).sum()
+        ctx.save_for_backward(log_p, index, kept)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+        log_p, index, kept = ctx.saved_tensors
+        # softmax - onehot, written over the saved buffer, which nobody else holds
+        slope = log_p.exp_().scatter_add_(1, index, torch.full_like(index, -1, dtype=log_p.dtype))
+        return slope.mul_((kept * grad_outputs[0]).unsqueeze(1)), None, None
+
+
+def sum_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, ignore: int) -> torch.Tensor:
+    """Sum of the negative log-likelihoods: as ``F.cross_entropy(..., reduction="sum")``, with one buffer instead of three.
+
+    Args:
+        logits: (N, V) float32.
+        targets: (N,) int64; rows with `ignore` carry no loss.
+
+    Returns:
+        A float32 scalar, in nats. It can be differentiated once.
+    """
+    return _SumCrossEntropy.apply(logits, targets, ignore)  # type: ignore[return-value]
+
+
+class LowMemoryDropout(nn.Module):
+    """Dropout for the CPU that draws 16 random bits an element instead of 64, as ``nn.Dropout`` does through bernoulli_.
+
+    The probability is rounded to a multiple of 2^-16, and what is kept is scaled by the rounded one, so the mean is exact.
+    On a GPU it is ``F.dropout``.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+        self._dropped = round(p * 65536)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training or self._dropped == 0:
+            return x
+        if x.is_cuda:
+            return F.dropout(x, self.p, training=True)
+        n = x.numel()
+        words = torch.empty((n + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+        kept = words.view(torch.int16)[:n].view(x.shape) >= self._dropped - 32768
+        return x * (kept * (65536 / (65536 - self._dropped))).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+def replace_dropout(model: nn.Module) -> int:
+    """Put `CheapDropout` in the place of every ``nn.Dropout`` of LoRA layers; how many."""
+    found = 0
+    for module in model.modules():
+        layers = getattr(module, "lora_dropout", None)
+        if isinstance(layers, nn.ModuleDict):
+            for name, layer in layers.items():
+                if type(layer) is nn.Dropout:
+                    layers[name] = LowMemoryDropout(layer.p)
+                    found += 1
+    return found
+
+
+class LossModel(nn.Module):
+    """The model with its loss, so that a strategy wraps one module whose forward gives the loss.
+
+    forward(batch) returns the sum over trained tokens of their negative log-likelihood in nats, a float32 scalar.
+    """
+
+    def __init__(self, model: nn.Module, *, classifier: bool) -> None:
+        super().__init__()
+        self.model = model
+        self._classifier = classifier
+        base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+        self._keeps = "logits_to_keep" in inspect.signature(base.forward).parameters
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        if self._classifier:
+            return F.cross_entropy(self.label_logits(batch), batch.targets, reduction="sum")
+        logits, targets = self.token_logits(batch)
+        return sum_cross_entropy(logits.flatten(0, 1), targets.flatten(), IGNORE)
+
+    def label_logits(self, batch: Batch) -> torch.Tensor:
+        """(B, classes) in float32."""
+        return self.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits.float()
+
+    def token_logits(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Float32 logits (B, K, V) and targets (B, K) at the K positions where any row of the batch has a target.
+
+        The vocabulary projection is often the largest layer: it is not spent on prompts and padding.
+        """
+        inputs: dict[str, Any] = {"input_ids": batch.input_ids, "position_ids": batch.position_ids}
+        targets = batch.targets
+        if self._keeps and targets.device.type == "cpu":  # on a GPU the index would need a host sync
+            wanted = (targets != IGNORE).any(dim=0).nonzero().squeeze(1)
+            if 0 < len(wanted) < targets.shape[1]:
+                inputs["logits_to_keep"] = wanted
+                targets = targets[:, wanted]
+        return self.model(**inputs).logits.float(), targets

@@ -1,0 +1,101 @@
+"""Mixture-of-experts models: keep routers in float32, and count tokens per expert.
+
+A router is a module whose transformers class is named like one (``Glm4MoeTopkRouter``, ``MixtralTopKRouter``, ...) and whose
+outputs hold the ids of the selected experts, (tokens, k) integers.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from allranks.train.data.batches import Batch
+
+
+def routers_of(model: nn.Module) -> dict[str, nn.Module]:
+    """Routers by name, in the order in which the model has them; none in a dense model."""
+    return {
+        name: m for name, m in model.named_modules() if type(m).__name__.endswith("Router") and hasattr(m, "weight")
+    }
+
+
+def keep_routers_in_float32(model: nn.Module) -> None:
+    """Whatever the model's dtype: in bfloat16 a router that is trained would lose most of its updates to rounding.
+
+    Only routers that compute in float32 themselves (those with a correction bias for balance, as in DeepSeek-V3 and GLM);
+    others expect their weight in the dtype of what they are given.
+    """
+    for router in routers_of(model).values():
+        if hasattr(router, "e_score_correction_bias"):
+            router.float()
+
+
+class ExpertCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens that each expert got in the training steps after `from_step` up to `step`, over all ranks.
+
+    ``layers`` is by the number of the block. A token counts for each of the experts that it is sent to; padding does not.
+    """
+
+    step: int
+    from_step: int
+    layers: dict[str, list[int]]
+
+
+class ExpertLoad:
+    """Counts on the device, in training alone; `counts` adds them over the ranks."""
+
+    def __init__(self, loss_model: nn.Module, pad_id: int, device: torch.device) -> None:
+        self._pad_id, self._from = pad_id, 0
+        routers = routers_of(loss_model)
+        self._names = [_block_of(name) for name in routers]
+        width = max((int(r.weight.shape[0]) for r in routers.values()), default=0)  # type: ignore[union-attr,arg-type]
+        self._experts = [int(r.weight.shape[0]) for r in routers.values()]  # type: ignore[union-attr,arg-type]
+        self._seen = torch.zeros(len(routers), width, dtype=torch.int64, device=device)
+        self._real: torch.Tensor | None = None
+        if routers:  # evaluation and answers begin beneath this forward, a recomputation in backward comes after it
+            loss_model.register_forward_pre_hook(self._look_at)
+            loss_model.register_forward_hook(self._look_away)
+        for i, router in enumerate(routers.values()):
+            router.register_forward_hook(partial(self._count, i))
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
+
+    def begin(self, step: int) -> None:
+        """Forget what was counted; what comes from here on is counted from this step."""
+        self._seen.zero_()
+        self._from = step
+
+    def _look_at(self, module: nn.Module, args: tuple[Batch, ...]) -> None:
+        if module.training:
+            self._real = (args[0].input_ids != self._pad_id).flatten().long()
+
+    def _look_away(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._real = None
+
+    def _count(self, i: int, module: nn.Module, args: Any, output: Any) -> None:
+        if self._real is None:
+            return
+        chosen = next(t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.dtype == torch.int64)
+        self._seen[i].scatter_add_(0, chosen.flatten(), self._real.unsqueeze(1).expand_as(chosen).flatten())
+
+    def counts(self, step: int, group: dist.ProcessGroup) -> ExpertCounts:
+        """Since the last call, over all ranks: one all-reduce. Every rank calls."""
+        dist.all_reduce(self._seen, group=group)
+        rows = self._seen.tolist()
+        self._seen.zero_()
+        layers = {name: row[:n] for name, row, n in zip(self._names, rows, self._experts, strict=True)}
+        found = ExpertCounts(step=step, from_step=self._from, layers=layers)
+        self._from = step
+        return found
+
+
+def _block_of(name: str) -> str:
+    """``model.layers.3.mlp.gate`` as ``3``; the whole name where there is no number."""
+    return next((part for part in name.split(".") if part.isdigit()), name)

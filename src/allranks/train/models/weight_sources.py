@@ -1,0 +1,403 @@
+"""Read safetensors headers, map stored tensors to the model's by transformers' rules, and read them one at a time.
+
+Names and layouts in files may differ from the model's: experts are separate in files and one tensor in the model, and prefixes
+have changed. The rules run first on tensors without content, so that names, shapes and dtypes are checked before any weight is
+read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import torch
+from torch import nn
+
+from allranks.errors import EnvironmentNotAble, SpecError
+from allranks.train.data.tokenization import first_line
+from allranks.utils.inputs import open_regular, read_regular
+
+OF_NAME = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+NAME_OF = {dtype: name for name, dtype in OF_NAME.items()}
+
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PATTERNS = (SINGLE, INDEX, "model-*.safetensors")  # fetched of a hub model: one set of weights, no others beside it
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".msgpack", ".h5")
+MAX_HEADER = 100_000_000  # the format's own limit, bytes
+ITEM_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3"), 1),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
+    **dict.fromkeys(("I32", "U32", "F32"), 4),
+    **dict.fromkeys(("I64", "U64", "F64"), 8),
+}
+
+
+class StoredTensor(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor in a file. ``dtype`` is the format's word (F32, BF16, ...)."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
+def stored_tensors(folder: Path, name: str) -> dict[str, StoredTensor]:
+    """Every tensor of a model's folder, by its stored name.
+
+    Args:
+        name: the model's name in the spec, for messages.
+
+    Raises:
+        SpecError: the weights are pickles.
+        EnvironmentNotAble: a file is missing, cut off or damaged; the message names it, and a tensor that is lost.
+    """
+    if (folder / INDEX).is_file():
+        return _of_index(folder / INDEX)
+    if (folder / SINGLE).is_file():
+        return read_header(folder / SINGLE)
+    other = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLES)
+    if other:
+        raise SpecError(
+            f"model.name {name}: {folder / other[0]} is a pickle or another form that can run code while it is read, and is not opened; "
+            f"take a revision with {SINGLE}, or convert it where you trust it: AutoModel.from_pretrained(...).save_pretrained(folder)"
+        )
+    raise EnvironmentNotAble(f"model.name {name}: {folder} holds neither {SINGLE} nor {INDEX}: fetch the weights again")
+
+
+def _of_index(index: Path) -> dict[str, StoredTensor]:
+    try:
+        listed = json.loads(read_regular(index))["weight_map"]
+        files: dict[str, list[str]] = {}
+        for tensor, file in listed.items():
+            files.setdefault(file, []).append(tensor)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise EnvironmentNotAble(f"{index}: is no index of safetensors files; fetch it again") from None
+    found: dict[str, StoredTensor] = {}
+    for file, tensors in sorted(files.items()):
+        if Path(file).name != file:
+            raise EnvironmentNotAble(f"{index}: lists {file!r}, which is not a file beside it")
+        path = index.with_name(file)
+        if not path.is_file():
+            raise EnvironmentNotAble(
+                f"{path}: is missing; it holds {_first_and_count(tensors)} by {index.name}. Fetch the model again"
+            )
+        inside = read_header(path)
+        lost = [t for t in tensors if t not in inside]
+        if lost:
+            raise EnvironmentNotAble(f"{path}: does not hold {_first_and_count(lost)}, which {index.name} puts there")
+        found |= {t: inside[t] for t in tensors}
+    return found
+
+
+def _first_and_count(names: list[str]) -> str:
+    return min(names) + (f" and {len(names) - 1} more tensors" if len(names) > 1 else "")
+
+
+def read_header(file: Path) -> dict[str, StoredTensor]:
+    """The tensors of one file.
+
+    Raises:
+        EnvironmentNotAble: it is cut off, or not what it says.
+    """
+    try:
+        size = file.stat().st_size
+        with open_regular(file) as stream:
+            start = stream.read(8)
+            length = int.from_bytes(start, "little")
+            if start.startswith(b"version "):
+                raise EnvironmentNotAble(f"{file}: is a Git LFS pointer, not the weights: git lfs pull")
+            if len(start) < 8 or length > MAX_HEADER or 8 + length > size:
+                raise EnvironmentNotAble(
+                    f"{file}: is cut off within its header, or no safetensors file; fetch it again"
+                )
+            header = json.loads(stream.read(length))
+    except OSError as error:
+        raise EnvironmentNotAble(f"{file}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise EnvironmentNotAble(f"{file}: its header is damaged; fetch it again") from None
+    try:
+        entries = {n: e for n, e in header.items() if n != "__metadata__"}
+        ends = {n: _check_entry(file, n, e) for n, e in entries.items()}
+    except (TypeError, KeyError, ValueError, AttributeError):
+        raise EnvironmentNotAble(f"{file}: its header is damaged; fetch it again") from None
+    there = size - 8 - length
+    cut = sorted((end, n) for n, end in ends.items() if end > there)
+    if cut:
+        raise EnvironmentNotAble(
+            f"{file}: is cut off: {there} of {max(ends.values())} bytes of weights are there; the first tensor that is lost is "
+            f"{cut[0][1]}. Fetch it again"
+        )
+    return {
+        n: StoredTensor(
+            file=file, dtype=e["dtype"], shape=tuple(e["shape"]), bytes=e["data_offsets"][1] - e["data_offsets"][0]
+        )
+        for n, e in entries.items()
+    }
+
+
+def _check_entry(file: Path, name: str, entry: dict[str, Any]) -> int:
+    begin, end = entry["data_offsets"]
+    item = ITEM_BYTES.get(entry["dtype"])
+    if item is None:
+        raise EnvironmentNotAble(f"{file}: {name} has dtype {entry['dtype']}, which is not known here")
+    if begin < 0 or end - begin != math.prod(entry["shape"]) * item:
+        raise EnvironmentNotAble(
+            f"{file}: {name} of shape {tuple(entry['shape'])} and dtype {entry['dtype']} cannot fill {end - begin} bytes: the file is damaged"
+        )
+    return end
+
+
+Give = Callable[[str], torch.Tensor]
+
+
+@dataclass
+class WeightConversion:
+    """Stored tensors that are turned into one or more of the model's together."""
+
+    first: str  # the first of the model's names
+    rule: Any = None  # transformers' converter; None: taken as it is
+    parts: list[tuple[str, str]] = field(default_factory=list)  # (the rule's pattern, stored name), in order
+
+    @property
+    def stored(self) -> list[str]:
+        """Names in the files."""
+        return [name for _, name in self.parts]
+
+    def make(self, give: Give, model: Any) -> dict[str, torch.Tensor]:
+        """The model's tensors by name, from what `give` has for stored names."""
+        if self.rule is None:
+            return {self.first: give(self.parts[0][1])}
+        rule = deepcopy(self.rule)
+        for pattern, name in self.parts:
+            rule.add_tensor(self.first, name, pattern, lambda name=name: give(name))
+        made = rule.convert(self.first, model=model, config=model.config)
+        return {n: t[0] if isinstance(t, list) else t for n, t in made.items()}
+
+
+@dataclass(frozen=True)
+class WeightConversions:
+    """How to make each of the model's tensors.
+
+    Attributes:
+        by_name: of every tensor that the files give.
+        dtypes: what each of the model's tensors is to be.
+        rules_used: which of transformers' rules for this model fit a name in the files.
+    """
+
+    by_name: dict[str, WeightConversion]
+    dtypes: dict[str, torch.dtype]
+    rules_used: list[int]
+
+
+def conversions_for(model: Any, stored: Mapping[str, StoredTensor], dtype: torch.dtype, name: str) -> WeightConversions:
+    """Match files and model.
+
+    Args:
+        model: a transformers model; its tensors need no content.
+        name: the model's name in the spec, for messages.
+
+    Raises:
+        SpecError: a stored tensor has another shape than the model's config asks for, or a dtype that is not trained.
+    """
+    wanted = model.state_dict()
+    dtypes = dtypes_of(model, dtype)
+    made: dict[str, WeightConversion] = {}
+    rules = _rules(model)
+    for recipe in _group(model, stored, wanted, rules):
+        for target, tensor in _traced(recipe, model, stored, name).items():
+            if target not in wanted:
+                continue
+            files = f"{stored[recipe.stored[0]].file}: {recipe.stored[0]}" + (
+                f" and {len(recipe.parts) - 1} more" if len(recipe.parts) > 1 else ""
+            )
+            if tensor.shape != wanted[target].shape:
+                raise SpecError(
+                    f"model.name {name}: {files}: gives {target} the shape {tuple(tensor.shape)}, the model's config asks for "
+                    f"{tuple(wanted[target].shape)}: files and config.json are not of one model"
+                )
+            for part in recipe.stored:
+                _check_dtype(stored[part], part, dtypes[target], name)
+            made[target] = recipe
+    return WeightConversions(made, dtypes, [i for i, rule in enumerate(rules) if rule.was_used()])
+
+
+def remember_rules(model: Any, used: list[int]) -> None:
+    """Saving turns round the rules by which a model was read: every rank must know which they were, as all save."""
+    model._weight_conversions = [rule for i, rule in enumerate(_rules(model)) if i in used]
+
+
+def _rules(model: Any) -> list[Any]:
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+    except ImportError as error:  # it is transformers' own, and other versions may keep it elsewhere
+        raise EnvironmentNotAble(
+            f"this version of transformers lacks the rules by which weights are read: {first_line(error)}; install 5.23"
+        ) from None
+    return get_model_conversion_mapping(model)
+
+
+def _group(
+    model: Any, stored: Mapping[str, StoredTensor], wanted: Mapping[str, Any], rules: list[Any]
+) -> list[WeightConversion]:
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+    renamings = [r for r in rules if isinstance(r, WeightRenaming)]
+    converters = [r for r in rules if isinstance(r, WeightConverter)]
+    by_pattern = {pattern: c for c in converters for pattern in c.source_patterns}
+    prefix = model.base_model_prefix
+    recipes: dict[str, WeightConversion] = {}
+    for name in sorted(stored, key=dot_natural_key):
+        target, pattern = rename_source_key(name, renamings, converters, prefix, wanted)  # type: ignore[arg-type]
+        if target not in wanted and name in wanted:
+            target, pattern = rename_source_key(name, [], [], prefix, wanted)  # type: ignore[arg-type]
+        if target not in wanted:  # such as the head of another task
+            continue
+        rule = None if pattern is None else by_pattern[pattern]
+        recipes.setdefault(target, WeightConversion(target, rule)).parts.append((pattern or name, name))
+    return list(recipes.values())
+
+
+def _traced(
+    recipe: WeightConversion, model: Any, stored: Mapping[str, StoredTensor], name: str
+) -> dict[str, torch.Tensor]:
+    def give(part: str) -> torch.Tensor:
+        entry = stored[part]
+        return torch.empty(entry.shape, dtype=OF_NAME.get(entry.dtype, torch.uint8), device="meta")
+
+    try:
+        return recipe.make(give, model)
+    except (RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise SpecError(
+            f"model.name {name}: {stored[recipe.stored[0]].file}: {', '.join(recipe.stored[:3])} do not make {recipe.first}: "
+            f"{first_line(error)[:200]}"
+        ) from None
+
+
+def _check_dtype(entry: StoredTensor, part: str, target: torch.dtype, name: str) -> None:
+    have = OF_NAME.get(entry.dtype)
+    if have is not None and have.is_floating_point == target.is_floating_point:
+        return
+    raise SpecError(
+        f"model.name {name}: {entry.file}: {part} is {entry.dtype}, the model wants {str(target).removeprefix('torch.')}: "
+        "quantised weights are not trained here; take a revision in F32, F16 or BF16"
+    )
+
+
+def dtypes_of(model: Any, dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """By name, as the model was built in `dtype`, but for parts that its authors keep in float32."""
+    kept = [p for p, d in model._get_dtype_plan(dtype).items() if d == torch.float32]
+    pattern = re.compile("|".join("(?:{})".format(p.replace("*", ".*")) for p in kept)) if kept else None
+    return {
+        n: torch.float32 if pattern is not None and t.is_floating_point() and pattern.search(n) else t.dtype
+        for n, t in model.state_dict().items()
+    }
+
+
+MAPPED_BYTES = 64 << 20  # of a file's pages that stay mapped behind the reader
+
+
+class WeightSource(Protocol):
+    """Gives weights on the CPU. Only the rank that reads has one."""
+
+    read_bytes: int
+
+    def take(self, name: str) -> torch.Tensor:
+        """The tensor. It may be asked for again: PEFT keeps a module that it trains whole beside its frozen original."""
+        ...
+
+    def forget(self, name: str) -> None:
+        """It will not be asked for again."""
+        ...
+
+
+class FileSource:
+    """From safetensors files, read as they are asked for: pages are mapped, used, and given back."""
+
+    def __init__(self, stored: Mapping[str, StoredTensor], recipes: WeightConversions, model: Any) -> None:
+        self.model = model
+        self._stored, self._recipes = stored, recipes
+        self._open: dict[Path, Any] = {}
+        self._since = 0
+        self._made: dict[str, torch.Tensor] = {}
+        self.read_bytes = 0
+
+    @property
+    def names(self) -> list[str]:
+        """What the files give of the model."""
+        return sorted(self._recipes.by_name)
+
+    @property
+    def rules_used(self) -> list[int]:
+        """See `Recipes`."""
+        return self._recipes.rules_used
+
+    @property
+    def folder(self) -> Path:
+        """Where they lie."""
+        return next(iter(self._stored.values())).file.parent
+
+    def take(self, name: str) -> torch.Tensor:
+        if name in self._made:
+            return self._made.pop(name)
+        recipe = self._recipes.by_name[name]
+        made = recipe.make(lambda part: self._read(part, self._recipes.dtypes[name]), self.model)
+        tensor = made.pop(name).to(self._recipes.dtypes[name])
+        self._made |= {n: t for n, t in made.items() if n in self._recipes.by_name}
+        if self._since > MAPPED_BYTES:
+            self._open.clear()
+            self._since = 0
+        return tensor
+
+    def forget(self, name: str) -> None:
+        """Nothing of it is kept: what is asked for again is read again."""
+
+    def _read(self, part: str, dtype: torch.dtype) -> torch.Tensor:
+        self.read_bytes += self._stored[part].bytes
+        self._since += self._stored[part].bytes
+        tensor = self._tensor(part)
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    def _tensor(self, part: str) -> torch.Tensor:
+        from safetensors import SafetensorError, safe_open
+
+        file = self._stored[part].file
+        try:
+            if file not in self._open:
+                self._open[file] = safe_open(file, framework="pt")
+            return self._open[file].get_tensor(part)
+        except (OSError, SafetensorError) as error:
+            raise EnvironmentNotAble(f"{file}: {part} cannot be read: {first_line(error)}") from None
+
+
+class ModelSource:
+    """From a model that was drawn whole in this process: each tensor is let go once nothing waits for it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._tensors = {n: p.detach() for n, p in model.named_parameters()} | dict(model.named_buffers())
+        self.read_bytes = 0
+
+    def take(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+    def forget(self, name: str) -> None:
+        """Let it go."""
+        del self._tensors[name]

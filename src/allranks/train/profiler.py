@@ -1,0 +1,257 @@
+"""Profile a window of steps with the PyTorch profiler and publish one Perfetto-readable trace file per rank.
+
+The first ``wait`` steps of an attempt run without the profiler, the next ``warmup`` steps warm it up, the next ``active`` steps
+are recorded. Steps are marked ``ProfilerStep#N`` with N as in the events (the first is 1), their parts ``allranks.data``,
+``allranks.forward``, ``allranks.backward``, ``allranks.optimizer`` and ``allranks.control``, modules ``allranks.module:<name>``.
+Evaluation and checkpoints are outside the marks. Traces are written to a temporary file, checked, compressed and renamed;
+earlier ones are kept.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from allranks.errors import AllranksError
+from allranks.rundir.events import EventLog, read_events
+from allranks.rundir.files import file_mode, make_folder
+from allranks.rundir.paths import RunDir
+from allranks.spec.records import ProfileSpec
+
+_COMPRESSION = 3  # a third of the time of 9, a tenth larger
+
+
+class TraceNotWritten(AllranksError):
+    """The profiler left no whole trace, for example because the disk is full."""
+
+
+def publish_trace(export: Callable[[str], object], target: Path, before: Callable[[], None] | None = None) -> int:
+    """Let ``export(path)`` write JSON beside ``target``, compress it, and rename it into place.
+
+    Args:
+        before: called when the new file is whole, just before it takes its place.
+
+    Returns:
+        The compressed size in bytes.
+
+    Raises:
+        OSError: the folder cannot be written.
+        TraceNotWritten: the export ended without a whole file (torch does not say so itself).
+    """
+    make_folder(target.parent)
+    aside = target.with_name(f".{target.name}.{os.getpid()}")  # torch leaves halves of its own beside its file
+    plain, packed = aside / "trace.json", aside / target.name
+    try:
+        make_folder(aside)
+        export(str(plain))
+        _require_whole(plain)
+        with plain.open("rb") as source, packed.open("wb") as raw:
+            with gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=_COMPRESSION, mtime=0) as into:
+                shutil.copyfileobj(source, into, 1 << 20)
+            raw.flush()
+            os.fsync(raw.fileno())
+        packed.chmod(packed.stat().st_mode & file_mode(target.parent))
+        size = packed.stat().st_size
+        if before is not None:
+            before()
+        packed.replace(target)
+        return size
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def keep_earlier_trace(current: Path, earlier: Path) -> None:
+    """Move an earlier attempt's trace, where there is one, so that the new one can take its name."""
+    if current.exists():
+        make_folder(earlier.parent)
+        current.replace(earlier)
+
+
+def _require_whole(path: Path) -> None:
+    if not path.exists():
+        raise TraceNotWritten(f"the profiler wrote no file in {path.parent.parent}; is there space?")
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - 64, 0))
+        if not file.read().rstrip().endswith(b"}"):
+            raise TraceNotWritten(f"the profiler's file in {path.parent.parent} breaks off; is there space?")
+
+
+MODULE_PREFIX = "allranks.module:"
+_NOTHING = nullcontext()
+SETTLE_S = 0.05  # a thread of gloo closes its own record shortly after the work that others wait for is done
+
+
+class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    """What the trace says about its run, under the key ``allranks``."""
+
+    run: str
+    attempt: int
+    rank: int
+    world_size: int
+    backend: str
+    device: str
+    strategy: str
+    grad_accum: int
+
+
+class Profiler:
+    """Watches steps (`allranks.train.loop.StepWatcher`) and writes ``traces/rank<R>.json.gz`` when its window ends.
+
+    A profiler that does not start, or a trace that cannot be written, is a ``warning`` event: training goes on.
+    """
+
+    def __init__(
+        self,
+        wanted: ProfileSpec,
+        facts: TraceMetadata,
+        run: RunDir,
+        model: nn.Module,
+        events: EventLog,
+        first_step: int,
+    ) -> None:
+        self._facts, self._run, self._model, self._events = facts, run, model, events
+        self._ready_at = first_step + wanted.wait
+        self._from = self._ready_at + wanted.warmup
+        self._until = self._from + wanted.active
+        self._profile: profile | None = None
+        self._modules: _ModuleRanges | None = None
+        self._step: record_function | None = None
+        self._recorded: list[int] = []
+        self._quiet: Callable[[], None] = _do_nothing
+
+    def attach(self, quiet: Callable[[], None]) -> None:
+        """How to wait for communication under way."""
+        self._quiet = quiet
+
+    def step_begins(self, step: int) -> None:
+        """Make ready, start, and mark the step, each where it is due."""
+        if step == self._ready_at:
+            self._attempt(self._prepare)
+        if step == self._from and self._profile is not None:
+            self._attempt(self._start)
+        if self._modules is not None:
+            self._step = record_function(f"ProfilerStep#{step + 1}")
+            self._step.__enter__()
+
+    def part(self, name: str) -> AbstractContextManager[Any]:
+        """A named range within the window, nothing outside it."""
+        return _NOTHING if self._step is None else record_function(f"allranks.{name}")
+
+    def step_ends(self, step: int) -> bool:
+        """Close the mark; after the last step of the window write the trace."""
+        if self._step is None:
+            return False
+        self._step.__exit__(None, None, None)
+        self._step = None
+        self._recorded.append(step + 1)
+        if step + 1 < self._until:
+            return False
+        self.close()
+        return True
+
+    def close(self) -> None:
+        """Write what was recorded; nothing if the window was not reached or is written already."""
+        if self._step is not None:  # an error left the step in its middle
+            self._step.__exit__(None, None, None)
+            self._step = None
+        if self._modules is not None:
+            self._modules.remove()
+            self._modules = None
+            self._attempt(self._write)
+        self._profile = None
+
+    def _attempt(self, work: Any) -> None:
+        try:
+            work()
+        except (OSError, RuntimeError, TraceNotWritten) as error:  # RuntimeError: how torch says that tracing fails
+            self._profile = None
+            text = f"observe.profile: no trace of rank {self._facts.rank}: {str(error).splitlines()[0][:300]}; training goes on without it"
+            self._events.write("warning", what="profile", message=text)
+
+    def _prepare(self) -> None:
+        activities = [ProfilerActivity.CPU]
+        if self._facts.device == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        # no with_stack: it slows each call many times. with_modules names modules of TorchScript only; _ModuleRanges names all
+        made = profile(activities=activities, record_shapes=True, profile_memory=True)
+        self._settle()
+        made.prepare_trace()
+        self._profile = made
+
+    def _start(self) -> None:
+        assert self._profile is not None
+        self._settle()
+        self._profile.start_trace()  # writes distributedInfo, whatever the backend
+        self._profile.add_metadata_json("allranks", json.dumps(msgspec.to_builtins(self._facts)))
+        self._modules = _ModuleRanges(self._model)
+
+    def _write(self) -> None:
+        assert self._profile is not None
+        began = time.perf_counter()
+        self._settle()
+        self._profile.stop_trace()
+        target = self._run.trace_of(self._facts.rank)
+        size = publish_trace(self._profile.export_chrome_trace, target, before=self._set_earlier_aside)
+        self._events.write(
+            "trace",
+            attempt=self._facts.attempt,
+            path=str(target),
+            bytes=size,
+            first_step=self._recorded[0] if self._recorded else None,
+            last_step=self._recorded[-1] if self._recorded else None,
+            seconds=round(time.perf_counter() - began, 3),
+        )
+
+    def _settle(self) -> None:
+        """torch's profiler, switched while threads of gloo are at work, has been seen to corrupt the heap, which ends the
+        process some time later."""
+        self._quiet()
+        time.sleep(SETTLE_S)
+
+    def _set_earlier_aside(self) -> None:
+        rank = self._facts.rank
+        written = [e for e in read_events(self._run.events_of(rank)) if e["event"] == "trace"]
+        attempt = written[-1].get("attempt") if written else None
+        number = attempt if isinstance(attempt, int) else self._facts.attempt - 1
+        keep_earlier_trace(self._run.trace_of(rank), self._run.trace_of(rank, attempt=number))
+
+
+def _do_nothing() -> None: ...
+
+
+class _ModuleRanges:
+    """Names the range of each module's forward, by hooks for all modules that exist only within the window."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._names = {id(module): name for name, module in model.named_modules() if name}
+        self._open: list[tuple[int, record_function]] = []
+        enter = nn.modules.module.register_module_forward_pre_hook(self._enter)
+        leave = nn.modules.module.register_module_forward_hook(self._leave, always_call=True)
+        self._handles = (enter, leave)
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        name = self._names.get(id(module))
+        if name is not None and not torch.compiler.is_compiling():
+            opened = record_function(MODULE_PREFIX + name)
+            opened.__enter__()
+            self._open.append((id(module), opened))
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._open and self._open[-1][0] == id(module):
+            self._open.pop()[1].__exit__(None, None, None)
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()

@@ -1,0 +1,124 @@
+"""Serve the agent's requests in a rank: dump stacks on a signal, and write the flight recorder.
+
+A heartbeat thread reports twice a second that Python is running, with the numbers of the last collectives. torch is used only
+if the rank has imported it. Nothing in this module may end a rank or write a traceback to its log: monitoring failures are
+recorded in the heartbeat page (`allranks.rundir.heartbeat.Heartbeat.monitor_error`).
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from allranks.rundir.files import open_append
+from allranks.rundir.heartbeat import DUMP_SIGNAL, HEARTBEAT_VARIABLE, heartbeat
+from allranks.rundir.paths import RunDir
+
+HEARTBEAT_INTERVAL_S = 0.5
+MAX_DUMP_BYTES = 8 << 20
+
+
+def start_rank_hooks(run: RunDir, attempt: int, rank: int) -> None:
+    """Open the page that the agent offers, and start the heartbeat thread. Without an agent nothing happens."""
+    pages = os.environ.get(HEARTBEAT_VARIABLE, "").split(",")
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    page, _, stacks = (pages[local] if local < len(pages) else "").partition(":")
+    if not page:
+        return
+    try:
+        heartbeat.open(page)
+    except (OSError, ValueError) as error:  # it lies in the agent's /proc: another user or container may not open it
+        print(f"allranks: this rank is not monitored: {error}", flush=True)  # noqa: T201 - the rank's log
+        return
+    heartbeat.phase("start")
+    try:
+        file = Path(stacks).open("ab", buffering=0)  # noqa: SIM115 - open as long as the process lives
+        faulthandler.register(DUMP_SIGNAL, file=file, all_threads=True)
+        target = run.hang_flight(attempt, rank)
+        threading.Thread(target=_heartbeat_loop, args=(target,), name="allranks-pulse", daemon=True).start()
+    except Exception as error:  # noqa: BLE001 - monitoring never ends a rank; threads may be at their limit
+        heartbeat.monitor_error(_error_text(error))
+
+
+def _heartbeat_loop(target: Path) -> None:
+    """Report for as long as the process lives. It survives every failure of its own and prints none."""
+    while True:
+        try:
+            _report(target)
+        except Exception:  # noqa: BLE001, S110 - even recording the failure has failed; the next turn may succeed
+            pass
+        time.sleep(HEARTBEAT_INTERVAL_S)
+
+
+def _report(target: Path) -> None:
+    """Beat once and answer what the agent has asked for; failures are recorded in the page."""
+    problem, sequences = "", {}
+    try:
+        sequences = _sequences()
+    except Exception as error:  # noqa: BLE001 - private names of torch, in a process that may be importing or ending
+        problem = _error_text(error)
+    heartbeat.alive(sequences)
+    if heartbeat.asked:
+        try:
+            _write_flight_record(target)
+        except Exception as error:  # noqa: BLE001 - as above
+            problem = problem or _error_text(error)
+        heartbeat.answered()
+    heartbeat.monitor_error(problem)
+
+
+def _error_text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _sequences() -> dict[str, int]:
+    """Return the number of the last collective of each group of this rank; empty while torch is being imported."""
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    initialized = getattr(c10d, "is_initialized", None)
+    world = getattr(c10d, "_world", None)
+    if initialized is None or world is None or not initialized():
+        return {}
+    found = {}
+    for group in list(world.pg_map):
+        try:
+            found[str(group.group_desc or group.group_name)[:60]] = int(group._get_sequence_number_for_group())
+        except (RuntimeError, AttributeError):  # not every backend counts, and none before its first collective
+            continue
+    return found
+
+
+def _write_flight_record(target: Path) -> None:
+    data = _flight_recorder()
+    if not data or len(data) > MAX_DUMP_BYTES:
+        return
+    try:
+        temporary = target.with_name(f".{target.name}.tmp")
+        with os.fdopen(open_append(temporary), "wb") as file:
+            file.truncate()
+            file.write(data)
+        temporary.replace(target)
+    except OSError:
+        return
+
+
+def _flight_recorder() -> bytes | None:
+    """torch's record of the last collectives: NCCL's where there is one, else that of gloo (torch 2.8 and later)."""
+    c10d: Any = sys.modules.get("torch._C._distributed_c10d") or getattr(
+        getattr(sys.modules.get("torch"), "_C", None), "_distributed_c10d", None
+    )
+    for name in ("_dump_nccl_trace", "_dump_fr_trace"):
+        dump = getattr(c10d, name, None)
+        if dump is None:
+            continue
+        try:
+            found = dump(includeCollectives=True, includeStackTraces=True, onlyActive=False)
+        except (RuntimeError, TypeError):
+            continue
+        if found and b"collective_seq_id" in found:
+            return found
+    return None

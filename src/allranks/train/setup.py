@@ -1,0 +1,168 @@
+"""Build the model inside its strategy and load its weights, ready for the first step."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from allranks.rundir import checkpoints
+from allranks.train import checkpoint, distributed, strategies
+from allranks.train.attempt import Attempt, log_engine, log_model, log_remarks
+from allranks.train.checkpoint.loader import require_same_data
+from allranks.train.checkpoint.saver import make_saver
+from allranks.train.data.prepared import PreparedData
+from allranks.train.models import adapters
+from allranks.train.models.build import count_parameters
+from allranks.train.models.moe import ExpertLoad
+from allranks.train.models.weight_loader import LoadReport, WeightLoader
+from allranks.train.optimizer import adamw
+from allranks.train.strategies.base import MakeOptimizer, Strategy
+from allranks.train.sync_proof import weights_digest
+from allranks.train.tasks import TrainingTask
+from allranks.utils.filesystem import apply_umask
+
+
+def set_up_strategy(
+    strategy: Strategy,
+    filler: WeightLoader,
+    module: nn.Module,
+    model: nn.Module,
+    make_optimizer: MakeOptimizer,
+    group: dist.ProcessGroup,
+    clip_norm: float | None,
+) -> tuple[bytes | None, LoadReport]:
+    """Call the strategy's `setup`. One with a ``filler`` asks for weights unit by unit, and keeps its part of each; the
+    others get a model that has them all. Every rank calls.
+
+    Args:
+        module: what the strategy gets, around `model`, whose names digests have.
+
+    Returns:
+        The digest of the whole weights, where the strategy leaves no rank with them; and what loading did.
+    """
+    in_parts = hasattr(strategy, "filler")
+    filler.begin(module, model, in_parts=in_parts)
+    if in_parts:
+        strategy.filler = filler  # type: ignore[attr-defined]
+    else:
+        filler.whole(module.named_parameters())
+    whole = None if in_parts or strategy.replicated else weights_digest(model)
+    strategy.setup(module, make_optimizer, group, clip_norm)
+    parts, loaded = filler.finish()
+    return parts if in_parts else whole, loaded
+
+
+@dataclass
+class TrainingSetup:
+    """The model in all its forms."""
+
+    model: torch.nn.Module
+    loss_model: torch.nn.Module
+    strategy: Strategy
+    published: checkpoint.PublishedFiles
+    saver: checkpoint.Saver
+    digest: bytes | None  # of the whole weights, where the strategy shards them
+    experts: ExpertLoad | None  # of a mixture of experts
+
+
+def build_training(here: Attempt, task: TrainingTask, data: PreparedData) -> TrainingSetup:
+    """Load or make the model, adapt it, and hand it to the strategy. Every rank calls."""
+    spec, world = here.spec, here.world
+    started = time.perf_counter()
+    strategy = strategies.create(here.plan.strategy, dict(here.plan.strategy_options))  # a missing library: first
+    model, filler = task.load(world, data, here.plan.dtype, partial(_save_base_model, here, data.tokenizer))
+    model = adapters.add_adapter(
+        model, spec.adapter, classifier=task.classifier, base=_base_name(here), seed=spec.train.seed
+    )
+    adapted = adapters.adapter_remarks(model, spec.adapter)
+    published = checkpoint.plan_published_files(model, world.size)
+    model.to(world.device)
+    if here.model.compile:
+        model.compile()
+    loss_model = task.loss_model(model)
+    experts = ExpertLoad(loss_model, data.tokenizer.pad_token_id, world.device)
+    parameters = count_parameters(model)  # whole: a strategy may leave nothing but empty tensors behind
+    distributed.seed_rank(spec.train.seed, world.rank)
+    digest, loaded = set_up_strategy(
+        strategy, filler, loss_model, model, adamw(spec.train), world.group, spec.train.max_grad_norm
+    )
+    here.events.write("load", **msgspec.to_builtins(loaded))
+    log_remarks(here, adapted, strategy)
+    log_engine(here, strategy)
+    log_model(here, parameters, time.perf_counter() - started)
+    saver = make_saver(here, strategy, model, data.tokenizer, published, len(data.train))
+    return TrainingSetup(model, loss_model, strategy, published, saver, digest, experts if experts else None)
+
+
+def _base_name(here: Attempt) -> str:
+    """What adapters call the model that they belong to."""
+    name = here.model.name
+    return str(here.run.model) if name.startswith("tiny:") else name
+
+
+def _save_base_model(here: Attempt, tokenizer: Any, model: Any) -> None:
+    """What adapters of a model built from a config name as their base."""
+    folder = here.run.model
+    if here.spec.adapter.type != "none" and not (folder / "config.json").exists():
+        model.save_pretrained(str(folder))
+        tokenizer.save_pretrained(str(folder))
+        apply_umask(folder)
+
+
+def restore(here: Attempt, built: TrainingSetup, sequences: int) -> int:
+    """Go on from the checkpoint that the launcher named, if it named one.
+
+    Args:
+        sequences: of the training data; a checkpoint of other data is refused.
+
+    Returns:
+        The first step to do.
+    """
+    step = here.args.resume_step
+    if step is None:
+        if here.args.anew:
+            here.events.write("resume", from_step=0, inexact=False)
+        return 0
+    folder = here.run.checkpoint(step)
+    if here.args.inexact and not (folder / "state").is_dir():
+        checkpoint.load_weights_only(folder, built.strategy, built.published, built.model)
+    else:
+        require_same_data(folder, sequences)
+        checkpoint.load_full(folder, built.strategy, built.published, here.world.rank)
+    if built.digest is not None:  # each rank read its ranges of these files, whose hashes were compared
+        built.digest = hashlib.sha256(msgspec.json.encode(checkpoints.read_manifest(here.run, step)["files"])).digest()
+    here.events.write("resume", from_step=step, inexact=here.args.inexact)
+    return step
+
+
+def warmup(strategy: Strategy, batch: Any) -> None:
+    """A forward and backward pass whose loss is 0, for strategies that learn from it in which order gradients come."""
+    state = distributed.rng_state()
+    strategy.module.train()
+    strategy.backward(strategy.module(batch) * 0.0)
+    strategy.optimizer.zero_grad(set_to_none=True)
+    distributed.set_rng_state(state)
+
+
+def log_experts(here: Attempt, built: TrainingSetup, done: int) -> None:
+    """How many tokens each expert of a mixture was given since this was last told. Every rank calls."""
+    if built.experts:
+        counts = built.experts.counts(done, here.world.group)
+        if here.world.is_first:
+            here.events.write("experts", **msgspec.to_builtins(counts))
+
+
+def log_end(here: Attempt, built: TrainingSetup, done: int) -> None:
+    """Each rank's own, not agreed on: whoever compares them sees whether gradients were averaged and state was shared out."""
+    if here.spec.observe.proof_at_end:
+        digest = weights_digest(built.model).hex() if built.strategy.replicated else None
+        elements = sum(r.length for r in built.strategy.state_ranges())
+        here.events.write("end", step=done, weights_hash=digest, state_elements=elements)

@@ -1,0 +1,152 @@
+"""Implement the strategies deepspeed_zero1, deepspeed_zero2 and deepspeed_zero3.
+
+``deepspeed_zero1``: DeepSpeed's ZeRO stage 1, the optimizer's state in parts.
+
+Communication per step: all-reduces of buckets after the last micro-step's backward (T g bytes, T trained parameters of g
+bytes), an all-reduce of 4 bytes a parameter group for the gradient's norm, an all-gather of the updated weights a group (T g).
+Memory per rank (P parameters, float32 AdamW): 4P + 4T + 12T/W bytes; at the update itself 4P + 16T/W. In float32 too DeepSpeed
+updates a copy of its part of the weights (4T/W), and copies it back.
+Predecessor (``zero1``): the same in 130 lines, without that copy. What DeepSpeed has beside it is its JSON and its offloading.
+
+``deepspeed_zero2``: DeepSpeed's ZeRO stage 2, the optimizer's state and the gradients in parts.
+
+Communication per step: all-reduces of buckets after each micro-step's backward (A T g bytes, A micro-steps, T trained parameters
+of g bytes; DeepSpeed all-reduces a bucket that several ranks own parts of, where the paper has a reduce-scatter), an
+all-reduce of 4 bytes a parameter group for the norm, an all-gather of the updated weights a group (T g).
+Memory per rank (P parameters, float32 AdamW): 4P + 16T/W bytes between backward and update, and a bucket of gradients.
+Predecessor (``deepspeed_zero1``): whole gradients until the last micro-step.
+
+``deepspeed_zero3``: DeepSpeed's ZeRO stage 3, weights, gradients and the optimizer's state in parts.
+
+Communication per micro-step: all-gathers of each module's weights before its forward and, unless they are still there, before
+its backward (P g bytes each), reduce-scatters after backward (T g); per step an all-reduce of 8 bytes a parameter group.
+Tensors below ``stage3_param_persistence_threshold`` (100,000 numbers) stay whole and are gathered once a step; what is gathered
+in forward stays until backward while fewer than ``stage3_max_live_parameters`` (10^9) are whole.
+Memory per rank (P parameters, T trained, float32 AdamW): (4P + 16T)/W bytes, and what is whole by those two limits.
+Predecessor (``deepspeed_zero2``): whole weights on every rank.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from allranks.train.models.weight_loader import WeightLoader
+from allranks.train.strategies.base import Sizes, Traffic
+from allranks.train.strategies.deepspeed_engine import DataParallelMpu, DeepSpeedReplicated, DeepSpeedZero
+from allranks.train.strategies.deepspeed_state import partition_ranges, partitions
+from allranks.train.strategies.shards import StateRange, TensorShard, whole_weights
+
+
+class DeepSpeedZero1(DeepSpeedReplicated):
+    """One reduction an optimizer step."""
+
+    stage = 1
+    reduces_each_micro_step = False
+
+
+class DeepSpeedZero2(DeepSpeedReplicated):
+    """A reduction a micro-step, after which each rank keeps its part."""
+
+    stage = 2
+    reduces_each_micro_step = True
+
+
+LIVE = 1_000_000_000  # DeepSpeed's default of both limits
+
+
+class DeepSpeedZero3(DeepSpeedZero):
+    """No rank holds the whole model, but for small tensors."""
+
+    stage = 3
+    filler: WeightLoader | None = None  # gives the model its weights, one at a time; None: it has them
+    replicated, forward_has_collectives = False, True
+    claims_overlap = True
+    warmup = True  # DeepSpeed notes the order of modules in the first pass and compares it over the ranks in the second
+
+    def _take_weights(self) -> None:
+        """Each weight as it comes is cut into the ranks' parts, as DeepSpeed does it with a whole model."""
+        if self.filler is None:
+            return
+        zero: Any = import_module("deepspeed.runtime.zero")
+        self._deepspeed.init_distributed(dist_init_required=False, verbose=False)  # it takes the group that is there
+        cutter = zero.Init(
+            data_parallel_group=self._group, mpu=DataParallelMpu(self._group), config_dict_or_path=self.config
+        )
+        world, rank = dist.get_world_size(self._group), dist.get_rank(self._group)
+        for name, p in self._model.named_parameters():
+            if not self.filler.waits(name):
+                continue  # adapters: they are here, and are cut with the rest
+            size = -(-p.numel() // world)
+            low, high = (min(r * size, p.numel()) for r in (rank, rank + 1))
+            self.filler.flat([(name, p)], [(0, p.numel())], low, high)
+            cutter._convert_to_deepspeed_param(p)
+            p.partition()  # type: ignore[attr-defined]
+
+    @property
+    def shards(self) -> list[torch.Tensor]:
+        return [*super().shards, *(p.ds_tensor for p in self._model.parameters())]  # type: ignore[attr-defined]
+
+    def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
+        whole = {p.ds_id for p in self._zero.persistent_parameters}
+        each = {p: _padded_bytes(p, world) for p in self._model.parameters()}
+        once = [p for p in each if p.ds_id not in whole]  # type: ignore[attr-defined]
+        zero = self.config["zero_optimization"]
+        limit = min(zero.get("stage3_max_live_parameters", LIVE), zero.get("stage3_max_reuse_distance", LIVE))
+        freed = sum(p.ds_numel for p in once) > limit  # type: ignore[attr-defined]
+        # a tied weight is gathered for each of its modules if the first one's is freed
+        used = [p for m in self._model.modules() for p in m.parameters(recurse=False) if p in set(once)]
+        idle = _without_backward(self._model)
+        expected = [
+            Traffic("all_gather", "forward", None, accum * sum(each[p] for p in (used if freed else once))),
+            Traffic("all_gather", "backward", None, accum * sum(each[p] for p in used if p is not idle) * freed),
+            Traffic("all_gather", "step", None, sum(s for p, s in each.items() if p.ds_id in whole)),  # type: ignore[attr-defined]
+            Traffic("reduce_scatter", "after_backward", None, accum * sum(each[p] for _, p in self._named)),
+        ]
+        groups = len(self._inner.param_groups)
+        return [t for t in expected if t.bytes] + [Traffic("all_reduce", "step", groups, 8 * groups)]
+
+    def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
+        gathered: Any = import_module("deepspeed.runtime.zero").GatheredParameters
+        first, whole = dist.get_rank(self._group) == 0, {}
+        for name, p in self._model.named_parameters():
+            if p.requires_grad or not trained_only:
+                with gathered([p]):
+                    if first:
+                        whole[name] = p.detach().to("cpu", copy=True)
+        return whole
+
+    def weight_shards(self) -> list[TensorShard]:
+        return [*partitions(self._named), *whole_weights(self._model.named_buffers())]
+
+    def state_ranges(self) -> list[StateRange]:
+        return partition_ranges(self._zero, self._named)
+
+    def loaded(self) -> None:
+        super().loaded()
+        for _, p in self._named:
+            p.partition(has_been_updated=False)  # type: ignore[attr-defined] - what is whole is from before
+        if kept := self._zero.persistent_parameters:
+            kept[0].all_gather(kept)
+
+    def _put_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        gathered: Any = import_module("deepspeed.runtime.zero").GatheredParameters
+        for name, p in self._named:
+            with gathered([p], modifier_rank=0):
+                if dist.get_rank(self._group) == 0:
+                    p.data.copy_(weights[name])
+
+
+def _padded_bytes(p: torch.nn.Parameter, world: int) -> int:
+    return -(-p.ds_numel // world) * world * p.element_size()  # type: ignore[attr-defined]
+
+
+def _without_backward(model: torch.nn.Module) -> torch.nn.Parameter | None:
+    """A frozen embedding: nothing is differentiated beneath it."""
+    inner = getattr(model, "model", model)
+    weight = inner.get_input_embeddings().weight  # type: ignore[operator]
+    wanted = any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
+    return None if weight.requires_grad or wanted else weight

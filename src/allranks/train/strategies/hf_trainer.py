@@ -1,0 +1,66 @@
+"""``hf_trainer``: Hugging Face's Trainer, whose Accelerate wraps the model in torch's DistributedDataParallel.
+
+Communication: that of `pytorch_ddp`: one all-reduce per bucket (25 MB) of the trained gradients, during the last
+micro-step's backward; 2 T g (W-1)/W bytes a rank on a ring, with T trained parameters of g bytes, W ranks.
+Memory per rank (P parameters, fp32 AdamW): 4P + 16T bytes as `pytorch_ddp`, and 4T for buckets, since Accelerate leaves
+gradients outside of them.
+Predecessor (`pytorch_ddp` in this project's own loop): the loop's order of calls is the Trainer's, so that what a user
+knows of the Trainer can be compared with the rest on equal work.
+
+The Trainer owns the loop (`TrainerLoop`): what the contract of strategies says of micro-steps does not apply here.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from allranks.errors import EnvironmentNotAble
+from allranks.train.strategies.base import MakeOptimizer, Replicated, Sizes, Traffic, trained_parameters
+
+_OWN_LOOP = "hf_trainer: the Trainer runs the steps; train it with train.loop.loop_of(name)"
+
+
+def _require_accelerate() -> None:
+    try:
+        import accelerate  # noqa: F401
+    except ImportError as error:
+        raise EnvironmentNotAble(
+            f"hf_trainer needs Accelerate, which cannot be imported: {str(error).splitlines()[0]}; "
+            "pip install 'allranks[train]', or take pytorch_ddp"
+        ) from None
+
+
+class HFTrainer(Replicated):
+    """Model, optimizer and state for a `TrainerLoop`."""
+
+    claims_overlap = True
+    warmup = False  # the loop does it, once the Trainer has wrapped the model
+    bucket_bytes = 0  # of the wrapper, beside the gradients; the loop looks
+
+    def __init__(self, find_unused_parameters: bool, args: dict[str, Any] | None) -> None:
+        _require_accelerate()  # before the model is loaded
+        self.find_unused_parameters, self.args = find_unused_parameters, args
+        self.config = args  # kept in the run's folder
+
+    def setup(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
+    ) -> None:
+        self._hold(model, trained_parameters(model), make_optimizer, group, clip_norm)
+        self.clip_norm = clip_norm
+
+    def accumulate(self) -> AbstractContextManager[Any]:
+        raise NotImplementedError(_OWN_LOOP)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        raise NotImplementedError(_OWN_LOOP)
+
+    def step(self) -> torch.Tensor:
+        raise NotImplementedError(_OWN_LOOP)
+
+    def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
+        return [Traffic("all_reduce", "backward", None, sizes.trained_bytes)]

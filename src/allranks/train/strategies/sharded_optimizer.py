@@ -1,0 +1,338 @@
+"""Shard flat parameters, gradients (reduce-scatter) and optimizer state evenly over ranks.
+
+Parameters are concatenated into one flat tensor, so that every rank owns an equal part. Shards of full parameters would differ
+in size (by 1.3 with one large embedding); parts of the flat tensor differ by less than W elements of padding, and one
+collective handles them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from allranks.train.strategies.base import (
+    MakeOptimizer,
+    clip_and_update,
+    load_weights,
+    replicated_weights,
+    trained_parameters,
+)
+from allranks.train.strategies.gradient_sync import (
+    OrderedCollectives,
+    all_gather,
+    broadcast_from_first,
+    on_gradient,
+    reduce_scatter,
+    require_same_order,
+    split_into_buckets,
+)
+from allranks.train.strategies.shards import StateRange, TensorShard, whole_weights
+
+Named = tuple[str, nn.Parameter]
+
+
+class FlatParameter:
+    """Some parameters of one dtype and device. ``whole`` (W n elements) holds their weights, and they are views of it;
+    this rank owns ``whole[low:high]`` (n elements)."""
+
+    def __init__(self, named: Sequence[Named], group: dist.ProcessGroup) -> None:
+        # the optimizer decays matrices only: they come first, so that a part has at most one border between the two
+        self.named = sorted(named, key=lambda item: item[1].ndim < 2)
+        self.group, world = group, dist.get_world_size(group)
+        sizes = [p.numel() for _, p in self.named]
+        self.numel = sum(sizes)
+        self.part = -(-self.numel // world)
+        self.low = dist.get_rank(group) * self.part
+        self.high = self.low + self.part
+        self._matrices = sum(p.numel() for _, p in self.named if p.ndim >= 2)
+        self.spans = [(stop - n, stop) for n, stop in zip(sizes, _running(sizes), strict=True)]
+        first = self.named[0][1]
+        self.trained = first.requires_grad
+        self.whole = torch.zeros(self.part * world, dtype=first.dtype, device=first.device)
+        for (_, p), (start, stop) in zip(self.named, self.spans, strict=True):
+            self.whole[start:stop].copy_(p.data.flatten())
+            p.data = self.whole[start:stop].view(p.shape)
+        self.pieces: list[nn.Parameter] = []
+
+    @property
+    def bytes(self) -> int:
+        """Of the whole, padding included."""
+        return self.whole.numel() * self.whole.element_size()
+
+    def own(self) -> torch.Tensor:
+        """This rank's part of the weights, a view."""
+        return self.whole[self.low : self.high]
+
+    def cut(self, part: torch.Tensor) -> list[torch.Tensor]:
+        """A part's matrices as (1, k) and the rest as (n-k,): what the optimizer sees keeps the number of dimensions
+        by which it decides on weight decay."""
+        border = min(max(self._matrices - self.low, 0), self.part)
+        return [p for p in (part[:border].view(1, -1), part[border:]) if p.numel()]
+
+    def make_pieces(self, part: torch.Tensor, *, on_host: bool = False) -> list[nn.Parameter]:
+        """The parameters of this rank's optimizer: views of `part`, or copies of it in the host's memory."""
+        self._own = part
+        self._on_host = on_host
+        self.pieces = [nn.Parameter(p.to("cpu", copy=True) if on_host else p) for p in self.cut(part)]
+        return self.pieces
+
+    def give_gradient(self, part: torch.Tensor) -> None:
+        """`part` is this rank's share of the gradient. Pieces on the host get the weights as they are now, too."""
+        for piece, gradient, own in zip(self.pieces, self.cut(part), self.cut(self._own), strict=True):
+            piece.grad = gradient.to(piece.device)
+            if self._on_host:
+                piece.data.copy_(own)
+
+    def take_update(self) -> None:
+        """Weights that were updated on the host, back to the device."""
+        if self._on_host:
+            for piece, own in zip(self.pieces, self.cut(self._own), strict=True):
+                own.copy_(piece.data)
+
+    def split(self, whole: torch.Tensor) -> dict[str, torch.Tensor]:
+        """A whole flat tensor by parameters."""
+        return {
+            name: whole[start:stop].view(p.shape)
+            for (name, p), (start, stop) in zip(self.named, self.spans, strict=True)
+        }
+
+    def join(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The opposite: this rank's part of tensors by name, on the flat's device."""
+        whole = torch.zeros(self.whole.numel(), dtype=tensors[self.named[0][0]].dtype)
+        for (name, _), (start, stop) in zip(self.named, self.spans, strict=True):
+            whole[start:stop] = tensors[name].flatten()
+        return whole[self.low : self.high].to(self.whole.device)
+
+
+def _running(sizes: Sequence[int]) -> list[int]:
+    total, out = 0, []
+    for n in sizes:
+        total += n
+        out.append(total)
+    return out
+
+
+def make_flat_parameters(groups: Sequence[Sequence[Named]], group: dist.ProcessGroup) -> list[FlatParameter]:
+    """Flats of parameters that belong together, several where dtypes, devices or being trained differ."""
+    flats = []
+    for named in groups:
+        kinds: dict[Any, list[Named]] = {}
+        for name, p in named:
+            kinds.setdefault((p.dtype, p.device, p.requires_grad), []).append((name, p))
+        flats += [FlatParameter(part, group) for part in kinds.values()]
+    return flats
+
+
+def optimizer_pieces(flats: Sequence[FlatParameter]) -> list[Named]:
+    """What this rank's optimizer updates."""
+    return [(f"flat{i}.{k}", piece) for i, flat in enumerate(flats) for k, piece in enumerate(flat.pieces)]
+
+
+def gather_states(flats: Sequence[FlatParameter], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The sharded optimizer's state by parameter names, whole, on the CPU of rank 0; ``{}`` elsewhere, where it would be
+    memory for nothing. Every rank calls."""
+    out: dict[str, dict[str, torch.Tensor]] = {}
+    for flat in flats:
+        first = dist.get_rank(flat.group) == 0
+        states = [optimizer.state.get(piece, {}) for piece in flat.pieces]
+        if not all(states):
+            continue
+        for key, value in states[0].items():
+            if value.ndim == 0:
+                values = {name: value.cpu().clone() for name, _ in flat.named}
+            else:
+                own = torch.cat([state[key].flatten() for state in states]).to(flat.whole.device)
+                whole = own.new_empty(flat.whole.numel())
+                all_gather(whole, own, flat.group).wait()
+                if not first:
+                    continue
+                values = {name: t.cpu().clone() for name, t in flat.split(whole).items()}
+            for name, t in values.items() if first else ():
+                out.setdefault(name, {})[key] = t
+    return out
+
+
+def scatter_states(flats: Sequence[FlatParameter], optimizer: torch.optim.Optimizer, states: dict[str, Any]) -> None:
+    """Take this rank's part of whole states by name."""
+    for flat in flats:
+        known = [name for name, _ in flat.named if name in states]
+        if not known:
+            continue
+        for key, value in states[known[0]].items():
+            if value.ndim == 0:
+                parts = [value.to(piece.device, copy=True) for piece in flat.pieces]
+            else:
+                # a parameter that was never updated has no state; zeros are what it would begin with
+                tensors = {n: states[n][key] if n in states else torch.zeros_like(p.data) for n, p in flat.named}
+                parts = flat.cut(flat.join(tensors))
+            for piece, part in zip(flat.pieces, parts, strict=True):
+                optimizer.state.setdefault(piece, {})[key] = part.to(piece.device)
+
+
+def flat_weights(flats: Sequence[FlatParameter], parts: Sequence[torch.Tensor]) -> list[TensorShard]:
+    """This rank's ranges of the weights, by parameter: `parts` are its parts of the flats."""
+    out = []
+    for flat, part in zip(flats, parts, strict=True):
+        for name, numel, offset, start, length in _ranges(flat):
+            out.append(TensorShard(f"model/{name}", numel, offset, part[start : start + length]))
+    return out
+
+
+def flat_states(flats: Sequence[FlatParameter], optimizer: torch.optim.Optimizer) -> list[StateRange]:
+    """Where the state of each parameter lies in this rank's pieces."""
+    out = []
+    for flat in flats:
+        begin = 0
+        for piece in flat.pieces:
+            end = begin + piece.numel()
+            for name, numel, offset, start, length in _ranges(flat):
+                low, high = max(start, begin), min(start + length, end)
+                if low < high:
+                    out.append(StateRange(optimizer, piece, low - begin, high - low, name, numel, offset + low - start))
+            if not out or out[-1].parameter is not piece:  # padding alone: its state holds nothing, but must be there
+                name, p = flat.named[-1]
+                out.append(StateRange(optimizer, piece, 0, 0, name, p.shape.numel(), p.shape.numel()))
+            begin = end
+    return out
+
+
+def _ranges(flat: FlatParameter) -> list[tuple[str, int, int, int, int]]:
+    """(name, its elements, where in it this rank's range begins, where that lies in the part, length)."""
+    out = []
+    for (name, _), (start, stop) in zip(flat.named, flat.spans, strict=True):
+        low, high = max(start, flat.low), min(stop, flat.high)
+        if low < high:
+            out.append((name, stop - start, low - start, low - flat.low, high - low))
+    return out
+
+
+MAX_IN_FLIGHT = 2  # whole gradient buffers in flight: more hide no more, and are memory
+
+
+class GradientReduceScatter:
+    """Gradients of flats in the order in which backward makes them; the last flat of the model comes first."""
+
+    def __init__(self, flats: Sequence[FlatParameter], group: dist.ProcessGroup) -> None:
+        self._flats, self._group, self._world = flats, group, dist.get_world_size(group)
+        self._buffers: list[torch.Tensor | None] = [None] * len(flats)
+        self._came: list[set[int]] = [set() for _ in flats]
+        self._in_flight: list[tuple[dist.Work, int, torch.Tensor, torch.Tensor]] = []
+        self._own: list[torch.Tensor | None] = [None] * len(flats)
+        self._order = OrderedCollectives(len(flats), self._launch)
+        for at, flat in enumerate(flats):
+            for i, (_, parameter) in enumerate(flat.named):
+                on_gradient(parameter, partial(self._take, at, i))
+
+    def _take(self, at: int, i: int) -> None:
+        """A gradient has come: into the buffer, divided by W, and gone from the parameter."""
+        flat = self._flats[at]
+        parameter, (start, stop) = flat.named[i][1], flat.spans[i]
+        buffer = self._buffers[at]
+        if buffer is None:
+            buffer = self._buffers[at] = torch.empty_like(flat.whole)
+        assert parameter.grad is not None
+        torch.div(parameter.grad.flatten(), self._world, out=buffer[start:stop])
+        parameter.grad = None
+        self._came[at].add(i)
+        if len(self._came[at]) == len(flat.named):
+            self._order.ready(at)
+
+    def _launch(self, at: int) -> None:
+        flat, buffer = self._flats[at], self._buffers[at]
+        buffer = torch.empty_like(flat.whole) if buffer is None else buffer
+        for i, (start, stop) in enumerate(flat.spans):
+            if i not in self._came[at]:
+                buffer[start:stop].zero_()
+        buffer[flat.numel :].zero_()
+        out = buffer.new_empty(flat.part)
+        self._in_flight.append((reduce_scatter(out, buffer, self._group), at, out, buffer))
+        self._buffers[at] = None
+        self._came[at].clear()
+        if len(self._in_flight) > MAX_IN_FLIGHT:
+            self._land()
+
+    def _land(self) -> None:
+        work, at, out, _ = self._in_flight.pop(0)
+        work.wait()
+        own = self._own[at]
+        self._own[at] = out if own is None else own.add_(out)
+
+    def finish(self) -> None:
+        """At the end of a backward: what has not been sent goes now."""
+        self._order.finish()
+
+    def give(self) -> None:
+        """Before the update: wait, and hand each flat's pieces their gradient."""
+        while self._in_flight:
+            self._land()
+        for at, flat in enumerate(self._flats):
+            own = self._own[at]
+            assert own is not None
+            flat.give_gradient(own)
+            self._own[at] = None
+
+
+class ShardedOptimizer:
+    """A strategy (`contract.Strategy`) but for how gradients reach the parts."""
+
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+    replicated, forward_has_collectives, warmup = True, False, False
+    claims_overlap = True
+
+    def __init__(self, bucket_mb: float, offload: str) -> None:
+        self._bucket_bytes, self._on_host = bucket_mb * 2**20, offload == "optimizer"
+
+    def setup(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
+    ) -> None:
+        self.module, self._group, self._clip_norm = model, group, clip_norm
+        named = trained_parameters(model)[::-1]  # backward runs from the last layer to the first
+        require_same_order(named, group)
+        broadcast_from_first(model, group)
+        names = {p: n for n, p in named}
+        parts = split_into_buckets([p for _, p in named], self._bucket_bytes)
+        self._flats: list[FlatParameter] = make_flat_parameters(
+            [[(names[p], p) for p in part] for part in parts], group
+        )
+        for flat in self._flats:
+            flat.make_pieces(flat.own(), on_host=self._on_host)
+        self.optimizer = make_optimizer(optimizer_pieces(self._flats))
+
+    def _update(self) -> torch.Tensor:
+        """This rank's parts, whose gradients are there; the gradients' norm over all ranks."""
+        pieces = [p for flat in self._flats for p in flat.pieces]
+        norm = clip_and_update(self.optimizer, pieces, self._clip_norm, self._group, self._flats[0].whole.device)
+        for flat in self._flats:
+            flat.take_update()
+        return norm
+
+    def _share_update(self) -> None:
+        """Every rank gets the others' new weights."""
+        for work in [all_gather(flat.whole, flat.own(), self._group) for flat in self._flats]:
+            work.wait()
+
+    def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
+        return replicated_weights(self.module, trained_only)
+
+    def weight_shards(self) -> list[TensorShard]:
+        return whole_weights([*trained_parameters(self.module), *self.module.named_buffers()])
+
+    def state_ranges(self) -> list[StateRange]:
+        return flat_states(self._flats, self.optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        kept = {n: p.detach() for n, p in trained_parameters(self.module)} | dict(self.module.named_buffers())
+        return {
+            "model": {n: t.to("cpu", copy=True) for n, t in kept.items()},
+            "optimizer": gather_states(self._flats, self.optimizer),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        load_weights(self.module, state["model"])
+        scatter_states(self._flats, self.optimizer, state["optimizer"])

@@ -1,0 +1,281 @@
+"""Read and write this rank's ranges of weights and optimizer state with torch.distributed.checkpoint, as safetensors.
+
+A part is a range of the flattened tensor. That fits every strategy: flat parts of hand-written ZeRO, which start and end
+anywhere, FSDP2's rows, and full tensors. So a checkpoint of one strategy on W ranks can be read by another on V ranks: each
+reads its own ranges, and nothing is gathered. Every rank writes one ``shard-<rank>-*.safetensors``, whose header holds the
+positions of its ranges. (torch's default ``.distcp`` format keeps its index as a pickle, which is unsafe to read from files
+of other users.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint import (
+    DefaultLoadPlanner,
+    DefaultSavePlanner,
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
+from torch.distributed.checkpoint import load as dcp_load
+from torch.distributed.checkpoint import save as dcp_save
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from allranks.errors import CheckpointError
+
+MASTER = "master"  # an optimizer state's key: float32 weights beside those of a model in lower precision
+
+
+def fitted(state: dict[str, Any], *, keeps_master: bool) -> dict[str, Any]:
+    """Moments in the dtype of their weights, and no master weights, unless the strategy keeps them (`keeps_master`).
+
+    Fused optimizers want one dtype of weights and moments. Where both are float32 nothing changes.
+    """
+    if keeps_master:
+        return state
+    weights = state["model"]
+    fit = {
+        name: {k: _as(v, weights[name].dtype) for k, v in moments.items() if k != MASTER}
+        for name, moments in state["optimizer"].items()
+    }
+    return {**state, "optimizer": fit}
+
+
+def _as(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, torch.Tensor) and value.ndim else value
+
+
+@dataclass(frozen=True)
+class TensorShard:
+    """This rank's part of one tensor.
+
+    Attributes:
+        key: the whole tensor's name.
+        numel: elements of the whole.
+        offset: where the part begins in the flattened whole.
+        tensor: the part, 1-D and contiguous, on any device. Reading fills it in place.
+        everywhere: every rank holds the same; each writes a share of it, and reads all.
+    """
+
+    key: str
+    numel: int
+    offset: int
+    tensor: torch.Tensor
+    everywhere: bool = False
+
+
+@dataclass(frozen=True)
+class StateRange:
+    """Where a parameter's state lies in this rank's optimizer.
+
+    Attributes:
+        optimizer: the one that holds the state.
+        parameter: what it updates; a flat part may hold ranges of several parameters.
+        start: where the range begins in the flattened `parameter`.
+        length: its elements.
+        name: the parameter's name in the model.
+        numel: elements of the whole parameter.
+        offset: where the range begins in the flattened whole.
+        everywhere: every rank holds the same range.
+        copy_of: the dtype of the model's weights, where `parameter` is not these but a copy that is updated in their place.
+    """
+
+    optimizer: torch.optim.Optimizer
+    parameter: nn.Parameter
+    start: int
+    length: int
+    name: str
+    numel: int
+    offset: int
+    everywhere: bool = False
+    copy_of: torch.dtype | None = None
+
+    @property
+    def is_master(self) -> bool:
+        """`parameter` holds more than the model's weights do: it is state, too."""
+        return self.copy_of not in (None, self.parameter.dtype)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The range in a tensor that lies as `parameter` does, 1-D; a view where that is contiguous."""
+        return tensor.detach().reshape(-1)[self.start : self.start + self.length]
+
+
+class _CheckpointableShard(torch.Tensor):
+    """A `Shard` as `torch.distributed.checkpoint` wants it (its ``_Checkpointable`` protocol)."""
+
+    _offset: int
+    _whole: int
+
+    @staticmethod
+    def of(shard: TensorShard) -> _CheckpointableShard:
+        part = shard.tensor.detach().as_subclass(_CheckpointableShard)
+        part._offset, part._whole = shard.offset, shard.numel
+        return part
+
+    def _plain(self) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+    def size(self, dim: int | None = None) -> Any:  # type: ignore[override] - of the whole, which is what is compared with the file
+        whole = torch.Size([self._whole])
+        return whole if dim is None else whole[dim]
+
+    def _chunk(self) -> ChunkStorageMetadata:
+        return ChunkStorageMetadata(offsets=torch.Size([self._offset]), sizes=torch.Size([self._plain().numel()]))
+
+    def __create_write_items__(self, fqn: str, _: Any) -> list[WriteItem]:
+        data = TensorWriteData(
+            chunk=self._chunk(),
+            properties=TensorProperties.create_from_tensor(self._plain()),
+            size=torch.Size([self._whole]),
+        )
+        return [
+            WriteItem(index=MetadataIndex(fqn, torch.Size([self._offset])), type=WriteItemType.SHARD, tensor_data=data)
+        ]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [self._chunk()]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
+        return self._plain()
+
+
+def whole_weights(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[TensorShard]:
+    """Of tensors that every rank holds whole.
+
+    Raises:
+        CheckpointError: one is not contiguous, so that no flat view of it can be filled in place.
+    """
+    out = []
+    for name, tensor in tensors:
+        if not tensor.is_contiguous():
+            raise CheckpointError(f"{name} is not contiguous in memory: it cannot be read in place")
+        out.append(TensorShard(f"model/{name}", tensor.numel(), 0, tensor.detach().view(-1), everywhere=True))
+    return out
+
+
+def whole_states(
+    named: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer, *, everywhere: bool
+) -> list[StateRange]:
+    """Of parameters whose state this rank holds whole."""
+    return [StateRange(optimizer, p, 0, p.numel(), n, p.numel(), 0, everywhere) for n, p in named]
+
+
+def state_shards(ranges: Iterable[StateRange]) -> list[TensorShard]:
+    """This rank's parts of the optimizer's state: ``optimizer/<name>/<key>``, numbers that are one for the whole parameter
+    (AdamW's step) ``scalar/<name>/<key>``."""
+    out: list[TensorShard] = []
+    for r in ranges:
+        if r.is_master:
+            out.append(TensorShard(f"optimizer/{r.name}/{MASTER}", r.numel, r.offset, r.of(r.parameter), r.everywhere))
+        for key, value in r.optimizer.state.get(r.parameter, {}).items():
+            if isinstance(value, torch.Tensor) and value.ndim:
+                out.append(TensorShard(f"optimizer/{r.name}/{key}", r.numel, r.offset, r.of(value), r.everywhere))
+            elif r.offset == 0:
+                # a copy: the parameters of a flat part share one, which safetensors refuses
+                number = torch.as_tensor(value, dtype=torch.float32).detach().reshape(1).clone()
+                out.append(TensorShard(f"scalar/{r.name}/{key}", 1, 0, number, r.everywhere))
+    return out
+
+
+def allocate_state(ranges: Sequence[StateRange], stored: Iterable[str]) -> list[TensorShard]:
+    """Makes state of zeros for what `stored` names, and says where it is to be read to. What an optimizer makes of itself in
+    its first update is made here, before there was one. Master weights are read where there are such."""
+    keys: dict[str, list[tuple[str, str]]] = {}
+    for full in stored:
+        kind, _, rest = full.partition("/")
+        name, _, key = rest.rpartition("/")
+        if kind in ("optimizer", "scalar"):
+            keys.setdefault(name, []).append((kind, key))
+    out: list[TensorShard] = []
+    for r in ranges:
+        state = r.optimizer.state[r.parameter] if r.name in keys else {}
+        for kind, key in sorted(
+            keys.get(r.name, []), reverse=True
+        ):  # one order on all ranks, whatever files were listed first
+            if kind == "scalar":
+                value = state.setdefault(key, torch.zeros((), dtype=torch.float32, device=_scalar_device(r.parameter)))
+                out.append(TensorShard(f"scalar/{r.name}/{key}", 1, 0, value.reshape(1)))
+            elif key != MASTER or r.is_master:
+                value = r.parameter if key == MASTER else state.setdefault(key, torch.zeros_like(r.parameter))
+                out.append(TensorShard(f"optimizer/{r.name}/{key}", r.numel, r.offset, r.of(value)))
+    return out
+
+
+def _scalar_device(parameter: torch.Tensor) -> torch.device:
+    """Where fused optimizers keep the step."""
+    return parameter.device
+
+
+def write_shards(shards: Iterable[TensorShard], folder: Path, group: dist.ProcessGroup) -> None:
+    """Write every rank's parts into `folder`. All ranks of a CPU group call."""
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    mine = [own for shard in shards if (own := share_to_write(shard, rank, world)).tensor.numel()]
+    parts = {shard.key: _CheckpointableShard.of(shard) for shard in mine}
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    with _as_checkpoint_error():
+        dcp_save(
+            cast("dict[str, Any]", parts), storage_writer=writer, planner=DefaultSavePlanner(), process_group=group
+        )
+
+
+def share_to_write(shard: TensorShard, rank: int, world: int) -> TensorShard:
+    """What this rank writes: an even share of what all hold."""
+    if not shard.everywhere:
+        return shard
+    low, high = shard.numel * rank // world, shard.numel * (rank + 1) // world
+    return TensorShard(shard.key, shard.numel, low, shard.tensor[low:high])
+
+
+def read_shards(shards: Sequence[TensorShard], folder: Path, group: dist.ProcessGroup | None = None) -> None:
+    """Fill the parts from what was written, by any number of ranks. All ranks of the group call; without one, each for itself.
+
+    Raises:
+        CheckpointError: a tensor is not there, has another number of elements, or a range of it is missing.
+    """
+    stored = stored_sizes(folder)
+    for shard in shards:
+        if shard.key not in stored:
+            raise CheckpointError(f"{folder}: has no {shard.key}")
+        whole, covered = stored[shard.key]
+        if whole != shard.numel or covered != whole:
+            raise CheckpointError(f"{folder}: {shard.key} has {covered} of {whole} elements, {shard.numel} are wanted")
+    parts = {shard.key: _CheckpointableShard.of(shard) for shard in shards if shard.tensor.numel()}
+    reader = HuggingFaceStorageReader(str(folder))
+    with _as_checkpoint_error():
+        dcp_load(
+            cast("dict[str, Any]", parts),
+            storage_reader=reader,
+            planner=DefaultLoadPlanner(),
+            process_group=group,
+            no_dist=group is None,
+        )
+
+
+@contextmanager
+def _as_checkpoint_error() -> Iterator[None]:
+    """What failed on a rank is raised by `torch.distributed.checkpoint` on all, as no `Exception`."""
+    try:
+        yield
+    except CheckpointException as error:
+        rank, (problem, _) = min(error.failures.items())
+        raise CheckpointError(f"rank {rank}: {str(problem).splitlines()[0] if str(problem) else problem!r}") from None
+
+
+def stored_sizes(folder: Path) -> Mapping[str, tuple[int, int]]:
+    """By key: elements of the whole (where its last range ends), and elements that the files hold."""
+    metadata = HuggingFaceStorageReader(str(folder)).read_metadata()
+    found = {}
+    for key, tensor in metadata.state_dict_metadata.items():
+        chunks = getattr(tensor, "chunks", ())
+        end = max((c.offsets[0] + c.sizes[0] for c in chunks), default=0)
+        found[key] = (end, sum(c.sizes[0] for c in chunks))
+    return found

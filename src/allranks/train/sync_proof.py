@@ -1,0 +1,212 @@
+"""Verify at step 0 that all ranks hold equal weights and disjoint rows, by checksums.
+
+Checksums are additive: those of the parts sum to that of the full tensor, so no rank needs all of it. Three things are verified
+over the same group that training uses, because environment variables prove nothing (with some launch settings every rank
+trains alone and still reports the right RANK and WORLD_SIZE):
+
+1. as many ranks answer as planned, each once;
+2. trained and frozen weights have the same hash on all ranks;
+3. the ranks' rows of the first epoch are disjoint and complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from allranks.errors import ProofFailed
+from allranks.train.data.sampler import SampleOrder
+from allranks.train.distributed import DistContext
+
+CPU_PIECE, GPU_PIECE = 1 << 16, 1 << 22  # words that are widened at a time; on a CPU so few that they stay in its cache
+MODULUS = 1 << 48  # sums of 2^15 ranks stay below 2^63
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+TensorSums = tuple[int, int, int]
+
+
+def checksums(tensor: torch.Tensor, start: int = 0) -> TensorSums:
+    """Of one part of a flattened tensor.
+
+    Args:
+        tensor: the part, of any shape and dtype; its elements in order, as words of their own size.
+        start: where the part begins in the flattened whole, elements.
+
+    Returns:
+        The number of words, their sum, and their sum weighted by position (from 1), the last two modulo 2^48.
+    """
+    words = tensor.detach().contiguous().flatten()
+    words = words.view(_WORDS[words.element_size()])
+    piece = GPU_PIECE if words.is_cuda else CPU_PIECE
+    plain = torch.zeros((), dtype=torch.int64, device=words.device)
+    weighted = torch.zeros_like(plain)
+    steps = torch.arange(1, min(piece, max(words.numel(), 1)) + 1, device=words.device)
+    for at in range(0, words.numel(), piece):
+        part = words[at : at + piece].long()
+        total = part.sum()
+        plain += total
+        weighted += (part * steps[: part.numel()]).sum() + total * ((at + start) % MODULUS)
+    return words.numel(), int(plain) % MODULUS, int(weighted) % MODULUS
+
+
+def add_checksums(a: TensorSums, b: TensorSums) -> TensorSums:
+    """Of two parts together."""
+    return a[0] + b[0], (a[1] + b[1]) % MODULUS, (a[2] + b[2]) % MODULUS
+
+
+MAX_ROWS_CHECKED = 4_000_000
+
+
+class SyncProof(msgspec.Struct, frozen=True, kw_only=True):
+    """What was shown. Goes into metrics.json as ``sync_proof``."""
+
+    world_size: int
+    weights_equal: bool
+    data_disjoint: bool
+    weights_hash: str
+    rows_checked: int
+
+
+def prove_ranks(
+    world: DistContext, planned_size: int, model: nn.Module, order: SampleOrder, before_sharding: bytes | None = None
+) -> SyncProof:
+    """Show the three things.
+
+    Where no rank holds the whole weights any more, `before_sharding` is this rank's digest of them from the moment at
+    which it did: as it built the model, or as it read the checkpoint.
+
+    Raises:
+        ProofFailed: one of them is not so; the message says which rank differs in what.
+    """
+    _check_ranks(world, planned_size)
+    weights = _check_weights(world, model, before_sharding)
+    rows = _check_rows(world, order)
+    return SyncProof(
+        world_size=world.size, weights_equal=True, data_disjoint=True, weights_hash=weights, rows_checked=rows
+    )
+
+
+def _all_gather(world: DistContext, values: torch.Tensor) -> list[torch.Tensor]:
+    values = values.to(world.device)
+    out = [torch.zeros_like(values) for _ in range(world.size)]
+    dist.all_gather(out, values, group=world.group)
+    return [t.cpu() for t in out]
+
+
+def _check_ranks(world: DistContext, planned_size: int) -> None:
+    one_each = torch.zeros(planned_size, dtype=torch.int64, device=world.device)
+    if world.rank < planned_size:
+        one_each[world.rank] = 1
+    dist.all_reduce(one_each, group=world.group)
+    counts = one_each.cpu().tolist()
+    if world.size != planned_size or sum(counts) != planned_size or set(counts) != {1}:
+        absent = [r for r, n in enumerate(counts) if n == 0]
+        double = [r for r, n in enumerate(counts) if n > 1]
+        raise ProofFailed(
+            f"step-0 proof: {planned_size} ranks were planned, but {sum(counts)} of a group of {world.size} answered"
+            + (f"; absent: rank {_rank_list(absent)}" if absent else "")
+            + (f"; answered more than once: rank {_rank_list(double)}" if double else "")
+            + ". The ranks are not one job: check how they were launched"
+        )
+
+
+def weights_digest(model: nn.Module) -> bytes:
+    """Over names, shapes, dtypes and checksums of all parameters and persistent buffers of this rank.
+
+    Where no rank holds them whole, `Filler.finish` comes to the same from the sums of the ranks' parts.
+    """
+    return tensors_digest(model.state_dict())
+
+
+def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """SHA-256 over names, shapes, dtypes and checksums."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {checksums(tensor)}".encode())
+    return digest.digest()
+
+
+def prove_weights(world: DistContext, model: nn.Module, when: str) -> str:
+    """The hash of the weights, which is the same on all ranks. Every rank calls.
+
+    Args:
+        when: for the message, such as ``after step 10``.
+
+    Raises:
+        ProofFailed: a rank has other weights.
+    """
+    return _check_weights(world, model, None, f"proof {when}", "Their gradients were not averaged over the ranks")
+
+
+def _check_weights(
+    world: DistContext,
+    model: nn.Module,
+    before_sharding: bytes | None,
+    proof: str = "step-0 proof",
+    cure: str = "Ranks must build the same model from the same seed and files",
+) -> str:
+    mine = before_sharding or weights_digest(model)
+    digests = [bytes(t.tolist()) for t in _all_gather(world, torch.tensor(list(mine), dtype=torch.uint8))]
+    if len(set(digests)) == 1:
+        return mine.hex()
+    usual = max(set(digests), key=digests.count)
+    odd = [r for r, d in enumerate(digests) if d != usual]
+    raise ProofFailed(
+        f"{proof}: the weights are not equal on all ranks: rank {_rank_list(odd)} differs from the others"
+        f"{'' if before_sharding else _where_they_differ(world, model, odd[0])}. {cure}"
+    )
+
+
+def _where_they_differ(world: DistContext, model: nn.Module, odd: int) -> str:
+    """The first parameter in which a rank differs, found by comparing short hashes of each."""
+    names = sorted(model.state_dict())
+    state = model.state_dict()
+    mine: dict[str, str] = {n: f"{tuple(state[n].shape)} {checksums(state[n])}" for n in names}
+    everyone: list[Any] = [None] * world.size
+    dist.all_gather_object(everyone, mine, group=world.control)
+    other = next(r for r in range(world.size) if everyone[r] != everyone[odd])
+    keys = sorted(everyone[odd].keys() | everyone[other].keys())
+    different = [k for k in keys if everyone[odd].get(k) != everyone[other].get(k)]
+    return f", in {len(different)} of {len(keys)} tensors, first {different[0]}" if different else ""
+
+
+def _check_rows(world: DistContext, order: SampleOrder) -> int:
+    """Each of the epoch's rows must be taken exactly once; counted by a sum over the training group."""
+    n = min(order.n, MAX_ROWS_CHECKED)
+    mine = order.first_epoch()
+    counts = torch.zeros(n, dtype=torch.int32)
+    inside = mine[mine < n]
+    np.add.at(counts.numpy(), inside, 1)
+    total = counts.to(world.device, copy=True)
+    dist.all_reduce(total, group=world.group)
+    total = total.cpu()
+    if bool((total == 1).all()):
+        return n
+    twice, never = int((total > 1).sum()), int((total == 0).sum())
+    raise ProofFailed(
+        f"step-0 proof: the ranks' rows are not disjoint and complete: of {n} rows {twice} are taken more than once and {never} by nobody"
+        f"{_who_overlaps(world, counts)}. Each rank must read its own part of the data"
+    )
+
+
+def _who_overlaps(world: DistContext, mine: torch.Tensor) -> str:
+    everyone: list[Any] = [None] * world.size
+    dist.all_gather_object(everyone, np.packbits(mine.numpy() > 0).tobytes(), group=world.control)
+    sets = [np.unpackbits(np.frombuffer(e, np.uint8)) for e in everyone]
+    for a in range(world.size):
+        for b in range(a + 1, world.size):
+            shared = int((sets[a] & sets[b]).sum())
+            if shared:
+                return f"; rank {b} shares {shared} rows with rank {a}"
+    return ""
+
+
+def _rank_list(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return shown + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")

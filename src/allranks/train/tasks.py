@@ -1,0 +1,189 @@
+"""Define the training tasks: text with a language model, labels with a classifier, noise with a perceptron.
+
+Worker and loop use only the task contract defined here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import msgspec
+import torch
+from torch import nn
+
+from allranks.rundir import shared_cache
+from allranks.spec.models import is_mlp, mlp_shape
+from allranks.spec.records import RunSpec
+from allranks.train.data.batches import Batch, NoiseBatch, collate, collate_labelled, noise_batch, prepared_noise
+from allranks.train.data.prepared import PreparedData, TokenSet, prepare
+from allranks.train.data.sampler import Rows
+from allranks.train.distributed import DistContext
+from allranks.train.evaluation import EvalResult, Evaluator
+from allranks.train.models.build import DTYPES, load_model, open_config
+from allranks.train.models.losses import LossModel
+from allranks.train.models.mlp import Mlp, MlpConfig, MlpLoss
+from allranks.train.models.weight_loader import WeightLoader
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from allranks.train.data.prepared import PreparedData
+
+
+class TrainingTask(Protocol):
+    """One kind of work, made from a spec."""
+
+    classifier: bool
+
+    def prepare(self, cache_root: Path, log: shared_cache.Log) -> PreparedData:
+        """Find, wait for, or build the data. Safe to call on any number of ranks at once."""
+        ...
+
+    def load(
+        self, world: DistContext, data: PreparedData, dtype: str, built: Callable[[Any], None]
+    ) -> tuple[nn.Module, WeightLoader]:
+        """As `train.model.load_model`."""
+        ...
+
+    def loss_model(self, model: nn.Module) -> nn.Module:
+        """The model with its loss: forward(batch) gives the sum over trained tokens, a float32 scalar."""
+        ...
+
+    def batches(self, data: PreparedData, dtype: str, device: torch.device) -> Callable[[Rows], Any]:
+        """Makes micro-batches of training sequences, on the device. They have ``inputs``, ``to``, and counts of tokens."""
+        ...
+
+    def evaluator(self, world: DistContext, loss_model: Any, data: PreparedData, dtype: str) -> Evaluator | None:
+        """Of the rows held out; None if there are none."""
+        ...
+
+
+class NoiseTask:
+    """See `Task`."""
+
+    classifier = False
+
+    def __init__(self, spec: RunSpec) -> None:
+        assert spec.model is not None and spec.data is not None
+        self._spec, self._data = spec, spec.data
+        self._shape = mlp_shape(spec.model.name, spec.model.config)
+
+    def prepare(self, cache_root: Path, log: shared_cache.Log) -> PreparedData:
+        return prepared_noise(self._data, self._spec.eval)
+
+    def load(
+        self, world: DistContext, data: PreparedData, dtype: str, built: Callable[[Any], None]
+    ) -> tuple[nn.Module, WeightLoader]:
+        def make() -> Mlp:
+            torch.manual_seed(self._spec.train.seed)
+            return Mlp(MlpConfig(**msgspec.to_builtins(self._shape))).to(DTYPES[dtype])  # type: ignore[arg-type]
+
+        return open_config(world, make, built)
+
+    def loss_model(self, model: nn.Module) -> MlpLoss:
+        return MlpLoss(model)
+
+    def batches(self, data: PreparedData, dtype: str, device: torch.device) -> Callable[[Rows], NoiseBatch]:
+        make = partial(noise_batch, self._data, data.train, width=self._shape.width, dtype=DTYPES[dtype])
+        return lambda rows: make(rows).to(device)
+
+    def evaluator(self, world: DistContext, loss_model: MlpLoss, data: PreparedData, dtype: str) -> Evaluator | None:
+        if data.held_out is None:
+            return None
+        make = partial(noise_batch, self._data, data.held_out, width=self._shape.width, dtype=DTYPES[dtype])
+        size = self._spec.eval.batch_size
+        return NoiseEvaluator(
+            world, loss_model, data.held_out, lambda rows: make(rows).to(world.device), batch_size=size
+        )
+
+
+class NoiseEvaluator(Evaluator):
+    """The mean squared error over rows. Neither perplexity nor accuracy mean anything here."""
+
+    def __init__(
+        self,
+        world: DistContext,
+        model: MlpLoss,
+        tokens: TokenSet,
+        make: Callable[[Rows], NoiseBatch],
+        *,
+        batch_size: int | None,
+    ) -> None:
+        super().__init__(world, cast(Any, model), tokens, pad_id=0, batch_size=batch_size, classifier=False)
+        self._loss, self._make = model, make
+
+    def run(self) -> EvalResult:
+        return msgspec.structs.replace(super().run(), perplexity=None, accuracy=None)
+
+    def _score(self, rows: Rows) -> torch.Tensor:
+        loss = self._loss.each(self._make(rows)).double().sum()
+        return torch.stack([loss, loss.new_tensor(len(rows)), torch.zeros_like(loss), loss.new_tensor(len(rows))])
+
+
+class TokenTask:
+    """See `Task`."""
+
+    def __init__(self, spec: RunSpec, *, classifier: bool) -> None:
+        self._spec, self.classifier = spec, classifier
+
+    def prepare(self, cache_root: Path, log: shared_cache.Log) -> PreparedData:
+        return prepare(self._spec, cache_root, classifier=self.classifier, log=log)
+
+    def load(
+        self, world: DistContext, data: PreparedData, dtype: str, built: Callable[[Any], None]
+    ) -> tuple[nn.Module, WeightLoader]:
+        assert self._spec.model is not None
+        labels, seed = data.facts.labels, self._spec.train.seed
+        return load_model(world, self._spec.model, data.tokenizer, dtype=dtype, labels=labels, seed=seed, built=built)
+
+    def loss_model(self, model: nn.Module) -> LossModel:
+        return LossModel(model, classifier=self.classifier)
+
+    def batches(self, data: PreparedData, dtype: str, device: torch.device) -> Callable[[Rows], Batch]:
+        assert self._spec.data is not None
+        pad_id = data.tokenizer.pad_token_id
+        if self.classifier:
+            return lambda rows: collate_labelled(data.train, rows, pad_id).to(device)
+        fixed = self._spec.data.packing == "none" or device.type == "cuda"
+        pad_to = self._spec.data.max_length if fixed else None
+        return lambda rows: collate(data.train, rows, pad_id, pad_to).to(device)
+
+    def evaluator(self, world: DistContext, loss_model: Any, data: PreparedData, dtype: str) -> Evaluator | None:
+        if data.held_out is None:
+            return None
+        return Evaluator(
+            world,
+            loss_model,
+            data.held_out,
+            pad_id=data.tokenizer.pad_token_id,
+            batch_size=self._spec.eval.batch_size,
+            classifier=self.classifier,
+        )
+
+
+def task_of(spec: RunSpec) -> TrainingTask:
+    """The kind of work of a spec.
+
+    Raises:
+        SpecError, EnvironmentNotAble: no such model, or it cannot be had.
+    """
+    assert spec.model is not None
+    if is_mlp(spec.model.name):
+        return NoiseTask(spec)
+    from allranks.train.models.build import is_classifier
+
+    return TokenTask(spec, classifier=is_classifier(spec.model))
+
+
+def whole_model(task: TrainingTask, data: PreparedData, dtype: str) -> nn.Module:
+    """The model with its weights, on the CPU, for this process alone."""
+    from allranks.train.distributed import SINGLE_PROCESS
+
+    model, filler = task.load(SINGLE_PROCESS, data, dtype, lambda model: None)
+    filler.begin(model, model, in_parts=False)
+    filler.whole(model.named_parameters())
+    filler.finish()
+    return model

@@ -1,0 +1,1 @@
+"""Helpers that know nothing about runs: text, input files, file system, redaction, machine facts."""

@@ -1,0 +1,175 @@
+"""Format numbers with units, for tables and messages."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+
+def format_seconds(value: float | None) -> str:
+    """Format a duration with a suitable unit."""
+    if value is None:
+        return "-"
+    for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
+        if abs(value) < limit:
+            return f"{value * factor:.4g} {unit}" if abs(value * factor) < 1000 else f"{value * factor:.0f} {unit}"
+    return f"{value:.4g} s"
+
+
+def format_bytes_precise(value: float | None) -> str:
+    """Format bytes with a binary unit."""
+    if value is None:
+        return "-"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    return f"{value:.4g} TiB"
+
+
+def format_bandwidth(value: float | None) -> str:
+    """Format bytes per second in units of 10^9, like nccl-tests."""
+    if value is None:
+        return "-"
+    return f"{value / 1e9:.3g}" if value >= 1e6 else "< 0.001"
+
+
+def format_percent_of(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole > 0 else "-"
+
+
+NO_VALUE = "-"
+
+
+def finite_float(value: Any) -> float | None:
+    """Return a finite number, or None for anything else: files of an aborted run may contain anything."""
+    if type(value) is float:  # the usual case of hundreds of thousands
+        return value if math.isfinite(value) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        as_float = float(value)
+    except OverflowError:
+        return None
+    return as_float if math.isfinite(as_float) else None
+
+
+def finite_int(value: Any) -> int | None:
+    """Return an integer, or None for anything else."""
+    found = finite_float(value)
+    return int(found) if found is not None and abs(found) < 2**63 else None
+
+
+def as_dicts(value: Any) -> list[dict[str, Any]]:
+    """Return the dictionaries in a list; an empty list if the value is not a list."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return the value if it is a list, else an empty list."""
+    return value if isinstance(value, list) else []
+
+
+def as_dict(value: Any) -> dict[str, Any]:
+    """Return the value if it is a dictionary, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def format_count(value: Any) -> str:
+    """Format 40572 as 40,572."""
+    found = finite_int(value)
+    return NO_VALUE if found is None else f"{found:,}"
+
+
+def format_short_count(value: Any) -> str:
+    """Format 5198080 as 5.20 M."""
+    found = finite_float(value)
+    if found is None:
+        return NO_VALUE
+    for unit in ("", " k", " M", " B"):
+        if abs(found) < 1000:
+            return f"{found:.0f}" if not unit else f"{found:.3g}{unit}"
+        found /= 1000
+    return f"{found:,.3g} T"
+
+
+def format_bytes(value: Any) -> str:
+    """Format 711147520 as 678 MiB."""
+    found = finite_float(value)
+    if found is None:
+        return NO_VALUE
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(found) < 1024:
+            return f"{found:.0f} {unit}" if unit == "B" or found >= 100 else f"{found:.1f} {unit}"
+        found /= 1024
+    return f"{found:,.1f} TiB"
+
+
+def format_duration(value: Any) -> str:
+    """Format 0.0313 as 31.3 ms, 3720 as 1 h 02 min."""
+    found = finite_float(value)
+    if found is None:
+        return NO_VALUE
+    if found < 0.9995:
+        return f"{found * 1000:.3g} ms" if found else "0 s"
+    if found < 59.95:
+        return f"{found:.2f} s" if found < 9.995 else f"{found:.1f} s"
+    minutes, seconds = divmod(round(found), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds:02d} s" if seconds else f"{minutes} min"
+    return f"{minutes // 60:,} h {minutes % 60:02d} min"
+
+
+def format_loss(value: Any) -> str:
+    """Format a loss with four significant digits."""
+    found = finite_float(value)
+    if found is None:
+        return NO_VALUE
+    if found != 0 and abs(found) < 0.001:
+        return f"{found:.1e}"
+    if abs(found) >= 1e6:
+        return f"{found:.2e}"
+    return f"{found:.3f}" if abs(found) < 10 else f"{found:,.1f}"
+
+
+def format_percent(value: Any, digits: int = 1) -> str:
+    """Format 0.123 as 12.3 %."""
+    found = finite_float(value)
+    return NO_VALUE if found is None else f"{found * 100:.{digits}f} %"
+
+
+def format_rate(value: Any) -> str:
+    """Format a rate with a suitable number of digits."""
+    found = finite_float(value)
+    if found is None:
+        return NO_VALUE
+    return f"{found:,.0f}" if abs(found) >= 100 else f"{found:.3g}"
+
+
+def format_perplexity(value: Any) -> str:
+    """Format a perplexity with decimals only where they matter: 2.80, 84.1, 1,445."""
+    found = finite_float(value)
+    return f"{found:.2f}" if found is not None and abs(found) < 10 else format_rate(value)
+
+
+def format_timestamp(value: Any) -> str:
+    """Format seconds since the epoch as local date and time."""
+    found = finite_float(value)
+    if found is None:
+        return NO_VALUE
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found))
+    except (ValueError, OverflowError, OSError):
+        return NO_VALUE
+
+
+def format_ranks(ranks: list[int]) -> str:
+    """Format [0, 1, 2, 5] as 0-2, 5."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans) or NO_VALUE

@@ -1,0 +1,324 @@
+"""The store at which ranks meet: where it listens, who can use it, and that it ends with its run. Real processes and torch's stores."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+from torch.distributed import TCPStore
+
+from allranks.errors import EnvironmentNotAble
+from allranks.launch.channel.protocol import CHANNEL_VARIABLE
+from allranks.launch.channel.server import ChannelServer
+from allranks.launch.rendezvous import NodeAddress, Rendezvous
+from allranks.launch.store import FileStoreFolder, TcpStoreServer, remove_leftover_stores
+from allranks.launch.supervisor import Supervisor
+from allranks.planning.planner import make_plan
+from allranks.rundir.files import read_json, write_json
+from allranks.rundir.heartbeat import STORE_VARIABLE
+from allranks.rundir.paths import RunDir
+from allranks.spec import parse_spec
+from allranks.train.distributed import open_store
+from allranks.utils.machine import machine_facts
+from tests.conftest import tiny_spec
+from tests.dist.harness import free_port, until
+
+pytestmark = pytest.mark.dist
+SHORT = timedelta(seconds=20)
+
+
+def listens(port: int) -> set[str]:
+    """The addresses on which anything of this machine listens at a port."""
+    found = [c.laddr for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    return {place[0] for place in found if place and place[1] == port}
+
+
+def test_the_store_listens_on_its_address_only() -> None:
+    server = TcpStoreServer("127.0.0.2", 0)
+    try:
+        assert listens(server.port) == {"127.0.0.2"}
+        store = TCPStore("127.0.0.2", server.port, None, False, SHORT)
+        store.set("word", "said")
+        assert store.get("word") == b"said"
+        assert listens(server.port) == {"127.0.0.2"}, "torch opens no socket of its own"
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port), timeout=5).close()
+        assert (server.note, server.exit_code()) == ("", None)
+    finally:
+        server.close()
+    assert listens(server.port) == set()
+    assert server.exit_code() == -signal.SIGKILL
+
+
+def test_where_the_address_is_not_of_this_node_all_are_listened_on_and_that_is_reported() -> None:
+    server = TcpStoreServer("203.0.113.7", 0)
+    try:
+        assert server.note == "203.0.113.7 is not an address of this node, so the store listens on all addresses"
+        assert TCPStore("127.0.0.1", server.port, None, False, SHORT).add("n", 2) == 2
+    finally:
+        server.close()
+
+
+def test_two_runs_never_share_a_store() -> None:
+    """A second one at the same address and port is refused, whether it is ours or torch's own."""
+    first = TcpStoreServer("127.0.0.1", 0)
+    try:
+        TCPStore("127.0.0.1", first.port, None, False, SHORT).set("word", "of the first")
+        with pytest.raises(OSError, match="Address already in use"):
+            TcpStoreServer("127.0.0.1", first.port)
+        with pytest.raises(RuntimeError, match="EADDRINUSE"):
+            TCPStore("127.0.0.1", first.port, None, True, SHORT, False)
+        assert TCPStore("127.0.0.1", first.port, None, False, SHORT).get("word") == b"of the first"
+    finally:
+        first.close()
+    second = TcpStoreServer("127.0.0.1", first.port)  # at once: the port is free again
+    try:
+        assert not TCPStore("127.0.0.1", second.port, None, False, SHORT).check(["word"])
+    finally:
+        second.close()
+
+
+def test_keys_of_one_training_are_not_those_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = TcpStoreServer("127.0.0.1", 0)
+    try:
+        stores = []
+        for nonce in ("aa", "bb"):
+            monkeypatch.setenv(STORE_VARIABLE, f"tcp:127.0.0.1:{server.port}:{nonce}")
+            store = open_store(1, SHORT)
+            assert store is not None
+            stores.append(store)
+        stores[0].set("word", "said")
+        assert stores[0].get("word") == b"said"
+        assert not stores[1].check(["word"])
+        assert not TCPStore("127.0.0.1", server.port, None, False, SHORT).check(["word"])
+    finally:
+        server.close()
+
+
+HOLDER = """
+import sys, time
+from allranks.launch.store import TcpStoreServer
+server = TcpStoreServer("127.0.0.1", 0)
+print(server.port, server._process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("when", ["at once", "in use"])
+def test_the_store_ends_with_its_parent(number: signal.Signals, when: str) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True)
+    try:
+        assert parent.stdout is not None
+        port, pid = map(int, parent.stdout.readline().split())
+        if when == "in use":
+            TCPStore("127.0.0.1", port, None, False, SHORT).set("word", "said")
+        os.kill(parent.pid, number)
+        parent.wait(timeout=20)
+        until(lambda: not listens(port), limit_s=30)
+        until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, limit_s=10)
+    finally:
+        parent.kill()
+        parent.wait()
+
+
+def test_signals_to_the_whole_node_do_not_end_the_store() -> None:
+    """Ranks that save after such a signal still need it."""
+    server = TcpStoreServer("127.0.0.1", 0)
+    try:
+        store = TCPStore("127.0.0.1", server.port, None, False, SHORT)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            os.kill(server._process.pid, number)
+        time.sleep(1.5)  # its own look at its parent comes every second
+        store.set("word", "said")
+        assert store.get("word") == b"said"
+        assert server.exit_code() is None
+    finally:
+        server.close()
+
+
+def test_the_folder_of_a_file_store_is_private_and_removed() -> None:
+    before = os.umask(0)
+    try:
+        place, other = FileStoreFolder(), FileStoreFolder()
+    finally:
+        os.umask(before)
+    kind, _, path = place.environment[STORE_VARIABLE].partition(":")
+    folder = Path(path).parent
+    assert kind == "file" and place.environment != other.environment
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert folder.stat().st_uid == os.getuid()
+    Path(path).touch()
+    place.close()
+    other.close()
+    assert not folder.exists()
+    place.close()  # a second time does no harm
+
+
+def test_what_a_killed_agent_left_is_removed_and_nothing_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, other = FileStoreFolder(), FileStoreFolder()
+    pid = os.getpid()
+    try:
+        folder = Path(mine.environment[STORE_VARIABLE].partition(":")[2]).parent
+        remove_leftover_stores(int(f"{pid}0"))  # another process, whose number begins alike
+        remove_leftover_stores(int(str(pid)[:-1] or "0"))
+        assert folder.exists()
+        remove_leftover_stores(pid)
+        assert not folder.exists()
+    finally:
+        other.close()
+
+
+RANK = """
+import json, os, sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+from allranks.train.distributed import open_store
+rank = int(sys.argv[1])
+store = open_store(2, timedelta(seconds=60))
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+x = torch.tensor([rank + 1.0])
+dist.all_reduce(x)
+store.set(f"rank{rank}", str(os.getpid()))
+other = int(store.get(f"rank{1 - rank}"))
+dist.barrier()
+print(json.dumps([type(store).__name__, x.item(), os.getpid(), other]))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "tcp"])
+def test_two_processes_meet_at_the_store_that_their_agent_names(kind: str) -> None:
+    place = FileStoreFolder() if kind == "file" else None
+    server = TcpStoreServer("127.0.0.1", 0) if kind == "tcp" else None
+    try:
+        where = place.environment if place else {STORE_VARIABLE: f"tcp:127.0.0.1:{server.port if server else 0}:0f3a"}
+        env = {**os.environ, **where, "OMP_NUM_THREADS": "1"}
+        ranks = [
+            subprocess.Popen([sys.executable, "-c", RANK, str(r)], env=env, stdout=subprocess.PIPE, text=True)
+            for r in (0, 1)
+        ]
+        try:
+            said = [json.loads(rank.communicate(timeout=120)[0].splitlines()[-1]) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+        assert [(s[0], s[1]) for s in said] == [("FileStore" if kind == "file" else "PrefixStore", 3.0)] * 2
+        assert (said[0][2], said[1][2]) == (said[1][3], said[0][3])
+        if server:  # nothing of a training lies outside its prefix
+            assert not TCPStore("127.0.0.1", server.port, None, False, SHORT).check(["rank0"])
+            assert TCPStore("127.0.0.1", server.port, None, False, SHORT).check(["0f3a/rank0"])
+    finally:
+        for one in filter(None, (place, server)):
+            one.close()
+
+
+def test_a_program_of_the_users_own_has_no_named_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(STORE_VARIABLE, raising=False)
+    assert open_store(2, SHORT) is None
+
+
+@pytest.mark.parametrize("text", ["etcd:127.0.0.1:1:x", "tcp:127.0.0.1:port:x", "tcp:", "tcp:127.0.0.1:1"])
+def test_a_store_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(STORE_VARIABLE, text)
+    with pytest.raises(EnvironmentNotAble, match=STORE_VARIABLE):
+        open_store(2, SHORT)
+
+
+class FirstAgent:
+    """The real agent of node 0 of two, and the driver's end of its control channel."""
+
+    def __init__(self, folder: Path, port: int, *, fixed: bool) -> None:
+        cluster = {"launcher": "hosts", "nodes": 2, "procs_per_node": 1, "hosts": ["127.0.0.1", "127.0.0.1"]}
+        spec = parse_spec(tiny_spec("builtin:instructions", folder, cluster=cluster))
+        self.run = RunDir(folder / "run")
+        self.run.logs_of(1).mkdir(parents=True)
+        write_json(self.run.plan, msgspec.to_builtins(make_plan(spec, machine_facts())))
+        places = [NodeAddress(node=n, host=f"n{n}", address="127.0.0.1", interface="lo") for n in (0, 1)]
+        meeting = Rendezvous(address="127.0.0.1", port=port, port_fixed=fixed, network="", reason="", places=places)
+        write_json(self.run.rendezvous(1), msgspec.to_builtins(meeting))
+        self.supervisor = Supervisor(2)
+        self.hub = ChannelServer(self.supervisor, 2, keep_s=60.0)
+        self.hub.start()
+        words = [str(self.run.root), "--attempt", "1", "--node", "0", "--telemetry-s", "0"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "allranks.launch.agent", *words],
+            env={**os.environ, CHANNEL_VARIABLE: msgspec.json.encode(self.hub.endpoint).decode()},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def report(self) -> Any:
+        return self.hub.links[0].report if 0 in self.hub.links else None
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.hub.close()
+
+
+def test_a_taken_fixed_port_is_refused_by_the_agent_of_node_0(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        agent = FirstAgent(tmp_path, port, fixed=True)
+        try:
+            _, said = agent.process.communicate(timeout=60)
+            words = f"node 0 cannot listen on 127.0.0.1:{port} for the store of the ranks: Address already in use"
+            assert agent.process.returncode == 3
+            assert words in said and "cluster.rendezvous.port" in said
+            assert words in agent.supervisor.result().refused
+            assert words in read_json(next(agent.run.logs_of(1).glob("*.exit.json")))["refused"]
+            assert agent.supervisor.ordered_end, "the other nodes are told"
+            assert not agent.run.rank_logs(1)
+        finally:
+            agent.close()
+
+
+def test_a_port_that_was_only_found_free_may_have_been_taken_since(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        agent = FirstAgent(tmp_path, port, fixed=False)
+        try:
+            until(lambda: agent.report() is not None and agent.report().store is not None, limit_s=60)
+            address, used = agent.report().store
+            assert address == "127.0.0.1" and used not in (0, port)
+            assert listens(used) == {"127.0.0.1"}
+        finally:
+            agent.close()
+
+
+def test_a_fixed_port_is_used(tmp_path: Path) -> None:
+    port = free_port()
+    agent = FirstAgent(tmp_path, port, fixed=True)
+    try:
+        until(lambda: agent.report() is not None and agent.report().store is not None, limit_s=60)
+        assert agent.report().store == ("127.0.0.1", port)
+    finally:
+        agent.close()
+    until(lambda: not listens(port), limit_s=30)  # the agent was killed
+
+
+def test_a_taken_port_of_the_control_channel_is_an_explained_refusal() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(
+            EnvironmentNotAble, match=rf"127\.0\.0\.1:{port} for the control channel.*Address already in use"
+        ):
+            ChannelServer(Supervisor(1), 1, "127.0.0.1", port)
+    with pytest.raises(EnvironmentNotAble, match=r"203\.0\.113\.7 for the control channel: Cannot assign"):
+        ChannelServer(Supervisor(1), 1, "203.0.113.7", 0)
+    assert "channel" not in {thread.name for thread in threading.enumerate()}

@@ -1,0 +1,340 @@
+"""Secrets of a spec reach the ranks and no file; what a program prints is masked where it is shown."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from allranks.analysis.report.html import html_environment
+from allranks.analysis.report.page import render
+from allranks.analysis.report.run_data import read_run_data
+from allranks.cli.logs import logs_command
+from allranks.cli.main import cli
+from allranks.errors import SpecError
+from allranks.launch import runs
+from allranks.launch.hosts import manual_steps
+from allranks.planning import rank_environment
+from allranks.planning.planner import make_plan
+from allranks.rundir.paths import RunDir, create_run
+from allranks.spec import parse_spec
+from allranks.spec.records import ScriptSpec
+from allranks.utils.machine import machine_facts
+from allranks.utils.redaction import HIDDEN, redact, redact_arguments, redact_env, redact_tree
+from tests.conftest import REPO
+
+JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N"
+PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA7bq\nshortlastline==\n-----END RSA PRIVATE KEY-----"
+HEX40 = "3f1c0a9b7e5d2468ace013579bdf2468ace01357"
+# name, value: what each holds must stand in no file of a run
+VARIABLES = {
+    "MYSQL_PWD": "pw7", "KEYBLOCK": PEM, "FIRST": "ASIAY34FZKBOKMUTVV7A", "SECOND": "github_pat_11ABCDEFG0abcdefghijkl_mnopqrstuv",
+    "THIRD": JWT, "FOURTH": "xoxb-123456789012-abcdefABCDEF", "AUTH": "Bearer abc123def", "PASSPHRASE": "correct horse battery",
+    "GH_PAT": "abcdef012345", "DATABASE": "postgres://me:pw8secret@db/x", "WANDB": HEX40, "PGPASSWORD": "elephant",
+    "SMTP_PASS": "letmein", "STRIPE": "sk_live_4eC39HqLyjWDarjtT1zdp7dc", "VAULT": "hvs.CAESIJzdu8Q2nVjLwkd9G4hTTx", "SESSION_KEY": "q8Zr5tQ8wxA7mN2bV4cX",
+}  # fmt: skip
+ARGUMENTS = (
+    ["--api-key", "Xs3cr3tValue"], ["--password=Xs3cr3tValue"], [JWT], ["https://user:Xs3cr3tValue@host/x"], ["--hf-token", "Xs3cr3tValue"],
+    ["-u", "me:Xs3cr3tValue"], ["-H", "Authorization: Bearer Xs3cr3tValue"], ["--db", "mysql://me:Xs3cr3tValue@h/db"], ["secret=Xs3cr3tValue"],
+    ['{"api_key": "Xs3cr3tValue"}'], ["--wandb", HEX40], [PEM],
+)  # fmt: skip
+HARMLESS = (
+    "tokens=1234", "tokens/s 123456", "num_tokens=123456", "tokenizer=AutoTokenizer", "max_token_length=4096", "token_type_ids: [0, 0, 1]",
+    "TOKENIZERS_PARALLELISM=false", "pad_token_id = 128001", "eos_token: <|im_end|>", "eos_token=</s>", "commit 0123456789abcdef0123456789abcdef01234567",
+    "sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", "cache_key=9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+    "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a089f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+    "mistralai/Mistral-7B-v0.1", "/home/me/projects/training/runs/alpaca/checkpoints/step/adapters/models/base", "PWD=/home/me", "OLDPWD=/home/me/x",
+    "START_PWD=/home/me", "HF_TOKEN_PATH=/home/me/token", "--password-file /etc/x", "KeyError: 'password'", "KeyError: 'api_key'", "token=None",
+    "password authentication failed for user", "special token <|endoftext|> added", "basic training", "http://host:8080/x", "git@github.com:me/x.git",
+    "key: value", "keys=['a', 'b']", "monkey=banana", "author=me", "Token indices sequence length is longer than the maximum",
+    "train.lr=1e-4", "forward pass: 0.123456 s", "http://[::1]:29500", "--token-dropout 0.1", "passes=3", "attention_mask=None", "signature=(Tensor, int)",
+    "--sort-key length", "session 3 of 4", "max_new_tokens=128", "loss 2.3456 grad_norm=1.234",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_secret_variables_are_hidden_whole(name: str) -> None:
+    assert redact_env({name: VARIABLES[name]}) == {name: HIDDEN}
+
+
+@pytest.mark.parametrize("words", ARGUMENTS, ids=lambda words: words[0][:20])
+def test_secret_arguments_are_hidden(words: list[str]) -> None:
+    hidden = redact_arguments(words)
+    assert "Xs3cr3tValue" not in str(hidden) and JWT not in hidden and HEX40 not in hidden and "MIIE" not in str(hidden)
+    assert redact_arguments(hidden) == hidden  # a driver that reads placeholders finds no new secret
+    assert "Xs3cr3tValue" not in redact(" ".join(words)) and "Xs3cr3tValue" not in redact(json.dumps(words))
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_ordinary_text_stays(text: str) -> None:
+    assert redact(text) == text
+    assert redact_arguments(text.split()) == text.split()
+
+
+def test_names_and_values_of_json_are_judged_together() -> None:
+    tree = {
+        "api_key": "abc",
+        "steps": 3,
+        "rows": [{"password": "x"}, "Bearer abcdef123456"],
+        "note": "at https://me:pw@host/x",
+        "run_name": "tiny",
+        "weights_hash": HEX40,
+    }
+    hidden = redact_tree(tree)
+    assert hidden == {
+        "api_key": HIDDEN,
+        "steps": 3,
+        "rows": [{"password": HIDDEN}, f"Bearer {HIDDEN}"],
+        "note": f"at https://{HIDDEN}@host/x",
+        "run_name": "tiny",
+        "weights_hash": HEX40,
+    }
+
+
+def test_a_hostile_text_does_not_keep_the_redactor_busy() -> None:
+    """Text of one repeated part must take time in proportion to its length: 8 times the text, far less than 64 times."""
+    import time
+
+    for part in (
+        "key",
+        "key_",
+        "--token ",
+        '"key',
+        "token '",
+        "://a",
+        "eyJ",
+        "-----BEGIN PRIVATE KEY-----",
+        "authorization: ",
+        "a",
+        "-",
+    ):
+        taken = []
+        for size in (20_000, 160_000):
+            began = time.process_time()
+            redact(part * (size // len(part)))
+            taken.append(time.process_time() - began)
+        assert taken[1] < 32 * max(taken[0], 0.005), part
+
+
+def spec_of(tmp_path: Path, launcher: str = "local", **cluster: object) -> dict[str, object]:
+    program = tmp_path / "own.py"
+    program.write_text(PROGRAM)
+    words = [word for some in ARGUMENTS for word in some]
+    return {
+        "name": "own",
+        "script": {"path": str(program), "args": ["--lr", "0.1", *words]},
+        "run_root": str(tmp_path / "runs"),
+        "cluster": {"launcher": launcher, "procs_per_node": 2, "env": {**VARIABLES, "PLAIN": "seen"}, **cluster},
+        "observe": {"telemetry_s": 0},
+    }
+
+
+PROGRAM = """
+import hashlib, json, os, sys
+names = json.loads(sys.argv[-1]) if sys.argv[-1].startswith("[") else []
+print("ARGS", hashlib.sha256(json.dumps(sys.argv[1:]).encode()).hexdigest(), flush=True)
+print("KEPT", "ALLRANKS_SCRIPT_ARGS" in os.environ, flush=True)
+for name in os.environ.get("NAMES", "").split():
+    print("VAR", name, hashlib.sha256(os.environ[name].encode()).hexdigest(), flush=True)
+if os.environ.get("LEAK"):
+    token = "hf_" + "9876543210ponmlkjihgfedcba"[::-1]  # a traceback quotes this line
+    print("leaked HF_TOKEN=" + token + " \\x1b]0;owned\\x07\\x1b[2J", flush=True)
+    raise ValueError("login with " + token + " failed")
+"""
+FRAGMENTS = (
+    "Xs3cr3tValue", "MIIEpAIBAAKCAQEA7bq", "shortlastline", JWT[:60], HEX40, "pw8secret", "elephant", "letmein", "abc123def", "correct horse",
+    "github_pat_11", "ASIAY34FZ", "xoxb-1234", "abcdef012345", "sk_live_4eC", "hvs.CAES", "q8Zr5tQ8wxA7", "'pw7'", '"pw7"', " pw7\n", "=pw7",
+)  # fmt: skip
+
+
+def leaks(root: Path) -> list[str]:
+    files = [path for path in root.rglob("*") if path.is_file()]
+    return [
+        f"{path.name}: {part}"
+        for path in files
+        for part in FRAGMENTS
+        if part in path.read_bytes().decode(errors="replace")
+    ]
+
+
+@pytest.mark.parametrize("launcher", ["local", "slurm", "hosts"])
+def test_what_is_written_before_the_start_holds_no_secret(
+    tmp_path: Path, launcher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "sys.argv",
+        [
+            "allranks",
+            "run",
+            "spec.yaml",
+            "--set",
+            "cluster.env.API_KEY=Xs3cr3tValue",
+            "--set",
+            f"script.args=[--x, {JWT}]",
+        ],
+    )
+    more = {"hosts": ["127.0.0.1"]} if launcher == "hosts" else {}
+    variables = {k: v for k, v in VARIABLES.items() if launcher != "slurm" or "\n" not in v}
+    spec = parse_spec(spec_of(tmp_path, launcher, **more, env={**variables, "PLAIN": "seen"}))
+    run, plan = create_run(spec.run_root, spec.name), make_plan(spec, machine_facts())
+    runs.write_request(run, spec, plan)
+    (tmp_path / "report.html").write_text(render(read_run_data(run), None))
+    assert leaks(run.root) == [] and leaks(tmp_path / "report.html") == []
+    page = (tmp_path / "report.html").read_text()
+    assert not [part for part in FRAGMENTS if part in page]
+    assert "seen" in run.plan.read_text() and "0.1" in run.spec.read_text()
+    kept = yaml.safe_load(run.spec.read_text())["script"]["args"]
+    assert kept[:3] == ["--lr", "0.1", "--api-key"] and kept[3] == HIDDEN
+
+
+def test_a_report_of_an_older_run_hides_what_its_spec_holds(tmp_path: Path) -> None:
+    run = create_run(tmp_path, "old")
+    run.spec.write_text(yaml.safe_dump(spec_of(tmp_path)))
+    page = render(read_run_data(run), None)
+    assert not [part for part in FRAGMENTS if part in page]
+
+
+def test_plan_shows_no_secret(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text(yaml.safe_dump(spec_of(tmp_path, "hosts", hosts=["127.0.0.1"])))
+    for words in (["plan", str(path)], ["plan", str(path), "--json"]):
+        shown = CliRunner().invoke(cli, words, standalone_mode=False)
+        assert shown.exception is None, shown.output
+        assert not [part for part in FRAGMENTS if part in shown.output]
+
+
+def test_ranks_get_the_real_arguments_and_variables(tmp_path: Path) -> None:
+    """As a whole run on this machine: what the program gets is what was asked for, and no file of the run holds it."""
+    spec = spec_of(tmp_path)
+    spec["cluster"]["env"]["NAMES"] = " ".join(VARIABLES)  # type: ignore[index]
+    path = tmp_path / "spec.yaml"
+    path.write_text(yaml.safe_dump(spec))
+    done = allranks("run", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (root,) = (tmp_path / "runs").iterdir()
+    run = RunDir(root)
+    args = hashlib.sha256(json.dumps(spec["script"]["args"]).encode()).hexdigest()  # type: ignore[index]
+    for log in run.rank_logs(1).values():
+        lines = [line.split() for line in log.read_text().splitlines()]
+        assert ["ARGS", args] in lines and ["KEPT", "False"] in lines
+        assert {line[1]: line[2] for line in lines if line[0] == "VAR"} == {
+            name: hashlib.sha256(value.encode()).hexdigest() for name, value in VARIABLES.items()
+        }
+    assert leaks(root) == []
+    assert run.report.exists() and HIDDEN in run.report.read_text()
+
+
+def test_what_a_program_prints_is_masked_where_it_is_shown(tmp_path: Path) -> None:
+    """In the message of the run, its events, metrics, page and diagnosis, and by logs; the log itself is the program's."""
+    spec = spec_of(tmp_path)
+    spec["script"]["args"] = []  # type: ignore[index]
+    spec["cluster"]["env"] = {"LEAK": "1"}  # type: ignore[index]
+    path = tmp_path / "spec.yaml"
+    path.write_text(yaml.safe_dump(spec))
+    done = allranks("run", str(path))
+    assert done.returncode == 1
+    (root,) = (tmp_path / "runs").iterdir()
+    printed = "abcdefghijklmnop0123456789"
+    raw = [log.read_text() for log in RunDir(root).rank_logs(1).values()]
+    assert any(printed in text for text in raw), "the first rank to fail may end the other before it prints"
+    shown = {
+        words[0]: allranks(*words) for words in (["logs", str(root)], ["diagnose", str(root)], ["report", str(root)])
+    }
+    shown["run"] = done
+    shown["logs --json"] = allranks("logs", str(root), "--json")
+    shown["logs --tail 3"] = allranks("logs", str(root), "--tail", "3")
+    for name, answer in shown.items():
+        said = answer.stdout + answer.stderr
+        assert printed not in said and "\x1b" not in said and "\x07" not in said, name
+        assert "login with ***" in said or name == "logs --tail 3", name
+    files = [p for p in root.rglob("*") if p.is_file() and not p.name.endswith(".log")]
+    assert [p.name for p in files if printed.encode() in p.read_bytes()] == []
+
+
+def test_a_private_key_of_many_lines_is_masked_in_logs(tmp_path: Path) -> None:
+    run = create_run(tmp_path, "own")
+    run.spec.write_text("x")
+    log = run.log_of(1, "n1", 0)
+    log.parent.mkdir()
+    body = "\n".join(f"MIIEpAIBAAKCAQEA7bq{i:02}" for i in range(20))
+    log.write_text(f"before\n-----BEGIN PRIVATE KEY-----\n{body}\nQk==\n-----END PRIVATE KEY-----\nafter\n")
+    for tail in ("0", "5", "40"):
+        for more in ([], ["--json"]):
+            shown = (
+                CliRunner().invoke(logs_command, [str(run.root), "--tail", tail, *more], standalone_mode=False).output
+            )
+            assert "MIIE" not in shown and "Qk==" not in shown and "after" in shown
+
+
+def test_a_saved_spec_does_not_run_with_its_placeholders(tmp_path: Path) -> None:
+    spec = parse_spec(spec_of(tmp_path))
+    run = create_run(spec.run_root, spec.name)
+    runs.write_request(run, spec, make_plan(spec, machine_facts()))
+    shown = CliRunner().invoke(cli, ["plan", str(run.spec)], standalone_mode=False)
+    assert isinstance(shown.exception, SpecError)
+    assert "script.args[3]" in str(shown.exception) and rank_environment.SCRIPT_ARGS in str(shown.exception)
+
+
+def test_script_arguments_come_from_the_environment_only_for_placeholders() -> None:
+    real = ["--api-key", "abc", "x"]
+    saved = ScriptSpec(path="x", args=redact_arguments(real))
+    assert saved.args == ["--api-key", HIDDEN, "x"]
+    assert rank_environment.script_arguments(saved, {rank_environment.SCRIPT_ARGS: json.dumps(real)}) == real
+    own = ScriptSpec(path="x", args=["--lr", "1"])
+    assert rank_environment.script_arguments(own, {rank_environment.SCRIPT_ARGS: json.dumps(real)}) == ["--lr", "1"]
+    for bad in ("", "x", "{}", '["a"]', "[1, 2, 3]"):
+        with pytest.raises(SpecError):
+            rank_environment.script_arguments(saved, {rank_environment.SCRIPT_ARGS: bad})
+
+
+def test_hosts_are_told_to_export_secret_arguments(tmp_path: Path) -> None:
+    spec = parse_spec(spec_of(tmp_path, "hosts", hosts=["127.0.0.1"]))
+    said = "\n".join(manual_steps(spec, make_plan(spec, machine_facts())))
+    assert f"export {rank_environment.SCRIPT_ARGS}=" in said and "JSON list" in said
+    assert not [part for part in FRAGMENTS if part in said]
+
+
+def test_a_secret_in_a_shell_line_is_warned_of(tmp_path: Path) -> None:
+    spec = parse_spec(spec_of(tmp_path, setup=["export MYSQL_PWD=Xs3cr3tValue", "module purge"]))
+    found = [w for w in make_plan(spec, machine_facts()).warnings if "cluster.setup" in w]
+    assert len(found) == 1 and "Xs3cr3tValue" not in found[0]
+
+
+def test_pages_hide_what_a_record_brings() -> None:
+    """The pages of comparisons and smoke tests: every text passes one place."""
+    page = (
+        html_environment()
+        .from_string("{{ text }}|{{ text | upper }}")
+        .render(text="password=Xs3cr3tValue \x1b[2J\x9b2J")
+    )
+    assert "3cr3t" not in page.lower() and "\x1b" not in page and "\x9b" not in page
+
+
+def allranks(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "allranks.cli.main", *words],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env={**os.environ, "PYTHONPATH": f"{REPO / 'src'}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_the_plan_file_is_readable_by_those_that_need_it(tmp_path: Path) -> None:
+    """Agents read the plan with placeholders, and take nothing from it that is one."""
+    from allranks.planning.records import LaunchPlan
+
+    spec = parse_spec(spec_of(tmp_path))
+    run = create_run(spec.run_root, spec.name)
+    runs.write_request(run, spec, make_plan(spec, machine_facts()))
+    plan = msgspec.json.decode(run.plan.read_bytes(), type=LaunchPlan)
+    assert rank_environment.SCRIPT_ARGS in {item.name for item in plan.environment}
+    assert not {rank_environment.SCRIPT_ARGS, *VARIABLES} & rank_environment.as_variables(plan.environment).keys()

@@ -1,0 +1,149 @@
+"""The heartbeat thread survives its own failures, reports them on the page alone, and is no part of the rank's log."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from allranks.rundir.heartbeat import _FAILURE_AT, _TEXT_BYTES, Heartbeat, HeartbeatPage, HeartbeatWriter, page_paths
+from allranks.train import rank_hooks
+
+IMPORTS = """
+import os, sys, threading, time
+from pathlib import Path
+from allranks.train import rank_hooks
+from allranks.rundir.heartbeat import HeartbeatPage, page_paths
+from allranks.rundir.paths import RunDir
+rank_hooks.HEARTBEAT_INTERVAL_S = 0.0002
+page = HeartbeatPage()
+os.environ["ALLRANKS_PULSE"], os.environ["LOCAL_RANK"] = page_paths([page]), "0"
+rank_hooks.start_rank_hooks(RunDir(Path(sys.argv[1])), 1, 0)
+import torch.distributed
+before = page.read().alive_beats
+time.sleep(0.2)
+after = page.read()
+print(any(t.name == "allranks-pulse" for t in threading.enumerate()), after.alive_beats > before, repr(after.monitor_error))
+"""
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> HeartbeatPage:
+    """A page on which the heartbeat of this process beats."""
+    made, beats = HeartbeatPage(), HeartbeatWriter()
+    beats.open(page_paths([made]).partition(":")[0])
+    beats.phase("start")
+    monkeypatch.setattr(rank_hooks, "heartbeat", beats)
+    return made
+
+
+def read(page: HeartbeatPage) -> Heartbeat:
+    found = page.read()
+    assert found is not None
+    return found
+
+
+def test_torch_may_be_imported_while_the_heartbeat_runs(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.stdout, done.stderr) == ("True True ''\n", "")
+
+
+@pytest.mark.parametrize("has", [[], ["is_initialized"], ["_world"]])
+def test_a_module_that_is_half_imported_has_no_groups(monkeypatch: pytest.MonkeyPatch, has: list[str]) -> None:
+    half = ModuleType("torch.distributed.distributed_c10d")
+    for name in has:
+        setattr(half, name, lambda: True)
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", half)
+    assert rank_hooks._sequences() == {}
+
+
+def test_a_failure_of_the_heartbeat_is_on_the_page_until_it_is_over(
+    page: HeartbeatPage, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> dict[str, int]:
+        raise AttributeError("module has no attribute")
+
+    assert (read(page).alive_beats, read(page).monitor_error) == (0, "")
+    monkeypatch.setattr(rank_hooks, "_sequences", fails)
+    rank_hooks._report(Path("unused"))
+    assert (read(page).alive_beats, read(page).monitor_error) == (1, "AttributeError: module has no attribute")
+    monkeypatch.setattr(rank_hooks, "_sequences", lambda: {"default_pg": 4})
+    rank_hooks._report(Path("unused"))
+    assert (read(page).alive_beats, read(page).monitor_error, read(page).sequences) == (2, "", {"default_pg": 4})
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_agent_is_answered_although_the_record_fails(page: HeartbeatPage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(target: Path) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(rank_hooks, "_write_flight_record", fails)
+    page.ask()
+    rank_hooks._report(Path("unused"))
+    assert page.answered
+    assert read(page).monitor_error.startswith("MemoryError")
+
+
+def test_the_thread_survives_what_it_cannot_even_record(
+    page: HeartbeatPage, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[int] = []
+    survived = threading.Event()
+
+    def fails(*_: Any) -> None:
+        calls.append(1)
+        if len(calls) == 5:
+            survived.set()
+            threading.Event().wait()  # this thread has shown what it was to show
+        raise RuntimeError
+
+    monkeypatch.setattr(rank_hooks, "HEARTBEAT_INTERVAL_S", 0.001)
+    monkeypatch.setattr(rank_hooks, "_report", fails)
+    threading.Thread(target=rank_hooks._heartbeat_loop, args=(Path("unused"),), daemon=True).start()
+    assert survived.wait(20)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_thread_that_cannot_be_started_is_told_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made, beats = HeartbeatPage(), HeartbeatWriter()
+    monkeypatch.setattr(rank_hooks, "heartbeat", beats)
+    monkeypatch.setenv("ALLRANKS_PULSE", page_paths([made]))
+    monkeypatch.setenv("LOCAL_RANK", "0")
+
+    def fails(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fails)
+    rank_hooks.start_rank_hooks(rank_hooks.RunDir(tmp_path), 1, 0)
+    assert (read(made).phase, read(made).alive_beats) == ("start", 0)
+    assert read(made).monitor_error == "RuntimeError: can't start new thread"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_texts_of_a_page_are_cut_and_do_not_run_into_each_other(page: HeartbeatPage) -> None:
+    beats = rank_hooks.heartbeat
+    beats.monitor_error("m" * 5000)
+    beats.failure("é" * 5000)
+    beats.alive({f"group {i}": i for i in range(20000)})
+    found = read(page)
+    assert set(found.monitor_error) == {"m"}
+    assert set(found.failure.rstrip("\ufffd")) == {"é"}
+    assert (found.phase, found.sequences) == ("start", {})  # more groups than there is room for
+    beats.alive({"default_pg": 3})
+    assert read(page).sequences == {"default_pg": 3}
+    assert 1032 + _TEXT_BYTES == _FAILURE_AT
+    beats.step(3)
+    time.sleep(0.01)
+    beats.part("data")
+    beats.step(4)
+    assert (read(page).step, read(page).part) == (4, "")  # the last part of a step is not the first of the next

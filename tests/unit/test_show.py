@@ -1,0 +1,167 @@
+"""The display of a run: whatever events hold, it shows what it can, and it never ends the run."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from allranks.analysis.metrics import before_and_after
+from allranks.analysis.report.page import write_report
+from allranks.analysis.stragglers import StragglerDetector
+from allranks.cli.options import error_line
+from allranks.cli.run import ProgressView, samples_table, summary_rows, summary_table
+from allranks.launch.runs import GuardedObserver
+from allranks.planning.planner import make_plan
+from allranks.rundir.events import decode_line
+from allranks.rundir.files import write_json
+from allranks.rundir.paths import RunDir
+from allranks.spec.loader import parse_spec
+from allranks.utils.machine import machine_facts
+from tests.sampling import examples
+
+KINDS = [
+    "start", "phase", "data", "remark", "model", "proof", "eval", "checkpoint", "step", "error", "hang", "warning", "stop",
+    "exit", "trace", "batch", "other",
+]  # fmt: skip
+FIELDS = [
+    "name", "total_steps", "first_step", "rows_truncated", "tokens_cut", "rows_without_target", "rows_train", "rows_eval",
+    "sequences", "fill", "how", "seconds", "message", "type", "parameters", "parameters_trained", "device", "torch", "threads",
+    "world_size", "rows_checked", "weights_hash", "loss", "perplexity", "accuracy", "exact_match", "checked", "step", "mode",
+    "tokens", "time", "ranks", "host", "echo", "samples", "own_s", "own_backward_s", "step_time_s",
+]  # fmt: skip
+METRICS = [
+    "run_name", "status", "strategy", "world_size", "nodes", "device", "dtype", "model", "steps", "wall_time_s", "attempts",
+    "train_loss_first", "train_loss_last", "eval_loss", "eval_loss_first", "perplexity", "accuracy", "exact_match",
+    "exact_match_first", "tokens_real", "tokens_trained", "tokens_padded", "tokens_per_s", "tokens_per_s_per_rank",
+    "step_time_s", "epoch_s", "network", "mfu", "peak_memory_bytes", "sync_proof", "eval_s",
+]  # fmt: skip
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=4,
+)
+events = st.builds(
+    lambda kind, rank, fields: {"event": kind, "rank": rank, **fields},
+    st.sampled_from(KINDS),
+    st.sampled_from([0, 0, 0, 1, None, "0"]),
+    st.dictionaries(st.sampled_from(FIELDS), anything),
+)
+usual = settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def live(*, terminal: bool = False) -> tuple[ProgressView, io.StringIO]:
+    spec = parse_spec(
+        {"model": {"name": "tiny:llama"}, "data": {"source": "builtin:instructions"}, "cluster": {"procs_per_node": 2}}
+    )
+    out = io.StringIO()
+    plan = make_plan(spec, machine_facts())
+    return ProgressView(Console(file=out, force_terminal=terminal, width=200), plan), out
+
+
+@usual
+@given(told=st.lists(events, max_size=6), terminal=st.booleans())
+def test_any_event_can_be_shown(told: list[dict[str, Any]], terminal: bool) -> None:
+    shown, _ = live(terminal=terminal)
+    slow = StragglerDetector()
+    with shown:
+        for event in told:
+            shown.event(event)
+            slow.take(event)
+    before_and_after(told)
+    for event in told:
+        error_line(event)
+
+
+@usual
+@given(metrics=st.dictionaries(st.sampled_from(METRICS), anything))
+def test_any_metrics_can_be_summarised(metrics: dict[str, Any]) -> None:
+    Console(file=io.StringIO(), width=120).print(summary_table(metrics))
+
+
+@usual
+@given(rows=st.lists(st.dictionaries(st.sampled_from(["prompt", "expected", "before", "after"]), anything), max_size=3))
+def test_any_samples_can_be_shown(rows: list[dict[str, Any]]) -> None:
+    Console(file=io.StringIO(), width=120).print(samples_table(rows))
+
+
+def test_an_evaluation_that_is_not_finite_is_said_plainly() -> None:
+    shown, out = live()
+    event = decode_line(b'{"event":"eval","time":1.0,"rank":0,"step":6,"loss":null,"perplexity":null,"accuracy":null}')
+    assert event is not None
+    shown.event(event)
+    shown.event({"event": "step", "rank": 0, "step": 1, "loss": None, "time": 1.0, "tokens": 3})
+    assert "held out loss nan (after step 6)" in out.getvalue()
+    assert "loss nan" in out.getvalue().splitlines()[-1]
+
+
+def test_a_summary_tells_what_was_not_finite_from_what_was_not_measured() -> None:
+    rows = dict(summary_rows({"model": "m", "steps": 3, "train_loss_last": 2.0, "eval_loss": None, "eval_s": 0.1}))
+    assert rows["held-out loss"] == "nan (not finite)"
+    rows = dict(summary_rows({"model": "m", "steps": 3, "train_loss_last": 2.0, "eval_loss": None, "eval_s": 0}))
+    assert "held-out loss" not in rows
+    rows = dict(summary_rows({"model": "m", "steps": 3, "train_loss_first": 2.0, "train_loss_last": None}))
+    assert rows["train loss"] == "2.0000 -> nan (not finite)"
+
+
+def test_metrics_without_any_figure_have_a_summary_and_a_page(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    metrics: dict[str, Any] = {**dict.fromkeys(METRICS), "model": "m", "run_name": "r", "status": "succeeded"}
+    write_json(run.metrics, metrics)
+    Console(file=io.StringIO()).print(summary_table(metrics))
+    assert write_report(run) == run.report
+
+
+class Fails:
+    """Shows once, then its terminal is closed."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error, self.shown = error, 0
+
+    def event(self, event: dict[str, Any]) -> None:
+        self.say("")
+
+    def say(self, text: str) -> None:
+        self.shown += 1
+        if self.shown > 1:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [TypeError("null"), OSError(5, "Input/output error"), BrokenPipeError(), UnicodeEncodeError("a", "b", 0, 1, "c")],
+)
+def test_a_display_that_fails_is_switched_off_and_told_once(error: Exception) -> None:
+    said: list[str] = []
+    shown = Fails(error)
+    guarded = GuardedObserver(shown, said.append)
+    for _ in range(3):
+        guarded.event({"event": "step"})
+        guarded.say("a line")
+    assert shown.shown == 2
+    assert len(said) == 1
+    assert guarded.failure == said[0]
+    assert type(error).__name__ in said[0]
+
+    def full(text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    GuardedObserver(Fails(error), full).say("one")
+    twice = GuardedObserver(Fails(error), full)
+    twice.say("one")
+    twice.say("two")  # neither the display nor the log can be written
+
+
+def test_a_closed_terminal_does_not_end_the_display_of_a_run(tmp_path: Path) -> None:
+    closed = (tmp_path / "out").open("w")
+    shown, _ = live()
+    shown._console = Console(file=closed)
+    closed.close()
+    guarded = GuardedObserver(shown)
+    guarded.say("a line")
+    assert guarded.failure is not None

@@ -1,0 +1,168 @@
+"""The file by which Slurm's clients find a cluster in a box: when it counts, which of several is meant, how it is entered."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.errors import EnvironmentNotAble, RequestError
+from allranks.nodes.slurm import commands, endpoints
+from allranks.nodes.slurm.endpoints import find_endpoint, read_endpoint
+
+NOBODY = 65534
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(endpoints, "state_root", lambda: tmp_path / "state")
+    monkeypatch.delenv(endpoints.NAME_VARIABLE, raising=False)
+    yield tmp_path / "state"
+
+
+def publish(root: Path, name: str = "box", **changes: Any) -> Path:
+    """Write the file of a cluster whose login side is this process."""
+    record = {
+        "version": endpoints.VERSION,
+        "name": name,
+        "boot_id": endpoints.boot_id(),
+        "pid": os.getpid(),
+        "start_ticks": endpoints.start_ticks(os.getpid()),
+        "enter": ["/usr/bin/nsenter", "--target=1"],
+        "inside": "/nowhere",
+        "environment": {"SLURM_CONF": "/x y/slurm.conf"},
+    }
+    folder = root / name
+    folder.mkdir(parents=True)
+    path = folder / endpoints.CLIENT_FILE
+    path.write_text(json.dumps(record | changes))
+    path.chmod(0o600)
+    return path
+
+
+def test_a_cluster_whose_login_side_lives_is_found(root: Path) -> None:
+    assert find_endpoint() is None, "there is not even the folder of all boxes"
+    publish(root)
+    found = find_endpoint()
+    assert found is not None and found.name == "box" and found.is_alive()
+    assert found.command_prefix("/a b")[:2] == ["/usr/bin/nsenter", "--target=1"]
+    assert found.command_prefix("/a b")[3:] == ["--chdir=/a b", "SLURM_CONF=/x y/slurm.conf"]
+
+
+def test_inside_the_cluster_it_is_not_entered_again(root: Path) -> None:
+    publish(root, inside="/proc")
+    found = find_endpoint()
+    assert found is not None
+    assert Path(found.command_prefix("/")[0]).name == "env"
+    done = subprocess.run([*found.command_prefix("/"), "pwd"], capture_output=True, text=True, timeout=10, check=True)
+    assert done.stdout == "/\n"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"start_ticks": 1},
+        {"boot_id": "of an earlier boot"},
+        {"pid": 2**22 + 1},
+        {"version": endpoints.VERSION + 1},
+        {"enter": "nsenter"},
+    ],
+)
+def test_a_file_that_does_not_hold_any_more_is_no_cluster(root: Path, changes: dict[str, Any]) -> None:
+    assert read_endpoint(publish(root, **changes).parent) is None
+    assert find_endpoint() is None
+
+
+def test_a_login_side_that_ended_is_no_cluster(root: Path) -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    folder = publish(root, pid=child.pid, start_ticks=endpoints.start_ticks(child.pid)).parent
+    assert read_endpoint(folder) is not None
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert read_endpoint(folder) is None, "a zombie does not count"
+    child.wait(timeout=10)
+    assert read_endpoint(folder) is None
+
+
+def test_a_process_name_with_brackets_and_blanks_does_not_hide_its_start(tmp_path: Path) -> None:
+    odd = tmp_path / "a) b (c"
+    odd.symlink_to("/bin/sleep")
+    child = subprocess.Popen([str(odd), "60"])
+    try:
+        mine = endpoints.start_ticks(os.getpid())
+        started = endpoints.start_ticks(child.pid)
+        assert mine is not None and started is not None and started >= mine
+    finally:
+        child.kill()
+        child.wait(timeout=10)
+
+
+def test_half_a_file_a_pipe_and_a_huge_file_are_no_cluster(root: Path) -> None:
+    path = publish(root)
+    whole = path.read_text()
+    path.write_text(whole[: len(whole) // 2])
+    assert find_endpoint() is None
+    path.write_text(" " * endpoints.MAX_BYTES + whole)
+    assert find_endpoint() is None
+    path.unlink()
+    os.mkfifo(path)
+    assert find_endpoint() is None
+
+
+def test_words_that_others_could_have_written_are_not_executed(root: Path, tmp_path: Path) -> None:
+    path = publish(root)
+    path.chmod(0o620)
+    assert find_endpoint() is None
+    path.chmod(0o600)
+    assert find_endpoint() is not None
+    if os.geteuid() != 0:
+        pytest.skip("a file of another user takes root")
+    foreign = path.rename(tmp_path / "foreign.json")
+    os.chown(foreign, NOBODY, NOBODY)
+    path.symlink_to(foreign)
+    assert find_endpoint() is None, "the link is ours, the file is not"
+    path.unlink()
+    foreign.rename(path)
+    assert find_endpoint() is None
+
+
+def test_of_several_clusters_one_must_be_meant(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def name(asked: str | None = None) -> str | None:
+        found = find_endpoint(asked)
+        return found.name if found else None
+
+    publish(root, "a")
+    assert name() == "a", "the only one"
+    publish(root, "b")
+    with pytest.raises(RequestError, match=r"a, b.*ALLRANKS_BOX"):
+        find_endpoint()
+    assert name("b") == "b"
+    monkeypatch.setenv(endpoints.NAME_VARIABLE, "a")
+    assert name() == "a"
+    monkeypatch.setenv(endpoints.NAME_VARIABLE, "../state/a")
+    assert name() is None, "no path is made of the name"
+    monkeypatch.delenv(endpoints.NAME_VARIABLE)
+    publish(root, "box")
+    assert name() == "box", "the default name"
+
+
+def test_slurm_is_called_through_the_file(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands.shutil, "which", lambda name: None if name == "scontrol" else f"/usr/bin/{name}")
+    with pytest.raises(EnvironmentNotAble, match="allranks cluster up"):
+        commands.find_slurm(tmp_path)
+    publish(root)
+    slurm = commands.find_slurm(tmp_path)
+    found = find_endpoint()
+    assert found is not None and slurm.prefix == found.command_prefix(tmp_path)
+    assert "'box'" in slurm.label
+
+
+def test_finding_slurm_loads_no_test_cluster() -> None:
+    code = "import sys, allranks.nodes.slurm.commands, allranks.nodes.srun; print([m for m in sys.modules if m.startswith('allranks.lab')])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=30) == "[]\n"

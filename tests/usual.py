@@ -1,0 +1,233 @@
+"""Which tests are usual (`make test`); the others carry the mark ``full`` and run in `make test-all`. See tests/README.md.
+
+`FILES` names all usual tests of a file; a name without brackets stands for all cases of a test that are not marked ``full`` where they are
+written. `CASES` names the usual cases of one test in a file that `FILES` does not name; none: the test is not usual. A test that neither
+table names is usual unless it is marked ``full``. `DOCS` are checks of pages and pictures; they run in `make lint` and `make test-all`.
+"""
+
+from __future__ import annotations
+
+CASES: dict[str, set[str]] = {
+    "security/test_decompression.py::test_bomb_is_read_in_part_and_the_verdict_says_so": {
+        "lines-gz",
+        "one line-xz",
+        "zeros-bz2",
+        "lines-zst",
+    },
+    "security/test_decompression.py::test_real_limits_bound_a_bomb_of_gigabytes": set(),
+    "security/test_file_modes.py::test_a_training_run_leaves_nothing_open_and_its_cache_shared": set(),
+    "unit/test_cli_paths.py::test_a_file_that_may_not_be_read_ends_with_2_and_is_named": {"plan", "diagnose"},
+    "unit/test_cli_paths.py::test_a_run_root_that_may_not_be_read_or_is_a_file_ends_with_2": {"runs"},
+    "unit/test_builtin.py::test_no_row_comes_twice": {"0-instructions-5000", "42-news-30000", "42-reviews-30000"},
+}
+
+FILES: dict[str, set[str]] = {
+    "cluster/test_box.py": {
+        "test_three_nodes_are_idle",
+        "test_each_node_has_its_own_network_name_tmp_and_processes",
+        "test_names_resolve_and_never_wait_for_dns",
+        "test_exec_passes_output_input_and_exit_code_untouched",
+        "test_gpus_are_announced_and_handed_out",
+        "test_slurm_refuses_what_it_should_and_test_only_submits_nothing",
+        "test_find_box_and_its_prefix_from_inside_too",
+        "test_status_is_one_json_document",
+    },
+    "cluster/test_container.py": {"test_ranks_run_in_the_container_and_the_driver_outside"},
+    "cluster/test_device.py": {
+        "test_jobs_and_nodes_are_read_from_the_real_commands",
+    },
+    "cluster/test_doctor.py": {"test_faults_of_three_kinds_are_told_apart"},
+    "cluster/test_exclude_bad.py": {"test_a_bad_node_is_left_out_and_the_others_train"},
+    "cluster/test_failures_a.py": set(),
+    "cluster/test_failures_b.py": {"test_modules_that_cannot_be_loaded_end_the_job_by_name"},
+    "cluster/test_faults.py": {
+        "test_kill_rank_ends_that_rank_and_no_other",
+        "test_a_cut_link_is_silent_and_an_interface_down_is_not",
+        "test_the_command_line_notes_and_heals",
+        "test_every_fault_has_a_command",
+    },
+    "cluster/test_foreign_store.py": set(),
+    "cluster/test_hidden_script.py": {"test_it_is_staged_alone_and_run"},
+    "cluster/test_network.py": {
+        "test_each_node_gets_its_own_interface_and_its_ranks_use_it",
+    },
+    "cluster/test_secrets.py": set(),
+    "cluster/test_seeds.py": {"test_trainer_with_lora_on_two_nodes"},
+    "cluster/test_slurm_runs.py": {
+        "test_a_killed_rank_on_another_node_is_named",
+        "test_ctrl_c_cancels_the_job",
+        "test_refusals_are_said_before_anything_runs",
+        "test_a_users_own_torchrun_program",
+        "test_nodes_started_by_hand",
+        "test_plan_and_dry_run_show_the_batch_script",
+        "test_a_killed_node_sends_the_job_back_to_the_queue_and_it_goes_on",
+        "test_cancel_and_detach",
+        "test_inside_an_allocation_no_new_job_is_submitted",
+    },
+    "cluster/test_stage.py": {
+        "test_only_the_node_that_lacks_it_gets_it_and_runs_it",
+        "test_a_damaged_archive_is_refused_on_the_node_and_nothing_stays",
+    },
+    "cluster/test_store_attack.py": set(),
+    "cluster/test_up_down.py": {"test_down_leaves_nothing[False]", "test_an_up_that_fails_leaves_nothing"},
+    "dist/test_compare.py": {"test_honest_strategies_pass_and_hold_what_theory_says"},
+    "dist/test_deepspeed.py": {
+        "test_adapters_reload_in_plain_peft_with_the_same_logits",
+        "test_a_deepspeed_that_cannot_be_imported_ends_with_3_and_the_cure[ImportError('libcudart.so.11.0: cannot open shared object file')-libcudart.so.11.0]",
+    },
+    "dist/test_failures_b.py": set(),
+    "dist/test_full_disk.py": {
+        "test_a_disk_that_is_full_before_the_run_or_fills_up_during_it",
+        "test_every_verb_that_writes[report-]",
+        "test_every_verb_that_writes[topo-]",
+    },
+    "dist/test_hf_trainer.py": {
+        "test_adapters_reload_in_plain_peft_with_the_same_logits",
+    },
+    "dist/test_loading.py": {
+        "test_files_give_what_transformers_gives[True-3]",
+        "test_a_config_gives_what_one_process_draws",
+        "test_a_part_that_went_astray_is_seen[other_rows]",
+        "test_all_ranks_refuse_damaged_files",
+        "test_ranks_end_when_the_reader_is_killed",
+    },
+    "dist/test_rank_ends.py": set(),
+    "dist/test_ranks.py": {
+        "test_proof_of_ranks_that_are_one_job",
+        "test_proof_names_what_is_wrong[one_weight-2-embed_tokens.weight]",
+        "test_proof_names_what_is_wrong[sampler-3-rank 1 shares]",
+        "test_evaluation_is_the_same_for_any_ranks_and_batch_size",
+        "test_strategies_equal_one_process_that_takes_the_ranks_in_turn",
+        "test_fsdp2_refuses_what_it_would_spoil_and_names_the_weight",
+        "test_adapters_of_attention_and_experts_answer_the_same_in_plain_peft",
+        "test_an_evaluation_sums_once_however_many_batches_it_has",
+        "test_collectives_are_those_of_the_formula[2]",
+        "test_collectives_that_the_formula_does_not_say_are_caught[adapters_not_averaged-0 calls of 0 bytes]",
+        "test_planted_bugs_are_caught[shard_boundary_off_by_one]",
+        "test_planted_bugs_are_caught[trainer_mean_loss]",
+        "test_single_equals_the_reference",
+        "test_all_ranks_hear_of_a_stop_for_the_same_step",
+    },
+    "dist/test_resume_often.py": set(),
+    "dist/test_run.py": {
+        "test_metrics_hold_all_that_the_contract_names",
+        "test_the_network_that_the_ranks_used_is_recorded",
+        "test_token_counts_are_those_of_the_data",
+        "test_the_run_folder_is_complete",
+        "test_secrets_reach_no_file",
+        "test_the_adapter_loads_in_plain_peft_with_its_named_base",
+        "test_verbs_on_a_finished_run",
+        "test_a_tiny_bert_classifies_real_news",
+        "test_from_python",
+    },
+    "dist/test_saves.py": {
+        "test_a_rank_that_takes_no_part_is_named_in_time",
+        "test_a_rank_that_cannot_write_is_named_everywhere_and_earlier_checkpoints_stay",
+        "test_saves_that_lie_are_refused",
+        "test_a_save_behind_training_holds_the_state_of_its_moment[zero3-how0]",
+        "test_a_lite_save_moves_adapters_alone",
+        "test_a_kill_at_any_stage_leaves_the_newest_good_checkpoint[kills0]",
+    },
+    "dist/test_seeds.py": set(),
+    "dist/test_shards.py": {
+        "test_every_strategy_reads_what_every_other_wrote_at_another_number_of_ranks[all]",
+        "test_a_bug_in_reading_would_be_seen[copies_not_filled-deepspeed_zero2-how1]",
+    },
+    "dist/test_smoke.py": {"test_the_first_two_rungs", "test_each_criterion_of_02_can_fail"},
+    "dist/test_stops.py": {
+        "test_a_resumed_run_is_bitwise_one_that_never_stopped",
+        "test_a_killed_rank_is_named_and_the_others_end",
+        "test_ctrl_c_ends_every_rank_and_leaves_a_readable_folder",
+        "test_ranks_do_not_outlive_a_killed_launcher",
+        "test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state",
+    },
+    "dist/test_store.py": {
+        "test_the_store_listens_on_its_address_only",
+        "test_two_runs_never_share_a_store",
+        "test_keys_of_one_training_are_not_those_of_another",
+        "test_the_store_ends_with_its_parent[in use-9]",
+        "test_the_folder_of_a_file_store_is_private_and_removed",
+        "test_what_a_killed_agent_left_is_removed_and_nothing_of_others",
+        "test_two_processes_meet_at_the_store_that_their_agent_names[tcp]",
+        "test_a_program_of_the_users_own_has_no_named_store",
+        "test_a_store_that_is_not_known_is_refused",
+        "test_a_taken_fixed_port_is_refused_by_the_agent_of_node_0",
+        "test_a_taken_port_of_the_control_channel_is_an_explained_refusal",
+    },
+    "dist/test_strategy_state.py": {
+        "test_each_strategy_holds_what_theory_says",
+        "test_a_state_loads_at_another_number_of_ranks",
+        "test_a_step_that_is_not_finite_on_one_rank_changes_nothing_on_any",
+        "test_zero3_holds_three_blocks_at_most",
+    },
+    "dist/test_trace_gloo.py": {
+        "test_each_kind_is_named_by_what_was_called",
+        "test_a_rank_that_comes_late_is_the_one_that_others_waited_for",
+    },
+    "cluster/test_preemption.py": {"test_a_preempted_training_saves_in_its_grace_time_and_continues[grace]"},
+    "cluster/test_time_limit.py": set(),
+    "dist/test_export.py": {
+        "test_an_adapter_and_its_merged_model_say_the_same",
+        "test_other_weights_are_not_published",
+        "test_what_is_there_stays_and_what_is_damaged_is_named",
+    },
+    "dist/test_fit.py": {"test_live_tensors_are_as_many_as_estimated[pytorch_zero3-more3]"},
+    "dist/test_loaded_runs.py": set(),
+    "dist/test_profile.py": {"test_each_rank_leaves_a_trace_with_all_that_analysis_needs"},
+    "dist/test_sharded_runs.py": set(),
+    "dist/test_two_users.py": set(),
+    "dist/test_failures_a.py": set(),
+}
+
+DOCS: dict[str, set[str]] = {
+    "lint/test_rules.py": {"test_every_rule_has_cases_and_a_place_in_the_docs"},
+    "unit/test_docs.py": {
+        "test_spec_page_is_up_to_date",
+        "test_links_lead_somewhere",
+        "test_readme_names_every_folder_and_verb",
+        "test_every_strategy_has_its_page_and_picture_and_stands_in_the_ladder",
+    },
+    "unit/test_failures_table.py": {
+        "test_page_has_its_parts_in_order",
+        "test_page_names_tests",
+        "test_page_and_record_say_the_same_way",
+        "test_named_tests_exist",
+        "test_a_node_id_that_leads_nowhere_is_seen",
+        "test_index_is_up_to_date",
+        "test_no_page_is_left_over",
+    },
+    "unit/test_seeds.py": {
+        "test_each_line_of_the_page_names_tests_that_exist_or_says_that_there_is_none",
+        "test_every_note_has_its_part_of_the_page",
+    },
+    "unit/test_strategy_docs.py": {
+        "test_the_script_describes_each_strategy_once",
+        "test_page_and_picture_are_there_and_up_to_date",
+        "test_page_names_the_options_of_the_registry_with_their_defaults",
+        "test_picture_is_well_formed_and_nothing_sticks_out",
+        "test_the_table_has_a_row_for_each_and_nothing_else",
+        "test_the_table_says_of_overlap_what_the_strategy_claims",
+        "test_no_page_or_picture_is_left_over",
+    },
+}
+
+
+def is_usual(file: str, name: str, case: str) -> bool:
+    """Return whether the tables leave a test in `make test`: its file below tests/, its function, and its case without brackets."""
+    if file in FILES:
+        return bool({name, f"{name}[{case}]"} & FILES[file])
+    cases = CASES.get(f"{file}::{name}")
+    return cases is None or case in cases
+
+
+def is_docs(file: str, name: str) -> bool:
+    """Return whether a test checks pages or pictures alone."""
+    return name in DOCS.get(file, ())
+
+
+def unknown(collected: dict[str, set[str]]) -> list[str]:
+    """Return the entries that name no test of the files that were collected whole."""
+    named = {f"{file}::{name}" for table in (FILES, DOCS) for file, names in table.items() for name in names}
+    named |= {f"{test}[{case}]" for test, cases in CASES.items() for case in cases} | CASES.keys()
+    there = {f"{file}::{name}" for file, names in collected.items() for name in names}
+    return sorted(entry for entry in named - there if entry.partition("::")[0] in collected)
