@@ -280,6 +280,7 @@ def test_a_taken_fixed_port_is_refused_by_the_agent_of_node_0(tmp_path: Path) ->
             words = f"node 0 cannot listen on 127.0.0.1:{port} for the store of the ranks: Address already in use"
             assert agent.process.returncode == 3
             assert words in said and "cluster.rendezvous.port" in said
+            agent.hub.close()  # as the driver does before it asks for the result
             assert words in agent.supervisor.result().refused
             assert words in read_json(next(agent.run.logs_of(1).glob("*.exit.json")))["refused"]
             assert agent.supervisor.ordered_end, "the other nodes are told"

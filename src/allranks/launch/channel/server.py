@@ -147,11 +147,12 @@ class ChannelServer(threading.Thread):
         return self._orders
 
     def run(self) -> None:
-        ticked = 0.0
-        while not self._closed.is_set():
+        ticked, closing = 0.0, False
+        while not closing:
+            closing = self._closed.is_set()
             try:
-                self._serve(TICK_S)
-                if time.monotonic() - ticked >= TICK_S:
+                self._serve(0.0 if closing else TICK_S)
+                if closing or time.monotonic() - ticked >= TICK_S:  # what arrived last is part of the supervisor's result
                     ticked = time.monotonic()
                     self._tick(ticked)
             except Exception:
