@@ -105,7 +105,8 @@ def test_a_rank_that_the_agent_ends_has_not_failed_and_one_that_ended_before_kee
     one = node(READY + ends + SAY + "time.sleep(600)\n", 3)
     one.ready(1)
     for pid in one.pids[1:]:
-        until(lambda pid=pid: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)  # ended, and not yet looked at
+        # Ended and not waited for. A zombie is not enough: its other threads may still be exiting.
+        until(lambda pid=pid: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT))
     getattr(one.processes, how)()
     first, second, third = sorted(one.ends(), key=lambda end: end.rank)
     assert (first.exitcode, first.ended_by_agent, first.failed) == (exitcode, True, False)
