@@ -13,13 +13,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from allranks.planning.records import LaunchPlan
 from allranks.rundir import checkpoints
+from allranks.spec.records import RunSpec
 from allranks.train import checkpoint, distributed, strategies
 from allranks.train.attempt import Attempt, log_engine, log_model, log_remarks
 from allranks.train.checkpoint.loader import require_same_data
 from allranks.train.checkpoint.saver import make_saver
 from allranks.train.data.prepared import PreparedData
-from allranks.train.models import adapters
+from allranks.train.models import adapters, precision
 from allranks.train.models.build import count_parameters
 from allranks.train.models.moe import ExpertLoad
 from allranks.train.models.weight_loader import LoadReport, WeightLoader
@@ -78,11 +80,12 @@ def build_training(here: Attempt, task: TrainingTask, data: PreparedData) -> Tra
     spec, world = here.spec, here.world
     started = time.perf_counter()
     strategy = strategies.create(here.plan.strategy, dict(here.plan.strategy_options))  # a missing library: first
-    model, filler = task.load(world, data, here.plan.dtype, partial(_save_base_model, here, data.tokenizer))
+    model, filler = task.load(world, data, stored_dtype(here.plan, spec), partial(_save_base_model, here, data.tokenizer))
     model = adapters.add_adapter(
         model, spec.adapter, classifier=task.classifier, base=_base_name(here), seed=spec.train.seed
     )
     adapted = adapters.adapter_remarks(model, spec.adapter)
+    set_precision(model, here.plan, world.device)
     published = checkpoint.plan_published_files(model, world.size)
     model.to(world.device)
     if here.model.compile:
@@ -100,6 +103,17 @@ def build_training(here: Attempt, task: TrainingTask, data: PreparedData) -> Tra
     log_model(here, parameters, time.perf_counter() - started)
     saver = make_saver(here, strategy, model, data.tokenizer, published, len(data.train))
     return TrainingSetup(model, loss_model, strategy, published, saver, digest, experts if experts else None)
+
+
+def stored_dtype(plan: LaunchPlan, spec: RunSpec) -> str:
+    """Return the dtype in which the model is loaded: that of trained weights, or below adapters that of frozen ones."""
+    return plan.param_dtype if spec.adapter.type == "none" else plan.dtype
+
+
+def set_precision(model: nn.Module, plan: LaunchPlan, device: torch.device) -> None:
+    """Store trained weights in the plan's ``param_dtype``, and compute in its ``dtype``. Before the strategy's `setup`."""
+    precision.cast_trained_weights(model, precision.DTYPES[plan.param_dtype])
+    precision.use_autocast(model, precision.DTYPES[plan.dtype], device)
 
 
 def _base_name(here: Attempt) -> str:

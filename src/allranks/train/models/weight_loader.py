@@ -356,15 +356,15 @@ class WeightLoader:
         world, shape, local = self._world, parameter.shape, parameter.to_local()
         rows = -(-shape[0] // world.size)  # as `torch.chunk` cuts: the last parts may be short, or empty
         tensor = self._turn(name)
-        chunks = None if tensor is None else [self._rows(name, tensor, r * rows, rows) for r in range(world.size)]
+        chunks = None if tensor is None else [self._rows(name, tensor, r * rows, rows, parameter.dtype) for r in range(world.size)]
         own = torch.empty((rows, *shape[1:]), dtype=parameter.dtype, device=world.device)
         dist.scatter(own, chunks, src=READER, group=world.group)
         local.copy_(own[: local.shape[0]])
         self._keep(name, local, min(world.rank * rows, shape[0]) * shape[1:].numel())
 
-    def _rows(self, name: str, tensor: torch.Tensor, first: int, rows: int) -> torch.Tensor:
+    def _rows(self, name: str, tensor: torch.Tensor, first: int, rows: int, dtype: torch.dtype) -> torch.Tensor:
         """On the device, filled up to `rows`."""
-        part = tensor[first : first + rows].to(self._world.device).contiguous()
+        part = tensor[first : first + rows].to(self._world.device, dtype).contiguous()
         self._send(name, part, min(first, tensor.shape[0]) * tensor.shape[1:].numel())
         missing = rows - part.shape[0]
         return torch.cat([part, part.new_zeros((missing, *part.shape[1:]))]) if missing else part
