@@ -9,7 +9,9 @@ from tests.dist import evaluation_cases, making, precision_cases, state_cases, s
 
 def main(known: dict[str, Any]) -> None:
     """``known``: more cases by name."""
-    making.main({**vars(strategy_cases), **vars(state_cases), **vars(evaluation_cases), **vars(precision_cases), **known})
+    making.main(
+        {**vars(strategy_cases), **vars(state_cases), **vars(evaluation_cases), **vars(precision_cases), **known}
+    )
 
 
 if __name__ == "__main__":

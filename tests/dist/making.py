@@ -172,7 +172,11 @@ def built(how: dict[str, Any]) -> LossModel:
     if how.get("shared"):
         first, second = model.model.layers[:2]
         second.mlp.down_proj.weight = first.mlp.down_proj.weight
-    model.to(getattr(torch, how.get("base_dtype") or how.get("dtype", "float32")))
+    dtype = getattr(torch, how.get("base_dtype") or how.get("dtype") or "float32")
+    for (
+        parameter
+    ) in model.parameters():  # not `model.to`: the frequencies of rotary embeddings stay in float32, as in a run
+        parameter.data = parameter.data.to(dtype)
     moe.keep_routers_in_float32(model)
     if how.get("lora"):  # of a base in bfloat16 PEFT's are in float32
         adapter = AdapterSpec(

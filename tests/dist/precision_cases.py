@@ -46,7 +46,12 @@ def precisions(world: DistContext, args: dict[str, Any]) -> Any:
 FORMS: dict[str, dict[str, Any]] = {
     "whole": {"mixed": True, "accum": 2},
     "lora": {"lora": True, "base_dtype": "bfloat16", "mixed": True},
-    "lora_and_head": {"lora": True, "base_dtype": "bfloat16", "mixed": True, "modules_to_save": ["embed_tokens", "lm_head"]},
+    "lora_and_head": {
+        "lora": True,
+        "base_dtype": "bfloat16",
+        "mixed": True,
+        "modules_to_save": ["embed_tokens", "lm_head"],
+    },
     "experts": {"moe": True, "mixed": True},
 }
 
@@ -94,12 +99,13 @@ class _Looks(NullStepWatcher):
 
 def _reference(world: DistContext, tokens: Any, how: dict[str, Any], kind: torch.dtype) -> list[Weights]:
     """Plain torch in one process: the loss, the sums over tokens, clipping and AdamW are written out here."""
-    module = copy.deepcopy(built({**how, "mixed": False, "base_dtype": None}).model)
+    module = copy.deepcopy(built({**how, "mixed": False, "base_dtype": "float32"}).model)
+    if how.get("moe"):
+        module.set_experts_implementation("eager")  # of plain products, which exist in float64 and which autocast knows
+    _as_stored(module, how)
     if kind == torch.float64:
-        _as_stored(module, how)
         module.double()
     else:
-        _as_stored(module, how)
         for p in module.parameters():
             if how.get("lora") and not p.requires_grad:
                 p.data = p.data.to(torch.bfloat16)

@@ -80,7 +80,9 @@ def build_training(here: Attempt, task: TrainingTask, data: PreparedData) -> Tra
     spec, world = here.spec, here.world
     started = time.perf_counter()
     strategy = strategies.create(here.plan.strategy, dict(here.plan.strategy_options))  # a missing library: first
-    model, filler = task.load(world, data, stored_dtype(here.plan, spec), partial(_save_base_model, here, data.tokenizer))
+    model, filler = task.load(
+        world, data, stored_dtype(here.plan, spec), partial(_save_base_model, here, data.tokenizer)
+    )
     model = adapters.add_adapter(
         model, spec.adapter, classifier=task.classifier, base=_base_name(here), seed=spec.train.seed
     )

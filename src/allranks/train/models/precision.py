@@ -15,7 +15,12 @@ import torch
 from torch import nn
 
 from allranks.train.models.moe import routers_of
-from allranks.train.models.weight_loader import is_unmaterialized, origin_of, replace_parameters, unmaterialized_parameter
+from allranks.train.models.weight_loader import (
+    is_unmaterialized,
+    origin_of,
+    replace_parameters,
+    unmaterialized_parameter,
+)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _ATTRIBUTE = "compute_dtype"
@@ -51,6 +56,10 @@ def use_autocast(model: nn.Module, dtype: torch.dtype, device: torch.device) -> 
     for router in routers_of(base).values():
         if router.weight.dtype == torch.float32:
             router.forward = _without_autocast(router.forward, device.type)
+    for module in base.modules():
+        fused = [n for n, p in module.named_parameters(recurse=False) if p.ndim == 3 and p.requires_grad]
+        if fused:
+            module.forward = _with_cast(module, fused, dtype)
     embedding = base.get_input_embeddings() if hasattr(base, "get_input_embeddings") else None
     if embedding is not None and any(p.requires_grad for p in embedding.parameters()):
         embedding.register_forward_hook(lambda module, args, output: output.float())
@@ -81,6 +90,23 @@ def _under_autocast(forward: Callable[..., Any], device_type: str, dtype: torch.
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch.autocast(device_type, dtype=dtype):
             return forward(*args, **kwargs)
+
+    return run
+
+
+def _with_cast(module: Any, names: list[str], dtype: torch.dtype) -> Callable[..., Any]:
+    """Cast fused experts' weights by hand: autocast does not know the grouped products that transformers computes them with."""
+    forward = module.forward
+
+    @wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        own = vars(module)  # is looked up before the module's parameters
+        own.update({name: module._parameters[name].to(dtype) for name in names})
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            for name in names:
+                del own[name]
 
     return run
 

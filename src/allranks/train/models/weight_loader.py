@@ -356,7 +356,11 @@ class WeightLoader:
         world, shape, local = self._world, parameter.shape, parameter.to_local()
         rows = -(-shape[0] // world.size)  # as `torch.chunk` cuts: the last parts may be short, or empty
         tensor = self._turn(name)
-        chunks = None if tensor is None else [self._rows(name, tensor, r * rows, rows, parameter.dtype) for r in range(world.size)]
+        chunks = (
+            None
+            if tensor is None
+            else [self._rows(name, tensor, r * rows, rows, parameter.dtype) for r in range(world.size)]
+        )
         own = torch.empty((rows, *shape[1:]), dtype=parameter.dtype, device=world.device)
         dist.scatter(own, chunks, src=READER, group=world.group)
         local.copy_(own[: local.shape[0]])

@@ -89,7 +89,8 @@ class GatheredUnit:
         for flat in self.flats:
             flat.whole.untyped_storage().resize_(flat.bytes)
         self._in_flight = [
-            all_gather(flat.whole, part.to(flat.whole.dtype), self._group) for flat, part in zip(self.flats, self.parts, strict=True)
+            all_gather(flat.whole, part.to(flat.whole.dtype), self._group)
+            for flat, part in zip(self.flats, self.parts, strict=True)
         ]
 
     def use(self) -> None:
@@ -279,7 +280,9 @@ class Zero3:
         scatter_states(self._trained, self.optimizer, state["optimizer"])
 
 
-def _apart(parts: Iterable[list[tuple[str, nn.Parameter]]], others: Set[nn.Parameter]) -> list[list[tuple[str, nn.Parameter]]]:
+def _apart(
+    parts: Iterable[list[tuple[str, nn.Parameter]]], others: Set[nn.Parameter]
+) -> list[list[tuple[str, nn.Parameter]]]:
     """Split each part into parameters that are cast for a forward pass, and others."""
     split = ([item for item in part if (item[1] in others) is other] for part in parts for other in (False, True))
     return [part for part in split if part]
