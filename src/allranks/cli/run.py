@@ -126,6 +126,9 @@ class ProgressView:
             f"{_count(event, 'sequences')} sequences, {_formatted(event.get('fill'), '.0%')} full{shortened}{left_out} "
             f"[{format_value(event.get('how'))}, {_formatted(event.get('seconds'), '.1f')} s]"
         )
+        warnings = event.get("warnings")
+        for warning in warnings if isinstance(warnings, list) else []:
+            self.say(f"warning  {format_value(warning)}")
 
     def _on_remark(self, event: dict[str, Any]) -> None:
         self.say(f"note     {format_value(event.get('message'))}")
@@ -153,7 +156,7 @@ class ProgressView:
         if finite_float(event.get("accuracy")) is not None:
             parts.append(f"accuracy {_formatted(event['accuracy'], '.1%')}")
         if finite_float(event.get("exact_match")) is not None:
-            parts.append(f"correct answers {_formatted(event['exact_match'], '.1%')} of {_count(event, 'checked')}")
+            parts.append(f"exact match {_formatted(event['exact_match'], '.1%')} of {_count(event, 'checked')}")
         self.say(f"held out {', '.join(parts) or 'no metrics'} (after step {_count(event, 'step')})")
 
     def _on_checkpoint(self, event: dict[str, Any]) -> None:
@@ -227,7 +230,7 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
         ("held-out loss", _change(m, "eval_loss_first", "eval_loss", trained=bool(m.get("eval_s")))),
         ("perplexity", _format_or_none(m.get("perplexity"), ".3f")),
         ("accuracy", _format_or_none(m.get("accuracy"), ".1%")),
-        ("correct answers", _change_of_share(m.get("exact_match_first"), m.get("exact_match"))),
+        ("exact match", _change_of_share(m.get("exact_match_first"), m.get("exact_match"))),
         ("tokens", ", ".join(f"{format_count(m.get(f'tokens_{key}'))} {word}" for key, word in TOKEN_KINDS)),
         ("speed", _rate(m)),
         ("step time", _step_time(as_dict(m.get("step_time_s")))),

@@ -135,6 +135,7 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
     hosts = _hosts(spec, facts)
     dtype, param_dtype = _dtypes(spec, device)
     warnings += _precision_warnings(param_dtype)
+    _require_isolation(spec)
     batch = batch_plan(spec, world) if spec.script is None else None
     return LaunchPlan(
         run_name=spec.name,
@@ -286,6 +287,21 @@ def _dtypes(spec: RunSpec, device: str) -> tuple[str, str]:
             "remove param_dtype, or set model.dtype: bfloat16"
         )
     return dtype, stored
+
+
+def _require_isolation(spec: RunSpec) -> None:
+    """Refuse a batch in which flash attention would let packed rows attend to each other.
+
+    transformers finds the rows of a packed sequence by its position ids only if the batch has one sequence.
+    """
+    if spec.model is None or spec.data is None or "flash" not in spec.model.attention:
+        return
+    if spec.data.packing == "isolated" and spec.train.micro_batch_size > 1:
+        raise SpecError(
+            f"model.attention {spec.model.attention} with data.packing: isolated and train.micro_batch_size {spec.train.micro_batch_size}: "
+            "rows of one sequence would attend to each other; set train.micro_batch_size: 1 (and grad_accum instead), "
+            "data.packing: none, or model.attention: sdpa"
+        )
 
 
 def _precision_warnings(param_dtype: str) -> list[str]:
