@@ -15,8 +15,9 @@ from typing import Any
 
 import click
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from allranks.analysis.metrics import before_and_after
 from allranks.cli.console import SafeConsole
@@ -54,6 +55,14 @@ PHASES = {
 PLAIN_INTERVAL_S = 10.0
 
 
+class _TimeLeft(TimeRemainingColumn):
+    """Show the remaining time with its unit, and nothing while it is unknown."""
+
+    def render(self, task: Task) -> Text:
+        known = task.total is not None and task.time_remaining is not None
+        return Text.assemble(super().render(task), " left") if known else Text("")
+
+
 class ProgressView:
     """Show a run's progress: a progress bar on a terminal, otherwise a line every few seconds."""
 
@@ -63,7 +72,7 @@ class ProgressView:
         self._task: TaskID | None = None
         self._total = 0
         self._last_line = 0.0
-        self._rate: list[tuple[float, float]] = []
+        self._rate: list[tuple[float, float]] = []  # seconds and tokens of all ranks, of the newest logged steps
 
     def __enter__(self) -> ProgressView:
         if self._console.is_terminal:
@@ -72,8 +81,7 @@ class ProgressView:
                 BarColumn(bar_width=None),
                 TextColumn("{task.fields[where]}"),
                 TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
+                _TimeLeft(),
                 console=self._console,
                 transient=True,
             )
@@ -164,9 +172,11 @@ class ProgressView:
         self.say(f"saved    step {_count(event, 'step')} ({mode}, {seconds} s)")
 
     def _on_step(self, event: dict[str, Any]) -> None:
-        step, now = finite_int(event.get("step")), finite_float(event.get("time"))
-        if now is not None:
-            self._rate = [*self._rate[-9:], (now, (finite_float(event.get("tokens")) or 0.0) * self._plan.world_size)]
+        step = finite_int(event.get("step"))
+        seconds, tokens = finite_float(event.get("step_time_s")), finite_float(event.get("tokens"))
+        if seconds is not None and tokens is not None:
+            steps = finite_int(event.get("steps")) or 1
+            self._rate = [*self._rate[-9:], (seconds * steps, tokens * self._plan.world_size)]
         loss = _formatted(event.get("loss"), ".4f", "nan" if "loss" in event else NO_VALUE)
         where = f"step {_count(event, 'step')}/{self._total}  loss {loss}  {self._speed()}"
         if self._bar and self._task is not None:
@@ -176,10 +186,8 @@ class ProgressView:
             self.say(where)
 
     def _speed(self) -> str:
-        if len(self._rate) < 2:
-            return ""
-        seconds = self._rate[-1][0] - self._rate[0][0]
-        return f"{sum(n for _, n in self._rate[1:]) / seconds:,.0f} tokens/s" if seconds > 0 else ""
+        seconds = sum(s for s, _ in self._rate)
+        return f"{sum(n for _, n in self._rate) / seconds:,.0f} tokens/s" if seconds > 0 else ""
 
 
 def _count(event: dict[str, Any], name: str) -> str:
@@ -252,7 +260,8 @@ def _proof(m: dict[str, Any]) -> str:
 def _steps(m: dict[str, Any]) -> str:
     attempts = finite_int(m.get("attempts")) or 1
     more = f" over {attempts} attempts" if attempts > 1 else ""
-    return f"{_count(m, 'steps')} in {finite_float(m.get('wall_time_s')) or 0:.1f} s{more}"
+    wall = finite_float(m.get("wall_time_s"))
+    return f"{_count(m, 'steps')}{more}" + (f"; the whole run took {format_duration(wall)}" if wall else "")
 
 
 def _change(m: dict[str, Any], first: str, last: str, *, trained: bool) -> str | None:
@@ -374,8 +383,8 @@ def run_with_progress(
 
 
 def _threads(decided: EnvVar) -> str:
-    why = decided.reason.split(";")[0]
-    return why if decided.value is None else f"OMP_NUM_THREADS={decided.value} ({why})"
+    why = decided.reason.split(";")[0].strip()
+    return why if decided.value is None else f"OMP_NUM_THREADS={decided.value}: {why}"
 
 
 def print_result(result: RunResult, console: SafeConsole, as_json: bool) -> int:

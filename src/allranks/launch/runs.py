@@ -98,8 +98,10 @@ class SignalCounts:
     def __init__(self) -> None:
         self.interrupts = 0
         self.stops = 0
+        self.first = ""
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.first = self.first or signal.Signals(number).name
         if number == signal.SIGINT:
             self.interrupts += 1
         else:
@@ -154,7 +156,7 @@ def follow(job: LaunchedJob, tail: EventTail, observer: Observer, counts: Signal
                 "stopping: the ranks finish their step and write a checkpoint"
                 + (f"; they are killed after {grace:.0f} s" if counts.interrupts else "")
             )
-            job.request_stop()
+            job.request_stop("interrupted" if counts.interrupts else f"allranks received {counts.first}")
         elif deadline is not None and counts.interrupts and counts.stops and deadline - now > job.interrupt_grace_s:
             deadline = now + job.interrupt_grace_s
         if deadline is not None and killed_at is None and (now > deadline or counts.interrupts > 1):
