@@ -118,7 +118,9 @@ def test_no_remaining_time_is_shown_before_it_is_known() -> None:
 
 
 def test_the_summary_tells_steps_from_the_time_of_the_run() -> None:
-    (steps,) = (value for name, value in summary_rows({"model": "m", "steps": 2, "wall_time_s": 7.5}) if name == "steps")
+    (steps,) = (
+        value for name, value in summary_rows({"model": "m", "steps": 2, "wall_time_s": 7.5}) if name == "steps"
+    )
     assert steps.startswith("2; the whole run took 7") and " in " not in steps
 
 

@@ -72,6 +72,7 @@ class ProgressView:
         self._task: TaskID | None = None
         self._total = 0
         self._last_line = 0.0
+        self._errors: dict[str, str] = {}
         self._rate: list[tuple[float, float]] = []  # seconds and tokens of all ranks, of the newest logged steps
 
     def __enter__(self) -> ProgressView:
@@ -93,6 +94,10 @@ class ProgressView:
         if self._bar:
             self._bar.stop()
 
+    def other_errors(self, told: str) -> list[str]:
+        """Return a line for each error of a rank that `told`, the result's message, does not contain; each message once."""
+        return [line for message, line in self._errors.items() if (message.splitlines() or [""])[0][:80] not in told]
+
     def say(self, text: str) -> None:
         """Print a line above the bar."""
         self._console.print(escape(text), highlight=False, soft_wrap=not self._console.is_terminal)
@@ -101,7 +106,8 @@ class ProgressView:
         """Handle one event of any rank; show those of rank 0. Events come from files, so any field may be missing or malformed."""
         kind = event.get("event")
         if kind == "error" and not event.get("echo"):
-            self.say(error_line(event))
+            # the end comes within seconds and names one of them; several ranks may raise the same error
+            self._errors.setdefault(format_value(event.get("message")), error_line(event))
         if kind == "hang":
             ranks = ", ".join(map(str, as_list(event.get("ranks"))))
             host = format_value(event.get("host"))
@@ -378,8 +384,12 @@ def run_with_progress(
     ]
     for line in filter(None, lines):
         console.print(escape(line), highlight=False, soft_wrap=not console.is_terminal)
-    with ProgressView(console, plan) as live:
-        return start(live)
+    view = ProgressView(console, plan)
+    with view as live:
+        result = start(live)
+    for line in view.other_errors(result.message):
+        view.say(line)
+    return result
 
 
 def _threads(decided: EnvVar) -> str:

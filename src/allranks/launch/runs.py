@@ -290,7 +290,7 @@ def resume(
     )
     launch_plan, facts = make_plan(spec, machine), checkpoints.read_manifest(run_dir, step)
     resumption.require_resumable(run_dir, before, spec, launch_plan, facts, step, allow_inexact=allow_inexact)
-    for note in resumption.resume_notes(asked, spec):
+    for note in resumption.resume_notes(before, asked, spec, launch_plan):
         observer.say(f"note     {note}")
     write_request(run_dir, spec, launch_plan)
     attempt = max(run_dir.attempts(), default=0) + 1

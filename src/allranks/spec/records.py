@@ -107,6 +107,9 @@ class TrainSpec(Record, frozen=True):
     weight_decay: NonNegative = 0.0
     max_grad_norm: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="null = no clipping")] = 1.0
     seed: int = 42
+    deterministic: Annotated[
+        bool, Meta(description="use only deterministic kernels (torch.use_deterministic_algorithms); slower on GPUs")
+    ] = False
     param_dtype: Annotated[
         Literal["float32", "bfloat16"],
         Meta(description="storage of trained weights and optimizer state; model.dtype is the precision of compute"),

@@ -86,6 +86,8 @@ class DataFacts(msgspec.Struct, frozen=True, kw_only=True):
     rows_duplicated: int = 0
     """Held-out rows that are also among the training rows, to the letter."""
     warnings: list[str] = []
+    train_hash: str = ""
+    """SHA-256 of the training sequences."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,7 @@ class Builder:
                 f"data.source {self._data.source}: no row has a token to learn within data.max_length {self._data.max_length}: every prompt is longer; raise it"
             )
         packs = self._pack(kept)
-        _save(folder, "train", kept, packs)
+        train_hash = _save(folder, "train", kept, packs)
         if held_out:
             held = self._encode(held_out, labels, evaluating=True)
             if not self._classifier and not any(row.mask[1:].any() for row in held):
@@ -198,6 +200,7 @@ class Builder:
             rows_eval_truncated=sum(r.cut_tokens > 0 for r in held),
             rows_eval_without_target=0 if self._classifier else sum(not r.mask[1:].any() for r in held),
             rows_duplicated=_count_common(train, held_out),
+            train_hash=train_hash,
         )
         warnings = [*empty.warnings(), *data_warnings(facts, self._data.max_length)]
         write_json(folder / "facts.json", msgspec.to_builtins(msgspec.structs.replace(facts, warnings=warnings)))
@@ -359,7 +362,8 @@ def _text_of(example: Example) -> bytes:
     ).digest()
 
 
-def _save(folder: Path, name: str, rows: list[EncodedRow], packs: list[list[int]]) -> None:
+def _save(folder: Path, name: str, rows: list[EncodedRow], packs: list[list[int]]) -> str:
+    """Write the sequences and return the SHA-256 of their content."""
     lengths = np.array([len(r.ids) for r in rows], np.int64)
     labels = np.array([r.label for r in rows], np.int64)
     # The first token of a row has no predecessor, so it is never a target.
@@ -374,8 +378,11 @@ def _save(folder: Path, name: str, rows: list[EncodedRow], packs: list[list[int]
         "real": np.array([lengths[p].sum() for p in packs], np.int64),
         "trained": np.array([targets[p].sum() for p in packs], np.int64),
     }
+    digest = hashlib.sha256()
     for array, values in arrays.items():
         np.save(folder / f"{name}.{array}.npy", values, allow_pickle=False)
+        digest.update(np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()
 
 
 def _load(folder: Path, named: Any, how: str) -> PreparedData:

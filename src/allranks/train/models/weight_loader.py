@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
@@ -248,6 +249,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     read_bytes: int
     kept_bytes: int
     seconds: float
+    digest: str = ""
+    """SHA-256 over the frozen weights as they were read; "" without any, and on ranks that do not read."""
 
 
 class WeightLoader:
@@ -257,7 +260,9 @@ class WeightLoader:
         """`source` is None on ranks that do not read."""
         self._world, self._source = world, source
         self._origins: dict[str, str] = {}
+        self._frozen: set[str] = set()
         self._done: set[str] = set()
+        self._read: dict[str, tuple[str, tuple[int, ...], int]] = {}  # dtype, shape and CRC-32 by origin, on the reader
         self._tally: TransferChecksums | None = None
         self._layout: list[tuple[str, str, Any]] = []
         self._started = time.perf_counter()
@@ -271,6 +276,7 @@ class WeightLoader:
         """
         named = dict(module.named_parameters())
         self._origins = {n: o for n, p in named.items() if (o := origin_of(p)) is not None}
+        self._frozen = {n for n, p in named.items() if not p.requires_grad}
         if not in_parts:
             return
         self._tally = TransferChecksums()
@@ -328,6 +334,7 @@ class WeightLoader:
             read_bytes=self._source.read_bytes if self._source else 0,
             kept_bytes=self._kept_bytes,
             seconds=round(time.perf_counter() - self._started, 3),
+            digest=hashlib.sha256(repr(sorted(self._read.items())).encode()).hexdigest() if self._read else "",
         )
 
     def waits(self, name: str) -> bool:
@@ -380,6 +387,9 @@ class WeightLoader:
             try:
                 assert self._source is not None
                 tensor = self._source.take(origin)
+                if name in self._frozen and origin not in self._read:
+                    words = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+                    self._read[origin] = (str(tensor.dtype), tuple(tensor.shape), zlib.crc32(memoryview(words)))
             except AllranksError as own:
                 problem = own
             except (OSError, RuntimeError, KeyError, MemoryError) as other:
