@@ -389,7 +389,7 @@ class WeightLoader:
                 tensor = self._source.take(origin)
                 if name in self._frozen and origin not in self._read:
                     words = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
-                    self._read[origin] = (str(tensor.dtype), tuple(tensor.shape), zlib.crc32(memoryview(words)))
+                    self._read[origin] = (str(tensor.dtype), tuple(tensor.shape), zlib.crc32(words.data))
             except AllranksError as own:
                 problem = own
             except (OSError, RuntimeError, KeyError, MemoryError) as other:
