@@ -164,7 +164,7 @@ def test_kinds_of_gid_that_all_ports_share() -> None:
     assert is_set(decide_network_policy(TWO, v1))["NCCL_IB_ROCE_VERSION_NUM"] == "1"
     mixed = [v1[0], node(2, roce("mlx5_0", *usual("10.0.0.2")))]
     assert is_set(decide_network_policy(TWO, mixed), "n2")["NCCL_IB_ROCE_VERSION_NUM"] == "1", (
-        "both ends must speak the same"
+        "both ends must use the same"
     )
     six = RdmaGid(index=1, gid="2001:0db8:0000:0000:0000:0000:0000:0001", type="RoCE v2")
     found = decide_network_policy(TWO, [node(1, roce("mlx5_0", six)), node(2, roce("mlx5_0", six))])

@@ -42,7 +42,7 @@ def decide_gid_index(nodes: Sequence[NodeFacts], chosen: dict[str, list[RdmaPort
                 "NCCL_IB_ADDR_FAMILY",
                 "AF_INET6",
                 "the RoCE ports of every node have routable IPv6 GIDs, but not all have IPv4 ones, which NCCL selects by default",
-                "NCCL before 2.21 does not know it",
+                "NCCL before 2.21 does not support it",
             )
         )
     if kind == RoceGidKind(1, True):
@@ -50,7 +50,7 @@ def decide_gid_index(nodes: Sequence[NodeFacts], chosen: dict[str, list[RdmaPort
             nccl_var(
                 "NCCL_IB_ROCE_VERSION_NUM",
                 "1",
-                "some port has only RoCE v1 GIDs, and both ends must speak the same version",
+                "some port has only RoCE v1 GIDs, and both ends must use the same version",
                 "v1 is not routed: all nodes must be in one Ethernet segment",
             )
         )
@@ -80,7 +80,7 @@ def _address_range(
         "NCCL_IB_ADDR_RANGE",
         str(next(iter(common))),
         "RoCE ports have addresses on several networks (VLANs); this is the one that all of them are on",
-        "a port added later on another network would not be used",
+        "a port that is later added on another network is not used",
     )
 
 
