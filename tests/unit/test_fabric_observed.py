@@ -84,7 +84,7 @@ def test_rdma_that_became_sockets_is_named_with_its_cause() -> None:
     assert not found.ok
     (became, interface) = found.findings
     assert became.text.startswith(
-        "RoCE became sockets: expected mlx5_0:1 (every node has active RoCE ports), NCCL used Socket"
+        "RoCE was replaced by sockets: expected mlx5_0:1 (every node has active RoCE ports), NCCL used Socket"
     )
     assert "libibverbs is not installed" in became.text and "eno2, expected eth0" in interface.text
     silent = compare_with_policy({"n3": msgspec.structs.replace(expected, interface="lo")}, [seen("n3", OLD_LINES)])
@@ -222,7 +222,7 @@ def test_after_a_run(tmp_path: Path) -> None:
     assert found is not None and "InfiniBand became sockets" in found.findings[0].text
     metrics = outcome_metrics(found)
     assert metrics is not None and metrics["ok"] is False and "interface eno2" not in metrics["line"]
-    assert metrics["line"] == "NCCL over Socket; ways NET/Socket, SHM; interface eth0"
+    assert metrics["line"] == "NCCL over Socket; transports NET/Socket, SHM; interface eth0"
     run.network(1).write_text("{damaged")
     assert verify_network(run, 1) is None and verify_network(RunDir(tmp_path / "none"), 1) is None
 
