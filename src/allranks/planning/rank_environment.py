@@ -104,7 +104,7 @@ def without_script_secrets(script: ScriptSpec | None) -> ScriptSpec | None:
 
 
 def secret_warnings(spec: RunSpec) -> list[str]:
-    """Return one warning for each shell line of the spec that holds a secret: the batch script and spec.yaml keep it in plain text."""
+    """Return one warning for each shell line of the spec that contains a secret: the batch script and spec.yaml keep it in plain text."""
     lines = [("cluster.setup", text) for text in spec.cluster.setup]
     lines += [("cluster.slurm.extra", text) for text in spec.cluster.slurm.extra]
     return [

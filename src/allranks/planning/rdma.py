@@ -102,7 +102,7 @@ def _gid_index_var(node: NodeFacts, ports: list[RdmaPort], kind: RoceGidKind | N
     same = set.intersection(*found) if found else set()
     if not node.nccl or node.nccl >= NCCL_SELECTS_GID_SINCE:
         shown = ", ".join(f"{port.name} {min(indices)}" for port, indices in zip(ports, found, strict=True) if indices)
-        why = f"NCCL chooses by itself since 2.21 (on {node.host} it should choose {shown})"
+        why = f"NCCL chooses it since 2.21 (on {node.host} it should choose {shown})"
         return nccl_var(name, None, why, risk)
     text = ".".join(map(str, node.nccl))
     if same:

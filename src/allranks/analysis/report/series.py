@@ -61,12 +61,12 @@ def smooth(values: Sequence[Value], width: int) -> list[Value]:
 
 
 def smoothing_width(points: int) -> int | None:
-    """How many neighbours to average over; None where a curve is short enough to be read as it is."""
+    """Return the number of neighbours to average over; None if the curve is short enough without smoothing."""
     return max(7, points // 40) if points > SMOOTH_ABOVE else None
 
 
 def common_steps(ranks: Ranks) -> list[list[StepRecord]]:
-    """Steps that every rank has logged: a sum over fewer ranks would be no sum. One list a step, rank 0's first."""
+    """Return the steps that every rank has logged, because a sum needs all ranks. One list per step, rank 0 first."""
     tables = [{step.step: step for step in steps} for steps in ranks.values() if steps]
     if not tables:
         return []

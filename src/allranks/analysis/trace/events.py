@@ -73,7 +73,7 @@ def collective_kind(name: str) -> str | None:
 
 
 def collective_kind_of_kernel(name: str) -> str | None:
-    """As `collective_kind`, for a kernel: only the part before its parameters counts, which also name types and operations."""
+    """Return the kind for a kernel, from the part of its name before the parameters, which also name types and operations."""
     head = re.split(r"[(<]|_(?:RING|TREE|COLLNET|NVLS|PAT|LL|LL128|SIMPLE|Sum|Max|Min|Prod)", name, maxsplit=1)[0]
     return collective_kind(re.sub(r"(?i)(?:nccl|rccl)?(?:Dev)?Kernel", "", head))
 

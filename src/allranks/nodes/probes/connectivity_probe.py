@@ -97,7 +97,7 @@ class ConnectionAttempts:
 
     @property
     def pause_s(self) -> float:
-        """Time until the next attempt: doubled after each."""
+        """Return the time until the next attempt; it doubles after each."""
         return min(LONGEST_PAUSE_S, PAUSE_S * 2 ** min(self.tries - 1, 10))
 
 

@@ -142,7 +142,7 @@ def check(archive: Path, packed: Packed) -> None:
     """
     files = sum(entry.isreg() for entry, _ in members(str(archive), packed.sha256, packed.unpacked_bytes))
     if files != packed.files:
-        raise Refused(f"holds {files} files, not {packed.files}")
+        raise Refused(f"contains {files} files, not {packed.files}")
 
 
 def _fixed_pyc(path: Path) -> bytes | None:

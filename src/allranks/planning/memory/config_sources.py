@@ -1,6 +1,6 @@
 """Find a model's config without network access: built in, in a folder, in the hub's cache, or in a table.
 
-The table holds the sizes of well-known models, as in their config.json, so that `plan` works before a download.
+The table contains the sizes of well-known models, as in their config.json, so that `plan` works before a download.
 """
 
 from __future__ import annotations

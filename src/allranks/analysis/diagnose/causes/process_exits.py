@@ -137,7 +137,7 @@ def detect_exceptions(case: DiagnosisCase) -> None:
         found = case.propose("collective_hang", POSSIBLE, communication)
         found.cause = "An operation between the ranks failed, and the log does not say why: it contains only a general message of NCCL or Gloo."
         found.next_test = (
-            "run once more with NCCL_DEBUG=INFO (or TORCH_CPP_LOG_LEVEL=INFO) and give diagnose all ranks' logs"
+            "run again with NCCL_DEBUG=INFO (or TORCH_CPP_LOG_LEVEL=INFO) and give diagnose all ranks' logs"
         )
     if plain:
         ended = first_exit(case).rank
