@@ -48,8 +48,8 @@ def take(folder: Path, content: bytes, limit: int = 10) -> int:
         ([entry("a", FOLDER), entry("a")], "twice"),
         ([entry("a"), entry("a", FOLDER)], "twice"),
         ([entry("a"), entry("x/../a")], "outside of the folder"),
-        ([entry(".")], "cannot be made"),
-        ([entry("a/")], "cannot be made"),
+        ([entry(".")], "cannot be created"),
+        ([entry("a/")], "cannot be created"),
         ([entry("x" * 256)], "no file system supports"),
         ([entry("/".join(["y" * 200] * 30))], "no file system supports"),
         ([entry("m", mtime=1e40)], "an invalid file time"),
@@ -61,7 +61,7 @@ def take(folder: Path, content: bytes, limit: int = 10) -> int:
         ([entry("s", tarfile.LNKTYPE, linkname="/etc/passwd")], "link or a device"),
         ([entry("c", tarfile.CONTTYPE)], "link or a device"),
         ([entry("a", pax_headers={"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9" * 11})], ""),
-        ([entry(str(i)) for i in range(20)], "more than the 10 bytes"),
+        ([entry(str(i)) for i in range(20)], "more than the announced 10 bytes"),
     ],
 )  # fmt: skip
 def test_archive_is_refused_and_leaves_nothing(tmp_path: Path, entries: list[tarfile.TarInfo], word: str) -> None:

@@ -219,7 +219,7 @@ def test_after_a_run(tmp_path: Path) -> None:
     connections = {"node": 0, "names": ["n2", "", "n2-ext"], "interfaces": {"eth0": 4}}
     run.connections(1, "n2-ext").write_text(json.dumps(connections))
     found = verify_network(run, 1)
-    assert found is not None and "InfiniBand became sockets" in found.findings[0].text
+    assert found is not None and "InfiniBand was replaced by sockets" in found.findings[0].text
     metrics = outcome_metrics(found)
     assert metrics is not None and metrics["ok"] is False and "interface eno2" not in metrics["line"]
     assert metrics["line"] == "NCCL over Socket; transports NET/Socket, SHM; interface eth0"
@@ -287,6 +287,6 @@ def test_the_page_of_a_run_names_what_differs() -> None:
     made, found = network_table(data), findings_table(data)
     assert made is not None and found is not None
     assert [cell.text for cell in made.rows[0]][:3] == ["n2", "Socket", "eth0 (4)"]
-    assert found.rows[0][0].tone == "bad" and found.rows[0][2].text.startswith("RoCE became sockets")
+    assert found.rows[0][0].tone == "bad" and found.rows[0][2].text.startswith("RoCE was replaced by sockets")
     object.__setattr__(data, "metrics", {"network": None})
     assert network_table(data) is None and findings_table(data) is None

@@ -60,7 +60,7 @@ def bad_inputs(folder: Path) -> dict[str, tuple[Path, str]]:
         "blank": (made("blank", b" \n\t\n\0"), "is empty"),
         "binary": (made("binary", bytes(range(256)) * 20), "binary file"),
         "latin1": (made("latin1", "Gerät\n".encode("latin-1") + texts.BARE.encode()), "is not UTF-8 text (byte 3)"),
-        "utf16": (made("utf16", b"\xff\xfe\x00\xd8\x00\xd8"), "is no UTF-16 text"),
+        "utf16": (made("utf16", b"\xff\xfe\x00\xd8\x00\xd8"), "is not UTF-16 text"),
         "huge": (huge, "larger than 4 MiB"),
         "other": (made("other", b"#!/bin/bash\necho hello\n"), "no matrix"),
         "rocm": (made("rocm", texts.ROCM.encode()), "rocm-smi"),

@@ -143,21 +143,21 @@ def test_rows_that_contradict_each_other() -> None:
     found = parse_topology("\tGPU0\tGPU1\nGPU0\t X \tNV1\nGPU1\tSYS\t X \n")
     assert types(found) == [("GPU0", "GPU1", "NV1")]
     assert "GPU0-GPU1 is NV1 in one row and SYS in the other" in found.unread[0].why
-    assert "X stands for" in parse_topology("\tGPU0\tGPU1\nGPU0\t X \tX\nGPU1\tNV1\t X \n").unread[0].why
+    assert "X is only valid for" in parse_topology("\tGPU0\tGPU1\nGPU0\t X \tX\nGPU1\tNV1\t X \n").unread[0].why
 
 
 def test_lines_that_are_no_part_of_it_and_a_second_matrix() -> None:
     found = parse_topology("Sat Nov 1 host7\n" + texts.COLOURED + "node2:\n" + texts.OLD_NAMED)
     assert len(found.gpus) == 2 and len(found.links) == 1
     whys = [item.why for item in found.unread]
-    assert whys.count("no part of the matrix") == 2 and "a second matrix; only the first of a text is read" in whys
+    assert whys.count("not part of the matrix") == 2 and "a second matrix; only the first of a text is read" in whys
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         (texts.ROCM, "AMD's rocm-smi"),
-        ("hello\nworld\n", "begins with 'hello'"),
+        ("hello\nworld\n", "starts with 'hello'"),
         ("= Link Type between two GPUs =\nGPU0 GPU1\nGPU0 0 PCIE\nGPU1 PCIE 0\n", "AMD's rocm-smi"),
         ("\tGPU0\tGPU1\nGPU0\tX\tOK\nGPU1\tOK\tX\n", "topo -p2p"),
         ("NPU0 NPU1\nNPU0 X HCCS\n", "npu-smi"),
