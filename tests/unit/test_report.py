@@ -88,7 +88,7 @@ def test_a_complete_run_shows_all_its_parts(tmp_path: Path) -> None:
         "held-out loss 7.700 → 2.100", "right answers 0.0 % → 50.0 %", "real tokens / s 6,494", "10 of 10 steps",
         "What is 2 + 2?", "88888", "after step 10 ✓ right", "Environment of the ranks", "OMP_NUM_THREADS", "not set",
         "torchrun would set 1", "307 (38% of the rows)", "The same on all 2 ranks.", "5.23.0", "4.6 MiB in 1 file", "training",
-        "trained parameters", "of 5.2 M", "Spec with all defaults", "4 a rank x 2 ranks x 1 accumulated = 8 sequences",
+        "trained parameters", "of 5.2 M", "Spec with all defaults", "4 per rank x 2 ranks x 1 accumulated = 8 sequences",
     ):  # fmt: skip
         assert part in page.text, part
     assert list(page.figures) == [
