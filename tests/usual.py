@@ -155,8 +155,6 @@ FILES: dict[str, set[str]] = {
         "test_a_taken_port_of_the_control_channel_is_an_explained_refusal",
     },
     "dist/test_strategy_state.py": {
-        "test_each_strategy_holds_what_theory_says",
-        "test_a_state_loads_at_another_number_of_ranks",
         "test_a_step_that_is_not_finite_on_one_rank_changes_nothing_on_any",
         "test_zero3_holds_three_blocks_at_most",
     },

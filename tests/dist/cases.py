@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.dist import evaluation_cases, making, state_cases, strategy_cases
+from tests.dist import evaluation_cases, making, precision_cases, state_cases, strategy_cases
 
 
 def main(known: dict[str, Any]) -> None:
     """``known``: more cases by name."""
-    making.main({**vars(strategy_cases), **vars(state_cases), **vars(evaluation_cases), **known})
+    making.main(
+        {**vars(strategy_cases), **vars(state_cases), **vars(evaluation_cases), **vars(precision_cases), **known}
+    )
 
 
 if __name__ == "__main__":

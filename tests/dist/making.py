@@ -26,7 +26,7 @@ from allranks.train.data.sampler import SampleOrder
 from allranks.train.data.tokenization import EncodedRow, train_tokenizer
 from allranks.train.distributed import DistContext, join_process_group, leave_process_group
 from allranks.train.loop import loop_of
-from allranks.train.models import moe
+from allranks.train.models import moe, precision
 from allranks.train.models.adapters import add_adapter
 from allranks.train.models.build import build_model
 from allranks.train.models.losses import LossModel
@@ -172,13 +172,24 @@ def built(how: dict[str, Any]) -> LossModel:
     if how.get("shared"):
         first, second = model.model.layers[:2]
         second.mlp.down_proj.weight = first.mlp.down_proj.weight
-    model.to(getattr(torch, how.get("base_dtype") or how.get("dtype", "float32")))
+    dtype = getattr(torch, how.get("base_dtype") or how.get("dtype") or "float32")
+    for (
+        parameter
+    ) in model.parameters():  # not `model.to`: the frequencies of rotary embeddings stay in float32, as in a run
+        parameter.data = parameter.data.to(dtype)
     moe.keep_routers_in_float32(model)
     if how.get("lora"):  # of a base in bfloat16 PEFT's are in float32
         adapter = AdapterSpec(
-            type="lora", r=4, targets=["q_proj", "v_proj"], target_parameters=EXPERTS if how.get("moe") else []
+            type="lora",
+            r=4,
+            targets=["q_proj", "v_proj"],
+            target_parameters=EXPERTS if how.get("moe") else [],
+            modules_to_save=how.get("modules_to_save", []),
         )
         model = add_adapter(model, adapter, classifier=False, base="b", seed=1)
+    if how.get("mixed"):
+        precision.cast_trained_weights(model, torch.float32)
+        precision.use_autocast(model, torch.bfloat16, torch.device("cpu"))
     if how.get("frozen"):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("layers.0" not in name)

@@ -107,10 +107,10 @@ def test_jinja_blocks_split_prompt_and_response(tmp_path: Path) -> None:
     path.write_text("{% block prompt %}Q: {{ q }}\nA: {% endblock %}{% block response %}{{ a }}{% endblock %}")
     (example,) = render([{"q": "x?", "a": "y"}], template=str(path))
     assert example.turns == (("Q: x?\nA: ", False), ("y", True))
-    path.write_text("{{ nothing }}")
+    path.write_text("{% block response %}{{ nothing }}{% endblock %}")
     with pytest.raises(DataError, match=r"row 0.*nothing.*columns are: q"):
         render([{"q": "x?"}], template=str(path))
-    path.write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}")
+    path.write_text("{% block response %}{{ ''.__class__.__mro__[1].__subclasses__() }}{% endblock %}")
     with pytest.raises(DataError):
         render([{"q": "x?"}], template=str(path))
 

@@ -338,12 +338,12 @@ def test_a_full_disk_does_not_end_the_command_that_follows_a_job(
 def test_a_pending_job_is_cancelled_at_once_and_a_running_one_is_asked_for_a_checkpoint(run: RunDir) -> None:
     for state in ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD"):
         answers = Answers(run, job_state=state)
-        SlurmJob(run, answers.slurm, "7").request_stop()
+        SlurmJob(run, answers.slurm, "7").request_stop("interrupted")
         assert [line for line in answers.called.splitlines() if "scancel" in line] == ["scancel 7"], state
         assert run.cancelled.exists()
         run.cancelled.unlink()
     answers = Answers(run, job_state="RUNNING")
-    SlurmJob(run, answers.slurm, "7").request_stop()
+    SlurmJob(run, answers.slurm, "7").request_stop("interrupted")
     assert "scancel --signal=USR1 --batch 7" in answers.called.splitlines()
     assert "scancel 7" not in answers.called.splitlines()
     assert run.cancelled.exists(), "it is not requeued"
@@ -354,7 +354,7 @@ def test_a_job_that_was_pending_when_slurm_last_answered_is_cancelled(run: RunDi
     job = SlurmJob(run, answers.slurm, "7")
     assert job.poll() is None
     answers.change(silent="scontrol*")
-    job.request_stop()
+    job.request_stop("interrupted")
     assert [line for line in answers.called.splitlines() if "scancel" in line] == ["scancel 7"]
 
 
@@ -374,7 +374,7 @@ def test_a_slurm_that_does_not_answer_ends_nothing_and_is_reported_after_a_while
     assert job.news() is None
     now[0] += 100000.0
     assert job.poll() is None, "a controller that is down for a day does not end a job"
-    job.request_stop()
+    job.request_stop("interrupted")
     assert "--signal=USR1" in answers.called, "it ran when Slurm last answered"
     answers.change(silent="nothing")
     now[0] += 5.0

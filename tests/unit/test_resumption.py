@@ -59,8 +59,30 @@ def go_on(run: RunDir, *sets: str, allow_inexact: bool = False, **facts: Any) ->
     return spec
 
 
+def notes(asked: RunSpec, spec: RunSpec) -> list[str]:
+    return resume_notes(asked, asked, spec, planned(spec))
+
+
+def test_another_end_of_a_schedule_is_told() -> None:
+    before, longer = parse_spec(RAW), parse_spec(RAW, ["train.max_steps=20"])
+    (said,) = resume_notes(before, longer, longer, planned(longer))
+    assert "train.schedule linear gives the remaining steps other learning rates" in said
+    before, longer = (parse_spec(RAW, ["train.schedule=constant", *more]) for more in ([], ["train.max_steps=20"]))
+    assert resume_notes(before, longer, longer, planned(longer)) == []
+
+
+def test_nondeterministic_kernels_of_gpus_are_told_with_the_switch() -> None:
+    spec = parse_spec(RAW)
+    on_gpu = msgspec.structs.replace(planned(spec), device="cuda")
+    assert "train.deterministic: true" in resume_notes(spec, spec, spec, on_gpu)[0]
+    exact = parse_spec(RAW, ["train.deterministic=true"])
+    assert resume_notes(exact, exact, exact, on_gpu) == []
+
+
 def test_what_does_not_touch_the_checkpoint_may_change(run: RunDir) -> None:
-    spec = go_on(run, "train.max_steps=20", "checkpoint.every=2", "model.gradient_checkpointing=true", "train.lr=1e-3")
+    spec = go_on(
+        run, "train.max_steps=20", "checkpoint.every=2", "model.gradient_checkpointing=true", "data.source=moved.json"
+    )
     assert spec.train.max_steps == 20
 
 
@@ -75,6 +97,14 @@ def test_what_does_not_touch_the_checkpoint_may_change(run: RunDir) -> None:
         (("strategy.name=zero2",), "was written by pytorch_ddp, the plan has zero2"),
         (("cluster.procs_per_node=4",), "was written by 2 ranks, the plan has 4"),
         (("data.subset=7",), "was saved with data.subset None"),
+        (("train.lr=0.1",), "was saved with train.lr 5e-05; the steps would compute something else"),
+        (("train.schedule=constant",), "was saved with train.schedule linear"),
+        (("train.weight_decay=0.1",), "was saved with train.weight_decay 0.0"),
+        (("train.max_grad_norm=null",), "was saved with train.max_grad_norm 1.0"),
+        (("train.seed=1",), "was saved with train.seed 42"),
+        (("model.dtype=bfloat16",), "was saved with model.dtype auto"),
+        (("adapter.dropout=0.5",), "was saved with adapter.dropout 0.0"),
+        (("strategy.bucket_mb=1.0",), "was saved with strategy.options"),
         (("train.global_batch_size=8",), "trained with 4 sequences per step, the plan has 8"),
         (("train.grad_accum=2",), "--set train.global_batch_size=4"),
     ],
@@ -102,7 +132,7 @@ def test_another_number_of_ranks_keeps_the_global_batch(run: RunDir) -> None:
     assert spec.train.global_batch_size == 4
     batch = planned(spec).batch
     assert batch is not None and (batch.grad_accum, batch.global_batch_size) == (2, 4)
-    assert "global_batch_size stays 4" in resume_notes(parse_spec(RAW), spec)[0]
+    assert "global_batch_size stays 4" in notes(parse_spec(RAW), spec)[0]
     assert (
         go_on(run, "cluster.procs_per_node=1", "train.global_batch_size=6", allow_inexact=True).train.global_batch_size
         == 6
@@ -144,9 +174,9 @@ def test_a_weights_only_checkpoint_has_its_batch_from_the_plan(run: RunDir) -> N
 def test_a_secret_that_is_no_longer_known_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = parse_spec({**RAW, "cluster": {"env": {"HF_TOKEN": HIDDEN, "A": "b"}}})
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    assert "cluster.env.HF_TOKEN" in resume_notes(spec, spec)[0]
+    assert "cluster.env.HF_TOKEN" in notes(spec, spec)[0]
     monkeypatch.setenv("HF_TOKEN", "x")
-    assert resume_notes(spec, spec) == []
+    assert notes(spec, spec) == []
 
 
 def test_the_old_name_of_allow_inexact_is_refused_with_the_new_one(

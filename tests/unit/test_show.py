@@ -33,7 +33,7 @@ FIELDS = [
     "name", "total_steps", "first_step", "rows_truncated", "tokens_cut", "rows_without_target", "rows_train", "rows_eval",
     "sequences", "fill", "how", "seconds", "message", "type", "parameters", "parameters_trained", "device", "torch", "threads",
     "world_size", "rows_checked", "weights_hash", "loss", "perplexity", "accuracy", "exact_match", "checked", "step", "mode",
-    "tokens", "time", "ranks", "host", "echo", "samples", "own_s", "own_backward_s", "step_time_s",
+    "tokens", "time", "ranks", "host", "echo", "samples", "own_s", "own_backward_s", "step_time_s", "steps", "warnings",
 ]  # fmt: skip
 METRICS = [
     "run_name", "status", "strategy", "world_size", "nodes", "device", "dtype", "model", "steps", "wall_time_s", "attempts",
@@ -76,6 +76,52 @@ def test_any_event_can_be_shown(told: list[dict[str, Any]], terminal: bool) -> N
     before_and_after(told)
     for event in told:
         error_line(event)
+
+
+def test_the_speed_is_that_of_the_steps_whenever_their_events_arrive() -> None:
+    shown, out = live()
+    with shown:
+        shown.event({"event": "phase", "rank": 0, "name": "train", "total_steps": 12, "first_step": 0})
+        shown.event(
+            {
+                "event": "step",
+                "rank": 0,
+                "step": 10,
+                "steps": 10,
+                "time": 5.0,
+                "step_time_s": 0.1,
+                "tokens": 300,
+                "loss": 1.0,
+            }
+        )
+        shown.event(
+            {
+                "event": "step",
+                "rank": 0,
+                "step": 12,
+                "steps": 2,
+                "time": 5.001,
+                "step_time_s": 0.5,
+                "tokens": 100,
+                "loss": 1.0,
+            }
+        )
+    first, last = (line for line in out.getvalue().splitlines() if line.startswith("step"))
+    assert "600 tokens/s" in first and "400 tokens/s" in last, "300 tokens of each of 2 ranks in 10 steps of 0.1 s"
+
+
+def test_no_remaining_time_is_shown_before_it_is_known() -> None:
+    shown, out = live(terminal=True)
+    with shown:
+        shown.event({"event": "phase", "rank": 0, "name": "prepare"})
+    assert " left" not in out.getvalue()
+
+
+def test_the_summary_tells_steps_from_the_time_of_the_run() -> None:
+    (steps,) = (
+        value for name, value in summary_rows({"model": "m", "steps": 2, "wall_time_s": 7.5}) if name == "steps"
+    )
+    assert steps.startswith("2; the whole run took 7") and " in " not in steps
 
 
 @usual

@@ -15,8 +15,9 @@ from typing import Any
 
 import click
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from allranks.analysis.metrics import before_and_after
 from allranks.cli.console import SafeConsole
@@ -54,6 +55,14 @@ PHASES = {
 PLAIN_INTERVAL_S = 10.0
 
 
+class _TimeLeft(TimeRemainingColumn):
+    """Show the remaining time with its unit, and nothing while it is unknown."""
+
+    def render(self, task: Task) -> Text:
+        known = task.total is not None and task.time_remaining is not None
+        return Text.assemble(super().render(task), " left") if known else Text("")
+
+
 class ProgressView:
     """Show a run's progress: a progress bar on a terminal, otherwise a line every few seconds."""
 
@@ -63,7 +72,8 @@ class ProgressView:
         self._task: TaskID | None = None
         self._total = 0
         self._last_line = 0.0
-        self._rate: list[tuple[float, float]] = []
+        self._errors: dict[str, str] = {}
+        self._rate: list[tuple[float, float]] = []  # seconds and tokens of all ranks, of the newest logged steps
 
     def __enter__(self) -> ProgressView:
         if self._console.is_terminal:
@@ -72,8 +82,7 @@ class ProgressView:
                 BarColumn(bar_width=None),
                 TextColumn("{task.fields[where]}"),
                 TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
+                _TimeLeft(),
                 console=self._console,
                 transient=True,
             )
@@ -85,6 +94,10 @@ class ProgressView:
         if self._bar:
             self._bar.stop()
 
+    def other_errors(self, told: str) -> list[str]:
+        """Return a line for each error of a rank that `told`, the result's message, does not contain; each message once."""
+        return [line for message, line in self._errors.items() if (message.splitlines() or [""])[0][:80] not in told]
+
     def say(self, text: str) -> None:
         """Print a line above the bar."""
         self._console.print(escape(text), highlight=False, soft_wrap=not self._console.is_terminal)
@@ -93,7 +106,8 @@ class ProgressView:
         """Handle one event of any rank; show those of rank 0. Events come from files, so any field may be missing or malformed."""
         kind = event.get("event")
         if kind == "error" and not event.get("echo"):
-            self.say(error_line(event))
+            # the end comes within seconds and names one of them; several ranks may raise the same error
+            self._errors.setdefault(format_value(event.get("message")), error_line(event))
         if kind == "hang":
             ranks = ", ".join(map(str, as_list(event.get("ranks"))))
             host = format_value(event.get("host"))
@@ -126,6 +140,9 @@ class ProgressView:
             f"{_count(event, 'sequences')} sequences, {_formatted(event.get('fill'), '.0%')} full{shortened}{left_out} "
             f"[{format_value(event.get('how'))}, {_formatted(event.get('seconds'), '.1f')} s]"
         )
+        warnings = event.get("warnings")
+        for warning in warnings if isinstance(warnings, list) else []:
+            self.say(f"warning  {format_value(warning)}")
 
     def _on_remark(self, event: dict[str, Any]) -> None:
         self.say(f"note     {format_value(event.get('message'))}")
@@ -153,7 +170,7 @@ class ProgressView:
         if finite_float(event.get("accuracy")) is not None:
             parts.append(f"accuracy {_formatted(event['accuracy'], '.1%')}")
         if finite_float(event.get("exact_match")) is not None:
-            parts.append(f"correct answers {_formatted(event['exact_match'], '.1%')} of {_count(event, 'checked')}")
+            parts.append(f"exact match {_formatted(event['exact_match'], '.1%')} of {_count(event, 'checked')}")
         self.say(f"held out {', '.join(parts) or 'no metrics'} (after step {_count(event, 'step')})")
 
     def _on_checkpoint(self, event: dict[str, Any]) -> None:
@@ -161,9 +178,11 @@ class ProgressView:
         self.say(f"saved    step {_count(event, 'step')} ({mode}, {seconds} s)")
 
     def _on_step(self, event: dict[str, Any]) -> None:
-        step, now = finite_int(event.get("step")), finite_float(event.get("time"))
-        if now is not None:
-            self._rate = [*self._rate[-9:], (now, (finite_float(event.get("tokens")) or 0.0) * self._plan.world_size)]
+        step = finite_int(event.get("step"))
+        seconds, tokens = finite_float(event.get("step_time_s")), finite_float(event.get("tokens"))
+        if seconds is not None and tokens is not None:
+            steps = finite_int(event.get("steps")) or 1
+            self._rate = [*self._rate[-9:], (seconds * steps, tokens * self._plan.world_size)]
         loss = _formatted(event.get("loss"), ".4f", "nan" if "loss" in event else NO_VALUE)
         where = f"step {_count(event, 'step')}/{self._total}  loss {loss}  {self._speed()}"
         if self._bar and self._task is not None:
@@ -173,10 +192,8 @@ class ProgressView:
             self.say(where)
 
     def _speed(self) -> str:
-        if len(self._rate) < 2:
-            return ""
-        seconds = self._rate[-1][0] - self._rate[0][0]
-        return f"{sum(n for _, n in self._rate[1:]) / seconds:,.0f} tokens/s" if seconds > 0 else ""
+        seconds = sum(s for s, _ in self._rate)
+        return f"{sum(n for _, n in self._rate) / seconds:,.0f} tokens/s" if seconds > 0 else ""
 
 
 def _count(event: dict[str, Any], name: str) -> str:
@@ -227,7 +244,7 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
         ("held-out loss", _change(m, "eval_loss_first", "eval_loss", trained=bool(m.get("eval_s")))),
         ("perplexity", _format_or_none(m.get("perplexity"), ".3f")),
         ("accuracy", _format_or_none(m.get("accuracy"), ".1%")),
-        ("correct answers", _change_of_share(m.get("exact_match_first"), m.get("exact_match"))),
+        ("exact match", _change_of_share(m.get("exact_match_first"), m.get("exact_match"))),
         ("tokens", ", ".join(f"{format_count(m.get(f'tokens_{key}'))} {word}" for key, word in TOKEN_KINDS)),
         ("speed", _rate(m)),
         ("step time", _step_time(as_dict(m.get("step_time_s")))),
@@ -249,7 +266,8 @@ def _proof(m: dict[str, Any]) -> str:
 def _steps(m: dict[str, Any]) -> str:
     attempts = finite_int(m.get("attempts")) or 1
     more = f" over {attempts} attempts" if attempts > 1 else ""
-    return f"{_count(m, 'steps')} in {finite_float(m.get('wall_time_s')) or 0:.1f} s{more}"
+    wall = finite_float(m.get("wall_time_s"))
+    return f"{_count(m, 'steps')}{more}" + (f"; the whole run took {format_duration(wall)}" if wall else "")
 
 
 def _change(m: dict[str, Any], first: str, last: str, *, trained: bool) -> str | None:
@@ -366,13 +384,17 @@ def run_with_progress(
     ]
     for line in filter(None, lines):
         console.print(escape(line), highlight=False, soft_wrap=not console.is_terminal)
-    with ProgressView(console, plan) as live:
-        return start(live)
+    view = ProgressView(console, plan)
+    with view as live:
+        result = start(live)
+    for line in view.other_errors(result.message):
+        view.say(line)
+    return result
 
 
 def _threads(decided: EnvVar) -> str:
-    why = decided.reason.split(";")[0]
-    return why if decided.value is None else f"OMP_NUM_THREADS={decided.value} ({why})"
+    why = decided.reason.split(";")[0].strip()
+    return why if decided.value is None else f"OMP_NUM_THREADS={decided.value}: {why}"
 
 
 def print_result(result: RunResult, console: SafeConsole, as_json: bool) -> int:

@@ -78,6 +78,7 @@ class AgentSignals:
 
     def __init__(self) -> None:
         self.stop = self.kill = False
+        self.stop_name = ""
         for number in (signal.SIGUSR1, signal.SIGTERM):
             signal.signal(number, self._on_stop)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
@@ -86,6 +87,7 @@ class AgentSignals:
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
         self.stop = True
+        self.stop_name = self.stop_name or signal.Signals(number).name
 
     def _on_kill(self, number: int, frame: FrameType | None) -> None:
         self.kill = True
@@ -252,6 +254,8 @@ class Agent:
                     deadline = (
                         min(deadline, now + grace_s) if deadline is not None else self._ending(now + grace_s, reason)
                     )
+            if self._signals.stop and not orders.stop:
+                self._reason = self._reason or f"the agent received {self._signals.stop_name}"
             if orders.stop or self._signals.stop or self._driver_gone:
                 self._ranks.request_stop()
             if deadline is not None and now >= deadline:

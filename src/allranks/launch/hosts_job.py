@@ -77,9 +77,9 @@ class HostsJob:
             f"; waiting for node {', '.join(missing)}" if missing else ""
         )
 
-    def request_stop(self) -> None:
+    def request_stop(self, reason: str) -> None:
         """Stop all ranks after a checkpoint."""
-        self._supervisor.stop("interrupted")
+        self._supervisor.stop(reason)
 
     def kill(self) -> None:
         """Kill all ranks."""

@@ -130,9 +130,9 @@ class LocalJob:
         """Return nothing: there is no scheduler."""
         return "unknown"
 
-    def request_stop(self) -> None:
+    def request_stop(self, reason: str) -> None:
         """Stop the ranks after a checkpoint."""
-        self._supervisor.stop("interrupted")
+        self._supervisor.stop(reason)
 
     def kill(self) -> None:
         """Kill all ranks."""

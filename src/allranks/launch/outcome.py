@@ -113,7 +113,8 @@ def _verdict(
     all_done = done >= plan.world_size or end.reported.all_ended_well(plan.world_size)
     lost = _lost(run, plan, end)
     if all_done and (stops or end.reported.stopped):
-        return _stopped(run, plan, stops, lost or end.reported.stopped or ("interrupted" if end.interrupted else ""))
+        told = end.reported.stopped or ("interrupted" if end.interrupted else next(iter(end.reported.reasons), ""))
+        return _stopped(run, plan, stops, lost or told)
     culprit = attribute_failure(run, now, attempt, end.reported)
     if all_done and (end.code == 0 or culprit is None):
         return "succeeded", f"all {plan.world_size} ranks succeeded", EXIT_OK

@@ -26,6 +26,15 @@ DATA_KEYS = (
     *(f"data.{key}" for key in ("split", "config", "revision", "template", "columns", "subset", "max_length")),
     *(f"data.{key}" for key in ("packing", "mask_prompt", "eval_fraction", "seed")),
 )
+STEP_KEYS = (
+    *(
+        f"train.{key}"
+        for key in ("lr", "schedule", "warmup_steps", "weight_decay", "max_grad_norm", "seed", "param_dtype")
+    ),
+    *(f"model.{key}" for key in ("dtype", "attention", "compile")),
+    *("adapter.dropout", "strategy.options"),
+)
+"""What an optimizer step computes."""
 BATCH_KEYS = ("train.micro_batch_size", "train.grad_accum", "train.global_batch_size")
 
 
@@ -63,13 +72,23 @@ def global_batch_of(run: RunDir, step: int) -> int | None:
     return progress.get("global_batch_size") or batch.get("global_batch_size")
 
 
-def resume_notes(asked: RunSpec, spec: RunSpec) -> list[str]:
+def resume_notes(before: RunSpec, asked: RunSpec, spec: RunSpec, plan: LaunchPlan) -> list[str]:
     """Return notes for the user before the run resumes."""
     said = [
         f"cluster.env.{name} is a secret and not saved in the run folder: it stays unset unless you export it or set it with --set cluster.env.{name}=..."
         for name, value in spec.cluster.env.items()
         if value == HIDDEN and name not in os.environ
     ]
+    if spec.train.schedule != "constant" and _changed(before, spec, ("train.max_steps", "train.epochs")):
+        said.append(
+            f"the run ends at another step than before, so train.schedule {spec.train.schedule} gives the remaining steps other learning "
+            "rates: a run of this length from the start would differ"
+        )
+    if plan.device == "cuda" and not spec.train.deterministic:
+        said.append(
+            "kernels on GPUs may not be deterministic: the resumed losses can differ in the last digits from an uninterrupted run; "
+            "train.deterministic: true makes them so, at some cost in speed"
+        )
     if asked.train.global_batch_size != spec.train.global_batch_size:
         said.append(
             f"train.global_batch_size stays {spec.train.global_batch_size}, so that the data continues at the same position; override it with --set"
@@ -125,6 +144,11 @@ def require_resumable(
     if changed := _changed(before, spec, DATA_KEYS):
         raise RequestError(
             f"{folder} was saved with {_was(before, changed)}; the data would continue in another order: remove --set {changed[0]}, or use --allow-inexact"
+        )
+    if changed := _changed(before, spec, STEP_KEYS):
+        raise RequestError(
+            f"{folder} was saved with {_was(before, changed)}; the steps would compute something else: remove --set {changed[0]}, or use "
+            "--allow-inexact"
         )
     had = global_batch_of(run, step)
     if had and plan.batch and plan.batch.global_batch_size != had:

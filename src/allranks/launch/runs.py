@@ -98,8 +98,10 @@ class SignalCounts:
     def __init__(self) -> None:
         self.interrupts = 0
         self.stops = 0
+        self.first = ""
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.first = self.first or signal.Signals(number).name
         if number == signal.SIGINT:
             self.interrupts += 1
         else:
@@ -154,7 +156,7 @@ def follow(job: LaunchedJob, tail: EventTail, observer: Observer, counts: Signal
                 "stopping: the ranks finish their step and write a checkpoint"
                 + (f"; they are killed after {grace:.0f} s" if counts.interrupts else "")
             )
-            job.request_stop()
+            job.request_stop("interrupted" if counts.interrupts else f"allranks received {counts.first}")
         elif deadline is not None and counts.interrupts and counts.stops and deadline - now > job.interrupt_grace_s:
             deadline = now + job.interrupt_grace_s
         if deadline is not None and killed_at is None and (now > deadline or counts.interrupts > 1):
@@ -288,7 +290,7 @@ def resume(
     )
     launch_plan, facts = make_plan(spec, machine), checkpoints.read_manifest(run_dir, step)
     resumption.require_resumable(run_dir, before, spec, launch_plan, facts, step, allow_inexact=allow_inexact)
-    for note in resumption.resume_notes(asked, spec):
+    for note in resumption.resume_notes(before, asked, spec, launch_plan):
         observer.say(f"note     {note}")
     write_request(run_dir, spec, launch_plan)
     attempt = max(run_dir.attempts(), default=0) + 1

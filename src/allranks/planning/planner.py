@@ -133,7 +133,9 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
     warnings += rank_environment.secret_warnings(spec)
     warnings += profile_warnings(spec, world, _max_steps(spec))
     hosts = _hosts(spec, facts)
-    dtype = _dtype(spec, device)
+    dtype, param_dtype = _dtypes(spec, device)
+    warnings += _precision_warnings(param_dtype)
+    _require_isolation(spec)
     batch = batch_plan(spec, world) if spec.script is None else None
     return LaunchPlan(
         run_name=spec.name,
@@ -150,6 +152,7 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
         device=device,
         backend=_backend(spec, device),
         dtype=dtype,
+        param_dtype=param_dtype,
         world_size=world,
         procs_per_node=procs,
         nodes=[
@@ -273,11 +276,41 @@ def _backend(spec: RunSpec, device: str) -> str:
     return "nccl" if device == "cuda" else "gloo"
 
 
-def _dtype(spec: RunSpec, device: str) -> str:
-    wanted = spec.model.dtype if spec.model else "auto"
-    if wanted != "auto":
-        return wanted
-    return "bfloat16" if device == "cuda" else "float32"
+def _dtypes(spec: RunSpec, device: str) -> tuple[str, str]:
+    """Return the precision of compute, and that of trained weights."""
+    wanted, stored = spec.model.dtype if spec.model else "auto", spec.train.param_dtype
+    dtype = wanted if wanted != "auto" else "bfloat16" if device == "cuda" else "float32"
+    if spec.script is None and (dtype, stored) == ("float32", "bfloat16"):
+        because = "model.dtype is float32" if wanted != "auto" else "model.dtype: auto is float32 on a CPU"
+        raise SpecError(
+            f"train.param_dtype is bfloat16, but {because}: trained weights cannot have less precision than the computation; "
+            "remove param_dtype, or set model.dtype: bfloat16"
+        )
+    return dtype, stored
+
+
+def _require_isolation(spec: RunSpec) -> None:
+    """Refuse a batch in which flash attention would let packed rows attend to each other.
+
+    transformers finds the rows of a packed sequence by its position ids only if the batch has one sequence.
+    """
+    if spec.model is None or spec.data is None or "flash" not in spec.model.attention:
+        return
+    if spec.data.packing == "isolated" and spec.train.micro_batch_size > 1:
+        raise SpecError(
+            f"model.attention {spec.model.attention} with data.packing: isolated and train.micro_batch_size {spec.train.micro_batch_size}: "
+            "rows of one sequence would attend to each other; set train.micro_batch_size: 1 (and grad_accum instead), "
+            "data.packing: none, or model.attention: sdpa"
+        )
+
+
+def _precision_warnings(param_dtype: str) -> list[str]:
+    if param_dtype == "float32":
+        return []
+    return [
+        "train.param_dtype is bfloat16: updates smaller than about 1/256 of a weight are lost to rounding, and AdamW's second moment "
+        "barely decays; expect a higher loss than with the default float32"
+    ]
 
 
 def _hosts(spec: RunSpec, facts: MachineFacts) -> list[str | None]:

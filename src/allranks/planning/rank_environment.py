@@ -41,6 +41,14 @@ def decide_environment(spec: RunSpec, job: NetworkJob, *, cpus: int, procs_per_n
             reason="one process prepares the data; forking after tokenizer threads have started can deadlock",
         ),
     ]
+    if spec.train.deterministic and job.device == "cuda":
+        decisions.append(
+            EnvVar(
+                name="CUBLAS_WORKSPACE_CONFIG",
+                value=":4096:8",
+                reason="train.deterministic: cuBLAS is deterministic with a workspace of fixed size only",
+            )
+        )
     if spec.cluster.cache:
         decisions.append(
             EnvVar(

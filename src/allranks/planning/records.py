@@ -34,6 +34,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     backend: str
     dtype: str
+    """Precision of compute and of frozen weights."""
     world_size: int
     procs_per_node: int
     nodes: list[NodePlan]
@@ -44,6 +45,8 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     environment: list[EnvVar]
     warnings: list[str]
     timeout_s: int
+    param_dtype: str = "float32"
+    """Storage of trained weights and optimizer state."""
     device_source: str = ""
     """What decided the device: a constant of `allranks.planning.planner`."""
     device_reason: str = ""
@@ -65,7 +68,13 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Return strategy, backend, device and dtype as text; strategy and dtype are unknown for a user's own program."""
         if self.batch is None:
             return f"your own program, {self.backend} on {self.device}"
-        return f"{self.strategy}, {self.backend} on {self.device}, {self.dtype}"
+        stored = f", {self.param_dtype} trained weights" if self.is_mixed else ""
+        return f"{self.strategy}, {self.backend} on {self.device}, {self.dtype}{stored}"
+
+    @property
+    def is_mixed(self) -> bool:
+        """Return whether trained weights are stored in another dtype than that of compute."""
+        return self.batch is not None and self.dtype != self.param_dtype
 
     def rank_rows(self) -> list[tuple[int, int, int, str]]:
         """Return (rank, node, local rank, host) for every rank."""

@@ -8,7 +8,7 @@ import hashlib
 import io
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,9 @@ def check_data_file(path: Path) -> None:
 def read_first_row(path: Path) -> Row | None:
     """Return the first row of a local file if reading it is cheap, for checks before the run starts."""
     check_data_file(path)
-    if path.suffix.lower() == ".parquet" or (path.suffix.lower() == ".json" and path.stat().st_size > MAX_PEEK_BYTES):
+    if path.suffix.lower() == ".parquet":
+        return dict.fromkeys(_parquet_columns(path), "")
+    if path.suffix.lower() == ".json" and path.stat().st_size > MAX_PEEK_BYTES:
         return None
     if path.suffix.lower() == ".json":
         return next(iter(read_file(path)), None)
@@ -116,11 +118,14 @@ def read_first_row(path: Path) -> Row | None:
         ) from None
     if path.suffix.lower() in (".csv", ".tsv"):
         names = next(csv.reader(text.splitlines(), delimiter="\t" if path.suffix.lower() == ".tsv" else ","), None)
+        require_distinct(names or [], path)
         return dict.fromkeys(names, "") if names else None
     try:
-        row = json.loads(next((line for line in text.splitlines() if line.strip()), "null"))
+        row = _parse_json(next((line for line in text.splitlines() if line.strip()), "null"))
     except json.JSONDecodeError as error:
         raise DataError(f"data.source {path}, line 1: not JSON: {error.msg}") from None
+    except DuplicateKey as error:
+        raise DataError(f"data.source {path}, line 1: {error}") from None
     except RecursionError:
         raise DataError(f"data.source {path}, line 1: {TOO_DEEP}") from None
     return row if isinstance(row, dict) else None
@@ -149,9 +154,40 @@ def read_file(path: Path) -> list[Row]:
         raise DataError(f"data.source {path}: cannot be read: {error.strerror or error}") from None
 
 
+class DuplicateKey(ValueError):
+    """A key that occurs twice in a JSON object; Python's parser would keep the last one."""
+
+
+def _parse_json(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_distinct_keys)
+
+
+def _distinct_keys(pairs: list[tuple[str, Any]]) -> Row:
+    row = dict(pairs)
+    if len(row) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise DuplicateKey(f"the key {next(k for k in keys if keys.count(k) > 1)!r} occurs twice in one object")
+    return row
+
+
+def require_distinct(names: Sequence[str], path: Path) -> None:
+    """Refuse a table in which two columns have one name.
+
+    Raises:
+        DataError: names the column.
+    """
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(
+            f"data.source {path}: the column {twice!r} occurs {names.count(twice)} times; rename or remove the others"
+        )
+
+
 def _read_json(path: Path) -> list[Row]:
     try:
-        value = json.loads(read_text(path, MAX_JSON_BYTES, encoding="utf-8-sig"))
+        value = _parse_json(read_text(path, MAX_JSON_BYTES, encoding="utf-8-sig"))
+    except DuplicateKey as error:
+        raise DataError(f"data.source {path}: {error}") from None
     except json.JSONDecodeError as error:
         if error.msg == "Extra data":
             return _read_jsonl(path)
@@ -171,9 +207,11 @@ def _read_jsonl(path: Path) -> list[Row]:
         for number, line in enumerate(file, 1):
             if line.strip():
                 try:
-                    rows.append(json.loads(line))
+                    rows.append(_parse_json(line))
                 except json.JSONDecodeError as error:
                     raise DataError(f"data.source {path}, line {number}: not JSON: {error.msg}") from None
+                except DuplicateKey as error:
+                    raise DataError(f"data.source {path}, line {number}: {error}") from None
     return _only_rows(rows, path)
 
 
@@ -192,6 +230,7 @@ def _read_csv(path: Path, delimiter: str) -> list[Row]:
         reader = csv.DictReader(file, delimiter=delimiter, strict=True)
         rows = []
         try:
+            require_distinct(list(reader.fieldnames or []), path)
             for row in reader:
                 if None in row or None in row.values():
                     raise DataError(
@@ -203,10 +242,24 @@ def _read_csv(path: Path, delimiter: str) -> list[Row]:
     return rows
 
 
+def _parquet_columns(path: Path) -> list[str]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with open_regular(path) as file:
+            names = list(pq.read_schema(file).names)
+    except pa.ArrowException as error:
+        raise DataError(f"data.source {path}: not a Parquet file: {str(error).splitlines()[0]}") from None
+    require_distinct(names, path)
+    return names
+
+
 def _read_parquet(path: Path) -> list[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    _parquet_columns(path)
     try:
         with open_regular(path) as file:
             return pq.read_table(file).to_pylist()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,16 @@ TEMPLATE_KINDS = ("alpaca", "chat", "text", "classification")
 
 @dataclass(frozen=True)
 class Example:
-    """One row as text. ``turns`` alternate (text, trained?); ``answer`` is the correct reply, if known."""
+    """One row as text. ``turns`` alternate (text, trained?); ``answer`` is the correct reply, if known.
+
+    ``empty`` is the column or part without which there is nothing to learn, where a row has no text in it.
+    """
 
     turns: tuple[tuple[str, bool], ...] = ()
     messages: tuple[dict[str, str], ...] = ()
     label: str | None = None
     answer: str | None = None
+    empty: str = ""
 
     @property
     def prompt(self) -> str:
@@ -70,9 +75,29 @@ def choose_template(data: DataSpec, rows: Sequence[Row], *, classifier: bool) ->
     if name == "auto":
         name = _auto(present, columns, classifier, data.source)
     require_template(name)
+    _require_roles(data.columns, name)
     if name in TEMPLATE_KINDS:
         return Template(name, _RENDERERS[name](data, columns, present))
-    return Template("jinja", _jinja(Path(name).expanduser()))
+    return Template("jinja", _jinja(Path(name).expanduser(), mask_prompt=data.mask_prompt))
+
+
+ROLES = {
+    "alpaca": ("instruction", "input", "output"),
+    "chat": ("messages",),
+    "text": ("text",),
+    "classification": ("text", "label"),
+}
+"""Keys of ``data.columns`` by template. A Jinja template names the columns itself."""
+
+
+def _require_roles(columns: Mapping[str, Any], template: str) -> None:
+    roles = ROLES.get(template, ())
+    for key in columns:
+        if key not in roles:
+            near = difflib.get_close_matches(key, roles, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            takes = f"takes {', '.join(roles)}" if roles else "names the columns itself"
+            raise SpecError(f"data.columns: {key!r} is not used: template {template} {takes}{hint}")
 
 
 def require_template(name: str) -> None:
@@ -103,6 +128,11 @@ def _auto(present: list[str], columns: dict[str, Any], classifier: bool, source:
     if classifier and ("label" in columns or "label" in present):
         return "classification"
     if "text" in columns or "text" in present:
+        if "label" in columns or "label" in present:
+            raise DataError(
+                f"data.source {source}: has a label column, which a language model does not learn; set data.template: text to train on "
+                "the text alone, name a .jinja template that contains the label, or choose a model that classifies"
+            )
         return "text"
     raise DataError(
         f"data.source {source}: no template fits the columns {', '.join(map(str, present))}; "
@@ -132,7 +162,9 @@ def _text(row: Row, names: list[str], number: int) -> str:
     parts = []
     for name in names:
         value = row.get(name)
-        if value is None:
+        if value is None or (
+            isinstance(value, float) and math.isnan(value)
+        ):  # NaN is how pandas writes a missing value
             continue
         if not isinstance(value, (str, int, float)):
             raise DataError(f"row {number}, column {name!r}: expected text, found a {type(value).__name__}")
@@ -150,7 +182,9 @@ def _alpaca(data: DataSpec, columns: dict[str, Any], present: list[str]) -> Call
         middle = f"### Input:\n{extra}\n\n" if extra.strip() else ""
         prompt = f"### Instruction:\n{_text(row, instruction, number)}\n\n{middle}### Response:\n"
         answer = _text(row, output, number)
-        return Example(turns=((prompt, False), (answer, True)), answer=answer)
+        return Example(
+            turns=((prompt, False), (answer, True)), answer=answer, empty="" if answer.strip() else output[0]
+        )
 
     return render
 
@@ -169,14 +203,22 @@ def _chat(data: DataSpec, columns: dict[str, Any], present: list[str]) -> Callab
                 raise DataError(f"row {number}, column {name!r}: every message needs 'role' and 'content', both text")
             clean.append({"role": role, "content": content})
         last = clean[-1]["content"] if clean[-1]["role"] == "assistant" else None
-        return Example(messages=tuple(clean), answer=last)
+        replies = [message["content"] for message in clean if message["role"] == "assistant"]
+        return Example(
+            messages=tuple(clean), answer=last, empty=name if replies and not any(map(str.strip, replies)) else ""
+        )
 
     return render
 
 
 def _plain(data: DataSpec, columns: dict[str, Any], present: list[str]) -> Callable[[Row, int], Example]:
     names = _column(data, columns, present, "text")
-    return lambda row, number: Example(turns=((_text(row, names, number), True),))
+
+    def render(row: Row, number: int) -> Example:
+        text = _text(row, names, number)
+        return Example(turns=((text, True),), empty="" if text.strip() else names[0])
+
+    return render
 
 
 def _classification(data: DataSpec, columns: dict[str, Any], present: list[str]) -> Callable[[Row, int], Example]:
@@ -185,16 +227,20 @@ def _classification(data: DataSpec, columns: dict[str, Any], present: list[str])
 
     def render(row: Row, number: int) -> Example:
         value = row.get(label)
-        if value is None or value == "":
+        if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
             raise DataError(f"row {number}, column {label!r}: the label is missing")
-        return Example(turns=((_text(row, names, number), False),), label=str(value))
+        text = _text(row, names, number)
+        return Example(turns=((text, False),), label=str(value), empty="" if text.strip() else names[0])
 
     return render
 
 
-def _jinja(path: Path) -> Callable[[Row, int], Example]:
-    """Load a user's template. Blocks named ``prompt`` and ``response`` separate masked from trained text;
-    without them all text is trained."""
+def _jinja(path: Path, *, mask_prompt: bool) -> Callable[[Row, int], Example]:
+    """Load a user's template. Blocks named ``prompt`` and ``response`` separate masked from trained text.
+
+    Raises:
+        DataError: no such file, or not a template; or no block named ``response``, where the prompt is to be masked.
+    """
     from jinja2 import StrictUndefined, TemplateError
     from jinja2.sandbox import SandboxedEnvironment
 
@@ -205,6 +251,12 @@ def _jinja(path: Path) -> Callable[[Row, int], Example]:
         template = environment.from_string(read_text(path, MAX_TEMPLATE_BYTES))
     except (TemplateError, UnicodeDecodeError, OSError) as error:
         raise DataError(f"data.template {path}: {error}") from None
+    if mask_prompt and "response" not in template.blocks:
+        has = f"has the blocks {', '.join(template.blocks)}" if template.blocks else "has no blocks"
+        raise DataError(
+            f"data.template {path}: no block named response ({has}), so that the prompt would be trained although data.mask_prompt is "
+            "true; write {% block prompt %}...{% endblock %}{% block response %}...{% endblock %}, or set data.mask_prompt: false"
+        )
 
     def render(row: Row, number: int) -> Example:
         try:
@@ -215,9 +267,12 @@ def _jinja(path: Path) -> Callable[[Row, int], Example]:
                     if name in template.blocks
                 }
                 return Example(
-                    turns=((parts.get("prompt", ""), False), (parts["response"], True)), answer=parts["response"]
+                    turns=((parts.get("prompt", ""), False), (parts["response"], True)),
+                    answer=parts["response"],
+                    empty="" if parts["response"].strip() else "response",
                 )
-            return Example(turns=((template.render(**row), True),))
+            text = template.render(**row)
+            return Example(turns=((text, True),), empty="" if text.strip() else "text")
         except TemplateError as error:
             raise DataError(
                 f"data.template {path}, row {number}: {error}; the columns are: {', '.join(map(str, row))}"

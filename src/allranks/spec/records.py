@@ -43,7 +43,10 @@ class ModelSpec(Record, frozen=True):
 
     name: Annotated[str, Meta(min_length=1, description="hub name, local path, tiny:<family>, or mlp:<width>x<layers>")]
     revision: Annotated[str | None, Meta(description="pinned hub revision")] = None
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        Meta(description="precision of compute and of frozen weights; auto = bfloat16 on GPUs, float32 on CPUs"),
+    ] = "auto"
     attention: Annotated[str, Meta(description="attention implementation of transformers")] = "sdpa"
     gradient_checkpointing: bool = False
     compile: bool = False
@@ -104,6 +107,13 @@ class TrainSpec(Record, frozen=True):
     weight_decay: NonNegative = 0.0
     max_grad_norm: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="null = no clipping")] = 1.0
     seed: int = 42
+    deterministic: Annotated[
+        bool, Meta(description="use only deterministic kernels (torch.use_deterministic_algorithms); slower on GPUs")
+    ] = False
+    param_dtype: Annotated[
+        Literal["float32", "bfloat16"],
+        Meta(description="storage of trained weights and optimizer state; model.dtype is the precision of compute"),
+    ] = "float32"
 
 
 class EvalSpec(Record, frozen=True):

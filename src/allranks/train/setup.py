@@ -13,13 +13,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from allranks.planning.records import LaunchPlan
 from allranks.rundir import checkpoints
+from allranks.spec.records import RunSpec
 from allranks.train import checkpoint, distributed, strategies
 from allranks.train.attempt import Attempt, log_engine, log_model, log_remarks
-from allranks.train.checkpoint.loader import require_same_data
+from allranks.train.checkpoint.loader import require_same
 from allranks.train.checkpoint.saver import make_saver
 from allranks.train.data.prepared import PreparedData
-from allranks.train.models import adapters
+from allranks.train.models import adapters, precision
 from allranks.train.models.build import count_parameters
 from allranks.train.models.moe import ExpertLoad
 from allranks.train.models.weight_loader import LoadReport, WeightLoader
@@ -71,18 +73,23 @@ class TrainingSetup:
     saver: checkpoint.Saver
     digest: bytes | None  # of the whole weights, where the strategy shards them
     experts: ExpertLoad | None  # of a mixture of experts
+    identity: checkpoint.TrainingIdentity
 
 
 def build_training(here: Attempt, task: TrainingTask, data: PreparedData) -> TrainingSetup:
     """Load or make the model, adapt it, and hand it to the strategy. Every rank calls."""
     spec, world = here.spec, here.world
     started = time.perf_counter()
+    torch.use_deterministic_algorithms(spec.train.deterministic)
     strategy = strategies.create(here.plan.strategy, dict(here.plan.strategy_options))  # a missing library: first
-    model, filler = task.load(world, data, here.plan.dtype, partial(_save_base_model, here, data.tokenizer))
+    model, filler = task.load(
+        world, data, stored_dtype(here.plan, spec), partial(_save_base_model, here, data.tokenizer)
+    )
     model = adapters.add_adapter(
         model, spec.adapter, classifier=task.classifier, base=_base_name(here), seed=spec.train.seed
     )
     adapted = adapters.adapter_remarks(model, spec.adapter)
+    set_precision(model, here.plan, world.device)
     published = checkpoint.plan_published_files(model, world.size)
     model.to(world.device)
     if here.model.compile:
@@ -98,8 +105,21 @@ def build_training(here: Attempt, task: TrainingTask, data: PreparedData) -> Tra
     log_remarks(here, adapted, strategy)
     log_engine(here, strategy)
     log_model(here, parameters, time.perf_counter() - started)
-    saver = make_saver(here, strategy, model, data.tokenizer, published, len(data.train))
-    return TrainingSetup(model, loss_model, strategy, published, saver, digest, experts if experts else None)
+    base = loaded.digest if spec.adapter.type != "none" else ""
+    identity = checkpoint.TrainingIdentity(sequences=len(data.train), data_hash=data.facts.train_hash, base_hash=base)
+    saver = make_saver(here, strategy, model, data.tokenizer, published, identity)
+    return TrainingSetup(model, loss_model, strategy, published, saver, digest, experts if experts else None, identity)
+
+
+def stored_dtype(plan: LaunchPlan, spec: RunSpec) -> str:
+    """Return the dtype in which the model is loaded: that of trained weights, or below adapters that of frozen ones."""
+    return plan.param_dtype if spec.adapter.type == "none" else plan.dtype
+
+
+def set_precision(model: nn.Module, plan: LaunchPlan, device: torch.device) -> None:
+    """Store trained weights in the plan's ``param_dtype``, and compute in its ``dtype``. Before the strategy's `setup`."""
+    precision.cast_trained_weights(model, precision.DTYPES[plan.param_dtype])
+    precision.use_autocast(model, precision.DTYPES[plan.dtype], device)
 
 
 def _base_name(here: Attempt) -> str:
@@ -117,14 +137,14 @@ def _save_base_model(here: Attempt, tokenizer: Any, model: Any) -> None:
         apply_umask(folder)
 
 
-def restore(here: Attempt, built: TrainingSetup, sequences: int) -> int:
-    """Go on from the checkpoint that the launcher named, if it named one.
-
-    Args:
-        sequences: of the training data; a checkpoint of other data is refused.
+def restore(here: Attempt, built: TrainingSetup) -> int:
+    """Load the checkpoint that the launcher named, if it named one.
 
     Returns:
         The first step to do.
+
+    Raises:
+        CheckpointError: on every rank; it was written with other data or another base model, unless the resume may be inexact.
     """
     step = here.args.resume_step
     if step is None:
@@ -135,7 +155,7 @@ def restore(here: Attempt, built: TrainingSetup, sequences: int) -> int:
     if here.args.inexact and not (folder / "state").is_dir():
         checkpoint.load_weights_only(folder, built.strategy, built.published, built.model)
     else:
-        require_same_data(folder, sequences)
+        require_same(here.world, folder, built.identity, allow_inexact=here.args.inexact)
         checkpoint.load_full(folder, built.strategy, built.published, here.world.rank)
     if built.digest is not None:  # each rank read its ranges of these files, whose hashes were compared
         built.digest = hashlib.sha256(msgspec.json.encode(checkpoints.read_manifest(here.run, step)["files"])).digest()

@@ -22,9 +22,10 @@ from allranks.train.data.prepared import PreparedData, TokenSet, prepare
 from allranks.train.data.sampler import Rows
 from allranks.train.distributed import DistContext
 from allranks.train.evaluation import EvalResult, Evaluator
-from allranks.train.models.build import DTYPES, load_model, open_config
+from allranks.train.models.build import load_model, open_config
 from allranks.train.models.losses import LossModel
 from allranks.train.models.mlp import Mlp, MlpConfig, MlpLoss
+from allranks.train.models.precision import DTYPES
 from allranks.train.models.weight_loader import WeightLoader
 
 if TYPE_CHECKING:

@@ -141,7 +141,7 @@ class Worker:
         order = SampleOrder(len(data.train), here.data.seed, here.batch, here.world.rank, here.world.size)
         here.phase("build")
         built = build_training(here, self._task, data)
-        first_step = restore(here, built, len(data.train))
+        first_step = restore(here, built)
         self._prove(built, order)
         return self._train(data, order, built, first_step)
 

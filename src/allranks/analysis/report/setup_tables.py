@@ -171,6 +171,7 @@ def data_facts(data: RunData) -> Table | None:
         return None
     rows, cut = finite_float(d.get("rows")), finite_float(d.get("rows_truncated"))
     share = f" ({cut / rows:.0%} of the rows)" if rows and cut else ""
+    warnings = d.get("warnings")
     labels = as_dict(d.get("labels"))
     names = ", ".join(text.sanitize(k, 40) for k in list(labels)[:12]) + (" …" if len(labels) > 12 else "")
     how = (
@@ -189,6 +190,7 @@ def data_facts(data: RunData) -> Table | None:
             ),
             ("truncated rows", f"{format_count(cut)}{share}, {format_count(d.get('tokens_cut'))} tokens lost"),
             ("skipped rows", f"{format_count(d.get('rows_without_target'))} with a prompt longer than a sequence"),
+            ("warnings", "; ".join(format_value(w) for w in warnings) if isinstance(warnings, list) else ""),
             ("sequences", f"{format_count(d.get('sequences'))}, {formatting.format_percent(d.get('fill'))} full"),
             (
                 "tokens",

@@ -108,8 +108,8 @@ def step_shapes(data: RunData) -> list[Figure]:
 
 
 def score_chart(data: RunData) -> Chart | None:
-    """Return the chart of accuracy, or of the share of right answers, over the evaluations."""
-    names = (("accuracy", "accuracy"), ("exact_match", "right answers"))
+    """Return the chart of accuracy, or of the share of exact matches, over the evaluations."""
+    names = (("accuracy", "accuracy"), ("exact_match", "exact match"))
     traces = []
     for i, (key, name) in enumerate(names):
         known = [(float(e["step"]), v) for e in data.zero.of("eval") if (v := finite_float(e.get(key))) is not None]
@@ -121,7 +121,7 @@ def score_chart(data: RunData) -> Chart | None:
     top = max(max(t["y"]) for t in traces)
     limits = {"range": [0, min(1.05, max(top * 1.15, 0.1))], "tickformat": ".0%"}
     figure = {"data": traces, "layout": step_layout(230, [x for t in traces for x in t["x"]], yaxis=axis(**limits))}
-    title = "Right answers" if traces[0]["name"] == "right answers" else "Accuracy"
+    title = "Exact match" if traces[0]["name"] == "exact match" else "Accuracy"
     return Chart("score", title, "Share of the held-out rows with the right answer.", figure, wide=True)
 
 

@@ -91,7 +91,7 @@ def _change(data: RunData, label: str, key: str, show: Any) -> KeyFigure | None:
 
 
 def _right_answers(data: RunData) -> KeyFigure | None:
-    card = _change(data, "right answers", "exact_match", formatting.format_percent)
+    card = _change(data, "exact match", "exact_match", formatting.format_percent)
     checked = finite_int(data.zero.last("eval").get("checked"))
     return KeyFigure(card.label, card.value, f"of {checked:,}, exact match", card.before) if card and checked else card
 

@@ -81,7 +81,7 @@ def eval_table(data: RunData) -> Table | None:
         ("loss", "loss", formatting.format_loss),
         ("perplexity", "perplexity", formatting.format_perplexity),
         ("accuracy", "accuracy", formatting.format_percent),
-        ("right answers", "exact_match", formatting.format_percent),
+        ("exact match", "exact_match", formatting.format_percent),
     ]
     known = [c for c in columns if any(finite_float(e.get(c[1])) is not None for e in evals)]
     rows: list[Row] = [

@@ -152,7 +152,9 @@ class ChannelServer(threading.Thread):
             closing = self._closed.is_set()
             try:
                 self._serve(0.0 if closing else TICK_S)
-                if closing or time.monotonic() - ticked >= TICK_S:  # what arrived last is part of the supervisor's result
+                if (
+                    closing or time.monotonic() - ticked >= TICK_S
+                ):  # what arrived last is part of the supervisor's result
                     ticked = time.monotonic()
                     self._tick(ticked)
             except Exception:

@@ -126,7 +126,7 @@ class SlurmJob:
         found = job_end_of(self._overdue.driver())
         return msgspec.structs.replace(found or JobEnd(), gave_up=self._gave_up) if self._gave_up else found
 
-    def request_stop(self) -> None:
+    def request_stop(self, reason: str) -> None:
         """Stop the ranks after a checkpoint; the job is then not requeued. A job that has not started is cancelled."""
         if self._not_started():
             self.kill()
@@ -194,7 +194,7 @@ class AllocationJob:
         told, self._told = self._told, True
         return None if told else f"running in {self.label} on {os.environ.get('SLURM_JOB_NODELIST', '?')}"
 
-    def request_stop(self) -> None:
+    def request_stop(self, reason: str) -> None:
         """Stop the ranks after a checkpoint."""
         if self._driver.poll() is None:
             self._driver.send_signal(signal.SIGUSR1)

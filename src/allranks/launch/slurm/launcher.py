@@ -154,7 +154,7 @@ class SlurmLauncher(Launcher):
             state = self._slurm().state(job["job"])
             if state.alive:
                 found, at_once = SlurmJob(run, self._slurm(), job["job"]), now or state.state == "PENDING"
-                (found.kill if at_once else found.request_stop)()
+                found.kill() if at_once else found.request_stop("allranks cancel")
                 return f"job {job['job']} ({state.state.lower()}) " + (
                     "is cancelled" if at_once else "is asked to stop"
                 )

@@ -32,7 +32,7 @@ from allranks.train.loop import StepWatcher, TrainingLoop, loop_of
 from allranks.train.models import adapters
 from allranks.train.models.losses import LossModel
 from allranks.train.optimizer import adamw, learning_rate
-from allranks.train.setup import warmup
+from allranks.train.setup import set_precision, stored_dtype, warmup
 from allranks.train.step_metrics import LoopPlan, StopRequest
 from allranks.train.strategies.base import MakeOptimizer, Sizes, Strategy, Traffic
 from allranks.train.strategies.simple_ddp import SimpleDDP
@@ -153,7 +153,7 @@ class TrialRunner:
     def model(self) -> Any:
         """The spec's model without dropout, with its loss: the same numbers at every call and on every rank."""
         spec = self.spec
-        model = whole_model(self._task, self.data, self.plan.dtype)
+        model = whole_model(self._task, self.data, stored_dtype(self.plan, spec))
         for module in model.modules():  # no random numbers: ranks and one process would draw others
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
@@ -162,6 +162,7 @@ class TrialRunner:
             model, still, classifier=self._task.classifier, base=self._model_spec.name, seed=spec.train.seed
         )
         model.to(self.world.device)
+        set_precision(model, self.plan, self.world.device)
         return self._task.loss_model(model)
 
     def make_batch(self, rows: Rows) -> Any:

@@ -12,6 +12,6 @@ Nothing is gathered in memory: sharded weights reach the published file through 
 
 from allranks.train.checkpoint.loader import load_full, load_weights_only
 from allranks.train.checkpoint.saver import Saver
-from allranks.train.checkpoint.writer import PublishedFiles, plan_published_files
+from allranks.train.checkpoint.writer import PublishedFiles, TrainingIdentity, plan_published_files
 
-__all__ = ["PublishedFiles", "Saver", "load_full", "load_weights_only", "plan_published_files"]
+__all__ = ["PublishedFiles", "Saver", "TrainingIdentity", "load_full", "load_weights_only", "plan_published_files"]

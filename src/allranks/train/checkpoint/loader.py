@@ -15,7 +15,15 @@ from torch import nn
 from allranks.errors import CheckpointError
 from allranks.rundir.files import read_json
 from allranks.train import distributed
-from allranks.train.checkpoint.writer import ADAPTER_FILE, INDEX_FILE, PublishedFiles, weight_name
+from allranks.train.checkpoint.writer import (
+    ADAPTER_FILE,
+    INDEX_FILE,
+    PublishedFiles,
+    TrainingIdentity,
+    weight_name,
+)
+from allranks.train.distributed import DistContext
+from allranks.train.models.weight_loader import raise_on_all_ranks
 from allranks.train.strategies import shards
 from allranks.train.strategies.base import Strategy
 from allranks.train.strategies.shards import MASTER, TensorShard, allocate_state
@@ -57,19 +65,37 @@ def load_weights_only(folder: Path, strategy: Strategy, published: PublishedFile
     _finish_loading(strategy)
 
 
-def require_same_data(folder: Path, sequences: int) -> None:
-    """The order of rows depends on how many there are.
+def require_same(world: DistContext, folder: Path, now: TrainingIdentity, *, allow_inexact: bool) -> None:
+    """Compare what a checkpoint was trained on with what this attempt has. Every rank calls.
 
     Raises:
-        CheckpointError: the data has changed since.
+        CheckpointError: on every rank: the number of sequences differs, on which their order depends; or, unless `allow_inexact`, their
+            content or the weights of the frozen base.
     """
     progress = read_json(folder / "state" / "progress.json")
-    had = progress.get("sequences") if isinstance(progress, dict) else None
-    if isinstance(had, int) and had != sequences:
-        raise CheckpointError(
-            f"{folder}: there were {had} training sequences when it was written, now there are {sequences}: the order of the data would be "
-            "another; give the same data, or begin a new run from these weights"
+    had = progress if isinstance(progress, dict) else {}
+    raise_on_all_ranks(world, _difference(folder, had, now, allow_inexact=allow_inexact) if world.is_first else None)
+
+
+def _difference(
+    folder: Path, had: dict[str, Any], now: TrainingIdentity, *, allow_inexact: bool
+) -> CheckpointError | None:
+    if isinstance(had.get("sequences"), int) and had["sequences"] != now.sequences:
+        return CheckpointError(
+            f"{folder}: there were {had['sequences']} training sequences when it was written, now there are {now.sequences}: the order of "
+            "the data would be another; give the same data, or begin a new run from these weights"
         )
+    for key, what, cure in (
+        ("data_hash", "the training data (its rows, the template or the tokenizer)", "give the same data"),
+        ("base_hash", "the weights of the base model", "give the same model"),
+    ):
+        before, found = had.get(key), getattr(now, key)
+        if before and found and before != found and not allow_inexact:
+            return CheckpointError(
+                f"{folder}: {what} changed since it was written ({before[:12]} then, {found[:12]} now), so a resume would not be exact; "
+                f"{cure}, or use --allow-inexact"
+            )
+    return None
 
 
 def _finish_loading(strategy: Strategy) -> None:

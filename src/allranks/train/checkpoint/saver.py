@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -35,6 +36,7 @@ from allranks.train.checkpoint.writer import (
     PublishedFiles,
     RankParts,
     TensorDigest,
+    TrainingIdentity,
     collect_parts,
     digests_of,
     on_cpu,
@@ -344,9 +346,9 @@ def make_saver(
     model: torch.nn.Module,
     tokenizer: Any,
     published: PublishedFiles,
-    sequences: int,
+    identity: TrainingIdentity,
 ) -> Saver:
-    """Writes this run's checkpoints; ``sequences``: of the training data."""
+    """Return what writes this run's checkpoints."""
     return Saver(
         here.run,
         here.world,
@@ -356,16 +358,16 @@ def make_saver(
         published,
         here.spec.checkpoint,
         {"strategy": here.plan.strategy, "run": here.run.name},
-        partial(_progress, here, sequences),
+        partial(_progress, here, identity),
         partial(_log_saved, here),
     )
 
 
-def _progress(here: Attempt, sequences: int, done: int) -> dict[str, Any]:
+def _progress(here: Attempt, identity: TrainingIdentity, done: int) -> dict[str, Any]:
     """Schedule and data go on by the number of steps alone; the rest is what that number counts on."""
     return {
         "step": done,
-        "sequences": sequences,
+        **msgspec.to_builtins(identity),
         "sequences_done": done * here.batch.global_batch_size,
         "global_batch_size": here.batch.global_batch_size,
         "data_seed": here.data.seed,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors.torch import save_file
 from torch import nn
@@ -28,6 +29,20 @@ ADAPTER_FILE = "adapter_model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 SMALL_BYTES = 64 << 20
 LARGE_BYTES = 4 << 30
+
+
+class TrainingIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint was trained on, for an exact resume.
+
+    Attributes:
+        sequences: number of training sequences.
+        data_hash: SHA-256 of the training sequences; "" if unknown.
+        base_hash: SHA-256 over the weights of a frozen base model as they were loaded; "" without one, and on ranks that do not read.
+    """
+
+    sequences: int
+    data_hash: str = ""
+    base_hash: str = ""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from allranks.train.data.tokenization import (
 from allranks.utils.caches import private_root
 from allranks.utils.inputs import read_regular
 
-FORMAT = 3  # raise it when what is written changes, so that old entries are not read
+FORMAT = 4  # raise it when what is written changes, so that old entries are not read
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,15 @@ class DataFacts(msgspec.Struct, frozen=True, kw_only=True):
     fill: float
     vocab_size: int
     labels: dict[str, int]
+    rows_empty: int = 0
+    """Rows left out because there is nothing to learn in them: no response, or no text."""
+    rows_eval_truncated: int = 0
+    rows_eval_without_target: int = 0
+    rows_duplicated: int = 0
+    """Held-out rows that are also among the training rows, to the letter."""
+    warnings: list[str] = []
+    train_hash: str = ""
+    """SHA-256 of the training sequences."""
 
 
 @dataclass(frozen=True)
@@ -156,8 +165,9 @@ class Builder:
             raise DataError(
                 f"data.template {template.kind} gives {have} for {need}, but model.name {self._spec.model.name} is the other kind"
             )
-        examples = [template.render(rows[i], int(i)) for i in chosen]
-        train, held_out = self._split(examples, template)
+        empty = EmptyRows(self._data.source)
+        examples = empty.remove((int(i), template.render(rows[i], int(i))) for i in chosen)
+        train, held_out = self._split(examples, template, empty)
         if self._tokenizer is None:
             texts = ["".join(text for text, _ in e.turns) or " ".join(m["content"] for m in e.messages) for e in train]
             self._tokenizer = train_tokenizer(texts, self._vocab, classifier=self._classifier)
@@ -170,15 +180,30 @@ class Builder:
                 f"data.source {self._data.source}: no row has a token to learn within data.max_length {self._data.max_length}: every prompt is longer; raise it"
             )
         packs = self._pack(kept)
-        _save(folder, "train", kept, packs)
+        train_hash = _save(folder, "train", kept, packs)
         if held_out:
             held = self._encode(held_out, labels, evaluating=True)
+            if not self._classifier and not any(row.mask[1:].any() for row in held):
+                raise DataError(
+                    f"{'eval.source' if self._spec.eval.source else 'data.source'} {self._spec.eval.source or self._data.source}: no held-out "
+                    f"row has a token to score within data.max_length {self._data.max_length}: every prompt is longer; raise it, hold out "
+                    "more rows, or set data.eval_fraction: 0"
+                )
             _save(folder, "eval", held, [[i] for i in range(len(held))])
+        else:
+            held = []
         write_json(folder / "questions.json", self._questions(held_out))
-        write_json(
-            folder / "facts.json",
-            msgspec.to_builtins(self._facts(len(rows), template, encoded, kept, packs, len(held_out), labels)),
+        facts = self._facts(len(rows), template, encoded, kept, packs, len(held_out), labels)
+        facts = msgspec.structs.replace(
+            facts,
+            rows_empty=len(empty.numbers),
+            rows_eval_truncated=sum(r.cut_tokens > 0 for r in held),
+            rows_eval_without_target=0 if self._classifier else sum(not r.mask[1:].any() for r in held),
+            rows_duplicated=_count_common(train, held_out),
+            train_hash=train_hash,
         )
+        warnings = [*empty.warnings(), *data_warnings(facts, self._data.max_length)]
+        write_json(folder / "facts.json", msgspec.to_builtins(msgspec.structs.replace(facts, warnings=warnings)))
 
     def _choose(self, rows: list[data_sources.Row]) -> Sequence[int]:
         n, wanted = len(rows), self._data.subset
@@ -186,7 +211,9 @@ class Builder:
             return range(n)
         return shuffle(n, self._data.seed, 0)[:wanted].tolist()
 
-    def _split(self, examples: list[Example], template: Template) -> tuple[list[Example], list[Example]]:
+    def _split(
+        self, examples: list[Example], template: Template, empty: EmptyRows
+    ) -> tuple[list[Example], list[Example]]:
         """Training rows and held-out rows. Both orders come from data.seed alone, so the held-out rows never change."""
         limit = self._spec.eval.subset
         if self._spec.eval.source is not None:
@@ -194,7 +221,10 @@ class Builder:
             rows = data_sources.load_rows(data)
             own = choose_template(data, rows, classifier=self._classifier)
             chosen = shuffle(len(rows), data.seed, 1)[: limit or len(rows)]
-            return examples, [own.render(rows[i], int(i)) for i in chosen]
+            other = EmptyRows(data.source)
+            held_out = other.remove((int(i), own.render(rows[i], int(i))) for i in chosen)
+            empty.others.append(other)
+            return examples, held_out
         fraction = self._data.eval_fraction
         held = max(1, round(fraction * len(examples))) if fraction and len(examples) > 1 else 0
         order = shuffle(len(examples), self._data.seed, 1).tolist()
@@ -263,7 +293,77 @@ class Builder:
         )
 
 
-def _save(folder: Path, name: str, rows: list[EncodedRow], packs: list[list[int]]) -> None:
+class EmptyRows:
+    """Rows in which there is nothing to learn."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self.numbers: list[int] = []
+        self.others: list[EmptyRows] = []
+        self._where = ""
+
+    def remove(self, examples: Iterable[tuple[int, Example]]) -> list[Example]:
+        """Return the other rows.
+
+        Raises:
+            DataError: there are none.
+        """
+        kept = []
+        for number, example in examples:
+            if example.empty:
+                self.numbers.append(number)
+                self._where = self._where or example.empty
+            else:
+                kept.append(example)
+        if not kept:
+            raise DataError(f"data.source {self._source}: {self._where!r} is empty or missing in every row")
+        return kept
+
+    def warnings(self) -> list[str]:
+        """Return a sentence for each source that has such rows."""
+        own = []
+        if self.numbers:
+            first = ", ".join(map(str, self.numbers[:5])) + (", ..." if len(self.numbers) > 5 else "")
+            own.append(
+                f"{len(self.numbers)} rows of {self._source} left out: {self._where!r} is empty or missing (row {first})"
+            )
+        return [*own, *(text for other in self.others for text in other.warnings())]
+
+
+WARN_SHARE = 0.03
+
+
+def data_warnings(facts: DataFacts, max_length: int) -> list[str]:
+    """Return what of the data is likely not wanted: many rows cut or lost, rows that are trained and held out."""
+    train, held = max(facts.rows_train, 1), max(facts.rows_eval, 1)
+    shares = (
+        ((facts.rows_truncated - facts.rows_without_target) / train, "of the training rows are longer than data.max_length {} and are cut"),
+        (facts.rows_without_target / train, "of the training rows are left out: their prompt alone is longer than data.max_length {}"),
+        ((facts.rows_eval_truncated - facts.rows_eval_without_target) / held, "of the held-out rows are longer than data.max_length {} and are cut"),
+        (facts.rows_eval_without_target / held, "of the held-out rows are not scored: their prompt alone is longer than data.max_length {}"),
+    )  # fmt: skip
+    found = [f"{share:.0%} {words.format(max_length)}" for share, words in shares if share >= WARN_SHARE]
+    if facts.rows_duplicated:
+        found.append(
+            f"{facts.rows_duplicated} of {facts.rows_eval} held-out rows are also training rows: the held-out loss is too low; remove duplicates"
+        )
+    return found
+
+
+def _count_common(train: Sequence[Example], held_out: Sequence[Example]) -> int:
+    """Return how many held-out rows are training rows, too."""
+    trained = {_text_of(example) for example in train} if held_out else set()
+    return sum(_text_of(example) in trained for example in held_out)
+
+
+def _text_of(example: Example) -> bytes:
+    return hashlib.blake2b(
+        repr((example.turns, example.messages, example.label)).encode("utf-8", "surrogatepass"), digest_size=16
+    ).digest()
+
+
+def _save(folder: Path, name: str, rows: list[EncodedRow], packs: list[list[int]]) -> str:
+    """Write the sequences and return the SHA-256 of their content."""
     lengths = np.array([len(r.ids) for r in rows], np.int64)
     labels = np.array([r.label for r in rows], np.int64)
     # The first token of a row has no predecessor, so it is never a target.
@@ -278,8 +378,11 @@ def _save(folder: Path, name: str, rows: list[EncodedRow], packs: list[list[int]
         "real": np.array([lengths[p].sum() for p in packs], np.int64),
         "trained": np.array([targets[p].sum() for p in packs], np.int64),
     }
+    digest = hashlib.sha256()
     for array, values in arrays.items():
         np.save(folder / f"{name}.{array}.npy", values, allow_pickle=False)
+        digest.update(np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()
 
 
 def _load(folder: Path, named: Any, how: str) -> PreparedData:

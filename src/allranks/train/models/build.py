@@ -19,6 +19,7 @@ from allranks.spec.records import ModelSpec
 from allranks.train.data.tokenization import first_line
 from allranks.train.distributed import SINGLE_PROCESS, DistContext
 from allranks.train.models.moe import keep_routers_in_float32
+from allranks.train.models.precision import DTYPES
 from allranks.train.models.weight_loader import READER, WeightLoader, from_meta, run_on_reader, unmaterialize
 from allranks.train.models.weight_sources import (
     PATTERNS,
@@ -193,9 +194,6 @@ def tiny_config(name: str, overrides: dict[str, Any], tokenizer: Any, labels: in
         )
     except (TypeError, ValueError) as error:
         raise SpecError(f"model.config: {model_type} refuses it: {str(error).splitlines()[0]}") from None
-
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def is_classifier(model: ModelSpec) -> bool:

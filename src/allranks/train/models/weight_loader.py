@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
@@ -248,6 +249,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     read_bytes: int
     kept_bytes: int
     seconds: float
+    digest: str = ""
+    """SHA-256 over the frozen weights as they were read; "" without any, and on ranks that do not read."""
 
 
 class WeightLoader:
@@ -257,7 +260,9 @@ class WeightLoader:
         """`source` is None on ranks that do not read."""
         self._world, self._source = world, source
         self._origins: dict[str, str] = {}
+        self._frozen: set[str] = set()
         self._done: set[str] = set()
+        self._read: dict[str, tuple[str, tuple[int, ...], int]] = {}  # dtype, shape and CRC-32 by origin, on the reader
         self._tally: TransferChecksums | None = None
         self._layout: list[tuple[str, str, Any]] = []
         self._started = time.perf_counter()
@@ -271,6 +276,7 @@ class WeightLoader:
         """
         named = dict(module.named_parameters())
         self._origins = {n: o for n, p in named.items() if (o := origin_of(p)) is not None}
+        self._frozen = {n for n, p in named.items() if not p.requires_grad}
         if not in_parts:
             return
         self._tally = TransferChecksums()
@@ -328,6 +334,7 @@ class WeightLoader:
             read_bytes=self._source.read_bytes if self._source else 0,
             kept_bytes=self._kept_bytes,
             seconds=round(time.perf_counter() - self._started, 3),
+            digest=hashlib.sha256(repr(sorted(self._read.items())).encode()).hexdigest() if self._read else "",
         )
 
     def waits(self, name: str) -> bool:
@@ -356,15 +363,19 @@ class WeightLoader:
         world, shape, local = self._world, parameter.shape, parameter.to_local()
         rows = -(-shape[0] // world.size)  # as `torch.chunk` cuts: the last parts may be short, or empty
         tensor = self._turn(name)
-        chunks = None if tensor is None else [self._rows(name, tensor, r * rows, rows) for r in range(world.size)]
+        chunks = (
+            None
+            if tensor is None
+            else [self._rows(name, tensor, r * rows, rows, parameter.dtype) for r in range(world.size)]
+        )
         own = torch.empty((rows, *shape[1:]), dtype=parameter.dtype, device=world.device)
         dist.scatter(own, chunks, src=READER, group=world.group)
         local.copy_(own[: local.shape[0]])
         self._keep(name, local, min(world.rank * rows, shape[0]) * shape[1:].numel())
 
-    def _rows(self, name: str, tensor: torch.Tensor, first: int, rows: int) -> torch.Tensor:
+    def _rows(self, name: str, tensor: torch.Tensor, first: int, rows: int, dtype: torch.dtype) -> torch.Tensor:
         """On the device, filled up to `rows`."""
-        part = tensor[first : first + rows].to(self._world.device).contiguous()
+        part = tensor[first : first + rows].to(self._world.device, dtype).contiguous()
         self._send(name, part, min(first, tensor.shape[0]) * tensor.shape[1:].numel())
         missing = rows - part.shape[0]
         return torch.cat([part, part.new_zeros((missing, *part.shape[1:]))]) if missing else part
@@ -376,6 +387,9 @@ class WeightLoader:
             try:
                 assert self._source is not None
                 tensor = self._source.take(origin)
+                if name in self._frozen and origin not in self._read:
+                    words = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+                    self._read[origin] = (str(tensor.dtype), tuple(tensor.shape), zlib.crc32(memoryview(words)))
             except AllranksError as own:
                 problem = own
             except (OSError, RuntimeError, KeyError, MemoryError) as other:

@@ -15,7 +15,7 @@ transformer block and one for the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -175,7 +175,7 @@ def clip_and_update(
         The norm before clipping, a float32 scalar on that device.
     """
     parameters = [p for p in parameters if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]).float()
+    norm = total_norm([p.grad for p in parameters if p.grad is not None])
     home, norm = norm.device, norm.to(device or norm.device)
     if shards_of is not None:
         squared = norm.square()
@@ -188,6 +188,13 @@ def clip_and_update(
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm
+
+
+def total_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the global L2 norm as a float32 scalar, computed in float32 for any dtype of the gradients."""
+    if all(g.dtype == torch.float32 for g in gradients):
+        return torch.nn.utils.get_total_norm(gradients)
+    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]))
 
 
 def skip_if_not_finite(optimizer: torch.optim.Optimizer, norm: torch.Tensor) -> None:

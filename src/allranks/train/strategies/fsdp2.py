@@ -34,7 +34,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils._pytree import tree_map
@@ -42,6 +48,7 @@ from torch.utils._pytree import tree_map
 from allranks.errors import SpecError
 from allranks.train.models.adapters import is_adapted
 from allranks.train.models.moe import routers_of
+from allranks.train.models.precision import compute_dtype, keeps_own_dtype
 from allranks.train.models.weight_loader import WeightLoader
 from allranks.train.strategies.base import (
     MakeOptimizer,
@@ -58,8 +65,14 @@ from allranks.train.strategies.gradient_sync import broadcast_from_first, gradie
 from allranks.train.strategies.shards import StateRange, TensorShard, whole_states, whole_weights
 
 
-def shard_routers_separately(blocks: Sequence[nn.Module], ignored: Set[nn.Parameter]) -> list[nn.Module]:
-    """Routers that are trained in another dtype (float32) than the rest of their block: they become units of their own."""
+def shard_routers_separately(
+    blocks: Sequence[nn.Module], ignored: Set[nn.Parameter], *, mixed: bool
+) -> list[nn.Module]:
+    """Return routers that are trained in another dtype (float32) than their block: they become units of their own.
+
+    Args:
+        mixed: blocks are cast to a lower dtype for their forward pass, routers are not.
+    """
 
     def dtypes(parameters: Iterable[nn.Parameter]) -> set[torch.dtype]:
         return {p.dtype for p in parameters if p.requires_grad and p not in ignored}
@@ -68,7 +81,7 @@ def shard_routers_separately(blocks: Sequence[nn.Module], ignored: Set[nn.Parame
     for block in blocks:
         for router in routers_of(block).values():
             own = set(router.parameters())
-            if dtypes(own) and dtypes(own) != dtypes(set(block.parameters()) - own):
+            if dtypes(own) and (mixed or dtypes(own) != dtypes(set(block.parameters()) - own)):
                 found.append(router)
     return found
 
@@ -159,11 +172,22 @@ def part_of(whole: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
     return chunks[rank] if rank < len(chunks) else whole[:0]
 
 
-def padded_bytes(parameter: nn.Parameter, world: int) -> int:
-    """Bytes of a parameter's rows on all ranks, where each holds as many as the one with most."""
+def padded_bytes(parameter: nn.Parameter, world: int, dtype: torch.dtype | None = None) -> int:
+    """Bytes of a parameter's rows on all ranks, where each holds as many as the one with most.
+
+    Args:
+        dtype: the dtype in which they travel; None: the parameter's own.
+    """
     rows = parameter.shape[0] if parameter.ndim else 1
     rest = parameter.numel() // max(rows, 1)
-    return -(-rows // world) * world * rest * parameter.element_size()
+    return -(-rows // world) * world * rest * (dtype or parameter.dtype).itemsize
+
+
+def _mixed_precision(compute: torch.dtype | None) -> MixedPrecisionPolicy:
+    """Gather weights in `compute`, reduce gradients in float32; inputs keep their dtype, because autocast casts them."""
+    if compute is None:
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 
 SMALL_BYTES = 64 << 20
@@ -229,14 +253,21 @@ class FSDP2:
             self.filler.whole(self._kept)
             self.filler.prepare_parts(model)
         ignored = {p for _, p in self._kept}
-        blocks = [*shard_routers_separately(blocks, ignored), *blocks]
+        compute = compute_dtype(model)
+        routers = shard_routers_separately(blocks, ignored, mixed=compute is not None)
+        blocks = [*routers, *blocks]
         require_one_dtype_in_each(model, blocks, ignored)
         mesh = DeviceMesh.from_group(group, self._device.type)
         how: dict[str, Any] = {"mesh": mesh, "offload_policy": self._policy()}
         for block in blocks:
             own = ignored & set(block.parameters())
-            fully_shard(block, reshard_after_forward=self.reshard_after_forward, ignored_params=own, **how)
-        root = fully_shard(model, reshard_after_forward=False, ignored_params=ignored, **how)
+            policy = MixedPrecisionPolicy() if block in routers else _mixed_precision(compute)
+            fully_shard(
+                block, reshard_after_forward=self.reshard_after_forward, ignored_params=own, mp_policy=policy, **how
+            )
+        root = fully_shard(
+            model, reshard_after_forward=False, ignored_params=ignored, mp_policy=_mixed_precision(compute), **how
+        )
         if self.filler:
             self.filler.parts(model, torch.device("cpu") if self._offload == "all" else self._device)
         self._root = cast(FSDPModule, root)
@@ -308,9 +339,14 @@ class FSDP2:
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
         kept = {p for _, p in self._kept}
-        every = sum(padded_bytes(p, world) for p in self.module.parameters() if p not in kept)
+        compute, own_dtype = compute_dtype(self.module), keeps_own_dtype(self.module)
+
+        def gathered(p: nn.Parameter) -> int:
+            return padded_bytes(p, world, p.dtype if p in own_dtype else compute)
+
+        every = sum(gathered(p) for p in self.module.parameters() if p not in kept)
         blocks = [p for block in transformer_blocks(self.module) for p in block.parameters() if p not in kept]
-        in_blocks = sum(padded_bytes(p, world) for p in blocks)
+        in_blocks = sum(gathered(p) for p in blocks)
         again = [Traffic("all_gather", "backward", None, in_blocks * accum)] if self.reshard_after_forward else []
         gathers = [Traffic("all_gather", "forward", None, every * accum), *again]
         if self._kept:

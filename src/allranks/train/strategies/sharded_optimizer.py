@@ -53,6 +53,7 @@ class FlatParameter:
         self.spans = [(stop - n, stop) for n, stop in zip(sizes, _running(sizes), strict=True)]
         first = self.named[0][1]
         self.trained = first.requires_grad
+        self.dtype = first.dtype  # of this rank's part, its gradient and the optimizer's state
         self.whole = torch.zeros(self.part * world, dtype=first.dtype, device=first.device)
         for (_, p), (start, stop) in zip(self.named, self.spans, strict=True):
             self.whole[start:stop].copy_(p.data.flatten())
@@ -61,8 +62,20 @@ class FlatParameter:
 
     @property
     def bytes(self) -> int:
-        """Of the whole, padding included."""
+        """Of the whole, padding included, in the dtype in which it is gathered."""
         return self.whole.numel() * self.whole.element_size()
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of the whole gradient, padding included."""
+        return self.whole.numel() * self.dtype.itemsize
+
+    def gather_in(self, dtype: torch.dtype) -> None:
+        """Hold the whole, which has no memory now, in another dtype than this rank's part."""
+        self.whole = torch.empty(self.whole.numel(), dtype=dtype, device=self.whole.device)
+        for (_, p), (start, stop) in zip(self.named, self.spans, strict=True):
+            p.data = self.whole[start:stop].view(p.shape)
+        self.whole.untyped_storage().resize_(0)
 
     def own(self) -> torch.Tensor:
         """This rank's part of the weights, a view."""
@@ -234,7 +247,7 @@ class GradientReduceScatter:
         parameter, (start, stop) = flat.named[i][1], flat.spans[i]
         buffer = self._buffers[at]
         if buffer is None:
-            buffer = self._buffers[at] = torch.empty_like(flat.whole)
+            buffer = self._buffers[at] = torch.empty_like(flat.whole, dtype=flat.dtype)
         assert parameter.grad is not None
         torch.div(parameter.grad.flatten(), self._world, out=buffer[start:stop])
         parameter.grad = None
@@ -244,7 +257,7 @@ class GradientReduceScatter:
 
     def _launch(self, at: int) -> None:
         flat, buffer = self._flats[at], self._buffers[at]
-        buffer = torch.empty_like(flat.whole) if buffer is None else buffer
+        buffer = torch.empty_like(flat.whole, dtype=flat.dtype) if buffer is None else buffer
         for i, (start, stop) in enumerate(flat.spans):
             if i not in self._came[at]:
                 buffer[start:stop].zero_()

@@ -14,7 +14,7 @@ Source: ZeRO stage 3, Rajbhandari et al. 2020; the order of gathering follows FS
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
+from allranks.train.models.precision import compute_dtype, keeps_own_dtype
 from allranks.train.models.weight_loader import WeightLoader
 from allranks.train.strategies.base import (
     MakeOptimizer,
@@ -55,9 +56,19 @@ from allranks.train.strategies.shards import StateRange, TensorShard, whole_weig
 
 
 class GatheredUnit:
-    """Flats that are gathered and freed together. ``parts`` are this rank's own, always there."""
+    """Flats that are gathered and freed together. ``parts`` are this rank's own, always there.
 
-    def __init__(self, flats: Iterable[FlatParameter], group: dist.ProcessGroup) -> None:
+    Args:
+        compute: the dtype in which trained weights are gathered; None: their own. Weights in `own_dtype` are not cast.
+    """
+
+    def __init__(
+        self,
+        flats: Iterable[FlatParameter],
+        group: dist.ProcessGroup,
+        compute: torch.dtype | None = None,
+        own_dtype: Set[nn.Parameter] = frozenset(),
+    ) -> None:
         self._group = group
         self.flats: list[FlatParameter] = []
         self.parts: list[torch.Tensor] = []
@@ -65,6 +76,8 @@ class GatheredUnit:
             self.flats.append(flat)
             self.parts.append(flat.own().clone())
             flat.whole.untyped_storage().resize_(0)
+            if compute is not None and flat.trained and not any(p in own_dtype for _, p in flat.named):
+                flat.gather_in(compute)
         self._in_flight: list[dist.Work] = []
         self._whole = self.in_backward = False
 
@@ -76,7 +89,8 @@ class GatheredUnit:
         for flat in self.flats:
             flat.whole.untyped_storage().resize_(flat.bytes)
         self._in_flight = [
-            all_gather(flat.whole, part, self._group) for flat, part in zip(self.flats, self.parts, strict=True)
+            all_gather(flat.whole, part.to(flat.whole.dtype), self._group)
+            for flat, part in zip(self.flats, self.parts, strict=True)
         ]
 
     def use(self) -> None:
@@ -145,11 +159,12 @@ class Zero3:
         places = Counter(p for _, p in model.named_parameters(remove_duplicate=False))
         # a weight with two places would be freed by the one block while another needs it: it stays with the rest
         groups = [[(named.pop(p), p) for p in block.parameters() if places[p] == 1] for block in blocks]
-        units = [GatheredUnit(self._flats([part]), gathering) for part in groups]
+        how = compute_dtype(model), keeps_own_dtype(model)
+        units = [GatheredUnit(self._flats(_apart([part], how[1])), gathering, *how) for part in groups]
         # what is in no block (embeddings, head) is gathered together, but its gradients travel in pieces as large as a block
         largest = max((flat.bytes for unit in units for flat in unit.flats), default=0)
         rest = [[(named[p], p) for p in part] for part in split_into_buckets(list(named), largest)]
-        return GatheredUnit(self._flats(rest), gathering), units
+        return GatheredUnit(self._flats(_apart(rest, how[1])), gathering, *how), units
 
     def _flats(self, parts: Iterable[list[tuple[str, nn.Parameter]]]) -> Iterator[FlatParameter]:
         for part in parts:
@@ -217,7 +232,7 @@ class Zero3:
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
         blocks = [flat.bytes for unit in self._units for flat in unit.flats]
         root = [flat.bytes for flat in self._root.flats]
-        gradients = [flat.bytes for flat in self._trained]
+        gradients = [flat.gradient_bytes for flat in self._trained]
         return [
             Traffic("all_gather", "forward", (len(blocks) + len(root)) * accum, (sum(blocks) + sum(root)) * accum),
             Traffic("all_gather", "backward", len(blocks) * accum, sum(blocks) * accum),
@@ -228,11 +243,12 @@ class Zero3:
     def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
         whole: dict[str, torch.Tensor] = {}
         for unit in (*self._units, self._root):
-            unit.use()
-            if dist.get_rank(self._group) == 0:
-                flats = [flat for flat in unit.flats if flat.trained or not trained_only]
-                whole |= {n: p.data.to("cpu", copy=True) for flat in flats for n, p in flat.named}
-            unit.free()
+            for flat, part in zip(unit.flats, unit.parts, strict=True):
+                if flat.trained or not trained_only:
+                    gathered = part.new_empty(flat.whole.numel())
+                    all_gather(gathered, part, self._group).wait()
+                    if dist.get_rank(self._group) == 0:
+                        whole |= {n: t.to("cpu", copy=True) for n, t in flat.split(gathered).items()}
         return whole
 
     def weight_shards(self) -> list[TensorShard]:
@@ -262,6 +278,14 @@ class Zero3:
         for name, buffer in buffers.items():
             buffer.copy_(state["model"][name])
         scatter_states(self._trained, self.optimizer, state["optimizer"])
+
+
+def _apart(
+    parts: Iterable[list[tuple[str, nn.Parameter]]], others: Set[nn.Parameter]
+) -> list[list[tuple[str, nn.Parameter]]]:
+    """Split each part into parameters that are cast for a forward pass, and others."""
+    split = ([item for item in part if (item[1] in others) is other] for part in parts for other in (False, True))
+    return [part for part in split if part]
 
 
 def _once(action: Callable[[], None]) -> Callable[[torch.Tensor], None]:

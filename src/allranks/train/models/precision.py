@@ -1,0 +1,120 @@
+"""Mixed precision: forward passes in a lower dtype than that of the trained weights, their gradients and optimizer state.
+
+Trained weights have the plan's ``param_dtype`` (float32), frozen ones its ``dtype``. Where the two differ, forward passes run
+under ``torch.autocast``, as in the usual mixed-precision recipe (Micikevicius et al. 2018, with bfloat16 and without loss scaling).
+Strategies that gather weights for a forward pass gather them in the compute dtype (`compute_dtype`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import nn
+
+from allranks.train.models.moe import routers_of
+from allranks.train.models.weight_loader import (
+    is_unmaterialized,
+    origin_of,
+    replace_parameters,
+    unmaterialized_parameter,
+)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_ATTRIBUTE = "compute_dtype"
+
+
+def cast_trained_weights(model: nn.Module, dtype: torch.dtype) -> None:
+    """Store every trained floating-point parameter in `dtype`, whether it has its weights or still waits for them."""
+
+    def make(name: str, p: nn.Parameter) -> nn.Parameter | None:
+        if not p.requires_grad or not p.is_floating_point() or p.dtype == dtype:
+            return None
+        if is_unmaterialized(p) and not p.is_meta:
+            return unmaterialized_parameter(p.shape, dtype, p.device, origin_of(p) or "", trained=True)
+        return nn.Parameter(p.detach().to(dtype), requires_grad=True)
+
+    replace_parameters(model, make)
+
+
+def use_autocast(model: nn.Module, dtype: torch.dtype, device: torch.device) -> bool:
+    """Run the model's forward passes under autocast where it trains weights of another dtype than `dtype`.
+
+    Adapters on a frozen base are left alone: PEFT computes them in their own dtype. Routers of experts and the residual stream
+    behind a trained embedding stay in float32.
+
+    Returns:
+        Whether it does.
+    """
+    if not any(p.dtype != dtype and not _of_adapter(n) for n, p in model.named_parameters() if p.requires_grad):
+        return False
+    base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    base.forward = _under_autocast(base.forward, device.type, dtype)
+    setattr(model, _ATTRIBUTE, dtype)
+    for router in routers_of(base).values():
+        if router.weight.dtype == torch.float32:
+            router.forward = _without_autocast(router.forward, device.type)
+    for module in base.modules():
+        fused = [n for n, p in module.named_parameters(recurse=False) if p.ndim == 3 and p.requires_grad]
+        if fused:
+            module.forward = _with_cast(module, fused, dtype)
+    embedding = base.get_input_embeddings() if hasattr(base, "get_input_embeddings") else None
+    if embedding is not None and any(p.requires_grad for p in embedding.parameters()):
+        embedding.register_forward_hook(lambda module, args, output: output.float())
+    return True
+
+
+def compute_dtype(module: nn.Module) -> torch.dtype | None:
+    """Return the dtype of forward passes where it differs from that of trained weights (`use_autocast`), else None.
+
+    Args:
+        module: the model, or a module with its loss around it.
+    """
+    inner = getattr(module, "model", None)
+    return getattr(module, _ATTRIBUTE, None) or getattr(inner, _ATTRIBUTE, None)
+
+
+def keeps_own_dtype(model: nn.Module) -> set[nn.Parameter]:
+    """Return parameters that are never cast to the compute dtype: those of routers."""
+    return {p for router in routers_of(model).values() for p in router.parameters()}
+
+
+def _of_adapter(name: str) -> bool:
+    return ".lora_" in name
+
+
+def _under_autocast(forward: Callable[..., Any], device_type: str, dtype: torch.dtype) -> Callable[..., Any]:
+    @wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device_type, dtype=dtype):
+            return forward(*args, **kwargs)
+
+    return run
+
+
+def _with_cast(module: Any, names: list[str], dtype: torch.dtype) -> Callable[..., Any]:
+    """Cast fused experts' weights by hand: autocast does not know the grouped products that transformers computes them with."""
+    forward = module.forward
+
+    @wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        own = vars(module)  # is looked up before the module's parameters
+        own.update({name: module._parameters[name].to(dtype) for name in names})
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            for name in names:
+                del own[name]
+
+    return run
+
+
+def _without_autocast(forward: Callable[..., Any], device_type: str) -> Callable[..., Any]:
+    @wraps(forward)
+    def run(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device_type, enabled=False):
+            return forward(hidden.float(), *args, **kwargs)
+
+    return run

@@ -1,0 +1,89 @@
+"""A resume is exact, or is refused and names what differs: real runs that were stopped, and what was changed behind their back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from allranks.rundir.files import read_json
+from allranks.rundir.paths import RunDir
+from tests.conftest import tiny_spec, write_rows
+from tests.dist.harness import allranks, train
+
+pytestmark = pytest.mark.dist
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A LoRA run on a base in a folder, two steps of four, with a full checkpoint."""
+    folder = tmp_path_factory.mktemp("exact")
+    write_rows(folder / "rows.json", 40)
+    made, first = train(
+        folder, tiny_spec(folder / "rows.json", folder, adapter={"type": "none"}, train={"max_steps": 1})
+    )
+    assert made.returncode == 0, made.stderr
+    shutil.copytree(first.checkpoint(1), folder / "base")
+    spec = tiny_spec(
+        folder / "rows.json", folder, name="lora", checkpoint={"mode": "full"}, train={"max_steps": 2, "schedule": "constant"}
+    )  # fmt: skip
+    spec["model"] = {"name": str(folder / "base")}
+    spec["data"]["packing"] = "none"
+    done, run = train(folder, spec)
+    assert done.returncode == 0, done.stderr
+    return folder, run.name
+
+
+def resumed(stopped: tuple[Path, str], tmp_path: Path, *more: str) -> tuple[int, str, RunDir]:
+    """Resume a copy of the run, to four steps."""
+    folder, name = stopped
+    shutil.copytree(folder / "runs" / name, tmp_path / name)
+    done = allranks("resume", name, "--run-root", str(tmp_path), "--set", "train.max_steps=4", *more, cwd=folder)
+    return done.returncode, done.stderr + done.stdout, RunDir(tmp_path / name)
+
+
+def test_nothing_changed(stopped: tuple[Path, str], tmp_path: Path) -> None:
+    code, said, run = resumed(stopped, tmp_path)
+    assert code == 0, said
+    progress = read_json(run.checkpoint(4) / "state" / "progress.json")
+    assert len(progress["data_hash"]) == len(progress["base_hash"]) == 64
+
+
+def test_rewritten_answers_are_refused(stopped: tuple[Path, str], tmp_path: Path) -> None:
+    source = stopped[0] / "rows.json"
+    before = source.read_text()
+    rows = json.loads(before)
+    try:
+        source.write_text(json.dumps([{**row, "output": str(row["output"])[::-1]} for row in rows]))
+        code, said, _ = resumed(stopped, tmp_path)
+        assert code == 1 and said.count("the training data (its rows, the template or the tokenizer) changed") == 1, (
+            said
+        )
+        assert "Traceback" not in said
+        code, said, _ = resumed(stopped, tmp_path / "again", "--allow-inexact")
+        assert code == 0, said
+    finally:
+        source.write_text(before)
+
+
+def test_another_base_is_refused(stopped: tuple[Path, str], tmp_path: Path) -> None:
+    file = stopped[0] / "base" / "model.safetensors"
+    before = file.read_bytes()
+    weights = load_file(file)
+    name = next(n for n in weights if n.endswith("down_proj.weight"))
+    try:
+        save_file({**weights, name: torch.flip(weights[name], [0])}, file, metadata={"format": "pt"})
+        code, said, _ = resumed(stopped, tmp_path)
+        assert code == 1 and said.count("the weights of the base model changed") == 1, said
+    finally:
+        file.write_bytes(before)
+
+
+def test_another_learning_rate_is_refused_before_anything_starts(stopped: tuple[Path, str], tmp_path: Path) -> None:
+    code, said, run = resumed(stopped, tmp_path, "--set", "train.lr=0.1")
+    assert code == 2 and "train.lr" in said and "--allow-inexact" in said
+    assert run.attempts() == [1]

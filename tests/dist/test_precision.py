@@ -1,0 +1,85 @@
+"""Mixed precision under every strategy and engine, against float64 and plain autocast on the same batches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from allranks.rundir.files import read_json
+from tests.conftest import tiny_spec, write_rows
+from tests.dist.harness import run_ranks, shared_strategies, train
+
+pytestmark = pytest.mark.dist
+NAMES = shared_strategies()
+LIMIT = 1.25  # times plain autocast's distance
+NOISE = 0.005  # of the update: what a few elements near AdamW's eps differ by after one step of an adapter
+SHARDED = ("pytorch_ddp", "zero3", "pytorch_zero3")
+
+
+def distances(folder: Path, world: int, pairs: list[tuple[str, str]], **more: Any) -> list[Any]:
+    found = run_ranks("precisions", world, folder, 280, folder=folder, pairs=pairs, **more)[0]
+    assert [tuple(one[:2]) for one in found] == pairs
+    return found
+
+
+def too_far(found: list[Any]) -> dict[str, list[float]]:
+    """Ratios to plain autocast by strategy and form, where one is above the limit."""
+    ratios = {
+        f"{name} {form}": [
+            0.0 if own < NOISE else round(own / plain, 2) for own, plain in zip(ours, usual, strict=True)
+        ]
+        for name, form, ours, usual in found
+    }
+    return {which: r for which, r in ratios.items() if max(r) > LIMIT}
+
+
+def test_weights_gathered_in_bfloat16_are_as_precise_as_plain_autocast(tmp_path: Path) -> None:
+    assert too_far(distances(tmp_path, 2, [(name, "whole") for name in SHARDED], looks=[1, 20])) == {}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("world", [2, 3])
+def test_every_strategy_is_as_precise_as_plain_autocast(tmp_path: Path, world: int) -> None:
+    assert too_far(distances(tmp_path, world, [(name, "whole") for name in NAMES])) == {}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("form", ["lora", "lora_and_head", "experts"])
+def test_adapters_and_experts_are_as_precise_as_plain_autocast(tmp_path: Path, world: int, form: str) -> None:
+    names = [
+        n
+        for n in NAMES
+        if form != "experts" or n in ("pytorch_ddp", "zero1", "zero3", "pytorch_zero2", "pytorch_zero3")
+    ]
+    assert too_far(distances(tmp_path, world, [(name, form) for name in names])) == {}
+
+
+def test_updates_rounded_to_bfloat16_would_be_seen(tmp_path: Path) -> None:
+    found = distances(tmp_path, 2, [("zero3", "whole")], looks=[1, 20], plant="stored_in_bfloat16")
+    assert max(too_far(found)["zero3 whole"]) > 4
+
+
+@pytest.mark.parametrize("name", ["pytorch_ddp", "pytorch_zero3"])
+def test_a_run_in_bfloat16_saves_float32_weights_and_moments(tmp_path: Path, name: str) -> None:
+    write_rows(tmp_path / "rows.json", 40)
+    spec = tiny_spec(
+        tmp_path / "rows.json", tmp_path, adapter={"type": "none"}, strategy={"name": name}, checkpoint={"mode": "full"},
+        train={"max_steps": 3, "lr": 1e-6},
+    )  # fmt: skip
+    spec["model"]["dtype"] = "bfloat16"
+    done, run = train(tmp_path, spec)
+    assert done.returncode == 0, done.stderr
+    plan = read_json(run.plan)
+    assert (plan["dtype"], plan["param_dtype"]) == ("bfloat16", "float32")
+    kinds = set()
+    for file in run.checkpoint(3).rglob("*.safetensors"):
+        with safe_open(file, "pt") as opened:  # type: ignore[no-untyped-call]
+            kinds |= {opened.get_slice(key).get_dtype() for key in opened.keys()}  # noqa: SIM118
+    assert kinds == {"F32"}
+    config = json.loads((run.checkpoint(3) / "config.json").read_text())
+    assert config.get("dtype", config.get("torch_dtype")) == "float32"
