@@ -152,7 +152,7 @@ def test_a_hidden_folder_can_itself_be_full(box: Box, shared: Path) -> None:
         assert on(box, "n1", "ls", str(shared)) == "data"
         with injected(box, "fill-disk", "n2", path=str(shared)):
             assert box.run(["sh", "-c", f"echo x > {shared}/x"], node="n2", cwd="/").returncode != 0
-        with pytest.raises(RequestError, match="in force"):
+        with pytest.raises(RequestError, match="already active"):
             inject(box, "hide-folder", "n2", path=str(shared))
     assert on(box, "n2", "ls", str(shared)) == "data"
     with pytest.raises(RequestError, match="needs this folder"):
@@ -181,7 +181,7 @@ def test_the_command_line_notes_and_heals(box: Box) -> None:
     assert cli("fault", "cut-link", "n3").returncode == 0
     assert "n3 faults: cut-link" in cli("status").stdout
     again = cli("fault", "cut-link", "n3")
-    assert again.returncode == 2 and "in force" in again.stderr
+    assert again.returncode == 2 and "already active" in again.stderr
     assert cli("fault", "wrong-clock", "n1", "soon").returncode == 2
     healed = cli("fault", "heal")
     assert healed.stderr.splitlines() == ["healed: cut-link n3", "healed: wrong-clock n1"]

@@ -30,7 +30,7 @@ from tests.cluster.helpers import (
 
 
 def test_a_second_box_lives_beside_the_first(box: Box, make_box: Callable[..., Box]) -> None:
-    with pytest.raises(RequestError, match="already up"):
+    with pytest.raises(RequestError, match="already running"):
         make_box(box.name)
     other = make_box(f"b-{os.getpid()}", nodes=1, conf=("KillWait=7",), shared_tmp=True, cpus={"": 3})
     assert other.plan.network != box.plan.network
@@ -76,7 +76,7 @@ def test_down_leaves_nothing(crash: bool, make_box: Callable[..., Box], shared: 
     assert processes.in_namespaces("net", spaces) == []
     assert machine(name) == before
     assert not other.folder.path.exists() and find_endpoint(name) is None
-    with pytest.raises(EnvironmentNotAble, match="not up any more"):
+    with pytest.raises(EnvironmentNotAble, match="no longer running"):
         other.command_prefix()
     assert down(name) is False
 

@@ -65,6 +65,6 @@ def test_each_lie_shuts_its_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not found["undivided"]["gates"]["parity"] and found["undivided"]["gates"]["mechanism"]
     assert found["undivided"]["parity_error"] < 1e-4, "its weights alone would have passed"
     assert "not today" in found["broken"]["reasons"][0]
-    assert any("launches no collective within backward" in mark for mark in found["late"]["marks"])
+    assert any("launches no collective during backward" in mark for mark in found["late"]["marks"])
     for name in ("silent", "twice", "lazy", "broken", "undivided"):
         assert found[name]["tokens_per_s"] is None, name

@@ -76,7 +76,7 @@ def test_a_rank_that_sleeps_is_named_with_its_line(tmp_path: Path, monkeypatch: 
     assert (first.id, first.rank) == ("dataloader_hang", 1)
     assert "sleep_forever" in first.cause
     page = run.report.read_text()
-    assert "Where the ranks stood" in page
+    assert "Position of the ranks" in page
     assert "sleep_forever" in page
     folder = run.hang(1)
     assert {"flight.rank0", "flight.rank1", "node0.json", "hang.json"} <= {p.name for p in folder.iterdir()}

@@ -34,8 +34,8 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "cut.sbatch": (b"#!/bin/bash\nsrun bash <<E\nls\n", "here-document"),
     "train.py": (b"import torch\nprint(torch.__version__)\n", "neither a shell script"),
     "python.sh": (b"import os\nfor i in range(3):\n    print(i)\n", "neither a shell script"),
-    "tool": (b"#!/usr/bin/env python3\nimport os\n", "no shell script"),
-    "c.csh": (b"#!/bin/csh\nsetenv A 1\n", "no shell script"),
+    "tool": (b"#!/usr/bin/env python3\nimport os\n", "not a shell script"),
+    "c.csh": (b"#!/bin/csh\nsetenv A 1\n", "not a shell script"),
     "ds.json": (b'{"train_batch_size": 8}\n', "neither a shell script"),
     "notes.txt": (b"The job runs on two nodes.\nIt is slow.\n", "neither a shell script"),
     "broken.yaml": (b"model: [\n", "invalid YAML"),
@@ -62,7 +62,7 @@ def test_folders_missing_and_huge_files(tmp_path: Path) -> None:
     report = lint([tmp_path, tmp_path / "no.sh", huge])
     assert [u.why.split(";")[0] for u in report.unread] == [
         "this is a folder",
-        "there is no such file",
+        "no such file",
         "larger than 1000 kB",
     ]
 
@@ -80,7 +80,7 @@ def test_one_unreadable_file_hides_no_other(tmp_path: Path) -> None:
     assert done.returncode == 2
     document = json.loads(done.stdout)
     assert [f["id"] for f in document["findings"]] == ["unknown-variable"]
-    assert document["unread"] == [{"file": str(tmp_path / "none.sh"), "line": None, "why": "there is no such file"}]
+    assert document["unread"] == [{"file": str(tmp_path / "none.sh"), "line": None, "why": "no such file"}]
 
 
 def test_standard_input(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_exit_codes_and_levels(tmp_path: Path) -> None:
     path.write_text("#!/bin/bash\nexport NCCL_IB_DISABLE=0\n")
     assert allranks(path).returncode == 1
     done = allranks(path, "--level", "warning")
-    assert (done.returncode, done.stdout.strip()) == (0, "nothing found in 1 file")
+    assert (done.returncode, done.stdout.strip()) == (0, "no findings in 1 file")
     assert allranks().returncode == 2
 
 

@@ -153,7 +153,7 @@ def test_trace_that_expands_is_read_in_part(tmp_path: Path, small_limits: None, 
     try:
         report = analyse([path])[0]
     except RequestError as error:  # what is no list of events is no trace
-        assert "holds no list of events" in str(error) or "50 times" in str(error)
+        assert "has no list of events" in str(error) or "50 times" in str(error)
     else:
         assert any("50 times" in p.message for p in report.problems), report.problems
 

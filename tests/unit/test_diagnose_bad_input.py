@@ -54,7 +54,7 @@ def test_cut_archive_is_said_and_its_beginning_counts(tmp_path: Path, pack) -> N
     (tmp_path / "b.log").write_bytes(b"RuntimeError: CUDA error: invalid device ordinal\n")
     found = diagnose([tmp_path])
     assert set(_ids(found)) == {"cuda_oom", "invalid_device"}
-    assert any("a.log" in p.file and "cut or damaged" in p.text for p in found.problems)
+    assert any("a.log" in p.file and "truncated or damaged" in p.text for p in found.problems)
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, lzma.compress], ids=["gz", "xz"])
@@ -64,7 +64,7 @@ def test_a_small_archive_that_breaks_off_is_read_up_to_there(tmp_path: Path, pac
     (tmp_path / "a.log").write_bytes(pack(noise[0] + b"\n" + OOM + noise[1])[:-30_000])
     found = diagnose([tmp_path])
     assert _ids(found) == ["cuda_oom"]
-    assert "breaks off; what came before was read" in found.problems[0].text
+    assert "is truncated; the part before was read" in found.problems[0].text
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress], ids=["gz", "bz2", "xz"])
@@ -114,13 +114,13 @@ def test_unreadable_files_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found.findings[0].count == 1
     told = {Path(p.file).name: p.text for p in found.problems}
     assert set(told) == {"dead.log", "circle.log", "pipe.log", "s.log"}
-    assert "no regular file" in told["pipe.log"]
+    assert "not a regular file" in told["pipe.log"]
     assert "links" in told["circle.log"]
 
 
 def test_a_device_is_not_read(tmp_path: Path) -> None:
     found = diagnose(["/dev/zero"])
-    assert [p.text for p in found.problems] == ["is no regular file"]
+    assert [p.text for p in found.problems] == ["is not a regular file"]
 
 
 def test_zstd_without_anything_that_reads_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_zstd_without_anything_that_reads_it_is_said(tmp_path: Path, monkeypatch
     monkeypatch.setenv("PATH", "")
     found = diagnose([tmp_path])
     assert _ids(found) == ["cuda_oom"]
-    assert "unpack it first" in found.problems[0].text
+    assert "decompress it first" in found.problems[0].text
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def test_zstd_without_anything_that_reads_it_is_said(tmp_path: Path, monkeypatch
     [
         (b"", "This log is empty", 0),
         (b"step 1 loss 2.0\n", "No failure found", 0),
-        (os.urandom(9000), "Nothing here could be read", 2),
+        (os.urandom(9000), "None of these files could be read", 2),
         (OOM, "GPU memory exhausted", 1),
-        (None, "Nothing here could be read", 2),
+        (None, "None of these files could be read", 2),
     ],
     ids=["empty", "healthy", "binary", "failed", "no file"],
 )

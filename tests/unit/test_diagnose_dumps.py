@@ -119,7 +119,7 @@ def test_cut_dump_is_said(tmp_path: Path) -> None:
     (tmp_path / "good.log").write_text("RuntimeError: CUDA error: invalid device ordinal\n")
     found = diagnose([tmp_path])
     assert [f.id for f in found.findings] == ["invalid_device"]
-    assert "cut or damaged" in found.problems[0].text
+    assert "truncated or damaged" in found.problems[0].text
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))

@@ -84,7 +84,7 @@ def test_rdma_that_became_sockets_is_named_with_its_cause() -> None:
     assert not found.ok
     (became, interface) = found.findings
     assert became.text.startswith(
-        "RoCE became sockets: expected mlx5_0:1 (every node has active RoCE ports), NCCL used Socket"
+        "RoCE was replaced by sockets: expected mlx5_0:1 (every node has active RoCE ports), NCCL used Socket"
     )
     assert "libibverbs is not installed" in became.text and "eno2, expected eth0" in interface.text
     silent = compare_with_policy({"n3": msgspec.structs.replace(expected, interface="lo")}, [seen("n3", OLD_LINES)])
@@ -219,10 +219,10 @@ def test_after_a_run(tmp_path: Path) -> None:
     connections = {"node": 0, "names": ["n2", "", "n2-ext"], "interfaces": {"eth0": 4}}
     run.connections(1, "n2-ext").write_text(json.dumps(connections))
     found = verify_network(run, 1)
-    assert found is not None and "InfiniBand became sockets" in found.findings[0].text
+    assert found is not None and "InfiniBand was replaced by sockets" in found.findings[0].text
     metrics = outcome_metrics(found)
     assert metrics is not None and metrics["ok"] is False and "interface eno2" not in metrics["line"]
-    assert metrics["line"] == "NCCL over Socket; ways NET/Socket, SHM; interface eth0"
+    assert metrics["line"] == "NCCL over Socket; transports NET/Socket, SHM; interface eth0"
     run.network(1).write_text("{damaged")
     assert verify_network(run, 1) is None and verify_network(RunDir(tmp_path / "none"), 1) is None
 
@@ -287,6 +287,6 @@ def test_the_page_of_a_run_names_what_differs() -> None:
     made, found = network_table(data), findings_table(data)
     assert made is not None and found is not None
     assert [cell.text for cell in made.rows[0]][:3] == ["n2", "Socket", "eth0 (4)"]
-    assert found.rows[0][0].tone == "bad" and found.rows[0][2].text.startswith("RoCE became sockets")
+    assert found.rows[0][0].tone == "bad" and found.rows[0][2].text.startswith("RoCE was replaced by sockets")
     object.__setattr__(data, "metrics", {"network": None})
     assert network_table(data) is None and findings_table(data) is None

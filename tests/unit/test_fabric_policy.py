@@ -164,7 +164,7 @@ def test_kinds_of_gid_that_all_ports_share() -> None:
     assert is_set(decide_network_policy(TWO, v1))["NCCL_IB_ROCE_VERSION_NUM"] == "1"
     mixed = [v1[0], node(2, roce("mlx5_0", *usual("10.0.0.2")))]
     assert is_set(decide_network_policy(TWO, mixed), "n2")["NCCL_IB_ROCE_VERSION_NUM"] == "1", (
-        "both ends must speak the same"
+        "both ends must use the same"
     )
     six = RdmaGid(index=1, gid="2001:0db8:0000:0000:0000:0000:0000:0001", type="RoCE v2")
     found = decide_network_policy(TWO, [node(1, roce("mlx5_0", six)), node(2, roce("mlx5_0", six))])
@@ -198,7 +198,7 @@ def test_sys_is_no_evidence() -> None:
     for text in (texts.SEED_L4, shared("topo", "pcie_8gpu_NODE_SYS_two_numa.txt").read_text()):
         found = of(decide_network_policy(ONE, [node(1, topology=parse_topology(text))]))
         assert found["NCCL_P2P_DISABLE"].value is None and "NCCL_P2P_LEVEL" not in found
-        assert "no evidence" in found["NCCL_P2P_DISABLE"].reason
+        assert "not evidence" in found["NCCL_P2P_DISABLE"].reason
 
 
 def test_peer_to_peer_goes_off_on_evidence() -> None:
@@ -274,7 +274,7 @@ def test_names_that_are_nearly_right() -> None:
 
 
 def test_values_in_the_wrong_librarys_syntax() -> None:
-    assert "exact names only" in env_warnings({"GLOO_SOCKET_IFNAME": "^lo,docker0"})[0]
+    assert "only accepts exact names" in env_warnings({"GLOO_SOCKET_IFNAME": "^lo,docker0"})[0]
     assert env_warnings({"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "^lo", "NCCL_IB_GID_INDEX": "-1"}) == []
 
 

@@ -48,7 +48,7 @@ def test_a_first_collective_that_times_out_after_init_complete(tmp_path: Path) -
     first = found.findings[0]
     assert first.id == "first_collective_failed"
     assert found.health.communicators_ready == 2
-    assert any("within one node goes through the network" in text for text in found.health.advice)
+    assert any("within one node goes over the network" in text for text in found.health.advice)
     assert "doctor --collectives" in first.next_test
 
 

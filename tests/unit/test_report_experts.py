@@ -37,8 +37,8 @@ def layer(number: int, greatest: float, **other: Any) -> dict[str, Any]:
 def test_the_least_even_blocks_come_first_and_the_rest_is_counted(tmp_path: Path) -> None:
     layers = [layer(i, 0.2 + i / 100) for i in range(1, MAX_ROWS + 5)]
     text = page_of(tmp_path, {"experts": 8, "layers": layers})
-    assert "Expert load block least even greatest by expert unused 20 0.0 % 12.5 % 40.0 % 7 3 19" in text
-    assert "4 more even blocks are left out." in text
+    assert "Expert load block smallest even largest by expert unused 20 0.0 % 12.5 % 40.0 % 7 3 19" in text
+    assert "4 more even blocks are not shown." in text
 
 
 @pytest.mark.parametrize(

@@ -29,10 +29,10 @@ def made(root: Path, *, ranks: int = 2, **written: Any) -> RunData:
 
 def test_the_least_memory_is_named_only_beside_a_greater(tmp_path: Path) -> None:
     notes = [
-        next(c.note for c in key_figures(made(tmp_path / str(n), ranks=n)) if c.label == "peak memory a rank")
+        next(c.note for c in key_figures(made(tmp_path / str(n), ranks=n)) if c.label == "peak memory per rank")
         for n in (1, 3)
     ]
-    assert notes == ["rank 0", "rank 2; least: rank 0, 676 MiB"]
+    assert notes == ["rank 0", "rank 2; lowest: rank 0, 676 MiB"]
 
 
 def test_ranks_that_did_not_answer_are_no_tick(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_what_became_of_a_checkpoint(tmp_path: Path) -> None:
     (run.checkpoint(2) / "manifest.json").unlink()
     found = checkpoint_table(read_run_data(run))
     assert found is not None
-    assert [row[-1].text for row in found.rows] == ["removed", "no manifest", "✓ there"]
+    assert [row[-1].text for row in found.rows] == ["removed", "no manifest", "✓ exists"]
 
 
 def test_cures_are_shown_only_where_something_failed(tmp_path: Path) -> None:

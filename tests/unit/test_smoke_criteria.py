@@ -257,8 +257,8 @@ MORE: list[tuple[str, bool, Change, str, str, str]] = [
     ("02", True, lambda raw: _all(raw, "start", local_rank=0), "gpu", FAILED, "1 GPUs"),
     ("02", False, lambda raw: _all(raw, "proof", world_size=1), "world", OPEN, ""),
     ("02", False, lambda raw: (_drop(raw, "proof", 0, 1), _error(raw, "2 ranks were planned, but 1 answered")), "world", FAILED, "another number"),
-    ("03", False, _uneven, "zero", FAILED, "0.900 a rank"),
-    ("03", False, lambda raw: _all(raw, "end", state_elements=100), "zero", FAILED, "0.100 a rank"),
+    ("03", False, _uneven, "zero", FAILED, "0.900 per rank"),
+    ("03", False, lambda raw: _all(raw, "end", state_elements=100), "zero", FAILED, "0.100 per rank"),
     ("03", False, lambda raw: _one(raw, "batch", weights=["bfloat16", "float32"]), "bf16", FAILED, "float32"),
     ("02", True, lambda raw: raw["ways"].clear(), "transport", OPEN, ""),
     ("02", False, lambda raw: _error(raw, "timeout while the checkpoint was saved"), "barriers", "passed", "no timeout"),
@@ -328,11 +328,11 @@ def test_a_figure_that_no_run_here_can_be_held_against_says_why() -> None:
         f.name for f in test.figures if f.seed is None
     }
     found = {f.name: f.not_comparable for f in figure_rows(test, evidence(good(test, gpu=True)))}
-    assert found["parameters"] == "another size of model"
-    assert found["samples after warm-up"] == "theirs is not given"
+    assert found["parameters"] == "different model size"
+    assert found["samples after warm-up"] == "the notes give no value"
     seven = BY_NAME["07_fsdp_lora_moe"]
     told = {f.name: f.not_comparable for f in figure_rows(seven, evidence(good(seven)))}
-    assert told["evaluation"] == "other hardware; another size of model; 2 ranks, theirs 16"
+    assert told["evaluation"] == "different hardware; different model size; 2 ranks instead of 16"
 
 
 def test_figures_by_their_definitions() -> None:
@@ -347,7 +347,7 @@ def test_figures_by_their_definitions() -> None:
     raw["plan"]["batch"]["grad_accum"] = 3
     padded = {f.name: f.ours for f in figure_rows(test, evidence(raw))}
     assert padded["wall time"] == seconds
-    assert padded["tokens a rank, padding counted"] == pytest.approx(STEPS * rows * e.spec.data.max_length / seconds)
+    assert padded["tokens per rank, with padding"] == pytest.approx(STEPS * rows * e.spec.data.max_length / seconds)
     two = good(BY_NAME["02_ddp"])
     for rank in two["first"]:
         steps = [s for s in two["first"][rank] if s["event"] == "step"]
@@ -368,7 +368,7 @@ def test_figures_are_compared_only_with_their_like() -> None:
     assert on_cpu["samples"].ours == pytest.approx(8 * STEPS / 4.0)
     assert on_cpu["samples after warm-up"].ours == pytest.approx(8 / 0.5)
     assert on_cpu["first step beyond the median"].ours == pytest.approx(1.0)
-    assert "other hardware" in on_cpu["training time"].not_comparable and on_cpu["peak GPU memory"].ours is None
+    assert "different hardware" in on_cpu["training time"].not_comparable and on_cpu["peak GPU memory"].ours is None
     raw = good(test, gpu=True)
     _all(raw, "model", parameters=test.parameters)
     on_gpu = {f.name: f for f in figure_rows(test, evidence(raw))}
@@ -402,7 +402,7 @@ def test_where_a_test_can_be_run() -> None:
 def test_what_would_take_cpus_too_long_is_made_smaller_and_says_so(cpus: int, slow: bool) -> None:
     machine = msgspec.structs.replace(facts(cpus=cpus), memory_bytes=2**42)
     ready = prepare_test(BY_NAME["02_ddp"], SmokeOptions(sets=("cluster.device=cpu",)), machine)
-    assert ("would take these cores about" in " ".join(ready.scaled)) == slow, ready.scaled
+    assert ("would take about" in " ".join(ready.scaled)) == slow, ready.scaled
 
 
 def test_the_last_word_on_the_device_counts() -> None:
@@ -457,7 +457,7 @@ def test_the_report_counts_what_could_be_tested_and_escapes_what_it_shows() -> N
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert "2 of 3" in text
-    assert "10.7 1/s, rightly 343 1/s" in text
+    assert "10.7 1/s, corrected 343 1/s" in text
     page = report.html_page(ladder(result(message="HF_TOKEN=hf_0123456789abcdefghij")))
     assert "<b>T</b>" not in page and "&lt;b&gt;T&lt;/b&gt;" in page
     assert "hf_0123456789abcdefghij" not in page

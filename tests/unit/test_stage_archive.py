@@ -89,10 +89,10 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile
 @pytest.mark.parametrize(
     ("entries", "word"),
     [
-        ([entry("/etc/evil")], "out of the folder"),
-        ([entry("../evil")], "out of the folder"),
-        ([entry("a/../../evil")], "out of the folder"),
-        ([entry("..")], "out of the folder"),
+        ([entry("/etc/evil")], "outside of the folder"),
+        ([entry("../evil")], "outside of the folder"),
+        ([entry("a/../../evil")], "outside of the folder"),
+        ([entry("..")], "outside of the folder"),
         ([entry("out", tarfile.SYMTYPE, ".."), entry("out/evil")], "link or a device"),
         ([entry("in", tarfile.SYMTYPE, "fine"), entry("fine")], "link or a device"),
         ([entry("hard", tarfile.LNKTYPE, "/etc/passwd")], "link or a device"),

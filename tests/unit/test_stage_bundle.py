@@ -155,7 +155,7 @@ def test_environments_that_packages_alone_do_not_make_are_refused(tmp_path: Path
     with pytest.raises(EnvironmentNotAble, match="conda environment"):
         environment_source(site, tmp_path)
     assert brings_packages(None) and brings_packages(sys.prefix) and not brings_packages("image.sif")
-    with pytest.raises(EnvironmentNotAble, match="not the environment that runs this"):
+    with pytest.raises(EnvironmentNotAble, match="not the current environment"):
         brings_packages(str(tmp_path))
     told = {"url": "file:///src/mine", "dir_info": {"editable": True}}
     (site / "fake-1.0.dist-info" / "direct_url.json").write_text(json.dumps(told))

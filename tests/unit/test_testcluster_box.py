@@ -108,9 +108,9 @@ def test_a_failed_command_becomes_one_sentence() -> None:
         check_output(["sh", "-c", "printf 'first\\nbecause\\n\\nof this\\n' >&2; exit 3"], what="the thing")
     with pytest.raises(Exception, match="did not end within"):
         run_command(["sleep", "5"], timeout_s=0.1)
-    with pytest.raises(EnvironmentNotAble, match="missing"):
+    with pytest.raises(EnvironmentNotAble, match="not installed"):
         run_command(["no-such-program"])
-    assert last_lines(" \n") == "it said nothing"
+    assert last_lines(" \n") == "no output"
 
 
 def test_own_processes_and_mounts_are_read() -> None:

@@ -62,7 +62,7 @@ def test_sixteen_nodes_have_distinct_addresses_and_short_device_names() -> None:
         ({"nodes": 17}, "1 to 16"),
         ({"name": "My Box"}, "--name My Box"),
         ({"name": "x" * 21}, "1 to 20"),
-        ({"cpus": {"n4": 2}}, "--cpus: there is no node 'n4'; the nodes are n1, n2, n3"),
+        ({"cpus": {"n4": 2}}, "--cpus: no node 'n4'; the nodes are n1, n2, n3"),
         ({"cpus": {"": 0}}, "--cpus 0: give a number from 1"),
         ({"memory_mb": {"": 1}}, "--memory 1"),
         ({"gpus": {"n1": -1}}, "--gpus -1"),
@@ -80,7 +80,7 @@ def test_sixteen_nodes_have_distinct_addresses_and_short_device_names() -> None:
         ({"hidden": (HiddenFolder("/run"),)}, "the node itself needs"),
         ({"hidden": (HiddenFolder("/"),)}, "the node itself needs"),
         ({"hidden": (HiddenFolder("/run/allranks"),)}, "the node itself needs"),
-        ({"hidden": (HiddenFolder("/data", ("n7",)),)}, "there is no node 'n7'"),
+        ({"hidden": (HiddenFolder("/data", ("n7",)),)}, "no node 'n7'"),
     ],
 )
 def test_wrong_options_are_refused_with_the_option_and_the_way_out(options: dict[str, Any], words: str) -> None:

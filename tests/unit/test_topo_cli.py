@@ -36,7 +36,7 @@ def test_the_document(tmp_path: Path) -> None:
         assert item["reason"] and item["risk"] and item["source"].startswith("https://")
         assert item["value"] is None, "a matrix alone speaks for nothing"
     p2p = next(item for item in document["advice"] if item["variable"] == "NCCL_P2P_DISABLE")
-    assert "no evidence" in p2p["reason"] and "doctor SPEC --collectives" in p2p["reason"]
+    assert "not evidence" in p2p["reason"] and "doctor SPEC --collectives" in p2p["reason"]
     assert (tmp_path / "m.svg").read_text().startswith("<svg")
 
 
@@ -59,8 +59,8 @@ def bad_inputs(folder: Path) -> dict[str, tuple[Path, str]]:
         "empty": (made("empty", b""), "is empty"),
         "blank": (made("blank", b" \n\t\n\0"), "is empty"),
         "binary": (made("binary", bytes(range(256)) * 20), "binary file"),
-        "latin1": (made("latin1", "Gerät\n".encode("latin-1") + texts.BARE.encode()), "is no UTF-8 text (byte 3)"),
-        "utf16": (made("utf16", b"\xff\xfe\x00\xd8\x00\xd8"), "is no UTF-16 text"),
+        "latin1": (made("latin1", "Gerät\n".encode("latin-1") + texts.BARE.encode()), "is not UTF-8 text (byte 3)"),
+        "utf16": (made("utf16", b"\xff\xfe\x00\xd8\x00\xd8"), "is not UTF-16 text"),
         "huge": (huge, "larger than 4 MiB"),
         "other": (made("other", b"#!/bin/bash\necho hello\n"), "no matrix"),
         "rocm": (made("rocm", texts.ROCM.encode()), "rocm-smi"),
@@ -120,7 +120,7 @@ def test_a_matrix_from_standard_input_behind_a_log() -> None:
     assert done.returncode == 0, done.stderr
     told = done.stdout.decode()
     assert (
-        "line 3: no part of the matrix" in told and "6 more lines that are not part of the matrix, up to line 9" in told
+        "line 3: not part of the matrix" in told and "6 more lines that are not part of the matrix, up to line 9" in told
     )
     closed = without_stdin("topo")
     assert closed.returncode == 2 and "standard input is closed" in closed.stderr and "Traceback" not in closed.stderr

@@ -65,8 +65,8 @@ def test_nvlink_in_part_is_drawn_pair_by_pair() -> None:
     picture = draw_svg(found)
     assert nvlink_mesh(found) == 0 and picture.count("<path") == 1 and "GPU0 - GPU1: NV2" in picture
     assert (
-        "NVLink joins 1 of 2 pairs" in draw_text(found).plain
-        and "Not known: 1 pairs of GPUs, such as GPU1-GPU2" in draw_text(found).plain
+        "NVLink connects 1 of 2 pairs" in draw_text(found).plain
+        and "Unknown: 1 pairs of GPUs, such as GPU1-GPU2" in draw_text(found).plain
     )
     assert "?" in draw_text(found).plain
 
@@ -74,11 +74,11 @@ def test_nvlink_in_part_is_drawn_pair_by_pair() -> None:
 def test_nvlink_of_different_width_between_all_and_of_a_cut_matrix() -> None:
     three = "\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV1\tNV2\nGPU1\tNV1\tX\tNV2\n"
     assert (
-        "NVLink joins every pair of GPUs, 1 to 2 links each."
+        "NVLink connects every pair of GPUs, 1 to 2 links each."
         in draw_text(parse_topology(three + "GPU2\tNV2\tNV2\tX\n")).plain
     )
     four = three.replace("GPU2\n", "GPU2\tGPU3\n", 1).replace("NV2\n", "NV2\tNV2\n")
-    assert "NVLink joins every known pair of GPUs, 1 to 2 links each." in draw_text(parse_topology(four)).plain
+    assert "NVLink connects every known pair of GPUs, 1 to 2 links each." in draw_text(parse_topology(four)).plain
     assert "go over PCIe" not in draw_text(parse_topology(four)).plain
 
 

@@ -114,7 +114,7 @@ def test_escape_codes_around_any_word() -> None:
 
 def test_a_header_that_lost_a_column_is_not_believed() -> None:
     text = "\tGPU1\tGPU2\nGPU0\t X \tNV1\tSYS\nGPU1\tNV1\t X \tPIX\nGPU2\tSYS\tPIX\t X \n"
-    with pytest.raises(RequestError, match="no row has a type of link"):
+    with pytest.raises(RequestError, match="no row has a link type"):
         parse_topology(text)
 
 
@@ -127,7 +127,7 @@ def test_a_type_that_only_the_files_legend_knows() -> None:
     assert types(found) == [("GPU0", "GPU1", "FAB")] and found.unread == []
     assert "nobody has seen" in found.meaning["FAB"]
     without = parse_topology(texts.NEW_TYPE.partition("\nLegend")[0])
-    assert without.links == [] and "'FAB' is no type of link" in without.unread[0].why
+    assert without.links == [] and "'FAB' is not a link type" in without.unread[0].why
 
 
 def test_cut_off_in_a_row_and_before_one() -> None:
@@ -143,21 +143,21 @@ def test_rows_that_contradict_each_other() -> None:
     found = parse_topology("\tGPU0\tGPU1\nGPU0\t X \tNV1\nGPU1\tSYS\t X \n")
     assert types(found) == [("GPU0", "GPU1", "NV1")]
     assert "GPU0-GPU1 is NV1 in one row and SYS in the other" in found.unread[0].why
-    assert "X stands for" in parse_topology("\tGPU0\tGPU1\nGPU0\t X \tX\nGPU1\tNV1\t X \n").unread[0].why
+    assert "X is only valid for" in parse_topology("\tGPU0\tGPU1\nGPU0\t X \tX\nGPU1\tNV1\t X \n").unread[0].why
 
 
 def test_lines_that_are_no_part_of_it_and_a_second_matrix() -> None:
     found = parse_topology("Sat Nov 1 host7\n" + texts.COLOURED + "node2:\n" + texts.OLD_NAMED)
     assert len(found.gpus) == 2 and len(found.links) == 1
     whys = [item.why for item in found.unread]
-    assert whys.count("no part of the matrix") == 2 and "a second matrix; only the first of a text is read" in whys
+    assert whys.count("not part of the matrix") == 2 and "a second matrix; only the first of a text is read" in whys
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         (texts.ROCM, "AMD's rocm-smi"),
-        ("hello\nworld\n", "begins with 'hello'"),
+        ("hello\nworld\n", "starts with 'hello'"),
         ("= Link Type between two GPUs =\nGPU0 GPU1\nGPU0 0 PCIE\nGPU1 PCIE 0\n", "AMD's rocm-smi"),
         ("\tGPU0\tGPU1\nGPU0\tX\tOK\nGPU1\tOK\tX\n", "topo -p2p"),
         ("NPU0 NPU1\nNPU0 X HCCS\n", "npu-smi"),
@@ -178,7 +178,7 @@ def test_of_two_states_of_a_pair_the_worse_is_kept() -> None:
 
 def test_much_that_is_not_understood_is_counted() -> None:
     found = parse_topology("".join(f"line {i} says\n" for i in range(70)) + texts.BARE)
-    assert len(found.unread) == 51 and found.unread[-1].why == "20 more lines were not understood"
+    assert len(found.unread) == 51 and found.unread[-1].why == "20 more lines could not be parsed"
 
 
 def test_damage_is_told_behind_a_long_log() -> None:
@@ -220,7 +220,7 @@ def test_a_header_that_was_shortened_is_refused_and_no_gpu_invented() -> None:
     text = (
         "     GPU0 GPU1 NIC0 ... NIC5 CPU Affinity\nGPU0  X  NV18 NODE ... SYS 0-71\nGPU1 NV18 X  NODE ... SYS 0-71\n"
     )
-    with pytest.raises(RequestError, match=r"line 1, is damaged or was shortened: '\.\.\.' is no device"):
+    with pytest.raises(RequestError, match=r"line 1, is damaged or was shortened: '\.\.\.' is not a device"):
         parse_topology(text)
     with pytest.raises(RequestError):
         parse_topology("GPU0 X" + " NV1" * 2000)
@@ -245,7 +245,7 @@ def test_headers_and_cells_that_cannot_be() -> None:
     more = parse_topology("\tGPU0\tGPU1\nGPU0\tX\tNV1\tSYS\nGPU1\tNV1\tX\n")
     assert "more cells than columns" in more.unread[0].why
     odd = parse_topology("\tGPU0\tGPU1\tCPU Affinity\nGPU0\tX\tNV1\tsome\nGPU1\tNV1\tX\t0-7\n")
-    assert any("CPU Affinity of GPU0 is no list of numbers" in item.why for item in odd.unread)
+    assert any("CPU Affinity of GPU0 is not a list of numbers" in item.why for item in odd.unread)
     extra = parse_topology("\tGPU0\tGPU1\nGPU0\tX\tNV1\nGPU1\tNV1\tX\nGPU2\tSYS\tSYS\n")
     assert any("rows without a column of that name" in item.why for item in extra.unread)
     shifted = parse_topology("\tGPU0\tGPU1\nGPU0\tX\tNV1\nGPU1\tNV1\tX\nGPU2\tX\tSYS\n")

@@ -42,9 +42,9 @@ def test_tables_tell_ranks_collectives_stragglers_and_write_nothing(folder: Path
     done = allranks(folder)
     assert done.returncode == 0, done.stderr
     for text in (
-        "Where the time went, by rank",
+        "Time by rank",
         "all_reduce",
-        "Who others waited for",
+        "Last ranks in collectives",
         "1 (100 %)",
         "gemm<x>",
         "[red]odd[/red] <b>",
@@ -59,7 +59,7 @@ def test_tables_fit_80_columns(folder: Path) -> None:
 
 
 def test_the_longest_wait_is_named_with_its_place(folder: Path) -> None:
-    assert "Longest: rank 1 came 100 us after the first to all_reduce (seq 0)." in allranks(folder).stdout
+    assert "Longest: rank 1 reached all_reduce (seq 0) 100 us after the first rank." in allranks(folder).stdout
 
 
 def test_waiting_for_a_later_profiler_is_not_the_longest_wait(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_waiting_for_a_later_profiler_is_not_the_longest_wait(tmp_path: Path) ->
     ranks[1][0] = step(1, 1680, 1900)
     told = allranks(write_ranks(tmp_path / "t", *ranks, backend="nccl")).stdout
     assert "(trimmed)" in told
-    assert "Longest: rank 1 came 10 us after the first to all_reduce (seq 2)." in told
+    assert "Longest: rank 1 reached all_reduce (seq 2) 10 us after the first rank." in told
 
 
 def test_what_cpu_memory_counts_is_told(tmp_path: Path) -> None:

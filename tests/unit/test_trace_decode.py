@@ -172,7 +172,7 @@ def test_a_second_document_in_the_file_is_told(tmp_path: Path, behind: bytes | N
     path.write_bytes(path.read_bytes() + (path.read_bytes() if behind is None else behind))
     (report,) = analyse([path])
     assert not report.ranks[0].whole and report.ranks[0].n_events == 6
-    assert any(p.kind == "truncated" and "behind the events" in p.message for p in report.problems)
+    assert any(p.kind == "truncated" and "after the events" in p.message for p in report.problems)
 
 
 def test_events_without_a_time_that_can_be_are_left_out_and_counted(tmp_path: Path) -> None:

@@ -20,37 +20,39 @@ from allranks.utils.inputs import FileTooLarge, read_regular
 
 MAX_BYTES = 256 << 20
 MAX_CALLS = 4096
-MAX_OPCODES = 20_000_000  # a call with 20 frames takes about 300
+MAX_OPCODES = 20_000_000  # a call with 20 frames needs about 300
 MAX_FRAMES = 24
-MAX_SIZES = 64  # tensors of a call, and dimensions of a tensor
+MAX_SIZES = 64  # limit of tensors per call, and of dimensions per tensor
 _MARK = object()
 _RANK = re.compile(r"(\d{1,9})(?:\.\w+)?$")
-HEAD = 1 << 16  # bytes that tell whether a file is such a dump
+HEAD = 1 << 16  # bytes needed to recognise a dump
 
 
 def is_flight_record(head: bytes) -> bool:
-    """Whether a file begins like such a dump, pickled or as JSON."""
+    """Return whether a file starts like a flight-recorder dump, pickled or JSON."""
     if head.startswith(b"\x80") and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         return any(key in head for key in (b"pg_config", b"pg_status", b"collective_seq_id", b"nccl_comm_state"))
     return head.lstrip().startswith(b"{") and (b'"collective_seq_id"' in head or b'"pg_config"' in head)
 
 
 def read_flight_record(path: Path) -> FlightRecord:
-    """A dump as records.
+    """Read a dump as records.
 
     Raises:
-        ValueError: it is cut, too large or of another form; the message says which.
+        ValueError: it is truncated, too large or has another format; the message says which.
     """
     try:
         data = read_regular(path, MAX_BYTES)
     except FileTooLarge:
-        raise ValueError(f"is a flight-recorder dump of more than the {MAX_BYTES >> 20} MiB that are read") from None
+        raise ValueError(f"is a flight-recorder dump larger than the limit of {MAX_BYTES >> 20} MiB") from None
     try:
         value = plain_value(data) if data.startswith(b"\x80") else msgspec.json.decode(data)
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, RecursionError, msgspec.DecodeError) as error:
-        raise ValueError(f"looks like a flight-recorder dump and is cut or damaged ({str(error)[:200]})") from None
+        raise ValueError(
+            f"looks like a flight-recorder dump but is truncated or damaged ({str(error)[:200]})"
+        ) from None
     if not isinstance(value, dict):
-        raise ValueError("looks like a flight-recorder dump and holds something else")
+        raise ValueError("looks like a flight-recorder dump but has other content")
     entries = value.get("entries")
     calls = [call for e in (entries if isinstance(entries, list) else []) if (call := _call(e)) is not None]
     rank = value.get("rank")
@@ -61,12 +63,12 @@ def read_flight_record(path: Path) -> FlightRecord:
 
 
 def plain_value(data: bytes) -> Any:
-    """The value of a pickle made of numbers, texts, lists, tuples and dictionaries; nothing named in it is ever imported."""
+    """Return the value of a pickle of numbers, texts, lists, tuples and dictionaries; nothing in it is imported."""
     stack: list[Any] = []
     memo: dict[int, Any] = {}
     for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         if count > MAX_OPCODES:
-            raise ValueError(f"it has more than {MAX_OPCODES} opcodes")
+            raise ValueError(f"more than {MAX_OPCODES} opcodes")
         if opcode.name == "STOP":
             return stack.pop()
         if opcode.name in _CONSTANTS:
@@ -82,8 +84,8 @@ def plain_value(data: bytes) -> Any:
         elif opcode.name in _STEPS:
             _STEPS[opcode.name](stack)
         elif opcode.name not in ("PROTO", "FRAME"):
-            raise ValueError(f"it holds a {opcode.name}")
-    raise ValueError("it has no end")
+            raise ValueError(f"it contains the opcode {opcode.name}")
+    raise ValueError("the end is missing")
 
 
 def _since_mark(stack: list[Any]) -> list[Any]:
@@ -109,7 +111,7 @@ def _key(key: Any) -> Any:
     """Refuse keys whose hash is expensive or can be made to collide: tuples (nested ones also exhaust C's stack), large integers."""
     if isinstance(key, str) or (isinstance(key, int) and abs(key) < 1 << 60):
         return key
-    raise ValueError(f"a key is a {type(key).__name__} that no flight recorder writes")
+    raise ValueError(f"a key is a {type(key).__name__}, which no flight recorder writes")
 
 
 def _append(stack: list[Any]) -> None:
@@ -132,7 +134,7 @@ def _tuple(count: int) -> Callable[[list[Any]], None]:
 
 
 def _reduce(stack: list[Any]) -> None:
-    """torch marks lists and dictionaries with their type through a call: the value is its first argument."""
+    """Return the value of a call: torch marks lists and dictionaries with their type, and the first argument is the value."""
     arguments, _ = stack.pop(), stack.pop()
     stack.append(arguments[0] if arguments else None)
 
@@ -180,7 +182,7 @@ _STEPS: dict[str, Callable[[list[Any]], None]] = {
 
 
 def _call(entry: object) -> RecordedCall | None:
-    """One recorded collective."""
+    """Return one recorded collective."""
     if not isinstance(entry, dict) or entry.get("is_p2p"):
         return None
     seq = entry.get("collective_seq_id", entry.get("seq_id"))
@@ -194,7 +196,7 @@ def _call(entry: object) -> RecordedCall | None:
         seq=seq,
         op=_text(entry.get("profiling_name", "")).rpartition(":")[2][:100],
         sizes=_sizes(entry.get("input_sizes")),
-        # gloo never notes a start or an end; a call that has returned is marked as retired
+        # gloo records neither start nor end; a call that has returned is marked as retired
         state="completed" if entry.get("retired") else _text(entry.get("state", ""))[:20],
         frames=[text for f in (frames if isinstance(frames, list | tuple) else [])[:MAX_FRAMES] if (text := _frame(f))],
     )
@@ -205,7 +207,7 @@ def _is_number(value: object) -> TypeGuard[int]:
 
 
 def _text(value: object) -> str:
-    """Return a scalar as text, and nothing for what may be large or nested."""
+    """Return a scalar as text, and an empty text for a value that may be large or nested."""
     return value if isinstance(value, str) else str(value) if _is_number(value) else ""
 
 

@@ -13,12 +13,12 @@ from allranks.spec.records import RunSpec
 
 
 def expert_load(story: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Shares of the tokens that the experts of each block got, over all training steps; None for a dense model.
+    """Return the share of tokens of each expert in each block, over all training steps; None for a dense model.
 
     Returns:
-        ``experts``: how many a block has; ``min`` and ``max``: the least and the greatest share in any block; ``layers``: for
-        each block ``layer`` (its number), ``min``, ``mean`` and ``max`` share, ``most`` (the expert that got it) and ``unused``
-        (experts that got nothing). Even work is a share of ``mean`` for each.
+        ``experts``: number of experts per block; ``min`` and ``max``: the smallest and the largest share in any block; ``layers``: for
+        each block ``layer`` (its number), ``min``, ``mean`` and ``max`` share, ``most`` (the expert with the largest share) and
+        ``unused`` (experts without tokens). With even load every expert has the share ``mean``.
     """
     totals: dict[str, list[int]] = {}
     for event in story:
@@ -50,7 +50,7 @@ def _layer(name: str, counts: list[int]) -> dict[str, Any]:
 
 
 def before_and_after(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with ``prompt``, ``expected``, ``before`` (None without a baseline) and ``after``, from rank 0's events."""
+    """Return rows with ``prompt``, ``expected``, ``before`` (None without a baseline) and ``after``, from rank 0's events."""
     evals = [(e.get("step"), found) for e in events if e["event"] == "eval" and (found := _samples(e))]
     if not evals:
         return []
@@ -76,7 +76,7 @@ def _samples(event: dict[str, Any]) -> list[dict[str, Any]]:
 WARMUP_STEPS = stragglers.WARMUP_STEPS
 Events = list[dict[str, Any]]
 
-# Dense bf16 peaks in FLOP/s without sparsity, from the vendors' data sheets; a GPU that is not here has no MFU.
+# Dense bf16 peaks in FLOP/s without sparsity, from the vendors' data sheets; for other GPUs the MFU is None.
 PEAK_FLOPS = {
     "H200": 989e12,
     "H100 PCIe": 756e12,
@@ -90,7 +90,7 @@ PEAK_FLOPS = {
 
 
 def without_repeated_steps(events: Events) -> Events:
-    """Events without the steps that a resumed attempt did again: after ``resume`` from step N, later ones count."""
+    """Drop the steps that a resumed attempt repeated: after ``resume`` from step N, the later ones count."""
     kept: Events = []
     for event in events:
         if event["event"] == "resume":
@@ -103,17 +103,17 @@ def without_repeated_steps(events: Events) -> Events:
 
 
 def first_event(events: Events, kind: str) -> dict[str, Any]:
-    """The first event of a kind, or an empty one."""
+    """Return the first event of a kind, or an empty one."""
     return next((e for e in events if e["event"] == kind), {})
 
 
 def last_event(events: Events, kind: str) -> dict[str, Any]:
-    """The last event of a kind, or an empty one."""
+    """Return the last event of a kind, or an empty one."""
     return next((e for e in reversed(events) if e["event"] == kind), {})
 
 
 def step_times(steps: Events, after: int = 0) -> list[float]:
-    """Time of every optimizer step later than `after`, in seconds."""
+    """Return the times of all optimizer steps later than `after`, in seconds."""
     times: list[float] = []
     for event in steps:
         each = event.get("step_times_s") or [event["step_time_s"]]
@@ -123,7 +123,7 @@ def step_times(steps: Events, after: int = 0) -> list[float]:
 
 
 def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, Events], status: str) -> dict[str, Any]:
-    """The summary that goes into metrics.json; what is not known is None."""
+    """Return the content of metrics.json; unknown values are None."""
     story = {rank: without_repeated_steps(events) for rank, events in ranks.items()}
     zero = story.get(0, [])
     steps = {rank: [e for e in events if e["event"] == "step"] for rank, events in story.items()}
@@ -187,8 +187,10 @@ def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, E
 
 
 def own_time(story: dict[int, Events]) -> dict[str, Any] | None:
-    """How long each rank works before it waits for others, relative to the median; the slow ones are named. None where it
-    cannot be told (one rank, too few steps)."""
+    """Return how long each rank works before it waits for others, relative to the median, and the slow ranks.
+
+    None if it cannot be determined (one rank, too few steps).
+    """
     pace = stragglers.pace_of_run(story)
     if pace is None:
         return None
@@ -196,16 +198,20 @@ def own_time(story: dict[int, Events]) -> dict[str, Any] | None:
 
 
 def engine_of(story: Events) -> dict[str, Any] | None:
-    """Another library's engine that a strategy uses: name, version, and the seconds that importing it (``import_s``) and
-    starting it (``initialize_s``, with whatever it compiles) took. They are not part of any step."""
+    """Return the engine of another library that a strategy uses: name, version, and start-up times.
+
+    ``import_s`` and ``initialize_s`` (with compilation) are the seconds of importing and starting it; no step includes them.
+    """
     found = last_event(story, "engine")
     keys = ("engine", "version", "import_s", "initialize_s")
     return {"name" if k == "engine" else k: found.get(k) for k in keys} if found else None
 
 
 def epoch_time(times: list[float], data: dict[str, Any], plan: LaunchPlan) -> float | None:
-    """Seconds of training that show every sequence once: the mean step after warm-up times the steps of an epoch (no
-    evaluation, no checkpoint). The mean, not the median: an epoch has its slow steps too."""
+    """Return the training time in seconds for one epoch: the mean step after warm-up times the steps of an epoch.
+
+    Excludes evaluations and checkpoints. The mean and not the median, because an epoch includes its slow steps.
+    """
     sequences = data.get("sequences")
     if not times or not sequences or plan.batch is None:
         return None
@@ -213,7 +219,7 @@ def epoch_time(times: list[float], data: dict[str, Any], plan: LaunchPlan) -> fl
 
 
 def throughput(steps: dict[int, Events]) -> float | None:
-    """Real tokens per second over all ranks, in the steps after warm-up. Ranks move in step, so the time is rank 0's."""
+    """Return real tokens per second over all ranks, in the steps after warm-up. Ranks are synchronous, so rank 0's time is used."""
     tokens = sum(e["tokens"] for s in steps.values() for e in s if e["step"] - e.get("steps", 1) >= WARMUP_STEPS)
     seconds = sum(
         sum(e.get("step_times_s") or [e["step_time_s"]])
@@ -232,7 +238,7 @@ def _sum(events: Events, kind: str, name: str) -> float:
 
 
 def wall_time(ranks: dict[int, Events]) -> float | None:
-    """Seconds from the first to the last event of an attempt, summed over attempts (the time between them does not count)."""
+    """Return the seconds from the first to the last event of an attempt, summed over attempts (without the time between them)."""
     times: dict[int, list[float]] = {}
     for events in ranks.values():
         attempt = 0
@@ -244,7 +250,7 @@ def wall_time(ranks: dict[int, Events]) -> float | None:
 
 
 def quantile(values: list[float], q: float) -> float:
-    """The q-quantile by linear interpolation between the sorted values."""
+    """Return the q-quantile by linear interpolation between the sorted values."""
     ordered = sorted(values)
     at = q * (len(ordered) - 1)
     low = int(at)
@@ -253,8 +259,11 @@ def quantile(values: list[float], q: float) -> float:
 
 
 def mfu(rate: float | None, spec: RunSpec, model: dict[str, Any], plan: LaunchPlan) -> float | None:
-    """Model FLOP utilisation: 6 FLOPs per parameter and token, or with LoRA 4 per frozen and 6 per trained one (the
-    frozen weights get no gradient; NeMo counts so). None on a CPU and on GPUs whose peak is not known."""
+    """Return the model FLOP utilisation; None on a CPU and on GPUs with an unknown peak.
+
+    Counts 6 FLOPs per parameter and token; with LoRA 4 per frozen and 6 per trained parameter (frozen weights get no
+    gradient; NeMo counts the same way).
+    """
     peak = next((flops for name, flops in PEAK_FLOPS.items() if name in str(model.get("device", ""))), None)
     if not rate or not peak or plan.device != "cuda" or plan.dtype != "bfloat16":
         return None

@@ -1,7 +1,7 @@
-"""Find ranks that are steadily slower than the others in their own work. Pure: uses step events only.
+"""Find ranks that are always slower than the others in their own work. Pure: uses step events only.
 
 With synchronous training, every rank's step takes as long as that of the slowest rank, so step times show nothing. ``own_s`` of
-a step event is what the rank did before it had to wait: data and forward passes, without waits inside them;
+a step event is the time before the rank had to wait: data and forward passes, without waits inside them;
 ``own_backward_s`` is the same for backward passes, if it can be measured (see `allranks.train.step_timers`).
 """
 
@@ -14,12 +14,12 @@ from typing import Any
 
 import msgspec
 
-SLOW_FACTOR = 1.4  # of the median of the others
-WINDOW_STEPS = 20  # logged steps that are looked at
-MIN_SLOW_SHARE = 0.8  # of them must be slow
-MIN_STEP_SHARE = 0.05  # of a step: below it nobody waits long enough to care
+SLOW_FACTOR = 1.4  # relative to the median of the other ranks
+WINDOW_STEPS = 20  # number of logged steps used
+MIN_SLOW_SHARE = 0.8  # share of them that must be slow
+MIN_STEP_SHARE = 0.05  # share of a step; a shorter wait is not significant
 MIN_DIFFERENCE_S = 0.001
-WARMUP_STEPS = 5  # steps of warm-up
+WARMUP_STEPS = 5
 OWN, BACKWARD = "own_s", "own_backward_s"
 MEASURE_NAMES = {OWN: "own work (data and forward)", BACKWARD: "backward passes"}
 Events = list[dict[str, Any]]
@@ -27,8 +27,10 @@ Times = dict[int, list[float]]
 
 
 class RankPace(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank: the median of its own time in a step, and that relative to the median of the others; the same of its
-    backward passes, None where they cannot be told."""
+    """The pace of one rank: the median of its own time per step, and its ratio to the median of the other ranks.
+
+    The same for its backward passes, or None if they cannot be measured.
+    """
 
     rank: int
     host: str | None
@@ -41,12 +43,12 @@ class RankPace(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def most(self) -> float:
-        """The larger of both ratios."""
+        """Return the larger of both ratios."""
         return max(self.relative, self.backward_relative or 0.0)
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """All ranks, the slowest first. ``factor`` is the one from which on a rank is named."""
+    """The pace of all ranks, slowest first. ``factor`` is the ratio from which a rank is reported as slow."""
 
     factor: float
     steps: int
@@ -54,7 +56,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def slow(self) -> list[RankPace]:
-        """Those that are named."""
+        """Return the ranks reported as slow."""
         return [r for r in self.ranks if r.slow]
 
 
@@ -65,13 +67,13 @@ class _Measure(msgspec.Struct, frozen=True):
 
 
 def measure_pace(own: Times, steps_s: list[float], hosts: dict[int, str], backward: Times | None = None) -> Pace | None:
-    """The ranks' pace over the same steps; None where it cannot be told (one rank, too few steps).
+    """Return the ranks' pace over the same steps; None if it cannot be determined (one rank, too few steps).
 
     Args:
         own: each rank's own time of each step, in seconds, in the same order of steps.
-        steps_s: what these steps took as a whole, on any rank.
+        steps_s: durations of these complete steps on any rank.
         hosts: the host of each rank.
-        backward: as `own`, of the backward passes.
+        backward: as `own`, for the backward passes.
     """
     step_s = statistics.median(steps_s) if steps_s else 0.0
     first, second = _measured(own, step_s), _measured(backward or {}, step_s)
@@ -116,7 +118,7 @@ def _median_of_others(values: dict[int, float], rank: int) -> float:
 
 
 def _steady(taken: Times, rank: int, count: int) -> bool:
-    """Whether it is slow in nearly all of these steps, and not only in some."""
+    """Return whether a rank is slow in nearly all of these steps."""
     slow = sum(
         taken[rank][i] >= SLOW_FACTOR * _median_of_others({r: v[i] for r, v in taken.items()}, rank)
         for i in range(count)
@@ -125,19 +127,19 @@ def _steady(taken: Times, rank: int, count: int) -> bool:
 
 
 def straggler_message(found: RankPace) -> str:
-    """For a person."""
+    """Return the message for the user."""
     where = f" on {found.host}" if found.host else ""
     ratios = {OWN: found.relative, BACKWARD: found.backward_relative or 0.0}
     kind = max(found.slow_in or (OWN,), key=lambda k: ratios[k])
     verb = "takes" if kind == OWN else "take"
     return (
         f"rank {found.rank}{where} is slow: its {MEASURE_NAMES[kind]} {verb} {ratios[kind]:.1f} times the median of the others "
-        f"in the last {WINDOW_STEPS} steps; they wait for it"
+        f"in the last {WINDOW_STEPS} steps; the others wait for it"
     )
 
 
 class StragglerDetector:
-    """Listens to the events of all ranks while a run goes on, and names a slow rank once."""
+    """Read the events of all ranks during a run, and report each slow rank once."""
 
     def __init__(self) -> None:
         self._last: dict[int, deque[dict[str, Any]]] = {}
@@ -146,7 +148,7 @@ class StragglerDetector:
         self._named: set[int] = set()
 
     def take(self, event: dict[str, Any]) -> list[str]:
-        """One event; what there is to say after it."""
+        """Process one event; return the messages that result."""
         kind, rank = event.get("event"), event.get("rank")
         if kind == "start" and isinstance(rank, int):
             self._hosts[rank] = str(event.get("host") or "")
@@ -161,7 +163,7 @@ class StragglerDetector:
     def _look(self) -> list[str]:
         common = set.intersection(*({e["step"] for e in events} for events in self._last.values()))
         last = sorted(common)[-WINDOW_STEPS:]
-        if len(last) < WINDOW_STEPS or last[-1] % 5:  # it is enough to look now and then
+        if len(last) < WINDOW_STEPS or last[-1] % 5:  # checked every few steps only
             return []
         pace = _pace(
             {rank: [e for e in events if e["step"] >= last[0]] for rank, events in self._last.items()}, self._hosts
@@ -172,13 +174,13 @@ class StragglerDetector:
 
 
 def pace_of_run(ranks: dict[int, Events]) -> Pace | None:
-    """The pace over all steps after warm-up of a run's last story (see `summary.of_last_story`)."""
+    """Return the pace over all steps after warm-up of a run's last attempt."""
     hosts = {rank: e["host"] for rank, events in ranks.items() for e in events if e["event"] == "start" and "host" in e}
     return _pace({rank: [e for e in events if _counts(e)] for rank, events in ranks.items()}, hosts)
 
 
 def _pace(ranks: dict[int, Events], hosts: dict[int, str]) -> Pace | None:
-    """Of step events: each kind over the steps in which every rank tells it."""
+    """Return the pace from step events: each measure over the steps for which every rank reports it."""
     if len(ranks) < 2:
         return None
     first = next(iter(ranks.values()))

@@ -52,11 +52,11 @@ EVIDENCE_TEXT = {
     "replayed": "a test replays logs and facts of a real case, because it needs GPUs or a network fabric",
 }
 CLASS_FIELDS = (
-    ("why", "cause"),
-    ("do", "fix"),
-    ("to be sure", "next_test"),
-    ("for example", "example"),
-    ("see", "reference"),
+    ("cause", "cause"),
+    ("fix", "fix"),
+    ("next test", "next_test"),
+    ("example", "example"),
+    ("reference", "reference"),
 )
 
 

@@ -1,1 +1,1 @@
-"""A comparison of strategies that can be believed: gates, figures, a model of communication, and how they are shown."""
+"""Compare strategies: gates, figures, a communication model, and output tables."""

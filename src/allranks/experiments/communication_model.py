@@ -20,7 +20,7 @@ PREDICTED_WORLD_SIZES = (8, 16, 64, 256, 1024)
 
 
 class CommunicationModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds a hop, seconds a byte, and how well that fits: the root mean square of the relative errors."""
+    """Seconds per hop, seconds per byte, and the error of the fit: the root mean square of the relative errors."""
 
     alpha_s: float
     beta_s: float
@@ -29,7 +29,7 @@ class CommunicationModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def hops_and_share(kind: str, world: int) -> tuple[float, float]:
-    """(messages one after the other, bytes sent by a rank for each byte of the collective)."""
+    """Return (sequential messages, bytes sent by a rank per byte of the collective)."""
     if kind == "all_reduce":
         return 2.0 * (world - 1), 2.0 * (world - 1) / world
     if kind == "broadcast":
@@ -38,12 +38,14 @@ def hops_and_share(kind: str, world: int) -> tuple[float, float]:
 
 
 def fit_communication_model(points: Sequence[tuple[str, float, float]], world: int) -> CommunicationModel | None:
-    """Least squares of relative errors over (kind, bytes, seconds), both coefficients at least zero; None where fewer
-    than two sizes were seen."""
+    """Fit the relative errors over (kind, bytes, seconds) by least squares, with both coefficients at least zero.
+
+    Return None for fewer than two sizes.
+    """
     seen = [(*hops_and_share(kind, world), size, t) for kind, size, t in points if size > 0 and t > 0]
     if len({size for _, _, size, _ in seen}) < 2:
         return None
-    # divided by the time, so that small and large messages count alike
+    # divided by the time, so that small and large messages have equal weight
     xs = [(hops / t, share * size / t) for hops, share, size, t in seen]
     aa, bb = sum(x * x for x, _ in xs), sum(y * y for _, y in xs)
     ab, a1, b1 = sum(x * y for x, y in xs), sum(x for x, _ in xs), sum(y for _, y in xs)
@@ -60,7 +62,7 @@ def fit_communication_model(points: Sequence[tuple[str, float, float]], world: i
 
 
 def communication_time_s(collectives: Sequence[dict[str, Any]], found: CommunicationModel, world: int) -> float:
-    """Seconds a step for (kind, count, bytes), if nothing is hidden."""
+    """Return the seconds per step for (kind, count, bytes), without overlap."""
     total = 0.0
     for c in collectives:
         hops, share = hops_and_share(c["kind"], world)
@@ -71,8 +73,10 @@ def communication_time_s(collectives: Sequence[dict[str, Any]], found: Communica
 def predict_step_time(
     figures: dict[str, Any], found: CommunicationModel, tokens_per_rank_step: float, world: int
 ) -> dict[str, float]:
-    """Step time and tokens/s on `world` ranks, each with the batch that it has now: what was computed stays, what was
-    exposed grows as the model says."""
+    """Return step time and tokens/s on `world` ranks with the same batch per rank.
+
+    Compute time stays constant; exposed communication scales by the model.
+    """
     exposed_share = 1.0 - (figures["overlap"] or 0.0)
     step = figures["step_time_s"]["median"]
     rest = max(step - figures["exposed_comm_s"], 0.0)
@@ -84,7 +88,7 @@ Json = dict[str, Any]
 
 
 def collective_timings(measured: Json) -> list[tuple[str, float, float]]:
-    """(kind, bytes, seconds) of collectives: the shortest of each kind and size, since the rest of a duration is waiting."""
+    """Return (kind, bytes, seconds) of collectives: the shortest of each kind and size, because longer ones include waiting."""
     best: dict[tuple[str, int], float] = {}
     for rank in measured["ranks"]:
         for known in rank.values():
@@ -96,10 +100,10 @@ def collective_timings(measured: Json) -> list[tuple[str, float, float]]:
 def recommend_strategy(
     measured: Json, rows: list[ComparisonRow]
 ) -> tuple[list[str], CommunicationModel | None, list[Json]]:
-    """Sentences, the fitted model, and predictions by strategy and number of ranks."""
+    """Return sentences, the fitted model, and predictions by strategy and number of ranks."""
     good = [r for r in rows if r.figures]
     if not good:
-        return ["No strategy passed its gates: there is nothing to choose from."], None, []
+        return ["No strategy passed its gates, so there is no recommendation."], None, []
     found = fit_communication_model(collective_timings(measured), measured["world_size"])
     ranked = sorted(good, key=_tokens_per_s, reverse=True)
     text = [_best(measured, ranked), *_memory(ranked)]
@@ -123,12 +127,12 @@ def _best(measured: Json, ranked: list[ComparisonRow]) -> str:
         if r.figures and r.figures["tokens_per_s"]["max"] >= first.figures["tokens_per_s"]["min"]
     ]
     overlap = first.figures["overlap"]
-    why = f"{first.figures['exposed_comm_s'] / first.figures['step_time_s']['median']:.0%} of its step is communication that nothing hides"
+    why = f"{first.figures['exposed_comm_s'] / first.figures['step_time_s']['median']:.0%} of its step is exposed communication"
     if overlap:
         why += f", {overlap:.0%} of its communication is hidden"
     text = f"Fastest on {here}: {first.strategy} with {_tokens_per_s(first):,.0f} tokens/s; {why}."
     if alike:
-        text += f" Not told apart from it by this measurement: {', '.join(alike)}."
+        text += f" Not distinguishable from it in this measurement: {', '.join(alike)}."
     return text
 
 
@@ -140,8 +144,8 @@ def _memory(ranked: list[ComparisonRow]) -> list[str]:
     slower = 1 - _tokens_per_s(least) / _tokens_per_s(first)
     return [
         f"Least memory: {least.strategy}, peak {format_bytes(least.figures['memory']['peak_bytes'])} against "
-        f"{format_bytes(first.figures['memory']['peak_bytes'])} of {first.strategy}, {slower:.0%} slower here. Its savings grow with "
-        "weights and optimizer state; activations are the same for all."
+        f"{format_bytes(first.figures['memory']['peak_bytes'])} of {first.strategy}, {slower:.0%} slower here. The savings grow with "
+        "weights and optimizer state; activations are the same for all strategies."
     ]
 
 
@@ -159,28 +163,28 @@ def _predictions(measured: Json, good: list[ComparisonRow], found: Communication
 
 
 def _outlook(found: CommunicationModel, predicted: list[Json]) -> list[str]:
-    bandwidth = f"{1 / found.beta_s / 1e9:.2f} GB/s" if found.beta_s > 0 else "no measurable time a byte"
+    bandwidth = f"{1 / found.beta_s / 1e9:.2f} GB/s" if found.beta_s > 0 else "no measurable time per byte"
     text = [
-        f"Model of communication, fitted to {found.points} sizes of collectives: {found.alpha_s * 1e6:.0f} us a message, {bandwidth}; "
-        f"it misses what was measured by {found.residual:.0%} (root mean square)."
+        f"Communication model, fitted to {found.points} sizes of collectives: {found.alpha_s * 1e6:.0f} us per message, {bandwidth}; "
+        f"its error is {found.residual:.0%} (root mean square)."
     ]
     said: dict[str, list[str]] = {}
     for world in PREDICTED_WORLD_SIZES:
         said.setdefault(_fastest([p for p in predicted if p["ranks"] == world], found), []).append(f"{world:,}")
     turns = [f"on {', '.join(worlds)} ranks {who}" for who, worlds in said.items()]
     text.append(
-        f"Predicted, not measured (same links, same batch a rank): {'; '.join(turns)}. A larger model moves all lines alike, since bytes and "
-        "computation grow together; more ranks with the same bytes a rank cost messages, which favours few large buckets; slower "
+        f"Predicted, not measured (same links, same batch per rank): {'; '.join(turns)}. With a larger model, all strategies change alike, because bytes and "
+        "computation grow together; more ranks with the same bytes per rank cost messages, which favours few large buckets; slower "
         "links favour strategies that send less (data parallelism, ZeRO 1 and 2 without accumulation) over ZeRO 3."
     )
     return text
 
 
 def _fastest(predicted: list[Json], found: CommunicationModel) -> str:
-    """Who is predicted to be fastest on some number of ranks, and whom the model, with its error, cannot tell from it."""
+    """Return the strategy with the best prediction on some number of ranks, and those within the error of the model."""
     slack = max(0.05, found.residual)
     here = sorted(predicted, key=lambda p: -p["tokens_per_s"])
     close = [p["strategy"] for p in here if p["tokens_per_s"] >= (1 - slack) * here[0]["tokens_per_s"]]
     if len(close) == len(here) > 1:
-        return "no strategy stands out"
+        return "no strategy is clearly faster"
     return close[0] + (f" (within {slack:.0%}: {', '.join(close[1:])})" if close[1:] else "")

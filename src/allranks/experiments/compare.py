@@ -1,4 +1,4 @@
-"""`allranks compare`: one job in which all strategies take turns, and what follows from what it measured."""
+"""Run `allranks compare`: one job in which all strategies take turns, and its evaluation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from allranks.spec.strategies import REGISTRY, resolve_options, strategy_info
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a comparison."""
+    """The result of a comparison."""
 
     folder: str
     rows: list[ComparisonRow]
@@ -39,7 +39,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return all(row.gates.passed for row in self.rows)
 
     def document(self) -> dict[str, Any]:
-        """comparison.json: rows, the advice, the fitted model and its predictions."""
+        """Return comparison.json: rows, recommendations, the fitted model and its predictions."""
         known = {k: v for k, v in self.measured.items() if k != "ranks"}
         return {
             "rows": [_row_document(row) for row in self.rows],
@@ -71,13 +71,13 @@ def _row_document(row: ComparisonRow) -> dict[str, Any]:
 
 
 def comparison_request(spec: RunSpec, names: Sequence[str], repeats: int) -> CompareRequest:
-    """What the ranks are to do. Options of the spec's own strategy go to the strategies that know them.
+    """Return the request to the ranks. Options of the spec's own strategy go to the strategies that support them.
 
     Raises:
-        SpecError: a strategy is unknown, named twice, or for one process.
+        SpecError: a strategy is unknown, given twice, or for one process.
     """
     if not names:
-        raise SpecError("--strategies names none; give names separated by commas, or all")
+        raise SpecError("--strategies is empty; give names separated by commas, or all")
     candidates = []
     for name in names:
         known = strategy_info(name)
@@ -89,13 +89,13 @@ def comparison_request(spec: RunSpec, names: Sequence[str], repeats: int) -> Com
         candidates.append(StrategyChoice(name=name, options=resolve_options(name, given)))
     twice = {n for n in names if list(names).count(n) > 1}
     if twice:
-        raise SpecError(f"named twice: {', '.join(sorted(twice))}")
+        raise SpecError(f"given twice:  {', '.join(sorted(twice))}")
     steps = spec.train.max_steps or 10
     return CompareRequest(strategies=candidates, repeats=repeats, steps=steps)
 
 
 def every_strategy() -> list[str]:
-    """All that share work between ranks in this program's own loop; DeepSpeed's where it is installed."""
+    """Return all distributed strategies of allranks' own loop, including DeepSpeed's if it is installed."""
     deepspeed = importlib.util.find_spec("deepspeed") is not None
     return [
         name
@@ -105,14 +105,14 @@ def every_strategy() -> list[str]:
 
 
 def compare(spec: RunSpec, asked: CompareRequest, observer: Observer) -> Comparison:
-    """Run it, judge it, and write comparison.json, .csv and .html into its folder.
+    """Run the comparison, evaluate it, and write comparison.json, .csv and .html to its folder.
 
     Raises:
-        SpecError: the spec cannot be compared on (a script, one rank).
-        RunFailed: the job did not come to its end.
+        SpecError: the spec cannot be used for a comparison (a script, one rank).
+        RunFailed: the job did not complete.
     """
     if spec.script is not None:
-        raise SpecError("script: a program of your own has its own loop; strategies cannot be compared in it")
+        raise SpecError("script: a program has its own training loop; strategies cannot be compared in it")
     first = asked.strategies[0]
     spec = msgspec.structs.replace(
         spec,
@@ -129,14 +129,14 @@ def compare(spec: RunSpec, asked: CompareRequest, observer: Observer) -> Compari
     folder = run.root / "compare"
     measured = read_json(folder / "measured.json")
     if result.exit_code or not isinstance(measured, dict):
-        raise RunFailed(f"the comparison did not come to its end: {result.message}")
+        raise RunFailed(f"the comparison did not complete: {result.message}")
     add_profiles(folder, measured)
-    write_json(folder / "measured.json", measured)  # whole: it can be judged again without the traces
+    write_json(folder / "measured.json", measured)  # complete: it can be evaluated again without the traces
     return write_comparison(run, measured)
 
 
 def write_comparison(run: RunDir, measured: dict[str, Any]) -> Comparison:
-    """Judge what was measured, and write it."""
+    """Evaluate the measurements, and write the result."""
     found = evaluate_strategies(measured)
     advice, model, predictions = recommend_strategy(measured, found)
     done = Comparison(

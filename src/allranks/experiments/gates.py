@@ -1,4 +1,4 @@
-"""From what the ranks measured to rows: three gates, and figures only where all of them are passed. Pure."""
+"""Evaluate measurements of strategies: three gates, and figures only for strategies that pass all of them. Pure."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 
 TOLERANCE = {"float32": 2e-3, "float64": 1e-6, "bfloat16": 0.05, "float16": 0.05}
-# of the gradient's norm: a missing division by W ranks is W - 1, and AdamW's weights do not show it
+# relative to the gradient's norm: a missing division by W ranks gives W - 1, and AdamW's weights do not show it
 NORM_TOLERANCE = {"float32": 0.01, "float64": 1e-4, "bfloat16": 0.1, "float16": 0.1}
 LOSS_TOLERANCE = {"float32": 1e-3, "float64": 1e-6, "bfloat16": 0.05, "float16": 0.05}
-LIBRARY_TOLERANCE = 0.01  # bytes, where a library decides how many messages there are
+LIBRARY_TOLERANCE = 0.01  # of bytes, if a library decides the number of messages
 SHOWN_OVERLAP = 0.05
 Json = dict[str, Any]
 
 
 class Gates(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a row may have figures."""
+    """Results of the gates; a row only has figures if all passed."""
 
     parity: bool
     mechanism: bool
@@ -29,7 +29,7 @@ class Gates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One strategy. ``reasons`` say why a gate is shut, ``marks`` what else one must know."""
+    """One strategy. ``reasons`` say why a gate failed, ``marks`` are other remarks."""
 
     strategy: str
     gates: Gates
@@ -40,7 +40,7 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def evaluate_strategies(measured: Json) -> list[ComparisonRow]:
-    """One row a strategy, in the order asked for."""
+    """Return one row per strategy, in the requested order."""
     control = negative_control_problem(measured)
     names = list(measured["ranks"][0])
     sound = next((n for n in names if not _failed(measured, n) and not _parity(measured, n, control)), None)
@@ -48,12 +48,14 @@ def evaluate_strategies(measured: Json) -> list[ComparisonRow]:
 
 
 def negative_control_problem(measured: Json) -> str | None:
-    """Why the parity gate itself is void: ranks that never talk must be seen to be wrong."""
+    """Return why the parity gate itself is invalid: without synchronisation it must detect wrong weights."""
     control, limit = measured["negative_control"], TOLERANCE[measured["dtype"]]
     if measured["world_size"] < 2:
         return None
     if control["error"] <= limit or control["ranks_differ"] == 0.0:
-        return f"the negative control (no synchronisation) was not seen to be wrong (error {control['error']:.1e}): too few steps to tell"
+        return (
+            f"the negative control (no synchronisation) was not detected (error {control['error']:.1e}): too few steps"
+        )
     return None
 
 
@@ -85,19 +87,19 @@ def _parity(measured: Json, name: str, control: str | None) -> str | None:
     verified, dtype = measured["ranks"][0][name]["verified"], measured["dtype"]
     error, limit = _number_or_inf(verified["error"]), TOLERANCE[dtype]
     if not error <= limit:
-        return f"parity: after {measured['verify_steps']} steps the weights are {error:.1e} of the update away from one process's (limit {limit:.0e})"
+        return f"parity: after {measured['verify_steps']} steps the weights differ from those of one process by {error:.1e} of the update (limit {limit:.0e})"
     norm, limit = _number_or_inf(verified["norm_error"]), NORM_TOLERANCE[dtype]
     if not norm <= limit:
         return (
-            f"parity: the gradient's norm is {norm:.1e} of it away from one process's (limit {limit:.0e}): "
-            "a factor that AdamW hides, such as a missing division by the ranks"
+            f"parity: the gradient norm differs from that of one process by {norm:.1e} (relative; limit {limit:.0e}): "
+            "a factor that AdamW hides, such as a missing division by the number of ranks"
         )
     apart = max(rank[name]["verified"].get("ranks_differ", 0.0) for rank in measured["ranks"])
     return f"parity: the ranks' weights differ by {apart:.1e}" if apart else None
 
 
 def _number_or_inf(value: float | None) -> float:
-    """JSON has no infinity and no NaN: they come back as null."""
+    """Return infinity for null, because JSON has no infinity and no NaN."""
     return float("inf") if value is None else value
 
 
@@ -111,26 +113,29 @@ def _mechanism(measured: Json, name: str) -> str | None:
 
 
 def compare_traffic(expected: list[Json], measured: list[Json]) -> str | None:
-    """The first thing in which the process group did not do what the strategy's formula says."""
+    """Return the first difference between the process group's traffic and the strategy's formula."""
     left = {(m["kind"], m["phase"]): [m["count"], m["bytes"]] for m in measured}
     for e in expected:
         if e["count"] is None:
             found = _take_any_phase(left, e)
             if abs(found - e["bytes"]) > LIBRARY_TOLERANCE * max(e["bytes"], 1):
-                return f"{e['kind']}: {found:,.0f} bytes a step, the formula says {e['bytes']:,}"
+                return f"{e['kind']}: {found:,.0f} bytes per step, expected {e['bytes']:,}"
             continue
         count, size = left.pop((e["kind"], e["phase"]), (0, 0))
         if count != e["count"] or size != e["bytes"]:
-            return f"{e['kind']} in {e['phase']}: {count:g} calls of {size:,.0f} bytes a step, the formula says {e['count']} of {e['bytes']:,}"
+            return f"{e['kind']} in {e['phase']}: {count:g} calls of {size:,.0f} bytes per step, expected {e['count']} of {e['bytes']:,}"
     if left:
         (kind, phase), (count, size) = next(iter(left.items()))
-        return f"{count:g} {kind} of {size:,.0f} bytes a step in {phase}, of which the formula says nothing"
+        return f"unexpected: {count:g} {kind} of {size:,.0f} bytes per step in {phase}"
     return None
 
 
 def _take_any_phase(left: dict[tuple[str, str], list[float]], wanted: Json) -> float:
-    """Bytes of a kind. A library prefetches: its forward and backward gathers are not told apart, so that each formula
-    line takes what is its own and leaves the rest."""
+    """Return bytes of a kind in any phase.
+
+    A library prefetches, so its gathers of forward and backward cannot be distinguished; each line of the formula takes its own
+    bytes and leaves the rest.
+    """
     total = 0.0
     order = sorted((k for k in left if k[0] == wanted["kind"]), key=lambda k: k[1] != wanted["phase"])
     for key in order:
@@ -157,17 +162,17 @@ def _equal_work(measured: Json, name: str, sound: str | None) -> str | None:
             return f"equal work: rank {r} made {work['updates']} updates in {steps} steps"
         for found, n in [(work, steps), *((repeat["work"], timed) for repeat in rank[name]["repeats"])]:
             if found["micro_batches"] != n * accum:
-                return f"equal work: rank {r} trained {found['micro_batches']} micro-batches in {n} steps, {n * accum} were planned"
+                return f"equal work: rank {r} trained {found['micro_batches']} micro-batches in {n} steps, planned {n * accum}"
         if sound is None:
             continue
         like = rank[sound]
         for key in ("rows", "tokens"):
             if work[key] != like["verified"]["work"][key]:
-                return f"equal work: rank {r} trained {work[key]} {key}, {sound} {like['verified']['work'][key]}"
+                return f"equal work: rank {r} trained {work[key]} {key}, but {sound} trained {like['verified']['work'][key]}"
         limit = LOSS_TOLERANCE[measured["dtype"]]
         pairs = zip(rank[name]["verified"]["losses"], like["verified"]["losses"], strict=True)
         if any(abs(a - b) > limit * max(abs(b), 1e-6) for a, b in pairs):
-            return f"equal work: the losses are not those of {sound}"
+            return f"equal work: the losses differ from those of {sound}"
     return None
 
 
@@ -175,13 +180,13 @@ def _remarks(measured: Json, name: str) -> list[str]:
     verified = measured["ranks"][0][name]["verified"]
     marks = []
     if verified["error"] == 0.0:
-        marks.append("weights bitwise those of one process")
+        marks.append("weights bitwise equal to those of one process")
     if verified["claims_overlap"] and measured["world_size"] > 1:
         shown = max(_overlap(rank[name]["verified"]["window"]) or 0.0 for rank in measured["ranks"])
         if not any(m["phase"] == "backward" for m in verified["measured"]):
-            marks.append("claims overlap, but launches no collective within backward")
+            marks.append("is expected to overlap, but launches no collective during backward")
         elif shown < SHOWN_OVERLAP:
-            marks.append(f"claims overlap, but hides only {shown:.0%} of its communication here")
+            marks.append(f"is expected to overlap, but hides only {shown:.0%} of its communication here")
     return marks
 
 
@@ -212,7 +217,7 @@ def _figures(measured: Json, name: str) -> Json:
 
 
 def tokens_per_s(ranks: list[Json]) -> float:
-    """All ranks' tokens over the time of the slowest, in one repeat."""
+    """Return all ranks' tokens over the time of the slowest rank, in one repeat."""
     return sum(sum(r["tokens"]) for r in ranks) / max(sum(r["step_time_s"]) for r in ranks)
 
 
@@ -224,7 +229,7 @@ def _collectives(verified: Json) -> list[Json]:
 
 
 def collective_seconds(windows: list[Json], measured: Json) -> Json:
-    """Seconds a step in each kind of collective, mean over ranks, by the names that the trace has."""
+    """Return seconds per step in each kind of collective, mean over ranks, by the names in the trace."""
     steps = measured["verify_steps"] - 3
     total: dict[str, float] = {}
     for window in windows:

@@ -1,4 +1,4 @@
-"""Read the profiler traces that the ranks of a comparison wrote, and add their figures to what was measured."""
+"""Read the profiler traces of a comparison's ranks, and add their figures to the measurements."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from allranks.analysis.trace import read_traces
 from allranks.analysis.trace.rank import RankResult, UnreadableTrace
 from allranks.analysis.trace.records import PHASES
 
-UNPHASED = PHASES.index("other")  # the loop's own small reduction is launched in no phase of training
+UNPHASED = PHASES.index("other")  # the loop's own small reduction is launched outside of training phases
 Json = dict[str, Any]
 
 
 def add_profiles(folder: Path, measured: Json) -> None:
     """Add ``window`` and the peak of memory to every rank's verified strategies, in place.
 
-    A trace that cannot be read makes its strategy a failed one on all ranks; the other strategies keep their figures.
+    A trace that cannot be read marks its strategy as failed on all ranks; the other strategies keep their figures.
 
     Args:
         folder: the folder ``compare`` of the run, with ``<strategy>/traces/rank<R>.json.gz``.
@@ -50,8 +50,10 @@ def _add_profile(verified: Json, found: RankResult) -> None:
 
 
 def trace_figures(found: RankResult) -> Json:
-    """Return seconds a step of compute, communication (its exposed and overlapped part) and idle time, as `allranks trace`
-    has them, and the collectives of training as (kind, bytes, seconds)."""
+    """Return the seconds per step as in `allranks trace`, and the collectives of training as (kind, bytes, seconds).
+
+    The seconds are those of compute, communication (exposed and overlapped) and idle time.
+    """
     n, total = max(len(found.steps), 1), found.total
     training = [c for c in found.collectives if c.phase != UNPHASED]
     return {
@@ -66,5 +68,5 @@ def trace_figures(found: RankResult) -> Json:
 
 
 def peak_new_bytes(found: RankResult) -> int:
-    """Return the most bytes that were allocated on the host within the trace and not yet freed."""
+    """Return the maximum number of bytes that were allocated on the host during the trace and not yet freed."""
     return found.memory["cpu"][0] if "cpu" in found.memory else 0

@@ -1,4 +1,4 @@
-"""The table in a terminal, as CSV, and as a page that opens offline."""
+"""Show a comparison as tables in a terminal, as CSV, and as an offline page."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from allranks.version import __version__
 Json = dict[str, Any]
 TIME_PARTS = (
     ("forward_s", "forward", "#4c78a8"),
-    ("backward_s", "backward, with what it waits for", "#72b7b2"),
-    ("optimizer_s", "optimizer, with what it waits for", "#f2a541"),
+    ("backward_s", "backward, including waits", "#72b7b2"),
+    ("optimizer_s", "optimizer, including waits", "#f2a541"),
     ("other_s", "data and bookkeeping", "#9d9da1"),
 )
 MEMORY_PARTS = (
@@ -39,13 +39,13 @@ def milliseconds_text(seconds: float) -> str:
 
 
 def gate_text(row: ComparisonRow) -> str:
-    """✓ or ✗ for parity, mechanism and equal work."""
+    """Return ✓ or ✗ for parity, mechanism and equal work."""
     return " ".join("✓" if ok else "✗" for ok in (row.gates.parity, row.gates.mechanism, row.gates.equal_work))
 
 
 def speed_table(rows: list[ComparisonRow]) -> Table:
-    """Gates and times."""
-    table = Table(title="Speed (times in ms a step)", title_justify="left", show_edge=False, pad_edge=False)
+    """Return the table of gates and times."""
+    table = Table(title="Speed (times in ms per step)", title_justify="left", show_edge=False, pad_edge=False)
     for name in (
         "strategy",
         "gates",
@@ -79,10 +79,12 @@ def speed_table(rows: list[ComparisonRow]) -> Table:
 
 
 def traffic_table(rows: list[ComparisonRow], base: str | None) -> Table:
-    """Collectives and memory."""
-    table = Table(title="Traffic a step and memory a rank", title_justify="left", show_edge=False, pad_edge=False)
-    for name in ("strategy", "collectives a step", "bytes", "theory", "weights", "grads", "optim", "ratio", "peak"):
-        table.add_column(name, justify="left" if name in ("strategy", "collectives a step") else "right", no_wrap=True)
+    """Return the table of collectives and memory."""
+    table = Table(title="Traffic per step and memory per rank", title_justify="left", show_edge=False, pad_edge=False)
+    for name in ("strategy", "collectives per step", "bytes", "theory", "weights", "grads", "optim", "ratio", "peak"):
+        table.add_column(
+            name, justify="left" if name in ("strategy", "collectives per step") else "right", no_wrap=True
+        )
     whole = next((r.figures["memory"]["state_bytes"] for r in rows if r.strategy == base and r.figures), None)
     for row in rows:
         if row.figures is None:
@@ -103,7 +105,7 @@ def traffic_table(rows: list[ComparisonRow], base: str | None) -> Table:
 
 
 def csv_text(rows: list[ComparisonRow]) -> str:
-    """One line a strategy; units in the names, empty where there are no figures."""
+    """Return one line per strategy; units in the names, empty without figures."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     parts = ["forward_s", "backward_s", "optimizer_s", "compute_s", "comm_s", "exposed_comm_s", "idle_s", "overlap"]
@@ -128,7 +130,7 @@ def csv_text(rows: list[ComparisonRow]) -> str:
 def comparison_page(
     name: str, measured: Json, rows: list[ComparisonRow], advice: list[str], predictions: list[Json]
 ) -> str:
-    """comparison.html."""
+    """Return comparison.html."""
     template = (resources.files("allranks.experiments") / "templates" / "comparison.html.j2").read_text("utf-8")
     environment = html_environment()
     environment.filters |= {"bytes": format_bytes, "ms": milliseconds_text, "rough": two_digits}
@@ -152,7 +154,7 @@ def comparison_page(
 
 
 def two_digits(value: float) -> str:
-    """Two digits: 1100248 as 1,100,000."""
+    """Round to two digits: 1100248 becomes 1,100,000."""
     return f"{float(f'{value:.2g}'):,.0f}"
 
 
@@ -162,7 +164,7 @@ def _times(figures: Json) -> Json:
 
 
 def _bars(rows: list[ComparisonRow], values: Any, parts: tuple[tuple[str, str, str], ...]) -> list[Json]:
-    """Stacked bars as shares of the longest."""
+    """Return stacked bars as shares of the longest one."""
     found = [(r.strategy, values(r.figures)) for r in rows]
     longest = max((sum(v[k] for k, _, _ in parts) for _, v in found), default=1.0) or 1.0
     return [

@@ -1,1 +1,1 @@
-"""Tools to try allranks on one machine: the smoke tests, and a Slurm cluster in namespaces."""
+"""Tools for testing on one machine: the smoke tests, and a Slurm cluster in namespaces."""

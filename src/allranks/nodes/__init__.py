@@ -1,1 +1,1 @@
-"""Ask nodes what they have, check whether they can run a job, and prepare them: preflight, topology, network, staging, Slurm client."""
+"""Query nodes, check whether they can run a job, and prepare them: preflight, topology, network, staging, Slurm client."""

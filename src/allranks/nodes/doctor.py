@@ -1,4 +1,4 @@
-"""What the verb ``doctor`` does: examine nodes, and draw conclusions."""
+"""Run the verb ``doctor``: check nodes, and draw conclusions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class DoctorOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the doctor says."""
+    """The result of the doctor."""
 
     preflight: PreflightResult
     ok: bool
@@ -51,11 +51,11 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str] = []
     policy: NetworkPolicy = NetworkPolicy(nodes=[])
     outcome: NetworkOutcome | None = None
-    """What the ranks of the collectives really used."""
+    """The network that the ranks of the collectives used."""
     copies: list[CopyResult] = []
 
     def as_json(self) -> dict[str, Any]:
-        """One document: verdicts by node, the network, the pairs."""
+        """Return one document: verdicts by node, the network, the pairs."""
         found = self.preflight
         return {
             "ok": self.ok,
@@ -98,15 +98,15 @@ def doctor(
     *,
     facts: MachineFacts,
 ) -> DoctorReport:
-    """Examine the nodes that the spec would use, as far as they can be reached from here.
+    """Check the nodes that the spec would use, as far as they can be reached from here.
 
     Args:
-        nodes: gives the nodes, and notes for the reader (`launch.launchers.Launcher.nodes_to_examine`); entered once the spec is planned.
-        facts: what the plan depends on, of this machine and of the partition (`launch.preview.planning_facts`).
+        nodes: returns the nodes, and notes for the reader (`launch.launchers.Launcher.nodes_to_examine`); entered once the spec is planned.
+        facts: facts about this machine and the partition for the plan (`launch.preview.planning_facts`).
 
     Raises:
         SpecError: Slurm refuses account, partition or resources.
-        EnvironmentNotAble: no Slurm answers, or the nodes are not free.
+        EnvironmentNotAble: Slurm does not answer, or the nodes are not free.
     """
     plan = make_plan(spec, facts)
     if spec.model is not None and not plan.device_is_provisional:
@@ -134,7 +134,7 @@ def _run(
         say("measuring all pairs ...")
         if plan.device == "cuda":
             copies = run_copy_test(where, found, Path(spec.run_root))
-            policy = _policy(spec, plan, found)  # a copy that failed changes it
+            policy = _policy(spec, plan, found)  # a failed copy changes it
         procs = plan.procs_per_node if plan.device == "cuda" or len(where.hosts) < 2 else 1
         measured = measure_pairs(where, found, plan, procs, policy)
         pairs, outcome = measured.pairs, measured.outcome
@@ -161,7 +161,7 @@ def _policy(spec: RunSpec, plan: LaunchPlan, found: PreflightResult) -> NetworkP
 def _without_bad_nodes(
     where: TargetNodes, spec: RunSpec, plan: LaunchPlan, request: DoctorOptions, found: PreflightResult
 ) -> tuple[PreflightResult, list[str], str]:
-    """The rest is looked at again: what was hidden behind a bad node comes out. The bad nodes' verdicts stay."""
+    """Check the other nodes again: a bad node may have hidden other failures. The verdicts on the bad nodes are kept."""
     bad = found.bad_hosts
     try:
         smaller = exclude_nodes(spec, bad, machine_facts())

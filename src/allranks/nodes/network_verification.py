@@ -30,10 +30,10 @@ TCP_ESTABLISHED = "01"
 def connection_addresses(
     pids: Iterable[int], *, peers: Iterable[str] | None = None, without_ports: Iterable[int] = ()
 ) -> Counter[str]:
-    """Local addresses of these processes' connections, counted.
+    """Count the local addresses of these processes' connections.
 
-    Left out are the store's ports, and with `peers` (addresses of the nodes) connections to anybody else. A connection
-    between two processes of this node counts at both ends. Processes that are gone count nothing.
+    Excluded are the store's ports, and with `peers` (addresses of the nodes) connections to other hosts. A connection
+    between two processes of this node counts at both ends. Processes that have ended are skipped.
     """
     known = None if peers is None else set(peers)
     mine = {inode for pid in pids for inode in _socket_inodes(pid)}
@@ -85,7 +85,7 @@ def _endpoint(text: str) -> tuple[str, int]:
 
 
 def count_by_interface(addresses: Counter[str], names: dict[str, str]) -> dict[str, int]:
-    """Counts by interface; an address that no interface has keeps its own name."""
+    """Return counts by interface; an address without an interface is listed by itself."""
     found: Counter[str] = Counter()
     for address, count in addresses.items():
         found["lo" if address.startswith("127.") or address == "::1" else names.get(address, address)] += count
@@ -120,7 +120,7 @@ RDMA_PREFIXES = ("IB", "IBext", "AWS", "OFI", "UCX", "SHARP", "COLLNET")
 
 
 class ObservedNetwork(msgspec.Struct, frozen=True, kw_only=True):
-    """One node, over all its ranks. Sets as sorted lists; empty: nothing was said of it."""
+    """Observations on one node, over all its ranks. Sets as sorted lists; empty: no information."""
 
     host: str
     networks: list[str] = []
@@ -131,31 +131,31 @@ class ObservedNetwork(msgspec.Struct, frozen=True, kw_only=True):
     devices: list[str] = []
     """RDMA ports, ``mlx5_0:1``."""
     layers: list[str] = []
-    """IB or RoCE, as NCCL tells it of the ports."""
+    """IB or RoCE, as NCCL reports it for the ports."""
     ways: dict[str, int] = {}
-    """Channels by way: P2P, SHM, NET/IB, NET/IB/GDRDMA, NET/Socket, ..."""
+    """Channels by transport: P2P, SHM, NET/IB, NET/IB/GDRDMA, NET/Socket, ..."""
     reasons: list[str] = []
-    """What NCCL said that explains why it has no RDMA."""
+    """NCCL messages that explain why it has no RDMA."""
     connections: dict[str, int] = {}
     """Connections of the ranks to other nodes by interface, without the store's."""
     lost_peers: list[str] = []
-    """Ranks that Gloo connected to fewer peers than it should."""
+    """Ranks that Gloo connected to fewer peers than expected."""
 
     @property
     def rdma(self) -> bool | None:
-        """Whether the data went by RDMA; None if NCCL said nothing."""
+        """Return whether the data used RDMA; None if NCCL logged nothing."""
         if not self.networks:
             return None
         return all(net.startswith(RDMA_PREFIXES) for net in self.networks)
 
     @property
     def known(self) -> bool:
-        """Whether anything was seen at all."""
+        """Return whether there is any observation."""
         return bool(self.networks or self.bootstrap or self.ways or self.connections)
 
 
 class NetworkLogParser:
-    """Takes in the lines of one node's ranks."""
+    """Parse the log lines of one node's ranks."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -166,7 +166,7 @@ class NetworkLogParser:
         self._ways: dict[str, int] = {}
 
     def take(self, lines: Iterable[str]) -> None:
-        """Lines of a log; those that are none of NCCL's or Gloo's are passed over."""
+        """Parse lines of a log; lines of other programs are skipped."""
         for line in lines:
             if "NCCL" in line:
                 found = _LINE.search(line)
@@ -200,7 +200,7 @@ class NetworkLogParser:
             self._sets["layers"] |= {"RoCE" if "roce" in layer.lower() else "IB"} if layer else set()
 
     def observed(self, connections: dict[str, int] | None = None) -> ObservedNetwork:
-        """The sum. What was assigned to a communicator counts before what was merely initialised."""
+        """Return the result. Assignments to a communicator take precedence over mere initialisation."""
         sets = self._sets
         return ObservedNetwork(
             host=self._host,
@@ -217,7 +217,7 @@ class NetworkLogParser:
 
 
 def _transport_name(kind: str, rest: str) -> str:
-    """``NET/IB/0/GDRDMA`` -> ``NET/IB/GDRDMA``: the number of the device says nothing here."""
+    """Convert ``NET/IB/0/GDRDMA`` to ``NET/IB/GDRDMA``: the device number is not needed."""
     if kind != "NET":
         return kind
     parts = [part for part in rest.split("/") if part]
@@ -227,7 +227,7 @@ def _transport_name(kind: str, rest: str) -> str:
 
 
 def host_of_line(line: str) -> str | None:
-    """The node that an NCCL line names, where several nodes write into one stream."""
+    """Return the node in an NCCL line, if several nodes write to one stream."""
     found = _LINE.search(line)
     return found["host"] if found else None
 
@@ -236,7 +236,7 @@ NON_RDMA = ("Socket", "")
 
 
 class NetworkFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """One difference. `bad`: speed or the run itself is lost by it; `note`: worth knowing."""
+    """One difference. `bad`: it costs speed or breaks the run; `note`: additional information."""
 
     host: str
     level: Literal["bad", "note"]
@@ -244,7 +244,7 @@ class NetworkFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NetworkOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """All nodes: what was seen, and the differences."""
+    """All nodes: observations and differences."""
 
     observed: list[ObservedNetwork]
     findings: list[NetworkFinding]
@@ -254,7 +254,7 @@ class NetworkOutcome(msgspec.Struct, frozen=True, kw_only=True):
         return not any(item.level == "bad" for item in self.findings)
 
     def line(self) -> str:
-        """One line for a summary; empty if nothing was seen."""
+        """Return one line for a summary; empty without observations."""
         seen = [item for item in self.observed if item.known]
         if not seen:
             return ""
@@ -263,14 +263,14 @@ class NetworkOutcome(msgspec.Struct, frozen=True, kw_only=True):
         faces = sorted({name for item in seen for name in [*item.connections, *item.bootstrap]})
         parts = [
             f"NCCL over {', '.join(nets)}" if nets else "",
-            f"ways {', '.join(ways)}" if ways else "",
+            f"transports {', '.join(ways)}" if ways else "",
             f"interface {', '.join(faces)}" if faces else "",
         ]
         return "; ".join(part for part in parts if part)
 
 
 def compare_with_policy(expected: dict[str, ExpectedNetwork], observed: Sequence[ObservedNetwork]) -> NetworkOutcome:
-    """Every node's differences; nodes of which nothing was seen have none."""
+    """Return every node's differences; nodes without observations have none."""
     findings: list[NetworkFinding] = []
     for item in observed:
         wanted = expected.get(item.host)
@@ -299,7 +299,8 @@ def _transport(wanted: ExpectedNetwork, item: ObservedNetwork) -> list[NetworkFi
         what = ", ".join(wanted.devices) or wanted.transport
         return [
             _bad_finding(
-                item, f"{wanted.transport} became sockets: expected {what} ({wanted.why}), NCCL used {used}. {why}"
+                item,
+                f"{wanted.transport} was replaced by sockets: expected {what} ({wanted.why}), NCCL used {used}. {why}",
             )
         ]
     if wanted.transport == "Socket" and item.rdma:
@@ -334,13 +335,13 @@ def _gpu_findings(wanted: ExpectedNetwork, item: ObservedNetwork) -> list[Networ
         found.append(_bad_finding(item, text))
     rdma = [way for way in item.ways if way.startswith(("NET/IB", "NET/AWS"))]
     if rdma and not any(way.endswith("GDRDMA") for way in rdma):
-        text = "RDMA goes through host memory, without GPUDirect (nvidia-peermem or DMA-BUF is missing, or the card is far)"
+        text = "RDMA goes through host memory, without GPUDirect (nvidia-peermem or DMA-BUF is missing, or the network card is far from the GPU)"
         found.append(NetworkFinding(host=item.host, level="note", text=text))
     return found
 
 
 def _node_differences(observed: Sequence[ObservedNetwork]) -> list[NetworkFinding]:
-    """Nodes that disagree: some by RDMA, some by sockets."""
+    """Return nodes that disagree: some use RDMA, some sockets."""
     sockets = [item.host for item in observed if item.rdma is False]
     rdma = [item.host for item in observed if item.rdma is True]
     if not (sockets and rdma):
@@ -350,11 +351,11 @@ def _node_differences(observed: Sequence[ObservedNetwork]) -> list[NetworkFindin
 
 
 MAX_LOG_BYTES = 8 * 2**20
-"""NCCL says what it took at its start; of a long log only the beginning is read."""
+"""NCCL logs its choices at the start; of a long log only the beginning is read."""
 
 
 def verify_network(run: RunDir, attempt: int) -> NetworkOutcome | None:
-    """None where nothing was decided: runs of an older version, or ones that never came so far."""
+    """Compare a run with its policy; None without a policy: older versions, or a run that ended earlier."""
     policy = load_policy(run.network(attempt))
     if policy is None:
         return None
@@ -369,14 +370,14 @@ def verify_network(run: RunDir, attempt: int) -> NetworkOutcome | None:
 
 
 def outcome_metrics(outcome: NetworkOutcome | None) -> dict[str, Any] | None:
-    """The part of ``metrics.json``."""
+    """Return the part of ``metrics.json``."""
     if outcome is None:
         return None
     return {"line": outcome.line(), "ok": outcome.ok, **msgspec.to_builtins(outcome)}
 
 
 def _recorded_connections(run: RunDir, attempt: int, policy: NetworkPolicy) -> dict[str, dict[str, Any]]:
-    """What each node's agent wrote down, by the name that the policy has for the node."""
+    """Return the connections that each node's agent recorded, by the policy's name of the node."""
     found: dict[str, dict[str, Any]] = {}
     for path in run.logs_of(attempt).glob("*.connections.json"):
         facts = read_json(path)

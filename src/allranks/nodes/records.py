@@ -10,14 +10,14 @@ from allranks.errors import EnvironmentNotAble
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One fact about one node, and whether it is as it must be."""
+    """One fact about one node, and whether it is acceptable."""
 
     name: str
     ok: bool
     found: str
     cure: str = ""
     blocks: bool = True
-    """Whether a run must not start with it; False: bad, but what allranks sets for the ranks gets around it."""
+    """Whether a run must not start with this failure; False: a problem that allranks' settings for the ranks avoid."""
 
 
 class PreflightReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,21 +32,21 @@ class PreflightReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def may_run(self) -> bool:
-        """No check failed that a run cannot do without."""
+        """Return whether no check failed that blocks a run."""
         return all(check.ok or not check.blocks for check in self.checks)
 
     def line(self) -> str:
-        """One line a node: ``hpc07 OK py=3.11 torch=ok ...``."""
+        """Return one line per node: ``hpc07 OK py=3.11 torch=ok ...``."""
         return f"{self.host} {'OK' if self.ok else 'FAIL'} " + " ".join(
             f"{c.name}={c.found if c.ok else 'BAD(' + c.found + ')'}" for c in self.checks
         )
 
 
 def require(report: PreflightReport) -> None:
-    """Refuse to go on with a failed check.
+    """Refuse to continue after a failed check.
 
     Raises:
-        EnvironmentNotAble: the message holds every failure with its cure.
+        EnvironmentNotAble: the message has every failure with its fix.
     """
     bad = [c for c in report.checks if not c.ok]
     if bad:
@@ -69,21 +69,21 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Package(msgspec.Struct, frozen=True, kw_only=True):
-    """A package as the node's interpreter finds it."""
+    """A package in the node's interpreter."""
 
     version: str | None = None
     origin: str | None = None
 
 
 class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What importing a package did."""
+    """The result of importing a package."""
 
     seconds: float | None = None
     error: str | None = None
 
 
 class ContentDigest(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a folder or file, in short."""
+    """A digest of the content of a folder or file."""
 
     files: int
     bytes: int
@@ -139,7 +139,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnreachedPort(msgspec.Struct, frozen=True, kw_only=True):
-    """A peer's port that a node did not reach, and why the last attempt failed."""
+    """A peer's port that a node did not reach, and the error of the last attempt."""
 
     peer: str
     port: int
@@ -159,7 +159,7 @@ class ConnectionResults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequiredFolder(msgspec.Struct, frozen=True, kw_only=True):
-    """A path that the ranks will use. `nonce`: the name of the file that proves it is the launcher's own folder."""
+    """A path that the ranks will use. `nonce`: the name of the file that shows that it is the launcher's own folder."""
 
     role: str
     path: str
@@ -169,7 +169,7 @@ class RequiredFolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeRequirements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is asked of every node: the argument of ``probe.py``, as JSON."""
+    """The request to every node: the argument of ``probe.py``, as JSON."""
 
     python: str
     packages: list[str] = []

@@ -1,6 +1,6 @@
 """Run commands on the nodes of a job with srun, in bounded time.
 
-A program travels on standard input, so a node needs only an interpreter; if the launcher's interpreter is missing there,
+A program is passed on standard input, so a node only needs an interpreter; if the launcher's interpreter is missing there,
 another one is used and the answer says so. The srun of the agents' job step ends in bounded time even if it cannot reach its
 tasks.
 """
@@ -24,21 +24,21 @@ import msgspec
 from allranks.errors import EXIT_FAILED, EnvironmentNotAble
 
 CLOCK_VARIABLE = "ALLRANKS_CLOCK_OFFSET_S"
-"""Environment: seconds by which the clock of a node of a test cluster is said to be wrong."""
-STEP_END_S = 15.0  # a node that can be reached kills its tasks within seconds
+"""Environment variable with the clock offset in seconds that a node of a test cluster reports."""
+STEP_END_S = 15.0  # a reachable node kills its tasks within seconds
 
 
 class SrunStep:
-    """srun with one agent a node."""
+    """srun with one agent per node."""
 
     def __init__(self, command: list[str]) -> None:
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         self._end_asked: float | None = None
 
     def poll(self) -> int | None:
-        """The exit code; None while there is anything to wait for."""
+        """Return the exit code; None while it is running."""
         if self._end_asked is not None and time.monotonic() - self._end_asked > STEP_END_S:
-            self._process.kill()  # it waits for a node, or for Slurm's controller, that it does not reach
+            self._process.kill()  # it waits for an unreachable node or controller
         code = self._process.poll()
         return EXIT_FAILED if code is not None and code < 0 else code
 
@@ -49,7 +49,7 @@ class SrunStep:
             self._process.terminate()
 
     def close(self) -> None:
-        """End it, in a bounded time."""
+        """End it within a time limit."""
         if self._process.poll() is None:
             self.end()
             try:
@@ -61,9 +61,9 @@ class SrunStep:
 
 GRACE_S = 3.0
 MAX_STDERR = 2**20
-"""srun names each node that it cannot reach in a line of its own, about 100 bytes."""
+"""srun reports each unreachable node in a separate line of about 100 bytes."""
 PIECE_BYTES = 800
-"""Slurm passes at most 1024 bytes of a line on at once, and what several nodes say would be mixed within their lines."""
+"""Slurm passes on at most 1024 bytes of a line at once; longer lines of several nodes would be mixed."""
 FIND_PYTHON = f"""
 q="$1"; shift
 old='import sys; sys.exit(sys.version_info < (3, 8))'
@@ -80,13 +80,13 @@ _NUMBERED_HOST = re.compile(r"([A-Za-z0-9_.-]*?)(\d{1,15})")
 
 
 class OutputLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of standard output, with the launcher's clock when it came."""
+    """One line of standard output, with the launcher's clock when it arrived."""
 
     text: str
     received: float
 
     def facts(self) -> dict[str, Any] | None:
-        """The JSON object, if it is one."""
+        """Return the JSON object, if the line is one."""
         try:
             value = json.loads(self.text)
         except ValueError:
@@ -95,21 +95,21 @@ class OutputLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeAnswers(msgspec.Struct, frozen=True, kw_only=True):
-    """What came back: lines of the nodes, and what was said beside them."""
+    """The result: lines of the nodes, and other messages."""
 
     lines: list[OutputLine]
     returncode: int | None
-    """None: the time limit came first; the lines that had come are kept."""
+    """None: the time limit was reached; lines received before are kept."""
     said: str
     seconds: float
 
     def by_host(self) -> dict[str, OutputLine]:
-        """The last JSON line of each node."""
+        """Return the last JSON line of each node."""
         return {facts["host"]: line for line in self.lines if (facts := line.facts())}
 
 
 def node_clock() -> float:
-    """This node's clock, as wrong as it is said to be."""
+    """Return this node's clock, including a simulated offset."""
     return time.time() + float(os.environ.get(CLOCK_VARIABLE) or 0)
 
 
@@ -118,7 +118,7 @@ def program_text(name: str, request: Any = None) -> str:
 
     Args:
         name: its file name.
-        request: data that grows with the number of nodes. It replaces the program's line ``REQUEST = ""`` and so travels
+        request: data that grows with the number of nodes. It replaces the program's line ``REQUEST = ""`` and is so passed
             on standard input: Linux refuses an argument of more than 128 KiB, 1,700 nodes' addresses.
     """
     text = (Path(__file__).parent / "probes" / name).read_text(encoding="utf-8")
@@ -135,7 +135,7 @@ def encode_request(request: Any) -> str:
 
 
 def python_command(python: str, wish: dict[str, Any] | None = None) -> list[str]:
-    """Return a node's command: the launcher's interpreter, or any, reading the program from standard input.
+    """Return a node's command: the launcher's interpreter, or another one, reading the program from standard input.
 
     `wish` is one argument: nothing in it may grow with the number of nodes.
     """
@@ -146,7 +146,7 @@ def python_command(python: str, wish: dict[str, Any] | None = None) -> list[str]
 def compress_hosts(hosts: Iterable[str]) -> str:
     """Return names in Slurm's compressed form: ``n1,n2,n3,login`` becomes ``n[1-3],login``.
 
-    Only a number at the end of a name is folded; leading zeros are kept. 10,000 names written out can pass Linux's limit
+    Only a number at the end of a name is compressed; leading zeros are kept. 10,000 uncompressed names can exceed Linux's limit
     of 128 KiB for one argument.
     """
     plain: list[str] = []
@@ -183,9 +183,9 @@ def run_with_srun(
     text: str | None = None,
     cpus: int = 1,
 ) -> NodeAnswers:
-    """One srun, one task a node. `text` is every task's standard input; without, it is closed. `--export` is not touched.
+    """Run one srun with one task per node. `text` is every task's standard input; without, it is closed. `--export` is not changed.
 
-    `extra_srun_args` say where: ``--jobid=12``, or nothing inside the allocation. Never raises for what nodes do.
+    `extra_srun_args` select the job: ``--jobid=12``, or nothing inside the allocation. Failures on nodes raise no exception.
     """
     command = [
         *slurm_prefix,
@@ -206,12 +206,12 @@ def run_with_srun(
 
 
 def run_locally(argv: Sequence[str], timeout_s: float, text: str | None = None) -> NodeAnswers:
-    """The same on this machine."""
+    """Run the same on this machine."""
     return run_command(list(argv), timeout_s, text)
 
 
 def run_command(command: list[str], timeout_s: float, text: str | None) -> NodeAnswers:
-    """Runs it, and keeps each line with the time at which it came; after the limit it is ended."""
+    """Run a command, and keep each line with its arrival time; after the limit it is ended."""
     began = time.monotonic()
     try:
         process = subprocess.Popen(
@@ -242,7 +242,7 @@ def run_command(command: list[str], timeout_s: float, text: str | None) -> NodeA
 
 
 def join_pieces(lines: Sequence[OutputLine]) -> list[OutputLine]:
-    """Whole lines from the pieces of all tasks, which come in any order among tasks; a whole one came with its end."""
+    """Join the pieces of all tasks, which arrive in any order among tasks, to lines; the time is that of the last piece."""
     whole: list[OutputLine] = []
     begun: dict[str, str] = {}
     for line in lines:
@@ -271,7 +271,7 @@ def write_stdin(stream: Any, text: str | None) -> None:
         stream.write(text)
         stream.close()
     except OSError:
-        pass  # it ended before it had read all
+        pass  # the program ended before reading everything
 
 
 def _wait(process: subprocess.Popen[str], timeout_s: float) -> int | None:

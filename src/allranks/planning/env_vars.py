@@ -1,10 +1,8 @@
 """Record the environment variables of the ranks and the network policy of a job; warn about variables without effect.
 
-Pure records; only `save_policy` and `load_policy` touch files.
-
 A variable that no library reads raises no error: the run continues as if it were not set. Therefore `env_warnings` and
-`allranks lint` compare names with tables of known, renamed and unread variables. Only `save_policy` and `load_policy`
-touch files.
+`allranks lint` compare names with tables of known, renamed and unread variables. Pure, except that `save_policy` and
+`load_policy` access files.
 """
 
 from __future__ import annotations
@@ -92,7 +90,7 @@ class NodeNetworkPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NetworkPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Policy for all nodes of a job; `notes` tell the user what differs between nodes and what that costs."""
+    """Policy for all nodes of a job; `notes` describe differences between nodes and their cost."""
 
     nodes: list[NodeNetworkPolicy]
     notes: list[str] = []
@@ -120,8 +118,8 @@ def _value_warnings(env: Mapping[str, str], where: str) -> list[str]:
     gloo = env.get("GLOO_SOCKET_IFNAME", "")
     if gloo.startswith(("^", "=")):
         found.append(
-            f"{where}GLOO_SOCKET_IFNAME is {gloo!r}, but Gloo takes exact names only ('^' and '=' are NCCL's): "
-            "remove the line; allranks then finds each node's interface"
+            f"{where}GLOO_SOCKET_IFNAME is {gloo!r}, but Gloo only accepts exact names ('^' and '=' are NCCL's syntax): "
+            "remove the line; allranks then determines the interface on each node"
         )
     if env.get("NCCL_P2P_DISABLE") == "1":
         found.append(
@@ -192,61 +190,61 @@ def _by_name(*entries: tuple[str, str, str]) -> dict[str, UnreadVariable]:
 
 _TIMEOUT = (
     "set the timeout where the group is created: init_process_group(timeout=timedelta(minutes=10)), ddp_timeout of "
-    "TrainingArguments, timeout_s in an allranks spec. NCCL_IB_TIMEOUT is something else: it controls retries of InfiniBand packets"
+    "TrainingArguments, timeout_s in an allranks spec. NCCL_IB_TIMEOUT has another purpose: it controls retries of InfiniBand packets"
 )
 
-# No release of the library reads these.
+# No release of the library reads these variables.
 UNREAD_VARIABLES: dict[str, UnreadVariable] = _by_name(
-    ("NCCL_TIMEOUT", "NCCL reads no such variable and torch neither; the default of 10 minutes stays", _TIMEOUT),
-    ("NCCL_COLLECTIVE_TIMEOUT", "NCCL reads no such variable", _TIMEOUT),
-    ("TORCH_NCCL_TIMEOUT", "torch reads no such variable", _TIMEOUT),
-    ("TORCH_DISTRIBUTED_TIMEOUT", "torch reads no such variable", _TIMEOUT),
-    ("GLOO_TIMEOUT", "Gloo reads no such variable; the default of 30 minutes stays", _TIMEOUT),
-    ("GLOO_TIMEOUT_SECONDS", "Gloo reads no such variable; the default of 30 minutes stays", _TIMEOUT),
+    ("NCCL_TIMEOUT", "neither NCCL nor torch reads this variable; the default of 10 minutes applies", _TIMEOUT),
+    ("NCCL_COLLECTIVE_TIMEOUT", "NCCL does not read this variable", _TIMEOUT),
+    ("TORCH_NCCL_TIMEOUT", "torch does not read this variable", _TIMEOUT),
+    ("TORCH_DISTRIBUTED_TIMEOUT", "torch does not read this variable", _TIMEOUT),
+    ("GLOO_TIMEOUT", "Gloo does not read this variable; the default of 30 minutes applies", _TIMEOUT),
+    ("GLOO_TIMEOUT_SECONDS", "Gloo does not read this variable; the default of 30 minutes applies", _TIMEOUT),
     (
         "NCCL_NET_DISABLE",
-        "NCCL reads no such variable; the network stays on. Only NCCL_NET_DISABLE_INTRA exists",
-        "remove it: inside one node NCCL takes P2P or shared memory before the network. To force sockets between nodes: NCCL_NET=Socket",
+        "NCCL does not read this variable; the network stays enabled. Only NCCL_NET_DISABLE_INTRA exists",
+        "remove it: inside one node NCCL prefers P2P and shared memory to the network. To force sockets between nodes: NCCL_NET=Socket",
     ),
     (
         "NCCL_SOCKET_DISABLE",
-        "NCCL reads no such variable",
-        "choose a transport by its name: NCCL_NET=IB or NCCL_NET=Socket",
+        "NCCL does not read this variable",
+        "select a transport by name: NCCL_NET=IB or NCCL_NET=Socket",
     ),
     (
         "NCCL_IB_ENABLE",
-        "NCCL reads no such variable",
-        "InfiniBand is used where there is some; NCCL_IB_DISABLE=1 turns it off",
+        "NCCL does not read this variable",
+        "InfiniBand is used if available; NCCL_IB_DISABLE=1 disables it",
     ),
     (
         "NCCL_P2P_ENABLE",
-        "NCCL reads no such variable",
-        "P2P is on unless NCCL_P2P_DISABLE=1 or NCCL_P2P_LEVEL says otherwise",
+        "NCCL does not read this variable",
+        "P2P is enabled unless NCCL_P2P_DISABLE=1 or NCCL_P2P_LEVEL disables it",
     ),
-    ("NCCL_SHM_ENABLE", "NCCL reads no such variable", "shared memory is on unless NCCL_SHM_DISABLE=1"),
-    ("NCCL_IFNAME", "NCCL reads no such variable", "NCCL_SOCKET_IFNAME, and only if NCCL chose a wrong interface"),
+    ("NCCL_SHM_ENABLE", "NCCL does not read this variable", "shared memory is enabled unless NCCL_SHM_DISABLE=1"),
+    ("NCCL_IFNAME", "NCCL does not read this variable", "NCCL_SOCKET_IFNAME, and only if NCCL chose a wrong interface"),
     (
         "NCCL_SOCKET_INTERFACE",
-        "NCCL reads no such variable",
+        "NCCL does not read this variable",
         "NCCL_SOCKET_IFNAME, and only if NCCL chose a wrong interface",
     ),
     (
         "NCCL_NET_INTERFACE",
-        "NCCL reads no such variable",
+        "NCCL does not read this variable",
         "NCCL_SOCKET_IFNAME, and only if NCCL chose a wrong interface",
     ),
-    ("NCCL_LOG_LEVEL", "NCCL reads no such variable", "NCCL_DEBUG=INFO"),
-    ("NCCL_BACKEND", "NCCL reads no such variable", 'init_process_group(backend="nccl")'),
+    ("NCCL_LOG_LEVEL", "NCCL does not read this variable", "NCCL_DEBUG=INFO"),
+    ("NCCL_BACKEND", "NCCL does not read this variable", 'init_process_group(backend="nccl")'),
     (
         "PYTORCH_DIST_BACKEND",
-        "torch reads no such variable; the backend is what the program asks for",
+        "torch does not read this variable; the program selects the backend",
         'init_process_group(backend="gloo"), ddp_backend of TrainingArguments, --ddp_backend on the command line',
     ),
-    ("TORCH_DISTRIBUTED_BACKEND", "torch reads no such variable", 'init_process_group(backend="gloo") or "nccl"'),
-    ("TORCH_DIST_BACKEND", "torch reads no such variable", 'init_process_group(backend="gloo") or "nccl"'),
+    ("TORCH_DISTRIBUTED_BACKEND", "torch does not read this variable", 'init_process_group(backend="gloo") or "nccl"'),
+    ("TORCH_DIST_BACKEND", "torch does not read this variable", 'init_process_group(backend="gloo") or "nccl"'),
     (
         "DIST_BACKEND",
-        "torch reads no such variable; only a program that looks for it does",
+        "torch does not read this variable; it only has an effect in programs that read it themselves",
         "init_process_group(backend=...)",
     ),
     (
@@ -257,51 +255,55 @@ UNREAD_VARIABLES: dict[str, UnreadVariable] = _by_name(
     ("GLOO_IFNAME", "neither Gloo nor torch reads it", "GLOO_SOCKET_IFNAME"),
     ("GLOO_INTERFACE", "neither Gloo nor torch reads it", "GLOO_SOCKET_IFNAME"),
     ("GLOO_DEBUG", "neither Gloo nor torch reads it", "GLOO_LOG_LEVEL=DEBUG, TORCH_DISTRIBUTED_DEBUG=DETAIL"),
-    ("TORCH_NCCL_DEBUG", "torch reads no such variable", "NCCL_DEBUG=INFO, TORCH_DISTRIBUTED_DEBUG=DETAIL"),
-    ("TORCH_NUM_THREADS", "torch reads no such variable", "OMP_NUM_THREADS"),
-    ("PYTORCH_NUM_THREADS", "torch reads no such variable", "OMP_NUM_THREADS"),
+    ("TORCH_NCCL_DEBUG", "torch does not read this variable", "NCCL_DEBUG=INFO, TORCH_DISTRIBUTED_DEBUG=DETAIL"),
+    ("TORCH_NUM_THREADS", "torch does not read this variable", "OMP_NUM_THREADS"),
+    ("PYTORCH_NUM_THREADS", "torch does not read this variable", "OMP_NUM_THREADS"),
     ("OMP_NUM_THREAD", "no library reads it", "OMP_NUM_THREADS"),
-    ("CUDA_VISIBLE_DEVICE", "CUDA reads no such variable", "CUDA_VISIBLE_DEVICES"),
-    ("HUGGINGFACE_TOKEN", "huggingface_hub reads no such variable", "HF_TOKEN"),
-    ("HUGGINGFACE_HOME", "huggingface_hub reads no such variable", "HF_HOME"),
-    ("HF_CACHE", "huggingface_hub reads no such variable", "HF_HOME, or HF_HUB_CACHE for models alone"),
-    ("HF_CACHE_DIR", "huggingface_hub reads no such variable", "HF_HOME, or HF_HUB_CACHE for models alone"),
-    ("HF_OFFLINE", "huggingface_hub reads no such variable", "HF_HUB_OFFLINE=1"),
+    ("CUDA_VISIBLE_DEVICE", "CUDA does not read this variable", "CUDA_VISIBLE_DEVICES"),
+    ("HUGGINGFACE_TOKEN", "huggingface_hub does not read this variable", "HF_TOKEN"),
+    ("HUGGINGFACE_HOME", "huggingface_hub does not read this variable", "HF_HOME"),
+    ("HF_CACHE", "huggingface_hub does not read this variable", "HF_HOME, or HF_HUB_CACHE for models only"),
+    ("HF_CACHE_DIR", "huggingface_hub does not read this variable", "HF_HOME, or HF_HUB_CACHE for models only"),
+    ("HF_OFFLINE", "huggingface_hub does not read this variable", "HF_HUB_OFFLINE=1"),
 )
 
-_PREFIX = "torch 2.2 renamed it; the old name warns where it is still read"
+_PREFIX = "torch 2.2 renamed it; where the old name is still read, it causes a warning"
 
-# Names that worked once, or still do but warn.
+# Names that worked in the past, or that still work with a warning.
 DEPRECATED_VARIABLES: dict[str, UnreadVariable] = _by_name(
     ("NCCL_ASYNC_ERROR_HANDLING", _PREFIX, "TORCH_NCCL_ASYNC_ERROR_HANDLING; or remove it: on by default"),
     ("NCCL_BLOCKING_WAIT", _PREFIX, "TORCH_NCCL_BLOCKING_WAIT"),
     ("NCCL_DESYNC_DEBUG", _PREFIX, "TORCH_NCCL_DESYNC_DEBUG"),
     ("NCCL_ENABLE_TIMING", _PREFIX, "TORCH_NCCL_ENABLE_TIMING"),
     ("NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", _PREFIX, "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"),
-    ("NCCL_IB_CUDA_SUPPORT", "gone since NCCL 2.4", "NCCL_NET_GDR_LEVEL"),
+    ("NCCL_IB_CUDA_SUPPORT", "removed in NCCL 2.4", "NCCL_NET_GDR_LEVEL"),
     ("NCCL_IB_GDR_LEVEL", "renamed in NCCL 2.4", "NCCL_NET_GDR_LEVEL"),
-    ("NCCL_RINGS", "gone since NCCL 2.4", "NCCL_GRAPH_FILE; better nothing"),
-    ("NCCL_LL_THRESHOLD", "gone since NCCL 2.5", "NCCL_PROTO; better nothing"),
-    ("NCCL_TREE_THRESHOLD", "gone since NCCL 2.5", "NCCL_ALGO; better nothing"),
-    ("NCCL_SINGLE_RING_THRESHOLD", "gone since NCCL 2.1", "nothing"),
+    ("NCCL_RINGS", "removed in NCCL 2.4", "NCCL_GRAPH_FILE; preferably nothing"),
+    ("NCCL_LL_THRESHOLD", "removed in NCCL 2.5", "NCCL_PROTO; preferably nothing"),
+    ("NCCL_TREE_THRESHOLD", "removed in NCCL 2.5", "NCCL_ALGO; preferably nothing"),
+    ("NCCL_SINGLE_RING_THRESHOLD", "removed in NCCL 2.1", "nothing"),
     ("NCCL_MAX_NRINGS", "old name", "NCCL_MAX_CTAS (before NCCL 2.17: NCCL_MAX_NCHANNELS)"),
     ("NCCL_MIN_NRINGS", "old name", "NCCL_MIN_CTAS (before NCCL 2.17: NCCL_MIN_NCHANNELS)"),
-    ("NCCL_CHECKS_DISABLE", "gone since NCCL 2.2", "NCCL_CHECK_POINTERS"),
-    ("TRANSFORMERS_CACHE", "transformers 5 does not read it", "HF_HOME, or HF_HUB_CACHE for models alone"),
-    ("PYTORCH_TRANSFORMERS_CACHE", "transformers 5 does not read it", "HF_HOME, or HF_HUB_CACHE for models alone"),
-    ("PYTORCH_PRETRAINED_BERT_CACHE", "transformers 5 does not read it", "HF_HOME, or HF_HUB_CACHE for models alone"),
+    ("NCCL_CHECKS_DISABLE", "removed in NCCL 2.2", "NCCL_CHECK_POINTERS"),
+    ("TRANSFORMERS_CACHE", "transformers 5 does not read it", "HF_HOME, or HF_HUB_CACHE for models only"),
+    ("PYTORCH_TRANSFORMERS_CACHE", "transformers 5 does not read it", "HF_HOME, or HF_HUB_CACHE for models only"),
+    ("PYTORCH_PRETRAINED_BERT_CACHE", "transformers 5 does not read it", "HF_HOME, or HF_HUB_CACHE for models only"),
     ("HUGGINGFACE_HUB_CACHE", "old name", "HF_HUB_CACHE"),
     ("HUGGING_FACE_HUB_TOKEN", "old name", "HF_TOKEN"),
-    ("TORCH_NCCL_TRACE_BUFFER_SIZE", "old name since the flight recorder serves all backends", "TORCH_FR_BUFFER_SIZE"),
+    (
+        "TORCH_NCCL_TRACE_BUFFER_SIZE",
+        "renamed when the flight recorder was extended to all backends",
+        "TORCH_FR_BUFFER_SIZE",
+    ),
     (
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
-        "old name since the flight recorder serves all backends",
+        "renamed when the flight recorder was extended to all backends",
         "TORCH_FR_DUMP_TEMP_FILE",
     ),
-    ("TORCH_DISTRIBUTED_DETAIL", "no name of torch", "TORCH_DISTRIBUTED_DEBUG=DETAIL"),
+    ("TORCH_DISTRIBUTED_DETAIL", "not a torch variable", "TORCH_DISTRIBUTED_DEBUG=DETAIL"),
 )
 
-# Variables, without their NCCL_, that libnccl 2.21.5 or 2.32.3 holds as strings.
+# Variables, without NCCL_, that libnccl 2.21.5 or 2.32.3 contains as strings.
 _NCCL = """
 ALGO ALLGATHERV_ENABLE ALLOC_P2P_NET_LL_BUFFERS BUFFSIZE CE_CHUNK_SIZE CE_COLL_AG_MULTICAST_THRESHOLD
 CE_INTRA_GPU_MEMCPY_ENABLE CGA_CLUSTER_SIZE CHECK_MODE CHECK_POINTERS COLLNET_ENABLE COLLNET_NODE_THRESHOLD
@@ -357,7 +359,7 @@ WARN_ENABLE_DEBUG_INFO WIN_COLL_SYMMETRIC WIN_ENABLE WORK_ARGS_BYTES WORK_FIFO_B
 CHECKS_DISABLE UCX_TLS UCX_RNDV_SCHEME TESTS_DEVICE TESTS_SPLIT TESTS_SPLIT_MASK VERSION ROOT HOME INCLUDE_DIR LIB_DIR
 """
 NCCL_NAMES = frozenset(_NCCL.split())
-# Plugins (AWS OFI, Google's FasTrak and TCPX, UCX, MSCCL, RCCL) bring names of their own.
+# Plugins (AWS OFI, Google's FasTrak and TCPX, UCX, MSCCL, RCCL) have their own names.
 PLUGINS = (
     "NCCL_OFI_", "NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_", "NCCL_GPUDIRECT", "NCCL_TUNER_", "NCCL_PROFILER_", "NCCL_PLUGIN_", "NCCL_UCX_",
     "NCCL_SHARP_", "NCCL_RAS_", "NCCL_GIN_", "NCCL_DIAGNOSTICS_", "NCCL_NETSTAT", "NCCL_INSPECTOR_", "NCCL_TCPX", "NCCL_SHIMNET", "NCCL_FLAGCX",
@@ -365,7 +367,7 @@ PLUGINS = (
 )  # fmt: skip
 
 
-# Of torch 2.13 and Gloo.
+# Variables of torch 2.13 and Gloo.
 OTHER_NAMES = frozenset(
     f"{prefix}{name}"
     for prefix, names in {
@@ -387,7 +389,7 @@ def is_known_variable(name: str) -> bool:
 
 
 def nearest_variable(name: str) -> str | None:
-    """Return the variable that was probably meant, or None if no name is close."""
+    """Return the most similar known variable, or None if no name is close."""
     names = [f"NCCL_{n}" for n in NCCL_NAMES] if name.startswith("NCCL_") else list(OTHER_NAMES)
     near = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.87)
     return near[0] if near else None

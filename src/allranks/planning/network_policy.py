@@ -26,7 +26,7 @@ from allranks.planning.node_facts import NodeFacts, Topology
 
 INTERFACE_DOCS = f"{TORCH_DISTRIBUTED_DOCS}#choosing-the-network-interface-to-use"
 FAST_NETWORK_MBIT = 100_000
-_GLOO_RISK = "Gloo takes exact names only and fails at once if the node has no interface of that name"
+_GLOO_RISK = "Gloo only accepts exact names and fails at once if the node has no interface with that name"
 _NCCL_RISK = (
     "a missing interface is an error or, in some versions, silently replaced; NCCL uses the interface for its "
     "bootstrap even when RDMA carries the data"
@@ -109,7 +109,9 @@ P2P_TEST_HINT = "`allranks doctor SPEC --collectives` tests copies between all p
 _P2P_OFF_RISK = (
     "data between GPUs goes through host memory: acceptable for PCIe pairs, several times slower than NVLink"
 )
-P2P_ON_RISK = "if the driver claims peer-to-peer and the platform breaks it, ranks hang with GPUs at 100 % and no error"
+P2P_ON_RISK = (
+    "if the driver reports peer-to-peer but the platform breaks it, ranks hang with GPUs at 100 % and no error"
+)
 
 
 def gpu_transport(node: NodeFacts) -> str:
@@ -149,7 +151,7 @@ def decide_p2p(node: NodeFacts) -> EnvVar:
         return _p2p_unset(f"no evidence that it fails, only an indication ({told}). {P2P_TEST_HINT}")
     far = _far_pairs(node.topology)
     what = (
-        f"{far} of the pairs are {'SYS'}, which is no evidence: NCCL avoids slow paths itself"
+        f"{far} of the pairs are {'SYS'}, which is not evidence: NCCL avoids slow paths itself"
         if far
         else "no evidence that it fails"
     )
@@ -159,7 +161,7 @@ def decide_p2p(node: NodeFacts) -> EnvVar:
 def _p2p_off(nvlink: str, node: NodeFacts, why: str, documentation: str = "") -> EnvVar:
     by_nvlink = nvlink == "part" and not any(_has_nvlink(node.topology, pair) for pair in node.failed_pairs)
     name, value = ("NCCL_P2P_LEVEL", "NVL") if by_nvlink else ("NCCL_P2P_DISABLE", "1")
-    said = f"{why}{'; NVLink pairs keep it' if by_nvlink else ''}"
+    said = f"{why}{'; NVLink pairs still use it' if by_nvlink else ''}"
     found = nccl_var(name, value, said, _P2P_OFF_RISK)
     return EnvVar(
         name=name, value=value, reason=said, documentation=documentation or found.documentation, risk=_P2P_OFF_RISK

@@ -1,10 +1,8 @@
 """Describe the hardware of a node: PCIe and NVLink topology, network interfaces, RDMA ports with their GIDs.
 
-Frozen records; `nodes.topology` and `nodes.preflight.network_policy` fill them.
-
-Frozen records; `nodes.topology` and `nodes.network` fill them. A GID is the 128-bit address of an RDMA port. On InfiniBand
-only one matters; a RoCE port (RDMA over Ethernet) has one for each address of its interface and each protocol version: v1
-stays inside one Ethernet segment, v2 is routed in UDP. An IPv4 address is written as ``::ffff:a.b.c.d``.
+Frozen records; `nodes.topology` and `nodes.preflight.network_policy` fill them. A GID is the 128-bit address of an RDMA port.
+On InfiniBand only one is relevant; a RoCE port (RDMA over Ethernet) has one for each address of its interface and each
+protocol version: v1 stays inside one Ethernet segment, v2 is routed in UDP. An IPv4 address is written as ``::ffff:a.b.c.d``.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ LINK_TYPES = {
 LINK_TYPES_BY_DISTANCE = list(LINK_TYPES)
 P2P_STATES = {
     "OK": "works",
-    "CNS": "the chip set does not support it",
+    "CNS": "the chipset does not support it",
     "GNS": "the GPU does not support it",
     "TNS": "the topology does not support it",
     "NS": "not supported",

@@ -335,13 +335,13 @@ def _rendezvous(spec: RunSpec) -> str:
 AUTO_MOST_S = 300.0
 
 
-AUTO_SHARE = 0.5  # of the collectives' limit
+AUTO_SHARE = 0.5  # share of the collectives' timeout
 
 
-SHORTEST_TIMEOUT_S = 20  # below it there is no room for a silence and for looking at it
+SHORTEST_TIMEOUT_S = 20  # a shorter timeout leaves no time to detect and inspect a hang
 
 
-ROOM_SHARE, ROOM_S = 0.1, 8.0  # of the collectives' limit, and at least: what looking takes
+ROOM_SHARE, ROOM_S = 0.1, 8.0  # time for the inspection: share of the collectives' timeout, and minimum
 
 
 def limits_of(spec: RunSpec) -> Limits | None:

@@ -77,7 +77,7 @@ def _script_arguments(script: ScriptSpec | None) -> list[EnvVar]:
     """Pass arguments that hold a secret through the environment: spec.yaml has placeholders for them."""
     if script is None or redact_arguments(script.args) == script.args:
         return []
-    reason = "script.args as a JSON list: one of them is a secret, and spec.yaml holds no secrets"
+    reason = "script.args as a JSON list: one of them is a secret, and spec.yaml contains no secrets"
     return [EnvVar(name=SCRIPT_ARGS, value=json.dumps(script.args), reason=reason, source="spec")]
 
 
@@ -101,7 +101,7 @@ def script_arguments(script: ScriptSpec, environment: dict[str, str]) -> list[st
         return given
     index = next(i for i, word in enumerate(script.args) if is_placeholder(word))
     raise SpecError(
-        f"script.args[{index}] is {script.args[index]!r}, a placeholder: a saved spec.yaml holds no secrets. Give the value in the spec or with "
+        f"script.args[{index}] is {script.args[index]!r}, a placeholder: a saved spec.yaml contains no secrets. Give the value in the spec or with "
         f"--set script.args=[...], or export {SCRIPT_ARGS} as a JSON list of all {len(script.args)} arguments where the ranks are started"
     )
 
@@ -112,11 +112,11 @@ def without_script_secrets(script: ScriptSpec | None) -> ScriptSpec | None:
 
 
 def secret_warnings(spec: RunSpec) -> list[str]:
-    """Return one warning for each shell line of the spec that holds a secret: the batch script and spec.yaml keep it in plain text."""
+    """Return one warning for each shell line of the spec that contains a secret: the batch script and spec.yaml keep it in plain text."""
     lines = [("cluster.setup", text) for text in spec.cluster.setup]
     lines += [("cluster.slurm.extra", text) for text in spec.cluster.slurm.extra]
     return [
-        f"{key}: {redact(text)!r} holds a secret, which spec.yaml and the batch script keep; set it in cluster.env, which is passed on through the environment"
+        f"{key}: {redact(text)!r} contains a secret, which spec.yaml and the batch script would save; set it in cluster.env instead"
         for key, text in lines
         if redact(text) != text
     ]

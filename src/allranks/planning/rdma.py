@@ -42,7 +42,7 @@ def decide_gid_index(nodes: Sequence[NodeFacts], chosen: dict[str, list[RdmaPort
                 "NCCL_IB_ADDR_FAMILY",
                 "AF_INET6",
                 "the RoCE ports of every node have routable IPv6 GIDs, but not all have IPv4 ones, which NCCL selects by default",
-                "NCCL before 2.21 does not know it",
+                "NCCL before 2.21 does not support it",
             )
         )
     if kind == RoceGidKind(1, True):
@@ -50,7 +50,7 @@ def decide_gid_index(nodes: Sequence[NodeFacts], chosen: dict[str, list[RdmaPort
             nccl_var(
                 "NCCL_IB_ROCE_VERSION_NUM",
                 "1",
-                "some port has only RoCE v1 GIDs, and both ends must speak the same version",
+                "some port has only RoCE v1 GIDs, and both ends must use the same version",
                 "v1 is not routed: all nodes must be in one Ethernet segment",
             )
         )
@@ -80,7 +80,7 @@ def _address_range(
         "NCCL_IB_ADDR_RANGE",
         str(next(iter(common))),
         "RoCE ports have addresses on several networks (VLANs); this is the one that all of them are on",
-        "a port added later on another network would not be used",
+        "a port that is later added on another network is not used",
     )
 
 
@@ -102,7 +102,7 @@ def _gid_index_var(node: NodeFacts, ports: list[RdmaPort], kind: RoceGidKind | N
     same = set.intersection(*found) if found else set()
     if not node.nccl or node.nccl >= NCCL_SELECTS_GID_SINCE:
         shown = ", ".join(f"{port.name} {min(indices)}" for port, indices in zip(ports, found, strict=True) if indices)
-        why = f"NCCL chooses by itself since 2.21 (on {node.host} it should choose {shown})"
+        why = f"NCCL chooses it since 2.21 (on {node.host} it should choose {shown})"
         return nccl_var(name, None, why, risk)
     text = ".".join(map(str, node.nccl))
     if same:

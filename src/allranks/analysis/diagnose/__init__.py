@@ -1,4 +1,4 @@
-"""Why it failed: logs of any kind in, findings out, most likely root cause first. Needs neither torch nor a GPU."""
+"""Find out from logs why a job failed. Needs neither torch nor a GPU."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ __all__ = [
 
 
 def diagnose(paths: Sequence[Path | str], *, workers: int | None = None) -> Diagnosis:
-    """Read logs and say what went wrong.
+    """Read logs and report what went wrong.
 
     Args:
         paths: run folders, folders of logs, or files (also gz, bz2, xz, zst).
-        workers: processes that read in parallel; None takes one a core where there is enough to read.
+        workers: processes that read in parallel; None uses one per core if there is enough to read.
 
     Raises:
-        RequestError: a path is not there.
+        RequestError: a path does not exist.
     """
     sources, left_out = find_logs([Path(p) for p in paths])
     scans = scan_files(sources, workers)

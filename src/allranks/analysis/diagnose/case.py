@@ -1,4 +1,4 @@
-"""Everything that was scanned, laid together; and a candidate for the cause."""
+"""The scans of all files together, and the candidate causes."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _HOST_FILE = re.compile(r"^([A-Za-z][\w-]*(?:\.[\w-]+)*?)\.(?:rank\d+\.log|(?:sl
 
 
 class CandidateCause(Struct, kw_only=True):
-    """A possible cause, with what speaks for and against it."""
+    """A possible cause, with evidence for and against it."""
 
     id: str
     score: float
     signals: list[LogSignal] = field(default_factory=list)
     against: list[str] = field(default_factory=list)
-    cause: str | None = None  # instead of the catalogue's sentence, where more is known
+    cause: str | None = None  # replaces the catalogue's sentence if more is known
     title: str | None = None
     fix: str | None = None
     next_test: str | None = None
     rank: int | None = None
     host: str | None = None
-    explained: bool = False  # another candidate is its cause
-    elsewhere: bool = False  # the rank at fault is none of those that report it
+    explained: bool = False  # a consequence of another candidate
+    elsewhere: bool = False  # the failed rank is none of those that report it
 
     @property
     def time(self) -> float | None:
@@ -41,21 +41,19 @@ class CandidateCause(Struct, kw_only=True):
 
 
 class DiagnosisCase:
-    """The scans of all files, and questions to them."""
+    """The scans of all files, with queries across them."""
 
     def __init__(self, names: list[str], scans: list[FileScan]) -> None:
         self.names, self.scans = names, scans
         self._attribute()
         self.signals: list[LogSignal] = [s for scan in scans for s in scan.signals]
         self.candidates: dict[str, CandidateCause] = {}
-        self.unsure_hosts: frozenset[str] = frozenset()  # whose clocks nothing compares with the others'
-        self.quiet_ends: list[LogSignal] = []  # ranks that ended with a code of their own and without a word
-        self.own_kills: set[tuple[int, int]] = (
-            set()
-        )  # files and lines that tell how a run of allranks ended its ranks itself
+        self.unsure_hosts: frozenset[str] = frozenset()  # their clocks cannot be compared with the others
+        self.quiet_ends: list[LogSignal] = []  # ranks that exited with a code and no message
+        self.own_kills: set[tuple[int, int]] = set()  # files and lines about ranks that allranks itself ended
 
     def facts(self, name: str) -> list[LogSignal]:
-        """Signals of one fact, in order of files and lines."""
+        """Return the signals of one fact, in order of files and lines."""
         return self._facts.get(name, [])
 
     @cached_property
@@ -68,7 +66,7 @@ class DiagnosisCase:
 
     @cached_property
     def rank_hosts(self) -> dict[int, str]:
-        """Which host a rank ran on, as far as any line says."""
+        """Return the host of each rank, if any line names it."""
         found: dict[int, str] = {}
         for scan in self.scans:
             for rank, host in scan.rank_hosts.items():
@@ -80,25 +78,25 @@ class DiagnosisCase:
 
     @cached_property
     def world_size(self) -> int | None:
-        """The number of ranks that the logs name."""
+        """Return the number of ranks that the logs report."""
         sizes = [int(s.groups["nranks"]) for s in self.facts("comm_init")]
         sizes += [int(s.groups["world"]) for s in self.facts("world") if len(s.groups["world"]) < 7]
         return max(sizes, default=None)
 
     @cached_property
     def hosts(self) -> set[str]:
-        """Every host that a line names as its own."""
+        """Return every host that a line names as its own."""
         return {host for scan in self.scans for host in scan.hosts} | {s.host for s in self.signals if s.host}
 
     @cached_property
     def tasks_are_ranks(self) -> bool:
-        """Whether the numbers of Slurm's tasks are those of ranks: there are more of them than hosts."""
+        """Return whether Slurm's task numbers are ranks: there are more tasks than hosts."""
         numbers = [int(n) for s in self.facts("srun_exit") for n in _NUMBER.findall(s.groups["tasks"])]
         hosts = self.hosts | {host for scan in self.scans if (host := self.file_host(scan.file))}
         return max(numbers, default=0) >= max(len(hosts), 1)
 
     def went_on_after(self, signal: LogSignal) -> bool:
-        """Whether training lines follow the last of these messages in the same file."""
+        """Return whether training lines follow the last of these messages in the same file."""
         scan = self.scans[signal.file]
         tally = scan.tallies.get(signal.rule)
         last = tally.last_line if tally else signal.line
@@ -107,7 +105,7 @@ class DiagnosisCase:
     def propose(
         self, name: str, score: float, signals: Iterable[LogSignal] = (), *, cause: str | None = None
     ) -> CandidateCause:
-        """A candidate of that class, new or the one there is, with at least this score."""
+        """Return the candidate of that class, new or existing, with at least this score."""
         candidate = self.candidates.setdefault(name, CandidateCause(id=name, score=0.0))
         candidate.score = max(candidate.score, score)
         known = {(s.file, s.line) for s in candidate.signals}
@@ -116,21 +114,21 @@ class DiagnosisCase:
         return candidate
 
     def roots(self, *, above: float = POSSIBLE) -> list[CandidateCause]:
-        """Candidates that stand for themselves."""
+        """Return the candidates that no other candidate explains."""
         return [c for c in self.candidates.values() if not c.explained and c.score >= above]
 
     def file_rank(self, file: int) -> int | None:
-        """The rank that a file is of, by its name or because it names no other."""
+        """Return the rank of a file, by its name or because its lines name no other."""
         match = _RANK_FILE.search(PurePath(self.names[file]).name)
         ranks = self.scans[file].ranks
         return int(match.group(1)) if match else ranks[0] if len(ranks) == 1 else None
 
     def host_of(self, signal: LogSignal) -> str | None:
-        """The host that a signal comes from, by itself or by its rank."""
+        """Return the host of a signal, by itself or by its rank."""
         return signal.host or (self.rank_hosts.get(signal.rank) if signal.rank is not None else None)
 
     def file_host(self, file: int) -> str | None:
-        """The host that a file is of: by its name, because it names no other, or by its rank."""
+        """Return the host of a file: by its name, because its lines name no other, or by its rank."""
         match = _HOST_FILE.match(PurePath(self.names[file]).name)
         if match:
             return match.group(1)
@@ -138,7 +136,7 @@ class DiagnosisCase:
         return hosts[0] if len(hosts) == 1 else self.rank_hosts.get(rank) if rank is not None else None
 
     def _attribute(self) -> None:
-        """Give signals without rank or host those of their file, where the file has only one."""
+        """Assign the rank or host of a file to its signals without one, if the file has only one."""
         for scan in self.scans:
             name = PurePath(self.names[scan.file]).name
             rank_match, host_match = _RANK_FILE.search(name.split(".log")[0]), _HOST_FILE.match(name)
@@ -154,7 +152,7 @@ class DiagnosisCase:
 
 
 def sort_by_time(signals: Iterable[LogSignal]) -> list[LogSignal]:
-    """By time where both have one that compares, else by file and line."""
+    """Sort by time if both times can be compared, else by file and line."""
     listed = sorted(signals, key=lambda s: (s.file, s.line))
     times = [s.time for s in listed if s.time is not None]
     if len(times) < len(listed) or not all(times_comparable(times[0], t) for t in times):

@@ -16,7 +16,7 @@ from allranks.utils.redaction import redact
 
 
 def describe_health(case: DiagnosisCase, connections: dict[str, int] | None = None) -> JobHealth:
-    """The facts of a job, from NCCL's and the program's own lines, and the connections that a run of allranks noted."""
+    """Return the facts of a job, from lines of NCCL and the program, and the connections that a run of allranks recorded."""
     transports = dict(connections or {})
     for scan in case.scans:
         for via, count in scan.transports.items():
@@ -49,36 +49,34 @@ def _distinct(values: object) -> list[str]:
 
 
 def _advice(case: DiagnosisCase, transports: dict[str, int], network: list[str]) -> list[str]:
-    """Sentences on the path: what it is, and when that is not as it should be."""
+    """Return advice on transports and versions that differ from the expected ones."""
     said: list[str] = []
     kinds = {name.split("/")[0].upper(): count for name, count in transports.items()}
     for name in ("nccl", "torch", "driver"):
         versions = _distinct(s.groups["version"] for s in case.facts(f"{name}_version"))
         if len(versions) > 1:
-            said.append(
-                f"{name} has several versions among the ranks ({', '.join(versions[:4])}); they should be equal"
-            )
+            said.append(f"{name} has different versions on the ranks ({', '.join(versions[:4])}); they should be equal")
     if "SHM" in kinds and "P2P" not in kinds:
         said.append(
-            "GPUs of one node exchange data through host memory (SHM); with NVLink or PCIe peer access it would be P2P"
+            "GPUs of one node exchange data through host memory (SHM); with NVLink or PCIe peer access they would use P2P"
         )
     if any(name.upper().startswith("NET/SOCKET") for name in transports) or [n.lower() for n in network] == ["socket"]:
         said.append(
-            "data between nodes goes over TCP sockets; right for plain Ethernet, ten times too slow where there is InfiniBand or RoCE"
+            "data between nodes uses TCP sockets; normal on plain Ethernet, ten times too slow if InfiniBand or RoCE is available"
         )
     if len(case.hosts) == 1 and any(n.startswith("NET") for n in kinds) and "P2P" not in kinds:
-        said.append("data within one node goes through the network; P2P or SHM is the usual path there")
+        said.append("data within one node goes over the network; P2P or SHM is the usual transport")
     return said
 
 
-MIN_OFFSET_S = 1.0  # below this a difference between clocks is no news: ranks end a step that far apart
+MIN_OFFSET_S = 1.0  # smaller differences are not reported: ranks may end a step that far apart
 
 
 def align_clocks(case: DiagnosisCase) -> ClockOffsets:
-    """Find how far the hosts' clocks are apart, and bring the times of all signals to the first host's clock.
+    """Find the clock offsets between hosts, and convert the times of all signals to the first host's clock.
 
-    Ranks that exchange gradients end a step together, so the difference between the times that two hosts give to one step is
-    that of their clocks. Where hosts share no such step nothing is changed, and the answer says so.
+    Ranks that exchange gradients end a step together, so the difference between two hosts' times of the same step is their clock
+    offset. If hosts have no step in common, nothing is changed, and the result says so.
     """
     _add_missing_year(case)
     steps = _steps_by_host(case)
@@ -96,7 +94,7 @@ def align_clocks(case: DiagnosisCase) -> ClockOffsets:
 
 
 def _add_missing_year(case: DiagnosisCase) -> None:
-    """Kernel, syslog and NCCL lines have no year: beside lines that have one they are taken to be of the same time."""
+    """Set the year of kernel, syslog and NCCL lines, which have none, from lines that have one."""
     known = [s.time for s in case.signals if s.time is not None and s.time >= YEAR_KNOWN]
     if known:
         for signal in case.signals:
@@ -105,7 +103,7 @@ def _add_missing_year(case: DiagnosisCase) -> None:
 
 
 def _steps_by_host(case: DiagnosisCase) -> dict[str, dict[int, float]]:
-    """The earliest time that each host gives to each step."""
+    """Return the earliest time of each step on each host."""
     found: dict[str, dict[int, float]] = {}
     for scan in case.scans:
         host = case.file_host(scan.file)
@@ -118,7 +116,7 @@ def _steps_by_host(case: DiagnosisCase) -> dict[str, dict[int, float]]:
 
 
 def _offsets(steps: dict[str, dict[int, float]], hosts: list[str]) -> tuple[dict[str, float], list[str]]:
-    """Seconds that each host's clock is ahead of the first's, and the hosts of which nothing is known."""
+    """Return the offset of each host's clock to the first host's in seconds, and the hosts without a known offset."""
     first = next((h for h in hosts if steps.get(h)), None)
     if first is None:
         return {}, hosts
@@ -143,25 +141,23 @@ def _note(offsets: dict[str, float], unknown: list[str]) -> str:
     said = []
     if told:
         said.append(
-            f"clocks differ ({', '.join(told[:6])}, by steps that both logs tell); the times here are brought to that of {first}"
+            f"clocks differ ({', '.join(told[:6])}, from steps in both logs); the times here use the clock of {first}"
         )
     if unknown:
         named = ", ".join(unknown[:6]) + (", ..." if len(unknown) > 6 else "")
-        said.append(
-            f"the order between hosts is uncertain: no step that both tell shows how the clock of {named} stands"
-        )
+        said.append(f"the order between hosts is uncertain: no step in both logs shows the clock offset of {named}")
     return "; ".join(said)
 
 
 MAX_TIMELINE_LINES = 12
-MAX_LINE_CHARACTERS = 140  # characters of a line
+MAX_LINE_CHARACTERS = 140
 _ENDS = ("exception", "event_error", "event_hang", "srun_exit", "step_over", "watchdog", "told_to_dump")
 
 
 def build_timeline(case: DiagnosisCase) -> list[str]:
-    """At most `MOST` lines, the first of each kind from each rank or host; only what has a time that compares.
+    """Return the first line of each kind from each rank or host, at most `MAX_TIMELINE_LINES`, with comparable times only.
 
-    Clocks of nodes may differ: a cause then stands after its echo here, but not in the order of findings.
+    Clocks of nodes may differ: a cause can then appear after its consequence here, but not in the order of findings.
     """
     told_of = [s for s in case.signals if _is_shown(s) and (s.file, s.line) not in case.own_kills]
     timed = [s for s in [*told_of, *case.quiet_ends] if s.time is not None]

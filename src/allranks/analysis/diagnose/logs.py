@@ -1,6 +1,6 @@
 """Find log files, open and decompress them, and split their lines into prefix, time stamp and text.
 
-A truncated compressed file is read up to the point of damage, because the end of a log is the most informative part.
+A truncated compressed file is read up to the damaged position.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from allranks.rundir.paths import RunDir, is_run
 from allranks.utils.inputs import BoundedReader, ExpansionTooLarge, open_regular
 
 READ_BYTES = 1 << 14
-XZ_MEMORY_BYTES = 512 << 20  # xz -9 needs 65 MiB; a header may ask for 4 GiB
+XZ_MEMORY_BYTES = 512 << 20  # xz -9 needs 65 MiB; a header may request 4 GiB
 PACKED_MAGIC = {"gz": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ\x00"}
 
 
 class _Gzip:
-    """zlib's object with the manners of those of bz2 and lzma."""
+    """zlib's decompressor with the interface of bz2 and lzma."""
 
     def __init__(self) -> None:
         self._unzip, self._rest = zlib.decompressobj(wbits=31), b""
@@ -66,13 +66,15 @@ _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
 
 
 class DecompressedFile(io.RawIOBase):
-    """What a gz, bz2 or xz file holds; several streams in a row are one. `read` raises `EOFError` where it breaks off, once all
-    that comes before has been given out."""
+    """The content of a gz, bz2 or xz file; several streams in a row are concatenated.
+
+    `read` raises `EOFError` at a truncated or damaged position, after all data before it was returned.
+    """
 
     def __init__(self, raw: BinaryIO, kind: str) -> None:
         raw.seek(0)
         self._raw, self._kind, self._unpack, self._problem = raw, kind, _DECOMPRESSORS[kind](), ""
-        self._next = b""  # of a stream behind the one that has ended
+        self._next = b""  # data of the next stream
 
     def read(self, size: int = -1) -> bytes:  # type: ignore[override]
         parts: list[bytes] = []
@@ -85,19 +87,19 @@ class DecompressedFile(io.RawIOBase):
         return b"".join(parts)
 
     def _more(self, limit: int) -> bytes | None:
-        """The next piece; None at the end, or where it breaks off (`_problem`)."""
+        """Return the next piece; None at the end or at a damaged position (`_problem`)."""
         if self._unpack.eof and not self._begin_next():
             return None
         data = b""
         if self._unpack.needs_input:
             data, self._next = self._next or self._raw.read(READ_BYTES), b""
             if not data:
-                self._problem = "the packed data breaks off"
+                self._problem = "the compressed data is truncated"
                 return None
         try:
             return self._unpack.decompress(data, limit)
         except (zlib.error, lzma.LZMAError, OSError, EOFError) as error:
-            self._problem = f"the packed data is damaged ({str(error).rpartition(':')[2].strip()})"
+            self._problem = f"the compressed data is damaged ({str(error).rpartition(':')[2].strip()})"
             return None
 
     def _begin_next(self) -> bool:
@@ -137,7 +139,7 @@ _MONTHS = {
 
 
 class LogLine(Struct, frozen=True):
-    """A line taken apart. ``local`` is a rank within its node only, ``task`` the number that srun --label puts before it."""
+    """A parsed line. ``local`` is a rank within its node, ``task`` the number that srun --label prints before the line."""
 
     text: str
     rank: int | None
@@ -148,7 +150,7 @@ class LogLine(Struct, frozen=True):
 
 
 def decode_line(raw: bytes) -> str:
-    """Text of a line, whatever its bytes; without control characters, at most `MAX_TEXT` long."""
+    """Return a line as text, without control characters, at most `MAX_TEXT` long."""
     text = raw.decode("utf-8", "replace")
     if not text.isprintable():
         text = "".join(c if c.isprintable() else " " for c in text)
@@ -156,7 +158,7 @@ def decode_line(raw: bytes) -> str:
 
 
 def parse_line(text: str, labelled: bool) -> LogLine:
-    """Strip the prefixes of srun, torchrun, Ray, syslog and NCCL, and keep what they say."""
+    """Strip the prefixes of srun, torchrun, Ray, syslog and NCCL, and return their content with the line."""
     rank = local = task = pid = None
     host: str | None = None
     if labelled and (match := _TASK.match(text)):
@@ -188,16 +190,16 @@ def parse_line(text: str, labelled: bool) -> LogLine:
 
 
 def has_task_labels(lines: list[bytes]) -> bool:
-    """Whether most lines begin with a task number, as srun --label writes them."""
+    """Return whether most lines start with a task number, as srun --label writes them."""
     filled = [line for line in lines if line.strip()]
     return len(filled) >= 2 and sum(bool(re.match(rb"\s*\d{1,6}: ", line)) for line in filled) > 0.6 * len(filled)
 
 
 def timestamp_of(text: str) -> float | None:
-    """Seconds since the epoch of the first time stamp in a line, or None.
+    """Return the first time stamp in a line as seconds since the epoch, or None.
 
-    Stamps without a year are taken to be of 2000, those without a zone of UTC: only their order counts. Times within one
-    log family compare; across families without a year they do not (`comparable`).
+    A stamp without a year gets the year 2000, one without a zone is taken as UTC: only the order matters. Times within one
+    log family can be compared; times of families with and without a year cannot (`times_comparable`).
     """
     if match := _ISO.search(text[:200]):
         zone = (match["zone"] or "").replace("Z", "+00:00")
@@ -223,12 +225,12 @@ def _stamp(text: str, part: str | None) -> float | None:
 
 
 def times_comparable(a: float, b: float) -> bool:
-    """Whether two times may be compared: both with a year, or both without."""
+    """Return whether two times can be compared: both with a year, or both without."""
     return (a < YEAR_KNOWN) == (b < YEAR_KNOWN)
 
 
 def in_year_of(time: float, like: float) -> float:
-    """A time without a year (see `time_of`), in the year of another one, or in the year before where that is nearer."""
+    """Move a time without a year to the year of another time, or to the year before if that is nearer."""
     moment, other = datetime.fromtimestamp(time, UTC), datetime.fromtimestamp(like, UTC)
     day = min(moment.day, 28) if moment.month == 2 else moment.day
     candidates = [moment.replace(year=year, day=day).timestamp() for year in (other.year, other.year - 1)]
@@ -239,7 +241,7 @@ YEAR_KNOWN = datetime(2001, 1, 1, tzinfo=UTC).timestamp()
 
 
 BLOCK = 1 << 20
-MAX_LINE = 1 << 18  # a line without end is handed on in pieces of this size
+MAX_LINE = 1 << 18  # a longer line is passed on in pieces of this size
 MAX_LINE_READ = 16 << 20
 MAX_FILES = 20_000
 _SKIPPED_FOLDERS = frozenset(
@@ -293,7 +295,7 @@ _BINARY_MAGIC = (b"\x7fELF", b"PK\x03\x04", b"\x89PNG", b"%PDF", b"ARROW1", b"PA
 
 
 class LogFile(Struct, frozen=True):
-    """A file to read; ``name`` is how reports call it."""
+    """A file to read; ``name`` is its name in reports."""
 
     path: Path
     name: str
@@ -301,13 +303,14 @@ class LogFile(Struct, frozen=True):
 
 
 class UnreadableLog(Exception):
-    """A file that cannot be read, with the reason in words."""
+    """A file that cannot be read, with the reason."""
 
 
 def find_logs(paths: list[Path]) -> tuple[list[LogFile], list[tuple[str, str]]]:
-    """All files under `paths` that may be logs, and (file, reason) of what was left aside.
+    """Return all files under `paths` that may be logs, and (file, reason) of the files left out.
 
-    Raises `RequestError` where a path is not there.
+    Raises:
+        RequestError: a path does not exist.
     """
     found: dict[str, LogFile] = {}
     problems: list[tuple[str, str]] = []
@@ -317,21 +320,21 @@ def find_logs(paths: list[Path]) -> tuple[list[LogFile], list[tuple[str, str]]]:
         for file in _walk(path, problems):
             _add(file, path, found, problems)
             if len(found) >= MAX_FILES:
-                problems.append((printable_path(path), f"more than {MAX_FILES} files; the rest is left out"))
+                problems.append((printable_path(path), f"more than {MAX_FILES} files; the others were not read"))
                 return list(found.values()), problems
     return list(found.values()), problems
 
 
 def _is_there(path: Path, problems: list[tuple[str, str]]) -> bool:
-    """False for what lies in a folder that may not be entered: others are read all the same."""
+    """Return False for a path in a folder without permission: the other paths are still read."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         raise RequestError(
-            f"{path}: there is no such file or folder; give log files, folders of them, or a run folder"
+            f"{path}: no such file or folder; give log files, folders of log files, or a run folder"
         ) from None
     except OSError as error:
-        problems.append((printable_path(path), f"cannot be looked at: {error.strerror}"))
+        problems.append((printable_path(path), f"cannot be accessed: {error.strerror}"))
         return False
     return True
 
@@ -340,10 +343,10 @@ def _add(file: Path, given: Path, found: dict[str, LogFile], problems: list[tupl
     try:
         info = file.stat()
     except OSError as error:
-        problems.append((printable_path(file), f"cannot be looked at: {error.strerror}"))
+        problems.append((printable_path(file), f"cannot be accessed: {error.strerror}"))
         return
     if not stat.S_ISREG(info.st_mode):
-        problems.append((printable_path(file), "is no regular file"))
+        problems.append((printable_path(file), "is not a regular file"))
         return
     real = os.path.realpath(file)
     if real not in found:
@@ -353,7 +356,7 @@ def _add(file: Path, given: Path, found: dict[str, LogFile], problems: list[tupl
 
 
 def printable_path(path: Path | str) -> str:
-    """A path as text that any terminal and JSON can take, whatever bytes its name has."""
+    """Return a path as text that any terminal and JSON can represent."""
     text = os.fsencode(path).decode("utf-8", "backslashreplace")
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
@@ -379,7 +382,7 @@ def _walk(path: Path, problems: list[tuple[str, str]]) -> Iterator[Path]:
 
 
 def _logs_of_run(run: RunDir) -> Iterator[Path]:
-    """The words of a run's newest attempt: its ranks', agents' and driver's logs, how they ended, and the events."""
+    """Return the logs of a run's newest attempt: ranks, agents, driver, exit records and events."""
     last = run.logs_of(max(run.attempts(), default=1))
     for folder, forms in (
         (last, ("*.log", "*.exit.json")),
@@ -392,10 +395,10 @@ def _logs_of_run(run: RunDir) -> Iterator[Path]:
 
 
 def read_blocks(source: LogFile) -> Iterator[tuple[bytes, bool]]:
-    """The file's text in pieces that end at line ends, each with whether its last line is whole.
+    """Yield the file's text in pieces that end at line ends, each with whether its last line is complete.
 
-    UTF-16 becomes UTF-8. Raises `Unreadable` with the reason; what came before it counts. Of a packed file that expands without
-    end, and of a line that is too long, only the beginning is given: `Unreadable` says so after the last piece.
+    UTF-16 is converted to UTF-8. Raises `UnreadableLog` with the reason; text before it was yielded. Of a compressed file that
+    expands without limit, and of a line that is too long, only the beginning is read; `UnreadableLog` is then raised at the end.
     """
     left_out: list[str] = []
     try:
@@ -409,7 +412,7 @@ def read_blocks(source: LogFile) -> Iterator[tuple[bytes, bool]]:
     except OSError as error:
         raise UnreadableLog(f"cannot be read: {error.strerror or error}") from None
     except EOFError as error:
-        raise UnreadableLog(f"is cut or damaged: {error}; what came before was read") from None
+        raise UnreadableLog(f"is truncated or damaged: {error}; the part before was read") from None
     if left_out:
         raise UnreadableLog(f"was read only in part: {left_out[0]}")
 
@@ -423,7 +426,7 @@ def _open(raw: BinaryIO, head: bytes) -> BinaryIO:
 
 
 def _open_zstd(raw: BinaryIO) -> BinaryIO:
-    """Through Python's own module (3.14), the package zstandard, or the program zstd, whichever is there."""
+    """Open with Python's own module (3.14), the package zstandard, or the program zstd, whichever is available."""
     try:
         from compression import zstd  # type: ignore[import-not-found]
 
@@ -438,7 +441,7 @@ def _open_zstd(raw: BinaryIO) -> BinaryIO:
         pass
     if shutil.which("zstd") is None:
         raise UnreadableLog(
-            "is packed with zstd, and neither the package zstandard nor the program zstd is here; unpack it first"
+            "is compressed with zstd, but neither the package zstandard nor the program zstd is installed; decompress it first"
         )
     return cast(BinaryIO, _Unpacker(raw))
 
@@ -454,11 +457,11 @@ class _Unpacker(io.RawIOBase):
         assert self._process.stdout is not None
         data = self._process.stdout.read(size)
         if not data and self._process.wait() != 0:
-            raise EOFError("zstd says that the file is damaged")
+            raise EOFError("zstd reports that the file is damaged")
         return data
 
     def close(self) -> None:
-        """End the program, which may not have written all."""
+        """End the program, which may still have output."""
         if not self.closed and self._process.stdout is not None:
             self._process.kill()
             self._process.stdout.close()
@@ -467,7 +470,7 @@ class _Unpacker(io.RawIOBase):
 
 
 def _texts(file: BinaryIO) -> Iterator[bytes]:
-    """Raw pieces as UTF-8, without the zeros of files with holes."""
+    """Yield raw pieces as UTF-8, without the zero bytes of sparse files."""
     first = True
     wide: str | None = None
     decoder: codecs.IncrementalDecoder | None = None
@@ -478,7 +481,7 @@ def _texts(file: BinaryIO) -> Iterator[bytes]:
             first = False
             wide = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}.get(data[:2])
             if wide is None and _is_binary(data[:8192]):
-                raise UnreadableLog("is binary, not a log")
+                raise UnreadableLog("is a binary file, not a log")
         if wide is not None:
             decoder = decoder or codecs.getincrementaldecoder(wide)("replace")
             data = decoder.decode(data).removeprefix("\ufeff").encode()
@@ -501,20 +504,20 @@ def _is_binary(head: bytes) -> bool:
 
 
 def _skip_hole(file: BinaryIO) -> None:
-    """Go to the next data of a file with holes: a hole of any size takes no room on the disk."""
+    """Seek to the next data of a sparse file: a hole of any size uses no disk space."""
     if not isinstance(file, io.BufferedReader):
         return
     try:
         file.seek(os.lseek(file.fileno(), file.tell(), os.SEEK_DATA))
     except OSError as error:
-        if error.errno == errno.ENXIO:  # the rest is a hole
+        if error.errno == errno.ENXIO:  # no data follows
             file.seek(0, os.SEEK_END)
 
 
 def _lines(texts: Iterator[bytes], left_out: list[str]) -> Iterator[tuple[bytes, bool]]:
-    """Cut text at line ends. Of a line above `MAX_LINE_READ` the rest is skipped, which `left_out` then says."""
+    """Cut text at line ends. The rest of a line above `MAX_LINE_READ` is skipped and reported in `left_out`."""
     rest = b""
-    length = 0  # of a line without end, as far as it was handed on
+    length = 0  # length so far of a line that continues
     for data in texts:
         at = data.rfind(b"\n")
         if at < 0:
@@ -530,7 +533,7 @@ def _lines(texts: Iterator[bytes], left_out: list[str]) -> Iterator[tuple[bytes,
                 length += MAX_LINE
             continue
         begin = 0
-        if length >= MAX_LINE_READ:  # the rest of that line ends here
+        if length >= MAX_LINE_READ:  # skip the rest of that line
             begin, rest = data.index(b"\n"), b""
         length = 0
         yield rest + data[begin : at + 1], True

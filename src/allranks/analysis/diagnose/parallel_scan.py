@@ -20,7 +20,7 @@ from allranks.rundir.paths import RunDir, is_run
 from allranks.utils.inputs import open_regular, read_regular
 
 EXIT_RECORD_SUFFIX = ".exit.json"
-_STOPPED = (0, -15)  # ended well, or stopped because another had failed
+_STOPPED = (0, -15)  # completed, or stopped because another process had failed
 
 
 class _Exit(Struct):
@@ -39,7 +39,7 @@ class _Connections(Struct):
 
 
 def count_connections(paths: Sequence[Path]) -> dict[str, int]:
-    """Connections between ranks by interface, such as ``{"TCP/eth0": 12}``, of the newest attempt of each run folder."""
+    """Count connections between ranks by interface, such as ``{"TCP/eth0": 12}``, in the newest attempt of each run folder."""
     found: dict[str, int] = {}
     for path in paths:
         if not is_run(path) or not (path / "plan.json").is_file():
@@ -49,19 +49,19 @@ def count_connections(paths: Sequence[Path]) -> dict[str, int]:
             try:
                 counted = msgspec.json.decode(read_regular(file), type=_Connections).interfaces
             except (OSError, msgspec.DecodeError, RecursionError):
-                continue  # a record of the run, no log: what is not there is not told
+                continue  # a record of the run, not a log: it is optional
             for name, count in counted.items():
                 found[f"TCP/{name}"] = found.get(f"TCP/{name}", 0) + count
     return found
 
 
 def add_exit_records(scan: FileScan, path: Path) -> None:
-    """Give the signals of a node's record of ends their ranks, and add the processes that failed, the first of them first."""
+    """Set ranks in the signals of a node's exit records, and add the failed processes, the first failure first."""
     try:
         data = read_regular(path)
         failed = [e for e in msgspec.json.decode(data, type=_Exits).failed if e.exitcode not in _STOPPED]
     except (OSError, msgspec.DecodeError, RecursionError):
-        return  # cut by a kill: what stands in it as text was read
+        return  # truncated by a kill: its text was scanned
     text = data.decode("utf-8", "replace").splitlines()
     for end in failed:
         at = next((i for i, line in enumerate(text, 1) if line.strip().startswith(f'"rank": {end.rank},')), 1)
@@ -79,8 +79,8 @@ def _signal(file: int, line: int, end: _Exit) -> LogSignal:
 
 
 PARALLEL_BYTES = 48 << 20  # below this, starting processes costs more than it saves
-AGENT_LOG_SUFFIX = ".agent.log"  # the agent writes to it only where something is wrong
-PORTIONS_PER_WORKER = 4  # portions a worker, so that uneven files even out
+AGENT_LOG_SUFFIX = ".agent.log"  # the agent only writes errors to it
+PORTIONS_PER_WORKER = 4  # to balance uneven files
 
 _Portion = list[tuple[int, LogFile]]
 _scanner: Scanner | None = None
@@ -98,21 +98,23 @@ def scan_files(sources: list[LogFile], workers: int | None = None) -> list[FileS
 
 
 def _in_processes(portions: list[_Portion], count: int) -> list[list[FileScan]]:
-    """Scan portions in parallel. A process that is killed, for example for want of memory, costs only the file it was reading."""
+    """Scan portions in parallel. A killed process (for example out of memory) loses only the file that it was reading."""
     done, lost = _scan_portions(portions, count)
     broken: list[_Portion] = []
-    for portion in lost:  # a pool that loses a process gives up all that it had not finished
+    for portion in lost:  # a pool that loses a process cancels its remaining work
         found, gone = _scan_portions([portion], 1)
         done += found
         broken += gone
     for file in (file for portion in broken for file in portion):
         found, _ = _scan_portions([[file]], 1)
-        done += found or [[_unread(file[0], "was not read: its reader was killed; is there memory?")]]
+        done += found or [
+            [_unread(file[0], "was not read: the process that read it was killed, possibly out of memory")]
+        ]
     return done
 
 
 def _scan_portions(portions: list[_Portion], count: int) -> tuple[list[list[FileScan]], list[_Portion]]:
-    """Return what was scanned, and the portions that were lost with a process."""
+    """Return the results, and the portions that were lost with a process."""
     done: list[list[FileScan]] = []
     lost: list[_Portion] = []
     with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("fork")) as pool:
@@ -137,7 +139,7 @@ def _unread(number: int, why: str) -> FileScan:
 
 
 def _portions(numbered: list[tuple[int, LogFile]], count: int) -> list[_Portion]:
-    """Files dealt out, largest first, so that portions are about equal in bytes."""
+    """Distribute files, largest first, so that portions have about equal size."""
     portions: list[_Portion] = [[] for _ in range(count)]
     sizes = [0] * count
     for number, source in sorted(numbered, key=lambda pair: -pair[1].size):
@@ -148,17 +150,17 @@ def _portions(numbered: list[tuple[int, LogFile]], count: int) -> list[_Portion]
 
 
 def _scan_some(numbered: list[tuple[int, LogFile]]) -> list[FileScan]:
-    global _scanner  # one a process: what it learned of forms and words serves all files  # noqa: PLW0603
+    global _scanner  # one per process: it caches line forms for all files  # noqa: PLW0603
     if _scanner is None:
         _scanner = Scanner()
     return [_scan_alone(_scanner, number, source) for number, source in numbered]
 
 
 def _scan_alone(scanner: Scanner, number: int, source: LogFile) -> FileScan:
-    """Scan one file; whatever it does to its parser, the other files are read."""
+    """Scan one file; an error in one file does not affect the others."""
     try:
         return _scan_one(scanner, number, source)
-    except Exception as error:  # noqa: BLE001 - files come from anywhere, and one must not cost the others
+    except Exception as error:  # noqa: BLE001 - files are untrusted; one must not stop the others
         return _unread(number, f"was not read: {type(error).__name__} while it was analysed: {str(error)[:200]}")
 
 
@@ -187,7 +189,7 @@ def _is_flight_record(source: LogFile) -> bool:
         with open_regular(source.path) as file:
             return is_flight_record(file.read(HEAD))
     except OSError:
-        return False  # the scan says so
+        return False  # the scan reports it
 
 
 def _flight(number: int, source: LogFile) -> FileScan:

@@ -1,4 +1,4 @@
-"""The form of a catalogue entry, and what the scanner must know of its patterns."""
+"""Failure classes and their patterns."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from msgspec import Struct
 MIN_ANCHOR = 3
 _RUN = re.compile(r"[a-z _:/<>'\"=@,;!%&#~-]+")
 
-# How much a message says about its class. Between two messages of unlike strength the stronger wins, whatever the time.
-CERTAIN = 0.95  # names the cause itself
-LIKELY = 0.8  # this cause, save for rare exceptions
-POSSIBLE = 0.6  # one of several causes; others come with it
-WEAK = 0.35  # counts only beside something stronger
+# How strongly a message indicates its class. A stronger message wins over an earlier one.
+CERTAIN = 0.95  # states the cause itself
+LIKELY = 0.8  # this cause, with rare exceptions
+POSSIBLE = 0.6  # one of several possible causes
+WEAK = 0.35  # only counts together with a stronger message
 
 
 class Pattern:
-    """A regular expression (case ignored) over one line, and literals of which each match contains one.
+    """A regular expression (case-insensitive) for one line, and literals (anchors); every match contains at least one of them.
 
     Args:
         regex: searched in the line without its prefix of rank, task or time.
-        anchors: lower-case, without digits, beginning where a word begins (a star before one says that it may be the
-            end of a longer word); left out where the longest literal at the top level of `regex` will do.
-        weight: how much a match says (`SAYS`, `SHOWS`, `FITS`, `HINTS`).
-        passing: a warning from which programs often recover; where the job goes on after it, it is harmless.
-        says: what this message tells, for evidence of a cause that it only fits.
+        anchors: lower case, without digits, starting at the start of a word (a leading star allows the end of a longer word);
+            not needed if the longest literal at the top level of `regex` is sufficient.
+        weight: how strongly a match indicates the class (`CERTAIN`, `LIKELY`, `POSSIBLE`, `WEAK`).
+        passing: a warning from which programs often recover; it is harmless if the job continues after it.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class Pattern:
 
     @cached_property
     def compiled(self) -> re.Pattern[str]:
-        """Compiled when a line first has one of the anchors: most patterns never are."""
+        """Compile when a line first contains one of the anchors: most patterns are never needed."""
         return re.compile(self.regex, re.IGNORECASE)
 
     @cached_property
@@ -51,7 +50,7 @@ class Pattern:
         return re.compile(self.unless, re.IGNORECASE)
 
     def search(self, text: str) -> re.Match[str] | None:
-        """A match in a line, unless the line also says that it is something else."""
+        """Return a match in a line, unless the line also matches `unless`."""
         match = self.compiled.search(text)
         if match is not None and self.unless and self._excluded.search(text):
             return None
@@ -59,7 +58,7 @@ class Pattern:
 
 
 class FailureClass(Struct, frozen=True, kw_only=True):
-    """A class of failure: how it is recognised, what it is, what cures it, and how to be sure."""
+    """A class of failure: how it is recognised, its cause, its fix, and how to confirm it."""
 
     id: str
     title: str
@@ -70,11 +69,11 @@ class FailureClass(Struct, frozen=True, kw_only=True):
     patterns: tuple[Pattern, ...]
     example: str
     near_miss: str
-    echo: bool = False  # says only that something else failed
+    echo: bool = False  # only reports that something else failed
 
 
 def longest_literal(regex: str) -> str:
-    """The longest run of plain characters that every match of `regex` holds; "" where alternatives at the top forbid one.
+    """Return the longest run of plain characters in every match of `regex`; "" if alternatives at the top level prevent one.
 
     Digits end a run: the scanner looks for anchors in lines whose digits were removed.
     """
@@ -103,7 +102,7 @@ def longest_literal(regex: str) -> str:
 
 
 def _end_of_group(regex: str, start: int) -> int:
-    """The index after the bracket that closes the one at `start`."""
+    """Return the index after the bracket that closes the one at `start`."""
     close, depth, i = {"(": ")", "[": "]"}[regex[start]], 0, start
     while i < len(regex):
         if regex[i] == "\\":

@@ -1,4 +1,4 @@
-"""Records of a diagnosis: the content of one scanned file (matched lines, counts, ranks), and the findings that are reported."""
+"""Records of a diagnosis: the content of a scanned file (matched lines, counts, ranks), and the reported findings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LogSignal(Struct, kw_only=True):
 
 
 class ThreadStack(Struct):
-    """Where one thread stood in a dump: ``file:function``, innermost first."""
+    """The stack of one thread in a dump: ``file:function``, innermost first."""
 
     line: int
     head: str
@@ -49,7 +49,7 @@ class RuleCount(Struct):
 
 
 class FileScan(Struct, kw_only=True):
-    """All that one file tells, bounded in size whatever the file's."""
+    """The result of scanning one file; its size is bounded."""
 
     file: int
     signals: list[LogSignal] = field(default_factory=list)
@@ -67,7 +67,7 @@ class FileScan(Struct, kw_only=True):
     first_progress: int | None = None
     last_progress: int | None = None
     last_progress_text: str = ""
-    marks: dict[int, float] = field(default_factory=dict)  # when some of the steps were told
+    marks: dict[int, float] = field(default_factory=dict)  # times of some of the steps
     lines: int = 0
     bytes_read: int = 0
     problems: list[str] = field(default_factory=list)
@@ -85,9 +85,9 @@ class LogEvidence(Struct, frozen=True, kw_only=True):
 
 
 class DiagnosisFinding(Struct, frozen=True, kw_only=True):
-    """One possible cause. ``id`` is a class of the catalogue, ``confidence`` lies between 0 and 1.
+    """One possible cause. ``id`` is a class of the catalogue, ``confidence`` is between 0 and 1.
 
-    ``host`` and ``rank`` are those that failed first, where the logs tell.
+    ``host`` and ``rank`` are those that failed first, if the logs show it.
     """
 
     id: str
@@ -105,7 +105,7 @@ class DiagnosisFinding(Struct, frozen=True, kw_only=True):
 
 
 class BenignFinding(Struct, frozen=True, kw_only=True):
-    """A message that looks alarming and is harmless, and why."""
+    """A harmless message that looks like an error, and why it is harmless."""
 
     id: str
     why: str
@@ -114,14 +114,14 @@ class BenignFinding(Struct, frozen=True, kw_only=True):
 
 
 class ReadProblem(Struct, frozen=True, kw_only=True):
-    """Something that could not be read, or only in part."""
+    """A file that was not read, or only in part."""
 
     file: str
     text: str
 
 
 class JobHealth(Struct, frozen=True, kw_only=True):
-    """What the logs say about a job that runs.
+    """Facts about the job from its logs.
 
     ``transports`` counts connections between ranks by path (P2P, SHM, NET/IB, NET/Socket ...).
     """
@@ -140,10 +140,10 @@ class JobHealth(Struct, frozen=True, kw_only=True):
 
 
 class ClockOffsets(Struct, frozen=True, kw_only=True):
-    """How the clocks of the hosts stand to each other.
+    """Clock offsets between hosts.
 
-    ``offsets_s``: seconds that a host's clock is ahead of the first host's, where they differ. ``unknown``: hosts of which
-    nothing tells; the order in time between these and others is uncertain.
+    ``offsets_s``: seconds by which a host's clock is ahead of the first host's, if they differ. ``unknown``: hosts without a
+    known offset; the order in time between these and others is uncertain.
     """
 
     offsets_s: dict[str, float] = field(default_factory=dict)
@@ -152,7 +152,7 @@ class ClockOffsets(Struct, frozen=True, kw_only=True):
 
 
 class Diagnosis(Struct, frozen=True, kw_only=True):
-    """The whole answer; ``findings`` most likely root cause first, empty where nothing failed."""
+    """The complete result; ``findings`` has the most likely root cause first and is empty if nothing failed."""
 
     findings: list[DiagnosisFinding]
     benign: list[BenignFinding]
@@ -165,5 +165,5 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
 
     @property
     def readable(self) -> bool:
-        """Whether there was anything to say something about: text, or a log that is empty."""
+        """Return whether anything could be analysed: text, or an empty log."""
         return self.bytes_read > 0 or (self.files > 0 and all(p.text == EMPTY_FILE for p in self.problems))

@@ -38,20 +38,20 @@ _DIGIT_LITERAL = re.compile(r"(?<![\\{,\d])\d(?![\d,]*\})")
 
 
 class ScanRule:
-    """A pattern, and what it stands for: ``kind`` is class, fact, benign or progress; ``owner`` its name."""
+    """A pattern and its use: ``kind`` is class, fact, benign or progress; ``owner`` its name."""
 
     __slots__ = ("anchors", "exact", "index", "kind", "owner", "pattern")
 
     def __init__(self, index: int, kind: str, owner: str, pattern: Pattern) -> None:
         self.index, self.kind, self.owner, self.pattern = index, kind, owner, pattern
         self.anchors = tuple(a.encode() for a in pattern.anchors)
-        # a pattern with digits of its own must be tried on each line: lines are remembered with their digits blanked
+        # a pattern with digits must be tried on each line: cached forms of lines have no digits
         texts = (pattern.regex, pattern.unless)
         self.exact = not any(_DIGIT_LITERAL.search(t) or "[1-9]" in t or "[0-6]" in t for t in texts)
 
 
 def all_rules() -> list[ScanRule]:
-    """Every pattern there is, in a fixed order, so that an index means the same in each process."""
+    """Return all patterns in a fixed order, so that an index is the same in each process."""
     pairs = [("class", e.id, p) for e in CATALOGUE.values() for p in e.patterns]
     pairs += [("fact", name, p) for name, patterns in FACT_PATTERNS.items() for p in patterns]
     pairs += [("benign", b.id, p) for b in BENIGN_MESSAGES.values() for p in b.patterns]
@@ -60,11 +60,10 @@ def all_rules() -> list[ScanRule]:
 
 
 class LiteralPrefilter:
-    """Finds the rules of which a line holds an anchor.
+    """Find the rules whose anchors a line contains.
 
-    Text and anchors are brought to one form, in which places stay the same: letters, 0 for digits, blanks. Anchors are
-    looked for at the beginnings of words, by one regular expression; the few that may end a longer word, in the reversed
-    text by another.
+    Text and anchors are normalised without changing positions: letters, 0 for digits, blanks. One regular expression
+    searches anchors at the start of words; a second one searches the few that may end a longer word, in the reversed text.
     """
 
     def __init__(self, rules: Sequence[ScanRule]) -> None:
@@ -77,8 +76,8 @@ class LiteralPrefilter:
                 self._heads.setdefault(words, set()).add(rule.index)
                 if anchor in rule.pattern.suffixes:
                     self._tails.setdefault(words[::-1], set()).add(rule.index)
-        # an anchor that begins another one stands for both: the search ends at the shorter
-        # (looked ahead at, so that one within another is found too)
+        # an anchor that is a prefix of another one represents both: the search ends at the shorter
+        # (in a lookahead, so that one inside another is found too)
         self._head = re.compile(b"[ 0](?=(" + _trie(self._heads) + b"))")
         self._tail = re.compile(b" (?=(" + _trie(self._tails) + b"))")
         for table in (self._heads, self._tails):
@@ -88,7 +87,7 @@ class LiteralPrefilter:
                         table[shorter] |= table[longer]
 
     def candidates(self, line: bytes) -> list[ScanRule]:
-        """The rules of which a line holds an anchor."""
+        """Return the rules whose anchors a line contains."""
         words = _normalized(line)
         found = set[int]()
         for anchor in self._head.findall(words):
@@ -102,7 +101,7 @@ class LiteralPrefilter:
         return [rule for rule in rules if any(anchor in low for anchor in rule.anchors)]
 
     def telling(self, lines: Sequence[bytes]) -> set[int]:
-        """Which of many lines may hold an anchor: their indices. One search for all costs far less than one for each."""
+        """Return the indices of the lines that may contain an anchor. One search for all lines is much faster than one each."""
         text = b"\n".join(lines)
         words = _normalized(text)
         places = [found.start() for found in self._head.finditer(words)]
@@ -120,7 +119,7 @@ def _normalized(text: bytes) -> bytes:
 
 
 def _words(anchor: str) -> bytes:
-    """An anchor as `_blanked` text holds it, from its first letter on."""
+    """Return an anchor in the form of normalised text, from its first letter on."""
     words = anchor.encode().translate(_LETTERS).lstrip()
     if not words.strip():
         raise ValueError(f"anchor {anchor!r} has no letter")
@@ -128,7 +127,7 @@ def _words(anchor: str) -> bytes:
 
 
 def _trie(anchors: Iterable[bytes]) -> bytes:
-    """A regular expression for the shortest of the anchors that begin at a place."""
+    """Return a regular expression for the shortest of the anchors that start at a position."""
     tree: dict[int, dict] = {}
     for anchor in sorted(anchors):
         node = tree
@@ -148,17 +147,17 @@ def _branches(tree: dict[int, dict]) -> bytes:
 
 
 MAX_FORMS = 100_000
-BULK_FORMS = 64  # new forms in a block from which on they are searched together
-MAX_FORM = 512  # longer lines are looked at each time
+BULK_FORMS = 64  # with this many new forms in a block, they are searched together
+MAX_FORM = 512  # longer lines are not cached
 LONG_LINE = 4096
 WINDOWS = 16
 MAX_SIGNALS_PER_SOURCE = 3  # signals of one rule from one rank, task or host
 MAX_SIGNALS_PER_RULE = 96
-MAX_WATCHDOG_FRAMES = 40  # of a stack that torch's watchdog prints
-ROOT_CAUSE_LINES = 9  # of the launcher's table, from its words `Root Cause` on
+MAX_WATCHDOG_FRAMES = 40  # frames of a stack that torch's watchdog prints
+ROOT_CAUSE_LINES = 9  # lines of the launcher's table, from `Root Cause` on
 FRAMES, FRAME_REACH, STREAMS, STACKS = 48, 200, 512, 512
 LOOSE, LOOSE_FRAMES = 32, 12
-TIME_STAMP_REACH = 40  # lines within which a time stamp still dates a line without one
+TIME_STAMP_REACH = 40  # maximum distance of a time stamp that dates a line without one
 _BLANK = bytes(48 if 48 <= c <= 57 else c for c in range(256))
 
 _STEP = re.compile(r"\b(?:global_?)?(?:step|iter(?:ation)?)\b\W{0,6}(\d{1,9})\b", re.IGNORECASE)
@@ -167,7 +166,7 @@ MatchingRules = tuple[ScanRule, ...]
 
 
 class Scanner:
-    """Scans files one after another; what it learned about forms of lines serves all of them."""
+    """Scan files one after another; the cache of line forms is shared between files."""
 
     def __init__(self) -> None:
         self.rules = all_rules()
@@ -179,7 +178,7 @@ class Scanner:
 
         Args:
             number: the file's index in the whole diagnosis.
-            blocks: pieces of the file as `sources.blocks` yields them, with whether each ends at the end of a line.
+            blocks: pieces of the file from `logs.read_blocks`, each with whether it ends at a line end.
         """
         state = _FileState(number)
         for block, whole in blocks:
@@ -218,14 +217,14 @@ class Scanner:
     def _learn(
         self, state: _FileState, lines: list[bytes], forms: list[bytes], new: list[int]
     ) -> Iterator[tuple[int, MatchingRules]]:
-        """Lines of new forms that tell something, and their verdicts. Many forms are searched together first."""
+        """Return lines of new forms that match rules, and their verdicts. Many forms are searched together first."""
         table = self._forms
         unlike = list(dict.fromkeys(forms[i] for i in new))
         if len(table) + len(unlike) > MAX_FORMS:
             table.clear()
         if len(unlike) >= BULK_FORMS:
             telling = self.gate.telling(unlike)
-            if len(unlike) == len(new):  # no two alike: there is no use in remembering the silent ones
+            if len(unlike) == len(new):  # all different: caching lines without a match is useless
                 new = [new[i] for i in sorted(telling)]
             else:
                 table.update((f, ()) for i, f in enumerate(unlike) if i not in telling and len(f) <= MAX_FORM)
@@ -237,7 +236,7 @@ class Scanner:
                 yield i, verdict
 
     def _classify(self, state: _FileState, line: bytes, form: bytes) -> MatchingRules:
-        """The rules that may match lines of this form: those that match this one, and those that depend on its digits."""
+        """Return the rules that may match lines of this form: those that match this line, and those that depend on its digits."""
         if len(line) > LONG_LINE:
             return tuple(self.gate.candidates(line))
         candidates = self.gate.candidates(line)
@@ -298,7 +297,7 @@ class Scanner:
 
 
 class _FileState:
-    """What is known while a file is read."""
+    """The state of scanning one file."""
 
     def __init__(self, number: int) -> None:
         self.out = FileScan(file=number)
@@ -322,7 +321,7 @@ class _FileState:
         return self.out
 
     def start_again(self) -> None:
-        """A new attempt of a run begins in its file of events: what stood before is another story."""
+        """Discard the previous attempt when a new attempt starts in the event file of a run."""
         kept = FileScan(file=self.out.file, bytes_read=self.out.bytes_read, hosts=self.out.hosts, ranks=self.out.ranks)
         self.out = kept
         self._kept.clear()
@@ -361,7 +360,7 @@ class _FileState:
             self.out.transports[name] = self.out.transports.get(name, 0) + 1
 
     def note(self, line: LogLine) -> None:
-        """Remember who is who."""
+        """Record which process is which rank and host."""
         if line.host and len(self._hosts) < 4096:
             self._hosts.add(line.host)
         rank = line.rank
@@ -383,7 +382,7 @@ class _FileState:
             self._in_stack = number
 
     def stack(self, line: LogLine, number: int) -> None:
-        """A thread of a stack dump begins; the frames on the lines that follow are its."""
+        """Start a thread of a stack dump; the following lines are its frames."""
         if len(self.out.stacks) < STACKS:
             self.out.stacks.append(ThreadStack(number, line.text[:200], line.rank, line.host))
             self._in_stack = number
@@ -413,7 +412,7 @@ class _FileState:
             self._root_at = number
         of_root = (
             rule.owner == "agent_field" and number - self._root_at <= ROOT_CAUSE_LINES
-        )  # it comes after all the others
+        )  # it is written after all the others
         source = (rule.index, rank, line.local, line.task, line.host)
         own, all_of_rule = self._kept.get(source, 0), self._kept.get(rule.index, 0)
         most = MAX_WATCHDOG_FRAMES if rule.owner == "fr_frame" else MAX_SIGNALS_PER_SOURCE
@@ -434,7 +433,7 @@ class _FileState:
             self._frames.pop(stream, None)
 
     def _introduce(self, line: LogLine, rank: int) -> int:
-        """NCCL's line that says which process is which rank."""
+        """Read NCCL's line that maps a process to a rank."""
         if len(self._ranks) < 65536:
             self._ranks.add(rank)
             if line.host:
@@ -445,7 +444,7 @@ class _FileState:
 
 
 def _time_near(raw: str, lines: list[bytes], i: int) -> float | None:
-    """The line's own time stamp, or that of the nearest line before or after; what srun says of an end is dated by what follows."""
+    """Return the line's own time stamp, or the nearest one before or after; srun's exit messages are dated by the next one."""
     found = timestamp_of(raw)
     if found is not None:
         return found
@@ -461,7 +460,7 @@ def _time_near(raw: str, lines: list[bytes], i: int) -> float | None:
 
 
 def _split_returns(block: bytes, first: int) -> tuple[list[bytes], list[int]]:
-    """Lines cut at carriage returns too (progress bars), each with the number of the line it belongs to."""
+    """Split lines at carriage returns too (progress bars), each with its line number."""
     pieces: list[bytes] = []
     numbers: list[int] = []
     for i, line in enumerate(block.split(b"\n")):
@@ -472,7 +471,7 @@ def _split_returns(block: bytes, first: int) -> tuple[list[bytes], list[int]]:
 
 
 def _windows(line: bytes, verdict: MatchingRules) -> list[str]:
-    """The text of a line, of a very long one only the surroundings of what may match."""
+    """Return the text of a line; of a very long one only the parts around possible matches."""
     if len(line) <= LONG_LINE:
         return [decode_line(line)]
     low, spans = line.lower(), []
@@ -485,6 +484,6 @@ def _windows(line: bytes, verdict: MatchingRules) -> list[str]:
 
 
 def _from_whole_word(line: bytes, start: int, end: int) -> bytes:
-    """A piece of a line from its third word on: a secret that is cut, or cut off from its name, could not be hidden."""
+    """Return a piece of a line from its third word on: a truncated secret could not be recognised and redacted."""
     piece = line[start:end]
     return piece.split(None, 2)[-1] if start else piece

@@ -1,4 +1,4 @@
-"""A diagnosis for the terminal: the cause, where, what to do, the lines that show it; then what else is worth knowing."""
+"""Print a diagnosis on a terminal: cause, place, fix and evidence, then other facts about the job."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from allranks.analysis.diagnose.records import (
 )
 from allranks.utils.text import printable
 
-MORE_CAUSES = 2  # further causes that are shown in full; the rest by name
-LABEL_WIDTH, MAX_EVIDENCE_LINES = 12, 3  # width of the labels; lines of the terminal that one line of a log may take
-PIPED_WIDTH = 160  # width where there is no terminal
+MORE_CAUSES = 2  # number of further causes shown in full; the others by title only
+LABEL_WIDTH, MAX_EVIDENCE_LINES = 12, 3  # width of the labels; terminal lines per log line
+PIPED_WIDTH = 160  # width if there is no terminal
 SHOWN_EVIDENCE, SHOWN_BENIGN, SHOWN_PROBLEMS = 3, 8, 12
 
 
 def _style(text: str, *args: Any, **options: Any) -> str:
-    """Return text with a colour or weight, and with none of its own: it may quote a log or a file's name."""
+    """Return text with a colour or weight, and without control codes of its own: it may quote a log or a file name."""
     return click.style(printable(text), *args, **options)
 
 
@@ -38,16 +38,16 @@ def show_diagnosis(diagnosis: Diagnosis) -> None:
 
 
 def diagnosis_lines(diagnosis: Diagnosis, width: int) -> Iterator[str]:
-    """The lines of a diagnosis, with the terminal's codes for colours (click takes them out where there is no terminal)."""
+    """Yield the lines of a diagnosis with colour codes (click removes them if there is no terminal)."""
     if diagnosis.findings:
         yield from _causes(diagnosis.findings, width)
     elif not diagnosis.bytes_read and diagnosis.readable:
         empty = "This log is empty" if diagnosis.files == 1 else "These logs are empty"
-        yield _style(f"{empty}: nothing was written, so nothing can be said.", "yellow", bold=True)
+        yield _style(f"{empty}: there is nothing to diagnose.", "yellow", bold=True)
     elif diagnosis.readable:
         yield _no_failure(diagnosis)
     else:
-        yield _style("Nothing here could be read, so nothing can be said.", "yellow", bold=True)
+        yield _style("None of these files could be read, so there is no diagnosis.", "yellow", bold=True)
     yield from _health(diagnosis.health, width, brief=bool(diagnosis.findings))
     yield from _timeline(diagnosis.story, diagnosis.clocks, width)
     yield from _benign(diagnosis, width)
@@ -57,12 +57,14 @@ def diagnosis_lines(diagnosis: Diagnosis, width: int) -> Iterator[str]:
 
 
 def _no_failure(diagnosis: Diagnosis) -> str:
-    """What was not read cannot be called healthy."""
+    """Return the verdict without findings; it names files that were not read, because they may contain a failure."""
     missing = len({p.file for p in diagnosis.problems if p.text != EMPTY_FILE})
     if not missing:
         return _style("No failure found in these logs.", "green", bold=True)
     files = "1 file was" if missing == 1 else f"{missing} files were"
-    return _style(f"No failure found in what could be read; {files} not read, or only in part.", "yellow", bold=True)
+    return _style(
+        f"No failure found in the part that was read; {files} not read, or only in part.", "yellow", bold=True
+    )
 
 
 def _causes(findings: list[DiagnosisFinding], width: int) -> Iterator[str]:
@@ -79,18 +81,18 @@ def _finding(finding: DiagnosisFinding, width: int, *, first: bool) -> Iterator[
     title = _style(finding.title, "red" if first else None, bold=True)
     yield f"{title}  " + _style(f"{finding.id}, {100 * finding.confidence:.0f} % sure", dim=True)
     yield from _item("where", _where(finding), width)
-    yield from _item("why", finding.cause, width)
-    yield from _item("do", finding.fix, width)
+    yield from _item("cause", finding.cause, width)
+    yield from _item("fix", finding.fix, width)
     for evidence in finding.evidence[: SHOWN_EVIDENCE if first else 2]:
         yield from _seen(evidence, width)
     for text in finding.against:
         yield from _item("against", text, width)
-    yield from _item("to be sure", finding.next_test, width)
+    yield from _item("next test", finding.next_test, width)
     yield ""
 
 
 def _item(label: str, text: str, width: int, **style: object) -> Iterator[str]:
-    """A label and its text, wrapped beside it; without blanks at the ends of lines, so that it can be piped and copied."""
+    """Yield a label and its wrapped text; without trailing blanks, so that it can be piped and copied."""
     for i, part in enumerate(textwrap.wrap(printable(text), _room(width), break_on_hyphens=False) or [""]):
         shown = _style(part, **style) if style else part  # type: ignore[arg-type]
         yield _style(f"  {'' if i else label:<{LABEL_WIDTH}}", "cyan") + shown
@@ -103,7 +105,7 @@ def _room(width: int) -> int:
 def _where(finding: DiagnosisFinding) -> str:
     if finding.rank is None and finding.host is None:
         return (
-            f"no rank or host stands out in {finding.count} lines"
+            f"no single rank or host in {finding.count} lines"
             if finding.count > 1
             else "the line does not say which rank or host"
         )
@@ -114,10 +116,10 @@ def _where(finding: DiagnosisFinding) -> str:
 
 
 def _seen(evidence: LogEvidence, width: int) -> Iterator[str]:
-    """Where a line stands, and what it says, as far as `LINES` lines hold it."""
-    yield _style(f"  {'seen':<{LABEL_WIDTH}}", "cyan") + _style(
+    """Yield the place of a log line and its text, at most `MAX_EVIDENCE_LINES` lines."""
+    yield _style(f"  {'evidence':<{LABEL_WIDTH}}", "cyan") + _style(
         f"{evidence.file}:{evidence.line}", dim=True
-    )  # in one piece, to be copied
+    )  # not wrapped, so that it can be copied
     parts = textwrap.wrap(evidence.text, _room(width))
     if len(parts) > MAX_EVIDENCE_LINES:
         parts = [*parts[: MAX_EVIDENCE_LINES - 1], parts[MAX_EVIDENCE_LINES - 1][: _room(width) - 4] + " ..."]
@@ -143,7 +145,7 @@ def _health(health: JobHealth, width: int, *, brief: bool) -> Iterator[str]:
         said.append(f"{health.channels} channels")
     said += [f"{name} {', '.join(found[:3])}" for name, found in health.versions.items()]
     if not brief and health.progressed:
-        said.append("training went on")
+        said.append("training continued")
     if said:
         yield from _wrapped("The job: " + "; ".join(said) + ".", width)
     for advice in health.advice:
@@ -185,7 +187,7 @@ def _problems(diagnosis: Diagnosis, width: int) -> Iterator[str]:
 
 def _wrapped(text: str, width: int, *, hang: int = 4, dim: bool = False) -> Iterator[str]:
     indent = " " * (len(text) - len(text.lstrip()))
-    # paths and names of hosts stay in one piece, to be copied
+    # paths and host names are not broken, so that they can be copied
     wrapper = textwrap.TextWrapper(
         width, initial_indent=indent, subsequent_indent=" " * hang, break_on_hyphens=False, break_long_words=False
     )

@@ -1,4 +1,4 @@
-"""Reads a user's own batch or shell script, environment file or spec, and reports its traps. Nothing is run."""
+"""Lint a user's batch or shell script, environment file or spec. Nothing is executed."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ __all__ = ["LintFinding", "LintReport", "lint"]
 
 
 def lint(paths: Sequence[str | Path]) -> LintReport:
-    """Findings in all files, by file and line; ``-`` is standard input.
+    """Return the findings in all files, by file and line; ``-`` is standard input.
 
-    Files that cannot be read are in `unread`; nothing is raised for them.
+    Files that cannot be read are in `unread`; no exception is raised for them.
     """
     findings: list[LintFinding] = []
     allowed: list[LintFinding] = []
@@ -52,7 +52,7 @@ def lint(paths: Sequence[str | Path]) -> LintReport:
 
 
 def _jobs(path: Path) -> tuple[list[JobDescription], list[tuple[int | None, str]]]:
-    """What the file holds: one job; of a spec its environment, and its set-up lines if there are any."""
+    """Return what the file contains: one job; for a spec its environment, and its set-up lines if there are any."""
     opened = open_file(path)
     if opened.kind == "spec":
         return _spec_jobs(path, opened), list(opened.complaints)
@@ -115,7 +115,7 @@ def _finding(name: str, job: JobDescription, rule: LintRule, hit: Violation) -> 
 
 
 def _excuses(job: JobDescription) -> dict[int, set[str]]:
-    """Lines that a comment ``# allranks: allow RULE reason`` covers: its own and the next."""
+    """Return the lines that a comment ``# allranks: allow RULE reason`` covers: its own and the next."""
     found: dict[int, set[str]] = {}
     for number, line in enumerate(job.text.splitlines(), start=1):
         comment = ALLOW.search(line)

@@ -59,7 +59,7 @@ class Option(msgspec.Struct, frozen=True):
 
 
 def slurm_option(word: str) -> tuple[str, str | None, bool]:
-    """Name, value if glued on, and whether the next word is its value."""
+    """Return the name, the value if attached, and whether the next word is the value."""
     if word.startswith("--"):
         name, equals, value = word[2:].partition("=")
         name = _whole(name)
@@ -67,14 +67,14 @@ def slurm_option(word: str) -> tuple[str, str | None, bool]:
     name = SHORT.get(word[1:2], word[1:2])
     rest = word[2:]
     if name in FLAGS:
-        if rest and rest[0].isalpha():  # -lu: several flags in one word; the first decides
+        if rest and rest[0].isalpha():  # -lu: several flags in one word; the first one counts
             return name, None, False
         return name, rest or None, False
     return name, (rest.removeprefix("=") or None), not rest
 
 
 def _whole(name: str) -> str:
-    """getopt takes any beginning that only one option has: ``--out``."""
+    """Return the full option name: getopt accepts any unique prefix, such as ``--out``."""
     if name in LONG or name in ALIASES:
         return ALIASES.get(name, name)
     found = [known for known in LONG if len(name) > 2 and known.startswith(name)]
@@ -82,14 +82,14 @@ def _whole(name: str) -> str:
 
 
 def srun_end(args: Sequence[Argument]) -> int:
-    """Index of the first word that is the command and no option of srun."""
+    """Return the index of the first word that is the command and not an option of srun."""
     i = 0
     while i < len(args):
         word = args[i].text
         if word == "--":
             return i + 1
         if not word.startswith("-") or word == "-":
-            if word == ":":  # a heterogeneous step goes on with options
+            if word == ":":  # more options of a heterogeneous step follow
                 i += 1
                 continue
             if _unknown_options(args[i]) and i + 1 < len(args):
@@ -101,7 +101,7 @@ def srun_end(args: Sequence[Argument]) -> int:
 
 
 def _unknown_options(arg: Argument) -> bool:
-    """``$SRUN_ARGS`` or ``"$@"``: options whose value is not known here."""
+    """Return whether a word is ``$SRUN_ARGS`` or ``"$@"``: options with unknown values."""
     text = arg.source.text
     several = text in (
         f"{UNRESOLVED_OPEN}@{UNRESOLVED_CLOSE}",
@@ -111,7 +111,7 @@ def _unknown_options(arg: Argument) -> bool:
 
 
 def slurm_options(call: ProgramCall) -> dict[str, Option]:
-    """Options of an srun (or salloc, sbatch) call."""
+    """Return the options of an srun (or salloc, sbatch) call."""
     found: dict[str, Option] = {}
     args = call.args
     i = 0
@@ -130,7 +130,7 @@ def slurm_options(call: ProgramCall) -> dict[str, Option]:
 
 
 def launcher_options(call: ProgramCall) -> dict[str, Option]:
-    """Options of torchrun, accelerate launch or deepspeed up to the script; names with underscores."""
+    """Return the options of torchrun, accelerate launch or deepspeed up to the script; names with underscores."""
     found: dict[str, Option] = {}
     args = call.args
     i = 0
@@ -156,7 +156,7 @@ DIRECTIVE_WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"[^"]*"?|'[^']*'?)+""")
 
 
 def read_directives(source: MappedText, comments: set[int]) -> list[Directive]:
-    """Options of every line that begins with ``#SBATCH``; `comments` are offsets in the file where a comment really begins."""
+    """Return the options of every line that starts with ``#SBATCH``; `comments` are the offsets where comments start."""
     found: list[Directive] = []
     late = False
     offset = 0
@@ -207,7 +207,7 @@ MODULES = {
     "deepspeed.launcher.runner": "deepspeed",
 }
 LAUNCHERS = {"torchrun", "torch.distributed.launch", "accelerate", "deepspeed"}
-# Programs whose options are not worth knowing: the command is where one of TARGETS stands.
+# Programs whose options are not parsed: the command starts at one of TARGETS.
 WRAPPERS = {
     "singularity", "apptainer", "enroot", "shifter", "docker", "podman", "podman-hpc", "charliecloud", "ch-run", "sarus",
     "nsys", "ncu", "numactl", "taskset", "xargs", "strace", "memray", "py-spy", "conda", "mamba", "micromamba", "uv", "poetry",
@@ -218,7 +218,7 @@ SHELL_PREFIXES = {"time", "nohup", "exec", "command", "builtin", "then", "else",
 
 
 class UnwrappedCommand(msgspec.Struct, frozen=True):
-    """A command taken apart: `calls` from the outermost in, and the words of a shell script that the last one runs."""
+    """A command without wrappers: `calls` from the outermost in, and the words of a shell script that the last one runs."""
 
     calls: tuple[ProgramCall, ...]
     script: Argument | None = None
@@ -238,7 +238,7 @@ def is_target(word: str) -> bool:
 def unwrap_command(
     args: list[Argument], make: Callable[..., ProgramCall], under: tuple[ProgramCall, ...]
 ) -> UnwrappedCommand:
-    """Take wrappers off, one after another. `make` builds a call with what all calls of the command share."""
+    """Remove wrappers one after another. `make` builds a call with the attributes that all calls of the command share."""
     calls: list[ProgramCall] = []
     while args:
         program = basename(args[0].text)
@@ -267,7 +267,7 @@ def _without_flags(rest: list[Argument]) -> list[Argument]:
 
 
 def _split(program: str, rest: list[Argument]) -> int | None:
-    """Where the inner command begins in `rest`; None if the program is none that starts others, or starts nothing."""
+    """Return where the inner command starts in `rest`; None if the program starts no other command."""
     if program == "srun":
         end = srun_end(rest)
     elif program == "env":

@@ -1,4 +1,4 @@
-"""What the rules ask about: the script's calls and variables, and the job that its options describe."""
+"""The view of a file that the rules use: the script's calls and variables, and the job that its options describe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NODE_LIST_NAMES = {"SLURM_NODEID", "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM
 
 
 class LauncherCall(msgspec.Struct, frozen=True):
-    """A call that starts ranks. `kind` is the launcher's name, or ``python`` for one rank a task of srun."""
+    """A call that starts ranks. `kind` is the launcher's name, or ``python`` for one rank per task of srun."""
 
     kind: str
     call: ProgramCall
@@ -37,7 +37,7 @@ class LauncherCall(msgspec.Struct, frozen=True):
 
     @property
     def open_ended(self) -> bool:
-        """Whether it is given options that are not known here: ``torchrun $ARGS train.py``."""
+        """Return whether it has options that are unknown here: ``torchrun $ARGS train.py``."""
         return any(a.source.text.startswith(UNRESOLVED_OPEN) and not a.quoted for a in self.call.args)
 
     def option(self, *names: str) -> Option | None:
@@ -49,7 +49,7 @@ class LauncherCall(msgspec.Struct, frozen=True):
 
 
 class JobDescription:
-    """One file as the rules see it. Nothing here decides whether something is a trap."""
+    """One file as the rules see it. Whether something is a finding is decided by the rules."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class JobDescription:
         source: MappedText | None = None,
     ) -> None:
         self.text, self.kind, self.reading, self._nodes = text, kind, reading, nodes
-        self.source = source or MappedText(text)  # the script itself, where the file holds it in a here-document
+        self.source = source or MappedText(text)  # the script itself, if the file contains it in a here-document
         self.lines = LineIndex(text)
         self.calls, self.assignments, self.uses = reading.calls, reading.assignments, reading.uses
         comments = {c.offset for c in reading.comments}
@@ -69,7 +69,7 @@ class JobDescription:
 
     @cached_property
     def heading(self) -> dict[str, Directive]:
-        """The directives that sbatch reads, the last of a name counts. If all come too late, those that were meant."""
+        """Return the directives that sbatch reads; the last of a name counts. If all come too late, return those that were intended."""
         read = [d for d in self.directives if not d.late] or self.directives
         return {d.name: d for d in read if d.name}
 
@@ -83,7 +83,7 @@ class JobDescription:
 
     @cached_property
     def launches(self) -> list[LauncherCall]:
-        """Calls that start ranks, in the order of the file."""
+        """Return the calls that start ranks, in the order of the file."""
         found: list[LauncherCall] = []
         for call in self.calls:
             if call.in_substitution:
@@ -95,7 +95,7 @@ class JobDescription:
         return found
 
     def number(self, text: str | None) -> int | None:
-        """A count written as digits or as one of Slurm's variables; None if it cannot be known."""
+        """Return a count written as digits or as one of Slurm's variables; None if it is unknown."""
         if text is None:
             return None
         text = text.strip().strip("\"'")
@@ -114,7 +114,7 @@ class JobDescription:
 
     @cached_property
     def nodes(self) -> int | None:
-        """Nodes that the job asks for; the larger bound of a range."""
+        """Return the nodes that the job requests; the larger bound of a range."""
         if self._nodes is not None:
             return self._nodes
         if self.kind == "environment":
@@ -146,7 +146,7 @@ class JobDescription:
 
     @cached_property
     def multi_node(self) -> bool:
-        """Whether more than one node takes part, as far as the file tells."""
+        """Return whether more than one node takes part, as far as the file shows."""
         if self.nodes is not None:
             return self.nodes > 1
         if any(launch.value("nnodes") == "1" or "standalone" in launch.options for launch in self.launches):
@@ -166,7 +166,7 @@ class JobDescription:
         return self.number(asked.value) if asked else self.nodes
 
     def tasks_per_node(self, srun: ProgramCall) -> int | None:
-        """Tasks that this srun starts on a node; None if the file does not tell."""
+        """Return the tasks per node that this srun starts; None if the file does not show it."""
         options = slurm_options(srun)
         if "ntasks" in options:
             text = options["ntasks"].value or ""
@@ -174,7 +174,7 @@ class JobDescription:
                 return 1
             tasks, nodes = self.number(text), self.srun_nodes(srun)
             return -(-tasks // nodes) if tasks and nodes else None
-        # The job's number of tasks stands in SLURM_NTASKS and beats srun's own --ntasks-per-node.
+        # The job's number of tasks is in SLURM_NTASKS and overrides srun's own --ntasks-per-node.
         tasks = self.number(self.heads("ntasks"))
         if tasks:
             return -(-tasks // self.nodes) if self.nodes else None
@@ -186,7 +186,7 @@ class JobDescription:
         return None if per_gpu else 1
 
     def set_values(self, name: str) -> Iterator[Assignment]:
-        """Every assignment of a variable that may reach a program."""
+        """Yield every assignment of a variable that may reach a program."""
         return (a for a in self.assignments if a.name == name and not a.removed)
 
     def has(self, *names: str) -> bool:
@@ -210,7 +210,7 @@ RuleCheck = Callable[["JobDescription"], Iterable[Violation]]
 
 
 class LintRule(msgspec.Struct, frozen=True):
-    """One trap. `why` says what happens, `cure` what to write, `source` where this is known from."""
+    """One rule. `why` says what happens, `cure` what to write, `source` where this is documented."""
 
     id: str
     severity: Severity
@@ -218,4 +218,4 @@ class LintRule(msgspec.Struct, frozen=True):
     why: str
     cure: str
     source: str
-    files: tuple[str, ...] = ("script",)  # kinds of files it is asked about
+    files: tuple[str, ...] = ("script",)  # kinds of files it applies to

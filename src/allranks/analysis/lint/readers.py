@@ -1,4 +1,4 @@
-"""Read a script, an environment file or a spec: file kind, program calls, variable assignments. Nothing is run.
+"""Read a script, an environment file or a spec: file kind, program calls, variable assignments. Nothing is executed.
 
 Commands are read in the shell's order, with variables, nested shells and substitutions. Problems with files are reported here.
 """
@@ -47,7 +47,7 @@ OTHER_LANGUAGE = re.compile(
 
 
 class OpenedFile(msgspec.Struct, frozen=True):
-    """Text of a file, its kind, and what is wrong with it although it could be read on (line and complaint)."""
+    """Text of a file, its kind, and its problems that did not prevent reading (line and message)."""
 
     text: str
     kind: FileKind
@@ -59,10 +59,10 @@ class UnreadableInput(Exception):
 
 
 def open_file(path: Path) -> OpenedFile:
-    """Read and classify; ``-`` is standard input, which is no spec, since a spec names files beside it.
+    """Read and classify a file; ``-`` is standard input, which cannot be a spec, because a spec refers to files next to it.
 
     Raises:
-        NotReadable: missing, a folder, too large, empty, binary, or neither shell nor environment nor spec.
+        UnreadableInput: missing, a folder, too large, empty, binary, or neither shell nor environment nor spec.
     """
     raw = _bytes(path)
     complaints: list[tuple[int | None, str]] = []
@@ -71,7 +71,7 @@ def open_file(path: Path) -> OpenedFile:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         complaints.append(
-            (line, f"byte 0x{raw[error.start]:02x} is not UTF-8; save the file as UTF-8. The rest was read")
+            (line, f"byte 0x{raw[error.start]:02x} is not UTF-8; save the file as UTF-8. The other lines were read")
         )
         text = raw.decode("utf-8", errors="replace")
     text = text.replace(UNRESOLVED_OPEN, "?").replace(UNRESOLVED_CLOSE, "?")
@@ -84,9 +84,9 @@ def _bytes(path: Path) -> bytes:
     try:
         raw = read_input(path, MAX_BYTES)
     except IsADirectoryError:
-        raise UnreadableInput("this is a folder; name the files in it") from None
+        raise UnreadableInput("this is a folder; give the files in it") from None
     except FileTooLarge:
-        raise UnreadableInput(f"larger than {MAX_BYTES // 1000} kB; this is no script") from None
+        raise UnreadableInput(f"larger than {MAX_BYTES // 1000} kB; this is not a script") from None
     except NotRegularFile as error:
         raise UnreadableInput(
             f"cannot be read: {error.strerror}; pass its content on standard input and name it -"
@@ -94,7 +94,7 @@ def _bytes(path: Path) -> bytes:
     except StdinClosed:
         raise UnreadableInput(f"{STDIN_NAME} is closed") from None
     except FileNotFoundError:
-        raise UnreadableInput("there is no such file") from None
+        raise UnreadableInput("no such file") from None
     except (OSError, ValueError) as error:
         raise UnreadableInput(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -106,7 +106,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def kind_of(path: Path, text: str) -> FileKind:
-    """By the first line, the name, and what most lines look like."""
+    """Classify by the first line, the name, and the form of most lines."""
     if path.suffix.lower() in (".yaml", ".yml"):
         return "spec"
     first = text.lstrip("\ufeff").split("\n", 1)[0].rstrip("\r")
@@ -114,7 +114,7 @@ def kind_of(path: Path, text: str) -> FileKind:
         if SHELL_LINE.match(first):
             return "script"
         raise UnreadableInput(
-            f"this is no shell script: its first line is {first[:60]!r}; lint reads sh, bash, dash, ksh and zsh"
+            f"this is not a shell script: its first line is {first[:60]!r}; lint reads sh, bash, dash, ksh and zsh"
         )
     lines = [
         line for line in text.replace("\\\n", " ").splitlines() if line.strip() and not line.lstrip().startswith("#")
@@ -138,7 +138,7 @@ def kind_of(path: Path, text: str) -> FileKind:
 
 
 def _is_dump(lines: list[str]) -> bool:
-    """`env` prints values of several lines as they are; its first line and these names give it away."""
+    """Return whether this is a dump of `env`, which prints multi-line values unquoted; recognised by its first line and some names."""
     names = {line.partition("=")[0] for line in lines}
     return bool(ENVIRONMENT_LINE.match(lines[0])) and len(names & {"PATH", "HOME", "PWD", "USER", "SHELL"}) >= 2
 
@@ -148,8 +148,8 @@ DECLARING = {"export", "declare", "typeset", "local", "readonly"}
 VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[[^\]]*\])?")
 INNER_NAMES = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)")
 DEFAULTS = (":-", "-", ":=", "=")
-MAX_SHELLS = 6  # shells in shells
-MAX_VALUE = 20_000  # characters a variable may grow to: x=$x$x grows without end
+MAX_SHELLS = 6  # nested shells
+MAX_VALUE = 20_000  # maximum length of a variable: x=$x$x grows without limit
 
 
 class ShellVariable(msgspec.Struct, frozen=True):
@@ -159,7 +159,7 @@ class ShellVariable(msgspec.Struct, frozen=True):
 
 
 class ShellReader:
-    """What was read: calls, assignments, uses of variables, comments, and where reading failed."""
+    """Result of reading: calls, assignments, uses of variables, comments, and errors."""
 
     def __init__(self) -> None:
         self.calls: list[ProgramCall] = []
@@ -169,25 +169,25 @@ class ShellReader:
         self.trouble: list[tuple[int, str]] = []
         self.variables: dict[str, ShellVariable] = {}
         self.exported: set[str] = set()  # `export NAME` without a value
-        self.submitted: list[MappedText] = []  # batch scripts that a here-document gives to sbatch
-        self.files: dict[str, MappedText] = {}  # written by here-documents, and perhaps run later
+        self.submitted: list[MappedText] = []  # batch scripts that a here-document passes to sbatch
+        self.files: dict[str, MappedText] = {}  # files written by here-documents, which may be run later
 
     def read(
         self, source: MappedText, under: tuple[ProgramCall, ...] = (), depth: int = 0, substitution: bool = False
     ) -> None:
-        """Walk a script, or the inner one of ``bash -c``; `under` are the calls that run it."""
+        """Read a script, or the inner one of ``bash -c``; `under` are the calls that run it."""
         lexed = lex(source, min(depth, MAX_DEPTH))
         self.comments += [Comment(offset, text) for offset, text in lexed.comments]
         if (
             lexed.trouble and UNRESOLVED_OPEN not in source.text
-        ):  # quotes may close in what is not known here: eval "set -- $quoted"
+        ):  # quotes may close in an unknown part: eval "set -- $quoted"
             self.trouble.append(lexed.trouble)
         for raw in split_commands(lexed):
             _CommandReader(self, raw, under, depth, substitution).take()
 
 
 class _CommandReader:
-    """One command on its way into a `Reading`."""
+    """Read one command into a `ShellReader`."""
 
     def __init__(
         self, reading: ShellReader, raw: RawCommand, under: tuple[ProgramCall, ...], depth: int, substitution: bool
@@ -293,7 +293,7 @@ class _CommandReader:
         self.reading.uses.append(VariableUse(name, offset, self.under, self.program, operator, self.raw.in_function))
 
     def _flatten(self, parts: tuple[WordPart, ...]) -> MappedText:
-        """What the shell makes of the parts; the unknown stays frozen."""
+        """Expand the parts as the shell does; unknown values stay unresolved."""
         pieces = [self._piece(part) for part in parts if part.source.text]
         return join_texts(pieces) if pieces else MappedText("")
 
@@ -370,7 +370,7 @@ class _CommandReader:
         return restore_variables(self._flatten(redirect.target.parts).text) if redirect.target else ""
 
     def _inner(self, script: Argument | None, calls: tuple[ProgramCall, ...]) -> None:
-        """Read what a nested shell is given: ``-c``'s word, a here-document, or a file written before."""
+        """Read the script of a nested shell: the word after ``-c``, a here-document, or a file written before."""
         if not calls or self.depth >= MAX_SHELLS:
             return
         last = calls[-1]
@@ -398,7 +398,7 @@ class _CommandReader:
             self._written(last, under)
 
     def _written(self, last: ProgramCall, under: tuple[ProgramCall, ...]) -> None:
-        """A script that a here-document wrote, now run."""
+        """Read a script that a here-document wrote and that is now run."""
         named = (
             [last.written, *(a.text for a in last.args[:2])]
             if last.program in {*SHELLS, "source", "."}
@@ -441,7 +441,7 @@ def _from_env(arg: Argument, call: ProgramCall) -> Assignment:
 
 
 def _fields(source: MappedText) -> list[MappedText]:
-    """Split at blanks as the shell does with an unquoted variable; frozen parts stay whole."""
+    """Split at blanks as the shell does for an unquoted variable; unresolved parts stay whole."""
     found: list[MappedText] = []
     start, inside = None, False
     for i, char in enumerate(source.text):
@@ -463,7 +463,7 @@ NAME_VALUE_LINE = re.compile(
 
 
 def read_environment(text: str) -> ShellReader:
-    """Lines ``NAME=value``. A quoted value may span lines; of an `env` dump the first line of a value counts."""
+    """Read lines ``NAME=value``. A quoted value may span lines; in an `env` dump the first line of a value counts."""
     reading = ShellReader()
     offset = 0
     for line in text.splitlines(keepends=True):
@@ -488,7 +488,7 @@ def _unquoted(raw: str) -> tuple[str, int]:
 
 
 def read_spec(text: str, spec: Any) -> tuple[ShellReader, list[tuple[str, int]]]:
-    """Assignments of ``cluster.env``, and the lines of ``cluster.setup`` with their offsets in the file."""
+    """Return the assignments of ``cluster.env``, and the lines of ``cluster.setup`` with their offsets in the file."""
     reading = ShellReader()
     for name, value in spec.cluster.env.items():
         offset = _key(text, name)

@@ -1,4 +1,4 @@
-"""What reading gives to the rules, and what rules give back."""
+"""Records between the readers, the rules and the report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Severity = Literal["error", "warning", "note"]
 
 
 class Argument(msgspec.Struct, frozen=True):
-    """A word after expansion; what cannot be known stays frozen in it (`source.OPEN`)."""
+    """A word after expansion; unknown parts stay unresolved (`shell_tokens.OPEN`)."""
 
     source: MappedText
     offset: int
@@ -24,7 +24,7 @@ class Argument(msgspec.Struct, frozen=True):
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """``NAME=value``, wherever: a line of its own, ``export``, before a command, in an environment file."""
+    """``NAME=value`` on its own line, after ``export``, before a command, or in an environment file."""
 
     name: str
     source: MappedText
@@ -34,7 +34,7 @@ class Assignment(msgspec.Struct, frozen=True):
     raw: str = ""  # as written, with its quotes
     items: tuple[MappedText, ...] | None = None
     removed: bool = False  # `unset NAME`
-    masked: bool = False  # `export NAME=$(command)`: the command's failure is not seen
+    masked: bool = False  # `export NAME=$(command)` hides a failure of the command
     in_substitution: bool = False
 
     @property
@@ -68,11 +68,11 @@ class ProgramCall(msgspec.Struct, frozen=True):
 
     @property
     def srun(self) -> ProgramCall | None:
-        """The nearest srun that starts it."""
+        """Return the nearest srun that starts it."""
         return next((c for c in reversed(self.under) if c.program == "srun"), None)
 
     def instead_of(self, other: ProgramCall) -> bool:
-        """Whether only one of the two runs: they stand in two ways of one ``if`` or ``case``."""
+        """Return whether only one of the two runs, because they are in different branches of one ``if`` or ``case``."""
         ways = dict(other.branch)
         return any(ways.get(number, way) != way for number, way in self.branch)
 
@@ -83,7 +83,7 @@ class VariableUse(msgspec.Struct, frozen=True):
     name: str
     offset: int
     under: tuple[ProgramCall, ...]
-    program: str  # of the command it stands in; "=" for an assignment
+    program: str  # of the command that contains it; "=" for an assignment
     operator: str = ""  # what follows the name in ${NAME...}
     in_function: bool = False
 
@@ -104,7 +104,7 @@ class Comment(msgspec.Struct, frozen=True):
 
 
 class UnreadFile(msgspec.Struct, frozen=True):
-    """What could not be read, and why."""
+    """Something that could not be read, and why."""
 
     file: str
     line: int | None
@@ -112,7 +112,7 @@ class UnreadFile(msgspec.Struct, frozen=True):
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """What a rule says of one place. `cure` and `why` replace the rule's own where the case asks for it."""
+    """A violation of a rule at one place. `cure` and `why` replace those of the rule if set."""
 
     offset: int
     message: str
@@ -123,7 +123,7 @@ class Violation(msgspec.Struct, frozen=True):
 
 
 class LintFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """One trap in one place, as ``--json`` prints it. Lines and columns count from 1."""
+    """One finding at one place, as ``--json`` prints it. Lines and columns count from 1."""
 
     id: str
     severity: Severity
@@ -138,7 +138,7 @@ class LintFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LintReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Findings by file and line; what was allowed by a comment; what could not be read."""
+    """Findings by file and line; findings allowed by a comment; files that could not be read."""
 
     files: list[str]
     findings: list[LintFinding]

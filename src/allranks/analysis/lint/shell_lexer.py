@@ -1,6 +1,6 @@
 """Split shell text into words with their quoting, operators, comments and here-documents.
 
-A linter needs what parsers of complete programs do not offer: it continues after syntax it does not understand, keeps each
+Unlike parsers for complete programs, it continues after syntax it does not understand, keeps each
 character's position through nested quoting, and parses `bash -c '...'` and variables' values again.
 """
 
@@ -30,21 +30,21 @@ DOUBLE_STOP = re.compile(r"[\"\\$`]")
 
 
 class WordReader(ABC):
-    """Reads words of a `Source`; `i` is the place reached."""
+    """Read words of a `MappedText`; `i` is the current position."""
 
     def __init__(self, source: MappedText, depth: int = 0, start: int = 0) -> None:
         self.source, self.text, self.i, self.depth = source, source.text, start, depth
 
     @abstractmethod
     def _inside(self, start: int) -> tuple[list[Token], int]:
-        """The tokens from `start` to the ``)`` that ends them, and the place behind it."""
+        """Return the tokens from `start` to the ``)`` that ends them, and the position after it."""
 
     def fail(self, index: int, what: str) -> ShellSyntaxError:
-        """What to raise; `index` is a place in this text."""
+        """Return the exception to raise; `index` is a position in this text."""
         return ShellSyntaxError(self.source.where(index), what)
 
     def word(self) -> Word | None:
-        """The word that begins here, or None if none does."""
+        """Return the word that starts here, or None."""
         begun, parts, text = self.i, [], self.text
         items: tuple[Word, ...] | None = None
         while self.i < len(text):
@@ -117,7 +117,7 @@ class WordReader(ABC):
                 self._expansion(parts, quoted=True)
 
     def _quoted_text(self, parts: list[WordPart], end: int) -> None:
-        """Text in double quotes may hold frozen variables."""
+        """Add text in double quotes, which may contain unresolved variables."""
         while self.i < end:
             mark = self.text.find(UNRESOLVED_OPEN, self.i, end)
             stop = end if mark < 0 else mark
@@ -176,7 +176,7 @@ class WordReader(ABC):
         self.i = end + 1
 
     def _substitution(self, parts: list[WordPart], quoted: bool) -> None:
-        """``( ... )`` with `i` at the parenthesis; its end is found by reading what is in it."""
+        """Parse ``( ... )`` with `i` at the parenthesis; its end is found by parsing the content."""
         if self.depth >= MAX_DEPTH:
             raise self.fail(self.i, f"more than {MAX_DEPTH} nested substitutions")
         begun = self.i + 1
@@ -197,14 +197,14 @@ class WordReader(ABC):
         raise self.fail(begun, "the closing ) is missing")
 
     def _arithmetic_or_none(self, start: int) -> int | None:
-        """None where ``$((`` begins a command in a subshell, ``$( (a) && b)``."""
+        """Return None if ``$((`` starts a command in a subshell, ``$( (a) && b)``."""
         try:
             return self._arithmetic_end(start)
         except ShellSyntaxError:
             return None
 
     def _arithmetic_end(self, start: int) -> int:
-        """Behind the ``))``."""
+        """Return the position after the ``))``."""
         level, i = 0, start
         while i < len(self.text):
             if self.text.startswith("))", i) and level == 0:
@@ -216,7 +216,7 @@ class WordReader(ABC):
         raise self.fail(start, "the end of (( ... )) is missing")
 
     def _brace_end(self, start: int) -> int:
-        """Behind the ``}`` of ``${...}``; quotes and further expansions in it are skipped."""
+        """Return the position after the ``}`` of ``${...}``; skip quotes and nested expansions."""
         if self.depth >= MAX_DEPTH:
             raise self.fail(start, f"more than {MAX_DEPTH} nested expansions")
         inner = type(self)(self.source, self.depth + 1, start)
@@ -238,7 +238,7 @@ OPERATOR = re.compile(r";;&|;;|;&|;|&&|&>>|&>|&|\|\||\|&|\||<<<|<<-|<<|<&|<>|<|>
 
 
 def lex(source: MappedText, depth: int = 0) -> LexResult:
-    """All tokens up to the end, or up to where the text cannot be followed."""
+    """Return all tokens up to the end, or up to the position where parsing fails."""
     reader = Lexer(source, depth)
     try:
         reader.read_until(closing=False)
@@ -248,18 +248,18 @@ def lex(source: MappedText, depth: int = 0) -> LexResult:
 
 
 class Lexer(WordReader):
-    """One pass over a `Source`; `i` is the place reached."""
+    """One pass over a `MappedText`; `i` is the current position."""
 
     def __init__(self, source: MappedText, depth: int = 0, start: int = 0) -> None:
         super().__init__(source, depth, start)
         self.tokens: list[Token] = []
         self.comments: list[tuple[int, str]] = []
         self._waiting: list[tuple[str, bool, bool, int]] = []  # here-documents whose bodies come after this line
-        self._in_test = False  # between [[ and ]], where ( | < are no operators
+        self._in_test = False  # between [[ and ]], where ( | < are not operators
         self._cases: list[bool] = []  # for every open case: whether a pattern is expected, whose ) closes nothing
 
     def read_until(self, *, closing: bool) -> None:
-        """To the end of the text, or with `closing` to the ``)`` that ends a substitution."""
+        """Parse to the end of the text, or with `closing` to the ``)`` that ends a substitution."""
         level, begun = 0, self.i
         text, size = self.text, len(self.text)
         while self.i < size:
@@ -308,7 +308,7 @@ class Lexer(WordReader):
         self.tokens.append(Token("", word.offset, word))
 
     def _operator(self) -> int:
-        """Take one operator; how it changes the level of parentheses."""
+        """Parse one operator; return how it changes the level of parentheses."""
         found = OPERATOR.match(self.text, self.i)
         assert found is not None  # the caller has seen its first character
         operator, begun = found[0], self.i
@@ -365,7 +365,7 @@ class Lexer(WordReader):
     def _word_token(self) -> None:
         command = self._at_command()
         word = self.word()
-        if word is None:  # nothing that begins a word: go on behind it
+        if word is None:  # no word starts here: continue after it
             self.i += 1
             return
         self.tokens.append(Token("", word.offset, word))

@@ -12,13 +12,13 @@ from typing import Literal
 
 import msgspec
 
-# What an outer shell has put in place before an inner one reads it: OPEN name CLOSE. Private-use characters, taken out of files.
+# Text that an outer shell has expanded before an inner one reads it: OPEN name CLOSE. Private-use characters, removed from files.
 UNRESOLVED_OPEN, UNRESOLVED_CLOSE = "\ue000", "\ue001"
 _UNRESOLVED = re.compile(f"{UNRESOLVED_OPEN}([^{UNRESOLVED_OPEN}{UNRESOLVED_CLOSE}]*){UNRESOLVED_CLOSE}")
 
 
 class MappedText:
-    """``text[i]`` stands at offset ``at[i]`` of the file."""
+    """``text[i]`` is at offset ``at[i]`` of the file."""
 
     __slots__ = ("at", "text")
 
@@ -27,7 +27,7 @@ class MappedText:
         self.at = range(len(text)) if at is None else at
 
     def where(self, index: int) -> int:
-        """Offset in the file; behind the last character for an index at the end."""
+        """Return the offset in the file; after the last character for an index at the end."""
         if index < len(self.at):
             return self.at[index]
         return self.at[-1] + 1 if len(self.at) else 0
@@ -37,7 +37,7 @@ class MappedText:
 
 
 def unresolved_text(content: str, offset: int) -> MappedText:
-    """A variable or substitution that is already decided, but not known here."""
+    """Return a placeholder for a variable or substitution that is already expanded, but with an unknown value."""
     inner = content.replace(UNRESOLVED_OPEN, "").replace(UNRESOLVED_CLOSE, "")
     text = f"{UNRESOLVED_OPEN}{inner}{UNRESOLVED_CLOSE}"
     return MappedText(text, [offset] * len(text))
@@ -53,7 +53,7 @@ def join_texts(parts: Sequence[MappedText]) -> MappedText:
 
 
 def restore_variables(text: str) -> str:
-    """As a person writes it: frozen variables as ``$NAME`` or ``${NAME:-x}`` again."""
+    """Return the text as the user wrote it: unresolved variables as ``$NAME`` or ``${NAME:-x}`` again."""
     return _UNRESOLVED.sub(_as_written, text) if UNRESOLVED_OPEN in text else text
 
 
@@ -63,7 +63,7 @@ def _as_written(found: re.Match[str]) -> str:
 
 
 class LineIndex:
-    """Offsets to lines and columns, both counted from 1."""
+    """Convert offsets to lines and columns, both counted from 1."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -74,7 +74,7 @@ class LineIndex:
         return number, offset - self._starts[number - 1] + 1
 
     def line(self, number: int) -> str:
-        """Without its line break."""
+        """Return a line without its line break."""
         start = self._starts[number - 1]
         end = self._starts[number] - 1 if number < len(self._starts) else len(self.text)
         return self.text[start:end].rstrip("\r")
@@ -86,7 +86,7 @@ KEYWORDS = {"if", "then", "else", "elif", "do", "while", "until", "!", "{", "tim
 
 
 class ShellSyntaxError(Exception):
-    """The text ends inside of something; `offset` is where that began."""
+    """The text ends inside of a construct; `offset` is where that construct starts."""
 
     def __init__(self, offset: int, what: str) -> None:
         super().__init__(what)
@@ -111,12 +111,12 @@ class Word(msgspec.Struct, frozen=True):
 
     @property
     def literal(self) -> str | None:
-        """The characters, if nothing in it is expanded."""
+        """Return the characters, if nothing in it is expanded."""
         return "".join(p.source.text for p in self.parts) if all(p.kind == "text" for p in self.parts) else None
 
     @property
     def plain(self) -> str | None:
-        """The characters, if nothing is quoted either: only such words are keywords."""
+        """Return the characters, if nothing is quoted either: only such words are keywords."""
         return None if any(p.quoted for p in self.parts) else self.literal
 
 
@@ -133,12 +133,12 @@ class Token(msgspec.Struct, frozen=True):
 class LexResult(msgspec.Struct, frozen=True):
     tokens: list[Token]
     comments: list[tuple[int, str]]  # offset and text from # on
-    trouble: tuple[int, str] | None = None  # where reading ended too early, and in what
+    trouble: tuple[int, str] | None = None  # where parsing stopped, and in which construct
 
 
 ENDINGS = {"fi", "done", "esac", "}"}
 Branch = tuple[tuple[int, int], ...]
-"""Which way of which ``if`` or ``case``, outermost first: (number of the if, number of its way)."""
+"""The enclosing branches of ``if`` and ``case``, outermost first: (number of the if, number of its branch)."""
 
 
 class RawRedirect(msgspec.Struct, frozen=True):
@@ -161,7 +161,7 @@ class RawCommand(msgspec.Struct, frozen=True):
 
 
 class _ParserState:
-    """Where in loops, functions and conditions the next command stands."""
+    """Position of the next command in loops, functions and conditions."""
 
     def __init__(self) -> None:
         self.loops = self.braces = self.level = 0
@@ -195,13 +195,13 @@ class _ParserState:
             self.tested = False
 
     def next_way(self) -> None:
-        """``else``, ``elif`` or ``;;``: what follows runs instead of what was before."""
+        """Start the next branch at ``else``, ``elif`` or ``;;``: it runs instead of the previous one."""
         if self.branch:
             self.branch[-1] = (self.branch[-1][0], self.branch[-1][1] + 1)
 
 
 def split_commands(lexed: LexResult) -> Iterator[RawCommand]:
-    """Simple commands in the order of the text."""
+    """Yield simple commands in the order of the text."""
     state = _ParserState()
     words: list[Word] = []
     redirects: list[RawRedirect] = []

@@ -1,4 +1,4 @@
-"""Findings on a terminal: by file and line, one place for what is said twice."""
+"""Print findings on a terminal, by file and line; repeated findings are combined."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rich.text import Text
 
 from allranks.analysis.lint.records import LintFinding, LintReport
 
-# the worst first
+# most severe first
 STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 INDENT = 16
 MAX_WIDTH = 120
 
 
 def show_report(console: Console, report: LintReport) -> None:
-    """What a person reads, line by line, the worst of a line first; why, cure and source stand once for each rule of a file."""
+    """Print the findings line by line, most severe first; cause, fix and source are printed once per rule and file."""
     for name in report.files:
         found = [f for f in report.findings if f.file == name]
         if found:
@@ -43,7 +43,7 @@ def _show_file(console: Console, found: list[LintFinding]) -> None:
         quoted = first.line
         why = (first.id, first.why, first.cure)
         if why in explained:
-            _block(console, "", "why and cure: as above", "dim")
+            _block(console, "", "cause and fix: see above", "dim")
         else:
             explained.add(why)
             _block(console, "why   ", first.why, "")
@@ -53,7 +53,7 @@ def _show_file(console: Console, found: list[LintFinding]) -> None:
 
 
 def _headline(console: Console, items: list[LintFinding], quote: bool) -> None:
-    """`quote`: with the line of the script, which stands once where a line has several findings."""
+    """Print the headline. `quote`: include the line of the script, which is printed once for several findings."""
     first = items[0]
     lines = _wrapped(console, f"{first.message} [{first.id}]")
     head = Text.assemble(
@@ -85,7 +85,7 @@ def _wrapped(console: Console, text: str, less: int = 0) -> list[str]:
 
 
 def _block(console: Console, label: str, text: str, style: str) -> None:
-    """Text with its label in front of the first line, indented."""
+    """Print indented text with its label before the first line."""
     for number, line in enumerate(_wrapped(console, text, len(label))):
         front = label if number == 0 else " " * len(label)
         _print(console, Text.assemble(" " * INDENT, (front, "dim"), (line, style)))
@@ -101,6 +101,4 @@ def summary(report: LintReport) -> str:
     parts = [f"{counts[s]} {s}{'s' * (counts[s] > 1)}" for s in ("error", "warning", "note") if counts[s]]
     files = f"{len(report.files)} file{'s' * (len(report.files) > 1)}"
     unread = len({u.file for u in report.unread})
-    return f"{', '.join(parts) or 'nothing found'} in {files}" + (
-        f"; {unread} not read, or not to the end" if unread else ""
-    )
+    return f"{', '.join(parts) or 'no findings'} in {files}" + (f"; {unread} not read completely" if unread else "")

@@ -34,7 +34,7 @@ from allranks.utils.formatting import as_dicts, finite_float, format_bytes
 
 
 def memory_chart(data: RunData) -> Chart | None:
-    """Memory in use by rank, and the highest peak of all."""
+    """Return the chart of memory in use by rank, with the highest peak of all ranks."""
     ranks = {rank: s.steps for rank, s in data.histories.items() if any(p.memory is not None for p in s.steps)}
     if not ranks:
         return None
@@ -52,7 +52,7 @@ def memory_chart(data: RunData) -> Chart | None:
     kind = "of the CUDA allocator" if data.plan.get("device") == "cuda" else "resident in the process"
     known = {rank: peak for rank, peak in peaks.items() if peak is not None}
     top = max(known, key=lambda rank: known[rank], default=None)
-    where = f" The highest peak is rank {top}'s: {format_bytes(known[top])}." if top is not None else ""
+    where = f" Highest peak: {format_bytes(known[top])} on rank {top}." if top is not None else ""
     return Chart("memory", "Memory by rank", f"Memory {kind} at the end of each step.{where}", figure)
 
 
@@ -77,7 +77,7 @@ def _memory_traces(ranks: dict[int, list[StepRecord]], divisor: float) -> list[F
 def band_traces(
     xs: list[float], low: list[Value], middle: list[Value], high: list[Value], divisor: float, what: str
 ) -> list[Figure]:
-    """Lowest to highest as an area, and the median: for more lines than can be told apart."""
+    """Return lowest to highest as an area, and the median, for more lines than can be distinguished."""
     group = f"median of the {what} (area: lowest to highest)"
     return [
         line(
@@ -127,7 +127,7 @@ DASHES = ("solid", "dot", "dash")
 
 
 def host_charts(data: RunData) -> list[Chart]:
-    """CPU, memory, network and disk of the hosts; utilisation, memory and power of their GPUs."""
+    """Return the charts of CPU, memory, network and disk of the hosts, and utilisation, memory and power of their GPUs."""
     if not data.telemetry:
         return []
     elapsed = Elapsed(_moments(data))
@@ -142,7 +142,7 @@ def host_charts(data: RunData) -> list[Chart]:
         _bytes(
             "network",
             "Network",
-            "All interfaces but loopback" + (", which is shown apart" * (len(hosts) == 1)) + ".",
+            "All interfaces except loopback" + (", which is shown separately" * (len(hosts) == 1)) + ".",
             hosts,
             net,
         ),
@@ -158,7 +158,7 @@ def host_charts(data: RunData) -> list[Chart]:
 
 
 def _rescale(figure: Figure, longest: float) -> None:
-    """Minutes or hours instead of seconds, where the run was long."""
+    """Use minutes or hours instead of seconds for a long run."""
     unit, seconds = next(((u, s) for u, s in UNITS if longest > 3 * s), ("seconds", 1))
     figure["layout"]["xaxis"]["title"]["text"] = f"{unit} since the start"
     for trace in figure["data"]:
@@ -177,7 +177,7 @@ def _times(rows: Rows, elapsed: Elapsed) -> list[float]:
 
 
 def _training(data: RunData, elapsed: Elapsed) -> list[Figure]:
-    """Areas in which training, with its evaluations and checkpoints, went on."""
+    """Return areas that mark training with its evaluations and checkpoints."""
     shapes = []
     for attempt in data.zero.attempts:
         starts = [at for name, at in attempt.phases if name == "train"]
@@ -225,7 +225,7 @@ def _sums(rows: Rows, keys: Keys) -> list[Value]:
 
 
 def _lines_of(hosts: Hosts, keys: Keys, divisor: float) -> list[Figure]:
-    """One colour a measure on a single host; on several, one a host and one kind of line a measure."""
+    """Return one colour per measure on a single host; on several hosts, one colour per host and one line style per measure."""
     single = len(hosts) == 1
     traces = []
     for i, (host, (xs, rows)) in enumerate(hosts.items()):
@@ -250,14 +250,14 @@ def _gpu_charts(hosts: Hosts) -> list[Chart | None]:
         _chart(
             "gpu-memory",
             "GPU memory",
-            "In use on each GPU, by all processes.",
+            "Memory of each GPU in use by all processes.",
             _draw(memory, divisor, "GPUs"),
             axis(rangemode="tozero", ticksuffix=f" {unit}"),
         ),
         _chart(
             "gpu-power",
             "GPU power",
-            "Drawn by each GPU.",
+            "Power of each GPU.",
             _draw(_gpu_lines(hosts, "power_w"), 1.0, "GPUs"),
             axis(rangemode="tozero", ticksuffix=" W"),
         ),
@@ -278,7 +278,7 @@ def _gpu_lines(hosts: Hosts, key: str) -> Lines:
 
 
 def _draw(lines: Lines, divisor: float, what: str) -> list[Figure]:
-    """A line each, or an area from the lowest to the highest where they are too many to be told apart."""
+    """Return one line each, or an area from lowest to highest if there are too many lines."""
     known = {name: line_ for name, line_ in lines.items() if any(v is not None for v in line_[1])}
     if len(known) <= MAX_LINES:
         return [
@@ -286,7 +286,7 @@ def _draw(lines: Lines, divisor: float, what: str) -> list[Figure]:
             for i, (name, (xs, ys)) in enumerate(known.items())
             for trace in curve(name, xs, scale(ys, divisor), colour(i), faint=len(known) <= 3)
         ]
-    # hosts sample at their own moments: seconds bring them together
+    # hosts sample at different times: round to seconds
     table: dict[int, list[Value]] = {}
     for xs, ys in known.values():
         for x, y in zip(xs, ys, strict=True):
@@ -296,7 +296,7 @@ def _draw(lines: Lines, divisor: float, what: str) -> list[Figure]:
 
 
 def curve(name: str, xs: list[float], ys: list[Value], paint: str, *, faint: bool, dash: str = "solid") -> list[Figure]:
-    """A measure over time; one with very many samples as its running mean, with the samples faint behind it."""
+    """Return a measure over time; with very many samples its running mean, and the samples faint behind it."""
     style = {"width": 1.5, "mode": "lines", "dash": dash}
     if len(xs) <= SMOOTH_ABOVE:
         return [line(name, xs, ys, paint, **style)]
@@ -311,36 +311,36 @@ def _chart(id: str, title: str, note: str, traces: list[Figure], y: Figure) -> C
     if not any(v is not None for trace in traces for v in trace["y"]):
         return None
     if any(trace.get("hoverinfo") == "skip" for trace in traces):
-        note += " Strong lines: running means."
+        note += " Bold lines: running means."
     figure = {"data": traces, "layout": layout(HEIGHT, "", yaxis=y)}
     return Chart(id, title, note, figure)
 
 
 def training_charts(data: RunData) -> list[Chart]:
-    """What was learned."""
+    """Return the charts of loss and scores."""
     return [chart for chart in (loss_chart(data), score_chart(data)) if chart]
 
 
 def speed_charts(data: RunData) -> list[Chart]:
-    """What it cost in time and memory."""
+    """Return the charts of time and memory."""
     makers = (throughput_chart, step_time_chart, rank_time_chart, memory_chart)
     return [chart for make in makers if (chart := make(data))]
 
 
 def telemetry_charts(data: RunData) -> list[Chart]:
-    """What the hosts were doing."""
+    """Return the charts of the hosts."""
     return host_charts(data)
 
 
 def figures_json(charts: list[Chart]) -> str:
-    """All figures by id, as JSON that is safe inside a script element."""
+    """Return all figures by id, as JSON that is safe inside a script element."""
     figures = {chart.id: round_numbers(replace_non_finite(chart.figure)) for chart in charts}
     text = json.dumps(figures, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def round_numbers(value: Any) -> Any:
-    """The same figure with numbers of six digits: more cannot be seen, and would make the page large."""
+    """Round the numbers of a figure to six digits: more are not visible and would enlarge the page."""
     if isinstance(value, float):
         short = float(f"{value:.6g}")
         return int(short) if short.is_integer() and abs(short) < 1e15 else short

@@ -1,6 +1,6 @@
 """Build plotly figures as plain dictionaries; shared by all charts.
 
-Colours are names of the page's CSS variables ("--c1", or "--c1/0.2" with opacity), which the page replaces by values, so that
+Colours are names of the page's CSS variables ("--c1", or "--c1/0.2" with opacity). The page replaces them by values, so
 one figure works in light and dark mode. Titles are HTML above the figure, not text inside it.
 """
 
@@ -22,8 +22,10 @@ Figure = dict[str, Any]
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """A line of the legend, which the page shows as HTML: it wraps better than plotly's. ``shape`` is solid, dot, dash,
-    box, mark or diamond."""
+    """A line of the legend. The page shows the legend as HTML, which wraps better than plotly's.
+
+    ``shape`` is solid, dot, dash, box, mark or diamond.
+    """
 
     name: str
     group: str
@@ -34,7 +36,7 @@ class LegendEntry:
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure with its heading and the sentence below it."""
+    """A figure with its heading and the note below it."""
 
     id: str
     title: str
@@ -44,7 +46,7 @@ class Chart:
 
     @property
     def legend(self) -> list[LegendEntry]:
-        """What the colours mean; nothing where there is but one."""
+        """Return the meaning of the colours; nothing if there is only one."""
         shown = [t for t in self.figure["data"] if t.get("showlegend") is not False]
         return [_legend_entry(trace) for trace in shown] if len(shown) > 1 else []
 
@@ -65,17 +67,17 @@ def _legend_entry(trace: Figure) -> LegendEntry:
 
 
 def colour(i: int) -> str:
-    """The i-th colour of the palette."""
+    """Return the i-th colour of the palette."""
     return f"--c{i % PALETTE_SIZE + 1}"
 
 
 def label(text: str) -> str:
-    """Text inside a figure: plotly reads tags there."""
+    """Escape text inside a figure: plotly parses tags in it."""
     return html.escape(text, quote=False)
 
 
 def line(name: str, xs: Sequence[float], ys: Sequence[Value], paint: str, *, axis: int = 1, **more: Any) -> Figure:
-    """A curve, thinned where it has more points than can be seen; a few points get dots."""
+    """Return a curve, thinned if it has more points than are visible; a few points get markers."""
     limit = more.pop("limit", MAX_POINTS)
     x, y = downsample(xs, ys, limit)
     style = {"color": paint, "width": more.pop("width", 2), "dash": more.pop("dash", "solid")}
@@ -95,7 +97,7 @@ def line(name: str, xs: Sequence[float], ys: Sequence[Value], paint: str, *, axi
 
 
 def layout(height: int, x_title: str, **more: Any) -> Figure:
-    """A layout with one x axis; `more` adds or replaces."""
+    """Return a layout with one x axis; `more` adds or replaces entries."""
     return {
         "height": height,
         "hovermode": "x unified",
@@ -108,7 +110,7 @@ def layout(height: int, x_title: str, **more: Any) -> Figure:
 
 
 def step_layout(height: int, steps: Sequence[float], **more: Any) -> Figure:
-    """A layout over steps: no ticks between two of them."""
+    """Return a layout over steps, without ticks between steps."""
     found = layout(height, "step", **more)
     if steps and max(steps) - min(steps) <= 10:
         found["xaxis"]["dtick"] = 1
@@ -116,12 +118,12 @@ def step_layout(height: int, steps: Sequence[float], **more: Any) -> Figure:
 
 
 def axis(low: float = 0.0, high: float = 1.0, **more: Any) -> Figure:
-    """A y axis that takes a part of the height."""
+    """Return a y axis that uses a part of the height."""
     return {"domain": [low, high], "automargin": True, "exponentformat": "e", "zeroline": False, **more}
 
 
 def log_ticks(low: float, high: float) -> Figure:
-    """Ticks of a logarithmic axis with their whole values: plotly's own say "5" for 0.5, 5 and 50 alike."""
+    """Return ticks of a logarithmic axis with full values: plotly's own labels are "5" for 0.5, 5 and 50."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     steps = (1, 2, 5) if last - first <= 3 else (1, 3) if last - first <= 5 else (1,)
     values = [m * 10.0**power for power in range(first, last + 1) for m in steps]
@@ -129,7 +131,7 @@ def log_ticks(low: float, high: float) -> Figure:
 
 
 def row_name(text: str, number: int) -> Figure:
-    """The name of a row of a figure, above its left corner."""
+    """Return the name of a row of a figure, above its left corner."""
     return {
         "text": text,
         "xref": "paper",
@@ -144,7 +146,7 @@ def row_name(text: str, number: int) -> Figure:
 
 
 def warmup_shapes(first: int, last: int) -> list[Figure]:
-    """The shape that marks the steps of warm-up; none where the chart shows nothing else, or nothing of them."""
+    """Return the shape that marks the warm-up steps; nothing if the chart shows only warm-up steps, or none of them."""
     if first > WARMUP_STEPS or last <= WARMUP_STEPS:
         return []
     return [
@@ -164,7 +166,7 @@ def warmup_shapes(first: int, last: int) -> list[Figure]:
 
 
 def marker_line(x: float, dash: str = "dot", paint: str = "--muted") -> Figure:
-    """A vertical line through all rows."""
+    """Return a vertical line through all rows."""
     return {
         "type": "line",
         "xref": "x",
@@ -178,7 +180,7 @@ def marker_line(x: float, dash: str = "dot", paint: str = "--muted") -> Figure:
 
 
 def byte_unit(values: Sequence[Value]) -> tuple[float, str]:
-    """(divisor, unit) in which the largest of some byte counts reads well."""
+    """Return (divisor, unit) suitable for the largest of some byte counts."""
     top = max((v for v in values if v is not None), default=0.0)
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if top >= 1024**power:
@@ -187,5 +189,5 @@ def byte_unit(values: Sequence[Value]) -> tuple[float, str]:
 
 
 def scale(values: Sequence[Value], divisor: float) -> list[Value]:
-    """Values in a larger unit."""
+    """Return values in a larger unit."""
     return [None if v is None else v / divisor for v in values]

@@ -1,4 +1,4 @@
-"""What pages share: templates that escape, plotly.js inside the page, and a policy that lets it load nothing."""
+"""Common parts of the pages: escaping templates, plotly.js inside the page, and a policy that forbids loading."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from allranks.utils.redaction import redact, redact_forms
 from allranks.utils.text import printable
 from allranks.version import __version__
 
-PLOTLY_SLOT = "<!-- plotly.js -->"  # cannot come from a run: every text of it is escaped
+PLOTLY_SLOT = "<!-- plotly.js -->"  # cannot come from a run, whose texts are escaped
 _PACKAGES = ("allranks.analysis.report", "allranks.analysis.trace")
 
 
 def plotly_source() -> str | None:
-    """plotly.js, or None where the `report` extra is not installed."""
+    """Return plotly.js, or None if the `report` extra is not installed."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
@@ -29,7 +29,7 @@ def plotly_source() -> str | None:
 
 
 def content_security_policy(scripts: list[str]) -> str:
-    """The page's own content policy: it loads nothing, and runs no script but ours, known by their hashes."""
+    """Return the page's content policy: it loads nothing, and only runs our scripts, identified by their hashes."""
     hashes = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts if s]
     allowed = " ".join(f"'sha256-{h}'" for h in hashes)
     return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
@@ -37,13 +37,13 @@ def content_security_policy(scripts: list[str]) -> str:
 
 @cache
 def read_asset(name: str) -> str:
-    """A file of a `templates` folder."""
+    """Return the content of a file in a `templates` folder."""
     found = [resources.files(package) / "templates" / name for package in _PACKAGES]
     return next((f for f in found if f.is_file()), found[0]).read_text(encoding="utf-8")
 
 
 def html_environment() -> jinja2.Environment:
-    """For templates that escape every text, and fail where a value is missing."""
+    """Return the environment for templates: it escapes every text, and fails if a value is missing."""
     return jinja2.Environment(
         loader=jinja2.FunctionLoader(read_asset),
         autoescape=True,
@@ -55,18 +55,18 @@ def html_environment() -> jinja2.Environment:
 
 
 def _sanitize_value(value: Any) -> Any:
-    """Every text on a page: without secrets and control characters. Markup is our own."""
+    """Remove secrets and control characters from every text on a page, except our own markup."""
     return redact(printable(value)) if type(value) is str else value
 
 
 @cache
 def load_template(name: str) -> jinja2.Template:
-    """A template of a `templates` folder."""
+    """Return a template of a `templates` folder."""
     return html_environment().get_template(name)
 
 
 def render_page(name: str, context: dict[str, Any], figures: str, plotly: str | None) -> str:
-    """A page with charts. ``figures``: what `charts.figures_json` made; ``plotly``: plotly.js, which comes in last, whole."""
+    """Return a page with charts. ``figures``: from `charts.figures_json`; ``plotly``: plotly.js, which is inserted last."""
     script = read_asset("report.js")
     frame = {
         "version": __version__,
@@ -78,5 +78,5 @@ def render_page(name: str, context: dict[str, Any], figures: str, plotly: str | 
     }
     html = redact_forms(
         load_template(name).render(context | frame)
-    )  # each text was cleaned when it was read; a second lock
+    )  # second safeguard: each text was already sanitized when it was read
     return html.replace(PLOTLY_SLOT, f"<script>{plotly}</script>" if plotly else "", 1)

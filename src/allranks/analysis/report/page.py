@@ -1,4 +1,4 @@
-"""report.html: what a run did, on one page that opens offline, on a phone, in light and dark."""
+"""Write report.html: the results of a run on one offline page, with light and dark mode."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _TABLES: dict[str, tuple[_Maker, ...]] = {
 
 
 def write_report(run: RunDir) -> Path | None:
-    """Write the page of a run, whatever there is of it.
+    """Write the page of a run from whatever data exists.
 
     Returns:
-        The page, or None where it could not be written (no such folder, disk full).
+        The page, or None if it could not be written (no such folder, disk full).
     """
     try:
         return write_page(run)
@@ -56,19 +56,19 @@ def write_page(run: RunDir) -> Path:
     """Write the page of a run and return its path.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the page cannot be written.
     """
     write_text_atomic(run.report, render(read_run_data(run), plotly_source()))
     return run.report
 
 
 def render(data: RunData, plotly: str | None) -> str:
-    """The page as HTML. Without plotly it has no charts, and says how to get them."""
+    """Return the page as HTML. Without plotly it has no charts, and explains how to get them."""
     return render_page("report.html.j2", *_context(data, plotly), plotly)
 
 
 def _context(data: RunData, plotly: str | None) -> tuple[dict[str, Any], str]:
-    """What the template wants, and the charts."""
+    """Return the context of the template, and the charts."""
     made = summary.key_figures(data)
     groups = {
         "training": charts.training_charts(data),

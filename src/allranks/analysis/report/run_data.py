@@ -31,7 +31,7 @@ Events = list[dict[str, Any]]
 
 
 class StepRecord(msgspec.Struct, frozen=True, gc=False):
-    """One "step" event. It may stand for several optimizer steps (``observe.log_every``): `count` of them, up to `step`."""
+    """One "step" event. It may represent several optimizer steps (``observe.log_every``): `count` steps, up to `step`."""
 
     step: int
     count: int
@@ -49,36 +49,36 @@ class StepRecord(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass
 class AttemptRecord:
-    """One start of the run: from its "start" event to the next."""
+    """One start of the run: from its "start" event to the next one."""
 
     number: int
     began: float | None
     ended: float | None = None
     resumed_from: int | None = None
     last_step: int | None = None
-    end: str = "ended without a word"
+    end: str = "ended without a message"
     phases: list[tuple[str, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class RankHistory:
-    """One rank's part in a run. `events` are all but steps; what a resumed attempt did again is left out of both."""
+    """The events of one rank. `events` are all except steps; steps that a resumed attempt repeated are left out of both."""
 
     steps: list[StepRecord] = field(default_factory=list)
     events: Events = field(default_factory=list)
     attempts: list[AttemptRecord] = field(default_factory=list)
 
     def of(self, kind: str) -> Events:
-        """The events of a kind."""
+        """Return the events of a kind."""
         return [e for e in self.events if e["event"] == kind]
 
     def last(self, kind: str) -> dict[str, Any]:
-        """The last event of a kind, or an empty one."""
+        """Return the last event of a kind, or an empty one."""
         return next((e for e in reversed(self.events) if e["event"] == kind), {})
 
 
 def read_history(events: Iterable[dict[str, Any]]) -> RankHistory:
-    """Check events and put them in order; events that lack what they need are passed over."""
+    """Check events and sort them; incomplete events are skipped."""
     sound = [checked for e in events if (checked := _checked(e)) is not None]
     kept = without_repeated_steps(sound)
     steps = sorted((_step(e) for e in kept if e["event"] == "step"), key=lambda s: s.step)
@@ -155,7 +155,7 @@ def _update_attempt(attempt: AttemptRecord, event: dict[str, Any], at: float | N
 
 
 def versions_of(story: RankHistory) -> dict[str, str]:
-    """Package versions that a rank has reported."""
+    """Return the package versions that a rank has reported."""
     return {sanitize(k): sanitize(v) for k, v in as_dict(story.last("model").get("versions")).items()}
 
 
@@ -168,7 +168,7 @@ _RANK_FILE = re.compile(r"^rank(\d{1,9})\.jsonl$")
 
 @dataclass(frozen=True)
 class RunData:
-    """All that is known about a run. `log` is the end of the log of the rank that failed: (name, text)."""
+    """All data of a run. `log` is the end of the log of the failed rank: (name, text)."""
 
     name: str
     metrics: dict[str, Any]
@@ -184,12 +184,12 @@ class RunData:
 
     @property
     def zero(self) -> RankHistory:
-        """Rank 0's story: it alone has what is the same everywhere."""
+        """Return the history of rank 0, which alone has the data common to all ranks."""
         return self.histories.get(0, RankHistory())
 
     @property
     def own_program(self) -> bool:
-        """A program of the user's own: allranks starts and watches it, and knows no steps, strategy or data of it."""
+        """Return whether the run is a user's own program: allranks starts and monitors it, without steps, strategy or data."""
         return "batch" in self.plan and self.plan["batch"] is None
 
     @property
@@ -202,12 +202,12 @@ class RunData:
 
     @property
     def total_steps(self) -> int | None:
-        """Steps that were planned."""
+        """Return the number of planned steps."""
         asked = [n for e in self.zero.of("phase") if (n := finite_int(e.get("total_steps"))) is not None]
         return asked[-1] if asked else finite_int(self.plan.get("max_steps"))
 
     def errors(self) -> list[dict[str, Any]]:
-        """Error events of all ranks: last attempt first, and in each the cause before what followed from it."""
+        """Return the error events of all ranks: last attempt first, and causes before consequences."""
         found = [e for story in self.histories.values() for e in story.of("error")]
         return sorted(
             found,
@@ -238,7 +238,7 @@ def read_run_data(run: RunDir) -> RunData:
 
 
 def _histories(run: RunDir) -> dict[int, RankHistory]:
-    # one rank at a time: the checked records are a fraction of the size of the events
+    # one rank at a time: the checked records are much smaller than the events
     found = {}
     for path in run.events.glob("rank*.jsonl"):
         match = _RANK_FILE.match(path.name)
@@ -257,13 +257,13 @@ def _telemetry(run: RunDir) -> dict[str, list[dict[str, Any]]]:
 
 
 def _spec(path: Path) -> str:
-    """Its text, with the secrets of ``cluster.env`` and ``script.args`` hidden."""
+    """Return the text of the spec, with the secrets of ``cluster.env`` and ``script.args`` redacted."""
     try:
         text = read_text(path, MAX_SPEC_BYTES, errors="replace")
     except OSError:
         return ""
     try:
-        spec = as_dict(parse_yaml(text, str(path)))  # bounds what a hostile document may cost
+        spec = as_dict(parse_yaml(text, str(path)))  # limits the cost of a malicious document
     except SpecError:
         return sanitize(text, MAX_SPEC_LENGTH)
     cluster, script = as_dict(spec.get("cluster")), as_dict(spec.get("script"))
@@ -297,8 +297,10 @@ def _with_log(run: RunDir, data: RunData) -> RunData:
 
 
 def _rank_to_show(run: RunDir, data: RunData, attempt: int) -> int | None:
-    """The rank whose log tells most: one that fell out of a hang, the first with an error of its own, else the first that
-    ended badly."""
+    """Return the rank whose log is most informative.
+
+    A stalled rank of a hang, else the first with its own error, else the first with a bad exit code.
+    """
     fallen = as_dicts(data.hang.get("fallen"))
     if fallen:
         return finite_int(fallen[0].get("rank"))

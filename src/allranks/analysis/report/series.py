@@ -1,4 +1,4 @@
-"""Numbers for the charts, out of the steps of all ranks. Pure."""
+"""Compute the data of the charts from the steps of all ranks. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Rate:
 
 
 def downsample(xs: Sequence[float], ys: Sequence[Value], limit: int = MAX_POINTS) -> tuple[list[float], list[Value]]:
-    """At most `limit` points: of every stretch the lowest and the highest, so that no peak is lost."""
+    """Return at most `limit` points: the lowest and the highest of every interval, so that no peak is lost."""
     if len(xs) <= limit:
         return list(xs), list(ys)
     buckets = max(limit // 2, 1)
@@ -46,7 +46,7 @@ def downsample(xs: Sequence[float], ys: Sequence[Value], limit: int = MAX_POINTS
 
 
 def smooth(values: Sequence[Value], width: int) -> list[Value]:
-    """Mean over the `width` neighbours of each value, as far as they are known."""
+    """Return the mean over the `width` neighbours of each value, of those that are known."""
     sums, counts = [0.0], [0]
     for value in values:
         sums.append(sums[-1] + (value or 0.0))
@@ -61,12 +61,12 @@ def smooth(values: Sequence[Value], width: int) -> list[Value]:
 
 
 def smoothing_width(points: int) -> int | None:
-    """How many neighbours to average over; None where a curve is short enough to be read as it is."""
+    """Return the number of neighbours to average over; None if the curve is short enough without smoothing."""
     return max(7, points // 40) if points > SMOOTH_ABOVE else None
 
 
 def common_steps(ranks: Ranks) -> list[list[StepRecord]]:
-    """Steps that every rank has logged: a sum over fewer ranks would be no sum. One list a step, rank 0's first."""
+    """Return the steps that every rank has logged, because a sum needs all ranks. One list per step, rank 0 first."""
     tables = [{step.step: step for step in steps} for steps in ranks.values() if steps]
     if not tables:
         return []
@@ -74,7 +74,7 @@ def common_steps(ranks: Ranks) -> list[list[StepRecord]]:
 
 
 def rates(ranks: Ranks) -> list[Rate]:
-    """Tokens per second. Ranks move in step, so the time is the first one's."""
+    """Return tokens per second. Ranks are synchronous, so the time of the first rank is used."""
     found = []
     for row in common_steps(ranks):
         seconds = sum(row[0].seconds)
@@ -99,7 +99,7 @@ def _total(values: list[Value]) -> Value:
 
 
 def times(steps: list[StepRecord]) -> tuple[list[float], list[float]]:
-    """Seconds of each optimizer step: (those of warm-up, those after it)."""
+    """Return the seconds of each optimizer step: (warm-up steps, later steps)."""
     warm: list[float] = []
     after: list[float] = []
     for step in steps:
@@ -111,7 +111,7 @@ def times(steps: list[StepRecord]) -> tuple[list[float], list[float]]:
 
 @dataclass(frozen=True)
 class RankTime:
-    """A rank's mean step after warm-up, by part; `other` is what no part accounts for."""
+    """A rank's mean step after warm-up, by part; `other` is the time outside all parts."""
 
     rank: int
     parts: dict[str, float]
@@ -121,12 +121,12 @@ class RankTime:
 
     @property
     def own(self) -> float:
-        """Seconds of work that waits for no other rank."""
+        """Return the seconds of work without waiting for other ranks."""
         return self.parts.get("data", 0.0) + self.parts.get("forward", 0.0)
 
 
 def rank_times(ranks: Ranks) -> list[RankTime]:
-    """Where each rank's time goes. In a run that ended within warm-up, all steps count."""
+    """Return the parts of each rank's time. If the run ended during warm-up, all steps count."""
     found = []
     for rank, steps in ranks.items():
         warm, after = times(steps)
@@ -148,7 +148,7 @@ def _mean_part(steps: list[StepRecord], part: str) -> float:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts in equal bins. Those too long for the chart are counted in `beyond`, the longest of them is `longest`."""
+    """Counts in equal bins. Values too long for the chart are counted in `beyond`; `longest` is the longest of them."""
 
     start: float
     width: float
@@ -159,12 +159,12 @@ class Histogram:
 
     @property
     def edges(self) -> list[float]:
-        """Where each bin starts."""
+        """Return the start of each bin."""
         return [self.start + i * self.width for i in range(len(self.counts))]
 
 
 def histogram(warm: list[float], after: list[float]) -> Histogram | None:
-    """Step times in bins; a few very long ones must not press all others into one bar."""
+    """Return step times in bins; a few very long ones must not compress all others into one bar."""
     ordered = sorted(after or warm)
     if not ordered:
         return None
@@ -181,7 +181,7 @@ def histogram(warm: list[float], after: list[float]) -> Histogram | None:
 
 
 def round_up(value: float) -> float:
-    """The next of 1, 2, 5, 10, 20, ...: steps that can be read off an axis."""
+    """Round up to the next of 1, 2, 5, 10, 20, ...: readable axis steps."""
     unit = 10.0 ** math.floor(math.log10(value))
     return next(n * unit for n in (1, 2, 5, 10) if n * unit >= value * 0.999)
 
@@ -194,7 +194,7 @@ def _count(values: list[float], start: float, width: float, bins: int) -> list[i
 
 
 def band(rows: Sequence[Sequence[Value]]) -> tuple[list[Value], list[Value], list[Value]]:
-    """(lowest, median, highest) of each row's known values."""
+    """Return (lowest, median, highest) of each row's known values."""
     low: list[Value] = []
     middle: list[Value] = []
     high: list[Value] = []
@@ -207,7 +207,7 @@ def band(rows: Sequence[Sequence[Value]]) -> tuple[list[Value], list[Value], lis
 
 
 class Elapsed:
-    """Times of day as seconds since the start; the time between two attempts is taken out."""
+    """Convert times of day to seconds since the start, without the time between attempts."""
 
     def __init__(self, moments: Sequence[float]) -> None:
         self._moments = sorted(moments)

@@ -13,13 +13,13 @@ from allranks.utils.text import format_value
 
 
 def plan_facts(data: RunData) -> Table | None:
-    """What was planned, but for ranks and environment."""
+    """Return the plan, except ranks and environment."""
     p, batch = data.plan, as_dict(data.plan.get("batch"))
     options = ", ".join(f"{k}={format_value(v)}" for k, v in as_dict(p.get("strategy_options")).items())
     steps = data.total_steps
     accum, world = finite_int(batch.get("grad_accum")), data.world_size
     sequences = (
-        f"{format_value(batch.get('micro_batch_size'))} a rank x {world} ranks x {accum} accumulated = {format_value(batch.get('global_batch_size'))} sequences"
+        f"{format_value(batch.get('micro_batch_size'))} per rank x {world} ranks x {accum} accumulated = {format_value(batch.get('global_batch_size'))} sequences"  # noqa: E501
         if batch
         else ""
     )
@@ -31,13 +31,13 @@ def plan_facts(data: RunData) -> Table | None:
         [
             ("launcher", format_value(p.get("launcher"))),
             ("strategy", "" if data.own_program else format_value(p.get("strategy"))),
-            ("its options", "" if data.own_program else options),
+            ("options", "" if data.own_program else options),
             ("device, type", f"{format_value(p.get('device'))}, {format_value(p.get('dtype'))}" if p else ""),
             ("backend", format_value(p.get("backend"))),
             ("optimizer step", sequences),
             ("steps", format_count(steps)),
             ("rendezvous", format_value(p.get("rendezvous"))),
-            ("time limit of collectives", formatting.format_duration(p.get("timeout_s"))),
+            ("timeout of collectives", formatting.format_duration(p.get("timeout_s"))),
             ("started", format_value(data.run_args.get("started"))),
             ("command", command),
         ],
@@ -51,7 +51,7 @@ def _sentence(value: Any) -> str:
 
 
 def rank_table(data: RunData) -> Table | None:
-    """Ranks by node."""
+    """Return the ranks by node."""
     rows: list[Row] = []
     for node in as_dicts(data.plan.get("nodes")):
         ranks = [n for r in formatting.as_list(node.get("ranks")) if (n := finite_int(r)) is not None]
@@ -68,7 +68,7 @@ def rank_table(data: RunData) -> Table | None:
 
 
 def environment_table(data: RunData) -> Table | None:
-    """Every variable that was decided on: its value, by whom, and why."""
+    """Return every variable that was set: its value, who set it, and why."""
     rows = [
         (
             Cell(format_value(e.get("name")), "code"),
@@ -90,7 +90,7 @@ def _value(entry: dict[str, Any]) -> Cell:
 
 
 def preflight_table(data: RunData) -> Table | None:
-    """What was checked on each node before the start: what failed host by host, what was well in one row a check."""
+    """Return the checks of each node before the start: failures by host, passed checks in one row each."""
     bad: list[Row] = []
     well: dict[str, dict[str, str]] = {}
     for node in data.preflight:
@@ -123,14 +123,14 @@ def _join_distinct(values: list[str]) -> str:
 
 
 def network_table(data: RunData) -> Table | None:
-    """What the ranks of each node really used, as far as NCCL's lines and their connections tell."""
+    """Return the network that the ranks of each node used, from NCCL's log lines and their connections."""
     rows: list[Row] = []
     for node in as_dicts(as_dict(data.metrics.get("network")).get("observed")):
         networks, ports = (", ".join(map(format_value, as_list(node.get(key)))) for key in ("networks", "devices"))
         faces, ways = _counts(node.get("connections")), _counts(node.get("ways"))
         if networks or ports or faces or ways:
             rows.append((format_value(node.get("host")), networks, long_cell(faces), long_cell(ports), long_cell(ways)))
-    columns = ["host", "NCCL's network", "interfaces (connections)", "RDMA ports", "NCCL's ways (channels)"]
+    columns = ["host", "NCCL's network", "interfaces (connections)", "RDMA ports", "NCCL's transports (channels)"]
     used = [i for i, _ in enumerate(columns) if any(_shown(row[i]) for row in rows)]
     return table(
         "network",
@@ -145,7 +145,7 @@ def _shown(cell: Cell | str) -> str:
 
 
 def findings_table(data: RunData) -> Table | None:
-    """Differences between that and what was expected."""
+    """Return the differences between the used and the expected network."""
     rows: list[Row] = [
         (
             Cell("✗ bad", "bad") if item.get("level") == "bad" else Cell("note", "muted"),
@@ -154,7 +154,7 @@ def findings_table(data: RunData) -> Table | None:
         )
         for item in as_dicts(as_dict(data.metrics.get("network")).get("findings"))
     ]
-    return table("network-findings", "The network is not what was expected", ["verdict", "host", "what"], rows)
+    return table("network-findings", "Unexpected network", ["verdict", "host", "finding"], rows)
 
 
 def _counts(value: object) -> str:
@@ -165,7 +165,7 @@ CACHE_STATES = {"found": "found in the cache", "built": "built now", "waited": "
 
 
 def data_facts(data: RunData) -> Table | None:
-    """What the data came to."""
+    """Return the size of the prepared data."""
     d = data.zero.last("data")
     if not d:
         return None
@@ -186,10 +186,10 @@ def data_facts(data: RunData) -> Table | None:
             ("template", format_value(d.get("template"))),
             (
                 "rows",
-                f"{format_count(rows)}: {format_count(d.get('rows_train'))} to train on, {format_count(d.get('rows_eval'))} held out",
+                f"{format_count(rows)}: {format_count(d.get('rows_train'))} for training, {format_count(d.get('rows_eval'))} held out",
             ),
-            ("rows cut to fit", f"{format_count(cut)}{share}, {format_count(d.get('tokens_cut'))} tokens lost"),
-            ("rows left out", f"{format_count(d.get('rows_without_target'))} whose prompt alone is too long"),
+            ("truncated rows", f"{format_count(cut)}{share}, {format_count(d.get('tokens_cut'))} tokens lost"),
+            ("skipped rows", f"{format_count(d.get('rows_without_target'))} with a prompt longer than a sequence"),
             ("warnings", "; ".join(format_value(w) for w in warnings) if isinstance(warnings, list) else ""),
             ("sequences", f"{format_count(d.get('sequences'))}, {formatting.format_percent(d.get('fill'))} full"),
             (
@@ -199,7 +199,7 @@ def data_facts(data: RunData) -> Table | None:
             ("vocabulary", format_count(d.get("vocab_size"))),
             ("labels", f"{len(labels)}: {names}" if labels else ""),
             ("prepared", how),
-            ("seen in this run", _seen(data)),
+            ("used in this run", _seen(data)),
         ],
     )
 
@@ -210,11 +210,11 @@ def _seen(data: RunData) -> str:
         return ""
     counts = (m.get("tokens_real"), m.get("tokens_trained"), m.get("tokens_padded"))
     real, trained, padded = map(format_count, counts)
-    return f"{real} real tokens, {trained} trained; {padded} padding on top"
+    return f"{real} real tokens, {trained} trained; plus {padded} padding"
 
 
 def version_facts(data: RunData) -> Table | None:
-    """Versions of what the numbers depend on, and whether all ranks have the same."""
+    """Return the versions of the main packages, and whether all ranks have the same."""
     found = {rank: versions for rank, story in data.histories.items() if (versions := versions_of(story))}
     mine = next(iter(found.values()), {})
     odd = [rank for rank, versions in found.items() if versions != mine]
@@ -230,7 +230,7 @@ def version_facts(data: RunData) -> Table | None:
     pairs = [
         *known.items(),
         ("device", format_value(model.get("device"))),
-        ("threads a rank", format_count(model.get("threads"))),
+        ("threads per rank", format_count(model.get("threads"))),
     ]
     return fact_table("versions", "Versions", pairs, note)
 
@@ -248,7 +248,7 @@ def _engine(engine: dict[str, Any]) -> str:
 
 
 def model_facts(data: RunData) -> Table | None:
-    """Name and size of the model."""
+    """Return name and size of the model."""
     model, m = data.zero.last("model"), data.metrics
     total, trained = finite_float(model.get("parameters")), finite_float(model.get("parameters_trained"))
     share = f" ({trained / total:.2%})" if total and trained is not None else ""
@@ -263,6 +263,6 @@ def model_facts(data: RunData) -> Table | None:
             ("LoRA", format_value(m.get("use_lora"))),
             ("gradient checkpointing", format_value(checkpointing)),
             ("time to build", formatting.format_duration(model.get("seconds"))),
-            ("of it, engine", _engine(as_dict(m.get("engine")))),
+            ("engine part", _engine(as_dict(m.get("engine")))),
         ],
     )

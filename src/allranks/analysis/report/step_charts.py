@@ -36,7 +36,7 @@ WARMUP_NOTE = f"Shaded: the {WARMUP_STEPS} warm-up steps."
 
 
 def loss_chart(data: RunData) -> Chart | None:
-    """Train loss of every step, held-out loss where it was measured; learning rate and gradient norm below."""
+    """Return the chart of the train loss of every step and held-out losses, with learning rate and gradient norm below."""
     steps, evals = data.zero.steps, [e for e in data.zero.of("eval") if finite_float(e.get("loss")) is not None]
     if not steps and len(evals) < 2:
         return None
@@ -74,7 +74,7 @@ def _loss_traces(steps: list[StepRecord], evals: Events) -> list[Figure]:
 def _loss_layout(data: RunData, rows: list[str]) -> Figure:
     bottom = 0.22 * len(rows)
     seen = [v for s in data.zero.steps if (v := s.loss) is not None]
-    # a loss that fell a hundredfold is a flat line on a linear axis
+    # a loss that decreased a hundredfold is a flat line on a linear axis
     log = (
         {"type": "log", **log_ticks(min(seen), max(seen))}
         if seen and min(seen) > 0 and max(seen) / min(seen) > 100
@@ -94,11 +94,11 @@ def _loss_layout(data: RunData, rows: list[str]) -> Figure:
 def _loss_note(data: RunData, points: int, evaluated: bool) -> str:
     parts = ["Mean over the trained tokens of all ranks, in nats; lower is better."]
     if not evaluated:
-        parts.append("Nothing was evaluated.")
+        parts.append("There was no evaluation.")
     if points and step_shapes(data):
         parts.append(WARMUP_NOTE)
     if data.zero.of("resume"):
-        parts.append("Dotted upright lines: where a later attempt went on.")
+        parts.append("Dotted vertical lines: start of a resumed attempt.")
     return " ".join(parts)
 
 
@@ -108,7 +108,7 @@ def step_shapes(data: RunData) -> list[Figure]:
 
 
 def score_chart(data: RunData) -> Chart | None:
-    """Accuracy, or the share of exact matches, over the evaluations."""
+    """Return the chart of accuracy, or of the share of exact matches, over the evaluations."""
     names = (("accuracy", "accuracy"), ("exact_match", "exact match"))
     traces = []
     for i, (key, name) in enumerate(names):
@@ -122,11 +122,11 @@ def score_chart(data: RunData) -> Chart | None:
     limits = {"range": [0, min(1.05, max(top * 1.15, 0.1))], "tickformat": ".0%"}
     figure = {"data": traces, "layout": step_layout(230, [x for t in traces for x in t["x"]], yaxis=axis(**limits))}
     title = "Exact match" if traces[0]["name"] == "exact match" else "Accuracy"
-    return Chart("score", title, "Share of the held-out rows that were answered right.", figure, wide=True)
+    return Chart("score", title, "Share of the held-out rows with the right answer.", figure, wide=True)
 
 
 def throughput_chart(data: RunData) -> Chart | None:
-    """Real, trained and padded tokens per second, summed over the ranks."""
+    """Return the chart of real, trained and padded tokens per second, summed over the ranks."""
     found = rates({rank: story.steps for rank, story in data.histories.items()})
     if not found:
         return None
@@ -172,11 +172,13 @@ def throughput_chart(data: RunData) -> Chart | None:
 
 def _throughput_note(data: RunData, width: int | None) -> str:
     ranks = sum(bool(story.steps) for story in data.histories.values())
-    parts = [f"Sum over {ranks} rank{'s' * (ranks != 1)}. Real tokens are all but padding, trained ones carry loss."]
+    parts = [
+        f"Sum over {ranks} rank{'s' * (ranks != 1)}. Real tokens exclude padding; trained tokens are included in the loss."
+    ]
     if data.world_size and ranks < data.world_size:
-        parts.append(f"{data.world_size - ranks} of {data.world_size} ranks have logged no step and are not in it.")
+        parts.append(f"{data.world_size - ranks} of {data.world_size} ranks logged no step and are not included.")
     if width:
-        parts.append(f"Strong lines: mean of {width} steps.")
+        parts.append(f"Bold lines: mean of {width} steps.")
     if step_shapes(data):
         parts.append(WARMUP_NOTE)
     return " ".join(parts)
@@ -189,7 +191,7 @@ PART_COLOURS = {"data": 4, "forward": 0, "backward": 2, "optimizer": 1}
 
 
 def step_time_chart(data: RunData) -> Chart | None:
-    """How long steps took: a histogram of rank 0's, warm-up apart."""
+    """Return the histogram of rank 0's step times, with warm-up separate."""
     warm, after = times(data.zero.steps)
     bins = histogram(warm, after)
     if bins is None:
@@ -211,7 +213,7 @@ def step_time_chart(data: RunData) -> Chart | None:
     ]
     note = f"Solid line: median {format_duration(median)}; dashed: p90 {format_duration(p90)}{'' if after else ', of warm-up steps only'}."
     if bins.beyond:
-        note += f" {bins.beyond} step{'s were' if bins.beyond > 1 else ' was'} too long for this chart: up to {format_duration(bins.longest)}."
+        note += f" {bins.beyond} step{'s were' if bins.beyond > 1 else ' was'} outside this chart, up to {format_duration(bins.longest)}."
     return Chart("step-time", "Step time", note, figure)
 
 
@@ -233,7 +235,7 @@ def _bars(name: str, bins: Histogram, counts: list[int], paint: str, factor: flo
 
 
 def rank_time_chart(data: RunData) -> Chart | None:
-    """Mean step of each rank, split into its parts where they are known, and its p90."""
+    """Return the mean step of each rank, split into known parts, and its p90."""
     ranks = rank_times({rank: story.steps for rank, story in data.histories.items()})
     parted = any(r.parts for r in ranks)
     if not ranks or (len(ranks) == 1 and not parted):
@@ -253,7 +255,7 @@ def rank_time_chart(data: RunData) -> Chart | None:
         _rank_bars(rest, names, [r.other * factor for r in ranks], "--c6/0.6" if parted else colour(0), lying, unit)
     )
     traces.append(_p90_marks(names, ranks, factor, lying, unit))
-    title = "Where a step's time goes" if parted else "Step time by rank"
+    title = "Step time by rank and part" if parted else "Step time by rank"
     return Chart(
         "rank-time", title, _rank_note(ranks, parted), {"data": traces, "layout": _rank_layout(names, lying, unit)}
     )
@@ -303,14 +305,14 @@ def _rank_layout(names: list[Any], lying: bool, unit: str) -> Figure:
 
 
 def _rank_note(ranks: list[RankTime], parted: bool) -> str:
-    parts = ["Mean of the steps after warm-up, by rank; the mark is p90."]
+    parts = ["Mean of the steps after warm-up, by rank; the marker is p90."]
     if parted and len(ranks) > 1:
         parts.append("Backward includes waiting for the other ranks.")
     return " ".join([*parts, straggler_note(ranks)]).strip()
 
 
 def straggler_note(ranks: list[RankTime]) -> str:
-    """A sentence that names the rank for which the others seem to wait; empty where none stands out."""
+    """Return a sentence about the rank for which the others seem to wait; empty if there is none."""
     if len(ranks) < 2:
         return ""
     parted = all(r.parts for r in ranks)
@@ -318,7 +320,7 @@ def straggler_note(ranks: list[RankTime]) -> str:
     slowest = max(work, key=lambda rank: work[rank])
     usual = statistics.median([v for rank, v in work.items() if rank != slowest])
     if usual <= 0 or work[slowest] / usual < STRAGGLER_RATIO or work[slowest] - usual < 0.001:
-        return "No rank stands out." if parted else ""
+        return "No rank is much slower than the others." if parted else ""
     what = "data and forward" if parted else "a step"
     more = work[slowest] / usual - 1
     return f"Rank {slowest} needs {more:.0%} longer than the others for {what}; they probably wait for it."

@@ -15,10 +15,10 @@ from allranks.utils.text import sanitize
 
 STATUS_TONES = {"succeeded": "good", "stopped": "warn", "failed": "bad", "running": "info", "unfinished": "warn"}
 PHASES = {
-    "join": ("starting and joining", 6),
+    "join": ("starting and rendezvous", 6),
     "prepare": ("preparing data", 5),
     "build": ("building the model", 4),
-    "prove": ("proving the ranks", 8),
+    "prove": ("checking the ranks", 8),
     "train": ("training", 1),
     "evaluate": ("evaluating", 2),
     "save": ("saving", 3),
@@ -27,7 +27,7 @@ PHASES = {
 
 @dataclass(frozen=True)
 class KeyFigure:
-    """One key figure. ``before`` is set where the value has changed from it."""
+    """One key figure. ``before`` is set if the value has changed since then."""
 
     label: str
     value: str
@@ -37,7 +37,7 @@ class KeyFigure:
 
 @dataclass(frozen=True)
 class ProofItem:
-    """One thing that was proved: ok True, False, or None where the run did not get there."""
+    """One synchronisation check: ok True, False, or None if the run did not reach it."""
 
     title: str
     detail: str
@@ -55,7 +55,7 @@ class BudgetSlice:
 
 
 def key_figures(data: RunData) -> list[KeyFigure]:
-    """The key figures, only those that are known."""
+    """Return the known key figures."""
     made = [
         _train_loss(data),
         _change(data, "held-out loss", "loss", formatting.format_loss),
@@ -93,11 +93,7 @@ def _change(data: RunData, label: str, key: str, show: Any) -> KeyFigure | None:
 def _right_answers(data: RunData) -> KeyFigure | None:
     card = _change(data, "exact match", "exact_match", formatting.format_percent)
     checked = finite_int(data.zero.last("eval").get("checked"))
-    return (
-        KeyFigure(card.label, card.value, f"of {checked:,}, equal to the letter", card.before)
-        if card and checked
-        else card
-    )
+    return KeyFigure(card.label, card.value, f"of {checked:,}, exact match", card.before) if card and checked else card
 
 
 def _speed(data: RunData) -> KeyFigure | None:
@@ -106,7 +102,9 @@ def _speed(data: RunData) -> KeyFigure | None:
         return None
     real, padded = finite_float(data.metrics.get("tokens_real")), finite_float(data.metrics.get("tokens_padded"))
     padding = f"; {formatting.format_percent(padded / (real + padded))} padding" if real and padded is not None else ""
-    return KeyFigure("real tokens / s", formatting.format_rate(rate), f"{formatting.format_rate(each)} a rank{padding}")
+    return KeyFigure(
+        "real tokens / s", formatting.format_rate(rate), f"{formatting.format_rate(each)} per rank{padding}"
+    )
 
 
 def _step_time(data: RunData) -> KeyFigure | None:
@@ -129,8 +127,8 @@ def _memory(data: RunData) -> KeyFigure | None:
     if not peaks:
         return None
     top, low = max(peaks, key=lambda r: peaks[r]), min(peaks, key=lambda r: peaks[r])
-    least = f"; least: rank {low}, {formatting.format_bytes(peaks[low])}" if low != top else ""
-    return KeyFigure("peak memory a rank", formatting.format_bytes(peaks[top]), f"rank {top}{least}")
+    least = f"; lowest: rank {low}, {formatting.format_bytes(peaks[low])}" if low != top else ""
+    return KeyFigure("peak memory per rank", formatting.format_bytes(peaks[top]), f"rank {top}{least}")
 
 
 def _wall_time(data: RunData) -> KeyFigure | None:
@@ -151,7 +149,7 @@ def _parameters(data: RunData) -> KeyFigure | None:
     if total is None or trained is None:
         return None
     share = f"{formatting.format_percent(trained / total)} of {formatting.format_short_count(total)}" if total else ""
-    return KeyFigure("parameters trained", formatting.format_short_count(trained), share)
+    return KeyFigure("trained parameters", formatting.format_short_count(trained), share)
 
 
 def _mfu(data: RunData) -> KeyFigure | None:
@@ -160,13 +158,13 @@ def _mfu(data: RunData) -> KeyFigure | None:
 
 
 def proof_items(data: RunData) -> list[ProofItem]:
-    """The three things shown at step 0; nothing for a program of the user's own, of which nothing is proved."""
+    """Return the three checks of step 0; nothing for a user's own program, which has none."""
     if data.own_program:
         return []
     shown = data.zero.last("proof") or formatting.as_dict(data.metrics.get("sync_proof"))
     if not shown:
         problem = next((e for e in data.errors() if e.get("type") == "ProofFailed"), None)
-        detail = "not proved" if problem else "the run did not get there"
+        detail = "failed" if problem else "the run did not reach this check"
         ok = False if problem else None
         return [ProofItem(title, detail, ok) for title in ("All ranks answer", "Equal weights", "Disjoint data")]
     size, planned = finite_int(shown.get("world_size")), data.world_size
@@ -175,19 +173,19 @@ def proof_items(data: RunData) -> list[ProofItem]:
         ProofItem("All ranks answer", f"{size} of {planned or size}", size is not None and size == (planned or size)),
         ProofItem(
             "Equal weights",
-            f"one SHA-256 on all: {digest}…" if digest else "one hash on all",
+            f"same SHA-256 on all ranks: {digest}…" if digest else "same hash on all ranks",
             shown.get("weights_equal") is True,
         ),
         ProofItem(
             "Disjoint data",
-            f"{rows:,} rows, each taken once" if rows else "each row taken once",
+            f"{rows:,} rows, each used once" if rows else "each row used once",
             shown.get("data_disjoint") is True,
         ),
     ]
 
 
 def time_budget(data: RunData) -> list[BudgetSlice]:
-    """Rank 0's time by phase, summed over the attempts."""
+    """Return rank 0's time by phase, summed over the attempts."""
     if data.own_program:
         return []
     spent: dict[str, float] = {}
@@ -206,7 +204,7 @@ def time_budget(data: RunData) -> list[BudgetSlice]:
 
 
 def subtitle(data: RunData) -> list[str]:
-    """What ran, in a few words each."""
+    """Return short facts about the run: model, strategy, ranks."""
     m, p = data.metrics, data.plan
     ranks, nodes = data.world_size, finite_int(m.get("nodes")) or len(formatting.as_dicts(p.get("nodes")))
     parts = [
@@ -227,7 +225,7 @@ _BLANK_LINES = re.compile(r"\n\s*\n")
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer; ``right`` is to the letter, as ``exact_match`` counts."""
+    """An answer; ``right`` means an exact match, as ``exact_match`` counts."""
 
     label: str
     text: str | None
@@ -236,14 +234,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class Sample:
-    """A held-out question with its answers, each with its time; text None where it was not asked then."""
+    """A held-out question with its answers; text None if it was not answered at that time."""
 
     question: str
     answers: list[Answer]
 
 
 def sample_answers(data: RunData) -> list[Sample]:
-    """Held-out questions with their answers before and after training."""
+    """Return held-out questions with their answers before and after training."""
     asked = [e["step"] for e in data.zero.of("eval") if e["samples"]]
     labels = [f"after step {step}" if step else "before training" for step in asked]
     first = labels[0] if len(asked) > 1 or 0 in asked else "before training"
@@ -252,7 +250,7 @@ def sample_answers(data: RunData) -> list[Sample]:
         Sample(
             _question(row["prompt"]),
             [
-                Answer("the right answer", row["expected"].strip()),
+                Answer("expected answer", row["expected"].strip()),
                 _answer(first, row["before"], row["expected"]),
                 _answer(last, row["after"], row["expected"]),
             ],

@@ -23,7 +23,7 @@ MAX_ROWS = 16
 
 @dataclass(frozen=True)
 class Cell:
-    """Text of a cell; ``tone`` is a class of the page: good, bad, muted, code, num, long or wrap (several lines), or none."""
+    """Text of a cell; ``tone`` is a CSS class: good, bad, muted, code, num, long or wrap (several lines), or none."""
 
     text: str
     tone: str = ""
@@ -44,30 +44,30 @@ class Table:
 
 
 def table(id: str, title: str, columns: list[str], rows: Iterable[Row], note: str = "") -> Table | None:
-    """A table, or None where it would be empty."""
+    """Return a table, or None if it would be empty."""
     made = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
     return Table(id, title, columns, made, note) if made else None
 
 
 def fact_table(id: str, title: str, pairs: Iterable[tuple[str, str]], note: str = "") -> Table | None:
-    """Names and values, without those that are not known."""
+    """Return names and values, without unknown values."""
     return table(
         id, title, [], [(Cell(name, "muted"), value) for name, value in pairs if value and value != NO_VALUE], note
     )
 
 
 def number_cell(value: str) -> Cell:
-    """A number, set flush right."""
+    """Return a number, right-aligned."""
     return Cell(value, "num")
 
 
 def long_cell(value: str) -> Cell:
-    """Text that may take several lines."""
+    """Return text that may span several lines."""
     return Cell(value, "long")
 
 
 def limit_rows(rows: list[Row], what: str) -> tuple[list[Row], str]:
-    """At most `MOST_ROWS` rows, the last among them, and a sentence about those left out."""
+    """Return at most `MAX_ROWS` rows with the last one, and a sentence about the rows left out."""
     if len(rows) <= MAX_ROWS:
         return rows, ""
     kept = [*rows[: MAX_ROWS - 1], rows[-1]]
@@ -75,7 +75,7 @@ def limit_rows(rows: list[Row], what: str) -> tuple[list[Row], str]:
 
 
 def eval_table(data: RunData) -> Table | None:
-    """Each evaluation."""
+    """Return the evaluations."""
     evals = data.zero.of("eval")
     columns = [
         ("loss", "loss", formatting.format_loss),
@@ -98,7 +98,7 @@ def eval_table(data: RunData) -> Table | None:
 
 
 def checkpoint_table(data: RunData) -> Table | None:
-    """Checkpoints that were written, and those that are still there."""
+    """Return the checkpoints that were written, and whether they still exist."""
     told = {e["step"]: e for e in data.zero.of("checkpoint")}
     rows: list[Row] = []
     for step in sorted({*told, *data.checkpoints}):
@@ -109,19 +109,19 @@ def checkpoint_table(data: RunData) -> Table | None:
             else NO_VALUE
         )
         state = (
-            Cell("✓ there", "good") if there.get("whole") else Cell("removed" if not there else "no manifest", "muted")
+            Cell("✓ exists", "good") if there.get("whole") else Cell("removed" if not there else "no manifest", "muted")
         )
         mode = format_value(event.get("mode") or there.get("mode"))
         times = (number_cell(formatting.format_duration(event.get(key))) for key in ("seconds", "written_s"))
         rows.append((number_cell(f"{step:,}"), mode, *times, size, state))
     kept, note = limit_rows(rows, "checkpoints")
     columns = ["step", "mode", "pause", "complete after", "size", "state"]
-    meaning = "Pause: training stood still for so long. Complete: read again and published."
+    meaning = "Pause: time without training. Complete: verified and published."
     return table("checkpoints", "Checkpoints", columns, kept, f"{meaning} {note}".strip())
 
 
 def trace_table(data: RunData) -> Table | None:
-    """Profiler traces, and how to read them."""
+    """Return the profiler traces, and the command to read them."""
     rows: list[Row] = []
     for rank, story in data.histories.items():
         for e in story.of("trace"):
@@ -142,11 +142,11 @@ def trace_table(data: RunData) -> Table | None:
 
 
 def attempt_table(data: RunData) -> Table | None:
-    """Each start of the run, as rank 0 told it."""
+    """Return each start of the run, from rank 0's events."""
     rows: list[Row] = []
     for a in data.zero.attempts:
         spent = a.ended - a.began if a.ended is not None and a.began is not None else None
-        start = f"after step {a.resumed_from}" if a.resumed_from is not None else "from the beginning"
+        start = f"after step {a.resumed_from}" if a.resumed_from is not None else "from the start"
         rows.append(
             (
                 number_cell(f"{a.number}"),
@@ -162,14 +162,14 @@ def attempt_table(data: RunData) -> Table | None:
 
 
 def error_table(data: RunData) -> Table | None:
-    """Errors that ranks reported, causes before what followed from them."""
+    """Return the errors that ranks reported, causes before consequences."""
     rows: list[Row] = [
         (
             number_cell(format_count(e.get("attempt"))),
             number_cell(format_count(e.get("rank"))),
             Cell(format_value(e.get("type")), "code"),
             long_cell(format_value(e.get("message"))),
-            "another rank had gone" if e.get("echo") is True else "",
+            "another rank had failed" if e.get("echo") is True else "",
         )
         for e in data.errors()
     ]
@@ -178,7 +178,7 @@ def error_table(data: RunData) -> Table | None:
 
 
 def expert_table(data: RunData) -> Table | None:
-    """Least, even and greatest share of a block's experts, over all training steps; the least even blocks first."""
+    """Return the smallest, even and largest share of a block's experts, over all training steps; least even blocks first."""
     load = as_dict(data.metrics.get("expert_load"))
     layers = sorted(as_dicts(load.get("layers")), key=lambda layer: -(finite_float(layer.get("max")) or 0.0))
     rows: list[Row] = [
@@ -194,15 +194,15 @@ def expert_table(data: RunData) -> Table | None:
     ]
     left = len(layers) - len(rows)
     note = (
-        "Shares of the tokens of all training steps, padding left out. Even is what each would get in equal parts; "
-        "unused are experts without a token."
-    ) + (f" {left:,} more even blocks are left out." if left > 0 else "")
-    columns = ["block", "least", "even", "greatest", "by expert", "unused"]
+        "Shares of the tokens of all training steps, without padding. Even: the share if all experts got the same number; "
+        "unused: experts without a token."
+    ) + (f" {left:,} more even blocks are not shown." if left > 0 else "")
+    columns = ["block", "smallest", "even", "largest", "by expert", "unused"]
     return table("experts", "Expert load", columns, rows, note)
 
 
 def straggler_table(data: RunData) -> Table | None:
-    """Own time of each rank, the slowest first."""
+    """Return the own time of each rank, slowest first."""
     found = as_dict(data.metrics.get("own_time"))
     factor, rows = finite_float(found.get("factor")), as_dicts(found.get("ranks"))
     made: list[Row] = []
@@ -221,7 +221,7 @@ def straggler_table(data: RunData) -> Table | None:
         )
     note = "Medians of a step, without waiting for other ranks; relative to the median of the others."
     if factor is not None:
-        note += f" Named from {factor:g} times on, if it lasts."
+        note += f" A rank is slow from a ratio of {factor:g}, if it persists."
     if len(rows) > MAX_ROWS:
         note += f" {len(rows) - MAX_ROWS} faster ranks are not shown."
     return table(
@@ -239,7 +239,7 @@ def _ratio(value: object) -> Cell:
 
 
 def hang_table(data: RunData) -> Table | None:
-    """Where each rank stood when the run stood still."""
+    """Return the stack position of each rank at the time of the hang."""
     fallen, waiting = as_dicts(data.hang.get("fallen")), as_dicts(data.hang.get("waiting"))
     made: list[Row] = []
     for item in fallen[:MAX_ROWS]:
@@ -250,12 +250,12 @@ def hang_table(data: RunData) -> Table | None:
         made.append((*_rank_and_host(item), Cell("waits", "muted"), long_cell(format_value(item.get("where"))), call))
     left = len(fallen) + len(waiting) - len(made)
     alarm = as_dict(data.hang.get("alarm"))
-    note = f"No progress for {format_duration(alarm.get('limit_s'))} was the limit. Stacks and calls of all ranks: {format_value(data.hang.get('files'))}."
+    note = f"Limit without progress: {format_duration(alarm.get('limit_s'))}. Stacks and calls of all ranks: {format_value(data.hang.get('files'))}."
     if left > 0:
         note += f" {left} more ranks are not shown."
     notes = [str(n) for n in data.hang.get("notes") or []]
     return table(
-        "hang", "Where the ranks stood", ["rank", "host", "state", "line", "why"], made, " ".join([note, *notes])
+        "hang", "Position of the ranks", ["rank", "host", "state", "line", "why"], made, " ".join([note, *notes])
     )
 
 

@@ -1,4 +1,4 @@
-"""Analysis of PyTorch profiler traces: standard library and msgspec only."""
+"""Analyse PyTorch profiler traces; uses only the standard library and msgspec."""
 
 from __future__ import annotations
 
@@ -16,16 +16,21 @@ from allranks.analysis.trace.records import Problem, TraceReport
 from allranks.analysis.trace.workers import Result, read_all
 from allranks.errors import RequestError
 
-SMALL_BYTES = 1 << 22  # a process costs more than reading so much
+SMALL_BYTES = 1 << 22  # for fewer bytes, starting a process takes longer than reading them
 
 
 def analyse(
     paths: Sequence[Path], *, select: Literal["latest", "all"] = "latest", workers: int | None = None
 ) -> list[TraceReport]:
-    """Reports of the traces under `paths` (files or folders), one for each run and window, oldest first.
+    """Return the reports of the traces under `paths`, one for each run and window, oldest first.
 
-    `select`: only the newest window of each rank, or every one. `workers`: processes that read ranks in parallel; None takes the cores of
-    this machine. Raises `RequestError` if no file of `paths` could be read as a trace.
+    Args:
+        paths: files or folders.
+        select: only the newest window of each rank, or all windows.
+        workers: processes that read ranks in parallel; None uses the number of cores.
+
+    Raises:
+        RequestError: no file of `paths` could be read as a trace.
     """
     sets, problems = find_trace_sets([Path(p) for p in paths], select)
     files = [path for found in sets for path in found.files.values()]
@@ -45,14 +50,14 @@ def analyse(
 
 
 def _with(report: TraceReport, problems: list[Problem]) -> TraceReport:
-    """What is of no report is told with the first: files that would have been runs of their own, had they been traces."""
+    """Add problems that belong to no report to the first one: files that could not be read as traces of another run."""
     return structs.replace(report, problems=(*report.problems, *problems))
 
 
 def read_traces(files: Sequence[Path], workers: int | None = None) -> dict[Path, Result]:
-    """Reads and analyses all files, the largest first, so that no process ends long after the others.
+    """Read and analyse all files, largest first, so that the processes end at about the same time.
 
-    `workers`: as for `analyse`; few small files are read in this process.
+    `workers`: as for `analyse`; a few small files are read in this process.
     """
     queue = sorted(set(files), key=_size, reverse=True)
     count = min(workers if workers is not None else _cores(), len(queue))

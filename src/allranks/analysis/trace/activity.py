@@ -31,7 +31,7 @@ TimeTotals = dict[str, list[float]]  # name: [count, total, longest, kind]
 
 
 def busy_on_device(events: RankEvents, collectives: list[Collective]) -> BusySpans:
-    """Kernels of all streams, merged by kind; collectives that run on the host (gloo beside a GPU) count as communication too."""
+    """Merge kernels of all streams by kind; collectives that run on the host (gloo with a GPU) also count as communication."""
     spans: dict[int, list[Span]] = {COMPUTE: [], COMM: [], COPY: []}
     kinds = events.kernel_classes
     for start, end, name, _ in events.device:
@@ -41,17 +41,17 @@ def busy_on_device(events: RankEvents, collectives: list[Collective]) -> BusySpa
 
 
 def busy_on_host(events: RankEvents, collectives: list[Collective], waits: list[Span]) -> BusySpans:
-    """Operators that calculate, and communication.
+    """Return operators that compute, and communication.
 
-    The own time of a node that can hold a blocking hook counts as compute only while no communication is in progress: the profiler cannot tell a
-    hook that waits from one that works.
+    The own time of a node that may contain a blocking hook counts as compute only while no communication is in progress: the profiler
+    cannot distinguish a waiting hook from a working one.
     """
     comm = merge([*((c.start, c.end) for c in collectives), *waits])
     firm: list[Span] = []
     loose: list[Span] = []
     gloo = {t for t, name in events.thread_names.items() if "gloo_runloop" in name}
     for thread, operators in enumerate(events.operators):
-        if thread not in gloo:  # what gloo's own threads run is part of the collective
+        if thread not in gloo:  # gloo's own threads are part of the collective
             sure_here, loose_here = _outer_spans(events, operators)
             firm += sure_here
             loose += loose_here
@@ -60,7 +60,7 @@ def busy_on_host(events: RankEvents, collectives: list[Collective], waits: list[
 
 
 def _outer_spans(events: RankEvents, operators: ThreadOperators) -> tuple[list[Span], list[Span]]:
-    """A thread's operators (sorted) that calculate for their whole span, and those that may wait for others."""
+    """Return a thread's operators (sorted) that compute for their whole span, and those that may wait for others."""
     classes = events.classes
     firm: list[Span] = []
     loose: list[Span] = []
@@ -73,7 +73,7 @@ def _outer_spans(events: RankEvents, operators: ThreadOperators) -> tuple[list[S
             continue
         what = classes[name]
         if what == COMM_OP:
-            covered = end  # what a collective calls is no compute
+            covered = end  # operators inside a collective are not compute
         elif what == COMPUTE_OP and not _holds(moments, start, end):
             firm.append((start, end))
             covered = end
@@ -90,7 +90,7 @@ def _holds(moments: list[float], start: float, end: float) -> bool:
 
 
 def kernel_totals(events: RankEvents) -> TimeTotals:
-    """Sum of durations by kernel."""
+    """Return the sum of durations by kernel."""
     tops: TimeTotals = {}
     kinds = events.kernel_classes
     by_number: dict[int, list[float]] = {}
@@ -110,7 +110,7 @@ def kernel_totals(events: RankEvents) -> TimeTotals:
 
 
 def operator_self_times(events: RankEvents) -> TimeTotals:
-    """Own time by operator: its span without those of the operators it called on its thread."""
+    """Return the own time by operator: its span without the operators that it called on its thread."""
     n = len(events.names)
     counts, sums, longest = [0] * n, [0.0] * n, [0.0] * n
     for operators in events.operators:
@@ -127,7 +127,7 @@ def operator_self_times(events: RankEvents) -> TimeTotals:
 
 
 def _self_times(operators: ThreadOperators) -> array[float]:
-    """Of each operator, in order."""
+    """Return the own time of each operator, in order."""
     own = array("d", operators.durations)
     stack: list[int] = []
     ends: list[float] = []
@@ -146,7 +146,7 @@ def _self_times(operators: ThreadOperators) -> array[float]:
 def memory_timeline(
     events: RankEvents, limit: int = 400
 ) -> dict[str, tuple[int, int, int | None, int, list[tuple[float, int]]]]:
-    """By device: (peak, last, peak reserved, events, points thinned so that peaks stay)."""
+    """Return by device: (peak, last, peak reserved, events, points thinned without losing peaks)."""
     out = {}
     for (kind, number), rows in events.memory.items():
         rows.sort(key=lambda r: r[0])
@@ -158,7 +158,7 @@ def memory_timeline(
 
 
 def _downsample_points(rows: list[tuple[float, int, int]], limit: int) -> list[tuple[float, int]]:
-    """The highest and the last point of each of some hundred equal stretches of events."""
+    """Return the highest and the last point of each of some hundred equal intervals of events."""
     if len(rows) <= limit:
         return [(t, n) for t, n, _ in rows]
     width = -(-len(rows) * 2 // limit)
@@ -173,7 +173,7 @@ def _downsample_points(rows: list[tuple[float, int, int]], limit: int) -> list[t
 
 
 def compute_by_launch_thread(events: RankEvents) -> defaultdict[int, list[tuple[float, float]]]:
-    """Not communication: device work by the thread that launched it, as (launch time, duration)."""
+    """Return device work except communication by the thread that launched it, as (launch time, duration)."""
     out: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
     for start, end, name, correlation in events.device:
         launch = events.launches.get(correlation)
@@ -189,7 +189,7 @@ AnnotatedRange = tuple[float, float, str, int]
 
 
 class ModuleTime(Struct):
-    """Sums of one module on one rank, microseconds."""
+    """Times of one module on one rank, in microseconds."""
 
     name: str
     depth: int
@@ -201,7 +201,7 @@ class ModuleTime(Struct):
 
 
 def module_times(events: RankEvents, on_device: bool) -> tuple[list[ModuleTime], ModuleSource]:
-    """Modules in the order in which they first ran, and where their names come from."""
+    """Return the modules in the order in which they first ran, and the source of their names."""
     ranges, source = _ranges(events)
     if not ranges:
         return [], source
@@ -231,7 +231,7 @@ def _ranges(events: RankEvents) -> tuple[list[AnnotatedRange], ModuleSource]:
 
 
 def _is_own_name(name: str) -> bool:
-    """A range that the program named, not the profiler and not a phase."""
+    """Return whether the program named this range, rather than the profiler or a phase."""
     own = STEP_PATTERN.match(name) or name.startswith(
         ("Optimizer.", "enumerate(DataLoader)", "DistributedDataParallel.", "allranks.")
     )
@@ -277,7 +277,7 @@ class _RangeTree:
 
 
 class _BackwardNodes:
-    """Backward nodes by time; autograd's sequence number leads to the forward operator that made the node."""
+    """Backward nodes by time; autograd's sequence number identifies the forward operator that created the node."""
 
     def __init__(self, events: RankEvents, trees: dict[int, _RangeTree]) -> None:
         is_node = [n.startswith(AUTOGRAD_NODE_PREFIX) for n in events.names]
@@ -299,7 +299,7 @@ class _BackwardNodes:
         self._starts = {t: [n[0] for n in found] for t, found in self._nodes.items()}
 
     def module_of_backward_at(self, t: float, thread: int) -> tuple[int, int] | None:
-        """(thread, range) whose backward ran at a moment."""
+        """Return (thread, range) whose backward ran at a time."""
         nodes = self._nodes.get(thread)
         if not nodes:
             return None
@@ -311,7 +311,7 @@ class _BackwardNodes:
 
 
 def _outermost_compute(events: RankEvents) -> dict[int, list[tuple[float, float]]]:
-    """On a CPU: outermost calculating operators as (start, duration), by thread."""
+    """Return the outermost computing operators on a CPU as (start, duration), by thread."""
     out: dict[int, list[tuple[float, float]]] = {}
     for thread, operators in enumerate(events.operators):
         mine, covered = [], float("-inf")

@@ -1,7 +1,7 @@
 """Build the report of a run from the results of its ranks.
 
-Collectives are summed by kind, size and launch location, and paired across ranks to find waiting and last ranks; kernels,
-operators and modules are summed over ranks; times use the clock that all ranks share. Notes report damaged files, missing ranks
+Collectives are summed by kind, size and launch location, and paired across ranks to find waits and last ranks; kernels,
+operators and modules are summed over ranks; times use a clock common to all ranks. Problems report damaged files, missing ranks
 and clocks that could not be aligned.
 """
 
@@ -60,7 +60,7 @@ def _size_bucket(c: Collective) -> str | None:
 
 
 def collective_rows(paired: PairingResult, *, by_size: bool = False) -> tuple[CollectiveRow, ...]:
-    """Rows by kind, or by kind and size."""
+    """Return rows by kind, or by kind and size."""
     pairs: dict[tuple[str, str | None], list[CollectivePair]] = defaultdict(list)
     alone: dict[tuple[str, str | None], list[Collective]] = defaultdict(list)
     for p in paired.pairs:
@@ -107,7 +107,7 @@ def _collective_row(
 
 
 def launch_rows(ranks: Mapping[int, RankResult]) -> tuple[LaunchRow, ...]:
-    """Rows by rank, step, kind, and the phase of the launch."""
+    """Return rows by rank, step, kind, and the phase of the launch."""
     rows: dict[tuple[int, int | None, str, int], list[Collective]] = defaultdict(list)
     for rank, result in ranks.items():
         for c in result.collectives:
@@ -129,11 +129,11 @@ def launch_rows(ranks: Mapping[int, RankResult]) -> tuple[LaunchRow, ...]:
 
 
 MAX_SHOWN_PAIRS = 50
-TIED_US = 0.5  # two ranks that came within this much came together
+TIED_US = 0.5  # ranks that arrive within this time count as simultaneous
 
 
 def pairing_report(paired: PairingResult, clocks: Mapping[int, RankClock], zero: float) -> Pairing:
-    """All pairs in figures, and the `SHOWN_PAIRS` with the longest waits; ``zero``: the moment 0 of the common clock."""
+    """Summarize all pairs, and list the `SHOWN_PAIRS` with the longest waits; ``zero``: time 0 of the common clock."""
     pairs = paired.pairs
     real = [p for p in pairs if not p.startup]
     longest = sorted(pairs, key=lambda p: -sum(p.waits().values()))[:MAX_SHOWN_PAIRS]
@@ -167,7 +167,7 @@ def _pair_report(p: CollectivePair, clocks: Mapping[int, RankClock], zero: float
 
 
 def straggler_rows(pairs: Iterable[CollectivePair], ranks: Mapping[int, RankResult]) -> tuple[StragglerRow, ...]:
-    """Who came last, and how long the first waited for it. A tie has no last."""
+    """Return which ranks arrived last, and how long the first one waited for them. A tie has no last rank."""
     waited: dict[int, list[float]] = {r: [] for r in ranks}
     late: dict[int, list[float]] = {r: [] for r in ranks}
     for p in pairs:
@@ -197,63 +197,65 @@ def straggler_rows(pairs: Iterable[CollectivePair], ranks: Mapping[int, RankResu
 
 
 def file_problems(rank: int, result: RankResult) -> list[Problem]:
-    """What is wrong with the trace of one rank."""
+    """Return the problems with the trace of one rank."""
     out = []
     if result.damage:
-        text = f"is cut or damaged: {result.damage}. The figures are of the {result.n_events} events before that"
+        text = f"is truncated or damaged: {result.damage}. The figures use the {result.n_events} events before that position"
         out.append(Problem(severity="warning", kind="truncated", message=text, file=result.path, rank=rank))
     if result.skipped:
-        text = f"holds {result.skipped} events that could not be understood whole; what could not be read of them is left out"
+        text = f"has {result.skipped} events that could not be parsed completely; the other parts are used"
         out.append(Problem(severity="warning", kind="damaged_events", message=text, file=result.path, rank=rank))
     out += [
         Problem(severity=s, kind=kind, message=text, file=result.path, rank=rank) for s, kind, text in result.remarks
     ]
     if result.world_size is None and result.collectives:
-        text = "tells no world size (distributedInfo); missing ranks cannot be seen"
+        text = "has no world size (distributedInfo); missing ranks cannot be detected"
         out.append(Problem(severity="note", kind="no_metadata", message=text, file=result.path, rank=rank))
     return out
 
 
 def step_problems(ranks: Mapping[int, RankResult]) -> list[Problem]:
-    """Says if the ranks' windows are of different times."""
+    """Report if the ranks' windows are from different times."""
     steps = [{s.number for s in r.steps} for r in ranks.values()]
     if len(ranks) < 2 or not all(steps) or set.intersection(*steps):
         return []
     names = "; ".join(f"rank {r}: {x.steps[0].number} to {x.steps[-1].number}" for r, x in sorted(ranks.items())[:8])
-    text = f"no step is in the traces of all ranks ({names}); they may be windows of different times"
+    text = f"no step is in the traces of all ranks ({names}); the windows may be from different times"
     return [Problem(severity="warning", kind="steps_differ", message=text)]
 
 
 def missing_rank_problems(missing: tuple[int, ...], world: int | None, read: int) -> list[Problem]:
-    """Ranks of which there is no trace."""
+    """Report ranks without a trace."""
     if not missing or world is None:
         return []
     names = ", ".join(str(r) for r in missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
-    text = f"{read} of {world} ranks were read; missing: {names}. If a missing rank came last, waiting is counted as transfer"
+    text = f"{read} of {world} ranks were read; missing: {names}. If a missing rank arrived last, waiting time is counted as transfer"
     return [Problem(severity="warning" if read > 1 else "note", kind="missing_ranks", message=text)]
 
 
 def size_problems(ranks: Mapping[int, RankResult]) -> list[Problem]:
-    """Collectives of which the traces tell no size."""
+    """Report collectives without a size in the traces."""
     without = sum(c.bytes is None for r in ranks.values() for c in r.collectives)
     if not without:
         return []
-    text = f"{without} collectives tell no size; bytes and bandwidths leave them out (record_shapes=True or a newer PyTorch tells sizes)"
+    text = f"{without} collectives have no size and are not in bytes and bandwidths (use record_shapes=True or a newer PyTorch)"
     return [Problem(severity="note", kind="no_sizes", message=text)]
 
 
 def clock_problems(ranks: Mapping[int, RankResult], clocks: Mapping[int, RankClock]) -> list[Problem]:
-    """Ranks whose clock could not be compared with the others\'."""
+    """Report ranks whose clock could not be compared with the others."""
     alone = [r for r, c in clocks.items() if not c.pairs]
     if len(ranks) < 2 or not alone:
         return []
     names = ", ".join(str(r) for r in alone[:8])
-    text = f"the clocks of ranks {names} could not be aligned: no collective in common; their moments are those of their own clocks"
+    text = (
+        f"the clocks of ranks {names} could not be aligned: no collective in common; their times use their own clocks"
+    )
     return [Problem(severity="warning", kind="not_aligned", message=text)]
 
 
 def rank_report(rank: int, result: RankResult, clock: RankClock, zero: float, trimmed: bool) -> RankReport:
-    """``zero``: the moment 0 of the common clock; ``trimmed``: the first step was cut to where all profilers ran."""
+    """Build the report of a rank; ``zero``: time 0 of the common clock; ``trimmed``: the start of the first step was cut."""
 
     def at(t: float) -> float:
         return (clock.common(t) - zero) * SECONDS_PER_US
@@ -325,7 +327,7 @@ MAX_TOP_ROWS = 50
 
 
 def top_rows(parts: Iterable[TimeTotals]) -> tuple[TopRow, ...]:
-    """The `SHOWN_TOPS` names with the most time."""
+    """Return the `SHOWN_TOPS` names with the most time."""
     rows: dict[str, list[float]] = {}
     for part in parts:
         for name, (count, time, longest, kind) in part.items():
@@ -350,7 +352,7 @@ def top_rows(parts: Iterable[TimeTotals]) -> tuple[TopRow, ...]:
 
 
 def module_rows(ranks: Mapping[int, RankResult]) -> tuple[ModuleRow, ...]:
-    """All modules, in the order in which the first rank has them."""
+    """Return all modules, in the order of the first rank that has them."""
     rows: dict[str, list[float]] = {}
     depths: dict[str, int] = {}
     sources: list[ModuleSource] = [r.module_source for r in ranks.values() if r.modules]
@@ -376,17 +378,17 @@ def module_rows(ranks: Mapping[int, RankResult]) -> tuple[ModuleRow, ...]:
 
 
 GPU_DEFINITION = (
-    "Compute: kernels that are not communication, all streams merged. Communication: NCCL, RCCL and like kernels. Copies: memcpy and memset. "
-    "Synchronisation events and annotations are no work."
+    "Compute: kernels except communication, all streams merged. Communication: NCCL, RCCL and similar kernels. Copies: memcpy and memset. "
+    "Synchronisation events and annotations are not counted as work."
 )
 CPU_DEFINITION = (
-    "Compute: outermost operators on all threads but gloo's; a node that can hold a blocking hook counts by its own time only while no "
+    "Compute: outermost operators on all threads except gloo's; a node that may contain a blocking hook counts with its own time only while no "
     "communication runs. Communication: gloo's spans (they include waiting for other ranks) and operators that wait for a collective."
 )
 
 
 def build_report(found: TraceSet, results: Sequence[tuple[int, RankResult | UnreadableTrace]]) -> TraceReport | None:
-    """The report of one run or window; None if none of its files could be read."""
+    """Return the report of one run or window; None if none of its files could be read."""
     problems = list(found.problems)
     ranks: dict[int, RankResult] = {}
     for rank, result in results:
@@ -404,7 +406,7 @@ def build_report(found: TraceSet, results: Sequence[tuple[int, RankResult | Unre
     problems += paired.problems + clock_problems(ranks, clocks)
     startup = trim_startup(ranks, paired.pairs, clocks)
     if startup is not None:
-        text = f"the ranks' profilers started up to {startup.skew_s * 1e3:.3f} ms apart; step times now begin after {startup.until}"
+        text = f"the ranks' profilers started up to {startup.skew_s * 1e3:.3f} ms apart; step times start after {startup.until}"
         problems.append(Problem(severity="note", kind="startup_skew", message=text))
     world = max((r.world_size for r in ranks.values() if r.world_size), default=found.world)
     missing = tuple(r for r in range(world) if r not in ranks) if world else ()

@@ -20,9 +20,9 @@ from allranks.analysis.trace.records import Problem, StartupTrim
 from allranks.analysis.trace.steps import SECONDS_PER_US, compute_breakdown, sum_breakdowns
 from allranks.utils.formatting import format_bytes_precise
 
-MAX_SHOWN_MISMATCHES = 10  # mismatches told one by one
-UNEVEN_KINDS = ("all_to_all", "all_gather")  # ranks may give different sizes
-# ranks may split an all-to-all unevenly; if one moved so many times more, order alone has paired two others
+MAX_SHOWN_MISMATCHES = 10  # mismatches listed individually
+UNEVEN_KINDS = ("all_to_all", "all_gather")  # sizes may differ between ranks
+# ranks may split an all-to-all unevenly; with a larger ratio, matching by order has paired two different ones
 MAX_SIZE_RATIO = 8.0
 Key = tuple[object, ...]
 
@@ -33,7 +33,7 @@ class CollectivePair(Struct):
     key: str
     by_sequence: bool
     members: dict[int, Collective]
-    startup: bool = False  # its waiting is that for a profiler that started later
+    startup: bool = False  # its wait is caused by a profiler that started later
 
     @property
     def first(self) -> Collective:
@@ -41,13 +41,13 @@ class CollectivePair(Struct):
 
     @property
     def kind(self) -> str:
-        """The collective's kind; a send and its receive are one."""
+        """Return the collective's kind; a send and its receive count as one."""
         kinds = {c.kind for c in self.members.values()}
         return kinds.pop() if len(kinds) == 1 else "send_recv"
 
     @property
     def transfer(self) -> float:
-        """The shortest of the durations: what is left once every rank has come. No clock is compared."""
+        """Return the shortest duration, which is the time after all ranks have arrived. Needs no common clock."""
         return min(c.duration for c in self.members.values())
 
     def waits(self) -> dict[int, float]:
@@ -56,16 +56,16 @@ class CollectivePair(Struct):
 
 
 class PairingResult(Struct):
-    """What pairing found."""
+    """The result of pairing."""
 
     pairs: list[CollectivePair]
-    unpaired: list[tuple[int, Collective]]  # on one rank though others that were read should have them
-    alone: list[tuple[int, Collective]]  # no other rank that was read is in their group
+    unpaired: list[tuple[int, Collective]]  # found on one rank only, although others that were read should have them
+    alone: list[tuple[int, Collective]]  # their group has no other rank that was read
     problems: list[Problem]
 
 
 def pair_collectives(ranks: Mapping[int, RankResult]) -> PairingResult:
-    """Pairs the collectives of all ranks that were read."""
+    """Pair the collectives of all ranks that were read."""
     found = PairingResult([], [], [], [])
     numbered: dict[Key, dict[int, Collective]] = defaultdict(dict)
     ordered: dict[int, list[Collective]] = {r: [] for r in ranks}
@@ -74,7 +74,7 @@ def pair_collectives(ranks: Mapping[int, RankResult]) -> PairingResult:
         seen: Counter[Key] = Counter()
         for c in result.collectives:
             if c.kind in ("send", "recv") and c.source is None and len(ranks) > 2:
-                found.alone.append((rank, c))  # who the other side is, is not told
+                found.alone.append((rank, c))  # the peer is unknown
                 continue
             if c.group is None or c.seq is None:
                 ordered[rank].append(c)
@@ -89,12 +89,12 @@ def pair_collectives(ranks: Mapping[int, RankResult]) -> PairingResult:
 
 
 def _route(c: Collective) -> Key:
-    """Sends and receives count by who talks to whom; all else counts in one row."""
+    """Return the key of a row: sends and receives by their two ranks, everything else in one row."""
     return ("p2p", c.source, c.target) if c.kind in POINT_TO_POINT else ("all",)
 
 
 def _expected(c: Collective, ranks: Mapping[int, object]) -> list[int]:
-    """The ranks that were read and should have this collective."""
+    """Return the ranks that were read and should have this collective."""
     if c.kind in POINT_TO_POINT and c.source is not None and c.target is not None:
         return [r for r in (c.source, c.target) if r in ranks]
     if c.members is not None:
@@ -132,7 +132,7 @@ def _pair_by_sequence(
 
 
 def _number_spans(numbered: Mapping[Key, dict[int, Collective]]) -> dict[Key, tuple[int, int]]:
-    """(first, last) number by (group, route, rank): beyond them a rank's profiler did not run."""
+    """Return (first, last) number by (group, route, rank): outside of this range a rank's profiler did not run."""
     out: dict[Key, tuple[int, int]] = {}
     for key, members in numbered.items():
         number: int = key[-2]  # type: ignore[assignment]
@@ -153,7 +153,7 @@ def _keep(
 
 
 def _pair_by_order(found: PairingResult, ordered: dict[int, list[Collective]], by_step: bool) -> None:
-    """The n-th collective of one kind, size and group of a step is the n-th on the other ranks."""
+    """Pair the n-th collective of one kind, size and group of a step with the n-th on the other ranks."""
     rows: dict[Key, dict[int, list[Collective]]] = defaultdict(lambda: defaultdict(list))
     for rank, collectives in ordered.items():
         for c in collectives:
@@ -166,14 +166,16 @@ def _pair_by_order(found: PairingResult, ordered: dict[int, list[Collective]], b
         counts = {r: len(members.get(r, ())) for r in expected}
         if (
             len(set(counts.values())) > 1 and first.size is not None
-        ):  # without a size it may be of a group that the others are not in
+        ):  # without a size it may belong to a group without the others
             told.append(_count_problem(first, counts))
-        # a profiler that started within a step missed the step's beginning: the ends are common
+        # a profiler that started within a step missed its start: align from the end
         from_end = first.step is None or first.step == (steps[0] if steps else None)
         for n, group in _rows_of(members, from_end):
             if _sizes_differ(group):
                 text = ", ".join(f"rank {r} moved {format_bytes_precise(c.bytes)}" for r, c in sorted(group.items()))
-                told.append(("sizes_differ", f"{_order_name(first, n)}: {text}; taken for different ones", None))
+                told.append(
+                    ("sizes_differ", f"{_order_name(first, n)}: {text}; treated as different collectives", None)
+                )
                 found.unpaired += list(group.items())
                 continue
             _keep(found, _order_name(first, n), False, group, expected)
@@ -208,7 +210,7 @@ def _sizes_differ(group: Mapping[int, Collective]) -> bool:
 
 def _count_problem(first: Collective, counts: dict[int, int]) -> tuple[str, str, int | None]:
     text = f"{first.kind}{_of_size(first)}{_in_step(first)}: "
-    if len(counts) == 2:  # neither is the odd one
+    if len(counts) == 2:  # it is unknown which one is wrong
         text += ", ".join(f"rank {r} has {n}" for r, n in sorted(counts.items()))
         return ("missing_collective", text, None)
     common = Counter(counts.values()).most_common(1)[0][0]
@@ -218,7 +220,7 @@ def _count_problem(first: Collective, counts: dict[int, int]) -> tuple[str, str,
 
 
 def _first_difference(ordered: dict[int, list[Collective]], by_step: bool) -> list[tuple[str, str, int | None]]:
-    """Where the ranks' rows of kinds part, if they hold equally many: the sign of a bucket order that differs."""
+    """Return where the ranks' sequences of kinds diverge, if they have the same length: a different bucket order."""
     out: list[tuple[str, str, int | None]] = []
     steps = {c.step for mine in ordered.values() for c in mine} if by_step else {None}
     groups = {c.group for mine in ordered.values() for c in mine}
@@ -263,7 +265,7 @@ def _add_problems(found: PairingResult, told: Sequence[tuple[str, str, int | Non
             Problem(
                 severity="warning",
                 kind="mismatches",
-                message=f"{len(told) - MAX_SHOWN_MISMATCHES} more such mismatches of collectives",
+                message=f"{len(told) - MAX_SHOWN_MISMATCHES} more such mismatches",
             )
         )
 
@@ -287,20 +289,20 @@ def _order_name(c: Collective, n: int) -> str:
 
 
 class RankClock(Struct):
-    """A rank's clock against the common one, which is that of the lowest rank. Microseconds."""
+    """A rank's clock relative to the common one, which is that of the lowest rank. Microseconds."""
 
-    base: float  # added to `ts`, so that all ranks count from the same wall-clock moment
-    offset: float = 0.0  # subtracted then
+    base: float  # added to `ts`, so that all ranks count from the same wall-clock time
+    offset: float = 0.0  # then subtracted
     pairs: int = 0
     spread: float | None = None
 
     def common(self, t: float) -> float:
-        """The file's `ts` on the common clock."""
+        """Convert the file's `ts` to the common clock."""
         return t + self.base - self.offset
 
 
 def align_clocks(ranks: Mapping[int, RankResult], pairs: Sequence[CollectivePair]) -> dict[int, RankClock]:
-    """Offsets by the median difference of ends, from rank to rank along common collectives. Ranks without any keep their own clock."""
+    """Return offsets from the median difference of end times, across common collectives. Ranks without any keep their own clock."""
     reference = min(ranks)
     bases = {r: result.base_ns for r, result in ranks.items()}
     known = all(bases.values()) or not any(bases.values())
@@ -328,7 +330,7 @@ def align_clocks(ranks: Mapping[int, RankResult], pairs: Sequence[CollectivePair
 def _common_ends(
     pairs: Sequence[CollectivePair], clocks: Mapping[int, RankClock]
 ) -> dict[tuple[int, int], list[float]]:
-    """Differences of ends (second minus first) by pair of ranks; each collective links its lowest rank to its others."""
+    """Return differences of end times (second minus first) by pair of ranks; each collective links its lowest rank to its others."""
     out: dict[tuple[int, int], list[float]] = defaultdict(list)
     for p in pairs:
         if p.first.kind not in SYNCHRONISING:
@@ -343,16 +345,16 @@ def _common_ends(
     return out
 
 
-MIN_SKEW_PER_STEP = 0.05  # a skew below this share of a step is not worth trimming
-MIN_SKEW_PER_LATER_SKEW = 3.0  # nor one that later steps show too: then ranks differ, not profilers
+MIN_SKEW_PER_STEP = 0.05  # a skew below this share of a step is not trimmed
+MIN_SKEW_PER_LATER_SKEW = 3.0  # nor one that later steps show too: then the ranks differ, not the profilers
 
 
 def trim_startup(
     ranks: Mapping[int, RankResult], pairs: Sequence[CollectivePair], clocks: Mapping[int, RankClock]
 ) -> StartupTrim | None:
-    """Begins each rank's first step where a collective first made the ranks level, if their profilers started apart. Changes the results.
+    """Start each rank's first step at the first collective that synchronised the ranks, if their profilers started at different times.
 
-    The waiting of all collectives of that step is left out of waiting and stragglers too: a rank that is behind stays so until the step's end.
+    Changes the results. Waiting in all collectives of that step is not counted either: a late rank stays late until the step's end.
     """
     shared = [r for r in ranks if ranks[r].steps and clocks[r].pairs]
     if len(shared) < 2:
@@ -404,7 +406,7 @@ def _is_startup(
 def _first_synchronising(
     pairs: Sequence[CollectivePair], shared: Sequence[int], step: int, late: int
 ) -> dict[int, CollectivePair]:
-    """By rank the first collective that it shares with the latest starter, else the first it shares with anyone; {} if one has none."""
+    """Return by rank the first collective that it shares with the latest starter, else with any rank; {} if a rank has none."""
     firsts: dict[int, CollectivePair] = {}
     usable = [p for p in pairs if p.first.step == step and p.first.kind in SYNCHRONISING]
     for wanted in (True, False):
@@ -417,7 +419,7 @@ def _first_synchronising(
 
 
 def _trim_first_step(result: RankResult, t: float) -> float:
-    """Moves the begin of a rank's first step; returns what was removed."""
+    """Move the start of a rank's first step; return the removed time."""
     step = result.steps[0]
     t = min(max(t, step.start), step.end)
     removed = t - step.start

@@ -22,21 +22,21 @@ _PARTS: tuple[tuple[str, str, Callable[[Breakdown], float]], ...] = (
 
 
 def time_unit(values: Sequence[float]) -> tuple[float, str]:
-    """(divisor, unit) in which the largest of some times reads well."""
+    """Return (divisor, unit) suitable for the largest of some times."""
     top = max(values, default=0.0)
     return next(((d, u) for d, u in ((1.0, "s"), (1e-3, "ms")) if top >= d), (1e-6, "us"))
 
 
 def breakdown_chart(report: TraceReport) -> Chart:
-    """A bar per rank: compute, exposed communication, copies, idle."""
+    """Return a bar per rank: compute, exposed communication, copies, idle."""
     ranks = report.ranks[:MAX_BARS]
     parts = [(name, COLOURS[paint], [of(r.total) for r in ranks]) for name, paint, of in _PARTS]
     figure = _bars([r.rank for r in ranks], [p for p in parts if any(p[2])])
-    return Chart("breakdown", "Where the time went, by rank", report.definition + _left_out_note(report), figure)
+    return Chart("breakdown", "Time by rank", report.definition + _left_out_note(report), figure)
 
 
 def overlap_chart(report: TraceReport) -> Chart | None:
-    """A bar per rank: communication that compute hid, and the rest."""
+    """Return a bar per rank: communication hidden by compute, and exposed communication."""
     ranks = report.ranks[:MAX_BARS]
     if not any(r.total.comm_s for r in ranks):
         return None
@@ -44,12 +44,12 @@ def overlap_chart(report: TraceReport) -> Chart | None:
     open_ = ("exposed", COLOURS["exposed"], [r.total.exposed_comm_s for r in ranks])
     known = [r.total.overlap for r in ranks if r.total.overlap is not None]
     low, high = f"{100 * min(known):.0f}", f"{100 * max(known):.0f}"
-    note = f"Overlap is hidden time over all communication: {low if low == high else f'{low} to {high}'} %."
+    note = f"Overlap is the hidden share of communication: {low if low == high else f'{low} to {high}'} %."
     return Chart("overlap", "Communication, hidden and exposed", note, _bars([r.rank for r in ranks], [hidden, open_]))
 
 
 def waiting_chart(report: TraceReport) -> Chart | None:
-    """A bar per rank: what it waited for others in collectives, and what their transfer took."""
+    """Return a bar per rank: waiting for others in collectives, and transfer."""
     waited = {s.rank: s.wait_s for s in report.stragglers}
     if not waited:
         return None
@@ -63,23 +63,23 @@ def waiting_chart(report: TraceReport) -> Chart | None:
         ("transfer", COLOURS["hidden"], rest),
         ("waiting for the last rank", COLOURS["wait"], [waited[r] for r in ranks]),
     ]
-    note = "Sums over collectives, also of those that ran side by side. The rank with the least waiting is the one that others wait for."
+    note = "Sums over collectives, including concurrent ones. The other ranks wait for the rank with the least waiting."
     if report.pairing.unpaired:
         note += " Collectives that were not found on other ranks count as transfer."
     return Chart("waiting", "Transfer and waiting, by rank", note, _bars(ranks, bars))
 
 
 def step_chart(report: TraceReport) -> Chart | None:
-    """Time of each step by rank; the median and the extremes where there are many ranks."""
+    """Return the time of each step by rank; the median and the extremes if there are many ranks."""
     ranks = [r for r in report.ranks if len(r.steps) > 1]
     if not ranks:
         return None
     divisor, unit = time_unit([s.breakdown.span_s for r in ranks for s in r.steps])
     shown = ranks
-    note = "A step goes from one profiler mark to the next."
+    note = "A step lasts from one profiler mark to the next."
     if len(ranks) > MAX_CURVES:
         shown = sorted(ranks, key=lambda r: -r.total.span_s)[:MAX_CURVES]
-        note += f" The {MAX_CURVES} ranks with the longest windows of {len(ranks)}."
+        note += f" Shown: the {MAX_CURVES} of {len(ranks)} ranks with the longest windows."
     traces = [
         line(
             f"rank {r.rank}",
@@ -96,10 +96,10 @@ def step_chart(report: TraceReport) -> Chart | None:
 
 
 def bandwidth_chart(report: TraceReport) -> Chart | None:
-    """Bus bandwidth over the mean size, a curve per kind."""
+    """Return bus bandwidth over the mean size, a curve per kind."""
     rows = [r for r in report.sizes if r.busbw_bytes_s and r.bytes and r.count]
     kinds = list(dict.fromkeys(r.kind for r in rows))
-    if len(rows) == len(kinds):  # one size each makes no curve
+    if len(rows) == len(kinds):  # one size per kind is no curve
         return None
     traces = []
     for i, kind in enumerate(kinds):
@@ -115,7 +115,7 @@ def bandwidth_chart(report: TraceReport) -> Chart | None:
 
 
 def memory_chart(report: TraceReport) -> Chart | None:
-    """Allocated bytes over time, a curve per rank and device: the highest peaks."""
+    """Return allocated bytes over time, a curve per rank and device: the highest peaks."""
     found = [(r, m) for r in report.ranks for m in r.memory if m.points]
     if not found:
         return None
@@ -137,9 +137,9 @@ def memory_chart(report: TraceReport) -> Chart | None:
     made = layout(280, f"time, {t_unit}", yaxis=axis(rangemode="tozero", ticksuffix=f" {unit}"))
     peaks = [m.peak_bytes for _, m in shown]
     low = f" (lowest: {format_bytes_precise(min(peaks))})" if min(peaks) < max(peaks) else ""
-    note = f"What PyTorch's allocator had given out. The highest peak is {format_bytes_precise(max(peaks))}{low}."
+    note = f"Bytes allocated by PyTorch. The highest peak is {format_bytes_precise(max(peaks))}{low}."
     if len(shown) < len(found):
-        note += f" The {len(shown)} highest of {len(found)} curves."
+        note += f" Shown: the {len(shown)} highest of {len(found)} curves."
     if any(m.device == "cpu" for _, m in shown):
         note += f" {CPU_MEMORY}"
     return Chart("memory", "Memory over time", note, {"data": traces, "layout": made}, wide=True)
@@ -179,7 +179,7 @@ def _left_out_note(report: TraceReport) -> str:
 
 
 def worst_first(report: TraceReport, count: int) -> list[RankReport]:
-    """Some ranks: the first, those that others waited for, those with the most exposed communication; in their order."""
+    """Return some ranks in order: the first, those that others waited for, those with the most exposed communication."""
     order = [s.rank for s in report.stragglers[: count // 2]]
     order = [report.ranks[0].rank, *order]
     order += [r.rank for r in sorted(report.ranks, key=lambda r: -r.total.exposed_comm_s)]
@@ -188,9 +188,9 @@ def worst_first(report: TraceReport, count: int) -> list[RankReport]:
 
 
 MAX_TIMELINE_RANKS = 8
-MAX_TIMELINE_SPANS = 250  # of one kind on one rank
+MAX_TIMELINE_SPANS = 250  # per kind and rank
 ROW_PIXELS = 17
-MIN_TIMELINE_HEIGHT = 130  # below, the title of the axis would lie on its numbers
+MIN_TIMELINE_HEIGHT = 130  # below it, the title of the axis would overlap its numbers
 _PHASE_COLOURS = {"forward": "--c8", "backward": "--c5", "optimizer": "--c7", "data": "--c3", "other": "--c6/0.5"}
 _BANDS = {
     "compute": ("compute", COLOURS["compute"]),
@@ -201,7 +201,7 @@ _Bar = tuple[float, float, float]  # row, start_s, length_s
 
 
 def timeline_chart(report: TraceReport) -> Chart | None:
-    """One step of up to eight ranks on the common clock, or the whole window where no steps were marked."""
+    """Return one step of up to eight ranks on the common clock, or the whole window if no steps were marked."""
     ranks = worst_first(report, MAX_TIMELINE_RANKS)
     chosen = _choose_step(ranks)
     windows = {r.rank: _window(r, chosen) for r in ranks}
@@ -218,7 +218,7 @@ def timeline_chart(report: TraceReport) -> Chart | None:
 
 
 def _choose_step(ranks: Sequence[RankReport]) -> int | None:
-    """A step that all of the ranks have whole, of median length: neither the first, which warms up, nor an outlier."""
+    """Choose a step that all of the ranks have completely, of median length and not the first one."""
     common = set.intersection(*({s.step for s in r.steps if not s.trimmed} for r in ranks))
     if not common:
         common = set.intersection(*({s.step for s in r.steps} for r in ranks))
@@ -237,7 +237,7 @@ def _window(rank: RankReport, step: int | None) -> Span:
 def _collect(
     ranks: Iterable[RankReport], windows: dict[int, Span]
 ) -> tuple[dict[tuple[str, str], list[_Bar]], dict[float, str]]:
-    """Bars by (name, colour), and the names of their rows from the top."""
+    """Return bars by (name, colour), and the names of their rows from the top."""
     bars: dict[tuple[str, str], list[_Bar]] = {(p, _PHASE_COLOURS[p]): [] for p in PHASES} | {
         b: [] for b in _BANDS.values()
     }
@@ -298,14 +298,14 @@ def _layout(rows: dict[float, str], unit: str) -> Figure:
 
 
 def _note(report: TraceReport, ranks: Sequence[RankReport], step: int | None) -> str:
-    note = "Drag to zoom, double-click to go back. Clocks are those that paired collectives gave."
+    note = "Drag to zoom, double-click to reset. Clocks are aligned by paired collectives."
     if len(report.ranks) == 1:
-        note = "Drag to zoom, double-click to go back."
+        note = "Drag to zoom, double-click to reset."
     if len(ranks) < len(report.ranks):
-        note += f" {len(ranks)} of {len(report.ranks)} ranks: the first, and those that held others up or waited most."
+        note += f" {len(ranks)} of {len(report.ranks)} ranks: the first, those that others waited for, and those that waited most."
     if step is None:
         note += " No step was marked on all of these ranks."
     return (
         note
-        + " Short gaps are closed where there are many; merged.json.gz has every event (open it at ui.perfetto.dev)."
+        + " If there are many short gaps, they are closed; merged.json.gz has every event (open it at ui.perfetto.dev)."
     )

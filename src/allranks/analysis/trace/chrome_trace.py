@@ -1,6 +1,6 @@
 """Read a profiler trace (Chrome trace event format, plain or gzip) incrementally into typed events.
 
-Memory use does not grow with the file, and events before a damaged place are kept. The text is cut into pieces between events:
+Memory use does not grow with the file, and events before a damaged position are kept. The text is cut into pieces between events:
 a cut is guessed from the text and confirmed by decoding, because a valid JSON array cannot end inside a string or object.
 """
 
@@ -43,7 +43,7 @@ Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class EventArgs(Struct, rename=lambda name: _ARG_NAMES.get(name, name), gc=False):
-    """The arguments that the analysis needs; all else is skipped while decoding."""
+    """The arguments that the analysis needs; others are skipped while decoding."""
 
     correlation: int | None = None
     sequence: Int64 | None = None
@@ -66,7 +66,7 @@ class EventArgs(Struct, rename=lambda name: _ARG_NAMES.get(name, name), gc=False
     reserved: Int64 | None = None
 
 
-NO_TIME = float("nan")  # metadata needs no time, all else does
+NO_TIME = float("nan")  # metadata needs no time, everything else does
 
 
 class TraceEvent(Struct, gc=False):
@@ -83,7 +83,7 @@ class TraceEvent(Struct, gc=False):
 
 
 class TraceMetadata(Struct):
-    """What a trace says about itself, outside its events."""
+    """Metadata of a trace, outside its events."""
 
     schema: Any = field(name="schemaVersion", default=None)
     distributed: Any = field(name="distributedInfo", default=None)
@@ -103,7 +103,7 @@ METADATA_AND_EVENTS_DECODER = msgspec.json.Decoder(_MetadataAndEvents, strict=Fa
 
 
 def decode_event(value: Any) -> tuple[TraceEvent | None, bool]:
-    """The event, and whether all of it was understood: one whose arguments are damaged still tells its name and time."""
+    """Return the event, and whether it was parsed completely: an event with damaged arguments still has its name and time."""
     if not isinstance(value, dict) or "ph" not in value:
         return None, False
     for drop in ((), ("args",)):
@@ -121,7 +121,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 def decode_leading_metadata(text: bytes) -> TraceMetadata:
-    """The head from the text before the events: an object that was not closed."""
+    """Return the metadata from the text before the events: an unclosed object."""
     body = text.removeprefix(BOM).rstrip().removesuffix(b",")
     try:
         return METADATA_DECODER.decode(body + (b"}" if body.rstrip() != b"" else b"{}"))
@@ -130,7 +130,7 @@ def decode_leading_metadata(text: bytes) -> TraceMetadata:
 
 
 def decode_trailing_metadata(rest: bytes) -> TraceMetadata | None:
-    """The head from the text that closes the events and the document; None if it does not: it was cut, or a second document follows."""
+    """Return the metadata after the events; None if the document is truncated or followed by a second document."""
     body = rest.lstrip()[1:].strip().removeprefix(b",").removesuffix(b"}").strip().removesuffix(b",")
     try:
         return METADATA_DECODER.decode(b"{" + body + b"}")
@@ -139,12 +139,12 @@ def decode_trailing_metadata(rest: bytes) -> TraceMetadata | None:
 
 
 def skip_comma(buffer: bytes, end: int) -> bytes:
-    """What stands behind the comma that follows the event that ends at `end`."""
+    """Return the text after the comma that follows the event ending at `end`."""
     return buffer[buffer.index(b",", end) + 1 :]
 
 
 def decode_first_value(text: str, at: int, ends: list[int]) -> tuple[Any, int]:
-    """The JSON value that begins at a place, tried up to each of some ends (an error costs as much as the text tried); 0: none."""
+    """Return the JSON value that starts at a position, tried up to each of some ends (an error costs as much as the text tried); 0: none."""
     for end in ends:
         try:
             return _STDLIB.raw_decode(text[at:end])
@@ -154,7 +154,7 @@ def decode_first_value(text: str, at: int, ends: list[int]) -> tuple[Any, int]:
 
 
 def find_next_object(text: str, at: int) -> int:
-    """Where the next event begins; -1 where the list or the text ends."""
+    """Return where the next event starts; -1 if the list or the text ends."""
     found = _NEXT.match(text, at)
     return found.end() - 1 if found else -1
 
@@ -165,14 +165,14 @@ GZIP = b"\x1f\x8b"
 
 
 def read_plain(file: Any, first: bytes) -> Iterator[bytes]:
-    """A file that is not packed, of which `first` was read."""
+    """Read an uncompressed file, of which `first` was already read."""
     yield first
     while chunk := file.read(CHUNK_BYTES):
         yield chunk
 
 
 def read_gzip(file: Any, chunk: bytes, damaged: Callable[[str], None]) -> Iterator[bytes]:
-    """Decompresses; what came before damage is passed on, and the damage told to `damaged`."""
+    """Decompress; data before damage is returned, and the damage reported to `damaged`."""
     packed = zlib.decompressobj(wbits=31)
     given = 0
     while chunk:
@@ -197,11 +197,11 @@ def read_gzip(file: Any, chunk: bytes, damaged: Callable[[str], None]) -> Iterat
         else:
             chunk = b"" if packed.eof else file.read(READ_BYTES)
     if not packed.eof:
-        damaged("the gzip data breaks off")
+        damaged("the gzip data is truncated")
 
 
 def _decompress_until_damage(unzip: Any, chunk: bytes) -> Iterator[bytes]:
-    """What a chunk with damage in it holds before that."""
+    """Return the data of a chunk before the damage in it."""
     try:
         for at in range(0, len(chunk), 64):
             yield unzip.decompress(chunk[at : at + 64])
@@ -209,42 +209,43 @@ def _decompress_until_damage(unzip: Any, chunk: bytes) -> Iterator[bytes]:
         return
 
 
-PIECE_BYTES = 1 << 17  # what stays in the processor's cache is decoded faster than what does not
+PIECE_BYTES = 1 << 17  # pieces that fit into the processor's cache are decoded faster
 LARGEST_EVENT = 1 << 23
 _EVENT_SEPARATOR = re.compile(rb"\}\s*,\s*\{")
 _EVENT_SEPARATOR_TEXT = re.compile(r"\}\s*,\s*\{")
-MAX_NESTED_ENDS = 8  # ends of objects within an event that are tried before it is given up
+MAX_NESTED_ENDS = 8  # ends of objects in an event that are tried before it is skipped
 _TS = re.compile(rb'"ts"\s*:\s*"?(\d{1,18}(?:\.\d*)?)')
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _MAX_METADATA_BYTES = 1 << 26
 
 
 class NotATrace(Exception):
-    """The file is no trace; the text says why."""
+    """The file is not a trace; the text says why."""
 
 
 class TraceStream:
-    """Reads one file once. Iterate `pieces()`; afterwards `head`, `damage` and `skipped` say what else was found.
+    """Read one file once. Iterate `pieces()`; afterwards `head`, `damage` and `skipped` have the other results.
 
-    A subclass that wants events as another type says how they are decoded."""
+    A subclass that needs another event type overrides the decoding.
+    """
 
     decode_list: Any = staticmethod(EVENT_LIST_DECODER.decode)
     decode_tail: Any = staticmethod(METADATA_AND_EVENTS_DECODER.decode)
 
     @staticmethod
     def convert(value: Any) -> tuple[Any, bool]:
-        """An event of the standard library's JSON, and whether all of it was understood; None if it is none."""
+        """Convert an event of the standard library's JSON; also return whether it was parsed completely. None if it is not an event."""
         return decode_event(value)
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.head = TraceMetadata()
         self.damage: str | None = None  # why the file ended early
-        self.skipped = 0  # events that could not be understood
+        self.skipped = 0  # events that could not be parsed
         self.raw_bytes = 0
 
     def pieces(self) -> Iterator[list[TraceEvent]]:
-        """Events in the file's order, some thousand at a time. Raises `NotATrace`, `OSError`."""
+        """Yield events in the file's order, some thousand at a time. Raises `NotATrace`, `OSError`."""
         chunks = self._chunks()
         buffer = self._skip_head(chunks)
         for chunk in chunks:
@@ -270,7 +271,7 @@ class TraceStream:
         self.damage = why
 
     def _skip_head(self, chunks: Iterator[bytes]) -> bytes:
-        """Reads up to the first event; returns the text behind the opening bracket."""
+        """Read up to the first event; return the text after the opening bracket."""
         buffer = b""
         for chunk in chunks:
             buffer += chunk
@@ -288,9 +289,9 @@ class TraceStream:
         raise NotATrace(self.damage or "it has no traceEvents")
 
     def _take(self, buffer: bytes) -> tuple[list[TraceEvent], bytes]:
-        """As many whole events as there are; the rest of the text comes back."""
+        """Return all complete events, and the rest of the text."""
         ends: list[int] = []
-        for back in (PIECE_BYTES >> 5, PIECE_BYTES):  # some near the end will do
+        for back in (PIECE_BYTES >> 5, PIECE_BYTES):  # positions near the end are usually sufficient
             ends = [m.start() + 1 for m in _EVENT_SEPARATOR.finditer(buffer, max(0, len(buffer) - back))]
             if ends:
                 break
@@ -300,11 +301,11 @@ class TraceStream:
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
         if not ends and len(buffer) > LARGEST_EVENT and not _EVENT_SEPARATOR.search(buffer):
-            raise NotATrace("it holds no list of events")
+            raise NotATrace("it has no list of events")
         return self._one_by_one(buffer)
 
     def _one_by_one(self, buffer: bytes, last: bool = False) -> tuple[list[TraceEvent], bytes]:
-        """Slow and forgiving: an event that cannot be understood is counted and left out."""
+        """Parse slowly and tolerantly: an event that cannot be parsed is counted and skipped."""
         text = buffer.decode("utf-8", "replace")
         ends = [m.start() + 1 for m in _EVENT_SEPARATOR_TEXT.finditer(text)]
         events: list[TraceEvent] = []
@@ -329,7 +330,7 @@ class TraceStream:
         return events, text[at:].encode()
 
     def _finish(self, buffer: bytes) -> Iterator[list[TraceEvent]]:
-        """The last events and what stands behind them."""
+        """Parse the last events and the text after them."""
         for frame in ((b'{"traceEvents":[', b""), (b'{"traceEvents":[', b"}")):
             try:
                 tail = self.decode_tail(frame[0] + buffer + frame[1])
@@ -344,9 +345,9 @@ class TraceStream:
             if behind is not None:
                 self._add_head(behind)
             elif self.damage is None:
-                self.damage = "what stands behind the events is no part of one JSON document"
+                self.damage = "the text after the events is not part of the same JSON document"
         elif self.damage is None:
-            self.damage = "the JSON breaks off"
+            self.damage = "the JSON is truncated"
         yield events
 
     def _add_head(self, other: TraceMetadata) -> None:
@@ -356,7 +357,7 @@ class TraceStream:
 
 
 def read_metadata(path: Path, limit: int = 1 << 17) -> tuple[TraceMetadata, float | None]:
-    """The head of a trace and the `ts` of its first event with a time, from the file's beginning alone. Errors give an empty head."""
+    """Return the metadata of a trace and the `ts` of its first event with a time, from the start of the file. Errors give empty metadata."""
     stream = TraceStream(path)
     text = b""
     try:
@@ -369,40 +370,40 @@ def read_metadata(path: Path, limit: int = 1 << 17) -> tuple[TraceMetadata, floa
     found = _ARRAY.search(text)
     if not found:
         return TraceMetadata(), None
-    times = (float(t.group(1)) for t in _TS.finditer(text, found.end()))  # names of processes may stand at 0
+    times = (float(t.group(1)) for t in _TS.finditer(text, found.end()))  # names of processes may have time 0
     return decode_leading_metadata(text[: found.start()]), next((t for t in times if t > 0), None)
 
 
 def distributed_info(head: TraceMetadata) -> dict[str, Any]:
-    """`distributedInfo` as a mapping; some tools write it as the text of a Python dict."""
+    """Return `distributedInfo` as a mapping; some tools write it as the text of a Python dict."""
     value = head.distributed
     if isinstance(value, str) and len(value) < 1 << 20:
         import ast
 
         try:
-            value = ast.literal_eval(value)  # literals only, nothing is run
+            value = ast.literal_eval(value)  # literals only, nothing is executed
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             value = None
     return value if isinstance(value, dict) else {}
 
 
-MAX_RANKS = 1 << 20  # a number of ranks beyond that is a damaged one
+MAX_RANKS = 1 << 20  # a larger number of ranks is a damaged value
 
 
 def parse_rank(value: Any) -> int | None:
-    """A rank that a trace or a name tells; None if it cannot be one."""
+    """Return a rank from a trace or a name; None if it is invalid."""
     number = _parse_int(value)
     return number if number is not None and 0 <= number < MAX_RANKS else None
 
 
 def parse_world_size(value: Any) -> int | None:
-    """A world size that a trace tells; None if it cannot be one."""
+    """Return a world size from a trace; None if it is invalid."""
     number = _parse_int(value)
     return number if number is not None and 0 < number <= MAX_RANKS else None
 
 
 def _parse_int(value: Any) -> int | None:
-    """Numbers may stand as text; of a text too long to be one nothing is tried."""
+    """Parse a number, which may be text; text that is too long is not parsed."""
     if isinstance(value, str):
         return int(value) if value.isdecimal() and len(value) < 20 else None
     return value if isinstance(value, int) and not isinstance(value, bool) else None

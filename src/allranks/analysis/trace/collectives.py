@@ -1,4 +1,4 @@
-"""The collectives of one rank: what each was, how large, where it was launched, when it ran."""
+"""Find the collectives of one rank: kind, size, launch location and time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Collective(Struct):
     launched: float | None  # when the host called it
     thread: int | None
     bytes: int | None
-    group: str | None  # names the communicator; None: the trace does not tell
+    group: str | None  # names the communicator; None: unknown
     members: tuple[int, ...] | None
     size: int | None
     seq: int | None
@@ -48,7 +48,7 @@ class Collective(Struct):
 def find_collectives(
     events: RankEvents, world_size: int | None, one_group: bool
 ) -> tuple[list[Collective], list[tuple[float, float]]]:
-    """Collectives in the order of their start, and further spans in which a thread of the host was blocked by communication."""
+    """Return collectives in the order of their start, and other spans in which communication blocked a host thread."""
     calls = [c for c in events.host_comms if not is_wait(c.name)]
     waits = [(c.start, c.end) for c in events.host_comms if is_wait(c.name)]
     default = world_size if one_group else None
@@ -63,7 +63,7 @@ def find_collectives(
 
 
 class _CallIndex:
-    """Finds the communication call that a launch lies in."""
+    """Find the communication call that contains a launch."""
 
     def __init__(self, calls: list[HostCommCall]) -> None:
         self._by_thread: dict[int, list[HostCommCall]] = {}
@@ -72,7 +72,7 @@ class _CallIndex:
         self._starts = {t: [c.start for c in found] for t, found in self._by_thread.items()}
 
     def around(self, t: float, thread: int) -> list[HostCommCall]:
-        """The calls that a moment of a thread lies in, the innermost first. Nesting is at most a few deep."""
+        """Return the calls that contain a time on a thread, innermost first. Nesting is at most a few levels deep."""
         calls = self._by_thread.get(thread, [])
         i = bisect_right(self._starts.get(thread, []), t)
         return [c for c in reversed(calls[max(0, i - 32) : i]) if c.end >= t]
@@ -86,7 +86,7 @@ def _of_kernel(kernel: CommKernel, events: RankEvents, index: _CallIndex, defaul
     size = told.size if told.size is not None else default
     nbytes = told.bytes
     if nbytes is None:
-        # the annotation inside shows one rank's part, the operator around it also the whole
+        # the inner annotation has one rank's part, the operator around it also the complete tensor
         nbytes = max((n for c in around if (n := _bytes(c, kind, size)) is not None), default=None)
     return _collective(kind, kernel.start, kernel.end, launch, nbytes, told, size, True)
 
@@ -123,7 +123,7 @@ def _collective(
 
 
 def _outermost(calls: list[HostCommCall]) -> list[HostCommCall]:
-    """Calls that lie in no other call of their thread."""
+    """Return calls that are not inside another call of their thread."""
     ends: dict[int, float] = {}
     kept = []
     for call in sorted(calls, key=lambda c: (c.start, -c.end)):
@@ -134,9 +134,9 @@ def _outermost(calls: list[HostCommCall]) -> list[HostCommCall]:
 
 
 def _of_gloo(spans: list[HostCommCall], calls: list[HostCommCall], default: int | None) -> list[Collective]:
-    """Gloo's spans tell tensors only, and call a reduce-scatter an all-reduce: each is named by the call it belongs to.
+    """Name gloo's spans by their calls: a span only has tensors, and a reduce-scatter is recorded as an all-reduce.
 
-    Both come in the same order: a span takes the earliest call before it that is of a kind gloo would run so, of its size if there is one.
+    Both have the same order: a span gets the earliest call before it of a kind that gloo runs this way, of its size if there is one.
     """
     waiting = deque(c for c in _outermost([c for c in calls if not c.name.startswith(_GLOO)]) if c.kind is not None)
     found = []
@@ -157,7 +157,7 @@ def _take(waiting: deque[HostCommCall], span: HostCommCall) -> HostCommCall | No
         waiting.remove(best)
         while (
             waiting and waiting[0].end < best.start and len(waiting) > 64
-        ):  # calls that never ran here, to keep this linear
+        ):  # drop calls that never ran, to keep this linear
             waiting.popleft()
     return best
 
@@ -173,14 +173,14 @@ def _gloo_bytes(span: HostCommCall, call: HostCommCall | None, kind: str, size: 
     if each is None or not span.tensors:
         return _bytes(call, kind, size) if call else None
     own = sum(n for n, _ in span.tensors)
-    if kind == "all_gather":  # the span tells this rank's part
+    if kind == "all_gather":  # the span has this rank's part
         told = max((n for n, _ in call.tensors), default=0) if call else 0
         return told * each if told > own else (own * size * each if size else None)
     return own * each
 
 
 def _bytes(call: HostCommCall, kind: str, size: int | None) -> int | None:
-    """nccl-tests' size of a collective from the shapes of its call."""
+    """Return nccl-tests' size of a collective from the shapes of its call."""
     sized = [(n, b) for n, b in call.tensors if n]
     each = next((b for _, b in sized if b is not None), None)
     if not sized or each is None:
@@ -188,7 +188,7 @@ def _bytes(call: HostCommCall, kind: str, size: int | None) -> int | None:
     largest = max(n for n, _ in sized)
     if kind in ("all_gather", "reduce_scatter") and len(sized) < 2:
         if "reduce_scatter" in call.name and kind == "reduce_scatter":
-            return largest * each  # its input, which is the whole
+            return largest * each  # its input, which is the complete tensor
         return largest * each * size if size else None
     return largest * each
 

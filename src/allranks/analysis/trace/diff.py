@@ -1,6 +1,6 @@
 """Compare two runs: all metrics, per rank and step, with ratios.
 
-`a` is the requested run, `b` the one it is compared with; a ratio is a / b, so a value below 1 means less time than before.
+`a` is the requested run, `b` the baseline; a ratio is a / b, so a value below 1 means less time than in the baseline.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _NAMES = {
 
 
 class DiffRow(Record, frozen=True):
-    """One figure of both runs. None: that run does not tell it."""
+    """One figure of both runs. None: that run does not have it."""
 
     group: Literal["time", "phase", "collective", "memory", "kernel", "operator"]
     name: str
     unit: Unit
     a: float | None
     b: float | None
-    ratio: float | None  # a / b; None if one is not known or b is 0
+    ratio: float | None  # a / b; None if one is unknown or b is 0
 
 
 class Comparison(Record, frozen=True):
@@ -42,14 +42,14 @@ class Comparison(Record, frozen=True):
 
     a: str
     b: str
-    per: Literal["rank and step", "rank"]  # what times and counts are divided by
+    per: Literal["rank and step", "rank"]  # divisor of times and counts
     remarks: tuple[str, ...]
     rows: tuple[DiffRow, ...]
     changed: tuple[DiffRow, ...] = field(default=())  # operators and kernels, the largest differences first
 
 
 class _ComparedRun:
-    """One run, and what its sums are divided by."""
+    """One run, and the divisor of its sums."""
 
     def __init__(self, report: TraceReport, by_step: bool) -> None:
         self.report = report
@@ -61,10 +61,10 @@ class _ComparedRun:
 
 
 def compare_last(a: Sequence[TraceReport], b: Sequence[TraceReport]) -> Comparison:
-    """Compare the last report of each; says so where there were several."""
+    """Compare the last report of each; add a remark if there were several."""
     found = compare_reports(a[-1], b[-1])
     told = [
-        f"{len(reports)} runs or windows were found; the last, {_title(reports[-1])}, is the one compared. Give its own path to compare another"
+        f"{len(reports)} runs or windows were found; the last one, {_title(reports[-1])}, is compared. To compare another, give its path"
         for reports in (a, b)
         if len(reports) > 1
     ]
@@ -72,7 +72,7 @@ def compare_last(a: Sequence[TraceReport], b: Sequence[TraceReport]) -> Comparis
 
 
 def compare_reports(a: TraceReport, b: TraceReport) -> Comparison:
-    """Compare two runs. Times are per rank and step where every rank of both has steps, otherwise per rank."""
+    """Compare two runs. Times are per rank and step if every rank of both runs has steps, otherwise per rank."""
     by_step = all(r.steps for report in (a, b) for r in report.ranks)
     left, right = _ComparedRun(a, by_step), _ComparedRun(b, by_step)
     rows = [*_times(left, right), *_phases(left, right), *_collectives(left, right), *_memory(left, right)]
@@ -151,12 +151,12 @@ def _memory(left: _ComparedRun, right: _ComparedRun) -> Iterable[DiffRow]:
 
 
 def _counts(report: TraceReport, device: str) -> bool:
-    """Memory of the device that computes: host memory of a GPU run is another thing."""
+    """Return whether this is memory of the device that computes; host memory of a GPU run is not compared."""
     return (device == "cpu") == (report.device == "cpu")
 
 
 def _changed(left: _ComparedRun, right: _ComparedRun) -> list[DiffRow]:
-    """Rows of both lists by how much they differ. What stands in one list only may be below the other's end."""
+    """Return rows of both lists by the size of their difference. A row in one list only may be below the end of the other."""
     rows = _tops("kernel", left, right, left.report.top_kernels, right.report.top_kernels)
     rows += _tops("operator", left, right, left.report.top_operators, right.report.top_operators)
     return sorted(rows, key=lambda r: -abs((r.a or 0.0) - (r.b or 0.0)))[:MAX_CHANGED_ROWS]
@@ -174,9 +174,9 @@ def _remarks(a: TraceReport, b: TraceReport, by_step: bool) -> Iterable[str]:
     if a.device != b.device:
         yield f"{_title(a)} ran on {a.device.upper()}, {_title(b)} on {b.device.upper()}: compute is measured differently"
     if a.world_size != b.world_size:
-        yield f"world sizes differ: {a.world_size or 'not told'} and {b.world_size or 'not told'}"
+        yield f"world sizes differ: {a.world_size or 'unknown'} and {b.world_size or 'unknown'}"
     for report in (a, b):
         if report.missing_ranks:
             yield f"{_title(report)} lacks {len(report.missing_ranks)} of its ranks"
     if not by_step:
-        yield "a rank has no steps: sums are over whole traces, which may be of different length"
+        yield "a rank has no steps: sums are over complete traces, which may differ in length"

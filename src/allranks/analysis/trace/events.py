@@ -23,7 +23,7 @@ _COMM_OPERATOR = re.compile(
     r"^(?:c10d::|_?c10d_functional(?:_autograd)?::|record_param_comms|(?:nccl|gloo|mpi|ucc|xccl|rccl):|symm_mem::)"
 )
 _LETTERS = re.compile(r"[^a-z]")
-# the first that is contained in a name decides
+# the first entry contained in a name decides
 _KINDS = (
     ("reducescatter", "reduce_scatter"),
     ("allreduce", "all_reduce"),
@@ -39,7 +39,7 @@ _KINDS = (
     ("recv", "recv"),
 )
 POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
-# all ranks end these together, so that their ends can align clocks; a broadcast's root may be gone long before
+# all ranks end these together, so their ends can align clocks; the root of a broadcast may end earlier
 SYNCHRONISING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 
 _SIZES = {
@@ -52,40 +52,40 @@ _SIZES = {
 
 
 def is_comm_kernel(name: str) -> bool:
-    """Whether a device kernel is communication: NCCL old and new, RCCL, MSCCL, NVSHMEM, hand-written all-reduces."""
+    """Return whether a device kernel is communication: NCCL old and new, RCCL, MSCCL, NVSHMEM, custom all-reduces."""
     return COMM_KERNEL.search(name) is not None
 
 
 def is_comm_operator(name: str) -> bool:
-    """Whether a host operator or annotation launches or waits for communication."""
+    """Return whether a host operator or annotation launches or waits for communication."""
     return _COMM_OPERATOR.match(name) is not None
 
 
 def is_wait(name: str) -> bool:
-    """Whether an operator blocks its thread until a collective has ended."""
+    """Return whether an operator blocks its thread until a collective has ended."""
     return name.endswith(("::wait_tensor", "::wait"))
 
 
 def collective_kind(name: str) -> str | None:
-    """The kind of collective that a name tells (`ncclDevKernel_AllReduce_Sum_f32`, `_allgather_base`, `c10d::send`), or None."""
+    """Return the kind of collective from a name (`ncclDevKernel_AllReduce_Sum_f32`, `_allgather_base`, `c10d::send`), or None."""
     letters = _LETTERS.sub("", name.lower())
     return next((kind for part, kind in _KINDS if part in letters), None)
 
 
 def collective_kind_of_kernel(name: str) -> str | None:
-    """As `kind_of`, for a kernel: only the part before its parameters counts, which also name types and operations."""
+    """Return the kind for a kernel, from the part of its name before the parameters, which also name types and operations."""
     head = re.split(r"[(<]|_(?:RING|TREE|COLLNET|NVLS|PAT|LL|LL128|SIMPLE|Sum|Max|Min|Prod)", name, maxsplit=1)[0]
     return collective_kind(re.sub(r"(?i)(?:nccl|rccl)?(?:Dev)?Kernel", "", head))
 
 
 def element_bytes(dtype: str) -> int | None:
-    """Size of one element of a type as NCCL's metadata (`BFloat16`) or the profiler's shapes (`c10::BFloat16`) name it."""
+    """Return the size of one element of a type as named by NCCL's metadata (`BFloat16`) or the profiler's shapes (`c10::BFloat16`)."""
     plain = dtype.rsplit("::", 1)[-1] if "<" not in dtype else dtype.replace("c10::", "")
     return _SIZES.get(re.sub(r"[^a-z0-9]", "", plain.lower()))
 
 
 def bus_factor(kind: str, n: int) -> float:
-    """Bus bandwidth over algorithmic bandwidth for `n` ranks (nccl-tests, doc/PERFORMANCE.md)."""
+    """Return bus bandwidth over algorithmic bandwidth for `n` ranks (nccl-tests, doc/PERFORMANCE.md)."""
     if kind == "all_reduce":
         return 2 * (n - 1) / n
     if kind in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
@@ -93,10 +93,10 @@ def bus_factor(kind: str, n: int) -> float:
     return 1.0
 
 
-COMPUTE, COMM, COPY = 0, 1, 2  # what a device event is
-COMPUTE_OP, WRAPPER_OP, COMM_OP, ANNOTATION = 0, 1, 2, 3  # what a host operator is
+COMPUTE, COMM, COPY = 0, 1, 2  # kinds of device events
+COMPUTE_OP, WRAPPER_OP, COMM_OP, ANNOTATION = 0, 1, 2, 3  # kinds of host operators
 
-# spans that hold whatever their node or hook does, a blocking all-reduce for example, beside operators of their own
+# spans that contain the work of their node or hook, for example a blocking all-reduce, besides their own operators
 _WRAPPER = re.compile(r"^autograd::engine::evaluate_function|^torch::autograd::|Backward\d*$|^torch/|^nn\.Module")
 _DEVICE = {"kernel": COMPUTE, "Kernel": COMPUTE, "gpu_memcpy": COPY, "Memcpy": COPY, "gpu_memset": COPY, "Memset": COPY}
 _RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "xpu_runtime", "privateuse1_runtime", "mtia_runtime", "Runtime"})  # fmt: skip
@@ -104,11 +104,11 @@ _ANNOTATIONS = frozenset({"user_annotation", "Annotation"})
 _OPERATORS = frozenset({"cpu_op", "Operator"})
 MODULE_PREFIX = "nn.Module: "
 LONGEST_US = 1e13  # some months
-LATEST_US = 1e17  # clocks count from 1970 at most; beyond, numbers of 64 bits keep no microseconds
+LATEST_US = 1e17  # clocks count from 1970; larger 64-bit floats have no microsecond resolution
 
 
 class CollectiveMetadata(Struct, gc=False):
-    """What metadata says about a collective; None: nothing. `elements` are of one rank, `bytes` are nccl-tests' size."""
+    """Metadata of a collective; None: unknown. `elements` are of one rank, `bytes` are nccl-tests' size."""
 
     kind: str | None = None
     bytes: int | None = None
@@ -144,7 +144,7 @@ class CommKernel(Struct, gc=False):
 
 
 class ThreadOperators:
-    """The host operators of one thread, 28 bytes each. Iterating gives (start, duration, name id, autograd's sequence number or -1)."""
+    """The host operators of one thread, 28 bytes each. Iteration yields (start, duration, name id, autograd's sequence number or -1)."""
 
     __slots__ = ("durations", "names", "sequences", "starts")
 
@@ -161,7 +161,7 @@ class ThreadOperators:
         return zip(self.starts, self.durations, self.names, self.sequences, strict=True)
 
     def sort(self) -> None:
-        """By start, the longer first: callers before what they called."""
+        """Sort by start, the longer first: callers before callees."""
         order = sorted(range(len(self)), key=self.durations.__getitem__, reverse=True)
         order.sort(key=self.starts.__getitem__)
         for slot in self.__slots__:
@@ -170,11 +170,11 @@ class ThreadOperators:
 
 
 class RankEvents:
-    """Collects the events of one trace."""
+    """The events of one trace."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.odd = 0  # times and durations that cannot be
+        self.odd = 0  # number of impossible times and durations
         self.names: list[str] = []
         self.classes: list[int] = []  # of each name as a host operator
         self._ids: dict[str, int] = {}
@@ -194,7 +194,7 @@ class RankEvents:
         self.memory: dict[tuple[int, int], list[tuple[float, int, int]]] = {}
 
     def add(self, events: Iterable[TraceEvent]) -> None:
-        """Takes what matters of a piece of the trace. Operators are most of it, so their way is short."""
+        """Add the relevant events of a piece of the trace. Operators are the most frequent and have a fast path."""
         ids, classes, rest = self._ids, self.classes, self._rest
         key, row = None, ThreadOperators()
         for e in events:
@@ -243,12 +243,12 @@ class RankEvents:
                 self._memory(e)
         elif e.ph == "M" and e.args is not None and e.name == "thread_name":
             thread = self._thread(e)
-            # gloo's and autograd's threads are named twice; the telling name is kept
+            # gloo's and autograd's threads are named twice; the specific name is kept
             if "pt_" in str(e.args.name) or thread not in self.thread_names:
                 self.thread_names[thread] = str(e.args.name)
 
     def finish(self) -> None:
-        """Puts operators in the order of their start, the longer first."""
+        """Sort operators by start, the longer first."""
         for operators in self.operators:
             operators.sort()
 
@@ -317,7 +317,7 @@ class RankEvents:
 
 
 def _collective_metadata(args: EventArgs | None) -> CollectiveMetadata | None:
-    """NCCL's metadata of a collective (kineto's output_json.cpp names the keys)."""
+    """Return NCCL's metadata of a collective (kineto's output_json.cpp defines the keys)."""
     if args is None or (args.collective is None and args.in_elements is None and args.comm_seq is None):
         return None
     told = CollectiveMetadata(
@@ -333,7 +333,7 @@ def _collective_metadata(args: EventArgs | None) -> CollectiveMetadata | None:
 
 
 def _tensors(args: EventArgs) -> tuple[tuple[int, int | None], ...]:
-    """Elements and element sizes of the tensors among an operator's arguments."""
+    """Return elements and element sizes of the tensors in an operator's arguments."""
     if not args.dims or not args.types:
         return ()
     try:

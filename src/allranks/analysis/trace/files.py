@@ -20,7 +20,11 @@ MAX_SHOWN_PROBLEMS = 3
 
 
 def find_trace_files(path: Path) -> tuple[list[Path], list[Problem]]:
-    """The file, or the files in a folder, by name; and what could not be looked at. Raises `RequestError` if there are no files."""
+    """Return the file, or the files in a folder by name, and problems.
+
+    Raises:
+        RequestError: there are no files.
+    """
     if not _is_folder(path):
         return [path], []
     own = is_run(path)
@@ -35,12 +39,12 @@ def find_trace_files(path: Path) -> tuple[list[Path], list[Problem]]:
 
 
 def _is_folder(path: Path) -> bool:
-    """Raises `RequestError` where there is neither a folder nor a file."""
+    """Return whether the path is a folder. Raises `RequestError` if it is neither a folder nor a file."""
     try:
         path.stat()
     except OSError as error:
         if _is_link(path):
-            raise RequestError(f"{path} is a link that leads to no file: {error.strerror}") from error
+            raise RequestError(f"{path} is a broken link: {error.strerror}") from error
         if isinstance(error, FileNotFoundError):
             text = f"{path} does not exist; give a trace (.json, .json.gz), a folder of traces, or a run folder"
             raise RequestError(text) from error
@@ -54,7 +58,7 @@ def _walk(root: Path, problems: list[Problem]) -> Iterator[Path]:
     def tell(error: OSError) -> None:
         if isinstance(error, FileNotFoundError):  # a run without traces has no such folder
             return
-        text = f"is a folder that cannot be read: {error.strerror}; what it holds is left out"
+        text = f"is a folder that cannot be read: {error.strerror}; its files are skipped"
         problems.append(Problem(severity="error", kind="unreadable", message=text, file=str(error.filename)))
 
     found = []
@@ -64,7 +68,7 @@ def _walk(root: Path, problems: list[Problem]) -> Iterator[Path]:
 
 
 def _is_there(path: Path, problems: list[Problem]) -> bool:
-    """Whether it is a file; a link to nothing is told."""
+    """Return whether it is a file; report a broken link."""
     try:
         path.stat()
     except OSError as error:
@@ -84,7 +88,7 @@ def _no_traces_message(path: Path, is_run: bool, problems: list[Problem]) -> str
         return f"no trace under {path} can be read: {told}"
     if is_run:
         return f"the run {path} has no traces: set observe.profile in its spec (for example {{wait: 10, active: 3}}) and run again"
-    return f"{path} holds no traces (.json or .json.gz); a run writes them if its spec has observe.profile"
+    return f"{path} has no traces (.json or .json.gz); a run writes traces if its spec has observe.profile"
 
 
 def _hidden(path: Path) -> bool:
@@ -92,7 +96,7 @@ def _hidden(path: Path) -> bool:
 
 
 def _is_own_output(path: Path) -> bool:
-    """What an earlier analysis wrote beside the traces."""
+    """Return whether an earlier analysis wrote the file."""
     return path.parent.name == "analysis" or path.name.startswith(("summary.", "merged"))
 
 
@@ -110,13 +114,13 @@ class TraceFile(Struct):
     """One file that may be a trace."""
 
     path: Path
-    run: Path  # the folder that stands for its run
-    stem: str  # what all files of a run have in common in their names
-    window: tuple[int, ...]  # orders the windows of a rank; from names
+    run: Path  # the folder of its run
+    stem: str  # the common part of the names of a run's files
+    window: tuple[int, ...]  # order of the windows of a rank, from names
     rank: int | None
     world: int | None
     start_us: float | None
-    told: bool  # the rank is the trace's own word, not the name's
+    told: bool  # the rank is from the trace, not from the name
 
 
 class TraceSet(Struct):
@@ -131,9 +135,10 @@ class TraceSet(Struct):
 
 
 def find_trace_sets(paths: Sequence[Path], select: Literal["latest", "all"]) -> tuple[list[TraceSet], list[Problem]]:
-    """The runs and windows under `paths`, oldest first, and what could not be looked at.
+    """Return the runs and windows under `paths`, oldest first, and problems.
 
-    Raises `RequestError` where a path is not there or holds no such file.
+    Raises:
+        RequestError: a path does not exist or has no such file.
     """
     files: dict[tuple[Path, str], list[TraceFile]] = {}
     problems: list[Problem] = []
@@ -191,7 +196,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _joined(groups: list[list[TraceFile]]) -> list[list[TraceFile]]:
-    """Files of one folder whose names have nothing in common are one run still if they say so: other ranks of the same world."""
+    """Join files of one folder with unrelated names into one run if their metadata says so: other ranks of the same world."""
     out: list[list[TraceFile]] = []
     for group in groups:
         worlds, ranks = {f.world for f in group}, {f.rank for f in group}
@@ -222,7 +227,7 @@ def _windows(group: list[TraceFile], select: Literal["latest", "all"]) -> list[T
         by_rank[rank] = _without_duplicates(rank, files, problems)
     depth = max(len(files) for files in by_rank.values())
     run = group[0].run.resolve()
-    name = run.parent.name if run.name == "traces" else run.name  # a run folder keeps them there
+    name = run.parent.name if run.name == "traces" else run.name  # the folder of traces in a run folder
     if len(group) == 1:
         name = group[0].path.name
     chosen = [depth - 1] if select == "latest" else range(depth)
@@ -233,18 +238,20 @@ def _windows(group: list[TraceFile], select: Literal["latest", "all"]) -> list[T
         worlds = [f.world for f in group if f.world is not None]
         out.append(TraceSet(name, group[0].run, window, files, max(worlds, default=None), list(problems)))
     if select == "latest" and depth > 1:
-        text = f"{depth} windows were found; the newest of each rank is shown (--select all shows each)"
+        text = f"{depth} windows were found; the newest of each rank is shown (--select all shows all)"
         out[0].problems.append(Problem(severity="note", kind="windows", message=text))
     return out
 
 
 def _assign_ranks(group: list[TraceFile], problems: list[Problem]) -> None:
-    """Every file gets a rank. Traces that all claim one rank are believed less than names that tell them apart."""
+    """Assign a rank to every file. If all traces claim one rank, names that differ take precedence."""
     named = {f.path: _name_rank(f.path) for f in group}
     claimed = {f.rank for f in group}
     distinct = {n for n in named.values() if n is not None}
     if len(group) > 1 and len(claimed) == 1 and len(distinct) == len(group):
-        text = f"all {len(group)} traces say that they are rank {next(iter(claimed))}; their ranks are taken from their names"
+        text = (
+            f"all {len(group)} traces claim to be rank {next(iter(claimed))}; the ranks are taken from the file names"
+        )
         if next(iter(claimed)) is not None:
             problems.append(Problem(severity="warning", kind="rank_from_name", message=text))
         for f in group:
@@ -253,7 +260,7 @@ def _assign_ranks(group: list[TraceFile], problems: list[Problem]) -> None:
     for f in group:
         if f.rank is None:
             f.rank = next(free)
-            text = f"tells no rank, and neither does its name; it is called rank {f.rank} here"
+            text = f"has no rank, neither in the file nor in its name; it is shown as rank {f.rank}"
             problems.append(
                 Problem(
                     severity="warning" if len(group) > 1 else "note",
@@ -276,7 +283,7 @@ def _named_rank(pattern: re.Pattern[str], name: str) -> int | None:
 
 
 def _without_duplicates(rank: int, files: Iterable[TraceFile], problems: list[Problem]) -> list[TraceFile]:
-    """Two files of a rank that begin at the same moment are the same window twice."""
+    """Drop duplicates: two files of a rank that start at the same time are the same window."""
     kept: list[TraceFile] = []
     for file in files:
         last = kept[-1] if kept else None
@@ -287,7 +294,7 @@ def _without_duplicates(rank: int, files: Iterable[TraceFile], problems: list[Pr
             and abs(file.start_us - last.start_us) < SAME_START_US
         ):
             other = last.path.name if last.path.name != file.path.name else last.path
-            text = f"is a second trace of rank {rank} of the same moment as {other}; it is left out"
+            text = f"is a second trace of rank {rank} with the same start time as {other}; it is skipped"
             problems.append(
                 Problem(severity="warning", kind="duplicate_rank", message=text, file=str(file.path), rank=rank)
             )

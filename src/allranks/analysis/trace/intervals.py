@@ -1,6 +1,6 @@
 """Set operations on time intervals, and mean and median.
 
-A *merged* list holds ascending (start, end) pairs with start < end that neither overlap nor touch. Mean and median are here
+A *merged* list has ascending (start, end) pairs with start < end that neither overlap nor touch. Mean and median are here
 because importing `statistics` takes longer than reading a small trace.
 """
 
@@ -14,7 +14,7 @@ MergedSpans = list[Span]
 
 
 def merge(spans: Iterable[Span]) -> MergedSpans:
-    """The union of spans in any order. Empty and reversed ones are left out."""
+    """Return the union of spans in any order. Empty and reversed ones are dropped."""
     out: MergedSpans = []
     start = end = None
     for a, b in sorted(spans):
@@ -32,12 +32,12 @@ def merge(spans: Iterable[Span]) -> MergedSpans:
 
 
 def total_length(merged: Sequence[Span]) -> float:
-    """Total length."""
+    """Return the total length."""
     return sum(b - a for a, b in merged)
 
 
 def clip(merged: Sequence[Span], start: float, end: float) -> MergedSpans:
-    """The part of a merged list within [start, end]."""
+    """Return the part of a merged list inside [start, end]."""
     first = bisect_right(merged, (start, float("inf"))) - 1
     if first < 0 or merged[first][1] <= start:
         first += 1
@@ -46,7 +46,7 @@ def clip(merged: Sequence[Span], start: float, end: float) -> MergedSpans:
 
 
 def intersect(one: Sequence[Span], other: Sequence[Span]) -> MergedSpans:
-    """What lies in both merged lists."""
+    """Return the intersection of two merged lists."""
     out: MergedSpans = []
     i = j = 0
     while i < len(one) and j < len(other):
@@ -61,7 +61,7 @@ def intersect(one: Sequence[Span], other: Sequence[Span]) -> MergedSpans:
 
 
 def subtract(one: Sequence[Span], other: Sequence[Span]) -> MergedSpans:
-    """What lies in the first merged list and not in the second."""
+    """Return the part of the first merged list outside the second."""
     out: MergedSpans = []
     j = 0
     for start, end in one:
@@ -80,7 +80,7 @@ def subtract(one: Sequence[Span], other: Sequence[Span]) -> MergedSpans:
 
 
 def close_short_gaps(merged: Sequence[Span], limit: int) -> MergedSpans:
-    """At most `limit` spans: the shortest gaps are closed first. For drawing only."""
+    """Reduce to at most `limit` spans by closing the shortest gaps. For charts only."""
     if len(merged) <= limit:
         return list(merged)
     gaps = sorted((merged[i + 1][0] - merged[i][1] for i in range(len(merged) - 1)), reverse=True)
@@ -96,7 +96,7 @@ def close_short_gaps(merged: Sequence[Span], limit: int) -> MergedSpans:
 
 
 def flatten(spans: Iterable[tuple[float, float, int]]) -> list[tuple[float, float, int]]:
-    """Nested or crossing labelled spans as segments that do not overlap; where several lie over one another the latest begun wins."""
+    """Convert nested or overlapping labelled spans to disjoint segments; the span with the latest start takes precedence."""
     edges: list[tuple[float, int, int]] = []
     kept = list(spans)
     for i, (a, b, _) in enumerate(kept):
@@ -122,7 +122,7 @@ def flatten(spans: Iterable[tuple[float, float, int]]) -> list[tuple[float, floa
 
 
 class SegmentIndex:
-    """Which label holds at a moment, from segments that do not overlap."""
+    """Return the label at a time, from disjoint segments."""
 
     def __init__(self, segments: Sequence[tuple[float, float, int]]) -> None:
         self.starts = [s[0] for s in segments]
@@ -130,18 +130,18 @@ class SegmentIndex:
         self.labels = [s[2] for s in segments]
 
     def at(self, t: float) -> int:
-        """The label at a moment, -1 where there is none."""
+        """Return the label at a time, or -1."""
         i = bisect_right(self.starts, t) - 1
         return self.labels[i] if i >= 0 and t < self.ends[i] else -1
 
 
 def mean(values: Sequence[float]) -> float:
-    """Of at least one value."""
+    """Return the mean of at least one value."""
     return sum(values) / len(values)
 
 
 def median(values: Iterable[float]) -> float:
-    """Of at least one value; the mean of the two in the middle of an even number."""
+    """Return the median of at least one value; the mean of the two middle values of an even number."""
     ordered = sorted(values)
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

@@ -1,4 +1,4 @@
-"""Names of kernels and modules in few columns, so that two that differ can still be told apart."""
+"""Shorten names of kernels and modules so that they remain distinguishable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LIBRARY_NAMESPACES = re.compile(
 
 
 def short_name(name: str, width: int) -> str:
-    """A kernel's or operator's name in at most `width` columns: without what tells nothing, then without its middle."""
+    """Shorten a kernel's or operator's name to `width` columns: first remove common parts, then its middle."""
     name = _strip_signature(name, width)
     if len(name) <= width:
         return name
@@ -24,7 +24,7 @@ def short_name(name: str, width: int) -> str:
 
 
 def short_names(names: Sequence[str], width: int) -> list[str]:
-    """`short_name` of each. Of those that would then look alike, the part is shown in which they differ."""
+    """Apply `short_name` to each name. Of names that would be equal, the different part is shown."""
     shown = [short_name(name, width) for name in names]
     for text, count in Counter(shown).items():
         if count > 1:
@@ -37,7 +37,7 @@ def short_names(names: Sequence[str], width: int) -> list[str]:
 
 
 def _strip_signature(name: str, width: int) -> str:
-    """A name without `void`, its list of parameters, and namespaces of libraries, as far as it must be shorter."""
+    """Remove `void`, the list of parameters and library namespaces from a name, as far as needed."""
     for drop in (lambda n: n.removeprefix("void "), _without_parameters, lambda n: _LIBRARY_NAMESPACES.sub("", n)):
         if len(name) <= width:
             break
@@ -46,7 +46,7 @@ def _strip_signature(name: str, width: int) -> str:
 
 
 def _distinguish(names: list[str], width: int) -> list[str]:
-    """The beginning, and what follows where they part; once more for those that part later."""
+    """Return the start and the part after the first difference; repeated for names that differ later."""
     same = len(commonprefix(names))  # noqa: RUF071 - characters are what is meant
     head = width // 3
     start = max(min(same - 2, min(map(len, names)) - 1), head)
@@ -61,7 +61,7 @@ def _distinguish(names: list[str], width: int) -> list[str]:
 
 
 def short_path(path: str, width: int) -> str:
-    """A dotted path in at most `width` columns: the end tells most, and begins at a dot where it can."""
+    """Shorten a dotted path to `width` columns: keep the end, starting at a dot if possible."""
     if len(path) <= width:
         return path
     end = path[len(path) - (width - 1) :]
@@ -70,7 +70,7 @@ def short_path(path: str, width: int) -> str:
 
 
 def _without_parameters(name: str) -> str:
-    """A C++ signature without the list in its last parentheses."""
+    """Return a C++ signature without its last parameter list."""
     if not name.endswith(")"):
         return name
     depth = 0
@@ -82,12 +82,17 @@ def _without_parameters(name: str) -> str:
 
 
 def top_modules_by_self_time(modules: Sequence[ModuleRow], limit: int) -> list[ModuleRow]:
-    """The modules with most time of their own, in their order, each below those that it ran in: set in alone, it would seem to
-    belong to whatever stands above it."""
+    """Return the modules with the largest self time in their order, each with its parents.
+
+    Without its parents, an indented module would seem to belong to the row above it.
+    """
     ranked = sorted(range(len(modules)), key=lambda i: -modules[i].self_s)[:limit]
     shown = set(ranked)
     for i in ranked:
-        depth, at = (0 if modules[i].source == "module" else modules[i].depth), i  # a module's path says it all
+        depth, at = (
+            (0 if modules[i].source == "module" else modules[i].depth),
+            i,
+        )  # the path of a module includes its parents
         while depth > 0 and at > 0:
             at -= 1
             if modules[at].depth < depth:

@@ -19,10 +19,10 @@ from msgspec import Raw
 from allranks.analysis.trace.chrome_trace import NotATrace, TraceMetadata, TraceStream
 from allranks.analysis.trace.records import RankReport, Record, TraceReport
 
-COMPRESSION = 1  # a third larger than the best, and several times faster
+COMPRESSION = 1  # output a third larger than with the best level, but several times faster
 PIDS_PER_RANK = 1000  # process ids of rank r are r * 1000, r * 1000 + 1, ...
 _PROCESS_METADATA = (b'"process_name"', b'"process_sort_index"')
-LAST_SORT_INDEX = 1 << 30  # place of processes that are none
+LAST_SORT_INDEX = 1 << 30  # sort index of entries that are not processes
 _NONE = Raw(b"0")
 
 RawEvent = dict[str, Raw]
@@ -37,16 +37,16 @@ _TAIL = msgspec.json.Decoder(_RawTail)
 
 
 class Merged(Record, frozen=True):
-    """What was written."""
+    """The result of writing."""
 
     path: Path
     ranks: tuple[int, ...]
-    n_events: int  # of the ranks' own; the names of processes, which are ours, are not counted
-    left_out: tuple[str, ...]  # files that could not be read any more, each with the reason
+    n_events: int  # events of the ranks, without the process names that this module adds
+    left_out: tuple[str, ...]  # files that could no longer be read, each with the reason
 
 
 class _RawStream(TraceStream):
-    """Events as fields that are not decoded. Text that is no UTF-8 goes the forgiving way of the base class."""
+    """Events as undecoded fields. Text that is not UTF-8 uses the tolerant parser of the base class."""
 
     @staticmethod
     def decode_list(text: bytes) -> list[RawEvent]:  # type: ignore[override]
@@ -62,7 +62,7 @@ class _RawStream(TraceStream):
     def convert(value: Any) -> tuple[RawEvent | None, bool]:
         if not isinstance(value, dict) or "ph" not in value:
             return None, False
-        # numbers that JSON does not know (NaN) become null; half surrogates stay escaped
+        # numbers that JSON does not support (NaN) become null; unpaired surrogates stay escaped
         return {str(k): Raw(json.dumps(_finite(v)).encode()) for k, v in value.items()}, True
 
 
@@ -78,7 +78,7 @@ def write_merged(report: TraceReport, target: Path) -> Merged:
     """Write the merged trace of a report's ranks, gzip compressed. Raises `OSError` if `target` cannot be written."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{os.getpid()}.part")
-    # The rank whose clock zero is latest keeps its times; those of all others move forward, so that none is below zero.
+    # The rank with the latest clock zero keeps its times; those of the others move forward, so that none is negative.
     latest = max(report.ranks, key=lambda r: r.zero_us)
     ranks, left_out, events, between = [], [], 0, b""
     try:
@@ -126,12 +126,12 @@ def _merged_header(report: TraceReport, reference: RankReport) -> bytes:
             ],
         },
     }
-    # json, not msgspec: names of files may be no UTF-8, and are written as escapes
+    # json, not msgspec: file names may not be UTF-8, and are written as escapes
     return json.dumps(head).encode()[:-1] + b',"traceEvents":[\n'
 
 
 class _RankWriter:
-    """Rewrites one rank's events."""
+    """Rewrite one rank's events."""
 
     def __init__(self, rank: RankReport, shift_us: float, index: int, count: int) -> None:
         self.rank, self.shift_us, self.index, self.count = rank, shift_us, index, count
@@ -144,7 +144,7 @@ class _RankWriter:
         self._with_events: set[int] = set()
 
     def pieces(self) -> Iterator[bytes]:
-        """Text of events, with commas between them."""
+        """Yield the text of events, with commas between them."""
         stream = _RawStream(Path(self.rank.path))
         for piece in cast("Iterator[list[RawEvent]]", stream.pieces()):
             kept = [e for event in piece if (e := self._event(event)) is not None]
@@ -157,7 +157,7 @@ class _RankWriter:
             yield msgspec.json.encode(names)[1:-1]
 
     def _event(self, event: RawEvent) -> RawEvent | dict[str, Any] | None:
-        """The event in the merged trace; None for names of processes, which come from `_processes`."""
+        """Return the event in the merged trace; None for names of processes, which come from `_processes`."""
         pid = self._pid(bytes(event.get("pid", _NONE)))
         if bytes(event.get("ph", _NONE)) == b'"M"':
             name = bytes(event.get("name", _NONE))
@@ -180,17 +180,17 @@ class _RankWriter:
         return out
 
     def _pid(self, text: bytes) -> int:
-        """A number that no other rank has."""
+        """Return a number that no other rank has."""
         found = self._pids.get(text)
         if found is None:
             found = self._pids[text] = self.rank.rank * PIDS_PER_RANK + len(self._pids)
-            if text[:1] == b'"':  # the profiler's own, beside processes and devices
+            if text[:1] == b'"':  # the profiler's own entries, besides processes and devices
                 self._names[found] = msgspec.json.decode(text) or "profiler"
                 self._sorts[found] = LAST_SORT_INDEX
         return found
 
     def _tid(self, text: bytes) -> int | None:
-        """Perfetto knows threads by numbers of 32 bits and would throw others together: a number for one that is none; None to keep it."""
+        """Return a number for a thread ID that Perfetto would confuse (it uses 32-bit numbers); None to keep it."""
         if text not in self._tids:
             number = _number(Raw(text)) if text[:1] != b'"' else None
             odd = number is not None and not 0 <= number < 1 << 32
@@ -198,7 +198,7 @@ class _RankWriter:
         return self._tids[text]
 
     def _id(self, raw: Raw) -> int | str:
-        """Arrows join events of one `id`: those of two ranks must not meet."""
+        """Return an `id` that is unique across ranks: arrows connect events with the same `id`."""
         value = msgspec.json.decode(raw)
         if isinstance(value, int):
             return value * self.count + self.index
@@ -216,7 +216,7 @@ class _RankWriter:
             self._sorts[pid] = args["sort_index"]
 
     def _processes(self, host: str) -> Iterator[dict[str, Any]]:
-        """Names of the processes that have events: `rank R host`, then what the file calls them."""
+        """Yield the names of the processes with events: `rank R host`, then the name in the file."""
         first = f"rank {self.rank.rank} {host}".rstrip()
         ordered = sorted(self._with_events, key=lambda pid: (self._sorts.get(pid, 0), pid))
         for place, pid in enumerate(ordered):
@@ -230,7 +230,7 @@ def _metadata(pid: int, name: str, args: dict[str, Any]) -> dict[str, Any]:
 
 
 def _number(raw: Raw) -> float | None:
-    """Some versions of the profiler write times as text."""
+    """Parse a number: some versions of the profiler write times as text."""
     try:
         return float(bytes(raw).strip(b'"'))
     except ValueError:

@@ -27,12 +27,12 @@ Row = Mapping[str, Any]
 
 
 def summary_csv(report: TraceReport) -> str:
-    """A row per rank: its window, how its time was spent, what it waited, its memory and its clock."""
+    """Return a row per rank: its window, breakdown, waits, memory and clock."""
     return _text([_rank_row(report, rank) for rank in report.ranks])
 
 
 def collectives_csv(report: TraceReport) -> str:
-    """A row per kind over all sizes (`size_bucket` is "all"), then the rows of its sizes."""
+    """Return a row per kind over all sizes (`size_bucket` is "all"), then the rows by size."""
     rows: list[Row] = []
     for whole in report.collectives:
         rows += [_collective_row(whole), *(_collective_row(part) for part in report.sizes if part.kind == whole.kind)]
@@ -113,7 +113,7 @@ def _text(rows: Sequence[Row], head: Iterable[str] | None = None) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """Seconds to a tenth of a nanosecond; texts as `text_cell` gives them."""
+    """Return seconds to a tenth of a nanosecond; texts as from `text_cell`."""
     if isinstance(value, float):
         return f"{value:.10f}".rstrip("0").rstrip(".") if abs(value) < 1e6 else f"{value:.0f}"
     return csv_cell(value)
@@ -123,7 +123,7 @@ _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def write_comparison(comparison: Comparison, out: Path) -> Path:
-    """Write ``comparison.json`` into a folder, which is made if need be. Raises what `cannot_write` gives."""
+    """Write ``comparison.json`` into a folder, which is created if needed. Raises the errors of `cannot_write`."""
     path = out / "comparison.json"
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -134,9 +134,9 @@ def write_comparison(comparison: Comparison, out: Path) -> Path:
 
 
 def write_all(reports: Sequence[TraceReport], out: Path) -> list[Path]:
-    """Write all files of each report; into `out` itself if there is one report, else into a folder of `out` for each.
+    """Write all files of each report; into `out` itself for one report, else into one subfolder each. Return the files.
 
-    Raises what `cannot_write` gives where `out` cannot be written. Returns the files.
+    Raises the errors of `cannot_write` if `out` cannot be written.
     """
     written: list[Path] = []
     for report, folder in zip(reports, _folders(reports, out), strict=True):
@@ -156,7 +156,9 @@ def _write(report: TraceReport, folder: Path) -> list[Path]:
     ]
     for path, text in files:
         with with_file_name(path):
-            path.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")  # file names may be no UTF-8
+            path.write_text(
+                text, encoding="utf-8", errors="backslashreplace", newline=""
+            )  # file names may not be UTF-8
     merged = folder / "merged.json.gz"
     with with_file_name(merged):
         return [*(path for path, _ in files), write_merged(report, merged).path]

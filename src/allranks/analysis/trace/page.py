@@ -35,12 +35,12 @@ class KeyFigure:
 
 
 def display_name(text: str) -> str:
-    """A name fit for a page."""
+    """Return a name for display on a page."""
     return sanitize(short_name(text, MAX_NAME_LENGTH), MAX_NAME_LENGTH)
 
 
 def key_figures(report: TraceReport) -> list[KeyFigure]:
-    """What a person wants to know first."""
+    """Return the most important figures."""
     n = len(report.ranks)
     spans = [r.total.span_s for r in report.ranks]
     steps = [s.breakdown.span_s for r in report.ranks for s in r.steps]
@@ -53,8 +53,8 @@ def key_figures(report: TraceReport) -> list[KeyFigure]:
     made = made or [KeyFigure("Time traced", format_seconds(max(spans)), "no steps were marked")]
     for text, part, note in (
         ("Compute", "compute_s", "of the time, mean of ranks"),
-        ("Exposed communication", "exposed_comm_s", "no compute ran meanwhile"),
-        ("Idle", "idle_s", "nothing ran"),
+        ("Exposed communication", "exposed_comm_s", "not hidden by compute"),
+        ("Idle", "idle_s", "no work"),
     ):
         made.append(KeyFigure(text, format_percent_of(sum(getattr(r.total, part) for r in report.ranks), whole), note))
     comm = sum(r.total.comm_s for r in report.ranks)
@@ -120,7 +120,7 @@ def rank_table(report: TraceReport) -> Table | None:
         "overlap",
         "clock ahead",
     ]
-    note = "Compute, exposed communication, copies and idle are shares of the rank's time and add up to it."
+    note = "Compute, exposed communication, copies and idle are shares of the rank's time; their sum is 100 %."
     if len(report.ranks) > MAX_RANK_ROWS:
         note += f" {len(report.ranks) - MAX_RANK_ROWS} more ranks are in summary.csv."
     return table("ranks", "Ranks", columns, rows, note)
@@ -146,14 +146,12 @@ def collective_table(report: TraceReport) -> Table | None:
         "bus GB/s",
     ]
     p = report.pairing
-    note = "Counts and times are of all ranks together. "
+    note = "Counts and times are totals of all ranks. "
     if p.paired:
         how = f"{p.by_sequence} by sequence number, {p.by_order} by order"
-        note += f"{p.paired} collectives were found on several ranks ({how}), {p.unpaired} were not found again. Bandwidth is bytes over transfer time; "
+        note += f"{p.paired} collectives were paired across ranks ({how}), {p.unpaired} were not. Bandwidth is bytes over transfer time; "
     else:
-        note += (
-            "None was found on a second rank, so waiting is not known and bandwidth is bytes over the whole duration; "
-        )
+        note += "None was paired with another rank, so the waiting time is unknown and bandwidth is bytes over the whole duration; "
     return table("collectives", "Collectives by kind and size", columns, rows, note + "GB is 10^9 bytes.")
 
 
@@ -187,9 +185,9 @@ def straggler_table(report: TraceReport) -> Table | None:
         ]
         for r in found[:MAX_ROWS]
     ]
-    columns = ["rank", "came last", "made others wait", "mean", "longest", "waited itself"]
-    note = "How late a rank came is the longest wait of another rank for it."
-    return table("stragglers", "Who others waited for", columns, rows if len(found) > 1 else [], note)
+    columns = ["rank", "last", "caused wait", "mean", "longest", "own wait"]
+    note = "The delay of a rank is the longest wait of another rank for it."
+    return table("stragglers", "Last ranks in collectives", columns, rows if len(found) > 1 else [], note)
 
 
 def wait_table(report: TraceReport) -> Table | None:
@@ -207,8 +205,8 @@ def wait_table(report: TraceReport) -> Table | None:
     ]
     return table(
         "waits",
-        "Collectives with the most waiting",
-        ["kind", "which", "bytes", "last to come", "longest wait", "transfer"],
+        "Collectives with the longest waits",
+        ["kind", "which", "bytes", "last rank", "longest wait", "transfer"],
         rows,
     )
 
@@ -260,10 +258,10 @@ def module_table(report: TraceReport) -> Table | None:
         for m in kept
     ]
     own = report.modules[0].source == "annotation"
-    title = "Ranges that the program named" if own else "Modules of the model"
+    title = "Ranges named by the program" if own else "Modules of the model"
     note = "Sums over ranks."
     if len(kept) < len(report.modules):
-        note = f"{len(kept)} of {len(report.modules)}: those with the most time of their own, and what they ran in; sums over ranks."
+        note = f"{len(kept)} of {len(report.modules)}: those with the largest self time, and their parents; sums over ranks."
     return table("modules", title, ["name", "calls", "host", "forward", "backward", "own"], rows, note)
 
 
@@ -298,20 +296,20 @@ def file_table(report: TraceReport) -> Table | None:
         ]
         for r in report.ranks[:MAX_RANK_ROWS]
     ]
-    return table("files", "Files that were read", ["rank", "file", "size", "events", "whole"], rows)
+    return table("files", "Trace files", ["rank", "file", "size", "events", "whole"], rows)
 
 
 SEVERITIES = {"error": "bad", "warning": "warn", "note": "muted"}
 
 
 def summary_html(report: TraceReport) -> str:
-    """The page. Without plotly (the `report` extra) it has no charts, and says how to get them."""
+    """Return the page. Without plotly (the `report` extra) it has no charts, and explains how to get them."""
     plotly = plotly_source()
     return render_page("summary.html.j2", *_context(report, plotly), plotly)
 
 
 def _context(report: TraceReport, plotly: str | None) -> tuple[dict[str, Any], str]:
-    """What the template wants, and the charts."""
+    """Return the context of the template, and the charts."""
     groups = {name: [c for c in made if c] for name, made in _charts(report).items()} if plotly else {}
     figures = report_charts.figures_json([c for made in groups.values() for c in made])
     cards = key_figures(report)
@@ -342,7 +340,7 @@ def _charts(report: TraceReport) -> dict[str, Sequence[Chart | None]]:
 
 
 def _tables(report: TraceReport) -> dict[str, Sequence[Table | None]]:
-    own = "Time on the host without what ran inside it; sums over ranks."
+    own = "Self time on the host (without called operators); sums over ranks."
     return {
         "time": [rank_table(report)],
         "collectives": [collective_table(report), launch_table(report)],
@@ -375,8 +373,8 @@ def _startup(report: TraceReport) -> str:
         return ""
     removed = max(s.removed_s.values(), default=0.0)
     cut = (
-        f" Up to {format_seconds(removed)} of a rank were left out: its windows begin after {s.until}."
+        f" Up to {format_seconds(removed)} per rank were left out: the windows start after {s.until}."
         if removed > 0
         else ""
     )
-    return sanitize(f"Profilers started {format_seconds(s.skew_s)} apart.{cut}")
+    return sanitize(f"The profilers started {format_seconds(s.skew_s)} apart.{cut}")

@@ -53,45 +53,45 @@ Remark = tuple[Severity, str, str]  # (severity, kind, message)
 def find_remarks(
     events: RankEvents, steps: list[TraceStep], collectives: list[Collective], waits: Sequence[object], busy: BusySpans
 ) -> list[Remark]:
-    """``waits``: spans in which communication blocked a thread of the host; ``steps``: as they are after device work was added."""
+    """Return remarks. ``waits``: spans in which communication blocked a host thread; ``steps``: after adding device work."""
     out: list[Remark] = []
     if not steps:
-        out.append(("warning", "no_steps", "has no ProfilerStep marks; its whole length is taken as one window"))
+        out.append(("warning", "no_steps", "has no ProfilerStep marks; the complete trace is used as one window"))
     if collectives and not events.comm_kernels and not any(c.name.startswith("gloo:") for c in events.host_comms):
-        text = "shows communication only as calls on the host; its times are those of the calls"
+        text = "contains communication only as host calls; its times are those of the calls"
         out.append(("warning", "calls_only", text))
     if events.host_comms and not collectives and not waits:
         text = (
-            f"calls communication {len(events.host_comms)} times ({events.host_comms[0].name}), and neither kernels nor sizes "
-            "tell what it was; figures of communication are missing"
+            f"calls communication {len(events.host_comms)} times ({events.host_comms[0].name}), but has neither kernels nor sizes, "
+            "so figures of communication are missing"
         )
         out.append(("warning", "calls_only", text))
     return out + (_work_outside_steps(busy, steps) if steps else [])
 
 
 def _work_outside_steps(busy: BusySpans, steps: list[TraceStep]) -> list[Remark]:
-    """Says if much work lies outside of the steps, which the figures leave out."""
+    """Report work outside of the steps, which the figures do not include."""
     out: list[Remark] = []
     for what, spans in (("compute", busy.compute), ("communication", busy.comm)):
         whole = total_length(spans)
         inside = sum(total_length(clip(spans, s.start, s.end)) for s in steps)
         if whole - inside > max(0.1 * whole, 0.01 * (steps[-1].end - steps[0].start)):
-            text = f"{(whole - inside) * SECONDS_PER_US:.3f} s of {whole * SECONDS_PER_US:.3f} s of {what} lie outside of the step marks and are left out"
+            text = f"{(whole - inside) * SECONDS_PER_US:.3f} s of {whole * SECONDS_PER_US:.3f} s of {what} are outside of the step marks and not included"
             out.append(("warning", "outside_steps", text))
     return out
 
 
 MAX_DRAWN_SPANS = 2000
-MAX_NAMES = 1000  # names a rank passes on
+MAX_NAMES = 1000  # maximum number of names returned per rank
 
 
 class RankResult(Struct, tag=True):
-    """All that is kept of one rank; times in the trace's microseconds unless they end in `_s`."""
+    """The result of one rank; times in the trace's microseconds unless they end in `_s`."""
 
     path: str
     file_bytes: int
     n_events: int
-    rank: int | None  # as the trace says
+    rank: int | None  # from the trace
     world_size: int | None
     backend: str | None
     host: str | None
@@ -105,10 +105,10 @@ class RankResult(Struct, tag=True):
     steps: list[TraceStep]
     total: Breakdown
     by_step: list[Breakdown]
-    phases: list[list[PhaseRow]]  # by step; without steps one list
+    phases: list[list[PhaseRow]]  # by step; one list without steps
     phase_segments: list[tuple[float, float, int]]
-    busy: BusySpans  # for drawing
-    first: BusySpans  # of the first step, exact: its begin may yet move
+    busy: BusySpans  # for charts
+    first: BusySpans  # of the first step, exact: its start may still move
     collectives: list[Collective]
     kernels: TimeTotals
     operators: TimeTotals
@@ -119,7 +119,7 @@ class RankResult(Struct, tag=True):
 
 
 class UnreadableTrace(Struct, tag=True):
-    """A file that gave nothing."""
+    """A file without a result."""
 
     path: str
     kind: str
@@ -127,9 +127,9 @@ class UnreadableTrace(Struct, tag=True):
 
 
 def read_rank(path: Path) -> RankResult | UnreadableTrace:
-    """Reads and analyses one trace."""
+    """Read and analyse one trace."""
     collecting = gc.isenabled()
-    gc.disable()  # nothing here makes cycles, and all these tuples would be looked at again and again
+    gc.disable()  # there are no cycles, and the collector would scan all tuples repeatedly
     try:
         return _read(path)
     finally:
@@ -144,12 +144,12 @@ def _read(path: Path) -> RankResult | UnreadableTrace:
         for piece in stream.pieces():
             events.add(piece)
     except NotATrace as error:
-        return UnreadableTrace(str(path), "not_a_trace", f"is no profiler trace: {error}")
+        return UnreadableTrace(str(path), "not_a_trace", f"is not a profiler trace: {error}")
     except OSError as error:
         return UnreadableTrace(str(path), "unreadable", f"cannot be read: {error.strerror or error}")
     if not any(len(o) for o in events.operators) and not events.device and not events.marks:
         why = f" before {stream.damage}" if stream.damage else ""
-        return UnreadableTrace(str(path), "not_a_trace", f"holds no operators, kernels or marks{why}")
+        return UnreadableTrace(str(path), "not_a_trace", f"has no operators, kernels or marks{why}")
     events.finish()
     return _analyse(path, stream, events)
 
@@ -205,7 +205,7 @@ def _analyse(path: Path, stream: TraceStream, events: RankEvents) -> RankResult:
 
 
 def _one_group(info: dict[str, Any], world: int | None) -> bool:
-    """Whether every collective must be one of all ranks: the trace tells of one communicator."""
+    """Return whether every collective has all ranks, because the trace has only one communicator."""
     configs = info.get("pg_config")
     if isinstance(configs, list) and configs:
         sizes = [c.get("pg_size") for c in configs if isinstance(c, dict)]
@@ -214,7 +214,7 @@ def _one_group(info: dict[str, Any], world: int | None) -> bool:
 
 
 def _device_ends(events: RankEvents, steps: list[TraceStep]) -> list[float]:
-    """When the device work launched in each step had ended."""
+    """Return when the device work launched in each step had ended."""
     index = StepIndex(steps)
     ends = [s.end for s in steps]
     for _, end, _, correlation in events.device:
@@ -238,7 +238,7 @@ def _window(events: RankEvents, busy: BusySpans, steps: list[TraceStep]) -> Span
 
 
 def _assign_phases_and_steps(collectives: list[Collective], phases: Phases, index: StepIndex) -> None:
-    """Notes of each collective the phase and the step in which it was launched."""
+    """Set the phase and the step in which each collective was launched."""
     for c in collectives:
         if c.launched is not None:
             c.phase = phases.at(c.launched, c.thread)

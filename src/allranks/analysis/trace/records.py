@@ -2,7 +2,7 @@
 
 One `TraceReport` covers all ranks of one run (or one window of it). Times are in seconds, sizes in bytes. Points in time
 (`start_s`, `end_s`) count from the earliest window start of any rank, on the clock derived from paired collectives: equal points
-on two ranks are the same moment, as far as the traces show. docs/trace.md defines each metric.
+on two ranks are the same time, as far as the traces show. docs/trace.md defines each metric.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ class Record(Struct, frozen=True, kw_only=True):
 
 
 class Problem(Record, frozen=True):
-    """Something that a reader of the figures must know; `error`: a file was not read, `note`: how a figure was got."""
+    """A limitation of the figures; `error`: a file was not read, `note`: how a figure was computed."""
 
     severity: Severity
-    kind: str  # a fixed word: unreadable, truncated, damaged_events, not_a_trace, no_rank, duplicate_rank, missing_ranks, no_steps, ...
+    kind: str  # one of: unreadable, truncated, damaged_events, not_a_trace, no_rank, duplicate_rank, missing_ranks, no_steps, ...
     message: str
     file: str | None = None
     rank: int | None = None
 
 
 class Breakdown(Record, frozen=True):
-    """How a span of time was spent. compute_s + exposed_comm_s + copy_s + idle_s = span_s."""
+    """The parts of a span of time. compute_s + exposed_comm_s + copy_s + idle_s = span_s."""
 
     span_s: float
     compute_s: float
@@ -46,7 +46,7 @@ class Breakdown(Record, frozen=True):
 
     @property
     def overlap(self) -> float | None:
-        """Share of communication that compute hid, 0 to 1; None without communication."""
+        """Return the share of communication hidden by compute, 0 to 1; None without communication."""
         return self.overlapped_comm_s / self.comm_s if self.comm_s > 0 else None
 
 
@@ -65,20 +65,20 @@ class StepReport(Record, frozen=True):
     step: int
     start_s: float
     end_s: float
-    trimmed: bool  # its beginning was left out because profilers started at different times
+    trimmed: bool  # its start was cut because profilers started at different times
     breakdown: Breakdown
     phases: tuple[PhaseRow, ...] = ()
 
 
 class Band(Record, frozen=True):
-    """Merged spans of one kind of work, for drawing: (start_s, end_s) pairs, ascending, short gaps closed when there are many."""
+    """Merged spans of one kind of work, for charts: (start_s, end_s) pairs, ascending, short gaps closed when there are many."""
 
     kind: Literal["compute", "comm", "copy"]
     spans: tuple[tuple[float, float], ...]
 
 
 class PhaseSpan(Record, frozen=True):
-    """A span of a phase on the host, for drawing."""
+    """A span of a phase on the host, for charts."""
 
     phase: Phase
     start_s: float
@@ -86,19 +86,19 @@ class PhaseSpan(Record, frozen=True):
 
 
 CPU_MEMORY = (
-    "On the CPU PyTorch counts what was allocated since the profiler started: weights made before are not in it."
+    "On the CPU PyTorch counts allocations since the profiler started: weights allocated before are not included."
 )
 
 
 class MemoryReport(Record, frozen=True):
-    """The allocator's view of one device of one rank, from the profiler's memory events."""
+    """The allocator statistics of one device of one rank, from the profiler's memory events."""
 
     device: str  # "cpu", "gpu:0", ...
     peak_bytes: int
     last_bytes: int
     peak_reserved_bytes: int | None
     n_events: int
-    points: tuple[tuple[float, int], ...]  # (time_s, allocated bytes), thinned to a few hundred, peaks kept
+    points: tuple[tuple[float, int], ...]  # (time_s, allocated bytes), thinned to a few hundred, with all peaks
 
 
 class TopRow(Record, frozen=True):
@@ -107,16 +107,16 @@ class TopRow(Record, frozen=True):
     name: str
     kind: Literal["compute", "comm", "copy"]
     count: int
-    total_s: float  # kernels: sum of durations; operators: sum of self times (children on the same thread taken out)
+    total_s: float  # kernels: sum of durations; operators: sum of self times (without children on the same thread)
     mean_s: float
     max_s: float
     share: float  # of the sum over all rows, shown or not
 
 
 class ModuleRow(Record, frozen=True):
-    """A module of the model (or a `record_function` name where the profiler kept no modules), summed over ranks.
+    """A module of the model (or a `record_function` name if the profiler recorded no modules), summed over ranks.
 
-    forward/backward are times of the work launched in it: kernels on a GPU, operators on a CPU; its children's included. `self_s` excludes them.
+    forward/backward are times of the work launched in it: kernels on a GPU, operators on a CPU; including its children. `self_s` excludes them.
     """
 
     name: str
@@ -137,24 +137,24 @@ class LaunchRow(Record, frozen=True):
     kind: str
     phase: Phase
     count: int
-    bytes: int | None  # None: the trace tells no sizes
+    bytes: int | None  # None: unknown
     time_s: float
 
 
 class CollectiveRow(Record, frozen=True):
     """All collectives of one kind (in `TraceReport.collectives`), or of one kind and size bucket (in `.sizes`).
 
-    Bandwidths are bytes over *transfer* time where the collective was paired across ranks, over its own duration elsewhere; None without sizes.
+    Bandwidths are bytes over *transfer* time if the collective was paired across ranks, over its own duration otherwise; None without sizes.
     """
 
     kind: str
-    group_size: int | None  # None: not told, or several
+    group_size: int | None  # None: unknown, or several
     size_bucket: str | None  # "<= 64 KiB"; None in the sums over all sizes
     count: int  # over all ranks that were read
     bytes: int | None  # sum, nccl-tests' "size" of each
     total_s: float  # sum of durations over all ranks
-    transfer_s: float | None  # of it, after the last rank had come; None if unpaired
-    wait_s: float | None  # of it, waiting for the last rank
+    transfer_s: float | None  # part of it after the last rank had arrived; None if unpaired
+    wait_s: float | None  # part of it waiting for the last rank
     mean_s: float
     max_s: float
     algbw_bytes_s: float | None
@@ -170,7 +170,7 @@ class PairReport(Record, frozen=True):
     step: int | None
     bytes: int | None
     transfer_s: float  # the shortest of the ranks' durations
-    last_rank: int  # waited least
+    last_rank: int  # the rank that waited least
     ranks: tuple[int, ...]
     wait_s: tuple[float, ...]  # by rank, as in `ranks`
     start_s: tuple[float, ...]
@@ -178,37 +178,37 @@ class PairReport(Record, frozen=True):
 
 
 class Pairing(Record, frozen=True):
-    """How well collectives were found again on the other ranks."""
+    """How many collectives were matched across ranks."""
 
     paired: int  # collectives found on at least two ranks
     by_sequence: int  # of them, by communicator and sequence number
     by_order: int
-    unpaired: int  # found on one rank though the group has more that were read
+    unpaired: int  # found on one rank only, although more ranks of the group were read
     transfer_s: float  # sums over pairs and ranks
     wait_s: float
     longest: tuple[PairReport, ...]  # the pairs with most waiting, at most 50
 
 
 class StragglerRow(Record, frozen=True):
-    """How one rank arrived at the collectives it shares with others."""
+    """The arrival of one rank at the collectives that it shares with others."""
 
     rank: int
     pairs: int
-    last: int  # how often it came last
+    last: int  # how often it was last
     last_share: float
-    wait_s: float  # it waited for others
-    caused_wait_s: float  # when it came last, sum over pairs of the longest wait of another rank
-    mean_late_s: float  # when it came last, mean over those pairs of the longest wait of another rank
+    wait_s: float  # its own wait
+    caused_wait_s: float  # when it was last, sum over pairs of the longest wait of another rank
+    mean_late_s: float  # when it was last, mean over those pairs of the longest wait of another rank
     max_late_s: float
 
 
 class StartupTrim(Record, frozen=True):
-    """Profilers that started at different times, and what was left out therefore."""
+    """Profilers that started at different times, and the time that was left out because of it."""
 
     skew_s: float  # between the first and the last start, on the common clock
-    until: str  # what the windows now begin after, in words
+    until: str  # description of the event after which the windows start
     removed_s: dict[int, float]  # by rank
-    fake_wait_s: dict[int, float]  # by rank: communication that was only waiting for a later profiler
+    fake_wait_s: dict[int, float]  # by rank: waits for a profiler that started later
 
 
 class RankReport(Record, frozen=True):
@@ -222,9 +222,9 @@ class RankReport(Record, frozen=True):
     device_name: str | None
     world_size: int | None
     backend: str | None
-    whole: bool  # False: the file was cut or damaged, figures are of what was left
-    base_time_ns: int  # wall clock of ts 0 (0 where the trace does not tell)
-    clock_offset_s: float  # subtract from this rank's own clock to be on the common one
+    whole: bool  # False: the file is truncated or damaged, figures use the readable part
+    base_time_ns: int  # wall clock of ts 0 (0 if unknown)
+    clock_offset_s: float  # subtract it from this rank's clock to get the common one
     clock_pairs: int  # collectives that the offset was estimated from; 0: not aligned
     clock_spread_s: float | None  # median absolute deviation of the estimate
     zero_us: float  # this rank's `ts` (microseconds, as in its file) at the report's zero; ts -> (ts - zero_us) / 1e6 s
@@ -248,7 +248,7 @@ class TraceReport(Record, frozen=True):
     backend: str | None
     world_size: int | None
     missing_ranks: tuple[int, ...]
-    definition: str  # how compute and communication were told apart here, one or two sentences
+    definition: str  # how compute and communication were distinguished, in one or two sentences
     ranks: tuple[RankReport, ...]
     collectives: tuple[CollectiveRow, ...]
     sizes: tuple[CollectiveRow, ...]
@@ -262,12 +262,12 @@ class TraceReport(Record, frozen=True):
     problems: tuple[Problem, ...]
 
     def rank(self, number: int) -> RankReport | None:
-        """The report of one rank, or None."""
+        """Return the report of one rank, or None."""
         return next((r for r in self.ranks if r.rank == number), None)
 
 
 class CollectiveTotals(Record, frozen=True):
-    """Collectives of one kind in one step of one rank. `bytes` is None if one of them tells no size."""
+    """Collectives of one kind in one step of one rank. `bytes` is None if the size of one of them is unknown."""
 
     count: int
     bytes: int | None
@@ -275,7 +275,7 @@ class CollectiveTotals(Record, frozen=True):
 
 
 def totals_by_phase(report: TraceReport) -> tuple[dict[tuple[str, Phase], list[float]], bool, int]:
-    """Sums of (count, bytes, seconds) by kind and phase over ranks and steps; whether all sizes are told; ranks times steps."""
+    """Return sums of (count, bytes, seconds) by kind and phase over ranks and steps; whether all sizes are known; ranks times steps."""
     sums: dict[tuple[str, Phase], list[float]] = {}
     for r in report.launches:
         row = sums.setdefault((r.kind, r.phase), [0, 0, 0.0])
@@ -289,9 +289,9 @@ def totals_by_phase(report: TraceReport) -> tuple[dict[tuple[str, Phase], list[f
 def collectives_per_step(
     report: TraceReport, rank: int, phase: Phase | None = None
 ) -> dict[int | None, dict[str, CollectiveTotals]]:
-    """By step and kind what a rank launched, in one phase (`"backward"`: launched there, wherever it ran then) or in all.
+    """Return by step and kind the collectives that a rank launched, in one phase (`"backward"`: launched there, whenever it ran) or in all.
 
-    Steps in which it launched nothing are there too, empty. Without step marks the only key is None.
+    Steps without collectives are included, empty. Without step marks the only key is None.
     """
     found = report.rank(rank)
     steps: list[int | None] = [s.step for s in found.steps] if found else []

@@ -1,6 +1,6 @@
-"""Find training steps and phases (forward, backward, optimizer, data), and compute how their time was spent.
+"""Find training steps and phases (forward, backward, optimizer, data), and compute the breakdown of their time.
 
-Phases come from marks that the program set, otherwise from operators.
+Phases come from marks of the program, otherwise from operators.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FORWARD, BACKWARD, OPTIMIZER, DATA, OTHER = range(5)
 AUTOGRAD_NODE_PREFIX = "autograd::engine::evaluate_function"
 STEP_PATTERN = re.compile(r"^ProfilerStep\s*#\s*(\d{1,18})(?!\d)")
 
-# how programs call the parts of a step; matched on the name without decoration
+# names that programs use for the parts of a step; matched without decoration
 _PHASE_OF_NAME = {
     "forward": FORWARD, "fwd": FORWARD, "forward pass": FORWARD, "forward_pass": FORWARD, "forward_step": FORWARD,
     "backward": BACKWARD, "bwd": BACKWARD, "backward pass": BACKWARD, "backward_pass": BACKWARD, "backward_step": BACKWARD,
@@ -53,24 +53,24 @@ class Phases:
         self._autograd = autograd
 
     def at(self, t: float, thread: int | None) -> int:
-        """The phase of something that a thread began at `t`."""
+        """Return the phase of an event that a thread started at `t`."""
         if thread in self._autograd:
             return BACKWARD
         found = self._lookup.at(t)
         return OTHER if found < 0 else found
 
     def spans(self, phase: int) -> list[tuple[float, float]]:
-        """Where a phase lies on the host, merged."""
+        """Return the spans of a phase on the host, merged."""
         return merge((a, b) for a, b, p in self.segments if p == phase)
 
 
 def phase_of_annotation(name: str) -> int | None:
-    """The phase that an annotation's name stands for (`## forward ##`, `allranks.backward`, `optimizer`)."""
+    """Return the phase of an annotation's name (`## forward ##`, `allranks.backward`, `optimizer`)."""
     return _PHASE_OF_NAME.get(name.strip("# \t").lower().removeprefix("allranks."))
 
 
 def find_phases(events: RankEvents) -> Phases:
-    """Marks of the program decide; a phase without any is inferred from the profiler's own marks and from operators."""
+    """Return the phases from the program's marks; a phase without marks is inferred from the profiler's marks and from operators."""
     spans: dict[int, list[tuple[float, float]]] = {p: [] for p in range(len(PHASES))}
     for start, end, name, _ in events.marks:
         phase = phase_of_annotation(name)
@@ -91,7 +91,7 @@ def find_phases(events: RankEvents) -> Phases:
 
 
 def _nodes(events: RankEvents) -> dict[int, list[tuple[float, float]]]:
-    """By thread, where the autograd engine ran its nodes."""
+    """Return by thread the spans in which the autograd engine ran its nodes."""
     is_node = [name.startswith(AUTOGRAD_NODE_PREFIX) for name in events.names]
     found: dict[int, list[tuple[float, float]]] = {}
     if not any(is_node):
@@ -104,7 +104,7 @@ def _nodes(events: RankEvents) -> dict[int, list[tuple[float, float]]]:
 
 
 def _backward(events: RankEvents, nodes: dict[int, list[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """Nodes in a row are one backward pass, until an operator runs between them that is none's part."""
+    """Join consecutive nodes to one backward pass, until an operator that belongs to no node runs between them."""
     out: list[tuple[float, float]] = []
     for thread, spans in nodes.items():
         between = SegmentIndex([(a, b, 0) for a, b in spans])
@@ -125,7 +125,7 @@ def _backward(events: RankEvents, nodes: dict[int, list[tuple[float, float]]]) -
 
 
 def _forward(events: RankEvents, spans: dict[int, list[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """From the first to the last operator whose node a backward pass ran, and what DDP calls its forward; before each backward pass."""
+    """Return spans from the first to the last operator whose node a backward pass ran, and DDP's forward marks; before each backward pass."""
     main = main_thread(events)
     backward = merge(spans[BACKWARD])
     if main is None or not backward:
@@ -153,9 +153,9 @@ def _forward(events: RankEvents, spans: dict[int, list[tuple[float, float]]]) ->
 
 
 def _forward_operators(events: RankEvents, thread: int) -> list[tuple[float, float]]:
-    """Operators of a thread that made the nodes which a backward pass ran.
+    """Return the operators of a thread that created the nodes of a backward pass.
 
-    Autograd gives an operator the number that the next node will get, so of those with one number the last made the node; its callers with the
+    Autograd gives an operator the number of the next node, so the last operator with a number created the node; its callers with the
     same number belong to it.
     """
     is_node = [name.startswith(AUTOGRAD_NODE_PREFIX) for name in events.names]
@@ -174,7 +174,7 @@ def _forward_operators(events: RankEvents, thread: int) -> list[tuple[float, flo
 
 
 def main_thread(events: RankEvents) -> int | None:
-    """The thread of the step marks, else the one with most operators."""
+    """Return the thread of the step marks, else the one with most operators."""
     for _, _, name, thread in events.marks:
         if STEP_PATTERN.match(name):
             return thread
@@ -194,20 +194,20 @@ class TraceStep(Struct):
 
 
 class StepIndex:
-    """Which step a moment of the host belongs to."""
+    """Return the step of a time on the host."""
 
     def __init__(self, steps: Sequence[TraceStep]) -> None:
         self.steps = steps
         self._starts = [s.start for s in steps]
 
     def at(self, t: float) -> int | None:
-        """Index of the step that a moment lies in; None outside of all: an evaluation between two steps belongs to neither."""
+        """Return the index of the step that contains a time; None between steps, for example in an evaluation."""
         i = bisect_right(self._starts, t) - 1
         return i if i >= 0 and t <= self.steps[i].end else None
 
 
 def find_steps(events: RankEvents) -> tuple[list[TraceStep], list[str]]:
-    """The steps that `ProfilerStep#N` marks, and remarks. A mark without any work at the end is no step but the profiler's own end."""
+    """Return the steps from `ProfilerStep#N` marks, and remarks. A last mark without any work is the end of the profiler, not a step."""
     marks: dict[int, tuple[float, float]] = {}
     for start, end, name, _ in events.marks:
         found = STEP_PATTERN.match(name)
@@ -218,7 +218,7 @@ def find_steps(events: RankEvents) -> tuple[list[TraceStep], list[str]]:
         one.end = min(one.end, following.start)
     remarks = []
     if len(steps) > 1 and not _has_work(events, steps[-1]):
-        remarks.append(f"step {steps[-1].number} has a mark and no work in it; it is left out")
+        remarks.append(f"step {steps[-1].number} has a mark but no work; it is left out")
         steps.pop()
     return steps, remarks
 
@@ -231,25 +231,25 @@ def _has_work(events: RankEvents, step: TraceStep) -> bool:
 
 
 def extend_to_device_ends(steps: Sequence[TraceStep], ends: Sequence[float]) -> None:
-    """Let each step last until the device work launched in it has ended (`ends`, by step), but not into the next."""
+    """Extend each step until the device work launched in it has ended (`ends`, by step), but not into the next one."""
     for i, step in enumerate(steps):
         limit = steps[i + 1].start if i + 1 < len(steps) else float("inf")
         step.end = max(step.end, min(ends[i], limit))
 
 
 class BusySpans(Struct):
-    """What ran when, each kind merged."""
+    """Merged spans of each kind of work."""
 
     compute: list[Span]
     comm: list[Span]
     copy: list[Span]
 
     def within(self, start: float, end: float) -> BusySpans:
-        """The part in a span of time."""
+        """Return the part in a span of time."""
         return BusySpans(clip(self.compute, start, end), clip(self.comm, start, end), clip(self.copy, start, end))
 
     def thinned(self, limit: int) -> BusySpans:
-        """For drawing: at most so many spans of each kind."""
+        """Return at most `limit` spans of each kind, for charts."""
         return BusySpans(
             close_short_gaps(self.compute, limit),
             close_short_gaps(self.comm, limit),
@@ -257,13 +257,13 @@ class BusySpans(Struct):
         )
 
     def extent(self) -> Span | None:
-        """From the first begin to the last end."""
+        """Return the span from the first start to the last end."""
         kept = [m for m in (self.compute, self.comm, self.copy) if m]
         return (min(m[0][0] for m in kept), max(m[-1][1] for m in kept)) if kept else None
 
 
 def compute_breakdown(busy: BusySpans, start: float, end: float) -> Breakdown:
-    """How [start, end] was spent: compute first, then communication, then copies, the rest is idle."""
+    """Return the breakdown of [start, end]: compute first, then communication, then copies; the rest is idle."""
     b = busy.within(start, end)
     exposed = subtract(b.comm, b.compute)
     working: MergedSpans = merge([*b.compute, *b.comm])
@@ -282,7 +282,7 @@ def compute_breakdown(busy: BusySpans, start: float, end: float) -> Breakdown:
 
 
 def sum_breakdowns(parts: Sequence[Breakdown]) -> Breakdown:
-    """The sum of several."""
+    """Return the sum of several breakdowns."""
     return Breakdown(**{name: sum(getattr(p, name) for p in parts) for name in Breakdown.__struct_fields__})
 
 
@@ -294,7 +294,7 @@ def phase_rows(
     windows: list[Span],
     on_device: bool,
 ) -> list[list[PhaseRow]]:
-    """Rows of every phase, by window (steps, or the whole trace)."""
+    """Return rows of every phase, by window (steps, or the complete trace)."""
     spans = [phases.spans(p) for p in range(len(PHASES))]
     launched = _launched_compute(events, phases, windows) if on_device else None
     rows = []
@@ -327,7 +327,7 @@ def _host_compute(compute: MergedSpans, phase: MergedSpans, start: float, end: f
 
 
 def _launched_compute(events: RankEvents, phases: Phases, windows: list[Span]) -> defaultdict[tuple[int, int], float]:
-    """Sum of compute kernels by (window, phase) of their launch."""
+    """Return the sum of compute kernels by (window, phase) of their launch."""
     index = StepIndex([TraceStep(i, a, b) for i, (a, b) in enumerate(windows)])
     out: defaultdict[tuple[int, int], float] = defaultdict(float)
     for start, end, name, correlation in events.device:

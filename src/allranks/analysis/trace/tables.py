@@ -22,7 +22,7 @@ from allranks.analysis.trace.records import (
 )
 from allranks.utils.formatting import format_bandwidth, format_bytes_precise, format_percent_of, format_seconds
 
-WIDE_COLUMNS = 100  # columns
+WIDE_COLUMNS = 100
 SHOWN_RANKS = 32
 SHOWN_STEPS = 12
 SHOWN_ROWS = 10
@@ -30,7 +30,7 @@ SHOWN_MODULES = 15
 
 
 def show_report(console: Console, report: TraceReport) -> None:
-    """Prints what a person wants to know first, first."""
+    """Print the report, most important figures first."""
     _show_title(console, report)
     _breakdown(console, report)
     _steps(console, report)
@@ -38,7 +38,7 @@ def show_report(console: Console, report: TraceReport) -> None:
     _collectives(console, report)
     _stragglers(console, report)
     _tops(console, "Kernels", report.top_kernels)
-    _tops(console, "Operators, own time on the host", report.top_operators)
+    _tops(console, "Operators, self time on the host", report.top_operators)
     _modules(console, report)
     _memory(console, report)
     _problems(console, report)
@@ -75,7 +75,7 @@ def _parts(b: Breakdown) -> list[str]:
 
 def _breakdown(console: Console, report: TraceReport) -> None:
     columns = ("rank", "time", "steps", "compute", "exposed comm.", "copies", "idle", "all comm.", "hidden")
-    table = _table("Where the time went, by rank", *columns)
+    table = _table("Time by rank", *columns)
     for r in report.ranks[:SHOWN_RANKS]:
         table.add_row(
             str(r.rank), format_seconds(r.total.span_s), str(len(r.steps)) if r.steps else "none", *_parts(r.total)
@@ -139,9 +139,7 @@ def _collectives(console: Console, report: TraceReport) -> None:
     p = report.pairing
     if p.paired:
         how = f"{p.by_sequence} by sequence number, {p.by_order} by order"
-        console.print(
-            f"{p.paired} found on several ranks ({how}); {p.unpaired} not found again.", style="dim", soft_wrap=True
-        )
+        console.print(f"{p.paired} paired across ranks ({how}); {p.unpaired} not paired.", style="dim", soft_wrap=True)
     _launches(console, report)
 
 
@@ -162,9 +160,11 @@ def _collective_row(table: Table, row: CollectiveRow, name: str) -> None:
 
 
 def _launches(console: Console, report: TraceReport) -> None:
-    """Where collectives were launched, per rank and step."""
+    """Print where collectives were launched, per rank and step."""
     rows, told, steps = totals_by_phase(report)
-    table = _table("Where they were launched, per rank and step", "kind", "phase", "count", "bytes", "time", left=2)
+    table = _table(
+        "Launch location of collectives, per rank and step", "kind", "phase", "count", "bytes", "time", left=2
+    )
     for (kind, phase), (count, moved, time) in rows.items():
         table.add_row(
             kind,
@@ -181,9 +181,7 @@ def _stragglers(console: Console, report: TraceReport) -> None:
     rows = [r for r in report.stragglers if r.pairs]
     if len(rows) < 2:
         return
-    table = _table(
-        "Who others waited for", "rank", "came last", "of", "made others wait", "mean", "longest", "waited itself"
-    )
+    table = _table("Last ranks in collectives", "rank", "last", "of", "caused wait", "mean", "longest", "own wait")
     for row in rows[:SHOWN_ROWS]:
         table.add_row(
             str(row.rank), f"{row.last} ({100 * row.last_share:.0f} %)", str(row.pairs), format_seconds(row.caused_wait_s),
@@ -194,12 +192,14 @@ def _stragglers(console: Console, report: TraceReport) -> None:
     worst = longest_wait(report)
     if worst is not None:
         what = f"{worst.kind} ({worst.key})" if worst.kind not in worst.key else worst.key
-        text = f"Longest: rank {worst.last_rank} came {format_seconds(max(worst.wait_s))} after the first to {what}."
+        text = (
+            f"Longest: rank {worst.last_rank} reached {what} {format_seconds(max(worst.wait_s))} after the first rank."
+        )
         console.print(Text(text, style="dim"), soft_wrap=True)
 
 
 def longest_wait(report: TraceReport) -> PairReport | None:
-    """The collective that a rank waited longest in, but for profilers that started later; None without waiting."""
+    """Return the collective with the longest wait, without waits for profilers that started later; None without waiting."""
     first = report.ranks[0].steps[0].step if report.startup is not None and report.ranks[0].steps else None
     pairs = [p for p in report.pairing.longest if report.startup is None or p.step != first]
     worst = max(pairs, key=lambda p: max(p.wait_s), default=None)
@@ -209,7 +209,7 @@ def longest_wait(report: TraceReport) -> PairReport | None:
 def _tops(console: Console, title: str, rows: Sequence[TopRow]) -> None:
     if not rows:
         return
-    # a name cut to a few letters is none: where there is little room, the mean, which is sum by count, goes
+    # a name of a few letters is useless: in narrow terminals the mean (sum by count) is omitted
     wide = console.width >= WIDE_COLUMNS
     table = _table(title, "name", "kind", "count", "sum", "share", *(["mean"] if wide else []), "longest", left=2)
     width = max(console.width - (55 if wide else 45), 20)
@@ -232,7 +232,7 @@ def _modules(console: Console, report: TraceReport) -> None:
     if not report.modules:
         return
     own = report.modules[0].source == "annotation"
-    title = "Ranges that the program named" if own else "Modules"
+    title = "Ranges named by the program" if own else "Modules"
     table = _table(title, "name", "calls", "host", "forward", "backward", "own")
     for m in top_modules_by_self_time(report.modules, SHOWN_MODULES):
         table.add_row(
@@ -248,7 +248,7 @@ def _modules(console: Console, report: TraceReport) -> None:
 
 
 def _indented(m: ModuleRow, width: int) -> Text:
-    """A module's path says itself where it belongs; a name of the program is set in by its depth."""
+    """Indent a name of the program by its depth; the path of a module already shows its position."""
     if m.source == "module":
         return Text(short_path(m.name, width))
     indent = "  " * min(m.depth, 6)
@@ -278,7 +278,7 @@ def _problems(console: Console, report: TraceReport) -> None:
     if not report.problems:
         return
     console.print()
-    console.print("What to know about these figures", style="bold")
+    console.print("Notes about these figures", style="bold")
     styles = {"error": "red", "warning": "yellow", "note": "dim"}
     for p in report.problems:
         where = f"{p.file}: " if p.file else ""
@@ -286,7 +286,7 @@ def _problems(console: Console, report: TraceReport) -> None:
 
 
 def show_comparison(console: Console, comparison: Comparison) -> None:
-    """Prints the tables of `compare_tables` and what must be known about them."""
+    """Print the tables of `compare_tables` and the remarks."""
     for table in compare_tables(comparison, console.width):
         console.print()
         console.print(table)
@@ -295,11 +295,11 @@ def show_comparison(console: Console, comparison: Comparison) -> None:
 
 
 def compare_tables(comparison: Comparison, width: int = 100) -> list[Table]:
-    """One table of all figures, and one of the kernels and operators that changed most."""
+    """Return one table of all figures, and one of the kernels and operators with the largest changes."""
     title = f"{comparison.a} against {comparison.b}, per {comparison.per}"
     tables = [_comparison_table(title, comparison.rows, width)]
     if comparison.changed:
-        tables.append(_comparison_table("Kernels and operators that changed most", comparison.changed, width))
+        tables.append(_comparison_table("Kernels and operators with the largest changes", comparison.changed, width))
     return tables
 
 
@@ -320,7 +320,7 @@ def _comparison_table(title: str, rows: Sequence[DiffRow], width: int) -> Table:
 
 
 def format_figure(value: float | None, unit: Unit) -> str:
-    """A figure with its unit."""
+    """Return a figure with its unit."""
     if value is None:
         return "-"
     if unit == "s":
@@ -337,7 +337,7 @@ def format_figure(value: float | None, unit: Unit) -> str:
 
 
 def _coloured_ratio(ratio: str, row: DiffRow) -> Text:
-    """Times that grew or fell by a tenth are coloured; of the other figures more is not plainly better or worse."""
+    """Colour times that changed by at least a tenth; for other figures, more is neither better nor worse."""
     if row.unit != "s" or row.ratio is None or row.name == "hidden communication" or 0.9 <= row.ratio <= 1.1:
         return Text(ratio)
     return Text(ratio, style="red" if row.ratio > 1 else "green")

@@ -1,5 +1,8 @@
-"""Ranks read in processes of their own: ``python -m allranks.analysis.trace.workers`` takes paths on standard input, a line each, and answers each with one
-message. Not `multiprocessing`: that would run the caller's script again, and a reader that is killed must cost its own file only."""
+"""Read ranks in separate processes: ``python -m allranks.analysis.trace.workers`` reads paths from standard input, one per line.
+
+It answers each with one message. `multiprocessing` is not used because it would run the caller's script again, and a killed
+reader must only lose its own file.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 def read_all(files: list[Path], workers: int) -> dict[Path, Result]:
-    """Reads each file in one of `workers` processes; a process takes the next file when it is done with one."""
+    """Read each file in one of `workers` processes; a process takes the next file when it has finished one."""
     if workers <= 1:
         return {path: read_rank(path) for path in files}
     import threading
@@ -48,7 +51,7 @@ def _run_worker(todo: deque[Path], results: dict[Path, Result]) -> None:
             answer = _request(process, path)
             if answer is None:
                 code = process.wait()
-                text = f"was not read: its reader {f'was killed by signal {-code}; is there memory?' if code < 0 else f'ended with code {code}'}"
+                text = f"was not read: the reader process {f'was killed by signal {-code}, possibly out of memory' if code < 0 else f'exited with code {code}'}"
                 answer, process = UnreadableTrace(str(path), "unreadable", text), None
             results[path] = answer
     finally:
@@ -61,7 +64,7 @@ def _run_worker(todo: deque[Path], results: dict[Path, Result]) -> None:
 def _start() -> subprocess.Popen[bytes]:
     import subprocess
 
-    # the same packages as in this process, but none from where the user happens to be
+    # use the same packages as this process, but none from the user's current folder
     path = [str(Path(__file__).resolve().parents[3]), *(p for p in sys.path if p)]
     code = f"import sys; sys.path[:] = {path!r}; from allranks.analysis.trace.workers import serve; serve()"
     return subprocess.Popen([sys.executable, "-P", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -85,7 +88,7 @@ def _read_exactly(stream: IO[bytes], size: int) -> bytes | None:
 
 
 def serve() -> None:
-    """The other side: reads until standard input ends."""
+    """Answer requests until standard input ends."""
     for line in sys.stdin.buffer:
         body = msgspec.msgpack.encode(read_rank(Path(msgspec.json.decode(line, type=str))))
         sys.stdout.buffer.write(_LENGTH.pack(len(body)))

@@ -1,4 +1,4 @@
-"""A box that is up: how to reach its login side and its nodes."""
+"""Access a running box: its login node and its nodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from allranks.nodes.srun import CLOCK_VARIABLE
 
 
 class Box:
-    """A box that was started; get one with `find_box` or `up`."""
+    """A box that was started; `find_box` and `up` return one."""
 
     def __init__(self, plan: BoxPlan, identity: str) -> None:
         self.plan = plan
@@ -38,50 +38,50 @@ class Box:
 
     @property
     def name(self) -> str:
-        """The name given to ``cluster up``."""
+        """Return the name given to ``cluster up``."""
         return self.plan.name
 
     @property
     def node_names(self) -> list[str]:
-        """All nodes, in order."""
+        """Return all nodes, in order."""
         return [node.name for node in self.plan.nodes]
 
     def inits(self) -> dict[str, int]:
-        """First process of the login side and of each node that is alive, by name."""
+        """Return the first process of the login node and of each running node, by name."""
         return processes.init_processes(self.identity)
 
     def is_alive(self) -> bool:
-        """Whether the login side, and with it the box, exists."""
-        # Without root, the login side may not look at the first processes.
+        """Return whether the login node, and therefore the box, exists."""
+        # Without root, the login node has no permission to inspect the first processes.
         return self.plan.login in self.inits() or (self.plan.rootless and self.place() == self.plan.login)
 
     def place(self) -> str | None:
-        """The node, or the login side, that this process runs on; None outside the box.
+        """Return the node, or the login node, that this process runs on; None outside the box.
 
-        Inside, and only there, something is mounted on the spool. The environment would not do: jobs may lose it.
+        Only inside the box a file system is mounted on the spool folder. The environment is not reliable: jobs may lose it.
         """
         inside = any(mount.target == str(self.folder.spool) for mount in processes.mounts("self"))
         return socket.gethostname() if inside else None
 
     def init(self, name: str) -> int:
-        """The first process of a node or of the login side; an error if it is dead."""
+        """Return the first process of a node or of the login node; raise an error if it is dead."""
         pid = self.inits().get(name)
         if pid is None and self.plan.rootless and self.place() is not None:
-            raise RequestError("Without root, a box is changed and its nodes are entered from outside of it only.")
+            raise RequestError("Without root, this command only works outside of the box.")
         if pid is None and name == self.plan.login:
             raise self._not_up()
         if pid is None:
             raise EnvironmentNotAble(
                 f"Node '{name}' of box '{self.name}' is not running. "
-                f"Start it with: allranks cluster fault heal {name}; or begin anew: allranks cluster down."
+                f"Start it with: allranks cluster fault heal {name}; or remove the box: allranks cluster down."
             )
         return pid
 
     def _not_up(self) -> EnvironmentNotAble:
-        return EnvironmentNotAble(f"Box '{self.name}' is not up any more. Clean up with: allranks cluster down.")
+        return EnvironmentNotAble(f"Box '{self.name}' is no longer running. Clean up with: allranks cluster down.")
 
     def env(self) -> dict[str, str]:
-        """What a Slurm command needs in its environment to talk to this box."""
+        """Return the environment of a Slurm command for this box."""
         return {
             "SLURM_CONF": str(self.folder.slurm_conf),
             NAME_VARIABLE: self.name,
@@ -89,7 +89,7 @@ class Box:
         }
 
     def endpoint(self) -> SlurmEndpoint:
-        """What Slurm's clients need to enter the box; published once it is up."""
+        """Return what Slurm's clients need to enter the box; published once it is running."""
         login = self.init(self.plan.login)
         ticks = start_ticks(login)
         if ticks is None:
@@ -106,23 +106,25 @@ class Box:
         )
 
     def command_prefix(self, cwd: Path | str | None = None) -> list[str]:
-        """Words to put before a command so that it runs on the box's login side: ``[*prefix, "sbatch", ...]``.
+        """Return the prefix of a command that runs on the box's login node: ``[*prefix, "sbatch", ...]``.
 
         The command keeps the caller's user, environment (plus `env`), standard streams, process id and ``cwd``
-        (default: the caller's), and sees the same files. It gets signals and gives exit codes itself, because
-        nothing stands between it and the caller. It sees the box's network, host name and /etc/hosts.
+        (default: the caller's), and sees the same files. It receives signals and returns exit codes directly, because
+        there is no process in between. It sees the box's network, host name and /etc/hosts.
         """
         published = read_endpoint(self.folder.path)
-        if published is None or published.environment != self.env():  # not yet, or by a later box of the same name
+        if (
+            published is None or published.environment != self.env()
+        ):  # not yet published, or by a later box of the same name
             published = self.endpoint()
         return published.command_prefix(cwd or Path.cwd())
 
     def node_prefix(self, name: str, cwd: Path | str | None = None) -> list[str]:
-        """Words to put before a command so that it runs on one node, past Slurm.
+        """Return the prefix of a command that runs on one node, without Slurm.
 
-        A node has its own process ids, so ``nsenter`` stays as the command's parent; it passes the exit code on,
+        A node has its own process IDs, so ``nsenter`` remains as the command's parent; it passes the exit code on,
         and the command gets SIGTERM when it is killed. ``cwd`` must exist on the node (default: the caller's, if
-        it is there, else /).
+        it exists there, else /).
         """
         require_node(name, self.node_names, "--node")
         values = self.env()
@@ -137,26 +139,26 @@ class Box:
         return [*into, *guard, *commands.set_environment(values, cwd=str(cwd))]
 
     def setup_prefix(self, name: str) -> list[str]:
-        """Words to put before a command that changes a node or the login side: mounts, interfaces."""
+        """Return the prefix of a command that changes a node or the login node: mounts, interfaces."""
         kinds = commands.DAEMON_KINDS if name == self.plan.login else commands.NODE_KINDS
         return commands.enter_for_setup(self.plan, self.init(name), kinds)
 
     def run(
         self, argv: list[str], *, node: str | None = None, cwd: Path | str | None = None, timeout_s: float | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a command on the login side or a node, and gives its output and exit code."""
+        """Run a command on the login node or a node; return its output and exit code."""
         prefix = self.command_prefix(cwd) if node is None else self.node_prefix(node, cwd)
         return run_command([*prefix, *argv], timeout_s=timeout_s or DEFAULT_TIMEOUT_S)
 
     def faults(self) -> list[FaultRecord]:
-        """The faults that are in force."""
+        """Return the active faults."""
         if not self.folder.faults.exists():
             return []
         return msgspec.json.decode(self.folder.faults.read_bytes(), type=list[FaultRecord])
 
 
 def load_box(path: Path) -> Box | None:
-    """The box whose state is in that folder, alive or not; None if there is none that got as far as a plan."""
+    """Return the box whose state is in that folder, running or not; None if it never had a plan."""
     folder = BoxPaths(path)
     try:
         plan = msgspec.json.decode(folder.plan.read_bytes(), type=BoxPlan)
@@ -166,7 +168,7 @@ def load_box(path: Path) -> Box | None:
 
 
 def list_boxes() -> list[Box]:
-    """This user's boxes that are alive."""
+    """Return this user's running boxes."""
     folder = state_root()
     if not folder.is_dir():
         return []
@@ -175,9 +177,9 @@ def list_boxes() -> list[Box]:
 
 
 def find_box(name: str | None = None) -> Box | None:
-    """The box that is up, or None.
+    """Return the running box, or None.
 
-    Without a name: the one that ``ALLRANKS_BOX`` names; else the only one; else the one with the default name.
+    Without a name: the box in ``ALLRANKS_BOX``; else the only one; else the one with the default name.
     """
     name = name or os.environ.get(NAME_VARIABLE) or None
     if name is not None:
@@ -189,13 +191,13 @@ def find_box(name: str | None = None) -> Box | None:
 
 
 def box_names() -> list[str]:
-    """Every box of this user that left something, alive or not."""
+    """Return every box of this user with files left, running or not."""
     folder = state_root()
     return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
 
 def default_name() -> str:
-    """The box that ``down`` means without a name: the one that is up, or the only one that crashed."""
+    """Return the default box of ``down``: the running one, or the only one that crashed."""
     box = find_box()
     left = box_names()
     if box is not None:
@@ -204,9 +206,9 @@ def default_name() -> str:
 
 
 def need_box(name: str | None = None) -> Box:
-    """The box that is up, or an error that says how to get one."""
+    """Return the running box, or raise an error that says how to start one."""
     box = find_box(name)
     if box is None:
-        which = f"No box named '{name}' is up" if name else "No box is up"
+        which = f"No box named '{name}' is running" if name else "No box is running"
         raise EnvironmentNotAble(f"{which}. Start one with: allranks cluster up.")
     return box

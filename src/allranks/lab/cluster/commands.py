@@ -19,11 +19,11 @@ DEFAULT_TIMEOUT_S = 30.0
 
 
 def find_program(name: str) -> str:
-    """Full path of a system program; ordinary users often lack the sbin folders on their PATH."""
+    """Return the full path of a system program; the PATH of ordinary users often lacks the sbin folders."""
     path = shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}")
     if path is None:
         raise EnvironmentNotAble(
-            f"The program '{name}' is missing here. Run scripts/install-slurm.sh, or see the docs."
+            f"The program '{name}' is not installed. Run scripts/install-slurm.sh, or see the docs."
         )
     return path
 
@@ -31,7 +31,7 @@ def find_program(name: str) -> str:
 def check_output(
     argv: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S, text: str | None = None, what: str = ""
 ) -> str:
-    """Standard output of a command that must succeed; ``text`` is its input, ``what`` its name in the error."""
+    """Return the output of a command that must succeed; ``text`` is its input, ``what`` its name in the error."""
     done = run_command(argv, timeout_s=timeout_s, text=text)
     if done.returncode != 0:
         raise RunFailed(
@@ -43,7 +43,7 @@ def check_output(
 def run_command(
     argv: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S, text: str | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """A command that may fail; only a missing program or the time limit raises."""
+    """Run a command that may fail; only a missing program or the time limit raises."""
     try:
         return subprocess.run(
             list(argv),
@@ -56,15 +56,15 @@ def run_command(
             check=False,
         )
     except FileNotFoundError:
-        raise EnvironmentNotAble(f"The program '{argv[0]}' is missing here.") from None
+        raise EnvironmentNotAble(f"The program '{argv[0]}' is not installed.") from None
     except subprocess.TimeoutExpired:
         raise RunFailed(f"'{_short(argv)}' did not end within {timeout_s:g} s.") from None
 
 
 def last_lines(text: str, count: int = 2) -> str:
-    """The last lines of an output, as part of a sentence."""
+    """Return the last lines of an output, as part of a sentence."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " / ".join(lines[-count:]) or "it said nothing"
+    return " / ".join(lines[-count:]) or "no output"
 
 
 def _short(argv: Sequence[str]) -> str:
@@ -73,23 +73,23 @@ def _short(argv: Sequence[str]) -> str:
 
 
 LOGIN_KINDS = ("net", "mount", "uts")
-"""No PID namespace, so nsenter need not fork: signals and exit codes reach the command itself."""
+"""No PID namespace, so nsenter does not fork: signals and exit codes reach the command directly."""
 DAEMON_KINDS = (*LOGIN_KINDS, "pid")
 NODE_KINDS = (*LOGIN_KINDS, "ipc", "pid")
 
 
 def enter_for_setup(plan: BoxPlan, pid: int, kinds: Sequence[str]) -> list[str]:
-    """Prefix that enters the namespaces of ``pid`` with the rights to change them."""
+    """Return the prefix that enters the namespaces of ``pid`` with the rights to change them."""
     user = ["--user", "--preserve-credentials"] if plan.rootless else []
     return [find_program("nsenter"), f"--target={pid}", *user, *(f"--{kind}" for kind in kinds)]
 
 
 def enter_as_user(plan: BoxPlan, pid: int, kinds: Sequence[str]) -> list[str]:
-    """Prefix that enters as the user the box belongs to: what daemons, jobs and people run as.
+    """Return the prefix that enters as the owner of the box: daemons, jobs and users run this way.
 
     Without root, the box's user namespace shows the user as root, and Slurm would then try (and fail) to drop
-    root's groups. A second user namespace inside the first shows the user as himself, and Slurm runs in the
-    single-user way it has for that.
+    root's groups. A second user namespace inside the first shows the user under his own ID, and Slurm uses its
+    single-user mode.
     """
     prefix = enter_for_setup(plan, pid, kinds)
     if plan.rootless:
@@ -98,14 +98,14 @@ def enter_as_user(plan: BoxPlan, pid: int, kinds: Sequence[str]) -> list[str]:
 
 
 def create_login(plan: BoxPlan) -> list[str]:
-    """Prefix that creates the login side: the namespaces that hold everything else."""
+    """Return the prefix that creates the login node: the namespaces that contain everything else."""
     user = ["--user", "--map-root-user"] if plan.rootless else []
     spaces = ["--net", "--mount", "--uts", "--pid", "--fork", "--propagation=slave"]
     return [find_program("setsid"), "--fork", find_program("unshare"), *user, *spaces]
 
 
 def create_node(plan: BoxPlan, login_pid: int) -> list[str]:
-    """Prefix that creates a node below the login side, so that it ends with it, and leaves no parent outside."""
+    """Return the prefix that creates a node below the login node, so that it ends with it and has no parent outside."""
     spaces = ["--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--propagation=slave"]
     return [
         *enter_for_setup(plan, login_pid, DAEMON_KINDS),
@@ -117,7 +117,7 @@ def create_node(plan: BoxPlan, login_pid: int) -> list[str]:
 
 
 def set_environment(values: dict[str, str], *, cwd: str | None = None, clean: bool = False) -> list[str]:
-    """Prefix that changes the environment and the folder. ``env`` does both after the namespaces were entered."""
+    """Return the prefix that changes the environment and the folder. ``env`` does both after entering the namespaces."""
     folder = [f"--chdir={cwd}"] if cwd is not None else []
     return [
         find_program("env"),

@@ -1,4 +1,4 @@
-"""A box's configuration files as text. Pure: plan in, text out."""
+"""Render a box's configuration files as text. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ BRIDGE = "bridge0"
 ACCOUNT = "lab"
 """The account that ``--accounting`` creates, with root and the calling user in it."""
 CRED_EXPIRE_S = 5
-"""Life of a job credential. A requeued job waits for it, so the default of 120 s would make tests slow."""
+"""Lifetime of a job credential. A requeued job waits for its expiry, so the default of 120 s would make tests slow."""
 DATABASE_PORT = 3306
 
 
 def slurm_conf(plan: BoxPlan, folder: BoxPaths) -> str:
-    """slurm.conf; a line of the user's replaces ours of the same key."""
+    """Return slurm.conf; a line of the user replaces the default line with the same key."""
     settings = _settings(plan, folder)
     ours = {key.lower(): key for key in settings}
     for line in plan.conf:
@@ -85,7 +85,7 @@ def _settings(plan: BoxPlan, folder: BoxPaths) -> dict[str, str]:
 
 
 def gres_conf(plan: BoxPlan, folder: BoxPaths) -> str:
-    """gres.conf: each GPU is a link to a harmless device, which is enough for Slurm to number and hand them out."""
+    """Return gres.conf: each GPU is a link to a harmless device, which is sufficient for Slurm to number and allocate it."""
     lines = [
         f"NodeName={node.name} Name=gpu File={gpu_file(folder, number)}"
         for node in plan.nodes
@@ -95,17 +95,17 @@ def gres_conf(plan: BoxPlan, folder: BoxPaths) -> str:
 
 
 def gpu_file(folder: BoxPaths, number: int) -> Path:
-    """What stands for a GPU: Slurm wants a device, and numbers it by the digits at the end of its name."""
+    """Return the file that represents a GPU: Slurm needs a device, and numbers it by the digits at the end of its name."""
     return folder.etc / f"gpu{number}"
 
 
 def cgroup_conf(plan: BoxPlan) -> str:
-    """cgroup.conf: the box tracks processes without cgroups, and must not touch those of the machine."""
+    """Return cgroup.conf: the box tracks processes without cgroups, and must not touch those of the machine."""
     return "CgroupPlugin=disabled\n" if plan.slurm_version >= (24, 5) else "CgroupPlugin=cgroup/v1\n"
 
 
 def slurmdbd_conf(plan: BoxPlan, folder: BoxPaths, password: str) -> str:
-    """slurmdbd.conf, for ``--accounting``."""
+    """Return slurmdbd.conf, for ``--accounting``."""
     settings = {
         "AuthType": "auth/munge",
         "AuthInfo": f"socket={folder.munge_socket}",
@@ -125,7 +125,7 @@ def slurmdbd_conf(plan: BoxPlan, folder: BoxPaths, password: str) -> str:
 
 
 def hosts(plan: BoxPlan, me: str, *, self_loopback: bool = False) -> str:
-    """/etc/hosts of one node; ``self_loopback`` maps its own name to 127.0.1.1, as Debian's installer does."""
+    """Return /etc/hosts of one node; ``self_loopback`` maps its own name to 127.0.1.1, as Debian's installer does."""
     everyone = [(plan.login_address, plan.login), *((node.address, node.name) for node in plan.nodes)]
     lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost"]
     lines += [f"{'127.0.1.1' if self_loopback and name == me else address} {name}" for address, name in everyone]
@@ -133,13 +133,13 @@ def hosts(plan: BoxPlan, me: str, *, self_loopback: bool = False) -> str:
 
 
 def nsswitch_conf(original: str) -> str:
-    """This machine's nsswitch.conf, but with host names from /etc/hosts alone."""
+    """Return this machine's nsswitch.conf, but with host names from /etc/hosts alone."""
     kept = [line for line in original.splitlines() if not re.match(r"\s*hosts\s*:", line)]
     return "\n".join([*kept, "hosts: files"]) + "\n"
 
 
 def bridge_batch(plan: BoxPlan) -> str:
-    """Commands for ``ip -batch`` on the login side."""
+    """Return the ``ip -batch`` commands for the login node."""
     prefix = plan.network.partition("/")[2]
     return (
         "link set lo up\n"
@@ -150,7 +150,7 @@ def bridge_batch(plan: BoxPlan) -> str:
 
 
 def cable_batch(plan: BoxPlan, pids: dict[str, int]) -> str:
-    """Commands for ``ip -batch`` on the login side: one cable to each of the nodes in ``pids``."""
+    """Return the ``ip -batch`` commands for the login node that connect each node in ``pids``."""
     lines = []
     for node in plan.nodes:
         if node.name in pids:
@@ -160,7 +160,7 @@ def cable_batch(plan: BoxPlan, pids: dict[str, int]) -> str:
 
 
 def node_batch(plan: BoxPlan, name: str) -> str:
-    """Commands for ``ip -batch`` on a node. There is no default route: what is not in the box fails at once."""
+    """Return the ``ip -batch`` commands for a node. Without a default route, addresses outside the box fail at once."""
     node = next(node for node in plan.nodes if node.name == name)
     prefix = plan.network.partition("/")[2]
     return (
@@ -169,7 +169,7 @@ def node_batch(plan: BoxPlan, name: str) -> str:
 
 
 def enter_script(plan: BoxPlan, folder: BoxPaths, name: str) -> str:
-    """The first program of a node or of the login side."""
+    """Return the first program of a node or of the login node."""
     node = plan.node(name)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("allranks.lab.cluster"),

@@ -21,7 +21,7 @@ START_TIMEOUT_S = 30.0
 
 
 def daemon_prefix(box: Box, name: str) -> list[str]:
-    """Words before a daemon's command: enters its place with a clean environment."""
+    """Return the prefix of a daemon's command: it enters its node with a clean environment."""
     kinds = commands.DAEMON_KINDS if name == box.plan.login else commands.NODE_KINDS
     values = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "HOME": "/", "SLURM_CONF": str(box.folder.slurm_conf)}
     return [
@@ -31,7 +31,7 @@ def daemon_prefix(box: Box, name: str) -> list[str]:
 
 
 def start_munged(box: Box) -> None:
-    """One munged for the whole box: its socket is a path, which every node sees."""
+    """Start one munged for the whole box: its socket is a path, which every node sees."""
     folder = box.folder
     options = {
         "key-file": folder.munge / "key",
@@ -47,26 +47,26 @@ def start_munged(box: Box) -> None:
 
 
 def start_slurmctld(box: Box) -> None:
-    """The controller, on the login side; returns once it answers."""
+    """Start the controller on the login node; return once it answers."""
     check_output([*daemon_prefix(box, box.plan.login), find_program("slurmctld")], what="slurmctld")
     ping = [*box.command_prefix("/"), "scontrol", "ping"]
     wait_until(lambda: " is UP" in run_command(ping).stdout, "slurmctld", box.folder.log / "slurmctld.log")
 
 
 def start_slurmd(box: Box, name: str) -> None:
-    """The slurmd of a node; Slurm hears of it a moment later."""
+    """Start the slurmd of a node; Slurm registers it a moment later."""
     check_output([*daemon_prefix(box, name), find_program("slurmd")], what=f"slurmd of {name}")
 
 
 def start_slurmd_and_wait(box: Box, name: str) -> None:
-    """The slurmd of a node that Slurm knew before; returns once Slurm has heard of it again."""
+    """Start the slurmd of a known node; return once Slurm has registered it again."""
     since = datetime.now()
     start_slurmd(box, name)
     wait_registered(box, name, since)
 
 
 def daemon_pids(box: Box, name: str, command: str) -> list[int]:
-    """The processes of that name in the PID namespace of a node or of the login side."""
+    """Return the processes of that name in the PID namespace of a node or of the login node."""
     space = processes.namespace(box.init(name), "pid")
     return [
         pid
@@ -76,7 +76,7 @@ def daemon_pids(box: Box, name: str, command: str) -> list[int]:
 
 
 def stop_daemon(box: Box, name: str, command: str) -> None:
-    """Ends a daemon and waits until it is gone."""
+    """Stop a daemon and wait until it has ended."""
     pids = daemon_pids(box, name, command)
     processes.kill(pids, signal.SIGTERM)
     left = processes.wait_gone(pids, 10)
@@ -86,7 +86,7 @@ def stop_daemon(box: Box, name: str, command: str) -> None:
 
 
 def node_states(box: Box) -> dict[str, str]:
-    """What Slurm says of each node, such as idle, mixed, down* (the star: it does not answer)."""
+    """Return Slurm's state of each node, such as idle, mixed, down* (the star: it does not answer)."""
     done = run_command([*box.command_prefix("/"), "sinfo", "--noheader", "--Node", "--format=%N %t"])
     if done.returncode != 0:
         return {}
@@ -94,7 +94,7 @@ def node_states(box: Box) -> dict[str, str]:
 
 
 def wait_idle(box: Box, names: Iterable[str], timeout_s: float = 60.0) -> None:
-    """Waits until Slurm calls these nodes idle."""
+    """Wait until Slurm reports these nodes as idle."""
     wanted = list(names)
 
     def all_idle() -> bool:
@@ -104,11 +104,11 @@ def wait_idle(box: Box, names: Iterable[str], timeout_s: float = 60.0) -> None:
     try:
         wait_until(all_idle, "slurmd", box.folder.log / f"slurmd.{wanted[0]}.log", timeout_s)
     except RunFailed as error:
-        raise RunFailed(f"{error} Slurm's view of the nodes: {node_states(box)}.") from None
+        raise RunFailed(f"{error} Slurm's node states: {node_states(box)}.") from None
 
 
 def wait_registered(box: Box, name: str, since: datetime, timeout_s: float = 60.0) -> None:
-    """Waits until Slurm has heard of a slurmd that was started after ``since``, and does not call the node down."""
+    """Wait until a slurmd started after ``since`` is registered, and its node is not down."""
 
     def registered() -> bool:
         shown = run_command([*box.command_prefix("/"), "scontrol", "--oneliner", "show", "node", name]).stdout
@@ -123,21 +123,21 @@ def wait_registered(box: Box, name: str, since: datetime, timeout_s: float = 60.
 
 
 def wait_until(condition: Callable[[], bool], what: str, log: Path, timeout_s: float = START_TIMEOUT_S) -> None:
-    """Waits for a daemon to be of use; the error quotes the end of its log."""
+    """Wait for a daemon to be ready; the error contains the end of its log."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
             said = last_lines(log.read_text(errors="replace")) if log.exists() else "there is no log"
-            raise RunFailed(f"{what} is of no use after {timeout_s:g} s. The end of {log}: {said}")
+            raise RunFailed(f"{what} is not ready after {timeout_s:g} s. The end of {log}: {said}")
         time.sleep(POLL_S)
 
 
 HEALTHY_STATES = ("idle", "mix", "alloc", "comp")
-"""States of a node that works; a trailing * (it does not answer) or ``drain`` and ``down`` are not."""
+"""States of a working node; a trailing * (it does not answer), ``drain`` and ``down`` are not among them."""
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One node, as planned and as it is."""
+    """One node: its plan and its state."""
 
     name: str
     address: str
@@ -147,14 +147,14 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int
     hidden: tuple[str, ...]
     running: bool
-    """Whether the node itself is alive; its slurmd may not be."""
+    """Whether the node itself is running; its slurmd may not be."""
     state: str
-    """Slurm's word for it, empty if Slurm does not answer."""
+    """Slurm's state of the node, empty if Slurm does not answer."""
     faults: tuple[str, ...]
 
 
 class BoxStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A box, or that there is none."""
+    """The state of a box, or that there is none."""
 
     up: bool
     healthy: bool = False
@@ -174,13 +174,13 @@ class BoxStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def box_status(box: Box | None) -> BoxStatus:
-    """The state of a box now."""
+    """Return the current state of a box."""
     if box is None:
         return BoxStatus(up=False)
     plan = box.plan
     controller = " is UP" in run_command([*box.command_prefix("/"), "scontrol", "ping"]).stdout
     states = node_states(box) if controller else {}
-    # Without root, the login side itself may not look at the first processes.
+    # Without root, the login node has no permission to inspect the first processes.
     alive = set(box.inits() or box.node_names)
     faults = box.faults()
     nodes = tuple(

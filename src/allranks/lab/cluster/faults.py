@@ -31,23 +31,23 @@ from allranks.lab.cluster.records import FaultRecord, NodePlan, save
 
 @dataclass(frozen=True, kw_only=True)
 class FaultKind:
-    """One way to break a box."""
+    """One kind of fault."""
 
     kind: str
     inject: Callable[[Box, str, Mapping[str, str]], dict[str, str]]
-    """Breaks it; returns what mending needs to know."""
+    """Inject it; return the data needed for healing."""
     heal: Callable[[Box, FaultRecord], None] | None = None
-    """Mends it; None where there is nothing to mend."""
+    """Heal it; None if there is nothing to heal."""
     on_node: bool = True
-    """Whether it needs a node; otherwise it breaks the login side or a job."""
+    """Whether it needs a node; otherwise it affects the login node or a job."""
     in_namespaces: bool = False
-    """It lives in the node's namespaces, so it ends when the node dies."""
+    """It exists in the node's namespaces, so it ends when the node dies."""
     restarts: bool = False
-    """The node comes back with fresh namespaces."""
+    """Healing gives the node fresh namespaces."""
 
 
 def kill_rank(box: Box, _node: str, arguments: Mapping[str, str]) -> dict[str, str]:
-    """Sends ``signal`` (default KILL) to the process of ``rank``, of ``job`` if that is given."""
+    """Send ``signal`` (default KILL) to the process of ``rank``, of ``job`` if given."""
     rank, job = arguments["rank"], arguments.get("job", "")
     name = arguments.get("signal", "KILL").upper().removeprefix("SIG")
     number = getattr(signal, f"SIG{name}", None)
@@ -59,13 +59,13 @@ def kill_rank(box: Box, _node: str, arguments: Mapping[str, str]) -> dict[str, s
         raise RequestError(f"No process of rank {rank}{where} runs on the nodes. See: allranks cluster exec -- squeue.")
     jobs = {owner for owner, _ in found.values()}
     if len(jobs) > 1:
-        raise RequestError(f"Rank {rank} runs in several jobs: {', '.join(sorted(jobs))}. Say which with --job.")
+        raise RequestError(f"Rank {rank} runs in several jobs: {', '.join(sorted(jobs))}. Select one with --job.")
     processes.kill(found, number)
     return {"rank": rank, "nodes": ",".join(sorted({node for _, node in found.values()})), "signal": name}
 
 
 def find_rank(box: Box, rank: str, job: str = "") -> dict[int, tuple[str, str]]:
-    """The topmost processes of a rank: pid to (job, node). RANK counts, which torchrun sets; else Slurm's own."""
+    """Return the topmost processes of a rank: pid to (job, node). RANK, set by torchrun, takes precedence over Slurm's number."""
     spaces = {processes.namespace(pid, "pid"): name for name, pid in box.inits().items() if name != box.plan.login}
     tasks: dict[int, tuple[dict[str, str], str]] = {}
     for pid in processes.in_namespaces("pid", [space for space in spaces if space]):
@@ -82,7 +82,7 @@ def find_rank(box: Box, rank: str, job: str = "") -> dict[int, tuple[str, str]]:
 
 
 def _slurm_rank(values: Mapping[str, str]) -> str | None:
-    """Slurm's number of a task; a batch script has one too, but is no rank and has no step."""
+    """Return Slurm's task number; a batch script has one too, but is no rank and has no step."""
     return values.get("SLURM_PROCID") if "SLURM_STEP_ID" in values else None
 
 
@@ -90,7 +90,7 @@ RANK_FAULTS = (FaultKind(kind="kill-rank", inject=kill_rank, on_node=False),)
 
 
 def kill_node(box: Box, node: str, _arguments: Mapping[str, str]) -> dict[str, str]:
-    """Every process of the node ends at once, and with them its namespaces and its cable."""
+    """End every process of the node at once, and with them its namespaces and its link."""
     init = box.init(node)
     space = processes.namespace(init, "pid")
     victims = processes.in_namespaces("pid", [space] if space else [])
@@ -100,7 +100,7 @@ def kill_node(box: Box, node: str, _arguments: Mapping[str, str]) -> dict[str, s
 
 
 def start_node(box: Box, record: FaultRecord) -> None:
-    """The node starts again: fresh namespaces, an empty /tmp, its slurmd."""
+    """Start the node again: fresh namespaces, an empty /tmp, its slurmd."""
     if record.node not in box.inits():
         login = box.plan.login
         port = next(node.port for node in box.plan.nodes if node.name == record.node)
@@ -120,36 +120,36 @@ NODE_FAULTS = (
 
 
 def stop_slurmd(box: Box, node: str, _arguments: Mapping[str, str]) -> dict[str, str]:
-    """The node runs on, and so do its jobs; Slurm no longer hears of it."""
+    """Stop slurmd. The node and its jobs continue; Slurm gets no more messages from it."""
     daemons.stop_daemon(box, node, "slurmd")
     return {}
 
 
 def start_slurmd(box: Box, record: FaultRecord) -> None:
-    """Starts the node's slurmd, and waits until Slurm hears of it."""
+    """Start the node's slurmd, and wait until Slurm has registered it."""
     daemons.start_slurmd_and_wait(box, record.node)
 
 
 def restart_slurmd(box: Box, node: str, arguments: Mapping[str, str]) -> dict[str, str]:
-    """Stops and starts a node's slurmd."""
+    """Stop and start a node's slurmd."""
     stop_slurmd(box, node, arguments)
     daemons.start_slurmd_and_wait(box, node)
     return {}
 
 
 def stop_slurmctld(box: Box, _node: str, _arguments: Mapping[str, str]) -> dict[str, str]:
-    """Jobs run on; nothing can be submitted, asked or cancelled."""
+    """Stop the controller. Jobs continue; nothing can be submitted, queried or cancelled."""
     daemons.stop_daemon(box, box.plan.login, "slurmctld")
     return {}
 
 
 def start_slurmctld(box: Box, _record: FaultRecord) -> None:
-    """Starts the controller, which reads its saved jobs."""
+    """Start the controller, which loads its saved jobs."""
     daemons.start_slurmctld(box)
 
 
 def restart_slurmctld(box: Box, node: str, arguments: Mapping[str, str]) -> dict[str, str]:
-    """Stops and starts the controller."""
+    """Stop and start the controller."""
     stop_slurmctld(box, node, arguments)
     daemons.start_slurmctld(box)
     return {}
@@ -178,29 +178,29 @@ _SMALLEST_BURST_BYTES = 16_384
 
 
 def cut_link(box: Box, node: str, _arguments: Mapping[str, str]) -> dict[str, str]:
-    """Packets vanish in silence: the interface stays up, as behind a broken switch or a firewall that drops."""
+    """Drop all packets silently: the interface stays up, as behind a broken switch or a dropping firewall."""
     _ip(box, box.plan.login, "link", "set", _node_plan(box, node).port, "nomaster")
     return {}
 
 
 def restore_link(box: Box, record: FaultRecord) -> None:
-    """Puts the cable back into the bridge."""
+    """Connect the link to the bridge again."""
     _ip(box, box.plan.login, "link", "set", _node_plan(box, record.node).port, "master", BRIDGE)
 
 
 def interface_down(box: Box, node: str, _arguments: Mapping[str, str]) -> dict[str, str]:
-    """The node's interface is down, and the node knows it: connecting fails at once."""
+    """Set the node's interface down, visibly for the node: connecting fails at once."""
     _ip(box, node, "link", "set", _node_plan(box, node).interface, "down")
     return {}
 
 
 def interface_up(box: Box, record: FaultRecord) -> None:
-    """Takes the interface up again; its address is still there."""
+    """Set the interface up again; its address is unchanged."""
     _ip(box, record.node, "link", "set", _node_plan(box, record.node).interface, "up")
 
 
 def slow_link(box: Box, node: str, arguments: Mapping[str, str]) -> dict[str, str]:
-    """Limits both directions to ``rate`` (tbf); ``delay_ms`` needs netem, which not every kernel has."""
+    """Limit both directions to ``rate`` (tbf); ``delay_ms`` needs netem, which not every kernel has."""
     rate, delay_ms = arguments["rate"], arguments.get("delay_ms", "")
     burst = max(_SMALLEST_BURST_BYTES, bits_per_s(rate) // 8 // 100)
     shape = ["tbf", "rate", rate, "burst", str(burst), "latency", "200ms"]
@@ -212,20 +212,20 @@ def slow_link(box: Box, node: str, arguments: Mapping[str, str]) -> dict[str, st
         )
         if done.returncode != 0:
             raise EnvironmentNotAble(
-                f"fault slow-link {node}: this kernel cannot do '{shape[0]}' ({last_lines(done.stderr)})."
-                + (" Leave out --delay-ms: limiting the rate alone needs only tbf." if delay_ms else "")
+                f"fault slow-link {node}: this kernel does not support '{shape[0]}' ({last_lines(done.stderr)})."
+                + (" Omit --delay-ms: limiting the rate alone needs only tbf." if delay_ms else "")
             )
     return {"rate": rate} | ({"delay_ms": delay_ms} if delay_ms else {})
 
 
 def remove_rate_limit(box: Box, record: FaultRecord) -> None:
-    """Takes the limits away."""
+    """Remove the limits."""
     for place, device in _ends(box, record.node):
         run_command([*box.setup_prefix(place), find_program("tc"), "qdisc", "delete", "dev", device, "root"])
 
 
 def bits_per_s(rate: str) -> int:
-    """The number that a rate such as 10mbit means."""
+    """Parse a rate such as 10mbit."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
     if found is None or float(found[1]) <= 0:
         raise RequestError(f"--rate {rate}: give a number and a unit, such as 500kbit, 10mbit or 1gbit.")
@@ -272,10 +272,10 @@ FILLER_BYTES = 1 << 20
 
 
 def fill_disk(box: Box, node: str, arguments: Mapping[str, str]) -> dict[str, str]:
-    """Nothing more can be written to ``path`` on the node, but ``leave_kb`` KiB.
+    """Fill the file system of ``path`` on the node, except ``leave_kb`` KiB.
 
-    The node's file system is shrunk to what it holds, so that filling it costs no memory. Only a file system of the
-    node's own is touched (its private /tmp, /dev/shm, a hidden folder), never a disk of this machine.
+    The node's file system is shrunk to its content, so that filling it needs no memory. Only a file system of the
+    node itself is changed (its private /tmp, /dev/shm, a hidden folder), never a disk of this machine.
     """
     path, leave = arguments.get("path", "/tmp"), int(arguments.get("leave_kb", "0"))  # noqa: S108 - the node's own
     init = box.init(node)
@@ -294,19 +294,19 @@ def fill_disk(box: Box, node: str, arguments: Mapping[str, str]) -> dict[str, st
 
 
 def restore_disk(box: Box, record: FaultRecord) -> None:
-    """Gives the file system its size back."""
+    """Restore the size of the file system."""
     check_output([*box.setup_prefix(record.node), "rm", "-f", str(PurePosixPath(record.detail["path"]) / FILLER)])
     _resize(box, record.node, record.detail["path"], int(record.detail["bytes"]))
 
 
 def _resize(box: Box, node: str, target: str, size_bytes: int) -> None:
-    # Only the size is said: a user namespace does not know the owner that /proc shows and mount would repeat.
+    # Only the size is passed: a user namespace does not know the owner that /proc shows and mount would repeat.
     words = ["--options-mode", "ignore", "-o", f"remount,size={size_bytes}", target]
     check_output([*box.setup_prefix(node), find_program("mount"), *words])
 
 
 def _own_mount(box: Box, init: int, path: str) -> str | None:
-    """The mount point that ``path`` is on, if it is a tmpfs that only the node has."""
+    """Return the mount point of ``path``, if it is a tmpfs of this node only."""
     shared = {mount.device for mount in processes.mounts(box.init(box.plan.login))}
     around = [mount for mount in processes.mounts(init) if PurePosixPath(path).is_relative_to(mount.target)]
     if not around:
@@ -316,7 +316,7 @@ def _own_mount(box: Box, init: int, path: str) -> str | None:
 
 
 def hide_folder(box: Box, node: str, arguments: Mapping[str, str]) -> dict[str, str]:
-    """The node sees an empty folder of its own at ``path``, as if it did not share that file system."""
+    """Show the node an empty folder at ``path``, as if it did not share that file system."""
     path = checked_hidden_path(arguments["path"], box.plan.folder, "fault hide-folder")
     if not Path(f"/proc/{box.init(node)}/root{path}").is_dir():
         raise RequestError(f"fault hide-folder {node} {path}: the node has no such folder.")
@@ -326,7 +326,7 @@ def hide_folder(box: Box, node: str, arguments: Mapping[str, str]) -> dict[str, 
 
 
 def unhide_folder(box: Box, record: FaultRecord) -> None:
-    """Takes the empty folder away."""
+    """Remove the empty folder."""
     check_output([*box.setup_prefix(record.node), find_program("umount"), "--lazy", record.detail["path"]])
 
 
@@ -347,18 +347,18 @@ DISK_FAULTS = (
 
 
 def loopback_hosts(box: Box, node: str, _arguments: Mapping[str, str]) -> dict[str, str]:
-    """The node's /etc/hosts maps its own name to 127.0.1.1, as Debian's installer writes it."""
+    """Map the node's own name to 127.0.1.1 in its /etc/hosts, as Debian's installer does."""
     box.folder.hosts(node).write_text(config_files.hosts(box.plan, node, self_loopback=True))
     return {}
 
 
 def restore_hosts(box: Box, record: FaultRecord) -> None:
-    """The node's name means its address again. The file is written in place: nodes have it bound, not its name."""
+    """Restore the node's address in its hosts file. The file is written in place, because nodes bind-mount the file itself."""
     box.folder.hosts(record.node).write_text(config_files.hosts(box.plan, record.node))
 
 
 def wrong_clock(box: Box, node: str, arguments: Mapping[str, str]) -> dict[str, str]:
-    """Tasks on the node are told an offset of ``seconds``; a namespace cannot have a clock of its own."""
+    """Report a clock offset of ``seconds`` to tasks on the node; a namespace cannot have its own clock."""
     text = arguments["seconds"]
     try:
         seconds = float(text)
@@ -371,7 +371,7 @@ def wrong_clock(box: Box, node: str, arguments: Mapping[str, str]) -> dict[str, 
 
 
 def restore_clock(box: Box, record: FaultRecord) -> None:
-    """The node's clock is said to be right."""
+    """Remove the reported clock offset."""
     box.folder.clock(record.node).unlink(missing_ok=True)
 
 
@@ -404,16 +404,16 @@ FAULTS: Mapping[str, FaultKind] = {
 
 
 def inject(box: Box, kind: str, node: str = "", **arguments: str) -> FaultRecord:
-    """Breaks something now; what can be mended is noted, and `Box.faults` lists it."""
+    """Inject a fault now; one that can be healed is recorded, and `Box.faults` lists it."""
     fault = FAULTS.get(kind)
     if fault is None:
         near = difflib.get_close_matches(kind, FAULTS, 1, 0)[0]
-        raise RequestError(f"There is no fault '{kind}'. Did you mean {near}? All: {', '.join(FAULTS)}.")
+        raise RequestError(f"Unknown fault '{kind}'. Did you mean {near}? All: {', '.join(FAULTS)}.")
     if fault.on_node:
         require_node(node, box.node_names, f"fault {kind}")
     noted = box.faults()
     if any(_same(record, kind, node, arguments) for record in noted):
-        raise RequestError(f"fault {kind}: it is in force on '{node or box.plan.login}' already. Heal it first.")
+        raise RequestError(f"fault {kind}: it is already active on '{node or box.plan.login}'. Heal it first.")
     record = FaultRecord(kind, node, fault.inject(box, node, arguments))
     if fault.heal is not None:
         kept = [old for old in noted if not (fault.restarts and old.node == node and FAULTS[old.kind].in_namespaces)]
@@ -427,7 +427,7 @@ def _same(record: FaultRecord, kind: str, node: str, arguments: Mapping[str, str
 
 
 def heal(box: Box, node: str | None = None, kind: str | None = None) -> list[FaultRecord]:
-    """Mends what is noted (of one node, of one kind), the latest first; returns what was mended."""
+    """Heal recorded faults (of one node, of one kind), latest first; return the healed ones."""
     if node is not None:
         require_node(node, [*box.node_names, box.plan.login], "fault heal")
     mended: list[FaultRecord] = []
@@ -444,7 +444,7 @@ def heal(box: Box, node: str | None = None, kind: str | None = None) -> list[Fau
 
 @contextmanager
 def injected(box: Box, kind: str, node: str = "", **arguments: str) -> Iterator[FaultRecord]:
-    """A fault for the length of a ``with`` block."""
+    """Inject a fault for the duration of a ``with`` block."""
     record = inject(box, kind, node, **arguments)
     try:
         yield record

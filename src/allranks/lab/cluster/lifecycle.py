@@ -24,7 +24,7 @@ from allranks.lab.cluster.records import BoxOptions, BoxPaths, BoxPlan, save
 from allranks.nodes.slurm.endpoints import state_root
 
 ACCOUNTING_TIMEOUT_S = 120.0
-# A test's database: small files, and no waiting for a disk.
+# A database for tests: small files, and no waiting for disk writes.
 SMALL_DATABASE_OPTIONS = (
     "--innodb-log-file-size=8M",
     "--innodb-buffer-pool-size=32M",
@@ -35,7 +35,7 @@ SMALL_DATABASE_OPTIONS = (
 
 
 def start_accounting(box: Box) -> None:
-    """Starts both, and creates the cluster, one account, and the box's user in it."""
+    """Start both, and create the cluster, one account, and the box's user in it."""
     password = secrets.token_hex(16)
     _start_database(box, password)
     _start_slurmdbd(box, password)
@@ -43,7 +43,7 @@ def start_accounting(box: Box) -> None:
 
 
 def _start_database(box: Box, password: str) -> None:
-    """MariaDB on the login side's loopback, which nothing outside the box can reach."""
+    """Start MariaDB on the login node's loopback interface, which is not reachable from outside the box."""
     folder = box.folder.database
     prefix = daemon_prefix(box, box.plan.login)
     log = box.folder.log / "mariadbd.log"
@@ -93,7 +93,7 @@ def _start_slurmdbd(box: Box, password: str) -> None:
 
 
 def _create_accounts(box: Box) -> None:
-    """Root's associations with Slurm's own account "root" are made by slurmdbd; ours is added and made the default."""
+    """Add our user and make it the default. slurmdbd itself creates root's associations with Slurm's account "root"."""
     sacctmgr = [*box.command_prefix("/"), "sacctmgr", "--immediate", "--quiet"]
     user = box.plan.user
     run_command([*sacctmgr, "add", "cluster", box.name])
@@ -103,7 +103,7 @@ def _create_accounts(box: Box) -> None:
     listed = check_output([*sacctmgr, "--noheader", "--parsable2", "list", "user", user, "format=user,defaultaccount"])
     if f"{user}|{config_files.ACCOUNT}" not in listed:
         raise RunFailed(
-            f"slurmdbd did not take the account '{config_files.ACCOUNT}' for '{user}': it lists {listed!r}."
+            f"slurmdbd did not accept the account '{config_files.ACCOUNT}' for '{user}': it lists {listed!r}."
         )
 
 
@@ -113,7 +113,7 @@ LOCK_TIMEOUT_S = 180.0
 
 
 def up(options: BoxOptions) -> Box:
-    """Starts a box and returns once every node is idle. On any failure nothing of it is left."""
+    """Start a box and return once every node is idle. After a failure everything is removed."""
     path = state_root() / check_name(options.name)
     requirements.check_requirements(options.accounting)
     with _exclusive_lock():
@@ -121,8 +121,8 @@ def up(options: BoxOptions) -> Box:
         _refuse_inside(old)
         if old is not None and old.is_alive():
             raise RequestError(
-                f"Box '{options.name}' is already up with {len(old.plan.nodes)} nodes. "
-                f"End it with: allranks cluster down --name {options.name}; or give the new one another --name."
+                f"Box '{options.name}' is already running with {len(old.plan.nodes)} nodes. "
+                f"Stop it with: allranks cluster down --name {options.name}; or use another --name."
             )
         plan = _plan_box(options, path)
         _remove_box(BoxPaths(path))
@@ -135,7 +135,7 @@ def up(options: BoxOptions) -> Box:
 
 @contextmanager
 def _exclusive_lock() -> Iterator[None]:
-    """One ``up`` or ``down`` of a user at a time. The folder itself is the lock, so that no file is left."""
+    """Allow one ``up`` or ``down`` per user at a time. The folder itself is the lock, so that no file is left."""
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         state_root().mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ def _exclusive_lock() -> Iterator[None]:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise RequestError(
-                    f"Another 'cluster up' or 'down' has been at work in {state_root()} for long."
+                    f"Another 'cluster up' or 'down' has held the lock of {state_root()} for too long."
                 ) from None
             time.sleep(0.1)
         finally:
@@ -162,7 +162,7 @@ def _remove_if_empty(folder: Path) -> None:
     try:
         folder.rmdir()
     except OSError:
-        pass  # boxes are in it
+        pass  # it contains boxes
 
 
 def _plan_box(options: BoxOptions, path: Path) -> BoxPlan:
@@ -176,9 +176,9 @@ def _plan_box(options: BoxOptions, path: Path) -> BoxPlan:
     )
     for hidden in sorted({hidden for node in plan.nodes for hidden in node.hidden}):
         if not Path(hidden).is_dir():
-            raise RequestError(f"--hide {hidden}: there is no such folder on this machine.")
+            raise RequestError(f"--hide {hidden}: no such folder on this machine.")
     if len(str(BoxPaths(path).munge_socket)) > SOCKET_PATH_LIMIT:
-        raise RequestError(f"{path} is too long for a socket in it. Set XDG_RUNTIME_DIR to a shorter path.")
+        raise RequestError(f"{path} is too long for a socket path. Set XDG_RUNTIME_DIR to a shorter path.")
     return plan
 
 
@@ -223,9 +223,9 @@ def _write_files(box: Box, folder: BoxPaths) -> None:
 
 
 def down(name: str) -> bool:
-    """Ends a box and removes all that it left, also after a crash; False if there was nothing.
+    """Stop a box and remove everything that it left, also after a crash; return False if there was nothing.
 
-    Interfaces, mounts and namespaces live in the namespaces of the box's processes and end with them; outside
+    Interfaces, mounts and namespaces exist in the namespaces of the box's processes and end with them; outside
     there is only the folder.
     """
     folder = BoxPaths(state_root() / check_name(name))
@@ -237,8 +237,8 @@ def down(name: str) -> bool:
 
 
 def _remove_box(folder: BoxPaths) -> None:
-    """Ends all processes of a box, then removes its folder; either may be gone already."""
-    folder.client.unlink(missing_ok=True)  # first, so that nothing new enters a box that is ending
+    """End all processes of a box, then remove its folder; either may already be gone."""
+    folder.client.unlink(missing_ok=True)  # first, so that no new process enters the box
     if folder.identity.exists():
         _end_processes(folder.identity.read_text().strip(), folder.path.name)
     if folder.path.exists():
@@ -252,7 +252,7 @@ def _end_processes(identity: str, name: str) -> None:
     def victims() -> set[int]:
         return {*processes.in_namespaces("net", spaces), *processes.marked_processes(identity)}
 
-    # First the first processes: the kernel ends all that is below them, and their parents see them end.
+    # First the init processes: the kernel ends everything below them.
     pid_spaces = {space for pid in inits.values() if (space := processes.namespace(pid, "pid"))}
     below = processes.in_namespaces("pid", pid_spaces)
     processes.kill(inits.values())
@@ -261,11 +261,11 @@ def _end_processes(identity: str, name: str) -> None:
         processes.kill(victims())
         if not processes.wait_gone(victims(), GONE_TIMEOUT_S / 5):
             return
-    raise RunFailed(f"Processes of box '{name}' cannot be ended: {sorted(victims())}. They may wait for a disk.")
+    raise RunFailed(f"Processes of box '{name}' cannot be killed: {sorted(victims())}. They may be waiting for a disk.")
 
 
 def _refuse_inside(box: Box | None) -> None:
-    """Inside, a box cannot be taken away; and on a node, where its processes cannot be seen, it would look dead."""
+    """Refuse to run inside a box: it cannot remove itself, and on a node, where its processes are hidden, it would look dead."""
     place = box.place() if box is not None else None
     if box is not None and place is not None:
-        raise RequestError(f"This runs on '{place}' of box '{box.name}'. Start and end boxes from outside.")
+        raise RequestError(f"This process runs on '{place}' of box '{box.name}'. Start and stop boxes from outside.")

@@ -14,19 +14,19 @@ from allranks.lab.cluster.commands import SYSTEM_PATH, check_output, find_progra
 
 
 def make_bridge(box: Box, login_pid: int) -> None:
-    """The bridge, on the login side; it is also the login side's own interface."""
+    """Create the bridge on the login node; it is also the login node's own interface."""
     run_ip_batch(box, login_pid, config_files.bridge_batch(box.plan))
 
 
 def connect_nodes(box: Box, login_pid: int, pids: dict[str, int]) -> None:
-    """One cable to each node in ``pids``, with the node's address at its end."""
+    """Connect each node in ``pids`` with a link, and set its address."""
     run_ip_batch(box, login_pid, config_files.cable_batch(box.plan, pids))
     for name, pid in pids.items():
         run_ip_batch(box, pid, config_files.node_batch(box.plan, name))
 
 
 def run_ip_batch(box: Box, pid: int, commands: str) -> None:
-    """Runs ``ip`` commands in the network of ``pid``. Process ids in them are ours, so no PID namespace is entered."""
+    """Run ``ip`` commands in the network namespace of ``pid``. Their process IDs are outside IDs, so no PID namespace is entered."""
     check_output([*enter.enter_for_setup(box.plan, pid, ("net",)), find_program("ip"), "-batch", "-"], text=commands)
 
 
@@ -34,7 +34,7 @@ READY_TIMEOUT_S = 30.0
 
 
 def make_login(box: Box) -> int:
-    """Creates the login side with its bridge; returns its first process."""
+    """Create the login node with its bridge; return its first process."""
     login = box.plan.login
     _start_init(box, login, commands.create_login(box.plan))
     pid = _wait_ready(box, [login])[login]
@@ -43,7 +43,7 @@ def make_login(box: Box) -> int:
 
 
 def make_nodes(box: Box, login_pid: int, names: Iterable[str]) -> None:
-    """Creates nodes and plugs them in."""
+    """Create nodes and connect them."""
     wanted = list(names)
     for name in wanted:
         _start_init(box, name, commands.create_node(box.plan, login_pid))
@@ -66,7 +66,7 @@ def _start_init(box: Box, name: str, prefix: list[str]) -> None:
 
 
 def _wait_ready(box: Box, names: list[str]) -> dict[str, int]:
-    """The first processes, once every one has set up its mounts."""
+    """Return the first processes, once each has set up its mounts."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     waiting = list(names)
     while waiting := [name for name in waiting if not box.folder.ready(name).exists()]:
@@ -77,7 +77,7 @@ def _wait_ready(box: Box, names: list[str]) -> dict[str, int]:
             said = last_lines(log.read_text(errors="replace"))
             raise EnvironmentNotAble(f"'{name}' of box '{box.name}' could not be set up on this machine: {said}.")
         time.sleep(0.02)
-    # A process that is just calling exec shows no environment for a moment, and so no mark.
+    # A process that is calling exec shows no environment for a moment, and therefore no mark.
     while missing := [name for name in names if name not in (inits := box.inits())]:
         if time.monotonic() > deadline:
             raise EnvironmentNotAble(f"'{missing[0]}' of box '{box.name}' was set up, but its first process is gone.")

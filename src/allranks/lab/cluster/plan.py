@@ -1,4 +1,4 @@
-"""From what was asked to a box's plan: names, addresses, interfaces. Pure: nothing is looked up here."""
+"""Make a box's plan from its options: names, addresses, interfaces. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Network = ipaddress.IPv4Network
 
 LOGIN = "login"
 FIRST_HOST = 11
-"""The last octet of the first node; the login side has 1."""
+"""The last octet of the first node; the login node has 1."""
 CANDIDATES = tuple(
     [f"10.{block}.0.0/24" for block in range(77, 100)]
     + [f"172.{block}.77.0/24" for block in range(20, 32)]
     + [f"192.168.{block}.0/24" for block in range(77, 100)]
 )
-# Folders that a node cannot start or be entered without, or that it has of its own.
+# Folders that a node needs to start or to be entered, or that are its own.
 NEVER_HIDDEN = ("/", "/proc", "/sys", "/dev", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/run")
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,19}")
 _PARTITION = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
@@ -40,22 +40,22 @@ class Machine(NamedTuple):
 
 
 def node_names(count: int) -> tuple[str, ...]:
-    """n1, n2, ...: unpadded, as on many clusters, so that n10 sorts before n2."""
+    """Return n1, n2, ...: unpadded, as on many clusters, so that n10 sorts before n2."""
     if not 1 <= count <= MAX_NODES:
         raise RequestError(f"--nodes {count}: a box has 1 to {MAX_NODES} nodes.")
     return tuple(f"n{number}" for number in range(1, count + 1))
 
 
 def require_node(name: str, names: Iterable[str], where: str) -> str:
-    """``name`` if the box has such a node; otherwise an error that lists them."""
+    """Return ``name`` if the box has such a node; otherwise raise an error that lists them."""
     known = list(names)
     if name not in known:
-        raise RequestError(f"{where}: there is no node '{name}'; the nodes are {', '.join(known)}.")
+        raise RequestError(f"{where}: no node '{name}'; the nodes are {', '.join(known)}.")
     return name
 
 
 def free_network(used: Iterable[Network], asked: str | None = None) -> Network:
-    """The range asked for, or the first candidate, that no address and no route of this machine overlaps."""
+    """Return the requested range, or the first candidate that no address and no route of this machine overlaps."""
     taken = [network for network in used if network.prefixlen > 0]
     if asked is not None:
         return _requested_network(asked, taken)
@@ -65,7 +65,7 @@ def free_network(used: Iterable[Network], asked: str | None = None) -> Network:
             return network
     raise EnvironmentNotAble(
         "No private range is free for the box: this machine's addresses and routes overlap all candidates "
-        f"({CANDIDATES[0]} to {CANDIDATES[-1]}). Name one that you know to be free: --network 10.200.0.0/24."
+        f"({CANDIDATES[0]} to {CANDIDATES[-1]}). Give a free range: --network 10.200.0.0/24."
     )
 
 
@@ -78,14 +78,14 @@ def _requested_network(asked: str, taken: list[Network]) -> Network:
         raise RequestError(f"--network {asked}: give a private range of /27 or larger, such as 10.77.0.0/24.")
     clash = next((other for other in taken if network.overlaps(other)), None)
     if clash is not None:
-        raise RequestError(f"--network {asked}: this machine already uses {clash}. Leave it out to find a free range.")
+        raise RequestError(f"--network {asked}: this machine already uses {clash}. Omit it to find a free range.")
     return network
 
 
 def make_box_plan(
     options: BoxOptions, *, folder: str, network: Network, machine: Machine, slurm_version: tuple[int, int]
 ) -> BoxPlan:
-    """The plan of a box; wrong options raise `RequestError` with the option and the nearest right value."""
+    """Return the plan of a box; wrong options raise `RequestError` with the option and the nearest valid value."""
     names = node_names(options.nodes)
     check_name(options.name)
     _check_texts(options)
@@ -97,9 +97,7 @@ def make_box_plan(
     _check_numbers(cpu_map, memory_map, gpu_map, options.tmp_mb)
     for interface in interface_map.values():
         if not _INTERFACE.fullmatch(interface) or interface == "lo":
-            raise RequestError(
-                f"--interface {interface}: not a name that Linux takes (1 to 15 letters, digits, . _ -)."
-            )
+            raise RequestError(f"--interface {interface}: not a valid interface name (1 to 15 letters, digits, . _ -).")
     nodes = tuple(
         NodePlan(
             name=name,
@@ -133,9 +131,9 @@ def make_box_plan(
 
 
 def check_name(name: str) -> str:
-    """The name of a box, if it can be one (it becomes a folder)."""
+    """Return the name of a box, if it is valid (it becomes a folder)."""
     if not _NAME.fullmatch(name):
-        raise RequestError(f"--name {name}: use 1 to 20 lower-case letters, digits and dashes, a letter first.")
+        raise RequestError(f"--name {name}: use 1 to 20 lower-case letters, digits and dashes, starting with a letter.")
     return name
 
 
@@ -144,7 +142,7 @@ def _check_texts(options: BoxOptions) -> None:
         raise RequestError("--partition: a box has at least one partition.")
     for partition in options.partitions:
         if not _PARTITION.fullmatch(partition) or partition.upper() == "DEFAULT":
-            raise RequestError(f"--partition {partition}: use letters, digits, _ and -, a letter first.")
+            raise RequestError(f"--partition {partition}: use letters, digits, _ and -, starting with a letter.")
     for line in options.conf:
         if "\n" in line or not re.fullmatch(r"\s*[A-Za-z]+\s*=.*", line):
             raise RequestError(f"--conf {line!r}: give one line of slurm.conf, such as 'KillWait=30'.")
@@ -185,10 +183,10 @@ def _hidden(options: BoxOptions, names: tuple[str, ...], folder: str) -> dict[st
 
 
 def checked_hidden_path(text: str, folder: str, where: str) -> str:
-    """An absolute path that a node can do without; otherwise an error."""
+    """Return an absolute path that a node does not need itself; otherwise raise an error."""
     path = PurePosixPath(text)
     if not path.is_absolute() or ".." in path.parts or re.search(r"[^\x20-\x7e]|['\\]", text):
         raise RequestError(f"{where} {text}: give an absolute path (plain characters, no '..' and no quotes).")
     if str(path) in NEVER_HIDDEN or PurePosixPath(folder).is_relative_to(path):
-        raise RequestError(f"{where} {text}: the node itself needs this folder. Hide the folder of the data instead.")
+        raise RequestError(f"{where} {text}: the node itself needs this folder. Hide the data folder instead.")
     return str(path)

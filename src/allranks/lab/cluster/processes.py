@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 INIT_VARIABLE = "ALLRANKS_BOX_INIT"
-"""Environment of first processes: <identity of the box>:<node>."""
+"""Environment variable of first processes: <identity of the box>:<node>."""
 ID_VARIABLE = "ALLRANKS_BOX_ID"
-"""Environment of everything that was sent into the box from outside."""
+"""Environment variable of every process that was sent into the box from outside."""
 _PROC = Path("/proc")
 
 
 def all_pids() -> list[int]:
-    """Every process that this one can see."""
+    """Return every visible process."""
     return [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()]
 
 
 def environment(pid: int) -> dict[str, str]:
-    """The environment a process started with; empty if it is gone or not ours to read."""
+    """Return the environment with which a process started; empty if it is gone or not readable."""
     try:
         data = (_PROC / str(pid) / "environ").read_bytes()
     except OSError:
@@ -38,7 +38,7 @@ def environment(pid: int) -> dict[str, str]:
 
 
 def namespace(pid: int | str, kind: str) -> str | None:
-    """Name of a process's namespace (``kind`` is net, mnt, pid ...); None if it is gone or not ours to read."""
+    """Return the name of a process's namespace (``kind`` is net, mnt, pid ...); None if it is gone or not readable."""
     try:
         return str((_PROC / str(pid) / "ns" / kind).readlink())
     except OSError:
@@ -46,7 +46,7 @@ def namespace(pid: int | str, kind: str) -> str | None:
 
 
 def status(pid: int) -> dict[str, str]:
-    """The fields of /proc/PID/status; empty if the process is gone."""
+    """Return the fields of /proc/PID/status; empty if the process is gone."""
     try:
         text = (_PROC / str(pid) / "status").read_text(errors="replace")
     except OSError:
@@ -55,7 +55,7 @@ def status(pid: int) -> dict[str, str]:
 
 
 def init_processes(identity: str) -> dict[str, int]:
-    """The first process of the login side and of each node, as this process's pids."""
+    """Return the first process of the login node and of each node, as pids of this process's namespace."""
     found: dict[str, int] = {}
     for pid in all_pids():
         mark = environment(pid).get(INIT_VARIABLE, "")
@@ -66,13 +66,13 @@ def init_processes(identity: str) -> dict[str, int]:
 
 
 def _is_first(fields: dict[str, str]) -> bool:
-    """Whether a live process has pid 1 in a PID namespace below ours."""
+    """Return whether a live process has pid 1 in a PID namespace below ours."""
     numbers = fields.get("NSpid", "").split()
     return len(numbers) > 1 and numbers[-1] == "1" and not fields.get("State", "Z").startswith(("Z", "X"))
 
 
 class Mount(NamedTuple):
-    """One line of a process's table of mounts."""
+    """One line of a process's mount table."""
 
     device: str
     target: str
@@ -80,7 +80,7 @@ class Mount(NamedTuple):
 
 
 def mounts(pid: int | str) -> list[Mount]:
-    """What a process sees mounted, the earliest first."""
+    """Return the mounts that a process sees, earliest first."""
     rows = []
     for line in (_PROC / str(pid) / "mountinfo").read_text().splitlines():
         left, _, right = line.partition(" - ")
@@ -90,19 +90,19 @@ def mounts(pid: int | str) -> list[Mount]:
 
 
 def in_namespaces(kind: str, wanted: Iterable[str]) -> list[int]:
-    """Every process whose namespace of that kind is one of ``wanted``."""
+    """Return every process whose namespace of that kind is one of ``wanted``."""
     names = set(wanted)
     return [pid for pid in all_pids() if namespace(pid, kind) in names]
 
 
 def marked_processes(identity: str) -> list[int]:
-    """Every process that carries the box's marks and is not in this process's network: marks alone may be borrowed."""
+    """Return every process with the box's marks outside of this process's network: marks alone may be inherited."""
     outside = namespace("self", "net")
     return [pid for pid in all_pids() if _carries_mark(pid, identity) and namespace(pid, "net") != outside]
 
 
 def has_init(identity: str) -> bool:
-    """Whether any first process of the box lives, or is on its way into its namespaces."""
+    """Return whether any first process of the box is alive or about to enter its namespaces."""
     return any(environment(pid).get(INIT_VARIABLE, "").rpartition(":")[0] == identity for pid in all_pids())
 
 
@@ -112,7 +112,7 @@ def _carries_mark(pid: int, identity: str) -> bool:
 
 
 def kill(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
-    """Sends a signal to processes, some of which may be gone."""
+    """Send a signal to processes, some of which may be gone."""
     for pid in pids:
         try:
             os.kill(pid, number)
@@ -121,12 +121,12 @@ def kill(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process exists and is more than a zombie."""
+    """Return whether a process exists and is not a zombie."""
     return status(pid).get("State", "Z")[:1] not in ("Z", "X")
 
 
 def wait_gone(pids: Iterable[int], timeout_s: float) -> list[int]:
-    """Waits until the processes are gone; returns those that are not."""
+    """Wait until the processes are gone; return those that are not."""
     deadline = time.monotonic() + timeout_s
     left = list(pids)
     while left := [pid for pid in left if alive(pid)]:

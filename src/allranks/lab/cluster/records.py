@@ -13,27 +13,27 @@ MAX_NODES = 16
 
 
 class HiddenFolder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A folder that some nodes do not share: they see an empty folder of their own in its place."""
+    """A folder that some nodes do not share: they see their own empty folder instead."""
 
     path: str
     nodes: tuple[str, ...] = ()
-    """Names of the nodes it is hidden from; none means from every node."""
+    """Names of the nodes from which it is hidden; empty means all nodes."""
 
 
 class BoxOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the user asks of ``cluster up``. The maps go from a node's name to its value; "" is every other node."""
+    """Options of ``cluster up``. The maps go from a node's name to its value; "" is every other node."""
 
     name: str = DEFAULT_NAME
     nodes: int = 3
     cpus: dict[str, int] = {}
-    """CPUs announced to Slurm, whatever the machine has."""
+    """CPUs reported to Slurm, independent of the machine."""
     memory_mb: dict[str, int] = {}
-    """MiB of memory announced to Slurm."""
+    """MiB of memory reported to Slurm."""
     gpus: dict[str, int] = {}
-    """GPUs announced to Slurm; there need be none."""
+    """GPUs reported to Slurm; they need not exist."""
     interfaces: dict[str, str] = {}
     shared_tmp: bool = False
-    """Nodes use this machine's /tmp instead of one of their own."""
+    """Nodes use this machine's /tmp instead of their own."""
     tmp_mb: int = 4096
     """Size in MiB of a node's private /tmp, and of each folder hidden from it."""
     hidden: tuple[HiddenFolder, ...] = ()
@@ -42,17 +42,17 @@ class BoxOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     partitions: tuple[str, ...] = ("main",)
     accounting: bool = False
     conf: tuple[str, ...] = ()
-    """Extra lines of slurm.conf; they come last, so they win."""
+    """Extra lines of slurm.conf; they come last and take precedence."""
 
 
 class NodePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One node as it will be."""
+    """The plan of one node."""
 
     name: str
     address: str
     interface: str
     port: str
-    """The bridge's end of the node's cable."""
+    """The bridge's end of the node's link."""
     cpus: int
     memory_mb: int
     gpus: int
@@ -60,7 +60,7 @@ class NodePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class BoxPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A box as it will be: everything that the templates and the launcher need, and nothing found out later."""
+    """The plan of a box: everything that the templates and the launcher need."""
 
     name: str
     folder: str
@@ -80,16 +80,16 @@ class BoxPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @property
     def rootless(self) -> bool:
-        """Whether the box lives inside a user namespace of an ordinary user."""
+        """Return whether the box is inside a user namespace of an ordinary user."""
         return self.uid != 0
 
     def node(self, name: str) -> NodePlan | None:
-        """The node of that name, if there is one."""
+        """Return the node of that name, if it exists."""
         return next((node for node in self.nodes if node.name == name), None)
 
 
 class FaultRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A fault that is in force, with what healing it needs."""
+    """An active fault, with the data needed for healing."""
 
     kind: str
     node: str
@@ -97,7 +97,7 @@ class FaultRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def save(record: msgspec.Struct | list[FaultRecord], path: Path, mode: int = 0o666) -> None:
-    """Writes a record as JSON by one rename, so that a reader never sees half of it. The umask is taken off `mode`."""
+    """Write a record as JSON by an atomic rename. The umask is applied to `mode`."""
     draft = path.with_name(path.name + ".draft")
     draft.touch(mode)
     draft.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
@@ -112,7 +112,7 @@ class BoxPaths:
         self.identity = path / "id"
         self.plan = path / "plan.json"
         self.client = path / CLIENT_FILE
-        """Exists while the box is up: what Slurm's clients need to enter it."""
+        """Exists while the box is running: what Slurm's clients need to enter it."""
         self.faults = path / "faults.json"
         self.etc = path / "etc"
         self.slurm_conf = self.etc / "slurm.conf"
@@ -126,30 +126,30 @@ class BoxPaths:
         self.task_prolog = self.spool / "task-prolog"
 
     def node(self, name: str) -> Path:
-        """What belongs to one node, or to the login side."""
+        """Return the folder of one node, or of the login node."""
         return self.path / "nodes" / name
 
     def hosts(self, name: str) -> Path:
-        """A node's own /etc/hosts."""
+        """Return a node's own /etc/hosts."""
         return self.node(name) / "hosts"
 
     def clock(self, name: str) -> Path:
-        """Seconds by which a node's clock is said to be wrong; absent when it is right."""
+        """Return the file with the reported offset of a node's clock in seconds; absent if there is none."""
         return self.node(name) / "clock_offset_s"
 
     def enter_script(self, name: str) -> Path:
-        """The first program of a node: sets up its mounts, then waits."""
+        """Return the first program of a node: it sets up its mounts, then waits."""
         return self.node(name) / "enter.sh"
 
     def enter_log(self, name: str) -> Path:
-        """What the first program said."""
+        """Return the log of the first program."""
         return self.log / f"enter.{name}.log"
 
     def ready(self, name: str) -> Path:
-        """Exists once the mounts are set up."""
+        """Return the file that exists once the mounts are set up."""
         return self.node(name) / "ready"
 
     def directories(self, names: list[str]) -> list[Path]:
-        """Every folder that must exist before the box starts."""
+        """Return every folder that must exist before the box starts."""
         fixed = [self.etc, self.log, self.munge, self.controller, self.database, self.spool]
         return [*fixed, *(self.node(name) for name in names)]

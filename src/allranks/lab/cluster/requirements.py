@@ -1,4 +1,4 @@
-"""Whether this machine can hold a box at all, asked before anything is made."""
+"""Check whether this machine can run a box, before anything is created."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ ACCOUNTING_PACKAGES = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server", "ma
 
 
 def missing_programs(accounting: bool = False) -> dict[str, str]:
-    """Programs that a box needs and this machine lacks, each with its Debian package."""
+    """Return the programs that a box needs and this machine lacks, each with its Debian package."""
     wanted = {**PACKAGES, **(ACCOUNTING_PACKAGES if accounting else {})}
     path = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
     return {name: package for name, package in wanted.items() if shutil.which(name, path=path) is None}
 
 
 def check_requirements(accounting: bool = False) -> None:
-    """Raises `EnvironmentNotAble` with what is missing and what to do; otherwise does nothing."""
+    """Raise `EnvironmentNotAble` with what is missing and how to fix it, if anything is missing."""
     missing = missing_programs(accounting)
     if missing:
         packages = " ".join(sorted(set(missing.values())))
@@ -59,37 +59,37 @@ def _check_rights() -> None:
     reason = last_lines(done.stderr)
     if rootless:
         raise EnvironmentNotAble(
-            f"A box needs root here: this machine does not let ordinary users make namespaces ({reason}). "
-            "Run the command as root, or have unprivileged user namespaces allowed."
+            f"A box needs root here: ordinary users cannot create namespaces on this machine ({reason}). "
+            "Run the command as root, or enable unprivileged user namespaces."
         )
     raise EnvironmentNotAble(
-        f"Root may not make namespaces or mounts here ({reason}). "
+        f"Root cannot create namespaces or mounts here ({reason}). "
         "In a container, start it with --privileged (or the capabilities SYS_ADMIN and NET_ADMIN)."
     )
 
 
 def slurm_version() -> tuple[int, int]:
-    """Year and month of the installed Slurm."""
+    """Return year and month of the installed Slurm."""
     text = check_output([find_program("slurmctld"), "-V"])
     found = re.search(r"(\d+)\.(\d+)", text)
     if found is None:
-        raise EnvironmentNotAble(f"'slurmctld -V' does not tell its version: {last_lines(text)}")
+        raise EnvironmentNotAble(f"'slurmctld -V' did not print a version: {last_lines(text)}")
     return int(found[1]), int(found[2])
 
 
 def this_machine() -> Machine:
-    """Facts that the plan needs."""
+    """Return the facts that the plan needs."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     uid = os.geteuid()
     try:
         user = pwd.getpwuid(uid).pw_name
     except KeyError:
-        raise EnvironmentNotAble(f"User {uid} has no name here (/etc/passwd), and Slurm needs one.") from None
+        raise EnvironmentNotAble(f"User {uid} has no name in /etc/passwd, but Slurm needs one.") from None
     return Machine(user, uid, os.getegid(), os.cpu_count() or 1, memory >> 20)
 
 
 def used_networks() -> list[ipaddress.IPv4Network]:
-    """Every IPv4 range that this machine has an address in or a route to."""
+    """Return every IPv4 range that this machine has an address in or a route to."""
     addresses = json.loads(check_output([find_program("ip"), "-json", "-4", "address", "show"]) or "[]")
     routes = json.loads(check_output([find_program("ip"), "-json", "-4", "route", "show", "table", "all"]) or "[]")
     texts = [f"{info['local']}/{info['prefixlen']}" for link in addresses for info in link.get("addr_info", [])]
@@ -98,6 +98,6 @@ def used_networks() -> list[ipaddress.IPv4Network]:
 
 
 def nsswitch() -> str:
-    """This machine's nsswitch.conf, or nothing."""
+    """Return this machine's nsswitch.conf, or an empty text."""
     path = Path("/etc/nsswitch.conf")
     return path.read_text() if path.exists() else ""

@@ -1,13 +1,12 @@
-"""Smoke tests: eight small trainings that check a place where training is to run, criterion by criterion.
+"""Smoke tests: eight small trainings that check an installation, with explicit criteria.
 
-records.py    a test, its criteria and figures; what became of them
-evidence.py   a run folder as one frozen record
-judging.py    criteria on evidence (pure), and what a run that broke off leaves undecided
-criteria/     the criteria that several tests share
-figures.py    the notes' figures beside ours, by one definition
-sizes.py      what fits this machine, and what was made smaller for it
-places.py     this machine, a Slurm, or the cluster in a box
-ladder/       one file a test
-climb.py      runs tests through `launch.runs`
-report.py     the table, smoke.json and the page
+records.py                 tests, criteria, figures and results; evaluation of criteria
+evidence.py                a run folder as one frozen record
+criteria.py                criteria that several tests share
+figures.py                 measured figures beside those of the field notes; sizes that fit this machine
+mlp_tests.py               tests 01 to 04
+language_model_tests.py    tests 05 to 08
+registry.py                the list of tests
+runner.py                  runs the tests on this machine, through Slurm, or in the cluster in a box
+report.py                  the table, smoke.json and the page
 """

@@ -1,6 +1,6 @@
 """Criteria that several smoke tests share: rendezvous, strategy, training steps, checkpoints.
 
-Each is a function of a run's records; for each, a unit test shows that it can fail.
+Each criterion is a function of a run's records; for each, a unit test shows that it can fail.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def is_finite(value: Any) -> bool:
 
 
 NO_GPU = "no GPU here: the ranks ran on CPU cores"
-NO_NCCL = "no NCCL here: the ranks talked over gloo, whose log names no transport"
+NO_NCCL = "no NCCL here: the ranks used gloo, whose log contains no transport"
 
 
 def own_gpu(e: Evidence) -> Verdict:
-    """Every rank names the GPU it trains on, and no two of a node have the same."""
-    threshold = "a GPU on every rank, each its own"
+    """Check that every rank has its own GPU on its node."""
+    threshold = "a GPU on every rank, none shared"
     if e.plan.device != "cuda":
         return not_testable(threshold, NO_GPU)
     models, starts = e.last("model"), e.last("start")
@@ -44,7 +44,7 @@ def own_gpu(e: Evidence) -> Verdict:
 
 
 def versions(e: Evidence) -> Verdict:
-    """All ranks import one version of torch."""
+    """Check that all ranks import one version of torch."""
     threshold = "one version of torch on every rank"
     models = e.last("model")
     if len(models) < len(e.ranks):
@@ -54,15 +54,15 @@ def versions(e: Evidence) -> Verdict:
 
 
 def world(e: Evidence) -> Verdict:
-    """As many ranks as planned are one group: shown over the group itself, not read from variables."""
+    """Check that all planned ranks form one group, by communication in the group and not from variables."""
     size = len(e.ranks)
     threshold = f"{n_ranks(size)} in one group"
     starts, proofs = e.last("start"), e.last("proof")
     if len(proofs) == size and all(p["world_size"] == size for p in proofs.values()):
-        return passed(f"{n_ranks(size)}, proved at step 0", threshold)
+        return passed(f"{n_ranks(size)}, verified at step 0", threshold)
     if missing := [r for r in e.ranks if r not in starts]:
         return failed(
-            n_of(len(starts), size, "ranks began"), threshold, f"missing: rank {', '.join(map(str, missing))}"
+            n_of(len(starts), size, "ranks started"), threshold, f"missing: rank {', '.join(map(str, missing))}"
         )
     said = [str(x["message"]) for x in e.last("error").values() if "ranks were planned" in str(x["message"])]
     if said:
@@ -71,10 +71,10 @@ def world(e: Evidence) -> Verdict:
 
 
 def nodes(e: Evidence) -> Verdict:
-    """Ranks ran on as many hosts as planned."""
+    """Check that ranks ran on as many hosts as planned."""
     wanted = len(e.plan.nodes)
     if wanted == 1:
-        return not_testable("several nodes", "run on one node here")
+        return not_testable("several nodes", "ran on one node here")
     threshold = f"{wanted} nodes, {n_ranks(len(e.ranks))}"
     starts = e.last("start")
     if len(starts) < len(e.ranks):
@@ -84,7 +84,7 @@ def nodes(e: Evidence) -> Verdict:
 
 
 def transport(*wanted: str, across: bool = False) -> Callable[[Evidence], Verdict]:
-    """NCCL's own log: every channel goes one of these ways. `across`: only the ways between nodes count, else those within."""
+    """Check NCCL's log: every channel uses one of these transports. `across`: only channels between nodes count, else those inside a node."""
 
     def judge(e: Evidence) -> Verdict:
         where = "between nodes" if across else "within a node"
@@ -104,18 +104,20 @@ def transport(*wanted: str, across: bool = False) -> Callable[[Evidence], Verdic
 
 
 def network_matches_policy(e: Evidence) -> Verdict:
-    """Between nodes the ranks talk over what was decided for each node before they started: NCCL's network, gloo's interface."""
-    threshold = "on each node what was decided for it"
+    """Check that the ranks used the network chosen for each node before the start: NCCL's network, gloo's interface."""
+    threshold = "on each node the chosen network"
     seen = e.metrics.get("network") or {}
     if not seen.get("line"):
-        return not_testable(threshold, "no rank's log and no connection tells") if e.metrics else not_reached(threshold)
+        return (
+            not_testable(threshold, "no rank log and no connection shows it") if e.metrics else not_reached(threshold)
+        )
     bad = [f"{f['host']}: {f['text']}" for f in seen.get("findings", []) if f.get("level") == "bad"]
     return decide(bool(seen.get("ok")), str(seen["line"]), threshold, "; ".join(bad)[:300])
 
 
 def barriers(e: Evidence) -> Verdict:
-    """All collectives came back in time; the last barrier is behind every rank's ``done``."""
-    threshold = f"{n_ranks(len(e.ranks))} past the last barrier, no timeout"
+    """Check that all collectives completed in time, and that every rank passed the last barrier before its ``done``."""
+    threshold = f"{n_ranks(len(e.ranks))} passed the last barrier, no timeout"
     late = [
         x
         for x in e.last("error").values()
@@ -123,14 +125,14 @@ def barriers(e: Evidence) -> Verdict:
     ]
     done = [r for r, p in e.events("phase").items() if any(x["name"] == "done" for x in p)]
     if late:
-        return failed(f"rank {late[0]['rank']} waited in vain", threshold, str(late[0]["message"])[:200])
+        return failed(f"rank {late[0]['rank']} timed out", threshold, str(late[0]["message"])[:200])
     return (
         passed(f"{n_ranks(len(done))}, no timeout", threshold) if len(done) == len(e.ranks) else not_reached(threshold)
     )
 
 
 def strategy_built(strategy: str) -> Callable[[Evidence], Verdict]:
-    """Every rank has set up the strategy on its model."""
+    """Check that every rank has set up the strategy on its model."""
 
     def judge(e: Evidence) -> Verdict:
         threshold = f"{strategy} on {n_ranks(len(e.ranks))}"
@@ -145,7 +147,7 @@ def strategy_built(strategy: str) -> Callable[[Evidence], Verdict]:
 
 
 def zero_stage(stage: int) -> Callable[[Evidence], Verdict]:
-    """The engine's own configuration has the stage, and the ranks hold equal parts of the optimizer's state."""
+    """Check that the engine's configuration has the stage, and the ranks have equal shards of the optimizer state."""
 
     def judge(e: Evidence) -> Verdict:
         size = len(e.ranks)
@@ -158,14 +160,14 @@ def zero_stage(stage: int) -> Callable[[Evidence], Verdict]:
         share = max(end["state_elements"] for end in ends.values()) / total
         whole = sum(end["state_elements"] for end in ends.values()) == total
         return decide(
-            found == stage and whole and share < 1.05 / size, f"stage {found}; at most {share:.3f} a rank", threshold
+            found == stage and whole and share < 1.05 / size, f"stage {found}; at most {share:.3f} per rank", threshold
         )
 
     return judge
 
 
 def engine(e: Evidence) -> Verdict:
-    """DeepSpeed's engine was made on every rank."""
+    """Check that DeepSpeed's engine was created on every rank."""
     threshold = f"DeepSpeed's engine on {n_ranks(len(e.ranks))}"
     found = e.last("engine")
     if len(found) < len(e.ranks):
@@ -175,7 +177,7 @@ def engine(e: Evidence) -> Verdict:
 
 
 def bf16(e: Evidence) -> Verdict:
-    """Weights are bfloat16, and so is what they are given."""
+    """Check that weights and inputs are bfloat16."""
     threshold = "weights bfloat16, inputs bfloat16"
     found = e.last("batch")
     if not found:
@@ -183,15 +185,15 @@ def bf16(e: Evidence) -> Verdict:
     weights = sorted({w for b in found.values() for w in b["weights"]})
     inputs = sorted({b["dtype"] for b in found.values()})
     wanted = ["bfloat16"]
-    why = "" if inputs == wanted else "layers refuse inputs of another dtype than their weights"
+    why = "" if inputs == wanted else "layers need inputs with the dtype of their weights"
     return decide(
         weights == wanted == inputs, f"weights {', '.join(weights)}, inputs {', '.join(inputs)}", threshold, why
     )
 
 
 def fused_adam(e: Evidence) -> Verdict:
-    """DeepSpeed compiled its fused optimizer; how long its start took is told apart from the steps."""
-    threshold = "FusedAdam, compiled apart from the steps"
+    """Check that DeepSpeed compiled its fused optimizer; its start-up time is separate from the steps."""
+    threshold = "FusedAdam, compiled outside of the steps"
     if e.plan.device != "cuda":
         return not_testable(threshold, "FusedAdam is a CUDA kernel; here torch's AdamW runs inside DeepSpeed")
     found = e.last("engine").get(0)
@@ -203,8 +205,8 @@ def fused_adam(e: Evidence) -> Verdict:
 
 
 def adapters_only(e: Evidence) -> Verdict:
-    """LoRA: a small part is trained, and the published weights are the adapter's."""
-    threshold = "less than 10 % trained; adapter_model.safetensors and nothing else published"
+    """Check LoRA: a small part is trained, and the published weights are the adapter's."""
+    threshold = "less than 10 % trained; adapter_model.safetensors and no other file published"
     model = e.last("model").get(0)
     if not model or e.step is None:
         return not_reached(threshold)
@@ -214,11 +216,11 @@ def adapters_only(e: Evidence) -> Verdict:
     return decide(ok, f"{share:.2%} trained; {', '.join(published)}", threshold)
 
 
-LOSS_TOLERANCE = 1e-6  # relative; shares are added in another order than the ranks' all-reduce does
+LOSS_TOLERANCE = 1e-6  # relative; shares are added in another order than in the all-reduce
 
 
 def disjoint_rows(e: Evidence) -> Verdict:
-    """The ranks' rows were disjoint and complete, and each trained its own."""
+    """Check that the ranks' rows were disjoint and complete, and each rank trained its own rows."""
     threshold = f"rows disjoint and complete over {n_ranks(len(e.ranks))}"
     proofs = e.last("proof")
     if len(proofs) < len(e.ranks):
@@ -228,7 +230,7 @@ def disjoint_rows(e: Evidence) -> Verdict:
 
 
 def computes(part: str) -> Callable[[Evidence], Verdict]:
-    """``forward`` or ``backward`` ran on every rank, with a finite loss."""
+    """Check that ``forward`` or ``backward`` ran on every rank, with a finite loss."""
 
     def judge(e: Evidence) -> Verdict:
         threshold = f"on {n_ranks(len(e.ranks))}, loss finite"
@@ -246,19 +248,19 @@ def computes(part: str) -> Callable[[Evidence], Verdict]:
 
 
 def synchronised(e: Evidence) -> Verdict:
-    """After the last step every rank's own hash of the weights is the same: gradients were averaged."""
+    """Check that every rank has the same hash of the weights after the last step: gradients were averaged."""
     threshold = f"one hash of the weights on {n_ranks(len(e.ranks))} after the last step"
     ends = e.last("end")
     if len(ends) < len(e.ranks):
         return not_reached(threshold)
     hashes = {end["weights_hash"] for end in ends.values()}
     if hashes == {None}:
-        return passed("each weight exists once: its parts lie on the ranks", threshold)
+        return passed("each weight exists once, sharded over the ranks", threshold)
     return decide(len(hashes) == 1, f"{len(hashes)} hash{'es' * (len(hashes) > 1)} on {n_ranks(len(ends))}", threshold)
 
 
 def steps_done(e: Evidence) -> Verdict:
-    """All optimizer steps, on every rank."""
+    """Check that every rank has done all optimizer steps."""
     wanted = e.steps
     threshold = f"{wanted} steps"
     last = e.last("step")
@@ -271,7 +273,7 @@ def steps_done(e: Evidence) -> Verdict:
 
 
 def loss_aggregated(e: Evidence) -> Verdict:
-    """Every rank logs the same loss, and it is the sum of the ranks' own parts."""
+    """Check that every rank logs the same loss, and that it is the sum of the ranks' parts."""
     threshold = f"equal on {n_ranks(len(e.ranks))}, and the sum of their parts within {LOSS_TOLERANCE:g}"
     steps = {r: {x["step"]: x for x in s} for r, s in e.events("step").items()}
     if len(steps) < len(e.ranks):
@@ -286,18 +288,18 @@ def loss_aggregated(e: Evidence) -> Verdict:
             return not_reached(threshold)
         if len(set(losses)) > 1:
             apart = f"{min(losses):.6g} to {max(losses):.6g}"
-            return failed(f"step {number}: {apart}", threshold, "each rank logs a loss of its own")
+            return failed(f"step {number}: {apart}", threshold, "the ranks log different losses")
         if abs(sum(shares) - losses[0]) > LOSS_TOLERANCE * max(abs(losses[0]), 1e-12):
             return failed(f"step {number}: {losses[0]:.6g}", threshold, f"the ranks' parts add up to {sum(shares):.6g}")
     return passed(f"{len(common)} steps, last {steps[0][common[-1]]['loss']:.4f}", threshold)
 
 
 def batch_product(e: Evidence) -> Verdict:
-    """micro x ranks x accumulation = global: as planned, as the engine was told, and as the ranks' batches had it."""
+    """Check micro x ranks x accumulation = global, in the plan, in the engine's configuration, and in the ranks' batches."""
     plan = e.plan.batch
     assert plan is not None
     product = plan.micro_batch_size * len(e.ranks) * plan.grad_accum
-    threshold = f"{plan.micro_batch_size} x {len(e.ranks)} x {plan.grad_accum} = {product} rows a step"
+    threshold = f"{plan.micro_batch_size} x {len(e.ranks)} x {plan.grad_accum} = {product} rows per step"
     batches = e.last("batch")
     if len(batches) < len(e.ranks):
         return not_reached(threshold)
@@ -307,11 +309,11 @@ def batch_product(e: Evidence) -> Verdict:
     seen = {"planned": plan.global_batch_size, "engine": told, "first batches": rows}
     seen |= {"trained": counted} if counted is not None else {}
     wrong = [f"{name} {n}" for name, n in seen.items() if n != product]
-    return decide(not wrong, f"{rows if counted is None else counted} rows a step", threshold, ", ".join(wrong))
+    return decide(not wrong, f"{rows if counted is None else counted} rows per step", threshold, ", ".join(wrong))
 
 
 def _rows_a_step(e: Evidence) -> int | None:
-    """Over all ranks, where a row counts as one token (noise); the number that is furthest from the plan, if they differ."""
+    """Return the rows per step over all ranks, if a row counts as one token (noise); the value furthest from the plan if they differ."""
     if e.spec.data is None or e.spec.data.source != "builtin:noise":
         return None
     by_step: dict[int, int] = {}
@@ -323,8 +325,8 @@ def _rows_a_step(e: Evidence) -> int | None:
 
 
 def prepared_once(e: Evidence) -> Verdict:
-    """One rank a cache builds the data, the others wait or find it: no race."""
-    threshold = "built by one rank at most, read by all"
+    """Check that one rank per cache builds the data, and the others wait for it or find it: no race."""
+    threshold = "built by at most one rank, read by all"
     found = {r: str(d["how"]) for r, d in e.last("data").items()}
     if len(found) < len(e.ranks):
         return not_reached(threshold)
@@ -333,7 +335,7 @@ def prepared_once(e: Evidence) -> Verdict:
 
 
 def throughput_written(e: Evidence) -> Verdict:
-    """metrics.json has a throughput over all ranks."""
+    """Check that metrics.json has a throughput over all ranks."""
     threshold = "tokens_per_s in metrics.json"
     if not e.metrics:
         return not_reached(threshold)
@@ -346,12 +348,12 @@ def throughput_written(e: Evidence) -> Verdict:
 
 
 def saved(e: Evidence) -> Verdict:
-    """Every rank took part in the save, and what was published is whole after it was read again."""
+    """Check that every rank took part in the save, and that the published checkpoint was verified as complete."""
     size = len(e.ranks)
-    threshold = f"written by {n_ranks(size)}, every file's hash right"
+    threshold = f"written by {n_ranks(size)}, every file hash correct"
     began = [r for r, p in e.events("phase").items() if any(x["name"] == "save" for x in p)]
     wrote = e.last("checkpoint")
-    if not began or len(e.last("start")) < size:  # a rank that is not there is told of elsewhere
+    if not began or len(e.last("start")) < size:  # another criterion reports a missing rank
         return not_reached(threshold)
     if len(began) < size:
         only = ", ".join(map(str, began))
@@ -370,8 +372,8 @@ def saved(e: Evidence) -> Verdict:
 
 
 def state_files(e: Evidence) -> Verdict:
-    """The optimizer's state of every rank is in the checkpoint: the ranks' parts add up to the whole."""
-    threshold = f"the parts of {n_ranks(len(e.ranks))}"
+    """Check that the checkpoint contains the optimizer state of every rank, and that the parts add up to the complete state."""
+    threshold = f"the shards of {n_ranks(len(e.ranks))}"
     ends, model = e.last("end"), e.last("model")
     state = {name: n for name, n in e.files.items() if name.startswith("state/") and name.endswith(".safetensors")}
     if e.step is None or len(ends) < len(e.ranks):
@@ -387,9 +389,9 @@ def state_files(e: Evidence) -> Verdict:
 
 
 def reloaded(e: Evidence) -> Verdict:
-    """A second attempt loaded it on every rank; its weights are those after the last step, and training goes on."""
+    """Check that a second attempt loaded it on every rank with the weights of the last step, and continued training."""
     size = len(e.ranks)
-    threshold = f"loaded by {n_ranks(size)}, weights as they were, next step done"
+    threshold = f"loaded by {n_ranks(size)}, weights unchanged, next step done"
     resumed, proofs, steps = (e.last(kind, again=True) for kind in ("resume", "proof", "step"))
     if not e.again or len(e.last("start")) < size:
         return not_reached(threshold)
@@ -397,7 +399,7 @@ def reloaded(e: Evidence) -> Verdict:
         why = next((str(x["message"])[:200] for x in e.last("error", again=True).values()), e.message)
         return failed(n_of(len(resumed), size, "ranks loaded it"), threshold, why)
     before, after = ({x["weights_hash"] for x in found.values()} for found in (e.last("end"), proofs))
-    # None: parts, for which the proof of that attempt compares the files' hashes on all ranks
+    # None: sharded; that attempt's own check compares the files' hashes on all ranks
     as_saved = len(after) == 1 and (None in before or after <= before)
     same = as_saved and {r["from_step"] for r in resumed.values()} == {w["step"] for w in e.last("checkpoint").values()}
     return decide(
@@ -444,7 +446,7 @@ BACKWARD = Criterion("backward", "Backward pass on every rank", computes("backwa
 SYNC = Criterion("sync", "Gradients synchronised", synchronised)
 STEPS = Criterion("steps", "All training steps complete", steps_done)
 LOSS = Criterion("loss", "Loss aggregated over the ranks", loss_aggregated)
-BATCH = Criterion("batch", "Batch product right", batch_product)
+BATCH = Criterion("batch", "Batch size product correct", batch_product)
 BF16 = Criterion("bf16", "bfloat16 enabled and working", bf16)
 SAVE = Criterion("save", "Checkpoint saved by all ranks", saved)
 RELOAD = Criterion("reload", "Checkpoint reloaded", reloaded)

@@ -1,4 +1,4 @@
-"""All that a run folder says, read once into a frozen record, so that criteria are functions of it alone."""
+"""Read a run folder once into a frozen record, so that criteria are functions of this record alone."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """One run and its reload.
 
     Attributes:
-        first: events of each rank in the first attempt; ``again`` those of the attempt that went on from its checkpoint.
-        files: of the newest checkpoint, by name: bytes. ``damage``: what is wrong with it.
-        ways: NCCL's channels by way (SHM, P2P, NET/IB, ...), by host; empty without NCCL.
+        first: events of each rank in the first attempt; ``again`` those of the attempt that resumed from its checkpoint.
+        files: of the newest checkpoint, by name: bytes. ``damage``: its damage, if any.
+        ways: NCCL's channels by transport (SHM, P2P, NET/IB, ...), by host; empty without NCCL.
         heads: the first lines of each rank's log.
     """
 
@@ -47,33 +47,33 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ranks(self) -> list[int]:
-        """Those that were planned."""
+        """Return the planned ranks."""
         return list(range(self.plan.world_size))
 
     def events(self, kind: str, *, again: bool = False) -> dict[int, list[Event]]:
-        """Events of a kind by rank; ranks that have none are left out."""
+        """Return the events of a kind by rank, without ranks that have none."""
         story = self.again if again else self.first
         found = {rank: [e for e in events if e["event"] == kind] for rank, events in story.items()}
         return {rank: events for rank, events in found.items() if events}
 
     def last(self, kind: str, *, again: bool = False) -> dict[int, Event]:
-        """The last event of a kind by rank."""
+        """Return the last event of a kind by rank."""
         return {rank: events[-1] for rank, events in self.events(kind, again=again).items()}
 
     @property
     def steps(self) -> int:
-        """Optimizer steps that the first attempt was to do, as it began; the plan's may be those of the reload."""
+        """Return the planned optimizer steps of the first attempt; the plan may contain those of the reload."""
         phases = [e for e in self.first.get(0, []) if e["event"] == "phase" and "total_steps" in e]
         return int(phases[0]["total_steps"]) if phases else self.plan.max_steps or 0
 
     @property
     def step_times_s(self) -> list[float]:
-        """Of every step of rank 0, the first among them."""
+        """Return the time of every step of rank 0, including the first."""
         return [t for e in self.events("step").get(0, []) for t in (e.get("step_times_s") or [e["step_time_s"]])]
 
 
 def read_evidence(run: RunDir, message: str = "") -> Evidence:
-    """Read a run's folder; it may have broken off anywhere."""
+    """Read a run's folder; the run may have ended at any point."""
     first, again = {}, {}
     for rank, events in read_run_events(run).items():
         starts = [i for i, e in enumerate(events) if e["event"] == "start"]
@@ -103,7 +103,7 @@ def read_evidence(run: RunDir, message: str = "") -> Evidence:
 
 
 def _nccl_transports(metrics: dict[str, Any], run: RunDir) -> dict[str, dict[str, int]]:
-    """From NCCL's own lines in the ranks' logs."""
+    """Return the transports from NCCL's lines in the ranks' logs."""
     from allranks.nodes.network_verification import NetworkLogParser
 
     found: dict[str, NetworkLogParser] = {}

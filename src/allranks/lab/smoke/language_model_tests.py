@@ -18,7 +18,7 @@ from allranks.lab.smoke.records import Criterion, Figure, Placement, SizedSpec, 
 
 LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 MISTRAL_PARAMETERS = 7_241_732_096
-ADAPTERS_ONLY = Criterion("lora", "LoRA: adapters alone trained and published", c.adapters_only)
+ADAPTERS_ONLY = Criterion("lora", "LoRA: only adapters trained and published", c.adapters_only)
 PREPARED_ONCE = Criterion("race", "Rows prepared once, without a race", c.prepared_once)
 THROUGHPUT_WRITTEN = Criterion("metrics", "Throughput written", c.throughput_written)
 MISTRAL_SHAPES = {
@@ -31,8 +31,11 @@ MISTRAL_SHAPES = {
 
 
 def sft_spec(asked: Placement, name: str) -> tuple[dict[str, Any], list[str]]:
-    """The notes' recipe. Without a GPU the model is a tiny one of the same family; with one it is of the same shapes, with
-    weights drawn, since nothing is fetched by a smoke test (``--set model.name=...`` takes a folder)."""
+    """Return the recipe of the notes.
+
+    Without a GPU the model is a tiny one of the same family; with a GPU it has the same shapes and random weights, because
+    a smoke test downloads nothing (``--set model.name=...`` accepts a folder).
+    """
     spec = base_spec(asked, name)
     spec |= {
         "adapter": {"type": "lora", "r": 8, "alpha": 16, "dropout": 0.05, "targets": LORA_TARGETS},
@@ -48,15 +51,15 @@ def sft_spec(asked: Placement, name: str) -> tuple[dict[str, Any], list[str]]:
         "eval": {"subset": 8, "samples": 0},
         "model": {"name": "tiny:mistral", "dtype": "bfloat16" if asked.gpu else "float32"},
     }
-    scaled = ["made-up instruction rows instead of yahma/alpaca-cleaned: nothing is fetched"]
+    scaled = ["synthetic instruction rows instead of yahma/alpaca-cleaned (no download)"]
     if asked.gpu and asked.scale != "tiny":
         spec["model"]["config"] = MISTRAL_SHAPES
-        return spec, [*scaled, "Mistral-7B's shapes with weights drawn and a small vocabulary: nothing is fetched"]
+        return spec, [*scaled, "Mistral-7B's shapes with random weights and a small vocabulary (no download)"]
     spec["data"] |= {"subset": 200, "max_length": 128}
     if asked.scale == "tiny":
         spec["model"]["config"] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
         spec["train"] |= {"max_steps": 6}
-    why = "asked for with --scale tiny" if asked.scale == "tiny" else "no GPU"
+    why = "requested by --scale tiny" if asked.scale == "tiny" else "no GPU"
     return spec, [
         *scaled,
         f"a tiny Mistral instead of 7 B parameters, 200 rows of 128 tokens instead of 2,048 of 512; {why}",
@@ -64,7 +67,7 @@ def sft_spec(asked: Placement, name: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def sft_figures(wall_s: float, per_rank: float, runtime: float | None, samples: float | None) -> tuple[Figure, ...]:
-    """Of one run of the notes."""
+    """Return the figures of one run of the notes."""
     both = ("hardware", "size", "ranks")
     return (
         Figure(
@@ -76,7 +79,7 @@ def sft_figures(wall_s: float, per_rank: float, runtime: float | None, samples: 
             depends=both,
         ),
         Figure(
-            name="tokens a rank, padding counted",
+            name="tokens per rank, with padding",
             unit="1/s",
             definition="steps x rows x max_length by wall time: padding and warm-up count",
             seed=per_rank,
@@ -175,7 +178,7 @@ LORA_TWO_NODES_TEST = SmokeTest(
 )
 
 
-SAVE_LIMIT_S = 10.0  # what the notes are proud of
+SAVE_LIMIT_S = 10.0  # the time in the notes
 
 
 def build_fsdp_moe(asked: Placement) -> SizedSpec:
@@ -195,13 +198,13 @@ def build_fsdp_moe(asked: Placement) -> SizedSpec:
         "eval": {"every": 3 if tiny else 10, "subset": 40, "batch_size": 2, "baseline": True, "samples": 0},
     }
     scaled = [
-        "a tiny mixture of the same family instead of GLM-4.5-Air (107 B), made-up instruction rows: nothing is fetched"
+        "a tiny mixture of experts of the same family instead of GLM-4.5-Air (107 B), synthetic instruction rows (no download)"
     ]
     return SizedSpec(spec=spec, scaled=scaled)
 
 
 def evaluation(e: Evidence) -> Verdict:
-    """Each evaluation sees the same targets, communicates once, and its perplexity is one that a model can have."""
+    """Check that each evaluation has the same targets, communicates once, and gives a plausible perplexity."""
     threshold = "same targets each time, 1 collective, perplexity from 1 to twice the vocabulary"
     evals = e.events("eval").get(0, [])
     data = e.last("data").get(0, {})
@@ -218,7 +221,7 @@ def evaluation(e: Evidence) -> Verdict:
 
 
 def save_is_quick(e: Evidence) -> Verdict:
-    """Training stands still for a checkpoint no longer than the notes' light one took."""
+    """Check that training pauses for a checkpoint no longer than for the weights-only one of the notes."""
     threshold = f"at most {SAVE_LIMIT_S:g} s"
     wrote = e.last("checkpoint")
     if len(wrote) < len(e.ranks):
@@ -236,13 +239,13 @@ FSDP_MOE_TEST = SmokeTest(
     ranks=8,
     min_nodes=1,
     cpu_ranks=2,
-    parameters=108_000_000_000,  # as the notes name it
+    parameters=108_000_000_000,  # as in the notes
     build=build_fsdp_moe,
     criteria=(
         c.WORLD,
         Criterion("wrapper", "Model loaded and sharded on every rank", c.strategy_built("pytorch_zero3")),
         PREPARED_ONCE,
-        Criterion("eval", "Evaluation: same rows, one collective, perplexity sane", evaluation),
+        Criterion("eval", "Evaluation: same rows, one collective, plausible perplexity", evaluation),
         c.FORWARD,
         c.BACKWARD,
         c.LOSS,
@@ -256,7 +259,7 @@ FSDP_MOE_TEST = SmokeTest(
         Figure(
             name="evaluation",
             unit="s",
-            definition="200 rows there, 40 here",
+            definition="200 rows in the notes, 40 here",
             seed=300,
             measure=f.eval_seconds,
             depends=("hardware", "size", "ranks"),
@@ -264,7 +267,7 @@ FSDP_MOE_TEST = SmokeTest(
         Figure(
             name="checkpoint",
             unit="s",
-            definition="training stands still for it",
+            definition="time without training",
             seed=10,
             measure=f.save_seconds,
             depends=("hardware", "size", "ranks"),
@@ -272,7 +275,7 @@ FSDP_MOE_TEST = SmokeTest(
         Figure(
             name="perplexity before training",
             unit="",
-            definition="weighted by tokens; theirs of a trained model",
+            definition="weighted by tokens; in the notes of a trained model",
             seed=15.98,
             measure=f.first_perplexity,
             depends=("size",),
@@ -299,14 +302,14 @@ def build_cpu_lab(asked: Placement) -> SizedSpec:
         "strategy": {"name": "pytorch_ddp"},
         "train": {"epochs": 1 if tiny else 3, "micro_batch_size": 8, "lr": 2e-3, "warmup_steps": 10},
     }
-    scaled = ["made-up news in four classes instead of AG News: nothing is fetched"]
+    scaled = ["synthetic news in four classes instead of AG News (no download)"]
     return SizedSpec(
-        spec=spec, scaled=[*scaled, *(["240 rows and one epoch; asked for with --scale tiny"] if tiny else [])]
+        spec=spec, scaled=[*scaled, *(["240 rows and one epoch; requested by --scale tiny"] if tiny else [])]
     )
 
 
 def preflight(e: Evidence) -> Verdict:
-    """Every node sees the project and the packages."""
+    """Check that every node sees the project and the packages."""
     wanted = len(e.plan.nodes)
     threshold = f"proj=ok pkgs=ok on {wanted} nodes"
     lines = [line for line in e.preflight if "proj=" in line]
@@ -317,23 +320,23 @@ def preflight(e: Evidence) -> Verdict:
 
 
 def rank_banners(e: Evidence) -> Verdict:
-    """Every rank's log begins with its number and the world size; the largest is one less than that."""
+    """Check that every rank's log starts with its number and the world size."""
     size = len(e.ranks)
     threshold = f"[RANK 0..{size - 1}] WORLD_SIZE={size}"
     if not e.heads:
         return not_reached(threshold)
     found = [r for r, text in e.heads.items() if f"[RANK {r}] WORLD_SIZE={size} " in text]
-    return decide(len(found) == size, f"{len(found)} ranks say so", threshold)
+    return decide(len(found) == size, f"{len(found)} ranks print it", threshold)
 
 
 def artifacts(e: Evidence) -> Verdict:
-    """What the hand-out lets students list."""
+    """Check the files that the lab's hand-out lists."""
     threshold = ", ".join(ARTIFACTS)
     if e.step is None:
         return not_reached(threshold)
     missing = [name for name in ARTIFACTS if name not in e.files]
     return decide(
-        not missing, f"{len(ARTIFACTS) - len(missing)} of {len(ARTIFACTS)} there", threshold, ", ".join(missing)
+        not missing, f"{len(ARTIFACTS) - len(missing)} of {len(ARTIFACTS)} exist", threshold, ", ".join(missing)
     )
 
 
@@ -352,7 +355,7 @@ CPU_LAB_TEST = SmokeTest(
         Criterion("preflight", "Preflight: every node sees project and packages", preflight),
         Criterion("nodes", "Ranks on all nodes", c.nodes),
         c.WORLD,
-        Criterion("banner", "Every rank says its number and the world size", rank_banners),
+        Criterion("banner", "Every rank prints its number and the world size", rank_banners),
         c.OWN_DATA,
         c.FORWARD,
         c.BACKWARD,

@@ -1,7 +1,7 @@
 """Smoke tests 01 to 04, with a multilayer perceptron.
 
-01 trains in one process, saves the model and reads it again. 02 averages gradients between two ranks with
-DistributedDataParallel. 03 shards the optimizer state between two ranks with DeepSpeed, in bfloat16. 04 does the same over four
+01 trains in one process, saves the model and loads it again. 02 averages gradients between two ranks with
+DistributedDataParallel. 03 shards the optimizer state between two ranks with DeepSpeed, in bfloat16. 04 does the same on four
 nodes of two ranks, through Slurm.
 """
 
@@ -77,12 +77,12 @@ def peak_memory_figure(
 def timing_figures(
     seed_steps: float | None, seed_samples: float | None, *, seed_time: float | None = None
 ) -> tuple[Figure, ...]:
-    """The figures of speed; samples only where the notes' own number is right."""
+    """Return the figures of speed; samples only if the number in the notes is correct."""
     found = [
         Figure(
             name="training time",
             unit="s",
-            definition="all steps, the first among them",
+            definition="all steps, including the first",
             seed=seed_time,
             measure=f.training_time,
             depends=ALL_DEPENDENCES,
@@ -182,15 +182,15 @@ DDP_TEST = SmokeTest(
         parameters_figure(100_681_728),
         global_batch_figure(128),
         *timing_figures(23.7, 3033, seed_time=4.21),
-        last_loss_figure(1.0099, "; theirs is one rank's own"),
+        last_loss_figure(1.0099, "; in the notes of one rank only"),
         peak_memory_figure(2.44, ("hardware", "size")),
     ),
 )
 
 
 ENGINE_CREATED = Criterion("engine", "DeepSpeed's engine created", c.engine)
-ZERO1 = Criterion("zero", "ZeRO stage 1, optimizer state in parts", c.zero_stage(1))
-FUSED_ADAM = Criterion("jit", "FusedAdam compiled, its time apart", c.fused_adam)
+ZERO1 = Criterion("zero", "ZeRO stage 1, optimizer state sharded", c.zero_stage(1))
+FUSED_ADAM = Criterion("jit", "FusedAdam compiled, its time separate", c.fused_adam)
 STATE_SAVED = Criterion("state", "Optimizer state of every rank saved", c.state_files)
 
 
@@ -234,20 +234,20 @@ ZERO1_TEST = SmokeTest(
         global_batch_figure(64),
         *timing_figures(4.3, 275, seed_time=23.14),
         Figure(
-            name="engine's start",
+            name="engine start-up",
             unit="s",
-            definition="DeepSpeed's initialisation, operators built in it; theirs is the compilation alone",
+            definition="DeepSpeed's initialisation including operator builds; in the notes only the compilation",
             seed=22,
             measure=f.engine_start,
             depends=("hardware",),
         ),
         Figure(
-            name="optimizer state a rank",
+            name="optimizer state per rank",
             unit="GB",
             definition="master weights and two moments in float32, 12 bytes x parameters / ranks",
             seed=3.0,
             correct=4.83,
-            correction="their files have 4.83 GB a rank, 12 x 805,429,248 / 2",
+            correction="the files in the notes have 4.83 GB per rank, 12 x 805,429,248 / 2",
             measure=f.state_gb_a_rank,
             depends=("size", "ranks"),
         ),
@@ -298,7 +298,7 @@ MULTINODE_ZERO1_TEST = SmokeTest(
         parameters_figure(1_073_905_664),
         global_batch_figure(256),
         *(figure for figure in timing_figures(1.34, None, seed_time=74.6) if figure.name != "samples"),
-        samples_figure(10.7, 343.0, "theirs is steps x ranks: 1.34 x 8; with 32 rows a rank it is 1.34 x 256"),
+        samples_figure(10.7, 343.0, "the notes give steps x ranks: 1.34 x 8; with 32 rows per rank it is 1.34 x 256"),
         last_loss_figure(1.0, ", over all ranks"),
         peak_memory_figure(7.12),
     ),

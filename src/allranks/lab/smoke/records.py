@@ -21,7 +21,7 @@ ComparableBy = Literal["hardware", "size", "ranks"]
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a criterion found: the measured value beside its threshold, in words with units."""
+    """Result of a criterion: the measured value and its threshold, as text with units."""
 
     state: CriterionState
     measured: str
@@ -30,8 +30,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Criterion(msgspec.Struct, frozen=True):
-    """One line of a test's list. ``judge`` is pure: a function over the run folder's records. ``late``: wherever it stands in the
-    list, it is known at the very end only."""
+    """One criterion of a test. ``judge`` is a pure function of the run folder's records.
+
+    ``late``: it is only known at the very end, independent of its position in the list.
+    """
 
     key: str
     title: str
@@ -40,7 +42,7 @@ class Criterion(msgspec.Struct, frozen=True):
 
 
 class CriterionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A criterion with its judgement."""
+    """A criterion with its result."""
 
     key: str
     title: str
@@ -51,7 +53,7 @@ class CriterionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """What a test's spec is built from. ``nodes`` and ``ranks`` (a node) are those of this place; ``gpu``: ranks run on GPUs."""
+    """The place for which a test's spec is built. ``nodes`` and ``ranks`` (per node) are those of this place; ``gpu``: ranks run on GPUs."""
 
     machine: MachineFacts
     place: PlaceName
@@ -66,20 +68,20 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SizedSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A spec as plain values, and a sentence for each thing that is not as the notes have it."""
+    """A spec as plain values, and a sentence for each difference from the notes."""
 
     spec: dict[str, Any]
     scaled: list[str]
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure of the notes, and how it is measured here by the same definition.
+    """One figure of the notes, and how it is measured here with the same definition.
 
     Attributes:
-        seed: the value that the notes give; None where they give none.
-        correct: what it should have been by its own name, where they count it wrongly; ``correction`` says why.
-        measure: None where this run does not tell.
-        depends: what it depends on: ``hardware`` (only GPUs are set beside GPUs), ``size`` (only equal models), or both.
+        seed: the value in the notes; None if there is none.
+        correct: the correct value, if the notes compute it wrongly; ``correction`` says why.
+        measure: returns None if this run does not contain the value.
+        depends: what it depends on: ``hardware`` (GPUs are only compared with GPUs), ``size`` (only equal models), or both.
     """
 
     name: str
@@ -93,7 +95,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FigureRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure of the notes beside ours. ``comparable`` is empty if it is, else says why not."""
+    """A figure of the notes beside the measured one. ``comparable`` is empty if they are comparable, else the reason."""
 
     name: str
     unit: str
@@ -106,8 +108,11 @@ class FigureRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SmokeTest(msgspec.Struct, frozen=True, kw_only=True):
-    """One rung. ``nodes`` and ``ranks`` (a node) are the notes'; ``least_nodes`` those below which it proves nothing, unless it is
-    worth running on one node with a GPU (``one_gpu_node``); ``cpu_ranks`` those of a node without GPUs."""
+    """One smoke test. ``nodes`` and ``ranks`` (per node) are those of the notes.
+
+    ``min_nodes``: with fewer nodes it is not run, unless it is useful on one node with a GPU (``one_gpu_node``);
+    ``cpu_ranks``: ranks of a node without GPUs.
+    """
 
     name: str
     title: str
@@ -125,7 +130,7 @@ class SmokeTest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TestResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one test. ``status``: passed | failed | not run."""
+    """The result of one test. ``status``: passed | failed | not run."""
 
     name: str
     title: str
@@ -145,7 +150,7 @@ class TestResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SmokeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole climb."""
+    """The result of all tests."""
 
     name: str
     place: str
@@ -166,39 +171,42 @@ class SmokeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def passed(measured: str, threshold: str) -> Verdict:
-    """It is as it must be."""
+    """Return that the criterion is met."""
     return Verdict(state=PASSED, measured=measured, threshold=threshold)
 
 
 def failed(measured: str, threshold: str, why: str = "") -> Verdict:
-    """The records show that it is not."""
+    """Return that the records contradict the criterion."""
     return Verdict(state=FAILED, measured=measured, threshold=threshold, why=why)
 
 
 def not_reached(threshold: str) -> Verdict:
-    """The run broke off before: nothing is known of it."""
+    """Return that the run ended before the criterion could be checked."""
     return Verdict(state=NOT_REACHED, measured="-", threshold=threshold)
 
 
 def not_testable(threshold: str, why: str) -> Verdict:
-    """This machine has not what it needs."""
+    """Return that this machine lacks what the criterion needs."""
     return Verdict(state=NOT_TESTABLE, measured="-", threshold=threshold, why=why)
 
 
 def decide(ok: bool, measured: str, threshold: str, why: str = "") -> Verdict:
-    """Passed or failed."""
+    """Return passed or failed."""
     return passed(measured, threshold) if ok else failed(measured, threshold, why)
 
 
 def evaluate_criteria(criteria: tuple[Criterion, ...], evidence: Evidence) -> Iterator[CriterionResult]:
-    """In order. Only what the records contradict is red. Where a run broke off and none of its criteria says why, the first
-    that it did not reach is red, with the run's own message; those behind it stay undecided."""
+    """Evaluate criteria in order. Only those that the records contradict fail.
+
+    If a run ended early and no failed criterion explains it, the first criterion that was not reached fails with the run's
+    message; later ones stay undecided.
+    """
     found = [criterion.judge(evidence) for criterion in criteria]
     if evidence.message and not any(j.state == FAILED for j in found):
         left = [i for i, j in enumerate(found) if j.state == NOT_REACHED]
         first = min(left, key=lambda i: (criteria[i].late, i), default=None)
         if first is not None:
-            found[first] = failed("the run broke off", found[first].threshold, evidence.message)
+            found[first] = failed("the run ended early", found[first].threshold, evidence.message)
     for criterion, j in zip(criteria, found, strict=True):
         yield CriterionResult(
             key=criterion.key,

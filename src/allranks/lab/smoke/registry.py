@@ -1,4 +1,4 @@
-"""The rungs, in order. A new test is one file beside this one and one line below."""
+"""The list of smoke tests, in order."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ TESTS: tuple[SmokeTest, ...] = (
 
 
 def select_tests(names: Sequence[str]) -> list[SmokeTest]:
-    """Tests by name or the beginning of one, in the order of the ladder; ``all`` or nothing means all.
+    """Return tests by name or prefix, in the order of the list; ``all`` or nothing means all.
 
     Raises:
-        SpecError: there is no such test.
+        SpecError: a test is unknown.
     """
     if not names or "all" in names:
         return list(TESTS)
@@ -35,6 +35,6 @@ def select_tests(names: Sequence[str]) -> list[SmokeTest]:
         if len(matches) != 1:
             near = difflib.get_close_matches(name, [t.name for t in TESTS], n=1, cutoff=0.4)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise SpecError(f"smoke: there is no test {name!r}{hint} (known: {', '.join(t.name for t in TESTS)})")
+            raise SpecError(f"smoke: unknown test {name!r}{hint} (known: {', '.join(t.name for t in TESTS)})")
         found += matches
     return [t for t in TESTS if t in found]

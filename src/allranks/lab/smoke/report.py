@@ -1,4 +1,4 @@
-"""The report of a climb: a table for the terminal, smoke.json, and one page that opens offline."""
+"""Report smoke tests: a table for the terminal, smoke.json, and one offline page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLACES = {"local": "on this machine", "slurm": "through Slurm", "cluster": "in a
 
 
 def verdict(ladder: SmokeReport) -> str:
-    """The whole climb in one line."""
+    """Return the summary of all tests in one line."""
     states = [(s, sum(t.status == s for t in ladder.tests)) for s in ("passed", "failed", "not run")]
     said = ", ".join(f"{count} {state}" for state, count in states if count)
     criteria = [j.state for t in ladder.tests for j in t.criteria]
@@ -33,26 +33,28 @@ def verdict(ladder: SmokeReport) -> str:
     if not criteria:
         return tests
     untested = f", {left} more could not be tested here" if left else ""
-    return f"{tests}; of what ran, {criteria.count(PASSED)} of {len(criteria) - left} criteria ticked off{untested}"
+    return (
+        f"{tests}; of the tests that ran, {criteria.count(PASSED)} of {len(criteria) - left} criteria passed{untested}"
+    )
 
 
 def figure_text(number: float | None, unit: str) -> str:
-    """A figure with its unit."""
+    """Return a figure with its unit."""
     if number is None:
         return "-"
     return f"{number:{',.4g' if abs(number) < 1000 else ',.0f'}} {unit}".strip()
 
 
 def criterion_line(j: Any) -> str:
-    """One line with markup: mark, title, the measured value beside the threshold, and why."""
+    """Return one line with markup: mark, title, measured value, threshold, and reason."""
     colour = COLOURS[j.state]
     why = f"  ({escape(j.why)})" if j.why else ""
     shown = j.state if j.state in (NOT_TESTABLE, NOT_REACHED) else escape(j.measured)
-    return f"  [{colour}]{MARKS[j.state]}[/{colour}] {escape(j.title)}: {shown}  [dim]wanted: {escape(j.threshold)}[/dim]{why}"
+    return f"  [{colour}]{MARKS[j.state]}[/{colour}] {escape(j.title)}: {shown}  [dim]expected: {escape(j.threshold)}[/dim]{why}"
 
 
 def overview_table(ladder: SmokeReport) -> Table:
-    """One row a test."""
+    """Return one row per test."""
     table = Table(show_edge=False, pad_edge=False)
     for name in ("test", "result", "criteria", "not testable", "seconds", "setting"):
         table.add_column(name, justify="right" if name in ("criteria", "not testable", "seconds") else "left")
@@ -74,15 +76,15 @@ def overview_table(ladder: SmokeReport) -> Table:
 
 
 def figures_title(test: TestResult) -> str:
-    """Whose hardware each column of `figures_table` is from. Apart from it, as a table's own title is broken at its width."""
-    return f"{test.name}: theirs ({test.seed_hardware}) beside ours ({test.hardware})"
+    """Return the hardware of each column of `figures_table`. Not the table's own title, which would be wrapped at its width."""
+    return f"{test.name}: reference ({test.seed_hardware}) and measured ({test.hardware})"
 
 
 def figures_table(test: TestResult) -> Table:
-    """The notes' figures beside ours."""
+    """Return the reference figures beside the measured ones."""
     table = Table(show_edge=False, pad_edge=False)
-    for name in ("figure", "theirs", "ours", "comparable"):
-        table.add_column(name, justify="right" if name in ("theirs", "ours") else "left", overflow="fold")
+    for name in ("figure", "reference", "measured", "comparable"):
+        table.add_column(name, justify="right" if name in ("reference", "measured") else "left", overflow="fold")
     for f in test.figures:
         table.add_row(
             f.name,
@@ -96,16 +98,16 @@ def figures_table(test: TestResult) -> Table:
 def _reference_text(f: FigureRow) -> str:
     if f.correct is None:
         return figure_text(f.seed, f.unit)
-    return f"{figure_text(f.seed, f.unit)}, rightly {figure_text(f.correct, f.unit)}"
+    return f"{figure_text(f.seed, f.unit)}, corrected {figure_text(f.correct, f.unit)}"
 
 
 def as_document(ladder: SmokeReport) -> dict[str, Any]:
-    """Return smoke.json, and what ``--json`` prints."""
+    """Return smoke.json, which ``--json`` prints too."""
     return {**msgspec.to_builtins(ladder), "passed": not ladder.failed and ladder.ran}
 
 
 def html_page(ladder: SmokeReport) -> str:
-    """smoke.html."""
+    """Return smoke.html."""
     text = (resources.files("allranks.lab.smoke") / "templates" / "smoke.html.j2").read_text("utf-8")
     environment = html_environment()
     environment.filters["value"] = figure_text
@@ -117,7 +119,7 @@ def html_page(ladder: SmokeReport) -> str:
 
 
 def write_report(ladder: SmokeReport, folder: Path) -> None:
-    """Both files."""
+    """Write both files."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "smoke.json", as_document(ladder))
     write_text_atomic(folder / "smoke.html", html_page(ladder))

@@ -1,8 +1,6 @@
 """Run smoke tests one after another, on this machine, through Slurm, or in a cluster in a box.
 
-Where the ladder stands: this machine, a Slurm, or the cluster in a box.
-
-Runs tests one after another, each through `launch.runs` as anything else is run.
+Each test is run through `launch.runs`, as any other run.
 """
 
 from __future__ import annotations
@@ -44,10 +42,10 @@ from allranks.utils.machine import MachineFacts
 def placement_of(
     test: SmokeTest, place: PlaceName, scale: Scale, machine: MachineFacts, *, gpu: bool
 ) -> Placement | str:
-    """How large the test's world is there; or why it cannot be run there. Pure."""
+    """Return the size of the test in that place, or why it cannot be run there. Pure."""
     if place == "local":
         if test.min_nodes > 1 and not (gpu and test.one_gpu_node):
-            return f"needs {test.min_nodes} nodes: run it with --on slurm, or with --on cluster on this machine alone"
+            return f"needs {test.min_nodes} nodes: run it with --on slurm, or on this machine with --on cluster"
         ranks = min(test.ranks, len(machine.gpus)) if gpu else test.cpu_ranks
         return Placement(machine=machine, place=place, scale=scale, nodes=1, ranks=ranks, gpu=gpu)
     on_gpu = gpu and test.name != "08_cpu_lab"
@@ -56,7 +54,7 @@ def placement_of(
 
 
 def world_size_note(test: SmokeTest, asked: Placement) -> list[str]:
-    """A sentence if there are fewer ranks than the notes had."""
+    """Return a sentence if there are fewer ranks than in the notes."""
     wanted = test.nodes * test.ranks
     if asked.world == wanted:
         return []
@@ -68,10 +66,10 @@ def world_size_note(test: SmokeTest, asked: Placement) -> list[str]:
 
 @contextmanager
 def cluster_for_tests(place: PlaceName, nodes: int, say: Callable[[str], None]) -> Iterator[None]:
-    """For the box: uses the one that is up if it has nodes enough, else brings one up and takes it down at the end.
+    """Provide the box: use the running one if it has enough nodes, else start one and remove it at the end.
 
     Raises:
-        EnvironmentNotAble, RequestError: there can be no box here.
+        EnvironmentNotAble, RequestError: a box cannot run here.
     """
     if place != "cluster":
         yield
@@ -81,12 +79,12 @@ def cluster_for_tests(place: PlaceName, nodes: int, say: Callable[[str], None]) 
 
     box = find_box()
     if box is not None and len(box.node_names) >= nodes:
-        say(f"the cluster in a box {box.name!r} is up and is used")
+        say(f"using the running cluster in a box {box.name!r}")
         yield
         return
     if box is not None:
-        say(f"the box {box.name!r} that is up has {len(box.node_names)} nodes, too few: it is left alone")
-    say(f"bringing up a cluster in a box with {nodes} nodes")
+        say(f"the running box {box.name!r} has too few nodes ({len(box.node_names)}) and is not used")
+    say(f"starting a cluster in a box with {nodes} nodes")
     box = up(BoxOptions(name=f"smoke-{os.getpid()}", nodes=nodes))
     before = os.environ.get(NAME_VARIABLE)
     os.environ[NAME_VARIABLE] = box.name
@@ -103,27 +101,27 @@ PACKAGES = ("allranks", "torch", "transformers", "peft", "deepspeed")
 
 
 class SmokeObserver(Protocol):
-    """Sees the climb."""
+    """Callbacks for the progress of smoke tests."""
 
     def event(self, event: dict[str, Any]) -> None: ...
 
     def say(self, text: str) -> None: ...
 
     def begin(self, test: SmokeTest, setting: str, scaled: list[str]) -> None:
-        """A test is started."""
+        """Called when a test is started."""
         ...
 
     def judged(self, criterion: CriterionResult) -> None:
-        """A criterion is ticked off."""
+        """Called when a criterion has a result."""
         ...
 
     def end(self, result: TestResult) -> None:
-        """A test is over."""
+        """Called when a test has ended."""
         ...
 
 
 class PreparedTest(msgspec.Struct, frozen=True, kw_only=True):
-    """A test made ready for a place; ``unable`` says why it cannot be run there."""
+    """A test prepared for a place; ``unable`` says why it cannot be run there."""
 
     test: SmokeTest
     spec: RunSpec | None
@@ -133,7 +131,7 @@ class PreparedTest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SmokeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person asked of the ladder."""
+    """The options of the user."""
 
     place: PlaceName = "local"
     scale: Scale = "fit"
@@ -141,7 +139,7 @@ class SmokeOptions(msgspec.Struct, frozen=True, kw_only=True):
     run_root: str = "runs"
 
     def gpu(self, machine: MachineFacts) -> bool:
-        """Ranks run on GPUs: those of this machine; of a Slurm unless its device is set to the CPU; never in the box."""
+        """Return whether ranks use GPUs: those of this machine; under Slurm unless the device is set to CPU; never in the box."""
         told = [s.partition("=")[2].strip() for s in self.sets if s.startswith("cluster.device=")]
         if told:
             return told[-1] == "cuda"
@@ -149,10 +147,10 @@ class SmokeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepare_test(test: SmokeTest, wanted: SmokeOptions, machine: MachineFacts) -> PreparedTest:
-    """The test's spec for a place, with what was asked for on top. Pure.
+    """Return the test's spec for a place, with the user's settings. Pure.
 
     Raises:
-        SpecError: what was asked for contradicts the test.
+        SpecError: a setting contradicts the test.
     """
     asked = placement_of(test, wanted.place, wanted.scale, machine, gpu=wanted.gpu(machine))
     if isinstance(asked, str):
@@ -165,16 +163,14 @@ def prepare_test(test: SmokeTest, wanted: SmokeOptions, machine: MachineFacts) -
 def run_tests(
     tests: Sequence[SmokeTest], wanted: SmokeOptions, machine: MachineFacts, watcher: SmokeObserver
 ) -> SmokeReport:
-    """All tests, in order; one that fails does not keep the next from being run, one that a person interrupts does."""
+    """Run all tests in order; a failed test does not stop the next ones, an interrupted one does."""
     began, name = time.time(), time.strftime("smoke-%Y%m%d-%H%M%S")
     results: list[TestResult] = []
     ended = False
     for test in tests:
         ready = prepare_test(test, wanted, machine)
         if ended:
-            ready = msgspec.structs.replace(
-                ready, spec=None, scaled=[], unable="the climb was interrupted before it began"
-            )
+            ready = msgspec.structs.replace(ready, spec=None, scaled=[], unable="interrupted before this test")
         watcher.begin(test, _describe_test(ready), ready.scaled)
         if ready.spec:
             result, ended = _run(ready, machine, watcher)
@@ -195,7 +191,7 @@ def run_tests(
 
 
 def _run(ready: PreparedTest, machine: MachineFacts, watcher: SmokeObserver) -> tuple[TestResult, bool]:
-    """What became of the test, and whether a person ended it."""
+    """Return the result of the test, and whether the user interrupted it."""
     assert ready.spec is not None and ready.asked is not None
     began = time.monotonic()
     try:
@@ -218,7 +214,7 @@ def _run(ready: PreparedTest, machine: MachineFacts, watcher: SmokeObserver) -> 
 
 
 def _is_interrupted(done: RunResult, ready: PreparedTest) -> bool:
-    """Ctrl-C; on this machine any other stop signal too, as there is no scheduler that could have sent it."""
+    """Return whether Ctrl-C ended it; on this machine any other stop signal counts too, because no scheduler could have sent it."""
     interrupted = done.message.startswith("interrupted") or "(interrupted)" in done.message
     return interrupted or (done.status == "stopped" and ready.asked is not None and ready.asked.place == "local")
 
@@ -226,17 +222,19 @@ def _is_interrupted(done: RunResult, ready: PreparedTest) -> bool:
 def _resume_one_step(
     run: RunDir, max_steps: int | None, ready: PreparedTest, watcher: SmokeObserver
 ) -> tuple[str, bool]:
-    """Go on from the checkpoint for one step, by the way of `allranks resume`; what went wrong, or nothing, and whether a
-    person ended it."""
+    """Resume from the checkpoint for one step, as `allranks resume` does.
+
+    Return the error or nothing, and whether the user interrupted it.
+    """
     last = max(run.checkpoint_steps(), default=max_steps or 0)
     sets = ("train.epochs=null", f"train.max_steps={last + 1}", "checkpoint.at_end=false", "eval.at_end=false")
     try:
         again = runs.resume(run.root, sets=sets, observer=watcher)
     except AllranksError as error:
-        return f"going on from the checkpoint: {error}", False
+        return f"resume from the checkpoint: {error}", False
     if again.status == "succeeded":
         return "", False
-    return f"going on from the checkpoint: {again.message}", _is_interrupted(again, ready)
+    return f"resume from the checkpoint: {again.message}", _is_interrupted(again, ready)
 
 
 def _result(
@@ -292,7 +290,7 @@ def _not_run(ready: PreparedTest, machine: MachineFacts) -> TestResult:
 
 
 def _describe_test(ready: PreparedTest) -> str:
-    """Ranks, strategy, model in a line."""
+    """Return ranks, strategy and model in one line."""
     spec, asked = ready.spec, ready.asked
     if spec is None or asked is None or spec.model is None:
         return ""
@@ -310,7 +308,7 @@ def _hardware(ready: PreparedTest, machine: MachineFacts, e: Evidence | None) ->
 
 
 def _transport_text(e: Evidence) -> str:
-    """By which way the ranks talked, as the logs have it."""
+    """Return the transports of the ranks from the logs."""
     ways: dict[str, int] = {}
     for found in e.ways.values():
         for way, count in found.items():
@@ -332,5 +330,5 @@ def _versions() -> dict[str, str]:
 
 
 def report_folder(ladder: SmokeReport, run_root: str | Path) -> Path:
-    """Where the report is kept: beside the runs."""
+    """Return the folder of the report, next to the runs."""
     return Path(run_root).absolute() / ladder.name

@@ -15,21 +15,21 @@ Value = TypeVar("Value")
 
 
 class PlanRequirements(msgspec.Struct, frozen=True, kw_only=True):
-    """What the plan wants of each node."""
+    """What the plan requires of each node."""
 
     procs_per_node: int = 1
     threads: int | None = None
     device: str = "cpu"
     port: int | None = None
-    """A port that the user fixed; None: one of the candidates will do."""
+    """A port that the user fixed; None: any of the candidates."""
     rank_memory_bytes: int | None = None
-    """What a rank will need of its device, as estimated; None: not known, or not to be looked at."""
+    """Estimated memory that a rank needs on its device; None: unknown, or not checked."""
     named: dict[str, str] = {}
-    """Variables of NCCL and Gloo by which the user names interfaces."""
+    """Variables of NCCL and Gloo in which the user names interfaces."""
 
 
 class NodeSurvey(msgspec.Struct, frozen=True, kw_only=True):
-    """Every node's answers, beside what was asked."""
+    """Every node's answers, and the request."""
 
     probes: list[Probe]
     wish: NodeRequirements
@@ -37,19 +37,19 @@ class NodeSurvey(msgspec.Struct, frozen=True, kw_only=True):
     network: ChosenNetwork | None = None
     network_error: str | None = None
     reach: dict[str, NodeLinks] | None = None
-    """Each node's connections to and from others, by host; None: not tried."""
+    """Each node's connections to and from others, by host; None: not tested."""
     nonces: dict[str, str] = {}
-    """The secret that whoever shares the folder must see, by role."""
+    """The secret that every node must read in a shared folder, by role."""
     received: dict[str, float] = {}
-    """The launcher's clock when the node's line came, by host."""
+    """The launcher's clock when the node's line arrived, by host."""
     remote: bool = False
-    """The nodes are not the launcher's machine: even one of them must share what the launcher writes."""
+    """The nodes are not the launcher's machine: even a single node must share the launcher's folders."""
     here: dict[str, FolderFacts] = {}
-    """The launcher's own view of the folders, by role: it settles a draw."""
+    """The launcher's own view of the folders, by role: it decides a tie."""
 
     @property
     def first(self) -> Probe:
-        """The node of rank 0."""
+        """Return the node of rank 0."""
         return min(self.probes, key=lambda probe: probe.node_id)
 
     @property
@@ -62,22 +62,22 @@ class NodeSurvey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ChecksByHost = dict[str, Check]
-"""By host. A check that means nothing here gives none."""
+"""Checks by host. A check that does not apply returns none."""
 Judge = Callable[[NodeSurvey], ChecksByHost]
 
 
 def passed_check(name: str, found: str) -> Check:
-    """A check that went well."""
+    """Return a check that passed."""
     return Check(name=name, ok=True, found=found)
 
 
 def failed_check(name: str, found: str, cure: str, *, blocks: bool = True) -> Check:
-    """A check that failed; `found` is a word in capitals, with the detail in brackets."""
+    """Return a check that failed; `found` is a word in capitals, with the detail in brackets."""
     return Check(name=name, ok=False, found=found, cure=cure, blocks=blocks)
 
 
 def majority_value(values: Mapping[str, Value], tie: Value | None = None) -> Value | None:
-    """What most nodes have; in a draw what `tie` says, else what the first of them has."""
+    """Return the most common value; in a tie `tie`, else the value of the first node."""
     if not values:
         return None
     counts = Counter(values.values())
@@ -87,5 +87,5 @@ def majority_value(values: Mapping[str, Value], tie: Value | None = None) -> Val
 
 
 def join_names(names: Sequence[str], limit: int = 4) -> str:
-    """Names in one phrase."""
+    """Join names to one phrase."""
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -4,8 +4,8 @@
     if retry := second_round(hosts, first, seed):
         verdict = judge_links(hosts, first, ConnectionRound(targets=retry, answers=...))
 
-A round says who connected to whom (`targets`) and what each node answered. A link is directed: it fails if any port of its end
-was not reached in any attempt. A node is at fault if most of its links fail; a failure between two other nodes is
+A round has targets (who connects to whom) and the answer of each node. A link is directed: it fails if any port of its end
+was not reached in any attempt. A node is faulty if most of its links fail; a failure between two other nodes is
 reported as a link. Only suspects take part in the second round, each with a few healthy nodes, and only failures that
 repeat there are reported.
 """
@@ -24,18 +24,18 @@ from allranks.nodes.probes.connectivity_probe import sampled_targets
 from allranks.nodes.records import ConnectionResults, Interface, Probe, UnreachedPort
 
 CONTAINER_PREFIXES = ("docker", "virbr", "veth", "br-", "cni", "flannel", "cali", "kube", "podman", "lxc", "lxd")
-"""Bridges inside one machine: every node may have the same address there, and none reaches another over it."""
+"""Bridges inside one machine: every node may have the same address there, and they connect no nodes."""
 
 
 class NodeInterface(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's place on the network."""
+    """A node's interface and address on the network."""
 
     interface: str
     address: str
 
 
 class ChosenNetwork(msgspec.Struct, frozen=True, kw_only=True):
-    """The network, each node's interface and address on it by host, and why this one."""
+    """The network, each node's interface and address on it by host, and the reason for the choice."""
 
     network: str
     seats: dict[str, NodeInterface]
@@ -48,19 +48,19 @@ class _Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def speed(self) -> int:
-        """Of the slowest node; 0 where no driver says it."""
+        """Return the speed of the slowest node; 0 if no driver reports it."""
         return min(item.speed_mbit or 0 for item in self.seats.values())
 
 
 def choose_network(probes: Sequence[Probe], wanted_interface: str | None = None) -> ChosenNetwork:
-    """The IPv4 network in which every node has an address on an interface that is up; names may differ.
+    """Return the IPv4 network in which every node has an address on an interface that is up; names may differ.
 
-    Of several: the fastest, then the one whose interface names differ least, then the one that the nodes' own names
-    mean, then the one of the lowest addresses. `wanted_interface` restricts the choice to that name (or names, joined
+    Of several: the fastest, then the one with the fewest different interface names, then the one to which the nodes' own
+    names resolve, then the one of the lowest addresses. `wanted_interface` restricts the choice to that name (or names, joined
     by commas).
 
     Raises:
-        EnvironmentNotAble: the nodes have no network in common; the message names those that are left out.
+        EnvironmentNotAble: the nodes have no network in common; the message names the nodes without it.
     """
     names = [name.strip() for name in wanted_interface.split(",")] if wanted_interface else None
     usable = {probe.host: _usable(probe, names) for probe in probes}
@@ -82,9 +82,9 @@ def choose_network(probes: Sequence[Probe], wanted_interface: str | None = None)
 
 
 def _routed(usable: dict[str, list[Interface]], names: list[str] | None) -> ChosenNetwork:
-    """Without a common network: what the user named, or the one interface of machines whose networks hold one address.
+    """Return the interfaces without a common network: those that the user names, or the only one of each node.
 
-    Some clouds give every machine a network of its own and route between them; whether they do, `reach` finds out.
+    Some clouds give every machine its own network and route between them; `reach` tests whether they do.
     """
     single = all(len(items) == 1 and items[0].prefix == 32 for items in usable.values())
     if not (names or single):
@@ -92,7 +92,7 @@ def _routed(usable: dict[str, list[Interface]], names: list[str] | None) -> Chos
     seats = {
         host: NodeInterface(interface=items[0].name, address=items[0].address or "") for host, items in usable.items()
     }
-    why = "cluster.rendezvous.interface names it" if names else "each node has only this one"
+    why = "set by cluster.rendezvous.interface" if names else "each node has only this one"
     return ChosenNetwork(network="routed", seats=seats, reason=f"no network in common, so it must be routed: {why}")
 
 
@@ -172,21 +172,21 @@ def _reason(ranked: list[_Candidate], wanted: str | None) -> str:
     other = ranked[1]
     if best.speed != other.speed:
         return f"the fastest of {len(ranked)} that all nodes are on: {best.speed} Mbit/s, {other.network} has {other.speed or 'no stated speed'}"
-    return f"one of {len(ranked)} of the same speed; it has the fewest different interface names, or the nodes' own names mean it"
+    return f"one of {len(ranked)} of the same speed; it has the fewest different interface names, or the nodes' own names resolve to it"
 
 
 RETRIED_PEERS = 4
-"""Peers of a suspect in the second round whose link to it failed, and as many that are well."""
+"""Number of peers of a suspect in the second round: those with a failed link to it, and the same number of healthy ones."""
 MIN_FAILED_LINKS = 2
-"""Of one failing link it cannot be told which end is at fault."""
+"""With one failing link only, it is unknown which end is faulty."""
 
 Link = tuple[str, str]
 Links = dict[Link, list[UnreachedPort]]
-"""Source and target of each link that was tried, and the ports that were not reached; empty if all were."""
+"""Source and target of each tested link, and the ports that were not reached; empty if all were."""
 
 
 class ConnectionRound(msgspec.Struct, frozen=True, kw_only=True):
-    """Who was to connect to whom, and what the nodes answered."""
+    """Which nodes were to connect to which, and their answers."""
 
     targets: Mapping[str, Sequence[str]]
     answers: Mapping[str, ConnectionResults]
@@ -204,7 +204,7 @@ class ConnectionRound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailedLink(msgspec.Struct, frozen=True, kw_only=True):
-    """One port of one node that another did not reach in any attempt."""
+    """One port of one node that another node did not reach in any attempt."""
 
     source: str
     target: str
@@ -220,20 +220,20 @@ class FailedLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
-    """One node's connections to and from others, as judged."""
+    """The verdict on one node's connections to and from others."""
 
     host: str
     answered: bool = True
     errors: list[str] = []
-    """Why ports of this node were not open."""
+    """Why ports of this node could not be opened."""
     tried: int = 0
     reached: int = 0
-    """Nodes that it was to connect to, and those that it reached."""
+    """Number of nodes that it was to connect to, and that it reached."""
     tried_by: int = 0
     reached_by: int = 0
-    """Nodes that were to connect to it, and those that reached it."""
+    """Number of nodes that were to connect to it, and that reached it."""
     failed: list[FailedLink] = []
-    """What is this node's to answer for; failed links to a node that is at fault itself are not."""
+    """Failures attributed to this node; failed links to a faulty node are not."""
 
     @property
     def ok(self) -> bool:
@@ -241,7 +241,7 @@ class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def peers(self) -> list[str]:
-        """The other ends of what failed."""
+        """Return the other ends of the failed links."""
         return list(dict.fromkeys(item.target if item.source == self.host else item.source for item in self.failed))
 
 
@@ -251,10 +251,10 @@ def sampled_links(hosts: Sequence[str], seed: str) -> dict[str, list[str]]:
 
 
 def faulty_nodes(links: Mapping[Link, object]) -> set[str]:
-    """Return the nodes that most of their links fail to reach, or from which most fail; a false value is a link that works.
+    """Return the nodes for which most links to or from them fail; a false value is a working link.
 
-    The node with the most failing links is taken first and its links are dropped, so that a node that is well is not
-    blamed for its neighbours. Nodes with equally many are taken together.
+    The node with the most failing links is taken first and its links are dropped, so that a healthy node is not
+    blamed for its neighbours. Nodes with equal numbers are taken together.
     """
     tried_from: Counter[str] = Counter(source for source, _ in links)
     tried_to: Counter[str] = Counter(target for _, target in links)
@@ -289,7 +289,7 @@ def _most(failed: int, tried: int) -> bool:
 
 
 def suspect_nodes(hosts: Sequence[str], first: ConnectionRound) -> list[str]:
-    """Return the nodes to look at again: silent, unable to listen, at fault, or an end of a link that fails."""
+    """Return the nodes to test again: silent, unable to listen, faulty, or an end of a failing link."""
     links = first.links()
     blamed = faulty_nodes(links)
     ends = {end for link, failed in links.items() if failed and not blamed.intersection(link) for end in link}
@@ -298,10 +298,10 @@ def suspect_nodes(hosts: Sequence[str], first: ConnectionRound) -> list[str]:
 
 
 def second_round(hosts: Sequence[str], first: ConnectionRound, seed: str) -> dict[str, list[str]]:
-    """Return who connects to whom in the second round; empty if nobody is suspect.
+    """Return who connects to whom in the second round; empty if there are no suspects.
 
-    Each suspect meets a few nodes whose link to it failed and as many that are well, in both directions. The latter are
-    dealt out in turns: where many nodes are suspect, none has to meet all of them.
+    Each suspect is tested with a few nodes with a failed link to it and the same number of healthy ones, in both directions. The
+    latter are distributed: with many suspects, no healthy node is tested with all of them.
     """
     asked = suspect_nodes(hosts, first)
     if not asked:
@@ -341,8 +341,8 @@ def judge_links(
     """Return each node's verdict.
 
     A link that failed in the first round counts only if it failed in the second too, or if its source was asked again and
-    did not answer. A node that answered in neither round is silent, which says nothing about the others. Failed links are
-    listed in the order of `hosts`, whatever the seed of the second round.
+    did not answer. A node that answered in neither round is silent; this gives no information about the others. Failed links are
+    listed in the order of `hosts`, independent of the seed of the second round.
     """
     links = first.links() if second is None else _merged(first, second)
     latest = {**first.answers, **(second.answers if second else {})}
@@ -378,7 +378,7 @@ def judge_links(
 
 
 def _merged(first: ConnectionRound, second: ConnectionRound) -> Links:
-    """The first round's links that worked, and the second's; what failed once and was not confirmed is left out."""
+    """Return the working links of the first round, and those of the second; unconfirmed failures are dropped."""
     before, after = first.links(), second.links()
     asked_again = {(source, target) for source, targets in second.targets.items() for target in targets}
     unconfirmed = {link for link, failed in before.items() if failed and link not in asked_again}
@@ -389,7 +389,7 @@ def _merged(first: ConnectionRound, second: ConnectionRound) -> Links:
 
 
 def _both(item: UnreachedPort, earlier: Collection[UnreachedPort]) -> UnreachedPort:
-    """The attempts of both rounds on one port."""
+    """Combine the attempts of both rounds on one port."""
     tries = item.tries + sum(other.tries for other in earlier if other.port == item.port)
     return msgspec.structs.replace(item, tries=tries)
 

@@ -16,15 +16,15 @@ MIN_MEMLOCK_BYTES = 2**30
 
 
 def shm(survey: NodeSurvey) -> ChecksByHost:
-    """Shared memory: NCCL and data loaders pass tensors through it; a full one kills ranks with a bus error."""
+    """Check shared memory: NCCL and data loaders pass tensors through it; if it is full, ranks die with a bus error."""
     least = MIN_SHM_GPU_BYTES if survey.need.device == "cuda" else MIN_SHM_BYTES
     verdicts: ChecksByHost = {}
     for probe in survey.probes:
         shown = _size(probe.shm_free_bytes)
         if probe.shm_free_bytes < least:
             cure = (
-                f"{probe.host} has {shown} free in /dev/shm, {_size(least)} are needed: remove files there, "
-                "mount -o remount,size=8G /dev/shm, or give the container --shm-size=8g"
+                f"{probe.host} has {shown} free in /dev/shm, but needs {_size(least)}: remove files there, "
+                "mount -o remount,size=8G /dev/shm, or start the container with --shm-size=8g"
             )
             verdicts[probe.host] = failed_check("shm", f"SMALL({shown})", cure)
         else:
@@ -33,7 +33,7 @@ def shm(survey: NodeSurvey) -> ChecksByHost:
 
 
 def files(survey: NodeSurvey) -> ChecksByHost:
-    """Open files: a rank has a socket to every other, and one a file that it reads."""
+    """Check the limit of open files: a rank has a socket to every other rank, and one per file that it reads."""
     return {
         probe.host: passed_check("files", _number(probe.open_files))
         if probe.open_files is None or probe.open_files >= MIN_FILES
@@ -45,15 +45,13 @@ def files(survey: NodeSurvey) -> ChecksByHost:
 
 
 def memlock(survey: NodeSurvey) -> ChecksByHost:
-    """Locked memory: RDMA cannot register buffers without, and falls back to sockets or fails."""
+    """Check the limit of locked memory: with a low limit RDMA cannot register buffers, and fails or falls back to sockets."""
     verdicts: ChecksByHost = {}
     for probe in survey.probes:
         if not any(_active(item) for item in probe.infiniband):
             continue
         if probe.memlock_bytes is not None and probe.memlock_bytes < MIN_MEMLOCK_BYTES:
-            cure = (
-                f"ulimit -l unlimited on {probe.host}; under Slurm LimitMEMLOCK=infinity of slurmd (its administrator)"
-            )
+            cure = f"ulimit -l unlimited on {probe.host}; under Slurm the administrator sets LimitMEMLOCK=infinity for slurmd"
             verdicts[probe.host] = failed_check("memlock", f"SMALL({_size(probe.memlock_bytes)})", cure)
         else:
             verdicts[probe.host] = passed_check("memlock", "ok")
@@ -61,7 +59,7 @@ def memlock(survey: NodeSurvey) -> ChecksByHost:
 
 
 def threads(survey: NodeSurvey) -> ChecksByHost:
-    """Ranks times threads against the cores that this job may use on the node."""
+    """Check ranks times threads against the cores that this job may use on the node."""
     procs, each = survey.need.procs_per_node, survey.need.threads
     verdicts: ChecksByHost = {}
     for probe in survey.probes if each else []:
@@ -77,7 +75,7 @@ def threads(survey: NodeSurvey) -> ChecksByHost:
 
 
 def gpus(survey: NodeSurvey) -> ChecksByHost:
-    """As many GPUs as ranks, of one kind and one driver, without memory errors."""
+    """Check that there are as many GPUs as ranks, of one model and driver, without memory errors."""
     if survey.need.device != "cuda" and not any(p.gpus or p.gpu_error for p in survey.probes):
         return {}
     usual = majority_value({p.host: _kinds(p) for p in survey.probes if p.gpus})
@@ -99,10 +97,12 @@ def _gpu_check(survey: NodeSurvey, probe: Probe, usual: tuple[str, ...] | None) 
         cure = f"{needs} ranks need {needs} GPUs: set cluster.slurm.gpus_per_node or cluster.procs_per_node, or exclude {probe.host}"
         return failed_check("gpus", f"FEW({len(probe.gpus)})", cure)
     if broken:
-        cure = f"uncorrectable memory errors on GPU {', '.join(broken)} of {probe.host}: it must be reset or replaced; exclude the node (--exclude-bad)"
+        cure = f"uncorrectable memory errors on GPU {', '.join(broken)} of {probe.host}: reset or replace it; exclude the node (--exclude-bad)"
         return failed_check("gpus", f"ECC({','.join(broken)})", cure, blocks=blocks)
     if probe.gpus and _kinds(probe) != usual:
-        cure = f"the other nodes have {' and '.join(usual or ())}: choose equal nodes (cluster.slurm.constraint)"
+        cure = (
+            f"the other nodes have {' and '.join(usual or ())}: choose nodes with equal GPUs (cluster.slurm.constraint)"
+        )
         return failed_check("gpus", f"DIFFERS({'; '.join(_kinds(probe))})", cure, blocks=False)
     kind = re.sub(r"^NVIDIA ", "", str(probe.gpus[0].get("name"))).replace(" ", "-") if probe.gpus else ""
     return passed_check("gpus", f"{len(probe.gpus)}x{kind}" if kind else "none")
@@ -110,18 +110,18 @@ def _gpu_check(survey: NodeSurvey, probe: Probe, usual: tuple[str, ...] | None) 
 
 def _ecc_errors(gpu: dict[str, Any]) -> int:
     count = str(gpu.get("ecc_errors", "")).strip()
-    return int(count) if count.isdigit() else 0  # [N/A] where the GPU does not count them
+    return int(count) if count.isdigit() else 0  # [N/A] if the GPU does not count them
 
 
 def memory(survey: NodeSurvey) -> ChecksByHost:
-    """The estimate of a rank's memory against what its node turned out to have; a login node knows neither."""
+    """Check the estimated memory of a rank against the memory of its node, which a login node does not know."""
     needed, procs = survey.need.rank_memory_bytes, survey.need.procs_per_node
     verdicts: ChecksByHost = {}
     for probe in survey.probes if needed else []:
         assert needed is not None
         there = _device_bytes(probe, procs) if survey.need.device == "cuda" else probe.memory_bytes // procs
         word = verdict(needed, there or None)
-        cure = f"a rank needs about {_size(needed)}, {probe.host} has {_size(there)} for it: `allranks plan` shows what makes it fit; `--force` ignores this"
+        cure = f"a rank needs about {_size(needed)}, {probe.host} has {_size(there)}: see `allranks plan` for changes that make it fit; `--force` ignores this"
         if word in (TOO_LARGE, CLOSE):
             too_large = word == TOO_LARGE
             name = "SMALL" if too_large else "CLOSE"
@@ -134,13 +134,13 @@ def memory(survey: NodeSurvey) -> ChecksByHost:
 
 
 def _device_bytes(probe: Probe, procs: int) -> int:
-    """Of the smallest GPU, shared evenly where ranks are more than GPUs; 0: not told."""
+    """Return the memory of the smallest GPU, divided if there are more ranks than GPUs; 0: unknown."""
     sizes = [int(str(gpu.get("memory_mb"))) << 20 for gpu in probe.gpus if str(gpu.get("memory_mb")).isdigit()]
     return min(sizes) // -(-procs // len(probe.gpus)) if sizes else 0
 
 
 def p2p(survey: NodeSurvey) -> ChecksByHost:
-    """GPUs of a node reach each other's memory; without, NCCL goes through the host, and says nothing."""
+    """Check that GPUs of a node can access each other's memory; otherwise NCCL silently copies through the host."""
     verdicts: ChecksByHost = {}
     for probe in survey.probes:
         if not probe.p2p:
@@ -149,7 +149,7 @@ def p2p(survey: NodeSurvey) -> ChecksByHost:
         states = [word for row in rows for word in row[1:] if word in ("OK", "NS", "CNS", "GNS", "TNS", "DR")]
         missing = sum(word != "OK" for word in states)
         shown = f"{len(states) - missing}/{len(states)}"
-        cure = f"{missing} of {len(states)} pairs on {probe.host} cannot read each other: `nvidia-smi topo -p2p r`; NCCL copies through the host there"
+        cure = f"{missing} of {len(states)} pairs on {probe.host} have no peer access: `nvidia-smi topo -p2p r`; NCCL copies through the host there"
         verdicts[probe.host] = (
             failed_check("p2p", f"NONE({shown})", cure, blocks=False) if missing else passed_check("p2p", shown)
         )
@@ -157,7 +157,7 @@ def p2p(survey: NodeSurvey) -> ChecksByHost:
 
 
 def ib(survey: NodeSurvey) -> ChecksByHost:
-    """InfiniBand and RoCE ports: one that is down here and up elsewhere makes NCCL fall back to sockets, in silence."""
+    """Check InfiniBand and RoCE ports: a port that is down here and up elsewhere makes NCCL silently fall back to sockets."""
     up = {item["port"] for probe in survey.probes for item in probe.infiniband if _active(item)}
     verdicts: ChecksByHost = {}
     for probe in survey.probes if up else []:

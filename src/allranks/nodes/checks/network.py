@@ -13,7 +13,7 @@ CLOCK_LIMIT_S = 2.0
 
 
 def net(survey: NodeSurvey) -> ChecksByHost:
-    """A network that all nodes are on; interface names may differ."""
+    """Check that all nodes share a network; interface names may differ."""
     if not survey.several:
         return {}
     if survey.network is None:
@@ -43,13 +43,13 @@ def _addresses(probe: Probe) -> str:
 
 
 def ifname(survey: NodeSurvey) -> ChecksByHost:
-    """An interface that the user names is there on every node: a name from one node is often wrong on the next."""
+    """Check that an interface named by the user exists on every node: names often differ between nodes."""
     verdicts: ChecksByHost = {}
     for probe in survey.probes if survey.need.named else []:
         missing = [f"{n}={v}" for n, v in survey.need.named.items() if not _matches(n, v, probe)]
         if missing:
             cure = (
-                f"{probe.host} has {_addresses(probe)}, none that matches {missing[0]}: remove it from cluster.env or "
+                f"{probe.host} has {_addresses(probe)}, but none matches {missing[0]}: remove it from cluster.env or "
                 "cluster.rendezvous.interface, so that each node's interface is detected; or list all names, separated by commas"
             )
             verdicts[probe.host] = failed_check("ifname", f"MISSING({','.join(missing)})", cure)
@@ -59,7 +59,7 @@ def ifname(survey: NodeSurvey) -> ChecksByHost:
 
 
 def _matches(name: str, value: str, probe: Probe) -> bool:
-    """Whether some interface that is up is meant. Gloo: exact names. NCCL: prefixes, `=` exact, `^` excludes."""
+    """Return whether an interface that is up matches. Gloo: exact names. NCCL: prefixes, `=` exact, `^` excludes."""
     up = [item.name for item in probe.interfaces if item.up and item.address]
     if name.startswith("GLOO"):
         return any(item in up for item in value.split(","))
@@ -72,7 +72,7 @@ def _matches(name: str, value: str, probe: Probe) -> bool:
 
 
 def reach(survey: NodeSurvey) -> ChecksByHost:
-    """Connections between nodes. A node at fault is blamed, not those that tried to reach it."""
+    """Check connections between nodes. Failures are attributed to the faulty node, not to those that tried to reach it."""
     if survey.reach is None:
         return {}
     verdicts: ChecksByHost = {}
@@ -98,13 +98,13 @@ def _reach_cure(links: NodeLinks) -> str:
         f"{join_names([item.text() for item in links.failed], 3)}"
     )
     return (
-        f"{host}: {shown}; a firewall, a broken link or the wrong network: choose another in "
+        f"{host}: {shown}; a firewall, a broken link or the wrong network: choose another one in "
         f"cluster.rendezvous.interface, or exclude the node (--exclude-bad, cluster.slurm.exclude)"
     )
 
 
 def name(survey: NodeSurvey) -> ChecksByHost:
-    """The node's own name means an address that others can reach. The ranks get addresses, so it does not block."""
+    """Check that the node's own name resolves to a reachable address. It does not block, because ranks get addresses."""
     verdicts: ChecksByHost = {}
     for probe in survey.probes if survey.several else []:
         loop = [a for a in probe.resolves or [] if ipaddress.ip_address(a).is_loopback]
@@ -126,7 +126,7 @@ def name(survey: NodeSurvey) -> ChecksByHost:
 
 
 def port(survey: NodeSurvey) -> ChecksByHost:
-    """The rendezvous port is free on the first node; elsewhere nobody listens."""
+    """Check that the rendezvous port is free on the first node; the other nodes do not listen on it."""
     asked = survey.wish.ports
     if not asked:
         return {}
@@ -134,25 +134,25 @@ def port(survey: NodeSurvey) -> ChecksByHost:
     if first.free_ports:
         return {first.host: passed_check("port", str(first.free_ports[0]))}
     if survey.need.port is not None:
-        cure = f"another program listens there on {first.host}: leave cluster.rendezvous.port null, so that a free port is chosen"
+        cure = f"another program listens on it on {first.host}: set cluster.rendezvous.port to null, so that a free port is chosen"
         return {first.host: failed_check("port", f"TAKEN({survey.need.port})", cure)}
-    cure = f"other programs listen on all of them on {first.host}: set a free port in cluster.rendezvous.port"
+    cure = f"other programs listen on all these ports on {first.host}: set a free port in cluster.rendezvous.port"
     return {first.host: failed_check("port", f"TAKEN({','.join(map(str, asked))})", cure)}
 
 
 def clock(survey: NodeSurvey) -> ChecksByHost:
-    """Clocks agree: otherwise the first failure cannot be told from the logs, nor which file is newer."""
+    """Check that clocks agree: otherwise logs do not show the first failure, nor file times the newest file."""
     off = {p.host: p.clock - survey.received[p.host] for p in survey.probes if p.host in survey.received}
     if not off:
         return {}
     middle = statistics.median(off.values())
-    if abs(middle) > CLOCK_LIMIT_S and len(off) > 2:  # then it is the launcher's own clock that is wrong
+    if abs(middle) > CLOCK_LIMIT_S and len(off) > 2:  # then the launcher's own clock is wrong
         off = {host: seconds - middle for host, seconds in off.items()}
     return {
         host: passed_check("clock", f"{seconds:+.2f}s")
         if abs(seconds) <= CLOCK_LIMIT_S
         else failed_check(
-            "clock", f"WRONG({seconds:+.1f}s)", f"set the clock of {host} (chronyc makestep, or its administrator)"
+            "clock", f"WRONG({seconds:+.1f}s)", f"set the clock of {host} (chronyc makestep, or ask its administrator)"
         )
         for host, seconds in off.items()
     }

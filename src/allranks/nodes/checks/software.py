@@ -11,23 +11,23 @@ STAGE = "put it on a file system shared by all nodes, or let `allranks stage` co
 
 
 def proj(survey: NodeSurvey) -> ChecksByHost:
-    """The program that the ranks run is there, with the same content."""
+    """Check that the program of the ranks exists, with the same content."""
     return same_content(survey, "proj", ["project", "script"], STAGE)
 
 
 def data(survey: NodeSurvey) -> ChecksByHost:
-    """The data are there, with the same content."""
+    """Check that the data exist, with the same content."""
     cure = "copy it to a file system shared by all nodes and set data.source to that path"
     return same_content(survey, "data", ["data", "eval data"], cure)
 
 
 def model(survey: NodeSurvey) -> ChecksByHost:
-    """The model's folder is there, with the same content."""
+    """Check that the model's folder exists, with the same content."""
     return same_content(survey, "model", ["model"], "copy it to a file system that all nodes share")
 
 
 def same_content(survey: NodeSurvey, name: str, roles: list[str], cure: str) -> ChecksByHost:
-    """Each role's path exists on every node and holds what it holds elsewhere."""
+    """Check that each role's path exists on every node and has the same content."""
     wanted = [item for item in survey.wish.folders if item.role in roles]
     verdicts: ChecksByHost = {}
     for item in wanted:
@@ -59,7 +59,7 @@ def same_content(survey: NodeSurvey, name: str, roles: list[str], cure: str) -> 
 
 
 def py(survey: NodeSurvey) -> ChecksByHost:
-    """The launcher's interpreter is there, and of the same version."""
+    """Check that the launcher's interpreter exists, in the same version."""
     usual = majority_value({p.host: p.python for p in survey.probes if _right_python(survey, p)})
     verdicts: ChecksByHost = {}
     for probe in survey.probes:
@@ -79,7 +79,7 @@ def _right_python(survey: NodeSurvey, probe: Probe) -> bool:
 
 
 def pkgs(survey: NodeSurvey) -> ChecksByHost:
-    """Every needed package is there, in the version that the others have."""
+    """Check that every needed package is installed, in the same version."""
     names = survey.wish.packages
     usual = {
         name: majority_value({p.host: p.packages[name].version for p in survey.probes if _has(p, name)})
@@ -108,7 +108,7 @@ def pkgs(survey: NodeSurvey) -> ChecksByHost:
 
 
 def torch(survey: NodeSurvey) -> ChecksByHost:
-    """The version of torch, for the eye; `pkgs` judges it."""
+    """Report the version of torch; `pkgs` checks it."""
     return {
         probe.host: passed_check("torch", probe.packages["torch"].version or "?")
         for probe in survey.probes
@@ -121,7 +121,7 @@ def _has(probe: Probe, name: str) -> bool:
 
 
 def imports(survey: NodeSurvey) -> ChecksByHost:
-    """The packages can really be imported, in bounded time."""
+    """Check that the packages can be imported within the time limit."""
     verdicts: ChecksByHost = {}
     for probe in survey.probes:
         if probe.imports is None:
@@ -144,12 +144,12 @@ GIB = 2**30
 
 
 def run(survey: NodeSurvey) -> ChecksByHost:
-    """The run folder: every rank writes there, and rank 0 reads what others wrote."""
+    """Check the run folder: every rank writes there, and rank 0 reads the files of the others."""
     return _written(survey, "run", "run_root", "--set run_root=FOLDER")
 
 
 def cache(survey: NodeSurvey) -> ChecksByHost:
-    """The cache of models and prepared data, where the spec names one."""
+    """Check the cache of models and prepared data, if the spec names one."""
     return _written(survey, "cache", "cluster.cache", "--set cluster.cache=FOLDER")
 
 

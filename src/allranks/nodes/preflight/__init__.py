@@ -1,4 +1,4 @@
-"""Find what would fail before anything is started: on this machine, and on every node that a run would use.
+"""Check this machine and every node of a run for problems before anything is started.
 
 probe.py, connectivity_probe.py   run on the nodes, standard library only; one JSON line each
 copies_probe.py, pairs_probe.py   run on the nodes with torch: copies and all-reduces between all pairs

@@ -33,11 +33,11 @@ from allranks.rundir.files import read_json, write_json
 
 COPY_TESTS_FOLDER = ".copy-tests"
 COPY_TEST_VALID_S = 30 * 86400
-"""A test older than this says nothing any more."""
+"""Maximum age of a valid test."""
 
 
 class CopyTestRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One node's result: pairs whose copy came out wrong, or did not come. Valid for these GPUs and this driver."""
+    """One node's result: pairs with a wrong or hanging copy. Valid for these GPUs and this driver."""
 
     host: str
     failed: list[str]
@@ -48,7 +48,7 @@ class CopyTestRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def save_copy_test(run_root: Path, probe: Probe, failed: Sequence[str], tested: int) -> None:
-    """Keeps it. A folder that cannot be written loses only the memory of it."""
+    """Save the test. If the folder cannot be written, only the record is lost."""
     test = CopyTestRecord(
         host=probe.host,
         failed=list(failed),
@@ -65,7 +65,7 @@ def save_copy_test(run_root: Path, probe: Probe, failed: Sequence[str], tested: 
 
 
 def load_copy_tests(run_root: Path, probes: Sequence[Probe]) -> dict[str, list[str]]:
-    """Failed pairs by tested host; nodes whose GPUs or driver have changed since count as untested."""
+    """Return failed pairs by tested host; nodes with changed GPUs or driver count as untested."""
     found = {}
     for probe in probes:
         raw = read_json(run_root / COPY_TESTS_FOLDER / f"{probe.host}.json")
@@ -100,15 +100,15 @@ class CopyResult(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
     def line(self) -> str:
-        """One line for people."""
+        """Return one line for the terminal."""
         if self.failed:
-            return f"{self.host}: copies between {', '.join(self.failed)} hang or give wrong values; runs on this node do not use peer-to-peer"
+            return f"{self.host}: copies between {', '.join(self.failed)} hang or return wrong values; runs on this node do not use peer-to-peer"
         told = f" ({self.error})" if self.error else ""
         return f"{self.host}: {self.tested} copies between GPUs were correct{told}"
 
 
 def run_copy_test(where: TargetNodes, found: PreflightResult, run_root: Path) -> list[CopyResult]:
-    """Copies between all pairs of GPUs of every node that has several. Nodes that give no answer have an error."""
+    """Test copies between all pairs of GPUs of every node with several GPUs. Nodes without an answer have an error."""
     probes = {probe.host: probe for probe in found.probes if len(probe.gpus) > 1}
     if not probes:
         return []
@@ -133,13 +133,13 @@ def run_copy_test(where: TargetNodes, found: PreflightResult, run_root: Path) ->
 COLLECTIVE_BYTES = 4 * 2**20
 COLLECTIVES_LIMIT_S = 180.0
 SLOW_SHARE = 0.33
-"""A pair stands out if it has less than this share of the usual bandwidth."""
+"""A pair is slow if it has less than this share of the usual bandwidth."""
 MIN_PAIRS = 3
-"""Of two pairs, none can stand out."""
+"""Minimum number of pairs for a comparison."""
 
 
 class RankPair(msgspec.Struct, frozen=True, kw_only=True):
-    """Two ranks, and what passes between them."""
+    """Two ranks, and the measurements between them."""
 
     a: int
     b: int
@@ -152,16 +152,16 @@ class RankPair(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def copy_bytes_per_s(self) -> float:
-        """One way."""
+        """Return the bandwidth of a copy in one direction."""
         return self.bytes / self.copy_s
 
     @property
     def all_reduce_bytes_per_s(self) -> float:
-        """Of two ranks each sends and gets the whole once, so this is what the link carries."""
+        """Return the bandwidth of an all-reduce: each of two ranks sends and receives the data once, so this is the load of the link."""
         return self.bytes / self.all_reduce_s
 
     def line(self) -> str:
-        """One line for people."""
+        """Return one line for the terminal."""
         ends = f"{self.host_a}:{self.a} - {self.host_b}:{self.b}"
         return (
             f"{ends:24} copy {_ms(self.copy_s)} {_rate(self.copy_bytes_per_s)}, latency {_ms(self.latency_s)}, "
@@ -170,7 +170,7 @@ class RankPair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PairMeasurements(msgspec.Struct, frozen=True, kw_only=True):
-    """All pairs, and what the ranks that measured them really used."""
+    """All pairs, and the network that the measuring ranks used."""
 
     pairs: list[RankPair]
     outcome: NetworkOutcome
@@ -179,10 +179,10 @@ class PairMeasurements(msgspec.Struct, frozen=True, kw_only=True):
 def measure_pairs(
     where: TargetNodes, found: PreflightResult, plan: LaunchPlan, procs: int, policy: NetworkPolicy
 ) -> PairMeasurements:
-    """Starts the program on all nodes, with each node's own environment, and waits for it.
+    """Start the program on all nodes, with each node's own environment, and wait for it.
 
     Raises:
-        RunFailed: it ended without figures; the message says how.
+        RunFailed: it ended without results; the message says how.
     """
     hosts = [probe.host for probe in found.probes]
     seats = found.network.seats if found.network else {}
@@ -220,7 +220,7 @@ def _environment(policy: NetworkPolicy, host: str) -> dict[str, str]:
 def _network_outcome(
     found: PreflightResult, policy: NetworkPolicy, lines: list[str], seen: list[dict[str, int]], procs: int
 ) -> NetworkOutcome:
-    """What NCCL said and whom the ranks were connected by, against the policy."""
+    """Compare NCCL's log and the connections of the ranks with the policy."""
     observed = []
     for place, probe in enumerate(found.probes):
         collector = NetworkLogParser(probe.host)
@@ -235,14 +235,14 @@ def _network_outcome(
 
 
 def slow_pairs(pairs: list[RankPair]) -> list[RankPair]:
-    """Pairs far below the others, slowest first. Pairs within a node are compared with each other only."""
+    """Return pairs far below the others, slowest first. Pairs inside a node are only compared with each other."""
     found: list[RankPair] = []
     for inside in (True, False):
         alike = [pair for pair in pairs if (pair.host_a == pair.host_b) is inside]
         if len(alike) < MIN_PAIRS:
             continue
         for figure in ("copy_bytes_per_s", "all_reduce_bytes_per_s"):
-            # With one bad node of three, two of three pairs are slow: so the fastest half is the yardstick.
+            # With one bad node of three, two of three pairs are slow: so the fastest half is the reference.
             best = sorted((getattr(pair, figure) for pair in alike), reverse=True)
             usual = statistics.median(best[: max(1, len(best) // 2)])
             found += [pair for pair in alike if getattr(pair, figure) < SLOW_SHARE * usual and pair not in found]
@@ -250,7 +250,7 @@ def slow_pairs(pairs: list[RankPair]) -> list[RankPair]:
 
 
 def slow_node(pairs: list[RankPair], slow: list[RankPair]) -> str | None:
-    """The one node that all slow pairs have in common, if there is one and the others are well."""
+    """Return the one node that all slow pairs have in common, if there is one and the others are healthy."""
     shared = set.intersection(*({pair.host_a, pair.host_b} for pair in slow)) if slow else set()
     if len(shared) != 1:
         return None
@@ -260,7 +260,7 @@ def slow_node(pairs: list[RankPair], slow: list[RankPair]) -> str | None:
 
 
 def slow_pair_summary(pairs: list[RankPair]) -> str:
-    """One sentence: who stands out."""
+    """Return one sentence about the slow pairs."""
     slow = slow_pairs(pairs)
     if not slow:
         return "no pair is slower than the others" if len(pairs) >= MIN_PAIRS else "too few pairs for a comparison"
@@ -268,7 +268,7 @@ def slow_pair_summary(pairs: list[RankPair]) -> str:
     worst = slow[0]
     shown = f"{worst.host_a}:{worst.a} - {worst.host_b}:{worst.b} with {_rate(worst.copy_bytes_per_s)}"
     if host:
-        return f"{host} is slow to all other nodes (worst {shown}): check its cable, port and interface"
+        return f"{host} is slow to all other nodes (slowest: {shown}): check its cable, port and interface"
     others = f" and {len(slow) - 1} more" if len(slow) > 1 else ""
     return f"this pair is slow: {shown}{others}"
 

@@ -25,7 +25,7 @@ from allranks.utils.redaction import holds_secret
 def node_facts(
     probe: Probe, seat: NodeInterface | None = None, copies: str = "", failed_pairs: Sequence[str] = ()
 ) -> NodeFacts:
-    """From what a node's probe said."""
+    """Return the facts from a node's probe."""
     known = [item for item in probe.gpu_pci if item.get("iommu") is not None]
     bridges = [item["acs"] for item in probe.gpu_pci if item.get("acs") is not None]
     return NodeFacts(
@@ -50,9 +50,9 @@ def node_facts(
 def policy_for_nodes(
     job: NetworkJob, found: PreflightResult, run_root: Path, planned: Collection[str]
 ) -> NetworkPolicy:
-    """The policy for nodes that were just asked. What this process's environment sets for NCCL and Gloo wins, and is noted.
+    """Return the policy for the probed nodes. Variables for NCCL and Gloo in this process's environment take precedence, with a note.
 
-    `planned`: variables that the plan has set, which are no one else's.
+    `planned`: variables that the plan has set, which are not inherited.
     """
     inherited = {
         name: value
@@ -73,12 +73,12 @@ def policy_for_nodes(
 
 
 def policy_for_this_machine(job: NetworkJob, host: str, run_root: Path) -> NetworkPolicy:
-    """The policy of a run on this machine alone. Without GPUs nothing is asked."""
+    """Return the policy of a run on this machine alone. Without GPUs nothing is queried."""
     return decide_network_policy(job, [this_machine_facts(host, run_root) if job.nccl else NodeFacts(host=host)])
 
 
 def this_machine_facts(host: str, run_root: Path, topology: Topology | None = None) -> NodeFacts:
-    """Facts of this machine's GPUs, with what an earlier copy test found. `topology` spares asking the driver for it."""
+    """Return facts of this machine's GPUs, with the result of an earlier copy test. `topology` avoids a query of the driver."""
     asked = prober.Later(3 * prober.DRIVER_LIMIT_S, prober.nvidia).get()[0] or {}
     raw = {"host": host, "nccl": prober.nccl_version(), "nccl_conf": prober.nccl_conf(), "gpu_pci": prober.gpu_pci()}
     probe = msgspec.convert({**asked, **raw}, Probe)
@@ -91,7 +91,7 @@ def this_machine_facts(host: str, run_root: Path, topology: Topology | None = No
 def facts_of_nodes(
     probes: Sequence[Probe], network: ChosenNetwork | None, copies: dict[str, list[str]] | None = None
 ) -> list[NodeFacts]:
-    """Of every node, in the order of the nodes. `copies`: pairs whose copy failed, by tested host."""
+    """Return facts of every node, in the order of the nodes. `copies`: pairs with a failed copy, by tested host."""
     seats, tested = network.seats if network else {}, copies or {}
     found = []
     for probe in sorted(probes, key=lambda probe: probe.node_id):
@@ -102,7 +102,7 @@ def facts_of_nodes(
 
 
 def parse_version(text: str | None) -> tuple[int, ...]:
-    """``2.21.5`` as numbers; empty if there is none."""
+    """Return ``2.21.5`` as numbers; empty without a version."""
     return tuple(int(part) for part in (text or "").split(".") if part.isdigit())
 
 

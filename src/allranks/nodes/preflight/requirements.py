@@ -1,7 +1,7 @@
 """Check the input files of a spec and this machine, and derive what every node must have: packages, folders, ports.
 
-Requests that are wrong on any machine are refused before nodes are queried. The rendezvous port is computed from the job's id,
-so that all nodes agree on it.
+Requests that are invalid on any machine are refused before nodes are queried. The rendezvous port is computed from the job's
+ID, so that all nodes use the same one.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ PORT_CANDIDATES = 4
 
 
 def rendezvous_port(job_id: str | int, low: int = LOWEST_PORT, ephemeral_low: int = 32_768, attempt: int = 0) -> int:
-    """A port from a hash of the job's id (the last digits alone collide), below those that the kernel gives away.
+    """Return a port from a hash of the job's ID (the last digits alone collide), below the kernel's ephemeral range.
 
-    `attempt` gives the next candidate, for when a port is taken on the first node.
+    `attempt` selects the next candidate if a port is taken on the first node.
     """
     high = ephemeral_low if ephemeral_low > low + 1000 else 32_768
     digest = hashlib.sha256(f"allranks:{job_id}:{attempt}".encode()).digest()
@@ -43,7 +43,7 @@ def rendezvous_port(job_id: str | int, low: int = LOWEST_PORT, ephemeral_low: in
 
 
 def port_candidates(job_id: str | int, ephemeral_low: int = 32_768, count: int = PORT_CANDIDATES) -> list[int]:
-    """Ports to ask for, in order of preference."""
+    """Return ports to try, in order of preference."""
     return [rendezvous_port(job_id, ephemeral_low=ephemeral_low, attempt=attempt) for attempt in range(count)]
 
 
@@ -51,16 +51,16 @@ TRAINING_PACKAGES = ["torch", "transformers", "tokenizers", "safetensors", "nump
 
 
 def needed_packages(spec: RunSpec) -> list[str]:
-    """Packages that the ranks of this run import."""
+    """Return the packages that the ranks of this run import."""
     if is_container(spec.cluster.python):
-        return []  # the image brings them
+        return []  # the image contains them
     if spec.script is not None:
         return ["torch"]
     return TRAINING_PACKAGES + (["peft"] if spec.adapter.type == "lora" else [])
 
 
 def engine_packages(spec: RunSpec) -> list[str]:
-    """The package of another library's engine. It is looked for on each node, not imported: that takes long, and talks."""
+    """Return the package of another library's engine. Nodes only look for it, because importing it is slow and prints messages."""
     if is_container(spec.cluster.python) or spec.script is not None:
         return []
     if spec.strategy.name.startswith("deepspeed_"):
@@ -71,7 +71,7 @@ def engine_packages(spec: RunSpec) -> list[str]:
 def node_requirements(
     spec: RunSpec, run_root: Path, *, ports: Sequence[int] = (), imports: bool = True, here: Path | None = None
 ) -> NodeRequirements:
-    """What is asked of every node that this spec would use. Paths are the launcher's, made absolute from `here`."""
+    """Return the requirements for every node of the spec. Paths are the launcher's, made absolute from `here`."""
     packages = needed_packages(spec)
     return NodeRequirements(
         python=sys.executable,
@@ -113,7 +113,7 @@ def _is_path(text: str, here: Path) -> bool:
 
 
 def existing_folder(path: Path) -> Path:
-    """The folder itself, or the nearest one above it that is there."""
+    """Return the folder itself, or its nearest existing parent."""
     path = path.absolute()
     while not path.exists() and path != path.parent:
         path = path.parent
@@ -122,9 +122,9 @@ def existing_folder(path: Path) -> Path:
 
 @contextmanager
 def write_nonces(wish: NodeRequirements) -> Iterator[tuple[NodeRequirements, dict[str, str]]]:
-    """Puts a file with a secret into every folder that must be shared; removed at the end.
+    """Write a file with a secret to every folder that must be shared; removed at the end.
 
-    Gives the wish with the files' names, and the secret by role. A folder that cannot be written from here gets none.
+    Yields the requirements with the files' names, and the secret by role. A folder that cannot be written from here gets none.
     """
     secret, name = secrets.token_hex(16), f".allranks-nonce-{os.getpid()}-{secrets.token_hex(4)}"
     made: list[Path] = []
@@ -148,10 +148,10 @@ def write_nonces(wish: NodeRequirements) -> Iterator[tuple[NodeRequirements, dic
 
 
 def check_request(spec: RunSpec) -> None:
-    """Refuse what is wrong whatever the machine: an unknown model, a missing or empty data file, a missing column.
+    """Refuse what is invalid on any machine: an unknown model, a missing or empty data file, a missing column.
 
     Raises:
-        SpecError, DataError: with the key and the cure.
+        SpecError, DataError: with the key and the fix.
     """
     from allranks.spec.models import check_model_folder, is_mlp, tiny_family
 
@@ -160,7 +160,7 @@ def check_request(spec: RunSpec) -> None:
     if spec.script is not None:
         script_arguments(spec.script, dict(os.environ))
     if spec.model is not None and is_mlp(spec.model.name):
-        return  # on noise, as the spec's own rules have it
+        return  # it uses noise, by the rules of the spec
     if spec.model is not None:
         if spec.model.name.startswith("tiny:"):
             tiny_family(spec.model.name)
@@ -179,7 +179,7 @@ def _check_script(script: ScriptSpec) -> None:
     path = Path(script.path).expanduser()
     if not path.is_file():
         raise SpecError(
-            f"script.path {path}: {'this is a folder' if path.is_dir() else 'there is no such file'}; looked from {Path.cwd()}"
+            f"script.path {path}: {'this is a folder' if path.is_dir() else 'there is no such file'}; current folder: {Path.cwd()}"
         )
 
 
@@ -191,7 +191,7 @@ def _check_data(spec: RunSpec, data: DataSpec) -> None:
     require_template(data.template)
     if data.source.startswith("builtin:"):
         own = data_sources.builtin_set(data.source)
-        if data.template != "auto" or data.columns:  # else it brings its own
+        if data.template != "auto" or data.columns:  # else it has its own columns
             choose_template(data, own.rows(1, data.seed), classifier=tiny_family(spec) in TINY_ENCODERS)
         return
     if not data_sources.looks_like_file(data.source):
@@ -208,7 +208,7 @@ def _check_data(spec: RunSpec, data: DataSpec) -> None:
 
 
 def tiny_family(spec: RunSpec) -> str | None:
-    """``mistral`` of ``tiny:mistral``; None where only the model's files tell."""
+    """Return ``mistral`` for ``tiny:mistral``; None if only the model's files define it."""
     from allranks.spec.models import tiny_family
 
     return tiny_family(spec.model.name) if spec.model is not None and spec.model.name.startswith("tiny:") else None
@@ -218,7 +218,7 @@ MIN_FREE_BYTES = 64 * 2**20
 
 
 def local_report(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, run_root: Path) -> PreflightReport:
-    """Every check of this machine."""
+    """Return every check of this machine."""
     checks: list[Callable[[], Check]] = [
         _python,
         lambda: _packages(spec),
@@ -252,7 +252,7 @@ def _disk(run_root: Path) -> Check:
         name="disk",
         ok=free > MIN_FREE_BYTES,
         found=f"{free / 2**30:.1f}GiB-free",
-        cure=f"less than {MIN_FREE_BYTES >> 20} MiB are free for {run_root}",
+        cure=f"{run_root} has less than {MIN_FREE_BYTES >> 20} MiB free",
     )
 
 
@@ -262,5 +262,5 @@ def _threads(plan: LaunchPlan, facts: MachineFacts) -> Check:
 
 
 def stamp() -> str:
-    """The time, for people."""
+    """Return the current time for display."""
     return time.strftime("%Y-%m-%d %H:%M:%S")

@@ -55,7 +55,7 @@ CHECKS: tuple[Judge, ...] = (
 
 
 def run_checks(survey: NodeSurvey) -> list[PreflightReport]:
-    """One report a node, in the order of the nodes."""
+    """Return one report per node, in the order of the nodes."""
     verdicts = [check(survey) for check in CHECKS]
     return [
         PreflightReport(host=probe.host, checks=[found[probe.host] for found in verdicts if probe.host in found])
@@ -65,26 +65,26 @@ def run_checks(survey: NodeSurvey) -> list[PreflightReport]:
 
 PROBE_TIMEOUT_S = 60.0
 CONNECTIVITY_TIMEOUT_S = 24.0
-"""For starting and ending the step, beside the time in which the nodes connect."""
+"""Time to start and end the step, in addition to the time in which nodes connect."""
 RETRIES = 3
 INTERFACE_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _UNREACHABLE = re.compile(r"failed on node ([^\s:]+)")
 
 
 class TargetNodes(msgspec.Struct, frozen=True, kw_only=True):
-    """The nodes to ask: a job's, through srun; without hosts, this machine."""
+    """The nodes to query: those of a job, through srun; without hosts, this machine."""
 
     prefix: list[str] = []
-    """Words before srun; the box's, or none."""
+    """Prefix of srun: that of the box, or empty."""
     hosts: list[str] = []
     srun_args: list[str] = []
-    """Such as ``--jobid=12``; nothing inside the allocation."""
+    """For example ``--jobid=12``; empty inside the allocation."""
     job_id: str = "local"
     cpus: int = 1
-    """Cores of a node's task: those that the job has there."""
+    """Cores of a node's task: those of the job there."""
 
     def run(self, argv: list[str], timeout_s: float, text: str | None, only: Sequence[str] = ()) -> NodeAnswers:
-        """A program on all nodes, or on some."""
+        """Run a program on all nodes, or on some."""
         if not self.hosts:
             return run_locally(argv, timeout_s, text)
         hosts = list(only) or self.hosts
@@ -93,13 +93,13 @@ class TargetNodes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreflightResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found out: the verdicts, and what the launcher goes on with."""
+    """The verdicts, and the data that the launcher needs."""
 
     reports: list[PreflightReport]
     probes: list[Probe]
     network: ChosenNetwork | None
     port: int | None
-    """Free on the first node a moment ago."""
+    """Ports that were free on the first node at the time of the check."""
     probe_s: float
     reach_s: float
 
@@ -109,7 +109,7 @@ class PreflightResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def may_run(self) -> bool:
-        """Nothing failed that a run cannot do without."""
+        """Return whether no check failed that blocks a run."""
         return all(report.may_run for report in self.reports)
 
     @property
@@ -126,9 +126,9 @@ def run_preflight(
     imports: bool = True,
     wish: NodeRequirements | None = None,
 ) -> PreflightResult:
-    """Asks all nodes at once, and judges them. Two steps of srun: facts, then who reaches whom.
+    """Query all nodes at once, and evaluate the answers, in two srun steps: facts, then connections.
 
-    `wish` replaces what the spec would ask for.
+    `wish` replaces the requirements of the spec.
     """
     fixed = spec.cluster.rendezvous.port
     ports = [fixed] if fixed else port_candidates(where.job_id)
@@ -181,7 +181,7 @@ def _plan_requirements(plan: LaunchPlan, port: int | None) -> PlanRequirements:
 
 
 def _launcher_folders(wish: NodeRequirements) -> dict[str, FolderFacts]:
-    """The launcher's own view of the same folders."""
+    """Return the launcher's own view of the same folders."""
     seen = {}
     for item in wish.folders:
         asked = msgspec.to_builtins(msgspec.structs.replace(item, write=False, nonce=None))
@@ -200,7 +200,7 @@ def _choose_network(probes: list[Probe], wanted: str | None) -> tuple[ChosenNetw
 
 
 def connect_window_s(nodes: int) -> float:
-    """Return how long nodes try to connect: one second more each time that twice as many must be started."""
+    """Return how long nodes try to connect: one second more for each doubling of the number of nodes."""
     return reacher.WINDOW_S + max(0, (nodes - 1).bit_length() - (reacher.MESH_NODES - 1).bit_length())
 
 
@@ -223,7 +223,7 @@ def _test_connectivity(
 
 
 def _ports(probe: Probe) -> list[int]:
-    """The rendezvous port where it is free, and one of the range that Gloo and NCCL take theirs from."""
+    """Return the rendezvous port if it is free, and one port of the range that Gloo and NCCL use."""
     return sorted({*probe.free_ports[:1], probe.unused_port} - {0})
 
 
@@ -235,7 +235,7 @@ def _round(
     *,
     seed: str | None = None,
 ) -> tuple[ConnectionRound, float]:
-    """One step of srun. With `seed` the nodes derive the targets themselves; else they are sent."""
+    """Run one srun step. With `seed` the nodes derive the targets themselves; else they are sent."""
     place = {host: index for index, host in enumerate(seats)}
     limit = connect_window_s(len(seats))
     request: dict[str, object] = {"seats": reacher.encode_seats(list(seats.values())), "window_s": limit}
@@ -259,9 +259,9 @@ def _round(
 def _ask(
     where: TargetNodes, argv: list[str], limit_s: float, text: str, only: Sequence[str] = ()
 ) -> tuple[NodeAnswers, list[PreflightReport]]:
-    """Return every node's line, and a report on each that gave none. `only` restricts the question to some nodes.
+    """Return every node's line, and a report on each node without one. `only` restricts the query to some nodes.
 
-    Slurm ends the whole step if one node cannot be reached, so the others are asked again without it.
+    Slurm ends the whole step if one node cannot be reached, so the others are queried again without it.
     """
     hosts, silent = list(only) or where.hosts, []
     answers = where.run(argv, limit_s, text, hosts)
@@ -279,7 +279,7 @@ def _ask(
 
 
 def _no_answer_reports(hosts: Sequence[str], answers: NodeAnswers) -> list[PreflightReport]:
-    """Nodes that gave no line, with what srun said of them."""
+    """Return reports on nodes without an answer, with srun's messages about them."""
     reports = []
     for host in hosts:
         said = [text for text in answers.said.splitlines() if re.search(rf"\b{re.escape(host)}\b", text)]
@@ -296,7 +296,7 @@ def report_line(report: PreflightReport) -> str:
 
 
 def failure_lines(reports: Sequence[PreflightReport]) -> list[str]:
-    """One line a failed check: the node, what is wrong, what to do. The same words for several nodes come once."""
+    """Return one line per failed check: node, problem and fix. Equal lines of several nodes are combined."""
     bad = [(report.host, check) for report in reports for check in report.checks if not check.ok]
     hosts: dict[tuple[str, str], list[str]] = {}
     for host, check in bad:
@@ -305,10 +305,10 @@ def failure_lines(reports: Sequence[PreflightReport]) -> list[str]:
 
 
 def require_usable_nodes(reports: Sequence[PreflightReport]) -> None:
-    """Refuse to start on nodes that a run cannot use.
+    """Refuse to start on nodes that cannot run the job.
 
     Raises:
-        EnvironmentNotAble: every failing node with its cure.
+        EnvironmentNotAble: every failing node with its fix.
     """
     blocked = [
         PreflightReport(host=r.host, checks=[c for c in r.checks if c.ok or c.blocks]) for r in reports if not r.may_run
@@ -318,17 +318,17 @@ def require_usable_nodes(reports: Sequence[PreflightReport]) -> None:
 
 
 def write_preflight(run_dir: RunDir, found: PreflightResult) -> None:
-    """preflight.json and preflight.txt of a run."""
+    """Write preflight.json and preflight.txt of a run."""
     write_json(run_dir.preflight, msgspec.to_builtins(found.reports))
     lines = [*map(report_line, found.reports), *failure_lines(found.reports)]
     write_text_atomic(run_dir.preflight_text, "\n".join(lines) + "\n")
 
 
 def exclude_nodes(spec: RunSpec, bad: Sequence[str], facts: MachineFacts) -> RunSpec:
-    """The same run without some nodes, if the spec allows fewer.
+    """Return the same run without some nodes, if the spec allows fewer.
 
     Raises:
-        EnvironmentNotAble: no node is left, or the batch cannot be shared out among the rest.
+        EnvironmentNotAble: no node is left, or the batch cannot be divided among the others.
     """
     left = spec.cluster.nodes - len(bad)
     names = ", ".join(bad)

@@ -1,1 +1,1 @@
-"""Programs that run on the nodes, each in a process of its own."""
+"""Programs that run on the nodes in separate processes."""

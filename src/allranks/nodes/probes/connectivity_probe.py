@@ -6,10 +6,10 @@ Up to `MESH_NODES` nodes all connect to all. Beyond, node i connects to its ring
 log2(N) random distances. The distances come from a seed that all nodes share, so each node derives its own targets and
 its own visitors from (seed, N, i). As many others connect to a node as it connects to: about 1 + log2(N).
 
-The node that answers sends its name: an address that several machines share (a container bridge) answers with another
-one. A failed connection is tried again until the window closes, so a node that starts late is not reported.
+An answering node sends its name, so that an address shared by several machines (a container bridge) is detected. A
+failed connection is tried again until the window closes, so that a node that starts late is not reported.
 
-`Node` decides what to try and when to stop, and does no I/O. `Sockets` does the I/O in one thread.
+`ProbedNode` decides what to try and when to stop, and does no I/O. `Sockets` does the I/O in one thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 REQUEST = ""
-"""The request as `nodes.pack` encodes it. It is part of the program text: one argument holds at most 128 KiB."""
+"""The request in the encoding of `srun.encode_request`. It is part of the program text, because one argument has at most 128 KiB."""
 
 MESH_NODES = 8
 WINDOW_S = 6.0
@@ -39,7 +39,7 @@ LONGEST_PAUSE_S = 0.5
 MAX_NAME_BYTES = 256
 POLL_S = 0.25
 RESET = struct.pack("ii", 1, 0)
-"""Linger of 0 s: closing resets the connection, and the peer does not take this visit for one that worked."""
+"""Linger of 0 s: closing resets the connection, and the peer does not count this visit as successful."""
 
 if TYPE_CHECKING:
     Link = tuple[int, int]  # a node's index, and one of its ports; Python 3.8 has no tuple[...] at run time
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 def distances(nodes: int, seed: str) -> list[int]:
     """Return how far ahead in the ring of `nodes` each node's targets are; distinct, 1 comes first.
 
-    SHA-256 draws them: `random` may differ between the Python versions of the nodes.
+    SHA-256 is used because `random` may differ between the Python versions of the nodes.
     """
     if nodes <= MESH_NODES:
         return list(range(1, nodes))
@@ -74,7 +74,7 @@ def sampled_visitors(index: int, nodes: int, seed: str) -> list[int]:
 
 
 def encode_seats(seats: list[list[Any]]) -> str:
-    """Return ``[host, address, [port, ...]]`` of each node as text, a line each, of which a node parses only a few."""
+    """Return ``[host, address, [port, ...]]`` of each node as text, one line each, of which a node parses only a few."""
     return "\n".join(" ".join([host, address, *map(str, ports)]) for host, address, ports in seats)
 
 
@@ -97,12 +97,12 @@ class ConnectionAttempts:
 
     @property
     def pause_s(self) -> float:
-        """Time until the next attempt: doubled after each."""
+        """Return the time until the next attempt; it doubles after each."""
         return min(LONGEST_PAUSE_S, PAUSE_S * 2 ** min(self.tries - 1, 10))
 
 
 class ProbedNode:
-    """One node's state: the links to try, the visits to expect, and the counts of what it did.
+    """One node's state: the links to try, the expected visits, and counters.
 
     Args:
         index: this node's index.
@@ -133,11 +133,11 @@ class ProbedNode:
         self.cost = {"connects": 0, "accepts": 0, "messages": 0, "bytes": 0}
 
     def listening(self, port: int) -> None:
-        """Note that a port is open."""
+        """Record that a port is open."""
         self.closed.pop(port, None)
 
     def not_listening(self, port: int, why: str) -> None:
-        """Note why a port is not open."""
+        """Record why a port is not open."""
         self.closed[port] = f"cannot listen on {self.address}:{port}: {why}"
 
     def due(self, now: float) -> list[Link]:
@@ -145,13 +145,13 @@ class ProbedNode:
         return [link for link, a in self.links.items() if not a.running and a.reached_ms is None and a.next_s <= now]
 
     def begin(self, link: Link, now: float) -> None:
-        """Note the start of an attempt."""
+        """Record the start of an attempt."""
         attempts = self.links[link]
         attempts.running, attempts.began_s, attempts.tries = True, now, attempts.tries + 1
         self.cost["connects"] += 1
 
     def answered(self, link: Link, name: str, now: float) -> None:
-        """Note the name that a peer answered with; empty if it closed without one."""
+        """Record the name in a peer's answer; empty if it closed without one."""
         peer, attempts = self.seats[link[0]], self.links[link]
         if name == peer[0]:
             attempts.running, attempts.reached_ms = False, (now - attempts.began_s) * 1000
@@ -160,13 +160,13 @@ class ProbedNode:
             self.failed(link, f"{peer[1]}:{link[1]} is {who}", now)
 
     def failed(self, link: Link, why: str, now: float) -> None:
-        """Note a failed attempt; the link is tried again later."""
+        """Record a failed attempt; the link is tried again later."""
         attempts = self.links[link]
         attempts.running, attempts.why = False, why
         attempts.next_s = now + attempts.pause_s
 
     def visited(self, name: str, port: int) -> None:
-        """Note that a peer connected, read this node's name and closed."""
+        """Record that a peer connected, read this node's name and closed."""
         self.visits += 1
         self.missing.discard((name, port))
 
@@ -176,7 +176,7 @@ class ProbedNode:
         self.cost["bytes"] += count
 
     def done(self, now: float) -> bool:
-        """Return whether all is reached and all visitors have come, or the window is over."""
+        """Return whether all targets are reached and all visitors have come, or the window is over."""
         if now >= self.deadline:
             return True
         return all(a.reached_ms is not None for a in self.links.values()) and not any(
@@ -216,7 +216,7 @@ class Conversation:
 
 
 class Sockets:
-    """Drives a `Node` over non-blocking sockets, in one thread."""
+    """Drive a `ProbedNode` over non-blocking sockets, in one thread."""
 
     def __init__(self, node: ProbedNode) -> None:
         self.node = node
@@ -245,14 +245,14 @@ class Sockets:
         return self.node.report()
 
     def _pause_s(self, now: float) -> float:
-        """Time until something is due: an attempt, the end of one, a port to open, or the end of the window."""
+        """Return the time until the next event: an attempt, the end of one, a port to open, or the end of the window."""
         waiting = [a.next_s for a in self.node.links.values() if not a.running and a.reached_ms is None]
         ends = [conversation.until for conversation in self.open.values()]
         soonest = min([self.node.deadline, now + POLL_S, *waiting, *ends, *self.to_open.values()])
         return max(0.0, soonest - now)
 
     def _listen(self, now: float) -> None:
-        """Open ports. One in use may be so only for a moment, by an outgoing connection, and is tried again."""
+        """Open ports. A port may be in use for a moment by an outgoing connection, and is then tried again."""
         for port in [port for port, due in self.to_open.items() if due <= now]:
             try:
                 server = socket.create_server((self.node.address, port), backlog=512)
@@ -324,13 +324,13 @@ class Sockets:
         try:
             client, _ = server.accept()
         except OSError:
-            return  # the visitor is gone again
+            return  # the visitor has already disconnected
         client.setblocking(False)
         self.node.cost["accepts"] += 1
         self._keep(Conversation(client, time.monotonic() + TRY_S, port=port), selectors.EVENT_READ)
 
     def _say(self, conversation: Conversation) -> None:
-        """Send this node's name. It is far smaller than any socket buffer, so one call sends it whole."""
+        """Send this node's name. It is far smaller than any socket buffer, so one call sends it completely."""
         self.node.sent(conversation.sock.send(f"{self.node.host}\n".encode()))
 
     def _greet(self, conversation: Conversation) -> None:
@@ -388,7 +388,7 @@ def main() -> None:
     me = os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
     index = index_of(request, me)
     if index is None:
-        found = {"host": me, "unreached": [], "errors": [f"{me} is not among the nodes that were asked"]}
+        found = {"host": me, "unreached": [], "errors": [f"{me} is not among the nodes of the request"]}
     else:
         found = Sockets(node_of(request, index, time.monotonic())).run()
     found["seconds"] = round(time.perf_counter() - began, 3)

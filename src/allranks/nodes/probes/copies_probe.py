@@ -3,7 +3,7 @@
     python -m allranks.nodes.probes.copies_probe --json-args '{"devices": null, "limit_s": 20}'
 
 A pair with broken peer-to-peer does not fail: it hangs, or copies wrong values. So the copies run in a separate process,
-which reports what it starts; if it hangs, it is killed, the pair has failed, and another process continues with the rest.
+which reports each copy before it starts; if it hangs, it is killed, the pair has failed, and another process continues.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ START_S = 60.0
 
 
 def main() -> None:
-    """The node's part: one JSON line; or the copying process."""
+    """Run the node's part, which prints one JSON line, or the copying process."""
     wish = json.loads(sys.argv[sys.argv.index("--json-args") + 1])
     if CHILD in os.environ:
         copy_all(wish["devices"], wish["skip"])
@@ -38,12 +38,12 @@ def main() -> None:
 
 
 def supervise(command: Sequence[str], devices: list[str] | None, limit_s: float) -> dict[str, Any]:
-    """Pairs tested and pairs failed; a process that hangs on a pair is replaced.
+    """Return the number of tested pairs and the failed pairs; a process that hangs on a pair is replaced.
 
     Args:
-        command: starts the copying process; ``--json-args`` is added.
-        devices: torch's names; None: all GPUs.
-        limit_s: for one pair.
+        command: command of the copying process; ``--json-args`` is added.
+        devices: torch's device names; None: all GPUs.
+        limit_s: time limit for one pair.
     """
     done: list[str] = []
     failed: list[str] = []
@@ -59,14 +59,14 @@ def supervise(command: Sequence[str], devices: list[str] | None, limit_s: float)
 
 
 def _plain(pair: str) -> str:
-    """Both directions of a pair under one name."""
+    """Return one name for both directions of a pair."""
     return "-".join(sorted(pair.split("-"), key=lambda name: (len(name), name)))
 
 
 def _watch(
     command: Sequence[str], wish: dict[str, Any], limit_s: float, done: list[str], failed: list[str]
 ) -> tuple[str | None, int | None, str]:
-    """One process until its end or its first hang: the pair it hung in or died in, its exit code, its last word."""
+    """Follow one process until its end or first hang; return the pair in which it hung or died, its exit code and last output."""
     process = subprocess.Popen(
         [*command, "--json-args", json.dumps(wish)],
         env={**os.environ, CHILD: "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
@@ -99,13 +99,13 @@ def _watch(
                 last = line or last
         return pair, process.wait(limit_s), last
     except (queue.Empty, subprocess.TimeoutExpired):
-        return pair, None, last or "it gave no answer"
+        return pair, None, last or "no answer"
     finally:
         process.kill()
 
 
 def copy_all(devices: list[str] | None, skip: Sequence[str]) -> None:
-    """Each ordered pair in turn: begin, copy, compare, ok or wrong."""
+    """Test each ordered pair in turn: begin, copy, compare, ok or wrong."""
     import torch
 
     names = devices or [f"cuda:{i}" for i in range(torch.cuda.device_count())]
@@ -123,7 +123,7 @@ def copy_all(devices: list[str] | None, skip: Sequence[str]) -> None:
 
 
 def _shown(name: str, place: int) -> str:
-    """The name that nvidia-smi has for the GPU, which CUDA_VISIBLE_DEVICES may have moved."""
+    """Return nvidia-smi's name of the GPU, which CUDA_VISIBLE_DEVICES may have changed."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     index = visible[place] if place < len(visible) and visible[place].isdigit() else str(place)
     return f"GPU{index}" if name.startswith("cuda") else f"{name.upper()}{place}"

@@ -2,7 +2,7 @@
 
     python -m allranks.nodes.probes.pairs_probe < request.json      {"hosts": ["n1", "n2"], "environment": {...}, "port": 21000, ...}
 
-The request grows with the number of nodes, so it arrives on standard input: one argument holds at most 128 KiB. Started once
+The request grows with the number of nodes, so it is passed on standard input: one argument has at most 128 KiB. Started once
 per node, the program starts its ranks itself. Pairs run one after another, so that they do not disturb each other. Rank 0 prints.
 """
 
@@ -25,13 +25,13 @@ from allranks.nodes.srun import write_stdin
 RANK = "ALLRANKS_PAIRS_RANK"
 REPEATS = 5
 PASSES = 2
-"""A pair is slow only if it is so each time: on a busy machine any pair may be once."""
+"""Repetitions: a pair is slow only if it is slow each time, because on a busy machine any pair may be slow once."""
 LIMIT_S = 30
 SMALL_BYTES = 8
 
 
 def main() -> None:
-    """The node's part, or one rank's."""
+    """Run the node's part, or one rank's."""
     text = sys.stdin.read()
     wish = json.loads(text)
     if RANK in os.environ:
@@ -68,7 +68,7 @@ def start(wish: dict[str, Any], text: str) -> int:
 
 
 def measure(wish: dict[str, Any], rank: int) -> None:
-    """All pairs in turn; results come together in the store."""
+    """Measure all pairs in turn; the store collects the results."""
     import torch
     import torch.distributed as dist
 
@@ -123,7 +123,7 @@ def _pair(
             if cuda:
                 torch.cuda.synchronize()
             times.append(time.perf_counter() - began)
-        return min(times[1:])  # the first makes the connection; what others do on the machine only adds
+        return min(times[1:])  # the first one includes connecting; other load only adds time
 
     return {
         "copy_s": timed(lambda: there_and_back(large)) / 2,

@@ -4,7 +4,7 @@
     python - --json-args '{...}' < probe.py
 
 The probe reports facts; `checks` evaluates them. Calls that may hang (a dead file system, a name server, a driver) run in a
-thread or process with a time limit, and their failure is a fact as well.
+thread or process with a time limit, and their failure is reported as well.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import Any
 FOLDER_LIMIT_S = 20.0
 NAME_LIMIT_S = 3.0
 DRIVER_LIMIT_S = 20.0
-NONCE_WAIT_S = 1.5  # a network file system may show a new file late
+NONCE_WAIT_S = 1.5  # a network file system may show a new file with a delay
 MAX_FILES = 5_000
 MAX_READ = 100
 EDGE_BYTES = 1 << 16
@@ -54,7 +54,7 @@ for name in sys.argv[1:]:
 
 
 class Later:
-    """A fact that is looked up in a thread, and given up after a while."""
+    """A fact that is looked up in a thread, with a time limit."""
 
     def __init__(self, limit_s: float, function: Callable[..., Any], *arguments: Any) -> None:
         self.limit_s, self.value, self.began = limit_s, None, time.monotonic()
@@ -69,13 +69,13 @@ class Later:
             self.error = f"{type(error).__name__}: {error}"
 
     def get(self) -> tuple[Any, str | None]:
-        """The value, or why there is none."""
+        """Return the value, or why there is none."""
         self.thread.join(max(0.0, self.limit_s - (time.monotonic() - self.began)))
         return (None, f"no answer within {self.limit_s:g} s") if self.thread.is_alive() else (self.value, self.error)
 
 
 def read(path: str) -> str:
-    """A small file's text, or nothing."""
+    """Return a small file's text, or an empty text."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -83,13 +83,13 @@ def read(path: str) -> str:
 
 
 def number(path: str) -> int | None:
-    """A file's number; None if there is none, or it is negative (not known)."""
+    """Return a file's number; None if there is none, or if it is negative (unknown)."""
     text = read(path)
     return int(text) if text.isdigit() else None
 
 
 def link_name(path: str) -> str:
-    """Where a link leads, its last part; empty without one."""
+    """Return the last part of a link's target; empty without a link."""
     try:
         return Path(os.readlink(path)).name  # noqa: PTH115 - Python 3.8 runs this too
     except OSError:
@@ -97,7 +97,7 @@ def link_name(path: str) -> str:
 
 
 def interfaces() -> list[dict[str, Any]]:
-    """Every interface that has an IPv4 address, or could have one."""
+    """Return every interface that has an IPv4 address, or could have one."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
 
@@ -127,12 +127,12 @@ def interfaces() -> list[dict[str, Any]]:
 
 
 def resolved(name: str) -> list[str]:
-    """IPv4 addresses that this node finds for a name."""
+    """Return the IPv4 addresses to which a name resolves on this node."""
     return sorted({str(info[4][0]) for info in socket.getaddrinfo(name, None, socket.AF_INET)})
 
 
 def port_free(port: int) -> bool:
-    """Whether a server could listen there now."""
+    """Return whether a server could listen there now."""
     with socket.socket() as handle:
         handle.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -144,14 +144,14 @@ def port_free(port: int) -> bool:
 
 
 def unused_port() -> int:
-    """A port of the range that Gloo and NCCL take theirs from."""
+    """Return a port of the range that Gloo and NCCL use."""
     with socket.socket() as handle:
         handle.bind(("", 0))
         return handle.getsockname()[1]
 
 
 def package(name: str) -> dict[str, str | None]:
-    """Version and place of a package, without importing it."""
+    """Return version and location of a package, without importing it."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -164,7 +164,7 @@ def package(name: str) -> dict[str, str | None]:
 
 
 def imports(names: list[str], limit_s: float) -> dict[str, dict[str, Any]]:
-    """Imports in a process of their own: time, and the error of those that fail."""
+    """Import packages in a separate process; return the times and errors."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", IMPORTS, *names],
@@ -183,7 +183,7 @@ def imports(names: list[str], limit_s: float) -> dict[str, dict[str, Any]]:
 
 
 def folder(wish: dict[str, Any]) -> dict[str, Any]:
-    """What is at a path: whether it is there, can be written, how much is free, what it holds."""
+    """Return facts about a path: whether it exists and is writable, free space, content."""
     path = Path(wish["path"])
     facts: dict[str, Any] = {"exists": path.exists(), "is_folder": path.is_dir(), "free_bytes": None}
     if wish.get("nonce"):
@@ -199,7 +199,7 @@ def folder(wish: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_nonce(path: Path) -> str | None:
-    """The launcher's secret: who can read it sees the launcher's folder, not one of the same name."""
+    """Return the launcher's secret: a node that reads it sees the launcher's folder, not another one of the same name."""
     deadline = time.monotonic() + NONCE_WAIT_S
     while True:
         text = read(str(path))
@@ -210,7 +210,7 @@ def read_nonce(path: Path) -> str | None:
 
 
 def write_error(path: Path) -> str | None:
-    """Why nothing can be written into a folder; a byte is really written, since a full disk shows only then."""
+    """Return why a folder cannot be written; a byte is actually written, because a full disk only fails then."""
     trial = path / f".allranks-probe-{uuid.uuid4().hex}"
     try:
         with trial.open("wb") as file:
@@ -220,13 +220,13 @@ def write_error(path: Path) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     finally:
-        with contextlib.suppress(OSError):  # a read-only file system refuses this too, whether or not there is a file
+        with contextlib.suppress(OSError):  # a read-only file system refuses this even without a file
             trial.unlink()
     return None
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
-    """Names, sizes and the edges of evenly chosen files; times are left out, so a copy counts as the same."""
+    """Return a digest of names, sizes and parts of evenly chosen files; without times, so that a copy has the same digest."""
     names: list[str] = []
     for root, folders, files in os.walk(path) if path.is_dir() else [(str(path.parent), [], [path.name])]:
         folders[:] = sorted(name for name in folders if name not in SKIP)
@@ -236,7 +236,7 @@ def fingerprint(path: Path) -> dict[str, Any]:
     names = sorted(names)[:MAX_FILES]
     digest, total = hashlib.sha256(), 0
     for place, name in enumerate(names):
-        if not Path(name).is_file():  # a link that leads nowhere, a socket
+        if not Path(name).is_file():  # a broken link, a socket
             digest.update(f"{os.path.relpath(name, path)}\0-\0".encode())
             continue
         size = Path(name).stat().st_size
@@ -251,7 +251,7 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 
 def nvidia() -> dict[str, Any]:
-    """GPUs, pairs of them that cannot reach each other's memory, how they are wired; nothing without a driver."""
+    """Return GPUs, pairs without peer access, and the topology; empty without a driver."""
     if shutil.which("nvidia-smi") is None:
         return {"gpus": [], "p2p": None, "topo": None}
     fields = "index,name,driver_version,memory.total,ecc.errors.uncorrected.volatile.total"
@@ -266,7 +266,7 @@ def nvidia() -> dict[str, Any]:
 
 
 def smi(*words: str) -> str:
-    """Output of nvidia-smi."""
+    """Return the output of nvidia-smi."""
     done = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=DRIVER_LIMIT_S, check=False)
     if done.returncode != 0:
         raise OSError(f"nvidia-smi {words[0]}: {(done.stdout + done.stderr).strip()[-200:]}")
@@ -274,7 +274,7 @@ def smi(*words: str) -> str:
 
 
 def infiniband(root: str = "/sys/class/infiniband") -> list[dict[str, Any]]:
-    """Every port of every RDMA device: state, rate, NUMA node, its interfaces, its addresses (GIDs) with their types."""
+    """Return every port of every RDMA device: state, rate, NUMA node, interfaces, and addresses (GIDs) with their types."""
     found = []
     for port in sorted(Path(root).glob("*/ports/*")):
         facts: dict[str, Any] = {key: read(f"{port}/{key}") for key in ("state", "rate", "link_layer")}
@@ -287,7 +287,7 @@ def infiniband(root: str = "/sys/class/infiniband") -> list[dict[str, Any]]:
 
 
 def gids(port: Path) -> list[list[Any]]:
-    """Index, address, type (``RoCE v2``) and interface of every GID that is set. The kernel keeps 256 places, most of them zero."""
+    """Return index, address, type (``RoCE v2``) and interface of every GID that is set. The kernel has 256 entries, most of them zero."""
     found = []
     names = [path.name for path in port.glob("gids/*") if path.name.isdigit()]
     for index in sorted(map(int, names)):
@@ -299,10 +299,10 @@ def gids(port: Path) -> list[list[Any]]:
 
 
 def gpu_pci(root: str = "/sys/bus/pci/devices") -> list[dict[str, Any]]:
-    """NVIDIA's GPUs on the PCI bus: NUMA node, kind of IOMMU domain, and bridges above them that redirect peers' traffic.
+    """Return NVIDIA GPUs on the PCI bus: NUMA node, kind of IOMMU domain, and bridges above them that redirect peer traffic.
 
-    `iommu` is ``DMA`` or ``DMA-FQ`` (addresses are translated), ``identity`` (passed through), or None (no IOMMU, or not
-    told). `acs` is None where the registers cannot be read, which takes root.
+    `iommu` is ``DMA`` or ``DMA-FQ`` (addresses are translated), ``identity`` (passed through), or None (no IOMMU, or
+    unknown). `acs` is None if the registers cannot be read, which needs root.
     """
     found = []
     for device in sorted(Path(root).glob("*")):
@@ -317,7 +317,7 @@ def gpu_pci(root: str = "/sys/bus/pci/devices") -> list[dict[str, Any]]:
 
 
 def acs(bridge: Path) -> str | None:
-    """The bridge's name if it sends what devices below say to each other up to the CPU, empty if not, None if not told.
+    """Return the bridge's name if it redirects traffic between devices below it to the CPU, empty if not, None if unknown.
 
     PCI Express extended capability 13, control register at offset 6: bit 2 redirects requests, bit 3 completions.
     """
@@ -326,7 +326,7 @@ def acs(bridge: Path) -> str | None:
     except OSError:
         return None
     if len(data) < 0x104:
-        return None  # without rights the kernel shows 64 bytes
+        return None  # without permission the kernel only shows 64 bytes
     place = 0x100
     for _ in range(64):
         (head,) = struct.unpack_from("<I", data, place) if place + 8 <= len(data) else (0,)
@@ -340,7 +340,7 @@ def acs(bridge: Path) -> str | None:
 
 
 def nccl_version() -> str | None:
-    """Version of the NCCL that pip brought for torch."""
+    """Return the version of the NCCL package that pip installed for torch."""
     for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"):
         try:
             return importlib.metadata.version(name)
@@ -350,20 +350,20 @@ def nccl_version() -> str | None:
 
 
 def nccl_conf(path: str = "/etc/nccl.conf") -> dict[str, str]:
-    """What an administrator has set for NCCL on this node."""
+    """Return the administrator's NCCL settings on this node."""
     pairs = [line.split("#")[0].partition("=") for line in read(path).splitlines()]
     return {name.strip(): value.strip() for name, equals, value in pairs if equals and name.strip()}
 
 
 def cpus() -> int:
-    """CPUs this process may use: affinity, and the cgroup's quota."""
+    """Return the number of CPUs that this process may use: affinity, and the cgroup's quota."""
     count = len(os.sched_getaffinity(0))
     quota, _, period = read("/sys/fs/cgroup/cpu.max").partition(" ")
     return max(1, min(count, int(quota) // int(period)) if quota.isdigit() and period.isdigit() else count)
 
 
 def limits() -> dict[str, int | None]:
-    """Memory lock, open files, shared memory, memory, and where ephemeral ports begin; None is unlimited."""
+    """Return limits: locked memory, open files, shared memory, memory, start of ephemeral ports; None is unlimited."""
 
     def soft(which: int) -> int | None:
         value = resource.getrlimit(which)[0]
@@ -383,7 +383,7 @@ def limits() -> dict[str, int | None]:
 
 
 def facts(wish: dict[str, Any]) -> dict[str, Any]:
-    """All that was asked for. What may hang is begun first and waited for last."""
+    """Return all requested facts. Calls that may hang are started first and awaited last."""
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
     name = Later(NAME_LIMIT_S, resolved, socket.gethostname())
     driver = Later(DRIVER_LIMIT_S + 1, nvidia)
@@ -419,7 +419,7 @@ def facts(wish: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """One JSON line; a hung thread must not keep the process."""
+    """Print one JSON line; a hung thread must not keep the process alive."""
     began = time.perf_counter()
     found = facts(json.loads(sys.argv[sys.argv.index("--json-args") + 1]) if "--json-args" in sys.argv else {})
     found["probe_s"] = round(time.perf_counter() - began, 3)

@@ -16,7 +16,7 @@ from allranks.spec.records import ClusterSpec
 
 END_TIMEOUT_S = 10.0
 HOLD_SCRIPT = 'echo "$SLURM_JOB_ID $SLURM_JOB_NODELIST"; exec cat >/dev/null'
-"""Holds the allocation until our end of the pipe closes, which it does even if we are killed."""
+"""Holds the allocation until our end of the pipe closes, which also happens if we are killed."""
 REFUSAL_WORDS = {
     "account": "account",  # before partition: "Invalid account or account/partition combination specified"
     "partition": "partition",
@@ -24,12 +24,12 @@ REFUSAL_WORDS = {
     "reservation": "reservation",
     "feature": "constraint",
 }
-"""By which word of a refusal which key of ``cluster.slurm`` is meant, the first that occurs."""
+"""Words in a refusal, and the key of ``cluster.slurm`` that they refer to; the first match counts."""
 SBATCH_ONLY = ("--output", "--error", "--open-mode", "--requeue", "--no-requeue", "--array", "--parsable", "-o", "-e")
 
 
 class NodeAllocation(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes that are ours for a while."""
+    """Nodes that are allocated for a limited time."""
 
     job_id: str
     hosts: list[str]
@@ -37,7 +37,7 @@ class NodeAllocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def request_args(cluster: ClusterSpec, exclude: Sequence[str] = ()) -> list[str]:
-    """Options that sbatch, salloc and srun take for the nodes that a spec asks for."""
+    """Return the options of sbatch, salloc and srun for the nodes of a spec."""
     slurm = cluster.slurm
     pairs = {
         "partition": slurm.partition,
@@ -60,7 +60,7 @@ def request_args(cluster: ClusterSpec, exclude: Sequence[str] = ()) -> list[str]
 
 
 def test_only(slurm: Slurm, cluster: ClusterSpec) -> str:
-    """Asks sbatch whether such a job could ever run, without submitting one; gives what it says.
+    """Ask sbatch whether such a job could ever run, without submitting one; return its output.
 
     Raises:
         SpecError: account, partition or resources are refused; the message names the key.
@@ -102,7 +102,7 @@ def _user() -> str:
 def allocate_nodes(
     slurm: Slurm, cluster: ClusterSpec, *, minutes: int = 10, wait_s: float = 600.0, exclude: Sequence[str] = ()
 ) -> Iterator[NodeAllocation]:
-    """The nodes of the job that this process is in, else as many as the spec asks for, given back at the end.
+    """Yield the nodes of the current job, else newly allocated ones for the spec, which are released at the end.
 
     Raises:
         EnvironmentNotAble: they are not free within `wait_s`, or Slurm refuses.
@@ -126,7 +126,7 @@ def allocate_nodes(
 
 
 def inside_job(slurm: Slurm) -> bool:
-    """Whether this process runs in a job of that Slurm."""
+    """Return whether this process runs in a job of that Slurm."""
     return "SLURM_JOB_ID" in os.environ and not slurm.prefix
 
 
@@ -135,7 +135,7 @@ def _current_job(slurm: Slurm, cluster: ClusterSpec) -> NodeAllocation:
     hosts = expand_hostlist(slurm, os.environ.get("SLURM_JOB_NODELIST", ""))
     if len(hosts) < cluster.nodes:
         raise EnvironmentNotAble(
-            f"cluster.nodes is {cluster.nodes}, but the job {job_id} that this runs in has {len(hosts)}: "
+            f"cluster.nodes is {cluster.nodes}, but the current job {job_id} has {len(hosts)}: "
             f"{', '.join(hosts)}; request more nodes, or run the doctor outside of a job"
         )
     return NodeAllocation(job_id=job_id, hosts=hosts[: cluster.nodes], srun_args=[])
@@ -179,5 +179,5 @@ def _release(process: subprocess.Popen[str], granted: bool) -> None:
 
 
 def expand_hostlist(slurm: Slurm, nodelist: str) -> list[str]:
-    """Names of a Slurm host list, in Slurm's order."""
+    """Return the names in a Slurm host list, in Slurm's order."""
     return slurm.call("scontrol", "show", "hostnames", nodelist).stdout.split() if nodelist else []

@@ -1,8 +1,8 @@
 """Parsers for the text that Slurm's commands print. Pure: no processes, no clock.
 
 The formats are those of Slurm 21.08 to 25.05. ``scontrol --oneliner`` prints ``Key=value`` pairs on one line without
-quoting, and a few values are free text that may hold spaces and further ``Key=`` pairs (a job's name and comment, a
-node's reason). Keys are therefore read from the part of the line that holds no free text, and the first occurrence wins.
+quoting, and a few values are free text with spaces and possibly further ``Key=`` pairs (a job's name and comment, a
+node's reason). Keys are therefore read from the part of the line without free text, and the first occurrence counts.
 Unknown keys are ignored. A value that Slurm prints as unknown (``Unknown``, ``N/A``, ``None``, ``(null)``, ``UNLIMITED``,
 ``INVALID``) becomes None.
 """
@@ -42,10 +42,10 @@ JOB_FLAGS = frozenset(
 )
 """Job state flags, which Slurm prints instead of or after the base state (man squeue, JOB STATE CODES)."""
 
-# What a reason says about the way a job ended, while the state is hidden behind COMPLETING (job_reason_string).
+# Reasons that show how a job ended while its state is COMPLETING (job_reason_string).
 TIME_REASONS = frozenset({"TimeLimit"})
 NODE_REASONS = frozenset({"NodeDown", "NodeFail"})
-# The margin for clocks of different machines and for the time that the question takes.
+# Tolerance for clock offsets between machines and for the duration of the query.
 MARGIN_S = 15.0
 LOST_STATES = frozenset({"DOWN", "ERROR", "FUTURE"})
 UNUSABLE = (
@@ -57,12 +57,12 @@ UNUSABLE = (
     "power",
     "future",
     "inval",
-)  # sinfo's words for nodes that start no job
+)  # sinfo's states of nodes that start no job
 LOST_FLAGS = frozenset({"POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED"})
 
 _NOTHING = frozenset({"", "(null)", "N/A", "n/a", "None", "NONE", "Unknown", "UNKNOWN", "UNLIMITED", "INVALID"})
 _RECORD = re.compile(r"^(?=JobId=)", re.MULTILINE)
-# Group names of directory services hold spaces: "domain users(10513)".
+# Group names of directory services may contain spaces: "domain users(10513)".
 _OWNER = re.compile(r"(?:^|\s)UserId=(?P<user>[^=()]*)\((?P<uid>\d+)\) GroupId=.*?\(\d+\) ")
 _PAIR = re.compile(r"(?:^|\s)(?P<key>[A-Z][A-Za-z0-9_/:]*)=(?P<value>.*?)(?=\s+[A-Z][A-Za-z0-9_/:]*=|\s*$)")
 _NODE_REASON = re.compile(
@@ -72,7 +72,7 @@ _REASON_STAMP = re.compile(r"\s*\[[^\[\]]*@[^\[\]]*\]$")
 
 
 class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One job as ``scontrol show job`` prints it. None where Slurm does not say."""
+    """One job as ``scontrol show job`` prints it. None: not printed."""
 
     job: str
     state: str
@@ -80,7 +80,7 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     flags: tuple[str, ...] = ()
     """State flags in the order printed, a flag that replaces the base state included."""
     reason: str | None = None
-    """Why the job waits or ended, such as Priority or TimeLimit; blanks are underscores."""
+    """Why the job waits or ended, such as Priority or TimeLimit; with underscores instead of blanks."""
     exit_code: int | None = None
     """Exit status of the batch script."""
     exit_signal: int | None = None
@@ -88,9 +88,9 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int | None = None
     requeue_allowed: bool | None = None
     start_time: float | None = None
-    """Seconds since the epoch; of a pending job, when Slurm expects to start it."""
+    """Seconds since the epoch; for a pending job, its expected start."""
     end_time: float | None = None
-    """When the job ended, or when it has to end."""
+    """When the job ended, or must end."""
     preempt_time: float | None = None
     time_limit_s: int | None = None
     """None also for a job without a limit."""
@@ -109,9 +109,9 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def must_end_at(self) -> float | None:
-        """When the time limit ends the job, in seconds since the epoch.
+        """Return when the time limit ends the job, in seconds since the epoch.
 
-        Not `end_time` where that can be avoided: preemption and cancellation move it.
+        `end_time` is only used if nothing else is known: preemption and cancellation change it.
         """
         if self.start_time is not None and self.time_limit_s is not None:
             return self.start_time + self.time_limit_s
@@ -119,7 +119,7 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One node as ``scontrol show node`` or ``sinfo`` prints it. None where Slurm does not say."""
+    """One node as ``scontrol show node`` or ``sinfo`` prints it. None: not printed."""
 
     host: str
     state: str
@@ -129,11 +129,11 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     gres: str | None = None
     responding: bool | None = None
-    """Whether the node answers slurmctld; None where the state is not known."""
+    """Whether the node answers slurmctld; None if the state is unknown."""
 
 
 class PartitionGres(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of ``sinfo --format=%P|%G``: nodes of a partition that have the same generic resources."""
+    """A line of ``sinfo --format=%P|%G``: nodes of a partition with the same generic resources."""
 
     partition: str
     default: bool
@@ -141,7 +141,7 @@ class PartitionGres(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoAnswer(msgspec.Struct, frozen=True):
-    """Slurm did not answer, or not in a way that can be read. Says nothing about the job."""
+    """Slurm did not answer, or its answer cannot be parsed. This says nothing about the job."""
 
     reason: str
 
@@ -152,7 +152,7 @@ def parse_jobs(text: str) -> list[JobInfo]:
 
 
 def parse_job(text: str, job: str) -> JobInfo | None:
-    """Return the record of one job, else the first one; None if the text holds none."""
+    """Return the record of one job, else the first one; None if there is none."""
     found = parse_jobs(text)
     return next((one for one in found if one.job == job), found[0] if found else None)
 
@@ -163,7 +163,7 @@ def _job(record: str) -> JobInfo | None:
     if number is None:
         return None
     owner = _OWNER.search(line)
-    # Free text stands before the owner (the name) and after Command= (paths, comments).
+    # Free text precedes the owner (the name) and follows Command= (paths, comments).
     body = line[owner.end() :] if owner else line[number.end() :]
     body, _, tail = body.partition(" Command=")
     values = _pairs(body)
@@ -258,10 +258,10 @@ def parse_partitions(text: str) -> list[PartitionGres]:
 def partition_gpus(found: Iterable[PartitionGres], partition: str | None) -> int | None:
     """Return the GPUs of a node of a partition: the smallest count among its nodes with GPUs, 0 if none has any.
 
-    None if the partition is not known.
+    None if the partition is unknown.
 
     Args:
-        found: what `parse_partitions` returned.
+        found: the result of `parse_partitions`.
         partition: None for the default partition. Of a list such as ``gpu,gpu-long`` every partition counts.
     """
     names = partition.split(",") if partition else None
@@ -291,7 +291,7 @@ def parse_sacct(text: str, job: str) -> JobInfo | None:
 def end_text(info: JobInfo) -> str:
     """Return how a job ended, as one phrase: ``FAILED (NonZeroExitCode, exit code 3)``."""
     details = []
-    if info.reason and info.state != "CANCELLED":  # a cancelled job keeps the reason for which it waited
+    if info.reason and info.state != "CANCELLED":  # a cancelled job keeps the reason why it was pending
         details.append(info.reason)
     if info.cancelled_by is not None:
         details.append(f"by user id {info.cancelled_by}")
@@ -315,9 +315,9 @@ def why_signalled(info: JobInfo | None, now: float, signal_s: int) -> SignalCaus
     The sources are the manual pages of 22.05 to 25.05:
 
     - sbatch ``--signal``: the signal comes `signal_s` before the end of the job, or up to 60 s earlier.
-    - slurm.conf ``PreemptParameters=send_user_signal``: preemption sends that signal too, whatever the time.
+    - slurm.conf ``PreemptParameters=send_user_signal``: preemption sends that signal too, at any time.
     - slurm.conf ``GraceTime``: a preempted job gets SIGCONT and SIGTERM at once and keeps running until the grace time
-      ends. Its EndTime is then set to the end of the grace time, so PreemptTime is looked at before any time limit.
+      ends. Its EndTime is then set to the end of the grace time, so PreemptTime is checked before any time limit.
     - scancel: SIGCONT and SIGTERM, and SIGKILL after ``KillWait``. Meanwhile scontrol prints COMPLETING instead of
       CANCELLED, PREEMPTED, TIMEOUT or NODE_FAIL. EndTime is then the time of the cancellation, and the reason
       (TimeLimit, NodeDown) and PreemptTime remain. slurmctld clears PreemptTime when it requeues the job.
@@ -325,7 +325,7 @@ def why_signalled(info: JobInfo | None, now: float, signal_s: int) -> SignalCaus
     Args:
         info: the job when the signal arrived; None if Slurm did not answer.
         now: seconds since the epoch.
-        signal_s: seconds before the time limit at which the job asked for its signal.
+        signal_s: seconds before the time limit at which the job requested its signal.
     """
     if info is None:
         return "unknown"
@@ -345,14 +345,14 @@ def why_signalled(info: JobInfo | None, now: float, signal_s: int) -> SignalCaus
 
 
 def _lost_a_node(info: JobInfo) -> bool:
-    """Whether a node's failure ends the job; with ``--no-kill`` it keeps running."""
+    """Return whether a node failure ends the job; with ``--no-kill`` it keeps running."""
     return info.failed_node is not None and info.state != "RUNNING"
 
 
 def _ended_early(info: JobInfo, now: float) -> bool:
-    """Whether Slurm is ending a job for no reason of its own: that is scancel.
+    """Return whether Slurm is ending a job without a reason of its own, that is, after scancel.
 
-    A job that goes back to the queue is COMPLETING too, but has no EndTime.
+    A requeued job is COMPLETING too, but has no EndTime.
     """
     return (
         info.state == "COMPLETING"
@@ -363,10 +363,10 @@ def _ended_early(info: JobInfo, now: float) -> bool:
 
 
 def is_lost(node: NodeInfo | NoAnswer | None) -> bool | None:
-    """Return whether Slurm has given a node up, so that no job on it goes on; None if that is not known.
+    """Return whether Slurm has given up a node, so that no job on it continues; None if unknown.
 
     A node that does not respond but is not DOWN is not known to be lost: slurmctld marks it after one unanswered ping and
-    sets it DOWN after SlurmdTimeout. `NodeInfo.responding` tells the two apart. Draining nodes finish their jobs.
+    sets it DOWN after SlurmdTimeout. `NodeInfo.responding` distinguishes the two. Draining nodes finish their jobs.
     """
     if not isinstance(node, NodeInfo):
         return None
@@ -376,7 +376,7 @@ def is_lost(node: NodeInfo | NoAnswer | None) -> bool | None:
 
 
 def usable_nodes(text: str, partition: str | None) -> list[str]:
-    """Return the nodes of a partition that run jobs or can, from ``sinfo --Node --format=%P|%N|%T``.
+    """Return the nodes of a partition that run jobs or can run them, from ``sinfo --Node --format=%P|%N|%T``.
 
     Args:
         partition: its name; None for the default one, which sinfo marks with ``*``.
@@ -410,7 +410,7 @@ def _yes_no(text: str | None) -> bool | None:
 
 
 def _time(text: str | None) -> float | None:
-    """Seconds since the epoch; Slurm's commands print local time."""
+    """Return seconds since the epoch; Slurm's commands print local time."""
     if _known(text) is None:
         return None
     try:

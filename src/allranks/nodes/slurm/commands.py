@@ -1,7 +1,7 @@
-"""Calls of sbatch, scontrol, squeue, sinfo, sacct and scancel. Every call is bounded in time.
+"""Call sbatch, scontrol, squeue, sinfo, sacct and scancel. Every call has a time limit.
 
-The text that they print is parsed in `allranks.nodes.slurm.answers`. "Slurm does not know the job" and "Slurm did not answer"
-are different results everywhere: a controller that restarts says nothing about a job.
+The output is parsed in `allranks.nodes.slurm.answers`. "Slurm does not know the job" and "Slurm did not answer"
+are always different results: a restarting controller gives no information about a job.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from allranks.nodes.slurm.endpoints import find_endpoint
 
 CALL_TIMEOUT_S = 60.0
 TRY_TIMEOUT_S = 10.0
-"""Time limit of the calls whose callers go on without an answer."""
+"""Time limit of calls whose callers can continue without an answer."""
 REAP_S = 5.0
 NO_ANSWER = "UNKNOWN"
-"""The state of a job about which Slurm did not answer. Such a job counts as alive: nothing shows that it ended."""
-# What squeue says of jobs that are still to do something.
+"""The state of a job about which Slurm did not answer. The job counts as alive: nothing shows that it ended."""
+# squeue's states of jobs that have not ended.
 ALIVE_STATES = {
     NO_ANSWER,
     "PENDING",
@@ -47,14 +47,14 @@ ALIVE_STATES = {
     "STAGE_OUT",
     "RESIZING",
 }
-# Answers to a question about a job or node that Slurm does not have (slurm_errno.c, scontrol).
+# Answers about a job or node that Slurm does not know (slurm_errno.c, scontrol).
 _NOT_THERE = re.compile(r"invalid job id|invalid node name|\bnot found\b", re.IGNORECASE)
-# Variables of the user that change what the commands select and print.
+# Variables of the user that change the selection and format of the output.
 _FORMATTING = ("SQUEUE_", "SINFO_", "SACCT_", "SCONTROL_")
 
 
 class JobState(msgspec.Struct, frozen=True, kw_only=True):
-    """A job in the queue. ``state`` is ``GONE`` once Slurm does not know it any more."""
+    """A job in the queue. ``state`` is ``GONE`` if Slurm no longer knows it."""
 
     state: str
     reason: str = ""
@@ -68,7 +68,7 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Slurm:
-    """The commands of one Slurm. ``prefix`` goes before each: empty for the machine's own, else the way into a box."""
+    """The commands of one Slurm. ``prefix`` precedes each: empty for the machine's own Slurm, else that of a box."""
 
     def __init__(self, prefix: list[str], label: str) -> None:
         self.prefix, self.label = prefix, label
@@ -82,7 +82,7 @@ class Slurm:
         return self._run(argv, timeout_s, None)
 
     def _ask(self, *argv: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
-        """Run a command whose output is parsed: in Slurm's standard format, whatever the user's variables say."""
+        """Run a command whose output is parsed: in Slurm's standard format, independent of the user's variables."""
         env = {name: value for name, value in os.environ.items() if not name.startswith(_FORMATTING)}
         return self._run(argv, timeout_s, {**env, "SLURM_TIME_FORMAT": "standard"})
 
@@ -91,7 +91,7 @@ class Slurm:
     ) -> subprocess.CompletedProcess[str]:
         command = [*self.prefix, *argv]
         try:
-            # A session of its own: a wrapper script's child that holds the pipe is ended with it.
+            # A separate session, so that a wrapper script's child that holds the pipe is ended too.
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -119,10 +119,10 @@ class Slurm:
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     def submit(self, script: Path, *, test_only: bool = False) -> str:
-        """The job's number, or with `test_only` what sbatch says about when it could start.
+        """Return the job ID, or with `test_only` what sbatch prints about when it could start.
 
         Raises:
-            RequestError: Slurm refuses the request; its own words are in the message.
+            RequestError: Slurm refuses the request; the message contains Slurm's error.
         """
         done = self.call("sbatch", *(["--test-only"] if test_only else ["--parsable"]), str(script))
         if done.returncode:
@@ -133,14 +133,14 @@ class Slurm:
         return done.stderr.strip() if test_only else done.stdout.strip().split(";")[0]
 
     def try_job(self, job: str, *, timeout_s: float = TRY_TIMEOUT_S) -> JobInfo | NoAnswer | None:
-        """Return what Slurm knows of a job, `NoAnswer` if it does not answer, None if it does not know the job."""
+        """Return Slurm's record of a job, `NoAnswer` if it does not answer, None if it does not know the job."""
         text = self._show("job", job, timeout_s)
         if text is None or isinstance(text, NoAnswer):
             return text
         return answers.parse_job(text, job) or NoAnswer(f"Slurm ({self.label}): scontrol shows no job: {text[:200]!r}")
 
     def try_node(self, host: str, *, timeout_s: float = TRY_TIMEOUT_S) -> NodeInfo | NoAnswer | None:
-        """Return what Slurm knows of a node, `NoAnswer` if it does not answer, None if it does not know the node."""
+        """Return Slurm's record of a node, `NoAnswer` if it does not answer, None if it does not know the node."""
         text = self._show("node", host, timeout_s)
         if text is None or isinstance(text, NoAnswer):
             return text
@@ -160,7 +160,7 @@ class Slurm:
         return NoAnswer(f"Slurm ({self.label}): scontrol show {what} {name}: {' '.join(said.split())[:300]}")
 
     def partition_gpus(self, partition: str | None, *, timeout_s: float = TRY_TIMEOUT_S) -> int | None:
-        """Return the GPUs of each node of a partition (None: the default one); None if that is not known."""
+        """Return the GPUs of each node of a partition (None: the default one); None if unknown."""
         try:
             done = self._ask("sinfo", "--all", "--noheader", "--format=%P|%G", timeout_s=timeout_s)
         except EnvironmentNotAble:
@@ -204,7 +204,7 @@ class Slurm:
         """Run scancel, with options such as ``--signal=USR1``.
 
         Raises:
-            EnvironmentNotAble: Slurm does not answer, or refuses for another reason than that the job has ended.
+            EnvironmentNotAble: Slurm does not answer, or refuses for a reason other than that the job has ended.
         """
         done = self.call("scancel", *extra, job, timeout_s=timeout_s)
         if done.returncode and not re.search(
@@ -213,12 +213,12 @@ class Slurm:
             raise EnvironmentNotAble(f"Slurm ({self.label}): scancel {job}: {' '.join(done.stderr.split())[:300]}")
 
     def try_requeue(self, job: str, without: Sequence[str]) -> str:
-        """Return a job to the queue, from now on without these nodes.
+        """Requeue a job, from now on without these nodes.
 
-        The nodes are excluded first: a job that returns to the queue may start again at once.
+        The nodes are excluded first: a requeued job may start again at once.
 
         Returns:
-            Why Slurm did not do it; empty where it did.
+            Why it failed; empty on success.
         """
         try:
             if without:
@@ -233,7 +233,7 @@ class Slurm:
         return " ".join(done.stderr.split())[:300] or "no reason was given" if done.returncode else ""
 
     def usable_nodes(self, partition: str | None) -> list[str] | None:
-        """Return the nodes of a partition (None: the default one) that are up or will be; None if that is not known."""
+        """Return the nodes of a partition (None: the default one) that are up or will be; None if unknown."""
         try:
             done = self._ask("sinfo", "--noheader", "--Node", "--format=%P|%N|%T", timeout_s=TRY_TIMEOUT_S)
         except EnvironmentNotAble:
@@ -241,12 +241,12 @@ class Slurm:
         return answers.usable_nodes(done.stdout, partition) if done.returncode == 0 else None
 
     def restarts(self, job: str) -> int | None:
-        """Return how often a job has gone back to the queue; None if Slurm does not know it or does not answer."""
+        """Return how often a job was requeued; None if Slurm does not know it or does not answer."""
         found = self.try_job(job)
         return found.restarts if isinstance(found, JobInfo) else None
 
     def node_state(self, host: str) -> str:
-        """Return sinfo's word for a node: ``allocated``, ``down`` and the like, with ``*`` if it does not respond."""
+        """Return sinfo's state of a node: ``allocated``, ``down`` and the like, with ``*`` if it does not respond."""
         try:
             done = self._ask("sinfo", "--noheader", "--Node", f"--nodes={host}", "--format=%T", timeout_s=TRY_TIMEOUT_S)
         except EnvironmentNotAble:
@@ -256,7 +256,7 @@ class Slurm:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Kill a command with all its children, and wait for it no longer than `REAP_S`."""
+    """Kill a command with all its children, and wait for it at most `REAP_S`."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired, ValueError, OSError):
@@ -265,15 +265,15 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def _hint(words: str) -> str:
     for pattern, cure in (
-        (r"invalid partition", ". Look at `sinfo -s` and set cluster.slurm.partition"),
+        (r"invalid partition", ". Check `sinfo -s` and set cluster.slurm.partition"),
         (
             r"invalid account|account/partition",
-            ". Look at `sacctmgr show assoc user=$USER` and set cluster.slurm.account",
+            ". Check `sacctmgr show assoc user=$USER` and set cluster.slurm.account",
         ),
-        (r"invalid qos", ". Look at `sacctmgr show qos` and set cluster.slurm.qos"),
+        (r"invalid qos", ". Check `sacctmgr show qos` and set cluster.slurm.qos"),
         (r"more processors|node configuration|cpu count", ". Request fewer nodes, CPUs or GPUs per node"),
-        (r"gres", ". Look at `sinfo -o '%n %G'` for the available GPUs, and set cluster.slurm.gpus_per_node or gres"),
-        (r"time limit|timelimit", ". Look at `sinfo -o '%P %l'` and set cluster.slurm.time"),
+        (r"gres", ". Check `sinfo -o '%n %G'` for the available GPUs, and set cluster.slurm.gpus_per_node or gres"),
+        (r"time limit|timelimit", ". Check `sinfo -o '%P %l'` and set cluster.slurm.time"),
     ):
         if re.search(pattern, words, re.IGNORECASE):
             return cure
@@ -281,7 +281,7 @@ def _hint(words: str) -> str:
 
 
 def find_slurm(cwd: Path, *, timeout_s: float = TRY_TIMEOUT_S) -> Slurm:
-    """Return the machine's own Slurm if it answers, else the cluster in a box that is up.
+    """Return the machine's own Slurm if it answers, else the running cluster in a box.
 
     Raises:
         EnvironmentNotAble: there is neither.

@@ -1,7 +1,7 @@
-"""Find a Slurm cluster that runs in namespaces of this machine, by the file that it publishes while it is up.
+"""Find a Slurm cluster in namespaces of this machine, by the file that it publishes while it is running.
 
 ``cluster up`` writes the file ``client.json`` into the folder of a box as its last step, and ``cluster down`` removes it first. The file
-says which words enter the cluster, and which process must be alive for them to be valid. The clients of Slurm read only this file.
+contains the prefix that enters the cluster, and the process that must be alive for it to be valid. Slurm clients read only this file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from allranks.errors import RequestError
 from allranks.utils.inputs import open_regular
 
 NAME_VARIABLE = "ALLRANKS_BOX"
-"""Environment: which box is meant where several are up; set for everything that runs in one."""
+"""Environment variable with the box to use if several are running; set for every process inside a box."""
 DEFAULT_NAME = "box"
 CLIENT_FILE = "client.json"
 VERSION = 1
@@ -27,35 +27,35 @@ WRITABLE_BY_OTHERS = 0o022
 
 
 class SlurmEndpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """How a cluster that is up is entered."""
+    """How to enter a running cluster."""
 
     version: int
     name: str
     boot_id: str
-    """The file may be in a home folder, and then survives a reboot."""
+    """Boot ID: the file may be in a home folder, and then survives a reboot."""
     pid: int
-    """First process of the login side; the cluster is up as long as it lives."""
+    """First process of the login node; the cluster is running as long as it lives."""
     start_ticks: int
-    """When that process started. Another process that got the same pid has another value."""
+    """Start time of that process. Another process with the same pid has another value."""
     enter: list[str]
-    """Words before a command that enter the login side from outside."""
+    """Prefix of a command that enters the login node from outside."""
     inside: str
-    """A mount point that exists inside only: there, a command need not be preceded by `enter`."""
+    """A mount point that exists only inside: there, a command needs no `enter` prefix."""
     environment: dict[str, str]
 
     def is_alive(self) -> bool:
-        """Return whether the login side is the process that was published. On a node the pid is another process, or none."""
+        """Return whether the login node is the published process. On a node the pid belongs to another process, or to none."""
         return (boot_id(), start_ticks(self.pid)) == (self.boot_id, self.start_ticks)
 
     def command_prefix(self, cwd: Path | str) -> list[str]:
-        """Return the words to put before a command so that it runs on the login side, in the folder `cwd`."""
+        """Return the prefix with which a command runs on the login node, in the folder `cwd`."""
         enter = [] if self.inside in _mount_points() else self.enter
-        env = shutil.which("env") or "/usr/bin/env"  # it changes the folder after the namespaces were entered
+        env = shutil.which("env") or "/usr/bin/env"  # it changes the folder after entering the namespaces
         return [*enter, env, f"--chdir={cwd}", *(f"{key}={value}" for key, value in self.environment.items())]
 
 
 def state_root() -> Path:
-    """Return where this user's boxes keep their state: /run/allranks, or a folder of the user's own."""
+    """Return the state folder of this user's boxes: /run/allranks, or a folder of the user."""
     if os.geteuid() == 0:
         return Path("/run/allranks")
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
@@ -65,19 +65,19 @@ def state_root() -> Path:
 
 
 def _is_owned(folder: str) -> bool:
-    """Return whether it is a folder of this user: `su` and `sudo` may leave another user's XDG_RUNTIME_DIR in the environment."""
+    """Return whether this user owns the folder: after `su` and `sudo`, XDG_RUNTIME_DIR may be another user's."""
     return os.path.isdir(folder) and os.stat(folder).st_uid == os.geteuid()  # noqa: PTH112, PTH116
 
 
 def boot_id() -> str:
-    """Return the kernel's name for the time since it booted."""
+    """Return the kernel's boot ID."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since the machine booted; None if it is gone, or a zombie.
+    """Return when a process started, in clock ticks since boot; None if it is gone, or a zombie.
 
-    Every user may read this of every process, which is not so for its environment or namespaces.
+    Unlike environment and namespaces, this is readable for every user and process.
     """
     try:
         # The name of the program, in brackets, may contain blanks and brackets.
@@ -93,11 +93,11 @@ def _mount_points() -> set[str]:
 
 
 def read_endpoint(folder: Path) -> SlurmEndpoint | None:
-    """Return the cluster whose state is in this folder; None if it is not up, or if others could have written its file."""
+    """Return the cluster whose state is in this folder; None if it is not running, or if others could have written its file."""
     try:
         with open_regular(folder / CLIENT_FILE) as file:
             found = os.fstat(file.fileno())
-            if found.st_uid != os.geteuid() or found.st_mode & WRITABLE_BY_OTHERS:  # its words are executed
+            if found.st_uid != os.geteuid() or found.st_mode & WRITABLE_BY_OTHERS:  # its content is executed
                 return None
             endpoint = msgspec.json.decode(file.read(MAX_BYTES), type=SlurmEndpoint)
     except (OSError, msgspec.MsgspecError):
@@ -106,27 +106,29 @@ def read_endpoint(folder: Path) -> SlurmEndpoint | None:
 
 
 def select(names: Sequence[str], wanted: str | None) -> str | None:
-    """Return the wanted one of the clusters that are up; without a wish the only one, or the one with the default name.
+    """Return the selected running cluster; without a selection the only one, or the one with the default name.
 
     Raises:
-        RequestError: several are up, and nothing says which is meant.
+        RequestError: several are running, and none is selected.
     """
     if wanted is not None:
         return wanted if wanted in names else None
     if len(names) <= 1:
         return names[0] if names else None
     if DEFAULT_NAME not in names:
-        raise RequestError(f"Several boxes are up: {', '.join(names)}. Say which with --name, or set {NAME_VARIABLE}.")
+        raise RequestError(
+            f"Several boxes are running: {', '.join(names)}. Select one with --name, or set {NAME_VARIABLE}."
+        )
     return DEFAULT_NAME
 
 
 def find_endpoint(name: str | None = None) -> SlurmEndpoint | None:
-    """Return the cluster that is up, or None.
+    """Return the running cluster, or None.
 
-    Without a name: the one that ``ALLRANKS_BOX`` names; else the only one; else the one with the default name.
+    Without a name: the one in ``ALLRANKS_BOX``; else the only one; else the one with the default name.
 
     Raises:
-        RequestError: several are up, and nothing says which is meant.
+        RequestError: several are running, and none is selected.
     """
     folders = (path.parent for path in sorted(state_root().glob(f"*/{CLIENT_FILE}")))
     found = {endpoint.name: endpoint for folder in folders if (endpoint := read_endpoint(folder))}

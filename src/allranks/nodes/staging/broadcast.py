@@ -1,10 +1,10 @@
-"""Stage a bundle in a running job: ask every node what it lacks, send it with sbcast or srun, verify it there, remove it at the end.
+"""Stage a bundle in a running job: query what each node lacks, send it with sbcast or srun, verify it there, remove it at the end.
 
     with staged(bundle, Allocation.current()) as manifest:
         manifest.save(run.stage)
         ...                             # start each node's agent with manifest.of(node)
 
-sbcast before Slurm 24.11 has no node list option, but it sends to the nodes of a named job step: so a small step is started on
+sbcast before Slurm 24.11 has no node list option, but it sends to the nodes of a job step: so a small step is started on
 the nodes that lack something, creates the folder, and waits while ``sbcast --jobid=JOB.STEP`` writes there. If sbcast does not
 work, the same step receives the archives through srun's standard input. Helper steps run node.py, one task per node, and
 exchange JSON through srun.
@@ -14,7 +14,7 @@ If the batch host has no allranks or its packages, `write_bootstrap` writes a fi
     python=$(python3 RUN/bootstrap.py) || exit 3                    # in the batch script; any Python from 3.8 on
     exec "$python" -m allranks.launch.driver RUN
 
-Files that only the login node sees are packed before the job is submitted, the rest inside the job, and only if some node
+Files that only the login node sees are packed before the job is submitted, the others inside the job, and only if some node
 lacks them.
 """
 
@@ -62,17 +62,17 @@ _LOADER = (
     " module=types.ModuleType(name); sys.modules[name]=module; exec(compile(text,name,'exec'),module.__dict__)\n"
     "sys.exit(module.main())"
 )
-# The first interpreter that is there; none: say so in the helper's own form.
+# The first available interpreter; without one, print the error in the helper's own format.
 _SHELL = (
     'loader=$1; shift; for p; do if command -v "$p" >/dev/null 2>&1; then exec "$p" -I -c "$loader"; fi; done; '
-    'printf \'@allranks %s 0 1 {"error": "no Python is found here; it was looked for as: %s"}\\n\' "$SLURMD_NODENAME" "$*"; exit 1'
+    'printf \'@allranks %s 0 1 {"error": "no Python found; tried: %s"}\\n\' "$SLURMD_NODENAME" "$*"; exit 1'
 )
 _END_S = 15.0
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """A running job: its id, how often it was restarted, its nodes. ``prefix`` stands before every Slurm command."""
+    """A running job: its ID, number of restarts and nodes. ``prefix`` precedes every Slurm command."""
 
     job_id: str
     nodes: tuple[str, ...]
@@ -82,15 +82,15 @@ class Allocation:
 
     @property
     def folder(self) -> str:
-        """Name of the job's folder on the nodes; no other job, and no other run of this job, has it."""
+        """Return the name of the job's folder on the nodes; it is unique for each job and restart."""
         return f"{self.cluster}.{self.job_id}.{self.restart}"
 
     @classmethod
     def current(cls) -> Allocation:
-        """The job that this process runs in.
+        """Return the job of this process.
 
         Raises:
-            EnvironmentNotAble: it runs in none.
+            EnvironmentNotAble: it does not run in a job.
         """
         job = os.environ.get("SLURM_JOB_ID")
         listed = os.environ.get("SLURM_JOB_NODELIST")
@@ -106,17 +106,17 @@ class Allocation:
 
 
 def run_command(argv: Sequence[str], *, timeout_s: float) -> str:
-    """Standard output of a command that must succeed.
+    """Return the output of a command that must succeed.
 
     Raises:
-        EnvironmentNotAble, RunFailed: there is no such program; it failed, or did not end in time.
+        EnvironmentNotAble, RunFailed: the program is missing; it failed, or did not end in time.
     """
     try:
         done = subprocess.run(
             list(argv), capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
         )
     except FileNotFoundError:
-        raise EnvironmentNotAble(f"the program {argv[0]!r} is missing here") from None
+        raise EnvironmentNotAble(f"the program {argv[0]!r} is not installed") from None
     except subprocess.TimeoutExpired:
         raise RunFailed(f"{' '.join(argv[-4:])!r} did not end within {timeout_s:g} s") from None
     if done.returncode != 0:
@@ -125,13 +125,13 @@ def run_command(argv: Sequence[str], *, timeout_s: float) -> str:
 
 
 def last_line(text: str) -> str:
-    """The last line that says something."""
+    """Return the last line with text."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "no output"
 
 
 class StagingStep:
-    """node.py on some nodes, from its request to its answers. Use as a context: leaving it ends the step."""
+    """node.py on some nodes, from its request to its answers. Use it as a context: leaving it ends the step."""
 
     def __init__(
         self, allocation: Allocation, nodes: Sequence[str], pythons: Sequence[str], request: dict[str, Any]
@@ -152,12 +152,12 @@ class StagingStep:
                 srun, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=env
             )
         except FileNotFoundError:
-            raise EnvironmentNotAble(f"the program {srun[0]!r} is missing here") from None
+            raise EnvironmentNotAble(f"the program {srun[0]!r} is not installed") from None
         threading.Thread(target=self._read, daemon=True).start()
         self.send(json.dumps(helper_texts()).encode() + b"\n" + json.dumps(request).encode() + b"\n")
 
     def send(self, data: bytes) -> None:
-        """Give all nodes of the step some input; what a step that is gone cannot take shows in `answers`."""
+        """Send input to all nodes of the step; if the step has ended, `answers` reports it."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(data)
@@ -166,11 +166,11 @@ class StagingStep:
             pass
 
     def order(self, **order: Any) -> None:
-        """One line of JSON."""
+        """Send one line of JSON."""
         self.send(json.dumps(order).encode() + b"\n")
 
     def stream(self, part: str, archive: Path, timeout_s: float) -> None:
-        """An archive, through srun: slower than sbcast, but srun is always allowed."""
+        """Send an archive through srun: slower than sbcast, but always allowed."""
         guard = threading.Timer(timeout_s, self._process.kill)
         guard.start()
         self.order(do="stream", part=part, bytes=archive.stat().st_size)
@@ -180,10 +180,10 @@ class StagingStep:
         guard.cancel()
 
     def answers(self, timeout_s: float, alive: Callable[[], None] = lambda: None) -> dict[str, dict[str, Any]]:
-        """The next answer of every node.
+        """Return the next answer of every node.
 
         Raises:
-            RunFailed: a node said an error, or not all of them answered in time.
+            RunFailed: a node reported an error, or not all of them answered in time.
         """
         found: dict[str, dict[str, Any]] = {}
         deadline = time.monotonic() + timeout_s
@@ -227,13 +227,13 @@ class StagingStep:
         return last_line(self._errors.read().decode(errors="replace"))
 
     def _read(self) -> None:
-        """Puts fragments together to answers, until the step ends."""
+        """Join fragments to answers, until the step ends."""
         fragments: dict[str, list[str]] = {}
         assert self._process.stdout is not None
         for raw in self._process.stdout:
             words = raw.decode(errors="replace").rstrip("\n").split(" ", 4)
             if words[0] != "@allranks" or len(words) != 5:
-                continue  # what modules and login scripts print
+                continue  # output of modules and login scripts
             mine = fragments.setdefault(words[1], [])
             mine.append(words[4])
             if len(mine) == int(words[3]):
@@ -241,7 +241,7 @@ class StagingStep:
         self._answers.put(None)
 
 
-# What a batch job sets for its own steps must not shape these: one task a node, on nodes that are named.
+# Variables of a batch job that must not affect these steps: they have one task per node, on named nodes.
 _STEP_SETTINGS = {
     *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_SOCKET", "SLURM_NTASKS_PER_CORE"),
     *("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_EXACT"),
@@ -251,7 +251,7 @@ _STEP_SETTINGS = {
 
 
 def helper_texts() -> list[tuple[str, str]]:
-    """The modules that run on nodes: names, and texts; the last one is the program."""
+    """Return the modules that run on nodes: names and texts; the last one is the program."""
     return [(m.__name__, Path(str(m.__file__)).read_text(encoding="utf-8")) for m in (unpack, node)]
 
 
@@ -271,7 +271,7 @@ except (module.Refused, OSError) as error:
 
 
 def write_bootstrap(bundle: Bundle, path: Path) -> None:
-    """Write the file: standard library only, with everything in it but the archives."""
+    """Write the file: standard library only, with everything in it except the archives."""
     parts = [
         {**probe_of(part), "archive": part.archive, "unpacked_bytes": part.unpacked_bytes}
         for part in bundle.parts
@@ -297,15 +297,15 @@ def staged(
     method: str = "auto",
     log: Log = lambda _: None,
 ) -> Iterator[StageManifest]:
-    """What each node of the job shall use, while the context lasts; what was staged is removed at its end.
+    """Yield what each node of the job must use; staged files are removed at the end of the context.
 
     Args:
-        always: stage every part on every node, whatever it sees (``cluster.stage: always``).
-        method: ``sbcast``, ``stream`` (through srun), or ``auto``: sbcast, and stream where it fails.
+        always: stage every part on every node, even if it has it (``cluster.stage: always``).
+        method: ``sbcast``, ``stream`` (through srun), or ``auto``: sbcast, and stream if it fails.
 
     Raises:
-        RunFailed: a node did not answer, a part arrived damaged, or there is no room for it.
-        EnvironmentNotAble: a node lacks the packages, and the interpreter to run staged ones too.
+        RunFailed: a node did not answer, a part arrived damaged, or there is not enough space.
+        EnvironmentNotAble: a node lacks the packages and an interpreter for staged ones.
     """
     began = time.monotonic()
     touched = allocation.nodes
@@ -335,7 +335,7 @@ def staged(
 
 
 def ask_nodes(bundle: Bundle, allocation: Allocation, *, always: bool = False) -> StagingAnswers:
-    """Which parts each node lacks, by one step over all of them."""
+    """Query which parts each node lacks, with one step on all of them."""
     request = {
         "verb": "ask",
         "always": always,
@@ -349,7 +349,7 @@ def ask_nodes(bundle: Bundle, allocation: Allocation, *, always: bool = False) -
 
 
 def missing_parts(found: Sequence[PartFiles], allocation: Allocation) -> set[str]:
-    """Names of the parts that some node lacks, before any of them is packed; nothing is written anywhere."""
+    """Return the names of the parts that some node lacks, before they are packed; nothing is written."""
     python = interpreter()
     parts = [
         {"name": s.name, "path": str(s.path), "probe": list(s.probe), "identity": identity_of(s), "sha256": ""}
@@ -361,7 +361,7 @@ def missing_parts(found: Sequence[PartFiles], allocation: Allocation) -> set[str
 
 
 def _live_jobs(allocation: Allocation) -> list[str] | None:
-    """This user's jobs that are not over; None if Slurm does not say: then nothing old is swept."""
+    """Return this user's active jobs; None if Slurm does not answer: then nothing old is removed."""
     try:
         return run_command([*allocation.prefix, "squeue", "--me", "--noheader", "--format=%A"], timeout_s=60).split()
     except AllranksError:
@@ -376,16 +376,16 @@ def _check_interpreters(bundle: Bundle, lacking: StagingAnswers) -> None:
     none = sorted(name for name, answer in lacking.items() if "env" in answer["lacks"] and not answer["python"])
     if none:
         raise EnvironmentNotAble(
-            f"{', '.join(none)}: the packages are not there, and no Python {bundle.python.version} ({bundle.python.soabi}) to run staged ones "
-            f"(looked for: {', '.join(bundle.python.candidates)}); load one with cluster.modules or cluster.setup, or exclude the node"
+            f"{', '.join(none)}: the packages are missing, and there is no Python {bundle.python.version} ({bundle.python.soabi}) to run staged ones "
+            f"(tried: {', '.join(bundle.python.candidates)}); load one with cluster.modules or cluster.setup, or exclude the node"
         )
 
 
 def _groups(bundle: Bundle, lacking: StagingAnswers) -> Iterator[tuple[list[str], list[BundlePart]]]:
-    """Nodes that lack the same parts in the same folder."""
+    """Yield nodes that lack the same parts in the same folder."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, answer in sorted(lacking.items()):
-        missing = sorted(set(answer["lacks"]) - set(answer["here"]))  # the batch host may have helped itself
+        missing = sorted(set(answer["lacks"]) - set(answer["here"]))  # the batch host may have unpacked them itself
         if missing:
             groups.setdefault((answer["folder"], *missing), []).append(name)
     for (_, *parts), names in groups.items():
@@ -395,7 +395,7 @@ def _groups(bundle: Bundle, lacking: StagingAnswers) -> Iterator[tuple[list[str]
 def _send(
     bundle: Bundle, allocation: Allocation, group: StagingAnswers, parts: list[BundlePart], method: str, log: Log
 ) -> tuple[int, str]:
-    """Give a group of nodes its parts; nodes that share the folder are served once."""
+    """Send a group of nodes its parts; nodes that share the folder are served once."""
     folder = next(iter(group.values()))["folder"]
     total = sum(part.bytes for part in parts)
     limit = ANSWER_S + total / SLOWEST_BYTES_PER_S
@@ -460,14 +460,14 @@ def _node_stage(bundle: Bundle, name: str, answer: dict[str, Any]) -> NodeStage:
 
 
 def _remove(bundle: Bundle, allocation: Allocation, nodes: tuple[str, ...], log: Log) -> None:
-    """Remove the job's folders; a node that is gone must not hide why the job failed."""
+    """Remove the job's folders; a lost node must not hide why the job failed."""
     try:
         with StagingStep(
             allocation, nodes, _pythons(bundle.python), {"verb": "remove", "job": allocation.folder}
         ) as step:
             left = sorted(name for name, answer in step.answers(ANSWER_S).items() if not answer["gone"])
         if left:
-            log(f"staging: {', '.join(left)} could not remove what was staged; the next job there tries again")
+            log(f"staging: {', '.join(left)} could not remove the staged files; the next job there tries again")
     except AllranksError as error:
         log(f"staging: staged files may be left on {', '.join(nodes)}: {error}; the next job there removes them")
 
@@ -476,11 +476,12 @@ PackLog = Callable[[str], None]
 
 
 def pack_ahead(spec: RunSpec, run: RunDir, log: PackLog = lambda _: None) -> Bundle | None:
-    """On the login side: pack the script, model and data that lie in a folder for temporary files, of which each node
-    has its own: the job's first node, which packs the rest, could not read them.
+    """Pack the script, model and data in folders for temporary files on the login node.
+
+    Each node has such folders of its own, so the job's first node, which packs the other files, could not read them.
 
     Returns:
-        The bundle, which is also noted in the run folder; None if there is nothing of the kind.
+        The bundle, which is also recorded in the run folder; None if there are no such files.
     """
     parts = [part for part in requested_parts(spec) if part.path is not None and is_node_local(part.path, run.root)]
     if not parts:
@@ -494,13 +495,13 @@ def pack_ahead(spec: RunSpec, run: RunDir, log: PackLog = lambda _: None) -> Bun
 
 
 def is_node_local(path: Path, run_root: Path) -> bool:
-    """Whether a path lies in a folder for temporary files, and the run folder, which all nodes see, does not."""
+    """Return whether a path is in a folder for temporary files and the run folder, which all nodes see, is not."""
     path, seen = path.expanduser().resolve(), run_root.resolve()
     return any(path.is_relative_to(folder) and not seen.is_relative_to(folder) for folder in TEMPORARY_FOLDERS)
 
 
 def load_packed_ahead(run: RunDir) -> Bundle | None:
-    """What `pack_ahead` noted."""
+    """Return the bundle that `pack_ahead` recorded."""
     return load_bundle(run.bundle) if run.bundle.exists() else None
 
 
@@ -513,11 +514,11 @@ def bundle_for(
     ahead: Bundle | None = None,
     log: PackLog = lambda _: None,
 ) -> Bundle:
-    """In the job: a bundle of the parts that some node lacks, or of all.
+    """Return a bundle, inside the job, of the parts that some node lacks, or of all.
 
     Args:
-        packages: whether a node may lack Python packages; looking through them all takes a moment.
-        ahead: what the login side has packed; it is taken as it is.
+        packages: whether a node may lack Python packages; scanning them takes a moment.
+        ahead: the bundle packed on the login node; it is used unchanged.
     """
     packed = ahead.parts if ahead else []
     found = checked_sources(spec, packages=packages, without={part.name for part in packed}, log=log)

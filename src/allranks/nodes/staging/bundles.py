@@ -1,4 +1,4 @@
-"""Pack the parts of a spec into reproducible archives, kept in a store under the hash of their content; refuse conflicting packages.
+"""Pack the parts of a spec into reproducible archives, stored under the hash of their content; refuse conflicting packages.
 
 The same files give the same bytes, on any machine and at any time.
 """
@@ -33,7 +33,7 @@ from allranks.utils.inputs import open_regular, read_regular
 
 
 class PackageConflict(msgspec.Struct, frozen=True, kw_only=True):
-    """Two packages that do not fit, what happens, and the cure."""
+    """Two incompatible packages, the consequence, and the fix."""
 
     packages: dict[str, str]
     problem: str
@@ -44,7 +44,7 @@ class PackageConflict(msgspec.Struct, frozen=True, kw_only=True):
         return f"{named}: {self.problem}; {self.cure}"
 
 
-# package, its first version that knows NumPy 2, what an older one does
+# package, its first version that supports NumPy 2, the failure of older versions
 _NUMPY_2 = (
     ("datasets", "2.21", "formatting calls np.array(copy=False), which NumPy 2 refuses: 'Unable to avoid copy while creating an array'"),
     ("torch", "2.3", "it was compiled against NumPy 1 and cannot exchange arrays: 'Numpy is not available'"),
@@ -54,7 +54,7 @@ _NUMPY_2 = (
 
 
 def package_conflicts(packages: Mapping[str, str]) -> list[PackageConflict]:
-    """Every known clash in a list of packages with their versions."""
+    """Return every known conflict in a list of packages with their versions."""
     found = []
     numpy = packages.get("numpy")
     if numpy is not None and parse_release(numpy) >= (2,):
@@ -67,7 +67,7 @@ def package_conflicts(packages: Mapping[str, str]) -> list[PackageConflict]:
 
 
 def version_differences(here: Mapping[str, str], there: Mapping[str, str], names: tuple[str, ...]) -> list[str]:
-    """Packages of `names` whose versions differ between two machines, as words."""
+    """Return the packages of `names` whose versions differ between two machines, as text."""
     return [
         f"{name} is {here.get(name, 'missing')} here and {there.get(name, 'missing')} there"
         for name in names
@@ -76,7 +76,7 @@ def version_differences(here: Mapping[str, str], there: Mapping[str, str], names
 
 
 def parse_release(version: str) -> tuple[int, ...]:
-    """The release numbers of a version: ``2.3.1+cpu`` is (2, 3, 1)."""
+    """Return the release numbers of a version: ``2.3.1+cpu`` is (2, 3, 1)."""
     release = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(int(part) for part in release.group().split(".")) if release else ()
 
@@ -84,12 +84,12 @@ def parse_release(version: str) -> tuple[int, ...]:
 __all__ = ["FIXED_TIME", "Packed", "Refused", "check", "pack", "unpack"]
 
 FIXED_TIME = 1_000_000_000
-"""Modification time of every packed file; compiled files are made to agree with it."""
-_PYC_TIMESTAMP = struct.Struct("<III")  # flags, source time, source size; behind the four bytes of the magic number
+"""Modification time of every packed file; compiled files are adjusted to it."""
+_PYC_TIMESTAMP = struct.Struct("<III")  # flags, source time, source size; after the four bytes of the magic number
 
 
 class Packed(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of packing."""
+    """The result of packing."""
 
     sha256: str
     bytes: int
@@ -98,7 +98,7 @@ class Packed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _HashingWriter:
-    """A file whose bytes are hashed as they are written."""
+    """A file whose bytes are hashed while they are written."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.digest, self.bytes = file, hashlib.sha256(), 0
@@ -110,9 +110,9 @@ class _HashingWriter:
 
 
 def pack(target: Path, files: Iterable[tuple[str, Path]]) -> Packed:
-    """Write files, by the names that they shall have, into a new tar file: sorted, one time, one owner, no links.
+    """Write files under new names into a new tar file: sorted, one time, one owner, no links.
 
-    A link is packed as the file it leads to. Compiled Python files that are stale are left out.
+    A link is packed as its target file. Stale compiled Python files are skipped.
     """
     count = total = 0
     with with_file_name(target), target.open("xb") as raw:
@@ -135,18 +135,18 @@ def pack(target: Path, files: Iterable[tuple[str, Path]]) -> Packed:
 
 
 def check(archive: Path, packed: Packed) -> None:
-    """Read an archive whole, as unpacking would, and compare it with what was packed.
+    """Read an archive completely, as unpacking would, and compare it with what was packed.
 
     Raises:
-        Refused: it is damaged or holds what must not be unpacked.
+        Refused: it is damaged or contains entries that must not be unpacked.
     """
     files = sum(entry.isreg() for entry, _ in members(str(archive), packed.sha256, packed.unpacked_bytes))
     if files != packed.files:
-        raise Refused(f"holds {files} files, not {packed.files}")
+        raise Refused(f"contains {files} files, not {packed.files}")
 
 
 def _fixed_pyc(path: Path) -> bytes | None:
-    """A compiled file that agrees with its source at `FIXED_TIME`; None if it does not agree with it now."""
+    """Return a compiled file adjusted to its source at `FIXED_TIME`; None if it is stale."""
     source = path.parent.parent / f"{path.name.split('.', 1)[0]}.py"
     try:
         content, status = read_regular(path), source.stat()
@@ -165,7 +165,7 @@ Log = Callable[[str], None]
 
 
 class BundlePart(msgspec.Struct, frozen=True, kw_only=True):
-    """One archive of a bundle; ``path`` is where nodes that need none have it, ``probe`` which files prove that."""
+    """One archive of a bundle; ``path`` is its location on nodes that have it, ``probe`` the files that show this."""
 
     name: str
     path: str
@@ -182,7 +182,7 @@ class BundlePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Interpreter(msgspec.Struct, frozen=True, kw_only=True):
-    """What the packages need to be run: nodes must have it, it is not part of the bundle."""
+    """The interpreter that the packages need: nodes must have it, it is not part of the bundle."""
 
     version: str
     soabi: str
@@ -201,7 +201,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     file: str
 
     def part(self, name: str) -> BundlePart | None:
-        """A part by name."""
+        """Return a part by name."""
         return next((part for part in self.parts if part.name == name), None)
 
     @property
@@ -210,9 +210,9 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def store_of(spec: RunSpec) -> Path:
-    """Return where this user's bundles are kept: below the spec's cache, HF_HOME, or the user's cache folder.
+    """Return the store of this user's bundles: below the spec's cache, HF_HOME, or the user's cache folder.
 
-    Another user may have made the folder that all share, and closed it to this one.
+    Another user may have created the shared folder without access for this user.
     """
     root = cache_root(spec.cluster.cache).absolute()
     shared = root / "allranks"
@@ -222,11 +222,11 @@ def store_of(spec: RunSpec) -> Path:
 
 
 def build(spec: RunSpec, store: Path | None = None, *, packages: bool = True, log: Log = lambda _: None) -> Bundle:
-    """Pack what is not packed yet, and verify all of it. Two builders at once share the work.
+    """Pack what is not packed yet, and verify everything. Two concurrent builders share the work.
 
     Raises:
-        SpecError, DataError: what the spec names is not there.
-        EnvironmentNotAble: packages clash, something of the hub is not in the cache, or the store cannot be written.
+        SpecError, DataError: something in the spec does not exist.
+        EnvironmentNotAble: packages conflict, something of the hub is not in the cache, or the store cannot be written.
     """
     return assemble(checked_sources(spec, packages=packages, log=log), store or store_of(spec), package_versions(), log)
 
@@ -234,7 +234,7 @@ def build(spec: RunSpec, store: Path | None = None, *, packages: bool = True, lo
 def checked_sources(
     spec: RunSpec, *, packages: bool, without: Collection[str] = (), log: Log = lambda _: None
 ) -> list[PartFiles]:
-    """`sources`, and with the packages a check that they can run elsewhere.
+    """Return `sources`, after a check that the packages, if included, can run elsewhere.
 
     Raises:
         SpecError, DataError, EnvironmentNotAble: as `build` does.
@@ -259,11 +259,11 @@ def assemble(
     *,
     packed: Sequence[BundlePart] = (),
 ) -> Bundle:
-    """A bundle of these parts in a store, and of some that are packed already."""
+    """Assemble a bundle of these parts in a store, and of some that are already packed."""
     began = time.monotonic()
     try:
         store.mkdir(parents=True, exist_ok=True)
-        store.chmod(0o700)  # code and data of one user, in a cache that others may share
+        store.chmod(0o700)  # code and data of one user, in a cache that may be shared
     except OSError as error:
         raise EnvironmentNotAble(
             f"bundles cannot be kept in {store}: {error.strerror}: {owner_of(store)}; choose another with --set cluster.cache=FOLDER"
@@ -286,7 +286,7 @@ def assemble(
 
 
 def _remove_old_parts(store: Path, used: set[str]) -> None:
-    """Remove parts that no bundle was built of for a month; those in use are marked as such."""
+    """Remove parts that no bundle has used for a month; those in use are marked."""
     for entry in store.iterdir():
         if entry.name in used:
             os.utime(entry)
@@ -295,15 +295,15 @@ def _remove_old_parts(store: Path, used: set[str]) -> None:
 
 
 def probe_of(part: BundlePart) -> dict[str, Any]:
-    """What a node must know to tell whether it has a part."""
+    """Return what a node needs to determine whether it has a part."""
     return {name: getattr(part, name) for name in ("name", "path", "probe", "identity", "sha256")}
 
 
 def load_bundle(path: Path) -> Bundle:
-    """A bundle that was built before.
+    """Return a bundle that was built before.
 
     Raises:
-        EnvironmentNotAble: the file is not there or damaged.
+        EnvironmentNotAble: the file is missing or damaged.
     """
     try:
         return msgspec.json.decode(read_regular(path), type=Bundle)
@@ -312,7 +312,7 @@ def load_bundle(path: Path) -> Bundle:
 
 
 def interpreter() -> Interpreter:
-    """The running interpreter, as nodes must have it; ``candidates`` are the places to look for it."""
+    """Return the running interpreter as a requirement for nodes; ``candidates`` are the paths to try."""
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     base = getattr(sys, "_base_executable", None) or sys.executable
     near = [base, str(Path(sys.base_prefix) / "bin" / f"python{version}"), f"python{version}", "python3"]
@@ -325,7 +325,7 @@ def interpreter() -> Interpreter:
 
 
 def identity_of(source: PartFiles) -> str:
-    """By which a node knows whether it has a part.
+    """Return the identity by which a node determines whether it has a part.
 
     Raises:
         EnvironmentNotAble: its files cannot be read here.
@@ -372,9 +372,9 @@ def _pack_part(source: PartFiles, store: Path, log: Log) -> BundlePart:
 
 
 def _part_key(source: PartFiles, known: str) -> str:
-    """What the archive depends on: the content of small files; size and time of large ones, besides samples of them.
+    """Return a key of the archive's inputs: the content of small files; size, time and samples of large ones.
 
-    For installed packages: the RECORD of each, and the names that lie beside them.
+    For installed packages: the RECORD of each, and the names next to them.
     """
     digest = hashlib.sha256(f"{BUNDLE_FORMAT} {known}\n".encode())
     if source.name == "env":

@@ -22,27 +22,31 @@ from allranks.utils.machine import host_name
 
 
 def offline_variables(hf_home: str | None = None, datasets_cache: str | None = None) -> list[EnvVar]:
-    """Variables of a node that must not ask the network.
+    """Return the variables of a node that must not access the network.
 
     Args:
-        hf_home: a folder on the node that stands for the user's cache; None leaves HF_HOME alone.
-        datasets_cache: a folder with prepared data sets of the hub that was staged.
+        hf_home: a folder on the node that replaces the user's cache; None does not set HF_HOME.
+        datasets_cache: a staged folder with prepared data sets of the hub.
     """
     found = [
         ("HF_HUB_OFFLINE", "1", "a node without network would retry each request to the hub until it times out"),
-        ("TRANSFORMERS_OFFLINE", "1", "the same for transformers before 4.42, which do not all read HF_HUB_OFFLINE"),
+        (
+            "TRANSFORMERS_OFFLINE",
+            "1",
+            "the same for transformers before 4.42, some of which do not read HF_HUB_OFFLINE",
+        ),
         ("HF_DATASETS_OFFLINE", "1", "the same for datasets before 2.20"),
         ("HF_HUB_DISABLE_TELEMETRY", "1", "no reports to the hub from ranks"),
     ]
     if hf_home is not None:
-        found.append(("HF_HOME", hf_home, "the user's cache is not on this node; this folder of the job is"))
+        found.append(("HF_HOME", hf_home, "the user's cache is not on this node; this folder of the job replaces it"))
     if datasets_cache is not None:
         found.append(("HF_DATASETS_CACHE", datasets_cache, "the data set was staged here, at its pinned revision"))
     return [EnvVar(name=name, value=value, reason=reason, source="stage") for name, value, reason in found]
 
 
 class PartUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a node finds one part."""
+    """The location of one part on a node."""
 
     name: str
     path: str
@@ -51,10 +55,10 @@ class PartUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeStage(msgspec.Struct, frozen=True, kw_only=True):
-    """One node: its interpreter, its Python path, its environment, and what differs from the spec there.
+    """One node: its interpreter, its Python path, its environment, and the differences from the spec.
 
-    ``folder`` is None where nothing was staged: then nothing differs from the login side. A value None in
-    ``overrides`` stands for null.
+    ``folder`` is None if nothing was staged: then nothing differs from the login node. A value None in
+    ``overrides`` means null.
     """
 
     node: str
@@ -66,11 +70,11 @@ class NodeStage(msgspec.Struct, frozen=True, kw_only=True):
     variables: list[EnvVar]
 
     def path_of(self, name: str) -> str | None:
-        """Where a part is on this node."""
+        """Return the location of a part on this node."""
         return next((part.path for part in self.parts if part.name == name), None)
 
     def environment(self, inherited: str | None = None) -> dict[str, str]:
-        """The variables to set on this node; ``inherited`` is a PYTHONPATH that shall stay behind the staged folders."""
+        """Return the variables to set on this node; ``inherited`` is a PYTHONPATH that is appended to the staged folders."""
         values = {v.name: v.value for v in self.variables if v.value is not None}
         if self.python_path:
             values["PYTHONPATH"] = ":".join([*self.python_path, *([inherited] if inherited else [])])
@@ -89,17 +93,17 @@ class StageManifest(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[NodeStage]
 
     def of(self, node: str) -> NodeStage:
-        """What one node uses; a KeyError if the job does not have it."""
+        """Return what one node uses; raise KeyError if the job does not have it."""
         for found in self.nodes:
             if found.node == node:
                 return found
         raise KeyError(node)
 
     def python(self, default: Sequence[str] | None = None) -> list[str]:
-        """What stands in place of Python in one srun over all nodes: each node takes its own, with its variables.
+        """Return the command that replaces Python in one srun over all nodes: each node uses its own, with its variables.
 
         `default` starts Python on nodes that have the packages; if it is not given, the interpreter that built the bundle
-        does (the one that runs this may itself be staged).
+        does (the current interpreter may itself be staged).
         """
         default = default or [self.interpreter]
         cases: dict[str, list[str]] = {}
@@ -111,17 +115,17 @@ class StageManifest(msgspec.Struct, frozen=True, kw_only=True):
         return ["sh", "-c", script, "sh"] if lines else list(default)
 
     def save(self, path: Path) -> None:
-        """Write stage.json, whole or not at all."""
+        """Write stage.json atomically."""
         write_json(path, msgspec.to_builtins(self))
 
 
 def load_manifest(path: Path) -> StageManifest:
-    """A manifest that `StageManifest.save` wrote."""
+    """Return a manifest that `StageManifest.save` wrote."""
     return msgspec.json.decode(read_regular(path), type=StageManifest)
 
 
 def for_node(spec: RunSpec, stage: NodeStage) -> RunSpec:
-    """The spec as ranks of one node must read it: staged copies instead of what the node does not see. Pure."""
+    """Return the spec for the ranks of one node: with staged copies instead of missing files. Pure."""
     changed: Any = spec
     for key, value in stage.overrides.items():
         section, _, name = key.partition(".")
@@ -131,7 +135,7 @@ def for_node(spec: RunSpec, stage: NodeStage) -> RunSpec:
 
 
 def spec_here(spec: RunSpec, manifest: Path) -> RunSpec:
-    """The spec as this node must read it, by a run's stage.json; the same spec if there is none or nothing was staged."""
+    """Return the spec for this node, by a run's stage.json; unchanged if there is none or nothing was staged."""
     if not manifest.exists():
         return spec
     try:
@@ -141,7 +145,7 @@ def spec_here(spec: RunSpec, manifest: Path) -> RunSpec:
 
 
 def _shell(node: NodeStage, default: Sequence[str]) -> str:
-    """Shell words that set a node's variables and become its Python."""
+    """Return shell words that set a node's variables and exec its Python."""
     words = [f"export {v.name}={shlex.quote(v.value)};" for v in node.variables if v.value is not None]
     if node.python_path:
         words.append(f"export PYTHONPATH={shlex.quote(':'.join(node.python_path))}${{PYTHONPATH:+:$PYTHONPATH}};")
@@ -150,7 +154,7 @@ def _shell(node: NodeStage, default: Sequence[str]) -> str:
 
 
 def node_stage(bundle: Bundle, node: str, lacks: list[str], folder: str) -> NodeStage:
-    """What a node uses that lacks these parts and has them in `folder` now. Pure."""
+    """Return what a node uses that lacks these parts and now has them in `folder`. Pure."""
     uses, python_path, overrides = [], [], {}
     for part in bundle.parts:
         staged = part.name in lacks

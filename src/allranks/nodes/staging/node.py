@@ -1,8 +1,8 @@
-"""What staging does on a node. Standard library only, Python 3.8 or later: it is sent there as text, with unpack.py.
+"""Run staging on a node. Standard library only, Python 3.8 or later: it is sent there as text, with unpack.py.
 
 The text arrives on standard input, followed by one line of JSON, the request: ``ask`` (which parts are missing here),
-``receive`` (take parts, check them, unpack them) or ``remove``. Answers are lines ``@allranks NODE I N FRAGMENT``: short,
-because srun may tear long lines of several nodes into each other.
+``receive`` (receive parts, verify them, unpack them) or ``remove``. Answers are lines ``@allranks NODE I N FRAGMENT``: short,
+because srun may mix long lines of several nodes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ABOUT_PYTHON = (
 
 
 def own_folder(path: str) -> None:
-    """Make a folder that is this user's alone; refuse one that another user made or could change."""
+    """Create a folder that only this user can access; refuse one that another user created or could change."""
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
@@ -38,7 +38,7 @@ def own_folder(path: str) -> None:
 
 
 def find_python(need: dict[str, Any]) -> str | None:
-    """The first of the named interpreters that exists here and is of the version and build that the packages need."""
+    """Return the first of the given interpreters that exists here with the version and build that the packages need."""
     for candidate in need["candidates"]:
         path = shutil.which(candidate)
         if path is None:
@@ -60,21 +60,21 @@ def find_python(need: dict[str, Any]) -> str | None:
 
 
 def job_root() -> str:
-    """Folder of this user's jobs on this node: below SLURM_TMPDIR, TMPDIR, /tmp or /var/tmp, the first that will do."""
+    """Return the folder of this user's jobs on this node: below the first suitable of SLURM_TMPDIR, TMPDIR, /tmp, /var/tmp."""
     bases = [os.environ.get("SLURM_TMPDIR"), os.environ.get("TMPDIR"), "/tmp", "/var/tmp"]  # noqa: S108
     base = next((b for b in bases if b and will_do(b)), "/tmp")  # noqa: S108
     return os.path.join(base, f"allranks-{os.getuid()}")
 
 
 def will_do(base: str) -> bool:
-    """Whether a folder can be written, and libraries in it be loaded."""
+    """Return whether a folder is writable and libraries in it can be loaded."""
     if not os.path.isabs(base) or not os.access(base, os.W_OK | os.X_OK):
         return False
     return not os.statvfs(base).f_flag & os.ST_NOEXEC
 
 
 def ask(request: dict[str, Any]) -> dict[str, Any]:
-    """Which parts this node lacks, and where it would take them; leaves a mark there if it lacks any."""
+    """Return which parts this node lacks, and where it would store them; leave a mark there if it lacks any."""
     lacks = [] if not request["always"] else [part["name"] for part in request["parts"]]
     for part in request["parts"]:
         gone = identity(part["path"], part["probe"]) != part["identity"]
@@ -102,12 +102,12 @@ def ask(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def arrived(folder: str, part: dict[str, Any]) -> str:
-    """A file that says that this very part is unpacked here already (see `bootstrap`)."""
+    """Return the file that shows that this part is already unpacked here (see `bootstrap`)."""
     return os.path.join(folder, f"has.{part['name']}.{part['sha256']}")
 
 
 def sweep(root: str, request: dict[str, Any]) -> None:
-    """Remove what this user's jobs of this cluster left here that have ended without removing it (they were killed)."""
+    """Remove files of this user's ended jobs of this cluster that were not removed (the jobs were killed)."""
     cluster, job, _ = request["job"].rsplit(".", 2)
     for name in os.listdir(root) if os.path.isdir(root) else []:
         parts = name.rsplit(".", 2)
@@ -119,7 +119,7 @@ def sweep(root: str, request: dict[str, Any]) -> None:
 
 
 def receive(request: dict[str, Any], source: BinaryIO) -> dict[str, Any] | None:
-    """Say that this node is ready, take the parts (sent here, or through `source`), check and unpack them."""
+    """Report that this node is ready, receive the parts (sent here, or through `source`), verify and unpack them."""
     folder = request["folder"]
     free = shutil.disk_usage(folder).free
     marks = [name[3:] for name in os.listdir(folder) if name.startswith("on.")]
@@ -141,7 +141,7 @@ def receive(request: dict[str, Any], source: BinaryIO) -> dict[str, Any] | None:
 
 
 def incoming(folder: str, part: str) -> str:
-    """Where a part's archive arrives."""
+    """Return where a part's archive arrives."""
     return os.path.join(folder, f"{part}.tar")
 
 
@@ -155,9 +155,9 @@ def _take(folder: str, part: dict[str, Any], request: dict[str, Any]) -> int:
 
 
 def place(folder: str, part: dict[str, Any], archive: str, interpreter: str | None) -> int:
-    """Unpack a part to where it is used, and say that it is there."""
+    """Unpack a part to its final location, and record it."""
     target = os.path.join(folder, part["name"])
-    shutil.rmtree(target, ignore_errors=True)  # of a try that was cut off
+    shutil.rmtree(target, ignore_errors=True)  # left by an interrupted attempt
     try:
         count = unpack(archive, target, part["sha256"], part["unpacked_bytes"])
     except Refused as error:
@@ -169,7 +169,7 @@ def place(folder: str, part: dict[str, Any], archive: str, interpreter: str | No
 
 
 def bootstrap(request: dict[str, Any]) -> int:
-    """On the batch host, before anything of allranks can be imported: make it so. Prints the Python to go on with.
+    """Prepare the batch host before allranks can be imported there. Print the Python to use.
 
     Parts come from the bundle itself, which must be on a file system that this host sees.
     """
@@ -196,7 +196,7 @@ def bootstrap(request: dict[str, Any]) -> int:
 
 
 def remove(request: dict[str, Any]) -> dict[str, Any]:
-    """Remove the job's folder, and the user's if it is empty then."""
+    """Remove the job's folder, and the user's folder if it is then empty."""
     folder = os.path.join(job_root(), request["job"])
     for _ in range(3):  # nodes may share the folder and remove it at once
         shutil.rmtree(folder, ignore_errors=True)
@@ -208,12 +208,12 @@ def remove(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def me() -> str:
-    """This node's name, as Slurm says it."""
+    """Return this node's name in Slurm."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
 
 
 def say(answer: dict[str, Any]) -> None:
-    """One answer, in lines short enough to stay whole."""
+    """Print one answer, in lines short enough not to be split."""
     text = json.dumps(answer)
     parts = [text[i : i + FRAGMENT] for i in range(0, len(text), FRAGMENT)]
     for number, part in enumerate(parts):

@@ -1,6 +1,6 @@
 """List the files of every part that nodes may lack: code, Python packages, model, data, from folders or the Hugging Face cache.
 
-For each part: its files, its path on nodes that have it, and which files prove that they have it. Reads only files.
+For each part: its files, its path on nodes that have it, and the files that show that they have it. Only reads files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SKIPPED_FOLDERS = {
 
 @dataclass(frozen=True)
 class PartFiles:
-    """One part before it is packed. ``override`` is what a node with the staged copy changes in the spec."""
+    """One part before it is packed. ``override`` contains the changes of the spec on a node with the staged copy."""
 
     name: str
     path: Path
@@ -46,7 +46,7 @@ class PartFiles:
 
 
 def walk_files(folder: Path, *, compiled: bool = False) -> Iterator[Path]:
-    """Files below a folder, sorted; links are followed, but never in a circle."""
+    """Yield files below a folder, sorted; links are followed, but never in a loop."""
     visited: set[str] = set()
     for base, folders, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(base)
@@ -62,20 +62,20 @@ def walk_files(folder: Path, *, compiled: bool = False) -> Iterator[Path]:
 
 
 def environment_source(site: Path, prefix: Path | None = None) -> PartFiles:
-    """The packages of an environment. It is known by the RECORD of every package, which lists their hashes.
+    """Return the packages of an environment. Its identity is the RECORD of every package, which lists the file hashes.
 
     Args:
         site: the folder ``site-packages``.
-        prefix: the environment that it belongs to, if that is to be checked.
+        prefix: its environment, if it must be checked.
 
     Raises:
-        EnvironmentNotAble: packages alone would not run elsewhere, or there are none.
+        EnvironmentNotAble: the packages would not run elsewhere, or there are none.
     """
     problem = _incomplete_reason(prefix) if prefix is not None else None
     if problem:
         raise EnvironmentNotAble(f"the packages of {prefix} cannot be staged: {problem}")
     if not site.is_dir():
-        raise EnvironmentNotAble(f"there is no folder of packages at {site}")
+        raise EnvironmentNotAble(f"no package folder at {site}")
     below = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
     files = tuple(
         (f"{below}/{p.relative_to(site)}", p) for p in walk_files(site, compiled=True) if not is_allranks_file(p, site)
@@ -84,21 +84,23 @@ def environment_source(site: Path, prefix: Path | None = None) -> PartFiles:
         sorted(f"{p.parent.name}/RECORD" for p in site.glob("*.dist-info/RECORD") if not is_allranks_file(p, site))
     )
     if not probe:
-        raise EnvironmentNotAble(f"{site} holds no installed packages; run allranks from the environment to be staged")
+        raise EnvironmentNotAble(
+            f"{site} contains no installed packages; run allranks from the environment to be staged"
+        )
     return PartFiles(name="env", path=site, files=files, probe=probe)
 
 
 def is_allranks_file(path: Path, site: Path) -> bool:
-    """Whether a file belongs to the installed allranks, which is a part by itself: installing it anew changes no other."""
+    """Return whether a file belongs to the installed allranks, a separate part: reinstalling it does not change the others."""
     top = path.relative_to(site).parts[0]
     return top == "allranks" or top.startswith("allranks-") or top in ("_editable_impl_allranks.pth", "__pycache__")
 
 
 def brings_packages(environment: str | None) -> bool:
-    """Whether this interpreter's packages are those of ``cluster.python``; a container or conda has its own.
+    """Return whether this interpreter's packages are those of ``cluster.python``; containers and conda have their own.
 
     Raises:
-        EnvironmentNotAble: it is another virtual environment than the one that runs this.
+        EnvironmentNotAble: it is another virtual environment than the current one.
     """
     if environment is None:
         return True
@@ -108,16 +110,16 @@ def brings_packages(environment: str | None) -> bool:
     if folder.resolve() == Path(sys.prefix).resolve():
         return True
     raise EnvironmentNotAble(
-        f"cluster.python {environment} is not the environment that runs this ({sys.prefix}); "
+        f"cluster.python {environment} is not the current environment ({sys.prefix}); "
         f"stage from it: {folder}/bin/python -m allranks.cli.main stage SPEC"
     )
 
 
 def _incomplete_reason(prefix: Path) -> str | None:
-    """Why the packages of an environment are not all that its programs need."""
+    """Return why the packages of an environment are not sufficient for its programs."""
     if (prefix / "conda-meta").is_dir():
         return (
-            "it is a conda environment, whose libraries lie outside the packages; use a venv, or a container image "
+            "it is a conda environment, whose libraries are outside of the packages; use a venv, or a container image "
             "as cluster.python"
         )
     try:
@@ -125,18 +127,18 @@ def _incomplete_reason(prefix: Path) -> str | None:
     except OSError:
         return None
     if any(line.replace(" ", "") == "include-system-site-packages=true" for line in lines):
-        return "it also uses the system's packages; make a venv without --system-site-packages"
+        return "it also uses the system's packages; create a venv without --system-site-packages"
     return None
 
 
 def package_versions() -> dict[str, str]:
-    """Name and version of every package that this interpreter sees, sorted."""
+    """Return name and version of every package that this interpreter sees, sorted."""
     found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions() if d.metadata["Name"]}
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
 def editable_packages(site: Path) -> dict[str, str]:
-    """Packages that are installed as a reference to a folder, and that folder: they are not in `site`."""
+    """Return packages installed as a reference to a folder, with that folder: they are not in `site`."""
     found = {}
     for path in sorted(site.glob("*.dist-info/direct_url.json")):
         try:
@@ -152,10 +154,10 @@ _COMMIT_HASH = re.compile(r"^[0-9a-f]{40}$")
 
 
 def cached_model(name: str, revision: str | None) -> tuple[Path, str]:
-    """Folder and commit of a model of the hub.
+    """Return folder and commit of a model of the hub.
 
     Raises:
-        EnvironmentNotAble: it is not here, or not whole.
+        EnvironmentNotAble: it is missing or incomplete here.
     """
     repo = hub_cache() / f"models--{name.replace('/', '--')}"
     cure = f"on a machine with network: hf download {name}" + (f" --revision {revision}" if revision else "")
@@ -193,10 +195,10 @@ def _shards(folder: Path) -> set[str]:
 
 
 def cached_dataset(name: str, config: str | None, revision: str | None) -> tuple[Path, Path, str]:
-    """Cache, folder and commit of a prepared data set of the hub: ``<cache>/<owner>___<name>/<config>/<version>/<commit>``.
+    """Return cache, folder and commit of a prepared data set of the hub: ``<cache>/<owner>___<name>/<config>/<version>/<commit>``.
 
     Raises:
-        EnvironmentNotAble: it is not here at that revision, or there are several and none is pinned.
+        EnvironmentNotAble: that revision is missing here, or there are several and none is pinned.
     """
     cache = datasets_cache()
     parent = cache / name.replace("/", "___")
@@ -224,7 +226,7 @@ _PROJECT_MARKERS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 
 @dataclass(frozen=True)
 class RequestedPart:
-    """A part that a spec asks for, before its files are listed. ``path`` is None for what lies in the hub's cache."""
+    """A part that a spec requests, before its files are listed. ``path`` is None for files in the hub's cache."""
 
     name: str
     path: Path | None
@@ -232,10 +234,10 @@ class RequestedPart:
 
 
 def part_files(spec: RunSpec, *, packages: bool = True, without: Collection[str] = ()) -> list[PartFiles]:
-    """Every part that nodes need for a spec, but those ``without``; ``packages=False`` leaves the Python packages out.
+    """Return every part that nodes need for a spec, except those in ``without``; ``packages=False`` omits the Python packages.
 
     Raises:
-        SpecError, DataError: the script, the model folder or the data file is not there.
+        SpecError, DataError: the script, the model folder or the data file does not exist.
         EnvironmentNotAble: a model or data set of the hub is not in this machine's cache.
     """
     found = [package_source()]
@@ -245,7 +247,7 @@ def part_files(spec: RunSpec, *, packages: bool = True, without: Collection[str]
 
 
 def requested_parts(spec: RunSpec) -> list[RequestedPart]:
-    """Code, model and data that a spec names; nothing is looked for yet."""
+    """Return code, model and data that a spec names, without looking for the files."""
     from allranks.spec.data_sources import looks_like_file
 
     found: list[RequestedPart] = []
@@ -270,16 +272,16 @@ def requested_parts(spec: RunSpec) -> list[RequestedPart]:
 
 
 def package_source() -> PartFiles:
-    """The package allranks itself."""
+    """Return the package allranks itself."""
     parent = PACKAGE_FOLDER.parent
     return _tree("allranks", parent, [p.relative_to(parent) for p in walk_files(PACKAGE_FOLDER)])
 
 
 def project_source(script: Path) -> PartFiles:
-    """The project of a script: the nearest folder above it with .git or pyproject.toml, else the script's own folder.
+    """Return the project of a script: the nearest parent folder with .git or pyproject.toml, else the script's own folder.
 
-    In a git work tree, what git ignores is left out. A script that lies in a home folder or a folder for temporary files,
-    where all sorts of things lie, is sent alone.
+    In a git work tree, ignored files are omitted. A script directly in a home folder or a folder for temporary files,
+    which contain unrelated files, is sent alone.
     """
     script = script.expanduser().absolute()
     if not script.is_file():
@@ -292,7 +294,7 @@ def project_source(script: Path) -> PartFiles:
     if names is None:
         names = [p.relative_to(root) for p in walk_files(root)]
     if script.relative_to(root) not in names:
-        names.append(script.relative_to(root))  # the script itself is always needed, also if git ignores it
+        names.append(script.relative_to(root))  # the script itself is always needed, even if git ignores it
     total = sum((root / name).stat().st_size for name in names)
     if total > MAX_PROJECT_BYTES:
         large = sorted(names, key=lambda n: -(root / n).stat().st_size)[:3]

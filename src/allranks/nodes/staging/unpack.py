@@ -13,20 +13,20 @@ from typing import BinaryIO, Iterator
 WHOLE_BYTES = 1 << 20
 SAMPLE_BYTES = 1 << 16
 BLOCK = 1 << 20
-MAX_NAME = 3000  # bytes; the folder that it is unpacked into comes on top
+MAX_NAME = 3000  # bytes, without the target folder
 MAX_PART = 255
 MAX_ENTRIES = 5_000_000
 NAME_ERRORS = (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ)
 
 
 class Refused(Exception):
-    """An archive, a folder or a node that is not as it must be; the message says how."""
+    """An invalid archive, folder or node; the message gives the reason."""
 
 
 def identity(root: str, names: list[str]) -> str | None:
-    """What these files below `root` (or the file `root`, for the name "") are, as a hash; None if one is missing.
+    """Return a hash of these files below `root` (or of the file `root`, for the name ""); None if one is missing.
 
-    Files above 1 MiB are known by their size and three samples: a network file system is not read whole.
+    Files above 1 MiB are identified by their size and three samples, so that a network file system is not read completely.
     """
     digest = hashlib.sha256()
     try:
@@ -46,7 +46,7 @@ def identity(root: str, names: list[str]) -> str | None:
 
 
 class _Hashing:
-    """A file whose bytes are hashed as they are read."""
+    """A file whose bytes are hashed while they are read."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.digest, self.bytes = file, hashlib.sha256(), 0
@@ -59,15 +59,15 @@ class _Hashing:
 
 
 def members(archive: str, sha256: str, limit_bytes: int) -> Iterator[tuple[tarfile.TarInfo, BinaryIO | None]]:
-    """Every entry of a tar file that is safe to unpack, read once from front to end; its hash is checked at the end.
+    """Yield every entry of a tar file that is safe to unpack, read once from start to end; its hash is checked at the end.
 
     Raises:
-        Refused: an entry that leaves the folder, is no plain file or folder, or comes twice; too many bytes; a wrong hash.
+        Refused: an entry outside of the folder, not a plain file or folder, or duplicate; too many bytes; a wrong hash.
     """
     seen: dict[str, bool] = {}
     total = 0
     if not stat.S_ISREG(os.stat(archive).st_mode):
-        raise Refused("is no regular file")
+        raise Refused("is not a regular file")
     with open(archive, "rb") as raw:
         source = _Hashing(raw)
         try:
@@ -76,16 +76,16 @@ def members(archive: str, sha256: str, limit_bytes: int) -> Iterator[tuple[tarfi
                     _check_entry(entry, seen)
                     if entry.size < 0 or len(seen) > MAX_ENTRIES:
                         raise Refused(
-                            "holds a file of a negative size"
+                            "contains a file of negative size"
                             if entry.size < 0
-                            else f"holds more than {MAX_ENTRIES} entries"
+                            else f"contains more than {MAX_ENTRIES} entries"
                         )
                     total += entry.size
                     if total > limit_bytes:
-                        raise Refused(f"holds more than the {limit_bytes} bytes that were announced")
+                        raise Refused(f"contains more than the announced {limit_bytes} bytes")
                     yield entry, tar.extractfile(entry) if entry.isreg() else None  # type: ignore[misc]
         except (tarfile.TarError, EOFError, ValueError, UnicodeError, OverflowError, RecursionError) as error:
-            raise Refused(f"is no whole tar file: {error}") from None
+            raise Refused(f"is not a complete tar file: {error}") from None
         while source.read(BLOCK):
             pass
     if source.digest.hexdigest() != sha256:
@@ -93,30 +93,30 @@ def members(archive: str, sha256: str, limit_bytes: int) -> Iterator[tuple[tarfi
 
 
 def _check_entry(entry: tarfile.TarInfo, seen: dict[str, bool]) -> None:
-    """Refuse an entry that cannot be unpacked safely; `seen` holds the names before it, and whether each is a folder."""
+    """Refuse an entry that cannot be unpacked safely; `seen` has the earlier names, and whether each is a folder."""
     name = entry.name
     if entry.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE):
-        raise Refused(f"holds {name!r}, which is a link or a device; only files and folders are unpacked")
+        raise Refused(f"contains {name!r}, which is a link or a device; only files and folders are unpacked")
     if not name or name.startswith("/") or "\0" in name or ".." in name.split("/"):
-        raise Refused(f"holds {name!r}, which leads out of the folder")
+        raise Refused(f"contains {name!r}, which is outside of the folder")
     plain = os.path.normpath(name)
     if len(os.fsencode(plain)) > MAX_NAME or any(len(os.fsencode(part)) > MAX_PART for part in plain.split("/")):
-        raise Refused(f"holds a name of {len(plain)} characters, {name[:60]!r}..., which no file system takes")
+        raise Refused(f"contains a name of {len(plain)} characters, {name[:60]!r}..., which no file system supports")
     if plain in seen and not (seen[plain] and entry.isdir()):
-        raise Refused(f"holds {name!r} twice")
+        raise Refused(f"contains {name!r} twice")
     parent = os.path.dirname(plain)
     while parent:
         if not seen.setdefault(parent, True):
-            raise Refused(f"holds {name!r} below {parent!r}, which is a file")
+            raise Refused(f"contains {name!r} below {parent!r}, which is a file")
         parent = os.path.dirname(parent)
     seen[plain] = entry.isdir()
 
 
 def unpack(archive: str, target: str, sha256: str, limit_bytes: int) -> int:
-    """Unpack into the new folder `target`, which appears only once the whole archive had the right hash.
+    """Unpack into the new folder `target`, which is only created if the whole archive has the right hash.
 
     Returns:
-        How many files there were.
+        The number of files.
     """
     partial = target + ".partial"
     shutil.rmtree(partial, ignore_errors=True)
@@ -134,14 +134,14 @@ def unpack(archive: str, target: str, sha256: str, limit_bytes: int) -> int:
             except OSError as error:
                 if error.errno not in NAME_ERRORS:
                     raise
-                # such as a name that differs from another only in case, where the file system ignores that
-                raise Refused(f"holds {entry.name!r}, which cannot be made here: {error.strerror}") from None
+                # such as a name that differs from another only in case, on a case-insensitive file system
+                raise Refused(f"contains {entry.name!r}, which cannot be created here: {error.strerror}") from None
             with open(fd, "wb") as file:
                 shutil.copyfileobj(content, file, BLOCK)
             try:
                 os.utime(path, (entry.mtime, entry.mtime))
             except (OverflowError, ValueError):
-                raise Refused(f"holds {entry.name!r} with a time that no file can have") from None
+                raise Refused(f"contains {entry.name!r} with an invalid file time") from None
             count += 1
         os.rename(partial, target)
     except BaseException:
@@ -151,7 +151,7 @@ def unpack(archive: str, target: str, sha256: str, limit_bytes: int) -> int:
 
 
 def make_venv(target: str, interpreter: str) -> None:
-    """Make the unpacked packages a virtual environment of the node's own interpreter."""
+    """Turn the unpacked packages into a virtual environment of the node's own interpreter."""
     os.makedirs(os.path.join(target, "bin"))
     for name in ("python", "python3"):
         os.symlink(interpreter, os.path.join(target, "bin", name))

@@ -12,7 +12,7 @@ from allranks.planning.node_facts import NodeFacts, Topology
 
 
 def advise_nccl(topology: Topology, node: NodeFacts | None = None) -> list[EnvVar]:
-    """Every variable that scripts set because of a matrix, with what it deserves. `node`: what else is known of it."""
+    """Return a recommendation for every variable that scripts set because of a matrix. `node`: other known facts about it."""
     node = node or NodeFacts(host="this machine", gpus=len(topology.gpus), topology=topology)
     found = [network_policy.decide_p2p(node)] if len(topology.gpus) > 1 else []
     found += [_p2p_level(topology)] if len(topology.gpus) > 1 else []
@@ -58,5 +58,5 @@ def _ib_hca(topology: Topology) -> EnvVar:
         if cards:
             near.setdefault(f"{'/'.join(device_label(card) for card in cards[:4])} ({kind})", []).append(gpu.name)
     shown = "; ".join(f"{', '.join(names)}: {card}" for card, names in near.items())
-    why = f"NCCL takes the nearest card of each GPU ({shown}); whether a card's port is up and leads to the other nodes, no matrix shows"
+    why = f"NCCL uses the nearest card of each GPU ({shown}); a matrix does not show whether a card's port is up and connected to the other nodes"
     return nccl_var("NCCL_IB_HCA", None, why, risk)

@@ -19,7 +19,7 @@ _Key = tuple[int | None, str | None]
 
 
 class DeviceGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Devices that share a switch or a host bridge; `what` is empty for one that stands alone."""
+    """Devices that share a switch or a host bridge; `what` is empty for a single device."""
 
     what: str
     gpus: list[TopologyDevice]
@@ -27,7 +27,7 @@ class DeviceGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NumaNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A NUMA node and what is on it; `number` None: the matrix does not say."""
+    """A NUMA node and its devices; `number` None: not in the matrix."""
 
     number: int | None
     cpus: str | None
@@ -35,14 +35,14 @@ class NumaNode(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """For people."""
-        return "NUMA node not told" if self.number is None else f"NUMA node {self.number}"
+        """Return the title for display."""
+        return "NUMA node unknown" if self.number is None else f"NUMA node {self.number}"
 
 
 def numa_nodes(topology: Topology) -> list[NumaNode]:
-    """NUMA nodes in order of their numbers; where older drivers tell none, devices are parted by the cores near them.
+    """Return NUMA nodes in order of their numbers; if older drivers report none, devices are grouped by their local cores.
 
-    A card is put where a GPU is that it reaches without leaving the NUMA node: the matrix has no column for it.
+    A card is assigned to the node of a GPU that it reaches without leaving the NUMA node: the matrix has no column for it.
     """
     place: dict[str, _Key] = {gpu.name: (gpu.numa, None if gpu.numa is not None else gpu.cpus) for gpu in topology.gpus}
     for nic in topology.nics:
@@ -72,7 +72,7 @@ def _gpu_near(topology: Topology, nic: TopologyDevice) -> str | None:
 
 
 def _groups(topology: Topology, gpus: Sequence[TopologyDevice], nics: Sequence[TopologyDevice]) -> list[DeviceGroup]:
-    """Connected by PIX or PXB: one switch; else by PHB: one host bridge."""
+    """Group devices connected by PIX or PXB as one switch, else by PHB as one host bridge."""
     names = [device.name for device in (*gpus, *nics)]
     left = set(names)
     found: list[tuple[str, set[str]]] = []
@@ -90,7 +90,7 @@ def _groups(topology: Topology, gpus: Sequence[TopologyDevice], nics: Sequence[T
 
 
 def _switch(what: str, members: set[str], links: Sequence[TopologyLink]) -> str:
-    """One switch if all its ways are PIX."""
+    """Return one switch if all its links are PIX."""
     inside = [link for link in links if link.a in members and link.b in members and not link.nvlinks]
     return SWITCH if what == SWITCHES and all(link.type == "PIX" for link in inside) else what
 
@@ -118,7 +118,7 @@ def _components(names: Sequence[str], links: Sequence[TopologyLink], kinds: Sequ
 
 
 def nvlink_mesh(topology: Topology) -> int:
-    """Number of links of each pair if NVLink joins every pair of GPUs alike, else 0."""
+    """Return the number of links of each pair if NVLink connects every pair of GPUs equally, else 0."""
     pairs = topology.gpu_pairs()
     counts = {link.nvlinks for link in pairs}
     whole = len(topology.gpus) > 1 and len(pairs) == len(topology.gpus) * (len(topology.gpus) - 1) // 2
@@ -131,7 +131,7 @@ MAX_SHOWN = 24
 
 
 def draw_text(topology: Topology) -> Text:
-    """The whole picture; no line depends on the terminal's width."""
+    """Return the complete drawing; no line depends on the terminal's width."""
     text = Text(no_wrap=True)
     for node in numa_nodes(topology):
         cores = f"  cores {node.cpus}" if node.cpus else ""
@@ -151,7 +151,7 @@ def draw_text(topology: Topology) -> Text:
 
 
 def device_label(device: TopologyDevice) -> str:
-    """``NIC2=mlx5_bond_0`` or ``GPU0``."""
+    """Return ``NIC2=mlx5_bond_0`` or ``GPU0``."""
     return f"{device.name}={device.device}" if device.device and device.device != device.name else device.name
 
 
@@ -161,27 +161,27 @@ def _group_text(group: DeviceGroup) -> str:
 
 
 def _summary(topology: Topology) -> Text:
-    """What to see in it, in words."""
+    """Return a summary in sentences."""
     lines: list[str] = []
     mesh = nvlink_mesh(topology)
     pairs = topology.gpu_pairs()
     joined = [link for link in pairs if link.nvlinks]
     if mesh:
-        lines.append(f"NVLink joins every pair of GPUs, {mesh} link{'s' * (mesh > 1)} each.")
+        lines.append(f"NVLink connects every pair of GPUs, {mesh} link{'s' * (mesh > 1)} each.")
     elif joined and len(joined) == len(pairs):
         counts = sorted({link.nvlinks for link in pairs})
         each = f"{counts[0]} to {counts[-1]} links" if len(counts) > 1 else f"{counts[0]} link{'s' * (counts[0] > 1)}"
         whole = "known " if topology.missing_pairs() else ""
-        lines.append(f"NVLink joins every {whole}pair of GPUs, {each} each.")
+        lines.append(f"NVLink connects every {whole}pair of GPUs, {each} each.")
     elif joined:
-        lines.append(f"NVLink joins {len(joined)} of {len(pairs)} pairs of GPUs; the others go over PCIe.")
+        lines.append(f"NVLink connects {len(joined)} of {len(pairs)} pairs of GPUs; the others use PCIe.")
     elif pairs:
         kinds = Counter(link.type for link in pairs)
         shown = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items(), key=lambda p: link_distance(p[0])))
-        lines.append(f"No NVLink: the pairs of GPUs go over PCIe ({shown}).")
+        lines.append(f"No NVLink: the pairs of GPUs use PCIe ({shown}).")
     missing = topology.missing_pairs()
     if missing:
-        lines.append(f"Not known: {len(missing)} pairs of GPUs, such as {missing[0][0]}-{missing[0][1]}.")
+        lines.append(f"Unknown: {len(missing)} pairs of GPUs, such as {missing[0][0]}-{missing[0][1]}.")
     for gpu in topology.gpus[:MAX_SHOWN] if topology.nics else []:
         kind, nics = topology.nearest_nics(gpu.name)
         if nics:
@@ -189,7 +189,7 @@ def _summary(topology: Topology) -> Text:
     refused = [link for link in topology.p2p if link.type != "OK"]
     if topology.p2p:
         told = f"{len(topology.p2p) - len(refused)} of {len(topology.p2p)}"
-        lines.append(f"Peer access as the driver tells it: {told} pairs OK.")
+        lines.append(f"Peer access as reported by the driver: {told} pairs OK.")
     return Text("".join(line + "\n" for line in lines))
 
 
@@ -209,7 +209,7 @@ def _matrix(
 
 
 def style_of(kind: str) -> str:
-    """The colour of a type of link."""
+    """Return the colour of a link type."""
     if kind in (".", "?"):
         return "dim" if kind == "." else "bold magenta"
     return STYLES["NV"] if kind.startswith("NV") else STYLES.get(kind, FAR_LINK_TYPES)
@@ -251,7 +251,7 @@ STYLE = (
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """Where a device's box stands."""
+    """Position of a device's box."""
 
     x: float
     y: float
@@ -262,7 +262,7 @@ class _Place(msgspec.Struct, frozen=True):
 
 
 def draw_svg(topology: Topology) -> str:
-    """The picture as one SVG document; every device tells its links when pointed at."""
+    """Return the drawing as one SVG document; every device shows its links as a tooltip."""
     nodes = numa_nodes(topology)
     top = 54 + _nvlink_height(topology)
     body: list[str] = []
@@ -308,7 +308,7 @@ def _node_height(node: NumaNode) -> float:
 def _svg_node(
     body: list[str], places: dict[str, _Place], topology: Topology, node: NumaNode, x: float, y: float, tall: float
 ) -> float:
-    """Draws one NUMA node at x, y; gives its width."""
+    """Draw one NUMA node at x, y; return its width."""
     width = sum(_group_width(g) + GAP for g in node.groups) - GAP + 2 * PAD
     width = max(width, 210.0)
     body.append(f'<rect x="{x}" y="{y}" width="{width}" height="{tall}" rx="8" class="numa"/>')
@@ -366,7 +366,7 @@ def _nvlink_height(topology: Topology) -> float:
 
 
 def _nvlinks(topology: Topology, places: dict[str, _Place], top: float) -> list[str]:
-    """One bar where all pairs are joined alike; else an arc a pair, the higher the farther apart."""
+    """Return one bar if all pairs are connected equally; else one arc per pair, higher for a larger distance."""
     mesh = nvlink_mesh(topology)
     if mesh:
         return _bar(topology, places, top - 20, mesh)

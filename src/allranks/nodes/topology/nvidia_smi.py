@@ -1,16 +1,8 @@
-"""Read and parse the output of `nvidia-smi topo -m`: cells, tables, the text's source, the topology.
+"""Read and parse the output of `nvidia-smi topo -m` from a file, standard input, or the driver of this machine.
 
-The words of one line: escape codes taken out, link types, core ranges. Pure.
-
-One table of the text: its header, its rows, cell by cell. Pure.
-
-Text of ``nvidia-smi topo -m`` -> Topology. Pure; what was not understood is said, never guessed.
-
-Read are tables with tabs or spaces, with escape codes or table bars, with or without legend, NIC rows, affinity columns
-and header; cards under their own names; the table of ``topo -p2p`` beside it; text that was copied with ``\n`` and
-``\t`` spelt out.
-
-Where the text of a matrix comes from: a file, standard input, or the driver of this machine.
+Supported are tables with tabs or spaces, with escape codes or table bars, with or without legend, NIC rows, affinity columns
+and header; cards under their own names; the table of ``topo -p2p`` next to it; text that was copied with escaped ``\\n`` and
+``\\t``. Lines that cannot be parsed are reported, never guessed. Pure, except `read_matrix` and `query_driver`.
 """
 
 from __future__ import annotations
@@ -43,8 +35,8 @@ _RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*", re.ASCII)
 
 
 def strip_control_codes(line: str) -> str:
-    """A line without escape codes, control characters, table bars, the mark of a comment or a quotation (``#``, ``*``,
-    ``//``, ``>``) and the label that ``srun --label`` puts before it.
+    """Return a line without escape codes, control characters, table bars, comment and quotation marks (``#``, ``*``,
+    ``//``, ``>``) and the label that ``srun --label`` prints before it.
     """
     plain = _CONTROL.sub("", _ESCAPES.sub("", line))
     plain = _BARS.sub("\t", plain) if _BARS.search(plain) and not plain.lstrip().startswith("$") else plain
@@ -53,25 +45,25 @@ def strip_control_codes(line: str) -> str:
 
 
 def split_cells(word: str) -> list[str]:
-    """``NODEPIX`` is NODE and PIX whose gap was lost; one word otherwise."""
+    """Split ``NODEPIX`` into NODE and PIX, whose gap was lost; return one word otherwise."""
     kinds = GLUED_CELLS.findall(word)
     return kinds if len(kinds) > 1 and "".join(kinds) == word else [word]
 
 
 def parse_ranges(text: str) -> str | None:
-    """Cores or NUMA nodes as printed, ``0-31,64-95``; None for N/A or anything else."""
+    """Return cores or NUMA nodes as printed, ``0-31,64-95``; None for N/A or anything else."""
     return text if _RANGES.fullmatch(text) else None
 
 
 def first_number(text: str | None) -> int | None:
-    """The NUMA node, if it is one; the first of several (``0-1``), since NVIDIA prints them from the nearest."""
+    """Return the NUMA node, if it is a number; the first of several (``0-1``), because NVIDIA prints the nearest first."""
     if text is None or _RANGES.fullmatch(text) is None:
         return None
     return int(re.split(r"[,-]", text)[0][:9])
 
 
 def is_no_value(text: str) -> bool:
-    """Whether a cell says that there is nothing to say."""
+    """Return whether a cell means that there is no value."""
     return text in NO_VALUE
 
 
@@ -81,7 +73,7 @@ MAX_LINE_SHOWN = 160
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """Names of the columns: devices, then what is known of each device, with the place in the line where they begin."""
+    """Column names: devices, then the facts about each device, with their positions in the line."""
 
     devices: list[str]
     named: list[str]
@@ -90,7 +82,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A device's cells. `links` holds the type by the column's place; `values` what the named columns say."""
+    """A device's cells. `links` has the type by column position; `values` the content of the named columns."""
 
     name: str
     links: dict[int, str]
@@ -98,16 +90,16 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     unread: list[str]
     cells: int
     more: bool
-    """Whether further types of links stand behind the last column."""
+    """Whether more link types follow the last column."""
 
 
 def find_header(line: str) -> Header | None:
-    """The header, if the line is one: devices with at least one GPU, no types of links, maybe named columns."""
+    """Return the header, if the line is one: devices with at least one GPU, no link types, optional named columns."""
     first = _COLUMN.search(line)
     before = line[: first.start()] if first else line
     words = before.split()
     while words and not DEVICE.fullmatch(words[0]) and not words[0].startswith(("GPU", "NIC", "mlx")):
-        words = words[1:]  # what stands before a copied table: ``stdout="""``, a prompt, a time; never a damaged device
+        words = words[1:]  # text before a copied table: ``stdout="""``, a prompt, a time; never a damaged device
     if not any(GPU.fullmatch(word) for word in words) or not all(DEVICE.fullmatch(word) for word in words):
         return None
     if any(LINK.fullmatch(word) or P2P.fullmatch(word) for word in words):
@@ -120,7 +112,7 @@ def find_header(line: str) -> Header | None:
 
 
 def damaged_header(line: str) -> str | None:
-    """The word that makes a line no header although it names several GPUs and no types of links."""
+    """Return the word because of which a line is no header although it names several GPUs and no link types."""
     first = _COLUMN.search(line)
     words = (line[: first.start()] if first else line).split()
     gpus = [word for word in words if GPU.fullmatch(word)]
@@ -130,7 +122,7 @@ def damaged_header(line: str) -> str | None:
 
 
 def is_row(line: str, known: set[str]) -> bool:
-    """Whether a line begins with a device's name and goes on with cells."""
+    """Return whether a line starts with a device's name and continues with cells."""
     words = line.split()
     if not words or words[0].endswith(":") or not DEVICE.fullmatch(words[0]):
         return False
@@ -138,7 +130,7 @@ def is_row(line: str, known: set[str]) -> bool:
 
 
 def read_row(line: str, header: Header, legend: dict[str, str]) -> Row:
-    """Cells of one row. A type that only the file's own legend knows is taken as it is."""
+    """Return the cells of one row. A type that only the file's own legend explains is accepted unchanged."""
     words = line.split()
     wanted = len(header.devices)
     links: dict[int, str] = {}
@@ -151,8 +143,8 @@ def read_row(line: str, header: Header, legend: dict[str, str]) -> Row:
         if not (LINK.fullmatch(word) or word in legend):
             if _looks_like_affinity(word, rest, wanted - place, header):
                 break
-            unread.append(f"{word!r} is no type of link (column {header.devices[place]})")
-            if not whole:  # cells are missing too: which column the next one belongs to is open
+            unread.append(f"{word!r} is not a link type (column {header.devices[place]})")
+            if not whole:  # cells are missing too: the column of the next one is unknown
                 place, rest = place + 1, []
                 break
         else:
@@ -164,7 +156,7 @@ def read_row(line: str, header: Header, legend: dict[str, str]) -> Row:
 
 
 def _looks_like_affinity(word: str, rest: list[str], left: int, header: Header) -> bool:
-    """Cells of links ended early: what follows belongs to the named columns."""
+    """Return whether the link cells ended early, so that the following text belongs to the named columns."""
     if not header.named or len(rest) >= left + len(header.named):
         return False
     return parse_ranges(word) is not None or is_no_value(word)
@@ -172,12 +164,12 @@ def _looks_like_affinity(word: str, rest: list[str], left: int, header: Header) 
 
 def _values(line: str, rest: list[str], header: Header) -> tuple[dict[str, str], list[str]]:
     if not header.named or not rest:
-        return {}, [f"{' '.join(rest)[:40]!r} stands in no column"] if rest else []
+        return {}, [f"{' '.join(rest)[:40]!r} belongs to no column"] if rest else []
     if len(rest) > len(header.named):
         joined = re.sub(r",\s+", ",", " ".join(rest)).split()
         if len(joined) > len(header.named):
             extra = " ".join(joined[len(header.named) :])
-            return dict(zip(header.named, joined, strict=False)), [f"{extra[:40]!r} stands in no column"]
+            return dict(zip(header.named, joined, strict=False)), [f"{extra[:40]!r} belongs to no column"]
         rest = joined
     if len(rest) < len(header.named) and not header.tabs:
         return _aligned(line, rest, header), []
@@ -187,7 +179,7 @@ def _values(line: str, rest: list[str], header: Header) -> tuple[dict[str, str],
 
 
 def _by_tabs(line: str, rest: list[str], header: Header) -> dict[str, str]:
-    """Empty cells stand between tabs. Newer drivers print one tab too many before the last, so counting from the left."""
+    """Read empty cells between tabs. Newer drivers print one extra tab before the last, so columns are counted from the left."""
     cells = [cell.strip() for cell in line.strip("\r\n").split("\t")][1 + len(header.devices) :]
     found = dict(zip(header.named, cells, strict=False))
     kept = {name: value for name, value in found.items() if value}
@@ -195,7 +187,7 @@ def _by_tabs(line: str, rest: list[str], header: Header) -> dict[str, str]:
 
 
 def _aligned(line: str, rest: list[str], header: Header) -> dict[str, str]:
-    """Columns padded with spaces: a value belongs to the column above it."""
+    """Read columns padded with spaces: a value belongs to the column above it."""
     found: dict[str, str] = {}
     at = len(line)
     for word in reversed(rest):
@@ -206,7 +198,7 @@ def _aligned(line: str, rest: list[str], header: Header) -> dict[str, str]:
 
 
 def unread_line(number: int, text: str, why: str) -> UnreadLine:
-    """A line that was not understood, cut to a length for people."""
+    """Return a line that could not be parsed, shortened for display."""
     flat = " ".join(text.split())
     return UnreadLine(
         line=number, text=flat if len(flat) <= MAX_LINE_SHOWN else flat[: MAX_LINE_SHOWN - 3] + "...", why=why
@@ -214,7 +206,7 @@ def unread_line(number: int, text: str, why: str) -> UnreadLine:
 
 
 MAX_UNREAD = 50
-NOT_IN_MATRIX = "no part of the matrix"
+NOT_IN_MATRIX = "not part of the matrix"
 MAX_DEVICES = 512
 _LEGEND = re.compile(r"\s*([A-Z][A-Z0-9#]{0,9})\s+=\s+(\S.*)")
 _NIC_LEGEND = re.compile(r"\s*(?:NIC\d+\s*:\s*\S+\s*)+", re.ASCII)
@@ -229,10 +221,10 @@ _OTHERS = {
 
 
 def parse_topology(text: str) -> Topology:
-    """The machine that the text describes.
+    """Return the topology that the text describes.
 
     Raises:
-        RequestError: there is no matrix in it; the message says what it seems to be instead.
+        RequestError: it contains no matrix; the message says what it seems to be instead.
     """
     lines = [strip_control_codes(raw) for raw in text.splitlines()]
     reader = _Reader(_legend(text), _device_columns(lines))
@@ -250,20 +242,20 @@ def parse_topology(text: str) -> Topology:
 def _no_matrix(text: str, reader: _Reader) -> str:
     other = next((name for pattern, name in _OTHERS.items() if re.search(pattern, text, re.IGNORECASE)), None)
     if other:
-        return f"this looks like the output of {other}; only the matrix of `nvidia-smi topo -m` is understood"
+        return f"this looks like the output of {other}; only the matrix of `nvidia-smi topo -m` is supported"
     if reader.damaged:
         number, word = reader.damaged
-        return f"the header of the matrix, line {number}, is damaged or was shortened: {word!r} is no device; print it again with `nvidia-smi topo -m`"
+        return f"the header of the matrix, line {number}, is damaged or was shortened: {word!r} is not a device; print it again with `nvidia-smi topo -m`"
     if reader.p2p:
-        return "this is the table of `nvidia-smi topo -p2p` (OK, NS, ...), which tells no types of links; give that of `nvidia-smi topo -m`, alone or with it"
+        return "this is the table of `nvidia-smi topo -p2p` (OK, NS, ...), which has no link types; give the output of `nvidia-smi topo -m`, alone or with it"
     if re.search(r"\bGPU\d", text):
-        return "there is no matrix of `nvidia-smi topo -m` in it: GPUs are named, but no row has a type of link (NV#, PIX, PHB, SYS, ...)"
+        return "it contains no matrix of `nvidia-smi topo -m`: GPUs are named, but no row has a link type (NV#, PIX, PHB, SYS, ...)"
     first = next((flat for line in text.splitlines() if (flat := " ".join(strip_control_codes(line).split()))), "")
-    return f"there is no matrix of `nvidia-smi topo -m` in it: no line with columns GPU0, GPU1, ... (it begins with {first[:60]!r})"
+    return f"it contains no matrix of `nvidia-smi topo -m`: no line with columns GPU0, GPU1, ... (it starts with {first[:60]!r})"
 
 
 def _legend(text: str) -> dict[str, str]:
-    """Types that the text itself explains, and that are not known here."""
+    """Return link types that the text itself explains and that are unknown here."""
     found = {}
     for line in text.splitlines():
         match = _LEGEND.fullmatch(strip_control_codes(line))
@@ -273,7 +265,7 @@ def _legend(text: str) -> dict[str, str]:
 
 
 def _device_columns(lines: list[str]) -> dict[int, str]:
-    """Columns of a table whose header was lost: each row has its X in its own."""
+    """Return the columns of a table without a header: each row has its X in its own column."""
     found: dict[int, str] = {}
     for words in (line.split() for line in lines):
         if words and DEVICE.fullmatch(words[0]) and "X" in words and words[0] not in found.values():
@@ -282,14 +274,14 @@ def _device_columns(lines: list[str]) -> dict[int, str]:
 
 
 def _shifted(row: Row, header: Header) -> bool:
-    """Whether the cells belong to other columns than the header says: a device and itself meet at another place."""
+    """Return whether the cells belong to other columns than in the header: the X of a device is at another position."""
     own = header.devices.index(row.name) if row.name in header.devices else None
     crosses = [place for place, kind in row.links.items() if kind == "X"]
     return row.more or (bool(crosses) and own not in crosses) or (own is not None and row.links.get(own, "X") != "X")
 
 
 class _Reader:
-    """Takes the lines in turn and keeps what they say."""
+    """Process the lines in order and collect their content."""
 
     def __init__(self, legend: dict[str, str], own: dict[int, str]) -> None:
         self.legend = legend
@@ -305,7 +297,7 @@ class _Reader:
         self._in_p2p = False
 
     def line(self, number: int, text: str) -> None:
-        """One line, without escape codes."""
+        """Process one line without escape codes."""
         if not any(c.isalnum() for c in text):
             return
         if _NIC_LEGEND.fullmatch(text):
@@ -316,7 +308,7 @@ class _Reader:
             self._header(number, text, header)
         elif (word := damaged_header(text)) and self.header is None:
             self.damaged = self.damaged or (number, word)
-            self._say(number, text, f"a header, but {word!r} is no device")
+            self._say(number, text, f"a header, but {word!r} is not a device")
         elif is_row(text, {name for h in (self.header, self.p2p_header) if h for name in h.devices}):
             self._row(number, text)
         else:
@@ -344,7 +336,7 @@ class _Reader:
         if self.header is None:
             self.header = self._without_header(number, words)
         if self.header is None or words[0] in self.rows:
-            self._say(number, text, "a row of this name was there already" if self.header else "a row without a header")
+            self._say(number, text, "a duplicate row" if self.header else "a row without a header")
             return
         row = read_row(text, self.header, self.legend)
         if _shifted(row, self.header):
@@ -369,7 +361,7 @@ class _Reader:
         return any(LINK.fullmatch(word) and word != "X" for word in words[1:])
 
     def _without_header(self, number: int, words: list[str]) -> Header | None:
-        """The first row of a table whose header was lost: as many columns as it has cells, named in the rows' order."""
+        """Return the header for the first row of a table without one: as many columns as it has cells, named in the order of the rows."""
         cells = 0
         for word in words[1:]:
             if not LINK.fullmatch(word):
@@ -388,21 +380,21 @@ class _Reader:
     def _say(self, number: int, text: str, why: str) -> None:
         alike = sum(
             (item.why == NOT_IN_MATRIX) == (why == NOT_IN_MATRIX) for item in self.unread
-        )  # a long log hides no damage
+        )  # a long log must not hide damage
         if alike < MAX_UNREAD:
             self.unread.append(unread_line(number, text, why))
         else:
             self.dropped += 1
 
     def topology(self) -> Topology:
-        """What all lines said together."""
+        """Return the result of all lines."""
         header = self.header
         assert header is not None
         names = [*header.devices, *(n for n in self.rows if n not in header.devices and DEVICE.fullmatch(n))]
         links = self._links_of(header)
         self._missing(header, names)
         if self.dropped:
-            self.unread.append(UnreadLine(line=0, text="", why=f"{self.dropped} more lines were not understood"))
+            self.unread.append(UnreadLine(line=0, text="", why=f"{self.dropped} more lines could not be parsed"))
         return Topology(
             gpus=[self._device(name) for name in names if GPU.fullmatch(name)],
             nics=[self._device(name) for name in names if not GPU.fullmatch(name)],
@@ -417,7 +409,7 @@ class _Reader:
         for column in ("CPU Affinity", "NUMA Affinity"):
             value = values.get(column)
             if value and parse_ranges(value) is None and value not in ("N/A", "-", "None", "NA"):
-                self._say(self.rows[name][0], value, f"{column} of {name} is no list of numbers")
+                self._say(self.rows[name][0], value, f"{column} of {name} is not a list of numbers")
         return TopologyDevice(
             name=name,
             numa=first_number(values.get("NUMA Affinity")),
@@ -431,14 +423,14 @@ class _Reader:
             for place, kind in row.links.items():
                 other = header.devices[place]
                 if (kind == "X") != (other == name):
-                    self._say(number, f"{name} {other} {kind}", "X stands for a device and itself only")
+                    self._say(number, f"{name} {other} {kind}", "X is only valid for a device and itself")
                 if kind == "X" or other == name:
                     continue
                 pair = frozenset((name, other))
                 before = found.setdefault(pair, TopologyLink(a=name, b=other, type=kind))
                 if before.type != kind:
                     said = (
-                        f"{before.a}-{before.b} is {before.type} in one row and {kind} in the other; the first is taken"
+                        f"{before.a}-{before.b} is {before.type} in one row and {kind} in the other; the first is used"
                     )
                     self._say(number, f"{name} {other} {kind}", said)
         return list(found.values())
@@ -463,13 +455,13 @@ class _Reader:
 
 
 MAX_TOPOLOGY_BYTES = 4 * 2**20
-"""A matrix of 16 GPUs and 20 cards has 6 kB; what is larger is something else."""
+"""A matrix of 16 GPUs and 20 cards has 6 kB; larger input is something else."""
 DRIVER_LIMIT_S = 30.0
 _BOMS = ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"), (b"\xef\xbb\xbf", "utf-8-sig"))
 
 
 def read_matrix(path: Path) -> str:
-    """Text of a file; ``-`` is standard input.
+    """Return the text of a file; ``-`` is standard input.
 
     Raises:
         RequestError: it cannot be read, is empty, too large, binary or in an unknown encoding.
@@ -497,21 +489,21 @@ def read_matrix(path: Path) -> str:
 
 def _decode(data: bytes, name: str) -> str:
     if not data.strip(b" \t\r\n\0\xef\xbb\xbf\xff\xfe"):
-        raise RequestError(f"{name} is empty; it should hold the output of `nvidia-smi topo -m`")
+        raise RequestError(f"{name} is empty; it should contain the output of `nvidia-smi topo -m`")
     encoding = next((code for bom, code in _BOMS if data.startswith(bom)), "utf-8")
     if encoding == "utf-8" and b"\0" in data:
-        raise RequestError(f"{name} is a binary file, no text (it has NUL bytes, the first at {data.index(0)})")
+        raise RequestError(f"{name} is a binary file, not text (it has NUL bytes, the first at {data.index(0)})")
     try:
         return data.decode(encoding)
     except UnicodeDecodeError as error:
         raise RequestError(
-            f"{name} is no {encoding.upper().removesuffix('-SIG')} text (byte {error.start}); "
+            f"{name} is not {encoding.upper().removesuffix('-SIG')} text (byte {error.start}); "
             f"convert it, for example with `iconv -f latin1 -t utf8`"
         ) from None
 
 
 def query_driver() -> str:
-    """What the driver of this machine says.
+    """Return the driver's output on this machine.
 
     Raises:
         EnvironmentNotAble: there is no driver, or it does not answer.

@@ -34,7 +34,7 @@ class BlockActivations:
     def __init__(self, config: ModelConfig, unit: Unit, what: TrainedWeights, batch: MicroBatch) -> None:
         self._c, self._unit, self._what, self._batch = config, unit, what, batch
         self._e = batch.element
-        self._adapter_element = 4  # PEFT makes new adapters float32, whatever the base is
+        self._adapter_element = 4  # PEFT creates adapters in float32, independent of the base
         self._by_name = {w.name.removesuffix(".weight"): w for w in unit.weights}
 
     def output(self) -> int:
@@ -102,7 +102,7 @@ class BlockActivations:
         c, e = self._c, self._e
         routed = c.experts_per_token * ((2 * c.expert_intermediate + 2 * c.expert_intermediate + 2 * c.hidden) * e)
         router = c.experts * 4 * 3 + (4 * c.hidden if e == 2 else 0)
-        router += c.experts_per_token * 8 * 5  # which tokens go where: sorted, and back
+        router += c.experts_per_token * 8 * 5  # indices that sort tokens by expert and back
         shared = self._gated("mlp.shared_experts", c.shared_intermediate) if c.shared_intermediate else 0
         return routed + router + shared
 
@@ -125,7 +125,7 @@ class BlockActivations:
                 continue
             own = self._adapter_element
             total += what.r * own
-            if what.dropout:  # its mask, and what it leaves of the input
+            if what.dropout:  # its mask and its output
                 total += width * (own + (own if self._batch.device == "cpu" else 1))
             elif own != e:
                 total += width * own  # the input as float32
@@ -139,8 +139,8 @@ class BlockActivations:
         square = b.sequences * b.length * b.length
         if b.attention == "eager":
             return square * c.heads * (b.element + 4)
-        if c.attention_dropout and b.device == "cpu":  # no fused kernel there: softmax, mask, and their product
-            return 3 * square * c.heads * 4  # in float32, whatever the model's dtype
+        if c.attention_dropout and b.device == "cpu":  # no fused kernel on a CPU: softmax, mask, and their product
+            return 3 * square * c.heads * 4  # always in float32
         return square * b.element if b.packed else 0
 
     def _post_norm_tokens(self) -> int:

@@ -1,6 +1,6 @@
 """Find a model's config without network access: built in, in a folder, in the hub's cache, or in a table.
 
-The table holds the sizes of well-known models, as in their config.json, so that `plan` works before a download.
+The table contains the sizes of well-known models, as in their config.json, so that `plan` works before a download.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def find_config(spec: RunSpec) -> ConfigSource:
     """
     model = spec.model
     if model is None:
-        return ConfigSource(config=None, source="", unknown="the model of your own script is not known")
+        return ConfigSource(config=None, source="", unknown="the model of a user's own script is unknown")
     labels = 2 if spec.data is not None and spec.data.template == "classification" else 0
     if is_mlp(model.name):
         return ConfigSource(config=_of_mlp(mlp_shape(model.name, model.config)), source="built from the spec")

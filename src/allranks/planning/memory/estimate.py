@@ -1,10 +1,10 @@
 """Estimate the memory of one rank in each phase of a step, compared with the capacity of its device. Pure.
 
-Memory outside tensors counts too: libraries, contexts, and memory that an allocator holds unused. On a CPU this is glibc's
-heap: tensors under 32 MiB come from it (larger ones are mapped and returned at once), and the small pieces that backward
-frees cannot hold the larger gradients and optimizer state. With gradient checkpointing, blocks are recomputed between
+Memory outside tensors counts too: libraries, contexts, and unused memory of an allocator. On a CPU this is glibc's
+heap: it contains tensors under 32 MiB (larger ones are mapped and returned at once), and the small pieces that backward
+frees are too small for the larger gradients and optimizer state. With gradient checkpointing, blocks are recomputed between
 tensors that stay, and the heap grows to several times one block. The constants were fitted on models other than those of
-``benchmarks/fit_cases.json``, except `RECOMPUTED`, which that benchmark's first cases showed to be necessary.
+``benchmarks/fit_cases.json``, except `HEAP_WITH_CHECKPOINTING`, which was fitted on that benchmark's first cases.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _UNITS = {"": 1 << 20, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}  
 
 
 def capacity(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> Capacity:
-    """Return what ``cluster.device_memory_gib`` says, else this machine where the ranks run here, else Slurm's ``mem``.
+    """Return ``cluster.device_memory_gib``, else this machine's memory if the ranks run here, else Slurm's ``mem``.
 
     A device that only the nodes can report has unknown capacity, so nothing is refused.
     """
@@ -139,16 +139,16 @@ def _clean(parts: Parts) -> Parts:
 
 CUDA_CONTEXT = 600 << 20  # an H100 with torch's kernels; from reports, not measured here
 NCCL_BUFFERS = 400 << 20  # buffers of its channels; grows with the number of peers
-CUDA_SLACK = 0.05  # of what comes and goes; from reports, not measured here
+CUDA_SLACK = 0.05  # share of temporary memory; from reports, not measured here
 CPU_IMPORTS = 350 << 20  # Python, torch, transformers and PEFT as imported; ranks share some of these pages
-# What another library's engine adds to that, imported and started: the whole process of a real rank that trains next to nothing,
-# beside one under `pytorch_ddp` (`python -m benchmarks.engine_memory`: 67 to 69 and 122 MiB; a tiny Llama with LoRA: 65 and 106).
+# What another library's engine adds: the process of a real rank with hardly any training, compared with one
+# under `pytorch_ddp` (`python -m benchmarks.engine_memory`: 67 to 69 and 122 MiB; a tiny Llama with LoRA: 65 and 106).
 ENGINE_IMPORTS = {"deepspeed": 66 << 20, "hf_trainer": 114 << 20}
 CPU_RUNTIME = 30 << 20  # pages of libraries that the first steps touch, and threads
 HEAP_LIMIT = 32 << 20  # glibc's largest mmap threshold
-HEAP_FRAGMENTATION = 0.45  # of the activations, while they are there
-HEAP_RETAINED = 1.2  # of the most activations, once they are gone
-HEAP_WITH_CHECKPOINTING = 2.5  # of the most activations, where blocks are computed again
+HEAP_FRAGMENTATION = 0.45  # share of the activations while they exist
+HEAP_RETAINED = 1.2  # share of the peak activations after they are freed
+HEAP_WITH_CHECKPOINTING = 2.5  # share of the peak activations if blocks are recomputed
 TEMPORARY_PARTS = ("activations", "logits", "gathered_weights", "communication")
 
 
@@ -224,7 +224,7 @@ def estimate(spec: RunSpec, plan: LaunchPlan, found: ConfigSource, capacity: Cap
     model = model_of(spec, plan, found.config)
     shares = strategy_state(plan.strategy, model, plan.strategy_options)
     if shares is None:
-        return msgspec.structs.replace(empty, unknown=f"the memory use of {plan.strategy} is not known")
+        return msgspec.structs.replace(empty, unknown=f"the memory use of {plan.strategy} is unknown")
     batch = batch_of(spec, plan)
     moments = StepMoments(model, shares, batch, checkpointing=spec.model.gradient_checkpointing).moments()
     moments = with_runtime(moments, _heap(spec.model, found.config, batch, plan))
@@ -253,7 +253,7 @@ def model_of(spec: RunSpec, plan: LaunchPlan, config: ModelConfig) -> ModelMemor
         shapes,
         what,
         element=element,
-        trained_element=4 if what.lora else element,  # PEFT makes new adapters float32
+        trained_element=4 if what.lora else element,  # PEFT creates adapters in float32
         world=plan.world_size,
         accumulates=plan.batch.grad_accum > 1,
         gloo=plan.backend == "gloo",
@@ -301,5 +301,5 @@ def _fails_in(moments: list[Moment], limit: int | None) -> str | None:
 def _notes(spec: RunSpec, plan: LaunchPlan) -> list[str]:
     assert spec.model is not None
     if spec.model.compile:
-        return ["model.compile changes what is kept for backward; the estimate is for a model that is not compiled"]
+        return ["model.compile changes what is kept for backward; the estimate is for an uncompiled model"]
     return []

@@ -11,7 +11,7 @@ import msgspec
 from allranks.errors import SpecError
 
 MAX_SIZES = {"layers": 2_000, "vocab_size": 20_000_000}
-MAX_SIZE = 1_000_000  # of every other size: far above any model, far below what makes numbers meaningless
+MAX_SIZE = 1_000_000  # limit of every other size: far above any real model
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +51,7 @@ class ConfigKeys(msgspec.Struct, frozen=True):
     heads: str = "num_attention_heads"
     intermediate: str = "intermediate_size"
     positions: str = "max_position_embeddings"
-    intermediate_times: int = 0  # of the hidden size, where the config may leave it out
+    intermediate_times: int = 0  # multiple of the hidden size, if the config may omit it
     tied: bool = False
     moe: bool = False
     attention_bias: bool | None = None  # None: the key attention_bias decides
@@ -126,7 +126,7 @@ def read_model_config(raw: Mapping[str, Any], where: str, *, labels: int = 0) ->
     """
     family = raw.get("model_type")
     if not isinstance(family, str):
-        raise SpecError(f"{where}: model_type is {_shown(family)}; it must name the kind of model")
+        raise SpecError(f"{where}: model_type is {_shown(family)}; it must be the model type")
     if family not in FAMILIES:
         near = difflib.get_close_matches(family, FAMILIES, n=1, cutoff=0.9)
         raise UnknownFamily(family + (f" (did you mean {near[0]}?)" if near else ""))

@@ -10,7 +10,7 @@ PARTS = {
     "gradients": "gradients",
     "optimizer_state": "AdamW's two moments, and master weights if there are any",
     "optimizer_temporaries": "temporary tensors of the update",
-    "activations": "what forward keeps for backward, and backward's own tensors",
+    "activations": "tensors that forward keeps for backward, and backward's own tensors",
     "logits": "logits, in float32",
     "gathered_weights": "weights gathered temporarily from other ranks",
     "communication": "buffers of collectives",
@@ -51,7 +51,9 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FITS, CLOSE, TOO_LARGE, NOT_KNOWN = "fits", "close", "too large", "not known"
-ESTIMATE_ERROR = 0.10  # what the estimate may be wrong by: only what is larger still is refused
+ESTIMATE_ERROR = (
+    0.10  # relative error of the estimate: a run is only refused if it is too large even after subtracting it
+)
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,7 +33,7 @@ def verdict_line(found: Fit) -> str:
     if found.verdict == FITS:
         return f"{need}; {has}: it fits"
     if found.verdict == CLOSE:
-        return f"{need}; {has}: too close to call, so it is not refused"
+        return f"{need}; {has}: too close to the limit to decide, so it is not refused"
     return f"{need}; {has}: it does not fit, and would fail in: {found.fails_in}"
 
 
@@ -117,9 +117,9 @@ def _changes(spec: RunSpec, plan: LaunchPlan) -> Iterator[SpecChange]:
     yield from _sharded(spec, plan, spec, [], "")
     full = spec.adapter.type == "none"
     if full:
-        yield "train only LoRA adapters", [LORA], _lora(spec), "a different kind of training; often as good"
+        yield "train only LoRA adapters", [LORA], _lora(spec), "a different kind of training; often equally good"
     if lean is not spec:
-        yield from _sharded(spec, plan, lean, settings, ", with the least activations")
+        yield from _sharded(spec, plan, lean, settings, ", with the smallest activations")
         if full:
             yield "LoRA, with the smallest activations", [LORA, *settings], _lora(lean), "a different kind of training"
     if full:

@@ -146,7 +146,7 @@ class FSDP2:
     def in_loss(self) -> Parts:
         return {
             "gradients": self._ready(self._m.gradients) if self._m.accumulates else 0,
-            "gathered_weights": self._whole() + self._largest,  # what the last block was copied out of
+            "gathered_weights": self._whole() + self._largest,  # the buffer of the last block
         }
 
     def at_head(self) -> Parts:
@@ -158,7 +158,9 @@ class FSDP2:
         root = 0 if self._kept_whole else m.head_gradient_bytes
         # whole: the root, this block, the next one's all-gather; blocks behind have been freed
         blocks = (2 if at else 1) * self._largest if self._reshard else self._up_to[at]
-        flying = fresh * (2 if at < len(m.blocks) - 1 else 1)  # what travels, and what is copied for the next journey
+        flying = fresh * (
+            2 if at < len(m.blocks) - 1 else 1
+        )  # the buffer in transfer, and the copy for the next transfer
         return {
             "gradients": self._ready(m.gradients if m.accumulates else done) + fresh + root,
             "gathered_weights": self._root + blocks,
@@ -181,10 +183,10 @@ class FSDP2:
 
 
 BUCKET_ELEMENTS = (
-    500_000_000  # elements, unless the configuration says less; never more than is trained (deepspeed_engine.py)
+    500_000_000  # elements, unless the configuration has less; never more than the trained ones (deepspeed_engine.py)
 )
-PREFETCH_ELEMENTS = 50_000_000  # stage 3: so many elements are fetched ahead
-MAX_LIVE_ELEMENTS = 1_000_000_000  # stage 3: so many elements may be whole before any is freed
+PREFETCH_ELEMENTS = 50_000_000  # stage 3: elements that are prefetched
+MAX_LIVE_ELEMENTS = 1_000_000_000  # stage 3: gathered elements before any is freed
 
 
 class DeepSpeedReplicated:

@@ -86,7 +86,7 @@ class ModelMemory:
         self.gradients = self.trained * trained_element
         self.largest_gradient = max(u.largest_trained for u in every) * trained_element
         head = sum(w.numel if what.is_trained(w) else 0 for w in shapes.behind)
-        self.head_gradient_bytes = head * trained_element  # what comes as soon as backward begins
+        self.head_gradient_bytes = head * trained_element  # the first gradients of backward
         backwards = accumulate((self.gradient_of(b) for b in self.blocks[::-1]), initial=self.head_gradient_bytes)
         self._come = list(backwards)[-2::-1]
 

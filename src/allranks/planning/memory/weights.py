@@ -205,7 +205,7 @@ _DISTIL = {
 CLASSIFICATION_HEADS = (
     "classifier",
     "score",
-)  # PEFT trains a new classification head whole, in a copy beside the frozen one
+)  # PEFT trains a new classification head in full, in a copy next to the frozen one
 
 FUSED_EXPERT_NAMES = (
     "gate_proj",
@@ -214,7 +214,7 @@ FUSED_EXPERT_NAMES = (
     "w1",
     "w2",
     "w3",
-)  # projections that transformers has fused in experts
+)  # projections that transformers fuses in experts
 
 
 class UnitSizes(msgspec.Struct, frozen=True):
@@ -257,7 +257,7 @@ class TrainedWeights(msgspec.Struct, frozen=True):
         if weight.kind != "linear" or not weight.name.endswith(".weight"):
             return 0
         if self.moe and module.rsplit(".", 1)[-1] in FUSED_EXPERT_NAMES:
-            return 0  # PEFT takes these names for the experts' own, and leaves other layers of that name alone
+            return 0  # PEFT applies these names to the experts only, not to other layers with that name
         if self.targets is not None:
             return self.r if any(_ends(module, t) for t in self.targets) else 0
         apart = module.split(".")[0] in CLASSIFICATION_HEADS or _ends(module, "lm_head")
@@ -309,7 +309,7 @@ def _sizes(adapted: TrainedWeights, unit: Unit) -> UnitSizes:
     largest_added = max((_larger_half(adapted, w) for w in unit.weights), default=0)
     frozen_too = (
         sum(trained) if adapted.lora else 0
-    )  # PEFT trains a copy of such a module; the original stays beside it
+    )  # PEFT trains a copy of such a module; the original is kept as well
     return UnitSizes(unit.numel + frozen_too, sum(added), sum(trained), max([*trained, largest_added], default=0))
 
 

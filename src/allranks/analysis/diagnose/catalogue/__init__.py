@@ -1,4 +1,4 @@
-"""Every class of failure that `diagnose` knows, one line each."""
+"""The list of all failure classes that `diagnose` knows."""
 
 from __future__ import annotations
 

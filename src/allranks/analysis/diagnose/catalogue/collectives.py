@@ -1,4 +1,4 @@
-"""Ranks that do not come together: the first collective, unlike calls, checkpoints, hangs, and the echoes of all these."""
+"""Failure classes of collectives: the first collective, mismatched calls, checkpoints, hangs, and their consequences on other ranks."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE, FailureClass, 
 
 FIRST_COLLECTIVE_FAILED = FailureClass(
     id="first_collective_failed",
-    title="the first collective never finished, or came back empty",
+    title="the first collective never finished, or returned no data",
     cause=(
-        "The very first exchange between the ranks did not work. That a rank has 0 parameters is its echo, not a difference of models. "
-        "Usual reasons: GPU peer-to-peer copies that IOMMU or PCIe ACS break, a network path that does not carry data, a rank that is still "
-        "busy setting up, or one bad node."
+        "The very first communication between the ranks failed. A report that a rank has 0 parameters is a consequence of this, not a difference between models. "
+        "Usual reasons: GPU peer-to-peer copies that IOMMU or PCIe ACS break, a network path that does not transfer data, a rank that is still "
+        "in its setup, or one bad node."
     ),
     fix=(
-        "Find the broken pair first; then switch off ACS/IOMMU on that host, or keep NCCL off that path (NCCL_P2P_LEVEL or NCCL_P2P_DISABLE=1 "
-        "for PCIe cards, never on NVLink), or leave the node out."
+        "Find the broken pair first; then disable ACS/IOMMU on that host, or keep NCCL off that path (NCCL_P2P_LEVEL or NCCL_P2P_DISABLE=1 "
+        "for PCIe cards, never on NVLink), or exclude the node."
     ),
     next_test="allranks doctor --collectives copies and all-reduces between all pairs; or run once with NCCL_P2P_DISABLE=1: if that works, it is P2P",
     reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
@@ -30,9 +30,9 @@ FIRST_COLLECTIVE_FAILED = FailureClass(
 MODEL_DIFFERS = FailureClass(
     id="model_differs_between_ranks",
     title="ranks built different models",
-    cause="Number or shapes of parameters differ between ranks, and none is empty: the ranks really built different models.",
-    fix="Build the model from one configuration on every rank: the same code, files, seed and library versions; no branch on the rank.",
-    next_test="print the number and shapes of the parameters on each rank before wrapping; allranks run proves equal weights at step 0",
+    cause="Number or shapes of parameters differ between ranks, and no rank reports zero parameters: the ranks built different models.",
+    fix="Build the model from one configuration on every rank: same code, files, seed and library versions, and no code that depends on the rank.",
+    next_test="print the number and shapes of the parameters on each rank before wrapping; allranks run checks at step 0 that the weights are equal",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
     patterns=(
         Pattern(r"has [1-9]\d* params, while rank \d+ has inconsistent [1-9]\d* params", "params, while rank"),
@@ -58,11 +58,11 @@ COLLECTIVE_MISMATCH = FailureClass(
     id="collective_mismatch",
     title="ranks are in different collectives",
     cause=(
-        "The ranks do not make the same calls in the same order: a branch on the rank, a call on rank 0 alone, an early stop that only some "
-        "ranks saw, or an uneven number of batches."
+        "The ranks do not make the same calls in the same order: a branch on the rank, a call on rank 0 alone, an early stop on only some "
+        "ranks, or an uneven number of batches."
     ),
-    fix="Let every rank make every collective call: no collective within `if rank == 0`, decide stops together, equal batches per rank (drop_last, or Join).",
-    next_test="run with TORCH_DISTRIBUTED_DEBUG=DETAIL: it names the two calls; or compare the ranks' flight-recorder dumps",
+    fix="Make every collective call on every rank: no collective inside `if rank == 0`, stop all ranks at the same step, equal batches per rank (drop_last, or Join).",
+    next_test="run with TORCH_DISTRIBUTED_DEBUG=DETAIL, which prints the two calls; or compare the ranks' flight-recorder dumps",
     reference="https://docs.pytorch.org/docs/stable/distributed.html#debugging-torch-distributed-applications",
     patterns=(
         Pattern(r"Detected mismatch between collectives on ranks"),
@@ -107,16 +107,16 @@ COLLECTIVE_MISMATCH = FailureClass(
 
 CHECKPOINT_COLLECTIVE = FailureClass(
     id="checkpoint_collective",
-    title="a checkpoint's collective never finished",
+    title="a collective of a checkpoint never finished",
     cause=(
-        "Saving or loading a checkpoint is a collective in FSDP and DeepSpeed. It was called by some ranks only, or it gathers the whole model over "
-        "a path so slow that the limit passed."
+        "Saving or loading a checkpoint is a collective in FSDP and DeepSpeed. Only some ranks called it, or it gathers the whole model over "
+        "a path so slow that the timeout was reached."
     ),
     fix=(
         "Call it on every rank and let only the write depend on the rank; save adapters or shards instead of the gathered model; raise the group's "
         "timeout only once the calls are known to match."
     ),
-    next_test="look whether each rank's stack stands in the save; or save once with sharded state (torch.distributed.checkpoint) and see if it passes",
+    next_test="check whether each rank's stack is inside the save; or save once with sharded state (torch.distributed.checkpoint) and see whether it passes",
     reference="https://docs.pytorch.org/docs/stable/distributed.checkpoint.html",
     patterns=(
         Pattern(
@@ -145,13 +145,13 @@ CHECKPOINT_COLLECTIVE = FailureClass(
 
 COLLECTIVE_HANG = FailureClass(
     id="collective_hang",
-    title="ranks are stuck inside communication; the log does not tell why",
+    title="ranks are stuck in communication; the log does not show why",
     cause=(
-        "The ranks waited in a collective until its limit passed. The log does not show whether a rank never came (diverged, busy, dead) or the network "
-        "carried nothing."
+        "The ranks waited in a collective until the timeout. The log does not show whether a rank never reached the call (diverged, busy, dead) or the network "
+        "transferred no data."
     ),
-    fix="Find the rank that is missing before raising a timeout: most such ends come from the program's side, and waiting longer does not cure them.",
-    next_test="run again with TORCH_FR_BUFFER_SIZE=2000 and compare the dumps of all ranks, or take py-spy dumps of all ranks while it hangs",
+    fix="Find the missing rank before raising a timeout: most such failures are caused by the program, and a longer timeout does not fix them.",
+    next_test="run again with TORCH_FR_BUFFER_SIZE=2000 and compare the dumps of all ranks, or take py-spy dumps of all ranks during the hang",
     reference="https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html",
     patterns=(
         Pattern(r"Watchdog caught collective operation timeout", weight=POSSIBLE),
@@ -196,9 +196,9 @@ COLLECTIVE_HANG = FailureClass(
 RANK_DIED = FailureClass(
     id="rank_died",
     title="one process crashed",
-    cause="A process ended by a crash signal (segmentation fault, abort) or vanished. The other ranks only report that it is gone.",
-    fix="Take that rank's core dump or run it with PYTHONFAULTHANDLER=1 to see where it stood; suspect native extensions and versions that clash.",
-    next_test="run again with PYTHONFAULTHANDLER=1; if it is always the same host, leave that host out once",
+    cause="A process ended by a crash signal (segmentation fault, abort) or disappeared. The other ranks only report that it is gone.",
+    fix="Take that rank's core dump or run it with PYTHONFAULTHANDLER=1 to see where it crashed; check native extensions and conflicting versions.",
+    next_test="run again with PYTHONFAULTHANDLER=1; if it is always the same host, run once without that host",
     reference="https://docs.python.org/3/library/faulthandler.html",
     patterns=(
         Pattern(r"Signal \d+ \((SIGSEGV|SIGABRT|SIGILL|SIGFPE)\) received by PID", " received by pid", weight=LIKELY),
@@ -268,13 +268,13 @@ RANK_DIED = FailureClass(
 
 PEER_DIED_FIRST = FailureClass(
     id="peer_died_first",
-    title="an echo: another rank failed or is busy elsewhere",
+    title="a consequence: another rank failed or is busy elsewhere",
     cause=(
-        "What these lines show is that a peer went away or did not answer. The reason stands in that peer's own log, most often rank 0's: "
-        "a Python error before it joined, missing packages, a prompt, a slow save."
+        "These lines only show that a peer disconnected or did not answer. The reason is in that peer's own log, most often rank 0's: "
+        "a Python error before it joined, missing packages, a prompt, or a slow save."
     ),
-    fix="Read the log of the rank that is named as peer (of rank 0 where none is named) just before the first of these lines.",
-    next_test="give diagnose the logs of all ranks and nodes together; or look where rank 0 stands (py-spy dump)",
+    fix="Read the log of the peer rank in the message (of rank 0 if there is none) just before the first of these lines.",
+    next_test="give diagnose the logs of all ranks and nodes together; or check where rank 0 is blocked (py-spy dump)",
     reference="https://docs.pytorch.org/docs/stable/elastic/errors.html",
     echo=True,
     patterns=(

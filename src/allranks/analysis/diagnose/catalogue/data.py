@@ -1,4 +1,4 @@
-"""Data: caches that ranks share, loaders that wait, hubs that do not answer."""
+"""Failure classes of data: caches shared between ranks, stalled data loaders, unreachable hubs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE, WEAK, FailureC
 DATASET_RACE = FailureClass(
     id="dataset_race",
     title="ranks create or read the same files at once",
-    cause="Several ranks prepare the same cached files at the same time; one reads, renames or deletes what another has not finished.",
+    cause="Several ranks prepare the same cached files at the same time; one rank reads, renames or deletes a file that another has not finished.",
     fix="Prepare on one rank, then a barrier, then all ranks read; or give each rank its own cache. allranks locks its cache and publishes it by one rename.",
-    next_test="prepare the data once with a single process, then start the ranks on the finished cache: if that works, it was the race",
+    next_test="prepare the data once with a single process, then start the ranks on the finished cache: if that works, it was the race condition",
     reference="https://huggingface.co/docs/datasets/cache",
     patterns=(
         Pattern(
@@ -92,10 +92,10 @@ DATASET_RACE = FailureClass(
 
 STALE_FILE_SYSTEM = FailureClass(
     id="stale_file_handle",
-    title="a network file system lost its server or its handles",
-    cause="A file on a network file system went away under the job: it was replaced on the server, or the client lost its connection and was evicted.",
-    fix="Wait for the file system and start again from the checkpoint; do not replace files that a running job reads; keep small files on a local disk.",
-    next_test="ls of that path on each node; the kernel log for nfs, lustre or gpfs messages at that time",
+    title="a network file system lost its server or its file handles",
+    cause="A file on a network file system became unavailable during the job: it was replaced on the server, or the client lost its connection and was evicted.",
+    fix="Wait for the file system and resume from the checkpoint; do not replace files that a running job reads; keep small files on a local disk.",
+    next_test="ls of that path on each node; check the kernel log for nfs, lustre or gpfs messages at that time",
     reference="https://man7.org/linux/man-pages/man3/errno.3.html",
     patterns=(
         Pattern(
@@ -114,8 +114,8 @@ STALE_FILE_SYSTEM = FailureClass(
 OUTPUT_NOT_WRITABLE = FailureClass(
     id="output_not_writable",
     title="the output folder cannot be written",
-    cause="The process may not write where it was told to, or the file system is mounted read-only.",
-    fix="Choose a folder that the job's user may write on every node, and check it before the run starts (allranks doctor does).",
+    cause="The process has no permission to write to the configured folder, or the file system is mounted read-only.",
+    fix="Choose a folder that the job's user can write to on every node, and check it before the run starts (allranks doctor does).",
     next_test="touch a file in that folder from within a job step on each node",
     reference="https://man7.org/linux/man-pages/man2/open.2.html",
     patterns=(
@@ -135,9 +135,9 @@ OUTPUT_NOT_WRITABLE = FailureClass(
 DATALOADER_HANG = FailureClass(
     id="dataloader_hang",
     title="one rank waits for its data while the others wait for it",
-    cause="A rank stands in its data loader: a worker that hangs or died, a file system that does not answer, or a rank without batches. The others wait in the collective.",
-    fix="Look at that rank's workers and paths; set DataLoader(timeout=...) so that it fails with a name; avoid fork with threads (multiprocessing_context='spawn').",
-    next_test="py-spy dump --pid of that rank and of its workers: where do they stand?",
+    cause="A rank is blocked in its data loader: a worker hangs or died, a file system does not answer, or the rank has no batches. The others wait in the collective.",
+    fix="Check that rank's workers and paths; set DataLoader(timeout=...) so that it fails with an error; avoid fork with threads (multiprocessing_context='spawn').",
+    next_test="py-spy dump --pid of that rank and of its workers shows where they are blocked",
     reference="https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
     patterns=(
         Pattern(r"DataLoader timed out after \d+", "dataloader timed out"),
@@ -188,9 +188,9 @@ DATALOADER_HANG = FailureClass(
 HUB_UNREACHABLE = FailureClass(
     id="hub_unreachable",
     title="a model or data hub refuses or cannot be reached",
-    cause="The node has no way to the hub, or the hub refuses: no network on compute nodes, a missing or refused token, a gated model, too many requests.",
-    fix="Download on the login node and run offline (HF_HUB_OFFLINE=1; allranks stage does it), or give the token (HF_TOKEN) where the ranks run.",
-    next_test="from within the step: curl -sI https://huggingface.co; then the same with the token",
+    cause="The node cannot reach the hub, or the hub refuses: no network on compute nodes, a missing or invalid token, a gated model, or too many requests.",
+    fix="Download on the login node and run offline (HF_HUB_OFFLINE=1; allranks stage does it), or set the token (HF_TOKEN) where the ranks run.",
+    next_test="inside the step: curl -sI https://huggingface.co; then the same with the token",
     reference="https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables",
     patterns=(
         Pattern(

@@ -1,4 +1,4 @@
-"""GPUs: which one a rank has, whether it is healthy, and what its program did to it."""
+"""Failure classes of GPUs: device selection, hardware health, and faults of programs on the GPU."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE, WEAK, FailureC
 
 P2P_UNSUPPORTED = FailureClass(
     id="p2p_unsupported",
-    title="GPU peer access fails between cards",
-    cause="The driver refuses direct access from one GPU to the memory of another: cards of a kind that does not support it, a virtual machine, or two containers.",
-    fix="NCCL_P2P_DISABLE=1 for such cards; for CUDA failure 217 with NCCL's cuMem, NCCL_CUMEM_HOST_ENABLE=0 or NCCL_CUMEM_ENABLE=0.",
+    title="GPU peer access fails between GPUs",
+    cause="The driver refuses direct access from one GPU to the memory of another: a GPU model that does not support it, a virtual machine, or two containers.",
+    fix="Set NCCL_P2P_DISABLE=1 for such GPUs; for CUDA failure 217 with NCCL's cuMem, set NCCL_CUMEM_HOST_ENABLE=0 or NCCL_CUMEM_ENABLE=0.",
     next_test="torch.cuda.can_device_access_peer(0, 1), or p2pBandwidthLatencyTest; nvidia-smi topo -p2p r",
     reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-p2p-disable",
     patterns=(
@@ -40,8 +40,8 @@ P2P_UNSUPPORTED = FailureClass(
 DUPLICATE_GPU = FailureClass(
     id="duplicate_gpu",
     title="two ranks on one GPU",
-    cause="Two ranks of a group chose the same GPU: the local rank is not used to choose it, or each process sees only one and the same device.",
-    fix="torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before any GPU work; one launcher a node; no more ranks than GPUs.",
+    cause="Two ranks of a group use the same GPU: the program does not select it by local rank, or each process sees only the same device.",
+    fix="Call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before any GPU work; start one launcher per node, and no more ranks than GPUs.",
     next_test="print rank, host, CUDA_VISIBLE_DEVICES and the device's UUID on each rank",
     reference="https://docs.pytorch.org/docs/stable/elastic/run.html",
     patterns=(
@@ -55,10 +55,10 @@ DUPLICATE_GPU = FailureClass(
 
 INVALID_DEVICE = FailureClass(
     id="invalid_device",
-    title="a rank asks for a GPU that is not there",
-    cause="The device number is larger than the number of GPUs that the process sees: more ranks than GPUs, a global rank used as device, or Slurm binding one GPU to each task.",
-    fix="Use the local rank as device, and start as many ranks a node as it has visible GPUs; with --gpus-per-task=1 every rank's device is 0.",
-    next_test="on that node: echo $CUDA_VISIBLE_DEVICES; python -c 'import torch; print(torch.cuda.device_count())' within the same step",
+    title="a rank selects a GPU that does not exist",
+    cause="The device index is not below the number of GPUs that the process sees: more ranks than GPUs, a global rank used as device, or Slurm binding one GPU to each task.",
+    fix="Use the local rank as device, and start as many ranks per node as it has visible GPUs; with --gpus-per-task=1 every rank's device is 0.",
+    next_test="on that node: echo $CUDA_VISIBLE_DEVICES; python -c 'import torch; print(torch.cuda.device_count())' inside the same step",
     reference="https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html",
     patterns=(
         Pattern(
@@ -92,9 +92,9 @@ INVALID_DEVICE = FailureClass(
 NO_GPU = FailureClass(
     id="no_gpu",
     title="no GPU is visible to the process",
-    cause="The process sees no usable GPU: none was asked of the scheduler, the container was started without them, the driver is missing or does not fit, or torch was built for CPUs.",
-    fix="Ask for GPUs (--gpus-per-node), start the container with them (--nv, --gpus all), install a torch that fits the driver.",
-    next_test="within the same step: nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES; python -c 'import torch; print(torch.version.cuda, torch.cuda.is_available())'",
+    cause="The process sees no usable GPU: none was requested from the scheduler, the container was started without GPUs, the driver is missing or incompatible, or torch is a CPU build.",
+    fix="Request GPUs (--gpus-per-node), start the container with them (--nv, --gpus all), install a torch build that matches the driver.",
+    next_test="inside the same step: nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES; python -c 'import torch; print(torch.version.cuda, torch.cuda.is_available())'",
     reference="https://docs.pytorch.org/get-started/locally/",
     patterns=(
         Pattern(
@@ -152,8 +152,8 @@ NO_GPU = FailureClass(
 FABRIC_MANAGER = FailureClass(
     id="fabric_manager",
     title="the NVSwitch fabric manager is not ready",
-    cause="On machines with NVSwitch the GPUs cannot be used until nvidia-fabricmanager runs, of the driver's very version. nvidia-smi works all the same.",
-    fix="systemctl restart nvidia-fabricmanager on that node (same version as the driver); until then leave the node out.",
+    cause="On machines with NVSwitch the GPUs cannot be used until nvidia-fabricmanager runs, in exactly the driver's version. nvidia-smi works without it.",
+    fix="systemctl restart nvidia-fabricmanager on that node (same version as the driver); exclude the node until then.",
     next_test="on the node: systemctl status nvidia-fabricmanager; nvidia-smi -q | grep -A2 Fabric must say State: Completed",
     reference="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html",
     patterns=(
@@ -189,16 +189,16 @@ FABRIC_MANAGER = FailureClass(
     near_miss="systemd[1]: Started NVIDIA fabric manager service.",
 )
 
-# Xid numbers that mean the device or its links, from NVIDIA's catalogue; 13, 31, 43, 45, 68, 69 come from programs,
-# 63 and 94 are contained errors that are also signs of failing memory.
+# Xid numbers of faults of the device or its links, from NVIDIA's catalogue. Programs cause 13, 31, 43, 45, 68, 69;
+# 63 and 94 are contained errors that can also indicate failing memory.
 _HARDWARE_XID = r"46|48|54|5[6-8]|6[0-2]|6[4-7]|7[1-4]|7[6-9]|8[0-46-8]|92|93|9[5-8]|110|119|12[0-5]|13[67]|14\d|15[0-1]|15[5-8]|16\d|17[0-2]"
 _XID = r"\bXid\b(?: error| code| event| number| errors?)*\s*(?:\([^)]*\))?\s*[:=#]?\s*"
 
 GPU_HARDWARE_FAULT = FailureClass(
     id="gpu_hardware_fault",
     title="the GPU or its link is faulty",
-    cause="The driver reports an error of the device itself: memory that ECC cannot correct, NVLink or PCIe errors, a GPU that fell off the bus, or firmware (GSP) that does not answer.",
-    fix="Leave the node out (--exclude=<node>), reset the GPU or reboot, and replace it if it comes again. Code and batch size are not the cause.",
+    cause="The driver reports an error of the device itself: uncorrectable ECC errors, NVLink or PCIe errors, a GPU that fell off the bus, or firmware (GSP) that does not respond.",
+    fix="Exclude the node (--exclude=<node>), reset the GPU or reboot, and replace the GPU if the error returns. Code and batch size are not the cause.",
     next_test="on that node: dmesg | grep -i xid; nvidia-smi -q -d ECC,ROW_REMAPPER; dcgmi diag -r 3; the same job on other nodes",
     reference="https://docs.nvidia.com/deploy/xid-errors/index.html",
     patterns=(
@@ -227,7 +227,7 @@ GPU_HARDWARE_FAULT = FailureClass(
             weight=LIKELY,
             unless="error (count|counters?)[^0-9]*0\\b|non.?fatal",
         ),
-        Pattern(r"NVLink.{0,60}inactive", "nvlink", weight=WEAK),  # a card without a bridge says so, too
+        Pattern(r"NVLink.{0,60}inactive", "nvlink", weight=WEAK),  # also printed for a GPU without an NVLink bridge
         Pattern(
             r"\b(GSP|RPC)\b.{0,80}(timeout|timed out|time.?out waiting)|Timeout (after|waiting).{0,60}\b(GSP|RPC)\b",
             "gsp",
@@ -275,10 +275,10 @@ GPU_HARDWARE_FAULT = FailureClass(
 
 GPU_APPLICATION_FAULT = FailureClass(
     id="gpu_application_fault",
-    title="the program's own illegal access on the GPU",
-    cause="A kernel read or wrote outside of its memory, or an assertion on the device failed (most often an index out of range, such as a label or token beyond the table).",
-    fix="Run with CUDA_LAUNCH_BLOCKING=1 to see the operation, check indices against vocabulary and label sizes, and suspect hand-written kernels.",
-    next_test="the same batch on CPU names the bad index; compute-sanitizer names the kernel. If the same host fails with other programs, it is the GPU",
+    title="illegal memory access of the program on the GPU",
+    cause="A kernel read or wrote outside of its memory, or an assertion on the device failed (most often an index out of range, such as a label or token ID beyond the table size).",
+    fix="Run with CUDA_LAUNCH_BLOCKING=1 to see the operation, check indices against vocabulary and label sizes, and check custom kernels.",
+    next_test="the same batch on CPU shows the bad index; compute-sanitizer shows the kernel. If the same host fails with other programs, it is the GPU",
     reference="https://docs.nvidia.com/deploy/xid-errors/index.html",
     patterns=(
         Pattern(
@@ -319,10 +319,10 @@ GPU_APPLICATION_FAULT = FailureClass(
 
 GPU_THROTTLED = FailureClass(
     id="gpu_throttled",
-    title="clocks are cut by power or heat",
-    cause="The GPU runs far below its clock because the board is too hot, the supply asks for less power (power brake), or a limit was set.",
-    fix="Leave the node out and report it: fans, inlet temperature, power supplies; reset a power limit that somebody set.",
-    next_test="nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE under load, beside a node that is well",
+    title="GPU clocks are throttled by power or temperature",
+    cause="The GPU runs far below its clock because it is too hot, the power supply signals a power brake, or a power limit was set.",
+    fix="Exclude the node and report it: fans, inlet temperature, power supplies; reset a power limit that was set by hand.",
+    next_test="compare nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE under load with a healthy node",
     reference="https://docs.nvidia.com/deploy/nvidia-smi/index.html",
     patterns=(
         Pattern(
@@ -366,9 +366,9 @@ GPU_THROTTLED = FailureClass(
 STRAGGLER = FailureClass(
     id="straggler",
     title="one rank is slower than its peers",
-    cause="Every step waits for the slowest rank. One rank or host is steadily slower: a throttled or slow GPU, a slow path to data, a busy CPU.",
-    fix="Leave that host out, or find what is slow there (clocks, data loading, other processes); the others are not the cause.",
-    next_test="compare step times without waiting (compute only) per rank; swap the ranks between hosts: does the slowness stay with the host?",
+    cause="Every step waits for the slowest rank. One rank or host is always slower: a throttled or slow GPU, a slow path to data, or a busy CPU.",
+    fix="Exclude that host, or find what is slow there (clocks, data loading, other processes); the other ranks are not the cause.",
+    next_test="compare step times without waiting (compute only) per rank; swap the ranks between hosts and check whether the slowness stays with the host",
     reference="https://nvidia.github.io/nvidia-resiliency-ext/straggler_det/index.html",
     patterns=(
         Pattern(r"\bRank=\d+ Node=\S+ Score=0\.[0-6]", "score=", weight=LIKELY),

@@ -1,4 +1,4 @@
-"""Memory and disks: on the GPU, on the host, in /dev/shm, on file systems."""
+"""Failure classes of memory and disks: GPU memory, host memory, /dev/shm, file systems."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE, FailureClass, 
 CUDA_OOM = FailureClass(
     id="cuda_oom",
     title="GPU memory exhausted",
-    cause="The model, its activations or another process on the same card need more memory than the GPU has.",
-    fix="Smaller micro-batch or sequence with more accumulation, gradient checkpointing, sharding (ZeRO, FSDP), LoRA; see that no other process holds the card.",
-    next_test="allranks plan SPEC shows the memory per rank before anything runs; nvidia-smi names other processes on the card",
+    cause="The model, its activations or another process on the same GPU need more memory than the GPU has.",
+    fix="Use a smaller micro-batch or sequence with more accumulation, gradient checkpointing, sharding (ZeRO, FSDP) or LoRA; check that no other process uses the GPU.",
+    next_test="allranks plan SPEC shows the memory per rank before anything runs; nvidia-smi lists other processes on the GPU",
     reference="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
     patterns=(
         Pattern(r"(CUDA|HIP|XPU|NPU) out of memory", " out of memory", passing=True),
@@ -50,10 +50,10 @@ CUDA_OOM_OPTIMIZER_STEP = FailureClass(
     id="cuda_oom_optimizer_step",
     title="GPU memory exhausted when the optimizer first steps",
     cause=(
-        "Forward and backward fit, but the optimizer makes its state at its first step: AdamW needs two more values a parameter (and often a float32 copy), which does not fit."
+        "Forward and backward fit, but the optimizer allocates its state at its first step: AdamW needs two more values per parameter (and often a float32 copy), which does not fit."
     ),
     fix="Train fewer parameters (LoRA), shard the optimizer's state (ZeRO-1 or FSDP), offload it, or use an optimizer with less state.",
-    next_test="allranks plan SPEC shows weights, gradients and optimizer state apart; one step with SGD fits if this is the cause",
+    next_test="allranks plan SPEC shows weights, gradients and optimizer state separately; if one step with SGD fits, this is the cause",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html",
     patterns=(
         Pattern(r"out of memory.{0,200}(optimizer\.step|optimizer step|adamw?|_foreach_|exp_avg)", "out of memory"),
@@ -73,9 +73,9 @@ CUDA_OOM_OPTIMIZER_STEP = FailureClass(
 HOST_OOM = FailureClass(
     id="host_oom",
     title="host memory exhausted",
-    cause="The kernel or Slurm killed a process for want of host memory: every rank loads the whole model or data set, too many data workers, or the job asked for too little.",
-    fix="Ask for more (--mem), load weights once a node or directly to the device, fewer data workers, pinned memory with care.",
-    next_test="sacct -j <job> -o JobID,State,MaxRSS,ReqMem; dmesg on the node names the process that was killed and its size",
+    cause="The kernel or Slurm killed a process because host memory ran out: every rank loads the whole model or data set, there are too many data workers, or the job requested too little memory.",
+    fix="Request more (--mem), load weights once per node or directly to the device, use fewer data workers, and use pinned memory sparingly.",
+    next_test="sacct -j <job> -o JobID,State,MaxRSS,ReqMem; dmesg on the node shows the process that was killed and its size",
     reference="https://slurm.schedmd.com/sacct.html",
     patterns=(
         Pattern(r"exited on signal 9\b|signal 9 \(Killed\)", "signal ", weight=LIKELY),
@@ -148,8 +148,8 @@ HOST_OOM = FailureClass(
 SHM_TOO_SMALL = FailureClass(
     id="shm_too_small",
     title="/dev/shm is too small or full",
-    cause="Data workers and NCCL share memory through /dev/shm. It is full, or a container gave it its 64 MB default.",
-    fix="Start the container with --ipc=host or --shm-size=16g; remove files that dead jobs left in /dev/shm; fewer data workers or prefetched batches.",
+    cause="Data workers and NCCL share memory through /dev/shm. It is full, or the container has the default size of 64 MB.",
+    fix="Start the container with --ipc=host or --shm-size=16g; remove files that dead jobs left in /dev/shm; use fewer data workers or prefetched batches.",
     next_test="df -h /dev/shm and ls -la /dev/shm on that node while the job runs",
     reference="https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
     patterns=(
@@ -199,10 +199,10 @@ SHM_TOO_SMALL = FailureClass(
 
 SHM_REMOVED = FailureClass(
     id="shm_removed",
-    title="shared-memory files were removed under the job",
-    cause="Files in /dev/shm that the job was using disappeared: systemd removed them as the user's last login session ended (RemoveIPC), a cleaner ran, or another job of the user tidied up.",
-    fix="RemoveIPC=no in logind.conf or lingering for the user; keep clean-up scripts from removing files of live jobs.",
-    next_test="does it fail when somebody logs out of that node? journalctl -u systemd-logind around that time",
+    title="shared-memory files were removed while the job used them",
+    cause="Files in /dev/shm that the job used were deleted: systemd removed them when the user's last login session ended (RemoveIPC), or a clean-up script or another job of the user deleted them.",
+    fix="Set RemoveIPC=no in logind.conf or enable lingering for the user; keep clean-up scripts from removing files of running jobs.",
+    next_test="check whether it fails when the user logs out of that node: journalctl -u systemd-logind around that time",
     reference="https://www.freedesktop.org/software/systemd/man/latest/logind.conf.html",
     patterns=(
         Pattern(r"(unable to open|could not open) shared memory object.{0,120}No such file", "shared memory object"),
@@ -230,10 +230,10 @@ SHM_REMOVED = FailureClass(
 
 SIGBUS_MEMORY = FailureClass(
     id="sigbus_memory",
-    title="a bus error for want of memory",
-    cause="SIGBUS: a page that was mapped could not be given any memory (host memory or a file system was full, or a mapped file was cut). It looks like a driver fault and is none.",
-    fix="Give the job more memory headroom, look at /dev/shm and at the disk under memory-mapped files.",
-    next_test="dmesg around that time: no Xid means no driver fault; free -g and df -h on the node under load",
+    title="a bus error caused by lack of memory",
+    cause="SIGBUS: the kernel could not provide memory for a mapped page (host memory or a file system was full, or a mapped file was truncated). It looks like a driver fault, but is not one.",
+    fix="Request more memory for the job; check /dev/shm and the disk that holds memory-mapped files.",
+    next_test="dmesg around that time: without an Xid it is no driver fault; free -g and df -h on the node under load",
     reference="https://man7.org/linux/man-pages/man2/mmap.2.html",
     patterns=(
         Pattern(r"exited on signal 7\b|signal 7 \(Bus", "signal ", weight=LIKELY),
@@ -257,9 +257,9 @@ SIGBUS_MEMORY = FailureClass(
 DISK_FULL = FailureClass(
     id="disk_full",
     title="a file system is full",
-    cause="A write failed because the file system or the user's quota is full; checkpoints, caches and core dumps are the usual guests.",
-    fix="Delete old checkpoints and caches (checkpoint.keep bounds them in allranks), or write to another file system.",
-    next_test="df -h and df -i of the path that is named; quota -s (or lfs quota) for the user",
+    cause="A write failed because the file system or the user's quota is full, most often from checkpoints, caches and core dumps.",
+    fix="Delete old checkpoints and caches (in allranks, checkpoint.keep limits the number of checkpoints), or write to another file system.",
+    next_test="df -h and df -i of the path in the message; quota -s (or lfs quota) for the user",
     reference="https://man7.org/linux/man-pages/man2/write.2.html",
     patterns=(
         Pattern(r"No space left on device", unless=r"/dev/shm|shared memory|torch_\d+_|nccl-|\bshm\w*\."),

@@ -212,9 +212,9 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
         ),
     ),
 }
-# Facts that come by the thousand: counted by their form, only the first line is looked at.
+# Facts that occur thousands of times: they are counted, and only the first line is parsed.
 COUNTED_FACTS = frozenset({"channel", "comm_ready"})
-# A line that shows that the training goes on.
+# A line that shows training progress.
 PROGRESS_PATTERN = Pattern(
     r"(?:\b(?:step|iter(?:ation)?|epoch|batch)\b[^a-z]{0,12}\d.{0,200}?(?:loss|it/s|s/it|tokens|samples|throughput|grad|lr\b|ms\b|elapsed)|\bloss\b[^a-z]{0,6}\d|\d(?:it/s|s/it|samples/s)|'loss': \d)",
     "loss",
@@ -230,7 +230,7 @@ PROGRESS_PATTERN = Pattern(
 
 
 class BenignMessage(Struct, frozen=True, kw_only=True):
-    """A harmless message. ``general`` ones yield where a line also matches a class of failure."""
+    """A harmless message. A failure class takes precedence over a ``general`` message on the same line."""
 
     id: str
     why: str
@@ -242,7 +242,7 @@ class BenignMessage(Struct, frozen=True, kw_only=True):
 _MESSAGES = (
     BenignMessage(
         id="deprecation_warning",
-        why="A notice about a future version; nothing is wrong now.",
+        why="A notice about a future version; there is no error now.",
         patterns=(
             Pattern(r"(Future|Deprecation|PendingDeprecation|User)Warning\b", "*warning"),
             Pattern(r"\b(is|are|being) deprecated\b", "deprecated"),
@@ -252,7 +252,7 @@ _MESSAGES = (
     ),
     BenignMessage(
         id="heartbeat_thread",
-        why="The thread by which earlier versions of allranks watched a rank failed while torch was imported; the rank itself went on.",
+        why="The heartbeat thread of earlier allranks versions failed during the import of torch; the rank itself continued.",
         patterns=(
             Pattern(r"^Exception in thread allranks-pulse", "exception in thread allranks"),
             Pattern(
@@ -264,13 +264,13 @@ _MESSAGES = (
     ),
     BenignMessage(
         id="deepspeed_hostfile",
-        why="DeepSpeed looked for a host file and goes on with this node alone; under torchrun that is as it should be.",
+        why="DeepSpeed found no host file and uses this node alone; this is normal under torchrun.",
         patterns=(Pattern(r"Unable to find hostfile", "unable to find hostfile"),),
         example="[WARNING] Unable to find hostfile, will proceed with training with local resources only.",
     ),
     BenignMessage(
         id="omp_threads",
-        why="torchrun sets one thread a rank unless told otherwise.",
+        why="torchrun sets one thread per rank by default.",
         patterns=(
             Pattern(r"Setting OMP_NUM_THREADS environment variable for each process", "setting omp_num_threads"),
         ),
@@ -278,13 +278,13 @@ _MESSAGES = (
     ),
     BenignMessage(
         id="unused_parameters_search",
-        why="DDP searched for unused parameters and found none: it costs time, nothing else.",
+        why="DDP searched for unused parameters and found none; this only costs time.",
         patterns=(Pattern(r"did not find any unused parameters", "did not find any unused"),),
         example="find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters",
     ),
     BenignMessage(
         id="nccl_plugin_absent",
-        why="An optional plugin is not there; NCCL uses what it brings.",
+        why="An optional plugin is not installed; NCCL uses its internal one.",
         patterns=(
             Pattern(
                 r"(No plugin found|Could not find:? .{0,80}(net|tuner|profiler|env)|Using internal (network|tuner|net) plugin|using internal implementation)",
@@ -297,7 +297,7 @@ _MESSAGES = (
     ),
     BenignMessage(
         id="group_not_destroyed",
-        why="The program ended without destroy_process_group(); a leak at exit, no failure.",
+        why="The program ended without destroy_process_group(): a resource leak at exit, not a failure.",
         patterns=(
             Pattern(
                 r"destroy_process_group\(\) was not called|process group has NOT been destroyed",
@@ -309,13 +309,13 @@ _MESSAGES = (
     ),
     BenignMessage(
         id="nccl_abort_complete",
-        why="A communicator was taken down; after destroy_process_group that is its normal end.",
+        why="A communicator was destroyed; this is normal after destroy_process_group.",
         patterns=(Pattern(r"- (Abort|Destroy) COMPLETE", "abort complete", "destroy complete"),),
         example="NCCL INFO comm 0x5c rank 0 nranks 2 cudaDev 0 busId 1000 - Abort COMPLETE",
     ),
     BenignMessage(
         id="barrier_device_guess",
-        why="A barrier without device_ids uses the device guessed from the rank; it hangs only where that guess is wrong.",
+        why="A barrier without device_ids uses a device guessed from the rank; it hangs only if the guess is wrong.",
         patterns=(
             Pattern(
                 r"using GPU \d+ (to perform barrier|as device used by this process is currently unknown)|barrier\(\): using the device under current context",
@@ -327,46 +327,46 @@ _MESSAGES = (
     ),
     BenignMessage(
         id="xid_cleanup",
-        why="Xid 45 is the driver clearing up after a process that ended; Xid 43 without others comes from a program.",
+        why="The driver reports Xid 45 when it cleans up after an ended process; Xid 43 alone is caused by a program.",
         patterns=(Pattern(r"\bXid\b\s*(?:\([^)]*\))?\s*:?\s*45\b", "xid", unless="previous Xid"),),
         example="NVRM: Xid (PCI:0000:17:00): 45, pid=77, name=python, Ch 00000010",
     ),
     BenignMessage(
         id="sxid_nonfatal",
-        why="A non-fatal event of the NVSwitch.",
+        why="A non-fatal NVSwitch event.",
         patterns=(Pattern(r"\bSXid\b.{0,80}non.?fatal", "sxid"),),
         example="nvidia-nvswitch3: SXid (PCI:0000:86:00.0): 12028, Non-fatal, Link 31 egress non-posted PRIV error",
     ),
     BenignMessage(
         id="clone_fallback",
         why=(
-            "FSDP could not copy one entry of a state dict and goes on with the entry itself: training is unharmed, but what was saved may hold "
-            "another's memory. Read that checkpoint again and compare before it is trusted."
+            "FSDP could not copy one entry of a state dict and uses the entry itself: training is not affected, but the saved tensor may contain "
+            "data of another tensor. Load that checkpoint and compare it before you use it."
         ),
         patterns=(Pattern(r"Failed to clone\(\)? (the )?tensor", "failed to clone"),),
         example="Failed to clone() tensor with name base.lora_A. CUDA out of memory. Tried to allocate 2.00 MiB.",
     ),
     BenignMessage(
         id="tokenizers_fork",
-        why="The tokenizers library went to one thread after a fork.",
+        why="The tokenizers library uses one thread after a fork.",
         patterns=(Pattern(r"huggingface/tokenizers: The current process just got forked", "just got forked"),),
         example="huggingface/tokenizers: The current process just got forked, after parallelism has already been used.",
     ),
     BenignMessage(
         id="uninitialised_head",
-        why="A new head on a pretrained model starts with random weights, as it must.",
+        why="A new head on a pretrained model starts with random weights; this is expected.",
         patterns=(
             Pattern(
                 r"Some weights of .{0,120} were not (initialized|used)",
                 "some weights of",
-                unless="ForCausalLM|LMHead|ForConditionalGeneration",  # those have no new head: weights are missing
+                unless="ForCausalLM|LMHead|ForConditionalGeneration",  # these have no new head, so weights are missing
             ),
         ),
         example="Some weights of BertForSequenceClassification were not initialized from the model checkpoint",
     ),
     BenignMessage(
         id="ras_mismatch",
-        why="NCCL's RAS saw ranks one operation apart: a snapshot of a running job nearly always shows that.",
+        why="NCCL's RAS reports ranks that are one operation apart; a snapshot of a running job nearly always does.",
         patterns=(
             Pattern(r"(RAS|MISMATCH).{0,120}(operation|collective) counts?", "operation count", "collective count"),
         ),

@@ -1,4 +1,4 @@
-"""The fabric between nodes: broken links, RDMA, and slow paths that nobody asked for."""
+"""Failure classes of the network between nodes: broken links, RDMA errors, and slow transports."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from allranks.analysis.diagnose.patterns import CERTAIN, LIKELY, POSSIBLE, WEAK,
 BROKEN_NODE_NETWORK = FailureClass(
     id="broken_node_network",
     title="a node's network is down or flapping",
-    cause="The node itself reports that a link or port went down. Connections over it break whatever the job does.",
-    fix="Leave the node out (--exclude=<node>) and report the port: cable, transceiver, switch port or adapter.",
+    cause="The node itself reports that a link or port went down. Connections over it break, whatever the job does.",
+    fix="Exclude the node (--exclude=<node>) and report the port: cable, transceiver, switch port or adapter.",
     next_test="on the node: ip -br link, ibstat, and the kernel log for more of the same; compare the port's error counters before and after a run",
     reference="https://docs.nvidia.com/networking/display/mlnxofedv590560/troubleshooting",
     patterns=(
@@ -69,10 +69,10 @@ RDMA_UNREACHABLE = FailureClass(
     id="rdma_unreachable",
     title="an RDMA connection between two nodes fails",
     cause=(
-        "A queue pair to the peer could not be set up, or its retries ran out: the two ports are on fabrics that do not meet (or one is InfiniBand and the other "
+        "A queue pair to the peer could not be set up, or its retries were exhausted: the two ports are on separate fabrics (or one is InfiniBand and the other "
         "Ethernet), the subnet has no route, or the peer's port or process is gone."
     ),
-    fix="Restrict NCCL_IB_HCA to ports of one fabric, the same on every node; exclude the node whose port fails; check that the peer had not died before.",
+    fix="Restrict NCCL_IB_HCA to ports of one fabric, the same on every node; exclude the node whose port fails; check whether the peer process died before.",
     next_test="ib_write_bw between the two nodes over the two named ports; ibstat on both (state Active, same link layer)",
     reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
     patterns=(
@@ -125,7 +125,7 @@ RDMA_UNREACHABLE = FailureClass(
 ROCE_GID_INDEX = FailureClass(
     id="roce_gid_index",
     title="wrong RoCE GID index",
-    cause="The GID index that RDMA over Ethernet was told to use is empty or of another kind on this port: indices differ between nodes and change when an interface restarts.",
+    cause="The configured GID index for RoCE is empty or has another type on this port: indices differ between nodes and change when an interface restarts.",
     fix="Leave NCCL_IB_GID_INDEX unset: NCCL 2.21 and newer choose a RoCE v2 entry with an IPv4 address on each port. For older ones, look it up per node.",
     next_test="show_gids (or /sys/class/infiniband/<dev>/ports/1/gids) on every node: which index is RoCE v2 with an IPv4 address?",
     reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-gid-index",
@@ -158,9 +158,9 @@ ROCE_GID_INDEX = FailureClass(
 MEMLOCK_LIMIT = FailureClass(
     id="memlock_limit",
     title="the limit of locked memory is too low for RDMA",
-    cause="RDMA pins memory; the process may lock too little of it (ulimit -l), so registering buffers or queues fails.",
+    cause="RDMA pins memory; the process may not lock enough of it (ulimit -l), so registering buffers or queues fails.",
     fix="Raise it to unlimited where the job starts: limits.conf for login shells, LimitMEMLOCK=infinity for slurmd, --ulimit memlock=-1 for containers.",
-    next_test="within the job: ulimit -l must print unlimited; a login shell may show another value",
+    next_test="inside the job: ulimit -l must print unlimited; a login shell may show another value",
     reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
     patterns=(
         Pattern(r"(Failed|Unable) to register (mr|memory region)\b.{0,60}(-12|Cannot allocate)", " to register m"),
@@ -204,12 +204,12 @@ SILENT_SOCKET_FALLBACK = FailureClass(
     id="silent_socket_fallback",
     title="NCCL fell back from RDMA to TCP sockets",
     cause=(
-        "RDMA is there or was expected, but NCCL could not use it and took sockets without an error: a driver library in the container that does not fit the "
+        "RDMA is available or was expected, but NCCL could not use it and used sockets without an error: a driver library in the container that does not match the "
         "host's, a plugin that did not load, or devices that are not visible."
     ),
     fix=(
         "Make the RDMA devices and the matching user-space driver (libmlx5, libbnxt_re, libfabric with aws-ofi-nccl) visible where the ranks run; set NCCL_NET=IB (or "
-        "the plugin's name) so that it fails loudly instead of falling back."
+        "the plugin's name) so that it fails with an error instead of falling back."
     ),
     next_test="ibv_devices and ibv_devinfo inside the container; then NCCL_DEBUG=INFO must show NET/IB or the plugin in `via NET/...`",
     reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-net",
@@ -230,10 +230,10 @@ SILENT_SOCKET_FALLBACK = FailureClass(
 
 SLOW_TRANSPORT = FailureClass(
     id="slow_transport",
-    title="it works, but over a slow path",
-    cause="Ranks exchange data over a path that is slower than this machine has: peer-to-peer switched off, copies through host memory, or too few channels.",
-    fix="Unset NCCL_P2P_DISABLE, NCCL_SHM_DISABLE and channel limits where P2P works; otherwise look at IOMMU/ACS and at the placement of the GPUs.",
-    next_test="all_reduce_perf with and without the setting, side by side; nvidia-smi topo -m (allranks topo) shows what the machine has",
+    title="communication works, but over a slow path",
+    cause="Ranks exchange data over a path that is slower than the hardware allows: peer-to-peer is disabled, copies go through host memory, or there are too few channels.",
+    fix="Unset NCCL_P2P_DISABLE, NCCL_SHM_DISABLE and channel limits where P2P works; otherwise check IOMMU/ACS and the placement of the GPUs.",
+    next_test="compare all_reduce_perf with and without the setting; nvidia-smi topo -m (allranks topo) shows which links the machine has",
     reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
     patterns=(
         Pattern(r"Avg bus bandwidth\s*:\s*0\.0*[1-9]", "avg bus bandwidth", weight=POSSIBLE),

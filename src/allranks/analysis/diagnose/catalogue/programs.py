@@ -1,4 +1,4 @@
-"""Failures of the program: scripts, paths and SSH launchers, library conflicts, misuse of DDP, FSDP and DeepSpeed, its own exceptions."""
+"""Failure classes of programs: scripts, paths, SSH launchers, library conflicts, misuse of DDP, FSDP and DeepSpeed, exceptions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from allranks.analysis.diagnose.patterns import CERTAIN, LIKELY, POSSIBLE, Failu
 SCRIPT_NOT_FOUND = FailureClass(
     id="script_not_found",
     title="script, module or project folder is not visible on a node",
-    cause="The path exists where the job was submitted but not on the node: it lies in a node's own /tmp, on a file system that is not mounted there, or the name is wrong.",
-    fix="Put script and project on a file system that every node sees, or send them (allranks stage does it, and run does so by itself for /tmp).",
+    cause="The path exists where the job was submitted but not on the node: it is in the /tmp of one node, on a file system that is not mounted there, or the name is wrong.",
+    fix="Put script and project on a file system that every node sees, or copy them to the nodes (allranks stage does it, and allranks run does it automatically for /tmp).",
     next_test="srun --ntasks-per-node=1 ls -ld <path> on all nodes of the job",
     reference="https://slurm.schedmd.com/sbcast.html",
     patterns=(
@@ -67,8 +67,8 @@ SCRIPT_NOT_FOUND = FailureClass(
 SSH_LAUNCHER = FailureClass(
     id="ssh_launcher",
     title="the launcher needs SSH, or its remote side failed",
-    cause="The launcher starts its remote side by SSH (DeepSpeed's pdsh, mpirun's rsh): the cluster forbids it, keys or host keys are missing, or the command is not there on the other node.",
-    fix="Start with srun and torchrun, one a node, which need no SSH (allranks run does); or set up keys, and install the command on every node.",
+    cause="The launcher starts remote processes by SSH (DeepSpeed's pdsh, mpirun's rsh): the cluster forbids it, keys or host keys are missing, or the command is missing on the other node.",
+    fix="Start with srun and one torchrun per node, which need no SSH (allranks run does); or set up keys, and install the command on every node.",
     next_test="ssh -o BatchMode=yes <node> true from the first node of the job",
     reference="https://www.deepspeed.ai/getting-started/#launching-deepspeed-training",
     patterns=(
@@ -130,10 +130,10 @@ SSH_LAUNCHER = FailureClass(
 
 APPLICATION_ERROR = FailureClass(
     id="application_error",
-    title="the program's own exception",
-    cause="The program raised an error of its own; everything after it is tear-down of the other ranks.",
-    fix="Mend what the exception names; the line of the program is the last frame of its traceback.",
-    next_test="run the same command on one rank: if it fails there too, distribution has no part in it",
+    title="an exception of the program itself",
+    cause="The program raised an exception; everything after it is the shutdown of the other ranks.",
+    fix="Fix what the exception reports; the last frame of its traceback is the line of the program.",
+    next_test="run the same command on one rank: if it fails there too, the cause is not distributed training",
     reference="https://docs.pytorch.org/docs/stable/elastic/errors.html",
     patterns=(Pattern(r"^\S+\.py: error: (unrecognized|the following|argument|invalid)", ".py: error: ", weight=0.74),),
     example="KeyError: 'labels'",
@@ -144,8 +144,8 @@ APPLICATION_ERROR = FailureClass(
 NUMPY_CLASH = FailureClass(
     id="numpy_clash",
     title="a package was built for another NumPy major version",
-    cause="NumPy 2 changed its binary interface and removed names; a package that was built for or written against NumPy 1 meets NumPy 2, or the other way round.",
-    fix="Pin numpy<2, or upgrade the package that is named to a version for NumPy 2; the same on every node.",
+    cause="NumPy 2 changed its binary interface and removed names; a package built for or written against NumPy 1 runs with NumPy 2, or the reverse.",
+    fix="Pin numpy<2, or upgrade the package in the message to a version for NumPy 2; the same on every node.",
     next_test="python -c 'import numpy; print(numpy.__version__, numpy.__file__)' on each node, then import the package that failed",
     reference="https://numpy.org/doc/stable/numpy_2_0_migration_guide.html",
     patterns=(
@@ -172,10 +172,10 @@ NUMPY_CLASH = FailureClass(
 
 NCCL_LIBRARY_MISMATCH = FailureClass(
     id="nccl_library_mismatch",
-    title="the NCCL that was loaded is not the one torch was built with",
-    cause="Another libnccl.so came first (a module, LD_LIBRARY_PATH, a second pip package that overwrote it), or nodes have different versions.",
-    fix="Keep one NCCL: remove the other package or module, unset LD_LIBRARY_PATH, reinstall the one that torch names (pip show nvidia-nccl-cu12 or -cu13).",
-    next_test="LD_DEBUG=libs python -c 'import torch' 2>&1 | grep nccl names the file; torch.cuda.nccl.version() on every node",
+    title="the loaded NCCL is not the one that torch was built with",
+    cause="Another libnccl.so was loaded first (a module, LD_LIBRARY_PATH, a second pip package that overwrote it), or nodes have different versions.",
+    fix="Keep one NCCL: remove the other package or module, unset LD_LIBRARY_PATH, reinstall the version that torch requires (pip show nvidia-nccl-cu12 or -cu13).",
+    next_test="LD_DEBUG=libs python -c 'import torch' 2>&1 | grep nccl shows the file; torch.cuda.nccl.version() on every node",
     reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
     patterns=(
         Pattern(r"undefined symbol: ?_?p?(nccl\w+)", "undefined symbol"),
@@ -197,9 +197,9 @@ NCCL_LIBRARY_MISMATCH = FailureClass(
 LIBRARY_MISSING = FailureClass(
     id="library_missing",
     title="a library or import is missing",
-    cause="A package, a shared library or a name in it is not there: not installed in this environment, another environment is active on this node, or versions that clash.",
-    fix="Activate the same environment on every node (within the step, not only in the login shell), install what is named, or load the module that brings it.",
-    next_test="srun --ntasks-per-node=1 python -c 'import <name>; print(<name>.__file__)' on all nodes; allranks doctor SPEC does it",
+    cause="A package, a shared library or a name in it is missing: not installed in this environment, another environment is active on this node, or versions conflict.",
+    fix="Activate the same environment on every node (inside the step, not only in the login shell), install the missing package, or load the module that provides it.",
+    next_test="srun --ntasks-per-node=1 python -c 'import <name>; print(<name>.__file__)' on all nodes; allranks doctor SPEC runs this check",
     reference="https://docs.python.org/3/library/exceptions.html#ModuleNotFoundError",
     patterns=(
         Pattern(
@@ -224,7 +224,7 @@ LIBRARY_MISSING = FailureClass(
             "lmod has detected",
             "module(s)",
             "modulefile",
-            weight=LIKELY - 0.1,  # the script goes on: what was asked for may be there without the module
+            weight=LIKELY - 0.1,  # the script continues, and the software may be available without the module
         ),
         Pattern(
             r"CUDA_HOME (environment variable is not set|does not exist)|Ninja is required to load|nvcc.{0,20}not found",
@@ -272,7 +272,7 @@ DDP_READY_TWICE = FailureClass(
         "A parameter's gradient hook ran twice in one backward pass: re-entrant gradient checkpointing, often with LoRA, or a parameter used again outside "
         "of forward."
     ),
-    fix="Checkpoint with use_reentrant=False, or static_graph=True where the graph never changes, or switch checkpointing off; no find_unused_parameters with it.",
+    fix="Use checkpointing with use_reentrant=False, or static_graph=True if the graph never changes, or disable checkpointing; do not combine it with find_unused_parameters.",
     next_test="one step without gradient checkpointing: if that works, this is the cause",
     reference="https://docs.pytorch.org/docs/stable/checkpoint.html",
     patterns=(
@@ -286,8 +286,8 @@ DDP_READY_TWICE = FailureClass(
 DDP_UNUSED_PARAMS = FailureClass(
     id="ddp_unused_params",
     title="DDP: parameters without gradient",
-    cause="Some parameters took no part in the loss of a step (an expert no token chose, a branch not taken, a frozen head), so DDP waits for gradients that never come.",
-    fix="find_unused_parameters=True if it changes by step; freeze or remove what is never used; let every branch take part with a zero weight.",
+    cause="Some parameters were not used in the loss of a step (an expert without tokens, a branch not taken, a frozen head), so DDP waits for gradients that never arrive.",
+    fix="Set find_unused_parameters=True if it changes by step; freeze or remove what is never used; or add every branch to the loss with weight zero.",
     next_test="TORCH_DISTRIBUTED_DEBUG=DETAIL prints the names of the parameters",
     reference="https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
     patterns=(
@@ -314,8 +314,8 @@ DDP_UNUSED_PARAMS = FailureClass(
 FSDP_MIXED_DTYPE = FailureClass(
     id="fsdp_mixed_dtype",
     title="FSDP: tensors of different dtypes in one flat parameter",
-    cause="FSDP flattens the parameters of a module into one tensor, which has one dtype; here some are float32 (adapters, norms) and some bfloat16.",
-    fix="Convert the model to one dtype before wrapping, or use FSDP2 (fully_shard), which keeps parameters apart.",
+    cause="FSDP1 flattens the parameters of a module into one tensor, which has one dtype; here some are float32 (adapters, norms) and some bfloat16.",
+    fix="Convert the model to one dtype before wrapping, or use FSDP2 (fully_shard), which keeps parameters separate.",
     next_test="print {p.dtype for p in module.parameters()} of each wrapped module",
     reference="https://docs.pytorch.org/docs/stable/fsdp.html",
     patterns=(
@@ -336,9 +336,9 @@ FSDP_MIXED_DTYPE = FailureClass(
 DTYPE_MISMATCH = FailureClass(
     id="dtype_mismatch",
     title="inputs and weights differ in dtype",
-    cause="An operation got two tensors of different dtypes, most often float32 inputs or a float32 module within a bfloat16 model.",
-    fix="Cast the inputs to the model's dtype where they enter, run under autocast, or convert the module that stayed in the other dtype.",
-    next_test="print the dtypes of inputs and weights at the line that the traceback names",
+    cause="An operation got two tensors of different dtypes, most often float32 inputs or a float32 module in a bfloat16 model.",
+    fix="Cast the inputs to the model's dtype at its entry, run under autocast, or convert the module that has the other dtype.",
+    next_test="print the dtypes of inputs and weights at the line in the traceback",
     reference="https://docs.pytorch.org/docs/stable/amp.html",
     patterns=(
         Pattern(r"(mat1|m1|self|query).{0,40}(must|to) have the same dtype", " have the same dtype"),
@@ -376,10 +376,10 @@ DTYPE_MISMATCH = FailureClass(
 
 DEEPSPEED_BATCH = FailureClass(
     id="deepspeed_batch_mismatch",
-    title="DeepSpeed: batch sizes do not multiply out",
-    cause="train_batch_size must be micro-batch x ranks x accumulation; with another number of ranks than the file was written for it is not.",
-    fix='Leave one of the three out of the JSON (DeepSpeed fills it in), or set "auto" with the HF Trainer; allranks plan does the arithmetic.',
-    next_test="multiply the three numbers of the message by hand with the real number of ranks",
+    title="DeepSpeed: batch sizes are not consistent",
+    cause="train_batch_size must equal micro-batch x ranks x accumulation; the file was written for another number of ranks.",
+    fix='Omit one of the three values in the JSON (DeepSpeed computes it), or set "auto" with the HF Trainer; allranks plan shows the arithmetic.',
+    next_test="multiply the three numbers in the message with the actual number of ranks",
     reference="https://www.deepspeed.ai/docs/config-json/",
     patterns=(
         Pattern(r"train_batch_size is not equal to micro_batch"),
@@ -401,9 +401,9 @@ DEEPSPEED_BATCH = FailureClass(
 DEEPSPEED_NEEDS_OPTIMIZER = FailureClass(
     id="deepspeed_needs_optimizer",
     title="DeepSpeed: ZeRO without an optimizer",
-    cause="ZeRO shards an optimizer's state, and the engine was given none: no optimizer in the JSON and none passed, or model and optimizer prepared in separate calls.",
-    fix="Give the optimizer in the JSON or to deepspeed.initialize; with accelerate, prepare model and optimizer in one call.",
-    next_test="print the configuration that deepspeed.initialize got: is there an optimizer section?",
+    cause="ZeRO shards an optimizer's state, but the engine got no optimizer: none in the JSON and none passed, or model and optimizer were prepared in separate calls.",
+    fix="Set the optimizer in the JSON or pass it to deepspeed.initialize; with accelerate, prepare model and optimizer in one call.",
+    next_test="print the configuration that deepspeed.initialize got and check for an optimizer section",
     reference="https://www.deepspeed.ai/docs/config-json/",
     patterns=(
         Pattern(r"zero[ _]?stage[ _]?\d? ?requires an optimizer", "requires an optimizer"),

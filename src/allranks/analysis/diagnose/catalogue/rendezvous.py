@@ -1,4 +1,4 @@
-"""Ranks that cannot find each other: rendezvous, ports, interfaces."""
+"""Failure classes of rendezvous, ports and network interfaces: ranks that cannot find each other."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ RENDEZVOUS_UNREACHABLE = FailureClass(
     id="rendezvous_unreachable",
     title="ranks cannot reach the rendezvous",
     cause=(
-        "The address and port at which the ranks are to meet do not answer: nobody listens there (the first node's agent never started, or believes that it "
-        "is not the host), the name does not resolve on every node, or a firewall is between."
+        "The rendezvous address and port do not answer. Nothing listens there (the agent of the first node never started, or does not know that it "
+        "is the host), the name does not resolve on every node, or a firewall blocks the connection."
     ),
     fix=(
-        "Use an address of the first node that every node can reach, start the launcher on every node, and with c10d tell the first node that it is the host "
+        "Use an address of the first node that every node can reach, start the launcher on every node, and with c10d set is_host=1 on the first node "
         "(--rdzv-conf is_host=1). A name that resolves to 127.0.x.x on its own node does not work."
     ),
-    next_test="on another node: getent hosts <address>, then nc -vz <address> <port> while the first node waits; allranks doctor SPEC does both",
+    next_test="on another node: getent hosts <address>, then nc -vz <address> <port> while the first node waits; allranks doctor SPEC runs both checks",
     reference="https://docs.pytorch.org/docs/stable/elastic/run.html",
     patterns=(
         Pattern(r"client socket has timed out after \d+", "client socket has timed out"),
@@ -101,8 +101,8 @@ PORT_IN_USE = FailureClass(
     id="port_in_use",
     title="the rendezvous port is taken",
     cause="Another process already listens on that port: another job on the node, a left-over process, or a second launcher of this same job.",
-    fix="Take a free port per job (allranks finds one on the first node), or --standalone on one node; start one torchrun a node (--ntasks-per-node=1).",
-    next_test="on that node: ss -ltnp 'sport = :<port>' shows who holds it",
+    fix="Use a free port per job (allranks finds one on the first node), or --standalone on one node; start one torchrun per node (--ntasks-per-node=1).",
+    next_test="on that node: ss -ltnp 'sport = :<port>' shows the process that holds it",
     reference="https://docs.pytorch.org/docs/stable/elastic/run.html",
     patterns=(
         Pattern(r"EADDRINUSE", unless="tensorboard|jupyter|dashboard"),
@@ -134,14 +134,14 @@ WRONG_INTERFACE = FailureClass(
     id="wrong_interface",
     title="NCCL or Gloo uses a network interface that is missing or cannot reach the peers",
     cause=(
-        "The interface that was chosen or given does not exist on this node, has no address, or leads into a network of this host alone "
+        "The interface that was chosen or configured does not exist on this node, has no address, or connects only to networks inside this host "
         "(loopback, a container bridge)."
     ),
     fix=(
-        "Do not pin one name for all nodes. Unset NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, or exclude (NCCL_SOCKET_IFNAME=^lo,docker0), or resolve the name "
+        "Do not set one name for all nodes. Unset NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, or exclude (NCCL_SOCKET_IFNAME=^lo,docker0), or resolve the name "
         "on each node, as allranks does. In containers use the host's network."
     ),
-    next_test="on each node: ip -4 -br addr; the interface must be up, with an address in the network of the others",
+    next_test="on each node: ip -4 -br addr; the interface must be up and have an address in the network of the other nodes",
     reference="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname",
     patterns=(
         Pattern(r"no socket interface found"),

@@ -1,16 +1,16 @@
-"""The scheduler: requests that it refuses, jobs that it ends, and its own troubles."""
+"""Failure classes of the scheduler: refused requests, ended jobs, and failures of Slurm itself."""
 
 from __future__ import annotations
 
 from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE, WEAK, FailureClass, Pattern
 
-REFUSED = 0.72  # that the request failed; why stands behind the colon
+REFUSED = 0.72  # the request failed; the reason follows the colon
 
 SLURM_TIME_LIMIT = FailureClass(
     id="slurm_time_limit",
     title="ended by the time limit",
     cause="The job ran into its wall-time limit and the scheduler ended it.",
-    fix="Ask for more time, or save before the limit and go on afterwards (allranks does both halves: a checkpoint at the signal, then resume).",
+    fix="Request more time, or save before the limit and resume afterwards (allranks does both: a checkpoint at the signal, then resume).",
     next_test="sacct -j <job> -o State,Elapsed,Timelimit",
     reference="https://slurm.schedmd.com/sbatch.html#OPT_time",
     patterns=(
@@ -42,8 +42,8 @@ SLURM_TIME_LIMIT = FailureClass(
 SLURM_PREEMPTED = FailureClass(
     id="slurm_preempted",
     title="preempted or requeued by the scheduler",
-    cause="A job of higher priority took the nodes, or the job was put back into the queue.",
-    fix="Let it be requeued and go on from its checkpoint (--requeue, allranks resume), or take a partition or QOS that is not preempted.",
+    cause="A job of higher priority took the nodes, or the job was requeued.",
+    fix="Let it be requeued and resume from its checkpoint (--requeue, allranks resume), or use a partition or QOS without preemption.",
     next_test="sacct -j <job> --duplicates -o State,Start,End,QOS",
     reference="https://slurm.schedmd.com/preempt.html",
     patterns=(
@@ -70,16 +70,16 @@ SLURM_PREEMPTED = FailureClass(
 
 SLURM_CANCELLED = FailureClass(
     id="slurm_cancelled",
-    title="cancelled by somebody",
-    cause="The job was cancelled (scancel, or an interrupt at the terminal) while nothing else had failed.",
-    fix="Nothing to mend; ask who cancelled it. Going on is possible from the newest checkpoint.",
+    title="cancelled by a user or administrator",
+    cause="The job was cancelled (scancel, or an interrupt at the terminal); nothing else had failed before.",
+    fix="Nothing to fix; find out who cancelled it. The run can be resumed from the newest checkpoint.",
     next_test="sacct -j <job> -o State%40 shows the user (CANCELLED by <uid>)",
     reference="https://slurm.schedmd.com/scancel.html",
     patterns=(
         Pattern(r"CANCELLED by \d+", "cancelled by ", weight=LIKELY),
         Pattern(r"\*\*\* (JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ \*\*\*", " cancelled at ", weight=POSSIBLE),
         Pattern(r"CANCELLED AT (?!.*DUE TO)", "cancelled at ", weight=POSSIBLE),
-        # sacct's row of a whole job; its steps are cancelled also where the job ran out of time or its node failed
+        # sacct's row of a whole job. Its steps are also cancelled if the job reached the time limit or a node failed.
         Pattern(r"^\s*\d+(?:[_+]\d+)?\s.*\sCANCELLED\+?\s+\d+:\d+", " cancelled", weight=POSSIBLE),
         Pattern(
             r"scancel\b.{0,60}(by|user|uid|job)|cancelled by (the )?(user|admin|operator)|job (was )?cancelled\b",
@@ -110,9 +110,9 @@ SLURM_CANCELLED = FailureClass(
 SLURM_SUBMIT_REJECTED = FailureClass(
     id="slurm_submit_rejected",
     title="the scheduler refuses the request",
-    cause="Account, partition, QOS or the shape of the request (nodes, tasks, memory, GPUs, array) is not one that this cluster grants.",
-    fix="Correct what the message names; sinfo, sacctmgr show assoc user=$USER and scontrol show partition tell what is allowed.",
-    next_test="sbatch --test-only says whether the request would be taken, without submitting (it can pass and the real one still be refused)",
+    cause="Account, partition, QOS or the requested resources (nodes, tasks, memory, GPUs, array) are not valid on this cluster.",
+    fix="Correct the value in the message; sinfo, sacctmgr show assoc user=$USER and scontrol show partition list what is allowed.",
+    next_test="sbatch --test-only checks the request without submitting it (it can pass although the real submission is refused)",
     reference="https://slurm.schedmd.com/sbatch.html",
     patterns=(
         Pattern(
@@ -230,8 +230,8 @@ SLURM_SUBMIT_REJECTED = FailureClass(
 SLURM_ALLOCATION_GONE = FailureClass(
     id="slurm_allocation_gone",
     title="the allocation had ended",
-    cause="A step was started for a job that was already over: its time had passed, it was cancelled, or the shell still holds the variables of an old allocation.",
-    fix="Start a new allocation; unset SLURM_JOB_ID in shells that outlived theirs; find in sacct why the old one ended.",
+    cause="A step was started for a job that had ended: it reached its time limit, it was cancelled, or the shell still has the variables of an old allocation.",
+    fix="Start a new allocation; unset SLURM_JOB_ID in shells that outlived their allocation; sacct shows why the old one ended.",
     next_test="squeue -j $SLURM_JOB_ID; sacct -j $SLURM_JOB_ID -o State,End",
     reference="https://slurm.schedmd.com/srun.html",
     patterns=(
@@ -260,8 +260,8 @@ SLURM_ALLOCATION_GONE = FailureClass(
 SLURM_CREDENTIAL = FailureClass(
     id="slurm_credential",
     title="a munge or job credential was refused",
-    cause="Slurm's parts do not trust each other: munge keys differ, clocks are apart, user ids or slurm.conf differ between nodes, or munged does not run.",
-    fix="Same munge.key, synchronised clocks, same user ids and the same slurm.conf on all hosts; restart munged and slurmd there.",
+    cause="Slurm's daemons cannot authenticate each other: munge keys, clocks, user IDs or slurm.conf differ between nodes, or munged does not run.",
+    fix="Use the same munge.key, synchronised clocks, same user IDs and the same slurm.conf on all hosts; restart munged and slurmd there.",
     next_test="munge -n | ssh <node> unmunge (or pipe it through srun); compare date and slurm.conf's hash on both",
     reference="https://slurm.schedmd.com/authentication.html",
     patterns=(
@@ -313,9 +313,9 @@ SLURM_CREDENTIAL = FailureClass(
 
 SLURM_CONTROLLER_ERROR = FailureClass(
     id="slurm_controller_error",
-    title="the scheduler's controller cannot work",
-    cause="slurmctld or slurmdbd does not answer, cannot start, or speaks another version than this side.",
-    fix="Nothing in the job is at fault: try again later, or tell the administrators with these lines; a submission that timed out may still have been taken (squeue).",
+    title="the scheduler's controller does not work",
+    cause="slurmctld or slurmdbd does not answer, cannot start, or has another protocol version than this client.",
+    fix="The job is not the cause: try again later, or send these lines to the administrators; a submission that timed out may still have been accepted (squeue).",
     next_test="scontrol ping; sdiag; on the controller: systemctl status slurmctld and its log",
     reference="https://slurm.schedmd.com/troubleshoot.html",
     patterns=(
@@ -403,9 +403,9 @@ SLURM_CONTROLLER_ERROR = FailureClass(
 NODE_UNHEALTHY = FailureClass(
     id="node_unhealthy",
     title="a health report names failing nodes",
-    cause="A health check, or Slurm itself, has found a node that is not well and took it out or lost it.",
-    fix="Leave the nodes that are named out (--exclude), and give the report to the administrators.",
-    next_test="scontrol show node <node> (State, Reason); run the health check that failed once more on that node alone",
+    cause="A health check, or Slurm itself, found a node unhealthy and drained or lost it.",
+    fix="Exclude the nodes in the report (--exclude), and send the report to the administrators.",
+    next_test="scontrol show node <node> (State, Reason); run the failed health check again on that node alone",
     reference="https://slurm.schedmd.com/scontrol.html",
     patterns=(
         Pattern(r"Node Health Check failed|Found XID errors: \d", "node health check failed", "found xid errors"),

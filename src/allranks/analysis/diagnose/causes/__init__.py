@@ -1,4 +1,4 @@
-"""Find the causes of a failure: run all detectors, separate root causes from their consequences, and rank them."""
+"""Find the causes of a failure: run all detectors, separate root causes from consequences, and rank them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE, WEAK
 from allranks.analysis.diagnose.records import BenignFinding, DiagnosisFinding, LogEvidence, LogSignal
 from allranks.utils.redaction import redact
 
-CERTAIN_SCORE = 0.93  # from here on a message names the cause itself
-# What a stronger candidate of these classes brings about; the echo then is no finding of its own.
+CERTAIN_SCORE = 0.93  # at this score and above a message states the cause itself
+# The failure classes that a stronger candidate of each class explains. They are then not separate findings.
 _HANGS = frozenset({"collective_hang", "first_collective_failed"})
 _ENDS = frozenset({"slurm_cancelled", "peer_died_first"})
 _SELF_REPORTED = frozenset({"application_error", "rank_died"})
 _GENERAL = frozenset({"collective_hang", "peer_died_first", "slurm_cancelled", "application_error", "rank_died"})
 _EXPLAINS: dict[str, frozenset[str]] = {
-    # the special case: the general one says the same
+    # the specific class replaces the general one
     "cuda_oom_optimizer_step": frozenset({"cuda_oom"}),
     "dataset_race": frozenset({"shm_removed"}),
     "shm_too_small": frozenset({"disk_full", "sigbus_memory", "host_oom"}),
@@ -49,7 +49,7 @@ _EXPLAINS: dict[str, frozenset[str]] = {
 
 
 def rank_candidates(case: DiagnosisCase) -> list[CandidateCause]:
-    """Candidates in order, most likely root cause first; what another one brought about left out."""
+    """Return the candidates, most likely root cause first, without those that another candidate explains."""
     _mark_explained(case)
     listed = [c for c in case.candidates.values() if not c.explained and c.score > WEAK]
     roots = [c for c in listed if not CATALOGUE[c.id].echo]
@@ -57,13 +57,13 @@ def rank_candidates(case: DiagnosisCase) -> list[CandidateCause]:
     first = _earliest(chosen)
     if first is not None and _order_unsure(case, first, chosen):
         first.against.append(
-            "it comes first by its host's clock only: nothing in the logs compares that clock with the others'"
+            "it is first only by the clock of its host, and nothing in the logs compares that clock with the others"
         )
     return sorted(chosen, key=lambda c: (-_strength(c), c is not first, -c.score))
 
 
 def _order_unsure(case: DiagnosisCase, first: CandidateCause, candidates: list[CandidateCause]) -> bool:
-    """Whether a cause that counts the same stands on a host whose clock cannot be compared."""
+    """Return whether an equally strong candidate is on a host whose clock cannot be compared."""
     own = {case.host_of(s) for s in first.signals}
     rivals = [c for c in candidates if c is not first and _strength(c) == _strength(first)]
     hosts = {case.host_of(s) for c in rivals for s in c.signals} - own - {None}
@@ -71,7 +71,7 @@ def _order_unsure(case: DiagnosisCase, first: CandidateCause, candidates: list[C
 
 
 def _strength(candidate: CandidateCause) -> float:
-    """Its score; all whose message names the cause count the same, so that the first of them in time leads."""
+    """Return the score, limited to `CERTAIN_SCORE` so that the earliest of the certain candidates comes first."""
     return min(round(candidate.score, 2), CERTAIN_SCORE)
 
 
@@ -94,7 +94,7 @@ def _mark_explained(case: DiagnosisCase) -> None:
 
 
 def _hangs_and_crashes(case: DiagnosisCase) -> None:
-    """The watchdog ends a process by SIGABRT: that is no crash of its own."""
+    """Mark SIGABRT as explained if the watchdog sent it, and lower the score of a crash beside a stronger cause."""
     found = case.candidates
     died = found.get("rank_died")
     if died is None:
@@ -112,7 +112,7 @@ def _hangs_and_crashes(case: DiagnosisCase) -> None:
 
 
 def _earliest(candidates: list[CandidateCause]) -> CandidateCause | None:
-    """The one whose first message is oldest, where their times compare."""
+    """Return the candidate with the oldest first message, if their times can be compared."""
     timed = [(c.time, c) for c in candidates if c.time is not None]
     if not timed or not all(times_comparable(timed[0][0], t) for t, _ in timed):
         return None
@@ -120,9 +120,9 @@ def _earliest(candidates: list[CandidateCause]) -> CandidateCause | None:
 
 
 MAX_EVIDENCE = 5
-# Reported by every rank alike: that one wrote first says nothing about it.
+# Reported by every rank: which rank wrote first is not significant.
 _REPORTED_BY_ALL = frozenset({"collective_hang", "first_collective_failed", "peer_died_first", "checkpoint_collective"})
-# Each looks at the whole case and proposes or weighs candidates; order matters only where one reads another's.
+# Each reads the whole case and proposes or weighs candidates. Order matters only where one reads another's candidates.
 DETECTORS: tuple[Callable[[DiagnosisCase], None], ...] = (
     memory.detect_out_of_memory,
     network.detect_wrong_transport,
@@ -137,7 +137,7 @@ DETECTORS: tuple[Callable[[DiagnosisCase], None], ...] = (
 
 
 def find_causes(case: DiagnosisCase) -> tuple[list[DiagnosisFinding], list[BenignFinding]]:
-    """The findings, most likely root cause first, and the harmless messages."""
+    """Return the findings, most likely root cause first, and the harmless messages."""
     recovered = _collect(case)
     for decide in DETECTORS:
         decide(case)
@@ -147,7 +147,7 @@ def find_causes(case: DiagnosisCase) -> tuple[list[DiagnosisFinding], list[Benig
 
 
 def _collect(case: DiagnosisCase) -> list[LogSignal]:
-    """Candidates from messages that name a class; returns warnings that the job survived."""
+    """Propose candidates from messages that match a class. Return warnings after which the job continued."""
     recovered: list[LogSignal] = []
     by_class: dict[str, list[LogSignal]] = {}
     for signal in case.signals:
@@ -187,7 +187,7 @@ def _finding(case: DiagnosisCase, candidate: CandidateCause, end: FirstExit) -> 
 
 
 def _count(case: DiagnosisCase, signals: list[LogSignal]) -> int:
-    """About how many lines say it: several rules may match one line, so the busiest rule of each file counts."""
+    """Estimate the number of matching lines: several rules may match one line, so the busiest rule of each file counts."""
     busiest: dict[int, int] = {}
     for file, rule in {(s.file, s.rule) for s in signals if s.rule >= 0}:
         busiest[file] = max(busiest.get(file, 0), case.scans[file].tallies[rule].count)
@@ -197,7 +197,7 @@ def _count(case: DiagnosisCase, signals: list[LogSignal]) -> int:
 def _where(
     case: DiagnosisCase, candidate: CandidateCause, signals: list[LogSignal], end: FirstExit
 ) -> tuple[int | None, str | None]:
-    """Rank and host that failed first: as the candidate knows, its lines name, their ranks say, or who ended first."""
+    """Return rank and host that failed first, from the candidate, its lines, their ranks, or the first exit."""
     if candidate.elsewhere and candidate.rank is None:
         return None, candidate.host
     named = next((s.groups["host"] for s in signals if s.kind == "class" and s.groups.get("host")), None)
@@ -232,7 +232,7 @@ def _benign(case: DiagnosisCase, recovered: list[LogSignal]) -> list[BenignFindi
         if signal.kind == "benign":
             found.setdefault(signal.owner, (BENIGN_MESSAGES[signal.owner].why, []))[1].append(signal)
     for signal in recovered:
-        why = "The job went on after it."
+        why = "The job continued after it."
         found.setdefault(f"recovered_{signal.owner}", (why, []))[1].append(signal)
     return [
         BenignFinding(

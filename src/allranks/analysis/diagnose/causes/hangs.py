@@ -1,8 +1,7 @@
 """Detect the cause of a hang.
 
-Evidence is, by detector: watchdog timeouts of collectives; stack dumps of several ranks (py-spy, faulthandler), which show
-who is outside the collective in which the others wait; flight-recorder dumps, which show the first collective where ranks
-differ; and the hang report of a run that `allranks run` monitored.
+The detectors use watchdog timeouts of collectives, stack dumps (py-spy, faulthandler), flight-recorder dumps, and the
+hang report of a run that `allranks run` monitored.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE
 from allranks.analysis.diagnose.records import LogSignal, ThreadStack
 from allranks.analysis.flight_recorder import RecordedCall
 
-EARLY_COLLECTIVES = 100  # collectives; after so many the network had shown that it carries them
+EARLY_COLLECTIVES = 100  # after this many collectives the network is known to work
 MAX_RANKS = 1 << 20
-WHOLE_MODEL_ELEMENTS = 1_000_000_000  # elements that one gather delivers; a layer's is smaller
+WHOLE_MODEL_ELEMENTS = 1_000_000_000  # output elements of one gather; the gather of one layer is smaller
 _FIELD = {
     "seq": re.compile(r"SeqNum=(\d+)"),
     "op": re.compile(r"OpType=(\w+)"),
@@ -38,7 +37,7 @@ _LOADER = re.compile(r"utils/data/|_next_data|_try_get_data|dataloader", re.IGNO
 
 
 class TimedOutCollective(Struct, frozen=True):
-    """A collective that did not end, as one rank tells it."""
+    """A collective that timed out, as one rank reports it."""
 
     rank: int | None
     seq: int | None
@@ -50,7 +49,7 @@ class TimedOutCollective(Struct, frozen=True):
 
 
 def detect_collective_timeouts(case: DiagnosisCase) -> None:
-    """Proposes the cause of timeouts in collectives."""
+    """Propose the cause of timeouts in collectives."""
     works = [_work(s, case.facts("work")) for s in case.facts("watchdog")]
     stuck = case.candidates.get("collective_hang")
     if stuck is None and not works:
@@ -67,7 +66,7 @@ def detect_collective_timeouts(case: DiagnosisCase) -> None:
 
 
 def _work(signal: LogSignal, wrapped: list[LogSignal]) -> TimedOutCollective:
-    """The collective that a report names, in its own line or, where that is wrapped, in one of the next."""
+    """Return the collective that a report names, in its own line or, if that was wrapped, in one of the next lines."""
     after = [s for s in wrapped if s.file == signal.file and 0 < s.line - signal.line <= 3]
     text = signal.groups.get("work") or (after[0].groups["work"] if after else "") or signal.text
     found = {name: m.group(1) for name, pattern in _FIELD.items() if (m := pattern.search(text))}
@@ -87,7 +86,7 @@ def _work(signal: LogSignal, wrapped: list[LogSignal]) -> TimedOutCollective:
 
 
 def _mismatched_calls(case: DiagnosisCase, works: list[TimedOutCollective]) -> None:
-    """Ranks that stand at the same number in unlike calls, or at different numbers."""
+    """Detect ranks that wait at the same sequence number in different calls, or at different sequence numbers."""
     by_rank = {w.rank: w for w in works if w.rank is not None and w.seq is not None}
     if len(by_rank) < 2:
         return
@@ -112,19 +111,17 @@ def _mismatched_calls(case: DiagnosisCase, works: list[TimedOutCollective]) -> N
             "collective_mismatch",
             0.88,
             shown,
-            cause=f"At collective {told[0].seq} the ranks bring different sizes ({sizes}).",
+            cause=f"At collective {told[0].seq} the sizes differ between ranks ({sizes}).",
         )
     elif len(numbers) > 1 and len({(w.op, w.size) for w in told}) > 1:
         at = ", ".join(f"rank {w.rank} at {w.seq} ({w.op})" for w in sorted(told, key=lambda w: w.seq or 0)[:4])
         behind = min(told, key=lambda w: w.seq or 0)
-        found = case.propose(
-            "collective_mismatch", 0.75, shown, cause=f"The ranks stand at different collectives: {at}."
-        )
+        found = case.propose("collective_mismatch", 0.75, shown, cause=f"The ranks are at different collectives: {at}.")
         found.rank = behind.rank
 
 
 def _checkpoint(case: DiagnosisCase, works: list[TimedOutCollective], signals: list[LogSignal]) -> None:
-    """Frames or the last words before the timeout speak of a checkpoint, or the gather is as large as a model."""
+    """Detect a checkpoint, from stack frames, from the last messages before the timeout, or from a gather as large as a model."""
     in_frames = [s for s in (*signals, *case.facts("exception")) if any(_CHECKPOINT_FRAME.search(f) for f in s.frames)]
     in_frames += [
         s for s in case.facts("fr_frame") if _CHECKPOINT_FRAME.search(f"{s.groups['path']}:{s.groups['function']}")
@@ -143,8 +140,8 @@ def _checkpoint(case: DiagnosisCase, works: list[TimedOutCollective], signals: l
     if huge:
         found = case.propose("checkpoint_collective", POSSIBLE + 0.04, [w.signal for w in huge])
         found.cause = (
-            f"The gather that did not end delivers {huge[0].elements_out:,} elements, more than a layer's: most likely the whole model, "
-            "as when a checkpoint is saved."
+            f"The gather that did not finish has {huge[0].elements_out:,} output elements, more than one layer: most likely it gathers the whole model "
+            "to save a checkpoint."
         )
         found.against.append(
             "the log does not show what the program was doing; a sharded layer of that size would look the same"
@@ -174,7 +171,7 @@ def _data(case: DiagnosisCase, signals: list[LogSignal]) -> None:
 
 
 def _first(case: DiagnosisCase, works: list[TimedOutCollective]) -> None:
-    """Nothing had ever completed."""
+    """Detect that no collective ever completed."""
     status = case.facts("pg_status")
     none_done = [s for s in status if int(s.groups["completed"]) <= 0 and int(s.groups["enqueued"]) >= 1]
     some_done = [s for s in status if int(s.groups["completed"]) > 0]
@@ -185,13 +182,13 @@ def _first(case: DiagnosisCase, works: list[TimedOutCollective]) -> None:
         found = case.propose("first_collective_failed", score, [*first, *none_done])
         op = next((f" ({w.op})" for w in works if w.op), "")
         found.cause = (
-            f"The very first collective{op} never finished, on any rank that reported. Usual reasons: GPU peer-to-peer copies that IOMMU or PCIe ACS "
-            "break, a network path that does not carry data, a rank that is still busy setting up, or one bad node."
+            f"The very first collective{op} never finished on any rank that reported. Usual reasons: GPU peer-to-peer copies that IOMMU or PCIe ACS "
+            "break, a network path that does not transfer data, a rank that is still in its setup, or one bad node."
         )
 
 
 def _two_groups(case: DiagnosisCase, works: list[TimedOutCollective]) -> None:
-    """Unlike collectives of one rank that time out together belong to two groups, whose calls crossed."""
+    """Detect crossed calls: different collectives of one rank that time out together belong to two groups."""
     by_rank: dict[int, list[TimedOutCollective]] = {}
     for work in works:
         if work.rank is not None and work.seq is not None:
@@ -202,14 +199,14 @@ def _two_groups(case: DiagnosisCase, works: list[TimedOutCollective]) -> None:
             found.rank = rank
             named = ", ".join(f"{w.op} {w.seq}" for w in own[:3])
             found.cause = (
-                f"Rank {rank} waits in several groups at once ({named}): ranks that enter the collectives of two groups in unlike "
+                f"Rank {rank} waits in several groups at once ({named}): ranks that call the collectives of two groups in different "
                 "order wait for each other."
             )
             return
 
 
 def _never_called(case: DiagnosisCase, works: list[TimedOutCollective]) -> None:
-    """Ranks of the same group that had finished all that they had called, and had not called the one in which others wait."""
+    """Detect ranks that had completed all their calls and had not made the call in which others of the group wait."""
     waiting = {w.rank for w in works}
     for group in sorted({g for w in works if (g := _group(w.signal))}):
         stuck = [w for w in works if w.seq is not None and _group(w.signal) == group]
@@ -227,20 +224,20 @@ def _never_called(case: DiagnosisCase, works: list[TimedOutCollective]) -> None:
             found.rank = min(idle)
             found.cause = (
                 f"Rank {first.rank} waits in collective {first.seq} ({first.op}) of its group; rank {', '.join(str(r) for r in sorted(idle)[:8])} "
-                f"had finished all that they had called, up to {next(iter(idle.values())).groups['enqueued']}, and had not called it."
+                f"had completed all earlier calls, up to {next(iter(idle.values())).groups['enqueued']}, and had not made this one."
             )
-            found.against.append("a rank that is only late, with data or a checkpoint, looks the same")
+            found.against.append("a rank that is only delayed by data or a checkpoint looks the same")
             return
 
 
 def _group(signal: LogSignal) -> str | None:
-    """The process group that a report names, as torch numbers it."""
+    """Return the process group in a report, as torch numbers it."""
     match = _GROUP.search(signal.text)
     return match.group() if match else None
 
 
 def _missing(case: DiagnosisCase, works: list[TimedOutCollective], signals: list[LogSignal]) -> None:
-    """Who of the group did not report. Ranks that were told to dump by another may have been in it all the same."""
+    """Report ranks of the group without a timeout report. A rank that dumped on request of another may also have waited."""
     told = {w.rank for w in works if w.rank is not None}
     found = case.propose("collective_hang", POSSIBLE, signals)
     size = _group_size(works) or (case.world_size if len(case.scans) > 1 else None)
@@ -256,20 +253,20 @@ def _report_missing(
     case: DiagnosisCase, size: int, told: set[int], absent: list[int], signals: list[LogSignal]
 ) -> None:
     if len(told) * 2 <= size and size > 2:
-        return  # half or more are silent: these logs are a part only
+        return  # half of the group or more did not report: the logs are incomplete
     missing = case.propose("collective_mismatch", POSSIBLE + 0.02, signals)
     if absent:
         missing.rank = absent[0]
-        who = f"rank {', '.join(str(r) for r in absent[:8])} did not and is the one to look at: it was not in it"
+        who = f"rank {', '.join(str(r) for r in absent[:8])} did not report and had not entered it: check it first"
     else:
         missing.elsewhere = True
-        who = "the other one was not in it" if size - len(told) == 1 else "the others were not in it"
-    missing.cause = f"{len(told)} of {size} ranks of the group waited in this collective until its limit passed; {who}."
-    missing.against.append("if these logs do not hold all ranks of the group, that some are silent says nothing")
+        who = "the other rank had not entered it" if size - len(told) == 1 else "the other ranks had not entered it"
+    missing.cause = f"{len(told)} of {size} ranks of the group waited in this collective until the timeout; {who}."
+    missing.against.append("this is not valid if the logs do not include all ranks of the group")
 
 
 def _group_size(works: list[TimedOutCollective]) -> int | None:
-    """The number of ranks in the group, by what a gather or a scatter does to the size."""
+    """Return the number of ranks in the group, from the ratio of output to input size of a gather or scatter."""
     for work in works:
         small, large = sorted((work.elements_in, work.elements_out))
         if work.op and ("GATHER" in work.op or "SCATTER" in work.op) and small and large % small == 0 and large > small:
@@ -277,7 +274,7 @@ def _group_size(works: list[TimedOutCollective]) -> int | None:
     return None
 
 
-INNERMOST_FRAMES = 14  # frames from the innermost that tell what a thread is doing
+INNERMOST_FRAMES = 14  # number of innermost frames that show what a thread is doing
 _COLLECTIVE = re.compile(
     r"distributed/(distributed_c10d|c10d|nn/functional|_functional_collectives|utils|algorithms)|:(barrier|all_?reduce|all_?gather\w*|reduce_scatter\w*|broadcast\w*|"
     r"all_to_all\w*|_allgather_base|gather_object|monitored_barrier|wait_tensor|synchronize|gather|scatter)$|c10d_logger",
@@ -296,7 +293,7 @@ _IDLE = re.compile(
 
 
 class ProcessActivity(Struct, frozen=True):
-    """What one process is doing: collective, checkpoint, data or other, by its main thread."""
+    """The activity of one process: collective, checkpoint, data or other, from its main thread."""
 
     doing: str
     rank: int | None
@@ -306,7 +303,7 @@ class ProcessActivity(Struct, frozen=True):
 
 
 def detect_rank_outside_collective(case: DiagnosisCase) -> None:
-    """Names the rank that fell out, where most ranks wait in a collective and one does not."""
+    """Find the one rank outside the collective in which most ranks wait."""
     standing = [s for scan in case.scans for s in _of_file(case, scan.file, scan.stacks)]
     waiting = [s for s in standing if s.doing == "collective"]
     others = [s for s in standing if s.doing != "collective"]
@@ -319,7 +316,7 @@ def detect_rank_outside_collective(case: DiagnosisCase) -> None:
         if len(places) > 1:
             found = case.propose("collective_mismatch", 0.7, [s.signal for s in waiting[:4]])
             found.cause = (
-                "All ranks wait in collectives, but not in the same: "
+                "All ranks wait in collectives, but not in the same one: "
                 + "; ".join(f"{_name(s)} in {s.where}" for s in waiting[:4])
                 + "."
             )
@@ -331,7 +328,7 @@ def detect_rank_outside_collective(case: DiagnosisCase) -> None:
     found = case.propose(kind, 0.88, [o.signal for o in others[:3]] + [w.signal for w in waiting[:2]])
     found.rank, found.host = out.rank, out.host
     found.cause = (
-        f"{len(waiting)} of {len(standing)} processes wait in a collective, {_name(out)} stands in {out.where} instead."
+        f"{len(waiting)} of {len(standing)} processes wait in a collective; {_name(out)} is in {out.where} instead."
     )
 
 
@@ -344,7 +341,7 @@ def _name(standing: ProcessActivity) -> str:
 
 
 def _of_file(case: DiagnosisCase, file: int, stacks: list[ThreadStack]) -> list[ProcessActivity]:
-    """One process a file, or one for each main thread where a file holds several dumps."""
+    """Return one process per file, or one per main thread if a file contains several dumps."""
     main = [s for s in stacks if s.frames and "MainThread" in s.head]
     if not main:
         whole = [s for s in stacks if any(f.endswith(":<module>") for f in s.frames)]
@@ -391,7 +388,7 @@ _LIBRARY = re.compile(r"site-packages|dist-packages|/torch/|lib/python|importlib
 
 
 def detect_diverging_calls(case: DiagnosisCase) -> None:
-    """Proposes the cause of a hang from what each rank had called, by group."""
+    """Propose the cause of a hang from the recorded calls of each rank, by group."""
     dumps = {
         f.rank: (scan.file, f.calls) for scan in case.scans if (f := scan.flight) is not None and f.rank is not None
     }
@@ -423,7 +420,7 @@ def _one_group(
         told = ", ".join(f"rank {r}: {c.op} {c.sizes}{_at(c)}" for r, c in sorted(there.items())[:4])
         found = case.propose("collective_mismatch", 0.95, shown)
         found.cause, found.rank = (
-            f"At collective {seq} of group {group} the ranks make unlike calls ({told}).",
+            f"At collective {seq} of group {group} the ranks make different calls ({told}).",
             _odd_one(there),
         )
     elif absent:
@@ -436,8 +433,8 @@ def _one_group(
         found = case.propose("collective_hang", 0.66, shown)
         if not alone:
             found.cause = (
-                f"All {len(there)} ranks made the same call (collective {seq} of group {group}) and it did not end: look at the network and "
-                "the GPUs rather than at the program."
+                f"All {len(there)} ranks made the same call (collective {seq} of group {group}) and it did not finish: check the network and "
+                "the GPUs rather than the program."
             )
 
 
@@ -468,7 +465,7 @@ def _absent_ranks(
 
 
 def _equal_sizes(there: dict[int, RecordedCall]) -> bool:
-    """Whether the operation asks for equal sizes on all ranks."""
+    """Return whether the operation requires equal sizes on all ranks."""
     return not any(
         word in c.op
         for c in there.values()
@@ -477,7 +474,7 @@ def _equal_sizes(there: dict[int, RecordedCall]) -> bool:
 
 
 def _odd_one(there: dict[int, RecordedCall]) -> int:
-    """The rank whose call is the rarest."""
+    """Return the rank whose call is the rarest."""
     kinds = [(c.op, c.sizes) for c in there.values()]
     return min(sorted(there), key=lambda r: kinds.count((there[r].op, there[r].sizes)))
 
@@ -496,11 +493,11 @@ def _signal(case: DiagnosisCase, file: int, rank: int, call: RecordedCall) -> Lo
 
 MONITOR_SCORE = 0.97
 _SIGKILL = re.compile(r"exit ?code\S*\s*:?\s*-9|SIGKILL|killed", re.IGNORECASE)
-NO_RANK_SCORE = 0.7  # all ranks were seen to wait in the same place
+NO_RANK_SCORE = 0.7  # all ranks waited in the same place
 
 
 def detect_monitored_hang(case: DiagnosisCase) -> None:
-    """Takes over what the event says; stacks and calls of the same moment are looked at by others, too."""
+    """Propose the cause that a hang event reports. The stacks and calls that were recorded with it are read by other detectors."""
     for signal in case.facts("event_hang"):
         told = signal.groups
         kind = told["kind"] if told["kind"] in CATALOGUE else "collective_hang"
@@ -511,14 +508,14 @@ def detect_monitored_hang(case: DiagnosisCase) -> None:
             found.rank = int(told["ranks"].split(",")[0])
             found.host = told.get("host") or found.host
         found.next_test = (
-            "read the stacks and the calls of all ranks in the folder hang/ of the run; run again, and see whether it is the same rank, or "
-            "the same host, that falls out"
+            "read the stacks and the calls of all ranks in the folder hang/ of the run; run again, and check whether the same rank or "
+            "the same host stalls"
         )
         _own_kills(case)
 
 
 def _own_kills(case: DiagnosisCase) -> None:
-    """The agents ended the ranks themselves, by SIGKILL: nobody else did."""
+    """Mark SIGKILLs as explained: the agents sent them after the hang."""
     for name in ("host_oom", "rank_died", "peer_died_first"):
         candidate = case.candidates.get(name)
         if candidate is not None and candidate.signals and all(_SIGKILL.search(s.text) for s in candidate.signals):

@@ -1,4 +1,4 @@
-"""Which way the data goes, and whether that is the way it should go."""
+"""Detect slow or wrong network transports from NCCL's log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PRIVATE_BRIDGES = ("docker", "virbr", "br-", "cni", "veth", "lo")
 
 
 def detect_wrong_transport(case: DiagnosisCase) -> None:
-    """Sockets where RDMA was there or expected; a slow path; bootstrap over an interface that no other host reaches."""
+    """Detect sockets instead of RDMA, a slow path, and bootstrap over an interface that other hosts cannot reach."""
     _fallback(case)
     _unused(case)
     _bootstrap(case)
@@ -27,9 +27,9 @@ def _fallback(case: DiagnosisCase) -> None:
     if not used:
         if broken is not None and broken.score < 0.75:
             if any(s.groups["net"].lower() != "socket" for s in case.facts("network")):
-                del case.candidates["silent_socket_fallback"]  # another network was taken, so nothing fell back
+                del case.candidates["silent_socket_fallback"]  # another network is used, so there was no fall-back
             else:
-                broken.against.append("no line shows that sockets were really used")
+                broken.against.append("no line shows that sockets were used")
         return
     if _disabled(case):
         return
@@ -48,7 +48,7 @@ def _fallback(case: DiagnosisCase) -> None:
 
 
 def _asked_for(case: DiagnosisCase) -> list[LogSignal]:
-    """Settings that only make sense where there is RDMA. Without them, no device is what every plain Ethernet cluster has to say."""
+    """Return settings that only make sense with RDMA. Without them, a missing device is normal on an Ethernet cluster."""
     return [
         s
         for s in case.facts("nccl_env")
@@ -58,7 +58,7 @@ def _asked_for(case: DiagnosisCase) -> list[LogSignal]:
 
 
 def _unused(case: DiagnosisCase) -> None:
-    """Where all data goes between hosts, shared memory that is off costs nothing, and what sockets reach is no surprise."""
+    """Drop findings about shared memory and bandwidth if all data goes over the network."""
     slow = case.candidates.get("slow_transport")
     paths = [via.upper() for scan in case.scans for via in scan.transports]
     if slow is None or len(case.hosts) < 2 or not paths or not all(p.startswith("NET/") for p in paths):
@@ -69,7 +69,7 @@ def _unused(case: DiagnosisCase) -> None:
 
 
 def _disabled(case: DiagnosisCase) -> bool:
-    """The user switched RDMA off: then sockets are no surprise."""
+    """Return whether the user disabled RDMA, so that sockets are expected."""
     return any(
         (s.groups["name"] == "NCCL_IB_DISABLE" and s.groups["value"].strip() == "1")
         or (s.groups["name"] == "NCCL_NET" and s.groups["value"].strip().lower().startswith("socket"))
@@ -78,7 +78,7 @@ def _disabled(case: DiagnosisCase) -> bool:
 
 
 def _bootstrap(case: DiagnosisCase) -> None:
-    """An interface of one host alone, with more than one host in the job."""
+    """Detect a bootstrap interface that exists on one host only, in a job of several hosts."""
     chosen = [s for s in case.facts("bootstrap") if s.groups["interface"].startswith(_PRIVATE_BRIDGES)]
     if not chosen or len(case.hosts) < 2:
         return
@@ -87,5 +87,5 @@ def _bootstrap(case: DiagnosisCase) -> None:
         name = chosen[0].groups["interface"]
         case.propose(
             "wrong_interface", 0.85, chosen[:2],
-            cause=f"NCCL starts over {name} ({chosen[0].groups['address']}), which other hosts cannot reach; no communicator became ready.",
+            cause=f"NCCL bootstraps over {name} ({chosen[0].groups['address']}), which other hosts cannot reach; no communicator was initialised.",
         )  # fmt: skip

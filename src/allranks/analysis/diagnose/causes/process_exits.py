@@ -1,7 +1,4 @@
-"""Detect which process failed first, from exit codes, the program's exceptions, and errors that only report a lost peer.
-
-An error about a lost peer may name the process whose log to read next.
-"""
+"""Detect which process failed first, from exit codes, exceptions of the program, and errors about a lost peer."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 def detect_exit_codes(case: DiagnosisCase) -> None:
-    """Where nothing but the end of a process is told, says so: the launcher's table hides the error itself."""
+    """Report the exit code if it is the only information: the launcher's report does not contain the error itself."""
     _silent_exits(case)
     if case.candidates:
         return
@@ -30,15 +27,17 @@ def detect_exit_codes(case: DiagnosisCase) -> None:
     ended += [s for s in case.facts("srun_exit") if re.search(r"exit code [1-9]\d?$", s.groups["how"])]
     if ended:
         found = case.propose("application_error", 0.5, sort_by_time(ended))
-        found.cause = "A process ended with an error code of its own; its error is not in these logs, only the launcher's report of it."
+        found.cause = (
+            "A process ended with an error code; its error is not in these logs, only the launcher's report of it."
+        )
         found.next_test = (
-            "give diagnose the logs of that rank; decorate the program's main function with torch.distributed.elastic's @record, or start with "
-            "--log-dir and --redirects=3, so that the error is kept"
+            "give diagnose the logs of that rank; decorate the program's main function with @record of torch.distributed.elastic, or start with "
+            "--log-dir and --redirects=3, so that the error is saved"
         )
 
 
 def _silent_exits(case: DiagnosisCase) -> None:
-    """A rank that ended by itself, with a code and without a word, where the others' words are of its absence alone."""
+    """Detect a rank that ended with an exit code but no message, while the others only report that it is gone."""
     if case.candidates.keys() - {"peer_died_first"}:
         return
     spoke = {s.rank for s in case.signals if s.kind == "class" or s.owner in ("exception", "event_error")}
@@ -50,23 +49,23 @@ def _silent_exits(case: DiagnosisCase) -> None:
         found = case.propose("application_error", 0.72, case.quiet_ends)
         found.rank, found.host = first.rank, first.host
         found.cause = (
-            f"Rank {first.rank} ended itself with exit code {first.groups['code']} and wrote no error: sys.exit, os._exit, or a library that gave up. "
-            "What the other ranks say is of its absence."
+            f"Rank {first.rank} ended with exit code {first.groups['code']} and wrote no error: sys.exit, os._exit, or a library that gave up. "
+            "The errors of the other ranks only report that it is gone."
         )
-        found.title = "the program ended itself without an error"
-        found.fix = f"See in the program what ends it with {first.groups['code']} on rank {first.rank} alone; raise an exception there, which says why."
-        found.next_test = f"read the end of the log of rank {first.rank}; it ends where the program did"
+        found.title = "the program exited without an error message"
+        found.fix = f"Find the call that exits with {first.groups['code']} on rank {first.rank} only; raise an exception with the reason there."
+        found.next_test = f"read the end of the log of rank {first.rank}, written just before the exit"
 
 
 class FirstExit(Struct, frozen=True):
-    """Who ended first, by the word of torchrun's agent or of srun."""
+    """Host and rank that ended first, as reported by torchrun's agent or srun."""
 
     host: str | None
     rank: int | None
 
 
 def first_exit(case: DiagnosisCase) -> FirstExit:
-    """The agent's root cause; else the first task that srun saw fail: its host, and its rank where each task is one."""
+    """Return the agent's root cause; else the first task that srun reports as failed (with its rank if each task is one rank)."""
     noted = sort_by_time(case.facts("rank_end"))
     if noted:
         return FirstExit(noted[0].host, noted[0].rank)
@@ -124,7 +123,7 @@ _GENERAL = frozenset({"Error", "Exception", "Failure", "Timeout", "Exit", "Inter
 
 
 def detect_exceptions(case: DiagnosisCase) -> None:
-    """Proposes `application_error` for exceptions that no class explains, and abstains on bare errors of communication."""
+    """Propose `application_error` for exceptions that no class explains; do not guess from bare communication errors."""
     explained = {(s.file, s.line) for s in case.signals if s.kind in ("class", "benign")}
     own = [
         s
@@ -136,9 +135,9 @@ def detect_exceptions(case: DiagnosisCase) -> None:
     plain = [s for s in plain if not _after_lost_peer(case, s)] or plain
     if communication and not case.candidates:
         found = case.propose("collective_hang", POSSIBLE, communication)
-        found.cause = "An operation between the ranks failed, and the log does not say why: the message is NCCL's or Gloo's general one."
+        found.cause = "An operation between the ranks failed, and the log does not say why: it contains only a general message of NCCL or Gloo."
         found.next_test = (
-            "run once more with NCCL_DEBUG=INFO (or TORCH_CPP_LOG_LEVEL=INFO) and give diagnose all ranks' logs"
+            "run again with NCCL_DEBUG=INFO (or TORCH_CPP_LOG_LEVEL=INFO) and give diagnose all ranks' logs"
         )
     if plain:
         ended = first_exit(case).rank
@@ -151,7 +150,7 @@ def detect_exceptions(case: DiagnosisCase) -> None:
 
 
 def is_own_exception(signal: LogSignal) -> bool:
-    """Whether an exception is one that the process raised for itself."""
+    """Return whether the process raised this exception itself, and not because another process ended."""
     name = signal.groups.get("type", "")
     return (
         bool(name)
@@ -164,7 +163,7 @@ def is_own_exception(signal: LogSignal) -> bool:
 
 
 def _after_lost_peer(case: DiagnosisCase, signal: LogSignal) -> bool:
-    """Whether the same rank had already said, in the same file, that it lost another: then this is what came of it."""
+    """Return whether the same rank had already reported a lost peer in the same file, so that this is a consequence."""
     echo = case.candidates.get("peer_died_first")
     return echo is not None and any(
         (e.file, e.rank) == (signal.file, signal.rank) and e.line <= signal.line for e in echo.signals
@@ -178,7 +177,7 @@ def _sentence(signal: LogSignal) -> str:
         if signal.frames
         else ""
     )
-    return f"The program raised {what[:200].rstrip('. ')}.{where} What follows it is tear-down of the other processes."
+    return f"The program raised {what[:200].rstrip('. ')}.{where} The messages after it are from the shutdown of the other processes."
 
 
 _NAMED = (
@@ -194,7 +193,7 @@ _PEER_HOST = re.compile(r"[Cc]onnection closed by remote peer (?P<host>[A-Za-z][
 
 
 def detect_lost_peers(case: DiagnosisCase) -> None:
-    """Gives an echo the rank and host that its own lines name."""
+    """Set the rank and host of the lost peer from the messages about it."""
     echo = case.candidates.get("peer_died_first")
     if echo is None:
         return
@@ -203,8 +202,8 @@ def detect_lost_peers(case: DiagnosisCase) -> None:
         if match and int(match["rank"]) != signal.rank:
             echo.rank = int(match["rank"])
             echo.cause = (
-                f"These lines only report that rank {echo.rank} went away or did not answer. The reason stands in that rank's own log, "
-                "which is not among these or says nothing."
+                f"These lines only report that rank {echo.rank} disconnected or did not answer. The reason is in that rank's own log, "
+                "which is missing here or contains no error."
             )
             return
     hosts = [m["host"] for s in echo.signals if (m := _PEER_HOST.search(s.text))]
@@ -216,18 +215,18 @@ def detect_lost_peers(case: DiagnosisCase) -> None:
 
 
 def _by_address(case: DiagnosisCase, echo: CandidateCause) -> None:
-    """The peer's address, where all that name one name the same; its host, where the logs tell whose it is."""
+    """Set the peer's host from its address, if all messages name the same address."""
     named = {m["address"] for s in echo.signals if (m := _PEER_ADDRESS.search(s.text))}
     if len(named) != 1 or (address := named.pop()).startswith("127."):
         return
     owners = {s.groups["address"]: s.groups["host"] for s in case.facts("address")}
     owners |= {s.groups["address"]: s.host for s in case.facts("bootstrap") if s.host}
     echo.host = owners.get(address, address)
-    echo.cause = f"These lines only report that the processes on {echo.host} went away. The reason stands in the logs of that host, or it is down."
+    echo.cause = f"These lines only report that the processes on {echo.host} disconnected. The reason is in the logs of that host, or the host is down."
 
 
 def _by_silence(case: DiagnosisCase, echo: CandidateCause) -> None:
-    """The one rank whose log ends without a word while all others report that they lost a peer."""
+    """Set the one rank whose log ends without an error while all others report a lost peer."""
     told = {
         s.rank
         for s in case.signals
@@ -241,6 +240,6 @@ def _by_silence(case: DiagnosisCase, echo: CandidateCause) -> None:
         if echo.host == own or echo.host not in case.rank_hosts.values():
             echo.host = own
             echo.cause = (
-                f"These lines only report that a peer went away. The log of rank {echo.rank} ends without a word: it was killed, or its host "
+                f"These lines only report that a peer disconnected. The log of rank {echo.rank} ends without an error: it was killed, or its host "
                 f"{own or ''} went down."
             )

@@ -1,4 +1,4 @@
-"""All rules, one line each: id, severity, check, and the texts that every finding of it shares."""
+"""The list of all rules: id, severity, check, and the texts that all findings of a rule share."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ SLURM = "Slurm's sbatch and srun manuals"
 TORCHRUN = "torch/distributed/run.py"
 ELASTIC = "torch/distributed/elastic/rendezvous"
 NCCL_DOCS = "NCCL user guide, environment variables"
-SLURM_TEST = "seen on a real Slurm 22.05"
+SLURM_TEST = "tested with Slurm 22.05"
 
 RULES: tuple[LintRule, ...] = (
     # Environment variables
     LintRule("unknown-variable", "error", variables.unknown, variables.UNKNOWN_WHY, "", "the libraries' own sources and binaries", ANY),
     LintRule("misspelled-variable", "warning", variables.misspelled, variables.UNKNOWN_WHY, "", "the strings in libnccl 2.21 and 2.32", ANY),
     LintRule("deprecated-variable", "warning", variables.deprecated, variables.DEPRECATED_WHY, "", "release notes of the library", ANY),
-    LintRule("gloo-interface-syntax", "error", variables.gloo_syntax, variables.GLOO_WHY, variables.GLOO_CURE, "torch 2.13, seen", ANY),
+    LintRule("gloo-interface-syntax", "error", variables.gloo_syntax, variables.GLOO_WHY, variables.GLOO_CURE, "tested with torch 2.13", ANY),
     LintRule("invalid-value", "error", variables.invalid, "The library ignores the value or refuses to start.", "", NCCL_DOCS, ANY),
     LintRule("no-effect", "note", variables.no_effect, variables.NO_EFFECT_WHY, "remove the line", "NCCL's defaults: both are 0", ANY),
     LintRule("hard-coded-interface", "warning", variables.interface, variables.INTERFACE_WHY, variables.INTERFACE_CURE, "nccl#286, nccl#1837", ANY),
     LintRule("loopback-across-nodes", "error", variables.loopback, variables.LOOPBACK_WHY, variables.INTERFACE_CURE, NCCL_DOCS),
     LintRule("transport-disabled", "warning", variables.disabled, variables.DISABLED_WHY, variables.DISABLED_CURE, "nccl#667, nccl#1838", ANY),
-    LintRule("fixed-gid-index", "warning", variables.gid, variables.GID_WHY, "remove it, or choose it on each node", "NCCL 2.21 notes", ANY),
+    LintRule("fixed-gid-index", "warning", variables.gid, variables.GID_WHY, "remove it, or determine it on each node", "NCCL 2.21 notes", ANY),
     # Rendezvous
     LintRule("fixed-port", "warning", rendezvous.port, rendezvous.PORT_WHY, rendezvous.PORT_CURE, ELASTIC, ANY),
     LintRule("ephemeral-port", "warning", rendezvous.ephemeral, rendezvous.EPHEMERAL_WHY, rendezvous.PORT_CURE, "enroot#243"),
@@ -46,14 +46,14 @@ RULES: tuple[LintRule, ...] = (
     LintRule("threads-missing", "note", tasks.threads, tasks.THREADS_WHY, tasks.THREADS_CURE, TORCHRUN),
     LintRule("gpus-for-the-job", "warning", tasks.gpus_total, tasks.GPUS_WHY, "--gpus-per-node=<n>", SLURM),
     LintRule("gpu-per-task", "warning", tasks.gpu_per_task, tasks.PER_TASK_WHY, tasks.PER_TASK_CURE, SLURM),
-    LintRule("more-ranks-than-gpus", "error", tasks.too_many, tasks.TOO_MANY_WHY, "make both the same number", TORCHRUN),
+    LintRule("more-ranks-than-gpus", "error", tasks.too_many, tasks.TOO_MANY_WHY, "set both to the same number", TORCHRUN),
     LintRule("one-failed-rest-waits", "note", tasks.kill, tasks.KILL_WHY, tasks.KILL_CURE, SLURM_TEST),
-    # How the job is launched and told
+    # Launchers, environment and signals
     LintRule("needs-ssh", "error", launchers.ssh, launchers.SSH_WHY, launchers.SSH_CURE, "DeepSpeed#1603, #2958"),
-    LintRule("old-launcher", "warning", launchers.old, launchers.OLD_WHY, "torchrun takes the same options", TORCHRUN),
+    LintRule("old-launcher", "warning", launchers.old, launchers.OLD_WHY, "use torchrun, which has the same options", TORCHRUN),
     LintRule("export-comma", "error", launchers.comma, launchers.COMMA_WHY, launchers.COMMA_CURE, SLURM_TEST),
     LintRule("export-drops-environment", "warning", launchers.drops, launchers.DROPS_WHY, launchers.DROPS_CURE, SLURM_TEST),
-    LintRule("login-shell", "note", launchers.login, launchers.LOGIN_WHY, "bash -c instead of bash -lc", "bash manual"),
+    LintRule("login-shell", "note", launchers.login, launchers.LOGIN_WHY, "use bash -c instead of bash -lc", "bash manual"),
     LintRule("kills-others", "warning", launchers.pkill, launchers.PKILL_WHY, launchers.PKILL_CURE, "prime-rl's template"),
     LintRule("signal-kills-torchrun", "warning", launchers.signal, launchers.SIGNAL_WHY, launchers.SIGNAL_CURE, SLURM_TEST),
     LintRule("signal-not-trapped", "warning", launchers.untrapped, launchers.TRAP_WHY, launchers.TRAP_CURE, "bash manual, signals; " + SLURM_TEST),
@@ -61,9 +61,9 @@ RULES: tuple[LintRule, ...] = (
     # Batch script
     LintRule("variable-in-directive", "error", scripts.variable, scripts.VARIABLE_WHY, scripts.VARIABLE_CURE, SLURM_TEST),
     LintRule("directive-too-late", "error", scripts.late, scripts.LATE_WHY, scripts.LATE_CURE, SLURM_TEST),
-    LintRule("directive-not-read", "warning", scripts.unread, scripts.UNREAD_WHY, "write it as #SBATCH at the line's beginning", SLURM_TEST),
+    LintRule("directive-not-read", "warning", scripts.unread, scripts.UNREAD_WHY, "write it as #SBATCH at the start of the line", SLURM_TEST),
     LintRule("output-folder", "warning", scripts.output, scripts.OUTPUT_WHY, scripts.OUTPUT_CURE, SLURM_TEST),
-    LintRule("no-shebang", "error", scripts.shebang, scripts.SHEBANG_WHY, "begin the file with #!/bin/bash", SLURM_TEST),
+    LintRule("no-shebang", "error", scripts.shebang, scripts.SHEBANG_WHY, "start the file with #!/bin/bash", SLURM_TEST),
     LintRule("dos-line-breaks", "error", scripts.line_breaks, scripts.CRLF_WHY, "dos2unix FILE, or sed -i 's/\\r$//' FILE", SLURM_TEST, ANY),
     LintRule("exit-code-lost", "warning", scripts.exit_code, scripts.EXIT_WHY, scripts.EXIT_CURE, "bash manual, pipelines"),
     LintRule("not-exported", "error", scripts.not_exported, scripts.EXPORT_WHY, "export it before srun", "bash manual, environment"),
@@ -72,7 +72,7 @@ RULES: tuple[LintRule, ...] = (
     LintRule("buffered-output", "note", scripts.buffered, scripts.BUFFERED_WHY, "export PYTHONUNBUFFERED=1", "Python manual, -u"),
     # Files
     LintRule("node-local-file", "error", storage.local, storage.LOCAL_WHY, storage.LOCAL_CURE, SLURM_TEST),
-    LintRule("fixed-name-in-tmp", "warning", storage.fixed, storage.FIXED_WHY, 'a folder of the job: d=$(mktemp -d)', "the sticky bit of /tmp"),
+    LintRule("fixed-name-in-tmp", "warning", storage.fixed, storage.FIXED_WHY, 'use a folder per job: d=$(mktemp -d)', "the sticky bit of /tmp"),
     LintRule("slurm-tmpdir", "warning", storage.tmpdir, storage.TMPDIR_WHY, storage.TMPDIR_CURE, SLURM_TEST),
     LintRule("cache-not-shared", "warning", storage.unshared, storage.UNSHARED_WHY, storage.CACHE_CURE, "huggingface_hub's defaults", ANY),
     LintRule("cache-missing", "note", storage.missing, storage.CACHE_WHY, storage.CACHE_CURE, "huggingface_hub's defaults"),

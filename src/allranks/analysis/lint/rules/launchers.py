@@ -1,4 +1,4 @@
-"""Launchers that cannot work here, environments that do not arrive, signals that kill too much."""
+"""Rules for launchers, the environment of ranks, and signals."""
 
 from __future__ import annotations
 
@@ -9,24 +9,30 @@ from allranks.analysis.lint.command_options import SHELLS, slurm_options
 from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import ProgramCall, Violation
 
-SSH_WHY = "It starts the ranks of other nodes through SSH, which many clusters forbid between compute nodes; the job then waits or asks for a key."
-SSH_CURE = "let Slurm start it on every node: srun --ntasks-per-node=1 torchrun ... (or deepspeed --no_ssh --node_rank=$SLURM_NODEID in a task's shell)"
-OLD_WHY = "torch.distributed.launch is deprecated, and passes --local_rank to the program instead of LOCAL_RANK in the environment."
-COMMA_WHY = "Slurm takes every comma for the end of a value: --export=ALL,X=^lo,docker0 gives X=^lo. Quotes do not help, they become part of the value."
+SSH_WHY = "It starts the ranks of other nodes through SSH. Many clusters forbid SSH between compute nodes; the job then waits or asks for a key."
+SSH_CURE = "start one launcher per node with Slurm: srun --ntasks-per-node=1 torchrun ... (or deepspeed --no_ssh --node_rank=$SLURM_NODEID in a task's shell)"
+OLD_WHY = (
+    "torch.distributed.launch is deprecated, and passes --local_rank to the program instead of setting LOCAL_RANK."
+)
+COMMA_WHY = "Slurm treats every comma as the end of a value: --export=ALL,X=^lo,docker0 gives X=^lo. Quotes do not help; they become part of the value."
 COMMA_CURE = "export the variable in the script before srun; --export=ALL is the default and passes it on"
-DROPS_WHY = "The step gets only what is named (and SLURM_*): no PATH, modules, NCCL or cache settings of the script reach the ranks."
-DROPS_CURE = "leave --export out, or write --export=ALL; set variables with export lines before srun"
-LOGIN_WHY = "A login shell reads the profile again, which resets PATH and modules to what they are after logging in."
-PKILL_WHY = "It kills processes of your other jobs on a shared node too, and everyone's if it may."
+DROPS_WHY = "The step only gets the named variables (and SLURM_*): PATH, modules, NCCL and cache settings of the script do not reach the ranks."
+DROPS_CURE = "omit --export, or write --export=ALL; set variables with export lines before srun"
+LOGIN_WHY = "A login shell reads the profile again, which resets PATH and modules to their state after login."
+PKILL_WHY = (
+    "It also kills processes of your other jobs on a shared node, and those of other users if it has the permission."
+)
 PKILL_CURE = "remove it; Slurm ends all processes of a job when the job ends"
-SIGNAL_WHY = "Without B: Slurm sends the signal to every process of every step. torchrun dies of it (exit code 138) and its workers live on."
+SIGNAL_WHY = "Without B: Slurm sends the signal to every process of every step. It ends torchrun (exit code 138), and its workers keep running."
 SIGNAL_CURE = (
-    "in the task's shell: trap '' USR1; exec torchrun ... so that only the workers' handlers see it; or #SBATCH --signal=B:USR1@<seconds> "
+    "in the task's shell: trap '' USR1; exec torchrun ... so that only the workers' handlers get it; or #SBATCH --signal=B:USR1@<seconds> "
     "with a trap in the batch script"
 )
-TRAP_WHY = "The signal goes to the batch shell, which dies of it unless it has a trap; and a trap runs only when no program in the foreground is waited for."
-TRAP_CURE = "trap '<what to do>' USR1; srun ... & wait"
-REQUEUE_WHY = "A job that goes back to the queue starts with the same output file, which Slurm empties: the log of the first attempt is gone."
+TRAP_WHY = "The signal goes to the batch shell and ends it unless it has a trap; bash runs a trap only when no foreground program is running."
+TRAP_CURE = "trap '<command>' USR1; srun ... & wait"
+REQUEUE_WHY = (
+    "A requeued job starts with the same output file, which Slurm truncates: the log of the first attempt is lost."
+)
 LISTS = {
     "NCCL_SOCKET_IFNAME",
     "GLOO_SOCKET_IFNAME",
@@ -53,12 +59,12 @@ def ssh(job: JobDescription) -> Iterator[Violation]:
         elif launch.kind == "deepspeed" and by == "slurm" and launch.option("include", "exclude", "i", "e"):
             yield Violation(
                 launch.call.offset,
-                "deepspeed --launcher slurm hands --include to srun, which has no such option",
+                "deepspeed --launcher slurm passes --include to srun, which has no such option",
                 severity="warning",
             )
     for item in job.set_values("PDSH_RCMD_TYPE"):
         if item.value == "ssh":
-            yield Violation(item.offset, "PDSH_RCMD_TYPE=ssh: pdsh goes to the other nodes through SSH")
+            yield Violation(item.offset, "PDSH_RCMD_TYPE=ssh: pdsh connects to the other nodes by SSH")
     for call in job.calls:
         words = " ".join(a.text for a in call.args)
         started = any(call in la.call.under for la in job.launches)
@@ -74,12 +80,12 @@ def old(job: JobDescription) -> Iterator[Violation]:
             yield Violation(
                 launch.call.offset,
                 "torch.distributed.launch is deprecated",
-                cure="torchrun with the same options; read LOCAL_RANK from the environment",
+                cure="use torchrun with the same options; read LOCAL_RANK from the environment",
             )
 
 
 def _exports(job: JobDescription) -> Iterator[tuple[int, str, ProgramCall | None]]:
-    """Every ``--export`` value, with the srun it stands at."""
+    """Yield every ``--export`` value, with the srun that has it."""
     if "export" in job.heading:
         yield job.heading["export"].offset, job.heading["export"].value or "", None
     for call in job.calls:
@@ -122,7 +128,7 @@ def drops(job: JobDescription) -> Iterator[Violation]:
                 yield Violation(
                     offset,
                     text,
-                    why="srun lets the caller's environment win over --export.",
+                    why="In srun the caller's environment overrides --export.",
                     cure=f"export {name}={given} before srun",
                 )
 
@@ -164,11 +170,11 @@ def pkill(job: JobDescription) -> Iterator[Violation]:
     for call in job.calls:
         words = " ".join(a.text for a in call.args)
         if call.program in ("pkill", "killall") and re.search(r"python|torchrun|train|ray|accelerate|deepspeed", words):
-            yield Violation(call.offset, f"{call.program} {words} reaches beyond this job")
+            yield Violation(call.offset, f"{call.program} {words} also affects other jobs")
 
 
 def _signal(job: JobDescription) -> tuple[bool, str, int] | None:
-    """Whether to the batch shell alone, the signal's name, and where it stands."""
+    """Return whether it goes to the batch shell alone, the signal's name, and its position."""
     found = job.heading.get("signal")
     if found is None or not found.value:
         return None
@@ -194,7 +200,7 @@ def signal(job: JobDescription) -> Iterator[Violation]:
             continue
         protected = any(t.under == launch.call.under and t.args and not t.args[0].text for t in _traps(job, asked[1]))
         if not protected:
-            yield Violation(asked[2], f"--signal={asked[1]} reaches torchrun itself and ends it")
+            yield Violation(asked[2], f"--signal={asked[1]} also goes to torchrun and ends it")
             return
 
 
@@ -206,7 +212,7 @@ def untrapped(job: JobDescription) -> Iterator[Violation]:
     launch = job.launches[-1] if job.launches else None
     if not traps:
         yield Violation(
-            asked[2], f"--signal=B:{asked[1]} without a trap for {asked[1]} in the script: the batch shell dies of it"
+            asked[2], f"--signal=B:{asked[1]} without a trap for {asked[1]} in the script: it ends the batch shell"
         )
     elif launch and traps[-1].args[0].text and "exec" not in job.line_of(launch.call.offset).split():
         outer = launch.call.under[0] if launch.call.under else launch.call
@@ -220,5 +226,5 @@ def requeue(job: JobDescription) -> Iterator[Violation]:
     if (found or again) and (job.heads("open-mode") or "").lower() != "append":
         yield Violation(
             found.offset if found else again.offset if again else 0,
-            "the job may be requeued, and its log is not opened to append",
+            "the job may be requeued, and its log is not opened in append mode",
         )

@@ -1,4 +1,4 @@
-"""How the nodes find each other: address, port, id, rank of the node."""
+"""Rules for the rendezvous: address, port, id and node rank."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import Argument, ProgramCall, Violation
 
 PORT_WHY = (
-    "Two jobs on one node take the same port. With c10d the second does not fail: it joins the first one's store, and dies when "
-    "that ends; with a static rendezvous it stops with 'Address already in use'."
+    "Two jobs on one node use the same port. With c10d the second job does not fail: it joins the store of the first one, and fails when "
+    "that job ends; with a static rendezvous it stops with 'Address already in use'."
 )
-PORT_CURE = "derive it from the job, below the ephemeral range: MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000)); on one node use torchrun --standalone"
-EPHEMERAL_WHY = "The kernel gives ports of its ephemeral range (32768 to 60999) to any outgoing connection, so that one is often in use."
-PER_NODE_WHY = "Every node draws its own value, so that the nodes never meet."
-ID_WHY = "Jobs with one id and one address are one rendezvous: one of them is killed, or takes the other's nodes for its own."
+PORT_CURE = "derive it from the job ID, below the ephemeral range: MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000)); on one node use torchrun --standalone"
+EPHEMERAL_WHY = "The kernel assigns ports of its ephemeral range (32768 to 60999) to outgoing connections, so such a port is often in use."
+PER_NODE_WHY = "Every node gets a different value, so the nodes never find each other."
+ID_WHY = "Jobs with the same id and address share one rendezvous: one of them is killed, or it uses nodes of the other."
 ID_CURE = "--rdzv_id=$SLURM_JOB_ID (with requeue: $SLURM_JOB_ID.$SLURM_RESTART_COUNT)"
 RANK_WHY = (
-    "With c10d, node ranks come from the sorted host names, whatever --node_rank says; rank 0 and MASTER_ADDR may be on any node, "
+    "With c10d, node ranks come from the sorted host names, and --node_rank is ignored; rank 0 and MASTER_ADDR may be on any node, "
     "and gpu10 sorts before gpu2."
 )
 RANK_CURE = "remove --node_rank; or, if ranks must follow Slurm's order, use --master_addr and --master_port instead of the --rdzv options"
-MISSING_WHY = "Without --node_rank every node says that it is node 0, and all wait for the others until the timeout."
+MISSING_WHY = "Without --node_rank every node is node 0, and all wait for the others until the timeout."
 MISSING_CURE = "--node_rank=$SLURM_NODEID in single quotes inside the srun command, or --rdzv_backend=c10d with --rdzv_endpoint and --rdzv_id"
-EARLY_WHY = "The batch shell expands it before srun starts, where it is 0; every task on every node gets that 0."
+EARLY_WHY = "The batch shell expands it before srun starts, where it is 0; every task on every node gets 0."
 EARLY_CURE = "let the task's own shell expand it: srun bash -c '... $SLURM_NODEID ...' in single quotes, or \\$SLURM_NODEID in double quotes"
-ADDRESS_WHY = "The address must name the first node, and lead there from every other node."
+ADDRESS_WHY = "The address must be that of the first node, and every other node must be able to reach it."
 ADDRESS_CURE = 'in the batch script, outside of containers: MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 HOSTLESS_WHY = (
-    "torchrun decides by comparing host names whether it is the host of a c10d store. An IP address of a second interface matches "
-    "none, nobody listens, and all nodes wait until the timeout."
+    "torchrun compares host names to decide whether it hosts the c10d store. The IP address of a second interface matches "
+    "no host name, so no node listens, and all nodes wait until the timeout."
 )
 HOSTLESS_CURE = "use the host name of the first node; or --rdzv_conf=is_host=1 on it and is_host=0 elsewhere; or --master_addr with a static rendezvous"
-CONTAINER_WHY = "scontrol is on the host, not in the image; the substitution is empty, and a fall-back to localhost gives every node a world of its own."
+CONTAINER_WHY = "scontrol is on the host, not in the image; the substitution is empty, and with a fall-back to localhost every node forms its own group."
 PORT_NAME = re.compile(r"(?:MASTER|RDZV|HEAD|MAIN|RENDEZVOUS)\w*PORT\Z|PORT\Z", re.IGNORECASE)
 ADDRESS_NAME = re.compile(
     r"(?:MASTER|RDZV|HEAD|MAIN|RENDEZVOUS|COORD)\w*(?:ADDR|IP|HOST|NODE|ENDPOINT|ADDRESS)\w*\Z|(?:MASTER|HEAD)\Z",
@@ -88,11 +88,11 @@ def _launch_port(job: JobDescription, launch: LauncherCall) -> Iterator[Violatio
             yield Violation(_place(option.arg, launch, found[0]), f"the port of --{name} is always {found[0]}")
     if _is_torchrun(launch) and job.multi_node and backend(launch) == "static" and launch.srun:
         if not launch.option("master_port", "rdzv_endpoint") and not job.has("PET_MASTER_PORT"):
-            yield Violation(launch.call.offset, "no --master_port: torchrun takes 29500 (it does not read MASTER_PORT)")
+            yield Violation(launch.call.offset, "no --master_port: torchrun uses 29500 (it does not read MASTER_PORT)")
 
 
 def _place(arg: Argument, launch: LauncherCall, digits: str) -> int:
-    """Where the digits stand, perhaps in a variable's value further up."""
+    """Return the position of the digits, perhaps in a variable's value further up."""
     args = launch.call.args
     start = args.index(arg)
     for candidate in args[start : start + 2]:
@@ -103,7 +103,7 @@ def _place(arg: Argument, launch: LauncherCall, digits: str) -> int:
 
 
 def _standalone(job: JobDescription) -> bool:
-    """Whether nobody takes a port from the script: ``--standalone`` finds a free one itself."""
+    """Return whether no launcher uses a port of the script: ``--standalone`` finds a free one itself."""
     return bool(job.launches) and all("standalone" in la.options for la in job.launches)
 
 
@@ -115,9 +115,7 @@ def ephemeral(job: JobDescription) -> Iterator[Violation]:
         if span is None:
             continue
         if span[1] >= 32768 and span[0] <= 60999:
-            yield Violation(
-                item.offset, f"{item.name} is drawn from {span[0]} to {span[1]}, within the ephemeral range"
-            )
+            yield Violation(item.offset, f"{item.name} is chosen from {span[0]} to {span[1]}, in the ephemeral range")
         elif span[0] < 1024:
             yield Violation(
                 item.offset,
@@ -147,12 +145,12 @@ def port_per_node(job: JobDescription) -> Iterator[Violation]:
         if PORT_NAME.match(item.name) and _under_srun(item.under) and drawn.search(item.value):
             yield Violation(
                 item.offset,
-                f"{item.name} is drawn on every node for itself",
-                cure="draw it once, in the batch script. " + PORT_CURE,
+                f"{item.name} is chosen on every node separately",
+                cure="choose it once, in the batch script. " + PORT_CURE,
             )
     for use in job.uses:
         if use.name == "RANDOM" and use.program in ("torchrun", "python") and _under_srun(use.under):
-            yield Violation(use.offset, "$RANDOM is drawn on every node for itself", cure=ID_CURE)
+            yield Violation(use.offset, "$RANDOM differs on every node", cure=ID_CURE)
 
 
 def _under_srun(under: tuple[ProgramCall, ...]) -> bool:
@@ -166,7 +164,7 @@ def identity(job: JobDescription) -> Iterator[Violation]:
         option = launch.option("rdzv_id")
         if option is None:
             if not job.has("PET_RDZV_ID"):
-                yield Violation(launch.call.offset, "no --rdzv_id: every such job has the id 'none'")
+                yield Violation(launch.call.offset, "no --rdzv_id: the default id is 'none' for every job")
         elif option.value and "$" not in option.value:
             yield Violation(option.arg.offset, f"the rendezvous id is always {option.value}")
 
@@ -234,7 +232,7 @@ def address(job: JobDescription) -> Iterator[Violation]:
 
 
 def _no_address(job: JobDescription) -> Iterator[Violation]:
-    """A static rendezvous that nobody gave an address."""
+    """Report a static rendezvous without an address."""
     for launch in job.launches:
         several = job.multi_node and _is_torchrun(launch) and backend(launch) == "static" and launch.srun is not None
         told = launch.option("master_addr", "rdzv_endpoint", "standalone") or job.has("PET_MASTER_ADDR")
@@ -242,7 +240,7 @@ def _no_address(job: JobDescription) -> Iterator[Violation]:
         if several and not told and not launch.open_ended and nodes not in (None, "1"):
             yield Violation(
                 launch.call.offset,
-                "no --master_addr: torchrun takes 127.0.0.1 (it does not read MASTER_ADDR), and every node waits for itself",
+                "no --master_addr: torchrun uses 127.0.0.1 (it does not read MASTER_ADDR), and every node waits for itself",
                 cure='--master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT"; or c10d with --rdzv_endpoint="$MASTER_ADDR:$MASTER_PORT"',
                 severity="error",
             )
@@ -250,17 +248,17 @@ def _no_address(job: JobDescription) -> Iterator[Violation]:
 
 def _address_hits(job: JobDescription, name: str, value: str, offset: int, under_srun: bool) -> Iterator[Violation]:
     if re.search(r"hostname\s+(?:--ip-address|-i|--all-ip-addresses|-I)\b", value):
-        text = f"{name} comes from hostname's addresses: with Debian's /etc/hosts that is 127.0.1.1, with -I the first of any network"
+        text = f"{name} comes from hostname: with Debian's /etc/hosts it is 127.0.1.1, with -I the first address of any network"
         yield Violation(offset, text)
     elif re.search(r"\bgetent\s+a?hosts(?:v4)?\s", value):
         yield Violation(
-            offset, f"{name} is the address from getent: asked on that node itself, Debian's /etc/hosts says 127.0.1.1"
+            offset, f"{name} is the address from getent: on the node itself, Debian's /etc/hosts returns 127.0.1.1"
         )
     if re.search(r"\|\|\s*echo\s+[\"']?(?:localhost|127\.)", value) or (
         job.multi_node and re.search(r"\{(?!SLURM_)\w+:?-(?:localhost|127\.0\.0\.1)\}", value)
     ):
         yield Violation(
-            offset, f"{name} falls back to localhost: every node would be a world of its own", severity="error"
+            offset, f"{name} falls back to localhost: every node would form its own group", severity="error"
         )
     elif job.multi_node and re.fullmatch(r"localhost|127\.\d+\.\d+\.\d+|::1", value):
         yield Violation(
@@ -273,17 +271,15 @@ def _address_hits(job: JobDescription, name: str, value: str, offset: int, under
 def _of_several_nodes(job: JobDescription, name: str, value: str, offset: int, under_srun: bool) -> Iterator[Violation]:
     own = re.fullmatch(r"\$\(hostname(?:\s+-[sfd])?\)|\$\{?(?:HOSTNAME|SLURMD_NODENAME)\}?", value.replace("`", ""))
     if own and under_srun:
-        yield Violation(offset, f"{name}={value} inside of srun: every node names itself", severity="error")
+        yield Violation(offset, f"{name}={value} inside of srun: every node uses its own name", severity="error")
     elif own and not job.is_batch:
-        yield Violation(offset, f"{name}={value}: under salloc this script runs on the login node, and names it")
+        yield Violation(offset, f"{name}={value}: under salloc this script runs on the login node, whose name it gets")
     elif re.search(r"SLURM_(?:JOB_)?NODELIST", value) and not re.search(r"scontrol|nodeset|hostlist|python|\[", value):
-        yield Violation(
-            offset, f"{name} is cut from the compressed list, which reads node[01-04] and not node01,node02"
-        )
+        yield Violation(offset, f"{name} is cut from the compressed list, which is node[01-04] and not node01,node02")
     elif "SLURM_LAUNCH_NODE_IPADDR" in value and not job.is_batch:
         yield Violation(offset, f"{name}={value}: under salloc that is the login node")
     elif job.is_batch and re.fullmatch(r"(?!\$)[A-Za-z0-9][A-Za-z0-9.-]*", value) and not value.isdecimal():
-        yield Violation(offset, f"{name}={value}: Slurm gives other nodes to the next job")
+        yield Violation(offset, f"{name}={value}: the next job gets other nodes")
 
 
 def hostless(job: JobDescription) -> Iterator[Violation]:
@@ -303,7 +299,7 @@ def hostless(job: JobDescription) -> Iterator[Violation]:
             if not option.value.startswith("127."):
                 yield Violation(
                     option.arg.offset,
-                    "the c10d endpoint is an IP address, which no node may know as its own",
+                    "the c10d endpoint is an IP address, which may match no node",
                 )
 
 
@@ -315,4 +311,4 @@ def container(job: JobDescription) -> Iterator[Violation]:
             "container-image" in slurm_options(c) for c in call.under if c.program == "srun"
         )
         if inside:
-            yield Violation(call.offset, "scontrol is called inside of a container")
+            yield Violation(call.offset, "scontrol is called inside a container")

@@ -1,4 +1,4 @@
-"""Check batch scripts: #SBATCH lines, exit codes, exports and other shell errors."""
+"""Rules for batch scripts: #SBATCH lines, exit codes, exports and other shell errors."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import ProgramCall, VariableUse, Violation
 from allranks.analysis.lint.rules.tasks import sources_settings
 
-VARIABLE_WHY = "sbatch reads these lines as text before any shell runs: $NAME, ~ and `...` stay as they are, and the option is refused or means another file."
-VARIABLE_CURE = "give it on the command line, where a shell expands it (sbatch --nodes=$N job.sh), or use Slurm's patterns (%x name, %j job, %u user)"
-LATE_WHY = "sbatch stops reading options at the first command; the option has no effect, without a word."
+VARIABLE_WHY = "sbatch reads these lines as text before any shell runs: $NAME, ~ and `...` are not expanded, and the option is refused or means another file."
+VARIABLE_CURE = "set it on the command line, where a shell expands it (sbatch --nodes=$N job.sh), or use Slurm's patterns (%x name, %j job, %u user)"
+LATE_WHY = "sbatch stops reading options at the first command; the option has no effect, and there is no warning."
 LATE_CURE = "move all #SBATCH lines up, directly below the first line"
-UNREAD_WHY = "For sbatch this is an ordinary comment."
-OUTPUT_WHY = "Slurm opens the output file before the script runs. If the folder is missing the job fails at once and leaves no log at all."
-OUTPUT_CURE = "make the folder before sbatch, or choose one that is there"
-SHEBANG_WHY = "sbatch refuses a script whose first line does not begin with #!."
+UNREAD_WHY = "sbatch treats this as an ordinary comment."
+OUTPUT_WHY = (
+    "Slurm opens the output file before the script runs. If the folder is missing, the job fails at once without a log."
+)
+OUTPUT_CURE = "create the folder before sbatch, or use an existing one"
+SHEBANG_WHY = "sbatch refuses a script whose first line does not start with #!."
 PATHS = ("output", "error", "chdir", "input")
 
 
@@ -30,7 +32,7 @@ def variable(job: JobDescription) -> Iterator[Violation]:
             continue
         name = f"--{item.name}={value}" if item.name else value
         if re.search(r"(?<!\\)\$[A-Za-z_{(]|`", value):
-            yield Violation(item.offset, f"#SBATCH {name}: nothing is expanded here")
+            yield Violation(item.offset, f"#SBATCH {name}: variables are not expanded here")
         elif item.name in PATHS and value.startswith("~"):
             yield Violation(item.offset, f"#SBATCH {name}: ~ is not expanded here")
 
@@ -54,12 +56,12 @@ def unread(job: JobDescription) -> Iterator[Violation]:
         line, column = job.lines.place(comment.offset)
         text = job.lines.line(line)
         if column > 1 and comment.text.startswith("#SBATCH") and not text[: column - 1].strip():
-            yield Violation(comment.offset, "this #SBATCH is indented, and not read")
+            yield Violation(comment.offset, "this #SBATCH is indented, so it is not read")
         elif column == 1 and re.match(r"#(?:sbatch|Sbatch|SBATCH[:=]|SLURM)\s+-", comment.text):
             yield Violation(comment.offset, f"{comment.text.split()[0]} is not #SBATCH")
         elif column == 1 and re.match(r"#[ \t]+SBATCH\s+-", comment.text):
             yield Violation(
-                comment.offset, "# SBATCH with a space is a comment (write ##SBATCH if that is meant)", severity="note"
+                comment.offset, "# SBATCH with a space is a comment (write ##SBATCH if it is intended)", severity="note"
             )
     yield from _misspelled(job)
 
@@ -76,8 +78,8 @@ def _misspelled(job: JobDescription) -> Iterator[Violation]:
                 why="sbatch refuses it.",
             )
         elif not item.name and item.value:
-            yield Violation(item.offset, f"#SBATCH ... {item.value}: no option; a blank before or after = is not allowed", severity="error",
-                      why="sbatch takes it for the script's name, or refuses it.", cure="--name=value")  # fmt: skip
+            yield Violation(item.offset, f"#SBATCH ... {item.value}: not an option; a blank before or after = is not allowed", severity="error",
+                      why="sbatch treats it as the script's name, or refuses it.", cure="--name=value")  # fmt: skip
         elif len(item.name) > 1 and item.name not in LONG:
             near = difflib.get_close_matches(item.name, LONG, n=1, cutoff=0.85)
             if near:
@@ -106,29 +108,31 @@ def output(job: JobDescription) -> Iterator[Violation]:
             and folder
             and any(m == folder or m.startswith(folder + "/") or m.removeprefix("./") == folder for m in made)
         ):
-            yield Violation(found.offset, f"the folder {folder} is made by the script, too late for --{name}")
+            yield Violation(found.offset, f"the folder {folder} is created by the script, too late for --{name}")
 
 
 def shebang(job: JobDescription) -> Iterator[Violation]:
     if job.source.text.startswith("\ufeff"):
         yield Violation(
             0,
-            "the file begins with a byte order mark, and so not with #!",
+            "the file starts with a byte order mark instead of #!",
             cure="save it as UTF-8 without a byte order mark",
         )
     elif job.is_batch and not job.source.text.startswith("#!"):
-        yield Violation(job.source.where(0), "a batch script without #! in its first line")
+        yield Violation(job.source.where(0), "the first line of the batch script does not start with #!")
 
 
 CRLF_WHY = "sbatch refuses scripts with DOS line breaks; elsewhere the carriage return becomes part of the last word of every line."
 EXIT_WHY = "The job's state is the exit code of its last command. A failed training is reported as COMPLETED, and dependent jobs start."
 EXIT_CURE = "set -eo pipefail at the top of the script"
-SET_E_WHY = "With set -e the shell ends at the first command that fails, also where the script was about to look at the failure."
+SET_E_WHY = (
+    "With set -e the shell exits at the first command that fails, even if the script checks the exit code afterwards."
+)
 SET_E_CURE = "srun ... || rc=$?"
-BUFFERED_WHY = "Python keeps some kB of output back when it does not write to a terminal; a rank that is killed takes its last lines along."
-EXPORT_WHY = "A shell started by srun or bash -c has the exported variables only; this one is empty there, and its option gets no value or the next word."
-FOLDER_WHY = "sbatch copies the script to the node's spool folder and runs the copy: $0 and BASH_SOURCE name that folder, which holds nothing else."
-FOLDER_CURE = 'cd "$SLURM_SUBMIT_DIR", the folder from which sbatch was called (or a full path)'
+BUFFERED_WHY = "Python buffers some kB of output if it does not write to a terminal; when a rank is killed, its last lines are lost."
+EXPORT_WHY = "A shell started by srun or bash -c only has the exported variables; this one is empty there, and its option gets no value or the next word."
+FOLDER_WHY = "sbatch copies the script to the node's spool folder and runs the copy: $0 and BASH_SOURCE point to that folder, which contains no other files."
+FOLDER_CURE = 'cd "$SLURM_SUBMIT_DIR", the folder where sbatch was called (or use a full path)'
 OWN_PATH = re.compile(r"\$\{?(?:0|BASH_SOURCE)(?![0-9A-Za-z_])")
 INHERITED = {
     "PATH",
@@ -153,7 +157,7 @@ def line_breaks(job: JobDescription) -> Iterator[Violation]:
 
 
 def _flags(job: JobDescription) -> tuple[bool, bool]:
-    """Whether set -e, and whether pipefail, is in force in the batch shell."""
+    """Return whether set -e, and whether pipefail, is active in the batch shell."""
     first = job.lines.line(1)
     errexit = bool(re.match(r"#!\S*sh\s+-\w*e", first))
     pipefail = False
@@ -172,7 +176,7 @@ def _outer(launch: LauncherCall) -> ProgramCall:
 
 
 def not_exported(job: JobDescription) -> Iterator[Violation]:
-    """Set in the outer shell, used by an inner one, and exported nowhere."""
+    """Report variables set in the outer shell, used by an inner one, and never exported."""
     if sources_settings(job) or re.search(r"\bset\s+-(?:\w*a\w*|o\s+allexport)\b", job.text):
         return
     said: set[str] = set()
@@ -183,7 +187,7 @@ def not_exported(job: JobDescription) -> Iterator[Violation]:
         said.add(use.name)
         yield Violation(
             use.offset,
-            f"${use.name} is set in the script and not exported: empty in this shell",
+            f"${use.name} is set in the script but not exported: it is empty in this shell",
             cure=f"export {use.name}",
         )
 
@@ -204,7 +208,7 @@ def script_folder(job: JobDescription) -> Iterator[Violation]:
     if not job.is_batch or re.search(r"SLURM_SUBMIT_DIR|scontrol\s+show\s+job\b", job.text):
         return
     if any(c.program == "sbatch" for c in job.calls):
-        return  # it submits itself, and asks for its folder before that
+        return  # it submits itself, and determines its folder before that
     places = [
         c.offset
         for c in job.calls
@@ -214,7 +218,7 @@ def script_folder(job: JobDescription) -> Iterator[Violation]:
     ]
     places += [a.offset for a in job.assignments if not a.under and re.match(r"\$\{(?:0|BASH_SOURCE)[^}]*%", a.value)]
     if places:
-        yield Violation(min(places), "the folder of the script itself: under sbatch that is Slurm's spool folder")
+        yield Violation(min(places), "the folder of the script: under sbatch this is Slurm's spool folder")
 
 
 def exit_code(job: JobDescription) -> Iterator[Violation]:
@@ -228,7 +232,8 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
         if outer.after in ("|", "|&"):
             if not pipefail:
                 yield Violation(
-                    outer.offset, f"{launch.kind} is piped, and its exit code is lost: the pipe's is the last command's"
+                    outer.offset,
+                    f"{launch.kind} is piped, so its exit code is lost: a pipe returns that of its last command",
                 )
                 return
             outer = next(
@@ -250,14 +255,14 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
         ):
             yield Violation(
                 later[-1].offset,
-                f"the job ends with the exit code of '{later[-1].written}', whatever became of {launch.kind}",
+                f"the job ends with the exit code of '{later[-1].written}', even if {launch.kind} failed",
                 cure=EXIT_CURE,
             )
             return
 
 
 def _looks(job: JobDescription, outer: ProgramCall) -> bool:
-    """Whether the exit code is looked at behind the call."""
+    """Return whether the exit code is checked after the call."""
     rest = job.text[outer.offset :]
     return bool(
         re.search(r"\$\?|PIPESTATUS|\btrap\b.*\bE(?:RR|XIT)\b", rest)
@@ -284,20 +289,18 @@ def set_e(job: JobDescription) -> Iterator[Violation]:
                 before[-1].offset < c.offset < item.offset and not c.under and not c.in_substitution
                 for c in job.calls[job.calls.index(before[-1]) + 1 :]
             ):
-                yield Violation(item.offset, f"{item.name}=$? is never reached when the command above fails")
+                yield Violation(item.offset, f"{item.name}=$? is never reached if the command above fails")
     for call in job.calls:
         if (
             re.match(r"\(\(\$\(\(\s*\w+(?:\+\+|--)\s*\)\)", call.written)
             and not call.tested
             and call.after not in ("||", "&&")
         ):
-            yield Violation(
-                call.offset, "((x++)) counts as failed when x was 0, and ends the script", cure="x=$((x + 1))"
-            )
+            yield Violation(call.offset, "((x++)) returns 1 if x was 0, which ends the script", cure="x=$((x + 1))")
 
 
 def _suspended(job: JobDescription, offset: int) -> bool:
-    """`set +e` before, and not taken back."""
+    """Return whether `set +e` is active here."""
     last = [c for c in job.calls if c.program == "set" and not c.under and c.offset < offset]
     return bool(last) and any(re.match(r"\+\w*e", a.text) for a in last[-1].args)
 
@@ -320,6 +323,6 @@ def buffered(job: JobDescription) -> Iterator[Violation]:
             ):
                 yield Violation(
                     call.offset,
-                    "python writes through a buffer: no PYTHONUNBUFFERED and no -u (torchrun gives -u itself, srun does not)",
+                    "Python's output is buffered: no PYTHONUNBUFFERED and no -u (torchrun passes -u itself, srun does not)",
                 )
                 return

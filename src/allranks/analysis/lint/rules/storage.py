@@ -1,4 +1,4 @@
-"""Files: which every node sees, and which only one."""
+"""Rules for files: shared and node-local paths, caches, sbcast."""
 
 from __future__ import annotations
 
@@ -10,20 +10,16 @@ from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Argument, ProgramCall, Violation
 from allranks.analysis.lint.rules.tasks import sources_settings
 
-LOCAL_WHY = "/tmp is each node's own. What one node writes there the others do not see: 'can't open file', or checkpoints of one node only."
-LOCAL_CURE = "a folder that all nodes see ($HOME, a scratch file system), or bring it to every node first: sbcast, or srun --ntasks-per-node=1 cp"
-FIXED_WHY = "Another user's file of this name cannot be overwritten (Permission denied), and two jobs of yours on one node overwrite each other's."
-TMPDIR_WHY = (
-    "Slurm sets no SLURM_TMPDIR; only some clusters' own prologs do. Elsewhere it is empty, and $SLURM_TMPDIR/x is /x."
-)
-TMPDIR_CURE = "${SLURM_TMPDIR:-/tmp/$USER.$SLURM_JOB_ID}, made with mkdir -p on every node"
-UNSHARED_WHY = (
-    "Each node downloads and prepares everything for itself, or, where nodes have no internet, finds nothing."
-)
-CACHE_WHY = "The default is ~/.cache/huggingface: home quotas are small, and nodes that do not share the home each download the model."
+LOCAL_WHY = "/tmp is local to each node. Other nodes do not see files written there: 'can't open file', or checkpoints of one node only."
+LOCAL_CURE = "use a folder that all nodes see ($HOME, a scratch file system), or copy it to every node first: sbcast, or srun --ntasks-per-node=1 cp"
+FIXED_WHY = "A file of another user with this name cannot be overwritten (Permission denied), and two of your jobs on one node overwrite each other's file."
+TMPDIR_WHY = "Slurm does not set SLURM_TMPDIR; only the prologs of some clusters do. Elsewhere it is empty, and $SLURM_TMPDIR/x is /x."
+TMPDIR_CURE = "${SLURM_TMPDIR:-/tmp/$USER.$SLURM_JOB_ID}, created with mkdir -p on every node"
+UNSHARED_WHY = "Each node downloads and prepares all data itself, or finds nothing if nodes have no internet access."
+CACHE_WHY = "The default is ~/.cache/huggingface: home quotas are small, and without a shared home each node downloads the model."
 CACHE_CURE = "export HF_HOME=<a folder that all nodes see>; let one rank prepare data before the others load it"
-SBCAST_WHY = "sbcast copies one file: it overwrites nothing without --force, takes no folder, and the folder at the other end must be there."
-SBCAST_CURE = "one tar file, sbcast --force, and srun --ntasks-per-node=1 tar -xf"
+SBCAST_WHY = "sbcast copies one file: it overwrites nothing without --force, does not copy folders, and the target folder must exist."
+SBCAST_CURE = "use one tar file, sbcast --force, and srun --ntasks-per-node=1 tar -xf"
 LOCAL = re.compile(
     r"(?:file://)?(/tmp|/var/tmp|/dev/shm|/local(?:_?scratch|disk)?|/run/user)(?:/|\Z)|\$\{?(?:TMPDIR|SLURM_TMPDIR|TMP)\b"
 )
@@ -38,13 +34,13 @@ READS = {"cp", "rsync", "tar", "mkdir", "sbcast", "git", "wget", "curl", "unzip"
 
 
 def _paths(arg: Argument) -> str:
-    """The path in ``--x=/tmp/y`` or ``/tmp/y``."""
+    """Return the path in ``--x=/tmp/y`` or ``/tmp/y``."""
     text = arg.text
     return text.partition("=")[2] if text.startswith("-") and "=" in text else text
 
 
 def _on_every_node(job: JobDescription, path: str, launch: ProgramCall) -> bool:
-    """Whether some command writes there on every node: under srun, by sbcast, or in the task's own shell."""
+    """Return whether a command writes there on every node: under srun, by sbcast, or in the task's own shell."""
     folder = "/".join(path.split("/")[:3])
     for call in job.calls:
         if call.offset >= launch.offset:
@@ -71,12 +67,12 @@ def local(job: JobDescription) -> Iterator[Violation]:
         for before, arg in zip(("", *(a.text for a in args)), args, strict=False):
             path = _paths(arg)
             if LOCAL.match(path) and not _on_every_node(job, path, launch.call) and not _meant_local(before, arg.text):
-                yield Violation(_where(arg), f"{path} is on one node only, or another file on each")
+                yield Violation(_where(arg), f"{path} is on one node only, or is a different file on each node")
 
 
 def _meant_local(before: str, text: str) -> bool:
-    """Logs and caches may be a node's own."""
-    option = text if "=" in text else before if "=" not in before else ""  # --x=1 has its value already
+    """Return whether the path may be local to a node, such as logs and caches."""
+    option = text if "=" in text else before if "=" not in before else ""  # --x=1 already has its value
     return bool(re.search(r"log|cache|tmp|scratch|triton|rdzv", option.partition("=")[0].lower().strip("-")))
 
 
@@ -120,7 +116,7 @@ def unshared(job: JobDescription) -> Iterator[Violation]:
         return
     for item in job.assignments:
         if item.name in CACHES and not item.removed and LOCAL.match(item.value):
-            yield Violation(item.offset, f"{item.name}={item.value} is a folder of each node's own")
+            yield Violation(item.offset, f"{item.name}={item.value} is a folder local to each node")
 
 
 def missing(job: JobDescription) -> Iterator[Violation]:
@@ -142,13 +138,13 @@ def sbcast(job: JobDescription) -> Iterator[Violation]:
             continue
         words = [a.text for a in call.args]
         if call.in_loop:
-            yield Violation(call.offset, "sbcast in a loop: every call broadcasts anew", severity="note")
+            yield Violation(call.offset, "sbcast in a loop: every call starts a new broadcast", severity="note")
         if not any(
             w in ("-f", "--force") or re.match(r"-[a-zA-Z]*f", w)
             for w in words
             if not w.startswith("--") or w == "--force"
         ):
-            yield Violation(call.offset, "sbcast without --force fails if the file is there already")
+            yield Violation(call.offset, "sbcast without --force fails if the file already exists")
         files = [w for w in words if not w.startswith("-")]
         if len(files) >= 2 and files[-2].endswith("/"):
             yield Violation(call.offset, f"sbcast of a folder, {files[-2]}", severity="error")

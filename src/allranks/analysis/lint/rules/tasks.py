@@ -1,4 +1,4 @@
-"""Tasks, CPUs, threads and GPUs."""
+"""Rules for tasks, CPUs, threads and GPUs."""
 
 from __future__ import annotations
 
@@ -9,47 +9,45 @@ from allranks.analysis.lint.command_options import slurm_options
 from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import Violation
 
-SEVERAL_WHY = "Every task starts a launcher that starts all ranks of the node: too many ranks on each GPU, and launchers that fight for one port."
+SEVERAL_WHY = "Every task starts a launcher that starts all ranks of the node: too many ranks per GPU, and several launchers on the same port."
 SEVERAL_CURE = (
-    "#SBATCH --ntasks-per-node=1, the launcher starts the ranks of its node; or srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1: "
+    "use #SBATCH --ntasks-per-node=1, so that one launcher starts the ranks of its node; or srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1: "
     "without --ntasks srun keeps the job's number of tasks and ignores --ntasks-per-node"
 )
-ONE_NODE_WHY = "The batch script runs on the first node only. Without srun the other nodes are paid for and idle, or awaited until the timeout."
+ONE_NODE_WHY = "The batch script runs on the first node only. Without srun the other nodes are idle, or the launcher waits for them until the timeout."
 ONE_NODE_CURE = "start it on every node: srun --ntasks-per-node=1 torchrun ..."
 INHERITED_WHY = (
-    "From Slurm 22.05 to 23.02 srun does not read --cpus-per-task of the job: each task gets one CPU, and data loaders share it. "
-    "With one task a node most clusters give it all CPUs anyway."
+    "From Slurm 22.05 to 23.02 srun does not read --cpus-per-task of the job: each task gets one CPU, which its data loaders share. "
+    "With one task per node, most clusters give it all CPUs anyway."
 )
 INHERITED_CURE = 'srun --cpus-per-task="$SLURM_CPUS_PER_TASK", or export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'
-MISSING_WHY = "Without --cpus-per-task a task has one CPU: all ranks and data loaders of the node share that one."
-MISSING_CURE = (
-    "#SBATCH --cpus-per-task=<CPUs of a node / tasks a node>, and the same to srun; or --exclusive, or --cpus-per-gpu"
-)
+MISSING_WHY = "Without --cpus-per-task a task has one CPU, which all ranks and data loaders of the node share."
+MISSING_CURE = "#SBATCH --cpus-per-task=<CPUs of a node / tasks per node>, and the same for srun; or --exclusive, or --cpus-per-gpu"
 THREADS_WHY = (
-    "torchrun and accelerate set OMP_NUM_THREADS=1 where it is missing; other launchers leave it, and every rank starts as many threads as "
+    "torchrun and accelerate set OMP_NUM_THREADS=1 if it is missing; other launchers do not, and every rank starts as many threads as "
     "there are cores."
 )
-THREADS_CURE = "export OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / <ranks of a task>))"
-GPUS_WHY = "--gpus counts GPUs of the whole job; Slurm may spread them unevenly, 7 and 1, while the launcher expects as many on every node."
+THREADS_CURE = "export OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / <ranks per task>))"
+GPUS_WHY = "--gpus counts GPUs of the whole job; Slurm may distribute them unevenly, 7 and 1, while the launcher expects the same number on every node."
 PER_TASK_WHY = (
-    "Each task sees its own GPU only, as number 0: cuda:LOCAL_RANK fails from the second rank on, and direct copies between the ranks' GPUs "
-    "may be lost."
+    "Each task only sees its own GPU, as number 0: cuda:LOCAL_RANK fails from the second rank on, and direct copies between the ranks' GPUs "
+    "may not work."
 )
-PER_TASK_CURE = "--gpus-per-node=<n>, so that every task sees all GPUs of its node and takes the one of its local rank"
-TOO_MANY_WHY = "Ranks without a GPU of their own stop with 'invalid device ordinal', or two share one and NCCL reports a duplicate GPU."
-COUNT_WHY = "The launcher waits for nodes that never come, until the timeout of the rendezvous."
-COUNT_CURE = "--nnodes=$SLURM_JOB_NUM_NODES, so that the two cannot differ"
-ALONE_WHY = (
-    "torchrun takes one node where it is not told more, so that every node trains a model of its own, without an error."
+PER_TASK_CURE = "--gpus-per-node=<n>, so that every task sees all GPUs of its node and uses the one of its local rank"
+TOO_MANY_WHY = (
+    "Ranks without a GPU stop with 'invalid device ordinal', or two ranks share one and NCCL reports a duplicate GPU."
 )
-FEWER_WHY = "Slurm gives a job no more nodes than it has tasks, with a warning that nobody reads; the launcher then waits for nodes that never come."
+COUNT_WHY = "The launcher waits for nodes that never join, until the rendezvous timeout."
+COUNT_CURE = "--nnodes=$SLURM_JOB_NUM_NODES, so that the two are always equal"
+ALONE_WHY = "torchrun's default is one node, so every node trains its own model, without an error."
+FEWER_WHY = "Slurm allocates at most as many nodes as the job has tasks, with only a warning; the launcher then waits for nodes that never join."
 FEWER_CURE = "#SBATCH --ntasks-per-node=1 instead of --ntasks"
-PROCESSES_WHY = "accelerate divides --num_processes by the number of machines: too few ranks start, and GPUs stay idle."
-PROCESSES_CURE = "--num_processes=$((SLURM_JOB_NUM_NODES * <GPUs of a node>))"
+PROCESSES_WHY = "accelerate divides --num_processes by the number of machines: too few ranks start, and GPUs are idle."
+PROCESSES_CURE = "--num_processes=$((SLURM_JOB_NUM_NODES * <GPUs per node>))"
 KILL_WHY = (
-    "By default srun lets the other tasks run on when one fails; they wait for it in a collective until the timeout."
+    "By default, when one task fails, srun does not end the others; they wait for it in a collective until the timeout."
 )
-KILL_CURE = "srun --kill-on-bad-exit=1 (srun then may return 143 instead of the first task's code)"
+KILL_CURE = "srun --kill-on-bad-exit=1 (srun may then return 143 instead of the first task's code)"
 SPREADING = {
     "srun",
     "mpirun",
@@ -76,7 +74,7 @@ def several(job: JobDescription) -> Iterator[Violation]:
             tasks = job.tasks_per_node(launch.srun)
             if tasks is not None and tasks > 1:
                 yield Violation(
-                    launch.call.offset, f"srun starts {tasks} tasks on a node, and each starts {launch.kind}"
+                    launch.call.offset, f"srun starts {tasks} tasks per node, and each starts {launch.kind}"
                 )
 
 
@@ -100,13 +98,13 @@ def inherited(job: JobDescription) -> Iterator[Violation]:
         several_tasks = (job.tasks_per_node(srun) or 2) > 1
         yield Violation(
             srun.offset,
-            f"srun is not told --cpus-per-task, which the job sets to {asked}",
+            f"srun has no --cpus-per-task, which the job sets to {asked}",
             severity=None if several_tasks else "note",
         )
 
 
 def _launching(job: JobDescription):
-    """The sruns that start ranks, each once."""
+    """Return the sruns that start ranks, each once."""
     found = {id(la.srun): la.srun for la in job.launches if la.srun}
     return list({s.offset: s for s in found.values() if s}.values())
 
@@ -128,12 +126,12 @@ def missing(job: JobDescription) -> Iterator[Violation]:
     launch = next((one for one in job.launches if one.srun is not None), job.launches[0])
     tasks = job.number(job.heads("ntasks-per-node")) or job.number(job.heads("ntasks")) or 1
     if launch.srun is None and tasks > 1:
-        return  # the tasks' CPUs are all the batch script's own
-    yield Violation(launch.call.offset, f"the job asks for no CPUs: {launch.kind} and its ranks get one a task")
+        return  # the task has all CPUs of the batch script
+    yield Violation(launch.call.offset, f"the job requests no CPUs: {launch.kind} and its ranks get one per task")
 
 
 def sources_settings(job: JobDescription) -> bool:
-    """Whether a file is sourced that may set anything; environments' own scripts set only paths."""
+    """Return whether a file is sourced that may set anything; scripts of virtual environments only set paths."""
     known = re.compile(r"(?:activate|conda\.sh|mamba\.sh|bashrc|profile|modules?\.sh|init/(?:ba)?sh|lmod\S*|z00\S*)\Z")
     return any(c.program in ("source", ".") and c.args and not known.search(c.args[0].text) for c in job.calls)
 
@@ -143,7 +141,7 @@ def threads(job: JobDescription) -> Iterator[Violation]:
         return
     for launch in job.launches:
         if not job.is_batch and launch.srun is None:
-            continue  # whoever calls this script may have set it
+            continue  # the caller of this script may have set it
         per_node = job.number(launch.value("nproc_per_node", "num_gpus"))
         if launch.kind == "python":
             tasks = job.tasks_per_node(launch.srun) if launch.srun else None
@@ -151,7 +149,7 @@ def threads(job: JobDescription) -> Iterator[Violation]:
             if tasks and tasks > 1 and not bound:
                 yield Violation(
                     launch.call.offset,
-                    f"no OMP_NUM_THREADS: each of the {tasks} ranks of a node starts a thread on every core it sees",
+                    f"no OMP_NUM_THREADS: each of the {tasks} ranks per node starts a thread for every visible core",
                 )
                 return
         elif per_node != 1 and (per_node or launch.value("nproc_per_node", "num_gpus", "num_processes")):
@@ -169,7 +167,7 @@ def _passes(job: JobDescription, name: str) -> bool:
 def gpus_total(job: JobDescription) -> Iterator[Violation]:
     found = job.heading.get("gpus")
     if found and (job.nodes or 0) > 1:
-        yield Violation(found.offset, f"--gpus={found.value} is the number for all nodes together")
+        yield Violation(found.offset, f"--gpus={found.value} is the total for all nodes")
 
 
 def gpu_per_task(job: JobDescription) -> Iterator[Violation]:
@@ -184,7 +182,7 @@ def gpu_per_task(job: JobDescription) -> Iterator[Violation]:
         if found or option:
             yield Violation(
                 option.arg.offset if option else found.offset if found else 0,
-                "one GPU a task with several tasks a node",
+                "one GPU per task with several tasks per node",
             )
             return
 
@@ -198,35 +196,33 @@ def too_many(job: JobDescription) -> Iterator[Violation]:
         if per_task and launch.srun:
             gpus = per_task * (job.tasks_per_node(launch.srun) or 1)
         if option and ranks and gpus and ranks > gpus:
-            yield Violation(option.arg.offset, f"{ranks} ranks a node, but the job asks for {gpus} GPUs a node")
+            yield Violation(option.arg.offset, f"{ranks} ranks per node, but the job requests {gpus} GPUs per node")
 
 
 def count(job: JobDescription) -> Iterator[Violation]:
-    """Nodes that the launcher waits for, and nodes that the job has."""
+    """Compare the nodes that the launcher waits for with the nodes of the job."""
     if "nodes" not in job.heading or job.nodes is None:
         return
     for launch in job.launches:
         option = launch.option("nnodes", "num_machines", "num_nodes")
         asked = job.number(option.value) if option else None
         if option and asked and asked > job.nodes:
-            yield Violation(option.arg.offset, f"{launch.kind} waits for {asked} nodes, and the job has {job.nodes}")
+            yield Violation(option.arg.offset, f"{launch.kind} waits for {asked} nodes, but the job has {job.nodes}")
         alone = launch.kind in ("torchrun", "torch.distributed.launch") and option is None and launch.srun is not None
         if not alone or "standalone" in launch.options or job.has("PET_NNODES") or launch.open_ended:
             continue
         nodes = job.srun_nodes(launch.srun) if launch.srun else None
         if nodes and nodes > 1 and (job.tasks_per_node(launch.srun) if launch.srun else None):
             yield Violation(
-                launch.call.offset, f"no --nnodes: each of the {nodes} nodes is a world of its own", why=ALONE_WHY
+                launch.call.offset, f"no --nnodes: each of the {nodes} nodes forms its own group", why=ALONE_WHY
             )
 
 
 def fewer(job: JobDescription) -> Iterator[Violation]:
-    """Fewer tasks than nodes."""
+    """Report fewer tasks than nodes."""
     tasks, nodes = job.number(job.heads("ntasks")), job.number((job.heads("nodes") or "").partition("-")[0])
     if tasks and nodes and tasks < nodes:
-        yield Violation(
-            job.heading["ntasks"].offset, f"--ntasks={tasks} with --nodes={nodes}: the job gets {tasks} of them"
-        )
+        yield Violation(job.heading["ntasks"].offset, f"--ntasks={tasks} with --nodes={nodes}: the job gets {tasks}")
         return
     for launch in job.launches:
         option = slurm_options(launch.srun).get("ntasks") if launch.srun else None
@@ -239,14 +235,14 @@ def fewer(job: JobDescription) -> Iterator[Violation]:
 
 
 def processes(job: JobDescription) -> Iterator[Violation]:
-    """``accelerate launch --num_processes`` counts the ranks of all machines together."""
+    """Report ``accelerate launch --num_processes`` with the ranks of one machine: it counts the ranks of all machines."""
     for launch in job.launches:
         option = launch.option("num_processes")
         machines, ranks = job.number(launch.value("num_machines")), job.number(option.value) if option else None
         if launch.kind != "accelerate" or option is None or machines is None or ranks is None or machines < 2:
             continue
         if ranks < machines or (ranks == job.gpus_per_node and ranks > 1):
-            text = f"--num_processes={ranks} is the number for all {machines} machines together, {ranks // machines} on each"
+            text = f"--num_processes={ranks} is the total for all {machines} machines, {ranks // machines} on each"
             yield Violation(option.arg.offset, text)
 
 
@@ -256,4 +252,4 @@ def kill(job: JobDescription) -> Iterator[Violation]:
     for srun in _launching(job):
         tasks = job.tasks_per_node(srun)
         if (job.multi_node or (tasks is not None and tasks > 1)) and "kill-on-bad-exit" not in slurm_options(srun):
-            yield Violation(srun.offset, "srun without --kill-on-bad-exit: when one task fails, the others run on")
+            yield Violation(srun.offset, "srun without --kill-on-bad-exit: if one task fails, the others continue")

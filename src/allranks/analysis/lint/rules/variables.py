@@ -1,4 +1,4 @@
-"""Check environment variables: names, values, network interfaces and transports."""
+"""Rules for environment variables: names, values, network interfaces and transports."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from allranks.analysis.lint.job import JobDescription
 from allranks.analysis.lint.records import Assignment, Violation
 from allranks.planning.env_vars import DEPRECATED_VARIABLES, UNREAD_VARIABLES, is_known_variable, nearest_variable
 
-UNKNOWN_WHY = "A variable that nobody reads raises no error: the run behaves as if the line were not there."
-DEPRECATED_WHY = "Old names stop working with an update, without a word."
+UNKNOWN_WHY = "A variable that no library reads causes no error: the line simply has no effect."
+DEPRECATED_WHY = "Deprecated names stop working after an update, without a warning."
 
 PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "GLOO_")
 
 
 def _set_variables(job: JobDescription) -> Iterator[Assignment]:
-    """`unset NAME` is no mistake, whatever the name."""
+    """Yield the variables that are set; `unset NAME` is never a mistake."""
     return (a for a in job.assignments if not a.removed)
 
 
@@ -43,8 +43,8 @@ def misspelled(job: JobDescription) -> Iterator[Violation]:
             yield Violation(
                 item.offset, f"{name}: no library knows this variable; {near} was probably meant", cure=near
             )
-        elif name.startswith("GLOO_"):  # NCCL has plugins with names of their own, Gloo has none
-            cure = "remove it; GLOO_SOCKET_IFNAME is what chooses Gloo's interface"
+        elif name.startswith("GLOO_"):  # NCCL plugins have their own variables, Gloo has no plugins
+            cure = "remove it; GLOO_SOCKET_IFNAME selects Gloo's interface"
             yield Violation(item.offset, f"{name}: neither Gloo nor torch reads it", cure=cure)
 
 
@@ -56,12 +56,12 @@ def deprecated(job: JobDescription) -> Iterator[Violation]:
 
 
 GLOO_WHY = (
-    "Gloo takes exact interface names only; ^ and = are NCCL's syntax, and Gloo stops with 'Unable to find address'."
+    "Gloo only accepts exact interface names; ^ and = are NCCL's syntax, and Gloo stops with 'Unable to find address'."
 )
 GLOO_CURE = (
-    "GLOO_SOCKET_IFNAME=<the interface's exact name, found on the node>; one value cannot serve NCCL and Gloo both"
+    "GLOO_SOCKET_IFNAME=<the interface's exact name, determined on the node>; NCCL and Gloo need separate values"
 )
-NO_EFFECT_WHY = "The value is the default, so the line changes nothing and suggests that something was decided."
+NO_EFFECT_WHY = "The value is the default, so the line changes nothing."
 LEVELS = {"LOC", "NVL", "PIX", "PXB", "PXN", "PHB", "P2C", "C2C", "SYS", *"012345"}
 ALLOWED: dict[str, tuple[set[str], str]] = {
     "NCCL_P2P_LEVEL": (LEVELS, "LOC, NVL, PIX, PXB, PHB or SYS"),
@@ -77,7 +77,7 @@ def gloo_syntax(job: JobDescription) -> Iterator[Violation]:
     for item in job.set_values("GLOO_SOCKET_IFNAME"):
         sign = next((s for s in "^=" if s in item.value), None)
         if sign:
-            yield Violation(item.offset, f"GLOO_SOCKET_IFNAME={item.value}: Gloo does not know {sign!r}")
+            yield Violation(item.offset, f"GLOO_SOCKET_IFNAME={item.value}: Gloo does not support {sign!r}")
 
 
 def invalid(job: JobDescription) -> Iterator[Violation]:
@@ -88,15 +88,13 @@ def invalid(job: JobDescription) -> Iterator[Violation]:
         allowed = ALLOWED.get(item.name)
         if allowed and value.upper() not in allowed[0]:
             yield Violation(
-                item.offset, f"{item.name}={value or '(empty)'}: no such value", cure=f"one of {allowed[1]}"
+                item.offset, f"{item.name}={value or '(empty)'}: invalid value", cure=f"one of {allowed[1]}"
             )
         if item.name in SWITCHES and not re.fullmatch(r"-?\d+|", value):
-            yield Violation(
-                item.offset, f"{item.name}={value}: this switch is a number, {value!r} is none", cure="0 or 1"
-            )
+            yield Violation(item.offset, f"{item.name}={value}: expected a number, got {value!r}", cure="0 or 1")
         if item.name == "OMP_NUM_THREADS" and not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", value):
             yield Violation(
-                item.offset, f"OMP_NUM_THREADS={value or '(empty)'}: this must be a positive number", cure="1 or more"
+                item.offset, f"OMP_NUM_THREADS={value or '(empty)'}: expected a positive number", cure="1 or more"
             )
     yield from _socket_threads(job)
 
@@ -108,12 +106,12 @@ def _socket_threads(job: JobDescription) -> Iterator[Violation]:
     if threads > 16:
         yield Violation(
             found["NCCL_SOCKET_NTHREADS"].offset,
-            f"NCCL_SOCKET_NTHREADS={threads}: NCCL takes 16 at most",
+            f"NCCL_SOCKET_NTHREADS={threads}: NCCL's maximum is 16",
             cure="16 or less",
         )
     elif threads * sockets > 64:
         place = found.get("NCCL_NSOCKS_PERTHREAD") or found["NCCL_SOCKET_NTHREADS"]
-        text = f"NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD = {threads * sockets}: NCCL takes 64 sockets at most"
+        text = f"NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD = {threads * sockets}: NCCL's maximum is 64 sockets"
         yield Violation(place.offset, text, cure="a product of 64 or less")
 
 
@@ -122,33 +120,33 @@ def no_effect(job: JobDescription) -> Iterator[Violation]:
         if item.name in DEFAULT_ZERO and not item.removed and item.value == "0" and not _overrides(job, item.name):
             yield Violation(
                 item.offset,
-                f"{item.name}=0 is NCCL's default: it turns nothing on, and changes nothing unless an earlier setting is 1",
+                f"{item.name}=0 is NCCL's default: it has no effect unless an earlier setting is 1",
             )
 
 
 def _overrides(job: JobDescription, name: str) -> bool:
-    """Where the file sets another value too, 0 takes that back."""
+    """Return whether the file also sets another value, which 0 then resets."""
     return any(a.value != "0" for a in job.set_values(name))
 
 
 INTERFACE_WHY = (
-    "Interface names differ from node to node. NCCL does not say when the interface is missing, it takes another way or hangs; "
-    "Gloo stops."
+    "Interface names differ between nodes. NCCL does not report a missing interface; it uses another one or hangs. "
+    "Gloo stops with an error."
 )
 INTERFACE_CURE = (
-    "leave NCCL_SOCKET_IFNAME unset, or exclude what cannot be right (NCCL_SOCKET_IFNAME=^lo,docker), or find the name on each "
+    "leave NCCL_SOCKET_IFNAME unset, or exclude unsuitable interfaces (NCCL_SOCKET_IFNAME=^lo,docker), or determine the name on each "
     "node: the interface that has the route to the head node (ip -o route get <address>)"
 )
-LOOPBACK_WHY = "lo reaches only the node itself; ranks on other nodes wait for it until the timeout."
+LOOPBACK_WHY = "lo only connects processes of one node; ranks on other nodes wait until the timeout."
 DISABLED_WHY = (
-    "A transport that works is switched off for every node, and collectives become many times slower: without InfiniBand 10 to "
-    "20 times, without P2P over NVLink about 8 times. What a topology matrix says (SYS) is no evidence that P2P fails."
+    "A working transport is disabled on every node, and collectives become many times slower: without InfiniBand 10 to "
+    "20 times, without P2P over NVLink about 8 times. An entry SYS in the topology matrix does not mean that P2P fails."
 )
 DISABLED_CURE = (
-    "remove it; if a copy test between the pairs (allranks doctor --collectives) or NCCL's own log shows that the transport "
-    "fails, keep it and write that down: # allranks: allow transport-disabled <what was seen>"
+    "remove it; if a copy test between the pairs (allranks doctor --collectives) or NCCL's log shows that the transport "
+    "fails, keep it and document it: # allranks: allow transport-disabled <reason>"
 )
-GID_WHY = "The index of the RoCE v2 address differs between nodes and changes when addresses do. NCCL 2.21 and later choose it."
+GID_WHY = "The index of the RoCE v2 address differs between nodes and changes when addresses change. NCCL 2.21 and later select it."
 NAME = re.compile(r"[a-z]+[a-z0-9]*\d[a-z0-9.:_-]*\Z", re.IGNORECASE)
 
 
@@ -194,7 +192,7 @@ def disabled(job: JobDescription) -> Iterator[Violation]:
         what = _switched_off(item)
         if what:
             yield Violation(
-                item.offset, f"{item.name}={item.value} turns {what} off on every node, and nothing here says why"
+                item.offset, f"{item.name}={item.value} disables {what} on every node, without a stated reason"
             )
 
 
