@@ -105,11 +105,11 @@ def peak_gb(e: Evidence) -> float | None:
 
 
 def state_gb_a_rank(e: Evidence) -> float | None:
-    """Optimizer state a rank writes, in 1e9 bytes: master weights and two moments in float32 with bfloat16 weights, else the moments."""
+    """Optimizer state a rank writes, in 1e9 bytes: the two moments, and beside weights stored in bfloat16 DeepSpeed's float32 master weights."""
     ends = e.last("end")
     if not ends:
         return None
-    each = 12 if e.plan.dtype == "bfloat16" else 8
+    each = 12 if e.plan.param_dtype == "bfloat16" else 8
     return max(end["state_elements"] for end in ends.values()) * each / 1e9
 
 
