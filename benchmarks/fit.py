@@ -60,6 +60,7 @@ def spec_of(case: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
             "micro_batch_size": case["micro_batch_size"],
             "grad_accum": case["grad_accum"],
             "max_steps": case["steps"],
+            "param_dtype": case.get("param_dtype", case["dtype"]),
         },
         "cluster": {"procs_per_node": case["ranks"], "device": "cpu"},
     }

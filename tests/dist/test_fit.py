@@ -36,6 +36,7 @@ CASE: dict[str, Any] = {
     "steps": 3,
     "measure": "storages",
 }
+MIXED = {"dtype": "bfloat16", "param_dtype": "float32"}
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,10 @@ CASE: dict[str, Any] = {
         ("zero2", {}),
         ("zero3", {"gradient_checkpointing": True}),
         ("pytorch_zero3", {"adapter": "lora", "max_length": 512}),
+        ("pytorch_ddp", MIXED),
+        ("pytorch_ddp", {**MIXED, "gradient_checkpointing": True}),
+        ("zero3", MIXED),
+        ("pytorch_zero3", MIXED),
     ],
 )
 def test_live_tensors_are_as_many_as_estimated(strategy: str, more: dict[str, Any]) -> None:

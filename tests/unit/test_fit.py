@@ -158,7 +158,59 @@ def test_what_makes_it_fit_is_told_cheapest_first_and_is_true(spec: dict[str, An
     for remedy in found.remedies:
         again = estimated(spec, tuple(remedy.settings), gpus=gpus)
         assert (again.verdict, again.needed_bytes) == ("fits", remedy.needed_bytes), remedy.change
-    assert not any("lora" in s for s in found.remedies[0].settings)  # first what trains the same weights
+    if gpus > 1:
+        assert not any("lora" in s for s in found.remedies[0].settings)  # first what trains the same weights
+
+
+def test_trained_weights_in_bfloat16_are_offered_last_with_what_they_cost() -> None:
+    spec = raw(model={**SEVEN_B, "dtype": "float32"})
+    last = estimated(spec, gpus=1).remedies[-1]
+    assert "train.param_dtype=bfloat16" in last.settings
+    assert "loses small updates" in last.cost
+    assert not any("param_dtype" in s for r in estimated(spec, gpus=8).remedies for s in r.settings), "others do"
+    assert not any("param_dtype" in s for r in estimated(spec, gpus=1).remedies[:-1] for s in r.settings)
+
+
+def test_computing_in_bfloat16_halves_what_is_computed_and_not_what_is_trained() -> None:
+    spec = raw(model={**SEVEN_B, "dtype": "float32"}, data=LONG, strategy={"name": "zero3"})
+    narrow = ("model.dtype=bfloat16",)
+    wide, mixed, low = (estimated(spec, sets, gpus=8) for sets in ((), narrow, (*narrow, "train.param_dtype=bfloat16")))
+
+    def at(found: Any, name: str, part: str) -> int:
+        return next(m for m in found.moments if m.name == name).parts.get(part, 0)
+
+    for part in ("weights", "gradients", "optimizer_state"):
+        assert (
+            at(mixed, "optimizer step", part) == at(wide, "optimizer step", part) == 2 * at(low, "optimizer step", part)
+        )
+    assert 2 * at(mixed, "loss", "gathered_weights") == at(wide, "loss", "gathered_weights")
+    assert at(low, "loss", "activations") < at(mixed, "loss", "activations") < at(wide, "loss", "activations")
+    assert at(mixed, "loss", "weight_copies") == 0, "they are gathered in the dtype of compute"
+
+
+def test_autocast_keeps_a_copy_of_each_linear_weight_until_its_blocks_backward() -> None:
+    def copies(**model: Any) -> dict[str, int]:
+        spec = raw(model={**SEVEN_B, **model}, strategy={"name": "pytorch_ddp"}, data=LONG)
+        found = estimated(spec, gpus=8, gpu_bytes=1000 * GIB)
+        return {m.name: m.parts.get("weight_copies", 0) for m in found.moments}
+
+    linear = 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336)
+    head = 32000 * 4096
+    kept = copies(dtype="bfloat16")
+    assert (kept["loss"], kept["optimizer step"]) == (2 * (32 * linear + head), 0)
+    assert copies(dtype="float32")["loss"] == 0
+    again = copies(dtype="bfloat16", gradient_checkpointing=True)
+    assert again["backward"] == 2 * linear, "one block at a time"
+    assert again["loss"] == kept["loss"], "autocast drops the copies of recomputed blocks only when forward ends"
+
+
+def test_adapters_alone_are_trained_without_autocast() -> None:
+    def needed(*sets: str) -> dict[str, int]:
+        return estimated(raw(model=SEVEN_B, adapter={"type": "lora"}), sets, gpus=8).moments[1].parts
+
+    assert "weight_copies" not in needed()
+    assert needed("adapter.modules_to_save=[lm_head]")["weight_copies"] > 2 * 32000 * 4096
+    assert needed()["adapters"] == 2 * needed("train.param_dtype=bfloat16")["adapters"]
 
 
 def test_a_model_that_nothing_makes_fit_is_told_the_nearest_change() -> None:
@@ -244,8 +296,8 @@ def test_what_is_kept_on_the_host_is_not_on_the_device() -> None:
         """Whether weights are there at the update, and bytes of state for each trained parameter of this rank."""
         strategy = {"name": "pytorch_zero3", "offload": offload}
         found = estimated(raw(strategy=strategy, cluster={"device": device, "procs_per_node": 2}), gpus=2)
-        parts, element = found.moments[-1].parts, 4 if device == "cpu" else 2
-        return "weights" in parts, parts.get("optimizer_state", 0) * 2 / found.parameters_trained / element
+        parts = found.moments[-1].parts
+        return "weights" in parts, parts.get("optimizer_state", 0) * 2 / found.parameters_trained / 4
 
     assert kept("none", "cuda") == (True, pytest.approx(2, rel=1e-3))
     assert kept("optimizer", "cuda") == (True, 0)
@@ -301,8 +353,8 @@ def test_a_bucket_of_deepspeeds_is_as_large_as_its_configuration_says_in_numbers
         strategy = {"name": "deepspeed_zero2", "config": {"zero_optimization": {"reduce_bucket_size": size}}}
         return estimated(raw(strategy=strategy), gpus=2).moments[-1].parts["communication"]
 
-    assert bucket(1000) == 2 * 1000
-    assert bucket("auto") == bucket(True) > 2 * 1000, "what is no number is left to DeepSpeed"
+    assert bucket(1000) == 4 * 1000
+    assert bucket("auto") == bucket(True) > 4 * 1000, "what is no number is left to DeepSpeed"
 
 
 def test_rows_packed_apart_bring_a_mask_and_keys_for_every_head() -> None:

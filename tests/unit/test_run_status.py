@@ -87,4 +87,4 @@ def test_a_program_of_ones_own_has_no_checkpoints_to_go_on_from(broken_off: RunD
 
 def test_a_comparison_of_nothing_is_refused(broken_off: RunDir) -> None:
     code, said = verb("compare", str(broken_off.spec), "--strategies", " , ")
-    assert code == 2 and "--strategies names none" in said
+    assert code == 2 and "--strategies is empty" in said

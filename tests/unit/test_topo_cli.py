@@ -120,7 +120,8 @@ def test_a_matrix_from_standard_input_behind_a_log() -> None:
     assert done.returncode == 0, done.stderr
     told = done.stdout.decode()
     assert (
-        "line 3: not part of the matrix" in told and "6 more lines that are not part of the matrix, up to line 9" in told
+        "line 3: not part of the matrix" in told
+        and "6 more lines that are not part of the matrix, up to line 9" in told
     )
     closed = without_stdin("topo")
     assert closed.returncode == 2 and "standard input is closed" in closed.stderr and "Traceback" not in closed.stderr

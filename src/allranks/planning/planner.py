@@ -134,7 +134,7 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
     warnings += profile_warnings(spec, world, _max_steps(spec))
     hosts = _hosts(spec, facts)
     dtype, param_dtype = _dtypes(spec, device)
-    warnings += _precision_warnings(param_dtype)
+    warnings += _precision_warnings(param_dtype, spec.strategy.name)
     _require_isolation(spec)
     batch = batch_plan(spec, world) if spec.script is None else None
     return LaunchPlan(
@@ -304,8 +304,8 @@ def _require_isolation(spec: RunSpec) -> None:
         )
 
 
-def _precision_warnings(param_dtype: str) -> list[str]:
-    if param_dtype == "float32":
+def _precision_warnings(param_dtype: str, strategy: str) -> list[str]:
+    if param_dtype == "float32" or strategy.startswith("deepspeed"):  # which updates master weights in float32
         return []
     return [
         "train.param_dtype is bfloat16: updates smaller than about 1/256 of a weight are lost to rounding, and AdamW's second moment "

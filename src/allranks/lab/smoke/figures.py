@@ -105,11 +105,11 @@ def peak_gb(e: Evidence) -> float | None:
 
 
 def state_gb_a_rank(e: Evidence) -> float | None:
-    """Return the optimizer state that a rank writes, in 1e9 bytes: two moments, with bfloat16 also master weights, in float32."""
+    """Return the optimizer state that a rank writes, in 1e9 bytes: the two moments, and beside bfloat16 weights DeepSpeed's float32 master weights."""
     ends = e.last("end")
     if not ends:
         return None
-    each = 12 if e.plan.dtype == "bfloat16" else 8
+    each = 12 if e.plan.param_dtype == "bfloat16" else 8
     return max(end["state_elements"] for end in ends.values()) * each / 1e9
 
 

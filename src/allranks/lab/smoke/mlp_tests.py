@@ -194,9 +194,13 @@ FUSED_ADAM = Criterion("jit", "FusedAdam compiled, its time separate", c.fused_a
 STATE_SAVED = Criterion("state", "Optimizer state of every rank saved", c.state_files)
 
 
+# weights in bfloat16, as in the notes: DeepSpeed keeps master weights in float32 itself
+DEEPSPEED_TRAIN = {"max_grad_norm": 1.0, "weight_decay": 0.01, "param_dtype": "bfloat16"}
+
+
 def build_zero1(asked: Placement) -> SizedSpec:
     base = base_spec(asked, "03-zero1") | {"strategy": {"name": "deepspeed_zero1"}, "model": {"dtype": "bfloat16"}}
-    base["train"] = {"max_grad_norm": 1.0, "weight_decay": 0.01}
+    base["train"] = DEEPSPEED_TRAIN
     spec, scaled = mlp_spec(asked, base, 4096, 6, "blocks", 32, 100)
     return SizedSpec(spec=spec, scaled=scaled)
 
@@ -259,7 +263,7 @@ ZERO1_TEST = SmokeTest(
 
 def build_multinode_zero1(asked: Placement) -> SizedSpec:
     base = base_spec(asked, "04-multinode") | {"strategy": {"name": "deepspeed_zero1"}, "model": {"dtype": "bfloat16"}}
-    base["train"] = {"max_grad_norm": 1.0, "weight_decay": 0.01}
+    base["train"] = DEEPSPEED_TRAIN
     spec, scaled = mlp_spec(asked, base, 4096, 8, "blocks", 32, 100)
     return SizedSpec(spec=spec, scaled=scaled)
 

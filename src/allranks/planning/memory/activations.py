@@ -3,6 +3,10 @@
 The counts follow what autograd saves (a test compares each tensor): a linear layer keeps its input only
 if its weight is trained, a norm in bfloat16 keeps a float32 copy of its input, LoRA keeps its own input, and so on. Published tables
 (34 bytes per token and hidden unit, Korthikanti et al. 2022) assume a fused layer, which these models do not have.
+
+Under autocast the residual stream behind a trained embedding, and norms on it, are float32. A linear layer casts its input by
+itself and keeps the copy: queries, keys and values keep three copies of one tensor. The casts of weights are no activations
+(`ModelMemory.weight_copies_of`).
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import msgspec
 
 from allranks.planning.memory.model_config import ENCODERS, MLP, ModelConfig
-from allranks.planning.memory.weights import Shapes, TrainedWeights, Unit, Weight
+from allranks.planning.memory.weights import Shapes, TrainedWeights, Unit, Weight, output_projection
 
 
 class MicroBatch(msgspec.Struct, frozen=True):
@@ -18,14 +22,21 @@ class MicroBatch(msgspec.Struct, frozen=True):
 
     sequences: int
     length: int
-    element: int  # bytes of one number in the model's dtype
+    element: int  # bytes of one number in the dtype of compute
     device: str
     packed: bool = False
     attention: str = "sdpa"
+    autocast: bool = False  # forward passes run under autocast
+    stream_element: int | None = None  # bytes of one number of the residual stream, if not `element`
+    adapter_element: int = 4  # bytes of one number of an adapter; PEFT makes new ones float32, whatever the base is
 
     @property
     def tokens(self) -> int:
         return self.sequences * self.length
+
+    @property
+    def stream(self) -> int:
+        return self.stream_element or self.element
 
 
 class BlockActivations:
@@ -33,13 +44,12 @@ class BlockActivations:
 
     def __init__(self, config: ModelConfig, unit: Unit, what: TrainedWeights, batch: MicroBatch) -> None:
         self._c, self._unit, self._what, self._batch = config, unit, what, batch
-        self._e = batch.element
-        self._adapter_element = 4  # PEFT creates adapters in float32, independent of the base
+        self._e, self._stream = batch.element, batch.stream
         self._by_name = {w.name.removesuffix(".weight"): w for w in unit.weights}
 
     def output(self) -> int:
         """Return the bytes of the block's output."""
-        return self._batch.tokens * self._c.hidden * self._e
+        return self._batch.tokens * self._c.hidden * self._stream
 
     def kept(self) -> int:
         """Return the bytes that backward needs from this block, including its input."""
@@ -61,11 +71,13 @@ class BlockActivations:
         c = self._c
         inner = max(c.intermediate, c.expert_intermediate * c.experts_per_token, c.heads * c.head_dim)
         gated = 2 if c.family not in (*ENCODERS, "gpt2", MLP) else 1
-        return self._batch.tokens * (gated * inner + c.hidden) * self._e
+        return self._batch.tokens * (gated * inner * self._e + c.hidden * self._stream)
 
     def _norms(self) -> int:
         """Return what two norms keep, with their outputs that the following linear layers keep."""
-        return 2 * self._c.hidden * norm_bytes(self._c, self._e, self._what.is_trained(self._find("input_layernorm")))
+        return (
+            2 * self._c.hidden * norm_bytes(self._c, self._stream, self._what.is_trained(self._find("input_layernorm")))
+        )
 
     def _attention(self) -> int:
         c, e = self._c, self._e
@@ -78,9 +90,9 @@ class BlockActivations:
             trained = self._what.is_trained(self._find("input_layernorm"))
             total += (q + kv) * (4 + (e if trained else 0))
         if c.family == "phi3":
-            return total + self._inputs({"self_attn.qkv_proj": c.hidden})
+            return total + self._inputs({"self_attn.qkv_proj": c.hidden}, of_stream=True)
         first = {f"self_attn.{n}_proj": c.hidden for n in "qkv"}
-        return total + self._inputs(first) + self._inputs({"self_attn.o_proj": q}, kept_anyway=True)
+        return total + self._inputs(first, of_stream=True) + self._inputs({"self_attn.o_proj": q}, kept_anyway=True)
 
     def _repeats_keys(self) -> bool:
         """Return whether a mask makes attention copy the keys for every group of queries."""
@@ -95,7 +107,7 @@ class BlockActivations:
         fused = f"{prefix}.gate_up_proj" in self._by_name
         names = ["gate_up_proj"] if fused else ["gate_proj", "up_proj"]
         first = {f"{prefix}.{n}": self._c.hidden for n in names}
-        return 3 * inner * self._e + self._inputs(first) + self._inputs({f"{prefix}.down_proj": inner})
+        return 3 * inner * self._e + self._inputs(first, of_stream=True) + self._inputs({f"{prefix}.down_proj": inner})
 
     def _experts(self) -> int:
         """Return what fused experts (grouped matrix products) keep: each token once per selected expert."""
@@ -110,25 +122,32 @@ class BlockActivations:
         """Return the full copy of fused experts' weights that PEFT makes to add adapters; backward keeps it."""
         return sum(w.numel * self._e for w in self._unit.weights if w.kind == "experts" and self._what.has_lora(w))
 
-    def _inputs(self, layers: dict[str, int], *, kept_anyway: bool = False) -> int:
+    def _inputs(self, layers: dict[str, int], *, of_stream: bool = False, kept_anyway: bool = False) -> int:
         """Return bytes per token of the inputs that linear layers keep; all `layers` share one input.
 
         Args:
+            of_stream: the input comes from the residual stream through a norm, in its dtype.
             kept_anyway: the previous operation already keeps the same tensor.
         """
         e, what, total, shared = self._e, self._what, 0, False
+        cast = of_stream and self._stream != e  # by autocast, for each layer
+        own, autocast = self._batch.adapter_element, self._batch.autocast
         for name, width in layers.items():
             weight = self._find(f"{name}")
             if what.is_trained(weight):
-                shared = True
+                if cast:
+                    total += width * e
+                else:
+                    shared = True
             if not what.has_lora(weight):
                 continue
-            own = self._adapter_element
-            total += what.r * own
-            if what.dropout:  # its mask and its output
-                total += width * (own + (own if self._batch.device == "cpu" else 1))
-            elif own != e:
-                total += width * own  # the input as float32
+            total += what.r * (e if autocast else own)
+            if what.dropout:
+                total += width * (own if self._batch.device == "cpu" else 1)  # its mask
+            if autocast:
+                total += width * e  # the input in the adapter's dtype, cast back
+            elif what.dropout or own != e:
+                total += width * own  # what dropout leaves of the input, or the input in the adapter's dtype
             else:
                 shared = True
         return total + (max(layers.values()) * e if shared and not kept_anyway else 0)
@@ -148,7 +167,7 @@ class BlockActivations:
         c, e = self._c, self._e
         h, inner = c.hidden, c.intermediate
         mask = (e if self._batch.device == "cpu" else 1) if c.dropout else 0
-        norms = 2 * h * e
+        norms = 2 * h * self._stream
         plain = bool(c.attention_dropout) and self._batch.device == "cpu"  # products and softmax, in float32
         attention = h * e + 3 * h * (4 if plain else e) + (0 if plain else c.heads * 4)
         mlp = (1 if c.family != "gpt2" else 4) * inner * e  # GPT-2's tanh form of GELU is several operations
@@ -156,8 +175,8 @@ class BlockActivations:
         if c.family == "gpt2":
             return (
                 total
-                + self._inputs({"attn.c_attn": h})
-                + self._inputs({"mlp.c_fc": h})
+                + self._inputs({"attn.c_attn": h}, of_stream=True)
+                + self._inputs({"mlp.c_fc": h}, of_stream=True)
                 + self._inputs({"mlp.c_proj": inner})
             )
         linears = [n for n, w in self._by_name.items() if w.kind == "linear"]
@@ -165,9 +184,9 @@ class BlockActivations:
         qkv, out = attended[:3], attended[3]
         return (
             total
-            + self._inputs(dict.fromkeys(qkv, h))
+            + self._inputs(dict.fromkeys(qkv, h), of_stream=True)
             + self._inputs({out: h}, kept_anyway=not self._what.lora)
-            + self._inputs({up: h})
+            + self._inputs({up: h}, of_stream=True)
             + self._inputs({down: inner})
         )
 
@@ -186,9 +205,17 @@ def kept_after_blocks(model: Shapes, what: TrainedWeights, batch: MicroBatch) ->
     c, e = model.config, batch.element
     if c.family in (*ENCODERS, MLP):
         return batch.sequences * batch.length * c.hidden * e
-    head = next((w for w in model.behind if w.name in ("lm_head.weight", "score.weight")), model.before[0])
+    head = output_projection(model)
+    assert head is not None
     trained = what.is_trained(head)
-    return batch.tokens * c.hidden * (norm_bytes(c, e, what.is_trained(model.behind[0])) + (e if trained else 0))
+    return (
+        batch.tokens
+        * c.hidden
+        * (norm_bytes(c, batch.stream, what.is_trained(model.behind[0])) + (e if trained else 0))
+    )
+
+
+LOGITS_ELEMENT = 8  # float32 logits and their log-probabilities
 
 
 def logits_bytes(model: Shapes, batch: MicroBatch) -> int:
@@ -197,4 +224,4 @@ def logits_bytes(model: Shapes, batch: MicroBatch) -> int:
     Backward writes its gradient over the latter, so it needs no further memory.
     """
     c = model.config
-    return 0 if c.family in (*ENCODERS, MLP) or c.labels else batch.tokens * c.vocab_size * 8
+    return 0 if c.family in (*ENCODERS, MLP) or c.labels else batch.tokens * c.vocab_size * LOGITS_ELEMENT

@@ -14,7 +14,13 @@ from itertools import accumulate
 
 import msgspec
 
-from allranks.planning.memory.activations import BlockActivations, MicroBatch, kept_after_blocks, logits_bytes
+from allranks.planning.memory.activations import (
+    LOGITS_ELEMENT,
+    BlockActivations,
+    MicroBatch,
+    kept_after_blocks,
+    logits_bytes,
+)
 from allranks.planning.memory.config_sources import ConfigSource
 from allranks.planning.memory.model_config import ModelConfig
 from allranks.planning.memory.records import NOT_KNOWN, Capacity, Fit, Moment, verdict
@@ -98,7 +104,7 @@ class StepMoments:
         layers = {key: BlockActivations(shapes.config, block, model.what, batch) for key, block in distinct.items()}
         whole = {key: layer.kept() for key, layer in layers.items()}
         passing = {key: layer.passing() for key, layer in layers.items()}
-        output = batch.tokens * shapes.config.hidden * batch.element
+        output = batch.tokens * shapes.config.hidden * batch.stream
         self._whole = [whole[id(block)] for block in shapes.blocks]
         self._passing = [passing[id(block)] for block in shapes.blocks]
         self._kept = [output if checkpointing else n for n in self._whole]
@@ -107,30 +113,47 @@ class StepMoments:
         self._behind = kept_after_blocks(shapes, model.what, batch)
         self._logits = logits_bytes(shapes, batch)
         self._hidden = output
+        copied = model.autocast is not None and sharing.copies_weights
+        self._copies = [model.weight_copies_of(at) if copied else 0 for at in range(len(shapes.blocks))]
+        self._copies_up_to = list(accumulate(self._copies))
+        self._copies_behind = model.weight_copies_after_blocks() if copied else 0
 
     def moments(self) -> list[Moment]:
         """Return the phases in order. ``backward`` is its worst block."""
         blocks = [self._in_block(at) for at in reversed(range(len(self._kept)))]
         return [
             Moment(name=SETUP, parts=_clean(self._s.setup())),
-            self._moment(LOSS, self._s.in_loss(), sum(self._kept) + self._behind, self._logits),
+            max(self._end_of_forward(), self._loss(), key=lambda m: m.total_bytes),
             max((self._head(), *blocks), key=lambda m: m.total_bytes),
             self._moment(END_OF_BACKWARD, self._s.at_end(), 2 * self._hidden, 0),
             self._moment(UPDATE, self._s.at_update(), 0, 0),
         ]
 
+    def _end_of_forward(self) -> Moment:
+        """Return the memory at the end of forward: autocast keeps the copies of all weights until then, recomputed blocks' too."""
+        kept, copies = sum(self._kept) + self._behind, sum(self._copies) + self._copies_behind
+        scores = self._logits * self._b.element // LOGITS_ELEMENT
+        return self._moment(LOSS, self._s.in_loss(), kept, scores if copies else 0, copies)
+
+    def _loss(self) -> Moment:
+        copies = self._copies_behind + (0 if self._checkpointing else sum(self._copies))
+        return self._moment(LOSS, self._s.in_loss(), sum(self._kept) + self._behind, self._logits, copies)
+
     def _head(self) -> Moment:
         """Return the memory after backward of the output projection only."""
-        return self._moment(BACKWARD, self._s.at_head(), sum(self._kept) + self._behind + self._hidden, 0)
+        kept = sum(self._kept) + self._behind + self._hidden
+        return self._moment(BACKWARD, self._s.at_head(), kept, 0, 0 if self._checkpointing else sum(self._copies))
 
     def _in_block(self, at: int) -> Moment:
         recomputed = self._whole[at] if self._checkpointing else 0
         kept = self._kept_up_to[at] + recomputed + self._passing[at]
-        return self._moment(BACKWARD, self._s.in_backward(at), kept, 0)
+        copies = self._copies[at] if self._checkpointing else self._copies_up_to[at]
+        return self._moment(BACKWARD, self._s.in_backward(at), kept, 0, copies)
 
-    def _moment(self, name: str, parts: Parts, activations: int, scores: int) -> Moment:
+    def _moment(self, name: str, parts: Parts, activations: int, scores: int, copies: int = 0) -> Moment:
         own = add_parts(self._s.kept(), parts)
-        return Moment(name=name, parts=_clean(add_parts(own, {"activations": activations, "logits": scores})))
+        more = {"activations": activations, "weight_copies": copies, "logits": scores}
+        return Moment(name=name, parts=_clean(add_parts(own, more)))
 
 
 def _clean(parts: Parts) -> Parts:
@@ -149,7 +172,7 @@ HEAP_LIMIT = 32 << 20  # glibc's largest mmap threshold
 HEAP_FRAGMENTATION = 0.45  # share of the activations while they exist
 HEAP_RETAINED = 1.2  # share of the peak activations after they are freed
 HEAP_WITH_CHECKPOINTING = 2.5  # share of the peak activations if blocks are recomputed
-TEMPORARY_PARTS = ("activations", "logits", "gathered_weights", "communication")
+TEMPORARY_PARTS = ("activations", "weight_copies", "logits", "gathered_weights", "communication")
 
 
 class HostHeap(msgspec.Struct, frozen=True):
@@ -225,7 +248,7 @@ def estimate(spec: RunSpec, plan: LaunchPlan, found: ConfigSource, capacity: Cap
     shares = strategy_state(plan.strategy, model, plan.strategy_options)
     if shares is None:
         return msgspec.structs.replace(empty, unknown=f"the memory use of {plan.strategy} is unknown")
-    batch = batch_of(spec, plan)
+    batch = batch_of(spec, plan, model)
     moments = StepMoments(model, shares, batch, checkpointing=spec.model.gradient_checkpointing).moments()
     moments = with_runtime(moments, _heap(spec.model, found.config, batch, plan))
     peak = max(moments, key=lambda m: m.total_bytes)
@@ -247,13 +270,14 @@ def model_of(spec: RunSpec, plan: LaunchPlan, config: ModelConfig) -> ModelMemor
     """Return the model's shapes and trained weights in the form that strategies need."""
     shapes = shapes_of(config)
     what = trained_weights_of(spec.adapter, shapes)
-    element = DTYPE_BYTES[plan.dtype]
+    compute, trained = DTYPE_BYTES[plan.dtype], DTYPE_BYTES[plan.param_dtype]
     assert plan.batch is not None
     return ModelMemory(
         shapes,
         what,
-        element=element,
-        trained_element=4 if what.lora else element,  # PEFT creates adapters in float32
+        element=compute if what.lora else trained,
+        trained_element=trained,
+        autocast=compute if trained != compute and not what.only_adapters else None,
         world=plan.world_size,
         accumulates=plan.batch.grad_accum > 1,
         gloo=plan.backend == "gloo",
@@ -261,7 +285,7 @@ def model_of(spec: RunSpec, plan: LaunchPlan, config: ModelConfig) -> ModelMemor
     )
 
 
-def batch_of(spec: RunSpec, plan: LaunchPlan) -> MicroBatch:
+def batch_of(spec: RunSpec, plan: LaunchPlan, model: ModelMemory) -> MicroBatch:
     """Return one micro-batch at its maximum length."""
     assert spec.model is not None and spec.data is not None and plan.batch is not None
     return MicroBatch(
@@ -271,16 +295,18 @@ def batch_of(spec: RunSpec, plan: LaunchPlan) -> MicroBatch:
         device=plan.device,
         packed=spec.data.packing == "isolated",
         attention=spec.model.attention,
+        autocast=model.autocast is not None,
+        stream_element=4 if model.autocast and model.what.trains_embedding(model.shapes) else None,
+        adapter_element=model.trained_element,
     )
 
 
 def _heap(model: ModelSpec, config: ModelConfig, batch: MicroBatch, plan: LaunchPlan) -> HostHeap:
-    one = batch.tokens * batch.element
     return HostHeap(
         batch.device,
         plan.world_size,
-        one * config.hidden,
-        one * max(config.intermediate, config.expert_intermediate),
+        batch.tokens * batch.stream * config.hidden,
+        batch.tokens * batch.element * max(config.intermediate, config.expert_intermediate),
         model.gradient_checkpointing,
         plan.strategy,
     )

@@ -11,6 +11,7 @@ PARTS = {
     "optimizer_state": "AdamW's two moments, and master weights if there are any",
     "optimizer_temporaries": "temporary tensors of the update",
     "activations": "tensors that forward keeps for backward, and backward's own tensors",
+    "weight_copies": "casts of float32 weights that autocast makes for matrix products and keeps for backward",
     "logits": "logits, in float32",
     "gathered_weights": "weights gathered temporarily from other ranks",
     "communication": "buffers of collectives",

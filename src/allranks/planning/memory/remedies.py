@@ -1,6 +1,6 @@
 """Find changes of the spec that make a run fit, and describe the estimate in sentences.
 
-Changes are ordered by cost: first those that are free, last those that change what is trained.
+Changes are ordered by cost: first those that are free, then those that change what is trained, last weights of less precision.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ def refusal(found: Fit) -> str:
 
 MAX_REMEDIES = 3
 CHECKPOINTING, LORA = "model.gradient_checkpointing=true", "adapter.type=lora"
+COMPUTE = "model.dtype=bfloat16"
 
 SpecChange = tuple[str, list[str], RunSpec, str]
 
@@ -101,7 +102,10 @@ def _try(change: SpecChange, facts: MachineFacts, config: ConfigSource, before: 
 
 
 def _changes(spec: RunSpec, plan: LaunchPlan) -> Iterator[SpecChange]:
-    """Yield changes that keep what is trained, then LoRA; each alone, then combined with the smallest activations."""
+    """Yield changes that keep what is trained, then LoRA; each alone, then combined with the smallest activations.
+
+    Trained weights in bfloat16 come last, because the loss gets worse.
+    """
     assert spec.model is not None
     lean, settings = spec, []
     smaller = _smaller_batch(spec, plan)
@@ -126,6 +130,10 @@ def _changes(spec: RunSpec, plan: LaunchPlan) -> Iterator[SpecChange]:
         yield from _sharded(spec, plan, _lora(lean), [LORA, *settings], " and LoRA, with the smallest activations")
     if plan.device == "cuda" and plan.world_size > 1:
         yield _on_host(lean, settings)
+    if full and plan.param_dtype == "float32" and (narrow is not None or plan.dtype == "bfloat16"):
+        yield _low_precision(spec, [], "")
+        if lean is not spec:
+            yield _low_precision(lean, settings, ", with the smallest activations")
 
 
 def _smaller_batch(spec: RunSpec, plan: LaunchPlan) -> SpecChange | None:
@@ -151,10 +159,25 @@ def _narrow(spec: RunSpec, plan: LaunchPlan) -> SpecChange | None:
         return None
     model = msgspec.structs.replace(spec.model, dtype="bfloat16")
     return (
-        "weights in bfloat16",
-        ["model.dtype=bfloat16"],
+        "computation in bfloat16, trained weights stay in float32",
+        [COMPUTE],
         msgspec.structs.replace(spec, model=model),
-        "less precise weights and optimizer state",
+        "less precise activations and gradients",
+    )
+
+
+def _low_precision(base: RunSpec, settings: list[str], more: str) -> SpecChange:
+    assert base.model is not None
+    model = msgspec.structs.replace(base.model, dtype="bfloat16")
+    train = msgspec.structs.replace(base.train, param_dtype="bfloat16")
+    return (
+        f"trained weights and optimizer state in bfloat16{more}",
+        [COMPUTE, "train.param_dtype=bfloat16", *settings],
+        msgspec.structs.replace(base, model=model, train=train),
+        # DeepSpeed updates master weights in float32
+        "less precise gradients"
+        if base.strategy.name.startswith("deepspeed")
+        else "loses small updates: expect a higher loss",
     )
 
 

@@ -44,9 +44,13 @@ def sharded_setup(m: ModelMemory, unit: int) -> Parts:
 class Zero3:
     """Hand-written ZeRO 3: the current and next block are gathered, and all weights outside blocks."""
 
+    copies_weights = False
+
     def __init__(self, model: ModelMemory) -> None:
         self._m = model
-        self._block = max((model.bytes_of(b) for b in model.blocks), default=0)
+        self._block = max((model.gathered_bytes_of(b) for b in model.blocks), default=0)
+        # while a block is gathered, this rank's shard exists in the dtype of compute, too
+        self._cast_shard = share_per_rank(self._block, model.world) if model.autocast else 0
         before, behind = (self._flats(weights) for weights in (model.shapes.before, model.shapes.behind))
         blocks = [model.gradient_of(b) for b in model.blocks[::-1] if model.gradient_of(b)]
         self._journey = GradientBuffers([*behind[::-1], *blocks, *before[::-1]], model.world, copies=model.copies)
@@ -64,10 +68,10 @@ class Zero3:
         }
 
     def setup(self) -> Parts:
-        return sharded_setup(self._m, self._block)
+        return sharded_setup(self._m, max((self._m.bytes_of(b) for b in self._m.blocks), default=0))
 
     def _whole(self, blocks: int) -> int:
-        return self._m.bytes_of(self._m.rest) + min(blocks, len(self._m.blocks)) * self._block
+        return self._m.gathered_bytes_of(self._m.rest) + min(blocks, len(self._m.blocks)) * self._block
 
     def _all(self) -> int:
         return share_per_rank(self._m.gradients, self._m.world)
@@ -83,7 +87,7 @@ class Zero3:
         m = self._m
         more = {
             "gathered_weights": self._block,
-            "gradients": m.head_gradient_bytes,
+            "gradients": m.head_gradient(gathered=True),
             "communication": m.head_gradient_bytes,
         }
         return add_parts(self.in_loss(), more)
@@ -94,7 +98,7 @@ class Zero3:
         return {
             "gradients": self._all() if m.accumulates else parts,
             "gathered_weights": self._whole(2 if at else 1),
-            "communication": buffers + m.first_of(at),
+            "communication": buffers + m.first_of(at, gathered=True) + (self._cast_shard if at else 0),
         }
 
     def at_end(self) -> Parts:
@@ -111,9 +115,11 @@ class FSDP2:
     def __init__(self, model: ModelMemory, *, reshard: bool, adapters: str) -> None:
         self._m, self._reshard = model, reshard
         self._kept_whole = model.what.lora and (adapters == "ignored" or (adapters == "auto" and self._small()))
+        self.copies_weights = self._kept_whole
         self._blocks = [self._unit(b) for b in model.blocks]
         self._largest = max(self._blocks, default=0)
-        self._fresh = max((self._gradient(b) for b in model.blocks), default=0)
+        reduced = max((self._gradient(b) for b in model.blocks), default=0)
+        self._reduced, self._fresh = reduced, self._as_computed(reduced)
         self._up_to = list(accumulate(self._blocks))
         self._root = self._unit(model.rest)
 
@@ -122,10 +128,15 @@ class FSDP2:
         return held <= max(SMALL_ADAPTERS, 0.1 * self._m.base / self._m.world)
 
     def _unit(self, unit: UnitSizes) -> int:
-        return unit.base * self._m.element if self._kept_whole else self._m.bytes_of(unit)
+        return unit.base * self._m.element if self._kept_whole else self._m.gathered_bytes_of(unit)
 
     def _gradient(self, unit: UnitSizes) -> int:
         return 0 if self._kept_whole else self._m.gradient_of(unit)
+
+    def _as_computed(self, gradients: int) -> int:
+        """Return bytes of gradients before they are reduced: those of gathered weights are in the dtype of compute."""
+        m = self._m
+        return gradients // m.trained_element * m.autocast if m.autocast else gradients
 
     def kept(self) -> Parts:
         m = self._m
@@ -134,7 +145,7 @@ class FSDP2:
         return {"weights": share_per_rank(m.base, m.world), "adapters": adapters, "optimizer_state": ADAM_MOMENTS * own}
 
     def setup(self) -> Parts:
-        return sharded_setup(self._m, self._largest)
+        return sharded_setup(self._m, max((self._m.bytes_of(b) for b in self._m.blocks), default=0))
 
     def _whole(self) -> int:
         return self._root + (0 if self._reshard else sum(self._blocks))
@@ -150,19 +161,21 @@ class FSDP2:
         }
 
     def at_head(self) -> Parts:
-        return add_parts(self.in_loss(), {"gradients": 0 if self._kept_whole else self._m.head_gradient_bytes})
+        return add_parts(self.in_loss(), {"gradients": self._head()})
+
+    def _head(self) -> int:
+        return 0 if self._kept_whole else self._m.head_gradient(gathered=True)
 
     def in_backward(self, at: int) -> Parts:
         m = self._m
-        done, fresh = m.gradient_bytes_before(at) - m.head_gradient_bytes, self._fresh
-        root = 0 if self._kept_whole else m.head_gradient_bytes
+        done = m.gradient_bytes_before(at) - m.head_gradient_bytes
         # whole: the root, this block, the next one's all-gather; blocks behind have been freed
         blocks = (2 if at else 1) * self._largest if self._reshard else self._up_to[at]
-        flying = fresh * (
+        flying = self._reduced * (
             2 if at < len(m.blocks) - 1 else 1
         )  # the buffer in transfer, and the copy for the next transfer
         return {
-            "gradients": self._ready(m.gradients if m.accumulates else done) + fresh + root,
+            "gradients": self._ready(m.gradients if m.accumulates else done) + self._fresh + self._head(),
             "gathered_weights": self._root + blocks,
             "communication": flying,
         }
@@ -171,7 +184,7 @@ class FSDP2:
         m = self._m
         root = self._gradient(m.rest)
         return {
-            "gradients": self._ready(m.gradients) + root,
+            "gradients": self._ready(m.gradients) + self._as_computed(root),
             "gathered_weights": 0 if root else self._root,
             "communication": root + (m.gradients if self._kept_whole else 0),
         }
@@ -191,6 +204,8 @@ MAX_LIVE_ELEMENTS = 1_000_000_000  # stage 3: gathered elements before any is fr
 
 class DeepSpeedReplicated:
     """Stages 1 and 2: weights on every rank; float32 master weights and optimizer state sharded."""
+
+    copies_weights = True
 
     def __init__(self, model: ModelMemory, stage: int, *, bucket: int | None, foreach: bool) -> None:
         self._m, self._stage, self._foreach = model, stage, foreach
@@ -224,7 +239,7 @@ class DeepSpeedReplicated:
 
     def at_head(self) -> Parts:
         before = self.in_loss().get("gradients", 0)
-        return {"gradients": before + self._m.head_gradient_bytes, "communication": self._bucket}
+        return {"gradients": before + self._m.head_gradient(), "communication": self._bucket}
 
     def in_backward(self, at: int) -> Parts:
         m = self._m
@@ -248,6 +263,8 @@ class DeepSpeedZero3:
 
     Prefetched weights arrive in one tensor and are copied out of it; the tensor stays until the last of them is used.
     """
+
+    copies_weights = True
 
     def __init__(self, model: ModelMemory, *, live: int | None, bucket: int | None, prefetch: int | None) -> None:
         m = self._m = model

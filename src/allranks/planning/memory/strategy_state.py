@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Protocol
 
-from allranks.planning.memory.weights import Shapes, TrainedWeights, UnitSizes, Weight
+from allranks.planning.memory.model_config import MLP
+from allranks.planning.memory.weights import Shapes, TrainedWeights, UnitSizes, Weight, output_projection
 
 BUFFERS_IN_FLIGHT = 2
 
@@ -53,8 +54,9 @@ class ModelMemory:
     """Model data that memory layouts depend on. ``blocks`` in order; ``rest``: weights outside blocks. Sums are cached.
 
     Args:
-        element: bytes of a weight of the base.
-        trained_element: bytes of a trained element: adapters are float32.
+        element: bytes of a weight of the base that is not trained.
+        trained_element: bytes of a trained element, its gradient, and each of its moments.
+        autocast: bytes of an element in the dtype of compute, where forward passes run under autocast; else None.
         accumulates: a step has several micro-steps.
         gloo: collectives use gloo, which reduces a copy of a reduce-scatter's input.
         device: cpu | cuda.
@@ -71,22 +73,23 @@ class ModelMemory:
         accumulates: bool,
         gloo: bool,
         device: str,
+        autocast: int | None = None,
     ) -> None:
         self.shapes, self.what, self.world, self.accumulates = shapes, what, world, accumulates
         self.element, self.trained_element, self.copies = element, trained_element, 2 if gloo else 1
-        self.device = device
+        self.device, self.autocast = device, autocast
         distinct = {id(block): what.unit(block) for block in {id(b): b for b in shapes.blocks}.values()}
         self.blocks: tuple[UnitSizes, ...] = tuple(distinct[id(block)] for block in shapes.blocks)
         self.rest: UnitSizes = what.unit(shapes.rest)
         every = (*self.blocks, self.rest)
-        self.base = sum(u.base for u in every) * element
+        self.base = sum(self._base_bytes(u) for u in every)
         self.adapters = sum(u.adapters for u in every) * trained_element
         self.parameters = sum(u.base + u.adapters for u in every)
         self.trained = sum(u.trained for u in every)  # numbers, not bytes
         self.gradients = self.trained * trained_element
         self.largest_gradient = max(u.largest_trained for u in every) * trained_element
-        head = sum(w.numel if what.is_trained(w) else 0 for w in shapes.behind)
-        self.head_gradient_bytes = head * trained_element  # the first gradients of backward
+        self._head = sum(w.numel if what.is_trained(w) else 0 for w in shapes.behind)
+        self.head_gradient_bytes = self._head * trained_element  # the first gradients of backward
         backwards = accumulate((self.gradient_of(b) for b in self.blocks[::-1]), initial=self.head_gradient_bytes)
         self._come = list(backwards)[-2::-1]
 
@@ -94,24 +97,64 @@ class ModelMemory:
         """Return bytes of a unit's gradients."""
         return unit.trained * self.trained_element
 
+    def _base_bytes(self, unit: UnitSizes) -> int:
+        return (unit.base - unit.trained_base) * self.element + unit.trained_base * self.trained_element
+
     def bytes_of(self, unit: UnitSizes) -> int:
-        """Return bytes of a unit's weights, including adapters."""
-        return unit.base * self.element + unit.adapters * self.trained_element
+        """Return bytes of a unit's weights as they are stored, including adapters."""
+        return self._base_bytes(unit) + unit.adapters * self.trained_element
+
+    def gathered_bytes_of(self, unit: UnitSizes) -> int:
+        """Return bytes of a unit's weights gathered for a forward pass, in the dtype of compute."""
+        return (unit.base + unit.adapters) * self.autocast if self.autocast else self.bytes_of(unit)
+
+    def weight_copies_of(self, at: int) -> int:
+        """Return bytes of the casts of block `at`'s weights that autocast makes and backward needs."""
+        weights = self.shapes.blocks[at].weights
+        if at == 0 and self.shapes.config.family == MLP:
+            weights = weights[1:]  # the inputs of the first layer need no gradient, so its weight is not kept
+        return sum(self.what.numel_in_products(w) for w in weights) * (self.autocast or 0)
+
+    def weight_copies_after_blocks(self) -> int:
+        """Return the same of the layers after the last block."""
+        weights = [w for w in self.shapes.behind if w.kind == "linear"]
+        head = output_projection(self.shapes)
+        tied = head.numel if head is not None and head not in weights and self.what.is_trained(head) else 0
+        return (tied + sum(self.what.numel_in_products(w) for w in weights)) * (self.autocast or 0)
 
     def gradient_bytes_before(self, at: int) -> int:
         """Return bytes of the gradients that exist when backward reaches block `at`."""
         return self._come[at]
 
-    def first_of(self, at: int) -> int:
-        """Return bytes of the largest gradient of block `at`."""
-        return self.blocks[at].largest_trained * self.trained_element
+    def first_of(self, at: int, *, gathered: bool = False) -> int:
+        """Return bytes of the largest gradient of block `at` when backward has computed it.
+
+        Args:
+            gathered: weights are gathered in the dtype of compute, so their gradients come in it. Otherwise autocast casts them:
+                both exist.
+        """
+        return self.blocks[at].largest_trained * self._fresh_element(gathered)
+
+    def head_gradient(self, *, gathered: bool = False) -> int:
+        """Return bytes of the gradients that come as soon as backward begins, as `first_of`."""
+        return self._head * self._fresh_element(gathered)
+
+    def _fresh_element(self, gathered: bool) -> int:
+        if self.autocast is None:
+            return self.trained_element
+        return self.autocast if gathered else self.autocast + self.trained_element
 
 
 Parts = dict[str, int]
 
 
 class StrategyState(Protocol):
-    """Memory that this rank holds. ``at`` counts blocks from the front; backward goes from the last block to 0."""
+    """Memory that this rank holds. ``at`` counts blocks from the front; backward goes from the last block to 0.
+
+    ``copies_weights``: trained weights are in their own dtype in forward passes, so that autocast casts them.
+    """
+
+    copies_weights: bool
 
     def kept(self) -> Parts:
         """Return bytes of weights and optimizer state."""
@@ -145,6 +188,8 @@ class StrategyState(Protocol):
 class Replicated:
     """Everything on every rank; each parameter has its own gradient. For `single` and per-parameter all-reduce."""
 
+    copies_weights = True
+
     def __init__(self, model: ModelMemory, *, optimizer_temporary: int = NO_OPTIMIZER_TEMPORARY) -> None:
         self._m, self._temporary = model, optimizer_temporary
 
@@ -159,7 +204,7 @@ class Replicated:
         return {"gradients": self._m.gradients if self._m.accumulates else 0}
 
     def at_head(self) -> Parts:
-        return {"gradients": self._m.head_gradient_bytes + self.in_loss()["gradients"]}
+        return {"gradients": self._m.head_gradient() + self.in_loss()["gradients"]}
 
     def in_backward(self, at: int) -> Parts:
         m = self._m
@@ -265,7 +310,7 @@ class ReduceScattered(Replicated):
 
     def at_head(self) -> Parts:
         m = self._m
-        return add_parts(self.in_loss(), {"gradients": m.head_gradient_bytes, "communication": m.head_gradient_bytes})
+        return add_parts(self.in_loss(), {"gradients": m.head_gradient(), "communication": m.head_gradient_bytes})
 
     def in_backward(self, at: int) -> Parts:
         m = self._m
@@ -319,6 +364,7 @@ class OffloadedState:
 
     def __init__(self, inner: StrategyState, offload: str, model: ModelMemory) -> None:
         self._inner, self._offload, self._m = inner, offload, model
+        self.copies_weights = inner.copies_weights
         self.setup, self.in_loss, self.at_head = inner.setup, inner.in_loss, inner.at_head
         self.in_backward, self.at_end, self.at_update = inner.in_backward, inner.at_end, inner.at_update
 

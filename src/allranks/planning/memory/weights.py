@@ -64,6 +64,13 @@ class Shapes(msgspec.Struct, frozen=True):
         return sum(w.numel for w in self.weights())
 
 
+def output_projection(model: Shapes) -> Weight | None:
+    """Return the weight that computes logits, which may be the embedding; None for encoders and perceptrons."""
+    if model.config.family in (*ENCODERS, MLP):
+        return None
+    return next((w for w in model.behind if w.name in ("lm_head.weight", "score.weight")), model.before[0])
+
+
 def shapes_of(config: ModelConfig) -> Shapes:
     """Return the model's weights."""
     if config.family in ENCODERS:
@@ -288,6 +295,21 @@ class TrainedWeights(msgspec.Struct, frozen=True):
             return True
         module = weight.name.rsplit(".", 1)[0]
         return any(_ends(module, name) for name in self.whole)
+
+    @property
+    def only_adapters(self) -> bool:
+        """Return whether LoRA matrices are all that is trained, and no module as a whole."""
+        return self.lora and not self.whole and not self.classifier
+
+    def trains_embedding(self, model: Shapes) -> bool:
+        """Return whether the embedding of tokens is trained."""
+        return bool(model.before) and self.is_trained(model.before[0])
+
+    def numel_in_products(self, weight: Weight) -> int:
+        """Return the number of trained elements, LoRA's among them, that matrix products use: what autocast casts."""
+        if weight.kind not in ("linear", "experts"):
+            return 0
+        return self.numel(weight) + (weight.numel if self.is_trained(weight) else 0)
 
     def numel(self, weight: Weight) -> int:
         """Return the number of parameters that LoRA adds for this weight."""

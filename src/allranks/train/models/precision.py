@@ -60,10 +60,17 @@ def use_autocast(model: nn.Module, dtype: torch.dtype, device: torch.device) -> 
         fused = [n for n, p in module.named_parameters(recurse=False) if p.ndim == 3 and p.requires_grad]
         if fused:
             module.forward = _with_cast(module, fused, dtype)
-    embedding = base.get_input_embeddings() if hasattr(base, "get_input_embeddings") else None
+    embedding = _input_embedding(base)
     if embedding is not None and any(p.requires_grad for p in embedding.parameters()):
         embedding.register_forward_hook(lambda module, args, output: output.float())
     return True
+
+
+def _input_embedding(model: Any) -> nn.Module | None:
+    try:
+        return model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):  # as transformers says of a model without one
+        return None
 
 
 def compute_dtype(module: nn.Module) -> torch.dtype | None:
