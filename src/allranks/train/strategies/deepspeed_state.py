@@ -1,6 +1,6 @@
 """Find where DeepSpeed keeps each parameter's weights and optimizer state, for checkpoints.
 
-State is stored by parameter name and range, as for all other strategies, so another number of ranks can read it. In every stage
+State is stored by parameter name and range, as for all other strategies, so that any world size can read it. In every stage
 the optimizer updates a float32 copy of this rank's part of the weights, also for float32 models.
 """
 
@@ -17,7 +17,7 @@ from allranks.train.strategies.shards import StateRange, TensorShard
 
 
 def partition_tensors(zero: Any) -> list[torch.Tensor]:
-    """This rank's partitions, one a group: what the optimizer inside really updates."""
+    """Return this rank's partitions, one per group: the tensors that the inner optimizer updates."""
     stage3 = getattr(zero, "fp32_partitioned_groups_flat", None)
     return list(stage3 if stage3 is not None else zero.single_partition_of_fp32_groups)
 
@@ -31,7 +31,7 @@ Named = Sequence[tuple[str, nn.Parameter]]
 
 
 def fragment_ranges(zero: Any, named: Named) -> list[StateRange]:
-    """Stages 1 and 2: a group's parameters lie end to end and are cut into equal parts, with padding at the end."""
+    """Return ranges for stages 1 and 2: a group's parameters are concatenated and split evenly, with padding at the end."""
     names, out = {p: name for name, p in named}, []
     flat: Any
     for flat, group in zip(partition_tensors(zero), zero.bit16_groups, strict=True):
@@ -43,14 +43,14 @@ def fragment_ranges(zero: Any, named: Named) -> list[StateRange]:
                     zero.optimizer, flat, inner.start, inner.numel, names[p], p.numel(), outer.start, copy_of=p.dtype
                 )
             )
-        if not own:  # padding alone: its state holds nothing, but must be there
+        if not own:  # only padding: its state must exist, but holds no values
             p = group[-1]
             out.append(StateRange(zero.optimizer, flat, 0, 0, names[p], p.numel(), p.numel(), copy_of=p.dtype))
     return out
 
 
 def partition_ranges(zero: Any, named: Named) -> list[StateRange]:
-    """Stage 3: each parameter is cut into equal parts, with padding at its end; the parts of a group lie end to end."""
+    """Return ranges for stage 3: each parameter is split evenly, with padding at its end; a group's parts are concatenated."""
     out = []
     for name, p in named:
         at, start, _ = zero.grad_position[zero.get_param_id(p)]
@@ -64,7 +64,7 @@ def partition_ranges(zero: Any, named: Named) -> list[StateRange]:
 
 
 def partitions(named: Named) -> list[TensorShard]:
-    """Stage 3: this rank's parts of the weights."""
+    """Return this rank's parts of the weights in stage 3."""
     out = []
     for name, p in named:
         offset, length = _own(p)
@@ -74,8 +74,7 @@ def partitions(named: Named) -> list[TensorShard]:
 
 
 def renew_copies(weights: Sequence[TensorShard], ranges: Sequence[StateRange]) -> None:
-    """The weights were read: what the optimizers update becomes what they are, but for master weights that they are rounded from,
-    which were read too."""
+    """Copy weights that were read into the tensors that the optimizers update, except master weights, which were read, too."""
     by_key = {shard.key: shard for shard in weights}
     for r in ranges:
         shard = by_key[f"model/{r.name}"]
@@ -85,7 +84,7 @@ def renew_copies(weights: Sequence[TensorShard], ranges: Sequence[StateRange]) -
 
 
 def plain_numbers(zero: Any) -> None:
-    """Steps that were read as tensors become whole numbers where the optimizer counts so (DeepSpeed's own do)."""
+    """Convert steps that were read as tensors to integers if the optimizer uses integers (DeepSpeed's own do)."""
     if counts_in_tensors(zero):
         return
     for flat in partition_tensors(zero):
@@ -94,7 +93,7 @@ def plain_numbers(zero: Any) -> None:
 
 
 def _own(p: Any) -> tuple[int, int]:
-    """Where this rank's part of a parameter begins, and how many of its elements are not padding."""
+    """Return where this rank's part of a parameter begins, and its number of elements without padding."""
     part, numel = p.ds_tensor.numel(), _numel(p)
     low = min(dist.get_rank(p.ds_process_group) * part, numel)
     return low, min(part, numel - low)
