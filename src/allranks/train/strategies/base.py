@@ -57,13 +57,6 @@ class Sizes:
         return sum(self.trained)
 
 
-def ring_bytes(kind: Kind, bytes_: int, world: int) -> float:
-    """Bytes that each rank sends for a collective on a ring (Patarasuk and Yuan 2009): 2(W-1)/W for an all-reduce,
-    (W-1)/W for its two halves, and a whole message for a broadcast."""
-    share = (world - 1) / world
-    return {"all_reduce": 2 * share, "reduce_scatter": share, "all_gather": share, "broadcast": 1.0}[kind] * bytes_
-
-
 MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 
 
@@ -126,14 +119,6 @@ class Strategy(Protocol):
 
     def state_ranges(self) -> list[StateRange]:
         """Return which parameter's state this rank's optimizer holds where. Not collective."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """``{"model": ..., "optimizer": ...}`` on the CPU, whole on rank 0. Every rank calls."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave. Every rank calls."""
         ...
 
 
@@ -220,60 +205,6 @@ def replicated_weights(model: nn.Module, trained_only: bool) -> dict[str, torch.
     }
 
 
-def replicated_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Trained weights, buffers and optimizer state of a model that every rank holds whole, copied to the CPU."""
-    wanted = {name: p.detach() for name, p in trained_parameters(model)} | dict(model.named_buffers())
-    return {
-        "model": {name: t.to("cpu", copy=True) for name, t in wanted.items()},
-        "optimizer": states_by_name(trained_parameters(model), optimizer),
-    }
-
-
-def states_by_name(named: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """``{parameter's name: {"exp_avg": ..., ...}}`` on the CPU, the same for every strategy.
-
-    Rates and decays are not state: they follow from the spec and the step.
-    """
-    return {name: _to_cpu(optimizer.state[p]) for name, p in named if p in optimizer.state}
-
-
-def load_states_by_name(
-    named: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer, states: dict[str, Any]
-) -> None:
-    """Take back what `states_by_name` gave."""
-    for name, p in named:
-        if name in states:
-            optimizer.state[p] = {k: v.to(p.device, copy=True) for k, v in states[name].items()}
-
-
-def load_replicated_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Take back what `replicated_state` gave."""
-    load_weights(model, state["model"])
-    load_states_by_name(trained_parameters(model), optimizer, state["optimizer"])
-
-
-def load_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
-    """Trained weights and buffers into a model that holds them whole.
-
-    Raises:
-        KeyError: the names are not the model's.
-    """
-    targets = {name: p.data for name, p in trained_parameters(model)} | dict(model.named_buffers())
-    missing, extra = targets.keys() - weights.keys(), weights.keys() - targets.keys()
-    if missing or extra:
-        raise KeyError(f"state does not fit the model: missing {sorted(missing)[:3]}, not known {sorted(extra)[:3]}")
-    for name, target in targets.items():
-        target.copy_(weights[name])
-
-
-def _to_cpu(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {k: _to_cpu(v) for k, v in value.items()}
-    return [_to_cpu(v) for v in value] if isinstance(value, list) else value
-
-
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:
     """Return the model's repeated blocks in execution order: the children of its outermost module lists."""
     found: list[nn.Module] = []
@@ -332,9 +263,3 @@ class Replicated:
 
     def state_ranges(self) -> list[StateRange]:
         return whole_states(self._named, self.optimizer, everywhere=True)
-
-    def state_dict(self) -> dict[str, Any]:
-        return replicated_state(self._model, self.optimizer)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        load_replicated_state(self._model, self.optimizer, state)

@@ -36,8 +36,6 @@ from allranks.train.strategies.base import (
 )
 from allranks.train.strategies.deepspeed_state import (
     fragment_ranges,
-    load_optimizer_state,
-    optimizer_state,
     partition_tensors,
     plain_numbers,
     renew_copies,
@@ -393,9 +391,6 @@ class DeepSpeedZero:
     def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
         raise NotImplementedError
 
-    def _put_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        raise NotImplementedError
-
     def weight_shards(self) -> list[TensorShard]:
         raise NotImplementedError
 
@@ -406,22 +401,6 @@ class DeepSpeedZero:
         """Apply values that were read into `weight_shards` and `state_ranges`, also to DeepSpeed's copies. Collective."""
         renew_copies(self.weight_shards(), self.state_ranges())
         plain_numbers(self._zero)
-
-    def state_dict(self) -> dict[str, Any]:
-        buffers = {n: b.to("cpu", copy=True) for n, b in self._model.named_buffers()}
-        weights = self.weights(trained_only=True)
-        return {"model": weights | buffers, "optimizer": optimizer_state(self._zero, self._named, self._group)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        buffers = dict(self._model.named_buffers())
-        if odd := ({n for n, _ in self._named} | buffers.keys()) ^ state["model"].keys():
-            raise KeyError(f"state does not fit the model: {sorted(odd)[:3]}")
-        with torch.no_grad():
-            self._put_weights(state["model"])
-            for name, buffer in buffers.items():
-                buffer.copy_(state["model"][name])
-            self._zero.refresh_fp32_params()
-            load_optimizer_state(self._zero, self._named, state["optimizer"])
 
 
 class DeepSpeedReplicated(DeepSpeedZero):
@@ -456,10 +435,6 @@ class DeepSpeedReplicated(DeepSpeedZero):
 
     def state_ranges(self) -> list[StateRange]:
         return fragment_ranges(self._zero, self._named)
-
-    def _put_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        for name, p in self._named:
-            p.data.copy_(weights[name])
 
 
 def _norm(zero: Any, device: torch.device) -> torch.Tensor:

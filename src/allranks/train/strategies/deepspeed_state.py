@@ -7,73 +7,13 @@ the optimizer updates a float32 copy of this rank's part of the weights, also fo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from allranks.train.strategies.shards import MASTER, StateRange, TensorShard
-
-
-def optimizer_state(
-    zero: Any, named: Sequence[tuple[str, nn.Parameter]], group: dist.ProcessGroup
-) -> dict[str, dict[str, torch.Tensor]]:
-    """``{name: {"exp_avg": ..., "step": ...}}`` on the CPU of rank 0, ``{}`` elsewhere. Every rank calls.
-
-    Where the model is not in float32, ``"master"`` holds the weights that are really updated.
-    """
-    whole: Any = import_module("deepspeed.utils")
-    first, states = dist.get_rank(group) == 0, {}
-    sample = _sample(zero)
-    _link(zero)
-    for name, p in named:
-        found: dict[str, torch.Tensor] = {}
-        for key, value in sample.items():
-            if _is_per_element(value):
-                found[key] = whole.safe_get_full_optimizer_state(p, key)
-            else:
-                found[key] = torch.as_tensor(value, dtype=torch.float32)
-        if p.dtype != torch.float32:
-            found[MASTER] = whole.safe_get_full_fp32_param(p)
-        if first and found:
-            states[name] = {k: v.detach().to("cpu", copy=True) for k, v in found.items()}
-    return states
-
-
-def load_optimizer_state(
-    zero: Any, named: Sequence[tuple[str, nn.Parameter]], states: dict[str, dict[str, torch.Tensor]]
-) -> None:
-    """Take back what `optimizer_state`, or another strategy, gave. The weights are loaded already."""
-    moments = {n: {k: v for k, v in s.items() if k != MASTER} for n, s in states.items()}
-    pattern = next((s for s in moments.values() if s), None)
-    if pattern is not None:
-        _make_room(zero, pattern)
-    device = partition_tensors(zero)[0].device
-    for name, p in named:
-        for key, value in moments.get(name, {}).items():
-            if value.ndim:
-                _put(p, value.to(device, torch.float32), key)
-        if MASTER in states.get(name, {}) and p.dtype != torch.float32:
-            _put(p, states[name][MASTER].to(device), None)
-
-
-def _put(p: Any, value: torch.Tensor, key: str | None) -> None:
-    """A whole moment, or the whole master weight (no key), into this rank's part of it."""
-    tell: Any = import_module("deepspeed.utils")
-    if hasattr(p, "ds_tensor"):
-        # DeepSpeed's own way from whole tensors fails where a parameter does not divide by the ranks: the last part is padded
-        part, rank = p.ds_tensor.numel(), dist.get_rank(p.ds_process_group)
-        padded = torch.nn.functional.pad(
-            value.flatten(), (0, part * dist.get_world_size(p.ds_process_group) - value.numel())
-        )
-        value = padded[rank * part : (rank + 1) * part]
-        tell.safe_set_local_optimizer_state(p, value, key) if key else tell.safe_set_local_fp32_param(p, value)
-    elif key:
-        tell.safe_set_full_optimizer_state(p, value, key)
-    else:
-        tell.safe_set_full_fp32_param(p, value)
+from allranks.train.strategies.shards import StateRange, TensorShard
 
 
 def partition_tensors(zero: Any) -> list[torch.Tensor]:
@@ -85,39 +25,6 @@ def partition_tensors(zero: Any) -> list[torch.Tensor]:
 def counts_in_tensors(zero: Any) -> bool:
     """Torch's optimizers keep the step in a tensor, DeepSpeed's own in a number."""
     return type(zero.optimizer).__module__.startswith("torch.")
-
-
-def _sample(zero: Any) -> dict[str, Any]:
-    """Return the state of one partition; all have the same keys and the same step."""
-    states = zero.optimizer.state
-    return next((states[flat] for flat in partition_tensors(zero) if states.get(flat)), {})
-
-
-def _is_per_element(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.ndim > 0
-
-
-def _make_room(zero: Any, pattern: dict[str, torch.Tensor]) -> None:
-    """State in every partition, of zeros, with the step that was saved. DeepSpeed itself makes it in the first update."""
-    state = zero.optimizer.state
-    for flat in partition_tensors(zero):
-        for key, value in pattern.items():
-            if value.ndim:
-                room = state[flat].setdefault(key, torch.zeros_like(flat, requires_grad=False))
-                room.zero_()
-            elif counts_in_tensors(zero):
-                state[flat][key] = value.to(flat.device, copy=True)
-            else:
-                state[flat][key] = int(value)
-    _link(zero)
-
-
-def _link(zero: Any) -> None:
-    """Tell the parameters of stages 1 and 2 where their state is. DeepSpeed does so once, after the update of the first group,
-    when the others have no state yet."""
-    if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
-        zero._hp_optimizer_states_linked = False
-        zero._lazy_init_hp_params_optimizer_state()
 
 
 Named = Sequence[tuple[str, nn.Parameter]]

@@ -134,13 +134,6 @@ class DeepSpeedZero3(DeepSpeedZero):
         if kept := self._zero.persistent_parameters:
             kept[0].all_gather(kept)
 
-    def _put_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        gathered: Any = import_module("deepspeed.runtime.zero").GatheredParameters
-        for name, p in self._named:
-            with gathered([p], modifier_rank=0):
-                if dist.get_rank(self._group) == 0:
-                    p.data.copy_(weights[name])
-
 
 def _padded_bytes(p: torch.nn.Parameter, world: int) -> int:
     return -(-p.ds_numel // world) * world * p.element_size()  # type: ignore[attr-defined]

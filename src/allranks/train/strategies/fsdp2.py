@@ -56,8 +56,6 @@ from allranks.train.strategies.base import (
     Traffic,
     clip_and_update,
     forward_entry_points,
-    load_states_by_name,
-    states_by_name,
     trained_parameters,
     transformer_blocks,
 )
@@ -162,14 +160,6 @@ def shard_of(key: str, parameter: nn.Parameter, local: torch.Tensor) -> TensorSh
     rest = like.numel() // max(like.shape[0], 1) if like.ndim else 1
     offset = offsets[0] * rest if like.ndim else 0
     return TensorShard(key, like.numel(), offset, local.detach().view(-1))
-
-
-def part_of(whole: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    """Return this rank's rows: FSDP2 splits the first dimension evenly; the last chunks may be shorter or empty."""
-    mesh = cast(DTensor, parameter.data).device_mesh
-    chunks = whole.chunk(mesh.size(), dim=0)
-    rank = mesh.get_local_rank()
-    return chunks[rank] if rank < len(chunks) else whole[:0]
 
 
 def padded_bytes(parameter: nn.Parameter, world: int, dtype: torch.dtype | None = None) -> int:
@@ -394,36 +384,6 @@ class FSDP2:
             part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
         )
         return made.full_tensor()
-
-    def state_dict(self) -> dict[str, Any]:
-        first = dist.get_rank(self._group) == 0
-        states: dict[str, Any] = states_by_name(self._kept, self.optimizer) if first else {}
-        for (name, p), (_, local) in zip(self._named, self._local, strict=True):
-            for key, value in self.optimizer.state.get(local, {}).items():
-                whole = value if value.ndim == 0 else self._whole(value, p)
-                if first:
-                    states.setdefault(name, {})[key] = whole.cpu().clone()
-        buffers = {n: b.to("cpu", copy=True) for n, b in self.module.named_buffers()}
-        return {"model": self.weights(trained_only=True) | buffers, "optimizer": states}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._reshard()
-        buffers = dict(self.module.named_buffers())
-        if odd := ({n for n, _ in [*self._named, *self._kept]} | buffers.keys()) ^ state["model"].keys():
-            raise KeyError(f"state does not fit the model: {sorted(odd)[:3]}")
-        for (name, p), (_, local) in zip(self._named, self._local, strict=True):
-            local_of(p.data).copy_(part_of(state["model"][name], p))
-            saved = state["optimizer"].get(name, {})
-            if saved:
-                self.optimizer.state[local] = {
-                    k: v.to(local.device, copy=True) if v.ndim == 0 else part_of(v, p).to(local.device, copy=True)
-                    for k, v in saved.items()
-                }
-        for name, p in self._kept:
-            p.data.copy_(state["model"][name])
-        load_states_by_name(self._kept, self.optimizer, state["optimizer"])
-        for name, buffer in buffers.items():
-            buffer.copy_(state["model"][name])
 
 
 class PyTorchZero2(FSDP2):

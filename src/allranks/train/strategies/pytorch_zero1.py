@@ -22,9 +22,7 @@ from allranks.train.strategies.base import (
     Sizes,
     Traffic,
     clip_and_update,
-    load_weights,
     require_one_dtype,
-    states_by_name,
     trained_parameters,
 )
 from allranks.train.strategies.pytorch_ddp import PyTorchDDP
@@ -61,24 +59,6 @@ class PyTorchZero1(PyTorchDDP):
     def state_ranges(self) -> list[StateRange]:
         mine = {p for part in self._zero.optim.param_groups for p in part["params"]}
         return whole_states([(n, p) for n, p in self._named if p in mine], self._zero.optim, everywhere=False)
-
-    def state_dict(self) -> dict[str, Any]:
-        mine = states_by_name(self._named, self._zero.optim)
-        first = dist.get_global_rank(self._group, 0)
-        every: list[Any] | None = [None] * dist.get_world_size(self._group) if dist.get_rank() == first else None
-        dist.gather_object(mine, every, dst=first, group=self._group)
-        kept = {n: p.detach() for n, p in self._named} | dict(self._model.named_buffers())
-        return {
-            "model": {n: t.to("cpu", copy=True) for n, t in kept.items()},
-            "optimizer": {name: state for part in every or () for name, state in part.items()},
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        load_weights(self._model, state["model"])
-        mine = {p for part in self._zero.optim.param_groups for p in part["params"]}
-        for name, p in self._named:
-            if p in mine and name in state["optimizer"]:
-                self._zero.optim.state[p] = {k: v.to(p.device, copy=True) for k, v in state["optimizer"][name].items()}
 
 
 def refuse_two_dtypes(model: nn.Module) -> None:

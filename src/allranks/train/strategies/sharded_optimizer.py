@@ -18,7 +18,6 @@ from torch import nn
 from allranks.train.strategies.base import (
     MakeOptimizer,
     clip_and_update,
-    load_weights,
     replicated_weights,
     trained_parameters,
 )
@@ -117,13 +116,6 @@ class FlatParameter:
             for (name, p), (start, stop) in zip(self.named, self.spans, strict=True)
         }
 
-    def join(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Return this rank's part of tensors given by name, on the flat tensor's device; the inverse of `split`."""
-        whole = torch.zeros(self.whole.numel(), dtype=tensors[self.named[0][0]].dtype)
-        for (name, _), (start, stop) in zip(self.named, self.spans, strict=True):
-            whole[start:stop] = tensors[name].flatten()
-        return whole[self.low : self.high].to(self.whole.device)
-
 
 def _running(sizes: Sequence[int]) -> list[int]:
     total, out = 0, []
@@ -147,47 +139,6 @@ def make_flat_parameters(groups: Sequence[Sequence[Named]], group: dist.ProcessG
 def optimizer_pieces(flats: Sequence[FlatParameter]) -> list[Named]:
     """Return the tensors that this rank's optimizer updates."""
     return [(f"flat{i}.{k}", piece) for i, flat in enumerate(flats) for k, piece in enumerate(flat.pieces)]
-
-
-def gather_states(flats: Sequence[FlatParameter], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The sharded optimizer's state by parameter names, whole, on the CPU of rank 0; ``{}`` elsewhere, where it would be
-    memory for nothing. Every rank calls."""
-    out: dict[str, dict[str, torch.Tensor]] = {}
-    for flat in flats:
-        first = dist.get_rank(flat.group) == 0
-        states = [optimizer.state.get(piece, {}) for piece in flat.pieces]
-        if not all(states):
-            continue
-        for key, value in states[0].items():
-            if value.ndim == 0:
-                values = {name: value.cpu().clone() for name, _ in flat.named}
-            else:
-                own = torch.cat([state[key].flatten() for state in states]).to(flat.whole.device)
-                whole = own.new_empty(flat.whole.numel())
-                all_gather(whole, own, flat.group).wait()
-                if not first:
-                    continue
-                values = {name: t.cpu().clone() for name, t in flat.split(whole).items()}
-            for name, t in values.items() if first else ():
-                out.setdefault(name, {})[key] = t
-    return out
-
-
-def scatter_states(flats: Sequence[FlatParameter], optimizer: torch.optim.Optimizer, states: dict[str, Any]) -> None:
-    """Take this rank's part of whole states by name."""
-    for flat in flats:
-        known = [name for name, _ in flat.named if name in states]
-        if not known:
-            continue
-        for key, value in states[known[0]].items():
-            if value.ndim == 0:
-                parts = [value.to(piece.device, copy=True) for piece in flat.pieces]
-            else:
-                # a parameter that was never updated has no state; zeros are what it would begin with
-                tensors = {n: states[n][key] if n in states else torch.zeros_like(p.data) for n, p in flat.named}
-                parts = flat.cut(flat.join(tensors))
-            for piece, part in zip(flat.pieces, parts, strict=True):
-                optimizer.state.setdefault(piece, {})[key] = part.to(piece.device)
 
 
 def flat_weights(flats: Sequence[FlatParameter], parts: Sequence[torch.Tensor]) -> list[TensorShard]:
@@ -341,14 +292,3 @@ class ShardedOptimizer:
 
     def state_ranges(self) -> list[StateRange]:
         return flat_states(self._flats, self.optimizer)
-
-    def state_dict(self) -> dict[str, Any]:
-        kept = {n: p.detach() for n, p in trained_parameters(self.module)} | dict(self.module.named_buffers())
-        return {
-            "model": {n: t.to("cpu", copy=True) for n, t in kept.items()},
-            "optimizer": gather_states(self._flats, self.optimizer),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        load_weights(self.module, state["model"])
-        scatter_states(self._flats, self.optimizer, state["optimizer"])

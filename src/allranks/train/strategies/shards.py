@@ -35,25 +35,6 @@ from allranks.errors import CheckpointError
 MASTER = "master"  # key of the optimizer state: float32 weights of a model in lower precision
 
 
-def fitted(state: dict[str, Any], *, keeps_master: bool) -> dict[str, Any]:
-    """Convert moments to the dtype of their weights and drop master weights, unless the strategy keeps them (`keeps_master`).
-
-    Fused optimizers need one dtype of weights and moments. If both are float32, nothing changes.
-    """
-    if keeps_master:
-        return state
-    weights = state["model"]
-    fit = {
-        name: {k: _as(v, weights[name].dtype) for k, v in moments.items() if k != MASTER}
-        for name, moments in state["optimizer"].items()
-    }
-    return {**state, "optimizer": fit}
-
-
-def _as(value: Any, dtype: torch.dtype) -> Any:
-    return value.to(dtype) if isinstance(value, torch.Tensor) and value.ndim else value
-
-
 @dataclass(frozen=True)
 class TensorShard:
     """This rank's part of one tensor.

@@ -33,7 +33,6 @@ from allranks.train.strategies.base import (
     Traffic,
     clip_and_update,
     forward_entry_points,
-    trained_parameters,
     transformer_blocks,
 )
 from allranks.train.strategies.gradient_sync import (
@@ -47,10 +46,8 @@ from allranks.train.strategies.sharded_optimizer import (
     GradientReduceScatter,
     flat_states,
     flat_weights,
-    gather_states,
     make_flat_parameters,
     optimizer_pieces,
-    scatter_states,
 )
 from allranks.train.strategies.shards import StateRange, TensorShard, whole_weights
 
@@ -127,8 +124,7 @@ class Zero3:
         self.module, self._group, self._clip_norm = model, group, clip_norm
         require_same_order(list(model.named_parameters()), group)
         broadcast_from_first(model, group)
-        self._names = [name for name, _ in trained_parameters(model)]
-        # gradients and weights are communicated in two independent orders, so each needs its own group
+        # ranks differ in when gradients are ready, but not in when weights are needed: two orders, two groups
         gathering = dist.new_group(dist.get_process_group_ranks(group), group_desc="zero3 weights")
         assert isinstance(gathering, dist.ProcessGroup)
         blocks = transformer_blocks(model)
@@ -260,24 +256,6 @@ class Zero3:
 
     def state_ranges(self) -> list[StateRange]:
         return flat_states(self._trained, self.optimizer)
-
-    def state_dict(self) -> dict[str, Any]:
-        kept = self.weights(trained_only=True)
-        buffers = {n: b.to("cpu", copy=True) for n, b in self.module.named_buffers()}
-        return {"model": kept | buffers, "optimizer": gather_states(self._trained, self.optimizer)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        buffers = dict(self.module.named_buffers())
-        wanted = set(self._names) | buffers.keys()
-        if odd := wanted ^ state["model"].keys():
-            raise KeyError(f"state does not fit the model: {sorted(odd)[:3]}")
-        for unit in (*self._units, self._root):
-            for flat, part in zip(unit.flats, unit.parts, strict=True):
-                if flat.trained:
-                    part.copy_(flat.join(state["model"]))
-        for name, buffer in buffers.items():
-            buffer.copy_(state["model"][name])
-        scatter_states(self._trained, self.optimizer, state["optimizer"])
 
 
 def _apart(
