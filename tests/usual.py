@@ -60,7 +60,7 @@ FILES: dict[str, set[str]] = {
         "test_a_users_own_torchrun_program",
         "test_nodes_started_by_hand",
         "test_plan_and_dry_run_show_the_batch_script",
-        "test_a_killed_node_sends_the_job_back_to_the_queue_and_it_goes_on",
+        "test_a_killed_node_sends_the_job_back_to_the_queue_and_it_goes_on[before-slurm-notices]",
         "test_cancel_and_detach",
         "test_inside_an_allocation_no_new_job_is_submitted",
     },

@@ -17,6 +17,7 @@ import pytest
 from allranks.lab.cluster import Box
 from allranks.lab.cluster.faults import heal, injected
 from allranks.nodes.slurm.allocations import END_TIMEOUT_S
+from tests.cluster.conftest import end_jobs
 from tests.cluster.helpers import cli_environment, job_state, on, submit, wait_for, wait_state
 
 SPEC = """
@@ -68,7 +69,7 @@ def test_three_nodes_that_are_well(box: Box, spec: Path) -> None:
     assert [line.split()[:3] for line in lines[:3]] == [[n, "proj=ok", "pkgs=ok"] for n in ("n1", "n2", "n3")]
     assert "net=eth0/" in lines[0] and "net=eno1/" in lines[1] and "reach=2/2" in lines[2] and "data=ok" in lines[0]
     assert f"box '{box.name}' is used" in done.stdout
-    assert box.run(["squeue", "--noheader"], cwd="/").stdout == "", "the nodes were not given back"
+    end_jobs(box)
     assert sorted(p.name for p in spec.parent.iterdir()) == ["rows.json", "spec.yaml"]
 
 

@@ -19,6 +19,7 @@ from allranks.lab.cluster.faults import inject
 from allranks.lab.cluster.records import HiddenFolder
 from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
+from tests.cluster.conftest import end_jobs
 from tests.cluster.runs import LIMIT_S, Submitted, allranks, log_of, run, spec_in
 from tests.conftest import REPO
 from tests.dist.harness import ALLRANKS, step_events, until
@@ -53,7 +54,7 @@ def test_a_killed_rank_on_another_node_is_named(box: Box, shared: Path) -> None:
     assert code == 1
     assert "rank 2 on n3" in out, out + log_of(job.run)
     assert "SIGKILL" in out
-    assert box.run(["squeue", "--noheader"], cwd="/").stdout.strip() == ""
+    end_jobs(box)
 
 
 def test_ctrl_c_cancels_the_job(box: Box, shared: Path) -> None:
@@ -184,7 +185,13 @@ def test_plan_and_dry_run_show_the_batch_script(shared: Path) -> None:
     assert not (shared / "runs").exists()
 
 
-def test_a_killed_node_sends_the_job_back_to_the_queue_and_it_goes_on(box: Box, shared: Path) -> None:
+@pytest.mark.parametrize("slurmd_timeout_s", [40, 5], ids=["before-slurm-notices", "after-slurm-requeued-it"])
+def test_a_killed_node_sends_the_job_back_to_the_queue_and_it_goes_on(
+    shared: Path, make_box: Callable[..., Box], monkeypatch: pytest.MonkeyPatch, slurmd_timeout_s: int
+) -> None:
+    """The driver needs about 30 s to requeue the job; Slurm requeues it itself when SlurmdTimeout has passed."""
+    box = make_box(f"killed-{os.getpid()}", nodes=3, conf=(f"SlurmdTimeout={slurmd_timeout_s}",))
+    monkeypatch.setenv("ALLRANKS_BOX", box.name)
     spec = spec_in(
         shared, cluster={"nodes": 2}, train={"max_steps": 200}, checkpoint={"mode": "full", "every": 25, "keep": 2}
     )
@@ -197,6 +204,8 @@ def test_a_killed_node_sends_the_job_back_to_the_queue_and_it_goes_on(box: Box, 
     assert len(job.run.attempts()) >= 2
     hosts = {p.name.split(".")[0] for p in job.run.rank_logs(job.run.attempts()[-1]).values()}
     assert "n2" not in hosts
+    shown = box.run(["scontrol", "--oneliner", "show", "job", job.job()], cwd="/").stdout
+    assert "ExcNodeList=n2 " in shown or slurmd_timeout_s == 5, "only the driver excludes it"
     assert read_json(job.run.metrics)["steps"] == 200
 
 
@@ -270,4 +279,4 @@ def test_inside_an_allocation_no_new_job_is_submitted(box: Box, shared: Path) ->
     assert "running in allocation" in done.stdout
     assert not run_dir.job.exists()
     assert read_json(run_dir.metrics)["sync_proof"]["world_size"] == 2
-    assert box.run(["squeue", "--noheader"], cwd="/").stdout.strip() == ""
+    end_jobs(box)

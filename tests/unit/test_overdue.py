@@ -174,6 +174,7 @@ case "$1 $2" in
       config) echo "SlurmdPort = {port}" ;;
     esac ;;
   "scontrol requeue") {requeue} ;;
+  "scontrol update") grep -q requeue {called} || {{ echo "Job is no longer pending execution" >&2; exit 1; }} ;;
   sinfo*) echo "{node_state}" ;;
 esac
 """
@@ -257,6 +258,7 @@ def test_what_an_earlier_start_said_ends_no_later_one(asked: RunDir) -> None:
 def test_a_lost_first_node_is_left_out_while_the_job_may_go_back_to_the_queue(asked: RunDir) -> None:
     answers = Answers(asked, node_state=CUT_OFF)
     assert not answers.act(asked, SILENT, "RUNNING", says("running"))
+    assert answers.called.count("scontrol update") == 1, "Slurm excludes nodes only for a job that is pending"
     assert "scontrol requeue 7" in answers.called and f"ExcNodeList=n9,{HOST}" in answers.called
     assert "scancel" not in answers.called
     assert read_json(asked.driver)["state"] == "requeued"

@@ -214,7 +214,11 @@ def handle_dead_driver(
     without = [*spec.exclude, host]
     node = examine_node(slurm, host)
     may_requeue = driver.get("restart", 0) < spec.max_requeues and not run.cancelled.exists()
-    if sign == SILENT and node.lost and may_requeue and not slurm.try_requeue(job, without):
+    if sign == SILENT and node.lost and may_requeue and not slurm.try_requeue(job):
+        if kept := slurm.try_exclude(job, without):
+            logging.warning(
+                "Slurm does not exclude %s from the next start of job %s: %s", ", ".join(without), job, kept
+            )
         _write_driver_record(run, {**driver, "state": "requeued"})
         return False
     found = _describe_loss(sign, run, slurm, job, driver, node.text, lost=bool(node.lost))

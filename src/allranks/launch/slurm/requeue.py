@@ -165,9 +165,11 @@ class StopAndRequeue:
         print_log_line(f"{why}: requeueing the job")
         self._record.write("requeued", attempt=attempt)
         self._signalled = ""
-        refused = self._slurm.try_requeue(self._job, excluded if lost else [])
-        if refused:
+        refused = self._slurm.try_requeue(self._job)
+        if refused and not self._requeued_by_slurm():
             return self._not_requeued(f"Slurm refused the requeue: {refused}")
+        if lost and (kept := self._slurm.try_exclude(self._job, excluded)):
+            print_log_line(f"Slurm does not exclude {', '.join(excluded)} from the next start: {kept}")
         deadline = time.monotonic() + REQUEUED_S
         while time.monotonic() < deadline:
             if self._signalled == "SIGTERM":  # Slurm ends this start; the nodes are free only once this process is gone
@@ -178,6 +180,10 @@ class StopAndRequeue:
         )
 
     @staticmethod
+    def _requeued_by_slurm(self) -> bool:
+        """Return whether the job is in the queue already: Slurm requeues a job itself once its node is DOWN."""
+        return (self._slurm.restarts(self._job) or 0) > self._restart
+
     def _not_requeued(why: str) -> str:
         if not why:
             return ""

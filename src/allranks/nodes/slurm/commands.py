@@ -27,6 +27,8 @@ CALL_TIMEOUT_S = 60.0
 TRY_TIMEOUT_S = 10.0
 """Time limit of calls whose callers can continue without an answer."""
 REAP_S = 5.0
+EXCLUDE_S = 5.0  # less than KillWait of most clusters, after which Slurm kills a requeued job's script
+EXCLUDE_POLL_S = 0.2
 NO_ANSWER = "UNKNOWN"
 """The state of a job about which Slurm did not answer. The job counts as alive: nothing shows that it ended."""
 # squeue's states of jobs that have not ended.
@@ -212,22 +214,30 @@ class Slurm:
         ):
             raise EnvironmentNotAble(f"Slurm ({self.label}): scancel {job}: {' '.join(done.stderr.split())[:300]}")
 
-    def try_requeue(self, job: str, without: Sequence[str]) -> str:
-        """Requeue a job, from now on without these nodes.
-
-        The nodes are excluded first: a requeued job may start again at once.
+    def try_requeue(self, job: str) -> str:
+        """Requeue a job.
 
         Returns:
             Why it failed; empty on success.
         """
+        return self._refusal("scontrol", "requeue", job)
+
+    def try_exclude(self, job: str, nodes: Sequence[str]) -> str:
+        """Exclude nodes from the next start of a job that was requeued. Slurm refuses this while the job is running.
+
+        Returns:
+            Why it failed; empty on success.
+        """
+        deadline = time.monotonic() + EXCLUDE_S
+        while True:
+            refused = self._refusal("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}")
+            if not refused or time.monotonic() > deadline:
+                return refused
+            time.sleep(EXCLUDE_POLL_S)
+
+    def _refusal(self, *command: str) -> str:
         try:
-            if without:
-                excluded = self.call(
-                    "scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(without)}", timeout_s=TRY_TIMEOUT_S
-                )
-                if excluded.returncode:
-                    return f"cannot exclude {','.join(without)}: {' '.join(excluded.stderr.split())[:300]}"
-            done = self.call("scontrol", "requeue", job, timeout_s=TRY_TIMEOUT_S)
+            done = self.call(*command, timeout_s=TRY_TIMEOUT_S)
         except EnvironmentNotAble as error:
             return str(error)
         return " ".join(done.stderr.split())[:300] or "no reason was given" if done.returncode else ""
