@@ -33,6 +33,7 @@ from allranks.train.models.losses import LossModel
 from allranks.train.models.moe import routers_of
 from allranks.train.optimizer import adamw
 from allranks.train.step_metrics import LoopPlan, StopRequest
+from allranks.train.strategies import shards
 from allranks.utils.machine import MachineFacts
 from tests.dist import plants
 
@@ -257,6 +258,21 @@ def go_on(
     )
     events = EventLog(folder / f"events{world.rank}.jsonl", world.rank)
     loop_of(strategy.named_here)(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
+
+
+def whole_state(strategy: Any, world: DistContext) -> dict[str, torch.Tensor]:
+    """Weights, buffers and optimizer state of all ranks, flattened, by the keys of a checkpoint; without a file. Every rank calls."""
+    parts = [*strategy.weight_shards(), *shards.state_shards(strategy.state_ranges())]
+    every: list[Any] = [None] * world.size
+    dist.all_gather_object(every, [(s.key, s.numel, s.offset, s.tensor.cpu().clone()) for s in parts], world.control)
+    whole: dict[str, torch.Tensor] = {}
+    held: dict[str, torch.Tensor] = {}
+    for key, numel, offset, part in (one for of_rank in every for one in of_rank):
+        end = offset + part.numel()
+        whole.setdefault(key, part.new_zeros(numel))[offset:end] = part
+        held.setdefault(key, torch.zeros(numel, dtype=torch.bool))[offset:end] = True
+    assert not (missing := [key for key, there in held.items() if not there.all()]), missing
+    return whole
 
 
 class Collectives(TorchDispatchMode):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from allranks.spec import trainer_arguments as hf_arguments
+from allranks.train.checkpoint import loader
 from allranks.train.distributed import DistContext
 from allranks.train.engines import hf_trainer as hf_engine
 from allranks.train.engines import hf_trainer_steps as hf_feed
@@ -364,6 +366,35 @@ class _Bugs:
             return [replace(r, offset=r.offset + 1, length=r.length - 1) if r.offset else r for r in usual(zero, named)]
 
         deepspeed_engine.fragment_ranges = late  # type: ignore[attr-defined]
+
+    @staticmethod
+    def moments_of_another_parameter(world: DistContext) -> None:
+        usual = loader.allocate_state
+
+        def allocate(ranges: Any, stored: Any) -> Any:
+            out = usual(ranges, stored)
+            at = [i for i, s in enumerate(out) if s.key.endswith("/exp_avg")]
+            for i, j in itertools.pairwise(at):
+                if out[i].numel == out[j].numel and world.rank == 1:
+                    out[i], out[j] = replace(out[i], key=out[j].key), replace(out[j], key=out[i].key)
+            return out
+
+        loader.allocate_state = allocate  # type: ignore[attr-defined]
+
+    @staticmethod
+    def moments_of_another_rank(world: DistContext) -> None:
+        usual = sharded_optimizer.flat_states
+
+        def states(flats: Any, optimizer: Any) -> Any:
+            own = [(f.low, f.high) for f in flats]
+            for f in flats:  # the others' ranges, in this rank's pieces
+                f.low, f.high = (0, f.part) if world.rank == 1 else (f.low, f.high)
+            out = usual(flats, optimizer)
+            for f, (low, high) in zip(flats, own, strict=True):
+                f.low, f.high = low, high
+            return out
+
+        sharded_optimizer.flat_states = states  # type: ignore[attr-defined]
 
     @staticmethod
     def padding_taken_for_weights(world: DistContext) -> None:

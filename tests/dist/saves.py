@@ -21,7 +21,7 @@ from allranks.train.checkpoint import commit as publishing
 from allranks.train.checkpoint import load_full, load_weights_only, plan_published_files, saver
 from allranks.train.checkpoint import writer as writing
 from allranks.train.distributed import DistContext
-from tests.dist.making import built, go_on, main, prepared, saver_of, tokens_of
+from tests.dist.making import built, go_on, main, prepared, saver_of, tokens_of, whole_state
 
 LORA: dict[str, Any] = {"lora": True, "accum": 2}
 
@@ -55,24 +55,20 @@ def elsewhere(world: DistContext, args: dict[str, Any]) -> Any:
         keeper.save(3, "full")
         keeper.save(4, "weights_only")
         wanted = strategy.weights(trained_only=True)
-        states = strategy.state_dict()["optimizer"]
+        states = moments_of(strategy, world)
         published = plan_published_files(built(how).model, world.size)
         for step in (3, 4):
             other, module = prepared(reader, world, how)
             if step == 3:
                 load_full(run.checkpoint(3), other, published, world.rank)
-                theirs = other.state_dict()["optimizer"]
+                theirs = moments_of(other, world)
             else:
                 load_weights_only(run.checkpoint(4), other, published, module.model)
                 theirs = None
             ours = other.weights(trained_only=True)
             if world.is_first:
                 apart = max(float((ours[n] - w).abs().max()) for n, w in wanted.items())
-                moments = (
-                    None
-                    if theirs is None
-                    else max(float((theirs[n][k] - states[n][k]).abs().max()) for n in states for k in states[n])
-                )
+                moments = None if theirs is None else max(float((theirs[k] - t).abs().max()) for k, t in states.items())
                 found.append({"writer": writer, "reader": reader, "step": step, "weights": apart, "moments": moments})
         if world.is_first:
             state = run.checkpoint(3) / "state"
@@ -81,6 +77,10 @@ def elsewhere(world: DistContext, args: dict[str, Any]) -> Any:
             found[-1]["whole"] = [find_damage(run.checkpoint(step)) for step in (3, 4)]
             found[-1]["latest"] = run.latest_checkpoint.read_text().strip()
     return found
+
+
+def moments_of(strategy: Any, world: DistContext) -> dict[str, torch.Tensor]:
+    return {key: t for key, t in whole_state(strategy, world).items() if not key.startswith("model/")}
 
 
 def absent(world: DistContext, args: dict[str, Any]) -> Any:

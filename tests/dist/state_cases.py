@@ -7,56 +7,20 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from allranks.rundir.paths import RunDir
-from allranks.train.checkpoint import plan_published_files
+from allranks.train.checkpoint import load_full, plan_published_files
 from allranks.train.data.batches import collate
 from allranks.train.distributed import DistContext
 from allranks.train.strategies import shards
-from allranks.train.strategies.sharded_optimizer import FlatParameter
-from allranks.train.strategies.shards import MASTER, fitted
+from allranks.train.strategies.shards import MASTER
 from tests.dist import plants
-from tests.dist.making import Collectives, built, go_on, prepared, saver_of, tokens_of
+from tests.dist.making import Collectives, built, go_on, prepared, saver_of, tokens_of, whole_state
 from tests.dist.variants import VARIANTS
 
 
-def save_state(world: DistContext, args: dict[str, Any]) -> Any:
-    """A state after two steps of each strategy, for ranks of another number."""
-    tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
-    for name in args["names"]:
-        strategy, _ = prepared(name, world, {})
-        go_on(strategy, world, tokens, {}, 0, 2, Path(args["folder"]))
-        state = strategy.state_dict()
-        if world.is_first:
-            torch.save(state, Path(args["folder"]) / f"{name}.pt")
-
-
-def load_state(world: DistContext, args: dict[str, Any]) -> Any:
-    """What of a loaded state is another one when it is saved again, and a step after it."""
-    tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
-    found = {}
-    for name in args["names"]:
-        strategy, _ = prepared(name, world, {})
-        saved = torch.load(Path(args["folder"]) / f"{name}.pt", weights_only=True)
-        strategy.load_state_dict(saved)
-        again = strategy.state_dict()
-        if world.is_first:
-            pairs = [(n, t, again["model"].get(n)) for n, t in saved["model"].items()]
-            pairs += [
-                (f"{n} {k}", t, again["optimizer"].get(n, {}).get(k))
-                for n, s in saved["optimizer"].items()
-                for k, t in s.items()
-            ]
-            found[name] = [n for n, a, b in pairs if b is None or not torch.equal(a, b)] + (
-                [] if len(pairs) > 10 else ["nothing saved"]
-            )
-        go_on(strategy, world, tokens, {}, 2, 3, Path(args["folder"]))
-    return found
-
-
 def save_shards(world: DistContext, args: dict[str, Any]) -> Any:
-    """Each strategy's state after two steps, in parts and, for comparison, whole."""
+    """Each strategy's state after two steps, in parts and, for comparison, whole and without files."""
     plants.plant(args.get("plant", ""), world)
     tokens = tokens_of(Path(args["folder"]) / f"rank{world.rank}", 37)
     for name in args["names"]:
@@ -67,7 +31,7 @@ def save_shards(world: DistContext, args: dict[str, Any]) -> Any:
             parts = [*strategy.weight_shards(), *shards.state_shards(strategy.state_ranges())]
         assert not calls.seen, calls.seen
         shards.write_shards(parts, folder, world.control)
-        state = strategy.state_dict()
+        state = whole_state(strategy, world)
         if world.is_first:
             torch.save(state, Path(args["folder"]) / f"{name}.pt")
 
@@ -98,79 +62,57 @@ def load_shards(world: DistContext, args: dict[str, Any]) -> Any:
             getattr(strategy, "loaded", lambda: None)()
             saved = torch.load(Path(args["folder"]) / f"{source}.pt", weights_only=True)
             wrong += [(name, source, n) for n in _copies_that_differ(ranges, saved)]
-            saved = fitted(saved, keeps_master=getattr(strategy, "keeps_master", False))
+            again = whole_state(strategy, world)
+            wrong += [(name, source, n) for n in _state_that_differs(saved, again)]
             # DeepSpeed's stage 3 has small weights whole and in parts; it looks at the parts once it was asked for the whole
-            for again in (strategy.state_dict(), strategy.state_dict()):
-                if world.is_first:
-                    wrong += [(name, source, n) for n in _state_that_differs(saved, again)]
+            for whole in (strategy.weights(trained_only=True), strategy.weights(trained_only=True)):
+                wrong += [
+                    (name, source, n) for n, w in whole.items() if not torch.equal(w.flatten(), saved[f"model/{n}"])
+                ]
     return wrong
 
 
-def _state_that_differs(saved: dict[str, Any], again: dict[str, Any]) -> list[str]:
-    pairs = [(n, t, again["model"].get(n)) for n, t in saved["model"].items()]
-    pairs += [
-        (f"{n} {k}", t, again["optimizer"].get(n, {}).get(k))
-        for n, s in saved["optimizer"].items()
-        for k, t in s.items()
+def _state_that_differs(saved: dict[str, torch.Tensor], again: dict[str, torch.Tensor]) -> list[str]:
+    """Keys whose values were lost or changed; moments have the dtype of what they update, masters are not kept by all."""
+    assert len(saved) > 20
+    missing = [key for key in saved if key not in again and not key.endswith(f"/{MASTER}")]
+    return missing + [
+        key for key in saved.keys() & again.keys() if not torch.equal(saved[key].to(again[key].dtype), again[key])
     ]
-    assert len(pairs) > 20
-    return [n for n, a, b in pairs if b is None or not torch.equal(a.to(b.dtype), b)]
 
 
-def _copies_that_differ(ranges: Any, saved: dict[str, Any]) -> list[str]:
+def _copies_that_differ(ranges: Any, saved: dict[str, torch.Tensor]) -> list[str]:
     """Names of parameters of which an optimizer updates a copy that is not what was saved."""
     wrong = []
     for r in ranges:
         if r.copy_of is None:
             continue
-        whole = saved["optimizer"][r.name].get(MASTER, saved["model"][r.name]).float().flatten()
+        whole = saved.get(f"optimizer/{r.name}/{MASTER}", saved[f"model/{r.name}"]).float()
         if not torch.equal(r.of(r.parameter).cpu(), whole[r.offset : r.offset + r.length]):
             wrong.append(f"copy of {r.name}")
     return wrong
 
 
-def _spoil(plant: str | None, saved: dict[str, Any]) -> None:
-    """A bug in loading; the last one stays in this process."""
-    if plant == "other_parameter":
-        names = sorted(saved["optimizer"])
-        for name, other in zip(names, [*names[1:], names[0]], strict=True):
-            state_of, of = saved["optimizer"][name], saved["optimizer"][other]
-            if state_of["exp_avg"].shape == of["exp_avg"].shape:
-                state_of["exp_avg"] = of["exp_avg"]
-    if plant == "other_ranks_part":  # weights come whole to every rank; only moments are cut
-        usual = FlatParameter.join
-
-        def join(self: FlatParameter, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-            own, (self.low, self.high) = (self.low, self.high), (0, self.part)
-            part = usual(self, tensors)
-            self.low, self.high = own
-            return part
-
-        FlatParameter.join = join  # type: ignore[method-assign]
-
-
 def states(world: DistContext, args: dict[str, Any]) -> Any:
-    """For (saved under, loaded under, variant): how far two steps, a save, a load and two steps are from four steps."""
+    """For (saved under, loaded under, variant): how far two steps, a checkpoint, a load of it and two steps are from four steps."""
     folder = Path(args["folder"])
     tokens = tokens_of(folder / f"rank{world.rank}", 37)
     found = []
-    plants_ = args.get("plants") or [None] * len(args["triples"])
-    for (saver, loader, variant), planted in zip(args["triples"], plants_, strict=True):
+    bugs = args.get("plants") or [None] * len(args["triples"])
+    for i, ((saver, loader, variant), bug) in enumerate(zip(args["triples"], bugs, strict=True)):
         how = VARIANTS[variant]
-        whole, _ = prepared(loader, world, how)
-        go_on(whole, world, tokens, how, 0, 4, folder)
-        wanted = whole.weights(trained_only=True)
-        first, _ = prepared(saver, world, how)
+        first, module = prepared(saver, world, how)
         go_on(first, world, tokens, how, 0, 2, folder)
-        state = first.state_dict()
-        if world.is_first:
-            torch.save(state, folder / "state.pt")
-        dist.barrier()
+        run = RunDir(folder / f"{saver}.{i}")
+        run.checkpoints.mkdir(parents=True, exist_ok=True)
+        published = plan_published_files(built(how).model, world.size)
+        saver_of(run, world, first, module, published).save(2, "full")
+        go_on(first, world, tokens, how, 2, 4, folder)
+        wanted = first.weights(trained_only=True)
+        if bug:
+            plants.plant(bug, world)
         second, _ = prepared(loader, world, how)
-        saved = torch.load(folder / "state.pt", weights_only=True)
-        if world.rank == 1:
-            _spoil(planted, saved)
-        second.load_state_dict(fitted(saved, keeps_master=getattr(second, "keeps_master", False)))
+        load_full(run.checkpoint(2), second, published, world.rank)
         go_on(second, world, tokens, how, 2, 4, folder)
         ours = second.weights(trained_only=True)
         error = max((float((ours[n].double() - w.double()).abs().max()) for n, w in wanted.items()), default=0.0)

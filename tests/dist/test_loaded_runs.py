@@ -67,7 +67,7 @@ def test_a_run_with_a_damaged_file_is_refused_by_its_name(tmp_path: Path) -> Non
     file.write_bytes(file.read_bytes()[:-1])
     started = time.monotonic()
     done, run = train(tmp_path, spec_of(tmp_path, folder, "pytorch_zero3", lora=False))
-    assert done.returncode == 3 and f"{file}: is cut off" in done.stderr, done.stderr
+    assert done.returncode == 3 and f"{file}: is truncated" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
     assert time.monotonic() - started < 60  # far below the timeout of collectives, which is 600 s
     assert folders(tmp_path) == [run.root]

@@ -84,7 +84,7 @@ def test_a_config_gives_what_one_process_draws(tmp_path: Path) -> None:
 def test_a_part_that_went_astray_is_seen(bug: str, tmp_path: Path) -> None:
     folder = saved(tmp_path / "model")
     found = run_ranks("loads", 2, tmp_path, module="loads", model=folder, names=["pytorch_zero3"], plant=bug)
-    assert all("not what rank 0 read" in f["pytorch_zero3"]["error"] for f in found), found
+    assert all("differ from those that rank 0 read" in f["pytorch_zero3"]["error"] for f in found), found
     assert all(f["pytorch_zero3"]["exit_code"] == 1 for f in found)
 
 
@@ -102,7 +102,7 @@ def test_all_ranks_hear_why_one_cannot_read(tmp_path: Path) -> None:
     found = run_ranks(
         "loads", 3, tmp_path, limit_s=240, module="loads", model=folder, names=["pytorch_zero3"], plant="unreadable"
     )
-    assert all("cannot be had: [Errno 5]" in f["pytorch_zero3"]["error"] for f in found), found
+    assert all("cannot be read: [Errno 5]" in f["pytorch_zero3"]["error"] for f in found), found
     assert all(f["pytorch_zero3"]["exit_code"] == 3 for f in found)
 
 
@@ -114,7 +114,7 @@ def test_all_ranks_refuse_damaged_files(tmp_path: Path) -> None:
     for name in ("zero3", "pytorch_ddp"):
         found = run_ranks("refusal", 2, tmp_path, limit_s=240, module="loads", model=folder, name=name)
         assert all(
-            f and f["exit_code"] == 3 and "is cut off" in f["error"] and file.name in f["error"] for f in found
+            f and f["exit_code"] == 3 and "is truncated" in f["error"] and file.name in f["error"] for f in found
         ), found
 
 

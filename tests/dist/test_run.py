@@ -176,7 +176,7 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(finished: Any) -> None:
             2,
             "3 training sequences for 4 ranks",
         ),
-        ({"data": {"max_length": 4}}, 2, "no row has a token to learn"),
+        ({"data": {"max_length": 4}}, 2, "no row has a trained token"),
         ({"cluster": {"cache": "/proc/nowhere"}}, 3, "cluster.cache"),
         ({"model": {"name": "no-such-org/no-such-model", "config": {}}}, 3, "no-such-org/no-such-model"),
     ],

@@ -43,10 +43,10 @@ def test_what_one_strategy_saved_another_goes_on_from(tmp_path: Path, world: int
 
 def test_a_rank_that_takes_no_part_is_named_in_time(tmp_path: Path) -> None:
     first, absent, last = ranks("absent", 3, tmp_path)
-    assert "rank 1 took no part" in first["said"]
+    assert "rank 1 did not join" in first["said"]
     assert "2 s" in first["said"]
     assert absent["said"] is None
-    assert "given up" in last["said"]
+    assert "abandoned" in last["said"]
     assert first["steps"] == [1]
 
 
@@ -71,7 +71,7 @@ def test_saves_that_lie_are_refused(tmp_path: Path) -> None:
     said = {
         "a_weight_changed_on_its_way": "differs from memory after it was read again",
         "a_weight_missing": "were not saved, first",
-        "a_wrappers_prefix": "has a wrapper's prefix; nothing else could load it",
+        "a_wrappers_prefix": "has a wrapper's prefix; other programs could not load it",
         "another_dtype": "the model's is F32",
     }
     left_out = [p for n, p in found[0].items() if n.endswith("a_rank_left_out")]

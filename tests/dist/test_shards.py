@@ -80,7 +80,6 @@ def test_what_was_there_before_does_not_show_not_even_in_weights_that_stage_3_ke
 @pytest.mark.parametrize(
     ("plant", "name", "how"),
     [
-        ("fragments_one_element_late", "deepspeed_zero1", ODD),
         ("copies_not_filled", "deepspeed_zero2", BF16),
         ("whole_weights_kept", "deepspeed_zero3", WHOLE),
     ],

@@ -52,7 +52,7 @@ REFUSED: dict[str, tuple[str, str | bytes, dict[str, Any], type[AllranksError], 
     "held-out prompts all too long": (
         "a.jsonl",
         lines([{"instruction": "long " * 200, "output": "x"} for _ in range(30)]) + lines([{"instruction": "a", "output": "b"}]),
-        {"max_length": 32, "seed": 1}, DataError, r"no held-out row has a token to score",
+        {"max_length": 32, "seed": 1}, DataError, r"no held-out row has a scored token",
     ),
 }  # fmt: skip
 

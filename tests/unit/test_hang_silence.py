@@ -376,16 +376,16 @@ def test_the_last_calls_of_a_rank_with_its_own_line(tmp_path: Path) -> None:
 
 def test_why_there_are_no_calls(tmp_path: Path) -> None:
     page, looks = HeartbeatPage(), collector_of(tmp_path)
-    assert looks._calls(0, page) == ([], "the heartbeat thread did not answer, so none was written")
+    assert looks._calls(0, page) == ([], "the heartbeat thread did not answer, so no record was written")
     page._map[1024] = 2
     assert page.answered
-    assert looks._calls(0, page) == ([], "its record of collectives is empty")
+    assert looks._calls(0, page) == ([], "the flight recorder is empty")
     flight(tmp_path, 2)
     path = RunDir(tmp_path).hang_flight(1, 0)
     path.write_text(path.read_text()[:50])
     calls, why = looks._calls(0, page)
     assert calls == []
-    assert why.startswith("its record of collectives cannot be read: looks like")
+    assert why.startswith("the flight recorder's dump cannot be read: looks like")
 
 
 def test_whether_a_node_reaches_the_place_where_all_met(tmp_path: Path) -> None:

@@ -115,19 +115,19 @@ def other_offsets(folder: Path) -> None:
     ("spoil", "code", "says"),
     [
         (lambda f: file_of(f, Q).unlink(), 3, ["is missing", "model-0000"]),
-        (cut, 3, ["is cut off", "model.norm.weight"]),
-        (cut_in_header, 3, ["is cut off within its header"]),
+        (cut, 3, ["is truncated", "model.norm.weight"]),
+        (cut_in_header, 3, ["is truncated within its header"]),
         (damaged_header, 3, ["header is damaged"]),
-        (other_offsets, 3, ["cannot fill"]),
+        (other_offsets, 3, ["the file is damaged"]),
         (pointer, 3, ["Git LFS pointer", "git lfs pull"]),
-        (wrong_index, 3, ["is no index"]),
+        (wrong_index, 3, ["is not an index"]),
         (outside, 3, ["not a file beside it"]),
         (lambda f: change(f, Q, lambda t: None), 3, ["does not hold", Q]),
-        (not_listed, 2, ["gives " + Q, "not of one model"]),
+        (not_listed, 2, ["has " + Q, "does not match the weight files"]),
         (lambda f: change(f, Q, lambda t: t[:16].clone()), 2, [Q, "(16, 32)", "(32, 32)"]),
         (lambda f: change(f, Q, lambda t: t.to(torch.int8)), 2, [Q, "is I8", "quantised"]),
         (pickled, 2, ["pytorch_model.bin", "is not opened", "save_pretrained"]),
-        (lambda f: [p.unlink() for p in f.glob("model*")], 3, ["holds neither model.safetensors nor"]),
+        (lambda f: [p.unlink() for p in f.glob("model*")], 3, ["has neither model.safetensors nor"]),
     ],
 )
 def test_bad_files_are_refused_by_name(
@@ -196,7 +196,7 @@ def test_only_a_classifiers_head_may_be_drawn(tokenizer: Any, tmp_path: Path) ->
     with torch.device("meta"):
         model = BertForMaskedLM(config)
     source = FileSource(stored, conversions_for(model, stored, torch.float32, "x"), model)
-    with pytest.raises(AllranksError, match=r"gives cls\.predictions\..* and \d more"):
+    with pytest.raises(AllranksError, match=r"has cls\.predictions\..* and \d more"):
         require_complete(source, "x", classifier=False)
 
 

@@ -137,8 +137,8 @@ def test_what_fits_together_is_taken(sections: dict[str, Any]) -> None:
     [
         (AdapterSpec(type="lora", targets=["q_proj"], target_parameters=EXPERTS), 0, ""),
         (AdapterSpec(type="lora", target_parameters=EXPERTS), 0, ""),
-        (AdapterSpec(type="lora", targets=["q_proj", "gate_proj", "up_proj", "down_proj"]), 9, "of q_proj, gate_proj"),
-        (AdapterSpec(type="lora"), 9, "of every linear layer"),
+        (AdapterSpec(type="lora", targets=["q_proj", "gate_proj", "up_proj", "down_proj"]), 9, "for q_proj, gate_proj"),
+        (AdapterSpec(type="lora"), 9, "for every linear layer"),
     ],
 )  # fmt: skip
 def test_what_peft_adapts_instead_is_said(tokenizer: Any, spec: AdapterSpec, left: int, says: str) -> None:
@@ -154,7 +154,7 @@ def test_what_peft_adapts_instead_is_said(tokenizer: Any, spec: AdapterSpec, lef
     assert len(bare) == 9 and not any(f"base_model.model.{n}" in adapted for n in bare)
     assert bool(found) == bool(left)
     for text in found:
-        assert says in text and f"leaves out {left} linear layers, the first model.layers.0.mlp.gate_proj" in text
+        assert says in text and f"skips {left} linear layers, first model.layers.0.mlp.gate_proj" in text
         assert "gate_up_proj" in text
 
 

@@ -14,7 +14,7 @@ import pytest
 from allranks.errors import DataError, EnvironmentNotAble, SpecError
 from allranks.nodes.staging import bundles
 from allranks.nodes.staging import sources as parts
-from allranks.nodes.staging.bundles import package_conflicts, parse_release, version_differences
+from allranks.nodes.staging.bundles import package_conflicts, parse_release
 from allranks.nodes.staging.manifests import (
     StageManifest,
     for_node,
@@ -305,7 +305,6 @@ def test_clashes_of_versions_are_named_with_their_cure() -> None:
         and parse_release("2.3.1+cpu") == (2, 3, 1)
         and parse_release("?") == ()
     )
-    assert version_differences({"torch": "2.6"}, {}, ("torch", "numpy")) == ["torch is 2.6 here and missing there"]
 
 
 def test_clashing_packages_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

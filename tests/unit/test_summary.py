@@ -177,7 +177,7 @@ def test_a_logger_that_fails_is_left_out_and_the_run_goes_on() -> None:
     for step in (1, 2, 3):
         loggers.event("step", {"step": step, "loss": None})
     assert (first.calls, second.calls) == (2, 3)
-    assert said == ["observe: Fails is off from here on: ConnectionError: no route to the server"]
+    assert said == ["observe: Fails is disabled from here on: ConnectionError: no route to the server"]
     loggers.close()
     assert "No space left" in said[1]
     assert len(said) == 2

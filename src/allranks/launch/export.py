@@ -84,6 +84,8 @@ def _only_export(target: Path) -> Iterator[None]:
             raise RequestError(
                 f"another export is writing {target}; wait for it, or choose another folder with --out"
             ) from None
+        if not path.exists() or os.fstat(file.fileno()).st_ino != path.stat().st_ino:  # the one before has just ended
+            raise RequestError(f"another export was writing {target}; try again")
         try:
             yield
         finally:

@@ -34,7 +34,7 @@ from allranks.utils.machine import host_name
 
 PR_SET_PDEATHSIG = 1
 AGENT_PID_VARIABLE = "ALLRANKS_AGENT_PID"  # the parent of the ranks
-EXIT_HANDLERS_S = 60.0  # after success: a logger may still have figures to send
+EXIT_HANDLERS_S = 60.0  # after success: a logger may still send metrics
 EXIT_HANDLERS_FAILED_S = 10.0  # after an error: the peers are waiting
 BLOCKED_INTERPRETER_S = (
     10.0  # more, for an interpreter that a call into C holds, then the process ends from outside Python
@@ -60,7 +60,7 @@ def main() -> None:
         if complete:
             heartbeat.phase(DONE_PHASE)
     _flush()
-    os._exit(code)  # threads of libraries (NCCL, gloo, telemetry) must not hold up the end
+    os._exit(code)  # threads of libraries (NCCL, Gloo, telemetry) must not delay the exit
 
 
 def _open_log(path: Path) -> None:
@@ -101,7 +101,7 @@ def _work(run: RunDir, attempt: int, rank: int, own: int) -> tuple[int, bool]:
         if os.getpid() == own:
             _record_exit(run, attempt, rank, code, end)
         return code, False
-    except BaseException as error:  # noqa: BLE001 - the edge of the process: print, record, end
+    except BaseException as error:  # noqa: BLE001 - top level of the process: print, record, exit
         code = int(getattr(error, "exit_code", 1)) or 1
         _print(traceback.format_exc())
         if os.getpid() == own:
@@ -147,7 +147,7 @@ def _record_exit(run: RunDir, attempt: int, rank: int, code: int, end: SystemExi
 
 
 def _record_error(run: RunDir, attempt: int, rank: int, error: BaseException, code: int) -> None:
-    """Record the event ``error``. (A program of the user's own may have changed ``sys.argv`` by now.)"""
+    """Record the event ``error``. (The user's own program may have changed ``sys.argv``.)"""
     from allranks.launch.failure_attribution import is_peer_error
 
     message = _text_of(error)
@@ -173,14 +173,14 @@ def _record(run: RunDir, rank: int, event: str, *, message: str, **fields: objec
 
         with EventLog(run.events_of(rank), rank) as log:
             log.write(event, message=redact(message)[:2000], **fields)
-    except Exception as problem:  # noqa: BLE001 - must not take the place of what it was to record
+    except Exception as problem:  # noqa: BLE001 - must not replace the error that it should record
         _print(f"allranks: cannot record the event {event!r} of rank {rank}: {problem}\n")
 
 
 def _text_of(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - a program's own class of errors
+    except Exception:  # noqa: BLE001 - the program's own exception class may fail
         return "(its message cannot be shown)"
 
 
@@ -192,13 +192,13 @@ def _run_exit_handlers(code: int, complete: bool) -> None:
     """
     limit_s = EXIT_HANDLERS_FAILED_S if code else EXIT_HANDLERS_S
     faulthandler.dump_traceback_later(limit_s + BLOCKED_INTERPRETER_S, exit=True, file=2)  # sys.stderr may be closed
-    with suppress(RuntimeError):  # no thread can be started: the line above is the bound
+    with suppress(RuntimeError):  # no thread can be started: the limit above still applies
         threading.Thread(
             target=_end_after_timeout, args=(limit_s, code, complete), name="allranks-exit", daemon=True
         ).start()
     try:
-        threading._shutdown()  # type: ignore[attr-defined] - what Python calls: executors are told to end, threads joined
-        atexit._run_exitfuncs()  # type: ignore[attr-defined] - the same, of its handlers
+        threading._shutdown()  # type: ignore[attr-defined] - called by Python at exit: ends executors, joins threads
+        atexit._run_exitfuncs()  # type: ignore[attr-defined] - called by Python at exit: runs the handlers
     except BaseException:  # noqa: BLE001 - a handler of the program has failed; as in Python, the exit code stays
         _print(traceback.format_exc())
     faulthandler.cancel_dump_traceback_later()
@@ -223,7 +223,7 @@ def _print(text: str) -> None:
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
-    except Exception:  # noqa: BLE001 - whatever a program has put there
+    except Exception:  # noqa: BLE001 - the program may have replaced the stream
         with suppress(OSError):
             os.write(2, text.encode("utf-8", "replace"))
 

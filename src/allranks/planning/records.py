@@ -106,10 +106,6 @@ class DeviceChoice(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int | None = None
     """GPUs of each node; None if unknown."""
 
-    @property
-    def provisional(self) -> bool:
-        return self.source == ON_NODE
-
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Hang limits: ``step_s`` within training steps, ``long_s`` in other phases."""

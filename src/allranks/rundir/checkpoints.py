@@ -85,7 +85,7 @@ def newest_checkpoint(run: RunDir) -> tuple[int, list[str]]:
 
     Raises:
         CheckpointError: there is none.
-        RequestError: another version of allranks wrote one that is whole, or says so; nothing older is taken in its place.
+        RequestError: a newer complete checkpoint was written by another version of allranks; older ones are not used instead.
     """
     problems = []
     restore_replaced(run)
@@ -99,14 +99,15 @@ def newest_checkpoint(run: RunDir) -> tuple[int, list[str]]:
 
 
 def checkpoint_problem(folder: Path, step: int) -> str | None:
-    """Why a checkpoint cannot be trusted to be that of `step`, or None. Files that belong together elsewhere are whole, too: a
-    folder that was renamed, or copied over another.
+    """Return why this is not a valid checkpoint of `step`, or None.
+
+    Complete files are not sufficient: the folder may have been renamed, or another checkpoint copied over it.
 
     Raises:
         RequestError: another version of allranks wrote it.
     """
     problem, facts = find_damage(folder), read_record(folder / MANIFEST)
-    if problem is None or "schema_version" in facts:  # another version may list its files in another form
+    if problem is None or "schema_version" in facts:  # another version may list its files in another format
         require_current(folder / MANIFEST, facts)
     if problem is not None:
         return problem

@@ -40,10 +40,10 @@ def write_text_atomic(path: Path, text: str, *, private: bool = False) -> None:
     Args:
         private: only the owner may read it (0600), even in a shared folder.
     """
-    # A name of its own: another user's process, or another node's, may have the same number and have left its file behind.
+    # A unique name: a process of another user or node with the same process id may have left its file.
     temporary = path.with_name(f".{path.name[:200]}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
-        # O_EXCL: a name that somebody has put there, for example a link to another file, is not written through
+        # O_EXCL: do not write through an existing name, for example another user's link to another file
         mode = 0o600 if private else file_mode(path.parent)
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with os.fdopen(fd, "w", encoding="utf-8") as file:
@@ -53,9 +53,9 @@ def write_text_atomic(path: Path, text: str, *, private: bool = False) -> None:
         temporary.replace(path)
     except OSError as error:
         with suppress(OSError):
-            temporary.unlink(missing_ok=True)  # a full disk must not keep halves
+            temporary.unlink(missing_ok=True)  # do not leave partial files on a full disk
         if error.errno is not None:
-            error.filename, error.filename2 = str(path), None  # the reader knows nothing of the temporary file
+            error.filename, error.filename2 = str(path), None  # the user does not know the temporary file
         raise
 
 

@@ -15,13 +15,13 @@ import time
 
 import msgspec
 
-HEARTBEAT_VARIABLE = "ALLRANKS_PULSE"  # for each local rank PAGE:STACKS, by comma
+HEARTBEAT_VARIABLE = "ALLRANKS_PULSE"  # PAGE:STACKS of each local rank, separated by commas
 STORE_VARIABLE = "ALLRANKS_STORE"
 """Names the store at which the ranks of a training exchange addresses: ``file:PATH`` or ``tcp:ADDRESS:PORT:PREFIX``."""
 DUMP_SIGNAL = signal.SIGRTMIN + 7
 """The signal on which a rank writes the stacks of its threads."""
 PAGE_SIZE = 1 << 16
-_COUNT = struct.Struct("<qq")  # the same number twice; unlike while the rank writes
+_COUNT = struct.Struct("<qq")  # the same number twice; they differ while the rank writes
 _BEAT = struct.Struct("<qdqdi20s20s")  # beats, when, step, longest gap, pid, phase, part (longer ones are cut)
 _LIVE = struct.Struct("<di")  # when the rank's own thread last ran, and the length of the text that follows
 _MONITOR = struct.Struct("<qi")  # how often that thread has run, and the length of its last error
@@ -35,8 +35,8 @@ NO_STEP = -1
 TRAIN_PHASE = _TRAINING.decode()
 SCRIPT_PHASE = "script"  # a user's own program, which reports no phases of its own
 FIRST_STEP_PHASE = "first step"
-FINISH_PHASE = "finish"  # the work is complete; loggers are closed and the ranks meet once more
-DONE_PHASE = "done"  # the last word of a rank that exits cleanly, immediately before its process ends with code 0
+FINISH_PHASE = "finish"  # the work is complete; loggers are closed and the ranks synchronise a last time
+DONE_PHASE = "done"  # the last phase of a rank that exits cleanly, immediately before its process ends with code 0
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +80,7 @@ class HeartbeatPage:
     def read(self) -> Heartbeat | None:
         """Return what the rank has written, or None before its first beat (or if it could not open the page)."""
         values = _BEAT.unpack_from(self._map, _BEAT_AT)
-        for _ in range(100):  # and if it was stopped while it wrote, as it is
+        for _ in range(100):  # if the rank was stopped while it wrote, the page is used as it is
             before, after = _COUNT.unpack_from(self._map, _COUNT_AT)
             values = _BEAT.unpack_from(self._map, _BEAT_AT)
             if before == after == _COUNT.unpack_from(self._map, _COUNT_AT)[0]:
@@ -92,7 +92,7 @@ class HeartbeatPage:
         alive_at, size = _LIVE.unpack_from(self._map, _LIVE_AT)
         try:
             found = json.loads(self._map[_TEXT_AT : _TEXT_AT + size]) if size > 0 else {}
-        except ValueError:  # half written
+        except ValueError:  # partly written
             found = {}
         lives, error_size = _MONITOR.unpack_from(self._map, _MONITOR_AT)
         (failure_size,) = _FAILURE_LENGTH.unpack_from(self._map, _FAILURE_AT)
@@ -188,7 +188,7 @@ class HeartbeatWriter:
         self._at, self._was = now, self._phase
         self._beats += 1
         count, whole = self._beats, (self._beats, now, self._step, self._longest, self._pid, self._phase, self._part)
-        # the count before and after: a reader in between sees that they differ
+        # write the count before and after: a reader in between sees different counts
         _COUNT.pack_into(self._map, _COUNT_AT, count, count - 1)
         _BEAT.pack_into(self._map, _BEAT_AT, *whole)
         _COUNT.pack_into(self._map, _COUNT_AT, count, count)
@@ -240,5 +240,5 @@ def _text(value: bytes) -> str:
     return value.rstrip(b"\0").decode("utf-8", "replace")
 
 
-# One a process: what it is doing is a fact of the process, and what reports it is spread over all of training.
+# One per process: many parts of training report through it.
 heartbeat = HeartbeatWriter()

@@ -242,7 +242,7 @@ def _restrict(path: Path, *, group: bool) -> None:
         wanted = shared if group else stat.S_IMODE(mode) & ~0o077
         if wanted != stat.S_IMODE(mode):
             path.chmod(wanted)
-    except OSError:  # another user's file, or one that is gone
+    except OSError:  # another user's file, or a removed one
         return
 
 

@@ -1,7 +1,7 @@
 """Refuse to resume from files of a run folder that another version of allranks wrote.
 
-``plan.json`` and the manifest of each checkpoint carry ``schema_version``. Raise `SCHEMA_VERSION` with every change of the spec,
-the plan or the checkpoint after which a resume from older files would fail or would mean something else.
+``plan.json`` and the manifest of each checkpoint carry ``schema_version``. Increase `SCHEMA_VERSION` with every change of the
+spec, the plan or the checkpoint after which a resume from older files would fail or have another meaning.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from allranks.version import __version__
 
 SCHEMA_VERSION = 1
 UNVERSIONED = 0
-"""The version of files that carry none: they are older than all that do."""
+"""Version of files without a version, which are older than all others."""
 
 
 def schema_version_of(record: Mapping[str, Any]) -> Any:
-    """Return the version that a record carries, `UNVERSIONED` if it carries none."""
+    """Return the version of a record, `UNVERSIONED` if it has none."""
     return record.get("schema_version", UNVERSIONED)
 
 

@@ -175,7 +175,7 @@ def _claim(claim: Path) -> bool:
         _beat(claim)
     except OSError as error:
         with suppress(OSError):
-            claim.unlink(missing_ok=True)  # else it would be waited for until it counts as stale
+            claim.unlink(missing_ok=True)  # otherwise others wait for it until it is stale
         raise _refusal(claim.parent, "cannot be written", error) from None
     return True
 
@@ -209,7 +209,7 @@ def _is_mine(claim: Path) -> bool:
 
 def _release(claim: Path) -> None:
     if _is_mine(claim):
-        with suppress(OSError):  # on a disk that has become read-only it goes stale instead
+        with suppress(OSError):  # on a disk that is now read-only, the claim becomes stale instead
             claim.unlink(missing_ok=True)
 
 
@@ -220,7 +220,7 @@ def _build(folder: Path, key: str, build: Callable[[Path], None], claim: Path) -
 
     def heart() -> None:
         while not ended.wait(HEARTBEAT_S):
-            with suppress(OSError):  # a full disk: others take the work over once they have waited long enough
+            with suppress(OSError):  # on a full disk, others take over after the claim is stale
                 if _is_mine(claim):
                     _beat(claim)
 
@@ -234,7 +234,7 @@ def _build(folder: Path, key: str, build: Callable[[Path], None], claim: Path) -
         try:
             temporary.rename(folder / key)
         except OSError:
-            if not (folder / key).is_dir():  # not a rival who was faster
+            if not (folder / key).is_dir():  # unless another builder was faster
                 raise
     except OSError as error:
         raise EnvironmentNotAble(
@@ -264,7 +264,7 @@ def _wait(entry: Path, claim: Path, deadline: float, log: Log) -> None:
     last_beat, seen_at, said = None, time.monotonic(), False
     pause = 0.05
     while claim.exists() and not entry.is_dir():
-        if not os.access(claim, os.R_OK) and claim.exists():  # and so will the entry be
+        if not os.access(claim, os.R_OK) and claim.exists():  # the entry will be unreadable, too
             raise _Closed(f"{entry}: {claim} cannot be read by {_me()}: {owner_of(claim)}")
         builder = read_json(claim)
         beat = builder.get("beat") if isinstance(builder, dict) else None
@@ -280,7 +280,7 @@ def _wait(entry: Path, claim: Path, deadline: float, log: Log) -> None:
         if not said:
             said = True
             log(f"waiting for the data that {_who(builder)} is preparing")
-        heartbeat.beat()  # it waits for a builder whose own life is looked at here
+        heartbeat.beat()  # waiting is progress: the builder's own state is checked here
         time.sleep(pause)
         pause = min(pause * 1.5, 1.0)
 
@@ -291,7 +291,7 @@ def _who(builder: Any) -> str:
 
 def _is_dead(builder: Any, silent_s: float) -> bool:
     if not isinstance(builder, dict):
-        return silent_s > STALE_S  # claimed, and died before it said who it was
+        return silent_s > STALE_S  # the builder died before it wrote its identity
     if builder.get("place") != _place():
         return silent_s > STALE_S
     try:
@@ -299,7 +299,7 @@ def _is_dead(builder: Any, silent_s: float) -> bool:
         same = abs(process.create_time() - builder["started"]) < 1
         return not same or process.status() == psutil.STATUS_ZOMBIE
     except (psutil.NoSuchProcess, psutil.AccessDenied):
-        if _exists_hidden(int(builder["pid"])):  # /proc is mounted with hidepid: only its claim shows that it lives
+        if _exists_hidden(int(builder["pid"])):  # /proc is mounted with hidepid: only the claim shows that it is alive
             return silent_s > STALE_S
         return True
     except (KeyError, TypeError, ValueError):
@@ -327,7 +327,7 @@ def _take_over(claim: Path, beat: Any, log: Log) -> None:
         raise _refusal(claim, "its builder has died, and it cannot be removed", error) from None
     found = read_json(grave)
     if isinstance(found, dict) and found.get("beat") != beat:
-        # Somebody claimed anew between the look and the rename: give the claim back, if nobody has one.
+        # Another process claimed the entry between the check and the rename: restore its claim, unless there is a new one.
         with suppress(OSError):
             os.link(grave, claim)
     else:
@@ -346,5 +346,5 @@ def _set_aside(entry: Path) -> None:
         raise _refusal(entry, "is damaged, and cannot be removed", error) from None
     if grave.is_dir():
         shutil.rmtree(grave, ignore_errors=True)
-    else:  # rmtree would open it, and a named pipe blocks
+    else:  # rmtree would open it, which blocks for a named pipe
         grave.unlink(missing_ok=True)

@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 
 class AttemptArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """What is special about one attempt; written by the launcher."""
+    """Arguments of one attempt; written by the launcher."""
 
     resume_step: int | None = None
     inexact: bool = False
-    anew: bool = False  # an earlier attempt left no checkpoint: what it recorded does not count
+    anew: bool = False  # an earlier attempt left no checkpoint: its records do not count
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One rank's side of one attempt at a run that trains a model."""
+    """State of one rank in one attempt of a run that trains a model."""
 
     number: int
     run: RunDir
@@ -66,16 +66,16 @@ class Attempt:
         return self.plan.batch
 
     def phase(self, name: str, **more: Any) -> None:
-        """A new part of the work begins: for the records, and for whoever watches for hangs."""
+        """Start a phase: write its event, and report it to hang detection."""
         self.events.write("phase", name=name, **more)
         heartbeat.phase(name)
 
     def say(self, text: str) -> None:
-        """A line of this rank's own log."""
+        """Write a line to this rank's log."""
         print(f"[RANK {self.world.rank}] {text}", flush=True)  # noqa: T201 - the rank's own log
 
     def say_once(self, text: str) -> None:
-        """A line of rank 0's log alone."""
+        """Write a line to the log of rank 0 only."""
         if self.world.is_first:
             self.say(text)
 
@@ -86,12 +86,12 @@ def load_plan(run: RunDir) -> LaunchPlan:
 
 
 def load_attempt_args(run: RunDir, attempt: int) -> AttemptArgs:
-    """What the launcher wrote for this attempt."""
+    """Return the arguments that the launcher wrote for this attempt."""
     return msgspec.convert(read_json(run.logs_of(attempt) / "args.json") or {}, AttemptArgs)
 
 
 def open_event_log(run: RunDir, attempt: int, resumed_from: int | None) -> EventLog:
-    """This rank's log of events, with its first: where the rank is."""
+    """Open this rank's event log and write its first event, which says where the rank runs."""
     rank = int(os.environ["RANK"])
     events = EventLog(run.events_of(rank), rank)
     events.write(
@@ -120,7 +120,7 @@ RECORDED_PACKAGES = (
 
 
 def log_remarks(here: Attempt, adapted: Sequence[str], strategy: Strategy) -> None:
-    """What a reader should know of adapters and strategy as they were set up."""
+    """Log remarks on the adapters and on the strategy after their set-up."""
     remarks = [("adapter", text) for text in adapted]
     remarks += [("strategy", text) for text in offload_warnings(here.plan.strategy_options, here.world.device.type)]
     remarks += [("strategy", text) for text in getattr(strategy, "remarks", ())]
@@ -130,7 +130,7 @@ def log_remarks(here: Attempt, adapted: Sequence[str], strategy: Strategy) -> No
 
 
 def log_engine(here: Attempt, strategy: Strategy) -> None:
-    """Where another library's engine does the work: its version, the time it took to start, and its configuration."""
+    """Log the version, start-up time and configuration of the engine, if the strategy uses another library's."""
     facts, config = getattr(strategy, "facts", None), getattr(strategy, "config", None)
     if facts:
         here.events.write("engine", **facts)
@@ -139,7 +139,7 @@ def log_engine(here: Attempt, strategy: Strategy) -> None:
 
 
 def log_model(here: Attempt, parameters: tuple[int, int], seconds: float) -> None:
-    """Size, device, and what the numbers depend on. ``parameters``: all, and those that are trained."""
+    """Log the model's size, device, and the versions that results depend on. ``parameters``: (all, trained)."""
     device = here.world.device
     here.events.write(
         "model",
@@ -154,7 +154,7 @@ def log_model(here: Attempt, parameters: tuple[int, int], seconds: float) -> Non
 
 
 def log_batch(here: Attempt, batch: Any, model: torch.nn.Module) -> None:
-    """What the model is given, beside what it computes in: layers refuse numbers of another dtype than their weights."""
+    """Log the dtypes of the inputs and the weights: layers refuse inputs of another dtype than their weights."""
     weights = sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()})
     inputs = batch.inputs
     here.events.write(
@@ -163,7 +163,7 @@ def log_batch(here: Attempt, batch: Any, model: torch.nn.Module) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what the numbers depend on."""
+    """Return the versions of the libraries that results depend on."""
     found = {}
     for name in RECORDED_PACKAGES:
         try:

@@ -23,10 +23,10 @@ def open_store(world_size: int, timeout: timedelta) -> dist.Store | None:
     """Open the store that `ALLRANKS_STORE` names: ``file:PATH`` or ``tcp:ADDRESS:PORT:PREFIX``.
 
     Returns:
-        None without the variable: torch then uses ``env://``, as a program of the user's own does.
+        None without the variable: torch then uses ``env://``, as in the user's own programs.
 
     Raises:
-        EnvironmentNotAble: the variable holds something else.
+        EnvironmentNotAble: the value of the variable is invalid.
     """
     kind, _, where = os.environ.get(STORE_VARIABLE, "").partition(":")
     if not kind:
@@ -38,13 +38,13 @@ def open_store(world_size: int, timeout: timedelta) -> dist.Store | None:
     address_and_port, _, prefix = where.rpartition(":")
     address, _, port = address_and_port.rpartition(":")
     if kind != "tcp" or not port.isdigit():
-        raise EnvironmentNotAble(f"{STORE_VARIABLE} names no store that is known: {kind!r}")
+        raise EnvironmentNotAble(f"{STORE_VARIABLE}: unknown kind of store {kind!r}; expected file: or tcp:")
     return dist.PrefixStore(prefix, dist.TCPStore(address, int(port), world_size, False, timeout))
 
 
 @dataclass(frozen=True)
 class DistContext:
-    """Who this rank is. ``group`` carries training; ``control`` (gloo, CPU) carries small bookkeeping beside it."""
+    """Rank, world size, device and process groups. ``group`` is for training; ``control`` (Gloo, CPU) for small messages."""
 
     rank: int
     local_rank: int
@@ -56,11 +56,11 @@ class DistContext:
 
     @property
     def is_first(self) -> bool:
-        """True on rank 0, which writes what is written once."""
+        """True on rank 0, which writes the files that are written once."""
         return self.rank == 0
 
 
-# One process that talks to nobody; its groups are never used.
+# A single process; its groups are never used.
 SINGLE_PROCESS = DistContext(
     rank=0,
     local_rank=0,
@@ -73,9 +73,9 @@ SINGLE_PROCESS = DistContext(
 
 
 def join_process_group(plan: LaunchPlan) -> DistContext:
-    """Join the process group by the environment that the agent gave, and make the control group.
+    """Initialize the process group from the agent's environment, and create the control group.
 
-    The timeout is the spec's (``cluster.timeout_s``): the only knob that really bounds a collective.
+    The timeout of collectives is ``cluster.timeout_s``.
     """
     local_rank = int(os.environ["LOCAL_RANK"])
     timeout = timedelta(seconds=plan.timeout_s)
@@ -107,15 +107,15 @@ def join_process_group(plan: LaunchPlan) -> DistContext:
 def leave_process_group() -> None:
     """Leave the process group, if in one.
 
-    After success only: under NCCL this waits for the peers, which wait in a collective for a rank that has failed. Such a
-    rank ends its process instead (`allranks.launch.rank`).
+    Only after success: under NCCL this waits for the peers, which may wait in a collective for a failed rank. A failed rank
+    ends its process instead (`allranks.launch.rank`).
     """
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def rng_state() -> dict[str, Any]:
-    """Python, NumPy, torch CPU and (where there is one) this rank's CUDA generator; loadable with weights_only."""
+    """Return the states of the Python, NumPy, torch CPU and (if present) CUDA generators; loadable with weights_only."""
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # type: ignore[misc]
     state = {
@@ -135,7 +135,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Put back what `rng_state` gave."""
+    """Restore the result of `rng_state`."""
     python, numpy = state["python"], state["numpy"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     np.random.set_state(
@@ -147,7 +147,7 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 
 def seed_rank(seed: int, rank: int) -> None:
-    """Different dropout on every rank, the same on every run."""
+    """Seed all generators: each rank gets different dropout, the same in every run."""
     mixed = (seed * 1_000_003 + rank) % (2**32)
     random.seed(mixed)
     np.random.seed(mixed)

@@ -29,7 +29,7 @@ DEFAULT_BATCH = 8
 
 
 class EvalResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Loss in nats per target; ``perplexity`` is None for classifiers, ``accuracy`` None for language models."""
+    """Result of an evaluation: loss in nats per target; ``perplexity`` is None for classifiers, ``accuracy`` None for language models."""
 
     loss: float
     perplexity: float | None
@@ -41,7 +41,7 @@ class EvalResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evaluator:
-    """Evaluates held-out rows, shared out among the ranks."""
+    """Evaluate the held-out rows; each rank evaluates a part of them."""
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class Evaluator:
         self._pad_id, self._size, self._classifier = pad_id, batch_size or DEFAULT_BATCH, classifier
 
     def run(self) -> EvalResult:
-        """Evaluate once. Every rank calls; all get the same result."""
+        """Evaluate once. Collective: every rank calls it and gets the same result."""
         started = time.perf_counter()
-        # loss sum, targets, right answers, rows; float64 sums do not feel the order in which batches come
+        # loss sum, targets, correct answers, rows; in float64 the order of the batches does not matter
         sums = torch.zeros(4, dtype=torch.float64, device=self._world.device)
         with evaluating(self._model), torch.no_grad():
             for rows, real in self._batches():
@@ -80,8 +80,11 @@ class Evaluator:
         )
 
     def _batches(self) -> Iterator[tuple[Rows, bool]]:
-        """This rank's batches, rows of like length together. All ranks run equally many: a strategy may communicate
-        within forward, and a rank that has fewer runs its share again without counting it."""
+        """Yield this rank's batches, with rows of similar length together, and whether the batch counts.
+
+        All ranks yield the same number of batches, because a strategy may communicate within forward: a rank with fewer
+        batches repeats its own without counting them.
+        """
         lengths = np.diff(self._tokens.offsets)
         ordered = np.argsort(lengths, kind="stable").astype(np.int64)
         mine = ordered[self._world.rank :: self._world.size]
@@ -114,7 +117,7 @@ def _exp(loss: float) -> float:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode within, the former mode after."""
+    """Put the model into evaluation mode, and restore its mode at the end."""
     was = model.training
     model.eval()
     try:
@@ -129,7 +132,7 @@ BATCH = 32
 
 
 class SampleAnswers(msgspec.Struct, frozen=True, kw_only=True):
-    """``exact_match`` is the share of answers that are right to the letter, None where that cannot be asked."""
+    """Generated answers. ``exact_match`` is the share that equals the reference exactly, None if the data is not checkable."""
 
     exact_match: float | None
     checked: int
@@ -137,7 +140,7 @@ class SampleAnswers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_checkable(questions: list[dict[str, str]]) -> bool:
-    """True if nearly all right answers are one short line: then equality is a fair test."""
+    """Return whether nearly all reference answers are one short line, so that equality is a fair test."""
     short = sum(len(q["answer"]) <= CHECKABLE_CHARS and "\n" not in q["answer"].strip() for q in questions)
     return bool(questions) and short >= 0.95 * len(questions)
 
@@ -151,9 +154,9 @@ def sample_answers(
     *,
     forward_has_collectives: bool = False,
 ) -> SampleAnswers:
-    """Greedy answers to held-out questions, shared out among the ranks. Every rank calls; rank 0 gets the samples.
+    """Generate greedy answers to held-out questions, divided among the ranks. Collective; rank 0 gets the samples.
 
-    With `lockstep` all ranks make equally many forward passes: a strategy may communicate within forward.
+    With `lockstep` all ranks make the same number of forward passes, because a strategy may communicate within forward.
     """
     check = is_checkable(questions)
     asked = questions if check else questions[:samples]

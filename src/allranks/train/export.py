@@ -18,14 +18,14 @@ TOKENS = 32
 LOGIT_LIMITS = {
     "float32": 1e-4,
     "bfloat16": 3e-2,
-}  # merging rounds each weight once; unmerged copies must be equal to the bit
+}  # merging rounds each weight once; unmerged copies must be bitwise equal
 
 
 def load(folder: Path, base: str) -> Any:
-    """The model of a folder: an adapter on its base, or a whole model. On the CPU, in the dtype of its files.
+    """Load the model of a folder on the CPU, in the dtype of its files: an adapter on its base, or a full model.
 
     Raises:
-        EnvironmentNotAble: the base cannot be had.
+        EnvironmentNotAble: the base model cannot be loaded.
         CheckpointError: the folder cannot be read.
     """
     from peft import PeftModel
@@ -45,7 +45,7 @@ def load(folder: Path, base: str) -> Any:
         return PeftModel.from_pretrained(model, str(folder))
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise CheckpointError(
-            f"{folder}: the adapter does not load onto {base}: {str(error).splitlines()[0]}"
+            f"{folder}: the adapter does not fit the base model {base}: {str(error).splitlines()[0]}"
         ) from None
 
 
@@ -68,10 +68,10 @@ def merge(source: Path, target: Path, base: str) -> str:
 
 
 def verify_logits(source: Path, target: Path, base: str) -> str:
-    """Logits of both on the same tokens.
+    """Compare the logits of both on the same tokens.
 
     Raises:
-        CheckpointError: they differ by more than merging explains.
+        CheckpointError: they differ by more than the rounding of a merge.
     """
     import torch
 
@@ -95,7 +95,7 @@ def verify_logits(source: Path, target: Path, base: str) -> str:
 
 
 def main() -> int:
-    """Entry point of the fresh process."""
+    """Run as the entry point of a new process."""
     what, source, target, base = sys.argv[1:5]
     try:
         from transformers.utils import logging

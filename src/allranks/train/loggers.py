@@ -1,4 +1,4 @@
-"""TensorBoard and Weights & Biases, fed from rank 0's events; off unless the spec asks."""
+"""Log rank 0's metrics to TensorBoard and Weights & Biases. Both are off by default."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from allranks.spec.records import RunSpec
 
 
 class MetricLogger(Protocol):
-    """Takes numbers by name at a step."""
+    """Log named values at a step."""
 
     def log(self, step: int, values: dict[str, float]) -> None: ...
 
@@ -19,7 +19,7 @@ class MetricLogger(Protocol):
 
 
 class TensorBoard:
-    """Writes event files into ``<run>/tensorboard``."""
+    """Write event files into ``<run>/tensorboard``."""
 
     def __init__(self, run: RunDir) -> None:
         try:
@@ -39,7 +39,7 @@ class TensorBoard:
 
 
 class WandB:
-    """Logs to Weights & Biases under the run's name; mode and key come from its own WANDB_ variables."""
+    """Log to Weights & Biases under the run's name; mode and key come from the WANDB_ variables."""
 
     def __init__(self, spec: RunSpec, run: RunDir) -> None:
         try:
@@ -68,7 +68,7 @@ LOGGED_FIELDS = {
 
 
 class MetricLoggers:
-    """Hands figures to the loggers. One that fails (no network, full disk) is reported once and left out; the run goes on.
+    """Pass metrics to the loggers. A logger that fails (no network, full disk) is reported once and disabled; the run continues.
 
     Args:
         report: takes one line for the rank's log.
@@ -78,7 +78,7 @@ class MetricLoggers:
         self._loggers, self._report = list(loggers), report
 
     def event(self, event: str, fields: dict[str, Any]) -> None:
-        """Pass on the figures of a step or an evaluation; other events have none."""
+        """Log the metrics of a step or an evaluation; other events have none."""
         if event not in LOGGED_FIELDS:
             return
         prefix = "train" if event == "step" else "eval"
@@ -88,7 +88,7 @@ class MetricLoggers:
         self._each(lambda logger: logger.log(int(fields["step"]), values))
 
     def close(self) -> None:
-        """Let each logger write what it still holds."""
+        """Close all loggers, which flushes them."""
         self._each(lambda logger: logger.close())
 
     def _each(self, action: Callable[[MetricLogger], None]) -> None:
@@ -97,11 +97,13 @@ class MetricLoggers:
                 action(logger)
             except Exception as error:  # noqa: BLE001 - other libraries; reporting never ends a run
                 self._loggers.remove(logger)
-                self._report(f"observe: {type(logger).__name__} is off from here on: {type(error).__name__}: {error}")
+                self._report(
+                    f"observe: {type(logger).__name__} is disabled from here on: {type(error).__name__}: {error}"
+                )
 
 
 def make_loggers(spec: RunSpec, run: RunDir, report: Callable[[str], None]) -> MetricLoggers | None:
-    """The loggers that the spec asks for; None without any."""
+    """Return the loggers that the spec enables, or None."""
     loggers: list[MetricLogger] = []
     if spec.observe.tensorboard:
         loggers.append(TensorBoard(run))

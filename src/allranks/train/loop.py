@@ -26,31 +26,31 @@ from allranks.train.strategies.base import Strategy
 
 
 class HeartbeatWatcher:
-    """Looks on beside another watcher (`allranks.train.loop.StepWatcher`)."""
+    """Write heartbeats and forward every call to another `StepWatcher`."""
 
     def __init__(self, other: StepWatcher, beats: HeartbeatWriter = heartbeat) -> None:
         self._other, self._pulse = other, beats
 
     def attach(self, quiet: Callable[[], None]) -> None:
-        """Hands on."""
+        """Forward the call."""
         self._other.attach(quiet)
 
     def step_begins(self, step: int) -> None:
-        """A beat, and the step's number."""
+        """Write a heartbeat with the step's number."""
         self._pulse.step(step)
         self._other.step_begins(step)
 
     def part(self, name: str) -> AbstractContextManager[Any]:
-        """A beat, and the part's name."""
+        """Write a heartbeat with the part's name."""
         self._pulse.part(name)
         return self._other.part(name)
 
     def step_ends(self, step: int) -> bool:
-        """Hands on."""
+        """Forward the call."""
         return self._other.step_ends(step)
 
     def close(self) -> None:
-        """Hands on."""
+        """Forward the call."""
         self._other.close()
 
 
@@ -58,32 +58,35 @@ _NOTHING = nullcontext()
 
 
 class StepWatcher(Protocol):
-    """Is told where steps and their parts begin and end. Steps count from 0."""
+    """Observe where steps and their parts begin and end. Steps count from 0."""
 
     def attach(self, quiet: Callable[[], None]) -> None:
-        """Before the first step. ``quiet()`` returns when nothing that the loop began is under way on this rank; it may
-        be called wherever a step begins or ends."""
+        """Called before the first step.
+
+        ``quiet()`` waits until all communication that the loop started on this rank is finished. It may be called whenever
+        a step begins or ends.
+        """
         ...
 
     def step_begins(self, step: int) -> None:
-        """Before anything of the step."""
+        """Called at the beginning of a step."""
         ...
 
     def part(self, name: str) -> AbstractContextManager[Any]:
-        """Around ``data``, ``forward``, ``backward``, ``optimizer`` and ``control``."""
+        """Return a context for one part: ``data``, ``forward``, ``backward``, ``optimizer`` or ``control``."""
         ...
 
     def step_ends(self, step: int) -> bool:
-        """After all of the step; True if the watcher took time of its own, which is no training time."""
+        """Called at the end of a step; return whether the watcher used time that must not count as training time."""
         ...
 
     def close(self) -> None:
-        """No step follows."""
+        """Called after the last step."""
         ...
 
 
 class NullStepWatcher:
-    """Nobody looks on."""
+    """A watcher that does nothing."""
 
     def attach(self, quiet: Callable[[], None]) -> None: ...
 
@@ -99,7 +102,7 @@ class NullStepWatcher:
 
 
 class TrainingLoop:
-    """Runs optimizer steps until the plan is done or a stop is agreed on."""
+    """Run optimizer steps until all planned steps are done or all ranks agree to stop."""
 
     def __init__(
         self,
@@ -122,10 +125,10 @@ class TrainingLoop:
         self._clock.follow(strategy.module)
 
     def run(self) -> LoopOutcome:
-        """All steps; returns at an edge where every rank has done equally many.
+        """Run all steps; return when every rank has done the same number of steps.
 
         Raises:
-            NonFiniteLoss: on every rank; the weights are those before the step that it names.
+            NonFiniteLoss: on every rank; the weights are those before the named step.
         """
         self._strategy.module.train()
         step = self._plan.first_step
@@ -149,7 +152,7 @@ class TrainingLoop:
         return LoopOutcome(step, stopped=step < self._plan.total_steps)
 
     def _step(self, step: int) -> StepWork:
-        """One optimizer step."""
+        """Run one optimizer step."""
         clock, part = self._clock, self._watcher.part
         set_learning_rate(self._strategy.optimizer, learning_rate(self._plan.train, step, self._plan.total_steps))
         clock.begin()
@@ -179,5 +182,5 @@ class TrainingLoop:
 
 
 def loop_of(name: str) -> type[TrainingLoop]:
-    """Return the engine that runs a strategy's optimizer steps: `TrainingLoop`, or a class that is made and run like it."""
+    """Return the engine that runs a strategy's optimizer steps: `TrainingLoop`, or a class with the same interface."""
     return import_target(strategy_info(name).engine)

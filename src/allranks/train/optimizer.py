@@ -1,4 +1,4 @@
-"""AdamW and the learning-rate schedules (pure functions of the step)."""
+"""Create AdamW and compute learning rates as pure functions of the step."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from allranks.train.strategies.base import MakeOptimizer
 
 
 def adamw(train: TrainSpec) -> MakeOptimizer:
-    """A maker of fused AdamW; biases and norms (fewer than two dimensions) are not decayed.
+    """Return a function that creates a fused AdamW; biases and norms (fewer than two dimensions) have no weight decay.
 
-    Fused: one kernel per group, and no temporary of the size of the weights, unlike the foreach form.
+    The fused form runs one kernel per group and, unlike the foreach form, needs no temporary of the size of the weights.
     """
 
     def make(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
@@ -29,7 +29,7 @@ def adamw(train: TrainSpec) -> MakeOptimizer:
 
 
 def learning_rate(train: TrainSpec, step: int, total_steps: int) -> float:
-    """The rate of optimizer step `step` (from 0): linear warm-up, then the schedule down to 0 at `total_steps`."""
+    """Return the learning rate of optimizer step `step` (from 0): linear warm-up, then the schedule down to 0 at `total_steps`."""
     if step < train.warmup_steps:
         return train.lr * (step + 1) / train.warmup_steps
     span = max(1, total_steps - train.warmup_steps)
@@ -42,6 +42,6 @@ def learning_rate(train: TrainSpec, step: int, total_steps: int) -> float:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Give every group the same rate."""
+    """Set the learning rate of every parameter group."""
     for group in optimizer.param_groups:
         group["lr"] = rate

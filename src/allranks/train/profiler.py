@@ -1,7 +1,7 @@
 """Profile a window of steps with the PyTorch profiler and publish one Perfetto-readable trace file per rank.
 
-The first ``wait`` steps of an attempt run without the profiler, the next ``warmup`` steps warm it up, the next ``active`` steps
-are recorded. Steps are marked ``ProfilerStep#N`` with N as in the events (the first is 1), their parts ``allranks.data``,
+The first ``wait`` steps of an attempt run without the profiler, the next ``warmup`` steps warm it up, and the next ``active``
+steps are recorded. Steps are marked ``ProfilerStep#N`` with N as in the events (the first is 1), their parts ``allranks.data``,
 ``allranks.forward``, ``allranks.backward``, ``allranks.optimizer`` and ``allranks.control``, modules ``allranks.module:<name>``.
 Evaluation and checkpoints are outside the marks. Traces are written to a temporary file, checked, compressed and renamed;
 earlier ones are kept.
@@ -34,24 +34,24 @@ _COMPRESSION = 3  # a third of the time of 9, a tenth larger
 
 
 class TraceNotWritten(AllranksError):
-    """The profiler left no whole trace, for example because the disk is full."""
+    """The profiler did not write a complete trace, for example because the disk is full."""
 
 
 def publish_trace(export: Callable[[str], object], target: Path, before: Callable[[], None] | None = None) -> int:
     """Let ``export(path)`` write JSON beside ``target``, compress it, and rename it into place.
 
     Args:
-        before: called when the new file is whole, just before it takes its place.
+        before: called when the new file is complete, just before it is renamed.
 
     Returns:
         The compressed size in bytes.
 
     Raises:
         OSError: the folder cannot be written.
-        TraceNotWritten: the export ended without a whole file (torch does not say so itself).
+        TraceNotWritten: the export ended without a complete file (torch raises no error then).
     """
     make_folder(target.parent)
-    aside = target.with_name(f".{target.name}.{os.getpid()}")  # torch leaves halves of its own beside its file
+    aside = target.with_name(f".{target.name}.{os.getpid()}")  # torch leaves partial files beside its file
     plain, packed = aside / "trace.json", aside / target.name
     try:
         make_folder(aside)
@@ -73,7 +73,7 @@ def publish_trace(export: Callable[[str], object], target: Path, before: Callabl
 
 
 def keep_earlier_trace(current: Path, earlier: Path) -> None:
-    """Move an earlier attempt's trace, where there is one, so that the new one can take its name."""
+    """Rename the trace of an earlier attempt, if there is one, to free its name."""
     if current.exists():
         make_folder(earlier.parent)
         current.replace(earlier)
@@ -81,20 +81,20 @@ def keep_earlier_trace(current: Path, earlier: Path) -> None:
 
 def _require_whole(path: Path) -> None:
     if not path.exists():
-        raise TraceNotWritten(f"the profiler wrote no file in {path.parent.parent}; is there space?")
+        raise TraceNotWritten(f"the profiler wrote no file in {path.parent.parent}; is the disk full?")
     with path.open("rb") as file:
         file.seek(max(path.stat().st_size - 64, 0))
         if not file.read().rstrip().endswith(b"}"):
-            raise TraceNotWritten(f"the profiler's file in {path.parent.parent} breaks off; is there space?")
+            raise TraceNotWritten(f"the profiler's file in {path.parent.parent} is truncated; is the disk full?")
 
 
 MODULE_PREFIX = "allranks.module:"
 _NOTHING = nullcontext()
-SETTLE_S = 0.05  # a thread of gloo closes its own record shortly after the work that others wait for is done
+SETTLE_S = 0.05  # a Gloo thread ends its own record shortly after the work completes
 
 
 class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """What the trace says about its run, under the key ``allranks``."""
+    """Facts about the run that the trace holds under the key ``allranks``."""
 
     run: str
     attempt: int
@@ -107,9 +107,9 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Profiler:
-    """Watches steps (`allranks.train.loop.StepWatcher`) and writes ``traces/rank<R>.json.gz`` when its window ends.
+    """Profile a window of steps and write ``traces/rank<R>.json.gz`` at its end. Implements `allranks.train.loop.StepWatcher`.
 
-    A profiler that does not start, or a trace that cannot be written, is a ``warning`` event: training goes on.
+    A profiler that does not start, or a trace that cannot be written, is a ``warning`` event; training continues.
     """
 
     def __init__(
@@ -132,11 +132,11 @@ class Profiler:
         self._quiet: Callable[[], None] = _do_nothing
 
     def attach(self, quiet: Callable[[], None]) -> None:
-        """How to wait for communication under way."""
+        """Keep the function that waits for pending communication."""
         self._quiet = quiet
 
     def step_begins(self, step: int) -> None:
-        """Make ready, start, and mark the step, each where it is due."""
+        """Warm up or start the profiler if due, and mark the step."""
         if step == self._ready_at:
             self._attempt(self._prepare)
         if step == self._from and self._profile is not None:
@@ -146,11 +146,11 @@ class Profiler:
             self._step.__enter__()
 
     def part(self, name: str) -> AbstractContextManager[Any]:
-        """A named range within the window, nothing outside it."""
+        """Return a named range inside the window, a null context outside it."""
         return _NOTHING if self._step is None else record_function(f"allranks.{name}")
 
     def step_ends(self, step: int) -> bool:
-        """Close the mark; after the last step of the window write the trace."""
+        """End the mark of the step; after the last step of the window write the trace."""
         if self._step is None:
             return False
         self._step.__exit__(None, None, None)
@@ -162,8 +162,8 @@ class Profiler:
         return True
 
     def close(self) -> None:
-        """Write what was recorded; nothing if the window was not reached or is written already."""
-        if self._step is not None:  # an error left the step in its middle
+        """Write the recorded steps, unless there are none or they are already written."""
+        if self._step is not None:  # an error interrupted the step
             self._step.__exit__(None, None, None)
             self._step = None
         if self._modules is not None:
@@ -175,16 +175,16 @@ class Profiler:
     def _attempt(self, work: Any) -> None:
         try:
             work()
-        except (OSError, RuntimeError, TraceNotWritten) as error:  # RuntimeError: how torch says that tracing fails
+        except (OSError, RuntimeError, TraceNotWritten) as error:  # RuntimeError: raised by torch if tracing fails
             self._profile = None
-            text = f"observe.profile: no trace of rank {self._facts.rank}: {str(error).splitlines()[0][:300]}; training goes on without it"
+            text = f"observe.profile: no trace of rank {self._facts.rank}: {str(error).splitlines()[0][:300]}; training continues without it"
             self._events.write("warning", what="profile", message=text)
 
     def _prepare(self) -> None:
         activities = [ProfilerActivity.CPU]
         if self._facts.device == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        # no with_stack: it slows each call many times. with_modules names modules of TorchScript only; _ModuleRanges names all
+        # no with_stack: it makes every call several times slower. with_modules names modules of TorchScript only; _ModuleRanges names all
         made = profile(activities=activities, record_shapes=True, profile_memory=True)
         self._settle()
         made.prepare_trace()
@@ -193,7 +193,7 @@ class Profiler:
     def _start(self) -> None:
         assert self._profile is not None
         self._settle()
-        self._profile.start_trace()  # writes distributedInfo, whatever the backend
+        self._profile.start_trace()  # writes distributedInfo for every backend
         self._profile.add_metadata_json("allranks", json.dumps(msgspec.to_builtins(self._facts)))
         self._modules = _ModuleRanges(self._model)
 
@@ -215,8 +215,8 @@ class Profiler:
         )
 
     def _settle(self) -> None:
-        """torch's profiler, switched while threads of gloo are at work, has been seen to corrupt the heap, which ends the
-        process some time later."""
+        """Wait until no collective runs: starting or stopping torch's profiler while Gloo threads work can corrupt the heap,
+        which crashes the process later."""
         self._quiet()
         time.sleep(SETTLE_S)
 
@@ -232,7 +232,7 @@ def _do_nothing() -> None: ...
 
 
 class _ModuleRanges:
-    """Names the range of each module's forward, by hooks for all modules that exist only within the window."""
+    """Mark each module's forward pass with a named range, by global hooks that exist only during the window."""
 
     def __init__(self, model: nn.Module) -> None:
         self._names = {id(module): name for name, module in model.named_modules() if name}

@@ -24,7 +24,7 @@ MAX_DUMP_BYTES = 8 << 20
 
 
 def start_rank_hooks(run: RunDir, attempt: int, rank: int) -> None:
-    """Open the page that the agent offers, and start the heartbeat thread. Without an agent nothing happens."""
+    """Open the agent's heartbeat page and start the heartbeat thread. Do nothing without an agent."""
     pages = os.environ.get(HEARTBEAT_VARIABLE, "").split(",")
     local = int(os.environ.get("LOCAL_RANK", "0"))
     page, _, stacks = (pages[local] if local < len(pages) else "").partition(":")
@@ -32,7 +32,7 @@ def start_rank_hooks(run: RunDir, attempt: int, rank: int) -> None:
         return
     try:
         heartbeat.open(page)
-    except (OSError, ValueError) as error:  # it lies in the agent's /proc: another user or container may not open it
+    except (OSError, ValueError) as error:  # it is in the agent's /proc, which another user or container may not open
         print(f"allranks: this rank is not monitored: {error}", flush=True)  # noqa: T201 - the rank's log
         return
     heartbeat.phase("start")
@@ -46,17 +46,17 @@ def start_rank_hooks(run: RunDir, attempt: int, rank: int) -> None:
 
 
 def _heartbeat_loop(target: Path) -> None:
-    """Report for as long as the process lives. It survives every failure of its own and prints none."""
+    """Report until the process ends. Failures are neither raised nor printed."""
     while True:
         try:
             _report(target)
-        except Exception:  # noqa: BLE001, S110 - even recording the failure has failed; the next turn may succeed
+        except Exception:  # noqa: BLE001, S110 - recording the failure failed, too; the next report may succeed
             pass
         time.sleep(HEARTBEAT_INTERVAL_S)
 
 
 def _report(target: Path) -> None:
-    """Beat once and answer what the agent has asked for; failures are recorded in the page."""
+    """Write one heartbeat and serve the agent's request; failures are recorded in the page."""
     problem, sequences = "", {}
     try:
         sequences = _sequences()
@@ -107,7 +107,7 @@ def _write_flight_record(target: Path) -> None:
 
 
 def _flight_recorder() -> bytes | None:
-    """torch's record of the last collectives: NCCL's where there is one, else that of gloo (torch 2.8 and later)."""
+    """Return torch's flight record: that of NCCL if there is one, else that of Gloo (torch 2.8 and later)."""
     c10d: Any = sys.modules.get("torch._C._distributed_c10d") or getattr(
         getattr(sys.modules.get("torch"), "_C", None), "_distributed_c10d", None
     )

@@ -42,14 +42,15 @@ def set_up_strategy(
     group: dist.ProcessGroup,
     clip_norm: float | None,
 ) -> tuple[bytes | None, LoadReport]:
-    """Call the strategy's `setup`. One with a ``filler`` asks for weights unit by unit, and keeps its part of each; the
-    others get a model that has them all. Every rank calls.
+    """Call the strategy's `setup`. Collective.
+
+    A strategy with a ``filler`` loads weights unit by unit and keeps its shard of each; the others get a model with all weights.
 
     Args:
-        module: what the strategy gets, around `model`, whose names digests have.
+        module: what the strategy gets: `model` with its loss. Digests use the names within `model`.
 
     Returns:
-        The digest of the whole weights, where the strategy leaves no rank with them; and what loading did.
+        The digest of the full weights, if no rank holds them after `setup`; and what loading did.
     """
     in_parts = hasattr(strategy, "filler")
     filler.begin(module, model, in_parts=in_parts)
@@ -65,24 +66,26 @@ def set_up_strategy(
 
 @dataclass
 class TrainingSetup:
-    """The model in all its forms."""
+    """The model, its loss, its strategy and what belongs to them."""
 
     model: torch.nn.Module
     loss_model: torch.nn.Module
     strategy: Strategy
     published: checkpoint.PublishedFiles
     saver: checkpoint.Saver
-    digest: bytes | None  # of the whole weights, where the strategy shards them
+    digest: bytes | None  # of the full weights, if the strategy shards them
     experts: ExpertLoad | None  # of a mixture of experts
     identity: checkpoint.TrainingIdentity
 
 
 def build_training(here: Attempt, task: TrainingTask, data: PreparedData) -> TrainingSetup:
-    """Load or make the model, adapt it, and hand it to the strategy. Every rank calls."""
+    """Load or create the model, add adapters, and call the strategy's `setup`. Collective."""
     spec, world = here.spec, here.world
     started = time.perf_counter()
     torch.use_deterministic_algorithms(spec.train.deterministic)
-    strategy = strategies.create(here.plan.strategy, dict(here.plan.strategy_options))  # a missing library: first
+    strategy = strategies.create(
+        here.plan.strategy, dict(here.plan.strategy_options)
+    )  # first, so that a missing library is reported early
     model, filler = task.load(
         world, data, stored_dtype(here.plan, spec), partial(_save_base_model, here, data.tokenizer)
     )
@@ -102,7 +105,7 @@ def build_training(here: Attempt, task: TrainingTask, data: PreparedData) -> Tra
         model.compile()
     loss_model = task.loss_model(model)
     experts = ExpertLoad(loss_model, data.tokenizer.pad_token_id, world.device)
-    parameters = count_parameters(model)  # whole: a strategy may leave nothing but empty tensors behind
+    parameters = count_parameters(model)  # before sharding: a strategy may leave only empty tensors
     distributed.seed_rank(spec.train.seed, world.rank)
     digest, loaded = set_up_strategy(
         strategy, filler, loss_model, model, adamw(spec.train), world.group, spec.train.max_grad_norm
@@ -118,7 +121,7 @@ def build_training(here: Attempt, task: TrainingTask, data: PreparedData) -> Tra
 
 
 def stored_dtype(plan: LaunchPlan, spec: RunSpec) -> str:
-    """Return the dtype in which the model is loaded: that of trained weights, or below adapters that of frozen ones."""
+    """Return the dtype in which the model is loaded: that of trained weights, or with adapters that of the frozen base."""
     return plan.param_dtype if spec.adapter.type == "none" else plan.dtype
 
 
@@ -129,7 +132,7 @@ def set_precision(model: nn.Module, plan: LaunchPlan, device: torch.device) -> N
 
 
 def _base_name(here: Attempt) -> str:
-    """What adapters call the model that they belong to."""
+    """Return the base model's name for the adapter's config."""
     name = here.model.name
     if name.startswith("tiny:"):
         return str(here.run.model.absolute())
@@ -138,7 +141,7 @@ def _base_name(here: Attempt) -> str:
 
 
 def _save_base_model(here: Attempt, tokenizer: Any, model: Any) -> None:
-    """What adapters of a model built from a config name as their base."""
+    """Save a model that was built from a config, so that its adapters can name it as their base."""
     folder = here.run.model
     if here.spec.adapter.type != "none" and not (folder / "config.json").exists():
         model.save_pretrained(str(folder))
@@ -147,10 +150,10 @@ def _save_base_model(here: Attempt, tokenizer: Any, model: Any) -> None:
 
 
 def restore(here: Attempt, built: TrainingSetup) -> int:
-    """Load the checkpoint that the launcher named, if it named one.
+    """Load the checkpoint that the launcher chose, if any.
 
     Returns:
-        The first step to do.
+        The first step to run.
 
     Raises:
         CheckpointError: on every rank; it was written with other data or another base model, unless the resume may be inexact.
@@ -166,14 +169,14 @@ def restore(here: Attempt, built: TrainingSetup) -> int:
     else:
         require_same(here.world, folder, built.identity, allow_inexact=here.args.inexact)
         checkpoint.load_full(folder, built.strategy, built.published, here.world.rank)
-    if built.digest is not None:  # each rank read its ranges of these files, whose hashes were compared
+    if built.digest is not None:  # each rank has read its ranges of files whose hashes were verified
         built.digest = hashlib.sha256(msgspec.json.encode(checkpoints.read_manifest(here.run, step)["files"])).digest()
     here.events.write("resume", from_step=step, inexact=here.args.inexact)
     return step
 
 
 def warmup(strategy: Strategy, batch: Any) -> None:
-    """A forward and backward pass whose loss is 0, for strategies that learn from it in which order gradients come."""
+    """Run a forward and backward pass with loss 0, for strategies that record the order of gradients."""
     state = distributed.rng_state()
     strategy.module.train()
     strategy.backward(strategy.module(batch) * 0.0)
@@ -182,7 +185,7 @@ def warmup(strategy: Strategy, batch: Any) -> None:
 
 
 def log_experts(here: Attempt, built: TrainingSetup, done: int) -> None:
-    """How many tokens each expert of a mixture was given since this was last told. Every rank calls."""
+    """Log how many tokens each expert of a mixture received since the last call. Collective."""
     if built.experts:
         counts = built.experts.counts(done, here.world.group)
         if here.world.is_first:
@@ -190,7 +193,7 @@ def log_experts(here: Attempt, built: TrainingSetup, done: int) -> None:
 
 
 def log_end(here: Attempt, built: TrainingSetup, done: int) -> None:
-    """Each rank's own, not agreed on: whoever compares them sees whether gradients were averaged and state was shared out."""
+    """Log this rank's own norms and sizes: comparing ranks shows whether gradients were averaged and state was sharded."""
     if here.spec.observe.proof_at_end:
         digest = weights_digest(built.model).hex() if built.strategy.replicated else None
         elements = sum(r.length for r in built.strategy.state_ranges())

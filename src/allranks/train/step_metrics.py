@@ -26,8 +26,10 @@ from allranks.train.step_timers import memory_usage
 
 @dataclass(frozen=True)
 class ReducedStep:
-    """What all ranks together say about one step (numbered from 0). ``loss_sum`` is in nats over ``trained`` tokens;
-    ``own_loss_sum`` is what this rank put in."""
+    """One step's metrics, reduced over all ranks. Steps count from 0.
+
+    ``loss_sum`` is in nats over ``trained`` tokens; ``own_loss_sum`` is this rank's part of it.
+    """
 
     step: int
     loss_sum: float
@@ -38,7 +40,7 @@ class ReducedStep:
 
 
 class AsyncStepReduction:
-    """Starts the reduction of a step, and hands out the latest one that has been started before."""
+    """Start the reduction of a step, and return the result of the one before."""
 
     def __init__(self, world: DistContext) -> None:
         self._world = world
@@ -46,10 +48,10 @@ class AsyncStepReduction:
         self._pending: tuple[int, dist.Work | None, torch.Tensor, float] | None = None
 
     def start(self, step: int, loss_sum: torch.Tensor, grad_norm: torch.Tensor, *, stop: bool) -> None:
-        """Begin the reduction for `step`. Both tensors are float32 scalars on the device.
+        """Start the reduction for `step`. Both tensors are float32 scalars on the device.
 
-        On a GPU the numbers are first copied without waiting, and their reduction begins at the next step's edge,
-        when they have long arrived: the host never waits for the step that it has just queued.
+        On a GPU the values are first copied asynchronously, and their reduction starts at the end of the next step, when the
+        copy is complete: the host never waits for the step that it has just queued.
         """
         local = torch.stack([loss_sum.detach().double(), grad_norm.detach().double() / self._world.size])
         vector = torch.zeros(4, dtype=torch.float64, pin_memory=local.is_cuda)
@@ -76,12 +78,12 @@ class AsyncStepReduction:
         self._pending = (step, work, vector, own)
 
     def quiet(self) -> None:
-        """Wait for the reduction that is under way on this rank; its numbers stay to be read."""
+        """Wait for the pending reduction on this rank, without consuming its result."""
         if self._pending is not None and self._pending[1] is not None:
             self._pending[1].wait()
 
     def finish(self) -> ReducedStep | None:
-        """The numbers of the step whose reduction is under way, or None."""
+        """Wait for the pending reduction and return its result, or None."""
         if self._pending is None:
             return None
         step, work, vector, own = self._pending
@@ -94,7 +96,7 @@ class AsyncStepReduction:
         )
 
     def drain(self) -> list[ReducedStep]:
-        """Everything that is still under way, oldest first. All ranks call at the same edge."""
+        """Return the results of all pending reductions, oldest first. All ranks call after the same step."""
         found = [self.finish()]
         copied, self._copied = self._copied, None
         self._reduce_copied(copied)
@@ -103,10 +105,9 @@ class AsyncStepReduction:
 
 
 class StopRequest:
-    """Set by SIGTERM or SIGUSR1; all ranks stop together at the end of a step.
+    """A stop request, set by SIGTERM or SIGUSR1; all ranks stop together at the end of a step.
 
-    Plain attributes, no lock: a signal may arrive while the handler of another one runs, in the same thread, which a lock
-    that the first handler holds would block forever.
+    There is no lock: a second signal may interrupt the handler of the first in the same thread, and a lock would deadlock.
     """
 
     def __init__(self) -> None:
@@ -114,7 +115,7 @@ class StopRequest:
         self.reason: str | None = None
 
     def ask(self, reason: str) -> None:
-        """Ask for a stop. Safe in a signal handler, also in nested ones; the first reason is kept."""
+        """Request a stop and keep the first reason. Safe in signal handlers, also in nested ones."""
         if not self.asked:
             self.reason = reason
         self.asked = True
@@ -122,7 +123,7 @@ class StopRequest:
 
 @dataclass(frozen=True)
 class LoopPlan:
-    """What the loop is to do. ``at_edge(steps_done, stopping)`` evaluates and saves where that is due."""
+    """Steps to run, and ``at_edge(steps_done, stopping)``, which evaluates and saves when due."""
 
     first_step: int
     total_steps: int
@@ -135,7 +136,7 @@ class LoopPlan:
 
 @dataclass
 class LoopOutcome:
-    """How the loop ended."""
+    """Result of the loop."""
 
     steps_done: int
     stopped: bool = False
@@ -143,14 +144,14 @@ class LoopOutcome:
 
 @dataclass
 class TokenCounts:
-    """Tokens of this rank."""
+    """Token counts of this rank."""
 
     tokens: int = 0
     tokens_trained: int = 0
     tokens_padded: int = 0
 
     def add(self, more: Batch | NoiseBatch | TokenCounts) -> None:
-        """Count those of a batch, or of a step."""
+        """Add the counts of a batch or a step."""
         self.tokens += more.tokens if isinstance(more, TokenCounts) else more.tokens_real
         self.tokens_trained += more.tokens_trained
         self.tokens_padded += more.tokens_padded
@@ -161,7 +162,7 @@ class StepWork:
     """One optimizer step of this rank.
 
     ``loss_sum`` (nats over this rank's trained tokens) and ``grad_norm`` are scalars on the device; ``trained`` counts the
-    trained tokens of all ranks; ``times`` come from the step's clock.
+    trained tokens of all ranks; ``times`` come from the step timer.
     """
 
     step: int
@@ -175,7 +176,7 @@ class StepWork:
 
 @dataclass
 class _LogInterval:
-    """What was done since the last logged step."""
+    """Totals since the last logged step."""
 
     counts: TokenCounts = field(default_factory=TokenCounts)
     steps: int = 0
@@ -186,10 +187,10 @@ class _LogInterval:
 
 
 class StepMetrics:
-    """Agrees on steps one step late, so that nobody waits, and writes their records.
+    """Reduce metrics asynchronously, one step behind, and write the step events.
 
     Args:
-        check: looks at each step once all ranks agree on it; raises if it is not as it should be.
+        check: called with each step after its reduction; raises if the step is wrong.
     """
 
     def __init__(
@@ -207,28 +208,28 @@ class StepMetrics:
         self._control = AsyncStepReduction(world)
         self._interval = _LogInterval()
         self._last: tuple[int, ReducedStep, StepWork]
-        self._waiting: dict[int, StepWork] = {}  # steps whose numbers are not agreed yet
+        self._waiting: dict[int, StepWork] = {}  # steps whose metrics are not reduced yet
 
     def quiet(self) -> None:
-        """Wait for the reduction that is under way on this rank."""
+        """Wait for the pending reduction on this rank."""
         self._control.quiet()
 
     def trained(self, step: int) -> int:
-        """Trained tokens of a step over all ranks: known from the data's plan, nobody is asked."""
+        """Return the trained tokens of a step over all ranks, known without communication."""
         return int(self._tokens.trained[self._order.global_batch(step)].sum())
 
     def exchange(self, work: StepWork) -> ReducedStep | None:
-        """Begin the agreement on a step, and take that on the one before it."""
+        """Start the reduction of a step, and return that of the step before."""
         self._waiting[work.step] = work
         agreed = self._control.finish()
         self._control.start(work.step, work.loss_sum, work.grad_norm, stop=self._stop.asked)
         return agreed
 
     def process_reduced(self, agreed: ReducedStep | None) -> bool:
-        """Log what has been agreed on; True if all are to stop.
+        """Log a reduced step; return whether all ranks must stop.
 
         Raises:
-            NonFiniteLoss: on every rank; the weights are those before the step that it names.
+            NonFiniteLoss: on every rank; the weights are those before the named step.
         """
         if agreed is None:
             return False
@@ -245,21 +246,21 @@ class StepMetrics:
         return agreed.stop
 
     def callbacks_due(self, done: int, stop: bool) -> bool:
-        """Whether something is to be done between this step and the next."""
+        """Return whether a callback is due after this step."""
         return stop or self._plan.is_due(done)
 
     def edge(self, done: int, stop: bool) -> bool:
-        """Between two steps, where every rank has done equally many: agree on all, then evaluate and save what is due.
+        """Drain the reductions between two steps, when every rank has done the same number; then evaluate and save if due.
 
         Returns:
-            True if all are to stop.
+            True if all ranks must stop.
         """
         stop = self.drain() or stop
         self._plan.run_callbacks(done, stop and done < self._plan.total_steps)
         return stop
 
     def drain(self) -> bool:
-        """Agree on all that is under way; True if all are to stop."""
+        """Finish all pending reductions; return whether all ranks must stop."""
         stop = False
         for agreed in self._control.drain():
             stop = self.process_reduced(agreed) or stop
@@ -287,7 +288,7 @@ class StepMetrics:
             steps=into.steps,
             loss=into.loss_sum / max(into.trained_everywhere, 1),
             loss_share=into.own_loss_sum
-            / max(into.trained_everywhere, 1),  # this rank's part: all ranks' add up to the loss
+            / max(into.trained_everywhere, 1),  # this rank's part; the sum over ranks is the loss
             lr=work.lr,
             grad_norm=agreed.grad_norm,
             tokens=into.counts.tokens,
@@ -300,7 +301,7 @@ class StepMetrics:
         )
 
     def _fail(self, agreed: ReducedStep, work: StepWork) -> None:
-        """Name the step and the ranks whose own loss was not finite; the sticky skip has kept the weights."""
+        """Raise with the step and the ranks whose own loss was not finite; skipped updates have kept the weights."""
         own = float(work.loss_sum)
         everyone: list[Any] = [None] * self._world.size
         rows = [int(r) for part in self._order.micro_batches(agreed.step) for r in part]

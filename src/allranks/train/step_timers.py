@@ -1,6 +1,6 @@
 """Measure the time of each step, this rank's own compute time, and its time in communication waits.
 
-Waits are measured in ``Work.wait``, which torch.distributed's calls and the strategies use, so strategies need no code for it.
+Waits are measured in ``Work.wait``, which torch.distributed and the strategies call, so strategies need no code for it.
 On a GPU ``wait`` does not block the host, and nothing is measured. Own compute time is data loading, forward and backward
 passes. A backward pass counts until the gradient of the model's first weight exists; what follows is waiting for other ranks,
 and torch's DDP waits outside of Python. On a GPU, passes are timed by events that are read one step later without blocking.
@@ -25,13 +25,13 @@ _original_wait: Any = None
 
 
 def waited_s() -> float:
-    """Seconds so far; only differences mean something."""
+    """Return the seconds waited so far; only differences are meaningful."""
     return _waited
 
 
 def start_wait_timer() -> None:
-    """Measure from now on. A second call changes nothing."""
-    global _original_wait  # noqa: PLW0603 - one a process, as the class that it measures is
+    """Start to measure waits. A second call does nothing."""
+    global _original_wait  # noqa: PLW0603 - one per process, like the patched class
     if _original_wait is None:
         _original_wait = dist.Work.wait
         dist.Work.wait = _timed_wait  # pyright: ignore[reportAttributeAccessIssue]
@@ -52,27 +52,27 @@ OWN_BACKWARD = "own_backward_s"
 
 
 class ComputeTimer(Protocol):
-    """Is told when parts of a step end."""
+    """Measure this rank's own compute time in a step."""
 
     def begin(self) -> None:
-        """A step begins."""
+        """Start a step."""
         ...
 
     def lap(self, part: str) -> None:
-        """``data``, ``forward``, ``backward`` or another part is over."""
+        """End a part: ``data``, ``forward``, ``backward`` or another one."""
         ...
 
     def backward_over(self) -> None:
-        """The first weight's gradient is there."""
+        """Record that the gradient of the first weight exists."""
         ...
 
     def end_step(self) -> ComputeTimes:
-        """Seconds of the rank's own work; a kind that cannot be told is left out."""
+        """Return the seconds of this rank's own work; kinds that cannot be measured are left out."""
         ...
 
 
 def hook_end_of_backward(module: nn.Module, over: Callable[[], None]) -> None:
-    """Have `over` called near the end of each backward pass; never where all that is trained is kept in parts (FSDP2)."""
+    """Call `over` near the end of each backward pass; never if all trained weights are sharded (FSDP2)."""
     for p in module.parameters():
         if p.requires_grad and not isinstance(p, DTensor):
             p.register_post_accumulate_grad_hook(lambda _: over())
@@ -80,7 +80,7 @@ def hook_end_of_backward(module: nn.Module, over: Callable[[], None]) -> None:
 
 
 class CpuComputeTimer:
-    """On a CPU."""
+    """Measure compute time on a CPU."""
 
     def __init__(self) -> None:
         self._own: ComputeTimes = {}
@@ -103,7 +103,7 @@ class CpuComputeTimer:
         elif part == "backward" and self._over is not None:
             self._add(OWN_BACKWARD, self._over)
         elif part == "backward":
-            self._told = False  # it may hold any amount of waiting
+            self._told = False  # it may contain waits
         self._mark, self._waited = now
 
     def _add(self, kind: str, until: tuple[float, float]) -> None:
@@ -115,8 +115,11 @@ class CpuComputeTimer:
 
 
 class CudaComputeTimer:
-    """On a GPU: data by the host's clock, passes by the device's. Waiting within a forward pass counts there: strategies that
-    gather within it show no straggler, and their backward passes are not told at all."""
+    """Measure compute time on a GPU: data by the host's clock, passes by CUDA events.
+
+    Waits within a forward pass count as compute time: strategies that gather there show no straggler, and their backward
+    passes are not measured.
+    """
 
     def __init__(self) -> None:
         self._mark = self._data = 0.0
@@ -164,10 +167,10 @@ def _record_event() -> torch.cuda.Event:
 
 @dataclass
 class StepTimer:
-    """Measures edge to edge; evaluation and checkpoints are taken out by `pause`.
+    """Measure from the end of one step to the end of the next; `pause` excludes evaluation and checkpoints.
 
-    ``forward_s`` and so on are host times: on a GPU they say when work was queued, and only ``step_time_s`` is kept.
-    ``own_s`` and ``own_backward_s`` are what this rank did without waiting for others (see `ownwork`).
+    ``forward_s`` and the other parts are host times. On a GPU they only show when work was queued, so only ``step_time_s`` is
+    kept. ``own_s`` and ``own_backward_s`` are this rank's compute times without waits for other ranks.
     """
 
     device: torch.device
@@ -179,23 +182,23 @@ class StepTimer:
         self._own: ComputeTimer = CudaComputeTimer() if self.device.type == "cuda" else CpuComputeTimer()
 
     def follow(self, module: nn.Module) -> None:
-        """Time backward passes of this module without what a rank waits at their end."""
+        """Measure backward passes of this module without the wait at their end."""
         hook_end_of_backward(module, self._own.backward_over)
 
     def begin(self) -> None:
-        """Start of a step's own work."""
+        """Start a step."""
         self._mark = time.perf_counter()
         self._own.begin()
 
     def lap(self, part: str) -> None:
-        """Add the time since the last mark to a part of the step."""
+        """Add the time since the last call to a part of the step."""
         self._own.lap(part)
         now = time.perf_counter()
         self.parts[part] = self.parts.get(part, 0.0) + now - self._mark
         self._mark = now
 
     def end_step(self) -> dict[str, Any]:
-        """Close the step: its time in seconds, and those of its parts on a CPU."""
+        """End the step; return its time in seconds and, on a CPU, those of its parts."""
         now = time.perf_counter()
         taken = {"step_time_s": round(now - self.edge, 6)}
         if self.device.type == "cpu":
@@ -205,12 +208,12 @@ class StepTimer:
         return taken
 
     def pause(self) -> None:
-        """What happened since the last edge was no training."""
+        """Exclude the time since the last step from the measurement."""
         self.edge = time.perf_counter()
 
 
 def memory_usage(device: torch.device) -> dict[str, int]:
-    """Memory in use and its peak: of the allocator on a GPU, of the process on a CPU, in bytes."""
+    """Return memory in use and its peak in bytes: of the allocator on a GPU, of the process on a CPU."""
     if device.type == "cuda":
         return {
             "memory_bytes": torch.cuda.memory_allocated(device),

@@ -1,10 +1,10 @@
 """Verify at step 0 that all ranks hold equal weights and disjoint rows, by checksums.
 
 Checksums are additive: those of the parts sum to that of the full tensor, so no rank needs all of it. Three things are verified
-over the same group that training uses, because environment variables prove nothing (with some launch settings every rank
+over the same group that training uses, because environment variables are no evidence (with some launch settings every rank
 trains alone and still reports the right RANK and WORLD_SIZE):
 
-1. as many ranks answer as planned, each once;
+1. the planned number of ranks answers, each once;
 2. trained and frozen weights have the same hash on all ranks;
 3. the ranks' rows of the first epoch are disjoint and complete.
 """
@@ -25,18 +25,18 @@ from allranks.errors import ProofFailed
 from allranks.train.data.sampler import SampleOrder
 from allranks.train.distributed import DistContext
 
-CPU_PIECE, GPU_PIECE = 1 << 16, 1 << 22  # words that are widened at a time; on a CPU so few that they stay in its cache
+CPU_PIECE, GPU_PIECE = 1 << 16, 1 << 22  # words converted at a time; on a CPU few enough for its cache
 MODULUS = 1 << 48  # sums of 2^15 ranks stay below 2^63
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 TensorSums = tuple[int, int, int]
 
 
 def checksums(tensor: torch.Tensor, start: int = 0) -> TensorSums:
-    """Of one part of a flattened tensor.
+    """Return the checksums of one part of a flattened tensor.
 
     Args:
-        tensor: the part, of any shape and dtype; its elements in order, as words of their own size.
-        start: where the part begins in the flattened whole, elements.
+        tensor: the part, of any shape and dtype; each element is one word.
+        start: index of the part's first element in the flattened tensor.
 
     Returns:
         The number of words, their sum, and their sum weighted by position (from 1), the last two modulo 2^48.
@@ -56,7 +56,7 @@ def checksums(tensor: torch.Tensor, start: int = 0) -> TensorSums:
 
 
 def add_checksums(a: TensorSums, b: TensorSums) -> TensorSums:
-    """Of two parts together."""
+    """Return the checksums of two parts together."""
     return a[0] + b[0], (a[1] + b[1]) % MODULUS, (a[2] + b[2]) % MODULUS
 
 
@@ -64,7 +64,7 @@ MAX_ROWS_CHECKED = 4_000_000
 
 
 class SyncProof(msgspec.Struct, frozen=True, kw_only=True):
-    """What was shown. Goes into metrics.json as ``sync_proof``."""
+    """Result of the proof; ``sync_proof`` in metrics.json."""
 
     world_size: int
     weights_equal: bool
@@ -76,13 +76,13 @@ class SyncProof(msgspec.Struct, frozen=True, kw_only=True):
 def prove_ranks(
     world: DistContext, planned_size: int, model: nn.Module, order: SampleOrder, before_sharding: bytes | None = None
 ) -> SyncProof:
-    """Show the three things.
+    """Verify ranks, weights and rows.
 
-    Where no rank holds the whole weights any more, `before_sharding` is this rank's digest of them from the moment at
-    which it did: as it built the model, or as it read the checkpoint.
+    If the weights are already sharded, `before_sharding` is this rank's digest of the full weights, taken when the model was
+    built or the checkpoint was read.
 
     Raises:
-        ProofFailed: one of them is not so; the message says which rank differs in what.
+        ProofFailed: the message names the rank that differs, and in what.
     """
     _check_ranks(world, planned_size)
     weights = _check_weights(world, model, before_sharding)
@@ -117,15 +117,15 @@ def _check_ranks(world: DistContext, planned_size: int) -> None:
 
 
 def weights_digest(model: nn.Module) -> bytes:
-    """Over names, shapes, dtypes and checksums of all parameters and persistent buffers of this rank.
+    """Return a digest over names, shapes, dtypes and checksums of all parameters and persistent buffers of this rank.
 
-    Where no rank holds them whole, `Filler.finish` comes to the same from the sums of the ranks' parts.
+    For sharded weights `WeightLoader.finish` computes the same digest from the sums of the ranks' shards.
     """
     return tensors_digest(model.state_dict())
 
 
 def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """SHA-256 over names, shapes, dtypes and checksums."""
+    """Return the SHA-256 over names, shapes, dtypes and checksums."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {checksums(tensor)}".encode())
@@ -133,13 +133,13 @@ def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def prove_weights(world: DistContext, model: nn.Module, when: str) -> str:
-    """The hash of the weights, which is the same on all ranks. Every rank calls.
+    """Check that the weights are equal on all ranks, and return their hash. Collective.
 
     Args:
         when: for the message, such as ``after step 10``.
 
     Raises:
-        ProofFailed: a rank has other weights.
+        ProofFailed: the weights of a rank differ.
     """
     return _check_weights(world, model, None, f"proof {when}", "Their gradients were not averaged over the ranks")
 
@@ -164,7 +164,7 @@ def _check_weights(
 
 
 def _where_they_differ(world: DistContext, model: nn.Module, odd: int) -> str:
-    """The first parameter in which a rank differs, found by comparing short hashes of each."""
+    """Describe the tensors in which a rank differs, found by comparing short hashes of each."""
     names = sorted(model.state_dict())
     state = model.state_dict()
     mine: dict[str, str] = {n: f"{tuple(state[n].shape)} {checksums(state[n])}" for n in names}
@@ -177,7 +177,7 @@ def _where_they_differ(world: DistContext, model: nn.Module, odd: int) -> str:
 
 
 def _check_rows(world: DistContext, order: SampleOrder) -> int:
-    """Each of the epoch's rows must be taken exactly once; counted by a sum over the training group."""
+    """Check that each row of the epoch is taken exactly once, by a sum over the training group."""
     n = min(order.n, MAX_ROWS_CHECKED)
     mine = order.first_epoch()
     counts = torch.zeros(n, dtype=torch.int32)
@@ -190,7 +190,7 @@ def _check_rows(world: DistContext, order: SampleOrder) -> int:
         return n
     twice, never = int((total > 1).sum()), int((total == 0).sum())
     raise ProofFailed(
-        f"step-0 proof: the ranks' rows are not disjoint and complete: of {n} rows {twice} are taken more than once and {never} by nobody"
+        f"step-0 proof: the ranks' rows are not disjoint and complete: of {n} rows {twice} are taken more than once and {never} are not taken"
         f"{_who_overlaps(world, counts)}. Each rank must read its own part of the data"
     )
 

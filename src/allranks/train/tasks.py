@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class TrainingTask(Protocol):
-    """One kind of work, made from a spec."""
+    """A kind of training, created from a spec."""
 
     classifier: bool
 
@@ -46,24 +46,24 @@ class TrainingTask(Protocol):
     def load(
         self, world: DistContext, data: PreparedData, dtype: str, built: Callable[[Any], None]
     ) -> tuple[nn.Module, WeightLoader]:
-        """As `train.model.load_model`."""
+        """Load the model; see `train.models.build.load_model`."""
         ...
 
     def loss_model(self, model: nn.Module) -> nn.Module:
-        """The model with its loss: forward(batch) gives the sum over trained tokens, a float32 scalar."""
+        """Return the model with its loss: forward(batch) gives the sum over trained tokens, a float32 scalar."""
         ...
 
     def batches(self, data: PreparedData, dtype: str, device: torch.device) -> Callable[[Rows], Any]:
-        """Makes micro-batches of training sequences, on the device. They have ``inputs``, ``to``, and counts of tokens."""
+        """Return a function that makes micro-batches on the device. They have ``inputs``, ``to``, and token counts."""
         ...
 
     def evaluator(self, world: DistContext, loss_model: Any, data: PreparedData, dtype: str) -> Evaluator | None:
-        """Of the rows held out; None if there are none."""
+        """Return the evaluator of the held-out rows, or None if there are none."""
         ...
 
 
 class NoiseTask:
-    """See `Task`."""
+    """Train a perceptron on noise; see `TrainingTask`."""
 
     classifier = False
 
@@ -102,7 +102,7 @@ class NoiseTask:
 
 
 class NoiseEvaluator(Evaluator):
-    """The mean squared error over rows. Neither perplexity nor accuracy mean anything here."""
+    """Compute the mean squared error over rows. Perplexity and accuracy are not defined here."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class NoiseEvaluator(Evaluator):
 
 
 class TokenTask:
-    """See `Task`."""
+    """Train a language model or a classifier on text; see `TrainingTask`."""
 
     def __init__(self, spec: RunSpec, *, classifier: bool) -> None:
         self._spec, self.classifier = spec, classifier
@@ -166,10 +166,10 @@ class TokenTask:
 
 
 def task_of(spec: RunSpec) -> TrainingTask:
-    """The kind of work of a spec.
+    """Return the training task of a spec.
 
     Raises:
-        SpecError, EnvironmentNotAble: no such model, or it cannot be had.
+        SpecError, EnvironmentNotAble: the model does not exist or cannot be loaded.
     """
     assert spec.model is not None
     if is_mlp(spec.model.name):
@@ -180,7 +180,7 @@ def task_of(spec: RunSpec) -> TrainingTask:
 
 
 def whole_model(task: TrainingTask, data: PreparedData, dtype: str) -> nn.Module:
-    """The model with its weights, on the CPU, for this process alone."""
+    """Return the model with its weights on the CPU, without communication."""
     from allranks.train.distributed import SINGLE_PROCESS
 
     model, filler = task.load(SINGLE_PROCESS, data, dtype, lambda model: None)

@@ -1,4 +1,4 @@
-"""The user's own torchrun program (``script: {path, args}``), started as each rank's main program."""
+"""Run the user's own torchrun program (``script: {path, args}``) as the main program of a rank."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from allranks.utils.machine import host_name
 
 
 def run_user_script(run: RunDir, script: ScriptSpec, attempt: int) -> int:
-    """Run it as ``python PATH ARGS`` would, with torchrun's environment.
+    """Run the program like ``python PATH ARGS``, with torchrun's environment.
 
     Returns:
-        0 where it came to its end, also by ``sys.exit()`` or ``sys.exit(0)``.
+        0 if it ended normally, also by ``sys.exit()`` or ``sys.exit(0)``.
 
     Raises:
         SystemExit: with any other code or a text.
@@ -38,7 +38,7 @@ def run_user_script(run: RunDir, script: ScriptSpec, attempt: int) -> int:
         local_rank=int(os.environ["LOCAL_RANK"]),
         resumed_from=None,
     )
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a request to stop; the program may put its own handler here
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # stop request; the program may install its own handler
     heartbeat.phase(SCRIPT_PHASE)
     path = Path(script.path).expanduser().absolute()
     arguments = script_arguments(script, dict(os.environ))
@@ -52,7 +52,7 @@ def run_user_script(run: RunDir, script: ScriptSpec, attempt: int) -> int:
         if end.code not in (None, 0):
             raise
         by_exit = True
-    if os.getpid() == own:  # not in a child that the program has forked
+    if os.getpid() == own:  # not in a child process forked by the program
         if by_exit:
             events.write("exit", attempt=attempt, exit_code=0, message="")
         events.write("phase", name="done")

@@ -32,7 +32,7 @@ from allranks.utils.caches import cache_root
 
 
 class StepCallbacks:
-    """What is done where no step is under way. Every rank calls every method, at the same step."""
+    """Run evaluations and checkpoints between steps. Every rank calls every method at the same step."""
 
     def __init__(
         self, here: Attempt, task: TrainingTask, data: PreparedData, built: TrainingSetup, total_steps: int
@@ -43,19 +43,19 @@ class StepCallbacks:
         self.saves = CheckpointSchedule(here, built.saver)
 
     def before(self, first_step: int) -> None:
-        """Before the first step of all."""
+        """Evaluate before the first step of a new run, if the spec asks for it."""
         if first_step == 0 and (self._spec.baseline or self._total == 0):
             self._evaluate(0)
 
     def is_due(self, done: int) -> bool:
-        """Whether anything is to be done after so many steps; the end is no edge."""
+        """Return whether a callback is due after `done` steps; the final step is handled separately."""
         return done < self._total and any(
             every and done % every == 0
             for every in (self._spec.every if self._evaluator else None, self._here.spec.checkpoint.every)
         )
 
     def run_callbacks(self, done: int, stopping: bool) -> None:
-        """After a step where it is due, or after the last one before a stop."""
+        """Run the callbacks that are due after a step, or after the last step before a stop."""
         log_experts(self._here, self._built, done)
         if stopping:
             self.saves.save(done, "full", last=True)
@@ -65,7 +65,7 @@ class StepCallbacks:
         self.saves.save_due(done)
 
     def at_end(self, first_step: int) -> None:
-        """After the last step."""
+        """Evaluate and save after the last step."""
         if self._total > first_step:
             log_experts(self._here, self._built, self._total)
             log_end(self._here, self._built, self._total)
@@ -85,7 +85,7 @@ class StepCallbacks:
         here.phase("train", step=done)
 
     def _answers(self) -> dict[str, Any]:
-        """What the model answers to some questions, where the data has any."""
+        """Return sample answers of the model, or nothing if the data has no questions."""
         if self._task.classifier or not self._data.questions or not self._spec.samples:
             return {}
         started = time.perf_counter()
@@ -101,13 +101,13 @@ class StepCallbacks:
 
 
 def run_rank(run: RunDir, attempt: int, spec: RunSpec) -> int:
-    """Train as the run folder says.
+    """Train the run of a run folder.
 
     Args:
         spec: the run's spec, with the paths of this node.
 
     Returns:
-        The exit code: 0, also after a stop that was asked for (its event tells; torchrun takes anything else for a crash).
+        The exit code: 0, also after a requested stop (the event records it; torchrun treats any other code as a crash).
     """
     plan = load_plan(run)
     args = load_attempt_args(run, attempt)
@@ -127,7 +127,7 @@ def _request_stop(stop: StopRequest, number: int, frame: FrameType | None) -> No
 
 
 class Worker:
-    """One rank's work. The parts are methods in the order in which they run."""
+    """Run all phases of one rank. Methods are in execution order."""
 
     def __init__(self, here: Attempt) -> None:
         self._here, self._task = here, task_of(here.spec)
@@ -184,7 +184,7 @@ class Worker:
     def _steps(
         self, data: PreparedData, order: SampleOrder, built: TrainingSetup, edges: StepCallbacks, first: int, total: int
     ) -> LoopOutcome:
-        """Steps from the `first` on, until `total` of them are done or a stop is agreed on."""
+        """Run steps from `first` until `total` are done or all ranks agree to stop."""
         here, spec = self._here, self._here.spec
         make_batch = self._task.batches(data, here.plan.dtype, here.world.device)
         if total > first:
@@ -212,9 +212,9 @@ class Worker:
             try:
                 edges.saves.save_last_good(getattr(error, "step", 0))
             except AllranksError as second:  # the first error is the cause, and the one to report
-                here.say(f"the last good state is not saved: {second}")
+                here.say(f"the last good state could not be saved: {second}")
             raise
-        # After success only: writing a trace waits for communication, and nothing may come before the report of an error.
+        # Only after success: writing a trace waits for communication, which would delay the report of an error.
         watcher.close()
         return outcome
 
@@ -239,7 +239,7 @@ class Worker:
         return Profiler(wanted, facts, here.run, built.loss_model, here.events, first_step)
 
     def _end_stopped(self, done: int) -> int:
-        reason = self._here.stop.reason or "asked of another rank"
+        reason = self._here.stop.reason or "requested on another rank"
         self._here.events.write("stop", step=done, reason=reason)
         self._here.say(f"stopped after step {done} ({reason}); a full checkpoint was written")
         return self._finish()

@@ -39,7 +39,7 @@ def private_root(root: Path) -> Path:
 def _expanded(path: Path) -> Path:
     try:
         return path.expanduser()
-    except RuntimeError:  # a user that the machine does not know, as in containers
+    except RuntimeError:  # the user id has no account, as in containers
         raise EnvironmentNotAble(
             f"{path}: this user (uid {os.getuid()}) has no home folder; set HOME, HF_HOME or cluster.cache to a folder"
         ) from None

@@ -34,7 +34,7 @@ _CURES = {
     errno.EISDIR: "it is a folder, not a file; check the path",
     errno.EPIPE: "the process at the other end has ended; see its own message",
 }
-# An option that names such a path is wrong; every other failure is the machine's.
+# Errors caused by a wrong path option; all others are caused by the machine.
 _WRONG_PATH = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
 
 
@@ -105,7 +105,7 @@ def current_umask() -> int:
         status = Path("/proc/self/status").read_text()
         return int(next(line for line in status.splitlines() if line.startswith("Umask:")).split()[1], 8)
     except (OSError, StopIteration, ValueError):
-        mask = os.umask(0o077)  # no /proc: the only other way
+        mask = os.umask(0o077)  # without /proc, the only other way
         os.umask(mask)
         return mask
 

@@ -91,7 +91,7 @@ def require_expansion(unpacked_bytes: int, packed: BinaryIO) -> None:
     """
     if unpacked_bytes <= EXPANSION_BYTES:
         return
-    used = os.lseek(packed.fileno(), 0, os.SEEK_CUR)  # also right where another process reads it
+    used = os.lseek(packed.fileno(), 0, os.SEEK_CUR)  # also correct if another process reads it
     if unpacked_bytes > EXPANSION_BYTES + EXPANSION_RATIO * used:
         raise ExpansionTooLarge(
             f"it expands to more than {EXPANSION_RATIO} times its size, which no log or trace does; "
@@ -116,7 +116,7 @@ def open_regular(path: str | Path) -> io.BufferedReader:
         NotRegularFile: it is a pipe, a socket or a device.
         OSError: it cannot be opened; a folder is an `IsADirectoryError`.
     """
-    _require_regular(os.stat(path), path)  # opening some devices has effects, so look first  # noqa: PTH116
+    _require_regular(os.stat(path), path)  # opening some devices has side effects, so check first  # noqa: PTH116
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         _require_regular(os.fstat(fd), path)  # it may have been replaced in between
@@ -149,7 +149,7 @@ def read_lines(path: str | Path, limit: int = LINES_BYTES) -> Iterator[bytes]:
     """Yield the lines of a regular file without line ends, up to `limit` bytes; lines longer than `LINE_BYTES` are skipped.
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
+        OSError: it cannot be read, or is not a regular file.
     """
     with open_regular(path) as file:
         yield from _lines(file, limit)

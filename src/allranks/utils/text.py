@@ -41,7 +41,7 @@ _ESCAPES = re.compile(
     r"|(?:\x1b\[|\x9b)[0-?]{0,64}[ -/]{0,8}[@-~]|\x1b[ -/]{0,8}[0-~]"
 )
 _STYLE = re.compile(r"(\x1b\[[0-9;]{0,64}m)")
-# What a terminal obeys or hides, tab and line feed excepted; and characters that reverse the direction of text.
+# Control and invisible characters except tab and line feed, and characters that change the direction of text.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff]")
 
 
@@ -58,7 +58,7 @@ def printable(text: str, *, styled: bool = False) -> str:
     if styled:
         return "".join(part if i % 2 else printable(part) for i, part in enumerate(_STYLE.split(text)))
     text = _CONTROL.sub("", _ESCAPES.sub("", text)).replace("\r\n", "\n").replace("\r", " ")
-    return text.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair cannot be written
+    return text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates cannot be encoded
 
 
 def sanitize(value: Any, longest: int = MAX_TEXT_LENGTH) -> str:

@@ -10,7 +10,6 @@ from pathlib import PurePath
 from msgspec import Struct, field
 
 from allranks.analysis.diagnose.logs import times_comparable
-from allranks.analysis.diagnose.patterns import POSSIBLE
 from allranks.analysis.diagnose.records import FileScan, LogSignal
 
 _RANK_FILE = re.compile(r"(?:^|[._-])rank[._-]?(\d+)(?=[._-]|$)", re.IGNORECASE)
@@ -112,10 +111,6 @@ class DiagnosisCase:
         candidate.signals += [s for s in signals if (s.file, s.line) not in known]
         candidate.cause = cause or candidate.cause
         return candidate
-
-    def roots(self, *, above: float = POSSIBLE) -> list[CandidateCause]:
-        """Return the candidates that no other candidate explains."""
-        return [c for c in self.candidates.values() if not c.explained and c.score >= above]
 
     def file_rank(self, file: int) -> int | None:
         """Return the rank of a file, by its name or because its lines name no other."""

@@ -228,7 +228,7 @@ class _CommandReader:
         for word in words[1:]:
             name = word.plain or ""
             if self._assigns(word):
-                self._assign(word, exported, masked=any(p.kind == "command" for p in word.parts))
+                self._assign(word, exported)
                 continue
             if exported and not name.startswith("-"):
                 self.reading.exported.add(name)
@@ -244,7 +244,7 @@ class _CommandReader:
                 gone = Assignment(name, MappedText(""), word.offset, under=self.under, removed=True)
                 self.reading.assignments.append(gone)
 
-    def _assign(self, word: Word, exported: bool, masked: bool = False, keep: bool = True) -> Assignment | None:
+    def _assign(self, word: Word, exported: bool, keep: bool = True) -> Assignment | None:
         found = self._assigns(word)
         if found is None:
             return None
@@ -266,7 +266,7 @@ class _CommandReader:
         if len(source.text) > MAX_VALUE:
             source = unresolved_text(name, word.offset)
         exported = exported or (old is not None and old.exported)
-        made = Assignment(name, source, word.offset, exported, self.under, "", items, False, masked, self.substitution)
+        made = Assignment(name, source, word.offset, exported, self.under, "", items, False, self.substitution)
         if keep:
             self.reading.assignments.append(made)
             if found[2] is None:

@@ -34,7 +34,6 @@ class Assignment(msgspec.Struct, frozen=True):
     raw: str = ""  # as written, with its quotes
     items: tuple[MappedText, ...] | None = None
     removed: bool = False  # `unset NAME`
-    masked: bool = False  # `export NAME=$(command)` hides a failure of the command
     in_substitution: bool = False
 
     @property

@@ -37,7 +37,7 @@ _THREAD_HEADER = re.compile(r"^(?:Current thread|Thread) \S+")
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _LIBRARY = re.compile(r"site-packages|dist-packages|^<|/torch/|/lib/python3[^/]*/(?!site-packages)|^/usr/lib/python")
 _ALLRANKS = re.compile(r"/allranks/(train|launch|rundir)/")
-_WAIT_TIMER = re.compile(r"allranks/train/step_timers\.py$")  # stands around each wait, and tells nothing
+_WAIT_TIMER = re.compile(r"allranks/train/step_timers\.py$")  # wraps each wait; not informative
 _RANK_ENTRY = re.compile(r"allranks/launch/rank\.py$")
 
 
@@ -57,7 +57,7 @@ def main_thread_frames(text: str) -> list[StackFrame]:
     found = [frames for head, frames in blocks if frames and ("MainThread" in head or _is_main(frames))]
     if found:
         return found[-1]
-    return next((frames for _, frames in reversed(blocks) if frames), [])  # faulthandler tells the oldest thread last
+    return next((frames for _, frames in reversed(blocks) if frames), [])  # faulthandler prints the oldest thread last
 
 
 def _is_main(frames: list[StackFrame]) -> bool:
@@ -80,8 +80,8 @@ def is_library_file(path: str) -> bool:
     return path.startswith(_STDLIB) or bool(_LIBRARY.search(path))
 
 
-BUFFER_SIZE = "2000"  # what torch 2.13 keeps by itself
-FIRST_WITH_FR_NAMES = (2, 13)  # from here on it is on by itself, and the older names bring a warning
+BUFFER_SIZE = "2000"  # the default of torch 2.13
+FIRST_WITH_FR_NAMES = (2, 13)  # enabled by default from here on; the older names cause a warning
 WATCHDOG_DUMP = "watchdog.rank"
 
 
@@ -210,7 +210,7 @@ class EvidenceCollector:
             try:
                 make_folder(path.parent)
                 path.write_text(redact(text)[:STACK_BYTES], encoding="utf-8")
-            except OSError as error:  # a full disk; the verdict does not need the file
+            except OSError as error:  # for example a full disk; the verdict does not need the file
                 logging.warning("%s cannot be written: %s", path, error.strerror)
 
     def _calls(self, rank: int, page: HeartbeatPage) -> tuple[list[CollectiveCall], str]:
@@ -218,15 +218,15 @@ class EvidenceCollector:
         path = self._run.hang_flight(self._attempt, rank)
         if not path.exists():
             why = (
-                "its record of collectives is empty"
+                "the flight recorder is empty"
                 if page.answered
-                else "the heartbeat thread did not answer, so none was written"
+                else "the heartbeat thread did not answer, so no record was written"
             )
             return [], why
         try:
             found = read_flight_record(path).calls
         except (OSError, ValueError) as error:
-            return [], f"its record of collectives cannot be read: {error}"
+            return [], f"the flight recorder's dump cannot be read: {error}"
         return [
             CollectiveCall(
                 group=c.group,

@@ -98,7 +98,7 @@ _LOADER = re.compile(r"utils/data/|/data/|data_?loader|:(_next_data|_try_get_dat
 def analyze_hang(
     nodes: Sequence[NodeEvidence], hosts: dict[int, str], alarm: HangAlarm, attempt: int, now: float
 ) -> HangReport:
-    """The report.
+    """Return the hang report.
 
     Args:
         nodes: the evidence received; nodes that do not answer are absent.

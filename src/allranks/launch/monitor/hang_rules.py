@@ -45,8 +45,8 @@ class HangEvidence:
         self.hosts = hosts | {r.rank: n.host for n in self.nodes for r in n.ranks}
         answered = {hosts[r] for r in self.ranks if r in hosts} | {n.host for n in self.nodes}
         absent = sorted(set(hosts) - set(self.ranks))
-        self.missing = [r for r in absent if hosts[r] not in answered]  # nothing came from their node
-        self.unseen = [r for r in absent if hosts[r] in answered]  # their node answered, but has no heartbeat of them
+        self.missing = [r for r in absent if hosts[r] not in answered]  # their node did not answer
+        self.unseen = [r for r in absent if hosts[r] in answered]  # their node answered, but has no heartbeat from them
 
     def fallen(self, rank: int, why: str) -> StalledRank:
         """Return the stalled rank with its position."""
@@ -103,10 +103,12 @@ def format_ranks(ranks: Sequence[int]) -> str:
 
 PARTS = ("data", "forward", "backward", "optimizer", "control")
 PHASES = ("start", "prepare", "build", "prove", "first step", "train", "evaluate", "save", "finish")
-BETWEEN_STEPS = ("evaluate", "save")  # between two steps; training goes on after them with the same number of the step
+BETWEEN_STEPS = ("evaluate", "save")  # between two steps; the step number does not change
 BLOCKED_INTERPRETER_S = 5.0  # ten beats of the heartbeat thread
-MIN_HEARTBEATS = 4  # times that a heartbeat thread must have run before its silence means anything
-SAME_MOMENT_S = 2.0  # the main thread and the heartbeat thread fall silent together where a call into C holds both
+MIN_HEARTBEATS = 4  # heartbeats after which the silence of the thread is meaningful
+SAME_MOMENT_S = (
+    2.0  # a C call that holds the interpreter silences the main thread and the heartbeat thread at the same time
+)
 UNEQUAL_SIZES = ("all_to_all", "coalesced", "scatter", "gather", "broadcast", "send", "recv")
 
 
@@ -137,7 +139,7 @@ def _network(case: HangEvidence) -> HangVerdict | None:
     asked = [n for n in case.nodes if n.meets is not None]
     cut_off = [n for n in asked if not n.meets]
     if not down and len(cut_off) > 1 and len(cut_off) >= len(asked) - 1 and case.nodes[0].meets is not False:
-        down, cut_off = [case.nodes[0]], []  # nobody reaches the first node but itself
+        down, cut_off = [case.nodes[0]], []  # no other node can reach the first one
     bad = down or (cut_off if len(cut_off) < len(asked) else [])
     if not bad:
         return None
@@ -183,7 +185,7 @@ def _mismatch(case: HangEvidence, group: str, seq: int, there: dict[int, Collect
     rarest = min(kinds.values())
     common = kinds.most_common(1)[0][0]
     odd = [r for r, c in sorted(there.items()) if kinds[c.op, c.sizes] == rarest]
-    if len(odd) == len(there):  # as many against as many: who is less far was to be elsewhere
+    if len(odd) == len(there):  # equal numbers: the ranks that are less far called the wrong one
         odd = [r for r in _ranks_least_far(case) if r in there] or odd
     others = next((c for c in there.values() if (c.op, c.sizes) == common), None)
     fallen = []
@@ -222,7 +224,7 @@ def _ranks_least_far(case: HangEvidence) -> list[int]:
     """Return ranks that are behind at least as many others; none if most ranks are there, or if it is unclear."""
     known = [r for r in case.ranks.values() if r.phase in PHASES]
     if any(_is_between_parts(r) for r in known) and any(r.phase in BETWEEN_STEPS for r in known):
-        return []  # before its step's first part, or back from an evaluation that others are still in
+        return []  # before the first part of its step, or after an evaluation in which others still are
     far = {r.rank: (r.step if r.step is not None else NO_STEP, PHASES.index(r.phase), _part_index(r)) for r in known}
     least = min(far.values(), default=None)
     behind = sorted(r for r, at in far.items() if at == least)

@@ -39,11 +39,11 @@ def only_heartbeats_count(beat: Heartbeat) -> bool:
 
 
 LOOK_S = 0.5
-PAUSED_S = 5.0  # this process itself was stopped for so long: nobody's silence counts
+PAUSED_S = 5.0  # this process itself was stopped for so long: no silence counts
 ACTIVITY_INTERVAL_S = 1.0
 BUSY_SHARE = 0.02  # of a core
 BUSY_BYTES = 1 << 16
-VERDICT_S = 40.0  # for the driver to judge; then the ranks are ended without a verdict
+VERDICT_S = 40.0  # time for the driver's verdict; then the ranks are stopped without one
 ENDED_PHASES = ("done",)
 STOPPED_STATE = "T"  # by SIGSTOP or SIGTSTP
 
@@ -98,10 +98,10 @@ class HangMonitor(threading.Thread):
         self._pages, self._limits, self._collector, self._channel = pages, limits, collector, channel
         self._raise, self._end = raise_alarm, end
         self._floor = time.monotonic()
-        self._worked: dict[int, tuple[float, float, int]] = {}  # when looked at, CPU seconds, bytes
+        self._worked: dict[int, tuple[float, float, int]] = {}  # time of the sample, CPU seconds, bytes
         self._last_said: dict[int, tuple[dict[str, int], int]] = {}
         self._heard_at: dict[int, float] = {}
-        self._active: dict[int, float] = {}  # when it last was seen at work
+        self._active: dict[int, float] = {}  # when it was last seen working
         self._stopped = threading.Event()
 
     def run(self) -> None:
@@ -113,7 +113,7 @@ class HangMonitor(threading.Thread):
             last = now
             try:
                 alarm = self._channel.orders.collect or self.silence(now)
-            except Exception as error:  # noqa: BLE001 - noqa: BLE001 - monitoring never ends a run: look again
+            except Exception as error:  # noqa: BLE001 - monitoring never ends a run: try again
                 logging.warning("the hang monitor of %s failed: %s: %s", self._named, type(error).__name__, error)
                 continue
             if alarm is not None:
@@ -134,7 +134,7 @@ class HangMonitor(threading.Thread):
             found = self._collector.node(self._pages, self.beats())
             self._channel.send_evidence(found)
             save_evidence(self._run.hang_node(self._attempt, self._node), found)
-        except Exception as error:  # noqa: BLE001 - a thread that survives anything
+        except Exception as error:  # noqa: BLE001 - the thread must survive any error
             logging.warning("the evidence of %s is incomplete: %s: %s", self._named, type(error).__name__, error)
         while not self._channel.orders.end and time.monotonic() - began < VERDICT_S and not self._stopped.is_set():
             time.sleep(0.1)
@@ -149,7 +149,7 @@ class HangMonitor(threading.Thread):
         """Return an alarm for the first rank that has made no progress for too long, after raising it."""
         beats = {rank: beat for rank, beat in self.beats().items() if beat.phase not in ENDED_PHASES}
         if any(procfs.has_ended(beat.pid) for beat in beats.values()):
-            return None  # the others wait for one that has died, which is noticed elsewhere
+            return None  # the others wait for a rank that has exited, which is detected elsewhere
         for rank, beat in beats.items():
             since = max(beat.at, self._floor)
             if beat.phase == SCRIPT_PHASE:
@@ -158,7 +158,7 @@ class HangMonitor(threading.Thread):
                 since = max(since, self._at_work(rank, beat, now))
             most = silence_limit_s(self._limits, beat)
             if self._limits.step_s < now - since <= most and procfs.state_of(beat.pid)[:1] == STOPPED_STATE:
-                most = self._limits.step_s  # no phase is long by nature for a process that a signal has stopped
+                most = self._limits.step_s  # the longer limits of phases do not apply to a process stopped by a signal
             if now - since > most:
                 return self._alarm(rank, beat, since, now, most)
         return None

@@ -48,7 +48,7 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
     sequences: dict[str, int] = {}
     wait_channel: str = ""
     kernel_stack: list[str] = []
-    cpu_share: float | None = None  # of one core, while it was looked at
+    cpu_share: float | None = None  # of one core, during the examination
     threads: int | None = None
     memory_bytes: int | None = None
     stack: list[StackFrame] = []

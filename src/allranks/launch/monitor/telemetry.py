@@ -96,7 +96,7 @@ class GpuProbe:
         self._nvml: ModuleType | None = None
         self._handles: list[Any] = []
         try:
-            import pynvml  # pyright: ignore[reportMissingImports] - what nvidia-ml-py installs
+            import pynvml  # pyright: ignore[reportMissingImports] - installed by nvidia-ml-py
 
             pynvml.nvmlInit()
             self._nvml = pynvml
@@ -131,7 +131,7 @@ class GpuProbe:
         for name, read in readings.items():
             try:
                 row[name] = read()
-            except nvml.NVMLError:  # not every GPU tells everything
+            except nvml.NVMLError:  # not every GPU reports every value
                 row[name] = None
         return row
 

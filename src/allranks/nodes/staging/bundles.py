@@ -66,15 +66,6 @@ def package_conflicts(packages: Mapping[str, str]) -> list[PackageConflict]:
     return found
 
 
-def version_differences(here: Mapping[str, str], there: Mapping[str, str], names: tuple[str, ...]) -> list[str]:
-    """Return the packages of `names` whose versions differ between two machines, as text."""
-    return [
-        f"{name} is {here.get(name, 'missing')} here and {there.get(name, 'missing')} there"
-        for name in names
-        if here.get(name) != there.get(name)
-    ]
-
-
 def parse_release(version: str) -> tuple[int, ...]:
     """Return the release numbers of a version: ``2.3.1+cpu`` is (2, 3, 1)."""
     release = re.match(r"\d+(?:\.\d+)*", version)

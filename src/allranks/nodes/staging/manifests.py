@@ -69,10 +69,6 @@ class NodeStage(msgspec.Struct, frozen=True, kw_only=True):
     overrides: dict[str, str | None]
     variables: list[EnvVar]
 
-    def path_of(self, name: str) -> str | None:
-        """Return the location of a part on this node."""
-        return next((part.path for part in self.parts if part.name == name), None)
-
     def environment(self, inherited: str | None = None) -> dict[str, str]:
         """Return the variables to set on this node; ``inherited`` is a PYTHONPATH that is appended to the staged folders."""
         values = {v.name: v.value for v in self.variables if v.value is not None}

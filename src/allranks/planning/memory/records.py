@@ -85,10 +85,6 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether the run must not be started."""
         return self.verdict == TOO_LARGE
 
-    def at_peak(self) -> Moment:
-        """Return the phase with the highest memory use."""
-        return next(m for m in self.moments if m.name == self.peak)
-
 
 def verdict(needed_bytes: int, limit_bytes: int | None) -> str:
     """Return the verdict for a rank that needs this much on a device of this capacity."""

@@ -1,10 +1,7 @@
 """Measure a strategy's steps: bytes held on this rank, collectives sent, and a profiled window.
 
-Bytes that a strategy really holds on this rank, counted from storages, each once.
-
-Which collectives really went to the process group, seen where torch hands them over, not inside a strategy.
-
-A few profiled steps of one strategy. The trace stays in the run folder; `experiments.profiles` reads it after the run.
+Bytes are counted from storages, each once. Collectives are recorded where torch dispatches them to the process group, not inside
+a strategy. The trace stays in the run folder; `experiments.profiles` reads it after the run.
 """
 
 from __future__ import annotations
@@ -28,15 +25,17 @@ from allranks.train.strategies.base import Strategy
 
 
 class MemoryUsage:
-    """Looks at weights, gradients and optimizer state at the moment of an update, when all of them exist."""
+    """Measure weights, gradients and optimizer state at the time of an update, when all of them exist."""
 
     def __init__(self, strategy: Strategy, model: nn.Module) -> None:
         self._strategy, self._model = strategy, model
-        self._inner: Any = getattr(strategy.optimizer, "optim", strategy.optimizer)  # ZeroRedundancyOptimizer's own
+        self._inner: Any = getattr(
+            strategy.optimizer, "optim", strategy.optimizer
+        )  # the optimizer inside ZeroRedundancyOptimizer
         self.gradients = 0
         self._gradient_storages: list[tuple[StorageWeakRef, int]] = []
         self.updates = 0
-        self._buckets = 0  # copies of gradients that a library keeps out of sight
+        self._buckets = 0  # gradient copies that a library keeps internally
         self._handle = self._inner.register_step_pre_hook(self._look)
 
     def _parameters(self) -> list[torch.Tensor]:
@@ -51,14 +50,14 @@ class MemoryUsage:
         self._gradient_storages = [(StorageWeakRef(s), s.nbytes()) for s in storages.values()]
 
     def weights(self) -> int:
-        """With shards in place of weights that are gathered only for a while."""
+        """Bytes of weights; for weights that are gathered temporarily, those of the shards."""
         return _total([*self._parameters(), *getattr(self._strategy, "shards", ())])
 
     def optimizer_state(self) -> int:
         return _total(v for state in self._inner.state.values() for v in state.values() if isinstance(v, torch.Tensor))
 
     def kept_between_steps(self) -> int:
-        """What is there when a step begins: gradients count if their storage outlives the update."""
+        """Bytes at the beginning of a step: gradients count if their storage is kept after the update."""
         kept = sum(n for ref, n in self._gradient_storages if not ref.expired())
         return self.weights() + self.optimizer_state() + kept + self._buckets
 
@@ -102,10 +101,10 @@ KINDS = {
 
 
 class CollectiveRecorder(TorchDispatchMode):
-    """Watches steps (`StepWatcher`) and notes every c10d operation of some of them: (kind, phase, bytes).
+    """Record every c10d operation of a window of steps: (kind, phase, bytes). Implements `StepWatcher`.
 
     The phase is where it was launched: ``forward``, ``backward`` while autograd's engine runs, ``after_backward`` in the
-    rest of the strategy's backward, ``step``. Bytes are those of the larger of what goes in and what comes out.
+    rest of the strategy's backward, ``step``. Bytes are the larger of input and output.
     """
 
     def __init__(self, first: int, last: int) -> None:
@@ -155,7 +154,7 @@ class CollectiveRecorder(TorchDispatchMode):
         return "step" if self._part == "optimizer" else str(self._part)
 
     def totals(self) -> list[dict[str, Any]]:
-        """Per optimizer step: ``[{"kind", "phase", "count", "bytes"}]``."""
+        """Return totals per optimizer step: ``[{"kind", "phase", "count", "bytes"}]``."""
         sums: dict[tuple[str, str], list[int]] = {}
         for kind, phase, size in self.seen:
             entry = sums.setdefault((kind, phase), [0, 0])
@@ -170,23 +169,23 @@ def _bytes(values: list[Any]) -> int:
 
 
 def wait_for_collectives(quiet: Callable[[], None]) -> None:
-    """Return when no collective runs on any rank: torch's profiler, started or stopped while threads of gloo are at
-    work, has been seen to corrupt the heap, which ends the process some time later."""
+    """Wait until no collective runs on any rank: starting or stopping torch's profiler while Gloo threads work can corrupt
+    the heap, which crashes the process later."""
     if dist.is_initialized():
         quiet()
         dist.barrier()
-        time.sleep(0.2)  # what was launched before the barrier on another group has no part in it
+        time.sleep(0.2)  # the barrier does not cover collectives of other groups
 
 
 class ProfileWindow:
-    """Watches steps and profiles those from `first` to `last`. The trace is written to `path`."""
+    """Profile the steps from `first` to `last`, and write the trace to `path`."""
 
     def __init__(self, first: int, last: int, device: torch.device, path: Path) -> None:
         self.first, self._last, self._device, self._path = first, last, device, path
         self._profile: profile | None = None
         self._on = False
         self.peak_bytes = 0
-        self.before_bytes = 0  # what the strategy holds when the window begins; on a CPU the profiler counts from there
+        self.before_bytes = 0  # bytes held at the start of the window; on a CPU the profiler counts from there
 
     def attach(self, quiet: Callable[[], None]) -> None:
         self._quiet = quiet

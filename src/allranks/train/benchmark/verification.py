@@ -43,16 +43,16 @@ from allranks.utils.caches import cache_root
 def update_error(
     ours: Mapping[str, torch.Tensor], reference: Mapping[str, torch.Tensor], start: Mapping[str, torch.Tensor]
 ) -> float:
-    """The norm of the difference of the weights over the norm of what the reference training has changed.
+    """Return the norm of the weights' difference divided by the norm of the reference's update.
 
-    0 is bitwise equal; 1 is as wrong as not having trained at all. A norm over all weights, because AdamW divides by the
-    gradient's own size: where a gradient is rounding noise, a single weight may differ by a whole learning rate.
+    0 means bitwise equal, 1 as wrong as untrained weights. The norm covers all weights, because AdamW divides by the size of the
+    gradient: if a gradient is rounding noise, a single weight may differ by a full learning rate.
 
     Raises:
-        KeyError: the names are not the same.
+        KeyError: the names differ.
     """
     if ours.keys() != reference.keys() or ours.keys() != start.keys():
-        raise KeyError(f"not the same weights: {sorted(ours.keys() ^ reference.keys())[:3]}")
+        raise KeyError(f"the names of the weights differ: {sorted(ours.keys() ^ reference.keys())[:3]}")
     apart = moved = 0.0
     for name, wanted in reference.items():
         apart += float((ours[name].double() - wanted.double()).square().sum())
@@ -63,11 +63,10 @@ def update_error(
 
 
 def norm_error(ours: Sequence[float | None], reference: Sequence[float]) -> float:
-    """The largest relative difference of the gradients' norms of any step.
+    """Return the largest relative difference of gradient norms over all steps.
 
-    Beside `update_error`, because AdamW's update does not depend on the gradient's size, and clipping takes it away: ranks
-    that forget to divide by their number move the weights as they should. Infinite where a step is missing, or where its
-    norm is None, not a number, or not 0 though the reference's is.
+    It complements `update_error`: AdamW's update does not depend on the size of the gradient, so sums that are not divided by
+    the world size would go unnoticed. Infinite if a step is missing, or if its norm is None, NaN, or not 0 while the reference's is.
     """
     if len(ours) != len(reference):
         return math.inf
@@ -92,9 +91,9 @@ def reference_weights(
     clip_norm: float | None,
     rates: Sequence[float],
 ) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """The trained weights after `steps`, on the CPU, and each step's gradient norm before clipping.
+    """Return the trained weights after `steps` on the CPU, and each step's gradient norm before clipping.
 
-    `orders` has one entry a rank, `rates` one learning rate a step.
+    `orders` has one entry per rank, `rates` one learning rate per step.
     """
     model.train()
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
@@ -124,7 +123,7 @@ class Unsynchronised(SimpleDDP):
 
 @dataclass
 class TrialWork:
-    """What this rank was really given to do."""
+    """Steps and rows that this rank trained."""
 
     micro_batches: int = 0
     rows: int = 0
@@ -133,7 +132,7 @@ class TrialWork:
 
 
 class TrialRunner:
-    """One rank's. All ranks call the same methods."""
+    """Run trials on one rank. All ranks call the same methods."""
 
     def __init__(self, run: RunDir, spec: RunSpec, plan: LaunchPlan, world: DistContext) -> None:
         assert spec.model is not None and spec.data is not None and plan.batch is not None
@@ -147,14 +146,14 @@ class TrialRunner:
 
     @property
     def folder(self) -> Path:
-        """Of all that the comparison measures."""
+        """Folder of the comparison's measurements."""
         return self.run.root / "compare"
 
     def model(self) -> Any:
-        """The spec's model without dropout, with its loss: the same numbers at every call and on every rank."""
+        """Return the spec's model with its loss and without dropout: deterministic on every rank."""
         spec = self.spec
         model = whole_model(self._task, self.data, stored_dtype(self.plan, spec))
-        for module in model.modules():  # no random numbers: ranks and one process would draw others
+        for module in model.modules():  # no random numbers: ranks and the single process would draw different ones
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
         still = msgspec.structs.replace(spec.adapter, dropout=0.0)
@@ -166,15 +165,15 @@ class TrialRunner:
         return self._task.loss_model(model)
 
     def make_batch(self, rows: Rows) -> Any:
-        """A micro-batch, on the device."""
+        """Return a micro-batch on the device."""
         return self._task.batches(self.data, self.plan.dtype, self.world.device)(rows)
 
     def rates(self, steps: int) -> list[float]:
-        """The learning rate of each step."""
+        """Return the learning rate of each step."""
         return [learning_rate(self.spec.train, s, steps) for s in range(steps)]
 
     def setup(self, strategy: Strategy) -> LossModel:
-        """A fresh model, within the strategy."""
+        """Return a new model set up in the strategy."""
         model = self.model()
         distributed.seed_rank(self.spec.train.seed, self.world.rank)
         strategy.setup(model, adamw(self.spec.train), self.world.group, self.spec.train.max_grad_norm)
@@ -183,7 +182,7 @@ class TrialRunner:
         return model
 
     def log(self, name: str, repeat: int) -> Path:
-        """Where this rank's steps are recorded."""
+        """Return the path of this rank's step records."""
         return self.folder / name / f"repeat{repeat}" / f"rank{self.world.rank}.jsonl"
 
     def train(
@@ -195,7 +194,7 @@ class TrialRunner:
         held: MemoryUsage | None = None,
         loop: type[TrainingLoop] = TrainingLoop,
     ) -> tuple[list[dict[str, Any]], TrialWork]:
-        """The events of so many steps, and the work that was in them."""
+        """Train and return the events of the steps and the work in them."""
         log.parent.mkdir(parents=True, exist_ok=True)
         log.unlink(missing_ok=True)
         work = TrialWork()
@@ -220,7 +219,7 @@ VERIFY_STEPS = 6  # one plain, two recorded, three profiled
 
 
 class Verifier:
-    """Compares with a reference that rank 0 computes at the start. All ranks call the same methods."""
+    """Compare strategies with a reference that rank 0 computes first. All ranks call the same methods."""
 
     def __init__(self, bench: TrialRunner, model: LossModel) -> None:
         self._bench, self._world = bench, bench.world
@@ -230,7 +229,7 @@ class Verifier:
         self.reference_s = 0.0
 
     def reference(self, model: LossModel) -> None:
-        """Rank 0 computes; the others wait on the control group."""
+        """Compute the reference on rank 0; the others wait on the control group."""
         began, bench = time.perf_counter(), self._bench
         if self._world.is_first:
             bench.folder.mkdir(parents=True, exist_ok=True)
@@ -250,14 +249,14 @@ class Verifier:
         self.reference_s = time.perf_counter() - began
 
     def negative_control(self) -> dict[str, Any]:
-        """The same without synchronisation must be seen to be wrong, or the parity gate says nothing."""
+        """Train without synchronisation: the parity check must fail, otherwise it proves nothing."""
         strategy = Unsynchronised()
         model = self._bench.setup(strategy)
         steps, _ = self._bench.train(strategy, VERIFY_STEPS, self._bench.log("negative-control", 0), None)
         return self._parity(strategy, model, steps)
 
     def verify(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
-        """What a strategy did in `VERIFY_STEPS` steps, beside what it says of itself."""
+        """Return what a strategy did in `VERIFY_STEPS` steps, and what it declares."""
         bench = self._bench
         strategy = strategies.create(name, options)
         model = bench.setup(strategy)
@@ -277,7 +276,7 @@ class Verifier:
                 "weights_bytes": held.weights(),
                 "gradients_bytes": held.gradients,
                 "optimizer_bytes": held.optimizer_state(),
-                "peak_bytes": window.peak_bytes,  # 0 on a CPU: its peak is in the trace, counted from before_bytes
+                "peak_bytes": window.peak_bytes,  # 0 on a CPU: the peak is in the trace, counted from before_bytes
             },
             "before_bytes": window.before_bytes,
         }
@@ -285,7 +284,7 @@ class Verifier:
         return found | self._parity(strategy, model, steps)
 
     def _parity(self, strategy: Strategy, model: LossModel, steps: list[dict[str, Any]]) -> dict[str, Any]:
-        """How far weights and norms are from the reference (rank 0), and the ranks from each other."""
+        """Return the differences of weights and norms from the reference (on rank 0), and between ranks."""
         found: dict[str, Any] = {}
         whole = strategy.weights(trained_only=True)
         if self._world.is_first:
@@ -304,7 +303,7 @@ def _trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 class _RecordThenProfile:
-    """A recorder for some steps and a profiler for later ones."""
+    """Record collectives in the first steps and profile later ones."""
 
     def __init__(self, recorder: CollectiveRecorder, window: ProfileWindow, held: MemoryUsage) -> None:
         self._recorder, self._window, self._held = recorder, window, held

@@ -1,4 +1,4 @@
-"""A rank's part of a comparison: data once, then per strategy a verification, then timed repeats in alternation."""
+"""Run one rank of a comparison: prepare data, verify each strategy, then run timed repeats alternately."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FAILURES = (
 
 
 def run_benchmark_rank(run: RunDir, attempt: int, spec: RunSpec) -> int:
-    """Compare as the run folder says.
+    """Run the comparison of a run folder.
 
     Args:
         spec: the run's spec, with the paths of this node.
@@ -59,7 +59,7 @@ def run_benchmark_rank(run: RunDir, attempt: int, spec: RunSpec) -> int:
 
 @dataclass
 class StrategyResult:
-    """What is known of one strategy on this rank."""
+    """Results of one strategy on this rank."""
 
     failed: str | None = None
     verified: dict[str, Any] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class StrategyResult:
 
 
 class BenchmarkWorker:
-    """One rank's comparison. Every method is called by all ranks."""
+    """Run one rank's part of a comparison. All ranks call every method."""
 
     def __init__(
         self, run: RunDir, spec: RunSpec, plan: LaunchPlan, asked: CompareRequest, world: DistContext, events: EventLog
@@ -107,7 +107,7 @@ class BenchmarkWorker:
         heartbeat.phase(name)
 
     def _rounds(self, found: dict[str, StrategyResult]) -> None:
-        """Repeats in alternation: what disturbs the machine for a while disturbs all alike."""
+        """Run the repeats alternately, so that a temporary disturbance of the machine affects all strategies equally."""
         names = self._asked.strategies
         for repeat in range(self._asked.repeats):
             turn = repeat % len(names)
@@ -120,7 +120,7 @@ class BenchmarkWorker:
                     )
 
     def _guarded(self, found: StrategyResult, action: Callable[[], None]) -> None:
-        """A strategy that fails on a rank is out of the comparison on all; the others go on."""
+        """Run an action; if it fails on any rank, exclude the strategy on all ranks and continue with the others."""
         problem = None
         try:
             action()

@@ -1,4 +1,4 @@
-"""Write checkpoints: every rank writes its part, a new process reads it again, one rename publishes it.
+"""Write checkpoints: each rank writes its part, a new process verifies it, and one rename publishes it.
 
 checkpoints/step-N/
     manifest.json                 step, mode, world size, and the hash of every file
@@ -7,7 +7,7 @@ checkpoints/step-N/
                                   files above do not hold bitwise), rank<R>.pt (random generators), progress.json, spec.yaml
 checkpoints/latest                name of the newest checkpoint
 
-Nothing is gathered in memory: sharded weights reach the published file through the disk.
+Weights are not gathered in memory: shards are combined into the published file through the disk.
 """
 
 from allranks.train.checkpoint.loader import load_full, load_weights_only

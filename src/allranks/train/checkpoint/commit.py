@@ -27,15 +27,15 @@ FileFacts = dict[str, dict[str, Any]]  # by file: bytes, sha256, tensors
 
 
 def tensor_files(folder: Path) -> list[str]:
-    """Every safetensors file of a checkpoint, by its name within it."""
+    """Return the safetensors files of a checkpoint, relative to it."""
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*.safetensors"))
 
 
 def reread_files(folder: Path, files: Sequence[str], prints: Iterable[TensorDigest], timeout_s: float) -> FileFacts:
-    """What a process of its own finds in the files.
+    """Read the files in a new process, and return their facts.
 
     Raises:
-        CheckpointError: a file is not whole, or the reading took too long.
+        CheckpointError: a file is incomplete, or reading took too long.
     """
     if not files:
         return {}
@@ -63,10 +63,10 @@ def reread_files(folder: Path, files: Sequence[str], prints: Iterable[TensorDige
 
 
 def compare_digests(found: FileFacts, wanted: Iterable[TensorDigest], published: PublishedFiles) -> None:
-    """Every tensor there, none too many, each with the dtype, shape and bytes that memory had.
+    """Check that the files hold exactly the expected tensors, with the dtype, shape and bytes that they had in memory.
 
     Raises:
-        CheckpointError: names the first file and tensor that is not so.
+        CheckpointError: names the first file and tensor that differs.
     """
     shapes = {published.keys[n]: list(published.whole[n][1]) for n in published.keys}
     dtypes = {published.keys[n]: NAME_OF[published.whole[n][0]] for n in published.keys}
@@ -92,16 +92,16 @@ def compare_digests(found: FileFacts, wanted: Iterable[TensorDigest], published:
             f"{len(missing)} ranges of tensors were not saved, first {first[0]} from element {first[1]}"
         )
     if extra:
-        raise CheckpointError(f"{extra[0][0]}: {extra[0][1]} was not to be saved, or is there twice")
+        raise CheckpointError(f"{extra[0][0]}: {extra[0][1]} is not a tensor of this checkpoint, or is there twice")
 
 
 def _refuse_wrapper(file: str, key: str) -> None:
     if any(w in key.removeprefix("model/") for w in WRAPPERS):
-        raise CheckpointError(f"{file}: {key} has a wrapper's prefix; nothing else could load it")
+        raise CheckpointError(f"{file}: {key} has a wrapper's prefix; other programs could not load it")
 
 
 def require_coverage(published: PublishedFiles, prints: Iterable[TensorDigest]) -> None:
-    """All of each published weight is held by some rank: else a part of it would be in no fingerprint.
+    """Check that the ranks together hold all of each published weight; otherwise a part of it would have no digest.
 
     Raises:
         CheckpointError: names the weight.
@@ -122,13 +122,13 @@ SPARE_BYTES = 1 << 20
 
 
 def make_room(run: RunDir, need_bytes: int) -> list[int]:
-    """Remove the oldest checkpoints, never the newest, until `need_bytes` are free.
+    """Remove the oldest checkpoints, never the newest, until `need_bytes` bytes are free.
 
     Returns:
         The steps whose checkpoints were removed.
 
     Raises:
-        CheckpointError: there is not room enough even so; nothing was removed then.
+        CheckpointError: that does not free enough; nothing is removed then.
     """
     need = int(need_bytes * 1.05) + SPARE_BYTES
     make_folder(run.checkpoints)
@@ -154,12 +154,12 @@ def _bytes_below(folder: Path) -> int:
 
 
 def publish_checkpoint(run: RunDir, aside: Path, step: int, keep: int) -> None:
-    """Give a folder that is whole its name, then point to it, then remove all but the newest `keep`."""
+    """Atomically rename the complete folder, update the pointer to it, and remove all but the newest `keep`."""
     restrict_permissions(run, aside)
     sync_tree(aside)
     final = run.checkpoint(step)
     old = final.with_name(f".{final.name}.old")
-    if final.exists():  # what a stop saves again in full, or a step that was done again
+    if final.exists():  # saved again in full at a stop, or the step was repeated
         shutil.rmtree(old, ignore_errors=True)
         final.rename(old)
     aside.rename(final)
@@ -172,20 +172,20 @@ def publish_checkpoint(run: RunDir, aside: Path, step: int, keep: int) -> None:
 
 
 def point_latest_to(run: RunDir, step: int) -> None:
-    """``checkpoints/latest`` holds the newest one's name."""
+    """Write the name of the newest checkpoint to ``checkpoints/latest``."""
     write_text_atomic(run.latest_checkpoint, f"{run.checkpoint(step).name}\n")
     sync(run.checkpoints)
 
 
 def sync_tree(folder: Path) -> None:
-    """All files and lists of names below a folder, and its own, to the disk."""
+    """Flush a folder to the disk, with all files and folders below it."""
     for path in folder.rglob("*"):
         sync(path)
     sync(folder)
 
 
 def sync(path: Path) -> None:
-    """A file, or a folder's list of names, to the disk."""
+    """Flush a file or a folder to the disk (fsync)."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

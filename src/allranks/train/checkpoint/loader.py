@@ -1,4 +1,4 @@
-"""Reading checkpoints: each rank reads the ranges that it holds, whoever wrote them."""
+"""Read checkpoints: each rank reads the ranges that it holds, no matter which rank wrote them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from allranks.utils.inputs import read_text
 
 
 def load_full(folder: Path, strategy: Strategy, published: PublishedFiles, rank: int) -> None:
-    """Weights, optimizer and this rank's random generators from a full checkpoint, of any strategy and number of ranks.
+    """Load weights, optimizer and this rank's random generators from a full checkpoint of any strategy and world size.
 
     Raises:
-        CheckpointError: it does not fit this model.
+        CheckpointError: the checkpoint does not fit this model.
     """
     state = folder / "state"
     stored = shards.stored_sizes(state)
@@ -51,10 +51,10 @@ def load_full(folder: Path, strategy: Strategy, published: PublishedFiles, rank:
 
 
 def load_weights_only(folder: Path, strategy: Strategy, published: PublishedFiles, model: nn.Module) -> None:
-    """The trained weights alone; optimizer and random generators start anew.
+    """Load only the trained weights; optimizer and random generators keep their initial state.
 
     Raises:
-        CheckpointError: it does not fit this model.
+        CheckpointError: the checkpoint does not fit this model.
     """
     known = {name for part in published.files for name in part}
     wanted = [s for s in strategy.weight_shards() if weight_name(s.key) in known]
@@ -82,8 +82,8 @@ def _difference(
 ) -> CheckpointError | None:
     if isinstance(had.get("sequences"), int) and had["sequences"] != now.sequences:
         return CheckpointError(
-            f"{folder}: there were {had['sequences']} training sequences when it was written, now there are {now.sequences}: the order of "
-            "the data would be another; give the same data, or begin a new run from these weights"
+            f"{folder}: the checkpoint was written with {had['sequences']} training sequences, now there are {now.sequences}, so the order of "
+            "the data would change; use the same data, or start a new run from these weights"
         )
     for key, what, cure in (
         ("data_hash", "the training data (its rows, the template or the tokenizer)", "give the same data"),
@@ -99,14 +99,14 @@ def _difference(
 
 
 def _finish_loading(strategy: Strategy) -> None:
-    """Some keep what they compute with apart from what was read."""
+    """Let the strategy update copies that it keeps apart from the loaded state."""
     loaded: Callable[[], None] | None = getattr(strategy, "loaded", None)
     if loaded is not None:
         loaded()
 
 
 def _load_published(folder: Path, wanted: Sequence[TensorShard], published: PublishedFiles) -> None:
-    """Ranges of weights from the files for others, one tensor in memory at a time."""
+    """Load ranges of weights from the published files, one tensor in memory at a time."""
     places = _file_of_each_key(folder)
     with ExitStack() as stack:
         opened: dict[str, Any] = {}
@@ -124,13 +124,13 @@ def _load_published(folder: Path, wanted: Sequence[TensorShard], published: Publ
 def _fill(shard: TensorShard, whole: torch.Tensor, file: Path, key: str) -> None:
     if whole.numel() != shard.numel:
         raise CheckpointError(
-            f"{file}: does not fit this model: {key} has {whole.numel()} elements, {shard.numel} are wanted"
+            f"{file}: does not fit this model: {key} has {whole.numel()} elements, expected {shard.numel}"
         )
     shard.tensor.copy_(whole.view(-1)[shard.offset : shard.offset + shard.tensor.numel()])
 
 
 def _file_of_each_key(folder: Path) -> dict[str, str]:
-    """The file of each key."""
+    """Return the file that holds each key."""
     if (folder / INDEX_FILE).exists():
         return json.loads(read_text(folder / INDEX_FILE))["weight_map"]
     name = ADAPTER_FILE if (folder / ADAPTER_FILE).exists() else "model.safetensors"
@@ -142,7 +142,7 @@ def _file_of_each_key(folder: Path) -> dict[str, str]:
 
 
 def _load_converted(folder: Path, wanted: Sequence[TensorShard], model: Any) -> None:
-    """Where transformers stores weights in another layout, it also reads them: the whole model, on the CPU."""
+    """Load weights that transformers stores in another layout: let it load the full model on the CPU."""
     twin = type(model).from_pretrained(str(folder))
     whole = twin.state_dict()
     for shard in wanted:

@@ -1,5 +1,7 @@
-"""Read safetensors files again and report their content. Runs by path in a separate process with the standard library only:
-it shares no memory, cached tensors or imports with the writer.
+"""Read safetensors files again and report their content.
+
+The script runs in a separate process with the standard library only: it shares no memory, cached tensors or imports with the
+writer.
 
 Standard input: ``{"folder", "files": [...], "ranges": {key: [[offset, numel], ...]}}``. Standard output: by file, its bytes and SHA-256 and,
 for each range of each tensor, ``[key, offset, numel, crc, dtype, shape]``; or ``{"problem": ...}``.
@@ -17,17 +19,17 @@ import zlib
 from typing import Any
 
 BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U8": 8, "BOOL": 8}
-PARTS = "DCP_SHARDING_INFO"  # in the header: where a part begins in its whole
+PARTS = "DCP_SHARDING_INFO"  # header key: offset of a part within its tensor
 
 
 def reread(path: str, ranges: dict[str, list[list[int]]]) -> dict[str, Any]:
-    """One file. A part of a tensor is one range; of a whole one those that are asked for, else all of it.
+    """Read one file. A part of a tensor is one range; a full tensor has the requested ranges, or one for all of it.
 
     Raises:
-        ValueError: it is not a whole safetensors file.
+        ValueError: it is not a complete safetensors file.
     """
-    with open(path, "rb") as file:  # noqa: PTH123 - nothing is imported that is not needed
-        if hasattr(os, "posix_fadvise"):  # from the disk, not from what the writer left in memory
+    with open(path, "rb") as file:  # noqa: PTH123 - imports are kept minimal
+        if hasattr(os, "posix_fadvise"):  # read from the disk, not from the page cache of the writer
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         size = os.fstat(file.fileno()).st_size
         if size < 8:
@@ -35,7 +37,7 @@ def reread(path: str, ranges: dict[str, list[list[int]]]) -> dict[str, Any]:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             begin = 8 + int.from_bytes(data[:8], "little")
             if begin > size:
-                raise ValueError("ends within its header")
+                raise ValueError("is truncated within its header")
             header = json.loads(data[8:begin])
             offsets = json.loads(header.pop("__metadata__", {}).get(PARTS, "{}"))
             with memoryview(data) as view:
@@ -54,7 +56,7 @@ def _tensor(
     item = BITS[tensor["dtype"]] // 8
     numel = math.prod(tensor["shape"])
     if high - low != numel * item or begin + high > len(view):
-        raise ValueError(f"ends within {key}")
+        raise ValueError(f"is truncated within {key}")
     if part is not None:
         cuts = [(0, numel)]
         first = part["saved_offsets"][0] if isinstance(part, dict) else part[0]
@@ -69,7 +71,7 @@ def _tensor(
 
 
 def main() -> None:
-    """Answer one request."""
+    """Read one request from standard input and print the answer."""
     request = json.load(sys.stdin)
     answer: dict[str, Any] = {}
     for name in request["files"]:

@@ -47,16 +47,16 @@ from allranks.train.strategies.base import Strategy
 from allranks.version import __version__
 
 T = TypeVar("T")
-LOW_DISK_BYTES = 32 * 2**20  # bytes free on a disk, below which that is told with every failure to write
+LOW_DISK_BYTES = 32 * 2**20  # below so many free bytes, every write error mentions the free space
 
 
 class RankAgreement:
-    """What all ranks do, or fail to do, as one.
+    """Run actions on all ranks so that they succeed or fail together.
 
     Args:
-        meet_timeout_s: how long ranks may wait for one that does not come to a save.
-        work_timeout_s: how long one may take to write its part.
-        folder: where it is written; None where nothing is.
+        meet_timeout_s: how long ranks wait for all ranks to join a save.
+        work_timeout_s: how long a rank may take to write its part.
+        folder: the target folder, for messages about free space; None if nothing is written.
     """
 
     def __init__(self, meet_timeout_s: float, work_timeout_s: float, folder: Path | None = None) -> None:
@@ -67,10 +67,10 @@ class RankAgreement:
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
 
     def meet(self, what: str) -> None:
-        """Wait until all ranks are here.
+        """Wait for all ranks.
 
         Raises:
-            CheckpointError: one did not come in time; rank 0 names it.
+            CheckpointError: a rank did not join in time; rank 0 names it.
         """
         began = time.monotonic()
         try:
@@ -79,27 +79,27 @@ class RankAgreement:
             seconds, waited_s = self._meet_timeout.total_seconds(), time.monotonic() - began
             found = re.search(r"[Rr]anks? ([\d, ]+) failed", str(error))
             who = "rank 0" if self.rank else f"rank {found.group(1).strip()}" if found else "another rank"
-            if waited_s < seconds * 0.9:  # nobody was waited for: the connection ended
+            if waited_s < seconds * 0.9:  # not a timeout: the connection was closed
                 raise CheckpointError(
-                    f"{what} was given up after {waited_s:.0f} s: {who} has gone (Connection closed by peer); earlier checkpoints are untouched"
+                    f"{what} was abandoned after {waited_s:.0f} s: {who} ended (Connection closed by peer); earlier checkpoints are untouched"
                 ) from None
             if self.rank != 0:
                 raise CheckpointError(
-                    f"{what} was given up: not all ranks took part within {seconds:.0f} s, or rank 0 ended; rank 0 names those missing"
+                    f"{what} was abandoned: not all ranks joined within {seconds:.0f} s, or rank 0 ended; rank 0 names the missing ranks"
                 ) from None
             raise CheckpointError(
-                f"{what}: {who} took no part in it within {seconds:.0f} s (checkpoint.timeout_s), and every rank must; "
+                f"{what}: {who} did not join within {seconds:.0f} s (checkpoint.timeout_s), and every rank must; "
                 "earlier checkpoints are untouched"
             ) from None
 
     def each(self, what: str, action: Callable[[], T]) -> list[T]:
-        """Do a part on all ranks, and fail on all if it failed on one.
+        """Run an action on all ranks, and fail on all if it failed on one.
 
         Returns:
-            What each rank's gave, in order of rank.
+            The results of all ranks, in rank order.
 
         Raises:
-            CheckpointError: on every rank; names the first that failed.
+            CheckpointError: on every rank; names the first rank that failed.
         """
         mine: tuple[T | None, str | None] = (None, None)
         try:
@@ -108,7 +108,7 @@ class RankAgreement:
             mine = (None, str(error))
         except OSError as error:
             mine = (None, f"{error.filename or ''}: {error.strerror or error}".lstrip(": ") + self._full())
-        except Exception as error:  # noqa: BLE001 - from writers of other libraries; the others must hear of it
+        except Exception as error:  # noqa: BLE001 - errors of other libraries' writers; the other ranks must fail, too
             mine = (None, (str(error) or type(error).__name__).splitlines()[0] + self._full())
         answers: list[Any] = [None] * self.size
         dist.all_gather_object(answers, mine, group=self.group)
@@ -120,12 +120,12 @@ class RankAgreement:
         return [value for value, _ in answers]
 
     def _full(self) -> str:
-        """Whether it may be for the disk: writers of other libraries do not say so (torch's: "unexpected pos")."""
+        """Mention the free space if it is low: torch's writer reports a full disk as "unexpected pos"."""
         free = shutil.disk_usage(self._folder).free if self._folder and self._folder.exists() else LOW_DISK_BYTES
         return f" ({free / 2**20:.1f} MiB are free in {self._folder})" if free < LOW_DISK_BYTES else ""
 
     def first(self, what: str, action: Callable[[], T]) -> T:
-        """The same, of what rank 0 does alone; all get what it gave."""
+        """Run an action on rank 0 only, and return its result on all ranks; otherwise like `each`."""
         return self.each(what, lambda: action() if self.rank == 0 else None)[0]  # type: ignore[return-value]
 
 
@@ -134,12 +134,12 @@ SLOW_DISK_BYTES_PER_S = 20e6
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """One checkpoint that was published.
+    """A published checkpoint.
 
     Attributes:
-        stalled_s: how long training stood still for it.
-        seconds: from the call to its publication.
-        bytes: that this rank wrote.
+        stalled_s: how long it blocked training.
+        seconds: from the call to the publication.
+        bytes: written by this rank.
     """
 
     step: int
@@ -151,13 +151,13 @@ class SavedCheckpoint:
 
 
 class Saver:
-    """`save` and `finish` are collective.
+    """Save checkpoints in the foreground or background. `save` and `finish` are collective.
 
     Args:
-        published: how the model's weights stand in the files, from before the strategy took it.
+        published: layout of the weights in the published files, planned before the strategy's set-up.
         identity: facts for the manifest.
-        progress: by step, what else must go on where it was: schedule and data.
-        told: hears of each checkpoint once it is published, in the thread that wrote it.
+        progress: returns the state of schedule and data for a step.
+        told: called with each published checkpoint, in the thread that wrote it.
     """
 
     def __init__(
@@ -183,16 +183,17 @@ class Saver:
         self._failed: CheckpointError | None = None
 
     def save(self, steps_done: int, mode: str, *, behind: bool = False) -> float:
-        """Save after `steps_done` steps; ``mode`` is weights_only (what is trained) or full (all that resuming needs).
+        """Save after `steps_done` steps; ``mode`` is weights_only (trained weights) or full (everything that a resume needs).
 
         Args:
-            behind: return once the state is copied; it is written while training goes on. One at most is in flight.
+            behind: return after the state is copied, and write it in the background. At most one save runs in the background.
 
         Returns:
-            Seconds that training stood still.
+            Seconds that training was blocked.
 
         Raises:
-            CheckpointError: on every rank, if any rank failed, now or behind training's back; what was there before is untouched.
+            CheckpointError: on every rank, if this save or an earlier background save failed on any rank. Earlier checkpoints
+                are untouched.
         """
         started = time.perf_counter()
         self.finish()
@@ -215,10 +216,10 @@ class Saver:
         return stalled
 
     def finish(self) -> None:
-        """Wait for the checkpoint in flight, if there is one.
+        """Wait for the background save, if there is one.
 
         Raises:
-            CheckpointError: it failed.
+            CheckpointError: the save failed.
         """
         if self._in_flight is not None:
             self._in_flight.join()
@@ -232,7 +233,7 @@ class Saver:
             self._write_out(*args)
         except CheckpointError as error:
             self._failed = error
-        except RuntimeError as error:  # the group broke: another rank ended
+        except RuntimeError as error:  # the process group failed because another rank ended
             self._failed = CheckpointError(f"the checkpoint could not be saved: {str(error).splitlines()[0]}")
 
     def _find_room(self, parts: RankParts) -> tuple[int, ...]:
@@ -257,14 +258,14 @@ class Saver:
         self._told(SavedCheckpoint(step, mode, seconds if stalled is None else stalled, seconds, parts.bytes, removed))
 
     def _begin(self, aside: Path, mode: str) -> None:
-        for left in self.run.checkpoints.glob(".step-*.tmp"):  # of a save that a kill ended
+        for left in self.run.checkpoints.glob(".step-*.tmp"):  # left by a save that was killed
             shutil.rmtree(left, ignore_errors=True)
         (aside / "on-the-way").mkdir(parents=True)
         if mode == "full":
             (aside / "state").mkdir()
 
     def _write_parts(self, aside: Path, parts: RankParts) -> None:
-        """What goes through `torch.distributed.checkpoint`: all ranks call it, or none."""
+        """Write the parts that use `torch.distributed.checkpoint`: all ranks call it, or none."""
         counts = self._together.each("count its parts", lambda: (len(parts.scattered), len(parts.state)))
         if any(scattered for scattered, _ in counts):
             self._together.each(
@@ -277,7 +278,7 @@ class Saver:
             )
 
     def _write_files(self, aside: Path, parts: RankParts, mode: str, step: int) -> list[TensorDigest]:
-        """The files for others, and the small ones. Returns the fingerprints of all ranks."""
+        """Write the published files and the small files. Returns the digests of all ranks."""
 
         def write() -> tuple[list[TensorDigest], dict[str, str]]:
             more, places = writer.write_files(
@@ -305,7 +306,7 @@ class Saver:
                 shutil.copyfile(self.run.spec, aside / "state" / "spec.yaml")
 
     def _prove(self, aside: Path, prints: list[TensorDigest]) -> commit.FileFacts:
-        """Each rank has a fresh process read its neighbour's files; what all of them found is what all had in memory."""
+        """Check that the files equal memory: on each rank, a new process reads the files of its neighbour."""
         files = self._together.first("list its files", lambda: commit.tensor_files(aside))
         others = files[(self.world.rank + 1) % self.world.size :: self.world.size]
         limit = self._together.work_timeout_s
@@ -348,7 +349,7 @@ def make_saver(
     published: PublishedFiles,
     identity: TrainingIdentity,
 ) -> Saver:
-    """Return what writes this run's checkpoints."""
+    """Return the saver of this run's checkpoints."""
     return Saver(
         here.run,
         here.world,
@@ -364,14 +365,14 @@ def make_saver(
 
 
 def _progress(here: Attempt, identity: TrainingIdentity, done: int) -> dict[str, Any]:
-    """Schedule and data go on by the number of steps alone; the rest is what that number counts on."""
+    """Return what a resume needs beside the state: schedule and data depend only on the step and on these facts."""
     return {
         "step": done,
         **msgspec.to_builtins(identity),
         "sequences_done": done * here.batch.global_batch_size,
         "global_batch_size": here.batch.global_batch_size,
         "data_seed": here.data.seed,
-        "scaler": None,  # no dtype here needs one
+        "scaler": None,  # bfloat16 and float32 need no loss scaling
     }
 
 
@@ -395,7 +396,7 @@ def _log_saved(here: Attempt, saved: SavedCheckpoint) -> None:
 
 
 class CheckpointSchedule:
-    """Saves where that is due, each state once. Every rank calls every method."""
+    """Save when due, each state once. Every rank calls every method."""
 
     def __init__(self, here: Attempt, saver: Saver) -> None:
         self._here, self._saver = here, saver
@@ -403,7 +404,7 @@ class CheckpointSchedule:
         self._saved: set[tuple[int, str]] = set()
 
     def due(self, done: int) -> bool:
-        """Whether a checkpoint is asked for after so many steps."""
+        """Return whether a checkpoint is due after `done` steps."""
         return self._spec.mode != "none" and bool(self._spec.every) and done % (self._spec.every or 1) == 0
 
     def save(self, done: int, mode: str, *, last: bool = False) -> None:
@@ -411,7 +412,7 @@ class CheckpointSchedule:
             return
         self._here.phase("save", step=done)
         self._here.events.sync()
-        # what a stop or the end saves is waited for at once: nothing is left to go on with meanwhile
+        # saves at a stop or at the end run in the foreground: no training is left to overlap with
         self._saver.save(done, mode, behind=self._spec.async_ and not last)
         self._saved.add((done, mode))
         self._here.phase("train", step=done)
@@ -421,12 +422,12 @@ class CheckpointSchedule:
             self.save(done, self._spec.mode)
 
     def save_end(self, done: int) -> None:
-        """What the spec wants at the end; returns once all that was saved is on the disk."""
+        """Save the final state if the spec asks for it, and wait until all saves are on the disk."""
         if self._spec.at_end and self._spec.mode != "none" and done > 0:
             self.save(done, self._spec.mode, last=True)
         self._saver.finish()
 
     def save_last_good(self, done: int) -> None:
-        """After a loss that was not finite the weights are those before it: worth keeping, whatever the mode."""
+        """Save after a non-finite loss, in any mode: the weights are those before it."""
         if done > 0 and self._spec.mode != "none" and not self._here.run.checkpoint(done).exists():
             self.save(done, "full", last=True)

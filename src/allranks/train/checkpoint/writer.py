@@ -1,4 +1,4 @@
-"""Copy what each rank must write, and write the files that other programs read: PEFT's adapter file or a Hugging Face model folder.
+"""Copy each rank's state, and write the files that other programs read: PEFT's adapter file or a Hugging Face model folder.
 
 Each published file is written by one rank, from its own weights and from parts on disk.
 """
@@ -24,7 +24,7 @@ from allranks.train.strategies import shards
 from allranks.train.strategies.base import Strategy
 from allranks.train.strategies.shards import TensorShard, share_to_write, state_shards
 
-PREFIX = "model."  # of the model within the loss
+PREFIX = "model."  # prefix of the model inside `LossModel`
 ADAPTER_FILE = "adapter_model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 SMALL_BYTES = 64 << 20
@@ -37,7 +37,7 @@ class TrainingIdentity(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         sequences: number of training sequences.
         data_hash: SHA-256 of the training sequences; "" if unknown.
-        base_hash: SHA-256 over the weights of a frozen base model as they were loaded; "" without one, and on ranks that do not read.
+        base_hash: SHA-256 over the weights of a frozen base model as they were loaded; "" without one, and on ranks that do not read files.
     """
 
     sequences: int
@@ -47,14 +47,14 @@ class TrainingIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class PublishedFiles:
-    """What a checkpoint's files hold for others, fixed before any strategy takes the model apart.
+    """Layout of the weights in the published files, planned before a strategy shards the model.
 
     Attributes:
-        files: the weights' names in the model, by the file that holds them. File ``i`` is written by rank ``i % W``.
-        keys: by a weight's name, its key in the file, where it stands there bit by bit. transformers stores some in another
-            layout (fused experts apart): they have no key.
-        whole: dtype and shape by name.
-        adapted: the files are one adapter's.
+        files: names of the weights in each file. File ``i`` is written by rank ``i % W``.
+        keys: key in the file by weight name, for weights stored bitwise. Weights that transformers stores in another layout
+            (fused experts) have no key.
+        whole: dtype and full shape by name.
+        adapted: the files are those of an adapter.
     """
 
     files: tuple[tuple[str, ...], ...]
@@ -64,28 +64,28 @@ class PublishedFiles:
 
     @property
     def bytes(self) -> int:
-        """Of all weights in the files."""
+        """Bytes of all weights in the files."""
         return sum(bytes_of(*self.whole[name]) for part in self.files for name in part)
 
     def file_names(self) -> list[str]:
-        """As PEFT and transformers name them."""
+        """File names, as PEFT and transformers choose them."""
         if self.adapted:
             return [ADAPTER_FILE]
         n = len(self.files)
         return ["model.safetensors"] if n == 1 else [f"model-{i + 1:05d}-of-{n:05d}.safetensors" for i in range(n)]
 
     def owners(self, world_size: int) -> dict[str, int]:
-        """Which rank writes a weight."""
+        """Return the rank that writes each weight."""
         return {name: i % world_size for i, part in enumerate(self.files) for name in part}
 
 
 def bytes_of(dtype: torch.dtype, shape: torch.Size) -> int:
-    """Of a tensor."""
+    """Return the bytes of a tensor."""
     return dtype.itemsize * shape.numel()
 
 
 def plan_published_files(model: nn.Module, world_size: int) -> PublishedFiles:
-    """Of a model that no strategy has taken yet (it may be on the meta device)."""
+    """Plan the files of a model before the strategy's set-up (it may be on the meta device)."""
     if is_adapted(model):
         tensors = model.state_dict()
         keys = _adapter_keys(model, list(tensors))
@@ -100,7 +100,7 @@ def plan_published_files(model: nn.Module, world_size: int) -> PublishedFiles:
 
 
 def _adapter_keys(model: nn.Module, names: Sequence[str]) -> dict[str, str]:
-    """What PEFT would save and by which key, learnt by letting it choose from numbered tensors."""
+    """Return the weights that PEFT saves and their keys, found by letting it choose from numbered tensors."""
     from peft import get_peft_model_state_dict
 
     numbered = {name: torch.tensor([i]) for i, name in enumerate(names)}
@@ -109,7 +109,7 @@ def _adapter_keys(model: nn.Module, names: Sequence[str]) -> dict[str, str]:
 
 
 def _saved_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Each parameter once, also if it has several names, and the buffers that belong to the model's state."""
+    """Return each parameter once, even if it has several names, and the persistent buffers."""
     parameters = dict(model.named_parameters())
     everything = {n for n, _ in model.named_parameters(remove_duplicate=False)}
     buffers = {n: t for n, t in model.state_dict().items() if n not in everything}
@@ -117,7 +117,7 @@ def _saved_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def converted(model: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Weights in the names and layout that transformers stores for this kind of model."""
+    """Convert weights to the names and layout in which transformers stores this kind of model."""
     from transformers.core_model_loading import revert_weight_conversion
 
     return revert_weight_conversion(model, tensors)
@@ -130,7 +130,8 @@ def _unchanged(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> list[st
 
 
 def _shared_out(sizes: Mapping[str, int], count: int) -> tuple[tuple[str, ...], ...]:
-    """Weights into `count` files of about equal size, in order. A layer's stay together: its layout may be changed as one."""
+    """Distribute weights to `count` files of about equal size, in order. Weights of one layer stay together, because their layout
+    may be converted together."""
     total, done = max(sum(sizes.values()), 1), 0
     files: list[list[str]] = [[] for _ in range(count)]
     home: dict[str, int] = {}
@@ -147,12 +148,12 @@ MODEL = "model/"
 
 @dataclass(frozen=True)
 class RankParts:
-    """This rank's. A weight's name is the one within the model.
+    """What this rank writes. A weight's name is the one within the model.
 
     Attributes:
-        owned: weights that all ranks hold whole and this one writes, 1-D.
-        scattered: parts of published weights that this rank alone holds, keyed ``model/<name>``.
-        state: what resuming needs beside the published weights; empty in mode weights_only.
+        owned: weights that all ranks hold in full and this rank writes, 1-D.
+        scattered: parts of published weights that only this rank holds, keyed ``model/<name>``.
+        state: what a resume needs beside the published weights; empty in mode weights_only.
         random: states of this rank's random generators; None in mode weights_only.
     """
 
@@ -163,7 +164,7 @@ class RankParts:
 
     @property
     def bytes(self) -> int:
-        """That are written. What is scattered is written twice, once on its way."""
+        """Bytes to write. Scattered parts are written twice, once as intermediate files."""
         return (
             sum(_bytes(t) for t in self.owned.values())
             + 2 * sum(_bytes(s.tensor) for s in self.scattered)
@@ -173,13 +174,13 @@ class RankParts:
 
 @dataclass(frozen=True)
 class TensorDigest:
-    """A fingerprint of a range of a tensor, as it was in memory.
+    """Digest of a range of a tensor in memory.
 
     Attributes:
-        key: in a published file, or in ``state/``.
-        offset, numel: elements; where the range begins in the flattened whole, and how many it has.
-        crc: CRC-32 of its bytes. It is to find mistakes and damage, not forgery.
-        dtype: as safetensors names it.
+        key: key in a published file, or in ``state/``.
+        offset, numel: first element of the range in the flattened tensor, and number of elements.
+        crc: CRC-32 of the bytes. It detects errors and damage, not forgery.
+        dtype: safetensors' name of the dtype.
     """
 
     key: str
@@ -192,7 +193,7 @@ class TensorDigest:
 def collect_parts(
     strategy: Strategy, published: PublishedFiles, rank: int, world: int, random: dict[str, Any] | None
 ) -> RankParts:
-    """Views of what this rank is to write; `random` is given in mode full. No collective."""
+    """Return views of what this rank must write; `random` is given in mode full. Not collective."""
     owners = published.owners(world)
     owned, scattered, state = {}, [], []
     for shard in strategy.weight_shards():
@@ -211,18 +212,18 @@ def collect_parts(
 
 
 def weight_name(key: str) -> str:
-    """Within the model, of a shard's key (`Strategy.weight_shards` names them within the loss)."""
+    """Return the name within the model for a shard's key (`Strategy.weight_shards` uses names within the loss)."""
     return key.removeprefix(MODEL).removeprefix(PREFIX)
 
 
 @dataclass
 class CpuCopies:
-    """CPU memory for one checkpoint's parts, used again by the next: never more than one copy."""
+    """CPU memory for one checkpoint's parts, reused by the next: there is never more than one copy."""
 
     _kept: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def of(self, parts: RankParts) -> RankParts:
-        """The parts, copied. On CUDA all copies travel together."""
+        """Return copies of the parts. On CUDA all copies run asynchronously, with one synchronisation."""
         used: dict[str, torch.Tensor] = {}
 
         def copied(place: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -250,7 +251,7 @@ class CpuCopies:
 
 
 def on_cpu(parts: RankParts) -> RankParts:
-    """The parts themselves where they are on the CPU, else copies."""
+    """Return the parts themselves if they are on the CPU, else copies."""
     return RankParts(
         {n: t.detach().cpu() for n, t in parts.owned.items()},
         tuple(TensorShard(s.key, s.numel, s.offset, s.tensor.detach().cpu()) for s in parts.scattered),
@@ -260,7 +261,7 @@ def on_cpu(parts: RankParts) -> RankParts:
 
 
 def digests_of(parts: RankParts, published: PublishedFiles) -> list[TensorDigest]:
-    """Of all that stands in a file bit by bit as it is in memory."""
+    """Return the digests of all parts that are stored bitwise."""
     keys = published.keys
     return [
         *(digest_of(keys[n], 0, t) for n, t in parts.owned.items() if n in keys),
@@ -270,7 +271,7 @@ def digests_of(parts: RankParts, published: PublishedFiles) -> list[TensorDigest
 
 
 def digest_of(key: str, offset: int, tensor: torch.Tensor) -> TensorDigest:
-    """Of a range on the CPU."""
+    """Return the digest of a range on the CPU."""
     flat = tensor.detach().contiguous().view(-1)
     crc = zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.numel() else 0
     return TensorDigest(key, offset, flat.numel(), crc, NAME_OF[flat.dtype])
@@ -283,13 +284,13 @@ def _bytes(tensor: torch.Tensor) -> int:
 def write_files(
     folder: Path, on_the_way: Path, parts: RankParts, published: PublishedFiles, model: nn.Module, rank: int, world: int
 ) -> tuple[list[TensorDigest], dict[str, str]]:
-    """Write the files that are this rank's.
+    """Write this rank's files.
 
     Args:
-        on_the_way: where the ranks put parts of weights that none of them holds whole.
+        on_the_way: folder of the intermediate files with scattered parts of weights.
 
     Returns:
-        Fingerprints of what is in another layout than in memory, and the file of each key.
+        Digests of the weights that are stored in another layout than in memory, and the file of each key.
     """
     prints, places = [], {}
     for i, (file, names) in enumerate(zip(published.file_names(), published.files, strict=True)):
@@ -327,7 +328,7 @@ def _whole(
 
 
 def write_index(folder: Path, published: PublishedFiles, places: dict[str, str]) -> None:
-    """What transformers needs to find weights in several files."""
+    """Write the index that transformers needs to find weights in several files."""
     if published.adapted or len(published.files) == 1:
         return
     total = sum(bytes_of(*w) for w in published.whole.values())
@@ -336,9 +337,9 @@ def write_index(folder: Path, published: PublishedFiles, places: dict[str, str])
 
 
 def write_configs(folder: Path, published: PublishedFiles, model: Any, tokenizer: Any) -> None:
-    """The model's configuration (PEFT writes the adapter's beside its weights), and the tokenizer."""
+    """Write the model's configuration (PEFT writes the adapter's beside its weights) and the tokenizer."""
     if not published.adapted:
-        # a folder of its own: beside a config transformers removes numbered weight files that it has not written itself
+        # a separate folder: beside the config, transformers removes numbered weight files that it has not written
         own = folder / ".configs"
         model.save_pretrained(str(own), state_dict={})
         for path in own.iterdir():

@@ -1,1 +1,1 @@
-"""Rows to token sequences: sources, templates, tokenizers, packing, a cache that many ranks may share, batches."""
+"""Turn rows into token sequences and batches: tokenizers, packing, and a cache that ranks share."""

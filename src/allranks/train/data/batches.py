@@ -22,11 +22,11 @@ IGNORE = -100
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch of ``B`` sequences of ``L`` tokens, all int64.
+    """A micro-batch of ``B`` sequences of ``L`` tokens, all int64.
 
     ``input_ids`` (B, L); ``targets`` (B, L): the next token where it carries loss, else -100, or (B,) classes;
-    ``position_ids`` (B, L) starting at 0 for every packed row, or None where the plain ones are meant;
-    ``attention_mask`` (B, L) for classifiers, else None: padding is on the right, where causal models never look.
+    ``position_ids`` (B, L) starting at 0 for every packed row, or None for the default positions;
+    ``attention_mask`` (B, L) for classifiers, else None: padding is on the right, which causal attention never reads.
     """
 
     input_ids: torch.Tensor
@@ -60,7 +60,7 @@ class Batch:
 
 
 def collate(tokens: TokenSet, sequences: Rows, pad_id: int, pad_to: int | None) -> Batch:
-    """A micro-batch of language-model sequences.
+    """Collate a micro-batch of language-model sequences.
 
     Args:
         pad_to: pad every sequence to this length; None pads to the longest of this batch.
@@ -84,7 +84,7 @@ def collate(tokens: TokenSet, sequences: Rows, pad_id: int, pad_to: int | None) 
             targets[i, at : at + n - 1] = np.where(tokens.mask[part.start + 1 : part.stop] == 1, nxt, IGNORE)
             positions[i, at : at + n] = np.arange(n)
             at += n
-        positions[i, at:] = np.arange(width - at)  # padding is a row of its own
+        positions[i, at:] = np.arange(width - at)  # padding counts as a separate row
     return Batch(
         input_ids=torch.from_numpy(ids),
         targets=torch.from_numpy(targets),
@@ -96,7 +96,7 @@ def collate(tokens: TokenSet, sequences: Rows, pad_id: int, pad_to: int | None) 
 
 
 def collate_labelled(tokens: TokenSet, sequences: Rows, pad_id: int) -> Batch:
-    """A micro-batch of labelled rows, padded to the longest, with an attention mask."""
+    """Collate a micro-batch of labelled rows, padded to the longest, with an attention mask."""
     parts = [slice(int(tokens.offsets[r]), int(tokens.offsets[r + 1])) for r in sequences]
     lengths = [p.stop - p.start for p in parts]
     ids = np.full((len(parts), max(lengths)), pad_id, np.int64)
@@ -114,9 +114,9 @@ def collate_labelled(tokens: TokenSet, sequences: Rows, pad_id: int) -> Batch:
     )
 
 
-DEFAULT_ROWS = 65_536  # more than the 51,200 that 100 steps of 8 ranks with 64 rows take: none comes twice there
+DEFAULT_ROWS = 65_536  # more than the 51,200 of 100 steps of 8 ranks with 64 rows, so that no row repeats
 
-SPREAD = 0x9E3779B1  # keeps the rows of neighbouring seeds apart
+SPREAD = 0x9E3779B1  # so that consecutive seeds share no rows
 
 
 @dataclass(frozen=True)
@@ -142,29 +142,31 @@ class NoiseBatch:
 
 
 class NoTokenizer:
-    """Stands where a tokenizer would: there is no text."""
+    """Placeholder for the tokenizer of data without text."""
 
     pad_token_id = 0
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Nothing to save."""
+        """Save nothing."""
 
     def __len__(self) -> int:
         return 0
 
 
 def noise_batch(data: DataSpec, tokens: TokenSet, sequences: Rows, width: int, dtype: torch.dtype) -> NoiseBatch:
-    """The rows that `sequences` name, drawn in float32."""
+    """Generate the rows of `sequences` in float32."""
     drawn = torch.empty(len(sequences), 2, width)
     for i, row in enumerate(tokens.labels[sequences]):
-        generator = torch.Generator().manual_seed((data.seed * SPREAD + int(row)) % 2**32)  # it looks at 32 bits only
+        generator = torch.Generator().manual_seed(
+            (data.seed * SPREAD + int(row)) % 2**32
+        )  # the generator uses only 32 bits of the seed
         torch.randn(2, width, generator=generator, out=drawn[i])
     drawn = drawn.to(dtype)
     return NoiseBatch(drawn[:, 0].contiguous(), drawn[:, 1].contiguous())
 
 
 def prepared_noise(data: DataSpec, evaluation: EvalSpec) -> PreparedData:
-    """The rows' numbers; those held out come behind those of training."""
+    """Return the row numbers; held-out rows follow the training rows."""
     rows = data.subset or DEFAULT_ROWS
     held = max(1, round(data.eval_fraction * rows)) if data.eval_fraction and rows > 1 else 0
     held = min(held, evaluation.subset or held)
@@ -197,7 +199,7 @@ def prepared_noise(data: DataSpec, evaluation: EvalSpec) -> PreparedData:
 
 
 def _numbered(first: int, last: int) -> TokenSet:
-    """Rows first to last (not included): no tokens, and the row's number as its label."""
+    """Return rows first to last (exclusive): no tokens, and the row number as label."""
     n = last - first
     each: Any = np.arange(n, dtype=np.int64)
     ends: Any = np.arange(n + 1, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Prepared data: built once into the cache, then memory-mapped by every rank."""
+"""Prepare data: build it once in the cache, then memory-map it on every rank."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from allranks.train.data.tokenization import (
 from allranks.utils.caches import private_root
 from allranks.utils.inputs import read_regular
 
-FORMAT = 4  # raise it when what is written changes, so that old entries are not read
+FORMAT = 4  # increase it when the format changes, so that old entries are not read
 
 
 @dataclass(frozen=True)
 class TokenSet:
-    """Sequences on disk. Sequence ``i`` is made of the rows ``pack_rows[pack_offsets[i]:pack_offsets[i+1]]``.
+    """Sequences on disk. Sequence ``i`` consists of the rows ``pack_rows[pack_offsets[i]:pack_offsets[i+1]]``.
 
     ``ids`` int32 and ``mask`` uint8 hold all rows one after another; row ``r`` is ``offsets[r]:offsets[r+1]``.
     ``real`` and ``trained`` are tokens per sequence (``trained``: targets of the loss; for classifiers, labels).
@@ -58,12 +58,12 @@ class TokenSet:
         return len(self.pack_offsets) - 1
 
     def rows_of(self, sequence: int) -> npt.NDArray[np.int64]:
-        """The rows in a sequence, in order."""
+        """Return the rows of a sequence, in order."""
         return self.pack_rows[self.pack_offsets[sequence] : self.pack_offsets[sequence + 1]]
 
 
 class DataFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the rows."""
+    """How many rows were used, cut, or left out."""
 
     source: str
     template: str
@@ -80,11 +80,11 @@ class DataFacts(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     labels: dict[str, int]
     rows_empty: int = 0
-    """Rows left out because there is nothing to learn in them: no response, or no text."""
+    """Rows left out because they have no trained token: no response, or no text."""
     rows_eval_truncated: int = 0
     rows_eval_without_target: int = 0
     rows_duplicated: int = 0
-    """Held-out rows that are also among the training rows, to the letter."""
+    """Held-out rows that are identical to a training row."""
     warnings: list[str] = []
     train_hash: str = ""
     """SHA-256 of the training sequences."""
@@ -92,7 +92,7 @@ class DataFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Everything that training and evaluation read."""
+    """Data for training and evaluation."""
 
     train: TokenSet
     held_out: TokenSet | None
@@ -104,11 +104,11 @@ class PreparedData:
 
 
 def prepare(spec: RunSpec, cache_root: Path, *, classifier: bool, log: shared_cache.Log) -> PreparedData:
-    """Find, wait for, or build the prepared data of a spec. Safe to call on any number of ranks at once.
+    """Find, wait for, or build the prepared data of a spec. Any number of ranks may call it at the same time.
 
     Raises:
-        DataError: the data cannot be used as the spec asks.
-        EnvironmentNotAble: the cache cannot be written, or the hub not reached.
+        DataError: the data cannot be used with this spec.
+        EnvironmentNotAble: the cache cannot be written, or the hub cannot be reached.
     """
     assert spec.data is not None and spec.model is not None
     named = None if spec.model.name.startswith("tiny:") else load_tokenizer(spec.model.name, spec.model.revision)
@@ -148,7 +148,7 @@ def _template_hash(name: str) -> str:
 
 
 class Builder:
-    """Turns rows into the files of a cache entry."""
+    """Turn rows into the files of a cache entry."""
 
     def __init__(self, spec: RunSpec, tokenizer: Any, vocab: int, classifier: bool) -> None:
         assert spec.data is not None
@@ -163,7 +163,7 @@ class Builder:
             have, need = ("labels", "a classifier") if template.is_classification else ("text", "a language model")
             assert self._spec.model is not None
             raise DataError(
-                f"data.template {template.kind} gives {have} for {need}, but model.name {self._spec.model.name} is the other kind"
+                f"data.template {template.kind} gives {have} for {need}, but model.name {self._spec.model.name} is not one"
             )
         empty = EmptyRows(self._data.source)
         examples = empty.remove((int(i), template.render(rows[i], int(i))) for i in chosen)
@@ -177,7 +177,7 @@ class Builder:
         kept = encoded if self._classifier else [row for row in encoded if row.mask[1:].any()]
         if not kept:
             raise DataError(
-                f"data.source {self._data.source}: no row has a token to learn within data.max_length {self._data.max_length}: every prompt is longer; raise it"
+                f"data.source {self._data.source}: no row has a trained token within data.max_length {self._data.max_length}; increase it"
             )
         packs = self._pack(kept)
         train_hash = _save(folder, "train", kept, packs)
@@ -186,7 +186,7 @@ class Builder:
             if not self._classifier and not any(row.mask[1:].any() for row in held):
                 raise DataError(
                     f"{'eval.source' if self._spec.eval.source else 'data.source'} {self._spec.eval.source or self._data.source}: no held-out "
-                    f"row has a token to score within data.max_length {self._data.max_length}: every prompt is longer; raise it, hold out "
+                    f"row has a scored token within data.max_length {self._data.max_length}: every prompt is longer; increase it, hold out "
                     "more rows, or set data.eval_fraction: 0"
                 )
             _save(folder, "eval", held, [[i] for i in range(len(held))])
@@ -214,7 +214,7 @@ class Builder:
     def _split(
         self, examples: list[Example], template: Template, empty: EmptyRows
     ) -> tuple[list[Example], list[Example]]:
-        """Training rows and held-out rows. Both orders come from data.seed alone, so the held-out rows never change."""
+        """Return training rows and held-out rows. The split depends only on data.seed, so the held-out rows never change."""
         limit = self._spec.eval.subset
         if self._spec.eval.source is not None:
             data = _eval_data(self._spec)
@@ -255,7 +255,7 @@ class Builder:
         return [[i] for i in range(len(rows))]
 
     def _questions(self, held_out: list[Example]) -> list[dict[str, str]]:
-        """Held-out prompts whose right answer is known."""
+        """Return held-out prompts with their reference answers."""
         found = []
         for number, example in enumerate(held_out):
             turned = example if self._classifier else to_turns(example, self._tokenizer, number)
@@ -294,7 +294,7 @@ class Builder:
 
 
 class EmptyRows:
-    """Rows in which there is nothing to learn."""
+    """Find and count rows without a trained token."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -334,7 +334,7 @@ WARN_SHARE = 0.03
 
 
 def data_warnings(facts: DataFacts, max_length: int) -> list[str]:
-    """Return what of the data is likely not wanted: many rows cut or lost, rows that are trained and held out."""
+    """Return warnings on the data: many rows cut or left out, rows that are both trained and held out."""
     train, held = max(facts.rows_train, 1), max(facts.rows_eval, 1)
     shares = (
         ((facts.rows_truncated - facts.rows_without_target) / train, "of the training rows are longer than data.max_length {} and are cut"),
@@ -417,7 +417,7 @@ def _map(folder: Path, name: str) -> TokenSet:
 
 
 def _wrong_shape(arrays: dict[str, Any]) -> str | None:
-    """What does not fit in arrays whose indices are used unchecked later: types, lengths, and offsets out of range."""
+    """Return what is wrong with the arrays, or None: dtypes, lengths, offsets out of range. Later code does not check them."""
     types = {"ids": np.int32, "mask": np.uint8}
     for name, values in arrays.items():
         if values.dtype != types.get(name, np.int64) or values.ndim != 1:
@@ -433,5 +433,5 @@ def _wrong_shape(arrays: dict[str, Any]) -> str | None:
             return f"{name} does not go from 0 to {end}"
     chosen = arrays["pack_rows"]
     if len(chosen) and (chosen.min() < 0 or chosen.max() >= rows):
-        return f"pack_rows names a row beyond the {rows} that there are"
+        return f"pack_rows has a row number beyond the {rows} rows"
     return None

@@ -20,9 +20,9 @@ from allranks.planning.records import BatchPlan
 
 
 def pack_isolated(lengths: Sequence[int], capacity: int, seed: int) -> list[list[int]]:
-    """Best-fit decreasing: rows, longest first, each into the fullest sequence that still holds it.
+    """Pack by best-fit decreasing: take rows longest first, and put each into the fullest sequence with enough space.
 
-    Rows of one length are taken in an order drawn from `seed`, so that neighbours in the file do not stay together.
+    Rows of equal length are shuffled with `seed`, so that neighbours in the file do not stay together.
     Source of the algorithm: Johnson, "Fast algorithms for bin packing", 1974; it wastes at most about 22 %.
     """
     shuffled = shuffle(len(lengths), seed, 0)
@@ -45,9 +45,9 @@ def pack_isolated(lengths: Sequence[int], capacity: int, seed: int) -> list[list
 
 
 def shuffle(n: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """A permutation of ``range(n)`` that depends on nothing but its arguments: raw Philox words, sorted.
+    """Return a permutation of ``range(n)`` that depends only on the arguments: the argsort of raw Philox words.
 
-    NumPy promises the raw words of a bit generator for all time, unlike ``Generator.permutation``.
+    NumPy guarantees that the raw output of a bit generator never changes, unlike ``Generator.permutation``.
     """
     words = np.random.Philox(key=(seed & (2**64 - 1)) + (epoch << 64)).random_raw(n)
     return np.argsort(words, kind="stable").astype(np.int64)
@@ -62,7 +62,7 @@ class SampleOrder:
     def __init__(self, n: int, seed: int, batch: BatchPlan, rank: int, world_size: int) -> None:
         if n < world_size:
             raise DataError(
-                f"{n} training sequences for {world_size} ranks: some ranks would have nothing of their own; "
+                f"{n} training sequences for {world_size} ranks: some ranks would have no data; "
                 "use fewer ranks, more rows, or a smaller data.max_length"
             )
         self.n, self._seed, self._batch, self._rank, self._world = n, seed, batch, rank, world_size
@@ -72,7 +72,7 @@ class SampleOrder:
         return shuffle(self.n, self._seed, epoch + 1)
 
     def at(self, positions: Rows) -> Rows:
-        """The sequences at positions of the endless stream."""
+        """Return the sequences at positions of the infinite stream."""
         epochs, within = np.divmod(positions, self.n)
         out = np.empty_like(positions)
         for epoch in np.unique(epochs):
@@ -81,17 +81,17 @@ class SampleOrder:
         return out
 
     def global_batch(self, step: int) -> Rows:
-        """All sequences of optimizer step `step` (from 0), over all ranks."""
+        """Return all sequences of optimizer step `step` (from 0), over all ranks."""
         size = self._batch.global_batch_size
         return self.at(np.arange(step * size, (step + 1) * size, dtype=np.int64))
 
     def micro_batches(self, step: int) -> list[Rows]:
-        """This rank's sequences of a step, one array a micro-step."""
+        """Return this rank's sequences of a step, one array per micro-step."""
         cells = self.global_batch(step).reshape(self._batch.grad_accum, self._world, self._batch.micro_batch_size)
         return list(cells[:, self._rank])
 
     def first_epoch(self) -> Rows:
-        """Sequences that this rank takes from the first epoch (the part of it that fills positions 0..n)."""
+        """Return the sequences that this rank takes from the first epoch (positions 0..n of the stream)."""
         steps = math.ceil(self.n / self._batch.global_batch_size)
         size = self._batch.global_batch_size
         positions = np.arange(steps * size, dtype=np.int64).reshape(
@@ -102,5 +102,5 @@ class SampleOrder:
 
 
 def steps_of_epochs(n: int, epochs: float, global_batch_size: int) -> int:
-    """Optimizer steps that show every sequence `epochs` times; the last batch is filled from the next epoch."""
+    """Return the optimizer steps for `epochs` epochs; the last batch is filled from the next epoch."""
     return max(1, math.ceil(epochs * n / global_batch_size))

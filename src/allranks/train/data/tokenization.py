@@ -25,7 +25,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, *, classifier: bool) -> Any:
-    """A byte-level BPE trained on `texts`; digits stand alone, so that numbers are spelt.
+    """Train a byte-level BPE tokenizer on `texts`; each digit is a token of its own.
 
     Returns:
         A ``PreTrainedTokenizerFast`` of at most `vocab_size` tokens.
@@ -64,13 +64,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, *, classifier: bool) 
 
 
 def load_tokenizer(name: str, revision: str | None) -> Any:
-    """The tokenizer of a hub model or a local folder; a missing padding token is filled by the end-of-text token."""
+    """Load the tokenizer of a hub model or a local folder; the end-of-text token replaces a missing padding token."""
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
     except (OSError, ValueError, ImportError) as error:
-        where = "no tokenizer in this folder" if Path(name).is_dir() else "its tokenizer cannot be had"
+        where = "no tokenizer in this folder" if Path(name).is_dir() else "its tokenizer cannot be loaded"
         raise EnvironmentNotAble(f"model.name {name}: {where}: {first_line(error)}") from None
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
@@ -78,12 +78,12 @@ def load_tokenizer(name: str, revision: str | None) -> Any:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type."""
+    """Return the first line of an error's message, or its type."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """What the tokenizer does, as a hash: its whole definition and chat template."""
+    """Return a hash of the tokenizer's definition and chat template."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     body = backend.to_str() if backend is not None else repr(sorted(tokenizer.get_vocab().items()))
     return hashlib.sha256(f"{body}|{tokenizer.chat_template}|{tokenizer.special_tokens_map}".encode()).hexdigest()
@@ -105,7 +105,7 @@ class EncodedRow:
 
 
 def to_turns(example: Example, tokenizer: Any, number: int) -> Example:
-    """Chat messages as text turns, by the tokenizer's own template; assistant turns are trained.
+    """Convert chat messages to text turns with the tokenizer's chat template; assistant turns are trained.
 
     A template may render a message differently once others follow; then only the last assistant turn is trained.
     """
@@ -123,7 +123,7 @@ def to_turns(example: Example, tokenizer: Any, number: int) -> Example:
     whole = render(len(messages), False)
     assistants = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
     if not assistants:
-        raise DataError(f"row {number}: chat without an assistant message; there is nothing to learn")
+        raise DataError(f"row {number}: chat without an assistant message; no token would be trained")
     for wanted in (assistants, assistants[-1:]):
         turns, at = [], 0
         for i in wanted:
@@ -135,18 +135,20 @@ def to_turns(example: Example, tokenizer: Any, number: int) -> Example:
         else:
             return Example(turns=(*turns, (whole[at:], False)) if whole[at:] else tuple(turns), answer=example.answer)
     raise DataError(
-        f"row {number}: the tokenizer's chat template gives no text whose assistant turns can be told apart; use a .jinja template"
+        f"row {number}: the assistant turns cannot be located in the output of the tokenizer's chat template; use a .jinja template"
     )
 
 
 def encode_text(
     examples: Sequence[Example], tokenizer: Any, *, max_length: int | None, mask_prompt: bool
 ) -> list[EncodedRow]:
-    """Token ids of text rows. The whole text is encoded at once, so that words at a turn's edge split as they do at
-    inference; a token is trained if any of it lies in a trained turn. The end-of-text token is appended and trained.
+    """Encode text rows to token ids.
+
+    The full text is encoded at once, so that words at turn boundaries are split as at inference. A token is trained if any part
+    of it is in a trained turn. The end-of-text token is appended and trained.
 
     Args:
-        max_length: rows are cut to this many tokens; None keeps them whole.
+        max_length: rows are cut to this many tokens; None does not cut.
     """
     bos, eos = _edges(tokenizer)
     rows = []
@@ -174,14 +176,14 @@ def encode_text(
 
 
 def _edges(tokenizer: Any) -> tuple[int | None, int]:
-    """The beginning token, if this tokenizer puts one, and the end token."""
+    """Return the beginning-of-text token, if this tokenizer adds one, and the end-of-text token."""
     probe = tokenizer("x")["input_ids"]
     bos = (
         tokenizer.bos_token_id if tokenizer.bos_token_id is not None and probe[:1] == [tokenizer.bos_token_id] else None
     )
     eos = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
     if eos is None:
-        raise DataError("the tokenizer has no end-of-text token; rows could not be told apart")
+        raise DataError("the tokenizer has no end-of-text token, which must separate rows")
     return bos, eos
 
 
@@ -210,7 +212,7 @@ def _cut(ids: list[int], marks: list[int], max_length: int | None) -> EncodedRow
 def encode_labelled(
     examples: Sequence[Example], tokenizer: Any, labels: dict[str, int], *, max_length: int
 ) -> list[EncodedRow]:
-    """Token ids and class of labelled rows; the model's own special tokens are added, and kept when a row is cut."""
+    """Encode labelled rows to token ids and class; special tokens are added, and kept when a row is cut."""
     rows = []
     for start in range(0, len(examples), BATCH):
         part = examples[start : start + BATCH]
@@ -236,7 +238,7 @@ def encode_labelled(
 
 
 def label_map(examples: Sequence[Example]) -> dict[str, int]:
-    """Class numbers of the label values, numbers in numeric order, texts in alphabetic order."""
+    """Return class numbers of the label values; numbers in numeric order, texts in alphabetic order."""
     values = {e.label for e in examples if e.label is not None}
     try:
         ordered = sorted(values, key=float)

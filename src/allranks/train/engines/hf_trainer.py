@@ -39,19 +39,19 @@ from allranks.train.sync_proof import prove_weights
 
 
 class TrainerEvents(Protocol):
-    """Who wants to know."""
+    """Receive the Trainer's events."""
 
     def train_begins(self) -> None: ...
 
     def updated(self) -> None: ...
 
     def step_ended(self) -> bool:
-        """True if all ranks are to stop."""
+        """Return whether all ranks must stop."""
         ...
 
 
 class MetricsCallback(TrainerCallback):
-    """Tells of the wrapped model, of each update, and of each step's end; ends the training when all agreed to stop."""
+    """Report the wrapped model, each update, and the end of each step; end the training when all ranks agree to stop."""
 
     def __init__(self, steps: TrainerEvents) -> None:
         self._steps = steps
@@ -68,16 +68,16 @@ class MetricsCallback(TrainerCallback):
 
 
 class RunSchedule(LRScheduler):
-    """The rates of `optim.learning_rate`, from optimizer step `first` (from 0) on."""
+    """Schedule the rates of `optimizer.learning_rate`, starting at optimizer step `first` (counted from 0)."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, train: TrainSpec, first: int, total: int) -> None:
         self._train, self._total = train, total
         for group in optimizer.param_groups:
             group["initial_lr"] = train.lr
-        super().__init__(optimizer, last_epoch=first - 1)  # it makes a step of its own at once
+        super().__init__(optimizer, last_epoch=first - 1)  # the constructor makes one step
 
     def get_lr(self) -> list[float | torch.Tensor]:
-        """One rate for all groups."""
+        """Return the same rate for all groups."""
         rate = learning_rate(self._train, self.last_epoch, self._total)
         return [rate for _ in self.optimizer.param_groups]
 
@@ -86,15 +86,15 @@ NORM_TOLERANCE = 1e-5  # of the mean norm; averaged gradients are equal to the l
 
 
 def check_wrapped(trainer: Any, world: DistContext, find_unused_parameters: bool) -> None:
-    """The Trainer counts all ranks, and its model averages gradients over them.
+    """Check that the Trainer sees all ranks and that its model averages gradients over them.
 
     Raises:
-        ProofFailed: it trains alone, on another device, or without the wrapper.
+        ProofFailed: it trains alone, on another device, or without the DDP wrapper.
     """
     found = trainer.accelerator.num_processes
     if found != world.size:
         raise ProofFailed(
-            f"hf_trainer: Accelerate counts {found} processes of {world.size} ranks: this one would train alone on all rows"
+            f"hf_trainer: Accelerate sees {found} processes, the run has {world.size} ranks: this rank would train alone on all rows"
         )
     ours, its = world.device, trainer.args.device
     if ours.type != its.type or (ours.type == "cuda" and ours.index != its.index):
@@ -105,19 +105,19 @@ def check_wrapped(trainer: Any, world: DistContext, find_unused_parameters: bool
     if not isinstance(wrapped, DistributedDataParallel):
         raise ProofFailed(
             f"hf_trainer: the Trainer left the model as a {type(wrapped).__name__} instead of wrapping it in DistributedDataParallel: "
-            "the ranks' weights would drift apart in silence (on CPUs it wraps with use_cpu alone)"
+            "the ranks' weights would diverge silently (on CPUs it wraps only with use_cpu)"
         )
     size = dist.get_world_size(wrapped.process_group)
     if size != world.size:
         raise ProofFailed(f"hf_trainer: the wrapper averages over {size} of {world.size} ranks")
     if bool(wrapped.find_unused_parameters) != find_unused_parameters:
         raise ProofFailed(
-            f"hf_trainer: the wrapper has find_unused_parameters={wrapped.find_unused_parameters}, asked was {find_unused_parameters}"
+            f"hf_trainer: the wrapper has find_unused_parameters={wrapped.find_unused_parameters}, expected {find_unused_parameters}"
         )
 
 
 def bucket_bytes(wrapped: Any) -> int:
-    """What the wrapper keeps for communication beside the gradients: nothing where gradients are views into it."""
+    """Return the bytes of the wrapper's buckets beside the gradients: 0 if gradients are views into the buckets."""
     if not isinstance(wrapped, DistributedDataParallel) or wrapped.gradient_as_bucket_view:
         return 0
     sizes = wrapped._get_ddp_logging_data().get("bucket_sizes", "")
@@ -125,23 +125,23 @@ def bucket_bytes(wrapped: Any) -> int:
 
 
 def check_norms(rank: int, work: StepWork, agreed: ReducedStep) -> None:
-    """This rank's gradient norm is that of all ranks: gradients that were averaged are the same everywhere.
+    """Check that this rank's gradient norm equals the mean over ranks, as it must after averaging.
 
-    The mean over ranks comes with each step's agreement, so this costs nothing.
+    The mean comes with each step's reduced metrics, so the check needs no communication.
 
     Raises:
-        ProofFailed: it is another, so the weights drift apart.
+        ProofFailed: the norms differ, so the weights diverge.
     """
     own = float(work.grad_norm)
     if abs(own - agreed.grad_norm) > NORM_TOLERANCE * max(abs(agreed.grad_norm), torch.finfo(torch.float32).tiny):
         raise ProofFailed(
             f"step {agreed.step + 1}: rank {rank} has a gradient norm of {own:.8g}, the mean over ranks is {agreed.grad_norm:.8g}: "
-            "gradients are not averaged over the ranks, so their weights drift apart"
+            "gradients are not averaged over the ranks, so the weights diverge"
         )
 
 
 class TrainerLoop:
-    """Runs optimizer steps in a Trainer until the plan is done or a stop is agreed on."""
+    """Run optimizer steps in a Trainer until all planned steps are done or all ranks agree to stop."""
 
     def __init__(
         self,
@@ -167,27 +167,27 @@ class TrainerLoop:
         self._done = plan.first_step
 
     def run(self) -> LoopOutcome:
-        """All steps; returns at an edge where every rank has done equally many.
+        """Run all steps; return when every rank has done the same number of steps.
 
         Raises:
-            NonFiniteLoss: on every rank; the weights are those before the step that it names.
-            ProofFailed: the Trainer does not train as one of these ranks, or their weights came apart.
+            NonFiniteLoss: on every rank; the weights are those before the named step.
+            ProofFailed: the Trainer does not train as a rank of this run, or the weights diverged.
         """
         if self._plan.first_step < self._plan.total_steps:
             self._random = distributed.rng_state()
             self._began = time.perf_counter()
             with tempfile.TemporaryDirectory(
                 prefix="allranks-trainer-"
-            ) as folder:  # it wants one, and leaves nothing there
+            ) as folder:  # required by the Trainer, which writes nothing there
                 self._trainer = self._made(folder)
                 try:
                     self._trainer.train()
                 finally:
                     self._running.abandon()
-                # After success only: freeing memory waits for the device, where a failed rank's peers may hold a collective.
+                # Only after success: freeing memory waits for the device, which may be in a collective that a failed rank never joins.
                 self._trainer.accelerator.free_memory()
                 del self._trainer
-                gc.collect()  # its parts refer to each other: without this the wrapper's buckets would stay
+                gc.collect()  # the Trainer has reference cycles, which would keep the wrapper's buckets alive
             self._step_metrics.drain()
             prove_weights(self._world, self._strategy.module, f"after step {self._done}")
         return LoopOutcome(self._done, stopped=self._done < self._plan.total_steps)
@@ -223,7 +223,7 @@ class TrainerLoop:
         )
 
     def train_begins(self) -> None:
-        """The model is wrapped: look at it, and settle its buckets, before anything is trained."""
+        """Check the wrapped model and fix its bucket layout before training."""
         check_wrapped(self._trainer, self._world, self._strategy.find_unused_parameters)
         if self._world.size > 1:
             self._strategy.bucket_bytes = bucket_bytes(self._trainer.model_wrapped)
@@ -237,12 +237,15 @@ class TrainerLoop:
             find_unused_parameters=self._strategy.find_unused_parameters,
             initialize_s=round(time.perf_counter() - self._began, 3),
         )
-        distributed.set_rng_state(self._random)  # the Trainer has seeded all ranks alike
+        distributed.set_rng_state(self._random)  # the Trainer has seeded all ranks equally
         self._running.clock.pause()
 
     def _rehearse(self) -> None:
-        """One forward and backward, thrown away: DDP lays its buckets out anew after the first backward, and from three
-        ranks on sums depend on the layout. Else the first step after a resume would be rounded otherwise."""
+        """Run one forward and backward pass and discard the gradients.
+
+        DDP rebuilds its buckets after the first backward pass, and with three or more ranks the sums depend on the layout.
+        Without this the first step after a resume would be rounded differently.
+        """
         model: Any = self._trainer.model_wrapped
         model.train()
         (model(self._feed.peek().batch) * 0.0).backward()
@@ -254,11 +257,11 @@ class TrainerLoop:
         self._running.begin(step, self._step_metrics.trained(step), self._strategy.optimizer.param_groups[0]["lr"])
 
     def updated(self) -> None:
-        """The optimizer has made its step."""
+        """Record that the optimizer has made its step."""
         self._running.leave("optimizer")
 
     def step_ended(self) -> bool:
-        """Write the step down, and do what is due after it; True if all ranks are to stop."""
+        """Record the step, run the callbacks that are due, and return whether all ranks must stop."""
         work = self._running.end()
         step = work.step
         if step == self._plan.first_step:
@@ -277,6 +280,6 @@ class TrainerLoop:
 
 
 def _let_set_device_be_called() -> None:
-    """Accelerate calls it for ranks on CPUs as it does for GPUs; a torch without it has nothing to set there."""
+    """Define `torch.cpu.set_device` if torch lacks it: Accelerate calls it for ranks on CPUs."""
     if not hasattr(torch.cpu, "set_device"):
         torch.cpu.set_device = lambda device: None

@@ -29,21 +29,21 @@ from allranks.train.strategies.base import skip_if_not_finite
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A micro-batch and the sequences it was made of."""
+    """A micro-batch and the numbers of its sequences."""
 
     rows: Rows
     batch: Batch
 
 
 class RowDataset(IterableDataset[MicroBatch]):
-    """The micro-batches of steps ``first`` to ``last`` (not included), in the order in which every engine takes them."""
+    """Yield the micro-batches of steps ``first`` to ``last`` (exclusive), in the same order as every engine."""
 
     def __init__(self, order: SampleOrder, make_batch: Callable[[Rows], Batch], first: int, last: int) -> None:
         self._order, self._make, self._first, self._last = order, make_batch, first, last
         self._seen: MicroBatch | None = None
 
     def peek(self) -> MicroBatch:
-        """The first micro-batch. It is still to come, and is not made twice."""
+        """Return the first micro-batch without consuming it."""
         rows = self._order.micro_batches(self._first)[0]
         self._seen = self._seen or MicroBatch(rows, self._make(rows))
         return self._seen
@@ -56,29 +56,29 @@ class RowDataset(IterableDataset[MicroBatch]):
 
 
 def loader(feed: RowDataset) -> DataLoader[MicroBatch]:
-    """A loader in this process. It has a generator of its own: else it would draw from the one that dropout draws from."""
+    """Return a loader that runs in this process, with its own generator: the default one would change dropout's random state."""
     return DataLoader(feed, batch_size=None, generator=torch.Generator())
 
 
 def check_rows(order: SampleOrder, step: int, fed: list[Rows]) -> None:
-    """What the Trainer really trained in a step is what was planned for this rank.
+    """Check that the Trainer trained the rows that were planned for this rank and step.
 
     Raises:
-        ProofFailed: other rows, or another order.
+        ProofFailed: the rows or their order differ.
     """
     planned = order.micro_batches(step)
     if len(fed) != len(planned) or any(not np.array_equal(a, b) for a, b in zip(fed, planned, strict=False)):
         raise ProofFailed(
-            f"step {step + 1}: the Trainer trained sequences {_first_few(fed)}, planned were {_first_few(planned)}; "
-            "something has put another loader or sampler in between"
+            f"step {step + 1}: the Trainer trained sequences {_first_few(fed)}, the plan was {_first_few(planned)}; "
+            "its loader or sampler was replaced"
         )
 
 
 def prove_fed(world: DistContext, order: SampleOrder, step: int, fed: list[Rows]) -> None:
-    """What all ranks trained in a step is its global batch, each sequence as often as planned. Every rank calls.
+    """Check that all ranks together trained the global batch, each sequence as often as planned. Collective.
 
     Raises:
-        ProofFailed: sequences were trained twice, or by nobody.
+        ProofFailed: sequences were trained twice or not at all.
     """
     every: list[Any] = [None] * world.size
     dist.all_gather_object(every, [int(r) for rows in fed for r in rows], group=world.control)
@@ -101,7 +101,7 @@ def _first_few(parts: list[Rows]) -> list[int]:
 
 
 class TrainerStep:
-    """Collects what the Trainer does between the data of a step and its end."""
+    """Collect losses, norms and times of one step of the Trainer."""
 
     def __init__(self, device: torch.device, part: Callable[[str], AbstractContextManager[Any]]) -> None:
         self.clock = StepTimer(device)
@@ -109,7 +109,7 @@ class TrainerStep:
         self._open = ExitStack()
 
     def begin(self, step: int, trained: int, rate: float) -> None:
-        """Before the data of optimizer step `step` (from 0), whose ranks train so many tokens at this rate."""
+        """Start optimizer step `step` (from 0), in which all ranks together train `trained` tokens at learning rate `rate`."""
         self.step, self.trained, self._rate = step, trained, rate
         self.fed: list[Rows] = []
         self._counts, self._norm = TokenCounts(), None
@@ -117,41 +117,41 @@ class TrainerStep:
         self.clock.begin()
 
     def enter(self, name: str) -> None:
-        """A part of the step begins; the one before it is over."""
+        """Start a part of the step and end the one before it."""
         self._open.close()
         self._open.enter_context(self._part(name))
 
     def leave(self, name: str) -> None:
-        """The part is over; its time counts."""
+        """End the part and record its time."""
         self._open.close()
         self.clock.lap(name)
 
     def abandon(self) -> None:
-        """The step is not going to end."""
+        """Discard a step that does not end."""
         self._open.close()
 
     def add(self, micro: MicroBatch, loss: torch.Tensor) -> None:
-        """A micro-batch went forward; `loss` is its sum over trained tokens."""
+        """Add a micro-batch after its forward pass; `loss` is its sum over trained tokens."""
         self.fed.append(micro.rows)
         self._counts.add(micro.batch)
         self._loss_sum += loss.detach().float()
 
     def clipped(self, norm: torch.Tensor) -> None:
-        """The gradients' norm before clipping."""
+        """Record the gradient norm before clipping."""
         self._norm = norm
 
     def end(self) -> StepWork:
-        """The step as it goes into the ledger.
+        """Return the record of the step.
 
         Raises:
-            EnvironmentNotAble: this version of transformers works in another way.
+            EnvironmentNotAble: this version of transformers is not supported.
         """
         if self._norm is None:
             import transformers
 
             raise EnvironmentNotAble(
-                f"hf_trainer: the Trainer of transformers {transformers.__version__} did not ask for the gradients' norm, "
-                "so that a loss that is not finite would go unseen; use a version that this project was tested with (5.23), "
+                f"hf_trainer: the Trainer of transformers {transformers.__version__} did not compute the gradient norm, "
+                "so a non-finite loss would not be noticed; use a version that this project was tested with (5.23), "
                 "or strategy pytorch_ddp"
             )
         return StepWork(
@@ -160,16 +160,16 @@ class TrainerStep:
 
 
 class RanksTrainer(Trainer):
-    """Trains the micro-batches of a loader that is already this rank's.
+    """Train on a loader that yields only this rank's micro-batches.
 
     The loss of a micro-batch is its sum over trained tokens, divided by the trained tokens of the step over all ranks
-    and multiplied by their number, since the wrapper averages gradients over ranks.
+    and multiplied by the number of ranks, because the wrapper averages gradients over ranks.
 
     Args:
-        begin: called before the data of each step with the number of steps that this Trainer has done.
+        begin: called before the data of each step, with the number of steps done by this Trainer.
     """
 
-    loss_is_scaled_for_ga = True  # the Trainer is not to divide by the number of micro-steps as well
+    loss_is_scaled_for_ga = True  # so that the Trainer does not also divide by the number of micro-steps
 
     def __init__(
         self,
@@ -186,13 +186,13 @@ class RanksTrainer(Trainer):
         self.remove_callback(PrinterCallback)
 
     def get_train_dataloader(self) -> DataLoader[MicroBatch]:
-        """Not prepared by Accelerate, which would share out once more what is one rank's part."""
+        """Return the loader without Accelerate's preparation, which would divide this rank's part among the ranks again."""
         return self._feed
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[MicroBatch], num_batches: int, device: torch.device
     ) -> tuple[list[MicroBatch], int]:
-        """The step's micro-batches, and the tokens that all ranks train in it: nobody is asked for them."""
+        """Return the step's micro-batches and the trained tokens of all ranks, known without communication."""
         self._begin(self.state.global_step)
         self._running.enter("data")
         batches = [next(epoch_iterator) for _ in range(num_batches)]
@@ -200,10 +200,10 @@ class RanksTrainer(Trainer):
         return batches, self._running.trained
 
     def _prepare_inputs(self, inputs: Any) -> Any:
-        return inputs  # on the device already
+        return inputs  # already on the device
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Counted from the model elsewhere."""
+        """Return 0; FLOPs are computed from the model elsewhere."""
         return 0
 
     def compute_loss(
@@ -213,7 +213,7 @@ class RanksTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> torch.Tensor:
-        """This micro-batch's share of the step's mean loss, times the number of ranks."""
+        """Return this micro-batch's share of the step's mean loss, times the number of ranks."""
         self._running.enter("forward")
         loss = model(inputs.batch)
         self._running.leave("forward")
@@ -223,7 +223,7 @@ class RanksTrainer(Trainer):
         return self._share
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Forward and backward of a micro-batch."""
+        """Run forward and backward of a micro-batch."""
         try:
             loss = super().training_step(model, inputs, num_items_in_batch)
         except BaseException:
@@ -235,14 +235,14 @@ class RanksTrainer(Trainer):
         return loss
 
     def _refuse_other_loss(self, used: torch.Tensor) -> None:
-        """Once: what went backward is what `compute_loss` gave."""
+        """Check once that the Trainer ran backward from the loss of `compute_loss`."""
         self._checked = True
         share = self._share.detach()
         if not torch.allclose(used, share, rtol=1e-6, atol=0.0, equal_nan=True):
             import transformers
 
             raise EnvironmentNotAble(
-                f"hf_trainer: the Trainer of transformers {transformers.__version__} went backward from {float(used):.6g} where "
+                f"hf_trainer: the Trainer of transformers {transformers.__version__} ran backward from {float(used):.6g}, but "
                 f"the step's token-weighted loss is {float(share):.6g}: it averages over micro-steps on its own. "
                 "Use a version that this project was tested with (5.23), or strategy pytorch_ddp"
             )
@@ -255,7 +255,7 @@ class RanksTrainer(Trainer):
         if grad_norm is None:
             self._running.enter("optimizer")
         norm = torch.as_tensor(super()._get_grad_norm(model, grad_norm=grad_norm)).float()
-        inner: Any = getattr(self.optimizer, "optimizer", self.optimizer)  # Accelerate has wrapped it
+        inner: Any = getattr(self.optimizer, "optimizer", self.optimizer)  # Accelerate wraps it
         skip_if_not_finite(inner, norm)
         self._running.clipped(norm)
         return norm

@@ -25,7 +25,7 @@ from allranks.train.models.losses import replace_dropout
 
 
 def fuse_lora(model: nn.Module) -> int:
-    """Give every plain LoRA linear layer of a PEFT model the shorter forward; how many."""
+    """Replace the forward of every plain LoRA linear layer of a PEFT model; return the number of layers."""
     from peft.tuners.lora.layer import Linear
 
     found = 0
@@ -73,7 +73,7 @@ def add_adapter(
         revision: the hub revision of the base, which the saved adapter names, too.
 
     Raises:
-        SpecError: targets that the model does not have.
+        SpecError: the model lacks the targets.
     """
     if spec.type == "none":
         return model
@@ -82,14 +82,14 @@ def add_adapter(
 
     config = LoraConfig(
         r=spec.r,
-        lora_alpha=_whole(spec.alpha),  # type: ignore[arg-type] - PEFT takes fractions too
+        lora_alpha=_whole(spec.alpha),  # type: ignore[arg-type] - PEFT accepts fractions, too
         lora_dropout=spec.dropout,
         target_modules=spec.targets if spec.targets is not None else (None if spec.target_parameters else "all-linear"),
         target_parameters=spec.target_parameters or None,
         modules_to_save=spec.modules_to_save or None,
         task_type=TaskType.SEQ_CLS if classifier else TaskType.CAUSAL_LM,
     )
-    torch.manual_seed(seed + 1)  # the adapter's first weights, equal on every rank
+    torch.manual_seed(seed + 1)  # equal initial weights of the adapter on every rank
     try:
         adapted: Any = get_peft_model(model, config)  # type: ignore[arg-type]
     except ValueError as error:
@@ -99,15 +99,15 @@ def add_adapter(
     adapted.peft_config["default"].base_model_name_or_path = base
     adapted.peft_config["default"].revision = revision
     if any(getattr(m, "gradient_checkpointing", False) for m in model.modules()):
-        adapted.enable_input_require_grads()  # else a frozen embedding gives checkpointed blocks nothing to differentiate
+        adapted.enable_input_require_grads()  # otherwise inputs of checkpointed blocks need no gradient, as the embedding is frozen
     return adapted
 
 
 def _why(error: ValueError, model: nn.Module, spec: AdapterSpec) -> str:
     if "ParamWrapper" in str(error) and spec.dropout:
         return (
-            f"dropout is {spec.dropout:g}, but PEFT adapts the fused experts of this model as parameters, for which there is no dropout; "
-            "set adapter.dropout: 0, or adapter.targets to attention alone"
+            f"dropout is {spec.dropout:g}, but PEFT adapts the fused experts of this model as parameters, which do not support dropout; "
+            "set adapter.dropout: 0, or limit adapter.targets to attention layers"
         )
     linear = sorted(
         {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
@@ -116,18 +116,18 @@ def _why(error: ValueError, model: nn.Module, spec: AdapterSpec) -> str:
 
 
 def adapter_remarks(model: nn.Module, spec: AdapterSpec) -> tuple[str, ...]:
-    """Sentences on what PEFT adapted otherwise than was asked for; none for a model without adapters.
+    """Return remarks on targets that PEFT interpreted differently; none for a model without adapters.
 
-    For mixtures of experts whose projections transformers has fused, PEFT takes the old names (gate_proj, w1, ...) for the
-    experts' parameters, and every linear layer for the router's too; layers outside of the experts that have such a name get
-    nothing.
+    For mixtures of experts whose projections transformers has fused, PEFT maps the old names (gate_proj, w1, ...) to the
+    experts' parameters, and "all linear layers" also includes the router. Layers outside of the experts with such a name get no
+    adapter.
     """
     peft: Any = model
     places = sorted(peft.peft_config["default"].target_parameters or []) if is_adapted(model) else []
     if not places:
         return ()
     wanted = spec.targets if spec.targets is not None else ([] if spec.target_parameters else None)
-    head = peft.get_output_embeddings()  # PEFT leaves it out where all linear layers are meant
+    head = peft.get_output_embeddings()  # PEFT excludes it from "all linear layers"
     left = [
         name.removeprefix("base_model.model.")
         for name, module in model.named_modules()
@@ -140,8 +140,8 @@ def adapter_remarks(model: nn.Module, spec: AdapterSpec) -> tuple[str, ...]:
         return ()
     asked = "every linear layer" if wanted is None else ", ".join(wanted)
     return (
-        f"adapters: of {asked}, PEFT adapts the fused experts instead ({', '.join(places)}) and leaves out {len(left)} linear layers, "
-        f"the first {left[0]}; name what is to be adapted in adapter.targets and adapter.target_parameters",
+        f"adapters: for {asked}, PEFT adapts the fused experts instead ({', '.join(places)}) and skips {len(left)} linear layers, "
+        f"first {left[0]}; name the layers in adapter.targets and the parameters in adapter.target_parameters",
     )
 
 
@@ -150,5 +150,5 @@ def _whole(alpha: float) -> int | float:
 
 
 def is_adapted(model: nn.Module) -> bool:
-    """True for a PEFT model."""
+    """Return whether the model is a PEFT model."""
     return hasattr(model, "peft_config")

@@ -1,4 +1,4 @@
-"""Build the model from a hub name, a folder or a config, as language model or sequence classifier, and start loading its weights."""
+"""Build a language model or classifier from a hub name, a folder or a config, and start to load its weights."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from allranks.train.models.weight_sources import (
     stored_tensors,
 )
 
-NEW_HEADS = {"classifier", "score", "pooler", "pre_classifier", "out_proj"}  # of a model that is to learn to classify
+NEW_HEADS = {"classifier", "score", "pooler", "pre_classifier", "out_proj"}  # newly initialized modules of a classifier
 Make = Callable[[], Any]
 
 
 def open_config(world: DistContext, make: Make, built: Callable[[Any], None]) -> tuple[Any, WeightLoader]:
-    """A model built from a config. Rank 0 draws its weights and lets them go one by one, the others draw nothing.
+    """Build a model from a config. Only rank 0 initializes the weights, and frees each one after it is sent.
 
     Args:
-        make: builds it, with its weights.
-        built: called on rank 0 with the whole model.
+        make: builds the model with its weights.
+        built: called on rank 0 with the full model.
     """
     if world.rank == READER:
         model = make()
@@ -57,12 +57,12 @@ def open_config(world: DistContext, make: Make, built: Callable[[Any], None]) ->
 def open_files(
     world: DistContext, spec: ModelSpec, make: Make, *, dtype: torch.dtype, classifier: bool, seed: int
 ) -> tuple[Any, WeightLoader]:
-    """A model whose weights lie in a folder or on the hub. Rank 0 reads them; the others need no more than its config.
+    """Open a model whose weights are in a folder or on the hub. Rank 0 reads them; the other ranks need only the config.
 
     Raises:
         SpecError, EnvironmentNotAble: on every rank; names the file and the tensor.
     """
-    opened: list[FileSource] = []  # on the reader alone
+    opened: list[FileSource] = []  # only on the rank that reads
 
     def check() -> tuple[list[str], list[int]]:
         opened.append(_opened(spec, make, dtype, classifier=classifier))
@@ -72,7 +72,7 @@ def open_files(
     source = opened[0] if opened else None
     model = source.model if source else _on_meta(make)
     remember_rules(model, rules)
-    torch.manual_seed(seed)  # a new head is drawn
+    torch.manual_seed(seed)  # for a newly initialized head
     from_meta(model, given, dtypes_of(model, dtype), world.device)
     if source:
         for name, buffer in model.named_buffers():
@@ -107,10 +107,10 @@ def _same_buffers(world: DistContext, model: Any) -> None:
 
 
 def folder_of(spec: ModelSpec) -> Path:
-    """Where a model's files lie; fetched from the hub first, if it is not local: its safetensors, nothing else.
+    """Return the folder of a model's files. For a hub name, download config and safetensors files first.
 
     Raises:
-        EnvironmentNotAble: the hub does not give them.
+        EnvironmentNotAble: the download failed.
     """
     local = Path(spec.name).expanduser()
     if local.is_dir():
@@ -121,15 +121,15 @@ def folder_of(spec: ModelSpec) -> Path:
         return Path(snapshot_download(spec.name, revision=spec.revision, allow_patterns=["config.json", *PATTERNS]))
     except (OSError, ValueError) as error:
         raise EnvironmentNotAble(
-            f"model.name {spec.name}: the hub did not give its files: {first_line(error)}"
+            f"model.name {spec.name}: its files could not be downloaded from the hub: {first_line(error)}"
         ) from None
 
 
 def require_complete(source: FileSource, name: str, *, classifier: bool) -> None:
-    """Every weight must come from a file; but for tied ones, and the head of a model that is to learn to classify.
+    """Check that the files hold every weight, except tied ones and the new head of a classifier.
 
     Raises:
-        SpecError: names the weight that none gives, or two that are tied in the config and differ in the files.
+        SpecError: names a missing weight, or two that are tied in the config but differ in the files.
     """
     model, given = source.model, set(source.names)
     places: dict[int, list[str]] = {}
@@ -144,7 +144,7 @@ def require_complete(source: FileSource, name: str, *, classifier: bool) -> None
     if lost:
         more = f" and {len(lost) - 1} more of the model's weights" if len(lost) > 1 else ""
         raise SpecError(
-            f"model.name {name}: no file in {source.folder} gives {lost[0]}{more}: files and config.json are not of one model"
+            f"model.name {name}: no file in {source.folder} has {lost[0]}{more}: config.json does not match the weight files"
         )
     for group in places.values():
         _require_equal(source, [n for n in group if n in given], name)
@@ -163,17 +163,17 @@ def _require_equal(source: FileSource, tied: list[str], name: str) -> None:
 
 
 def tiny_config(name: str, overrides: dict[str, Any], tokenizer: Any, labels: int) -> Any:
-    """The config of a tiny model, sized for its tokenizer.
+    """Return the config of a tiny model, sized for its tokenizer.
 
     Raises:
-        SpecError: an override that the family's config does not have.
+        SpecError: the config of this model type has no such setting.
     """
     from transformers import AutoConfig
 
     model_type, values = _FAMILIES[tiny_family(name)]
     plain = AutoConfig.for_model(model_type)
     for key in overrides:
-        if key not in values and not hasattr(plain, key):  # some settings are no fields of the class, yet are read
+        if key not in values and not hasattr(plain, key):  # some settings are not fields of the class, but are used
             known = [*values, *(k for k in vars(plain) if not k.startswith("_"))]
             near = difflib.get_close_matches(key, known, n=1)
             raise SpecError(
@@ -193,14 +193,14 @@ def tiny_config(name: str, overrides: dict[str, Any], tokenizer: Any, labels: in
             eos_token_id=tokenizer.eos_token_id,
         )
     except (TypeError, ValueError) as error:
-        raise SpecError(f"model.config: {model_type} refuses it: {str(error).splitlines()[0]}") from None
+        raise SpecError(f"model.config: {model_type} rejects these values: {str(error).splitlines()[0]}") from None
 
 
 def is_classifier(model: ModelSpec) -> bool:
-    """True where the model is an encoder, which classifies; False where it is a language model.
+    """Return True for an encoder, which is trained as a classifier, and False for a language model.
 
     Raises:
-        SpecError, EnvironmentNotAble: no such model, or it cannot be had.
+        SpecError, EnvironmentNotAble: the model does not exist or cannot be loaded.
     """
     if model.name.startswith("tiny:"):
         return tiny_family(model.name) in TINY_ENCODERS
@@ -233,20 +233,21 @@ def _hub_config(model: ModelSpec) -> Any:
         )
     except (OSError, ValueError, KeyError) as error:
         raise EnvironmentNotAble(
-            f"model.name {model.name}: is no local folder, and the hub could not give it: {first_line(error)}; check the name, "
+            f"model.name {model.name}: is not a local folder and cannot be loaded from the hub: {first_line(error)}; check the name, "
             "set HF_TOKEN for a gated model, or give a local folder"
         ) from None
 
 
 def build_model(spec: ModelSpec, tokenizer: Any, *, dtype: str, labels: dict[str, int], seed: int) -> nn.Module:
-    """The model with its weights, in `dtype`, on the CPU, for this process alone. Built from a config, every process draws
-    the same weights.
+    """Build the model with its weights, in `dtype`, on the CPU, without communication.
+
+    If it is built from a config, every process initializes the same weights.
 
     Args:
         labels: class numbers by label value; empty for a language model.
 
     Raises:
-        SpecError, DataError, EnvironmentNotAble: as `load_model`.
+        SpecError, DataError, EnvironmentNotAble: see `load_model`.
     """
     model, filler = load_model(SINGLE_PROCESS, spec, tokenizer, dtype=dtype, labels=labels, seed=seed)
     filler.begin(model, model, in_parts=False)
@@ -265,15 +266,17 @@ def load_model(
     seed: int,
     built: Callable[[Any], None] = lambda model: None,
 ) -> tuple[nn.Module, WeightLoader]:
-    """The model in its shapes, and what will give it its weights, equal to those of `build_model`. Every rank calls.
+    """Return the model without weights, and the loader of its weights. Collective.
+
+    The loaded weights equal those of `build_model`.
 
     Args:
-        built: called on rank 0 with the whole model, if it is built from a config.
+        built: called on rank 0 with the full model, if it is built from a config.
 
     Raises:
-        SpecError: files and config do not fit each other, or the weights are pickles; on every rank.
+        SpecError: files and config do not match, or the weights are pickles; on every rank.
         DataError: the tokenizer has more tokens than the model.
-        EnvironmentNotAble: files are missing, cut off or damaged.
+        EnvironmentNotAble: files are missing, truncated or damaged.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -304,14 +307,14 @@ def load_model(
 def _configured(model: Any, spec: ModelSpec, tokenizer: Any) -> Any:
     if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
         raise DataError(
-            f"model.name {spec.name}: the tokenizer has {len(tokenizer)} tokens, the model only {model.get_input_embeddings().weight.shape[0]}"
+            f"model.name {spec.name}: the tokenizer has {len(tokenizer)} tokens, but the model only {model.get_input_embeddings().weight.shape[0]}"
         )
     keep_routers_in_float32(model)
     model.config.use_cache = False
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id
     if spec.gradient_checkpointing:
-        # Non-reentrant: the reentrant form fires DDP's hooks twice for LoRA weights ("marked ready twice").
+        # Non-reentrant: the reentrant form calls DDP's hooks twice for LoRA weights ("marked ready twice").
         if hasattr(model, "activation_checkpointing_enable"):
             model.activation_checkpointing_enable()  # transformers 5.23 and later; non-reentrant by default
         else:
@@ -320,7 +323,7 @@ def _configured(model: Any, spec: ModelSpec, tokenizer: Any) -> Any:
 
 
 def local_name(spec: ModelSpec) -> str:
-    """A folder's path without ``~``; a hub name as it is."""
+    """Return a folder's path with ``~`` expanded; a hub name unchanged."""
     folder = Path(spec.name).expanduser()
     return str(folder) if folder.is_dir() else spec.name
 
@@ -336,6 +339,6 @@ def _name_labels(config: Any, labels: dict[str, int]) -> None:
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:
-    """(all, trained) parameters."""
+    """Return the numbers of (all, trained) parameters."""
     everything = list(model.parameters())
     return sum(p.numel() for p in everything), sum(p.numel() for p in everything if p.requires_grad)

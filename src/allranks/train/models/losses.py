@@ -30,28 +30,28 @@ class _SumCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
         log_p, index, kept = ctx.saved_tensors
-        # softmax - onehot, written over the saved buffer, which nobody else holds
+        # softmax - onehot, in place: nothing else refers to the saved buffer
         slope = log_p.exp_().scatter_add_(1, index, torch.full_like(index, -1, dtype=log_p.dtype))
         return slope.mul_((kept * grad_outputs[0]).unsqueeze(1)), None, None
 
 
 def sum_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, ignore: int) -> torch.Tensor:
-    """Sum of the negative log-likelihoods: as ``F.cross_entropy(..., reduction="sum")``, with one buffer instead of three.
+    """Return the sum of negative log-likelihoods like ``F.cross_entropy(..., reduction="sum")``, with one buffer instead of three.
 
     Args:
         logits: (N, V) float32.
-        targets: (N,) int64; rows with `ignore` carry no loss.
+        targets: (N,) int64; rows with `ignore` do not contribute.
 
     Returns:
-        A float32 scalar, in nats. It can be differentiated once.
+        A float32 scalar in nats. It can be differentiated only once.
     """
     return _SumCrossEntropy.apply(logits, targets, ignore)  # type: ignore[return-value]
 
 
 class LowMemoryDropout(nn.Module):
-    """Dropout for the CPU that draws 16 random bits an element instead of 64, as ``nn.Dropout`` does through bernoulli_.
+    """Dropout that on a CPU draws 16 random bits per element, where ``nn.Dropout`` (bernoulli_) draws 64.
 
-    The probability is rounded to a multiple of 2^-16, and what is kept is scaled by the rounded one, so the mean is exact.
+    The probability is rounded to a multiple of 2^-16, and kept elements are scaled by the rounded value, so the mean is exact.
     On a GPU it is ``F.dropout``.
     """
 
@@ -75,7 +75,7 @@ class LowMemoryDropout(nn.Module):
 
 
 def replace_dropout(model: nn.Module) -> int:
-    """Put `CheapDropout` in the place of every ``nn.Dropout`` of LoRA layers; how many."""
+    """Replace every ``nn.Dropout`` of LoRA layers with `LowMemoryDropout`; return their number."""
     found = 0
     for module in model.modules():
         layers = getattr(module, "lora_dropout", None)
@@ -107,13 +107,13 @@ class LossModel(nn.Module):
         return sum_cross_entropy(logits.flatten(0, 1), targets.flatten(), IGNORE)
 
     def label_logits(self, batch: Batch) -> torch.Tensor:
-        """(B, classes) in float32."""
+        """Return the logits (B, classes) in float32."""
         return self.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits.float()
 
     def token_logits(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Float32 logits (B, K, V) and targets (B, K) at the K positions where any row of the batch has a target.
+        """Return float32 logits (B, K, V) and targets (B, K) at the K positions where any row of the batch has a target.
 
-        The vocabulary projection is often the largest layer: it is not spent on prompts and padding.
+        The vocabulary projection, often the largest layer, is not computed for prompts and padding.
         """
         inputs: dict[str, Any] = {"input_ids": batch.input_ids, "position_ids": batch.position_ids}
         targets = batch.targets

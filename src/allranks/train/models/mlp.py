@@ -1,4 +1,4 @@
-"""The ``mlp:`` models: a transformers model class of our own, so that weights are loaded, shared out and saved as all others are."""
+"""Define the ``mlp:`` models as a transformers model class, so that they are loaded, sharded and saved like all others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from allranks.spec.models import MlpShape
 
 
 class MlpConfig(PretrainedConfig):
-    """Sizes as in `MlpShape`."""
+    """Config with the sizes of `MlpShape`."""
 
     model_type = "allranks_mlp"
 
@@ -24,7 +24,7 @@ class MlpConfig(PretrainedConfig):
 
 
 class Mlp(PreTrainedModel):
-    """forward(inputs (B, width)) -> (B, width), in the dtype of the weights."""
+    """Perceptron: forward(inputs (B, width)) -> (B, width), in the dtype of the weights."""
 
     config_class = MlpConfig  # type: ignore[assignment]
     base_model_prefix = "model"
@@ -39,7 +39,7 @@ class Mlp(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear):
-            module.reset_parameters()  # torch's own default, as the notes have it
+            module.reset_parameters()  # torch's default initialization
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         for block in self.layers:
@@ -55,9 +55,9 @@ def _block(pairs: list[tuple[int, int]], *, after_another: bool) -> nn.Sequentia
 
 
 class MlpLoss(nn.Module):
-    """forward(batch) returns the sum over rows of their squared error, each the mean over its numbers: a float32 scalar.
+    """The model with its loss: forward(batch) returns the sum over rows of the row's mean squared error, a float32 scalar.
 
-    Divided by the rows it is torch's ``MSELoss``.
+    Divided by the number of rows, it equals torch's ``MSELoss``.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -68,6 +68,6 @@ class MlpLoss(nn.Module):
         return self.each(batch).sum()
 
     def each(self, batch: Any) -> torch.Tensor:
-        """(B,) in float32."""
+        """Return the mean squared error of each row, (B,) in float32."""
         found = self.model(batch.inputs)
         return (found.float() - batch.targets.float()).square().mean(dim=-1)

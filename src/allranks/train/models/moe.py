@@ -1,4 +1,4 @@
-"""Mixture-of-experts models: keep routers in float32, and count tokens per expert.
+"""Keep the routers of mixture-of-experts models in float32, and count tokens per expert.
 
 A router is a module whose transformers class is named like one (``Glm4MoeTopkRouter``, ``MixtralTopKRouter``, ...) and whose
 outputs hold the ids of the selected experts, (tokens, k) integers.
@@ -19,17 +19,17 @@ from allranks.train.data.batches import Batch
 
 
 def routers_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Routers by name, in the order in which the model has them; none in a dense model."""
+    """Return routers by name, in the model's order; none in a dense model."""
     return {
         name: m for name, m in model.named_modules() if type(m).__name__.endswith("Router") and hasattr(m, "weight")
     }
 
 
 def keep_routers_in_float32(model: nn.Module) -> None:
-    """Whatever the model's dtype: in bfloat16 a router that is trained would lose most of its updates to rounding.
+    """Store routers in float32 for any dtype of the model: in bfloat16 most updates of a trained router would be rounded away.
 
-    Only routers that compute in float32 themselves (those with a correction bias for balance, as in DeepSeek-V3 and GLM);
-    others expect their weight in the dtype of what they are given.
+    This applies only to routers that compute in float32 (those with a correction bias for balance, as in DeepSeek-V3 and GLM);
+    others expect their weight in the dtype of their input.
     """
     for router in routers_of(model).values():
         if hasattr(router, "e_score_correction_bias"):
@@ -37,9 +37,9 @@ def keep_routers_in_float32(model: nn.Module) -> None:
 
 
 class ExpertCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens that each expert got in the training steps after `from_step` up to `step`, over all ranks.
+    """Tokens that each expert received in the training steps after `from_step` up to `step`, over all ranks.
 
-    ``layers`` is by the number of the block. A token counts for each of the experts that it is sent to; padding does not.
+    ``layers`` is indexed by the number of the block. A token counts once for each expert it is routed to; padding does not count.
     """
 
     step: int
@@ -48,7 +48,7 @@ class ExpertCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExpertLoad:
-    """Counts on the device, in training alone; `counts` adds them over the ranks."""
+    """Count routed tokens on the device, in training only; `counts` adds them over the ranks."""
 
     def __init__(self, loss_model: nn.Module, pad_id: int, device: torch.device) -> None:
         self._pad_id, self._from = pad_id, 0
@@ -58,7 +58,7 @@ class ExpertLoad:
         self._experts = [int(r.weight.shape[0]) for r in routers.values()]  # type: ignore[union-attr,arg-type]
         self._seen = torch.zeros(len(routers), width, dtype=torch.int64, device=device)
         self._real: torch.Tensor | None = None
-        if routers:  # evaluation and answers begin beneath this forward, a recomputation in backward comes after it
+        if routers:  # evaluation and generation do not call this forward; a recomputation in backward runs after it
             loss_model.register_forward_pre_hook(self._look_at)
             loss_model.register_forward_hook(self._look_away)
         for i, router in enumerate(routers.values()):
@@ -68,7 +68,7 @@ class ExpertLoad:
         return bool(self._names)
 
     def begin(self, step: int) -> None:
-        """Forget what was counted; what comes from here on is counted from this step."""
+        """Reset the counts; `step` is the first step of the next interval."""
         self._seen.zero_()
         self._from = step
 
@@ -86,7 +86,7 @@ class ExpertLoad:
         self._seen[i].scatter_add_(0, chosen.flatten(), self._real.unsqueeze(1).expand_as(chosen).flatten())
 
     def counts(self, step: int, group: dist.ProcessGroup) -> ExpertCounts:
-        """Since the last call, over all ranks: one all-reduce. Every rank calls."""
+        """Return the counts since the last call, summed over all ranks with one all-reduce. Collective."""
         dist.all_reduce(self._seen, group=group)
         rows = self._seen.tolist()
         self._seen.zero_()
@@ -97,5 +97,5 @@ class ExpertLoad:
 
 
 def _block_of(name: str) -> str:
-    """``model.layers.3.mlp.gate`` as ``3``; the whole name where there is no number."""
+    """Return the block number, such as ``3`` for ``model.layers.3.mlp.gate``; the full name if there is none."""
     return next((part for part in name.split(".") if part.isdigit()), name)

@@ -1,4 +1,4 @@
-"""Mixed precision: forward passes in a lower dtype than that of the trained weights, their gradients and optimizer state.
+"""Apply mixed precision: forward passes run in a lower dtype than trained weights, their gradients and optimizer state.
 
 Trained weights have the plan's ``param_dtype`` (float32), frozen ones its ``dtype``. Where the two differ, forward passes run
 under ``torch.autocast``, as in the usual mixed-precision recipe (Micikevicius et al. 2018, with bfloat16 and without loss scaling).
@@ -27,7 +27,7 @@ _ATTRIBUTE = "compute_dtype"
 
 
 def cast_trained_weights(model: nn.Module, dtype: torch.dtype) -> None:
-    """Store every trained floating-point parameter in `dtype`, whether it has its weights or still waits for them."""
+    """Store every trained floating-point parameter in `dtype`, whether its weights are already loaded or not."""
 
     def make(name: str, p: nn.Parameter) -> nn.Parameter | None:
         if not p.requires_grad or not p.is_floating_point() or p.dtype == dtype:
@@ -40,13 +40,13 @@ def cast_trained_weights(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def use_autocast(model: nn.Module, dtype: torch.dtype, device: torch.device) -> bool:
-    """Run the model's forward passes under autocast where it trains weights of another dtype than `dtype`.
+    """Run the model's forward passes under autocast if it trains weights of another dtype than `dtype`.
 
-    Adapters on a frozen base are left alone: PEFT computes them in their own dtype. Routers of experts and the residual stream
+    Adapters on a frozen base are not changed: PEFT computes them in their own dtype. Routers of experts and the residual stream
     behind a trained embedding stay in float32.
 
     Returns:
-        Whether it does.
+        Whether autocast is used.
     """
     if not any(p.dtype != dtype and not _of_adapter(n) for n, p in model.named_parameters() if p.requires_grad):
         return False
@@ -74,7 +74,7 @@ def _input_embedding(model: Any) -> nn.Module | None:
 
 
 def compute_dtype(module: nn.Module) -> torch.dtype | None:
-    """Return the dtype of forward passes where it differs from that of trained weights (`use_autocast`), else None.
+    """Return the dtype of forward passes if it differs from that of trained weights (`use_autocast`), else None.
 
     Args:
         module: the model, or a module with its loss around it.
@@ -102,12 +102,12 @@ def _under_autocast(forward: Callable[..., Any], device_type: str, dtype: torch.
 
 
 def _with_cast(module: Any, names: list[str], dtype: torch.dtype) -> Callable[..., Any]:
-    """Cast fused experts' weights by hand: autocast does not know the grouped products that transformers computes them with."""
+    """Cast the weights of fused experts explicitly: autocast does not cover transformers' grouped matrix products."""
     forward = module.forward
 
     @wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:
-        own = vars(module)  # is looked up before the module's parameters
+        own = vars(module)  # has precedence over the module's parameters
         own.update({name: module._parameters[name].to(dtype) for name in names})
         try:
             return forward(*args, **kwargs)

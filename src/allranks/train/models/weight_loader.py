@@ -35,17 +35,17 @@ from allranks.train.sync_proof import MODULUS, TensorSums, add_checksums, checks
 
 
 def make_unmaterialized(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor without memory of its own."""
+    """Return a tensor of this shape that shares one storage element."""
     return torch.zeros((), dtype=dtype, device=device).expand(shape)
 
 
 def unmaterialized_parameter(
     shape: torch.Size, dtype: torch.dtype, device: torch.device, origin: str, trained: bool
 ) -> nn.Parameter:
-    """A parameter that waits for the weights of `origin`, and whose copies do too."""
+    """Return a parameter without storage that will receive the weights of `origin`; deep copies of it behave the same."""
     parameter = nn.Parameter(make_unmaterialized(shape, dtype, device), requires_grad=trained)
     parameter.origin = origin  # type: ignore[attr-defined]
-    parameter.__deepcopy__ = partial(_copy, parameter)  # type: ignore[attr-defined] - else a copy would be as large as its weights
+    parameter.__deepcopy__ = partial(_copy, parameter)  # type: ignore[attr-defined] - otherwise a copy would allocate the full size
     return parameter
 
 
@@ -58,23 +58,23 @@ def _copy(parameter: nn.Parameter, memo: dict[int, Any]) -> nn.Parameter:
 
 
 def mark_materialized(parameter: nn.Parameter) -> None:
-    """It has its weights: it waits for nothing, and its copies have them too."""
+    """Mark a parameter as loaded; deep copies of it copy the weights."""
     for name in ("origin", "__deepcopy__"):
         vars(parameter).pop(name, None)
 
 
 def origin_of(parameter: torch.Tensor) -> str | None:
-    """The name, in the bare model, of the weights that a parameter waits for."""
+    """Return the name, in the bare model, of the weights that a parameter needs, or None if it is loaded."""
     return getattr(parameter, "origin", None)
 
 
 def is_unmaterialized(tensor: torch.Tensor) -> bool:
-    """Whether it has no memory of its own."""
+    """Return whether a tensor has no storage of its own."""
     return tensor.is_meta or (tensor.numel() > 1 and not any(tensor.stride()))
 
 
 def replace_parameters(model: nn.Module, make: Callable[[str, nn.Parameter], nn.Parameter | None]) -> None:
-    """Put `make`'s parameter in the place of each; None leaves it. Tied ones stay tied."""
+    """Replace each parameter with the result of `make`; None keeps it. Tied parameters stay tied."""
     made: dict[nn.Parameter, nn.Parameter | None] = {}
     for path, module in model.named_modules():
         for name, parameter in list(module._parameters.items()):
@@ -88,7 +88,7 @@ def replace_parameters(model: nn.Module, make: Callable[[str, nn.Parameter], nn.
 
 
 def unmaterialize(model: nn.Module, device: torch.device, dtypes: dict[str, torch.dtype] | None = None) -> None:
-    """Take a model's weights away; `dtypes` are by name, where they are to be others."""
+    """Free a model's weights; `dtypes` has the new dtype by name, if it changes."""
     known = dtypes or {}
 
     def make(name: str, p: nn.Parameter) -> nn.Parameter:
@@ -98,7 +98,7 @@ def unmaterialize(model: nn.Module, device: torch.device, dtypes: dict[str, torc
 
 
 def to_meta(model: nn.Module) -> None:
-    """Move hollow parameters to the ``meta`` device: what `fully_shard` takes for parameters without content."""
+    """Move unmaterialized parameters to the ``meta`` device, which `fully_shard` requires."""
 
     def make(name: str, p: nn.Parameter) -> nn.Parameter | None:
         if origin_of(p) is None or not is_unmaterialized(p):
@@ -109,13 +109,15 @@ def to_meta(model: nn.Module) -> None:
 
 
 def from_meta(model: Any, given: Iterable[str], dtypes: dict[str, torch.dtype], device: torch.device) -> None:
-    """Finish a transformers model that was built on the ``meta`` device: parameters become hollow, all buffers and what no
-    file gives (a new classification head) real, on the CPU, drawn or computed as transformers does.
+    """Complete a transformers model that was built on the ``meta`` device.
+
+    Parameters become unmaterialized. Buffers and weights that are in no file (a new classification head) are created on the CPU
+    and initialized as transformers does.
 
     Args:
-        given: names of parameters and buffers that files give; of a tied parameter any of its names.
-        dtypes: by name.
-        device: of the hollow parameters.
+        given: names of parameters and buffers in the files; for a tied parameter, any of its names.
+        dtypes: dtypes by name.
+        device: device of the unmaterialized parameters.
     """
     waits = set(given)
     origins: dict[int, str] = {}
@@ -128,7 +130,7 @@ def from_meta(model: Any, given: Iterable[str], dtypes: dict[str, torch.dtype], 
         if id(p) not in origins:
             return nn.Parameter(torch.empty(p.shape, dtype=dtype), requires_grad=p.requires_grad)
         made = unmaterialized_parameter(p.shape, dtype, device, origins[id(p)], p.requires_grad)
-        made._is_hf_initialized = True  # type: ignore[attr-defined] - transformers draws what does not say so
+        made._is_hf_initialized = True  # type: ignore[attr-defined] - transformers initializes all others
         return made
 
     replace_parameters(model, make)
@@ -144,15 +146,15 @@ def from_meta(model: Any, given: Iterable[str], dtypes: dict[str, torch.dtype], 
 
 
 READER = 0
-BUSY_S = 5.0  # how often the reader says that it is still at work: far below any timeout of collectives
+BUSY_S = 5.0  # interval of the reader's signs of life: far below any timeout of collectives
 _BUSY, _DONE, _RESULT, _ERROR = range(4)
 
 
 def run_on_reader(world: DistContext, action: Callable[[], Any]) -> Any:
-    """Let the reader do what may take long, such as fetching files; all ranks get its (small) result.
+    """Run a long action, such as a download, on the reader only; all ranks get its (small) result.
 
     Raises:
-        AllranksError: on every rank, what the reader raised.
+        AllranksError: the reader's exception, on every rank.
     """
     if world.size == 1:
         return action()
@@ -170,7 +172,7 @@ def run_on_reader(world: DistContext, action: Callable[[], Any]) -> Any:
 
 
 def raise_on_all_ranks(world: DistContext, problem: BaseException | None, result: Any = None) -> Any:
-    """The reader's result on all ranks; or its problem, raised on all. Every rank calls; only the reader's values count."""
+    """Return the reader's result on all ranks, or raise its exception on all. Collective; only the reader's arguments count."""
     error = _named(problem)
     if world.size > 1:
         told = int(_word(world, _ERROR if error else _DONE if result is None else _RESULT))
@@ -203,7 +205,7 @@ NO_SUMS: TensorSums = (0, 0, 0)
 
 
 class TransferChecksums:
-    """Checksums by parameter: of what the reader sent (counted there), and of what this rank keeps."""
+    """Checksums by parameter: of what the reader sent (on the reader), and of what this rank keeps."""
 
     def __init__(self) -> None:
         self._sent: dict[str, TensorSums] = {}
@@ -211,19 +213,19 @@ class TransferChecksums:
         self._copies: dict[str, int] = {}
 
     def send(self, name: str, part: torch.Tensor, start: int = 0) -> None:
-        """The reader sends elements from `start` on of the flattened parameter."""
+        """Add what the reader sends: elements of the flattened parameter from index `start`."""
         self._sent[name] = add_checksums(self._sent.get(name, NO_SUMS), checksums(part, start))
 
     def keep(self, name: str, part: torch.Tensor, start: int = 0, copies: int = 1) -> None:
-        """This rank keeps those; all ranks together keep the parameter `copies` times."""
+        """Add what this rank keeps; all ranks together keep the parameter `copies` times."""
         self._copies[name] = copies
         self._kept[name] = add_checksums(self._kept.get(name, NO_SUMS), checksums(part, start))
 
     def compare(self, world: DistContext) -> dict[str, TensorSums]:
-        """The sums of each whole parameter, on every rank. Every rank calls.
+        """Compare the sums, and return those of each full parameter on every rank. Collective.
 
         Raises:
-            ProofFailed: names a parameter that did not arrive as it was sent.
+            ProofFailed: names a parameter that was not received as it was sent.
         """
         names = sorted(self._copies)
         kept = torch.tensor([self._kept[n] for n in names], dtype=torch.int64).view(-1, 3)
@@ -237,12 +239,14 @@ class TransferChecksums:
         wrong = [n for n, a, b in zip(names, kept.tolist(), due.tolist(), strict=True) if a != b]
         if wrong:
             more = f" and {len(wrong) - 1} more tensors" if len(wrong) > 1 else ""
-            raise ProofFailed(f"loading: {wrong[0]}{more}: what the ranks hold together is not what rank {READER} read")
+            raise ProofFailed(
+                f"loading: {wrong[0]}{more}: the weights held by the ranks differ from those that rank {READER} read"
+            )
         return {n: (s[0], s[1], s[2]) for n, s in zip(names, sent.tolist(), strict=True)}
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What loading did on this rank. ``how``: whole or parts; bytes are of weights that came from the source."""
+    """What loading did on this rank. ``how``: whole or parts; bytes count the weights from the source."""
 
     how: str
     tensors: int
@@ -250,11 +254,11 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     kept_bytes: int
     seconds: float
     digest: str = ""
-    """SHA-256 over the frozen weights as they were read; "" without any, and on ranks that do not read."""
+    """SHA-256 over the frozen weights as they were read; "" without any, and on ranks that do not read files."""
 
 
 class WeightLoader:
-    """The loading of one model. Every rank makes one and calls the same methods in the same order."""
+    """Load one model. Every rank creates a loader and calls the same methods in the same order."""
 
     def __init__(self, world: DistContext, source: WeightSource | None) -> None:
         """`source` is None on ranks that do not read."""
@@ -269,10 +273,10 @@ class WeightLoader:
         self._kept_bytes = 0
 
     def begin(self, module: nn.Module, model: nn.Module, *, in_parts: bool) -> None:
-        """Find what waits for weights in `module`, whose inner `model` is what digests and checkpoints name.
+        """Find unmaterialized parameters in `module`; digests and checkpoints use the names in the inner `model`.
 
         Args:
-            in_parts: no rank will hold all of it: what arrives is summed as it comes.
+            in_parts: no rank will hold all weights; checksums are added up as weights arrive.
         """
         named = dict(module.named_parameters())
         self._origins = {n: o for n, p in named.items() if (o := origin_of(p)) is not None}
@@ -287,7 +291,7 @@ class WeightLoader:
             self._layout.append((f"{name} {tuple(tensor.shape)} {tensor.dtype} ", place, own))
 
     def whole(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
-        """Give every rank these parameters whole, to keep. Those without memory get it."""
+        """Send these parameters in full to every rank, and allocate storage for them if needed."""
         for name, parameter in named:
             if self._give_whole(name, parameter):
                 self._keep(name, parameter.data, copies=self._world.size)
@@ -295,8 +299,7 @@ class WeightLoader:
     def flat(
         self, named: Sequence[tuple[str, nn.Parameter]], spans: Sequence[tuple[int, int]], low: int, high: int
     ) -> None:
-        """Give every rank these parameters whole, of which it keeps what lies in ``[low, high)`` when they are laid end to
-        end at `spans`."""
+        """Send these parameters in full to every rank; it keeps the range ``[low, high)`` of their concatenation (`spans`)."""
         for (name, parameter), (start, stop) in zip(named, spans, strict=True):
             if self._give_whole(name, parameter):
                 first = min(max(low, start), stop)
@@ -304,11 +307,11 @@ class WeightLoader:
                 self._keep(name, part, first - start)
 
     def prepare_parts(self, module: nn.Module) -> None:
-        """Before `fully_shard`, which takes parameters without content only from the ``meta`` device."""
+        """Prepare for `fully_shard`, which requires parameters without content to be on the ``meta`` device."""
         to_meta(module)
 
     def parts(self, module: nn.Module, device: torch.device) -> None:
-        """After `fully_shard`: give each rank its rows, on `device`, of every parameter that still waits."""
+        """Send each rank its rows of every unmaterialized parameter, on `device`. Call after `fully_shard`."""
         module._apply(lambda t: torch.empty_like(t, device=device) if t.is_meta else t)
         for name, parameter in module.named_parameters():
             if isinstance(parameter.data, DTensor):
@@ -317,17 +320,18 @@ class WeightLoader:
                 self.whole([(name, parameter)])
 
     def finish(self) -> tuple[bytes | None, LoadReport]:
-        """Show that all has arrived.
+        """Check that all weights arrived.
 
         Returns:
-            Where ranks hold parts, the digest of the whole weights (`proof.weights_digest` of a whole copy); and what was done.
+            For sharded weights the digest of the full weights (equal to `weights_digest` of a full copy), else None; and a
+            report.
 
         Raises:
-            ProofFailed: a parameter got nothing, or the parts of all ranks are not what was read; names the parameter.
+            ProofFailed: names a parameter that got no weights, or whose shards differ from what was read.
         """
         lost = [n for n in self._origins if n not in self._done]
         if lost:
-            raise ProofFailed(f"loading: {lost[0]} got no weights, nor did {len(lost) - 1} more")
+            raise ProofFailed(f"loading: {lost[0]} and {len(lost) - 1} more parameters got no weights")
         return self._digest(), LoadReport(
             how="parts" if self._tally else "whole",
             tensors=len(self._origins),
@@ -338,11 +342,11 @@ class WeightLoader:
         )
 
     def waits(self, name: str) -> bool:
-        """True until this parameter has got its weights."""
+        """Return whether this parameter still needs its weights."""
         return name in self._origins and name not in self._done
 
     def _give_whole(self, name: str, parameter: nn.Parameter) -> bool:
-        """True if it had been waiting."""
+        """Send a parameter in full; return whether it needed its weights."""
         if not self.waits(name):
             return False
         tensor = self._turn(name)
@@ -361,7 +365,7 @@ class WeightLoader:
             return
         assert parameter.placements == (Shard(0),), f"{name}: {parameter.placements}"
         world, shape, local = self._world, parameter.shape, parameter.to_local()
-        rows = -(-shape[0] // world.size)  # as `torch.chunk` cuts: the last parts may be short, or empty
+        rows = -(-shape[0] // world.size)  # like `torch.chunk`: the last shards may be shorter or empty
         tensor = self._turn(name)
         chunks = (
             None
@@ -374,14 +378,14 @@ class WeightLoader:
         self._keep(name, local, min(world.rank * rows, shape[0]) * shape[1:].numel())
 
     def _rows(self, name: str, tensor: torch.Tensor, first: int, rows: int, dtype: torch.dtype) -> torch.Tensor:
-        """On the device, filled up to `rows`."""
+        """Return rows on the device, padded to `rows`."""
         part = tensor[first : first + rows].to(self._world.device, dtype).contiguous()
         self._send(name, part, min(first, tensor.shape[0]) * tensor.shape[1:].numel())
         missing = rows - part.shape[0]
         return torch.cat([part, part.new_zeros((missing, *part.shape[1:]))]) if missing else part
 
     def _turn(self, name: str) -> torch.Tensor | None:
-        """The reader's tensor; None on the others. All fail where the reader cannot have it."""
+        """Return the tensor on the reader, None on other ranks. All ranks fail if the reader cannot read it."""
         tensor, problem, origin = None, None, self._origins[name]
         if self._world.rank == READER:
             try:
@@ -393,7 +397,7 @@ class WeightLoader:
             except AllranksError as own:
                 problem = own
             except (OSError, RuntimeError, KeyError, MemoryError) as other:
-                problem = EnvironmentNotAble(f"{origin} cannot be had: {first_line(other)}")
+                problem = EnvironmentNotAble(f"{origin} cannot be read: {first_line(other)}")
         raise_on_all_ranks(self._world, problem)
         self._done.add(name)
         if self._source and not any(o == origin and n not in self._done for n, o in self._origins.items()):

@@ -1,7 +1,7 @@
 """Read safetensors headers, map stored tensors to the model's by transformers' rules, and read them one at a time.
 
-Names and layouts in files may differ from the model's: experts are separate in files and one tensor in the model, and prefixes
-have changed. The rules run first on tensors without content, so that names, shapes and dtypes are checked before any weight is
+Names and layouts in files may differ from the model's: experts may be separate in files and one tensor in the model, and
+prefixes may differ. The rules run first on tensors without content, so that names, shapes and dtypes are checked before any weight is
 read.
 """
 
@@ -40,9 +40,9 @@ NAME_OF = {dtype: name for name, dtype in OF_NAME.items()}
 
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-PATTERNS = (SINGLE, INDEX, "model-*.safetensors")  # fetched of a hub model: one set of weights, no others beside it
+PATTERNS = (SINGLE, INDEX, "model-*.safetensors")  # files to download from the hub: one set of weights only
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".msgpack", ".h5")
-MAX_HEADER = 100_000_000  # the format's own limit, bytes
+MAX_HEADER = 100_000_000  # limit of the format, bytes
 ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3"), 1),
     **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
@@ -52,7 +52,7 @@ ITEM_BYTES = {
 
 
 class StoredTensor(msgspec.Struct, frozen=True, kw_only=True):
-    """A tensor in a file. ``dtype`` is the format's word (F32, BF16, ...)."""
+    """A tensor in a file. ``dtype`` is the format's name (F32, BF16, ...)."""
 
     file: Path
     dtype: str
@@ -61,14 +61,14 @@ class StoredTensor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stored_tensors(folder: Path, name: str) -> dict[str, StoredTensor]:
-    """Every tensor of a model's folder, by its stored name.
+    """Return the tensors in a model's folder by stored name.
 
     Args:
         name: the model's name in the spec, for messages.
 
     Raises:
         SpecError: the weights are pickles.
-        EnvironmentNotAble: a file is missing, cut off or damaged; the message names it, and a tensor that is lost.
+        EnvironmentNotAble: a file is missing, truncated or damaged; the message names the file and a lost tensor.
     """
     if (folder / INDEX).is_file():
         return _of_index(folder / INDEX)
@@ -77,10 +77,12 @@ def stored_tensors(folder: Path, name: str) -> dict[str, StoredTensor]:
     other = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLES)
     if other:
         raise SpecError(
-            f"model.name {name}: {folder / other[0]} is a pickle or another form that can run code while it is read, and is not opened; "
-            f"take a revision with {SINGLE}, or convert it where you trust it: AutoModel.from_pretrained(...).save_pretrained(folder)"
+            f"model.name {name}: {folder / other[0]} is a pickle or another format that can run code when loaded, so it is not opened; "
+            f"use a revision with {SINGLE}, or convert it if you trust it: AutoModel.from_pretrained(...).save_pretrained(folder)"
         )
-    raise EnvironmentNotAble(f"model.name {name}: {folder} holds neither {SINGLE} nor {INDEX}: fetch the weights again")
+    raise EnvironmentNotAble(
+        f"model.name {name}: {folder} has neither {SINGLE} nor {INDEX}: download the weights again"
+    )
 
 
 def _of_index(index: Path) -> dict[str, StoredTensor]:
@@ -90,7 +92,7 @@ def _of_index(index: Path) -> dict[str, StoredTensor]:
         for tensor, file in listed.items():
             files.setdefault(file, []).append(tensor)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise EnvironmentNotAble(f"{index}: is no index of safetensors files; fetch it again") from None
+        raise EnvironmentNotAble(f"{index}: is not an index of safetensors files; download it again") from None
     found: dict[str, StoredTensor] = {}
     for file, tensors in sorted(files.items()):
         if Path(file).name != file:
@@ -98,12 +100,14 @@ def _of_index(index: Path) -> dict[str, StoredTensor]:
         path = index.with_name(file)
         if not path.is_file():
             raise EnvironmentNotAble(
-                f"{path}: is missing; it holds {_first_and_count(tensors)} by {index.name}. Fetch the model again"
+                f"{path}: is missing; according to {index.name} it holds {_first_and_count(tensors)}. Download the model again"
             )
         inside = read_header(path)
         lost = [t for t in tensors if t not in inside]
         if lost:
-            raise EnvironmentNotAble(f"{path}: does not hold {_first_and_count(lost)}, which {index.name} puts there")
+            raise EnvironmentNotAble(
+                f"{path}: does not hold {_first_and_count(lost)}, which {index.name} lists for this file"
+            )
         found |= {t: inside[t] for t in tensors}
     return found
 
@@ -113,10 +117,10 @@ def _first_and_count(names: list[str]) -> str:
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
-    """The tensors of one file.
+    """Return the tensors of one file.
 
     Raises:
-        EnvironmentNotAble: it is cut off, or not what it says.
+        EnvironmentNotAble: the file is truncated or damaged.
     """
     try:
         size = file.stat().st_size
@@ -124,10 +128,10 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
             start = stream.read(8)
             length = int.from_bytes(start, "little")
             if start.startswith(b"version "):
-                raise EnvironmentNotAble(f"{file}: is a Git LFS pointer, not the weights: git lfs pull")
+                raise EnvironmentNotAble(f"{file}: is a Git LFS pointer, not the weights; run git lfs pull")
             if len(start) < 8 or length > MAX_HEADER or 8 + length > size:
                 raise EnvironmentNotAble(
-                    f"{file}: is cut off within its header, or no safetensors file; fetch it again"
+                    f"{file}: is truncated within its header, or not a safetensors file; download it again"
                 )
             header = json.loads(stream.read(length))
     except OSError as error:
@@ -143,8 +147,8 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     cut = sorted((end, n) for n, end in ends.items() if end > there)
     if cut:
         raise EnvironmentNotAble(
-            f"{file}: is cut off: {there} of {max(ends.values())} bytes of weights are there; the first tensor that is lost is "
-            f"{cut[0][1]}. Fetch it again"
+            f"{file}: is truncated: it has {there} of {max(ends.values())} bytes of weights; the first incomplete tensor is "
+            f"{cut[0][1]}. Download it again"
         )
     return {
         n: StoredTensor(
@@ -158,10 +162,10 @@ def _check_entry(file: Path, name: str, entry: dict[str, Any]) -> int:
     begin, end = entry["data_offsets"]
     item = ITEM_BYTES.get(entry["dtype"])
     if item is None:
-        raise EnvironmentNotAble(f"{file}: {name} has dtype {entry['dtype']}, which is not known here")
+        raise EnvironmentNotAble(f"{file}: {name} has the unknown dtype {entry['dtype']}")
     if begin < 0 or end - begin != math.prod(entry["shape"]) * item:
         raise EnvironmentNotAble(
-            f"{file}: {name} of shape {tuple(entry['shape'])} and dtype {entry['dtype']} cannot fill {end - begin} bytes: the file is damaged"
+            f"{file}: {name} of shape {tuple(entry['shape'])} and dtype {entry['dtype']} do not match its {end - begin} bytes: the file is damaged"
         )
     return end
 
@@ -171,19 +175,19 @@ Give = Callable[[str], torch.Tensor]
 
 @dataclass
 class WeightConversion:
-    """Stored tensors that are turned into one or more of the model's together."""
+    """A rule that converts stored tensors to one or more tensors of the model."""
 
-    first: str  # the first of the model's names
-    rule: Any = None  # transformers' converter; None: taken as it is
+    first: str  # the first target name in the model
+    rule: Any = None  # transformers' converter; None: no conversion
     parts: list[tuple[str, str]] = field(default_factory=list)  # (the rule's pattern, stored name), in order
 
     @property
     def stored(self) -> list[str]:
-        """Names in the files."""
+        """Names of the stored tensors."""
         return [name for _, name in self.parts]
 
     def make(self, give: Give, model: Any) -> dict[str, torch.Tensor]:
-        """The model's tensors by name, from what `give` has for stored names."""
+        """Return the model's tensors by name; `give` returns the tensor of a stored name."""
         if self.rule is None:
             return {self.first: give(self.parts[0][1])}
         rule = deepcopy(self.rule)
@@ -195,12 +199,12 @@ class WeightConversion:
 
 @dataclass(frozen=True)
 class WeightConversions:
-    """How to make each of the model's tensors.
+    """Conversions for all tensors of the model.
 
     Attributes:
-        by_name: of every tensor that the files give.
-        dtypes: what each of the model's tensors is to be.
-        rules_used: which of transformers' rules for this model fit a name in the files.
+        by_name: conversion of each tensor that the files hold.
+        dtypes: target dtype of each tensor of the model.
+        rules_used: indices of transformers' rules for this model that match a name in the files.
     """
 
     by_name: dict[str, WeightConversion]
@@ -209,14 +213,14 @@ class WeightConversions:
 
 
 def conversions_for(model: Any, stored: Mapping[str, StoredTensor], dtype: torch.dtype, name: str) -> WeightConversions:
-    """Match files and model.
+    """Match stored tensors with the model's tensors.
 
     Args:
         model: a transformers model; its tensors need no content.
         name: the model's name in the spec, for messages.
 
     Raises:
-        SpecError: a stored tensor has another shape than the model's config asks for, or a dtype that is not trained.
+        SpecError: the shape of a stored tensor differs from the model's config, or its dtype cannot be trained.
     """
     wanted = model.state_dict()
     dtypes = dtypes_of(model, dtype)
@@ -231,8 +235,8 @@ def conversions_for(model: Any, stored: Mapping[str, StoredTensor], dtype: torch
             )
             if tensor.shape != wanted[target].shape:
                 raise SpecError(
-                    f"model.name {name}: {files}: gives {target} the shape {tuple(tensor.shape)}, the model's config asks for "
-                    f"{tuple(wanted[target].shape)}: files and config.json are not of one model"
+                    f"model.name {name}: {files}: gives {target} the shape {tuple(tensor.shape)}, the model's config requires "
+                    f"{tuple(wanted[target].shape)}: config.json does not match the weight files"
                 )
             for part in recipe.stored:
                 _check_dtype(stored[part], part, dtypes[target], name)
@@ -241,16 +245,16 @@ def conversions_for(model: Any, stored: Mapping[str, StoredTensor], dtype: torch
 
 
 def remember_rules(model: Any, used: list[int]) -> None:
-    """Saving turns round the rules by which a model was read: every rank must know which they were, as all save."""
+    """Store the indices of the rules that were used on the model: saving inverts them on every rank."""
     model._weight_conversions = [rule for i, rule in enumerate(_rules(model)) if i in used]
 
 
 def _rules(model: Any) -> list[Any]:
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
-    except ImportError as error:  # it is transformers' own, and other versions may keep it elsewhere
+    except ImportError as error:  # private module of transformers; other versions may not have it
         raise EnvironmentNotAble(
-            f"this version of transformers lacks the rules by which weights are read: {first_line(error)}; install 5.23"
+            f"this version of transformers lacks the conversion rules for weights: {first_line(error)}; install 5.23"
         ) from None
     return get_model_conversion_mapping(model)
 
@@ -287,7 +291,7 @@ def _traced(
         return recipe.make(give, model)
     except (RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
         raise SpecError(
-            f"model.name {name}: {stored[recipe.stored[0]].file}: {', '.join(recipe.stored[:3])} do not make {recipe.first}: "
+            f"model.name {name}: {stored[recipe.stored[0]].file}: {', '.join(recipe.stored[:3])} cannot be converted to {recipe.first}: "
             f"{first_line(error)[:200]}"
         ) from None
 
@@ -297,13 +301,13 @@ def _check_dtype(entry: StoredTensor, part: str, target: torch.dtype, name: str)
     if have is not None and have.is_floating_point == target.is_floating_point:
         return
     raise SpecError(
-        f"model.name {name}: {entry.file}: {part} is {entry.dtype}, the model wants {str(target).removeprefix('torch.')}: "
-        "quantised weights are not trained here; take a revision in F32, F16 or BF16"
+        f"model.name {name}: {entry.file}: {part} is {entry.dtype}, the model needs {str(target).removeprefix('torch.')}: "
+        "quantised weights cannot be trained; use a revision in F32, F16 or BF16"
     )
 
 
 def dtypes_of(model: Any, dtype: torch.dtype) -> dict[str, torch.dtype]:
-    """By name, as the model was built in `dtype`, but for parts that its authors keep in float32."""
+    """Return dtypes by name: `dtype`, except for modules that transformers keeps in float32."""
     kept = [p for p, d in model._get_dtype_plan(dtype).items() if d == torch.float32]
     pattern = re.compile("|".join("(?:{})".format(p.replace("*", ".*")) for p in kept)) if kept else None
     return {
@@ -312,25 +316,25 @@ def dtypes_of(model: Any, dtype: torch.dtype) -> dict[str, torch.dtype]:
     }
 
 
-MAPPED_BYTES = 64 << 20  # of a file's pages that stay mapped behind the reader
+MAPPED_BYTES = 64 << 20  # limit of pages that stay mapped after they are read
 
 
 class WeightSource(Protocol):
-    """Gives weights on the CPU. Only the rank that reads has one."""
+    """Provide weights on the CPU. Only the rank that reads has a source."""
 
     read_bytes: int
 
     def take(self, name: str) -> torch.Tensor:
-        """The tensor. It may be asked for again: PEFT keeps a module that it trains whole beside its frozen original."""
+        """Return a tensor. It may be requested again: PEFT keeps a fully trained module beside its frozen original."""
         ...
 
     def forget(self, name: str) -> None:
-        """It will not be asked for again."""
+        """Release a tensor that will not be requested again."""
         ...
 
 
 class FileSource:
-    """From safetensors files, read as they are asked for: pages are mapped, used, and given back."""
+    """Read tensors from safetensors files on demand: pages are mapped, used and released."""
 
     def __init__(self, stored: Mapping[str, StoredTensor], recipes: WeightConversions, model: Any) -> None:
         self.model = model
@@ -342,17 +346,17 @@ class FileSource:
 
     @property
     def names(self) -> list[str]:
-        """What the files give of the model."""
+        """Names of the model's tensors that the files hold."""
         return sorted(self._recipes.by_name)
 
     @property
     def rules_used(self) -> list[int]:
-        """See `Recipes`."""
+        """See `WeightConversions`."""
         return self._recipes.rules_used
 
     @property
     def folder(self) -> Path:
-        """Where they lie."""
+        """The folder of the files."""
         return next(iter(self._stored.values())).file.parent
 
     def take(self, name: str) -> torch.Tensor:
@@ -368,7 +372,7 @@ class FileSource:
         return tensor
 
     def forget(self, name: str) -> None:
-        """Nothing of it is kept: what is asked for again is read again."""
+        """Do nothing: no tensor is kept in memory."""
 
     def _read(self, part: str, dtype: torch.dtype) -> torch.Tensor:
         self.read_bytes += self._stored[part].bytes
@@ -389,7 +393,7 @@ class FileSource:
 
 
 class ModelSource:
-    """From a model that was drawn whole in this process: each tensor is let go once nothing waits for it."""
+    """Take tensors from a model that was initialized in this process; each is freed when it is no longer needed."""
 
     def __init__(self, model: nn.Module) -> None:
         self._tensors = {n: p.detach() for n, p in model.named_parameters()} | dict(model.named_buffers())
@@ -399,5 +403,5 @@ class ModelSource:
         return self._tensors[name]
 
     def forget(self, name: str) -> None:
-        """Let it go."""
+        """Free the tensor."""
         del self._tensors[name]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def import_target(target: str) -> Any:
-    """Import what the registry names as ``module:attribute`` in `allranks.train`."""
+    """Import the object that the registry names as ``module:attribute`` in `allranks.train`."""
     module, _, attribute = target.partition(":")
     return getattr(import_module(f"allranks.train.{module}"), attribute)
 

@@ -8,9 +8,9 @@ The loop calls, for every optimizer step with ``A`` micro-batches::
             strategy.backward(loss * W / T)          # T: trained tokens of the step over all ranks, W: world size
     norm = strategy.step()
 
-Gradients that a strategy passes to the optimizer are the **mean** over ranks; the factor ``W`` makes it the sum. The expected
-communication is what a comparison checks against the observed process group. Strategies that gather weights use one unit per
-transformer block and one for the rest.
+Gradients that a strategy passes to the optimizer are the **mean** over ranks; the factor ``W`` makes it the sum. A comparison
+checks the expected communication against the observed collectives. Strategies that gather weights use one unit per transformer
+block and one for the rest.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Phase = Literal["forward", "backward", "after_backward", "step"]
 class Traffic:
     """Collectives of one kind in one phase of an optimizer step, on one rank.
 
-    ``bytes`` is the size of what is reduced or gathered as a whole: for a gather the gathered tensor, for a
-    reduce-scatter the tensor before it is scattered. ``count`` is None where a library decides it.
+    ``bytes`` is the full size: for an all-gather the gathered tensor, for a reduce-scatter the tensor before it is
+    scattered. ``count`` is None if a library decides it.
     """
 
     kind: Kind
@@ -48,7 +48,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of a model as a strategy sees it: one entry a trained parameter, in registration order."""
+    """Bytes of a model's parameters: one entry per trained parameter, in registration order."""
 
     trained: tuple[int, ...]
 
@@ -57,102 +57,93 @@ class Sizes:
         return sum(self.trained)
 
 
-def ring_bytes(kind: Kind, bytes_: int, world: int) -> float:
-    """Bytes that each rank sends for a collective on a ring (Patarasuk and Yuan 2009): 2(W-1)/W for an all-reduce,
-    (W-1)/W for its two halves, and a whole message for a broadcast."""
-    share = (world - 1) / world
-    return {"all_reduce": 2 * share, "reduce_scatter": share, "all_gather": share, "broadcast": 1.0}[kind] * bytes_
-
-
 MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 
 
 class Strategy(Protocol):
-    """One way to share the work of training between ranks.
+    """A way to distribute training over ranks.
 
-    One that chose something by itself in `setup` says so in ``remarks``, a tuple of sentences. One that keeps weights in parts
-    may have a ``filler``, set before `setup`: the model has no weights then, and `setup` asks for each unit's (see
-    `allranks.train.loading`).
+    ``remarks`` is a tuple of sentences on choices that `setup` made by itself. A strategy that shards weights may have a
+    ``filler``, set before `setup`: then the model has no weights, and `setup` loads them unit by unit (see
+    `allranks.train.models.weight_loader`).
     """
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
-    warmup: bool  # one forward and backward, thrown away, before the first step: for what settles only then
+    warmup: bool  # run and discard one forward and backward pass before the first step
     replicated: bool  # every rank's module holds all weights, as plain tensors
-    claims_overlap: bool  # gradients travel while backward computes
+    claims_overlap: bool  # communication overlaps with backward
     forward_has_collectives: (
-        bool  # forward communicates: every rank must make equally many forward passes, in evaluation too
+        bool  # forward communicates: all ranks must run the same number of forward passes, also in evaluation
     )
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
     ) -> None:
-        """Take a model (weights equal on all ranks after this) and build the optimizer. Every rank calls."""
+        """Set up a model, make its weights equal on all ranks, and create the optimizer. Collective."""
         ...
 
     def accumulate(self) -> AbstractContextManager[Any]:
-        """Around micro-steps that must not communicate."""
+        """Return a context for micro-steps that must not communicate."""
         ...
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Differentiate, and communicate where this strategy does so within backward."""
+        """Run backward, with communication if the strategy communicates there."""
         ...
 
     def step(self) -> torch.Tensor:
         """Finish communication, clip, update, clear gradients.
 
-        An update whose gradients are not finite is left out, without waiting for the device to say so.
+        An update with non-finite gradients is skipped, without synchronising with the device.
 
         Returns:
-            The gradients' norm before clipping, a float32 scalar on the device.
+            The gradient norm before clipping, a float32 scalar on the device.
         """
         ...
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
-        """What one optimizer step of `accum` micro-steps is to send, once `setup` is done."""
+        """Return the expected communication of an optimizer step of `accum` micro-steps. Call after `setup`."""
         ...
 
     def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
-        """Whole weights by the names of the module given to `setup`, on the CPU of rank 0; ``{}`` elsewhere.
-        Every rank calls."""
+        """Return full weights by name in the module given to `setup`, on the CPU of rank 0; ``{}`` on other ranks.
+        Collective."""
         ...
 
     def weight_shards(self) -> list[TensorShard]:
-        """This rank's parts of trained weights and buffers, ``model/<name>``: views, what is written into them is in the
-        model, once ``loaded()`` was called where a strategy has it: every rank calls. No collective."""
+        """Return this rank's parts of trained weights and buffers, ``model/<name>``, as views. Not collective.
+
+        Values written to them take effect in the model; if the strategy has ``loaded()``, after all ranks have called it.
+        """
         ...
 
     def state_ranges(self) -> list[StateRange]:
-        """Where this rank's optimizer holds the state of which parameter. No collective."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """``{"model": ..., "optimizer": ...}`` on the CPU, whole on rank 0. Every rank calls."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave. Every rank calls."""
+        """Return which parameter's state this rank's optimizer holds where. Not collective."""
         ...
 
 
 def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Named parameters that get gradients, each once (tied weights appear under their first name)."""
+    """Return named parameters that get gradients, each once (tied weights under their first name)."""
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
 def require_one_dtype(
     named: Iterable[tuple[str, nn.Parameter]], first: tuple[str, nn.Parameter], *, where: str, who: str, others: str
 ) -> None:
-    """Refuse parameters of another dtype than that of `first`; `who` trains in one, `others` name strategies that need not.
+    """Refuse parameters whose dtype differs from that of `first`.
+
+    Args:
+        who: what requires one dtype, for the message.
+        others: strategies without this requirement, for the message.
 
     Raises:
-        SpecError: it names two that differ.
+        SpecError: names two parameters that differ.
     """
     for name, p in named:
         if p.is_floating_point() and p.dtype != first[1].dtype:
             raise SpecError(
-                f"{where}: {name} is {p.dtype}, {first[0]} is {first[1].dtype}: {who} trains in one dtype; set model.dtype so that they "
-                f"agree, or take {others}"
+                f"{where}: {name} is {p.dtype}, {first[0]} is {first[1].dtype}: {who} supports only one dtype; set model.dtype so that they "
+                f"agree, or use {others}"
             )
 
 
@@ -163,13 +154,13 @@ def clip_and_update(
     shards_of: dist.ProcessGroup | None = None,
     device: torch.device | None = None,
 ) -> torch.Tensor:
-    """Clip by the global norm and update, unless a gradient is not finite; then nothing at all changes, now and later.
+    """Clip by the global norm and update. After a non-finite gradient, skip this update and all later ones.
 
     The decision stays on the device: fused optimizers take it as ``found_inf``. It is sticky, so that the weights
     are still those before the bad step when the host learns of it some steps later.
 
-    Where the parameters are this rank's shards, `shards_of` is the group over which their norms are added: one
-    all-reduce of a float32 number. Where they are on the host, `device` is the one of the group's collectives.
+    If the parameters are shards, `shards_of` is the group over which their norms are added: one all-reduce of a float32
+    number. If they are on the host, `device` is the device of the group's collectives.
 
     Returns:
         The norm before clipping, a float32 scalar on that device.
@@ -198,7 +189,7 @@ def total_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def skip_if_not_finite(optimizer: torch.optim.Optimizer, norm: torch.Tensor) -> None:
-    """Tell a fused optimizer to leave out the step that follows, and all later ones, if the norm is not finite."""
+    """Make a fused optimizer skip the next step and all later ones if the norm is not finite."""
     bad = (~torch.isfinite(norm)).float()
     earlier = getattr(optimizer, "found_inf", None)
     optimizer.found_inf = bad if earlier is None else torch.maximum(bad, earlier)  # type: ignore[attr-defined]
@@ -206,7 +197,7 @@ def skip_if_not_finite(optimizer: torch.optim.Optimizer, norm: torch.Tensor) -> 
 
 
 def replicated_weights(model: nn.Module, trained_only: bool) -> dict[str, torch.Tensor]:
-    """Whole weights of a model that every rank holds, copied to the CPU of rank 0; ``{}`` elsewhere."""
+    """Return the full weights of a replicated model, copied to the CPU of rank 0; ``{}`` on other ranks."""
     if dist.is_initialized() and dist.get_rank() != 0:
         return {}
     return {
@@ -214,62 +205,8 @@ def replicated_weights(model: nn.Module, trained_only: bool) -> dict[str, torch.
     }
 
 
-def replicated_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Trained weights, buffers and optimizer state of a model that every rank holds whole, copied to the CPU."""
-    wanted = {name: p.detach() for name, p in trained_parameters(model)} | dict(model.named_buffers())
-    return {
-        "model": {name: t.to("cpu", copy=True) for name, t in wanted.items()},
-        "optimizer": states_by_name(trained_parameters(model), optimizer),
-    }
-
-
-def states_by_name(named: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """``{parameter's name: {"exp_avg": ..., ...}}`` on the CPU, the same for every strategy.
-
-    Rates and decays are not state: they follow from the spec and the step.
-    """
-    return {name: _to_cpu(optimizer.state[p]) for name, p in named if p in optimizer.state}
-
-
-def load_states_by_name(
-    named: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer, states: dict[str, Any]
-) -> None:
-    """Take back what `states_by_name` gave."""
-    for name, p in named:
-        if name in states:
-            optimizer.state[p] = {k: v.to(p.device, copy=True) for k, v in states[name].items()}
-
-
-def load_replicated_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Take back what `replicated_state` gave."""
-    load_weights(model, state["model"])
-    load_states_by_name(trained_parameters(model), optimizer, state["optimizer"])
-
-
-def load_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
-    """Trained weights and buffers into a model that holds them whole.
-
-    Raises:
-        KeyError: the names are not the model's.
-    """
-    targets = {name: p.data for name, p in trained_parameters(model)} | dict(model.named_buffers())
-    missing, extra = targets.keys() - weights.keys(), weights.keys() - targets.keys()
-    if missing or extra:
-        raise KeyError(f"state does not fit the model: missing {sorted(missing)[:3]}, not known {sorted(extra)[:3]}")
-    for name, target in targets.items():
-        target.copy_(weights[name])
-
-
-def _to_cpu(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {k: _to_cpu(v) for k, v in value.items()}
-    return [_to_cpu(v) for v in value] if isinstance(value, list) else value
-
-
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """The model's repeated blocks in the order in which they run: the children of its outermost lists of modules."""
+    """Return the model's repeated blocks in execution order: the children of its outermost module lists."""
     found: list[nn.Module] = []
     for child in model.children():
         if isinstance(child, nn.ModuleList):
@@ -280,14 +217,14 @@ def transformer_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def forward_entry_points(model: nn.Module) -> list[nn.Module]:
-    """Modules through which a forward may begin: the loss, the model, and what generation calls beneath an adapter."""
+    """Return modules at which a forward pass may start: the loss, the model, and the base model that generation calls."""
     inner = getattr(model, "model", model)
     base = inner.get_base_model() if hasattr(inner, "get_base_model") else inner  # type: ignore[operator]
     return list(dict.fromkeys([model, inner, base]))
 
 
 class Replicated:
-    """A strategy (`contract.Strategy`) but for how gradients travel, which is all that those that share this differ in."""
+    """Base class of strategies with full weights on every rank; subclasses add the communication of gradients."""
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
@@ -310,7 +247,7 @@ class Replicated:
         group: dist.ProcessGroup,
         clip_norm: float | None,
     ) -> None:
-        """A model that is the same on all ranks, and what is trained of it."""
+        """Store the model, which is equal on all ranks, and its trained parameters."""
         self.module = self._model = model
         self._named, self._group, self._clip_norm = named, group, clip_norm
         self.optimizer = make_optimizer(named)
@@ -326,9 +263,3 @@ class Replicated:
 
     def state_ranges(self) -> list[StateRange]:
         return whole_states(self._named, self.optimizer, everywhere=True)
-
-    def state_dict(self) -> dict[str, Any]:
-        return replicated_state(self._model, self.optimizer)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        load_replicated_state(self._model, self.optimizer, state)

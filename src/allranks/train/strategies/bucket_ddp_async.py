@@ -1,12 +1,11 @@
-"""``bucket_ddp_async``: gradients side by side in buckets, one asynchronous all-reduce a bucket.
+"""Implement ``bucket_ddp_async``: gradients in buckets, one asynchronous all-reduce per bucket.
 
-Communication: one all-reduce a bucket (25 MB by default), started in the backward of the last micro-step when the bucket
-is full and waited for in ``step``: about T g / 25 MB calls, T g bytes a step; 2 T g (W-1)/W sent by each rank on a ring.
-Buckets take the parameters from the last to the first, the same on all ranks (checked at the start), and are launched in
-that order.
+Communication: one all-reduce per bucket (25 MB by default), started in the backward of the last micro-step when the bucket
+is full, and waited for in ``step``: about T g / 25 MB calls, T g bytes per step; 2 T g (W-1)/W sent by each rank on a ring.
+Buckets are filled and launched from the last parameter to the first, in the same order on all ranks (checked at the start).
 Memory per rank (P parameters, T trained, fp32 AdamW): 4P + 12T bytes; gradients are views into the buckets.
 Predecessor (``simple_ddp_async``): hundreds of small messages, each with its own latency. Filling buckets in the order in
-which hooks fire would be simpler, but that order may differ between ranks, which corrupts gradients in silence.
+which hooks run would be simpler, but that order may differ between ranks, which silently corrupts gradients.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from allranks.train.strategies.gradient_sync import (
 
 
 class BucketDDPAsync(Replicated):
-    """An asynchronous all-reduce a bucket, started within the last backward."""
+    """Start an asynchronous all-reduce per bucket in the last backward."""
 
     claims_overlap = True
 

@@ -36,22 +36,20 @@ from allranks.train.strategies.base import (
 )
 from allranks.train.strategies.deepspeed_state import (
     fragment_ranges,
-    load_optimizer_state,
-    optimizer_state,
     partition_tensors,
     plain_numbers,
     renew_copies,
 )
 from allranks.train.strategies.shards import StateRange, TensorShard, whole_weights
 
-_CURE = f"it may be for another torch than {torch.__version__}: pip install --upgrade 'deepspeed>=0.16', or take zero1, zero2, zero3"
+_CURE = f"it may require another torch than {torch.__version__}: pip install --upgrade 'deepspeed>=0.16', or use zero1, zero2, zero3"
 
 
 def load_deepspeed() -> Any:
-    """Import DeepSpeed; where torch sees no GPU, for the CPU and without anything compiled.
+    """Import DeepSpeed; if torch sees no GPU, for the CPU and without compiled extensions.
 
     Raises:
-        EnvironmentNotAble: it is not installed, or does not work with this torch.
+        EnvironmentNotAble: DeepSpeed is not installed, or does not work with this torch.
     """
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -60,7 +58,7 @@ def load_deepspeed() -> Any:
             deepspeed: Any = import_module("deepspeed")
     except ImportError as error:
         raise EnvironmentNotAble(
-            "DeepSpeed is not installed here; pip install 'allranks[deepspeed]', or take zero1, zero2, zero3 or pytorch_zero3"
+            "DeepSpeed is not installed here; pip install 'allranks[deepspeed]', or use zero1, zero2, zero3 or pytorch_zero3"
             if error.name == "deepspeed"
             else f"DeepSpeed cannot be imported: {_first_line(error)}; {_CURE}"
         ) from None
@@ -72,22 +70,22 @@ def load_deepspeed() -> Any:
     for name in (
         "all_gather_into_tensor",
         "reduce_scatter_tensor",
-    ):  # torch 2.13 tells of their new names at every call
+    ):  # torch 2.13 warns about their new names at every call
         warnings.filterwarnings("ignore", rf".*{name}. is deprecated", FutureWarning)
-    if (
-        _accelerator() == "cpu"
-    ):  # a shared-memory all-reduce would be compiled at the start wherever there is a compiler
+    if _accelerator() == "cpu":  # otherwise a shared-memory all-reduce is compiled at the start if there is a compiler
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
 
 
 def require_accelerator(device: torch.device) -> None:
-    """Raises:
-    EnvironmentNotAble: DeepSpeed works on another kind of device than the model is on; it chooses once a process.
+    """Check that DeepSpeed, which chooses its accelerator once per process, uses the model's kind of device.
+
+    Raises:
+        EnvironmentNotAble: it uses another kind.
     """
     if _accelerator() != device.type:
         raise EnvironmentNotAble(
-            f"DeepSpeed took {_accelerator()} as its accelerator, but the model is on {device.type}; set cluster.env: "
+            f"DeepSpeed chose {_accelerator()} as its accelerator, but the model is on {device.type}; set cluster.env: "
             f"{{DS_ACCELERATOR: {device.type}}}"
         )
 
@@ -99,7 +97,7 @@ def _accelerator() -> str:
 
 @contextmanager
 def silence_deepspeed() -> Iterator[None]:
-    """Without what DeepSpeed tells of itself at every start."""
+    """Suppress the messages that DeepSpeed logs at every start."""
     logger = logging.getLogger("DeepSpeed")
     before, logger.disabled = logger.disabled, True
     try:
@@ -113,7 +111,7 @@ def _first_line(error: BaseException) -> str:
 
 
 class DataParallelMpu:
-    """DeepSpeed's view of who talks to whom: this run's group, with its timeout, and no model parallelism."""
+    """Process groups for DeepSpeed: this run's group, with its timeout, and no model parallelism."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -141,15 +139,17 @@ class DataParallelMpu:
 
 
 class GuardedOptimizer:
-    """The optimizer inside DeepSpeed's, as the loop sees it. It leaves out updates whose gradients are not finite.
+    """The optimizer inside DeepSpeed's, for the loop. It skips updates with non-finite gradients.
 
-    DeepSpeed updates group by group; a hook given here is called once an optimizer step.
+    DeepSpeed updates group by group; hooks registered here are called once per optimizer step.
     """
 
     def __init__(self, inner: torch.optim.Optimizer, found_inf: Callable[[], torch.Tensor]) -> None:
         self._inner, self._found_inf, self._update = inner, found_inf, inner.step
         self._on_device = bool(inner.defaults.get("fused"))
-        self._hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()  # a plain dict cannot be referred to weakly
+        self._hooks: OrderedDict[int, Callable[..., Any]] = (
+            OrderedDict()
+        )  # a plain dict does not support weak references
         self._begun = False
         inner.step = self._step  # type: ignore[method-assign]
 
@@ -159,7 +159,7 @@ class GuardedOptimizer:
         return handle
 
     def next_step(self) -> None:
-        """The optimizer step is over."""
+        """End the optimizer step."""
         self._begun = False
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
@@ -179,7 +179,7 @@ class GuardedOptimizer:
 
 
 class MissingGradientCheck:
-    """Counts gradients as they come, so that a backward that left some out is told, by the parameter's name."""
+    """Count gradients in each backward, to report trained parameters without a gradient by name."""
 
     def __init__(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
         self._names = [name for name, _ in named]
@@ -191,27 +191,29 @@ class MissingGradientCheck:
         self._seen[i] = True
 
     def check(self) -> None:
-        """Raises:
-        RunFailed: a trained parameter got no gradient since the last check.
+        """Check that every trained parameter got a gradient since the last check.
+
+        Raises:
+            RunFailed: one got none.
         """
         missing = [name for name, seen in zip(self._names, self._seen, strict=True) if not seen]
         self._seen = [False] * len(self._names)
         if missing:
             raise RunFailed(
-                f"{len(missing)} trained parameters got no gradient in a backward, first {missing[0]}: DeepSpeed's ranks would mix "
-                "different parameters; set strategy.find_unused_parameters: true, or do not train them"
+                f"{len(missing)} trained parameters got no gradient in a backward, first {missing[0]}: DeepSpeed would mix different "
+                "parameters of different ranks; set strategy.find_unused_parameters: true, or do not train them"
             )
 
 
 def zero_missing_gradients(model: nn.Module, *, each_module: bool) -> None:
-    """Give every trained parameter a gradient, of zeros if need be, and on every rank in the same order.
+    """Give every trained parameter a gradient, zeros if necessary, in the same order on every rank.
 
-    A node of the graph that is made before a forward runs last in its backward; every parameter waits for it. Without that a
-    parameter that is used on one rank alone would come earlier on the others, and DeepSpeed fills its buckets as they come.
+    A graph node that is created before a forward runs last in its backward, and every parameter's gradient waits for it. Without
+    this, gradients of unused parameters would be ready earlier, and DeepSpeed fills its buckets in the order of readiness.
 
     Args:
-        each_module: a parameter is whole only while its own module computes (stage 3). Call this after DeepSpeed has put its
-            hooks in. Otherwise the gradients of the whole model come together at the end of backward.
+        each_module: parameters are gathered only while their own module computes (stage 3). Call this after DeepSpeed has
+            registered its hooks. Otherwise all gradients are ready together at the end of backward.
     """
     if not each_module:
         _ZeroGradientHook([p for p in model.parameters() if p.requires_grad], model)
@@ -223,13 +225,13 @@ def zero_missing_gradients(model: nn.Module, *, each_module: bool) -> None:
 
 
 class _ZeroGradientHook:
-    """Makes the parameters wait for the end of a module's backward."""
+    """Delay the gradients of a module's parameters until the end of its backward."""
 
     def __init__(self, own: list[nn.Parameter], module: nn.Module) -> None:
         self._own: list[nn.Parameter] = own
         self._nothing: list[torch.Tensor] = []
         module.register_forward_pre_hook(self._before)
-        module.register_forward_hook(self._after, prepend=True)  # before the weights are given back
+        module.register_forward_hook(self._after, prepend=True)  # before the weights are released
 
     def _before(self, module: nn.Module, args: Any) -> None:
         if torch.is_grad_enabled():
@@ -243,7 +245,7 @@ class _ZeroGradientHook:
 
 
 class _ZeroWithGradients(torch.autograd.Function):
-    """0, whose gradient with respect to every parameter is 0."""
+    """Return 0, with gradient 0 for every parameter."""
 
     @staticmethod
     def forward(ctx: Any, *parameters: torch.Tensor) -> torch.Tensor:
@@ -260,11 +262,11 @@ def _differentiable(value: Any) -> bool:
 
 
 Json = dict[str, Any]
-BUCKET = 500_000_000  # DeepSpeed's default, elements; it allocates a whole bucket, however small the model is
+BUCKET = 500_000_000  # DeepSpeed's default, elements; it allocates a full bucket for any size of model
 
 
 class DeepSpeedZero:
-    """One engine. The stage, and what follows from it, are the subclasses' own."""
+    """Train with a DeepSpeed engine. Subclasses define the stage and what depends on it."""
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
@@ -290,7 +292,7 @@ class DeepSpeedZero:
     ) -> None:
         self._model, self._group, self._named = model, group, trained_parameters(model)
         if not self._named:
-            raise SpecError("nothing is trained: DeepSpeed needs a parameter to train")
+            raise SpecError("no parameter is trained: DeepSpeed needs at least one")
         device = self._named[0][1].device
         require_accelerator(device)
         started = time.perf_counter()
@@ -313,7 +315,7 @@ class DeepSpeedZero:
             stage=self.stage, world_size=world, clip_norm=clip_norm or 0.0, device=device.type
         )
         config = complete_config(self._given, asked, where)
-        if "train_batch_size" not in config:  # no spec has said; the loop's micro-batches are what they are
+        if "train_batch_size" not in config:  # the spec does not set it; the loop defines the micro-batches
             config |= {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "train_batch_size": world}
         bf16 = config.setdefault("bf16", {})
         if bf16.get("enabled", "auto") == "auto":
@@ -324,7 +326,7 @@ class DeepSpeedZero:
         return without_auto(config)
 
     def _trains_in_bf16(self, where: str) -> bool:
-        """DeepSpeed casts the whole model where its bf16 is on, and wants one dtype of what is trained in any case."""
+        """Return whether bf16 is on: then DeepSpeed casts the full model. It always requires one dtype of trained parameters."""
         whole = self._named[0][1].dtype == torch.bfloat16
         named = self._model.named_parameters() if whole else self._named
         require_one_dtype(named, self._named[0], where=where, who="DeepSpeed", others="zero3 or pytorch_ddp")
@@ -349,10 +351,10 @@ class DeepSpeedZero:
         return engine, zero
 
     def _take_weights(self) -> None:
-        """Before the engine is made, and after whoever asks parameters for their shape: stage 3 cuts the model here."""
+        """Prepare weights before the engine is created and after parameter shapes are read: stage 3 shards the model here."""
 
     def _found_inf(self) -> torch.Tensor:
-        """1 where this step's or an earlier step's gradient was not finite, on the device."""
+        """Return 1 (on the device) if a gradient of this or an earlier step was not finite, else 0."""
         return torch.maximum(self._bad, _not_finite(_norm(self._zero, self._bad.device)))
 
     @contextmanager
@@ -367,7 +369,7 @@ class DeepSpeedZero:
         return self._held_back()
 
     def backward(self, loss: torch.Tensor) -> None:
-        # The loss is already the micro-batch's share of the step: DeepSpeed must not divide it by the micro-steps.
+        # The loss is already the micro-batch's share of the step: DeepSpeed must not divide it by the number of micro-steps.
         self._engine.backward(loss, scale_wrt_gas=False)
         self._complete.check()
 
@@ -380,16 +382,13 @@ class DeepSpeedZero:
 
     @property
     def shards(self) -> list[torch.Tensor]:
-        """What this rank keeps of the weights beside the model's own tensors."""
+        """Tensors with weights that this rank keeps beside the model's own."""
         return partition_tensors(self._zero)
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
         raise NotImplementedError
 
     def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
-        raise NotImplementedError
-
-    def _put_weights(self, weights: dict[str, torch.Tensor]) -> None:
         raise NotImplementedError
 
     def weight_shards(self) -> list[TensorShard]:
@@ -399,32 +398,16 @@ class DeepSpeedZero:
         raise NotImplementedError
 
     def loaded(self) -> None:
-        """What was read into `weight_shards` and `state_ranges` holds from here on, in the copies too. Every rank calls."""
+        """Apply values that were read into `weight_shards` and `state_ranges`, also to DeepSpeed's copies. Collective."""
         renew_copies(self.weight_shards(), self.state_ranges())
         plain_numbers(self._zero)
 
-    def state_dict(self) -> dict[str, Any]:
-        buffers = {n: b.to("cpu", copy=True) for n, b in self._model.named_buffers()}
-        weights = self.weights(trained_only=True)
-        return {"model": weights | buffers, "optimizer": optimizer_state(self._zero, self._named, self._group)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        buffers = dict(self._model.named_buffers())
-        if odd := ({n for n, _ in self._named} | buffers.keys()) ^ state["model"].keys():
-            raise KeyError(f"state does not fit the model: {sorted(odd)[:3]}")
-        with torch.no_grad():
-            self._put_weights(state["model"])
-            for name, buffer in buffers.items():
-                buffer.copy_(state["model"][name])
-            self._zero.refresh_fp32_params()
-            load_optimizer_state(self._zero, self._named, state["optimizer"])
-
 
 class DeepSpeedReplicated(DeepSpeedZero):
-    """Stages 1 and 2: every rank holds all weights."""
+    """Train with stages 1 and 2: every rank holds all weights."""
 
     replicated, forward_has_collectives = True, False
-    claims_overlap = False  # buckets are reduced when backward has ended
+    claims_overlap = False  # buckets are reduced after backward
     reduces_each_micro_step: bool
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
@@ -434,7 +417,7 @@ class DeepSpeedReplicated(DeepSpeedZero):
             for flat, p in zip(partition_tensors(self._zero), self._firsts(), strict=True)
         )
         times = accum if self.reduces_each_micro_step else 1
-        flag = int(self._zero.check_grad_overflow)  # with bfloat16: a byte that says whether a gradient is not finite
+        flag = int(self._zero.check_grad_overflow)  # with bfloat16: a byte that flags non-finite gradients
         return [
             Traffic("all_reduce", "after_backward", None, sizes.trained_bytes * times),
             Traffic("all_reduce", "step", groups + flag, 4 * groups + flag),
@@ -453,15 +436,11 @@ class DeepSpeedReplicated(DeepSpeedZero):
     def state_ranges(self) -> list[StateRange]:
         return fragment_ranges(self._zero, self._named)
 
-    def _put_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        for name, p in self._named:
-            p.data.copy_(weights[name])
-
 
 def _norm(zero: Any, device: torch.device) -> torch.Tensor:
     return torch.as_tensor(zero._global_grad_norm, dtype=torch.float32, device=device)
 
 
 def _not_finite(norm: torch.Tensor) -> torch.Tensor:
-    """DeepSpeed tells an invalid norm as infinity, or as -1."""
+    """Return whether the norm is invalid, which DeepSpeed reports as infinity or -1."""
     return (~torch.isfinite(norm) | (norm < 0)).float()

@@ -1,29 +1,29 @@
 """Implement the strategies deepspeed_zero1, deepspeed_zero2 and deepspeed_zero3.
 
-``deepspeed_zero1``: DeepSpeed's ZeRO stage 1, the optimizer's state in parts.
+``deepspeed_zero1``: DeepSpeed's ZeRO stage 1: sharded optimizer state.
 
 Communication per step: all-reduces of buckets after the last micro-step's backward (T g bytes, T trained parameters of g
-bytes), an all-reduce of 4 bytes a parameter group for the gradient's norm, an all-gather of the updated weights a group (T g).
-Memory per rank (P parameters, float32 AdamW): 4P + 4T + 12T/W bytes; at the update itself 4P + 16T/W. In float32 too DeepSpeed
-updates a copy of its part of the weights (4T/W), and copies it back.
-Predecessor (``zero1``): the same in 130 lines, without that copy. What DeepSpeed has beside it is its JSON and its offloading.
+bytes), an all-reduce of 4 bytes per parameter group for the gradient norm, an all-gather of the updated weights per group (T g).
+Memory per rank (P parameters, float32 AdamW): 4P + 4T + 12T/W bytes; at the update itself 4P + 16T/W. Also in float32,
+DeepSpeed updates a copy of its part of the weights (4T/W), and copies it back.
+Predecessor (``zero1``): the same without that copy. DeepSpeed adds its JSON configuration and offloading.
 
-``deepspeed_zero2``: DeepSpeed's ZeRO stage 2, the optimizer's state and the gradients in parts.
+``deepspeed_zero2``: DeepSpeed's ZeRO stage 2: sharded optimizer state and gradients.
 
 Communication per step: all-reduces of buckets after each micro-step's backward (A T g bytes, A micro-steps, T trained parameters
-of g bytes; DeepSpeed all-reduces a bucket that several ranks own parts of, where the paper has a reduce-scatter), an
-all-reduce of 4 bytes a parameter group for the norm, an all-gather of the updated weights a group (T g).
+of g bytes; DeepSpeed all-reduces a bucket of which several ranks own parts, the paper uses a reduce-scatter), an all-reduce
+of 4 bytes per parameter group for the norm, an all-gather of the updated weights per group (T g).
 Memory per rank (P parameters, float32 AdamW): 4P + 16T/W bytes between backward and update, and a bucket of gradients.
-Predecessor (``deepspeed_zero1``): whole gradients until the last micro-step.
+Predecessor (``deepspeed_zero1``): full gradients until the last micro-step.
 
-``deepspeed_zero3``: DeepSpeed's ZeRO stage 3, weights, gradients and the optimizer's state in parts.
+``deepspeed_zero3``: DeepSpeed's ZeRO stage 3: sharded weights, gradients and optimizer state.
 
-Communication per micro-step: all-gathers of each module's weights before its forward and, unless they are still there, before
-its backward (P g bytes each), reduce-scatters after backward (T g); per step an all-reduce of 8 bytes a parameter group.
-Tensors below ``stage3_param_persistence_threshold`` (100,000 numbers) stay whole and are gathered once a step; what is gathered
-in forward stays until backward while fewer than ``stage3_max_live_parameters`` (10^9) are whole.
-Memory per rank (P parameters, T trained, float32 AdamW): (4P + 16T)/W bytes, and what is whole by those two limits.
-Predecessor (``deepspeed_zero2``): whole weights on every rank.
+Communication per micro-step: all-gathers of each module's weights before its forward and, unless they are still gathered,
+before its backward (P g bytes each), reduce-scatters after backward (T g); per step an all-reduce of 8 bytes per parameter
+group. Tensors below ``stage3_param_persistence_threshold`` (100,000 elements) are not sharded and are gathered once per step;
+weights gathered in forward are kept until backward while fewer than ``stage3_max_live_parameters`` (10^9) are gathered.
+Memory per rank (P parameters, T trained, float32 AdamW): (4P + 16T)/W bytes, and the gathered weights of those two limits.
+Predecessor (``deepspeed_zero2``): full weights on every rank.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from allranks.train.strategies.shards import StateRange, TensorShard, whole_weig
 
 
 class DeepSpeedZero1(DeepSpeedReplicated):
-    """One reduction an optimizer step."""
+    """Reduce gradients once per optimizer step."""
 
     stage = 1
     reduces_each_micro_step = False
 
 
 class DeepSpeedZero2(DeepSpeedReplicated):
-    """A reduction a micro-step, after which each rank keeps its part."""
+    """Reduce gradients in each micro-step; each rank keeps its part."""
 
     stage = 2
     reduces_each_micro_step = True
@@ -59,27 +59,29 @@ LIVE = 1_000_000_000  # DeepSpeed's default of both limits
 
 
 class DeepSpeedZero3(DeepSpeedZero):
-    """No rank holds the whole model, but for small tensors."""
+    """Shard the model, except small tensors."""
 
     stage = 3
-    filler: WeightLoader | None = None  # gives the model its weights, one at a time; None: it has them
+    filler: WeightLoader | None = None  # loads the weights one at a time; None: already loaded
     replicated, forward_has_collectives = False, True
     claims_overlap = True
-    warmup = True  # DeepSpeed notes the order of modules in the first pass and compares it over the ranks in the second
+    warmup = (
+        True  # DeepSpeed records the order of modules in the first pass and compares it between ranks in the second
+    )
 
     def _take_weights(self) -> None:
-        """Each weight as it comes is cut into the ranks' parts, as DeepSpeed does it with a whole model."""
+        """Load and shard the weights one at a time, as DeepSpeed does with a loaded model."""
         if self.filler is None:
             return
         zero: Any = import_module("deepspeed.runtime.zero")
-        self._deepspeed.init_distributed(dist_init_required=False, verbose=False)  # it takes the group that is there
+        self._deepspeed.init_distributed(dist_init_required=False, verbose=False)  # uses the existing process group
         cutter = zero.Init(
             data_parallel_group=self._group, mpu=DataParallelMpu(self._group), config_dict_or_path=self.config
         )
         world, rank = dist.get_world_size(self._group), dist.get_rank(self._group)
         for name, p in self._model.named_parameters():
             if not self.filler.waits(name):
-                continue  # adapters: they are here, and are cut with the rest
+                continue  # adapters: already loaded, sharded with the rest
             size = -(-p.numel() // world)
             low, high = (min(r * size, p.numel()) for r in (rank, rank + 1))
             self.filler.flat([(name, p)], [(0, p.numel())], low, high)
@@ -97,7 +99,7 @@ class DeepSpeedZero3(DeepSpeedZero):
         zero = self.config["zero_optimization"]
         limit = min(zero.get("stage3_max_live_parameters", LIVE), zero.get("stage3_max_reuse_distance", LIVE))
         freed = sum(p.ds_numel for p in once) > limit  # type: ignore[attr-defined]
-        # a tied weight is gathered for each of its modules if the first one's is freed
+        # a tied weight is gathered for each of its modules if it is freed after the first one
         used = [p for m in self._model.modules() for p in m.parameters(recurse=False) if p in set(once)]
         idle = _without_backward(self._model)
         expected = [
@@ -128,16 +130,9 @@ class DeepSpeedZero3(DeepSpeedZero):
     def loaded(self) -> None:
         super().loaded()
         for _, p in self._named:
-            p.partition(has_been_updated=False)  # type: ignore[attr-defined] - what is whole is from before
+            p.partition(has_been_updated=False)  # type: ignore[attr-defined] - gathered weights are outdated
         if kept := self._zero.persistent_parameters:
             kept[0].all_gather(kept)
-
-    def _put_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        gathered: Any = import_module("deepspeed.runtime.zero").GatheredParameters
-        for name, p in self._named:
-            with gathered([p], modifier_rank=0):
-                if dist.get_rank(self._group) == 0:
-                    p.data.copy_(weights[name])
 
 
 def _padded_bytes(p: torch.nn.Parameter, world: int) -> int:
@@ -145,7 +140,7 @@ def _padded_bytes(p: torch.nn.Parameter, world: int) -> int:
 
 
 def _without_backward(model: torch.nn.Module) -> torch.nn.Parameter | None:
-    """A frozen embedding: nothing is differentiated beneath it."""
+    """Return the embedding weight if it is frozen: it has no backward."""
     inner = getattr(model, "model", model)
     weight = inner.get_input_embeddings().weight  # type: ignore[operator]
     wanted = any(getattr(m, "gradient_checkpointing", False) for m in model.modules())

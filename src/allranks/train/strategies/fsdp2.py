@@ -1,6 +1,6 @@
 """Implement the strategies pytorch_zero2 and pytorch_zero3 with torch FSDP2.
 
-Both use `fully_shard` per block, and an optimizer on this rank's local tensors.
+Both use `fully_shard` per block and an optimizer on this rank's local tensors.
 
 Adapters may stay unsharded (``adapters: ignored``): every rank holds all of them, their gradients are averaged by
 one flat all-reduce per optimizer step, and saving them needs no collective. ``auto`` does so while they are small.
@@ -11,17 +11,17 @@ block's shard is copied to the device whenever it is gathered.
 
 ``pytorch_zero2``: FSDP2 (``fully_shard``) that keeps gathered weights until the backward.
 
-Communication per micro-step: an all-gather a block before its forward, a reduce-scatter a block in backward: about
+Communication per micro-step: an all-gather per block before its forward, a reduce-scatter per block in backward: about
 A (P + T) g (W-1)/W sent by each rank, P parameters of g bytes, T trained, A micro-steps.
-Memory per rank (fp32 AdamW): (4P + 12T)/W bytes between steps, and up to the whole weights between forward and backward.
-Predecessor (``pytorch_zero1``): every rank keeps whole gradients.
+Memory per rank (fp32 AdamW): (4P + 12T)/W bytes between steps, and up to the full weights between forward and backward.
+Predecessor (``pytorch_zero1``): every rank keeps full gradients.
 
 ``pytorch_zero3``: FSDP2 (``fully_shard``) that frees a block's weights after its forward and gathers them again.
 
-Communication per micro-step: an all-gather a block before its forward and again before its backward, a reduce-scatter a
+Communication per micro-step: an all-gather per block before its forward and again before its backward, a reduce-scatter per
 block in backward: about A (2 P + T) g (W-1)/W sent by each rank, P parameters of g bytes, T trained, A micro-steps.
-Memory per rank (fp32 AdamW): (4P + 12T)/W bytes, and two or three blocks whole.
-Predecessor (``pytorch_zero2``): all weights are whole between forward and backward.
+Memory per rank (fp32 AdamW): (4P + 12T)/W bytes, and two or three gathered blocks.
+Predecessor (``pytorch_zero2``): all weights are gathered between forward and backward.
 """
 
 from __future__ import annotations
@@ -56,8 +56,6 @@ from allranks.train.strategies.base import (
     Traffic,
     clip_and_update,
     forward_entry_points,
-    load_states_by_name,
-    states_by_name,
     trained_parameters,
     transformer_blocks,
 )
@@ -68,7 +66,7 @@ from allranks.train.strategies.shards import StateRange, TensorShard, whole_stat
 def shard_routers_separately(
     blocks: Sequence[nn.Module], ignored: Set[nn.Parameter], *, mixed: bool
 ) -> list[nn.Module]:
-    """Return routers that are trained in another dtype (float32) than their block: they become units of their own.
+    """Shard routers that are trained in another dtype (float32) than their block as separate units, and return them.
 
     Args:
         mixed: blocks are cast to a lower dtype for their forward pass, routers are not.
@@ -87,7 +85,7 @@ def shard_routers_separately(
 
 
 def require_one_dtype_in_each(model: nn.Module, units: Sequence[nn.Module], ignored: Set[nn.Parameter]) -> None:
-    """`require_one_dtype` for each unit, inner ones first, and for what is in none of them."""
+    """Apply `require_one_dtype` to each unit, inner ones first, and to the parameters outside of all units."""
     done = set(ignored)
     for unit in (*units, model):
         require_one_dtype(model, [p for p in unit.parameters() if p not in done])
@@ -95,26 +93,26 @@ def require_one_dtype_in_each(model: nn.Module, units: Sequence[nn.Module], igno
 
 
 def require_one_dtype(model: nn.Module, unit: Sequence[nn.Parameter]) -> None:
-    """Gradients of a unit travel in one tensor.
+    """Check that a unit has one dtype, because its gradients are reduced in one tensor.
 
     Raises:
-        SpecError: names the parameter whose dtype is another one.
+        SpecError: names the parameter whose dtype differs.
     """
     names = {p: n for n, p in model.named_parameters()}
     ours = [p for p in unit if p.requires_grad]
     for p in ours:
         if p.dtype != ours[0].dtype:
             raise SpecError(
-                f"{names[p]} is {p.dtype}, {names[ours[0]]} beside it {ours[0].dtype}: FSDP2 reduces the gradients of a block, and of "
-                "what is in no block, together and needs one dtype; set model.dtype so that base and adapters agree, or take zero3"
+                f"{names[p]} is {p.dtype}, {names[ours[0]]} in the same unit is {ours[0].dtype}: FSDP2 reduces the gradients of a unit (a block, or all "
+                "parameters outside of blocks) together and needs one dtype; set model.dtype so that base and adapters agree, or use zero3"
             )
 
 
 def require_own_weights(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
-    """`fully_shard` of one block would replace its weight and leave another block's with the old one: no longer tied.
+    """Refuse weights shared between blocks: `fully_shard` would replace the weight in one block only and so untie it.
 
     Raises:
-        SpecError: names a parameter that a block shares with what is outside it.
+        SpecError: names a parameter that a block shares with a module outside of it.
     """
     paths = {module: name for name, module in model.named_modules()}
     inside = [f"{paths[block]}." for block in blocks]
@@ -123,12 +121,12 @@ def require_own_weights(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
         block = next((path for path in inside if name.startswith(path)), "")
         if home.setdefault(p, block) != block:
             raise SpecError(
-                f"{name} is shared between a block and what is outside it: FSDP2 would untie it; take zero3 or pytorch_ddp"
+                f"{name} is shared between a block and a module outside of it: FSDP2 would untie it; use zero3 or pytorch_ddp"
             )
 
 
 def zero_missing_gradients(unit: nn.Module) -> None:
-    """Give every parameter of a unit a gradient, of zeros if need be: FSDP2's ranks must all reduce the same ones."""
+    """Give every parameter of a unit a gradient, zeros if necessary, because all FSDP2 ranks must reduce the same ones."""
 
     def add_nothing(module: nn.Module, args: Any, output: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -151,12 +149,12 @@ def _differentiable(value: Any) -> bool:
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The plain tensor that this rank holds of a `DTensor`."""
+    """Return this rank's local tensor of a `DTensor`."""
     return cast(DTensor, tensor).to_local()
 
 
 def shard_of(key: str, parameter: nn.Parameter, local: torch.Tensor) -> TensorShard:
-    """Rows of a matrix are a range of the flattened whole."""
+    """Return the shard record of a parameter: its local rows are a range of the flattened tensor."""
     like = cast(DTensor, parameter.data)
     _, offsets = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
     rest = like.numel() // max(like.shape[0], 1) if like.ndim else 1
@@ -164,19 +162,11 @@ def shard_of(key: str, parameter: nn.Parameter, local: torch.Tensor) -> TensorSh
     return TensorShard(key, like.numel(), offset, local.detach().view(-1))
 
 
-def part_of(whole: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    """This rank's rows: FSDP2 cuts the first dimension into equal chunks, the last of which may be short or empty."""
-    mesh = cast(DTensor, parameter.data).device_mesh
-    chunks = whole.chunk(mesh.size(), dim=0)
-    rank = mesh.get_local_rank()
-    return chunks[rank] if rank < len(chunks) else whole[:0]
-
-
 def padded_bytes(parameter: nn.Parameter, world: int, dtype: torch.dtype | None = None) -> int:
-    """Bytes of a parameter's rows on all ranks, where each holds as many as the one with most.
+    """Return the bytes of a parameter, with the rows of every rank padded to the largest chunk.
 
     Args:
-        dtype: the dtype in which they travel; None: the parameter's own.
+        dtype: the dtype in which it is communicated; None: the parameter's own.
     """
     rows = parameter.shape[0] if parameter.ndim else 1
     rest = parameter.numel() // max(rows, 1)
@@ -194,17 +184,17 @@ SMALL_BYTES = 64 << 20
 
 
 def keeps_adapters_whole(model: nn.Module, adapters: str, world: int) -> bool:
-    """Whether what is trained stays out of the sharding.
+    """Return whether adapters stay unsharded.
 
-    Four times its bytes (weight, gradient, two moments) are then on every rank. ``auto`` takes that where it is at most
-    64 MiB, or a tenth of this rank's share of the frozen weights.
+    Then every rank holds four times their bytes (weight, gradient, two moments). ``auto`` does so if that is at most 64 MiB,
+    or a tenth of this rank's share of the frozen weights.
 
     Raises:
         SpecError: ``ignored`` without adapters.
     """
     if not is_adapted(model) and not is_adapted(getattr(model, "model", model)):
         if adapters == "ignored":
-            raise SpecError("strategy.adapters: ignored keeps adapters on every rank, and this model has none")
+            raise SpecError("strategy.adapters: ignored keeps adapters on every rank, but this model has none")
         return False
     if adapters != "auto":
         return adapters == "ignored"
@@ -214,7 +204,7 @@ def keeps_adapters_whole(model: nn.Module, adapters: str, world: int) -> bool:
 
 
 def average_gradients(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
-    """The mean of gradients over the ranks, in one flat all-reduce for each dtype. Every rank calls."""
+    """Average gradients over the ranks with one flat all-reduce per dtype. Collective."""
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for p in parameters:
         by_dtype.setdefault(p.dtype, []).append(gradient_of(p))
@@ -227,7 +217,7 @@ def average_gradients(parameters: Sequence[nn.Parameter], group: dist.ProcessGro
 
 
 class FSDP2:
-    """Blocks are units of their own; what is in no block belongs to the whole."""
+    """Shard with FSDP2: each block is a unit, and the root unit holds all other parameters."""
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
@@ -235,7 +225,7 @@ class FSDP2:
     claims_overlap = True
     reshard_after_forward: bool
     remarks: tuple[str, ...] = ()
-    filler: WeightLoader | None = None  # gives the model its weights, after it is sharded; None: it has them
+    filler: WeightLoader | None = None  # loads the weights after sharding; None: already loaded
 
     def __init__(self, find_unused_parameters: bool, adapters: str, offload: str) -> None:
         self._zeros, self._adapters, self._offload = find_unused_parameters, adapters, offload
@@ -271,12 +261,12 @@ class FSDP2:
         if self.filler:
             self.filler.parts(model, torch.device("cpu") if self._offload == "all" else self._device)
         self._root = cast(FSDPModule, root)
-        # evaluation may be the first forward, and begins beneath the root; a block must not take itself for the root then
+        # the first forward may be an evaluation, which starts below the root; no block may become the root then
         self._root._get_fsdp_state()._lazy_init()
         if self._zeros and not self._kept:
             for unit in (*blocks, model):
                 zero_missing_gradients(unit)
-        for entrance in forward_entry_points(model)[1:]:  # evaluation and generation begin beneath the loss
+        for entrance in forward_entry_points(model)[1:]:  # evaluation and generation start below the loss
             entrance.register_forward_pre_hook(self._enter)
         self._named = [] if self._kept else trained_parameters(model)
         copied = self._offload == "optimizer"
@@ -286,12 +276,16 @@ class FSDP2:
         ]
         self.optimizer = make_optimizer([*self._local, *self._kept])
         if self._adapters == "auto" and is_adapted(getattr(model, "model", model)):
-            chosen = "whole on every rank, averaged by one all-reduce a step" if self._kept else "sharded with the rest"
+            chosen = (
+                "whole on every rank, gradients averaged by one all-reduce per step"
+                if self._kept
+                else "sharded with the rest"
+            )
             self.remarks = (f"adapters: {chosen} (strategy.adapters: auto)",)
 
     def _keeps_whole(self, model: nn.Module, world: int) -> bool:
         if self._offload == "optimizer" and self._adapters == "auto":
-            return False  # who wants moments on the host wants little on the device
+            return False  # with moments on the host, device memory is scarce
         kept = keeps_adapters_whole(model, self._adapters, world)
         if kept and self._offload == "optimizer":
             raise SpecError(
@@ -307,7 +301,7 @@ class FSDP2:
         self._root.unshard()
 
     def _reshard(self) -> None:
-        """After an evaluation weights may still be whole, in blocks too: no backward has come to free them."""
+        """Free gathered weights: after an evaluation, no backward has freed them."""
         for module in self.module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -371,7 +365,7 @@ class FSDP2:
         return whole
 
     def weight_shards(self) -> list[TensorShard]:
-        self._reshard()  # what is read into the parts must not leave older whole weights in use
+        self._reshard()  # gathered weights would be outdated after shards are read
         own = [shard_of(f"model/{name}", p, local_of(p.data)) for name, p in self._named]
         return [*own, *whole_weights([*self._kept, *self.module.named_buffers()])]
 
@@ -383,7 +377,7 @@ class FSDP2:
         return [*own, *whole_states(self._kept, self.optimizer, everywhere=True)]
 
     def _whole(self, local: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-        """The whole of what lies like this parameter; parts on the host travel through the device. Every rank calls."""
+        """Gather a tensor that is sharded like this parameter; host shards are copied through the device. Collective."""
         like = cast(DTensor, parameter.data)
         part = local.to(self._device)
         made = DTensor.from_local(
@@ -391,44 +385,14 @@ class FSDP2:
         )
         return made.full_tensor()
 
-    def state_dict(self) -> dict[str, Any]:
-        first = dist.get_rank(self._group) == 0
-        states: dict[str, Any] = states_by_name(self._kept, self.optimizer) if first else {}
-        for (name, p), (_, local) in zip(self._named, self._local, strict=True):
-            for key, value in self.optimizer.state.get(local, {}).items():
-                whole = value if value.ndim == 0 else self._whole(value, p)
-                if first:
-                    states.setdefault(name, {})[key] = whole.cpu().clone()
-        buffers = {n: b.to("cpu", copy=True) for n, b in self.module.named_buffers()}
-        return {"model": self.weights(trained_only=True) | buffers, "optimizer": states}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._reshard()
-        buffers = dict(self.module.named_buffers())
-        if odd := ({n for n, _ in [*self._named, *self._kept]} | buffers.keys()) ^ state["model"].keys():
-            raise KeyError(f"state does not fit the model: {sorted(odd)[:3]}")
-        for (name, p), (_, local) in zip(self._named, self._local, strict=True):
-            local_of(p.data).copy_(part_of(state["model"][name], p))
-            saved = state["optimizer"].get(name, {})
-            if saved:
-                self.optimizer.state[local] = {
-                    k: v.to(local.device, copy=True) if v.ndim == 0 else part_of(v, p).to(local.device, copy=True)
-                    for k, v in saved.items()
-                }
-        for name, p in self._kept:
-            p.data.copy_(state["model"][name])
-        load_states_by_name(self._kept, self.optimizer, state["optimizer"])
-        for name, buffer in buffers.items():
-            buffer.copy_(state["model"][name])
-
 
 class PyTorchZero2(FSDP2):
-    """fully_shard with reshard_after_forward=False."""
+    """Use `fully_shard` with reshard_after_forward=False."""
 
     reshard_after_forward = False
 
 
 class PyTorchZero3(FSDP2):
-    """fully_shard with reshard_after_forward=True."""
+    """Use `fully_shard` with reshard_after_forward=True."""
 
     reshard_after_forward = True

@@ -1,4 +1,4 @@
-"""Synchronise gradients in backward: equal initial weights, collectives launched in one order on all ranks, all-reduce in buckets."""
+"""Synchronise gradients in backward: equal initial weights, collectives in one order on all ranks, bucketed all-reduce."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from allranks.train.models.weight_loader import is_unmaterialized
 
 
 def broadcast_from_first(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Give every rank the parameters and buffers of the group's rank 0, but for those that wait for weights. Every rank calls."""
+    """Broadcast parameters and buffers from the group's rank 0, except unmaterialized ones. Collective."""
     first = dist.get_global_rank(group, 0)
     for tensor in [*model.parameters(), *model.buffers()]:
         if not is_unmaterialized(tensor):
@@ -25,7 +25,7 @@ def broadcast_from_first(model: nn.Module, group: dist.ProcessGroup) -> None:
 
 
 def reduce_scatter(out: torch.Tensor, whole: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
-    """Start to add `whole` (W n) over the ranks; each gets its n of the sum in `out`."""
+    """Start a reduce-scatter of `whole` (W n elements); each rank gets its n elements of the sum in `out`."""
     start = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
     work = start(out, whole, group=group, async_op=True)
     assert isinstance(work, dist.Work)
@@ -33,7 +33,7 @@ def reduce_scatter(out: torch.Tensor, whole: torch.Tensor, group: dist.ProcessGr
 
 
 def all_gather(whole: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
-    """Start to put the ranks' `own` (n) side by side in `whole` (W n) on every rank; `own` may be its place there."""
+    """Start an all-gather of `own` (n elements per rank) into `whole` (W n); `own` may be a view of `whole`."""
     start = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     work = start(whole, own, group=group, async_op=True)
     assert isinstance(work, dist.Work)
@@ -41,10 +41,10 @@ def all_gather(whole: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup)
 
 
 def require_same_order(named: Sequence[tuple[str, nn.Parameter]], group: dist.ProcessGroup) -> None:
-    """Ranks that reduce different parameters together would corrupt gradients in silence.
+    """Check that all ranks reduce the same parameters in the same order; otherwise gradients are silently corrupted.
 
     Raises:
-        ProofFailed: on every rank; names the ranks whose parameters are others, or in another order.
+        ProofFailed: on every rank; names the ranks whose parameters or order differ.
     """
     digest = hashlib.sha256(repr([(n, tuple(p.shape), str(p.dtype)) for n, p in named]).encode()).digest()
     device = named[0][1].device if named else torch.device("cpu")
@@ -62,14 +62,14 @@ def require_same_order(named: Sequence[tuple[str, nn.Parameter]], group: dist.Pr
 
 
 class MicroStepState:
-    """Whether the present micro-step is the optimizer step's last, which communicates."""
+    """Track whether the current micro-step is the last of the optimizer step, which communicates."""
 
     def __init__(self) -> None:
         self.last = True
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Around micro-steps that do not communicate."""
+        """Return a context for micro-steps that do not communicate."""
         self.last = False
         try:
             yield
@@ -78,9 +78,10 @@ class MicroStepState:
 
 
 class OrderedCollectives:
-    """Launches items 0, 1, 2, ... as soon as they are ready, but never before those in front of them.
+    """Launch items 0, 1, 2, ... as soon as they are ready, but always in this order.
 
-    Ranks may be ready in different orders, or some never (a parameter without gradient): collectives must not follow that.
+    The order of readiness may differ between ranks, and items may never be ready (a parameter without gradient); the order of
+    collectives must not depend on it.
     """
 
     def __init__(self, n: int, launch: Callable[[int], None]) -> None:
@@ -89,14 +90,14 @@ class OrderedCollectives:
         self._next = 0
 
     def ready(self, i: int) -> None:
-        """Item `i` can be launched."""
+        """Mark item `i` as ready."""
         self._ready[i] = True
         while self._next < self._n and self._ready[self._next]:
             self._next += 1
             self._launch(self._next - 1)
 
     def finish(self) -> None:
-        """Launch the rest, and begin anew."""
+        """Launch the remaining items and reset."""
         while self._next < self._n:
             self._next += 1
             self._launch(self._next - 1)
@@ -105,20 +106,22 @@ class OrderedCollectives:
 
 
 def gradient_of(parameter: nn.Parameter) -> torch.Tensor:
-    """The gradient; zeros where this rank's batch did not reach the parameter, though another rank's may have."""
+    """Return the gradient; zeros if this rank's batch did not use the parameter (another rank's may have)."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad
 
 
 def on_gradient(parameter: nn.Parameter, action: Callable[[], None]) -> Any:
-    """Call `action` when the parameter's gradient of a backward is whole. The hook's argument is the parameter, not
-    its gradient: reducing that would average weights and leave every gradient to its rank."""
+    """Call `action` when the parameter's gradient is accumulated in a backward.
+
+    The hook's argument is the parameter, not its gradient: reducing it would average weights instead of gradients.
+    """
     return parameter.register_post_accumulate_grad_hook(lambda _: action())
 
 
 class GradientBucket:
-    """Gradients of some parameters in one flat tensor, whose length is a multiple of `multiple`."""
+    """Flat tensor with the gradients of some parameters; its length is a multiple of `multiple`."""
 
     def __init__(self, parameters: list[nn.Parameter], multiple: int = 1) -> None:
         self.parameters = parameters
@@ -129,7 +132,7 @@ class GradientBucket:
         self.missing = len(parameters)
 
     def take(self, i: int) -> None:
-        """Gradient `i` has come: put it in its place, if it is not there already."""
+        """Copy gradient `i` into the bucket, if it is not already a view of it."""
         parameter, view = self.parameters[i], self.views[i]
         if parameter.grad is not view:
             assert parameter.grad is not None
@@ -137,14 +140,14 @@ class GradientBucket:
             parameter.grad = view
 
     def fill(self) -> None:
-        """Zeros for gradients that have not come in any micro-step of this optimizer step."""
+        """Fill in zeros for parameters without a gradient in this optimizer step."""
         for parameter, view in zip(self.parameters, self.views, strict=True):
             if parameter.grad is not view:
                 parameter.grad = view.zero_()
 
 
 def split_into_buckets(parameters: list[nn.Parameter], bucket_bytes: float) -> list[list[nn.Parameter]]:
-    """Neighbours of one dtype and device together, up to `bucket_bytes` each."""
+    """Group neighbouring parameters of one dtype and device into buckets of up to `bucket_bytes`."""
     buckets: list[list[nn.Parameter]] = []
     size = 0
     for p in parameters:
@@ -160,8 +163,10 @@ def split_into_buckets(parameters: list[nn.Parameter], bucket_bytes: float) -> l
 
 
 class BucketAllReduce:
-    """Gradients in buckets, each averaged by one asynchronous all-reduce that the last micro-step's backward starts when the
-    bucket is full, always in the order given."""
+    """Average gradient buckets, each with one asynchronous all-reduce.
+
+    The last micro-step's backward starts it when the bucket is full, always in the given order.
+    """
 
     def __init__(self, buckets: Sequence[GradientBucket], group: dist.ProcessGroup) -> None:
         self._buckets, self._group, self._world = buckets, group, dist.get_world_size(group)
@@ -191,16 +196,16 @@ class BucketAllReduce:
         self._in_flight.append(work)
 
     def no_sync(self) -> AbstractContextManager[Any]:
-        """Around a micro-step after which more follow."""
+        """Return a context for micro-steps before the last one."""
         return self._micro.no_sync()
 
     def finish(self) -> None:
-        """After backward: what has not come in the last micro-step is reduced, too."""
+        """Reduce the remaining buckets after backward."""
         if self._micro.last:
             self._order.finish()
 
     def wait(self) -> None:
-        """Until the means are there."""
+        """Wait for all all-reduces."""
         for work in self._in_flight:
             work.wait()
         self._in_flight.clear()

@@ -1,13 +1,13 @@
-"""``hf_trainer``: Hugging Face's Trainer, whose Accelerate wraps the model in torch's DistributedDataParallel.
+"""Implement ``hf_trainer``: Hugging Face's Trainer, which wraps the model in DistributedDataParallel with Accelerate.
 
 Communication: that of `pytorch_ddp`: one all-reduce per bucket (25 MB) of the trained gradients, during the last
-micro-step's backward; 2 T g (W-1)/W bytes a rank on a ring, with T trained parameters of g bytes, W ranks.
-Memory per rank (P parameters, fp32 AdamW): 4P + 16T bytes as `pytorch_ddp`, and 4T for buckets, since Accelerate leaves
-gradients outside of them.
-Predecessor (`pytorch_ddp` in this project's own loop): the loop's order of calls is the Trainer's, so that what a user
-knows of the Trainer can be compared with the rest on equal work.
+micro-step's backward; 2 T g (W-1)/W bytes per rank on a ring, with T trained parameters of g bytes, W ranks.
+Memory per rank (P parameters, fp32 AdamW): 4P + 16T bytes as `pytorch_ddp`, and 4T for buckets, because with Accelerate
+gradients are not views of the buckets.
+Predecessor (`pytorch_ddp` in this project's own loop): here the Trainer runs the steps, so that it can be compared with the
+other strategies on equal work.
 
-The Trainer owns the loop (`TrainerLoop`): what the contract of strategies says of micro-steps does not apply here.
+The Trainer owns the loop (`TrainerLoop`), so the contract's rules on micro-steps do not apply.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import nn
 from allranks.errors import EnvironmentNotAble
 from allranks.train.strategies.base import MakeOptimizer, Replicated, Sizes, Traffic, trained_parameters
 
-_OWN_LOOP = "hf_trainer: the Trainer runs the steps; train it with train.loop.loop_of(name)"
+_OWN_LOOP = "hf_trainer: the Trainer runs the steps; use train.loop.loop_of(name)"
 
 
 def _require_accelerate() -> None:
@@ -31,21 +31,21 @@ def _require_accelerate() -> None:
     except ImportError as error:
         raise EnvironmentNotAble(
             f"hf_trainer needs Accelerate, which cannot be imported: {str(error).splitlines()[0]}; "
-            "pip install 'allranks[train]', or take pytorch_ddp"
+            "pip install 'allranks[train]', or use pytorch_ddp"
         ) from None
 
 
 class HFTrainer(Replicated):
-    """Model, optimizer and state for a `TrainerLoop`."""
+    """Hold model, optimizer and state for a `TrainerLoop`."""
 
     claims_overlap = True
-    warmup = False  # the loop does it, once the Trainer has wrapped the model
-    bucket_bytes = 0  # of the wrapper, beside the gradients; the loop looks
+    warmup = False  # the loop does it after the Trainer has wrapped the model
+    bucket_bytes = 0  # of the wrapper, beside the gradients; set by the loop
 
     def __init__(self, find_unused_parameters: bool, args: dict[str, Any] | None) -> None:
         _require_accelerate()  # before the model is loaded
         self.find_unused_parameters, self.args = find_unused_parameters, args
-        self.config = args  # kept in the run's folder
+        self.config = args  # saved in the run folder
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None

@@ -1,11 +1,11 @@
-"""``pytorch_ddp``: torch's DistributedDataParallel.
+"""Implement ``pytorch_ddp``: torch's DistributedDataParallel.
 
 Communication: one all-reduce per bucket (25 MB by default) of the trained gradients, launched during backward as
 soon as a bucket is full, on the last micro-step only. Bytes per step and rank on a ring: 2 T g (W-1)/W, with T
 trained parameters of g bytes each, W ranks.
 Memory per rank (P parameters, fp32 AdamW): 4P + 16T bytes: weights, gradients (views into the buckets), two moments.
-Predecessor (``bucket_ddp_async``): buckets follow the order in which gradients were really ready in the first step,
-the same on all ranks, instead of a guess.
+Predecessor (``bucket_ddp_async``): buckets follow the order in which gradients were ready in the first step, the
+same on all ranks, instead of a fixed order.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from allranks.train.strategies.base import MakeOptimizer, Replicated, Sizes, Tra
 
 
 class PyTorchDDP(Replicated):
-    """torch DistributedDataParallel with gradients as bucket views."""
+    """Use DistributedDataParallel with gradients as bucket views."""
 
     claims_overlap = True
-    # DDP lays its buckets out anew after the first backward. From three ranks on the order of a ring's sums depends on
-    # the layout: without a rehearsal the first step after a resume would be rounded otherwise than in a run that went on.
+    # DDP rebuilds its buckets after the first backward. With three or more ranks the order of a ring's sums depends on the
+    # layout: without a warm-up the first step after a resume would be rounded differently than without the stop.
     warmup = True
 
     def __init__(self, bucket_mb: float, find_unused_parameters: bool, static_graph: bool) -> None:
@@ -41,13 +41,13 @@ class PyTorchDDP(Replicated):
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
     ) -> None:
         self._hold(model, trained_parameters(model), make_optimizer, group, clip_norm)
-        with warnings.catch_warnings():  # the name that newer versions want means something else at the start
+        with warnings.catch_warnings():  # the new name has another meaning at the start
             warnings.filterwarnings("ignore", ".*broadcast_buffers. is deprecated", FutureWarning)
             self._ddp = DistributedDataParallel(
                 model,
                 process_group=group,
                 gradient_as_bucket_view=True,
-                broadcast_buffers=False,  # constants of the model, equal from the start: a broadcast a step for nothing
+                broadcast_buffers=False,  # buffers are constant and equal from the start: no broadcast per step is needed
                 **self._options,
             )
         self.module = self._ddp

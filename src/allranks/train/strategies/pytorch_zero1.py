@@ -1,8 +1,8 @@
-"""``pytorch_zero1``: torch's DistributedDataParallel with its ZeroRedundancyOptimizer.
+"""Implement ``pytorch_zero1``: torch's DistributedDataParallel with its ZeroRedundancyOptimizer.
 
 Communication per step: DDP's all-reduces in the last backward (T g bytes, T trained parameters of g bytes), then one
-broadcast a parameter from the rank that has updated it (T g bytes).
-Memory per rank (P parameters, fp32 AdamW): 4P + 4T + about 8T/W bytes: whole parameters are given to ranks, so that parts
+broadcast per parameter from the rank that has updated it (T g bytes).
+Memory per rank (P parameters, fp32 AdamW): 4P + 4T + about 8T/W bytes: full parameters are assigned to ranks, so that parts
 differ in size.
 Predecessor (``pytorch_ddp``): every rank keeps the same moments.
 """
@@ -22,9 +22,7 @@ from allranks.train.strategies.base import (
     Sizes,
     Traffic,
     clip_and_update,
-    load_weights,
     require_one_dtype,
-    states_by_name,
     trained_parameters,
 )
 from allranks.train.strategies.pytorch_ddp import PyTorchDDP
@@ -32,7 +30,7 @@ from allranks.train.strategies.shards import StateRange, whole_states
 
 
 class PyTorchZero1(PyTorchDDP):
-    """DistributedDataParallel and ZeroRedundancyOptimizer."""
+    """Use DistributedDataParallel and ZeroRedundancyOptimizer."""
 
     def __init__(self, bucket_mb: float, find_unused_parameters: bool) -> None:
         super().__init__(bucket_mb, find_unused_parameters, static_graph=False)
@@ -42,7 +40,7 @@ class PyTorchZero1(PyTorchDDP):
     ) -> None:
         refuse_two_dtypes(model)
         super().setup(model, make_optimizer, group, clip_norm)
-        plain = self.optimizer  # tells class, groups and options; it has no state yet
+        plain = self.optimizer  # provides class, groups and options; it has no state yet
         known = inspect.signature(type(plain)).parameters
         options = {k: v for k, v in plain.defaults.items() if k in known}
         groups = [{k: v for k, v in part.items() if k == "params" or k in known} for part in plain.param_groups]
@@ -62,30 +60,12 @@ class PyTorchZero1(PyTorchDDP):
         mine = {p for part in self._zero.optim.param_groups for p in part["params"]}
         return whole_states([(n, p) for n, p in self._named if p in mine], self._zero.optim, everywhere=False)
 
-    def state_dict(self) -> dict[str, Any]:
-        mine = states_by_name(self._named, self._zero.optim)
-        first = dist.get_global_rank(self._group, 0)
-        every: list[Any] | None = [None] * dist.get_world_size(self._group) if dist.get_rank() == first else None
-        dist.gather_object(mine, every, dst=first, group=self._group)
-        kept = {n: p.detach() for n, p in self._named} | dict(self._model.named_buffers())
-        return {
-            "model": {n: t.to("cpu", copy=True) for n, t in kept.items()},
-            "optimizer": {name: state for part in every or () for name, state in part.items()},
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        load_weights(self._model, state["model"])
-        mine = {p for part in self._zero.optim.param_groups for p in part["params"]}
-        for name, p in self._named:
-            if p in mine and name in state["optimizer"]:
-                self._zero.optim.state[p] = {k: v.to(p.device, copy=True) for k, v in state["optimizer"][name].items()}
-
 
 def refuse_two_dtypes(model: nn.Module) -> None:
-    """ZeroRedundancyOptimizer takes one dtype.
+    """Refuse trained parameters of several dtypes, which ZeroRedundancyOptimizer does not support.
 
     Raises:
-        SpecError: it names two parameters that differ.
+        SpecError: names two parameters that differ.
     """
     who, others = "torch's ZeroRedundancyOptimizer", "zero1, pytorch_zero2 or pytorch_ddp"
     if named := trained_parameters(model):
@@ -93,7 +73,7 @@ def refuse_two_dtypes(model: nn.Module) -> None:
 
 
 class _Outer:
-    """The optimizer as `clip_and_update` sees it: what it says to the update must reach the one inside."""
+    """Wrapper of the optimizer for `clip_and_update`: attributes that it sets must reach the inner optimizer."""
 
     def __init__(self, zero: ZeroRedundancyOptimizer) -> None:
         object.__setattr__(self, "_zero", zero)

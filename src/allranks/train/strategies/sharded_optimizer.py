@@ -18,7 +18,6 @@ from torch import nn
 from allranks.train.strategies.base import (
     MakeOptimizer,
     clip_and_update,
-    load_weights,
     replicated_weights,
     trained_parameters,
 )
@@ -37,11 +36,14 @@ Named = tuple[str, nn.Parameter]
 
 
 class FlatParameter:
-    """Some parameters of one dtype and device. ``whole`` (W n elements) holds their weights, and they are views of it;
-    this rank owns ``whole[low:high]`` (n elements)."""
+    """Parameters of one dtype and device in one flat tensor.
+
+    ``whole`` (W n elements) holds the weights, and the parameters are views of it; this rank owns ``whole[low:high]`` (n
+    elements).
+    """
 
     def __init__(self, named: Sequence[Named], group: dist.ProcessGroup) -> None:
-        # the optimizer decays matrices only: they come first, so that a part has at most one border between the two
+        # only matrices have weight decay: they come first, so that a part has at most one boundary between the two kinds
         self.named = sorted(named, key=lambda item: item[1].ndim < 2)
         self.group, world = group, dist.get_world_size(group)
         sizes = [p.numel() for _, p in self.named]
@@ -53,7 +55,7 @@ class FlatParameter:
         self.spans = [(stop - n, stop) for n, stop in zip(sizes, _running(sizes), strict=True)]
         first = self.named[0][1]
         self.trained = first.requires_grad
-        self.dtype = first.dtype  # of this rank's part, its gradient and the optimizer's state
+        self.dtype = first.dtype  # dtype of this rank's part, its gradient and the optimizer state
         self.whole = torch.zeros(self.part * world, dtype=first.dtype, device=first.device)
         for (_, p), (start, stop) in zip(self.named, self.spans, strict=True):
             self.whole[start:stop].copy_(p.data.flatten())
@@ -62,64 +64,57 @@ class FlatParameter:
 
     @property
     def bytes(self) -> int:
-        """Of the whole, padding included, in the dtype in which it is gathered."""
+        """Bytes of the full tensor with padding, in the dtype in which it is gathered."""
         return self.whole.numel() * self.whole.element_size()
 
     @property
     def gradient_bytes(self) -> int:
-        """Of the whole gradient, padding included."""
+        """Bytes of the full gradient with padding."""
         return self.whole.numel() * self.dtype.itemsize
 
     def gather_in(self, dtype: torch.dtype) -> None:
-        """Hold the whole, which has no memory now, in another dtype than this rank's part."""
+        """Gather in another dtype than that of this rank's part; the full tensor must have no memory now."""
         self.whole = torch.empty(self.whole.numel(), dtype=dtype, device=self.whole.device)
         for (_, p), (start, stop) in zip(self.named, self.spans, strict=True):
             p.data = self.whole[start:stop].view(p.shape)
         self.whole.untyped_storage().resize_(0)
 
     def own(self) -> torch.Tensor:
-        """This rank's part of the weights, a view."""
+        """This rank's part of the weights, as a view."""
         return self.whole[self.low : self.high]
 
     def cut(self, part: torch.Tensor) -> list[torch.Tensor]:
-        """A part's matrices as (1, k) and the rest as (n-k,): what the optimizer sees keeps the number of dimensions
-        by which it decides on weight decay."""
+        """Split a part into matrices as (1, k) and the rest as (n-k,), because weight decay depends on the number of
+        dimensions."""
         border = min(max(self._matrices - self.low, 0), self.part)
         return [p for p in (part[:border].view(1, -1), part[border:]) if p.numel()]
 
     def make_pieces(self, part: torch.Tensor, *, on_host: bool = False) -> list[nn.Parameter]:
-        """The parameters of this rank's optimizer: views of `part`, or copies of it in the host's memory."""
+        """Create the parameters of this rank's optimizer: views of `part`, or copies in host memory."""
         self._own = part
         self._on_host = on_host
         self.pieces = [nn.Parameter(p.to("cpu", copy=True) if on_host else p) for p in self.cut(part)]
         return self.pieces
 
     def give_gradient(self, part: torch.Tensor) -> None:
-        """`part` is this rank's share of the gradient. Pieces on the host get the weights as they are now, too."""
+        """Set this rank's part of the gradient. Pieces on the host also get the current weights."""
         for piece, gradient, own in zip(self.pieces, self.cut(part), self.cut(self._own), strict=True):
             piece.grad = gradient.to(piece.device)
             if self._on_host:
                 piece.data.copy_(own)
 
     def take_update(self) -> None:
-        """Weights that were updated on the host, back to the device."""
+        """Copy weights that were updated on the host back to the device."""
         if self._on_host:
             for piece, own in zip(self.pieces, self.cut(self._own), strict=True):
                 own.copy_(piece.data)
 
     def split(self, whole: torch.Tensor) -> dict[str, torch.Tensor]:
-        """A whole flat tensor by parameters."""
+        """Split a full flat tensor into parameters."""
         return {
             name: whole[start:stop].view(p.shape)
             for (name, p), (start, stop) in zip(self.named, self.spans, strict=True)
         }
-
-    def join(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The opposite: this rank's part of tensors by name, on the flat's device."""
-        whole = torch.zeros(self.whole.numel(), dtype=tensors[self.named[0][0]].dtype)
-        for (name, _), (start, stop) in zip(self.named, self.spans, strict=True):
-            whole[start:stop] = tensors[name].flatten()
-        return whole[self.low : self.high].to(self.whole.device)
 
 
 def _running(sizes: Sequence[int]) -> list[int]:
@@ -131,7 +126,7 @@ def _running(sizes: Sequence[int]) -> list[int]:
 
 
 def make_flat_parameters(groups: Sequence[Sequence[Named]], group: dist.ProcessGroup) -> list[FlatParameter]:
-    """Flats of parameters that belong together, several where dtypes, devices or being trained differ."""
+    """Create flat parameters for each group; several if dtypes, devices or being trained differ."""
     flats = []
     for named in groups:
         kinds: dict[Any, list[Named]] = {}
@@ -142,53 +137,12 @@ def make_flat_parameters(groups: Sequence[Sequence[Named]], group: dist.ProcessG
 
 
 def optimizer_pieces(flats: Sequence[FlatParameter]) -> list[Named]:
-    """What this rank's optimizer updates."""
+    """Return the tensors that this rank's optimizer updates."""
     return [(f"flat{i}.{k}", piece) for i, flat in enumerate(flats) for k, piece in enumerate(flat.pieces)]
 
 
-def gather_states(flats: Sequence[FlatParameter], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The sharded optimizer's state by parameter names, whole, on the CPU of rank 0; ``{}`` elsewhere, where it would be
-    memory for nothing. Every rank calls."""
-    out: dict[str, dict[str, torch.Tensor]] = {}
-    for flat in flats:
-        first = dist.get_rank(flat.group) == 0
-        states = [optimizer.state.get(piece, {}) for piece in flat.pieces]
-        if not all(states):
-            continue
-        for key, value in states[0].items():
-            if value.ndim == 0:
-                values = {name: value.cpu().clone() for name, _ in flat.named}
-            else:
-                own = torch.cat([state[key].flatten() for state in states]).to(flat.whole.device)
-                whole = own.new_empty(flat.whole.numel())
-                all_gather(whole, own, flat.group).wait()
-                if not first:
-                    continue
-                values = {name: t.cpu().clone() for name, t in flat.split(whole).items()}
-            for name, t in values.items() if first else ():
-                out.setdefault(name, {})[key] = t
-    return out
-
-
-def scatter_states(flats: Sequence[FlatParameter], optimizer: torch.optim.Optimizer, states: dict[str, Any]) -> None:
-    """Take this rank's part of whole states by name."""
-    for flat in flats:
-        known = [name for name, _ in flat.named if name in states]
-        if not known:
-            continue
-        for key, value in states[known[0]].items():
-            if value.ndim == 0:
-                parts = [value.to(piece.device, copy=True) for piece in flat.pieces]
-            else:
-                # a parameter that was never updated has no state; zeros are what it would begin with
-                tensors = {n: states[n][key] if n in states else torch.zeros_like(p.data) for n, p in flat.named}
-                parts = flat.cut(flat.join(tensors))
-            for piece, part in zip(flat.pieces, parts, strict=True):
-                optimizer.state.setdefault(piece, {})[key] = part.to(piece.device)
-
-
 def flat_weights(flats: Sequence[FlatParameter], parts: Sequence[torch.Tensor]) -> list[TensorShard]:
-    """This rank's ranges of the weights, by parameter: `parts` are its parts of the flats."""
+    """Return this rank's ranges of the weights by parameter; `parts` are its parts of the flat tensors."""
     out = []
     for flat, part in zip(flats, parts, strict=True):
         for name, numel, offset, start, length in _ranges(flat):
@@ -197,7 +151,7 @@ def flat_weights(flats: Sequence[FlatParameter], parts: Sequence[torch.Tensor]) 
 
 
 def flat_states(flats: Sequence[FlatParameter], optimizer: torch.optim.Optimizer) -> list[StateRange]:
-    """Where the state of each parameter lies in this rank's pieces."""
+    """Return where the state of each parameter is in this rank's pieces."""
     out = []
     for flat in flats:
         begin = 0
@@ -207,7 +161,7 @@ def flat_states(flats: Sequence[FlatParameter], optimizer: torch.optim.Optimizer
                 low, high = max(start, begin), min(start + length, end)
                 if low < high:
                     out.append(StateRange(optimizer, piece, low - begin, high - low, name, numel, offset + low - start))
-            if not out or out[-1].parameter is not piece:  # padding alone: its state holds nothing, but must be there
+            if not out or out[-1].parameter is not piece:  # only padding: its state must exist, but holds no values
                 name, p = flat.named[-1]
                 out.append(StateRange(optimizer, piece, 0, 0, name, p.shape.numel(), p.shape.numel()))
             begin = end
@@ -215,7 +169,7 @@ def flat_states(flats: Sequence[FlatParameter], optimizer: torch.optim.Optimizer
 
 
 def _ranges(flat: FlatParameter) -> list[tuple[str, int, int, int, int]]:
-    """(name, its elements, where in it this rank's range begins, where that lies in the part, length)."""
+    """Return (name, elements, offset of this rank's range in the parameter, offset in the part, length)."""
     out = []
     for (name, _), (start, stop) in zip(flat.named, flat.spans, strict=True):
         low, high = max(start, flat.low), min(stop, flat.high)
@@ -224,11 +178,11 @@ def _ranges(flat: FlatParameter) -> list[tuple[str, int, int, int, int]]:
     return out
 
 
-MAX_IN_FLIGHT = 2  # whole gradient buffers in flight: more hide no more, and are memory
+MAX_IN_FLIGHT = 2  # full gradient buffers in flight: more need memory and hide no more communication
 
 
 class GradientReduceScatter:
-    """Gradients of flats in the order in which backward makes them; the last flat of the model comes first."""
+    """Reduce-scatter the gradients of flat parameters in the order of backward; the last one of the model comes first."""
 
     def __init__(self, flats: Sequence[FlatParameter], group: dist.ProcessGroup) -> None:
         self._flats, self._group, self._world = flats, group, dist.get_world_size(group)
@@ -242,7 +196,7 @@ class GradientReduceScatter:
                 on_gradient(parameter, partial(self._take, at, i))
 
     def _take(self, at: int, i: int) -> None:
-        """A gradient has come: into the buffer, divided by W, and gone from the parameter."""
+        """Move a gradient into the buffer, divided by W, and clear it on the parameter."""
         flat = self._flats[at]
         parameter, (start, stop) = flat.named[i][1], flat.spans[i]
         buffer = self._buffers[at]
@@ -276,11 +230,11 @@ class GradientReduceScatter:
         self._own[at] = out if own is None else own.add_(out)
 
     def finish(self) -> None:
-        """At the end of a backward: what has not been sent goes now."""
+        """Launch the remaining reduce-scatters at the end of a backward."""
         self._order.finish()
 
     def give(self) -> None:
-        """Before the update: wait, and hand each flat's pieces their gradient."""
+        """Wait before the update, and set the gradients of all pieces."""
         while self._in_flight:
             self._land()
         for at, flat in enumerate(self._flats):
@@ -291,7 +245,7 @@ class GradientReduceScatter:
 
 
 class ShardedOptimizer:
-    """A strategy (`contract.Strategy`) but for how gradients reach the parts."""
+    """Base class of strategies with a sharded optimizer; subclasses add the communication of gradients."""
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
@@ -305,7 +259,7 @@ class ShardedOptimizer:
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
     ) -> None:
         self.module, self._group, self._clip_norm = model, group, clip_norm
-        named = trained_parameters(model)[::-1]  # backward runs from the last layer to the first
+        named = trained_parameters(model)[::-1]  # in the order of backward
         require_same_order(named, group)
         broadcast_from_first(model, group)
         names = {p: n for n, p in named}
@@ -318,7 +272,7 @@ class ShardedOptimizer:
         self.optimizer = make_optimizer(optimizer_pieces(self._flats))
 
     def _update(self) -> torch.Tensor:
-        """This rank's parts, whose gradients are there; the gradients' norm over all ranks."""
+        """Update this rank's parts; return the gradient norm over all ranks."""
         pieces = [p for flat in self._flats for p in flat.pieces]
         norm = clip_and_update(self.optimizer, pieces, self._clip_norm, self._group, self._flats[0].whole.device)
         for flat in self._flats:
@@ -326,7 +280,7 @@ class ShardedOptimizer:
         return norm
 
     def _share_update(self) -> None:
-        """Every rank gets the others' new weights."""
+        """All-gather the updated weights."""
         for work in [all_gather(flat.whole, flat.own(), self._group) for flat in self._flats]:
             work.wait()
 
@@ -338,14 +292,3 @@ class ShardedOptimizer:
 
     def state_ranges(self) -> list[StateRange]:
         return flat_states(self._flats, self.optimizer)
-
-    def state_dict(self) -> dict[str, Any]:
-        kept = {n: p.detach() for n, p in trained_parameters(self.module)} | dict(self.module.named_buffers())
-        return {
-            "model": {n: t.to("cpu", copy=True) for n, t in kept.items()},
-            "optimizer": gather_states(self._flats, self.optimizer),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        load_weights(self.module, state["model"])
-        scatter_states(self._flats, self.optimizer, state["optimizer"])

@@ -32,26 +32,7 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 
 from allranks.errors import CheckpointError
 
-MASTER = "master"  # an optimizer state's key: float32 weights beside those of a model in lower precision
-
-
-def fitted(state: dict[str, Any], *, keeps_master: bool) -> dict[str, Any]:
-    """Moments in the dtype of their weights, and no master weights, unless the strategy keeps them (`keeps_master`).
-
-    Fused optimizers want one dtype of weights and moments. Where both are float32 nothing changes.
-    """
-    if keeps_master:
-        return state
-    weights = state["model"]
-    fit = {
-        name: {k: _as(v, weights[name].dtype) for k, v in moments.items() if k != MASTER}
-        for name, moments in state["optimizer"].items()
-    }
-    return {**state, "optimizer": fit}
-
-
-def _as(value: Any, dtype: torch.dtype) -> Any:
-    return value.to(dtype) if isinstance(value, torch.Tensor) and value.ndim else value
+MASTER = "master"  # key of the optimizer state: float32 weights of a model in lower precision
 
 
 @dataclass(frozen=True)
@@ -59,11 +40,11 @@ class TensorShard:
     """This rank's part of one tensor.
 
     Attributes:
-        key: the whole tensor's name.
-        numel: elements of the whole.
-        offset: where the part begins in the flattened whole.
+        key: name of the full tensor.
+        numel: elements of the full tensor.
+        offset: where the part begins in the flattened full tensor.
         tensor: the part, 1-D and contiguous, on any device. Reading fills it in place.
-        everywhere: every rank holds the same; each writes a share of it, and reads all.
+        everywhere: every rank holds the same; each writes a share of it and reads all of it.
     """
 
     key: str
@@ -75,18 +56,18 @@ class TensorShard:
 
 @dataclass(frozen=True)
 class StateRange:
-    """Where a parameter's state lies in this rank's optimizer.
+    """Where a parameter's state is in this rank's optimizer.
 
     Attributes:
-        optimizer: the one that holds the state.
-        parameter: what it updates; a flat part may hold ranges of several parameters.
+        optimizer: the optimizer that holds the state.
+        parameter: the tensor that it updates; a flat part may hold ranges of several parameters.
         start: where the range begins in the flattened `parameter`.
-        length: its elements.
+        length: elements of the range.
         name: the parameter's name in the model.
-        numel: elements of the whole parameter.
-        offset: where the range begins in the flattened whole.
+        numel: elements of the full parameter.
+        offset: where the range begins in the flattened full parameter.
         everywhere: every rank holds the same range.
-        copy_of: the dtype of the model's weights, where `parameter` is not these but a copy that is updated in their place.
+        copy_of: dtype of the model's weights, if `parameter` is a copy that is updated instead of them.
     """
 
     optimizer: torch.optim.Optimizer
@@ -101,16 +82,16 @@ class StateRange:
 
     @property
     def is_master(self) -> bool:
-        """`parameter` holds more than the model's weights do: it is state, too."""
+        """Whether `parameter` is more precise than the model's weights, so that it is state, too."""
         return self.copy_of not in (None, self.parameter.dtype)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The range in a tensor that lies as `parameter` does, 1-D; a view where that is contiguous."""
+        """Return the range in a tensor with the layout of `parameter`, 1-D; a view if it is contiguous."""
         return tensor.detach().reshape(-1)[self.start : self.start + self.length]
 
 
 class _CheckpointableShard(torch.Tensor):
-    """A `Shard` as `torch.distributed.checkpoint` wants it (its ``_Checkpointable`` protocol)."""
+    """Adapter of a `TensorShard` for `torch.distributed.checkpoint` (its ``_Checkpointable`` protocol)."""
 
     _offset: int
     _whole: int
@@ -124,7 +105,7 @@ class _CheckpointableShard(torch.Tensor):
     def _plain(self) -> torch.Tensor:
         return self.as_subclass(torch.Tensor)
 
-    def size(self, dim: int | None = None) -> Any:  # type: ignore[override] - of the whole, which is what is compared with the file
+    def size(self, dim: int | None = None) -> Any:  # type: ignore[override] - size of the full tensor, which is compared with the file
         whole = torch.Size([self._whole])
         return whole if dim is None else whole[dim]
 
@@ -149,10 +130,10 @@ class _CheckpointableShard(torch.Tensor):
 
 
 def whole_weights(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[TensorShard]:
-    """Of tensors that every rank holds whole.
+    """Return shards of tensors that every rank holds in full.
 
     Raises:
-        CheckpointError: one is not contiguous, so that no flat view of it can be filled in place.
+        CheckpointError: one is not contiguous, so a flat view of it cannot be filled in place.
     """
     out = []
     for name, tensor in tensors:
@@ -165,13 +146,15 @@ def whole_weights(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[TensorSha
 def whole_states(
     named: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer, *, everywhere: bool
 ) -> list[StateRange]:
-    """Of parameters whose state this rank holds whole."""
+    """Return ranges of parameters whose full state this rank holds."""
     return [StateRange(optimizer, p, 0, p.numel(), n, p.numel(), 0, everywhere) for n, p in named]
 
 
 def state_shards(ranges: Iterable[StateRange]) -> list[TensorShard]:
-    """This rank's parts of the optimizer's state: ``optimizer/<name>/<key>``, numbers that are one for the whole parameter
-    (AdamW's step) ``scalar/<name>/<key>``."""
+    """Return this rank's parts of the optimizer state.
+
+    Keys are ``optimizer/<name>/<key>``; for one value per parameter (AdamW's step), ``scalar/<name>/<key>``.
+    """
     out: list[TensorShard] = []
     for r in ranges:
         if r.is_master:
@@ -180,15 +163,17 @@ def state_shards(ranges: Iterable[StateRange]) -> list[TensorShard]:
             if isinstance(value, torch.Tensor) and value.ndim:
                 out.append(TensorShard(f"optimizer/{r.name}/{key}", r.numel, r.offset, r.of(value), r.everywhere))
             elif r.offset == 0:
-                # a copy: the parameters of a flat part share one, which safetensors refuses
+                # a copy: parameters of a flat part share one tensor, which safetensors refuses
                 number = torch.as_tensor(value, dtype=torch.float32).detach().reshape(1).clone()
                 out.append(TensorShard(f"scalar/{r.name}/{key}", 1, 0, number, r.everywhere))
     return out
 
 
 def allocate_state(ranges: Sequence[StateRange], stored: Iterable[str]) -> list[TensorShard]:
-    """Makes state of zeros for what `stored` names, and says where it is to be read to. What an optimizer makes of itself in
-    its first update is made here, before there was one. Master weights are read where there are such."""
+    """Create optimizer state of zeros for the keys in `stored`, and return the shards to read into.
+
+    An optimizer would create its state only in its first update. Master weights are read if the files have them.
+    """
     keys: dict[str, list[tuple[str, str]]] = {}
     for full in stored:
         kind, _, rest = full.partition("/")
@@ -200,7 +185,7 @@ def allocate_state(ranges: Sequence[StateRange], stored: Iterable[str]) -> list[
         state = r.optimizer.state[r.parameter] if r.name in keys else {}
         for kind, key in sorted(
             keys.get(r.name, []), reverse=True
-        ):  # one order on all ranks, whatever files were listed first
+        ):  # the same order on all ranks, independent of the order of files
             if kind == "scalar":
                 value = state.setdefault(key, torch.zeros((), dtype=torch.float32, device=_scalar_device(r.parameter)))
                 out.append(TensorShard(f"scalar/{r.name}/{key}", 1, 0, value.reshape(1)))
@@ -211,12 +196,12 @@ def allocate_state(ranges: Sequence[StateRange], stored: Iterable[str]) -> list[
 
 
 def _scalar_device(parameter: torch.Tensor) -> torch.device:
-    """Where fused optimizers keep the step."""
+    """Return the device on which fused optimizers keep the step."""
     return parameter.device
 
 
 def write_shards(shards: Iterable[TensorShard], folder: Path, group: dist.ProcessGroup) -> None:
-    """Write every rank's parts into `folder`. All ranks of a CPU group call."""
+    """Write every rank's parts into `folder`. Collective over a CPU group."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     mine = [own for shard in shards if (own := share_to_write(shard, rank, world)).tensor.numel()]
     parts = {shard.key: _CheckpointableShard.of(shard) for shard in mine}
@@ -228,7 +213,7 @@ def write_shards(shards: Iterable[TensorShard], folder: Path, group: dist.Proces
 
 
 def share_to_write(shard: TensorShard, rank: int, world: int) -> TensorShard:
-    """What this rank writes: an even share of what all hold."""
+    """Return what this rank writes: an even share if all ranks hold the same."""
     if not shard.everywhere:
         return shard
     low, high = shard.numel * rank // world, shard.numel * (rank + 1) // world
@@ -236,10 +221,10 @@ def share_to_write(shard: TensorShard, rank: int, world: int) -> TensorShard:
 
 
 def read_shards(shards: Sequence[TensorShard], folder: Path, group: dist.ProcessGroup | None = None) -> None:
-    """Fill the parts from what was written, by any number of ranks. All ranks of the group call; without one, each for itself.
+    """Fill the parts from files written by any number of ranks. Collective over the group; without one, each rank reads alone.
 
     Raises:
-        CheckpointError: a tensor is not there, has another number of elements, or a range of it is missing.
+        CheckpointError: a tensor is missing, has another number of elements, or lacks a range.
     """
     stored = stored_sizes(folder)
     for shard in shards:
@@ -247,7 +232,7 @@ def read_shards(shards: Sequence[TensorShard], folder: Path, group: dist.Process
             raise CheckpointError(f"{folder}: has no {shard.key}")
         whole, covered = stored[shard.key]
         if whole != shard.numel or covered != whole:
-            raise CheckpointError(f"{folder}: {shard.key} has {covered} of {whole} elements, {shard.numel} are wanted")
+            raise CheckpointError(f"{folder}: {shard.key} has {covered} of {whole} elements, expected {shard.numel}")
     parts = {shard.key: _CheckpointableShard.of(shard) for shard in shards if shard.tensor.numel()}
     reader = HuggingFaceStorageReader(str(folder))
     with _as_checkpoint_error():
@@ -262,7 +247,7 @@ def read_shards(shards: Sequence[TensorShard], folder: Path, group: dist.Process
 
 @contextmanager
 def _as_checkpoint_error() -> Iterator[None]:
-    """What failed on a rank is raised by `torch.distributed.checkpoint` on all, as no `Exception`."""
+    """Convert the errors of `torch.distributed.checkpoint`, which raises a rank's failure on all ranks as a `BaseException`."""
     try:
         yield
     except CheckpointException as error:
@@ -271,7 +256,7 @@ def _as_checkpoint_error() -> Iterator[None]:
 
 
 def stored_sizes(folder: Path) -> Mapping[str, tuple[int, int]]:
-    """By key: elements of the whole (where its last range ends), and elements that the files hold."""
+    """Return by key: elements of the full tensor (the end of its last range), and elements that the files hold."""
     metadata = HuggingFaceStorageReader(str(folder)).read_metadata()
     found = {}
     for key, tensor in metadata.state_dict_metadata.items():

@@ -2,35 +2,34 @@
 
 ``simple_ddp``: all-reduce every gradient after every backward.
 
-Communication: one blocking all-reduce a trained parameter after each micro-step's backward: n A calls (n parameters,
-A micro-steps) and A T g bytes a step, T trained parameters of g bytes; 2 A T g (W-1)/W sent by each rank on a ring.
-Averaging a sum whose earlier part is already the mean of all ranks leaves that part as it is, so accumulation is right,
-only wasteful.
+Communication: one blocking all-reduce per trained parameter after each micro-step's backward: n A calls (n parameters,
+A micro-steps) and A T g bytes per step, T trained parameters of g bytes; 2 A T g (W-1)/W sent by each rank on a ring.
+Averaging does not change the part of a sum that is already the mean of all ranks, so accumulation is correct, but wasteful.
 Memory per rank (P parameters, fp32 AdamW): 4P + 12T bytes: weights, gradients, two moments.
-Predecessor (``single``): one process cannot share the work.
+Predecessor (``single``): one process.
 
-``simple_ddp_ga``: all-reduce every gradient once an optimizer step.
+``simple_ddp_ga``: all-reduce every gradient once per optimizer step.
 
-Communication: one blocking all-reduce a trained parameter, after the backward of the last micro-step: n calls and T g
-bytes a step, however many micro-steps.
+Communication: one blocking all-reduce per trained parameter, after the backward of the last micro-step: n calls and T g
+bytes per step, for any number of micro-steps.
 Memory per rank (P parameters, T trained, fp32 AdamW): 4P + 12T bytes.
-Predecessor (``simple_ddp``): it communicates on every micro-step what only the last one needs.
+Predecessor (``simple_ddp``): it communicates on every micro-step, although only the last one needs it.
 
-``simple_ddp_hook``: all-reduce each gradient in backward, as soon as it is there.
+``simple_ddp_hook``: all-reduce each gradient in backward, as soon as it is ready.
 
-Communication: one blocking all-reduce a trained parameter, called in the backward of the last micro-step from a hook:
-n calls, T g bytes a step. Always from the last parameter to the first, whatever the order in which gradients come;
-gradients that do not come are zeros, reduced at the end of backward.
+Communication: one blocking all-reduce per trained parameter, called in the backward of the last micro-step from a hook:
+n calls, T g bytes per step. The order is always from the last parameter to the first, independent of the order in which
+gradients are ready; missing gradients are zeros, reduced at the end of backward.
 Memory per rank (P parameters, T trained, fp32 AdamW): 4P + 12T bytes.
-Predecessor (``simple_ddp_ga``): communication begins only when backward has ended. Here it begins early, but as each call
-waits for its own end, nothing is hidden behind computation yet.
+Predecessor (``simple_ddp_ga``): communication begins only after backward. Here it begins early, but each call blocks, so
+communication does not overlap with computation yet.
 
 ``simple_ddp_async``: start each gradient's all-reduce in backward, and wait for all of them before the update.
 
-Communication: one all-reduce a trained parameter, started in the backward of the last micro-step and waited for in
-``step``: n calls, T g bytes a step, in a fixed order as in ``simple_ddp_hook``.
+Communication: one all-reduce per trained parameter, started in the backward of the last micro-step and waited for in
+``step``: n calls, T g bytes per step, in a fixed order as in ``simple_ddp_hook``.
 Memory per rank (P parameters, T trained, fp32 AdamW): 4P + 12T bytes.
-Predecessor (``simple_ddp_hook``): its hooks wait, so that computation stands still while gradients travel.
+Predecessor (``simple_ddp_hook``): its hooks wait, so that communication blocks computation.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from allranks.train.strategies.gradient_sync import MicroStepState, OrderedColle
 
 
 class SimpleDDP(Replicated):
-    """A blocking all-reduce a parameter, after every backward."""
+    """Run a blocking all-reduce per parameter after every backward."""
 
     def accumulate(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -65,7 +64,7 @@ class SimpleDDP(Replicated):
 
 
 class SimpleDDPAccumulating(Replicated):
-    """A blocking all-reduce a parameter, after the last backward of the step."""
+    """Run a blocking all-reduce per parameter after the last backward of the step."""
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
@@ -90,7 +89,7 @@ class SimpleDDPAccumulating(Replicated):
 
 
 class SimpleDDPHook(Replicated):
-    """A blocking all-reduce a parameter, within the last backward."""
+    """Run a blocking all-reduce per parameter in the last backward."""
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
@@ -124,7 +123,7 @@ class SimpleDDPHook(Replicated):
 
 
 class SimpleDDPAsync(Replicated):
-    """An asynchronous all-reduce a parameter, started within the last backward."""
+    """Start an asynchronous all-reduce per parameter in the last backward."""
 
     claims_overlap = True
 

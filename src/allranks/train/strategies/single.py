@@ -1,8 +1,8 @@
-"""``single``: one process.
+"""Implement ``single``: one process.
 
 Communication: none, 0 bytes per step.
 Memory per rank (P parameters, T trained, fp32 AdamW): 4P + 12T bytes, and activations.
-Predecessor: none; it is the reference that the others are compared with.
+Predecessor: none; it is the reference for the other strategies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from allranks.train.strategies.base import MakeOptimizer, Replicated, Sizes, Tra
 
 
 class Single(Replicated):
-    """One process, nothing to communicate."""
+    """Train in one process, without communication."""
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None

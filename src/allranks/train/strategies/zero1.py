@@ -1,11 +1,11 @@
-"""``zero1``: every rank updates its own part of the weights, and keeps optimizer state for that part alone.
+"""Implement ``zero1``: each rank updates its own part of the weights and keeps optimizer state only for that part.
 
-Communication per step: an asynchronous all-reduce a bucket in the last backward (T g bytes in all, T trained parameters of
-g bytes), then an all-gather a bucket of the new weights (T g bytes): 3 T g (W-1)/W sent by each rank on a ring, against
-2 T g (W-1)/W without sharding. And one float32 for the gradients' norm.
+Communication per step: an asynchronous all-reduce per bucket in the last backward (T g bytes in total, T trained parameters of
+g bytes), then an all-gather of the new weights per bucket (T g bytes): 3 T g (W-1)/W sent by each rank on a ring, compared to
+2 T g (W-1)/W without sharding. And one float32 for the gradient norm.
 Memory per rank (P parameters, fp32 AdamW): 4P + 4T + 8T/W bytes; at two ranks and T = P 3/4 of plain data parallelism.
 Predecessor (``bucket_ddp_async``): every rank keeps the same moments and makes the same update.
-Source: ZeRO stage 1, Rajbhandari et al. 2020. Parts are equal to the byte, not whole parameters.
+Source: ZeRO stage 1, Rajbhandari et al. 2020. Parts have exactly equal size; they are not full parameters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from allranks.train.strategies.sharded_optimizer import ShardedOptimizer
 
 
 class Zero1(ShardedOptimizer):
-    """Optimizer state in parts; gradients and weights on every rank."""
+    """Shard optimizer state; every rank holds all gradients and weights."""
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None

@@ -1,11 +1,11 @@
-"""``zero2``: gradients, too, are kept in parts: each rank gets the mean of its own part alone.
+"""Implement ``zero2``: gradients are sharded, too; each rank gets only the mean of its own part.
 
-Communication: a reduce-scatter a bucket in the backward of every micro-step (A T g bytes a step, T trained parameters of
-g bytes, A micro-steps), then an all-gather a bucket of the new weights (T g bytes): (A + 1) T g (W-1)/W sent by each rank
-on a ring. Without accumulation that is what plain data parallelism sends. And one float32 for the gradients' norm.
-Memory per rank (P parameters, fp32 AdamW): 4P + 12T/W bytes, and up to three buckets of gradients on their way; at two
+Communication: a reduce-scatter per bucket in the backward of every micro-step (A T g bytes per step, T trained parameters of
+g bytes, A micro-steps), then an all-gather of the new weights per bucket (T g bytes): (A + 1) T g (W-1)/W sent by each rank
+on a ring. Without accumulation this equals plain data parallelism. And one float32 for the gradient norm.
+Memory per rank (P parameters, fp32 AdamW): 4P + 12T/W bytes, and up to three buckets of gradients in flight; at two
 ranks and T = P 5/8 of plain data parallelism.
-Predecessor (``zero1``): it reduces whole gradients on every rank, of which each uses one part.
+Predecessor (``zero1``): every rank reduces full gradients, but uses only one part.
 Source: ZeRO stage 2, Rajbhandari et al. 2020.
 """
 
@@ -23,7 +23,7 @@ from allranks.train.strategies.sharded_optimizer import GradientReduceScatter, S
 
 
 class Zero2(ShardedOptimizer):
-    """Optimizer state and gradients in parts; weights on every rank."""
+    """Shard optimizer state and gradients; every rank holds all weights."""
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None

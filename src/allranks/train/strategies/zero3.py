@@ -1,13 +1,13 @@
-"""``zero3``: weights, too, are kept in parts; a block's weights are whole only while it computes.
+"""Implement ``zero3``: weights are sharded, too; a block's weights are gathered only while it computes.
 
-Communication per micro-step: an all-gather a unit before its forward and again before its backward (the unit of what is
-in no block stays whole in between), and a reduce-scatter a unit in backward: with P parameters of g bytes, nearly
+Communication per micro-step: an all-gather per unit before its forward and again before its backward (the unit of parameters
+outside of blocks stays gathered in between), and a reduce-scatter per unit in backward: with P parameters of g bytes, nearly
 A (2 P + T) g (W-1)/W sent by each rank on a ring, A micro-steps. The next unit's weights are gathered while one computes.
-And one float32 for the gradients' norm.
-Memory per rank (fp32 AdamW): (4P + 12T)/W bytes, and two or three units whole; at two ranks and T = P 1/2 of plain data
+And one float32 for the gradient norm.
+Memory per rank (fp32 AdamW): (4P + 12T)/W bytes, and two or three gathered units; at two ranks and T = P 1/2 of plain data
 parallelism.
-Predecessor (``zero2``): all weights on all ranks. Gathering the whole model before forward, as the first of our sources
-did, keeps the peak where it was: what is gathered must be freed block by block.
+Predecessor (``zero2``): all weights on all ranks. Gathering the full model before forward would not reduce peak memory:
+weights must be gathered and freed block by block.
 Source: ZeRO stage 3, Rajbhandari et al. 2020; the order of gathering follows FSDP, Zhao et al. 2023.
 """
 
@@ -33,7 +33,6 @@ from allranks.train.strategies.base import (
     Traffic,
     clip_and_update,
     forward_entry_points,
-    trained_parameters,
     transformer_blocks,
 )
 from allranks.train.strategies.gradient_sync import (
@@ -47,16 +46,14 @@ from allranks.train.strategies.sharded_optimizer import (
     GradientReduceScatter,
     flat_states,
     flat_weights,
-    gather_states,
     make_flat_parameters,
     optimizer_pieces,
-    scatter_states,
 )
 from allranks.train.strategies.shards import StateRange, TensorShard, whole_weights
 
 
 class GatheredUnit:
-    """Flats that are gathered and freed together. ``parts`` are this rank's own, always there.
+    """Flat parameters that are gathered and freed together. ``parts`` are this rank's own parts, which are always in memory.
 
     Args:
         compute: the dtype in which trained weights are gathered; None: their own. Weights in `own_dtype` are not cast.
@@ -72,7 +69,7 @@ class GatheredUnit:
         self._group = group
         self.flats: list[FlatParameter] = []
         self.parts: list[torch.Tensor] = []
-        for flat in flats:  # if they are made one after the other, only one need be whole at a time
+        for flat in flats:  # created one after the other, so that only one full tensor is in memory at a time
             self.flats.append(flat)
             self.parts.append(flat.own().clone())
             flat.whole.untyped_storage().resize_(0)
@@ -82,7 +79,7 @@ class GatheredUnit:
         self._whole = self.in_backward = False
 
     def gather(self) -> None:
-        """Start to make the weights whole, if they are not."""
+        """Start to gather the weights, if they are not gathered."""
         if self._whole:
             return
         self._whole = True
@@ -94,14 +91,14 @@ class GatheredUnit:
         ]
 
     def use(self) -> None:
-        """The weights are whole when this returns."""
+        """Wait until the weights are gathered."""
         self.gather()
         for work in self._in_flight:
             work.wait()
         self._in_flight = []
 
     def free(self) -> None:
-        """Give the memory back. The parameters stay views of storage that `use` fills again."""
+        """Free the memory. The parameters stay views of the storage, which `gather` fills again."""
         for work in self._in_flight:
             work.wait()
         self._in_flight, self._whole, self.in_backward = [], False, False
@@ -110,13 +107,13 @@ class GatheredUnit:
 
 
 class Zero3:
-    """Weights, gradients and optimizer state in parts."""
+    """Shard weights, gradients and optimizer state."""
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
     replicated, forward_has_collectives, warmup = False, True, False
     claims_overlap = True
-    filler: WeightLoader | None = None  # gives the model its weights, unit by unit; None: it has them
+    filler: WeightLoader | None = None  # loads the weights unit by unit; None: already loaded
 
     def __init__(self, offload: str) -> None:
         self._on_host = offload == "optimizer"
@@ -127,7 +124,6 @@ class Zero3:
         self.module, self._group, self._clip_norm = model, group, clip_norm
         require_same_order(list(model.named_parameters()), group)
         broadcast_from_first(model, group)
-        self._names = [name for name, _ in trained_parameters(model)]
         # ranks differ in when gradients are ready, but not in when weights are needed: two orders, two groups
         gathering = dist.new_group(dist.get_process_group_ranks(group), group_desc="zero3 weights")
         assert isinstance(gathering, dist.ProcessGroup)
@@ -135,7 +131,7 @@ class Zero3:
         self._root, self._units = self._make_units(model, blocks, gathering)
         place = {name: i for i, (name, _) in enumerate(model.named_parameters())}
         flats = [flat for unit in (*self._units, self._root) for flat in unit.flats if flat.trained]
-        # backward runs from the last layer to the first: the head's gradient must not wait for the embeddings'
+        # in the order of backward: the head's gradient must not wait for that of the embeddings
         flats.sort(key=lambda flat: -max(place[name] for name, _ in flat.named))
         parts = {
             id(f): part for unit in (*self._units, self._root) for f, part in zip(unit.flats, unit.parts, strict=True)
@@ -157,11 +153,11 @@ class Zero3:
     ) -> tuple[GatheredUnit, list[GatheredUnit]]:
         named = {p: n for n, p in model.named_parameters()}
         places = Counter(p for _, p in model.named_parameters(remove_duplicate=False))
-        # a weight with two places would be freed by the one block while another needs it: it stays with the rest
+        # a weight shared by two blocks would be freed by one while the other needs it: it stays outside of blocks
         groups = [[(named.pop(p), p) for p in block.parameters() if places[p] == 1] for block in blocks]
         how = compute_dtype(model), keeps_own_dtype(model)
         units = [GatheredUnit(self._flats(_apart([part], how[1])), gathering, *how) for part in groups]
-        # what is in no block (embeddings, head) is gathered together, but its gradients travel in pieces as large as a block
+        # parameters outside of blocks (embeddings, head) are gathered together; their gradients are reduced in block-sized pieces
         largest = max((flat.bytes for unit in units for flat in unit.flats), default=0)
         rest = [[(named[p], p) for p in part] for part in split_into_buckets(list(named), largest)]
         return GatheredUnit(self._flats(_apart(rest, how[1])), gathering, *how), units
@@ -185,7 +181,7 @@ class Zero3:
     def _before_forward(self, i: int, module: nn.Module, args: Any) -> None:
         unit = self._units[i]
         unit.use()
-        if not unit.in_backward and i + 1 < len(self._units):  # a recomputation in backward wants no more than this one
+        if not unit.in_backward and i + 1 < len(self._units):  # a recomputation in backward needs only this unit
             self._units[i + 1].gather()
 
     def _after_forward(self, i: int, module: nn.Module, args: Any, output: Any) -> None:
@@ -198,7 +194,7 @@ class Zero3:
         unit.free()
 
     def _before_backward(self, i: int) -> None:
-        """The gradient has reached block i: block i+1, whose inputs' gradient that is, has no more use for its weights."""
+        """Free block i+1 when the gradient reaches block i: its backward is complete."""
         unit = self._units[i]
         unit.in_backward = self._root.in_backward = True
         unit.use()
@@ -209,7 +205,7 @@ class Zero3:
 
     @property
     def shards(self) -> list[torch.Tensor]:
-        """This rank's parts of all weights, frozen ones too."""
+        """This rank's parts of all weights, also of frozen ones."""
         return [part for unit in (*self._units, self._root) for part in unit.parts]
 
     def accumulate(self) -> AbstractContextManager[Any]:
@@ -260,24 +256,6 @@ class Zero3:
 
     def state_ranges(self) -> list[StateRange]:
         return flat_states(self._trained, self.optimizer)
-
-    def state_dict(self) -> dict[str, Any]:
-        kept = self.weights(trained_only=True)
-        buffers = {n: b.to("cpu", copy=True) for n, b in self.module.named_buffers()}
-        return {"model": kept | buffers, "optimizer": gather_states(self._trained, self.optimizer)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        buffers = dict(self.module.named_buffers())
-        wanted = set(self._names) | buffers.keys()
-        if odd := wanted ^ state["model"].keys():
-            raise KeyError(f"state does not fit the model: {sorted(odd)[:3]}")
-        for unit in (*self._units, self._root):
-            for flat, part in zip(unit.flats, unit.parts, strict=True):
-                if flat.trained:
-                    part.copy_(flat.join(state["model"]))
-        for name, buffer in buffers.items():
-            buffer.copy_(state["model"][name])
-        scatter_states(self._trained, self.optimizer, state["optimizer"])
 
 
 def _apart(
