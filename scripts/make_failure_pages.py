@@ -1,4 +1,4 @@
-"""Writes docs/failures/README.md, the index of the forty failures, from their records. ``python scripts/make_failure_pages.py``
+"""Write docs/failures/README.md, the index of the forty failures, from their records. ``python scripts/make_failure_pages.py``
 
 The pages themselves are written by hand; a test checks that index, pages and records agree.
 """
@@ -14,11 +14,11 @@ FOLDER = Path(__file__).resolve().parent.parent / "docs" / "failures"
 NODE_ID = re.compile(r"`(tests/[\w/]+\.py::[^`]+)`")
 HEAD = """# The forty failures
 
-The field notes behind this project tell of forty ways in which distributed training goes wrong. Each is **P**revented by the way allranks is built,
-**R**efused before the ranks start, or named by **D**iagnose, and each has a test that injects it. Where that takes GPUs or a fabric that the
-tests do not have, logs and facts of the real thing are replayed instead, and the last column says so.
+The field notes behind this project describe forty failures of distributed training. allranks **P**revents each by design, **R**efuses it before the ranks
+start, or names it with **D**iagnose. Each has a test that injects it. If that needs GPUs or a network that the test machines do not have, the test replays
+recorded logs and facts instead, and the last column says so.
 
-`allranks failures` prints this table, `allranks failures 18` one of them, and `allranks diagnose PATH` looks for them in logs.
+`allranks failures` prints this table, `allranks failures 18` prints one failure, and `allranks diagnose PATH` searches logs for them.
 Generated from `src/allranks/analysis/diagnose/known_failures.py` by `scripts/make_failure_pages.py`.
 
 | # | failure | how | where | tested by |
@@ -27,14 +27,14 @@ Generated from `src/allranks/analysis/diagnose/known_failures.py` by `scripts/ma
 
 
 def row(failure: KnownFailure) -> str:
-    """One line of the table."""
+    """Return one row of the table."""
     count = len(set(NODE_ID.findall((FOLDER / failure.page).read_text().split("## How we know")[1])))
     tests = f"{count} test{'s' * (count != 1)}, {failure.evidence}"
     return f"| {failure.number} | [{failure.title}]({failure.page}) | {failure.how} | {failure.where} | {tests} |\n"
 
 
 def text() -> str:
-    """The whole page."""
+    """Return the page."""
     return HEAD + "".join(row(failure) for failure in KNOWN_FAILURES)
 
 

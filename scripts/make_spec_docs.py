@@ -1,4 +1,4 @@
-"""Writes docs/spec.md from the records; a test checks that it is up to date. ``python scripts/make_spec_docs.py``"""
+"""Write docs/spec.md from the records; a test checks that it is up to date. ``python scripts/make_spec_docs.py``"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Everything has a default but `model.name` and `data.source`. Generated from the 
 
 
 def unwrap(annotation: typing.Any) -> tuple[str, str, type[Record] | None]:
-    """(type, description, record) of an annotation."""
+    """Return (type, description, record) of an annotation."""
     description = ""
     if typing.get_origin(annotation) is typing.Annotated:
         inner, *metas = typing.get_args(annotation)
@@ -45,7 +45,7 @@ def unwrap(annotation: typing.Any) -> tuple[str, str, type[Record] | None]:
 
 
 def default(field: msgspec.structs.FieldInfo) -> str:
-    """The default as YAML would say it."""
+    """Return the default value as YAML."""
     value = (
         field.default
         if field.default is not msgspec.NODEFAULT
@@ -55,7 +55,7 @@ def default(field: msgspec.structs.FieldInfo) -> str:
 
 
 def section(record: type[Record], path: str) -> str:
-    """One section as a table, then its own sections."""
+    """Return one section as a table, followed by its subsections."""
     hints = typing.get_type_hints(record, include_extras=True)
     rows, below = [], ""
     for field in msgspec.structs.fields(record):
@@ -70,7 +70,7 @@ def section(record: type[Record], path: str) -> str:
 
 
 def strategies() -> str:
-    """The strategies with their options."""
+    """Return the table of strategies with their options."""
     lines = [
         f"| `{name}` | {e.summary} | {', '.join(f'`{k}: {v}`' for k, v in e.options.items()).lower() or '-'} |"
         for name, e in REGISTRY.items()
@@ -83,7 +83,7 @@ def strategies() -> str:
 
 
 def text() -> str:
-    """The whole page."""
+    """Return the page."""
     return HEAD + section(RunSpec, "") + strategies()
 
 

@@ -1,4 +1,4 @@
-"""Writes docs/strategies: a page and a timeline picture for each strategy, from one description each.
+"""Write docs/strategies: a page and a timeline picture for each strategy, from one description each.
 
 python scripts/make_strategy_pages.py
 """
@@ -39,7 +39,7 @@ FILES = {
 
 @dataclass(frozen=True)
 class Page:
-    """One strategy: words, formulas, and what a step looks like."""
+    """Description of one strategy: text, formulas, and the timeline of a step."""
 
     name: str
     idea: str
@@ -52,97 +52,97 @@ class Page:
     comm: Bars = field(default_factory=list)
     options: str = "none"
     new: str = ""
-    code: str = ""  # where it is not a file of strategies/
+    code: str = ""  # if it is not a file of strategies/
 
 
 F, B = ("forward", 0, 20), ("backward", 20, 60)
-ZEROS = "A gradient that does not come on a rank counts as zeros there, whatever other ranks have. One that comes on no rank is a gradient of zeros for the optimizer."
+ZEROS = "A missing gradient counts as zeros on that rank. If it is missing on all ranks, the optimizer gets a gradient of zeros."
 ADAPTERS = (
-    "`find_unused_parameters`, `adapters` (auto): ignored keeps adapters whole on every rank (one flat all-reduce of their gradients a step, "
-    "no collective to save them), sharded treats them as all else, auto keeps them whole while four times their bytes are at most 64 MiB or a "
-    "tenth of the rank's share of the frozen weights, and says which; `offload` (none): optimizer keeps moments on the host and updates there "
-    "(gradients of the own part travel there each step, new weights back), all keeps the sharded weights there too, so that a block's part travels "
-    "to the device whenever it is gathered; whole adapters stay on the device"
+    "`find_unused_parameters`, `adapters` (auto): ignored keeps adapters whole on every rank (one flat all-reduce of their gradients per step, "
+    "no collective to save them), sharded shards them like other weights, auto keeps them whole if four times their bytes are at most 64 MiB or a "
+    "tenth of the rank's share of the frozen weights, and reports the choice; `offload` (none): optimizer keeps moments on the host and updates there "
+    "(each step copies this rank's gradients to the host and its new weights back), all also keeps the sharded weights there, so that a block's shard is "
+    "copied to the device whenever it is gathered; whole adapters stay on the device"
 )
-OFFLOAD = "`offload` (none): optimizer keeps moments on the host and updates there; gradients of the own part travel there each step, new weights back"
-OPTION = "With `find_unused_parameters: true`; without it torch ends the run with an error."
-NONE_MISSING = "With `find_unused_parameters: true`, as zeros and in one order on all ranks; without it the run ends with the parameter's name."
-DEEPSPEED = "`config` (none): a JSON file, or its content; `config_from` (none): written by allranks, the file that it was read from; `find_unused_parameters` (false)"
+OFFLOAD = "`offload` (none): optimizer keeps moments on the host and updates there; each step copies this rank's gradients to the host and its new weights back"
+OPTION = "With `find_unused_parameters: true`; without it torch raises an error."
+NONE_MISSING = "With `find_unused_parameters: true`, as zeros and in the same order on all ranks; without it the run ends with an error that names the parameter."
+DEEPSPEED = "`config` (none): a JSON file, or its content; `config_from` (none): set by allranks, the file from which `config` was read; `find_unused_parameters` (false)"
 DATA = "4P + 12T: weights, gradients, two moments"
 
 PAGES = [
-    Page("single", "One process trains alone.", "Nothing: it is the reference that all others are held against.", "none", DATA, "1",
-         "Left as they are by the optimizer.", [F, B, ("optimizer", 60, 68)], new="the reference"),
-    Page("simple_ddp", "Every rank trains on its own rows. After each backward every gradient is summed over the ranks and divided by their number.",
-         "One process (`single`) cannot share the work.", "A T g, in n A all-reduces after backward", DATA, "1", ZEROS,
-         [F, B, ("wait", 60, 92), ("optimizer", 92, 100)], [("all-reduce", 60 + i * 4, 63.2 + i * 4) for i in range(8)], new="an all-reduce a parameter"),
-    Page("simple_ddp_ga", "As `simple_ddp`, but it communicates after the last micro-step alone: gradients of the others are summed on each rank.",
-         "`simple_ddp` sends on every micro-step what only the last one needs.", "T g, in n all-reduces after the last backward", DATA, "1", ZEROS,
+    Page("single", "One process, without communication.", "Nothing: it is the reference for all other strategies.", "none", DATA, "1",
+         "Not changed by the optimizer.", [F, B, ("optimizer", 60, 68)], new="the reference"),
+    Page("simple_ddp", "Every rank trains on its own rows. After each backward pass, every gradient is averaged over the ranks.",
+         "`single` uses only one process.", "A T g, in n A all-reduces after backward", DATA, "1", ZEROS,
+         [F, B, ("wait", 60, 92), ("optimizer", 92, 100)], [("all-reduce", 60 + i * 4, 63.2 + i * 4) for i in range(8)], new="one all-reduce per parameter"),
+    Page("simple_ddp_ga", "Like `simple_ddp`, but it communicates only after the last micro-step: gradients of the others are accumulated on each rank.",
+         "`simple_ddp` communicates in every micro-step, although only the last one needs it.", "T g, in n all-reduces after the last backward", DATA, "1", ZEROS,
          [("forward", 0, 10), ("backward", 10, 30), ("forward", 30, 40), ("backward", 40, 60), ("wait", 60, 92), ("optimizer", 92, 100)],
-         [("all-reduce", 60 + i * 4, 63.2 + i * 4) for i in range(8)], new="once an optimizer step"),
-    Page("simple_ddp_hook", "A hook reduces each gradient as soon as backward has made it, and waits for it. Always from the last parameter to the first, "
-         "so that ranks whose gradients come in another order do not mix them up.",
-         "`simple_ddp_ga` begins to communicate when backward has ended.", "T g, in n all-reduces within backward", DATA, "1", ZEROS,
+         [("all-reduce", 60 + i * 4, 63.2 + i * 4) for i in range(8)], new="once per optimizer step"),
+    Page("simple_ddp_hook", "A hook all-reduces each gradient as soon as it is ready, and waits for it. The order is always from the last parameter to the first, "
+         "so that ranks whose gradients are ready in different orders reduce the same ones together.",
+         "`simple_ddp_ga` starts to communicate only after backward.", "T g, in n all-reduces within backward", DATA, "1", ZEROS,
          [F, *[(k, 20 + i * 9 + a, 20 + i * 9 + b) for i in range(8) for k, a, b in (("backward", 0, 5), ("wait", 5, 9))], ("optimizer", 92, 100)],
          [("all-reduce", 25 + i * 9, 29 + i * 9) for i in range(8)], new="within backward"),
-    Page("simple_ddp_async", "The hook starts the all-reduce and goes on; the update waits for all of them.",
-         "`simple_ddp_hook` stands still while gradients travel.", "T g, in n all-reduces started within backward", DATA, "1", ZEROS,
+    Page("simple_ddp_async", "The hook starts an asynchronous all-reduce; the update waits for all of them.",
+         "`simple_ddp_hook` blocks computation during communication.", "T g, in n all-reduces started within backward", DATA, "1", ZEROS,
          [F, B, ("wait", 60, 66), ("optimizer", 66, 74)], [("all-reduce", 25 + i * 5, 29 + i * 5) for i in range(8)], new="without waiting"),
-    Page("bucket_ddp_async", "Gradients lie side by side in buckets, in the fixed order from the last parameter to the first (checked to be the same on all ranks). "
-         "A full bucket is reduced while backward goes on. Gradients are views into the buckets: nothing is copied back.",
+    Page("bucket_ddp_async", "Gradients are grouped in buckets, in a fixed order from the last parameter to the first (checked to be equal on all ranks). "
+         "A full bucket is reduced while backward continues. Gradients are views of the buckets, so nothing is copied back.",
          "`simple_ddp_async` sends hundreds of small messages, each with its own latency.", "T g, in about T g / 25 MB all-reduces started within backward", DATA, "1",
          ZEROS, [F, B, ("wait", 60, 63), ("optimizer", 63, 71)], [("all-reduce", 33, 42), ("all-reduce", 44, 53), ("all-reduce", 55, 63)],
          "`bucket_mb` (25)", "few large messages"),
-    Page("pytorch_ddp", "torch's DistributedDataParallel. Its buckets follow the order in which gradients were really ready in the first step.",
-         "The fixed order of `bucket_ddp_async` is a guess.", "T g, in about T g / 25 MB all-reduces started within backward", DATA, "1", OPTION,
+    Page("pytorch_ddp", "torch's DistributedDataParallel. Its buckets follow the order in which gradients were ready in the first step.",
+         "The fixed order of `bucket_ddp_async` may differ from the order of readiness.", "T g, in about T g / 25 MB all-reduces started within backward", DATA, "1", OPTION,
          [F, B, ("wait", 60, 63), ("optimizer", 63, 71)], [("all-reduce", 30, 39), ("all-reduce", 42, 51), ("all-reduce", 54, 63)],
          "`bucket_mb` (25), `find_unused_parameters`, `static_graph`", "buckets by readiness"),
-    Page("zero1", "Each rank updates an equal part of the weights, to the byte, and keeps moments for that part alone; then the parts are gathered.",
+    Page("zero1", "Each rank updates an exactly equal part of the weights and keeps moments only for that part; then the parts are gathered.",
          "In data parallelism every rank keeps the same moments and makes the same update.", "2 T g: all-reduces in backward, all-gathers in the step",
          "4P + 4T + 8T/W", "3/4", ZEROS, [F, B, ("wait", 60, 63), ("optimizer", 63, 67), ("wait", 67, 77)],
-         [("all-reduce", 33, 42), ("all-reduce", 44, 53), ("all-reduce", 55, 63), ("all-gather", 67, 77)], f"`bucket_mb` (25); {OFFLOAD}", "moments in parts"),
-    Page("zero2", "Gradients are reduced to the rank that needs them: a reduce-scatter a bucket, after which only the own part is kept.",
-         "`zero1` makes whole gradients on every rank, of which each uses a part.", "(A + 1) T g: reduce-scatters in each backward, all-gathers in the step",
-         "4P + 12T/W, and up to three buckets on their way", "5/8", ZEROS, [F, B, ("wait", 60, 62), ("optimizer", 62, 66), ("wait", 66, 76)],
-         [("reduce-scatter", 33, 38), ("reduce-scatter", 44, 49), ("reduce-scatter", 55, 62), ("all-gather", 66, 76)], f"`bucket_mb` (25); {OFFLOAD}", "gradients in parts"),
-    Page("zero3", "Weights too are kept in parts. A block's weights are gathered before it computes, while the block before it does, and freed after; in backward again. "
-         "What is in no block (embeddings, head) stays whole from forward to the end of backward.",
-         "`zero2` keeps all weights on all ranks. Gathering the whole model before forward would keep the peak where it was.",
-         "A (2 P + T) g, nearly: all-gathers in forward and backward, reduce-scatters in backward", "(4P + 12T)/W, and two or three blocks whole", "1/2", ZEROS,
+         [("all-reduce", 33, 42), ("all-reduce", 44, 53), ("all-reduce", 55, 63), ("all-gather", 67, 77)], f"`bucket_mb` (25); {OFFLOAD}", "sharded moments"),
+    Page("zero2", "Gradients are reduced to the rank that needs them: one reduce-scatter per bucket, after which each rank keeps only its part.",
+         "`zero1` reduces full gradients on every rank, although each rank uses only a part.", "(A + 1) T g: reduce-scatters in each backward, all-gathers in the step",
+         "4P + 12T/W, and up to three buckets in flight", "5/8", ZEROS, [F, B, ("wait", 60, 62), ("optimizer", 62, 66), ("wait", 66, 76)],
+         [("reduce-scatter", 33, 38), ("reduce-scatter", 44, 49), ("reduce-scatter", 55, 62), ("all-gather", 66, 76)], f"`bucket_mb` (25); {OFFLOAD}", "sharded gradients"),
+    Page("zero3", "Weights are sharded, too. A block's weights are gathered while the block before it computes, and freed after use; the same in backward. "
+         "Weights outside of blocks (embeddings, head) stay gathered from forward to the end of backward.",
+         "`zero2` keeps all weights on all ranks. Gathering the full model before forward would not reduce the peak.",
+         "A (2 P + T) g, nearly: all-gathers in forward and backward, reduce-scatters in backward", "(4P + 12T)/W, and two or three gathered blocks", "1/2", ZEROS,
          [("wait", 0, 5), ("forward", 5, 25), ("wait", 25, 30), ("backward", 30, 72), ("optimizer", 72, 76)],
          [("all-gather", i, i + 4) for i in (0, 6, 12, 18)] + [("all-gather", i, i + 4) for i in (26, 33, 44, 55)] + [("reduce-scatter", i, i + 4) for i in (39, 50, 61, 68)],
-         OFFLOAD, "weights in parts, block by block"),
-    Page("pytorch_zero1", "torch's DistributedDataParallel with ZeroRedundancyOptimizer: whole parameters belong to ranks, and are broadcast after the update.",
+         OFFLOAD, "sharded weights, block by block"),
+    Page("pytorch_zero1", "torch's DistributedDataParallel with ZeroRedundancyOptimizer: each parameter is updated by one rank and then broadcast.",
          "In `pytorch_ddp` every rank keeps the same moments.", "2 T g: all-reduces in backward, n broadcasts in the step", "4P + 4T + about 8T/W (parts differ in size)",
          "3/4", OPTION, [F, B, ("wait", 60, 63), ("optimizer", 63, 67), ("wait", 67, 83)],
          [("all-reduce", 30, 39), ("all-reduce", 42, 51), ("all-reduce", 54, 63)] + [("broadcast", 67 + i * 2, 68.6 + i * 2) for i in range(8)],
          "`bucket_mb` (25), `find_unused_parameters`", "torch's `zero1`"),
-    Page("pytorch_zero2", "torch's FSDP2 (`fully_shard` a block) that keeps gathered weights until backward has used them.",
-         "`pytorch_zero1` keeps whole gradients.", "A (P + T) g: all-gathers in forward, reduce-scatters in backward", "(4P + 12T)/W between steps; all weights between forward and backward",
-         "1/2", "With `find_unused_parameters: true`, which adds zeros to each block's output; without it ranks that differ would not match.",
+    Page("pytorch_zero2", "torch's FSDP2 (`fully_shard` per block) that keeps gathered weights until backward has used them.",
+         "`pytorch_zero1` keeps full gradients.", "A (P + T) g: all-gathers in forward, reduce-scatters in backward", "(4P + 12T)/W between steps; all weights between forward and backward",
+         "1/2", "With `find_unused_parameters: true`, which adds zeros to each block's output; without it, ranks with different unused parameters would reduce different ones.",
          [("wait", 0, 5), ("forward", 5, 25), ("backward", 25, 67), ("optimizer", 67, 71)],
-         [("all-gather", i, i + 4) for i in (0, 6, 12, 18)] + [("reduce-scatter", i, i + 4) for i in (35, 45, 55, 63)], ADAPTERS, "torch's `zero2`, weights in parts between steps"),
-    Page("pytorch_zero3", "torch's FSDP2 (`fully_shard` a block) that frees a block after its forward and gathers it again for its backward.",
-         "`pytorch_zero2` holds all weights between forward and backward.", "A (2 P + T) g: all-gathers in forward and backward, reduce-scatters in backward",
-         "(4P + 12T)/W, and two or three blocks whole", "1/2", "As `pytorch_zero2`.",
+         [("all-gather", i, i + 4) for i in (0, 6, 12, 18)] + [("reduce-scatter", i, i + 4) for i in (35, 45, 55, 63)], ADAPTERS, "torch's `zero2`, weights sharded between steps"),
+    Page("pytorch_zero3", "torch's FSDP2 (`fully_shard` per block) that frees a block after its forward and gathers it again for its backward.",
+         "`pytorch_zero2` keeps all weights gathered between forward and backward.", "A (2 P + T) g: all-gathers in forward and backward, reduce-scatters in backward",
+         "(4P + 12T)/W, and two or three gathered blocks", "1/2", "As `pytorch_zero2`.",
          [("wait", 0, 5), ("forward", 5, 25), ("wait", 25, 30), ("backward", 30, 72), ("optimizer", 72, 76)],
          [("all-gather", i, i + 4) for i in (0, 6, 12, 18)] + [("all-gather", i, i + 4) for i in (26, 33, 44, 55)] + [("reduce-scatter", i, i + 4) for i in (39, 50, 61, 68)],
          ADAPTERS, "torch's `zero3`"),
     Page("deepspeed_zero1", "DeepSpeed's engine, stage 1. Its JSON is filled in from the spec and checked against it; see [DeepSpeed](../deepspeed.md).",
-         "The same idea as `zero1`; what is added is DeepSpeed's own configuration.", "2 T g: all-reduces after the last backward, an all-gather a group of parameters in the step",
-         "4P + 4T + 12T/W; at the update 4P + 16T/W (a float32 copy of the own weights)", "3/4", NONE_MISSING, [F, B, ("wait", 60, 68), ("optimizer", 68, 74), ("wait", 74, 84)],
+         "The same method as `zero1`, with DeepSpeed's own configuration.", "2 T g: all-reduces after the last backward, one all-gather per parameter group in the step",
+         "4P + 4T + 12T/W; at the update 4P + 16T/W (a float32 copy of the rank's part of the weights)", "3/4", NONE_MISSING, [F, B, ("wait", 60, 68), ("optimizer", 68, 74), ("wait", 74, 84)],
          [("all-reduce", 60, 68), ("all-gather", 74, 84)], DEEPSPEED, "DeepSpeed's stage 1"),
-    Page("deepspeed_zero2", "DeepSpeed's engine, stage 2.", "`deepspeed_zero1` keeps whole gradients until the last micro-step.",
-         "(A + 1) T g: all-reduces after each backward, an all-gather a group of parameters in the step", "4P + 16T/W, and a bucket of gradients", "3/4", NONE_MISSING,
+    Page("deepspeed_zero2", "DeepSpeed's engine, stage 2.", "`deepspeed_zero1` keeps full gradients until the last micro-step.",
+         "(A + 1) T g: all-reduces after each backward, one all-gather per parameter group in the step", "4P + 16T/W, and a bucket of gradients", "3/4", NONE_MISSING,
          [F, B, ("wait", 60, 68), ("optimizer", 68, 74), ("wait", 74, 84)], [("all-reduce", 60, 68), ("all-gather", 74, 84)], DEEPSPEED, "DeepSpeed's stage 2"),
-    Page("deepspeed_zero3", "DeepSpeed's engine, stage 3: weights in parts, gathered module by module. Tensors of fewer than 100,000 numbers stay whole, and what was gathered "
-         "in forward stays until backward while fewer than 10^9 numbers are whole; both limits are in its JSON.",
+    Page("deepspeed_zero3", "DeepSpeed's engine, stage 3: sharded weights, gathered module by module. Tensors with fewer than 100,000 elements are not sharded, and weights gathered "
+         "in forward are kept until backward while fewer than 10^9 elements are gathered; both limits are keys of its JSON.",
          "`deepspeed_zero2` keeps all weights on all ranks.", "A (2 P + T) g above those limits: all-gathers in forward and backward, reduce-scatters after backward",
-         "(4P + 16T)/W, and what is whole by the two limits", "5/8", NONE_MISSING, [("wait", 0, 5), ("forward", 5, 25), ("wait", 25, 30), ("backward", 30, 72), ("wait", 72, 78), ("optimizer", 78, 82)],
+         "(4P + 16T)/W, and the gathered weights of the two limits", "5/8", NONE_MISSING, [("wait", 0, 5), ("forward", 5, 25), ("wait", 25, 30), ("backward", 30, 72), ("wait", 72, 78), ("optimizer", 78, 82)],
          [("all-gather", i, i + 4) for i in (0, 6, 12, 18)] + [("all-gather", i, i + 4) for i in (26, 33, 44, 55)] + [("reduce-scatter", 72, 78)], DEEPSPEED, "DeepSpeed's stage 3"),
     Page("hf_trainer", "Hugging Face's Trainer runs the steps in place of this project's loop; its Accelerate wraps the model in torch's "
          "DistributedDataParallel. Data, loss, learning rates, records, evaluation, checkpoints and proofs are those of every strategy; see [HF Trainer](../hf_trainer.md).",
-         "Nothing in `pytorch_ddp`: it is there so that what people know of the Trainer can be compared on equal work, and so that a Trainer which trains alone is refused.",
+         "Nothing in `pytorch_ddp`: it serves to compare the Trainer with other strategies on equal work, and it refuses a Trainer whose ranks train independently.",
          "T g, in about T g / 25 MB all-reduces started within backward", "4P + 16T: as `pytorch_ddp`, and buckets beside the gradients", "5/4", OPTION,
          [F, B, ("wait", 60, 63), ("optimizer", 63, 73)], [("all-reduce", 30, 39), ("all-reduce", 42, 51), ("all-reduce", 54, 63)],
          "`find_unused_parameters` (false), `args` (none): more TrainingArguments", "the Trainer in place of the loop",
@@ -151,7 +151,7 @@ PAGES = [
 
 
 def picture(page: Page) -> str:
-    """A step of one rank: what it computes above, what travels below."""
+    """Return the timeline of a step of one rank: computation above, communication below."""
     left, width, x = 118, 620, lambda v: 118 + 6.2 * v
     rows = [("computes", 34, page.compute), ("travels", 72, page.comm)]
     parts = [
@@ -183,7 +183,7 @@ def picture(page: Page) -> str:
 
 
 def text(page: Page) -> str:
-    """The page."""
+    """Return the page."""
     return f"""# `{page.name}`
 
 {page.idea}
@@ -205,14 +205,14 @@ times. [All strategies](README.md); code: `src/allranks/train/{page.code or f"st
 
 
 def _overlap(page: Page) -> str:
-    """Whether the picture shows communication below computation."""
+    """Return whether the picture shows communication during computation."""
     computing = [bar for bar in page.compute if bar[0] != "wait"]
     hidden = any(a < stop and start < b for _, start, stop in page.comm for _, a, b in computing)
     return "yes" if hidden else "no"
 
 
 def readme() -> str:
-    """The ladder."""
+    """Return the index page."""
     lines = [
         f"| [`{p.name}`]({p.name}.md) | {p.new} | {p.bytes} | {_overlap(p)} | {p.memory} | {p.ratio} |" for p in PAGES
     ]

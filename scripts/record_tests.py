@@ -1,6 +1,6 @@
-"""Keeps the result of one part of `make test-all`: python scripts/record_tests.py PART JUNIT.xml benchmarks/results/test_all.json
+"""Record the result of one part of `make test-all`: python scripts/record_tests.py PART JUNIT.xml benchmarks/results/test_all.json
 
-It takes hours, so it may be run in parts: what other parts recorded stays, and a part that ran again replaces what it said before.
+All tests take hours, so they can be run in parts: a part that runs again replaces its own record and keeps those of other parts.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ SLOWEST = 15
 
 
 def cases(junit: Path) -> list[ET.Element]:
-    """The tests of a part; none where it was broken off before it could write."""
+    """Return the tests of a part; none if it was aborted before it wrote its results."""
     if not junit.is_file():
         return []
-    found = ET.parse(junit).getroot().iter("testcase")  # noqa: S314 - pytest wrote it a moment ago
-    return [c for c in found if c.get("classname")]  # what was broken off has none
+    found = ET.parse(junit).getroot().iter("testcase")  # noqa: S314 - written by pytest
+    return [c for c in found if c.get("classname")]  # aborted tests have none
 
 
 def seconds(case: ET.Element) -> float:
@@ -33,12 +33,12 @@ def seconds(case: ET.Element) -> float:
 
 
 def outcome(case: ET.Element) -> str:
-    """Of one test: passed, failed, error or skipped."""
+    """Return the outcome of one test: passed, failed, error or skipped."""
     return next((kind for kind in ("failure", "error", "skipped") if case.find(kind) is not None), "passed")
 
 
 def file_of(case: ET.Element) -> str:
-    """Path of a test's file; classname is its dotted name, which the name of a class may follow."""
+    """Return the path of a test's file; classname is its dotted name, possibly followed by the name of a class."""
     words = (case.get("classname") or "").split(".")
     last = next((i for i, word in enumerate(words) if word.startswith("test_")), len(words) - 1)
     return "/".join(words[: last + 1]) + ".py"
@@ -49,7 +49,7 @@ def name_of(case: ET.Element) -> str:
 
 
 def recorded(target: Path) -> dict[str, dict[str, Any]]:
-    """The parts that are in the file already."""
+    """Return the parts that the file already holds."""
     try:
         return json.loads(target.read_text())["parts"]
     except (OSError, ValueError, KeyError):
@@ -57,7 +57,7 @@ def recorded(target: Path) -> dict[str, dict[str, Any]]:
 
 
 def part_of(found: list[ET.Element]) -> dict[str, Any]:
-    """What is kept of one part."""
+    """Return the record of one part."""
     files: dict[str, float] = {}
     for case in found:
         files[file_of(case)] = files.get(file_of(case), 0.0) + seconds(case)
@@ -77,7 +77,7 @@ def main() -> None:
     part, junit, target = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     found = cases(junit)
     if not found:
-        sys.exit(f"{part}: {junit.name} holds no tests; {target.name} stays as it was")
+        sys.exit(f"{part}: {junit.name} holds no tests; {target.name} is not changed")
     parts = {**recorded(target), part: part_of(found)}
     tests: Counter[str] = Counter()
     for one in parts.values():
