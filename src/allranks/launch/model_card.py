@@ -8,8 +8,9 @@ from allranks.rundir.events import read_events
 from allranks.rundir.files import read_record
 from allranks.rundir.paths import RunDir
 from allranks.spec import load_spec
-from allranks.utils.formatting import format_count, format_value
+from allranks.utils.formatting import format_count
 from allranks.utils.redaction import redact
+from allranks.utils.text import format_value
 from allranks.version import __version__
 
 if TYPE_CHECKING:
