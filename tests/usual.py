@@ -166,6 +166,8 @@ FILES: dict[str, set[str]] = {
     "cluster/test_time_limit.py": set(),
     "dist/test_export.py": {
         "test_an_adapter_and_its_merged_model_say_the_same",
+        "test_an_export_names_its_base_absolutely_and_tells_of_its_run",
+        "test_two_exports_to_one_folder_do_not_race",
         "test_other_weights_are_not_published",
         "test_what_is_there_stays_and_what_is_damaged_is_named",
     },

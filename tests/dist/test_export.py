@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from allranks.launch.export import export_checkpoint
+from allranks.errors import RequestError
+from allranks.launch.export import _only_export, export_checkpoint
 from allranks.rundir.paths import RunDir
 from allranks.train.export import load, verify_logits
 from tests.conftest import tiny_spec, write_rows
@@ -55,6 +56,31 @@ def test_an_adapter_and_its_merged_model_say_the_same(lora: RunDir) -> None:
     assert torch.allclose(alone, with_adapter, atol=1e-4)
     assert len(AutoTokenizer.from_pretrained(merged.folder)) == plain.shape[-1]
     assert not list(Path(merged.folder).glob("*.bin")) and not (Path(adapter.folder) / "manifest.json").exists()
+
+
+def test_an_export_names_its_base_absolutely_and_tells_of_its_run(
+    lora: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exported from elsewhere to a relative folder; the process that verifies it starts in another one."""
+    monkeypatch.chdir(tmp_path)
+    done = export_checkpoint(lora, step=None, merge=False, out=Path("given"), force=False)
+    folder = tmp_path / "given"
+    assert done.folder == str(folder)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert Path(config["base_model_name_or_path"]).is_absolute() and Path(config["base_model_name_or_path"]).is_dir()
+    card = (folder / "README.md").read_text()
+    for words in (
+        f"base_model: {lora.model}", "library_name: peft", "checkpoint of step 2", "held-out loss", "rows_train", "torch", "max_steps: 2",
+    ):  # fmt: skip
+        assert words in card, card
+    assert not list(tmp_path.glob(".given*"))
+
+
+def test_two_exports_to_one_folder_do_not_race(lora: RunDir, tmp_path: Path) -> None:
+    target = tmp_path / "one"
+    with _only_export(target), pytest.raises(RequestError, match="another export is writing"):
+        export_checkpoint(lora, step=None, merge=False, out=target, force=False)
+    assert not target.exists() and not list(tmp_path.iterdir())
 
 
 def test_a_model_trained_whole_is_exported_without_our_state(tmp_path: Path) -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from allranks.errors import EXIT_REQUEST, CheckpointError, EnvironmentNotAble, RequestError
+from allranks.launch.model_card import model_card
 from allranks.rundir import checkpoints
 from allranks.rundir.checkpoints import MANIFEST
-from allranks.rundir.files import read_json, write_json
+from allranks.rundir.files import read_json, read_record, write_json, write_text_atomic
 from allranks.rundir.paths import RunDir
 from allranks.spec import load_spec
 from allranks.spec.models import is_mlp
@@ -51,28 +56,61 @@ def export_checkpoint(run: RunDir, *, step: int | None, merge: bool, out: Path |
     adapted = (source / ADAPTER).is_file()
     if merge and not adapted:
         raise RequestError(f"{source} holds a full model, not an adapter; remove --merge")
-    target = (out or run.root / "export" / f"step-{chosen}{'-merged' if merge else ''}").absolute()
-    _require_free(target, force)
-    aside = target.with_name(f".{target.name}.tmp")
+    target = (out or run.root / "export" / f"step-{chosen}{'-merged' if merge else ''}").expanduser().absolute()
     base = _base(run, source) if adapted else None
     kind = "merged" if merge else "adapter" if adapted else "model"
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _only_export(target):
+            _require_free(target, force)
+            done = ExportResult(folder=str(target), run=run.name, step=chosen, kind=kind, base=base, difference=0.0)
+            return _export(run, source, target, done)
+    except OSError as error:
+        raise write_error(target, error, "--out") from error
+
+
+@contextmanager
+def _only_export(target: Path) -> Iterator[None]:
+    """Hold a lock beside the target, so that two exports do not write one folder.
+
+    Raises:
+        RequestError: another export is writing it.
+    """
+    path = target.with_name(f".{target.name}.lock")
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RequestError(
+                f"another export is writing {target}; wait for it, or choose another folder with --out"
+            ) from None
+        if not path.exists() or os.fstat(file.fileno()).st_ino != path.stat().st_ino:  # the one before has just ended
+            raise RequestError(f"another export was writing {target}; try again")
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _export(run: RunDir, source: Path, target: Path, done: ExportResult) -> ExportResult:
+    """Write, verify and publish."""
+    aside = target.with_name(f".{target.name}.tmp")
+    base = done.base
+    try:
         shutil.rmtree(aside, ignore_errors=True)
-        aside.parent.mkdir(parents=True, exist_ok=True)
-        if merge:
+        if done.kind == "merged":
             _worker("merge", source, aside, base)
         else:
             shutil.copytree(
                 source, aside, ignore=lambda folder, names: INTERNAL_FILES & set(names) if folder == str(source) else ()
             )
-        answer = _worker("prove", source, aside, base)
-        done = ExportResult(
-            folder=str(target), run=run.name, step=chosen, kind=kind, base=base, difference=float(answer)
-        )
+        if done.kind == "adapter":
+            config = read_json(aside / ADAPTER)
+            write_json(aside / ADAPTER, {**config, "base_model_name_or_path": base})
+        done = msgspec.structs.replace(done, difference=float(_worker("prove", source, aside, base)))
         write_json(aside / RECORD, {**msgspec.structs.asdict(done), "folder": target.name})
+        write_text_atomic(aside / "README.md", model_card(run, done))
         _publish(aside, target)
-    except OSError as error:
-        raise write_error(target, error, "--out") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return done
@@ -119,14 +157,23 @@ def _base(run: RunDir, source: Path) -> str:
         named = str(run.model)  # moved with the run, if that was moved
     if not isinstance(named, str) or not named:
         raise CheckpointError(f"{source / ADAPTER} does not name a base model")
-    return named
+    folder = Path(named).expanduser()
+    if not folder.is_absolute() and not folder.is_dir():
+        started_in = Path(
+            str(read_record(run.run_args).get("folder", "."))
+        )  # a relative path is relative to where the run began
+        folder = started_in / folder
+    return str(folder.absolute()) if folder.is_dir() else named
 
 
 def _worker(what: str, source: Path, aside: Path, base: str | None) -> str:
     """Run a new process, so that it reads only the files and this process does not import torch."""
-    command = [sys.executable, "-m", "allranks.train.export", what, str(source), str(aside), base or ""]
+    command = [sys.executable, "-m", "allranks.train.export", what, str(source.absolute()), str(aside), base or ""]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=_quiet(), check=False)
+        with tempfile.TemporaryDirectory(prefix="allranks-export-") as elsewhere:  # relative paths must not help
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=TIMEOUT_S, env=_quiet(), check=False, cwd=elsewhere
+            )
     except subprocess.TimeoutExpired:
         raise CheckpointError(f"{source}: {what} took more than {TIMEOUT_S} s") from None
     lines = done.stdout.strip().splitlines()
@@ -139,7 +186,9 @@ def _worker(what: str, source: Path, aside: Path, base: str | None) -> str:
 
 
 def _quiet() -> dict[str, str]:
-    return {**os.environ, "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    paths = [str(Path(p).absolute()) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    own = {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
+    return {**os.environ, **own, "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
 def _publish(aside: Path, target: Path) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import time
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -89,7 +90,12 @@ def build_training(here: Attempt, task: TrainingTask, data: PreparedData) -> Tra
         world, data, stored_dtype(here.plan, spec), partial(_save_base_model, here, data.tokenizer)
     )
     model = adapters.add_adapter(
-        model, spec.adapter, classifier=task.classifier, base=_base_name(here), seed=spec.train.seed
+        model,
+        spec.adapter,
+        classifier=task.classifier,
+        base=_base_name(here),
+        revision=here.model.revision,
+        seed=spec.train.seed,
     )
     adapted = adapters.adapter_remarks(model, spec.adapter)
     set_precision(model, here.plan, world.device)
@@ -128,7 +134,10 @@ def set_precision(model: nn.Module, plan: LaunchPlan, device: torch.device) -> N
 def _base_name(here: Attempt) -> str:
     """Return the base model's name for the adapter's config."""
     name = here.model.name
-    return str(here.run.model) if name.startswith("tiny:") else name
+    if name.startswith("tiny:"):
+        return str(here.run.model.absolute())
+    folder = Path(name).expanduser()
+    return str(folder.absolute()) if folder.is_dir() else name
 
 
 def _save_base_model(here: Attempt, tokenizer: Any, model: Any) -> None:

@@ -63,11 +63,14 @@ def _forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Te
     return torch.addmm(result.flatten(0, -2), middle.flatten(0, -2), up.weight.t()).view(result.shape)
 
 
-def add_adapter(model: nn.Module, spec: AdapterSpec, *, classifier: bool, base: str, seed: int) -> nn.Module:
-    """Add a new LoRA adapter and freeze the base; return the model itself for ``type: none``.
+def add_adapter(
+    model: nn.Module, spec: AdapterSpec, *, classifier: bool, base: str, seed: int, revision: str | None = None
+) -> nn.Module:
+    """The model with a fresh LoRA adapter (its base frozen), or the model itself for ``type: none``.
 
     Args:
-        base: the base model's name in the saved adapter: a hub name, or the run's own model folder.
+        base: what the saved adapter names as its base: a hub name, or a folder.
+        revision: the hub revision of the base, which the saved adapter names, too.
 
     Raises:
         SpecError: the model lacks the targets.
@@ -94,6 +97,7 @@ def add_adapter(model: nn.Module, spec: AdapterSpec, *, classifier: bool, base: 
     replace_dropout(adapted)
     fuse_lora(adapted)
     adapted.peft_config["default"].base_model_name_or_path = base
+    adapted.peft_config["default"].revision = revision
     if any(getattr(m, "gradient_checkpointing", False) for m in model.modules()):
         adapted.enable_input_require_grads()  # otherwise inputs of checkpointed blocks need no gradient, as the embedding is frozen
     return adapted

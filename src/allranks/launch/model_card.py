@@ -1,0 +1,67 @@
+"""Write the model card (README.md) of an export: data, settings, results and versions, from the records of the run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from allranks.rundir.events import read_events
+from allranks.rundir.files import read_record
+from allranks.rundir.paths import RunDir
+from allranks.spec import load_spec
+from allranks.utils.formatting import format_count
+from allranks.utils.redaction import redact
+from allranks.utils.text import format_value
+from allranks.version import __version__
+
+if TYPE_CHECKING:
+    from allranks.launch.export import ExportResult
+
+RESULTS = (
+    ("steps", "optimizer steps"),
+    ("tokens_trained", "trained tokens"),
+    ("train_loss_first", "training loss, first"),
+    ("train_loss_last", "training loss, last"),
+    ("eval_loss_first", "held-out loss before"),
+    ("eval_loss", "held-out loss"),
+    ("perplexity", "held-out perplexity"),
+    ("accuracy", "held-out accuracy"),
+    ("exact_match", "exact match"),
+)
+
+
+def model_card(run: RunDir, done: ExportResult) -> str:
+    """Return the card as Markdown with the YAML header that the Hugging Face hub reads. What is unknown is left out."""
+    spec, metrics = load_spec(run.spec), read_record(run.metrics)
+    data = next((e for e in read_events(run.events_of(0)) if e.get("event") == "data"), {})
+    header = {
+        "base_model": done.base or (spec.model.name if spec.model else None),
+        "library_name": "peft" if done.kind == "adapter" else "transformers",
+        "tags": "[allranks]",
+    }
+    lines = ["---", *(f"{key}: {value}" for key, value in header.items() if value), "---", "", f"# {run.name}", ""]
+    what = {
+        "adapter": "A LoRA adapter",
+        "merged": "A model with its LoRA adapter merged",
+        "model": "A fine-tuned model",
+    }
+    lines += [f"{what[done.kind]}, trained by allranks {__version__}; the checkpoint of step {done.step}.", ""]
+    lines += ["## Results", "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {_number(metrics[key])} |" for key, name in RESULTS if metrics.get(key) is not None]
+    if metrics.get("steps") != done.step:
+        lines += ["", f"The figures are those of the whole run, the weights those of step {done.step}."]
+    lines += ["", "## Data", "", "| | |", "|---|---|"]
+    known = ("source", "template", "rows_train", "rows_eval", "rows_empty", "rows_truncated", "rows_without_target")
+    lines += [f"| {key} | {format_value(data[key])} |" for key in known if data.get(key) not in (None, 0)]
+    lines += ["", "## Versions", "", "| | |", "|---|---|"]
+    versions = {
+        "torch": metrics.get("torch"),
+        "python": read_record(run.run_args).get("python"),
+        "allranks": __version__,
+    }
+    lines += [f"| {key} | {format_value(value)} |" for key, value in versions.items() if value]
+    lines += ["", "## Settings", "", "```yaml", run.spec.read_text(encoding="utf-8").rstrip(), "```", ""]
+    return redact("\n".join(lines))
+
+
+def _number(value: Any) -> str:
+    return format_count(value) if isinstance(value, int) else f"{value:.4f}" if isinstance(value, float) else str(value)
