@@ -179,11 +179,11 @@ class StopAndRequeue:
             f"Slurm accepted the requeue, but did not end this start of the job within {REQUEUED_S:.0f} s"
         )
 
-    @staticmethod
     def _requeued_by_slurm(self) -> bool:
         """Return whether the job is in the queue already: Slurm requeues a job itself once its node is DOWN."""
         return (self._slurm.restarts(self._job) or 0) > self._restart
 
+    @staticmethod
     def _not_requeued(why: str) -> str:
         if not why:
             return ""
