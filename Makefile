@@ -32,7 +32,7 @@ compare: setup
 
 # Four tests at a time: many of them wait rather than work. A machine may be too busy for one of them beside the others.
 JOBS ?= 4
-PARALLEL := -n $(JOBS) --dist loadscope
+PARALLEL := -n $(JOBS) --dist loadscope --no-loadscope-reorder
 
 USUAL := -m "not full and not docs"
 

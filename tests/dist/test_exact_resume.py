@@ -9,13 +9,30 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import MistralConfig, MistralForCausalLM
 
 from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
+from allranks.train.data.tokenization import train_tokenizer
 from tests.conftest import tiny_spec, write_rows
 from tests.dist.harness import allranks, train
 
 pytestmark = pytest.mark.dist
+
+
+def save_base(folder: Path) -> None:
+    """Write a random model of 320 tokens and its tokenizer, as a user has one in a folder."""
+    tokenizer = train_tokenizer(["say word 0 1 2 3 4 5 6 7 8 9"], 320, classifier=False)
+    torch.manual_seed(1)
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    }
+    MistralForCausalLM(MistralConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +40,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A LoRA run on a base in a folder, two steps of four, with a full checkpoint."""
     folder = tmp_path_factory.mktemp("exact")
     write_rows(folder / "rows.json", 40)
-    made, first = train(
-        folder, tiny_spec(folder / "rows.json", folder, adapter={"type": "none"}, train={"max_steps": 1})
-    )
-    assert made.returncode == 0, made.stderr
-    shutil.copytree(first.checkpoint(1), folder / "base")
+    save_base(folder / "base")
     spec = tiny_spec(
         folder / "rows.json", folder, name="lora", checkpoint={"mode": "full"}, train={"max_steps": 2, "schedule": "constant"}
     )  # fmt: skip
@@ -53,7 +66,8 @@ def test_nothing_changed(stopped: tuple[Path, str], tmp_path: Path) -> None:
     assert len(progress["data_hash"]) == len(progress["base_hash"]) == 64
 
 
-def test_rewritten_answers_are_refused(stopped: tuple[Path, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("inexact", [False, True], ids=["exact", "inexact"])
+def test_rewritten_answers_are_refused(stopped: tuple[Path, str], tmp_path: Path, inexact: bool) -> None:
     source = stopped[0] / "rows.json"
     before = source.read_text()
     rows = json.loads(before)
@@ -64,8 +78,9 @@ def test_rewritten_answers_are_refused(stopped: tuple[Path, str], tmp_path: Path
             said
         )
         assert "Traceback" not in said
-        code, said, _ = resumed(stopped, tmp_path / "again", "--allow-inexact")
-        assert code == 0, said
+        if inexact:
+            code, said, _ = resumed(stopped, tmp_path / "again", "--allow-inexact")
+            assert code == 0, said
     finally:
         source.write_text(before)
 

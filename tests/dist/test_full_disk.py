@@ -79,7 +79,7 @@ def test_a_disk_that_is_full_before_the_run_or_fills_up_during_it(disk: Path, tm
     assert done.returncode in (1, 3) and "defect" not in said and "Traceback" not in said, said
     assert "No space left on device" in said or "are free" in said, said
     is_told(allranks("run", str(write_spec(tmp_path, spec)), cwd=tmp_path), "disk")
-    is_told(allranks("report", run.name, cwd=tmp_path), "metrics.json", "No space left on device", "free space there")
+    is_told(allranks("report", run.name, cwd=tmp_path), run.name, "No space left on device", "free space there")
     is_told(allranks("export", run.name, cwd=tmp_path), "No space left on device", "--out")
 
 

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from allranks.errors import DataError, SpecError
 from allranks.planning.records import BatchPlan
 from allranks.spec import data_sources
+from allranks.spec.data_rows import label_map, require_known_labels, shuffle
 from allranks.spec.data_templates import Example, choose_template
 from allranks.spec.records import DataSpec
-from allranks.train.data.sampler import SampleOrder, pack_isolated, shuffle, steps_of_epochs
-from allranks.train.data.tokenization import encode_labelled, encode_text, label_map, train_tokenizer
+from allranks.train.data.sampler import SampleOrder, pack_isolated, steps_of_epochs
+from allranks.train.data.tokenization import encode_labelled, encode_text, train_tokenizer
 from tests.conftest import shared
 from tests.sampling import examples
 
@@ -158,7 +159,7 @@ def test_labels_are_ordered_and_unknown_ones_refused() -> None:
     assert [r.label for r in rows] == [2, 1, 0]
     assert tokenizer.decode(rows[0].ids).startswith("[CLS]")
     with pytest.raises(DataError, match="'9'"):
-        encode_labelled([Example(turns=(("a", False),), label="9")], tokenizer, labels, max_length=3)
+        require_known_labels([Example(turns=(("a", False),), label="9", row=4)], labels, "data.source rows.csv")
     with pytest.raises(DataError, match="at least two"):
         label_map(examples[:1])
 

@@ -6,14 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from allranks.errors import AllranksError, DataError, SpecError
-from allranks.nodes.preflight.requirements import check_request
+from allranks.nodes.preflight import check_request
 from allranks.planning.planner import make_plan
 from allranks.spec import parse_spec
 from allranks.train.data.prepared import DataFacts, prepare
-from allranks.utils.machine import MachineFacts
+from allranks.utils.machine import Gpu, MachineFacts
 from tests.conftest import tiny_spec
 
 GOOD = [{"instruction": f"say {i}", "output": f"word {i}"} for i in range(40)]
@@ -136,7 +137,8 @@ def test_flash_attention_would_mix_packed_rows(tmp_path: Path) -> None:
     def plan(**sections: Any) -> None:
         spec = tiny_spec(tmp_path / "a.jsonl", tmp_path, **sections)
         spec["model"]["attention"] = "flash_attention_2"
-        make_plan(parse_spec(spec), MACHINE)
+        gpus = [Gpu(index=i, name="H100", memory_bytes=80 << 30) for i in range(2)]
+        make_plan(parse_spec(spec), msgspec.structs.replace(MACHINE, gpus=gpus))
 
     with pytest.raises(SpecError, match=r"rows of one sequence would attend to each other.*micro_batch_size: 1"):
         plan()

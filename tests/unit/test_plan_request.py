@@ -13,6 +13,7 @@ from allranks.spec import parse_spec
 
 RAW: dict[str, Any] = {"model": {"name": "tiny:mistral"}, "data": {"source": "builtin:instructions"}}
 NEWS = {"source": "builtin:news", "template": "classification"}
+BERT = {"name": "tiny:bert"}
 
 
 @pytest.mark.parametrize(
@@ -21,7 +22,7 @@ NEWS = {"source": "builtin:news", "template": "classification"}
         ({"data": {"source": "some/set", "template": "alpca"}}, "data.template: unknown template 'alpca'; did you mean 'alpaca'"),
         ({"data": {"source": "some/set", "template": "nowhere.j2"}}, "data.template nowhere.j2: there is no such file"),
         ({"data": {"source": "builtin:instructions", "template": "nowhere.jinja"}}, "nowhere.jinja: there is no such file"),
-        ({"data": {**NEWS, "columns": {"label": "lable"}}}, "there is no column 'lable' (data.columns.label); did you mean 'label'"),
+        ({"model": BERT, "data": {**NEWS, "columns": {"label": "lable"}}}, "there is no column 'lable' (data.columns.label); did you mean 'label'"),
         ({"data": {"source": "builtin:instructons"}}, "did you mean builtin:instructions"),
         ({"eval": {"source": "nowhere.json"}}, "eval.source nowhere.json: there is no such file"),
     ],
@@ -43,5 +44,5 @@ def test_a_script_that_is_not_there_is_refused_on_this_machine_alone(tmp_path: P
 
 
 def test_what_is_there_passes() -> None:
-    check_request(parse_spec({**RAW, "data": NEWS}))
+    check_request(parse_spec({**RAW, "model": BERT, "data": NEWS}))
     check_request(parse_spec({**RAW, "data": {"source": "some/set", "template": "chat"}}))

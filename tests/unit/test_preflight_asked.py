@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from allranks.errors import DataError, EnvironmentNotAble, RequestError, SpecError
-from allranks.nodes.preflight.requirements import check_request, needed_packages
+from allranks.nodes.preflight import check_request
+from allranks.nodes.preflight.requirements import needed_packages
 from allranks.nodes.preflight.runner import exclude_nodes, failure_lines, require_usable_nodes
 from allranks.nodes.records import Check, PreflightReport
 from allranks.nodes.slurm.allocations import test_only as ask_sbatch

@@ -109,7 +109,7 @@ def _export(run: RunDir, source: Path, target: Path, done: ExportResult) -> Expo
             write_json(aside / ADAPTER, {**config, "base_model_name_or_path": base})
         done = msgspec.structs.replace(done, difference=float(_worker("prove", source, aside, base)))
         write_json(aside / RECORD, {**msgspec.structs.asdict(done), "folder": target.name})
-        write_text_atomic(aside / "README.md", model_card(run, done))
+        write_text_atomic(aside / "README.md", model_card(run, step=done.step, kind=done.kind, base=done.base))
         _publish(aside, target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)

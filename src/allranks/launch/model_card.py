@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from allranks.rundir.events import read_events
 from allranks.rundir.files import read_record
@@ -12,9 +12,6 @@ from allranks.utils.formatting import format_count
 from allranks.utils.redaction import redact
 from allranks.utils.text import format_value
 from allranks.version import __version__
-
-if TYPE_CHECKING:
-    from allranks.launch.export import ExportResult
 
 RESULTS = (
     ("steps", "optimizer steps"),
@@ -29,13 +26,19 @@ RESULTS = (
 )
 
 
-def model_card(run: RunDir, done: ExportResult) -> str:
-    """Return the card as Markdown with the YAML header that the Hugging Face hub reads. What is unknown is left out."""
+def model_card(run: RunDir, *, step: int, kind: str, base: str | None) -> str:
+    """Return the card as Markdown with the YAML header that the Hugging Face hub reads. What is unknown is left out.
+
+    Args:
+        step: of the exported checkpoint.
+        kind: ``adapter``, ``merged`` or ``model``.
+        base: what an adapter needs to be loaded.
+    """
     spec, metrics = load_spec(run.spec), read_record(run.metrics)
     data = next((e for e in read_events(run.events_of(0)) if e.get("event") == "data"), {})
     header = {
-        "base_model": done.base or (spec.model.name if spec.model else None),
-        "library_name": "peft" if done.kind == "adapter" else "transformers",
+        "base_model": base or (spec.model.name if spec.model else None),
+        "library_name": "peft" if kind == "adapter" else "transformers",
         "tags": "[allranks]",
     }
     lines = ["---", *(f"{key}: {value}" for key, value in header.items() if value), "---", "", f"# {run.name}", ""]
@@ -44,11 +47,11 @@ def model_card(run: RunDir, done: ExportResult) -> str:
         "merged": "A model with its LoRA adapter merged",
         "model": "A fine-tuned model",
     }
-    lines += [f"{what[done.kind]}, trained by allranks {__version__}; the checkpoint of step {done.step}.", ""]
+    lines += [f"{what[kind]}, trained by allranks {__version__}; the checkpoint of step {step}.", ""]
     lines += ["## Results", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {_number(metrics[key])} |" for key, name in RESULTS if metrics.get(key) is not None]
-    if metrics.get("steps") != done.step:
-        lines += ["", f"The figures are those of the whole run, the weights those of step {done.step}."]
+    if metrics.get("steps") != step:
+        lines += ["", f"The figures are those of the whole run, the weights those of step {step}."]
     lines += ["", "## Data", "", "| | |", "|---|---|"]
     known = ("source", "template", "rows_train", "rows_eval", "rows_empty", "rows_truncated", "rows_without_target")
     lines += [f"| {key} | {format_value(data[key])} |" for key in known if data.get(key) not in (None, 0)]

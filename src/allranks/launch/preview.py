@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from allranks.launch.launchers import get_launcher
 from allranks.planning import memory
 from allranks.planning.memory import Fit
+from allranks.planning.model_checks import position_warnings
 from allranks.planning.planner import make_plan
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.paths import RunDir
@@ -43,7 +46,17 @@ def plan(spec: SpecLike, sets: Sequence[str] = (), *, facts: MachineFacts | None
         SpecError: the spec is wrong.
     """
     checked = read_spec(spec, sets)
-    return make_plan(checked, facts or planning_facts(checked))
+    return plan_with_model(checked, facts or planning_facts(checked))
+
+
+def plan_with_model(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
+    """Return the plan with the warnings that need the model's config.
+
+    Raises:
+        SpecError, EnvironmentNotAble: as `make_plan`.
+    """
+    found = make_plan(spec, facts)
+    return msgspec.structs.replace(found, warnings=[*found.warnings, *position_warnings(spec)])
 
 
 def fit(spec: SpecLike, sets: Sequence[str] = (), *, facts: MachineFacts | None = None) -> Fit:

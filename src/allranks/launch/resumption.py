@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from allranks.errors import RequestError
+from allranks.planning.model_checks import find_files
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import read_json, read_record
 from allranks.rundir.paths import RunDir
@@ -124,6 +125,10 @@ def require_resumable(
         raise RequestError(
             f"{folder} was saved with {_was(before, changed)}: it does not fit another model; remove --set {changed[0]}, or start a new run"
         )
+    if different := _different_sizes(run, before, spec, step):
+        raise RequestError(
+            f"{folder} was saved from a model with {different}: it does not fit another model; use the model of the run, or start a new run"
+        )
     if facts["mode"] != "full" and not allow_inexact:
         raise RequestError(
             f"{folder} is a weights-only checkpoint without optimizer and random states, so an exact resume is not possible; "
@@ -156,6 +161,31 @@ def require_resumable(
             f"{folder} was trained with {had} sequences per step, the plan has {plan.batch.global_batch_size}; data would be skipped or seen "
             f"twice: use --set train.global_batch_size={had} --set train.grad_accum=null, or --allow-inexact"
         )
+
+
+SIZE_KEYS = (
+    *("model_type", "hidden_size", "n_embd", "dim", "num_hidden_layers", "n_layer", "n_layers", "num_attention_heads", "n_head", "n_heads"),
+    *("num_key_value_heads", "head_dim", "intermediate_size", "n_inner", "hidden_dim", "vocab_size", "tie_word_embeddings"),
+    *("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size"),
+)  # fmt: skip
+"""Keys of config.json that determine the shapes of weights."""
+
+
+def _different_sizes(run: RunDir, before: RunSpec, spec: RunSpec, step: int) -> str:
+    """Return how the sizes of the checkpoint's model differ from those of the spec's; empty if they are equal or unknown.
+
+    A checkpoint of adapters has no config of its own; there the run's model is compared.
+    """
+    if spec.model is None or spec.model.name.startswith("tiny:"):
+        return ""
+    now = find_files(spec)
+    path = run.checkpoint(step) / "config.json"
+    saved = read_record(path) if path.is_file() else None
+    was = saved or (files.config if before.model != spec.model and (files := find_files(before)) else None)
+    if now is None or was is None:
+        return ""
+    keys = [key for key in SIZE_KEYS if key in was and key in now.config and was[key] != now.config[key]]
+    return ", ".join(f"{key} {was[key]} (now {now.config[key]})" for key in keys)
 
 
 def _total_steps(run: RunDir, step: int, plan: LaunchPlan) -> int | None:

@@ -24,8 +24,9 @@ from allranks.errors import RequestError
 from allranks.launch import resumption
 from allranks.launch.launchers import LaunchedJob, get_launcher, launcher_of
 from allranks.launch.outcome import RunResult, finalize_run
-from allranks.launch.preview import planning_facts
+from allranks.launch.preview import plan_with_model, planning_facts
 from allranks.nodes import preflight
+from allranks.nodes.preflight.hub import check_hub
 from allranks.planning import memory, rank_environment
 from allranks.planning.planner import make_plan
 from allranks.planning.records import LaunchPlan
@@ -185,7 +186,7 @@ def prepare_run(spec: RunSpec, *, force: bool = False) -> tuple[RunDir, LaunchPl
     launcher = get_launcher(spec.cluster.launcher)
     launcher.require_available()
     facts = launcher.planning_facts(spec)
-    launch_plan = make_plan(spec, facts)
+    launch_plan = plan_with_model(spec, facts)
     if not force:
         found = memory.fit(spec, launch_plan, facts)
         memory.require(found)
@@ -193,6 +194,8 @@ def prepare_run(spec: RunSpec, *, force: bool = False) -> tuple[RunDir, LaunchPl
         launch_plan = msgspec.structs.replace(launch_plan, rank_memory_bytes=known)
     report = preflight.local_report(spec, launch_plan, facts, Path(spec.run_root))
     preflight.require(report)
+    check_hub(spec)
+    preflight.check_rows(spec)
     run_dir = create_run(spec.run_root, spec.name, group_readable=spec.cluster.group_readable)
     write_request(run_dir, spec, launch_plan)
     write_json(run_dir.preflight, [msgspec.to_builtins(report)])
@@ -282,6 +285,8 @@ def resume(
     step, problems = checkpoints.newest_checkpoint(run_dir)
     for problem in problems:
         observer.say(f"skipped: {problem}")
+    preflight.check_request(asked)
+    preflight.check_rows(asked)
     had = resumption.global_batch_of(run_dir, step)
     spec = (
         resumption.keep_global_batch(before, asked, lambda one: make_plan(one, machine), had)

@@ -136,6 +136,7 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
     dtype, param_dtype = _dtypes(spec, device)
     warnings += _precision_warnings(param_dtype, spec.strategy.name)
     _require_isolation(spec)
+    _require_gpu_for_attention(spec, chosen_device)
     batch = batch_plan(spec, world) if spec.script is None else None
     return LaunchPlan(
         run_name=spec.name,
@@ -301,6 +302,13 @@ def _require_isolation(spec: RunSpec) -> None:
             f"model.attention {spec.model.attention} with data.packing: isolated and train.micro_batch_size {spec.train.micro_batch_size}: "
             "rows of one sequence would attend to each other; set train.micro_batch_size: 1 (and grad_accum instead), "
             "data.packing: none, or model.attention: sdpa"
+        )
+
+
+def _require_gpu_for_attention(spec: RunSpec, chosen: DeviceChoice) -> None:
+    if chosen.device == "cpu" and chosen.source != ON_NODE and spec.model and spec.model.attention.startswith("flash_"):
+        raise SpecError(
+            f"model.attention {spec.model.attention} needs a GPU, and the plan is for CPUs; set model.attention: sdpa"
         )
 
 

@@ -30,6 +30,8 @@ class Example:
     label: str | None = None
     answer: str | None = None
     empty: str = ""
+    row: int = -1
+    """Number of the row in its file, from 0."""
 
     @property
     def prompt(self) -> str:
@@ -52,6 +54,24 @@ class Template:
     @property
     def is_classification(self) -> bool:
         return self.kind == "classification"
+
+
+def require_task_template(kind: str, model: str, *, classifier: bool) -> None:
+    """Check that a template gives what the model is trained on: labels for a classifier, text for a language model.
+
+    Raises:
+        DataError: it does not.
+    """
+    if classifier and kind != "classification":
+        raise DataError(
+            f"data.template {kind} gives text for a language model, but model.name {model} is trained as a classifier; set data.template: "
+            "classification, with columns text and label, or choose a causal language model"
+        )
+    if not classifier and kind == "classification":
+        raise DataError(
+            f"data.template classification gives labels for a classifier, but model.name {model} is a causal language model; choose another "
+            "template, or an encoder such as bert"
+        )
 
 
 def choose_template(data: DataSpec, rows: Sequence[Row], *, classifier: bool) -> Template:
@@ -168,8 +188,24 @@ def _text(row: Row, names: list[str], number: int) -> str:
             continue
         if not isinstance(value, (str, int, float)):
             raise DataError(f"row {number}, column {name!r}: expected text, found a {type(value).__name__}")
-        parts.append(str(value))
+        parts.append(_encodable(str(value), f"row {number}, column {name!r}"))
     return "\n".join(part for part in parts if part)
+
+
+def _encodable(text: str, where: str) -> str:
+    """Return the text, or refuse half of a surrogate pair, which JSON can express and UTF-8 cannot.
+
+    Raises:
+        DataError: names the row, the column and the code unit.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where}: character {error.start} is \\u{ord(text[error.start]):04x}, half of a surrogate pair, which is not text; remove it, "
+            "or write both halves"
+        ) from None
+    return text
 
 
 def _alpaca(data: DataSpec, columns: dict[str, Any], present: list[str]) -> Callable[[Row, int], Example]:
@@ -201,7 +237,9 @@ def _chat(data: DataSpec, columns: dict[str, Any], present: list[str]) -> Callab
             role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
             if not isinstance(role, str) or not isinstance(content, str):
                 raise DataError(f"row {number}, column {name!r}: every message needs 'role' and 'content', both text")
-            clean.append({"role": role, "content": content})
+            clean.append({"role": role, "content": _encodable(content, f"row {number}, column {name!r}")})
+        if not any(message["role"] == "assistant" for message in clean):
+            raise DataError(f"row {number}: chat without an assistant message; no token would be trained")
         last = clean[-1]["content"] if clean[-1]["role"] == "assistant" else None
         replies = [message["content"] for message in clean if message["role"] == "assistant"]
         return Example(
@@ -266,12 +304,14 @@ def _jinja(path: Path, *, mask_prompt: bool) -> Callable[[Row, int], Example]:
                     for name in ("prompt", "response")
                     if name in template.blocks
                 }
+                for part in parts.values():
+                    _encodable(part, f"data.template {path}, row {number}")
                 return Example(
                     turns=((parts.get("prompt", ""), False), (parts["response"], True)),
                     answer=parts["response"],
                     empty="" if parts["response"].strip() else "response",
                 )
-            text = template.render(**row)
+            text = _encodable(template.render(**row), f"data.template {path}, row {number}")
             return Example(turns=((text, True),), empty="" if text.strip() else "text")
         except TemplateError as error:
             raise DataError(

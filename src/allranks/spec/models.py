@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Collection, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -139,6 +140,49 @@ def tiny_defaults(name: str) -> dict[str, Any]:
         SpecError: unknown family.
     """
     return dict(_FAMILIES[tiny_family(name)][1])
+
+
+class TaskTypes(msgspec.Struct, frozen=True):
+    """The model types for which transformers has a causal language model, a masked one, a sequence classifier."""
+
+    causal: Collection[str]
+    masked: Collection[str]
+    classifiers: Collection[str]
+
+
+ENCODER_DECODERS = {
+    "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "fsmt", "led", "longt5", "m2m_100", "marian", "mbart", "mt5", "mvp",
+    "nllb-moe", "pegasus", "pegasus_x", "plbart", "prophetnet", "speech_to_text", "switch_transformers", "t5", "t5gemma", "umt5",
+    "whisper",
+}  # fmt: skip
+"""Model types that are encoder-decoders where their config does not say otherwise."""
+
+
+def model_task(config: Mapping[str, Any], types: TaskTypes, where: str) -> Literal["text", "classification"]:
+    """Return what a model is trained for: the next token, or classes of sequences (encoders, masked language models).
+
+    Args:
+        config: as config.json has it.
+
+    Raises:
+        SpecError: an encoder-decoder, or neither of the two.
+    """
+    kind = config.get("model_type")
+    if config.get("is_encoder_decoder", kind in ENCODER_DECODERS):
+        raise SpecError(
+            f"{where}: a {kind} is an encoder-decoder, which allranks does not train; choose a causal language model or an encoder, or run "
+            "your own program with script.path"
+        )
+    wanted = str((config.get("architectures") or [""])[0])
+    if "SequenceClassification" in wanted or "MaskedLM" in wanted or "ForPreTraining" in wanted:
+        return "classification"
+    if kind in types.masked and kind in types.classifiers and not config.get("is_decoder"):
+        return "classification"  # bert has a causal form, too, but its attention sees the next token unless is_decoder is true
+    if kind in types.causal:
+        return "text"
+    if kind in types.classifiers:
+        return "classification"
+    raise SpecError(f"{where}: a {kind} is neither a causal language model nor a sequence classifier")
 
 
 def check_model_folder(name: str) -> None:

@@ -30,6 +30,7 @@ class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 PositiveInt = Annotated[int, Meta(ge=1)]
 NonNegativeInt = Annotated[int, Meta(ge=0)]
+Seed = Annotated[int, Meta(ge=0, le=2**32 - 2)]  # what every random generator in use accepts, and its successor
 NonNegative = Annotated[float, Meta(ge=0)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 
@@ -69,7 +70,7 @@ class DataSpec(Record, frozen=True):
     packing: Literal["isolated", "wrapped", "none"] = "isolated"
     mask_prompt: bool = True
     eval_fraction: Fraction = 0.05
-    seed: int = 42
+    seed: Seed = 42
 
 
 class AdapterSpec(Record, frozen=True):
@@ -106,7 +107,7 @@ class TrainSpec(Record, frozen=True):
     warmup_steps: NonNegativeInt = 0
     weight_decay: NonNegative = 0.0
     max_grad_norm: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="null = no clipping")] = 1.0
-    seed: int = 42
+    seed: Seed = 42
     deterministic: Annotated[
         bool, Meta(description="use only deterministic kernels (torch.use_deterministic_algorithms); slower on GPUs")
     ] = False

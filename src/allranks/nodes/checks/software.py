@@ -91,7 +91,7 @@ def pkgs(survey: NodeSurvey) -> ChecksByHost:
         other = [n for n in names if n not in missing and probe.packages[n].version != usual[n]]
         where = probe.executable or survey.wish.python
         if missing:
-            extras = "train,deepspeed" if "deepspeed" in missing else "train"
+            extras = ",".join(["train", *(n for n in ("deepspeed", "tensorboard", "wandb") if n in missing)])
             cure = (
                 f"{where} -m pip install 'allranks[{extras}]' on {probe.host}, or one environment that all nodes share"
             )

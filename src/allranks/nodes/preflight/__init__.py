@@ -3,6 +3,7 @@
 probe.py, connectivity_probe.py   run on the nodes, standard library only; one JSON line each
 copies_probe.py, pairs_probe.py   run on the nodes with torch: copies and all-reduces between all pairs
 records.py           answers of the probes, and verdicts
+request.py, hub.py   refuse what is invalid on any machine: model, rows, a name that the hub does not know
 requirements.py      derives from a spec what every node must have
 link_tests.py        runs the copy and pair tests and keeps their results
 runner.py            the complete preflight: probe, choose the network, test connections, check, write
@@ -10,7 +11,8 @@ runner.py            the complete preflight: probe, choose the network, test con
 
 from __future__ import annotations
 
-from allranks.nodes.preflight.requirements import check_request, local_report, stamp
+from allranks.nodes.preflight.request import check_request, check_rows
+from allranks.nodes.preflight.requirements import local_report, stamp
 from allranks.nodes.records import Check, PreflightReport, require
 
-__all__ = ["Check", "PreflightReport", "check_request", "local_report", "require", "stamp"]
+__all__ = ["Check", "PreflightReport", "check_request", "check_rows", "local_report", "require", "stamp"]

@@ -1,6 +1,6 @@
-"""Check the input files of a spec and this machine, and derive what every node must have: packages, folders, ports.
+"""Check this machine, and derive what every node must have: packages, folders, ports.
 
-Requests that are invalid on any machine are refused before nodes are queried. The rendezvous port is computed from the job's
+The rendezvous port is computed from the job's
 ID, so that all nodes use the same one.
 """
 
@@ -19,11 +19,9 @@ from pathlib import Path
 
 import msgspec
 
-from allranks.errors import DataError, SpecError
 from allranks.nodes.records import Check, NodeRequirements, PreflightReport, RequiredFolder
-from allranks.planning.rank_environment import script_arguments
 from allranks.planning.records import LaunchPlan
-from allranks.spec.records import DataSpec, RunSpec, ScriptSpec
+from allranks.spec.records import RunSpec
 from allranks.spec.validation import is_container
 from allranks.utils.filesystem import PACKAGE_FOLDER
 from allranks.utils.machine import MachineFacts
@@ -68,6 +66,21 @@ def engine_packages(spec: RunSpec) -> list[str]:
     return ["accelerate"] if spec.strategy.name == "hf_trainer" else []
 
 
+def optional_packages(spec: RunSpec) -> dict[str, str]:
+    """Return the packages of loggers and attention kernels that the spec asks for, with the command that installs each."""
+    if is_container(spec.cluster.python) or spec.script is not None:
+        return {}
+    found = {}
+    if spec.observe.tensorboard:
+        found["tensorboard"] = "pip install 'allranks[tensorboard]'"
+    if spec.observe.wandb:
+        found["wandb"] = "pip install 'allranks[wandb]'"
+    flash = spec.model is not None and spec.model.attention.startswith("flash_attention_")
+    if flash and importlib.util.find_spec("kernels") is None:  # with which transformers loads them from the hub
+        found["flash_attn"] = "pip install flash-attn, or set model.attention: sdpa"
+    return found
+
+
 def node_requirements(
     spec: RunSpec, run_root: Path, *, ports: Sequence[int] = (), imports: bool = True, here: Path | None = None
 ) -> NodeRequirements:
@@ -75,7 +88,7 @@ def node_requirements(
     packages = needed_packages(spec)
     return NodeRequirements(
         python=sys.executable,
-        packages=packages + engine_packages(spec),
+        packages=[*packages, *engine_packages(spec), *optional_packages(spec)],
         imports=packages if imports else [],
         folders=_folders(spec, run_root, (here or Path.cwd())),
         ports=list(ports),
@@ -147,73 +160,6 @@ def write_nonces(wish: NodeRequirements) -> Iterator[tuple[NodeRequirements, dic
             path.unlink(missing_ok=True)
 
 
-def check_request(spec: RunSpec) -> None:
-    """Refuse what is invalid on any machine: an unknown model, a missing or empty data file, a missing column.
-
-    Raises:
-        SpecError, DataError: with the key and the fix.
-    """
-    from allranks.spec.models import check_model_folder, is_mlp, tiny_family
-
-    if spec.script is not None and spec.cluster.launcher == "local":
-        _check_script(spec.script)
-    if spec.script is not None:
-        script_arguments(spec.script, dict(os.environ))
-    if spec.model is not None and is_mlp(spec.model.name):
-        return  # it uses noise, by the rules of the spec
-    if spec.model is not None:
-        if spec.model.name.startswith("tiny:"):
-            tiny_family(spec.model.name)
-        else:
-            check_model_folder(spec.model.name)
-    if spec.data is not None:
-        _check_data(spec, spec.data)
-    if spec.data is not None and spec.eval.source is not None:
-        try:
-            _check_data(spec, msgspec.structs.replace(spec.data, source=spec.eval.source))
-        except DataError as error:
-            raise DataError(str(error).replace("data.source", "eval.source")) from None
-
-
-def _check_script(script: ScriptSpec) -> None:
-    path = Path(script.path).expanduser()
-    if not path.is_file():
-        raise SpecError(
-            f"script.path {path}: {'this is a folder' if path.is_dir() else 'there is no such file'}; current folder: {Path.cwd()}"
-        )
-
-
-def _check_data(spec: RunSpec, data: DataSpec) -> None:
-    from allranks.spec import data_sources
-    from allranks.spec.data_templates import choose_template, require_template
-    from allranks.spec.models import TINY_ENCODERS
-
-    require_template(data.template)
-    if data.source.startswith("builtin:"):
-        own = data_sources.builtin_set(data.source)
-        if data.template != "auto" or data.columns:  # else it has its own columns
-            choose_template(data, own.rows(1, data.seed), classifier=tiny_family(spec) in TINY_ENCODERS)
-        return
-    if not data_sources.looks_like_file(data.source):
-        return
-    path = Path(data.source).expanduser()
-    row = data_sources.read_first_row(path)
-    if row is None:
-        if path.stat().st_size == 0:
-            raise DataError(f"data.source {path}: the file is empty")
-        return
-    tiny = tiny_family(spec)
-    if tiny or data.template != "auto":
-        choose_template(data, [row], classifier=tiny in TINY_ENCODERS)
-
-
-def tiny_family(spec: RunSpec) -> str | None:
-    """Return ``mistral`` for ``tiny:mistral``; None if only the model's files define it."""
-    from allranks.spec.models import tiny_family
-
-    return tiny_family(spec.model.name) if spec.model is not None and spec.model.name.startswith("tiny:") else None
-
-
 MIN_FREE_BYTES = 64 * 2**20
 
 
@@ -233,13 +179,20 @@ def _python() -> Check:
 
 
 def _packages(spec: RunSpec) -> Check:
-    needed = needed_packages(spec)
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    installed_by = {
+        **dict.fromkeys(needed_packages(spec), "pip install 'allranks[train]'"),
+        **{
+            name: f"pip install 'allranks[{'deepspeed' if name == 'deepspeed' else 'train'}]'"
+            for name in engine_packages(spec)
+        },
+        **optional_packages(spec),
+    }
+    missing = [name for name in installed_by if importlib.util.find_spec(name) is None]
     return Check(
         name="packages",
         ok=not missing,
         found=f"missing {', '.join(missing)}" if missing else "ok",
-        cure="pip install 'allranks[train]'",
+        cure="; ".join(dict.fromkeys(installed_by[name] for name in missing)),
     )
 
 

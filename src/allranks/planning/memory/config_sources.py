@@ -169,14 +169,17 @@ def find_config(spec: RunSpec) -> ConfigSource:
 
 
 def _of_files(spec: RunSpec, model: ModelSpec, labels: int) -> ConfigSource:
-    folder = Path(model.name).expanduser()
-    if folder.is_dir():
+    folder = model_folder(model, spec.cluster.cache)
+    if folder is not None:
+        path = folder / "config.json"
+        local = folder == Path(model.name).expanduser()
+        where = f"model.name {path}" if local else f"model.name {model.name}: {path}"
         return _read(
-            _json(folder / "config.json"), f"model.name {folder / 'config.json'}", "the folder's config.json", labels
+            read_config_file(path),
+            where,
+            "the folder's config.json" if local else "its config.json in the cache",
+            labels,
         )
-    cached = cached_config(model.name, model.revision, spec.cluster.cache)
-    if cached is not None:
-        return _read(_json(cached), f"model.name {model.name}: {cached}", "its config.json in the cache", labels)
     known = known_config(model.name)
     if known is not None:
         return _read(known, model.name, "the table of well-known models", labels)
@@ -220,7 +223,21 @@ def _read(raw: dict[str, Any], where: str, source: str, labels: int) -> ConfigSo
         )
 
 
-def _json(path: Path) -> dict[str, Any]:
+def model_folder(model: ModelSpec, cache: str | None) -> Path | None:
+    """Return the folder of a model's files on this machine: the folder that the spec names, or the hub cache's snapshot."""
+    folder = Path(model.name).expanduser()
+    if folder.is_dir():
+        return folder
+    cached = cached_config(model.name, model.revision, cache)
+    return cached.parent if cached is not None else None
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a model's config.json.
+
+    Raises:
+        SpecError: it cannot be read, is not JSON, or not an object.
+    """
     try:
         found = json.loads(read_text(path, MAX_CONFIG_BYTES))
     except FileTooLarge:

@@ -339,10 +339,10 @@ def write_index(folder: Path, published: PublishedFiles, places: dict[str, str])
 def write_configs(folder: Path, published: PublishedFiles, model: Any, tokenizer: Any) -> None:
     """Write the model's configuration (PEFT writes the adapter's beside its weights) and the tokenizer."""
     if not published.adapted:
-        # a separate folder: beside the config, transformers removes numbered weight files that it has not written
-        own = folder / ".configs"
-        model.save_pretrained(str(own), state_dict={})
-        for path in own.iterdir():
-            path.rename(folder / path.name)
-        own.rmdir()
+        # as model.save_pretrained does, which imports DeepSpeed to look for its wrapper
+        model.config.dtype = str(model.dtype).removeprefix("torch.")
+        model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
+        model.config.save_pretrained(str(folder))
+        if model.can_generate():
+            model.generation_config.save_pretrained(str(folder))
     tokenizer.save_pretrained(str(folder))

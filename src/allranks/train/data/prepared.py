@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,15 @@ from allranks.errors import DataError
 from allranks.rundir import shared_cache
 from allranks.rundir.files import read_json, write_json
 from allranks.spec import data_sources
-from allranks.spec.data_templates import MAX_TEMPLATE_BYTES, Example, Template, choose_template
+from allranks.spec.data_rows import eval_data, label_map, read_examples, shuffle
+from allranks.spec.data_templates import MAX_TEMPLATE_BYTES, Example, Template
 from allranks.spec.models import DEFAULT_VOCAB
 from allranks.spec.records import DataSpec, RunSpec
-from allranks.train.data.sampler import pack_isolated, shuffle
+from allranks.train.data.sampler import pack_isolated
 from allranks.train.data.tokenization import (
     EncodedRow,
     encode_labelled,
     encode_text,
-    label_map,
     load_tokenizer,
     to_turns,
     tokenizer_hash,
@@ -117,7 +117,7 @@ def prepare(spec: RunSpec, cache_root: Path, *, classifier: bool, log: shared_ca
         "format": FORMAT,
         "data": _identity(spec.data),
         "source": data_sources.source_fingerprint(spec.data),
-        "eval": [spec.eval.subset, spec.eval.source and data_sources.source_fingerprint(_eval_data(spec))],
+        "eval": [spec.eval.subset, spec.eval.source and data_sources.source_fingerprint(eval_data(spec))],
         "tokenizer": tokenizer_hash(named) if named is not None else f"trained {vocab}",
         "classifier": classifier,
         "template": _template_hash(spec.data.template),
@@ -137,11 +137,6 @@ def _identity(data: DataSpec) -> dict[str, Any]:
     return {k: v for k, v in raw.items() if k != "source"} | {"kind": Path(data.source).suffix}
 
 
-def _eval_data(spec: RunSpec) -> DataSpec:
-    assert spec.data is not None and spec.eval.source is not None
-    return msgspec.structs.replace(spec.data, source=spec.eval.source, subset=None)
-
-
 def _template_hash(name: str) -> str:
     path = Path(name).expanduser()
     return hashlib.sha256(read_regular(path, MAX_TEMPLATE_BYTES)).hexdigest() if path.is_file() else name
@@ -156,18 +151,8 @@ class Builder:
         self._tokenizer, self._vocab, self._classifier = tokenizer, vocab, classifier
 
     def build(self, folder: Path) -> None:
-        rows = data_sources.load_rows(self._data)
-        chosen = self._choose(rows)
-        template = choose_template(self._data, rows, classifier=self._classifier)
-        if template.is_classification != self._classifier:
-            have, need = ("labels", "a classifier") if template.is_classification else ("text", "a language model")
-            assert self._spec.model is not None
-            raise DataError(
-                f"data.template {template.kind} gives {have} for {need}, but model.name {self._spec.model.name} is not one"
-            )
-        empty = EmptyRows(self._data.source)
-        examples = empty.remove((int(i), template.render(rows[i], int(i))) for i in chosen)
-        train, held_out = self._split(examples, template, empty)
+        read = read_examples(self._spec, classifier=self._classifier)
+        train, held_out, template = read.train, read.held_out, read.template
         if self._tokenizer is None:
             texts = ["".join(text for text, _ in e.turns) or " ".join(m["content"] for m in e.messages) for e in train]
             self._tokenizer = train_tokenizer(texts, self._vocab, classifier=self._classifier)
@@ -193,43 +178,17 @@ class Builder:
         else:
             held = []
         write_json(folder / "questions.json", self._questions(held_out))
-        facts = self._facts(len(rows), template, encoded, kept, packs, len(held_out), labels)
+        facts = self._facts(read.rows, template, encoded, kept, packs, len(held_out), labels)
         facts = msgspec.structs.replace(
             facts,
-            rows_empty=len(empty.numbers),
+            rows_empty=len(read.empty.numbers),
             rows_eval_truncated=sum(r.cut_tokens > 0 for r in held),
             rows_eval_without_target=0 if self._classifier else sum(not r.mask[1:].any() for r in held),
             rows_duplicated=_count_common(train, held_out),
             train_hash=train_hash,
         )
-        warnings = [*empty.warnings(), *data_warnings(facts, self._data.max_length)]
+        warnings = [*read.empty.warnings(), *data_warnings(facts, self._data.max_length)]
         write_json(folder / "facts.json", msgspec.to_builtins(msgspec.structs.replace(facts, warnings=warnings)))
-
-    def _choose(self, rows: list[data_sources.Row]) -> Sequence[int]:
-        n, wanted = len(rows), self._data.subset
-        if wanted is None or wanted >= n:
-            return range(n)
-        return shuffle(n, self._data.seed, 0)[:wanted].tolist()
-
-    def _split(
-        self, examples: list[Example], template: Template, empty: EmptyRows
-    ) -> tuple[list[Example], list[Example]]:
-        """Return training rows and held-out rows. The split depends only on data.seed, so the held-out rows never change."""
-        limit = self._spec.eval.subset
-        if self._spec.eval.source is not None:
-            data = _eval_data(self._spec)
-            rows = data_sources.load_rows(data)
-            own = choose_template(data, rows, classifier=self._classifier)
-            chosen = shuffle(len(rows), data.seed, 1)[: limit or len(rows)]
-            other = EmptyRows(data.source)
-            held_out = other.remove((int(i), own.render(rows[i], int(i))) for i in chosen)
-            empty.others.append(other)
-            return examples, held_out
-        fraction = self._data.eval_fraction
-        held = max(1, round(fraction * len(examples))) if fraction and len(examples) > 1 else 0
-        order = shuffle(len(examples), self._data.seed, 1).tolist()
-        train = [examples[i] for i in sorted(order[held:])]
-        return train, [examples[i] for i in order[:held][: limit or held]]
 
     def _encode(self, examples: list[Example], labels: dict[str, int], *, evaluating: bool = False) -> list[EncodedRow]:
         length = self._data.max_length
@@ -257,8 +216,8 @@ class Builder:
     def _questions(self, held_out: list[Example]) -> list[dict[str, str]]:
         """Return held-out prompts with their reference answers."""
         found = []
-        for number, example in enumerate(held_out):
-            turned = example if self._classifier else to_turns(example, self._tokenizer, number)
+        for example in held_out:
+            turned = example if self._classifier else to_turns(example, self._tokenizer)
             if turned.answer is not None and turned.prompt:
                 found.append({"prompt": turned.prompt, "answer": turned.answer})
         return found
@@ -291,43 +250,6 @@ class Builder:
             vocab_size=len(self._tokenizer),
             labels=labels,
         )
-
-
-class EmptyRows:
-    """Find and count rows without a trained token."""
-
-    def __init__(self, source: str) -> None:
-        self._source = source
-        self.numbers: list[int] = []
-        self.others: list[EmptyRows] = []
-        self._where = ""
-
-    def remove(self, examples: Iterable[tuple[int, Example]]) -> list[Example]:
-        """Return the other rows.
-
-        Raises:
-            DataError: there are none.
-        """
-        kept = []
-        for number, example in examples:
-            if example.empty:
-                self.numbers.append(number)
-                self._where = self._where or example.empty
-            else:
-                kept.append(example)
-        if not kept:
-            raise DataError(f"data.source {self._source}: {self._where!r} is empty or missing in every row")
-        return kept
-
-    def warnings(self) -> list[str]:
-        """Return a sentence for each source that has such rows."""
-        own = []
-        if self.numbers:
-            first = ", ".join(map(str, self.numbers[:5])) + (", ..." if len(self.numbers) > 5 else "")
-            own.append(
-                f"{len(self.numbers)} rows of {self._source} left out: {self._where!r} is empty or missing (row {first})"
-            )
-        return [*own, *(text for other in self.others for text in other.warnings())]
 
 
 WARN_SHARE = 0.03

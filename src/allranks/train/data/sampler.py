@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from allranks.errors import DataError
 from allranks.planning.records import BatchPlan
+from allranks.spec.data_rows import shuffle
 
 
 def pack_isolated(lengths: Sequence[int], capacity: int, seed: int) -> list[list[int]]:
@@ -42,15 +43,6 @@ def pack_isolated(lengths: Sequence[int], capacity: int, seed: int) -> list[list
         if left > 0:
             insort(free, (left, pack))
     return packs
-
-
-def shuffle(n: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """Return a permutation of ``range(n)`` that depends only on the arguments: the argsort of raw Philox words.
-
-    NumPy guarantees that the raw output of a bit generator never changes, unlike ``Generator.permutation``.
-    """
-    words = np.random.Philox(key=(seed & (2**64 - 1)) + (epoch << 64)).random_raw(n)
-    return np.argsort(words, kind="stable").astype(np.int64)
 
 
 Rows = npt.NDArray[np.int64]

@@ -104,7 +104,7 @@ class EncodedRow:
     cut_tokens: int = 0
 
 
-def to_turns(example: Example, tokenizer: Any, number: int) -> Example:
+def to_turns(example: Example, tokenizer: Any) -> Example:
     """Convert chat messages to text turns with the tokenizer's chat template; assistant turns are trained.
 
     A template may render a message differently once others follow; then only the last assistant turn is trained.
@@ -113,7 +113,7 @@ def to_turns(example: Example, tokenizer: Any, number: int) -> Example:
         return example
     if not getattr(tokenizer, "chat_template", None):
         raise DataError(
-            f"row {number}: chat data, but the tokenizer has no chat template; use data.template: a .jinja file"
+            f"row {example.row}: chat data, but the tokenizer has no chat template; use data.template: a .jinja file"
         )
     messages = list(example.messages)
 
@@ -122,8 +122,6 @@ def to_turns(example: Example, tokenizer: Any, number: int) -> Example:
 
     whole = render(len(messages), False)
     assistants = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
-    if not assistants:
-        raise DataError(f"row {number}: chat without an assistant message; no token would be trained")
     for wanted in (assistants, assistants[-1:]):
         turns, at = [], 0
         for i in wanted:
@@ -135,7 +133,7 @@ def to_turns(example: Example, tokenizer: Any, number: int) -> Example:
         else:
             return Example(turns=(*turns, (whole[at:], False)) if whole[at:] else tuple(turns), answer=example.answer)
     raise DataError(
-        f"row {number}: the assistant turns cannot be located in the output of the tokenizer's chat template; use a .jinja template"
+        f"row {example.row}: the assistant turns cannot be located in the output of the tokenizer's chat template; use a .jinja template"
     )
 
 
@@ -153,7 +151,7 @@ def encode_text(
     bos, eos = _edges(tokenizer)
     rows = []
     for start in range(0, len(examples), BATCH):
-        part = [to_turns(e, tokenizer, start + i) for i, e in enumerate(examples[start : start + BATCH])]
+        part = [to_turns(e, tokenizer) for e in examples[start : start + BATCH]]
         encoded = tokenizer(
             ["".join(text for text, _ in e.turns) for e in part],
             add_special_tokens=False,
@@ -221,10 +219,6 @@ def encode_labelled(
         cut = tokenizer(texts, add_special_tokens=True, truncation=True, max_length=max_length)["input_ids"]
         for i, example in enumerate(part):
             assert example.label is not None
-            if example.label not in labels:
-                raise DataError(
-                    f"row {start + i}: label {example.label!r} is not among those of the training rows: {', '.join(labels)}"
-                )
             ids = np.asarray(cut[i], np.int32)
             rows.append(
                 EncodedRow(
@@ -235,17 +229,3 @@ def encode_labelled(
                 )
             )
     return rows
-
-
-def label_map(examples: Sequence[Example]) -> dict[str, int]:
-    """Return class numbers of the label values; numbers in numeric order, texts in alphabetic order."""
-    values = {e.label for e in examples if e.label is not None}
-    try:
-        ordered = sorted(values, key=float)
-    except ValueError:
-        ordered = sorted(values)
-    if len(ordered) < 2:
-        raise DataError(
-            f"classification needs at least two label values, the data has {len(ordered)}: {', '.join(ordered)}"
-        )
-    return {value: number for number, value in enumerate(ordered)}

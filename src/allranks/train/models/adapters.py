@@ -94,6 +94,7 @@ def add_adapter(
         adapted: Any = get_peft_model(model, config)  # type: ignore[arg-type]
     except ValueError as error:
         raise SpecError(f"adapter: {_why(error, model, spec)}") from None
+    _require_targets(adapted, spec)
     replace_dropout(adapted)
     fuse_lora(adapted)
     adapted.peft_config["default"].base_model_name_or_path = base
@@ -103,16 +104,37 @@ def add_adapter(
     return adapted
 
 
+def _require_targets(adapted: Any, spec: AdapterSpec) -> None:
+    """Refuse a target, or a module to save, that is no module of the model. PEFT ignores it if it finds another one.
+
+    It also maps the experts' names of older files to fused parameters; then a target need not be a module.
+    """
+    names = [name.removeprefix("base_model.model.") for name, _ in adapted.named_modules()]
+    fused = bool(adapted.peft_config["default"].target_parameters)
+    for key, wanted in (("targets", () if fused else spec.targets or ()), ("modules_to_save", spec.modules_to_save)):
+        for target in wanted:
+            if not any(name == target or name.endswith(f".{target}") for name in names):
+                raise SpecError(
+                    f"adapter.{key}: the model has no module {target!r}; {_linear_layers(adapted.get_base_model())}"
+                )
+
+
+def _linear_layers(model: nn.Module) -> str:
+    linear = {
+        name.removesuffix(".base_layer").rsplit(".", 1)[-1]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and ".lora_" not in name
+    }
+    return f"the model's linear layers are named: {', '.join(sorted(linear))}"
+
+
 def _why(error: ValueError, model: nn.Module, spec: AdapterSpec) -> str:
     if "ParamWrapper" in str(error) and spec.dropout:
         return (
             f"dropout is {spec.dropout:g}, but PEFT adapts the fused experts of this model as parameters, which do not support dropout; "
             "set adapter.dropout: 0, or limit adapter.targets to attention layers"
         )
-    linear = sorted(
-        {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    )
-    return f"{first_line(error)[:300]}; the model's linear layers are named: {', '.join(linear)}"
+    return f"{first_line(error)[:300]}; {_linear_layers(model)}"
 
 
 def adapter_remarks(model: nn.Module, spec: AdapterSpec) -> tuple[str, ...]:

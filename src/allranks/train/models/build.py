@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from allranks.errors import DataError, EnvironmentNotAble, SpecError
-from allranks.spec.models import _FAMILIES, TINY_ENCODERS, check_model_folder, tiny_family
+from allranks.spec.models import _FAMILIES, TINY_ENCODERS, TaskTypes, check_model_folder, model_task, tiny_family
 from allranks.spec.records import ModelSpec
 from allranks.train.data.tokenization import first_line
 from allranks.train.distributed import SINGLE_PROCESS, DistContext
@@ -205,21 +205,14 @@ def is_classifier(model: ModelSpec) -> bool:
     if model.name.startswith("tiny:"):
         return tiny_family(model.name) in TINY_ENCODERS
     config = _hub_config(model)
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
-    )
+    from transformers.models.auto import modeling_auto
 
-    wanted = (getattr(config, "architectures", None) or [""])[0]
-    if "SequenceClassification" in wanted or "MaskedLM" in wanted or "ForPreTraining" in wanted:
-        return True
-    if config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        return False
-    if config.model_type in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
-        return True
-    raise SpecError(
-        f"model.name {model.name}: a {config.model_type} is neither a causal language model nor a sequence classifier"
+    types = TaskTypes(
+        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     )
+    return model_task(config.to_dict(), types, f"model.name {model.name}") == "classification"
 
 
 def _hub_config(model: ModelSpec) -> Any:

@@ -1,0 +1,99 @@
+"""Ask the hub for a model or a data set that is not in this machine's cache, before ranks are started."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+from allranks.errors import EnvironmentNotAble, RequestError, SpecError
+from allranks.spec.data_sources import looks_like_file
+from allranks.spec.records import RunSpec
+from allranks.utils.caches import datasets_cache, hf_home, hub_cache
+from allranks.utils.inputs import read_text
+from allranks.version import __version__
+
+HUB = "https://huggingface.co"
+TIMEOUT_S = 5.0
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+
+
+def check_hub(spec: RunSpec) -> None:
+    """Check that a model and a data set of the hub are in this machine's cache, or that the hub has them.
+
+    Only where this machine is the one that loads them: nodes of a cluster may see another network.
+
+    Raises:
+        SpecError: the hub does not know the name or the revision, or demands a token.
+        EnvironmentNotAble: neither cached nor reachable.
+    """
+    if spec.cluster.launcher != "local" or spec.model is None:
+        return
+    model, data = spec.model, spec.data
+    local = model.name.startswith(("tiny:", "mlp:")) or Path(model.name).expanduser().is_dir()
+    if not local and not _is_cached(hub_cache(spec.cluster.cache) / ("models--" + model.name.replace("/", "--"))):
+        _ask_hub(f"/{model.name}/resolve/{model.revision or 'main'}/config.json", "model.name", model.name)
+    source = data.source if data is not None else "builtin:"
+    if data is None or source.startswith("builtin:") or looks_like_file(source):
+        return
+    hub, prepared = hub_cache(spec.cluster.cache), datasets_cache()
+    if not any(
+        _is_cached(p) for p in (hub / ("datasets--" + source.replace("/", "--")), prepared / source.replace("/", "___"))
+    ):
+        _ask_hub(f"/api/datasets/{source}/revision/{data.revision or 'main'}", "data.source", source)
+
+
+def _is_cached(folder: Path) -> bool:
+    try:
+        return any(folder.iterdir())
+    except OSError:
+        return False
+
+
+def _ask_hub(path: str, key: str, name: str) -> None:
+    base = os.environ.get("HF_ENDPOINT") or HUB
+    cure = "use a local folder or file, or fill the cache on a machine with network (HF_HOME)"
+    for variable in OFFLINE:
+        if os.environ.get(variable, "").lower() in ("1", "true", "yes", "on"):
+            raise EnvironmentNotAble(
+                f"{key} {name}: is not in this machine's cache, and {variable} forbids asking the hub; {cure}"
+            )
+    if urlsplit(base).scheme not in ("http", "https"):
+        raise EnvironmentNotAble(f"HF_ENDPOINT is {base}; it must be an http or https address")
+    from urllib import error, request
+
+    token = _token()
+    headers = {"User-Agent": f"allranks/{__version__}", **({"Authorization": f"Bearer {token}"} if token else {})}
+    question = request.Request(base.rstrip("/") + quote(path), headers=headers, method="HEAD")  # noqa: S310 - checked above
+    try:
+        with request.urlopen(question, timeout=TIMEOUT_S):  # noqa: S310
+            return
+    except error.HTTPError as answer:
+        if answer.code in (401, 403, 404):
+            raise _refused(answer.code, key, name, base) from None
+    except (OSError, ValueError) as problem:
+        why = getattr(problem, "reason", problem)
+        raise EnvironmentNotAble(
+            f"{key} {name}: is neither a local path nor in this machine's cache, and the hub ({base}) is not reachable: {why}; {cure}"
+        ) from None
+
+
+def _token() -> str:
+    """Return the user's token as the hub's client finds it; empty if there is none."""
+    if token := os.environ.get("HF_TOKEN"):
+        return token.strip()
+    try:
+        return read_text(Path(os.environ.get("HF_TOKEN_PATH") or hf_home() / "token"), 4096).strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _refused(code: int, key: str, name: str, base: str) -> RequestError:
+    if code == 404:
+        return SpecError(
+            f"{key} {name}: is not a local path, and the hub ({base}) has no such repository or revision; check the name"
+        )
+    return SpecError(
+        f"{key} {name}: is not a local path, and the hub ({base}) has no such public repository (HTTP {code}); check the name, and set "
+        "HF_TOKEN if it is private or gated"
+    )

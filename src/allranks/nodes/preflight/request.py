@@ -1,0 +1,153 @@
+"""Refuse a request that is invalid on any machine, before anything is started: the model and the rows. No torch.
+
+`check_request` reads the spec, the model's config, tokenizer and headers, and the first row of the data: less than a second.
+`check_rows` reads and converts every row, as the ranks will.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from allranks.errors import DataError, SpecError
+from allranks.planning.model_checks import check_model, has_chat_template
+from allranks.planning.rank_environment import script_arguments
+from allranks.spec import data_sources
+from allranks.spec.data_rows import eval_data, read_examples
+from allranks.spec.data_templates import Template, choose_template, require_template
+from allranks.spec.models import TINY_ENCODERS, check_model_folder, is_mlp, tiny_family
+from allranks.spec.records import DataSpec, RunSpec, ScriptSpec
+from allranks.utils.caches import cache_root, private_root
+from allranks.version import __version__
+
+MAX_ROW_BYTES = 512 << 20
+"""Limit for `check_rows`: the login node of a cluster must not read larger files. Their rows are checked on the ranks."""
+
+
+def check_request(spec: RunSpec) -> None:
+    """Refuse what is invalid on any machine: an unknown or unsuitable model, a missing or empty data file, a missing column.
+
+    Raises:
+        SpecError, DataError: with the key and the fix.
+    """
+    if spec.script is not None and spec.cluster.launcher == "local":
+        _check_script(spec.script)
+    if spec.script is not None:
+        script_arguments(spec.script, dict(os.environ))
+    if spec.model is not None and is_mlp(spec.model.name):
+        return  # it uses noise, by the rules of the spec
+    if spec.model is not None and not spec.model.name.startswith("tiny:"):
+        check_model_folder(spec.model.name)
+    classifier = is_classifier(spec)
+    if spec.data is not None:
+        template = _check_data(spec.data, classifier)
+        _require_chat_template(spec, template)
+    if spec.data is not None and spec.eval.source is not None:
+        try:
+            _check_data(eval_data(spec), classifier)
+        except DataError as error:
+            raise DataError(str(error).replace("data.source", "eval.source")) from None
+
+
+def is_classifier(spec: RunSpec) -> bool | None:
+    """Check the model, and return whether it is trained as a classifier; None if its config is not on this machine.
+
+    Raises:
+        SpecError: the model does not suit the spec.
+    """
+    if spec.model is not None and spec.model.name.startswith("tiny:"):
+        check_model(spec)
+        return tiny_family(spec.model.name) in TINY_ENCODERS
+    return check_model(spec)
+
+
+def _check_script(script: ScriptSpec) -> None:
+    path = Path(script.path).expanduser()
+    if not path.is_file():
+        raise SpecError(
+            f"script.path {path}: {'this is a folder' if path.is_dir() else 'there is no such file'}; current folder: {Path.cwd()}"
+        )
+
+
+def _check_data(data: DataSpec, classifier: bool | None) -> Template | None:
+    """Return the template, if the first row shows it."""
+    require_template(data.template)
+    if data.source.startswith("builtin:"):
+        own = data_sources.builtin_set(data.source)
+        if data.template != "auto" or data.columns:  # else it has its own columns
+            return choose_template(data, own.rows(1, data.seed), classifier=classifier is True)
+        return None
+    if not data_sources.looks_like_file(data.source):
+        return None
+    path = Path(data.source).expanduser()
+    row = data_sources.read_first_row(path)
+    if row is None:
+        if path.stat().st_size == 0:
+            raise DataError(f"data.source {path}: the file is empty")
+        return None
+    if classifier is None and data.template == "auto":
+        return None
+    return choose_template(data, [row], classifier=classifier is True)
+
+
+def _require_chat_template(spec: RunSpec, template: Template | None) -> None:
+    chat = template.kind == "chat" if template is not None else spec.data is not None and spec.data.template == "chat"
+    if chat and has_chat_template(spec) is False:
+        assert spec.data is not None and spec.model is not None
+        raise DataError(
+            f"data.source {spec.data.source}: these are chats, but the tokenizer of model {spec.model.name} has no chat template; use "
+            "data.template: a .jinja file, or a model that has one"
+        )
+
+
+def check_rows(spec: RunSpec) -> None:
+    """Read and convert all rows of local files as the ranks will, so that a row that cannot be used is known before they start.
+
+    A file above `MAX_ROW_BYTES`, and one that this machine does not see, is left to the ranks. The result is remembered in the
+    cache: rows that passed are not read again until the file or the settings change.
+
+    Raises:
+        DataError: names the row.
+    """
+    data = spec.data
+    if data is None or spec.model is None or is_mlp(spec.model.name):
+        return
+    classifier = is_classifier(spec)
+    sources = [source for source in (data.source, spec.eval.source) if source is not None]
+    files = [Path(source).expanduser() for source in sources if not source.startswith("builtin:")]
+    if classifier is None or not files or not all(path.is_file() for path in files):
+        return
+    if sum(path.stat().st_size for path in files) > MAX_ROW_BYTES:
+        return
+    mark = _mark(spec, files)
+    if mark.exists():
+        return
+    read_examples(spec, classifier=classifier)
+    with suppress(OSError):
+        mark.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        mark.touch()
+
+
+def _mark(spec: RunSpec, files: list[Path]) -> Path:
+    """Return the file that says that these rows passed."""
+    template = Path(spec.data.template).expanduser() if spec.data is not None else Path()
+    seen = [(str(p.absolute()), *_identity(p)) for p in [*files, template] if p.is_file()]
+    wanted = [
+        __version__,
+        msgspec.to_builtins(spec.data),
+        msgspec.to_builtins(spec.eval),
+        spec.model and spec.model.name,
+        seen,
+    ]
+    key = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:32]
+    return private_root(cache_root(spec.cluster.cache)) / "checked_rows" / key
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns, stat.st_ino

@@ -1,0 +1,342 @@
+"""Check a spec against its model's files before anything is started: task, positions, tokenizer, attention, adapter targets.
+
+Only files on this machine are read, without torch. What they do not show is checked on the ranks.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from allranks.errors import SpecError
+from allranks.planning.memory.config_sources import find_config, known_config, model_folder, read_config_file
+from allranks.planning.memory.weights import shapes_of
+from allranks.spec.data_templates import TEMPLATE_KINDS, require_task_template
+from allranks.spec.models import TaskTypes, is_mlp, model_task, tiny_defaults, tiny_family
+from allranks.spec.records import AdapterSpec, RunSpec
+from allranks.utils.inputs import FileTooLarge, open_regular, read_text
+
+MAX_TOKENIZER_BYTES = 64 << 20
+MAX_SOURCE_BYTES = 4 << 20
+MAX_HEADER_BYTES = 100 << 20
+
+ABSOLUTE_POSITIONS = {
+    "albert", "bert", "bert-generation", "big_bird", "biogpt", "camembert", "codegen", "convbert", "deberta", "distilbert", "electra",
+    "ernie", "esm", "funnel", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "ibert", "layoutlm", "longformer", "megatron-bert", "mpnet",
+    "nezha", "openai-gpt", "opt", "roberta", "roberta-prelayernorm", "roc_bert", "squeezebert", "xglm", "xlm-roberta", "xlm-roberta-xl",
+    "xmod",
+}  # fmt: skip
+"""Model types with a table of positions. A longer sequence has no entry in it; rotary positions have no such limit."""
+OFFSET_POSITIONS = {"camembert", "esm", "longformer", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"}  # fmt: skip
+"""Those whose first position is ``pad_token_id + 1``, so that 514 entries are for 512 tokens."""
+POSITION_KEYS = ("max_position_embeddings", "n_positions")
+ATTENTION_FLAGS = {
+    "sdpa": "_supports_sdpa",
+    "flex_attention": "_supports_flex_attn",
+    "flash_attention_2": "_supports_flash_attn",
+    "flash_attention_3": "_supports_flash_attn",
+}
+ATTENTIONS = ("eager", *ATTENTION_FLAGS)
+
+
+class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's raw config and the folder of its files; None for a model that is built from the spec."""
+
+    config: Mapping[str, Any]
+    folder: Path | None
+    where: str
+
+
+def check_model(spec: RunSpec) -> bool | None:
+    """Check a spec against the files of its model, if they are on this machine.
+
+    Returns:
+        Whether the model is trained as a classifier; None if that is unknown.
+
+    Raises:
+        SpecError, DataError: the first contradiction, with the key and the limit.
+    """
+    if spec.model is None or spec.data is None or is_mlp(spec.model.name):
+        return None
+    require_attention_name(spec.model.attention)
+    files = find_files(spec)
+    if files is None:
+        return None
+    classifier = is_classifier(files)
+    if classifier is not None and spec.data.template in TEMPLATE_KINDS:
+        require_task_template(spec.data.template, spec.model.name, classifier=classifier)
+    limit = max_positions(files.config)
+    if limit is not None and spec.data.max_length > limit and has_absolute_positions(files.config):
+        raise SpecError(
+            f"data.max_length is {spec.data.max_length}, but {files.where} has {limit} positions: a longer sequence cannot be computed; set "
+            f"data.max_length: {limit} or less"
+        )
+    require_vocabulary(files)
+    require_attention(files.config.get("model_type"), spec.model.attention, files.where)
+    if spec.adapter.type == "lora":
+        require_targets(spec.adapter, adaptable_modules(spec, files), files.where, classifier=classifier)
+    return classifier
+
+
+def position_warnings(spec: RunSpec) -> list[str]:
+    """Return a warning where sequences are longer than those that a model with rotary positions was made for."""
+    files = find_files(spec) if spec.data is not None else None
+    limit = max_positions(files.config) if files is not None else None
+    if (
+        files is None
+        or spec.data is None
+        or limit is None
+        or spec.data.max_length <= limit
+        or has_absolute_positions(files.config)
+    ):
+        return []
+    return [
+        f"data.max_length is {spec.data.max_length}, but {files.where} was made for {limit} positions; is its rotary embedding scaled for more?"
+    ]
+
+
+def has_chat_template(spec: RunSpec) -> bool | None:
+    """Return whether the tokenizer in the model's folder has a chat template; None if its files are not on this machine."""
+    files = find_files(spec)
+    if files is None or files.folder is None or not (files.folder / "tokenizer_config.json").is_file():
+        return None
+    if (files.folder / "chat_template.jinja").is_file() or (files.folder / "chat_template.json").is_file():
+        return True
+    try:
+        return bool(
+            json.loads(read_text(files.folder / "tokenizer_config.json", MAX_TOKENIZER_BYTES)).get("chat_template")
+        )
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+
+
+def find_files(spec: RunSpec) -> ModelFiles | None:
+    """Return the config of ``spec.model``; None for a user's own script, an ``mlp:`` model, and a hub model that is not in the cache.
+
+    Raises:
+        SpecError: config.json cannot be read.
+    """
+    model = spec.model
+    if model is None or is_mlp(model.name):
+        return None
+    if model.name.startswith("tiny:"):
+        config = {"model_type": tiny_family(model.name), **tiny_defaults(model.name), **model.config}
+        return ModelFiles(config=config, folder=None, where=f"model {model.name}")
+    folder = model_folder(model, spec.cluster.cache)
+    if folder is None:
+        known = known_config(model.name)
+        return ModelFiles(config=known, folder=None, where=f"model {model.name}") if known is not None else None
+    raw = read_config_file(folder / "config.json")
+    nested = raw.get("text_config")  # models of text and images keep the sizes of the language model there
+    config = {**raw, **nested, "model_type": raw.get("model_type")} if isinstance(nested, dict) else raw
+    return ModelFiles(config=config, folder=folder, where=f"model {model.name}")
+
+
+def is_classifier(files: ModelFiles) -> bool | None:
+    """Return whether the model is trained as a classifier; None if this transformers does not list the model type.
+
+    Raises:
+        SpecError: it is neither a causal language model nor a classifier.
+    """
+    types = task_types()
+    if types is None or not isinstance(files.config.get("model_type"), str):
+        return None
+    return model_task(files.config, types, files.where) == "classification"
+
+
+@cache
+def task_types() -> TaskTypes | None:
+    """Return the model types that the installed transformers knows, by task.
+
+    Its source is parsed, because importing it takes seconds. None if it is not found.
+    """
+    source = _source("models/auto/modeling_auto.py")
+    if source is None:
+        return None
+    found = []
+    for task in ("CAUSAL_LM", "MASKED_LM", "SEQUENCE_CLASSIFICATION"):
+        table = rf"^MODEL_FOR_{task}_MAPPING_NAMES = OrderedDict\(\s*(\[.*?^    \])"
+        block = re.search(table, source, re.MULTILINE | re.DOTALL)
+        try:
+            found.append(frozenset(pair[0] for pair in ast.literal_eval(block[1])) if block else frozenset())
+        except (ValueError, SyntaxError, TypeError, IndexError):
+            return None
+    return TaskTypes(*found) if all(found) else None
+
+
+def _source(path: str) -> str | None:
+    """Return the text of a file of the installed transformers, without importing it."""
+    place = importlib.util.find_spec("transformers")
+    if place is None or place.origin is None:
+        return None
+    try:
+        return read_text(Path(place.origin).parent / path, MAX_SOURCE_BYTES)
+    except (OSError, ValueError, FileTooLarge):
+        return None
+
+
+def has_absolute_positions(config: Mapping[str, Any]) -> bool:
+    """Return whether the model looks positions up in a table of fixed length."""
+    relative = config.get("position_embedding_type", "absolute") != "absolute"
+    return config.get("model_type") in ABSOLUTE_POSITIONS and not relative
+
+
+def max_positions(config: Mapping[str, Any]) -> int | None:
+    """Return the number of tokens for which the model has positions; None if its config does not say."""
+    value = next((config[key] for key in POSITION_KEYS if config.get(key) is not None), None)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        return None
+    if config.get("model_type") in OFFSET_POSITIONS:
+        pad = config.get("pad_token_id")
+        return max(1, value - 1 - (pad if isinstance(pad, int) else 1))
+    return value
+
+
+def require_vocabulary(files: ModelFiles) -> None:
+    """Check that the tokenizer in the model's folder has no token id beyond the vocabulary of the model.
+
+    Raises:
+        SpecError: names the token.
+    """
+    size = files.config.get("vocab_size")
+    if files.folder is None or not isinstance(size, int):
+        return
+    token, number = highest_token(files.folder)
+    if number is not None and number >= size:
+        raise SpecError(
+            f"{files.where}: its tokenizer has the token {token!r} with the id {number}, but the model's vocabulary ends at {size - 1} "
+            "(vocab_size in config.json): the tokenizer is another model's, or tokens were added without resizing the embedding"
+        )
+
+
+def highest_token(folder: Path) -> tuple[str, int | None]:
+    """Return the token with the highest id and this id; None where the tokenizer's files do not show it."""
+    try:
+        file = folder / "tokenizer.json"
+        if file.is_file():
+            found = json.loads(read_text(file, MAX_TOKENIZER_BYTES))
+            vocab = found["model"].get("vocab", {})
+            tokens = dict(vocab) if isinstance(vocab, dict) else {entry[0]: i for i, entry in enumerate(vocab)}
+            tokens.update((entry["content"], entry["id"]) for entry in found.get("added_tokens", []))
+        elif (folder / "vocab.json").is_file():
+            tokens = json.loads(read_text(folder / "vocab.json", MAX_TOKENIZER_BYTES))
+        elif (folder / "vocab.txt").is_file():
+            tokens = {t: i for i, t in enumerate(read_text(folder / "vocab.txt", MAX_TOKENIZER_BYTES).splitlines())}
+        else:
+            return "", None
+        return max(tokens.items(), key=lambda item: item[1], default=("", None))
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError, FileTooLarge):
+        return "", None  # transformers reports what is wrong with it
+
+
+def require_attention_name(wanted: str) -> None:
+    """Refuse a name that is no attention implementation of transformers. A kernel of the hub has a ``/`` in its name.
+
+    Raises:
+        SpecError: with the nearest name.
+    """
+    if "/" not in wanted and "|" not in wanted and wanted not in ATTENTIONS:
+        near = difflib.get_close_matches(wanted, ATTENTIONS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise SpecError(f"model.attention: unknown value {wanted!r}{hint} (known: {', '.join(ATTENTIONS)})")
+
+
+def require_attention(model_type: Any, wanted: str, where: str) -> None:
+    """Check that transformers has an attention implementation for a model type, if its source shows it.
+
+    Raises:
+        SpecError: with those that it has.
+    """
+    if wanted not in ATTENTION_FLAGS:
+        return
+    flags = attention_flags(model_type) if isinstance(model_type, str) else None
+    if flags is None or ATTENTION_FLAGS[wanted] in flags:
+        return
+    has = ["eager", *(name for name, flag in ATTENTION_FLAGS.items() if flag in flags)]
+    raise SpecError(
+        f"model.attention {wanted}: {where} ({model_type}) does not have it in transformers; set model.attention to one of {', '.join(has)}"
+    )
+
+
+def attention_flags(model_type: str) -> frozenset[str] | None:
+    """Return the attention flags that a model's source in transformers sets to True; None if the source is not found.
+
+    The flags stand in the model's subclass of PreTrainedModel.
+    """
+    folder = re.sub(r"\W", "_", model_type)
+    source = _source(f"models/{folder}/modeling_{folder}.py")
+    block = re.search(r"^class \w+\(PreTrainedModel\):\n(.*?)(?=^\S)", source or "", re.MULTILINE | re.DOTALL)
+    if block is None:
+        return None
+    return frozenset(re.findall(r"^    (_supports_\w+)(?:: bool)? = True\b", block[1], re.MULTILINE))
+
+
+def adaptable_modules(spec: RunSpec, files: ModelFiles) -> frozenset[str]:
+    """Return the full names of the model's modules, from the headers of its weight files; empty if unknown."""
+    if files.folder is not None:
+        names = stored_names(files.folder)
+    else:
+        config = find_config(spec).config
+        names = [weight.name for weight in shapes_of(config).weights()] if config is not None else []
+    found: set[str] = set()
+    for name in names:
+        parts = name.split(".")[:-1]
+        found.update(".".join(parts[: i + 1]) for i in range(len(parts)))
+    return frozenset(found)
+
+
+def stored_names(folder: Path) -> Collection[str]:
+    """Return the names of the tensors in a folder's safetensors files, from the index or the header; empty if unknown."""
+    try:
+        index = folder / "model.safetensors.index.json"
+        if index.is_file():
+            return list(json.loads(read_text(index, MAX_HEADER_BYTES))["weight_map"])
+        file = folder / "model.safetensors"
+        if not file.is_file():
+            return []
+        with open_regular(file) as opened:
+            size = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(size)) if size <= MAX_HEADER_BYTES else {}
+        return [name for name in header if name != "__metadata__"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, FileTooLarge):
+        return []  # the reader of the weights reports what is wrong with it
+
+
+def require_targets(adapter: AdapterSpec, modules: Collection[str], where: str, *, classifier: bool | None) -> None:
+    """Check that each target of the adapter is a module of the model. PEFT ignores one that is not, if another one is.
+
+    transformers may rename modules of the files and fuse experts; so only a name that resembles nothing in a mixture of experts
+    passes here, and is checked on the ranks.
+
+    Raises:
+        SpecError: names the target, and the nearest name.
+    """
+    if not modules:
+        return
+    fused = any(re.search(r"\.experts?\.", name) for name in modules)
+    inner = {name.rpartition(".")[0] for name in modules}
+    last = sorted({name.rsplit(".", 1)[-1] for name in modules if name not in inner and "norm" not in name})
+
+    def check(key: str, wanted: Iterable[str], allowed: Callable[[str], bool]) -> None:
+        for target in wanted:
+            if allowed(target) or any(name == target or name.endswith(f".{target}") for name in modules):
+                continue
+            near = difflib.get_close_matches(target.rsplit(".", 1)[-1], last, n=1)
+            if fused and not near:
+                continue
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = "; null adapts every linear layer" if target == "all-linear" else hint
+            raise SpecError(f"{key}: {where} has no module {target!r}{hint} (its modules are named {', '.join(last)})")
+
+    check("adapter.targets", adapter.targets or (), lambda target: False)
+    heads = {"classifier", "score", "pre_classifier"} if classifier is not False else set()
+    check("adapter.modules_to_save", adapter.modules_to_save, lambda name: name in heads or name == "lm_head")

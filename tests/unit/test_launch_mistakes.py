@@ -1,0 +1,375 @@
+# ruff: noqa: E501 - a row of the table is a line
+"""Mistakes that are known before anything is started, and are told then: with exit 2 (or 3), in a second, without a run folder.
+
+Each case names the check that finds it. With that check disabled, nothing else before the launch refuses the request.
+"""
+
+from __future__ import annotations
+
+import http.server
+import importlib
+import importlib.util
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from allranks.errors import AllranksError, DataError, EnvironmentNotAble, RequestError, SpecError
+from allranks.launch import resumption
+from allranks.nodes.preflight import check_request, check_rows
+from allranks.nodes.preflight.hub import check_hub
+from allranks.nodes.preflight.requirements import local_report
+from allranks.nodes.records import require
+from allranks.planning.model_checks import attention_flags, max_positions, position_warnings, task_types
+from allranks.planning.planner import make_plan
+from allranks.rundir.paths import RunDir
+from allranks.spec import parse_spec
+from allranks.utils.machine import MachineFacts
+from tests.conftest import tiny_spec
+from tests.dist.harness import allranks, write_spec
+
+MACHINE = MachineFacts(host="h", cpus=2, memory_bytes=0, gpus=[], cpu_model="", system="")
+ROWS = [{"instruction": f"say {i}", "input": "", "output": f"word {i}"} for i in range(40)]
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+LAYERS = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
+LLAMA = {"model_type": "llama", "vocab_size": 300, "num_key_value_heads": 2, "max_position_embeddings": 128, **SIZES}
+GPT2 = {"model_type": "gpt2", "vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
+BERT = {"model_type": "bert", "architectures": ["BertModel"], "vocab_size": 300, "max_position_embeddings": 64, **SIZES}
+
+
+def model_folder(folder: Path, config: dict[str, Any], *, top_id: int = 299, chat: bool = True) -> Path:
+    """Write what a model's folder shows without its weights: config, tokenizer, the header of the safetensors file."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    vocab = {f"t{i}": i for i in range(290)}
+    added = [{"content": "<last>", "id": top_id}]
+    (folder / "tokenizer.json").write_text(
+        json.dumps({"model": {"type": "BPE", "vocab": vocab}, "added_tokens": added})
+    )
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"} if chat else {}))
+    names = [f"model.layers.{i}.{layer}.weight" for i in range(2) for layer in LAYERS] + [
+        "model.embed_tokens.weight",
+        "lm_head.weight",
+    ]
+    header = json.dumps({name: {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for name in names}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    return folder
+
+
+def before_launch(spec: dict[str, Any]) -> None:
+    """Run all checks that precede the first rank, in their order."""
+    parsed = parse_spec(spec)
+    check_request(parsed)
+    plan = make_plan(parsed, MACHINE)
+    require(local_report(parsed, plan, MACHINE, Path(parsed.run_root)))
+    check_hub(parsed)
+    check_rows(parsed)
+
+
+def lora(**more: Any) -> dict[str, Any]:
+    return {"adapter": {"type": "lora", **more}}
+
+
+def rows_with(number: int, **values: Any) -> list[dict[str, Any]]:
+    return [row | values if i == number else row for i, row in enumerate(ROWS)]
+
+
+CHATS = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}] * 20
+LABELLED = [{"text": f"row {i}", "label": i % 2} for i in range(40)]
+MODEL, ROWS_MODULE, REQUEST = (
+    "allranks.planning.model_checks",
+    "allranks.spec.data_templates",
+    "allranks.nodes.preflight.request",
+)
+
+# name: (config of the model or its name, sections, rows, error, words, check that finds it)
+Case = tuple[dict[str, Any] | str, dict[str, Any], list[dict[str, Any]], type[AllranksError], str, str]
+MISTAKES: dict[str, Case] = {
+    "token id beyond the vocabulary": (LLAMA | {"vocab_size": 250}, {}, ROWS, SpecError, r"token '<last>' with the id 299, but .* ends at 249", f"{MODEL}.require_vocabulary"),
+    "longer than the positions of gpt2": (GPT2, {"data": {"max_length": 65}}, ROWS, SpecError, r"max_length is 65, but .* has 64 positions", f"{MODEL}.has_absolute_positions"),
+    "longer than the positions of roberta": (
+        BERT | {"model_type": "roberta", "max_position_embeddings": 66, "pad_token_id": 1}, {"data": {"max_length": 65, "template": "classification"}},
+        LABELLED, SpecError, r"has 64 positions", f"{MODEL}.has_absolute_positions",
+    ),
+    "encoder-decoder": ({"model_type": "t5", "vocab_size": 300, "is_encoder_decoder": True}, {}, ROWS, SpecError, r"a t5 is an encoder-decoder", f"{MODEL}.model_task"),
+    "encoder-decoder by its type": ({"model_type": "bart", "vocab_size": 300}, {}, ROWS, SpecError, r"a bart is an encoder-decoder", f"{MODEL}.model_task"),
+    "neither language model nor classifier": ({"model_type": "vit", "vocab_size": 300}, {}, ROWS, SpecError, r"a vit is neither", f"{MODEL}.model_task"),
+    "masked language model on text": (
+        BERT | {"architectures": ["BertForMaskedLM"]}, {"data": {"template": "alpaca", "max_length": 32}}, ROWS, DataError, r"is trained as a classifier; set data.template: classification",
+        "allranks.spec.data_templates.require_task_template",
+    ),
+    "bare encoder on text": (BERT, {"data": {"max_length": 32}}, ROWS, DataError, r"is trained as a classifier", "allranks.spec.data_templates.require_task_template"),
+    "labels for a language model": (LLAMA, {"data": {"template": "classification"}}, LABELLED, DataError, r"is a causal language model", "allranks.spec.data_templates.require_task_template"),
+    "misspelt attention": (LLAMA, {"model": {"attention": "spda"}}, ROWS, SpecError, r"'spda'; did you mean 'sdpa'", f"{MODEL}.require_attention_name"),
+    "attention that the model lacks": ({"model_type": "mamba", "vocab_size": 300}, {}, ROWS, SpecError, r"attention sdpa: .* \(mamba\) does not have it in transformers; set model.attention to one of eager", f"{MODEL}.require_attention"),
+    "flash attention on CPUs": (LLAMA, {"model": {"attention": "flash_attention_2"}, "train": {"micro_batch_size": 1}}, ROWS, SpecError, r"needs a GPU", "allranks.planning.planner._require_gpu_for_attention"),
+    "misspelt adapter target": (LLAMA, lora(targets=["q_porj", "v_proj"]), ROWS, SpecError, r"no module 'q_porj'; did you mean 'q_proj'\? \(its modules are named down_proj, embed_tokens", f"{MODEL}.require_targets"),
+    "misspelt adapter target of a tiny model": ("tiny:mistral", lora(targets=["qproj"]), ROWS, SpecError, r"no module 'qproj'; did you mean 'q_proj'", f"{MODEL}.require_targets"),
+    "all-linear in a list": (LLAMA, lora(targets=["all-linear"]), ROWS, SpecError, r"null adapts every linear layer", f"{MODEL}.require_targets"),
+    "misspelt module to save": (LLAMA, lora(modules_to_save=["embed_token"]), ROWS, SpecError, r"modules_to_save: .* 'embed_token'; did you mean 'embed_tokens'", f"{MODEL}.require_targets"),
+    "chats without a chat template": (LLAMA, {"chat_template": False}, CHATS, DataError, r"these are chats, but the tokenizer of model .* has no chat template", f"{REQUEST}._require_chat_template"),
+    "half of a surrogate pair": (LLAMA, {}, rows_with(23, output="a\ud83db"), DataError, r"row 23, column 'output': character 1 is \\ud83d", f"{ROWS_MODULE}._encodable"),
+    "half of a surrogate pair in a chat": (LLAMA, {}, [*CHATS[:3], {"messages": [{"role": "user", "content": "\udc00"}, {"role": "assistant", "content": "b"}]}], DataError, r"row 3, column 'messages'", f"{ROWS_MODULE}._encodable"),
+    "a list where text belongs": (LLAMA, {}, rows_with(31, output=["a"]), DataError, r"data.source .*, row 31, column 'output': expected text, found a list", f"{REQUEST}.check_rows"),
+    "chat without an answer": (LLAMA, {}, [*CHATS, {"messages": [{"role": "user", "content": "a"}]}], DataError, r"row 20: chat without an assistant message", f"{REQUEST}.check_rows"),
+    "row without a label": (BERT, {"data": {"max_length": 32}}, [*LABELLED, {"text": "a", "label": None}], DataError, r"row 40, column 'label': the label is missing", f"{REQUEST}.check_rows"),
+    "one class only": (BERT, {"data": {"max_length": 32}}, [row | {"label": 1} for row in LABELLED], DataError, r"at least two label values", f"{REQUEST}.check_rows"),
+    "package of a logger": (LLAMA, {"observe": {"wandb": True}}, ROWS, EnvironmentNotAble, r"missing wandb; pip install 'allranks\[wandb\]'", "allranks.nodes.preflight.requirements.optional_packages"),
+    "seed too large": (LLAMA, {"train": {"seed": 2**70}}, ROWS, SpecError, r"train.seed: .*4294967294", ""),
+    "data seed negative": (LLAMA, {"data": {"seed": -1}}, ROWS, SpecError, r"data.seed", ""),
+}  # fmt: skip
+
+
+def spec_of(case: Case, folder: Path) -> dict[str, Any]:
+    config, sections, rows, *_ = case
+    folder.mkdir(exist_ok=True)
+    path = folder / "rows.json"
+    path.write_text(json.dumps(rows))
+    rest = {k: v for k, v in sections.items() if k not in ("model", "data", "chat_template")}
+    spec = tiny_spec(path, folder, **{"adapter": {"type": "none", "targets": None}, **rest})
+    chat = sections.get("chat_template", True)
+    name = config if isinstance(config, str) else str(model_folder(folder / "m", config, chat=chat))
+    spec["model"] = {"name": name, **sections.get("model", {})}
+    spec["data"] = {"source": str(path), "max_length": 48, **sections.get("data", {})}
+    spec["cluster"] = {**spec.get("cluster", {}), "cache": str(folder / "cache")}
+    return spec
+
+
+def lacking(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look for packages as if this one were not installed, whether it is or not."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda wanted, *more: None if wanted == name else found(wanted, *more)
+    )
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_it_is_refused_before_the_launch(tmp_path: Path, mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = MISTAKES[mistake]
+    lacking("wandb", monkeypatch)
+    with pytest.raises(case[3], match=case[4]) as refused:
+        before_launch(spec_of(case, tmp_path))
+    assert str(refused.value).count("\n") == 0
+
+
+@pytest.mark.parametrize("mistake", [name for name, case in MISTAKES.items() if case[5]])
+def test_no_other_check_finds_it(tmp_path: Path, mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = MISTAKES[mistake]
+    lacking("wandb", monkeypatch)
+    module, name = case[5].rsplit(".", 1)
+    disabled: dict[str, Callable[..., Any]] = {
+        "has_absolute_positions": lambda config: False,
+        "model_task": lambda config, types, where: "text",
+        "_encodable": lambda text, where: text,
+        "optional_packages": lambda spec: {},
+    }
+    replacement = disabled.get(name, lambda *a, **k: None)
+    for user in (module, "allranks.spec.data_rows", MODEL, REQUEST, "allranks.nodes.preflight", __name__):
+        if hasattr(importlib.import_module(user), name):
+            monkeypatch.setattr(f"{user}.{name}", replacement)
+    try:
+        before_launch(spec_of(case, tmp_path))
+    except (AllranksError, UnicodeError) as error:
+        assert not re.search(case[4], str(error)), "the named check is not the one that finds it"
+
+
+def good_spec(folder: Path, config: dict[str, Any] = LLAMA, **sections: Any) -> dict[str, Any]:
+    return spec_of((config, sections, ROWS, SpecError, "", ""), folder)
+
+
+def test_what_is_right_passes_and_is_not_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = good_spec(tmp_path)
+    before_launch(spec)
+    read: list[object] = []
+    monkeypatch.setattr("allranks.nodes.preflight.request.read_examples", lambda *a, **k: read.append(a))
+    before_launch(spec)
+    assert not read, "rows that passed are not read again"
+    (tmp_path / "rows.json").write_text(json.dumps(rows_with(3, output="longer than before")))
+    before_launch(spec)
+    assert len(read) == 1, "a file that changed is read again"
+    before_launch({**spec, "data": {**spec["data"], "seed": 7}})
+    assert len(read) == 2
+
+
+def test_a_file_above_the_limit_is_left_to_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of(MISTAKES["a list where text belongs"], tmp_path)
+    monkeypatch.setattr("allranks.nodes.preflight.request.MAX_ROW_BYTES", 100)
+    before_launch(spec)
+
+
+def test_longer_rows_than_a_rotary_model_was_made_for_are_a_warning(tmp_path: Path) -> None:
+    spec = good_spec(tmp_path, data={"max_length": 500})
+    before_launch(spec)
+    (warning,) = position_warnings(parse_spec(spec))
+    assert "max_length is 500" in warning and "128 positions" in warning
+    assert position_warnings(parse_spec(good_spec(tmp_path / "b"))) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        (GPT2, 64), (BERT, 64), (LLAMA, 128), ({"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}, 512),
+        ({"model_type": "bloom"}, None), ({"model_type": "gpt2", "n_positions": "many"}, None),
+    ],
+)  # fmt: skip
+def test_positions(config: dict[str, Any], limit: int | None) -> None:
+    assert max_positions(config) == limit
+
+
+def test_a_config_of_text_and_images_keeps_the_sizes_of_its_language_model(tmp_path: Path) -> None:
+    nested = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "vocab_size": 100}}
+    with pytest.raises(SpecError, match="ends at 99"):
+        before_launch(good_spec(tmp_path, nested, model={"attention": "eager"}))
+
+
+def test_the_source_of_transformers_says_what_its_classes_say() -> None:
+    """Of every causal language model: the tasks, and the attentions, which are read without an import."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.models.auto import modeling_auto
+    from transformers.models.auto.auto_factory import _get_model_class
+
+    types = task_types()
+    assert types is not None
+    assert set(types.causal) == set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    assert set(types.masked) == set(modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
+    assert set(types.classifiers) == set(modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
+    compared = 0
+    for model_type in sorted(types.causal):
+        flags = attention_flags(model_type)
+        try:
+            model = _get_model_class(AutoConfig.for_model(model_type), AutoModelForCausalLM._model_mapping)
+        except (ImportError, ValueError, KeyError, AttributeError, TypeError, StrictDataclassError):
+            continue
+        if flags is not None:
+            for flag in ("_supports_sdpa", "_supports_flash_attn", "_supports_flex_attn"):
+                assert (flag in flags) == getattr(model, flag), (model_type, flag)
+                compared += 1
+    assert compared > 300
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """Answers as the hub does; the repository's name says how."""
+
+    asked: ClassVar[list[tuple[str, str | None]]] = []
+
+    def do_HEAD(self) -> None:
+        Hub.asked.append((self.path, self.headers.get("Authorization")))
+        self.send_response(
+            next((code for word, code in (("gone", 404), ("gated", 401), ("broken", 500)) if word in self.path), 200)
+        )
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """A real HTTP server in the place of the hub, and an empty cache."""
+    Hub.asked = []
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN", "HF_HUB_CACHE", "HF_DATASETS_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join(5)
+
+
+def hub_spec(
+    folder: Path, model: str = "tiny:mistral", source: str = "builtin:instructions", launcher: str = "local"
+) -> Any:
+    return parse_spec(tiny_spec(source, folder, model={"name": model}, data={}, cluster={"launcher": launcher}))
+
+
+def test_a_model_that_the_hub_has_passes_with_the_users_token(hub: str, tmp_path: Path) -> None:
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "token").write_text("hf_secret\n")
+    check_hub(hub_spec(tmp_path, "org/name", "org/rows"))
+    assert Hub.asked == [
+        ("/org/name/resolve/main/config.json", "Bearer hf_secret"),
+        ("/api/datasets/org/rows/revision/main", "Bearer hf_secret"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ({"model": "org/gone"}, r"model.name org/gone: .* no such repository or revision"),
+        ({"model": "org/gated"}, r"model.name org/gated: .*HTTP 401.*HF_TOKEN"),
+        ({"source": "org/gone"}, r"data.source org/gone: .* no such repository"),
+    ],
+)
+def test_a_name_that_the_hub_does_not_know_is_refused(
+    hub: str, tmp_path: Path, names: dict[str, str], words: str
+) -> None:
+    with pytest.raises(SpecError, match=words):
+        check_hub(hub_spec(tmp_path, **names))
+
+
+def test_a_hub_with_troubles_of_its_own_and_nodes_with_another_network_decide_nothing(hub: str, tmp_path: Path) -> None:
+    check_hub(hub_spec(tmp_path, "org/broken"))
+    check_hub(hub_spec(tmp_path, "org/gone", launcher="slurm"))
+    (tmp_path / "cache" / "hub" / "models--org--gone" / "refs").mkdir(parents=True)
+    check_hub(hub_spec(tmp_path, "org/gone"))
+
+
+def test_a_hub_that_does_not_answer_is_told_at_once(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(
+        EnvironmentNotAble,
+        match=r"org/name: is neither a local path nor in .* cache, and the hub \(http://127.0.0.1:9\) is not reachable: .*refused",
+    ):
+        check_hub(hub_spec(tmp_path, "org/name"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(EnvironmentNotAble, match="HF_HUB_OFFLINE forbids"):
+        check_hub(hub_spec(tmp_path, source="org/rows"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_ENDPOINT", "file:///etc")
+    with pytest.raises(EnvironmentNotAble, match="must be an http or https address"):
+        check_hub(hub_spec(tmp_path, "org/name"))
+
+
+def test_a_resume_with_a_model_of_another_size_is_refused(tmp_path: Path) -> None:
+    before = parse_spec(good_spec(tmp_path))
+    other = model_folder(tmp_path / "other", LLAMA | {"hidden_size": 64})
+    after = parse_spec({**good_spec(tmp_path / "b"), "model": {"name": str(other)}})
+    run = RunDir(tmp_path / "run")
+    run.checkpoint(5).mkdir(parents=True)
+    plan, facts = make_plan(after, MACHINE), {"mode": "full", "world_size": 2}
+
+    def resume(spec: Any) -> None:
+        resumption.require_resumable(run, before, spec, plan, facts, 5, allow_inexact=True)
+
+    with pytest.raises(RequestError, match=r"saved from a model with hidden_size 32 \(now 64\)"):
+        resume(after)
+    resume(before)
+    (run.checkpoint(5) / "config.json").write_text(json.dumps(LLAMA | {"hidden_size": 16}))
+    with pytest.raises(RequestError, match=r"hidden_size 16 \(now 32\)"):
+        resume(before)  # the folder's content is another model now
+
+
+def test_nothing_is_started_and_the_error_is_printed_once(tmp_path: Path) -> None:
+    path = write_spec(tmp_path, spec_of(MISTAKES["half of a surrogate pair"], tmp_path))
+    done = allranks("run", str(path), cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("half of a surrogate pair") == 1 and done.stdout == ""
+    assert not (tmp_path / "runs").exists()
