@@ -237,3 +237,18 @@ def test_plan_refuses_with_2_and_imports_neither_torch_nor_deepspeed(tmp_path: P
         assert done.stdout.rstrip().endswith("heavy: set()"), done.stdout + done.stderr
         assert done.returncode == code, done.stderr
         assert code == 0 or f"{file}: train_batch_size is 64" in done.stderr
+
+
+def test_the_plan_stores_weights_as_an_enabled_bf16_does() -> None:
+    """DeepSpeed then casts the model and keeps float32 master weights; memory, checkpoints and reports follow the plan."""
+    raw = {
+        "model": {"name": "mlp:64x2", "dtype": "bfloat16"}, "data": {"source": "builtin:noise"},
+        "strategy": {"name": "deepspeed_zero1", "config": {"bf16": {"enabled": True}}}, "cluster": {"procs_per_node": 2},
+    }  # fmt: skip
+    assert make_plan(parse_spec(raw), FACTS).param_dtype == "bfloat16"
+    raw["strategy"]["config"] = {"bf16": {"enabled": "auto"}}
+    assert make_plan(parse_spec(raw), FACTS).param_dtype == "float32"
+    raw["strategy"]["config"] = {"bf16": {"enabled": True}}
+    raw["model"]["dtype"] = "float32"
+    with pytest.raises(SpecError, match=r"bf16\.enabled is true"):
+        make_plan(parse_spec(raw), FACTS)

@@ -33,7 +33,7 @@ from allranks.planning.slurm_request import (
 )
 from allranks.rundir.schema import SCHEMA_VERSION
 from allranks.spec.records import RunSpec
-from allranks.spec.strategies import plan_options, strategy_info
+from allranks.spec.strategies import engine_param_dtype, plan_options, strategy_info
 from allranks.spec.validation import profile_warnings
 from allranks.utils.machine import MachineFacts
 
@@ -287,7 +287,8 @@ def _dtypes(spec: RunSpec, device: str) -> tuple[str, str]:
             f"train.param_dtype is bfloat16, but {because}: trained weights cannot have less precision than the computation; "
             "remove param_dtype, or set model.dtype: bfloat16"
         )
-    return dtype, stored
+    engine = engine_param_dtype(spec) if dtype == "bfloat16" else None
+    return dtype, engine or stored
 
 
 def _require_isolation(spec: RunSpec) -> None:

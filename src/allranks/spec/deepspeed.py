@@ -85,6 +85,11 @@ def read_options(options: Json) -> Json:
     return options if where is None else {**options, "config": config, "config_from": where}
 
 
+def param_dtype(options: Json) -> str | None:
+    """Return "bfloat16" for ``bf16.enabled: true``: DeepSpeed then casts the model, and keeps float32 master weights; else None."""
+    return "bfloat16" if _at(options["config"] or {}, "bf16.enabled") is True else None
+
+
 def plan_options(
     name: str,
     options: Json,

@@ -23,7 +23,7 @@ class StrategyInfo:
     options: dict[str, Any] = field(default_factory=dict)
     choices: dict[str, tuple[str, ...]] = field(default_factory=dict)  # options that are one of some words
     single_process: bool = False
-    planner: str = ""  # the full name of a module without torch, with `read_options` and `plan_options`
+    planner: str = ""  # the full name of a module without torch, with `read_options`, `param_dtype` and `plan_options`
     engine: str = "loop:TrainingLoop"
     """What runs the optimizer steps, as ``module:class`` in `allranks.train`."""
 
@@ -158,6 +158,14 @@ def read_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
     """Return the options with the content of files that they name, so that every rank uses the same content."""
     known = REGISTRY.get(name)
     return _planner(known).read_options(given) if known and known.planner else given
+
+
+def engine_param_dtype(spec: RunSpec) -> str | None:
+    """Return the dtype of trained weights that the configuration of another library's engine sets; None if it sets none."""
+    known = strategy_info(spec.strategy.name)
+    if not known.planner or spec.script is not None:
+        return None
+    return _planner(known).param_dtype(resolve_options(spec.strategy.name, spec.strategy.options))
 
 
 def plan_options(

@@ -104,6 +104,11 @@ def read_options(options: Json) -> Json:
     return options
 
 
+def param_dtype(options: Json) -> str | None:
+    """Return None: the Trainer stores weights as it gets them."""
+    return None
+
+
 def plan_options(
     name: str,
     options: Json,
