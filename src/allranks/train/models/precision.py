@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from types import MethodType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from allranks.train.models.moe import routers_of
@@ -60,6 +62,8 @@ def use_autocast(model: nn.Module, dtype: torch.dtype, device: torch.device) -> 
         fused = [n for n, p in module.named_parameters(recurse=False) if p.ndim == 3 and p.requires_grad]
         if fused:
             module.forward = _with_cast(module, fused, dtype)
+        if isinstance(module, nn.LayerNorm) and module.elementwise_affine and not module.weight.requires_grad:
+            module.forward = MethodType(_layer_norm, module)
     embedding = _input_embedding(base)
     if embedding is not None and any(p.requires_grad for p in embedding.parameters()):
         embedding.register_forward_hook(lambda module, args, output: output.float())
@@ -116,6 +120,12 @@ def _with_cast(module: Any, names: list[str], dtype: torch.dtype) -> Callable[..
                 del own[name]
 
     return run
+
+
+def _layer_norm(module: nn.LayerNorm, hidden: torch.Tensor) -> torch.Tensor:
+    """Apply a frozen layer norm to a float32 residual stream in float32, as autocast does on GPUs; on CPUs the dtypes must agree."""
+    weight, bias = (p if p is None else p.to(hidden.dtype) for p in (module.weight, module.bias))
+    return F.layer_norm(hidden, module.normalized_shape, weight, bias, module.eps)
 
 
 def _without_autocast(forward: Callable[..., Any], device_type: str) -> Callable[..., Any]:
