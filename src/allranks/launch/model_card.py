@@ -18,8 +18,8 @@ RESULTS = (
     ("tokens_trained", "trained tokens"),
     ("train_loss_first", "training loss, first"),
     ("train_loss_last", "training loss, last"),
-    ("eval_loss_first", "held-out loss before"),
-    ("eval_loss", "held-out loss"),
+    ("eval_loss_first", "held-out loss, first"),
+    ("eval_loss", "held-out loss, last"),
     ("perplexity", "held-out perplexity"),
     ("accuracy", "held-out accuracy"),
     ("exact_match", "exact match"),
@@ -49,6 +49,8 @@ def model_card(run: RunDir, *, step: int, kind: str, base: str | None) -> str:
     }
     lines += [f"{what[kind]}, trained by allranks {__version__}; the checkpoint of step {step}.", ""]
     lines += ["## Results", "", "| | |", "|---|---|"]
+    if metrics.get("eval_loss_first") == metrics.get("eval_loss"):  # evaluated once, at the end
+        metrics = {key: value for key, value in metrics.items() if key != "eval_loss_first"}
     lines += [f"| {name} | {_number(metrics[key])} |" for key, name in RESULTS if metrics.get(key) is not None]
     if metrics.get("steps") != step:
         lines += ["", f"The figures are those of the whole run, the weights those of step {step}."]
