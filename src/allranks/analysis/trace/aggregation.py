@@ -25,6 +25,7 @@ from allranks.analysis.trace.files import TraceSet
 from allranks.analysis.trace.intervals import mean
 from allranks.analysis.trace.rank import MAX_DRAWN_SPANS, RankResult, UnreadableTrace
 from allranks.analysis.trace.records import (
+    MAX_DISTINCT_SIZES,
     PHASES,
     Band,
     CollectiveRow,
@@ -86,6 +87,7 @@ def _collective_row(
     sized = [(b, n, t) for b, n, t in measured if b is not None and t > 0]
     time, bus = sum(t for _, _, t in sized), [(b * bus_factor(kind, n), t) for b, n, t in sized if n]
     known = [c.bytes for c in every if c.bytes is not None]
+    distinct = sorted(set(known))
     transfer = sum(p.transfer * len(p.members) for p in pairs)
     moved = sum(b for b, _, _ in sized)
     return CollectiveRow(
@@ -94,6 +96,8 @@ def _collective_row(
         size_bucket=label,
         count=len(every),
         bytes=sum(known) if known else None,
+        distinct_bytes=tuple(distinct if len(distinct) <= MAX_DISTINCT_SIZES else (distinct[0], distinct[-1])),
+        n_distinct=len(distinct),
         total_s=sum(durations) * SECONDS_PER_US,
         transfer_s=transfer * SECONDS_PER_US if pairs else None,
         wait_s=sum(c.duration - p.transfer for p in pairs for c in p.members.values() if not p.startup) * SECONDS_PER_US

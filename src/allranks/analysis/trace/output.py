@@ -80,7 +80,7 @@ def _rank_row(report: TraceReport, rank: RankReport) -> Row:
 
 
 _NO_ROW = CollectiveRow(
-    kind="", group_size=None, size_bucket=None, count=0, bytes=None, total_s=0, transfer_s=None, wait_s=None, mean_s=0,
+    kind="", group_size=None, size_bucket=None, count=0, bytes=None, distinct_bytes=(), n_distinct=0, total_s=0, transfer_s=None, wait_s=None, mean_s=0,
     max_s=0, algbw_bytes_s=None, busbw_bytes_s=None,
 )  # fmt: skip
 
@@ -92,6 +92,8 @@ def _collective_row(row: CollectiveRow) -> Row:
         "group_size": row.group_size,
         "count": row.count,
         "bytes": row.bytes,
+        "smallest_bytes": row.distinct_bytes[0] if row.distinct_bytes else None,
+        "largest_bytes": row.distinct_bytes[-1] if row.distinct_bytes else None,
         "total_s": row.total_s,
         "transfer_s": row.transfer_s,
         "wait_s": row.wait_s,

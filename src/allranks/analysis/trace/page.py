@@ -156,12 +156,11 @@ def collective_table(report: TraceReport) -> Table | None:
 
 
 def _collective(row: CollectiveRow, *first: Cell) -> Row:
-    each = format_bytes_precise(row.bytes / row.count) if row.bytes is not None and row.count else "-"
     waiting = format_percent_of(row.wait_s, row.total_s) if row.wait_s is not None else "-"
     values = (
         str(row.group_size or "-"),
         f"{row.count:,}",
-        each,
+        row.sizes_text,
         format_seconds(row.mean_s),
         format_seconds(row.max_s),
         waiting,

@@ -12,6 +12,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from allranks.utils.formatting import format_bytes_precise
+
 Device = Literal["gpu", "cpu"]
 Phase = Literal["forward", "backward", "optimizer", "data", "other"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer", "data", "other")
@@ -141,6 +143,9 @@ class LaunchRow(Record, frozen=True):
     time_s: float
 
 
+MAX_DISTINCT_SIZES = 2
+
+
 class CollectiveRow(Record, frozen=True):
     """All collectives of one kind (in `TraceReport.collectives`), or of one kind and size bucket (in `.sizes`).
 
@@ -152,6 +157,10 @@ class CollectiveRow(Record, frozen=True):
     size_bucket: str | None  # "<= 64 KiB"; None in the sums over all sizes
     count: int  # over all ranks that were read
     bytes: int | None  # sum, nccl-tests' "size" of each
+    distinct_bytes: tuple[
+        int, ...
+    ]  # sizes that occurred, ascending; of more than `MAX_DISTINCT_SIZES` the smallest and the largest
+    n_distinct: int
     total_s: float  # sum of durations over all ranks
     transfer_s: float | None  # part of it after the last rank had arrived; None if unpaired
     wait_s: float | None  # part of it waiting for the last rank
@@ -159,6 +168,12 @@ class CollectiveRow(Record, frozen=True):
     max_s: float
     algbw_bytes_s: float | None
     busbw_bytes_s: float | None
+
+    @property
+    def sizes_text(self) -> str:
+        """Return the sizes of messages that occurred: all of a few, else the smallest and the largest."""
+        shown = [format_bytes_precise(size) for size in self.distinct_bytes]
+        return (" to " if self.n_distinct > len(shown) else ", ").join(shown) or "-"
 
 
 class PairReport(Record, frozen=True):

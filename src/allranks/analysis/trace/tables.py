@@ -144,14 +144,13 @@ def _collectives(console: Console, report: TraceReport) -> None:
 
 
 def _collective_row(table: Table, row: CollectiveRow, name: str) -> None:
-    each = format_bytes_precise(row.bytes / row.count) if row.bytes is not None else "-"
     waiting = format_percent_of(row.wait_s or 0, row.total_s) if row.wait_s is not None else "-"
     group = str(row.group_size) if row.group_size else "-"
     table.add_row(
         name,
         group,
         str(row.count),
-        each,
+        row.sizes_text.replace(", ", ",\n").replace(" to ", " to\n"),
         format_seconds(row.mean_s),
         waiting,
         format_bandwidth(row.algbw_bytes_s),
