@@ -18,8 +18,9 @@ from allranks.spec.records import ModelSpec
 from allranks.train.data.tokenization import train_tokenizer
 from allranks.train.models.build import build_model, require_complete
 from allranks.train.models.weight_loader import is_unmaterialized, unmaterialize, unmaterialized_parameter
-from allranks.train.models.weight_sources import FileSource, conversions_for, stored_tensors
+from allranks.train.models.weight_sources import FileSource, conversions_for
 from allranks.train.sync_proof import add_checksums, checksums
+from allranks.utils.safetensors_files import stored_tensors
 
 SMALL = {
     "hidden_size": 32,

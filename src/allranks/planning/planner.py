@@ -34,7 +34,7 @@ from allranks.planning.slurm_request import (
 from allranks.rundir.schema import SCHEMA_VERSION
 from allranks.spec.records import RunSpec
 from allranks.spec.strategies import engine_param_dtype, plan_options, strategy_info
-from allranks.spec.validation import profile_warnings
+from allranks.spec.validation import profile_warnings, training_warnings
 from allranks.utils.machine import MachineFacts
 
 
@@ -131,6 +131,7 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
     warnings += _time_warnings(spec)
     warnings += env_warnings(cluster.env)
     warnings += rank_environment.secret_warnings(spec)
+    warnings += training_warnings(spec, _max_steps(spec))
     warnings += profile_warnings(spec, world, _max_steps(spec))
     hosts = _hosts(spec, facts)
     dtype, param_dtype = _dtypes(spec, device)

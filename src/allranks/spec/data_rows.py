@@ -10,6 +10,7 @@ import msgspec
 
 from allranks.errors import DataError
 from allranks.spec import data_sources
+from allranks.spec.data_checks import require_classes
 from allranks.spec.data_templates import Example, Template, choose_template, require_task_template
 from allranks.spec.records import DataSpec, RunSpec
 
@@ -145,7 +146,12 @@ class EmptyRows:
 
 
 def label_map(examples: Sequence[Example]) -> dict[str, int]:
-    """Return class numbers of the label values; numbers in numeric order, texts in alphabetic order."""
+    """Return class numbers of the label values; numbers in numeric order, texts in alphabetic order.
+
+    Raises:
+        DataError: there are fewer than two values, or they are no classes.
+    """
+    require_classes(examples)
     values = {e.label for e in examples if e.label is not None}
     try:
         ordered = sorted(values, key=float)

@@ -9,6 +9,7 @@ import io
 import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ MAX_PEEK_BYTES = 20_000_000
 MAX_JSON_BYTES = 64 << 30
 """Limit for .json files, which are read at once; .jsonl and .parquet have no limit."""
 TOO_DEEP = "a value is nested too deeply to be read"
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 FILE_KINDS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 
 
@@ -97,6 +99,9 @@ def check_data_file(path: Path) -> None:
         raise DataError(f"data.source {path}: expected a regular file, found a pipe, a socket or a device")
     if path.suffix.lower() not in FILE_KINDS:
         raise DataError(f"data.source {path}: unknown kind of file {path.suffix!r}; known: {', '.join(FILE_KINDS)}")
+    with suppress(OSError), open_regular(path) as file:  # a file that cannot be read is refused by its reader
+        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise DataError(f"data.source {path}: this is a Git LFS pointer, not the data; run git lfs pull")
 
 
 def read_first_row(path: Path) -> Row | None:

@@ -155,9 +155,17 @@ def _auto(present: list[str], columns: dict[str, Any], classifier: bool, source:
             )
         return "text"
     raise DataError(
-        f"data.source {source}: no template fits the columns {', '.join(map(str, present))}; "
+        f"data.source {source}: no template fits the columns {', '.join(map(str, present))}{_separator_hint(present)}; "
         "name one with data.template (alpaca, chat, text, classification, a .jinja file) and its columns with data.columns"
     )
+
+
+def _separator_hint(present: list[str]) -> str:
+    """Return the fix for a table whose header was read as one column, or nothing."""
+    mark = next((mark for mark in ";\t|" if len(present) == 1 and mark in str(present[0])), None)
+    if mark is None:
+        return ""
+    return f": the columns are separated by {mark!r}; write the file with commas, or with tabs as .tsv"
 
 
 def _column(
@@ -172,7 +180,8 @@ def _column(
     if not required and role not in columns:
         return []
     near = difflib.get_close_matches(missing[0], present, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
+    separator = _separator_hint(present)
+    hint = f"; did you mean {near[0]!r}?" if near and not separator else f"{separator}."
     raise DataError(
         f"data.source {data.source}: there is no column {missing[0]!r} (data.columns.{role}){hint} The columns are: {', '.join(map(str, present))}"
     )

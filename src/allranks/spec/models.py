@@ -197,6 +197,11 @@ def check_model_folder(name: str) -> None:
             f"model.name {name}: there is no such folder"
             + (f"; did you mean {path.with_name(near[0])}?" if near else "")
         )
+    if not (path / "config.json").is_file() and (path / "adapter_config.json").is_file():
+        raise SpecError(
+            f"model.name {name}: this folder holds an adapter, not a model; merge it into its base model (allranks export RUN --merge), or "
+            "name the base model"
+        )
     if not (path / "config.json").is_file():
         raise SpecError(f"model.name {name}: this folder has no config.json, so it is not a model")
 

@@ -16,7 +16,7 @@ import msgspec
 
 from allranks.errors import SpecError
 from allranks.spec.models import NOISE_SOURCE, is_mlp, mlp_shape
-from allranks.spec.records import ProfileSpec, Record, RunSpec
+from allranks.spec.records import ProfileSpec, Record, RunSpec, TrainSpec
 
 # What people write in place of a section: its most important key's value.
 MAIN_KEYS = {"model": "name", "data": "source", "adapter": "type", "checkpoint": "mode", "strategy": "name", "script": "path"}  # fmt: skip
@@ -148,6 +148,103 @@ def mlp_problems(spec: RunSpec) -> list[str]:
         (spec.model.gradient_checkpointing, f"model.gradient_checkpointing: {name} does not support it"),
     )
     return [*problems, *(text for wrong, text in refused if wrong)]
+
+
+def model_config_problems(spec: RunSpec) -> list[str]:
+    """A sentence if ``model.config`` is set for a model that has its own config."""
+    model = spec.model
+    if model is None or not model.config or model.name.startswith("tiny:") or is_mlp(model.name):
+        return []
+    return [
+        f"model.config sets {', '.join(model.config)}, but it is only for tiny: and mlp: models: {model.name} has its own config.json; "
+        "remove it, or change that file"
+    ]
+
+
+QUESTION_NAMES = {"instruction", "prompt", "question", "query"}
+ANSWER_NAMES = {"output", "response", "answer", "completion", "reply", "target"}
+
+
+def column_warnings(spec: RunSpec) -> list[str]:
+    """Return warnings on ``data.columns``: columns that look swapped, or an answer that is part of the input."""
+    if spec.data is None:
+        return []
+    columns = {role: [names] if isinstance(names, str) else names for role, names in spec.data.columns.items()}
+    found = []
+    asked, answer = columns.get("instruction", []), columns.get("output", [])
+    if ANSWER_NAMES & {n.lower() for n in asked} and QUESTION_NAMES & {n.lower() for n in answer}:
+        found.append(
+            f"data.columns: instruction reads {', '.join(asked)} and output reads {', '.join(answer)}, which look swapped: the model would "
+            "learn to write the question from its answer"
+        )
+    for target in ("output", "label"):
+        for role, names in columns.items():
+            shared = [name for name in names if name in columns.get(target, [])]
+            if role != target and shared:
+                found.append(
+                    f"data.columns: {role} and {target} both read {', '.join(shared)}: the input contains the answer"
+                )
+    return found
+
+
+def training_warnings(spec: RunSpec, max_steps: int | None) -> list[str]:
+    """Return warnings on values that are allowed, but hardly meant; ``max_steps`` None means not known yet."""
+    if spec.script is not None or spec.data is None:
+        return []
+    train, saves = spec.train, spec.checkpoint
+    found = column_warnings(spec)
+    if spec.eval.source is None and spec.data.eval_fraction > 0.5:
+        found.append(
+            f"data.eval_fraction is {spec.data.eval_fraction:g}: only {1 - spec.data.eval_fraction:.0%} of the rows are trained"
+        )
+    if max_steps == 0:
+        return found
+    if train.lr == 0:
+        found.append("train.lr is 0: no weight changes")
+    if train.lr >= HIGH_LR:
+        found.append(f"train.lr is {train.lr:g}, which makes AdamW diverge; usual values are 1e-6 to 1e-2")
+    if max_steps is not None and (text := warmup_warning(train, max_steps)):
+        found.append(text)
+    if saves.mode != "none" and not saves.at_end and _never(saves.every, max_steps):
+        found.append(
+            f"checkpoint: nothing will be saved, because at_end is false and {_every(saves.every, max_steps)}; set checkpoint.at_end: true"
+        )
+    if spec.eval.source and not spec.eval.at_end and _never(spec.eval.every, max_steps):
+        found.append(
+            f"eval: eval.source will not be used, because at_end is false and {_every(spec.eval.every, max_steps)}"
+        )
+    return found
+
+
+HIGH_LR = 1.0
+
+
+def warmup_warning(train: TrainSpec, steps: int) -> str | None:
+    """Return a warning if the warm-up takes all of `steps`; None if it does not."""
+    if not 0 < steps < train.warmup_steps:
+        return None
+    return (
+        f"train.warmup_steps is {train.warmup_steps}, but there are only {steps} steps: the learning rate reaches "
+        f"{train.lr * steps / train.warmup_steps:.3g} instead of train.lr {train.lr:g}"
+    )
+
+
+def batch_warning(global_batch_size: int, sequences: int) -> str | None:
+    """Return a warning if one optimizer step takes more sequences than there are; None if it does not."""
+    if global_batch_size <= sequences:
+        return None
+    return (
+        f"one optimizer step takes {global_batch_size} sequences (the global batch), but there are only {sequences}: each is trained up to "
+        f"{math.ceil(global_batch_size / sequences)} times in one step; reduce the batch or use more data"
+    )
+
+
+def _never(every: int | None, max_steps: int | None) -> bool:
+    return every is None or (max_steps is not None and every > max_steps)
+
+
+def _every(every: int | None, max_steps: int | None) -> str:
+    return "every is not set" if every is None else f"every is {every}, but there are only {max_steps} steps"
 
 
 def window_warning(wanted: ProfileSpec, steps: int) -> str | None:

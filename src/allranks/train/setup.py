@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -111,6 +112,8 @@ def build_training(here: Attempt, task: TrainingTask, data: PreparedData) -> Tra
         strategy, filler, loss_model, model, adamw(spec.train), world.group, spec.train.max_grad_norm
     )
     here.events.write("load", **msgspec.to_builtins(loaded))
+    if filler.drawn and here.plan.max_steps == 0 and world.is_first:
+        here.events.write("warning", what="model", message=untrained_head(here.model.name, filler.drawn))
     log_remarks(here, adapted, strategy)
     log_engine(here, strategy)
     log_model(here, parameters, time.perf_counter() - started)
@@ -118,6 +121,14 @@ def build_training(here: Attempt, task: TrainingTask, data: PreparedData) -> Tra
     identity = checkpoint.TrainingIdentity(sequences=len(data.train), data_hash=data.facts.train_hash, base_hash=base)
     saver = make_saver(here, strategy, model, data.tokenizer, published, identity)
     return TrainingSetup(model, loss_model, strategy, published, saver, digest, experts if experts else None, identity)
+
+
+def untrained_head(name: str, drawn: Sequence[str]) -> str:
+    """Return the warning for an evaluation (``max_steps: 0``) with a classifier whose head is new."""
+    return (
+        f"model.name {name} has no trained classifier: {', '.join(drawn)} are random, and train.max_steps is 0, so that accuracy and loss "
+        "say nothing about the model; train it, or name a model with a classifier"
+    )
 
 
 def stored_dtype(plan: LaunchPlan, spec: RunSpec) -> str:

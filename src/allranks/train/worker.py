@@ -14,8 +14,9 @@ import torch.distributed as dist
 from allranks.errors import AllranksError, NonFiniteLoss
 from allranks.rundir.heartbeat import FINISH_PHASE, heartbeat
 from allranks.rundir.paths import RunDir
+from allranks.spec.models import is_mlp
 from allranks.spec.records import RunSpec
-from allranks.spec.validation import window_warning
+from allranks.spec.validation import batch_warning, warmup_warning, window_warning
 from allranks.train.attempt import Attempt, load_attempt_args, load_plan, log_batch, open_event_log
 from allranks.train.checkpoint.saver import CheckpointSchedule
 from allranks.train.data.prepared import PreparedData
@@ -165,6 +166,7 @@ class Worker:
 
     def _train(self, data: PreparedData, order: SampleOrder, built: TrainingSetup, first_step: int) -> int:
         total = self._total_steps(order)
+        self._warn(order, total)
         edges = StepCallbacks(self._here, self._task, data, built, total)
         edges.before(first_step)
         self._here.phase("train", total_steps=total, first_step=first_step)
@@ -173,6 +175,17 @@ class Worker:
             return self._end_stopped(outcome.steps_done)
         edges.at_end(first_step)
         return self._finish()
+
+    def _warn(self, order: SampleOrder, total: int) -> None:
+        """Record warnings that need the number of sequences."""
+        here = self._here
+        if not here.world.is_first or total == 0:
+            return
+        if not is_mlp(here.model.name) and (text := batch_warning(here.batch.global_batch_size, order.n)):
+            here.events.write("warning", what="batch", message=text)
+        # with max_steps the plan has warned before the start
+        if here.plan.epochs is not None and (text := warmup_warning(here.spec.train, total)):
+            here.events.write("warning", what="schedule", message=text)
 
     def _total_steps(self, order: SampleOrder) -> int:
         plan = self._here.plan

@@ -23,6 +23,7 @@ from allranks.spec.data_templates import Template, choose_template, require_temp
 from allranks.spec.models import TINY_ENCODERS, check_model_folder, is_mlp, tiny_family
 from allranks.spec.records import DataSpec, RunSpec, ScriptSpec
 from allranks.utils.caches import cache_root, private_root
+from allranks.utils.safetensors_files import stored_tensors
 from allranks.version import __version__
 
 MAX_ROW_BYTES = 512 << 20
@@ -43,6 +44,7 @@ def check_request(spec: RunSpec) -> None:
         return  # it uses noise, by the rules of the spec
     if spec.model is not None and not spec.model.name.startswith("tiny:"):
         check_model_folder(spec.model.name)
+        _check_model_files(spec.model.name)
     classifier = is_classifier(spec)
     if spec.data is not None:
         template = _check_data(spec.data, classifier)
@@ -52,6 +54,26 @@ def check_request(spec: RunSpec) -> None:
             _check_data(eval_data(spec), classifier)
         except DataError as error:
             raise DataError(str(error).replace("data.source", "eval.source")) from None
+
+
+TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken", "merges.txt", "tekken.json")
+
+
+def _check_model_files(name: str) -> None:
+    """Refuse a local folder whose weights are pickles or damaged, or that has no tokenizer; a folder with only a config can be planned.
+
+    Raises:
+        SpecError, EnvironmentNotAble: names the file.
+    """
+    folder = Path(name).expanduser()
+    if not folder.is_dir() or not any(folder.glob("*.safetensors*")):
+        return
+    stored_tensors(folder, name)
+    if not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
+        raise SpecError(
+            f"model.name {name}: this folder has weights but no tokenizer (tokenizer.json, tokenizer.model or vocab.*); copy the tokenizer's "
+            "files of the same model into it"
+        )
 
 
 def is_classifier(spec: RunSpec) -> bool | None:

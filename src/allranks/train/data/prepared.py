@@ -17,6 +17,7 @@ from allranks.errors import DataError
 from allranks.rundir import shared_cache
 from allranks.rundir.files import read_json, write_json
 from allranks.spec import data_sources
+from allranks.spec.data_checks import classes_of_head, label_warnings
 from allranks.spec.data_rows import eval_data, label_map, read_examples, shuffle
 from allranks.spec.data_templates import MAX_TEMPLATE_BYTES, Example, Template
 from allranks.spec.models import DEFAULT_VOCAB
@@ -26,6 +27,7 @@ from allranks.train.data.tokenization import (
     EncodedRow,
     encode_labelled,
     encode_text,
+    head_classes,
     load_tokenizer,
     to_turns,
     tokenizer_hash,
@@ -34,7 +36,7 @@ from allranks.train.data.tokenization import (
 from allranks.utils.caches import private_root
 from allranks.utils.inputs import read_regular
 
-FORMAT = 4  # increase it when the format changes, so that old entries are not read
+FORMAT = 5  # increase it when the format changes, so that old entries are not read
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ def prepare(spec: RunSpec, cache_root: Path, *, classifier: bool, log: shared_ca
     assert spec.data is not None and spec.model is not None
     named = None if spec.model.name.startswith("tiny:") else load_tokenizer(spec.model.name, spec.model.revision)
     vocab = int(spec.model.config.get("vocab_size", DEFAULT_VOCAB))
+    head = head_classes(spec.model.name, spec.model.revision) if classifier and named is not None else []
     identity = {
         "format": FORMAT,
         "data": _identity(spec.data),
@@ -120,12 +123,13 @@ def prepare(spec: RunSpec, cache_root: Path, *, classifier: bool, log: shared_ca
         "eval": [spec.eval.subset, spec.eval.source and data_sources.source_fingerprint(eval_data(spec))],
         "tokenizer": tokenizer_hash(named) if named is not None else f"trained {vocab}",
         "classifier": classifier,
+        "head": head,
         "template": _template_hash(spec.data.template),
     }
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
 
     def build(folder: Path) -> None:
-        Builder(spec, named, vocab, classifier).build(folder)
+        Builder(spec, named, vocab, classifier, head).build(folder)
 
     own = private_root(cache_root) / "data"
     folder, how = shared_cache.get_or_build(cache_root / "allranks" / "data", key, build, log, private=own)
@@ -145,10 +149,10 @@ def _template_hash(name: str) -> str:
 class Builder:
     """Turn rows into the files of a cache entry."""
 
-    def __init__(self, spec: RunSpec, tokenizer: Any, vocab: int, classifier: bool) -> None:
+    def __init__(self, spec: RunSpec, tokenizer: Any, vocab: int, classifier: bool, head: Sequence[str] = ()) -> None:
         assert spec.data is not None
         self._spec, self._data = spec, spec.data
-        self._tokenizer, self._vocab, self._classifier = tokenizer, vocab, classifier
+        self._tokenizer, self._vocab, self._classifier, self._head = tokenizer, vocab, classifier, head
 
     def build(self, folder: Path) -> None:
         read = read_examples(self._spec, classifier=self._classifier)
@@ -157,7 +161,7 @@ class Builder:
             texts = ["".join(text for text, _ in e.turns) or " ".join(m["content"] for m in e.messages) for e in train]
             self._tokenizer = train_tokenizer(texts, self._vocab, classifier=self._classifier)
             self._tokenizer.save_pretrained(folder / "tokenizer")
-        labels = label_map(train) if self._classifier else {}
+        labels, label_notes = self._labels(train)
         encoded = self._encode(train, labels)
         kept = encoded if self._classifier else [row for row in encoded if row.mask[1:].any()]
         if not kept:
@@ -187,8 +191,17 @@ class Builder:
             rows_duplicated=_count_common(train, held_out),
             train_hash=train_hash,
         )
-        warnings = [*read.empty.warnings(), *data_warnings(facts, self._data.max_length)]
+        warnings = [*read.empty.warnings(), *label_notes, *data_warnings(facts, self._data.max_length)]
         write_json(folder / "facts.json", msgspec.to_builtins(msgspec.structs.replace(facts, warnings=warnings)))
+
+    def _labels(self, train: Sequence[Example]) -> tuple[dict[str, int], list[str]]:
+        """Return the class number of each label, and warnings. Without a classifier there are none."""
+        if not self._classifier:
+            return {}, []
+        assert self._spec.model is not None
+        own = label_map(train)
+        labels, notes = classes_of_head(own, self._head, self._spec.model.name)
+        return labels, [*label_warnings(own), *notes]
 
     def _encode(self, examples: list[Example], labels: dict[str, int], *, evaluating: bool = False) -> list[EncodedRow]:
         length = self._data.max_length

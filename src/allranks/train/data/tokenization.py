@@ -71,10 +71,24 @@ def load_tokenizer(name: str, revision: str | None) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
     except (OSError, ValueError, ImportError) as error:
         where = "no tokenizer in this folder" if Path(name).is_dir() else "its tokenizer cannot be loaded"
-        raise EnvironmentNotAble(f"model.name {name}: {where}: {first_line(error)}") from None
+        raise EnvironmentNotAble(f"model.name {name}: {where}: {first_line(error).rstrip(': ')}") from None
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     return tokenizer
+
+
+def head_classes(name: str, revision: str | None) -> list[str]:
+    """Return the names of the classes of a trained classifier, in their order; none if the model has no classifier yet."""
+    from transformers import AutoConfig
+
+    folder = Path(name).expanduser()
+    try:
+        config = AutoConfig.from_pretrained(str(folder) if folder.is_dir() else name, revision=revision)
+    except (OSError, ValueError, KeyError) as error:
+        raise EnvironmentNotAble(f"model.name {name}: its config.json cannot be loaded: {first_line(error)}") from None
+    if "SequenceClassification" not in (getattr(config, "architectures", None) or [""])[0]:
+        return []
+    return [str(config.id2label[number]) for number in sorted(config.id2label)]
 
 
 def first_line(error: BaseException) -> str:

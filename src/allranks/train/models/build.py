@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,13 @@ from allranks.train.models.moe import keep_routers_in_float32
 from allranks.train.models.precision import DTYPES
 from allranks.train.models.weight_loader import READER, WeightLoader, from_meta, run_on_reader, unmaterialize
 from allranks.train.models.weight_sources import (
-    PATTERNS,
     FileSource,
     ModelSource,
     conversions_for,
     dtypes_of,
     remember_rules,
-    stored_tensors,
 )
+from allranks.utils.safetensors_files import PATTERNS, stored_tensors
 
 NEW_HEADS = {"classifier", "score", "pooler", "pre_classifier", "out_proj"}  # newly initialized modules of a classifier
 Make = Callable[[], Any]
@@ -84,7 +83,7 @@ def open_files(
 
         with suppress(OSError):
             model.generation_config = GenerationConfig.from_pretrained(spec.name, revision=spec.revision or "main")
-    return model, WeightLoader(world, source)
+    return model, WeightLoader(world, source, drawn=new_heads(model, given) if classifier else ())
 
 
 def _on_meta(make: Make) -> Any:
@@ -148,6 +147,12 @@ def require_complete(source: FileSource, name: str, *, classifier: bool) -> None
         )
     for group in places.values():
         _require_equal(source, [n for n in group if n in given], name)
+
+
+def new_heads(model: nn.Module, given: Sequence[str]) -> tuple[str, ...]:
+    """Return the weights of a classifier's head that no file holds, so that they are drawn from the seed."""
+    there = set(given)
+    return tuple(sorted(n for n in model.state_dict() if n not in there and NEW_HEADS & set(n.split("."))))
 
 
 def _require_equal(source: FileSource, tied: list[str], name: str) -> None:

@@ -260,9 +260,9 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
 class WeightLoader:
     """Load one model. Every rank creates a loader and calls the same methods in the same order."""
 
-    def __init__(self, world: DistContext, source: WeightSource | None) -> None:
-        """`source` is None on ranks that do not read."""
-        self._world, self._source = world, source
+    def __init__(self, world: DistContext, source: WeightSource | None, *, drawn: tuple[str, ...] = ()) -> None:
+        """`source` is None on ranks that do not read; `drawn` names weights that no file holds."""
+        self._world, self._source, self.drawn = world, source, drawn
         self._origins: dict[str, str] = {}
         self._frozen: set[str] = set()
         self._done: set[str] = set()

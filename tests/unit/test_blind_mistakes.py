@@ -1,0 +1,566 @@
+"""Mistakes of users that were written down before anyone looked at the checks. Each is refused, reported, or read as it was meant.
+
+`benchmarks/results/blind_mistakes.tsv` is that list, and `blind_mistakes.json` says what became of each one at first, and now. The cases here
+go the way of a run until its ranks start; those that only ranks can notice call what the ranks call.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.errors import AllranksError, CheckpointError, DataError, EnvironmentNotAble, SpecError
+from allranks.nodes.preflight import check_request, check_rows
+from allranks.planning.planner import make_plan
+from allranks.spec import parse_spec
+from allranks.spec.loader import parse_yaml
+from allranks.spec.validation import batch_warning, warmup_warning
+from allranks.train.data.prepared import PreparedData, prepare
+from allranks.utils.machine import MachineFacts
+from tests.conftest import tiny_spec
+
+MACHINE = MachineFacts(host="h", cpus=2, memory_bytes=0, gpus=[], cpu_model="", system="")
+ROOT = Path(__file__).parents[2]
+TOPICS = ("arts", "politics", "sports", "tech")
+ROWS = [{"instruction": f"say {i}", "input": "", "output": f"word {i}"} for i in range(40)]
+NEWS = [{"text": f"{topic} news {i}", "label": topic} for i in range(12) for topic in TOPICS]
+Spec = dict[str, Any]
+
+
+def lines(rows: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def table(rows: list[dict[str, Any]], mark: str = ",") -> str:
+    head = list(rows[0])
+    return "".join(mark.join(map(str, row)) + "\n" for row in [head, *(list(row.values()) for row in rows)])
+
+
+def text_spec(folder: Path, content: str | bytes | None = None, name: str = "a.jsonl", **sections: Any) -> Spec:
+    path = folder / name
+    path.write_bytes(
+        lines(ROWS).encode() if content is None else content.encode() if isinstance(content, str) else content
+    )
+    return tiny_spec(path, folder, **sections)
+
+
+def news_spec(folder: Path, content: str | bytes | None = None, name: str = "a.jsonl", **sections: Any) -> Spec:
+    spec = text_spec(folder, lines(NEWS) if content is None else content, name, **sections)
+    spec["model"] = sections.get("model", {"name": "tiny:bert"})
+    spec["adapter"] = {"type": "none"}
+    return spec
+
+
+def notes_of(spec: Spec) -> list[str]:
+    """Return the notes of the way to the ranks: the checks before the launch, and the plan."""
+    checked = parse_spec(spec)
+    check_request(checked)
+    check_rows(checked)
+    return make_plan(checked, MACHINE).warnings
+
+
+def prepared(spec: Spec, *, classifier: bool = False) -> PreparedData:
+    """Return what the ranks prepare, without the checks before the launch."""
+    return prepare(parse_spec(spec), Path(spec["cluster"]["cache"]), classifier=classifier, log=print)
+
+
+def model_folder(folder: Path, *, classes: list[str] | None = None, head: bool = True, **changes: Any) -> Path:
+    """Save a tiny model with its tokenizer as a Hugging Face folder; a classifier if it has classes."""
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForMaskedLM,
+        AutoModelForSequenceClassification,
+        BertConfig,
+        MistralConfig,
+    )
+
+    from allranks.train.data.tokenization import train_tokenizer
+
+    tokenizer = train_tokenizer([r["text"] for r in NEWS], 320, classifier=classes is not None)
+    if classes is None:
+        sizes = {
+            "hidden_size": 16,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+        }
+        model: Any = AutoModelForCausalLM.from_config(MistralConfig(vocab_size=len(tokenizer), **sizes, **changes))
+    else:
+        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        names = {"id2label": dict(enumerate(classes)), "label2id": {c: i for i, c in enumerate(classes)}}
+        kind = AutoModelForSequenceClassification if head else AutoModelForMaskedLM
+        model = kind.from_config(BertConfig(vocab_size=len(tokenizer), **sizes, **(names if head else {})))
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+    return folder
+
+
+def unlink(folder: Path, pattern: str) -> Path:
+    for path in list(folder.glob(pattern)):
+        path.unlink()
+    return folder
+
+
+def halved(path: Path) -> Path:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    return path.parent
+
+
+def with_chat(rows: list[dict[str, str]], *, reply: bool) -> str:
+    def messages(row: dict[str, str]) -> list[dict[str, str]]:
+        own = [{"role": "user", "content": row["instruction"]}, {"role": "assistant", "content": row["output"]}]
+        return own[: 1 + reply]
+
+    return lines([{"messages": messages(row)} for row in rows])
+
+
+def template(folder: Path, text: str) -> str:
+    (folder / "t.jinja").write_text(text)
+    return str(folder / "t.jinja")
+
+
+def eval_file(folder: Path, rows: list[dict[str, Any]]) -> Spec:
+    (folder / "eval.jsonl").write_text(lines(rows))
+    return {"source": str(folder / "eval.jsonl")}
+
+
+def blank(every: int, value: Any, key: str = "output", rows: list[dict[str, Any]] = ROWS) -> list[dict[str, Any]]:
+    return [{**row, key: value} if i % every == 0 else row for i, row in enumerate(rows)]
+
+
+REFUSED: dict[str, tuple[Callable[[Path], Spec], type[AllranksError], str]] = {
+    "b01-windows-1252": (
+        lambda p: text_spec(p, "text\nau café\n".encode("cp1252"), "a.csv"),
+        DataError,
+        r"not UTF-8 text at byte",
+    ),
+    "b02-utf16-powershell": (
+        lambda p: text_spec(p, lines(ROWS).encode("utf-16")),
+        DataError,
+        r"not UTF-8 text at byte 0",
+    ),
+    "b03-semicolon-csv": (
+        lambda p: news_spec(p, table(NEWS, ";"), "a.csv"),
+        DataError,
+        r"the columns are separated by ';'",
+    ),
+    "b06-labels-with-blanks": (
+        lambda p: news_spec(p, lines([{**r, "label": r["label"] + " " * (i % 3 == 0)} for i, r in enumerate(NEWS)])),
+        DataError,
+        r"arts, 'arts ' differ only in blanks",
+    ),
+    "b06-labels-as-numbers-twice": (
+        lambda p: news_spec(p, lines([{**r, "label": ("1", "1.0", "2")[i % 3]} for i, r in enumerate(NEWS)])),
+        DataError,
+        r"1, 1\.0 differ only in blanks or in how a number is written",
+    ),
+    "b09-unknown-eval-label": (
+        lambda p: news_spec(p, eval=eval_file(p, [*NEWS[:8], {"text": "rain", "label": "weather"}])),
+        DataError,
+        r"eval\.source .*, row 8: label 'weather' is not among those of the training rows: arts, politics",
+    ),
+    "b10-folder-without-tokenizer": (
+        lambda p: text_spec(p, model={"name": str(unlink(model_folder(p / "m"), "tokenizer*")), "config": {}}),
+        SpecError,
+        r"has weights but no tokenizer",
+    ),
+    "b16-eval-fraction-percent": (
+        lambda p: text_spec(p, data={"eval_fraction": 5}),
+        SpecError,
+        r"data\.eval_fraction: expected float < 1",
+    ),
+    "b20-grad-norm-zero": (
+        lambda p: text_spec(p, train={"max_grad_norm": 0}),
+        SpecError,
+        r"train\.max_grad_norm: expected float > 0",
+    ),
+    "b25-blank-answers": (
+        lambda p: text_spec(p, lines(blank(1, " "))),
+        DataError,
+        r"'output' is empty or missing in every row",
+    ),
+    "b27-lora-alpha-zero": (
+        lambda p: text_spec(p, adapter={"alpha": 0}),
+        SpecError,
+        r"adapter\.alpha: expected float > 0",
+    ),
+    "b28-lora-r-zero": (lambda p: text_spec(p, adapter={"r": 0}), SpecError, r"adapter\.r: expected int >= 1"),
+    "b28-lora-dropout": (
+        lambda p: text_spec(p, adapter={"dropout": 1.5}),
+        SpecError,
+        r"adapter\.dropout: expected float < 1",
+    ),
+    "b29-template-typo": (
+        lambda p: text_spec(
+            p,
+            data={
+                "template": template(
+                    p, "{% block prompt %}{{ instrution }}{% endblock %}{% block response %}{{ output }}{% endblock %}"
+                )
+            },
+        ),
+        DataError,
+        r"row 0: 'instrution' is undefined; the columns are: instruction, input, output",
+    ),
+    "b31-truncated-jsonl": (lambda p: text_spec(p, lines(ROWS)[:-20]), DataError, r"line 40: not JSON"),
+    "b32-csv-unquoted-comma": (
+        lambda p: news_spec(p, table(NEWS) + "ball, goal,sports\n", "a.csv"),
+        DataError,
+        r"line 50: the number of fields differs",
+    ),
+    "b33-lfs-pointer": (
+        lambda p: text_spec(
+            p,
+            "version https://git-lfs.github.com/spec/v1\noid sha256:46\nsize 12\n",
+            "a.csv",
+            data={"template": "text"},
+        ),
+        DataError,
+        r"Git LFS pointer, not the data; run git lfs pull",
+    ),
+    "b34-regression-labels": (
+        lambda p: news_spec(p, lines([{**r, "label": i * 0.37} for i, r in enumerate(NEWS)])),
+        DataError,
+        r"38 rows have 38 label values.*not measures",
+    ),
+    "b35-one-class": (
+        lambda p: news_spec(p, lines([r for r in NEWS if r["label"] == "arts"])),
+        DataError,
+        r"at least two label values, the data has 1: arts",
+    ),
+    "b37-config-of-folder": (
+        lambda p: text_spec(p, model={"name": str(p), "config": {"num_hidden_layers": 1}}),
+        SpecError,
+        r"model\.config sets num_hidden_layers, but it is only for tiny:",
+    ),
+    "b38-sharegpt": (
+        lambda p: text_spec(
+            p, lines([{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}])
+        ),
+        DataError,
+        r"no template fits the columns conversations",
+    ),
+    "b39-no-assistant-turn": (
+        lambda p: text_spec(p, with_chat(ROWS, reply=False)),
+        DataError,
+        r"row 0: chat without an assistant message",
+    ),
+    "b40-adapter-as-model": (
+        lambda p: (
+            _written(p / "m" / "adapter_config.json", "{}"),
+            text_spec(p, model={"name": str(p / "m"), "config": {}}),
+        )[1],
+        SpecError,
+        r"holds an adapter, not a model; merge it",
+    ),
+    "b43-string-boolean": (
+        lambda p: text_spec(p, data={"mask_prompt": "false"}),
+        SpecError,
+        r"data\.mask_prompt: expected bool",
+    ),
+    "b46-safetensors-truncated": (
+        lambda p: text_spec(p, model={"name": str(halved(model_folder(p / "m") / "model.safetensors")), "config": {}}),
+        EnvironmentNotAble,
+        r"model\.safetensors: is truncated",
+    ),
+    "b47-no-config-json": (
+        lambda p: text_spec(p, model={"name": str(p), "config": {}}),
+        SpecError,
+        r"no config\.json, so it is not a model",
+    ),
+    "b48-gz": (
+        lambda p: text_spec(p, gzip.compress(lines(ROWS).encode()), "a.jsonl.gz"),
+        DataError,
+        r"unknown kind of file '\.gz'",
+    ),
+    "b48-folder": (lambda p: tiny_spec(p, p), DataError, r"expected a file .*, found a folder"),
+    "b49-trailing-comma": (
+        lambda p: text_spec(p, "[\n" + "".join(json.dumps(r) + ",\n" for r in ROWS) + "]", "a.json"),
+        DataError,
+        r"line 42: not JSON",
+    ),
+    "b52-label-missing": (
+        lambda p: news_spec(p, table(blank(5, "", "label", NEWS)), "a.csv"),
+        DataError,
+        r"row 0, column 'label': the label is missing",
+    ),
+}
+for key, value in (
+    ("train.max_steps", -5),
+    ("train.epochs", 0),
+    ("train.weight_decay", -0.1),
+    ("train.warmup_steps", -1),
+    ("train.lr", -1e-4),
+    ("train.micro_batch_size", 0),
+    ("eval.every", 0),
+    ("eval.subset", 0),
+    ("data.max_length", 0),
+    ("data.subset", 0),
+    ("data.eval_fraction", -0.1),
+):
+    section, name = key.split(".")
+    REFUSED[f"b50-{key}"] = (
+        lambda p, section=section, name=name, value=value: text_spec(
+            p, **{section: {"max_steps": None, name: value} if section == "train" else {name: value}}
+        ),
+        SpecError,
+        rf"{key}: expected (int|float) >=? ",
+    )
+
+
+def _written(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("mistake", REFUSED)
+def test_it_is_refused_before_ranks_start(tmp_path: Path, mistake: str) -> None:
+    make, kind, words = REFUSED[mistake]
+    with pytest.raises(kind, match=words):
+        notes_of(make(tmp_path))
+
+
+def test_b42_a_section_that_occurs_twice_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"line 3: invalid YAML: duplicate key 'train'"):
+        parse_yaml("train: {lr: 1e-4}\nname: x\ntrain: {max_steps: 3}\n", "spec.yaml")
+
+
+TOLD: dict[str, tuple[Callable[[Path], Spec], str]] = {
+    "b04-swapped-columns": (
+        lambda p: text_spec(p, data={"columns": {"instruction": "output", "output": "instruction"}}),
+        r"look swapped",
+    ),
+    "b04-answer-in-the-input": (
+        lambda p: news_spec(p, data={"columns": {"text": ["text", "label"], "label": "label"}}),
+        r"text and label both read label: the input contains the answer",
+    ),
+    "b17-eval-fraction-huge": (
+        lambda p: text_spec(p, data={"eval_fraction": 0.9}),
+        r"only 10% of the rows are trained",
+    ),
+    "b18-long-warmup": (
+        lambda p: text_spec(p, train={"warmup_steps": 1000}),
+        r"only 6 steps: the learning rate reaches 6e-05 instead of train\.lr 0\.01",
+    ),
+    "b19-lr-typo": (lambda p: text_spec(p, train={"lr": 5e5}), r"train\.lr is 500000, which makes AdamW diverge"),
+    "b19-lr-zero": (lambda p: text_spec(p, train={"lr": 0}), r"train\.lr is 0: no weight changes"),
+    "b41-never-saved": (
+        lambda p: text_spec(p, checkpoint={"mode": "full", "every": 1000, "at_end": False}),
+        r"nothing will be saved, because at_end is false and every is 1000, but there are only 6 steps",
+    ),
+    "b41-never-evaluated": (
+        lambda p: text_spec(p, eval={**eval_file(p, ROWS), "every": 1000, "at_end": False}),
+        r"eval\.source will not be used",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", TOLD)
+def test_it_is_told_before_ranks_start(tmp_path: Path, mistake: str) -> None:
+    make, words = TOLD[mistake]
+    notes = notes_of(make(tmp_path))
+    assert [note for note in notes if re.search(words, note)], notes
+
+
+def test_a_usual_spec_gets_no_note(tmp_path: Path) -> None:
+    assert notes_of(text_spec(tmp_path, train={"warmup_steps": 6}, data={"columns": {"output": "output"}})) == []
+    assert notes_of(news_spec(tmp_path, data={"columns": {"text": "text", "label": "label"}})) == []
+
+
+def test_b05_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> None:
+    plain = prepared(news_spec(tmp_path, table(NEWS), "a.csv"), classifier=True)
+    marked = prepared(news_spec(tmp_path, table(NEWS).encode("utf-8-sig"), "b.csv"), classifier=True)
+    assert marked.facts.train_hash == plain.facts.train_hash
+
+
+def test_b07_labels_from_one_have_no_empty_class(tmp_path: Path) -> None:
+    rows = [{**row, "label": 1 + TOPICS.index(row["label"])} for row in NEWS]
+    assert prepared(news_spec(tmp_path, lines(rows)), classifier=True).facts.labels == {"1": 0, "2": 1, "3": 2, "4": 3}
+
+
+def test_b08_b24_rows_that_are_trained_and_held_out_are_told(tmp_path: Path) -> None:
+    same = prepared(text_spec(tmp_path, eval={"source": str(tmp_path / "a.jsonl")}))
+    assert any("40 of 40 held-out rows are also training rows" in text for text in same.facts.warnings)
+    twice = prepared(text_spec(tmp_path, lines(ROWS * 4), "b.jsonl"))
+    assert any("held-out rows are also training rows" in text for text in twice.facts.warnings)
+
+
+def test_b11_b12_a_tokenizer_without_end_or_chat_template_is_refused(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m")
+    _written(folder / "chat_template.jinja", "").unlink()
+    spec = text_spec(tmp_path, with_chat(ROWS, reply=True), model={"name": str(folder), "config": {}})
+    with pytest.raises(DataError, match="the tokenizer has no chat template"):
+        prepared(spec)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("eos_token")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(DataError, match="no end-of-text token"):
+        prepared(text_spec(tmp_path, model={"name": str(folder), "config": {}}))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"data_hash": "b"}, "the training data .* changed since it was written"),
+        ({"base_hash": "b"}, "the weights of the base model changed since it was written"),
+        ({"sequences": 41}, "written with 40 training sequences, now there are 41"),
+    ],
+)
+def test_b13_b14_a_resume_on_other_data_or_another_base_is_refused(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    from allranks.train.checkpoint import TrainingIdentity
+    from allranks.train.checkpoint.loader import require_same
+    from allranks.train.distributed import SINGLE_PROCESS
+
+    was: dict[str, Any] = {"sequences": 40, "data_hash": "a", "base_hash": "a"}
+    _written(tmp_path / "state" / "progress.json", json.dumps(was))
+    require_same(SINGLE_PROCESS, tmp_path, TrainingIdentity(**was), allow_inexact=False)
+    with pytest.raises(CheckpointError, match=words):
+        require_same(SINGLE_PROCESS, tmp_path, TrainingIdentity(**{**was, **change}), allow_inexact=False)
+
+
+def test_b21_answers_that_do_not_fit_are_refused_and_b22_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no row has a trained token within data\.max_length 3"):
+        prepared(text_spec(tmp_path, data={"max_length": 3, "eval_fraction": 0}))
+    rows = [{**row, "output": "word " * 50} for row in ROWS]
+    told = prepared(text_spec(tmp_path, lines(rows), data={"max_length": 60})).facts.warnings
+    assert any("100% of the training rows are longer than data.max_length 60" in text for text in told), told
+
+
+def test_b26_missing_answers_are_left_out_and_told(tmp_path: Path) -> None:
+    with (tmp_path / "b.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ROWS[0])
+        writer.writeheader()
+        writer.writerows(blank(4, ""))
+    for spec in (
+        text_spec(tmp_path, lines(blank(4, None))),
+        text_spec(tmp_path, (tmp_path / "b.csv").read_text(), "b.csv"),
+    ):
+        facts = prepared(spec).facts
+        assert facts.rows_empty == 10
+        assert any("10 rows of" in text and "empty or missing (row 0, 4" in text for text in facts.warnings)
+
+
+def test_b30_rows_below_one_key_are_read(tmp_path: Path) -> None:
+    nested = prepared(text_spec(tmp_path, json.dumps({"version": 1, "data": ROWS}), "a.json"))
+    assert nested.facts.rows == len(ROWS)
+
+
+def test_b36_a_misspelt_setting_of_a_tiny_model_is_refused(tmp_path: Path) -> None:
+    from allranks.train.models.build import tiny_config
+
+    with pytest.raises(SpecError, match=r"no such setting; did you mean 'num_hidden_layers'"):
+        tiny_config("tiny:mistral", {"num_hidden_layer": 1}, None, 0)
+
+
+def test_b44_a_trained_classifier_keeps_the_order_of_its_classes(tmp_path: Path) -> None:
+    order = ["tech", "Sports", "politics", "arts"]
+    folder = model_folder(tmp_path / "m", classes=order)
+    facts = prepared(news_spec(tmp_path, model={"name": str(folder)}), classifier=True).facts
+    assert facts.labels == {"tech": 0, "sports": 1, "politics": 2, "arts": 3}
+    assert facts.warnings == []
+
+
+def test_b44_a_class_without_rows_keeps_its_place(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m", classes=["weather", *TOPICS])
+    labels = prepared(news_spec(tmp_path, model={"name": str(folder)}), classifier=True).facts.labels
+    assert labels == {"weather": 0, "arts": 1, "politics": 2, "sports": 3, "tech": 4}
+
+
+def test_b44_other_class_names_are_told_and_b53_another_number_refused(tmp_path: Path) -> None:
+    four = model_folder(tmp_path / "m", classes=["a", "b", "c", "d"])
+    told = prepared(news_spec(tmp_path, model={"name": str(four)}), classifier=True).facts.warnings
+    assert any("other class names than the data" in text and "arts = a" in text for text in told), told
+    ids = [{**row, "label": (0, 1, 7)[i % 3]} for i, row in enumerate(NEWS)]
+    with pytest.raises(
+        DataError, match=r"its classifier has 4 classes \(a, b, c, d\), the data has 3 labels \(0, 1, 7\)"
+    ):
+        prepared(news_spec(tmp_path, lines(ids), "b.jsonl", model={"name": str(four)}), classifier=True)
+    ids = [{**row, "label": (0, 1, 3)[i % 3]} for i, row in enumerate(NEWS)]
+    numbered = prepared(news_spec(tmp_path, lines(ids), "c.jsonl", model={"name": str(four)}), classifier=True).facts
+    assert numbered.labels == {"0": 0, "1": 1, "2": 2, "3": 3}
+    assert any("0 = a, 1 = b, 3 = d" in text for text in numbered.warnings)
+
+
+def test_b51_a_small_set_has_a_held_out_row(tmp_path: Path) -> None:
+    facts = prepared(text_spec(tmp_path, lines(ROWS[:10]), data={"eval_fraction": 0.05})).facts
+    assert (facts.rows_train, facts.rows_eval) == (9, 1)
+
+
+def test_b23_a_batch_beyond_the_data_and_b18_a_warm_up_beyond_the_epochs_are_told() -> None:
+    from allranks.spec.records import TrainSpec
+
+    assert batch_warning(512, 512) is None
+    assert "each is trained up to 52 times in one step" in (batch_warning(512, 10) or "")
+    assert warmup_warning(TrainSpec(warmup_steps=10), 10) is None
+    assert "only 9 steps" in (warmup_warning(TrainSpec(warmup_steps=10), 9) or "")
+
+
+class Recorder:
+    """Keep the warnings of a run."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def event(self, event: dict[str, Any]) -> None:
+        if event["event"] == "warning":
+            self.told.append(event["message"])
+
+    def say(self, text: str) -> None: ...
+
+
+def run_of(spec: Spec) -> tuple[Any, list[str]]:
+    import allranks
+
+    seen = Recorder()
+    return allranks.run({**spec, "observe": {"telemetry_s": 0}}, observer=seen), seen.told
+
+
+def allranks_of(*args: str) -> tuple[int, str]:
+    ended = subprocess.run(
+        [sys.executable, "-m", "allranks", *args], capture_output=True, text=True, timeout=100, check=False
+    )
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+@pytest.mark.full
+def test_b45_the_figures_of_a_new_head_are_told_by_the_run(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m", classes=list(TOPICS), head=False)
+    result, told = run_of(news_spec(tmp_path, model={"name": str(folder)}, train={"max_steps": 0}))
+    assert result.exit_code == 0, result.message
+    assert any("classifier.bias, classifier.weight" in text and "are random" in text for text in told), told
+    trained = model_folder(tmp_path / "t", classes=list(TOPICS))
+    assert run_of(news_spec(tmp_path, model={"name": str(trained)}, train={"max_steps": 0}))[1] == []
+
+
+@pytest.mark.full
+def test_b23_b18_b15_b54_of_a_run(tmp_path: Path) -> None:
+    train = {"max_steps": None, "epochs": 1, "global_batch_size": 512, "micro_batch_size": 4, "warmup_steps": 50}
+    result, told = run_of(text_spec(tmp_path, train=train, checkpoint={"mode": "none"}))
+    assert result.exit_code == 0, result.message
+    assert any("one optimizer step takes 512 sequences" in text for text in told), told
+    assert any("train.warmup_steps is 50, but there are only 1 steps" in text for text in told), told
+    code, text = allranks_of("export", result.folder)
+    assert code != 0
+    assert "none was saved (checkpoint.mode none" in text
+    saved, _ = run_of(text_spec(tmp_path, train={"max_steps": 2}))
+    code, text = allranks_of("export", saved.folder, "--step", "3")
+    assert (code, "existing steps: 2" in text) == (2, True)
+
+
+def test_every_mistake_of_the_list_has_a_case() -> None:
+    with (ROOT / "benchmarks" / "results" / "blind_mistakes.tsv").open() as file:
+        listed = {row["id"].partition("-")[0] for row in csv.DictReader(file, delimiter="\t")}
+    assert listed == set(re.findall(r"\bb\d\d\b", Path(__file__).read_text().replace("_", " ").replace("-", " ")))
