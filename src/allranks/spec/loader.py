@@ -23,7 +23,6 @@ from allranks.spec.validation import (
     RENAMED_KEYS,
     adapter_problems,
     mlp_problems,
-    model_config_problems,
     readable_error,
     record_class,
     require_sections,
@@ -360,7 +359,6 @@ def _check_together(spec: RunSpec, where: str) -> None:
         problems.append("train.grad_accum and train.global_batch_size are both set; set only one")
     problems += adapter_problems(spec)
     problems += mlp_problems(spec)
-    problems += model_config_problems(spec)
     if spec.cluster.launcher == "hosts" and not spec.cluster.hosts:
         problems.append(
             "cluster.launcher is hosts, but cluster.hosts is empty; list the nodes; the first one hosts the rendezvous"

@@ -150,14 +150,14 @@ def mlp_problems(spec: RunSpec) -> list[str]:
     return [*problems, *(text for wrong, text in refused if wrong)]
 
 
-def model_config_problems(spec: RunSpec) -> list[str]:
-    """A sentence if ``model.config`` is set for a model that has its own config."""
+def model_config_warnings(spec: RunSpec) -> list[str]:
+    """Return a warning if ``model.config`` is set for a model that has its own config."""
     model = spec.model
     if model is None or not model.config or model.name.startswith("tiny:") or is_mlp(model.name):
         return []
     return [
-        f"model.config sets {', '.join(model.config)}, but it is only for tiny: and mlp: models: {model.name} has its own config.json; "
-        "remove it, or change that file"
+        f"model.config is ignored ({', '.join(model.config)}): it is only for tiny: and mlp: models, and {model.name} has its own "
+        "config.json; remove it, or change that file"
     ]
 
 
@@ -192,7 +192,7 @@ def training_warnings(spec: RunSpec, max_steps: int | None) -> list[str]:
     if spec.script is not None or spec.data is None:
         return []
     train, saves = spec.train, spec.checkpoint
-    found = column_warnings(spec)
+    found = [*model_config_warnings(spec), *column_warnings(spec)]
     if spec.eval.source is None and spec.data.eval_fraction > 0.5:
         found.append(
             f"data.eval_fraction is {spec.data.eval_fraction:g}: only {1 - spec.data.eval_fraction:.0%} of the rows are trained"
