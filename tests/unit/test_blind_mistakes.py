@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,11 @@ def eval_file(folder: Path, rows: list[dict[str, Any]]) -> Spec:
 
 def blank(every: int, value: Any, key: str = "output", rows: list[dict[str, Any]] = ROWS) -> list[dict[str, Any]]:
     return [{**row, key: value} if i % every == 0 else row for i, row in enumerate(rows)]
+
+
+def _with_value(section: str, name: str, value: float, folder: Path) -> Spec:
+    changed: dict[str, Any] = {section: {"max_steps": None, name: value} if section == "train" else {name: value}}
+    return text_spec(folder, **changed)
 
 
 REFUSED: dict[str, tuple[Callable[[Path], Spec], type[AllranksError], str]] = {
@@ -305,9 +311,7 @@ for key, value in (
 ):
     section, name = key.split(".")
     REFUSED[f"b50-{key}"] = (
-        lambda p, section=section, name=name, value=value: text_spec(
-            p, **{section: {"max_steps": None, name: value} if section == "train" else {name: value}}
-        ),
+        partial(_with_value, section, name, value),
         SpecError,
         rf"{key}: expected (int|float) >=? ",
     )
