@@ -96,6 +96,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "initializer_range": 0.1,
     },
     "mixtral": {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    "glm4_moe": {
+        **SMALL, "head_dim": 8, "moe_intermediate_size": 24, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
+        "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+    },
     "bert": {
         "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 128,
         "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.1, "num_labels": 3,
@@ -108,7 +112,9 @@ def save_model(folder: Path, family: str, vocab: int) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
     torch.manual_seed(11)
-    config = AutoConfig.for_model(family, vocab_size=vocab, bos_token_id=1, eos_token_id=2, pad_token_id=0, **CONFIGS[family])
+    config = AutoConfig.for_model(
+        family, vocab_size=vocab, bos_token_id=1, eos_token_id=2, pad_token_id=0, **CONFIGS[family]
+    )
     kind = AutoModelForSequenceClassification if family == "bert" else AutoModelForCausalLM
     model: Any = kind.from_config(config)
     with torch.no_grad():

@@ -74,24 +74,25 @@ def permutation(n: int, seed: int, stream: int) -> list[int]:
 
 def read_rows(spec: dict[str, Any], tokenizer: Any) -> tuple[list[Row], list[Row]]:
     """Return the training rows and the held-out rows."""
-    rows = json.loads(Path(spec["data"]["source"]).read_text())
-    held_out_file = spec.get("eval", {}).get("source")
-    if "label" in rows[0]:
-        given = [row for row in rows if row["text"].strip()]
-    else:
-        given = [row for row in rows if row["output"].strip()]
-    if held_out_file:
-        train, held = given, json.loads(Path(held_out_file).read_text())
+    given = complete_rows(spec["data"]["source"])
+    if "source" in spec["eval"]:
+        train, held = given, complete_rows(spec["eval"]["source"])
     else:
         count = max(1, round(setting(spec, "data", "eval_fraction") * len(given)))
         order = permutation(len(given), setting(spec, "data", "seed"), 1)
         held = [given[i] for i in order[:count]]
         train = [given[i] for i in range(len(given)) if i not in order[:count]]
-    if "label" in rows[0]:
+    if "label" in train[0]:
         classes = {value: number for number, value in enumerate(sorted({row["label"] for row in train}))}
         return tuple([labelled(row, classes, spec, tokenizer) for row in part] for part in (train, held))  # type: ignore[return-value]
     encoded = [answered(row, spec, tokenizer) for row in train]
     return [row for row in encoded if row.targets], [answered(row, spec, tokenizer) for row in held]
+
+
+def complete_rows(file: str) -> list[dict[str, str]]:
+    """Return the rows of a file that have a text to learn from."""
+    rows = json.loads(Path(file).read_text())
+    return [row for row in rows if row["text" if "text" in row else "output"].strip()]
 
 
 def answered(row: dict[str, str], spec: dict[str, Any], tokenizer: Any) -> Row:
@@ -149,7 +150,7 @@ def load(folder: str, adapter: str | None = None) -> Any:
     from peft import PeftModel
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    config = AutoConfig.from_pretrained(folder)
+    config: Any = AutoConfig.from_pretrained(folder)
     labelled = "SequenceClassification" in config.architectures[0]
     kind = AutoModelForSequenceClassification if labelled else AutoModelForCausalLM
     model: Any = kind.from_pretrained(folder, dtype=torch.float64, attn_implementation="sdpa")
