@@ -47,12 +47,13 @@ test-dist: setup
 	@timeout 3600 $(PYTEST) -q $(PARALLEL) $(USUAL) tests/dist
 
 # Each part takes less than two hours on two cores, and is recorded by itself.
-PARTS := unit static dist-1 dist-2 cluster chaos security
+PARTS := unit static dist-1 dist-2 reference cluster chaos security
 PART ?= $(PARTS)
 unit := tests/unit
 static := tests/golden tests/lint
 dist-1 := $(sort $(wildcard tests/dist/test_[a-k]*.py))
 dist-2 := $(filter-out $(dist-1),$(sort $(wildcard tests/dist/test_*.py)))
+reference := tests/reference
 cluster := tests/cluster
 chaos := tests/chaos
 security := tests/security

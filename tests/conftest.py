@@ -112,7 +112,12 @@ def pytest_testnodedown(node: Any) -> None:
 def _how_late(item: pytest.Item) -> int:
     """The cluster's tests, which go one by one, and whole runs begin early, or they would be left over at the end."""
     return next(
-        (i for i, folder in enumerate(("cluster", "chaos", "dist")) if folder in item.path.relative_to(REPO).parts), 3
+        (
+            i
+            for i, folder in enumerate(("cluster", "chaos", "dist", "reference"))
+            if folder in item.path.relative_to(REPO).parts
+        ),
+        4,
     )
 
 
