@@ -83,7 +83,7 @@ def head_classes(name: str, revision: str | None) -> list[str]:
 
     folder = Path(name).expanduser()
     try:
-        config = AutoConfig.from_pretrained(str(folder) if folder.is_dir() else name, revision=revision)
+        config: Any = AutoConfig.from_pretrained(str(folder) if folder.is_dir() else name, revision=revision)
     except (OSError, ValueError, KeyError) as error:
         raise EnvironmentNotAble(f"model.name {name}: its config.json cannot be loaded: {first_line(error)}") from None
     if "SequenceClassification" not in (getattr(config, "architectures", None) or [""])[0]:
