@@ -131,11 +131,8 @@ def test_memory_is_compared_only_where_it_differs() -> None:
 
 
 def test_strategies_whose_ranges_overlap_are_not_told_apart() -> None:
-    text = said(
-        row("a"),
-        row("b", tokens_per_s={"median": 990.0, "min": 940.0, "max": 1040.0}),
-        row("c", tokens_per_s={"median": 1.0, "min": 1.0, "max": 1.0}),
-    )
+    near, slow = {"median": 990.0, "min": 940.0, "max": 1040.0}, {"median": 1.0, "min": 1.0, "max": 1.0}
+    text = said(row("a"), row("b", tokens_per_s=near), row("c", tokens_per_s=slow))
     assert "Fastest on 2 ranks on 1 node (cpu): a with 1,000 tokens/s [950 to 1,050]" in text
     assert "Not distinguishable from it in this measurement: b." in text
 
@@ -165,7 +162,8 @@ NUMBER = st.floats(0, 1e9)
 def test_whatever_is_measured_no_sentence_has_an_impossible_figure(given_figures: list[dict[str, Any]]) -> None:
     rows = [
         row(
-            f"s{i}", tokens_per_s={"median": g["low"] + g["more"] / 2, "min": g["low"], "max": g["low"] + g["more"]}, step_time_s={"median": g["step"], "p90": g["step"]},
+            f"s{i}", tokens_per_s={"median": g["low"] + g["more"] / 2, "min": g["low"], "max": g["low"] + g["more"]},
+            step_time_s={"median": g["step"], "p90": g["step"]},
             profiled_step_s=g["profiled"], exposed_comm_s=g["exposed"], overlap=g["overlap"], memory={"peak_bytes": g["peak"], "state_bytes": g["state"]},
         )
         for i, g in enumerate(given_figures)
