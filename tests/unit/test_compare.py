@@ -13,19 +13,12 @@ import pytest
 
 from allranks.analysis.trace.rank import RankResult, read_rank
 from allranks.errors import SpecError
-from allranks.experiments.communication_model import (
-    CommunicationModel,
-    _fastest,
-    communication_time_s,
-    fit_communication_model,
-    hops_and_share,
-    predict_step_time,
-    recommend_strategy,
-)
+from allranks.experiments.communication_model import communication_time_s, fit_communication_model, hops_and_share
 from allranks.experiments.compare import comparison_request, write_comparison
+from allranks.experiments.conclusions import recommend_strategy
 from allranks.experiments.gates import compare_traffic, evaluate_strategies, tokens_per_s
 from allranks.experiments.profiles import add_profiles, peak_new_bytes, trace_figures
-from allranks.experiments.tables import comparison_page, csv_text, two_digits
+from allranks.experiments.tables import comparison_page, csv_text
 from allranks.rundir.paths import RunDir
 from allranks.spec import parse_spec
 
@@ -154,10 +147,6 @@ def test_the_fit_finds_the_model_that_made_the_points() -> None:
     sent = [{"kind": "all_reduce", "count": 2, "bytes": 2e7}]
     assert communication_time_s(sent, found, 16) == pytest.approx(2 * 30 * 50e-6 + 2 * 15 / 16 * 2e7 / 2e9)
     assert fit_communication_model([("all_reduce", 10.0, 1.0)], 4) is None
-    told = {"overlap": 0.5, "step_time_s": {"median": 0.1}, "exposed_comm_s": 0.04, "collectives": sent}
-    assert predict_step_time(told, found, 100, 16)["step_time_s"] == pytest.approx(
-        0.06 + 0.5 * communication_time_s(sent, found, 16)
-    )
 
 
 def test_a_fit_never_has_negative_coefficients() -> None:
@@ -275,15 +264,3 @@ def test_requests_that_make_no_sense_are_refused() -> None:
         comparison_request(spec, ["single"], 1)
     with pytest.raises(SpecError, match="twice"):
         comparison_request(spec, ["zero1", "zero1"], 1)
-
-
-def test_a_prediction_is_no_finer_than_the_model_that_made_it() -> None:
-    assert [two_digits(v) for v in (1_100_248, 19_581.2, 3.14)] == ["1,100,000", "20,000", "3"]
-    told = [{"strategy": s, "ranks": 8, "tokens_per_s": v} for s, v in (("a", 100.0), ("b", 93.0), ("c", 60.0))]
-
-    def turn(residual: float) -> str:
-        return _fastest(told, CommunicationModel(alpha_s=1e-5, beta_s=1e-9, residual=residual, points=9))
-
-    assert turn(0.01) == "a"
-    assert turn(0.1) == "a (within 10%: b)"
-    assert turn(0.5) == "no strategy is clearly faster"

@@ -1,4 +1,4 @@
-"""Fit an alpha-beta model of communication to the measurements, predict more ranks, and recommend a strategy.
+"""Fit an alpha-beta model of communication to measured collectives, and predict step times on more ranks.
 
 A ring collective over W ranks takes ``hops * alpha + sent * beta``: alpha seconds per message, beta seconds per byte
 (Hockney 1994; ring algorithms: Thakur, Rabenseifner and Gropp 2005). An all-reduce takes 2(W-1) hops and sends
@@ -8,13 +8,9 @@ A ring collective over W ranks takes ``hops * alpha + sent * beta``: alpha secon
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
 import msgspec
-
-from allranks.experiments.gates import ComparisonRow
-from allranks.utils.formatting import format_bytes
 
 PREDICTED_WORLD_SIZES = (8, 16, 64, 256, 1024)
 
@@ -70,121 +66,54 @@ def communication_time_s(collectives: Sequence[dict[str, Any]], found: Communica
     return total
 
 
-def predict_step_time(
-    figures: dict[str, Any], found: CommunicationModel, tokens_per_rank_step: float, world: int
-) -> dict[str, float]:
-    """Return step time and tokens/s on `world` ranks with the same batch per rank.
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """Step time and speed of a strategy on another number of ranks, with the same links and the same batch per rank.
 
-    Compute time stays constant; exposed communication scales by the model.
+    ``error`` is how far the model is from the measured step time on the measured number of ranks, relative to it.
     """
-    exposed_share = 1.0 - (figures["overlap"] or 0.0)
+
+    strategy: str
+    ranks: int
+    step_time_s: float
+    tokens_per_s: float
+    error: float
+
+
+def model_error(figures: dict[str, Any], found: CommunicationModel, world: int) -> float:
+    """Return how far the model is from the measured step time, relative to it; infinite if the profile contradicts itself.
+
+    The model replaces the exposed communication of the step by what it computes for the step's collectives.
+
+    Args:
+        world: the measured number of ranks.
+    """
+    share = exposed_share(figures)
+    if share is None:
+        return float("inf")
+    modelled = (1.0 - (figures["overlap"] or 0.0)) * communication_time_s(figures["collectives"], found, world)
     step = figures["step_time_s"]["median"]
-    rest = max(step - figures["exposed_comm_s"], 0.0)
-    step_s = rest + exposed_share * communication_time_s(figures["collectives"], found, world)
-    return {"ranks": world, "step_time_s": step_s, "tokens_per_s": world * tokens_per_rank_step / step_s}
+    return abs(modelled - share * step) / step
 
 
-Json = dict[str, Any]
+def exposed_share(figures: dict[str, Any]) -> float | None:
+    """Return the share of a step that is exposed communication; None if the profile does not show it.
+
+    Both times are of the profiled window, because profiled steps are slower than timed ones.
+    """
+    whole, exposed = figures["profiled_step_s"], figures["exposed_comm_s"]
+    return exposed / whole if whole > 0 and 0 <= exposed <= whole else None
 
 
-def collective_timings(measured: Json) -> list[tuple[str, float, float]]:
-    """Return (kind, bytes, seconds) of collectives: the shortest of each kind and size, because longer ones include waiting."""
-    best: dict[tuple[str, int], float] = {}
-    for rank in measured["ranks"]:
-        for known in rank.values():
-            for kind, size, seconds in known["verified"].get("window", {}).get("collectives", []):
-                best[kind, size] = min(best.get((kind, size), seconds), seconds)
-    return [(kind, size, seconds) for (kind, size), seconds in best.items()]
+def predict_step_time(
+    figures: dict[str, Any], found: CommunicationModel, tokens_per_rank_step: float, measured: int, world: int
+) -> tuple[float, float]:
+    """Return (step time in seconds, tokens/s) on `world` ranks.
 
-
-def recommend_strategy(
-    measured: Json, rows: list[ComparisonRow]
-) -> tuple[list[str], CommunicationModel | None, list[Json]]:
-    """Return sentences, the fitted model, and predictions by strategy and number of ranks."""
-    good = [r for r in rows if r.figures]
-    if not good:
-        return ["No strategy passed its gates, so there is no recommendation."], None, []
-    found = fit_communication_model(collective_timings(measured), measured["world_size"])
-    ranked = sorted(good, key=_tokens_per_s, reverse=True)
-    text = [_best(measured, ranked), *_memory(ranked)]
-    predicted = _predictions(measured, good, found) if found else []
-    if found:
-        text += _outlook(found, predicted)
-    return text, found, predicted
-
-
-def _tokens_per_s(row: ComparisonRow) -> float:
-    return row.figures["tokens_per_s"]["median"] if row.figures else 0.0
-
-
-def _best(measured: Json, ranked: list[ComparisonRow]) -> str:
-    first = ranked[0]
-    assert first.figures is not None
-    here = f"{measured['world_size']} ranks on {measured['nodes']} node{'s' * (measured['nodes'] > 1)} ({measured['device']})"
-    alike = [
-        r.strategy
-        for r in ranked[1:]
-        if r.figures and r.figures["tokens_per_s"]["max"] >= first.figures["tokens_per_s"]["min"]
-    ]
-    overlap = first.figures["overlap"]
-    why = f"{first.figures['exposed_comm_s'] / first.figures['step_time_s']['median']:.0%} of its step is exposed communication"
-    if overlap:
-        why += f", {overlap:.0%} of its communication is hidden"
-    text = f"Fastest on {here}: {first.strategy} with {_tokens_per_s(first):,.0f} tokens/s; {why}."
-    if alike:
-        text += f" Not distinguishable from it in this measurement: {', '.join(alike)}."
-    return text
-
-
-def _memory(ranked: list[ComparisonRow]) -> list[str]:
-    least = min(ranked, key=lambda r: r.figures["memory"]["peak_bytes"] if r.figures else 0)
-    first = ranked[0]
-    if least is first or not least.figures or not first.figures:
-        return []
-    slower = 1 - _tokens_per_s(least) / _tokens_per_s(first)
-    return [
-        f"Least memory: {least.strategy}, peak {format_bytes(least.figures['memory']['peak_bytes'])} against "
-        f"{format_bytes(first.figures['memory']['peak_bytes'])} of {first.strategy}, {slower:.0%} slower here. The savings grow with "
-        "weights and optimizer state; activations are the same for all strategies."
-    ]
-
-
-def _predictions(measured: Json, good: list[ComparisonRow], found: CommunicationModel) -> list[Json]:
-    out = []
-    for row in good:
-        assert row.figures is not None
-        repeats = measured["ranks"][0][row.strategy]["repeats"]
-        tokens = median(sum(r["tokens"]) / max(len(r["tokens"]), 1) for r in repeats)
-        out += [
-            {"strategy": row.strategy, **predict_step_time(row.figures, found, tokens, world)}
-            for world in PREDICTED_WORLD_SIZES
-        ]
-    return out
-
-
-def _outlook(found: CommunicationModel, predicted: list[Json]) -> list[str]:
-    bandwidth = f"{1 / found.beta_s / 1e9:.2f} GB/s" if found.beta_s > 0 else "no measurable time per byte"
-    text = [
-        f"Communication model, fitted to {found.points} sizes of collectives: {found.alpha_s * 1e6:.0f} us per message, {bandwidth}; "
-        f"its error is {found.residual:.0%} (root mean square)."
-    ]
-    said: dict[str, list[str]] = {}
-    for world in PREDICTED_WORLD_SIZES:
-        said.setdefault(_fastest([p for p in predicted if p["ranks"] == world], found), []).append(f"{world:,}")
-    turns = [f"on {', '.join(worlds)} ranks {who}" for who, worlds in said.items()]
-    text.append(
-        f"Predicted, not measured (same links, same batch per rank): {'; '.join(turns)}. With a larger model, all strategies change alike, because bytes and "
-        "computation grow together; more ranks with the same bytes per rank cost messages, which favours few large buckets; slower "
-        "links favour strategies that send less (data parallelism, ZeRO 1 and 2 without accumulation) over ZeRO 3."
+    The measured step is kept, and the modelled growth of its exposed communication from `measured` to `world` ranks is added. More ranks
+    are never predicted to make a step shorter, so speed grows at most in proportion to the ranks.
+    """
+    growth = communication_time_s(figures["collectives"], found, world) - communication_time_s(
+        figures["collectives"], found, measured
     )
-    return text
-
-
-def _fastest(predicted: list[Json], found: CommunicationModel) -> str:
-    """Return the strategy with the best prediction on some number of ranks, and those within the error of the model."""
-    slack = max(0.05, found.residual)
-    here = sorted(predicted, key=lambda p: -p["tokens_per_s"])
-    close = [p["strategy"] for p in here if p["tokens_per_s"] >= (1 - slack) * here[0]["tokens_per_s"]]
-    if len(close) == len(here) > 1:
-        return "no strategy is clearly faster"
-    return close[0] + (f" (within {slack:.0%}: {', '.join(close[1:])})" if close[1:] else "")
+    step_s = figures["step_time_s"]["median"] + (1.0 - (figures["overlap"] or 0.0)) * max(growth, 0.0)
+    return step_s, world * tokens_per_rank_step / step_s

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from allranks.errors import RunFailed, SpecError
-from allranks.experiments.communication_model import CommunicationModel, recommend_strategy
+from allranks.experiments.communication_model import CommunicationModel, Prediction
+from allranks.experiments.conclusions import recommend_strategy
 from allranks.experiments.gates import ComparisonRow, evaluate_strategies
 from allranks.experiments.profiles import add_profiles
 from allranks.experiments.tables import comparison_page, csv_text
@@ -31,7 +32,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[ComparisonRow]
     advice: list[str]
     model: CommunicationModel | None
-    predictions: list[dict[str, Any]]
+    predictions: list[Prediction]
     measured: dict[str, Any]
 
     @property
@@ -45,7 +46,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             "rows": [_row_document(row) for row in self.rows],
             "advice": self.advice,
             "model": msgspec.to_builtins(self.model),
-            "predictions": self.predictions,
+            "predictions": msgspec.to_builtins(self.predictions),
             "setting": known,
         }
 
@@ -62,6 +63,7 @@ def _row_document(row: ComparisonRow) -> dict[str, Any]:
             "optimizer_s",
             "exposed_comm_s",
             "idle_s",
+            "profiled_step_s",
             "overlap",
             "memory",
             "collectives",

@@ -202,6 +202,7 @@ def _figures(measured: Json, name: str) -> Json:
     steps = sorted(t for one in everything for t in one["step_time_s"])
     windows = [r["verified"]["window"] for r in ranks]
     middle = {part: median(w[part] for w in windows) for part in ("comm_s", "exposed_comm_s", "idle_s", "compute_s")}
+    profiled = median(w["step_s"] for w in windows)
     overlaps = [o for w in windows if (o := _overlap(w)) is not None]
     memory = {key: max(r["verified"]["memory"][key] for r in ranks) for key in ranks[0]["verified"]["memory"]}
     return {
@@ -209,6 +210,7 @@ def _figures(measured: Json, name: str) -> Json:
         "step_time_s": {"median": median(steps), "p90": steps[int(0.9 * (len(steps) - 1))]},
         **{p: median(t for one in everything for t in one[p]) for p in ("forward_s", "backward_s", "optimizer_s")},
         **middle,
+        "profiled_step_s": profiled,
         "overlap": median(overlaps) if overlaps else None,
         "collectives": _collectives(ranks[0]["verified"]),
         "collective_s": collective_seconds(windows, measured),

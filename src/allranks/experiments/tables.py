@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from allranks.analysis.report.html import html_environment
-from allranks.experiments.communication_model import PREDICTED_WORLD_SIZES
+from allranks.experiments.communication_model import Prediction
 from allranks.experiments.gates import ComparisonRow
 from allranks.utils.formatting import format_bytes
 from allranks.utils.redaction import redact_forms
@@ -128,7 +128,7 @@ def csv_text(rows: list[ComparisonRow]) -> str:
 
 
 def comparison_page(
-    name: str, measured: Json, rows: list[ComparisonRow], advice: list[str], predictions: list[Json]
+    name: str, measured: Json, rows: list[ComparisonRow], advice: list[str], predictions: list[Prediction]
 ) -> str:
     """Return comparison.html."""
     template = (resources.files("allranks.experiments") / "templates" / "comparison.html.j2").read_text("utf-8")
@@ -145,7 +145,8 @@ def comparison_page(
         memory=_bars(good, lambda f: f["memory"], MEMORY_PARTS),
         parts=TIME_PARTS,
         kinds=MEMORY_PARTS,
-        ranks=PREDICTED_WORLD_SIZES,
+        ranks=sorted({p.ranks for p in predictions}),
+        errors={p.strategy: p.error for p in predictions},
         predictions=_by_strategy(predictions),
         gate_text=gate_text,
         version=__version__,
@@ -179,8 +180,8 @@ def _bars(rows: list[ComparisonRow], values: Any, parts: tuple[tuple[str, str, s
     ]
 
 
-def _by_strategy(predictions: list[Json]) -> dict[str, dict[int, float]]:
+def _by_strategy(predictions: list[Prediction]) -> dict[str, dict[int, float]]:
     out: dict[str, dict[int, float]] = {}
     for p in predictions:
-        out.setdefault(p["strategy"], {})[p["ranks"]] = p["tokens_per_s"]
+        out.setdefault(p.strategy, {})[p.ranks] = p.tokens_per_s
     return out

@@ -1,0 +1,160 @@
+"""Conclude from a comparison: which strategy is fastest, which needs least memory, what more ranks would do. Pure.
+
+Each sentence is a rule on measured figures, and is left out where the figures do not carry it.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+from allranks.experiments.communication_model import (
+    PREDICTED_WORLD_SIZES,
+    CommunicationModel,
+    Prediction,
+    exposed_share,
+    fit_communication_model,
+    model_error,
+    predict_step_time,
+)
+from allranks.experiments.gates import ComparisonRow
+from allranks.utils.formatting import format_bytes
+
+Json = dict[str, Any]
+MAX_MODEL_ERROR = 0.2
+"""Largest error of the model on the measured number of ranks with which it predicts others."""
+SAME_MEMORY = 0.05
+"""Relative difference of peaks below which no strategy is said to need less memory."""
+
+
+def recommend_strategy(
+    measured: Json, rows: list[ComparisonRow]
+) -> tuple[list[str], CommunicationModel | None, list[Prediction]]:
+    """Return sentences, the fitted model, and predictions by strategy and number of ranks."""
+    good = [r for r in rows if r.figures]
+    if not good:
+        return ["No strategy passed its gates, so there is no recommendation."], None, []
+    found = fit_communication_model(collective_timings(measured), measured["world_size"])
+    ranked = sorted(good, key=_tokens_per_s, reverse=True)
+    text = [_fastest_here(measured, ranked), *_memory(ranked)]
+    if found is None:
+        return text, None, []
+    errors = {row.strategy: model_error(row.figures, found, measured["world_size"]) for row in good if row.figures}
+    predicted = _predictions(measured, good, found, errors)
+    return [*text, *_outlook(found, predicted, errors)], found, predicted
+
+
+def collective_timings(measured: Json) -> list[tuple[str, float, float]]:
+    """Return (kind, bytes, seconds) of collectives: the shortest of each kind and size, because longer ones include waiting."""
+    best: dict[tuple[str, int], float] = {}
+    for rank in measured["ranks"]:
+        for known in rank.values():
+            for kind, size, seconds in known["verified"].get("window", {}).get("collectives", []):
+                best[kind, size] = min(best.get((kind, size), seconds), seconds)
+    return [(kind, size, seconds) for (kind, size), seconds in best.items()]
+
+
+def _tokens_per_s(row: ComparisonRow) -> float:
+    return row.figures["tokens_per_s"]["median"] if row.figures else 0.0
+
+
+def _alike(one: Json, other: Json) -> bool:
+    """Return whether the ranges of two speeds overlap."""
+    a, b = one["tokens_per_s"], other["tokens_per_s"]
+    return a["max"] >= b["min"] and b["max"] >= a["min"]
+
+
+def _fastest_here(measured: Json, ranked: list[ComparisonRow]) -> str:
+    first = ranked[0]
+    assert first.figures is not None
+    here = f"{measured['world_size']} ranks on {measured['nodes']} node{'s' * (measured['nodes'] > 1)} ({measured['device']})"
+    speed = first.figures["tokens_per_s"]
+    text = f"Fastest on {here}: {first.strategy} with {speed['median']:,.0f} tokens/s [{speed['min']:,.0f} to {speed['max']:,.0f}]"
+    share, overlap = exposed_share(first.figures), first.figures["overlap"]
+    if share is not None:
+        text += f"; {share:.0%} of its profiled step is exposed communication"
+        text += f", {overlap:.0%} of its communication is hidden" if overlap else ""
+    alike = [r.strategy for r in ranked[1:] if r.figures and _alike(r.figures, first.figures)]
+    return text + (f". Not distinguishable from it in this measurement: {', '.join(alike)}." if alike else ".")
+
+
+def _memory(ranked: list[ComparisonRow]) -> list[str]:
+    first = ranked[0].figures
+    least = min(ranked, key=lambda r: r.figures["memory"]["peak_bytes"] if r.figures else float("inf"))
+    if first is None or least.figures is None:
+        return []
+    low, high = (f["memory"]["peak_bytes"] for f in (least.figures, first))
+    if low >= (1 - SAME_MEMORY) * high:
+        return []
+    slower = 1 - _tokens_per_s(least) / _tokens_per_s(ranked[0])
+    speed = "not distinguishable in speed" if _alike(least.figures, first) else f"{slower:.0%} slower here"
+    text = f"Least memory: {least.strategy}, peak {format_bytes(low)} against {format_bytes(high)} of {ranked[0].strategy}, {speed}."
+    saved = first["memory"]["state_bytes"] - least.figures["memory"]["state_bytes"]
+    if saved > 0:
+        text += f" {format_bytes(saved)} of it are weights, gradients and optimizer state."
+    return [text]
+
+
+def _predictions(
+    measured: Json, good: list[ComparisonRow], found: CommunicationModel, errors: dict[str, float]
+) -> list[Prediction]:
+    out = []
+    for row in good:
+        if row.figures is None or errors[row.strategy] > MAX_MODEL_ERROR:
+            continue
+        repeats = measured["ranks"][0][row.strategy]["repeats"]
+        tokens = median(sum(r["tokens"]) / max(len(r["tokens"]), 1) for r in repeats)
+        for world in PREDICTED_WORLD_SIZES:
+            if world > measured["world_size"]:
+                step_s, speed = predict_step_time(row.figures, found, tokens, measured["world_size"], world)
+                out.append(
+                    Prediction(
+                        strategy=row.strategy,
+                        ranks=world,
+                        step_time_s=step_s,
+                        tokens_per_s=speed,
+                        error=errors[row.strategy],
+                    )
+                )
+    return out
+
+
+def _outlook(found: CommunicationModel, predicted: list[Prediction], errors: dict[str, float]) -> list[str]:
+    bandwidth = f"{1 / found.beta_s / 1e9:.2f} GB/s" if found.beta_s > 0 else "no measurable time per byte"
+    text = [
+        f"Communication model, fitted to {found.points} sizes of collectives: {found.alpha_s * 1e6:.0f} us per message, {bandwidth}; "
+        f"its error is {found.residual:.0%} (root mean square)."
+    ]
+    missed = [f"{name} ({_percent(error)})" for name, error in errors.items() if error > MAX_MODEL_ERROR]
+    if missed:
+        text.append(
+            f"Not predicted, because the model misses the measured step time by more than {MAX_MODEL_ERROR:.0%}: {', '.join(missed)}."
+        )
+    if not predicted:
+        return text
+    said: dict[str, list[str]] = {}
+    for world in sorted({p.ranks for p in predicted}):
+        said.setdefault(_fastest([p for p in predicted if p.ranks == world], found), []).append(f"{world:,}")
+    turns = [f"on {', '.join(worlds)} ranks {who}" for who, worlds in said.items()]
+    text.append(f"Predicted, not measured (same links, same batch per rank): {'; '.join(turns)}.")
+    return text
+
+
+def _percent(error: float) -> str:
+    return (
+        f"by {error:.0%}"
+        if error < 10
+        else "its profile contradicts itself"
+        if error == float("inf")
+        else "by more than 1000%"
+    )
+
+
+def _fastest(predicted: list[Prediction], found: CommunicationModel) -> str:
+    """Return the strategy with the best prediction on some number of ranks, and those within the error of the model."""
+    slack = max(0.05, found.residual, *(p.error for p in predicted))
+    here = sorted(predicted, key=lambda p: -p.tokens_per_s)
+    close = [p.strategy for p in here if p.tokens_per_s >= (1 - slack) * here[0].tokens_per_s]
+    if len(close) == len(here) > 1:
+        return "no strategy is clearly faster"
+    return close[0] + (f" (within {slack:.0%}: {', '.join(close[1:])})" if close[1:] else "")
