@@ -211,7 +211,9 @@ def train(spec: dict[str, Any], ranks: int, adapter: str | None = None) -> Outco
     folder = spec["model"]["name"]
     model = load(folder, adapter)
     for module in model.modules() if adapter is not None else ():
-        if isinstance(getattr(module, "scaling", None), dict):  # from the spec, not from the file that the package wrote
+        if isinstance(
+            getattr(module, "scaling", None), dict
+        ):  # from the spec, not from the file that the package wrote
             module.scaling["default"] = spec["adapter"]["alpha"] / spec["adapter"]["r"]
     rows, held = read_rows(spec, AutoTokenizer.from_pretrained(folder))
     sequences = sequences_of(rows, spec)
