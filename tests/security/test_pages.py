@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import msgspec
 import pytest
 
-from allranks.experiments.communication_model import PREDICTED_WORLD_SIZES
+from allranks.experiments.communication_model import PREDICTED_WORLD_SIZES, Prediction
 from allranks.experiments.gates import ComparisonRow, Gates
 from allranks.experiments.tables import comparison_page, csv_text
 from allranks.lab.smoke import records
@@ -69,7 +69,10 @@ def test_page_of_a_comparison(text: str) -> None:
         measured,
         [row(text)],
         [text],
-        [{"strategy": text, "ranks": n, "tokens_per_s": 1.0} for n in PREDICTED_WORLD_SIZES],
+        [
+            Prediction(strategy=text, ranks=n, step_time_s=1.0, tokens_per_s=1.0, error=0.1)
+            for n in PREDICTED_WORLD_SIZES
+        ],
     )
     clean = comparison_page(
         "a", {**measured, **dict.fromkeys(("model", "dtype", "device"), "a")}, [row("a")], ["a"], []
