@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +23,6 @@ from allranks.lab.cluster import Box, BoxOptions, down, requirements, up
 from allranks.lab.cluster.box import box_names
 from allranks.lab.cluster.faults import heal
 from allranks.nodes.slurm.endpoints import NAME_VARIABLE
-from tests.conftest import REPO
 
 SESSION_BOX = BoxOptions(
     name=f"test-{os.getpid()}", gpus={"": 2}, interfaces={"n2": "eno1"}, partitions=("main", "gpu")
@@ -39,18 +37,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.cluster)
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
-        elif item.get_closest_marker("python_on_nodes") and unseen_by_nodes():
-            item.add_marker(
-                pytest.mark.skip(
-                    reason=f"the nodes of the box cannot see this Python ({unseen_by_nodes()}); clone elsewhere than /tmp"
-                )
-            )
-
-
-def unseen_by_nodes() -> str | None:
-    """A folder that the project needs and that lies in /tmp, of which each node has its own."""
-    needed = (sys.prefix, sys.base_prefix, str(REPO))
-    return next((p for p in needed if Path(p).resolve().is_relative_to("/tmp")), None)  # noqa: S108
 
 
 def unable() -> str | None:

@@ -100,7 +100,6 @@ def _arguments(pid: int) -> list[str]:
         return []
 
 
-@pytest.mark.python_on_nodes
 def test_torchrun_all_reduces_over_three_nodes_with_two_ranks_each(box: Box, shared: Path) -> None:
     pytest.importorskip("torch")
     (shared / "reduce.py").write_text(ALL_REDUCE)
@@ -188,7 +187,6 @@ def test_the_signal_before_the_time_limit(box: Box, shared: Path) -> None:
     assert (job_state(box, job), _read(shared / f"out-{job}")) == ("COMPLETED", "warned\n")
 
 
-@pytest.mark.python_on_nodes
 def test_find_box_and_its_prefix_from_inside_too(box: Box) -> None:
     found = find_box()
     assert found is not None and found.identity == box.identity

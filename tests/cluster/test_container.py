@@ -7,13 +7,10 @@ import shlex
 import sys
 from pathlib import Path
 
-import pytest
-
 from allranks.lab.cluster import Box
 from allranks.rundir.files import read_json
 from tests.cluster.runs import log_of, run, spec_in
 
-pytestmark = pytest.mark.python_on_nodes
 STAND_IN = """#!/bin/bash
 echo "$(hostname) $*" >> {calls}
 while [[ $1 != *.sif ]]; do shift; done

@@ -12,7 +12,7 @@ from allranks.lab.cluster.faults import injected
 from allranks.rundir.files import read_json
 from tests.cluster.runs import log_of, run, spec_in
 
-pytestmark = [pytest.mark.cluster, pytest.mark.python_on_nodes]
+pytestmark = pytest.mark.cluster
 
 
 def package_of(name: str) -> str:

@@ -20,7 +20,6 @@ from allranks.lab.cluster.commands import find_program
 from tests.cluster.helpers import SRC
 from tests.cluster.runs import allranks, log_of, run
 
-pytestmark = pytest.mark.python_on_nodes
 OWN = """
 import json, os
 print("ENV", json.dumps(dict(os.environ)), flush=True)

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
-import pytest
 import yaml
 
 from allranks.lab.cluster import Box
@@ -17,7 +16,6 @@ from allranks.rundir.paths import RunDir
 from tests.cluster.runs import LIMIT_S
 from tests.dist.harness import ALLRANKS, until
 
-pytestmark = pytest.mark.python_on_nodes
 PROGRAM = """
 import sys, time, torch, torch.distributed as dist
 dist.init_process_group('gloo')

@@ -20,7 +20,6 @@ from tests.cluster.helpers import job_state
 from tests.cluster.runs import Submitted, log_of, run, spec_in
 from tests.conftest import REPO
 
-pytestmark = pytest.mark.python_on_nodes
 WITHIN_S = 30  # promised: from the limit to the report
 
 

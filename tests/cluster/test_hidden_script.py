@@ -15,7 +15,6 @@ from allranks.rundir.files import read_json
 from tests.cluster.helpers import on
 from tests.cluster.runs import log_of, run
 
-pytestmark = pytest.mark.python_on_nodes
 PROGRAM = """
 import sys, torch, torch.distributed as dist
 dist.init_process_group('gloo')

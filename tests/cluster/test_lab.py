@@ -16,7 +16,6 @@ from allranks.rundir.paths import RunDir
 from tests.cluster.runs import allranks, log_of
 from tests.conftest import REPO
 
-pytestmark = pytest.mark.python_on_nodes
 LAB = REPO / "examples" / "lab-bert-agnews-slurm.yaml"
 GLM = REPO / "examples" / "glm-tiny-fsdp-lora.yaml"
 TWO_NODES = REPO / "examples" / "tiny-mistral-lora-ddp-2node.yaml"

@@ -7,7 +7,6 @@ import stat
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from allranks.lab.cluster import Box
 from allranks.launch.channel.protocol import Endpoint
@@ -15,7 +14,6 @@ from allranks.nodes.preflight.requirements import PORT_CANDIDATES, rendezvous_po
 from allranks.rundir.files import read_json
 from tests.cluster.runs import Submitted, log_of, spec_in
 
-pytestmark = pytest.mark.python_on_nodes
 # On a node: addresses and ports that processes of allranks listen on, their command lines, and the rendezvous variables of the ranks.
 LOOK = """
 import json, os, socket, struct

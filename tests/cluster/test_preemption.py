@@ -22,7 +22,6 @@ from tests.cluster.helpers import submit, wait_for
 from tests.cluster.runs import Submitted, log_of, spec_in
 from tests.dist.harness import step_events
 
-pytestmark = pytest.mark.python_on_nodes
 STEPS = 300
 GRACE_S, KILL_WAIT_S = 20, 20
 LOW = "Nodes=ALL PriorityTier=10 MaxTime=INFINITE State=UP DefMemPerCPU=100"

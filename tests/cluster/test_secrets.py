@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 import yaml
 
 from allranks.lab.cluster import Box
@@ -18,7 +17,6 @@ from allranks.rundir.paths import RunDir
 from tests.cluster.runs import Submitted, log_of
 from tests.dist.harness import until
 
-pytestmark = pytest.mark.python_on_nodes
 SECRETS = {"HF_TOKEN": "hf_abcdefghijklmnop0123456789", "DB_PASSWORD": "correct horse, battery 'staple'"}
 ARGUMENTS = ["--lr", "0.1", "--api-key", "Xs3cr3t 'quoted', and, commas", "https://me:Xs3cr3tToo@host"]
 PROGRAM = """

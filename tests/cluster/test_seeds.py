@@ -19,7 +19,6 @@ from tests.cluster.test_lab import check_lab, example_and_output, run_example
 from tests.conftest import REPO
 from tests.dist.test_seeds import check_smoke
 
-pytestmark = pytest.mark.python_on_nodes
 SEEDS = REPO / "examples" / "seeds"
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 

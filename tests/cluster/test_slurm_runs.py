@@ -24,8 +24,6 @@ from tests.cluster.runs import LIMIT_S, Submitted, allranks, log_of, run, spec_i
 from tests.conftest import REPO
 from tests.dist.harness import ALLRANKS, step_events, until
 
-pytestmark = pytest.mark.python_on_nodes
-
 
 def test_three_nodes_with_differing_interfaces_and_names_on_loopback(box: Box, shared: Path) -> None:
     """n2's interface is called otherwise, and n1 thinks that its own name is 127.0.1.1: the habits of hand-made scripts fail here."""

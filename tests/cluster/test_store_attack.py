@@ -12,15 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from allranks.lab.cluster import Box
 from allranks.rundir.files import read_json
 from tests.cluster.runs import Submitted, log_of, spec_in
 from tests.dist.harness import until
 from tests.security.users import OTHER_USER, needs_other_user
 
-pytestmark = [pytest.mark.python_on_nodes, needs_other_user]
+pytestmark = needs_other_user
 # Loads torch, gives up the rights of root, then writes a pickle under every key of the store, for `seconds`; deletes them last.
 ATTACK = r"""
 import json, os, pickle, sys, time

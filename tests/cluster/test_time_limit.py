@@ -15,7 +15,6 @@ from tests.cluster.helpers import job_state
 from tests.cluster.runs import Submitted, log_of, run, spec_in
 from tests.dist.harness import step_events, until
 
-pytestmark = pytest.mark.python_on_nodes
 STEPS = 300
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -22,7 +23,7 @@ from allranks.launch.channel.protocol import Endpoint, OrderRequest, encode_mess
 from allranks.rundir.files import read_json
 from allranks.rundir.heartbeat import STORE_VARIABLE
 from tests.conftest import tiny_spec, write_rows
-from tests.dist.harness import Background, free_port, until, write_spec
+from tests.dist.harness import Background, free_port, step_events, until, write_spec
 from tests.security.users import OTHER_USER, needs_other_user, open_up, other_python, run_as
 
 pytestmark = [pytest.mark.dist, needs_other_user]
@@ -116,12 +117,12 @@ found["token"] = asked["token"].encode() in words
 print(json.dumps(found))
 """
 PROGRAM = """
-import sys, time, torch, torch.distributed as dist
+import os, sys, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
-x, until = torch.ones(1), time.time() + float(sys.argv[1])
+x = torch.ones(1)
 print("READY", flush=True)
 while True:
-    more = torch.tensor(float(time.time() < until))
+    more = torch.tensor(float(not os.path.exists(sys.argv[1])))
     dist.broadcast(more, 0)
     if not more:
         break
@@ -168,7 +169,13 @@ def recorded_handshake(endpoint: Endpoint) -> bytes:
 class Attacked:
     """A run, what it shows to another user, and how it ended after the attacks of that user."""
 
-    def __init__(self, folder: Path, spec: dict[str, Any], started: Callable[[Background], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        spec: dict[str, Any],
+        started: Callable[[Background], None],
+        end: Callable[[Background], None],
+    ) -> None:
         job = Background(folder, "run", str(write_spec(folder, spec)))
         try:
             started(job)
@@ -193,7 +200,7 @@ class Attacked:
                 ATTACK,
                 {"ports": ports, "channel": endpoint.port, "keys": keys, "marker": str(self.marker), "replay": replay},
             )
-            self.outlived = job.process.poll() is None
+            end(job)
             self.code, self.out = job.wait()
             self.logs = "".join(path.read_text() for path in job.run.rank_logs(1).values())
         finally:
@@ -209,15 +216,22 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def stop_after_two_steps(job: Background) -> None:
+    """Ask for the end once the ranks have trained on, so that they are known to have outlived the attacks."""
+    done = len(step_events(job.run, 0))
+    until(lambda: len(step_events(job.run, 0)) >= done + 2 or job.process.poll() is not None)
+    job.signal(signal.SIGTERM)
+
+
 @pytest.fixture(scope="module")
 def training(place: Path) -> Attacked:
     folder = place / "training"
     folder.mkdir()
     write_rows(folder / "rows.json", 40)
     spec = tiny_spec(folder / "rows.json", folder, eval={"samples": 0, "at_end": False}, checkpoint={"at_end": False})
-    spec["train"]["max_steps"] = 700
+    spec["train"]["max_steps"] = 1_000_000
     spec["cluster"]["procs_per_node"] = 2
-    return Attacked(folder, spec, lambda job: job.until_step(2))
+    return Attacked(folder, spec, lambda job: job.until_step(2), stop_after_two_steps)
 
 
 @pytest.fixture(scope="module")
@@ -231,11 +245,11 @@ def script(place: Path) -> Attacked:
 
     spec = {
         "name": "own",
-        "script": {"path": str(folder / "own.py"), "args": ["14"]},
+        "script": {"path": str(folder / "own.py"), "args": [str(folder / "end")]},
         "run_root": str(folder / "runs"),
         "cluster": {"procs_per_node": 2},
     }
-    return Attacked(folder, spec, started)
+    return Attacked(folder, spec, started, lambda job: (folder / "end").touch())
 
 
 def test_a_run_on_one_node_listens_on_loopback_alone(training: Attacked, script: Attacked) -> None:
@@ -276,10 +290,11 @@ def test_the_channel_answers_nobody_who_does_not_know_the_token(training: Attack
 def test_attacks_on_every_port_neither_end_a_run_nor_execute_anything(training: Attacked, script: Attacked) -> None:
     for attacked in (training, script):
         assert attacked.did["connected"] > 30 and attacked.did["silent"] >= 250
-        assert attacked.outlived, "the attacks were over before the run was"
-        assert attacked.code == 0, attacked.out + attacked.logs
-        assert read_json(attacked.run.metrics)["status"] == "succeeded"
         assert not attacked.marker.exists()
+    assert training.code == 1 and "(allranks received SIGTERM)" in training.out, training.out + training.logs
+    assert read_json(training.run.metrics)["status"] == "stopped"
+    assert script.code == 0, script.out + script.logs
+    assert read_json(script.run.metrics)["status"] == "succeeded"
     assert script.logs.count("COMPLETE") == 2
 
 
@@ -318,7 +333,7 @@ def test_the_same_attack_executes_code_under_torchruns_c10d_rendezvous(place: Pa
     ask = {"ports": [c10d], "channel": 0, "keys": ["torch.rendezvous.it"], "marker": str(marker), "replay": ""}
     as_other_user(ATTACK, ask)
     deadline = time.monotonic() + 30  # the agent reads it every 5 s
-    while not marker.exists() and time.monotonic() < deadline:
+    while not (marker.exists() and marker.read_text()) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert "uid=0" in marker.read_text()
 

@@ -17,12 +17,14 @@ from allranks.lab.cluster.records import BoxOptions, BoxPaths, BoxPlan, HiddenFo
 FOLDER = BoxPaths(Path("/run/allranks/box"))
 
 
-def plan(uid: int = 0, version: tuple[int, int] = (22, 5), **options: Any) -> BoxPlan:
+def plan(
+    uid: int = 0, version: tuple[int, int] = (22, 5), python_folders: tuple[str, ...] = (), **options: Any
+) -> BoxPlan:
     return make_box_plan(
         BoxOptions(**options),
         folder=str(FOLDER.path),
         network=IPv4Network("10.77.0.0/24"),
-        machine=Machine("root" if uid == 0 else "ada", uid, uid, 2, 16000),
+        machine=Machine("root" if uid == 0 else "ada", uid, uid, 2, 16000, python_folders),
         slurm_version=version,
     )
 
@@ -108,6 +110,15 @@ def test_enter_scripts_quote_hostile_paths_and_are_valid_shell() -> None:
     for name in ("login", "n1"):
         script = config_files.enter_script(made, FOLDER, name)
         subprocess.run(["sh", "-n"], input=script, text=True, check=True, timeout=10)
+
+
+def test_a_private_tmp_keeps_the_folders_of_a_python_in_tmp() -> None:
+    made = plan(python_folders=("/tmp/a b/venv",))
+    lines = config_files.enter_script(made, FOLDER, "n1").splitlines()
+    own = next(n for n, line in enumerate(lines) if line.endswith("tmp /tmp"))
+    before, after = (n for n, line in enumerate(lines) if line.startswith("mount --bind") and "'/tmp/a b/venv'" in line)
+    assert before < own < after
+    assert "venv" not in config_files.enter_script(plan(python_folders=("/tmp/venv",), shared_tmp=True), FOLDER, "n1")
 
 
 @pytest.mark.skipif(shutil.which("nsenter") is None, reason="no nsenter here")

@@ -37,6 +37,8 @@ class Machine(NamedTuple):
     gid: int
     cpus: int
     memory_mb: int
+    python_folders: tuple[str, ...] = ()
+    """Folders inside /tmp in which the running Python and this package are."""
 
 
 def node_names(count: int) -> tuple[str, ...]:
@@ -123,6 +125,7 @@ def make_box_plan(
         nodes=nodes,
         shared_tmp=options.shared_tmp,
         tmp_mb=options.tmp_mb,
+        python_folders=() if options.shared_tmp else machine.python_folders,
         partitions=options.partitions,
         accounting=options.accounting,
         conf=options.conf,

@@ -8,6 +8,7 @@ import os
 import pwd
 import re
 import shutil
+import sys
 from pathlib import Path
 
 from allranks.errors import EnvironmentNotAble
@@ -85,7 +86,17 @@ def this_machine() -> Machine:
         user = pwd.getpwuid(uid).pw_name
     except KeyError:
         raise EnvironmentNotAble(f"User {uid} has no name in /etc/passwd, but Slurm needs one.") from None
-    return Machine(user, uid, os.getegid(), os.cpu_count() or 1, memory >> 20)
+    return Machine(user, uid, os.getegid(), os.cpu_count() or 1, memory >> 20, _python_folders())
+
+
+def _python_folders() -> tuple[str, ...]:
+    """Return the folders inside /tmp that a node needs to start this Python and import this package; none inside another."""
+    package = Path(__file__).resolve().parents[3]
+    needed = {Path(p).resolve() for p in (sys.prefix, sys.base_prefix)} | {
+        package.parent if package.name == "src" else package
+    }
+    inside = [p for p in needed if p.is_relative_to("/tmp")]  # noqa: S108 - the nodes' own /tmp is meant
+    return tuple(sorted(str(p) for p in inside if not any(p != q and p.is_relative_to(q) for q in inside)))
 
 
 def used_networks() -> list[ipaddress.IPv4Network]:
