@@ -113,12 +113,13 @@ def test_enter_scripts_quote_hostile_paths_and_are_valid_shell() -> None:
 
 
 def test_a_private_tmp_keeps_the_folders_of_a_python_in_tmp() -> None:
-    made = plan(python_folders=("/tmp/a b/venv",))
+    made = plan(python_folders=("/tmp/a b/venv",))  # noqa: S108
     lines = config_files.enter_script(made, FOLDER, "n1").splitlines()
     own = next(n for n, line in enumerate(lines) if line.endswith("tmp /tmp"))
     before, after = (n for n, line in enumerate(lines) if line.startswith("mount --bind") and "'/tmp/a b/venv'" in line)
     assert before < own < after
-    assert "venv" not in config_files.enter_script(plan(python_folders=("/tmp/venv",), shared_tmp=True), FOLDER, "n1")
+    shared = plan(python_folders=("/tmp/venv",), shared_tmp=True)  # noqa: S108
+    assert "venv" not in config_files.enter_script(shared, FOLDER, "n1")
 
 
 @pytest.mark.skipif(shutil.which("nsenter") is None, reason="no nsenter here")
