@@ -44,11 +44,12 @@ def test_three_nodes_are_idle(box: Box) -> None:
 def test_each_node_has_its_own_network_name_tmp_and_processes(box: Box) -> None:
     here = {kind: processes.namespace("self", kind) for kind in ("net", "mnt", "uts", "ipc", "pid")}
     seen: list[dict[str, str | None]] = [here]
+    python = {Path(p).parts[2] for p in box.plan.python_folders}  # a Python in /tmp is shown to the nodes
     for node in box.plan.nodes:
         assert on(box, node.name, "hostname") == node.name
         assert on(box, node.name, "hostname", "-I").split() == [node.address]
         assert on(box, node.name, "ls", "/sys/class/net").split() == sorted(["lo", node.interface])
-        assert on(box, node.name, "ls", "-A", "/tmp", "/dev/shm").split() == ["/dev/shm:", "/tmp:"]
+        assert on(box, node.name, "ls", "-A", "/tmp", "/dev/shm").split() == ["/dev/shm:", "/tmp:", *sorted(python)]
         assert on(box, node.name, "sh", "-c", "ls /sys/fs/cgroup | head -1")
         assert len(on(box, node.name, "ps", "-e").splitlines()) < 10
         seen.append({kind: processes.namespace(box.init(node.name), kind) for kind in here})
