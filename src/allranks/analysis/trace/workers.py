@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING
 import msgspec
 
 from allranks.analysis.trace.rank import RankResult, UnreadableTrace, read_rank
+from allranks.utils.filesystem import PACKAGE_FOLDER
 
 if TYPE_CHECKING:
     import subprocess
@@ -65,7 +66,7 @@ def _start() -> subprocess.Popen[bytes]:
     import subprocess
 
     # use the same packages as this process, but none from the user's current folder
-    path = [str(Path(__file__).resolve().parents[3]), *(p for p in sys.path if p)]
+    path = [str(PACKAGE_FOLDER.parent), *(p for p in sys.path if p)]
     code = f"import sys; sys.path[:] = {path!r}; from allranks.analysis.trace.workers import serve; serve()"
     return subprocess.Popen([sys.executable, "-P", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
