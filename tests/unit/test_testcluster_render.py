@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from allranks.lab.cluster import commands, config_files
+from allranks.lab.cluster import commands, config_files, requirements
 from allranks.lab.cluster.plan import Machine, make_box_plan
 from allranks.lab.cluster.records import BoxOptions, BoxPaths, BoxPlan, HiddenFolder
 
@@ -120,6 +121,25 @@ def test_a_private_tmp_keeps_the_folders_of_a_python_in_tmp() -> None:
     assert before < own < after
     shared = plan(python_folders=("/tmp/venv",), shared_tmp=True)  # noqa: S108
     assert "venv" not in config_files.enter_script(shared, FOLDER, "n1")
+
+
+@pytest.mark.parametrize(
+    ("package", "prefix", "folders"),
+    [
+        ("clone/src/allranks", "clone/.venv", ["clone"]),
+        ("venv/lib/python3/site-packages/allranks", "venv", ["venv"]),
+        ("src/allranks", "/usr", ["src"]),  # never all of /tmp
+        ("/home/ada/clone/src/allranks", "/usr", []),
+    ],
+)
+def test_folders_of_a_python_in_tmp(
+    monkeypatch: pytest.MonkeyPatch, package: str, prefix: str, folders: list[str]
+) -> None:
+    tmp = Path("/tmp")  # noqa: S108 - the nodes' own /tmp is meant
+    monkeypatch.setattr(requirements, "PACKAGE_FOLDER", tmp / package)
+    monkeypatch.setattr(sys, "prefix", str(tmp / prefix))
+    monkeypatch.setattr(sys, "base_prefix", "/usr")
+    assert requirements.this_machine().python_folders == tuple(str(tmp / name) for name in folders)
 
 
 @pytest.mark.skipif(shutil.which("nsenter") is None, reason="no nsenter here")

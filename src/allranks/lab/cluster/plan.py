@@ -125,7 +125,7 @@ def make_box_plan(
         nodes=nodes,
         shared_tmp=options.shared_tmp,
         tmp_mb=options.tmp_mb,
-        python_folders=() if options.shared_tmp else machine.python_folders,
+        python_folders=machine.python_folders,
         partitions=options.partitions,
         accounting=options.accounting,
         conf=options.conf,

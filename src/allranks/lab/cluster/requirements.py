@@ -14,6 +14,7 @@ from pathlib import Path
 from allranks.errors import EnvironmentNotAble
 from allranks.lab.cluster.commands import SYSTEM_PATH, check_output, find_program, last_lines, run_command
 from allranks.lab.cluster.plan import Machine
+from allranks.utils.filesystem import PACKAGE_FOLDER
 
 INSTALL = "On Debian or Ubuntu run scripts/install-slurm.sh, or: apt-get install --no-install-recommends"
 PACKAGES = {
@@ -90,12 +91,15 @@ def this_machine() -> Machine:
 
 
 def _python_folders() -> tuple[str, ...]:
-    """Return the folders inside /tmp that a node needs to start this Python and import this package; none inside another."""
-    package = Path(__file__).resolve().parents[3]
-    needed = {Path(p).resolve() for p in (sys.prefix, sys.base_prefix)} | {
-        package.parent if package.name == "src" else package
-    }
-    inside = [p for p in needed if p.is_relative_to("/tmp")]  # noqa: S108 - the nodes' own /tmp is meant
+    """Return the folders inside /tmp that a node needs to start this Python and import this package; none inside another.
+
+    A package that runs from a clone comes with the whole clone: its examples name files beside them.
+    """
+    source = PACKAGE_FOLDER.parent
+    needed = {Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve(), source}
+    if source.name == "src":
+        needed.add(source.parent)
+    inside = [p for p in needed if Path("/tmp") in p.parents]  # noqa: S108 - the nodes' own /tmp is meant
     return tuple(sorted(str(p) for p in inside if not any(p != q and p.is_relative_to(q) for q in inside)))
 
 
