@@ -244,13 +244,6 @@ REFUSED: dict[str, tuple[Callable[[Path], Spec], type[AllranksError], str]] = {
         DataError,
         r"at least two label values, the data has 1: arts",
     ),
-    "b38-sharegpt": (
-        lambda p: text_spec(
-            p, lines([{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}])
-        ),
-        DataError,
-        r"no template fits the columns conversations",
-    ),
     "b39-no-assistant-turn": (
         lambda p: text_spec(p, with_chat(ROWS, reply=False)),
         DataError,
@@ -403,17 +396,35 @@ def test_b08_b24_rows_that_are_trained_and_held_out_are_told(tmp_path: Path) -> 
     assert any("held-out rows are also training rows" in text for text in twice.facts.warnings)
 
 
-def test_b11_b12_a_tokenizer_without_end_or_chat_template_is_refused(tmp_path: Path) -> None:
+def test_b11_a_tokenizer_without_end_is_refused(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "m")
-    _written(folder / "chat_template.jinja", "").unlink()
-    spec = text_spec(tmp_path, with_chat(ROWS, reply=True), model={"name": str(folder), "config": {}})
-    with pytest.raises(DataError, match="the tokenizer has no chat template"):
-        prepared(spec)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings.pop("eos_token")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     with pytest.raises(DataError, match="no end-of-text token"):
         prepared(text_spec(tmp_path, model={"name": str(folder), "config": {}}))
+
+
+def test_b12_chats_for_a_tokenizer_without_chat_template_get_the_default_one(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m")
+    _written(folder / "chat_template.jinja", "").unlink()
+    spec = text_spec(tmp_path, with_chat(ROWS, reply=True), model={"name": str(folder), "config": {}})
+    data = prepared(spec)
+    assert data.facts.chat_template == "default"
+    first = data.tokenizer.decode(data.train.ids[: data.train.offsets[1]])
+    assert re.match(r"(<s>)?<\|user\|>\n.*\n<\|assistant\|>\n.*</s>$", first, re.DOTALL), first
+    assert data.tokenizer.chat_template, "saved with the model, so that it is used at inference"
+
+
+def test_b38_chats_of_sharegpt_are_read_as_other_chats(tmp_path: Path) -> None:
+    def said(row: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "conversations": [{"from": "human", "value": row["instruction"]}, {"from": "gpt", "value": row["output"]}]
+        }
+
+    other = prepared(text_spec(tmp_path, lines([said(row) for row in ROWS])))
+    usual = prepared(text_spec(tmp_path, with_chat(ROWS, reply=True), "b.jsonl"))
+    assert other.facts.train_hash == usual.facts.train_hash
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from allranks.errors import DataError, SpecError
 from allranks.planning.records import BatchPlan
 from allranks.spec import data_sources
+from allranks.spec.data_examples import Example
 from allranks.spec.data_rows import label_map, require_known_labels, shuffle
-from allranks.spec.data_templates import Example, choose_template
+from allranks.spec.data_templates import choose_template
 from allranks.spec.records import DataSpec
 from allranks.train.data.sampler import SampleOrder, pack_isolated, steps_of_epochs
 from allranks.train.data.tokenization import encode_labelled, encode_text, train_tokenizer
@@ -136,7 +137,7 @@ def test_chat_trains_assistant_turns_only(tokenizer: Any) -> None:
     ]
     (row,) = encode_text(render([{"messages": messages}]), tokenizer, max_length=512, mask_prompt=True)
     trained = text_of(tokenizer, row, trained=True)
-    assert trained == "1</s>\n2</s>\n</s>"
+    assert trained == "1</s>2</s>"
     assert "two?" in text_of(tokenizer, row, trained=False)
     with pytest.raises(DataError, match="without an assistant"):
         encode_text(render([{"messages": messages[:1]}]), tokenizer, max_length=512, mask_prompt=True)

@@ -49,7 +49,7 @@ GPT2 = {"model_type": "gpt2", "vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_
 BERT = {"model_type": "bert", "architectures": ["BertModel"], "vocab_size": 300, "max_position_embeddings": 64, **SIZES}
 
 
-def model_folder(folder: Path, config: dict[str, Any], *, top_id: int = 299, chat: bool = True) -> Path:
+def model_folder(folder: Path, config: dict[str, Any], *, top_id: int = 299) -> Path:
     """Write what a model's folder shows without its weights: config, tokenizer, the header of the safetensors file."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -58,7 +58,7 @@ def model_folder(folder: Path, config: dict[str, Any], *, top_id: int = 299, cha
     (folder / "tokenizer.json").write_text(
         json.dumps({"model": {"type": "BPE", "vocab": vocab}, "added_tokens": added})
     )
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"} if chat else {}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
     names = [f"model.layers.{i}.{layer}.weight" for i in range(2) for layer in LAYERS] + [
         "model.embed_tokens.weight",
         "lm_head.weight",
@@ -88,11 +88,7 @@ def rows_with(number: int, **values: Any) -> list[dict[str, Any]]:
 
 CHATS = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}] * 20
 LABELLED = [{"text": f"row {i}", "label": i % 2} for i in range(40)]
-MODEL, ROWS_MODULE, REQUEST = (
-    "allranks.planning.model_checks",
-    "allranks.spec.data_templates",
-    "allranks.nodes.preflight.request",
-)
+MODEL, REQUEST = "allranks.planning.model_checks", "allranks.nodes.preflight.request"
 
 # name: (config of the model or its name, sections, rows, error, words, check that finds it)
 Case = tuple[dict[str, Any] | str, dict[str, Any], list[dict[str, Any]], type[AllranksError], str, str]
@@ -119,9 +115,8 @@ MISTAKES: dict[str, Case] = {
     "misspelt adapter target of a tiny model": ("tiny:mistral", lora(targets=["qproj"]), ROWS, SpecError, r"no module 'qproj'; did you mean 'q_proj'", f"{MODEL}.require_targets"),
     "all-linear in a list": (LLAMA, lora(targets=["all-linear"]), ROWS, SpecError, r"null adapts every linear layer", f"{MODEL}.require_targets"),
     "misspelt module to save": (LLAMA, lora(modules_to_save=["embed_token"]), ROWS, SpecError, r"modules_to_save: .* 'embed_token'; did you mean 'embed_tokens'", f"{MODEL}.require_targets"),
-    "chats without a chat template": (LLAMA, {"chat_template": False}, CHATS, DataError, r"these are chats, but the tokenizer of model .* has no chat template", f"{REQUEST}._require_chat_template"),
-    "half of a surrogate pair": (LLAMA, {}, rows_with(23, output="a\ud83db"), DataError, r"row 23, column 'output': character 1 is \\ud83d", f"{ROWS_MODULE}._encodable"),
-    "half of a surrogate pair in a chat": (LLAMA, {}, [*CHATS[:3], {"messages": [{"role": "user", "content": "\udc00"}, {"role": "assistant", "content": "b"}]}], DataError, r"row 3, column 'messages'", f"{ROWS_MODULE}._encodable"),
+    "half of a surrogate pair": (LLAMA, {}, rows_with(23, output="a\ud83db"), DataError, r"row 23, column 'output': character 1 is \\ud83d", "allranks.spec.data_examples.encodable"),
+    "half of a surrogate pair in a chat": (LLAMA, {}, [*CHATS[:3], {"messages": [{"role": "user", "content": "\udc00"}, {"role": "assistant", "content": "b"}]}], DataError, r"row 3, column 'messages'", "allranks.spec.data_chat.encodable"),
     "a list where text belongs": (LLAMA, {}, rows_with(31, output=["a"]), DataError, r"data.source .*, row 31, column 'output': expected text, found a list", f"{REQUEST}.check_rows"),
     "chat without an answer": (LLAMA, {}, [*CHATS, {"messages": [{"role": "user", "content": "a"}]}], DataError, r"row 20: chat without an assistant message", f"{REQUEST}.check_rows"),
     "row without a label": (BERT, {"data": {"max_length": 32}}, [*LABELLED, {"text": "a", "label": None}], DataError, r"row 40, column 'label': the label is missing", f"{REQUEST}.check_rows"),
@@ -137,10 +132,9 @@ def spec_of(case: Case, folder: Path) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     path = folder / "rows.json"
     path.write_text(json.dumps(rows))
-    rest = {k: v for k, v in sections.items() if k not in ("model", "data", "chat_template")}
+    rest = {k: v for k, v in sections.items() if k not in ("model", "data")}
     spec = tiny_spec(path, folder, **{"adapter": {"type": "none", "targets": None}, **rest})
-    chat = sections.get("chat_template", True)
-    name = config if isinstance(config, str) else str(model_folder(folder / "m", config, chat=chat))
+    name = config if isinstance(config, str) else str(model_folder(folder / "m", config))
     spec["model"] = {"name": name, **sections.get("model", {})}
     spec["data"] = {"source": str(path), "max_length": 48, **sections.get("data", {})}
     spec["cluster"] = {**spec.get("cluster", {}), "cache": str(folder / "cache")}
@@ -172,7 +166,7 @@ def test_no_other_check_finds_it(tmp_path: Path, mistake: str, monkeypatch: pyte
     disabled: dict[str, Callable[..., Any]] = {
         "has_absolute_positions": lambda config: False,
         "model_task": lambda config, types, where: "text",
-        "_encodable": lambda text, where: text,
+        "encodable": lambda text, where: text,
         "optional_packages": lambda spec: {},
     }
     replacement = disabled.get(name, lambda *a, **k: None)

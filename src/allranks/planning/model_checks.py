@@ -20,7 +20,8 @@ import msgspec
 from allranks.errors import SpecError
 from allranks.planning.memory.config_sources import find_config, known_config, model_folder, read_config_file
 from allranks.planning.memory.weights import shapes_of
-from allranks.spec.data_templates import TEMPLATE_KINDS, require_task_template
+from allranks.spec.data_columns import TEMPLATE_KINDS
+from allranks.spec.data_templates import require_task_template
 from allranks.spec.models import TaskTypes, is_mlp, model_task, tiny_defaults, tiny_family
 from allranks.spec.records import AdapterSpec, RunSpec
 from allranks.utils.inputs import FileTooLarge, open_regular, read_text
@@ -102,21 +103,6 @@ def position_warnings(spec: RunSpec) -> list[str]:
     return [
         f"data.max_length is {spec.data.max_length}, but {files.where} was made for {limit} positions; is its rotary embedding scaled for more?"
     ]
-
-
-def has_chat_template(spec: RunSpec) -> bool | None:
-    """Return whether the tokenizer in the model's folder has a chat template; None if its files are not on this machine."""
-    files = find_files(spec)
-    if files is None or files.folder is None or not (files.folder / "tokenizer_config.json").is_file():
-        return None
-    if (files.folder / "chat_template.jinja").is_file() or (files.folder / "chat_template.json").is_file():
-        return True
-    try:
-        return bool(
-            json.loads(read_text(files.folder / "tokenizer_config.json", MAX_TOKENIZER_BYTES)).get("chat_template")
-        )
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return None
 
 
 def find_files(spec: RunSpec) -> ModelFiles | None:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from allranks.errors import DataError
-from allranks.spec.data_templates import Example
+from allranks.spec.data_examples import Example
 
 MAX_SHOWN = 12
 MANY_CLASSES = 10

@@ -11,7 +11,8 @@ import msgspec
 from allranks.errors import DataError
 from allranks.spec import data_sources
 from allranks.spec.data_checks import require_classes
-from allranks.spec.data_templates import Example, Template, choose_template, require_task_template
+from allranks.spec.data_examples import Example
+from allranks.spec.data_templates import Template, choose_template, require_task_template
 from allranks.spec.records import DataSpec, RunSpec
 
 if TYPE_CHECKING:

@@ -63,7 +63,9 @@ class DataSpec(Record, frozen=True):
     split: str = "train"
     config: Annotated[str | None, Meta(description="configuration (subset) name of a hub data set")] = None
     revision: Annotated[str | None, Meta(description="pinned hub revision")] = None
-    template: Annotated[str, Meta(description="auto, alpaca, chat, text, classification, or a Jinja file")] = "auto"
+    template: Annotated[
+        str, Meta(description="auto, alpaca, chat, completion, text, classification, or a Jinja file")
+    ] = "auto"
     columns: dict[str, str | list[str]] = {}
     subset: Annotated[PositiveInt | None, Meta(description="rows, chosen by data.seed; null = all")] = None
     max_length: Annotated[int, Meta(ge=2, description="tokens; longer rows are truncated and counted")] = 512

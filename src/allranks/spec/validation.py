@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from allranks.errors import SpecError
+from allranks.spec.data_columns import ANSWER_NAMES, QUESTION_NAMES
 from allranks.spec.models import NOISE_SOURCE, is_mlp, mlp_shape
 from allranks.spec.records import ProfileSpec, Record, RunSpec, TrainSpec
 
@@ -161,23 +162,20 @@ def model_config_warnings(spec: RunSpec) -> list[str]:
     ]
 
 
-QUESTION_NAMES = {"instruction", "prompt", "question", "query"}
-ANSWER_NAMES = {"output", "response", "answer", "completion", "reply", "target"}
-
-
 def column_warnings(spec: RunSpec) -> list[str]:
     """Return warnings on ``data.columns``: columns that look swapped, or an answer that is part of the input."""
     if spec.data is None:
         return []
     columns = {role: [names] if isinstance(names, str) else names for role, names in spec.data.columns.items()}
     found = []
-    asked, answer = columns.get("instruction", []), columns.get("output", [])
-    if ANSWER_NAMES & {n.lower() for n in asked} and QUESTION_NAMES & {n.lower() for n in answer}:
-        found.append(
-            f"data.columns: instruction reads {', '.join(asked)} and output reads {', '.join(answer)}, which look swapped: the model would "
-            "learn to write the question from its answer"
-        )
-    for target in ("output", "label"):
+    for question, reply in (("instruction", "output"), ("prompt", "response"), ("prompt", "completion")):
+        asked, answer = columns.get(question, []), columns.get(reply, [])
+        if ANSWER_NAMES & {n.lower() for n in asked} and QUESTION_NAMES & {n.lower() for n in answer}:
+            found.append(
+                f"data.columns: {question} reads {', '.join(asked)} and {reply} reads {', '.join(answer)}, which look swapped: the model "
+                "would learn to write the question from its answer"
+            )
+    for target in ("output", "response", "completion", "label"):
         for role, names in columns.items():
             shared = [name for name in names if name in columns.get(target, [])]
             if role != target and shared:

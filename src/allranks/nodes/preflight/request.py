@@ -15,11 +15,11 @@ from pathlib import Path
 import msgspec
 
 from allranks.errors import DataError, SpecError
-from allranks.planning.model_checks import check_model, has_chat_template
+from allranks.planning.model_checks import check_model
 from allranks.planning.rank_environment import script_arguments
 from allranks.spec import data_sources
 from allranks.spec.data_rows import eval_data, read_examples
-from allranks.spec.data_templates import Template, choose_template, require_template
+from allranks.spec.data_templates import choose_template, require_template
 from allranks.spec.models import TINY_ENCODERS, check_model_folder, is_mlp, tiny_family
 from allranks.spec.records import DataSpec, RunSpec, ScriptSpec
 from allranks.utils.caches import cache_root, private_root
@@ -47,8 +47,7 @@ def check_request(spec: RunSpec) -> None:
         _check_model_files(spec.model.name)
     classifier = is_classifier(spec)
     if spec.data is not None:
-        template = _check_data(spec.data, classifier)
-        _require_chat_template(spec, template)
+        _check_data(spec.data, classifier)
     if spec.data is not None and spec.eval.source is not None:
         try:
             _check_data(eval_data(spec), classifier)
@@ -96,35 +95,24 @@ def _check_script(script: ScriptSpec) -> None:
         )
 
 
-def _check_data(data: DataSpec, classifier: bool | None) -> Template | None:
-    """Return the template, if the first row shows it."""
+def _check_data(data: DataSpec, classifier: bool | None) -> None:
+    """Refuse a first row that no template fits."""
     require_template(data.template)
     if data.source.startswith("builtin:"):
         own = data_sources.builtin_set(data.source)
         if data.template != "auto" or data.columns:  # else it has its own columns
-            return choose_template(data, own.rows(1, data.seed), classifier=classifier is True)
-        return None
+            choose_template(data, own.rows(1, data.seed), classifier=classifier is True)
+        return
     if not data_sources.looks_like_file(data.source):
-        return None
+        return
     path = Path(data.source).expanduser()
     row = data_sources.read_first_row(path)
     if row is None:
         if path.stat().st_size == 0:
             raise DataError(f"data.source {path}: the file is empty")
-        return None
-    if classifier is None and data.template == "auto":
-        return None
-    return choose_template(data, [row], classifier=classifier is True)
-
-
-def _require_chat_template(spec: RunSpec, template: Template | None) -> None:
-    chat = template.kind == "chat" if template is not None else spec.data is not None and spec.data.template == "chat"
-    if chat and has_chat_template(spec) is False:
-        assert spec.data is not None and spec.model is not None
-        raise DataError(
-            f"data.source {spec.data.source}: these are chats, but the tokenizer of model {spec.model.name} has no chat template; use "
-            "data.template: a .jinja file, or a model that has one"
-        )
+        return
+    if classifier is not None or data.template != "auto":
+        choose_template(data, [row], classifier=classifier is True)
 
 
 def check_rows(spec: RunSpec) -> None:

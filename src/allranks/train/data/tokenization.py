@@ -13,15 +13,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from jinja2 import TemplateError
 
 from allranks.errors import DataError, EnvironmentNotAble
-from allranks.spec.data_templates import Example
+from allranks.spec.data_examples import Example
 
 PAD, UNK, BOS, EOS, CLS, SEP = "<pad>", "<unk>", "<s>", "</s>", "[CLS]", "[SEP]"
-CHAT_TEMPLATE = (
+DEFAULT_CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}{{ eos_token if m['role'] == 'assistant' else '' }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
+"""For models without a chat template: base models, and those that are built from a config."""
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, *, classifier: bool) -> Any:
@@ -59,7 +61,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, *, classifier: bool) 
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=PAD, unk_token=UNK, bos_token=BOS, eos_token=EOS
     )
-    fast.chat_template = CHAT_TEMPLATE
+    fast.chat_template = DEFAULT_CHAT_TEMPLATE
     return fast
 
 
@@ -122,33 +124,59 @@ def to_turns(example: Example, tokenizer: Any) -> Example:
     """Convert chat messages to text turns with the tokenizer's chat template; assistant turns are trained.
 
     A template may render a message differently once others follow; then only the last assistant turn is trained.
+
+    Raises:
+        DataError: the chat template refuses the messages, or its output does not show where a reply begins and ends.
     """
     if not example.messages:
         return example
-    if not getattr(tokenizer, "chat_template", None):
-        raise DataError(
-            f"row {example.row}: chat data, but the tokenizer has no chat template; use data.template: a .jinja file"
-        )
-    messages = list(example.messages)
+    messages, tools = list(example.messages), list(example.tools) or None
+    template = getattr(tokenizer, "chat_template", None) or DEFAULT_CHAT_TEMPLATE
 
     def render(upto: int, generation: bool) -> str:
-        return tokenizer.apply_chat_template(messages[:upto], tokenize=False, add_generation_prompt=generation)
+        return tokenizer.apply_chat_template(
+            messages[:upto], tools=tools, chat_template=template, tokenize=False, add_generation_prompt=generation
+        )
 
-    whole = render(len(messages), False)
-    assistants = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
-    for wanted in (assistants, assistants[-1:]):
-        turns, at = [], 0
-        for i in wanted:
-            before, after = render(i, True), render(i + 1, False)
-            if not (whole.startswith(before) and whole.startswith(after) and at <= len(before) <= len(after)):
-                break
-            turns += [(whole[at : len(before)], False), (whole[len(before) : len(after)], True)]
-            at = len(after)
-        else:
-            return Example(turns=(*turns, (whole[at:], False)) if whole[at:] else tuple(turns), answer=example.answer)
+    replies = [i for i, m in enumerate(messages) if m["role"] == "assistant" and i >= example.first_trained]
+    try:
+        whole = render(len(messages), False)
+        for wanted in (replies, replies[-1:]):
+            turns = _turns_of(whole, [(render(i, True), render(i + 1, False)) for i in wanted], tokenizer.eos_token)
+            if turns is not None:
+                return Example(turns=turns, answer=example.answer, row=example.row)
+    except (TemplateError, TypeError, ValueError, KeyError) as error:
+        raise DataError(
+            f"row {example.row}: the model's chat template refuses these messages (roles {', '.join(m['role'] for m in messages[:8])}): "
+            f"{first_line(error)}; correct the row, or use a .jinja file as data.template"
+        ) from None
     raise DataError(
         f"row {example.row}: the assistant turns cannot be located in the output of the tokenizer's chat template; use a .jinja template"
     )
+
+
+def _turns_of(whole: str, replies: list[tuple[str, str]], end: str | None) -> tuple[tuple[str, bool], ...] | None:
+    """Return the text as turns; None if a reply is not a part of it.
+
+    A reply ends with the end-of-text token, if the chat template writes one: generation stops there, so the line feed that many
+    templates write after it is not trained, and is left out after the last reply.
+
+    Args:
+        replies: of each reply, the text before it, and the text up to its end.
+    """
+    turns: list[tuple[str, bool]] = []
+    at = 0
+    for before, after in replies:
+        if not (whole.startswith(before) and whole.startswith(after) and at <= len(before) <= len(after)):
+            return None
+        reply = whole[len(before) : len(after)]
+        if end and reply.rstrip().endswith(end):
+            reply = reply.rstrip()
+        turns += [(whole[at : len(before)], False), (reply, True)]
+        at = len(before) + len(reply)
+    if whole[at:].strip():
+        turns.append((whole[at:], False))
+    return tuple(turns)
 
 
 def encode_text(
