@@ -39,7 +39,9 @@ def locked(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["run", "plan", "doctor", "stage", "compare", "lint", "topo", "diagnose", "trace"])
+@pytest.mark.parametrize(
+    "name", ["run", "plan", "data", "doctor", "stage", "compare", "lint", "topo", "diagnose", "trace"]
+)
 def test_a_file_that_may_not_be_read_ends_with_2_and_is_named(name: str, locked: Path) -> None:
     code, said = verb(name, locked / "x")
     assert code == 2 and str(locked / "x") in said and "Permission denied" in said

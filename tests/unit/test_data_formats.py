@@ -183,14 +183,14 @@ def test_a_reply_ends_with_one_end_of_text(tokenizer: Any, template: str | None)
 @pytest.mark.parametrize(
     ("columns", "line"),
     [
-        ("question answer", "data: {columns: {prompt: question, response: answer}}"),
-        ("intruction ouput", "data: {columns: {instruction: intruction, output: ouput}}"),
-        ("instruction context response category", "data: {columns: {input: context, output: response}}"),
-        ("Prompt Response", "data: {columns: {prompt: Prompt, response: Response}}"),
-        ("id content", "data: {columns: {text: content}}"),
-        ("dialog", "data: {columns: {messages: dialog}}"),
-        ("a b", "data: {columns: {prompt: a, response: b}}"),
-        ("a", "data: {columns: {text: a}}"),
+        ("question answer", "columns: {prompt: question, response: answer}"),
+        ("intruction ouput", "columns: {instruction: intruction, output: ouput}"),
+        ("instruction context response category", "columns: {input: context, output: response}"),
+        ("Prompt Response", "columns: {prompt: Prompt, response: Response}"),
+        ("id content", "columns: {text: content}"),
+        ("dialog", "columns: {messages: dialog}"),
+        ("a b", "columns: {prompt: a, response: b}"),
+        ("a", "columns: {text: a}"),
     ],
 )
 def test_no_template_says_the_line_to_add(columns: str, line: str) -> None:
@@ -204,5 +204,5 @@ def test_no_template_says_the_line_to_add(columns: str, line: str) -> None:
     assert max(map(len, rest)) <= 80
     import yaml
 
-    added = yaml.safe_load(line)["data"]["columns"]
+    added = yaml.safe_load(line)["columns"]
     assert chosen([row], columns=added).kind in ("chat", "alpaca", "text"), "the line works"

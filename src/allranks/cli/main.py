@@ -19,6 +19,7 @@ from allranks.version import __version__
 VERBS: dict[str, tuple[str, str]] = {
     "run": ("run", "Plan, check, launch, follow and report one run."),
     "plan": ("plan", "Show what would run, without running anything."),
+    "data": ("data", "Show the rows that a run would train on, and which tokens are trained."),
     "stage": ("stage", "Build and verify the bundle for nodes without access to the project or packages."),
     "resume": ("runs", "Resume a stopped run from its newest complete checkpoint."),
     "cancel": ("runs", "Stop a run; it can be resumed."),

@@ -46,11 +46,15 @@ def plan_command(spec: Path, sets: tuple[str, ...], as_json: bool) -> int:
 
 def show_dry_run(spec: RunSpec, as_json: bool) -> None:
     """Show everything that is known about a run before it starts."""
-    from allranks.launch import preview
+    import msgspec
+
+    from allranks.launch import data_view, preview
 
     facts = preview.planning_facts(spec)
+    plan = preview.plan(spec, facts=facts)
+    problem = data_view.sequence_problem(spec, plan)
     show_plan(
-        preview.plan(spec, facts=facts),
+        msgspec.structs.replace(plan, warnings=[*plan.warnings, problem]) if problem else plan,
         as_json,
         preview.batch_script(spec, facts=facts),
         preview.fit(spec, facts=facts),

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from allranks.analysis.metrics import before_and_after
 from allranks.cli.console import SafeConsole
+from allranks.cli.data import template_text
 from allranks.cli.options import any_path, echo, error_line, json_option, print_json, set_option
 from allranks.errors import EXIT_OK
 from allranks.launch.outcome import RunResult
@@ -134,10 +135,15 @@ class ProgressView:
     def _on_data(self, event: dict[str, Any]) -> None:
         cut, lost = finite_int(event.get("rows_truncated")), finite_int(event.get("rows_without_target"))
         left_out = f", {lost} rows dropped (prompt longer than max_length)" if lost else ""
+        if event.get("template_reason"):
+            self.say(f"template {sanitize(template_text(event))}")
         shortened = f", {cut} rows truncated ({_count(event, 'tokens_cut')} tokens)" if cut else ""
+        identical = finite_int(event.get("rows_identical"))
+        repeated = f", {identical} rows identical to another" if identical else ""
         self.say(
             f"data     {_count(event, 'rows_train')} rows to train on, {_count(event, 'rows_eval')} held out; "
-            f"{_count(event, 'sequences')} sequences, {_formatted(event.get('fill'), '.0%')} full{shortened}{left_out} "
+            f"{_count(event, 'sequences')} sequences, {_formatted(event.get('fill'), '.0%')} full{shortened}{left_out}{repeated}; "
+            f"{_count(event, 'tokens_trained')} of {_count(event, 'tokens_real')} tokens trained "
             f"[{format_value(event.get('how'))}, {_formatted(event.get('seconds'), '.1f')} s]"
         )
         warnings = event.get("warnings")

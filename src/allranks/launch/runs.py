@@ -21,7 +21,7 @@ import msgspec
 
 from allranks.analysis.stragglers import StragglerDetector
 from allranks.errors import RequestError
-from allranks.launch import resumption
+from allranks.launch import data_view, resumption
 from allranks.launch.launchers import LaunchedJob, get_launcher, launcher_of
 from allranks.launch.outcome import RunResult, finalize_run
 from allranks.launch.preview import plan_with_model, planning_facts
@@ -196,6 +196,7 @@ def prepare_run(spec: RunSpec, *, force: bool = False) -> tuple[RunDir, LaunchPl
     preflight.require(report)
     check_hub(spec)
     preflight.check_rows(spec)
+    data_view.require_sequences(spec, launch_plan)
     run_dir = create_run(spec.run_root, spec.name, group_readable=spec.cluster.group_readable)
     write_request(run_dir, spec, launch_plan)
     write_json(run_dir.preflight, [msgspec.to_builtins(report)])

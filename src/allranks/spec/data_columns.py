@@ -136,14 +136,14 @@ def _no_template(source: str, present: Sequence[str], *, classifier: bool) -> st
         return head + separator
     needs = "\n".join(f"  {name:<15} {what}" for name, what in NEEDS)
     line = suggested_line(present, classifier=classifier)
-    return f"{head}; say which column is what, for example\n  {line}\nThe templates and their columns:\n{needs}"
+    return f"{head}; say under data: which column is what, for example\n  {line}\nThe templates and their columns:\n{needs}"
 
 
 def suggested_line(present: Sequence[str], *, classifier: bool) -> str:
     """Return the line of the spec that probably names the columns right."""
     pairs = _suggested(present, classifier=classifier)
     inner = ", ".join(f"{role}: {_yaml_text(name)}" for role, name in pairs.items() if role != name)
-    return f"data: {{columns: {{{inner}}}}}"
+    return f"columns: {{{inner}}}"
 
 
 def _suggested(present: Sequence[str], *, classifier: bool) -> dict[str, str]:

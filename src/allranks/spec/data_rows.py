@@ -36,6 +36,7 @@ class ReadExamples:
     """The rows of a spec as text. ``rows`` counts all rows of ``data.source``."""
 
     rows: int
+    columns: list[str]
     template: Template
     train: list[Example]
     held_out: list[Example]
@@ -71,7 +72,9 @@ def read_examples(spec: RunSpec, *, classifier: bool) -> ReadExamples:
     if classifier:
         where = f"eval.source {spec.eval.source}" if spec.eval.source else f"data.source {data.source}"
         require_known_labels(held_out, label_map(train), where)
-    return ReadExamples(rows=len(rows), template=template, train=train, held_out=held_out, empty=empty)
+    return ReadExamples(
+        rows=len(rows), columns=list(rows[0]), template=template, train=train, held_out=held_out, empty=empty
+    )
 
 
 def _convert(

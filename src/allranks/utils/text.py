@@ -44,6 +44,8 @@ _STYLE = re.compile(r"(\x1b\[[0-9;]{0,64}m)")
 # Control and invisible characters except tab and line feed, and characters that change the direction of text.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff]")
 
+_CONTROL_OR_RETURN = re.compile(f"{_CONTROL.pattern}|[\r\ud800-\udfff]")
+
 
 def printable(text: str, *, styled: bool = False) -> str:
     """Return text that is safe for a terminal: without escape sequences, control characters and changes of direction.
@@ -59,6 +61,16 @@ def printable(text: str, *, styled: bool = False) -> str:
         return "".join(part if i % 2 else printable(part) for i, part in enumerate(_STYLE.split(text)))
     text = _CONTROL.sub("", _ESCAPES.sub("", text)).replace("\r\n", "\n").replace("\r", " ")
     return text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates cannot be encoded
+
+
+def escaped(text: str) -> str:
+    """Return text whose control and invisible characters are written out, such as ``\\x1b``; tabs and line feeds stay."""
+    return _CONTROL_OR_RETURN.sub(lambda match: _escape(match.group()), text)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    return "\\r" if character == "\r" else f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
 def sanitize(value: Any, longest: int = MAX_TEXT_LENGTH) -> str:

@@ -119,7 +119,6 @@ def assemble(spec: RunSpec, tokenizer: Any, *, classifier: bool, head: Sequence[
             f"row has a scored token within data.max_length {data.max_length}: every prompt is longer; increase it, hold out "
             "more rows, or set data.eval_fraction: 0"
         )
-    own = [_text_of(example) for example in read.train]
     real = sum(len(r.ids) for r in kept)
     facts = DataFacts(
         source=data.source,
@@ -141,8 +140,8 @@ def assemble(spec: RunSpec, tokenizer: Any, *, classifier: bool, head: Sequence[
         rows_empty=len(read.empty.numbers),
         rows_eval_truncated=sum(r.cut_tokens > 0 for r in held),
         rows_eval_without_target=0 if classifier else sum(not r.mask[1:].any() for r in held),
-        rows_duplicated=_count_common(own, read.held_out),
-        rows_identical=len(own) - len(set(own)),
+        rows_duplicated=_count_common(read.train, read.held_out),
+        rows_identical=len(identical_rows(read.train)),
     )
     warnings = [*read.empty.warnings(), *label_notes, *data_warnings(facts, data.max_length)]
     questions = _questions(read.held_out, None if classifier else tokenizer)
@@ -216,10 +215,22 @@ def data_warnings(facts: DataFacts, max_length: int) -> list[str]:
     return found
 
 
-def _count_common(train: Sequence[bytes], held_out: Sequence[Example]) -> int:
+def _count_common(train: Sequence[Example], held_out: Sequence[Example]) -> int:
     """Return how many held-out rows are training rows, too."""
-    trained = set(train) if held_out else set()
+    trained = {_text_of(example) for example in train} if held_out else set()
     return sum(_text_of(example) in trained for example in held_out)
+
+
+def identical_rows(train: Sequence[Example]) -> list[int]:
+    """Return the positions of rows that are identical to an earlier one."""
+    seen: set[bytes] = set()
+    found = []
+    for position, example in enumerate(train):
+        text = _text_of(example)
+        if text in seen:
+            found.append(position)
+        seen.add(text)
+    return found
 
 
 def _text_of(example: Example) -> bytes:

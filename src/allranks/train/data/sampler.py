@@ -55,7 +55,7 @@ class SampleOrder:
         if n < world_size:
             raise DataError(
                 f"{n} training sequences for {world_size} ranks: some ranks would have no data; "
-                "use fewer ranks, more rows, or a smaller data.max_length"
+                "use fewer ranks, more rows, data.packing: none, or a smaller data.max_length"
             )
         self.n, self._seed, self._batch, self._rank, self._world = n, seed, batch, rank, world_size
         self._epoch = lru_cache(maxsize=2)(self._shuffled)

@@ -1,0 +1,167 @@
+"""``allranks data``: show the rows that a run would train on, as the model reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from allranks.cli.options import any_path, echo, json_option, print_json, set_option
+from allranks.errors import EXIT_OK, EXIT_REQUEST
+
+if TYPE_CHECKING:
+    from allranks.cli.console import SafeConsole
+    from allranks.spec import RunSpec
+
+MAX_ROW_CHARACTERS = 3000
+OPEN, CLOSE = "⟦", "⟧"
+
+
+@click.command("data")
+@click.argument("spec", type=any_path)
+@set_option
+@click.option(
+    "--rows", type=click.IntRange(0, 1000), default=3, show_default=True, help="Show this many training rows."
+)
+@json_option
+def data_command(spec: Path, sets: tuple[str, ...], rows: int, as_json: bool) -> int:
+    """Show the rows that a run of SPEC would train on: template, trained tokens, and rows cut, left out or repeated."""
+    from allranks.cli.console import SafeConsole
+    from allranks.launch import data_view, preview
+    from allranks.nodes import preflight
+    from allranks.utils.redaction import redact_tree
+
+    checked = preview.read_spec(spec, sets)
+    preflight.check_request(checked)
+    read = data_view.inspect_data(checked, rows=rows)
+    found = redact_tree(read)
+    found["secrets_hidden"] = found["shown"] != read["shown"]
+    plan = preview.plan(checked)
+    problem = data_view.few_sequences(checked, plan, found["facts"])
+    if as_json:
+        print_json({**found, "world_size": plan.world_size, "problem": problem})
+    else:
+        _show(SafeConsole(), checked, found, plan.world_size)
+    if problem is not None:
+        echo(f"allranks: {problem}", err=True)
+    return EXIT_OK if problem is None else EXIT_REQUEST
+
+
+def _show(console: SafeConsole, spec: RunSpec, found: dict[str, Any], world_size: int) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    lines = list(data_lines(spec, found, world_size))
+    if console.is_terminal:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column()
+        for name, text in lines:
+            table.add_row(name, escape(text))
+        console.print(table)
+    else:
+        for name, text in lines:  # piped: whole lines, for grep
+            console.print(f"{name:<9} {text}", highlight=False, markup=False, soft_wrap=True)
+    if found["shown"]:
+        legend = "green text is trained" if console.is_terminal else f"the text between {OPEN} and {CLOSE} is trained"
+        hidden = "; *** stands for what looks like a secret" if found["secrets_hidden"] else ""
+        console.print(
+            f"\nThe first rows as the model reads them; {legend}{hidden}.",
+            highlight=False,
+            soft_wrap=not console.is_terminal,
+        )
+    for row in found["shown"]:
+        _show_row(console, row)
+
+
+def data_lines(spec: RunSpec, found: dict[str, Any], world_size: int) -> Iterator[tuple[str, str]]:
+    """Return the facts on the data as (name, text)."""
+    assert spec.data is not None
+    data, facts, numbers = spec.data, found["facts"], found["numbers"]
+    yield "data", f"{facts['source']}: {_rows(facts['rows'])}; columns {', '.join(map(str, found['columns']))}"
+    yield "template", template_text(facts)
+    used = f"{_rows(facts['rows_train'])} to train on, {facts['rows_eval']:,} held out"
+    yield (
+        "rows",
+        used + (f" ({spec.eval.source})" if spec.eval.source else f" (data.eval_fraction {data.eval_fraction:g})"),
+    )
+    cut = facts["rows_truncated"]
+    if cut:
+        yield (
+            "cut",
+            f"{_rows(cut)} longer than data.max_length {data.max_length}, {facts['tokens_cut']:,} tokens lost{_numbers(numbers['cut'])}",
+        )
+    if facts["rows_without_target"]:
+        yield (
+            "dropped",
+            f"{_rows(facts['rows_without_target'])}, whose prompt alone is longer than data.max_length{_numbers(numbers['dropped'])}",
+        )
+    if facts["rows_identical"]:
+        yield (
+            "identical",
+            f"{_rows(facts['rows_identical'])} identical to an earlier training row{_numbers(numbers['identical'])}",
+        )
+    size = found["row_tokens"]
+    trained = (
+        ""
+        if facts["labels"]
+        else f", {facts['tokens_trained']:,} of them trained ({facts['tokens_trained'] / max(1, facts['tokens_real']):.0%})"
+    )
+    yield (
+        "tokens",
+        f"{facts['tokens_real']:,}{trained}; rows of {size['shortest']} to {size['longest']} tokens, median {size['median']}; tokenizer {found['tokenizer']}",
+    )
+    if facts["labels"]:
+        yield "labels", ", ".join(f"{label} = {number}" for label, number in facts["labels"].items())
+    packing = "one per row" if facts["labels"] else f"data.packing: {data.packing}"
+    yield (
+        "sequences",
+        f"{facts['sequences']:,} of at most {data.max_length} tokens, {facts['fill']:.0%} full ({packing}), for {world_size} "
+        f"rank{'s' * (world_size != 1)}",
+    )
+    for warning in facts["warnings"]:
+        yield "warning", warning
+
+
+def template_text(facts: dict[str, Any]) -> str:
+    """Return the template, why it was chosen, and which chat template writes the messages."""
+    written = {
+        "model": "written with the model's chat template",
+        "default": "the model has no chat template, so the default one of allranks is used and saved with it",
+    }.get(facts.get("chat_template") or "")
+    reason = facts.get("template_reason")
+    return f"{facts.get('template')}{f' ({reason})' if reason else ''}{f'; {written}' if written else ''}"
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'s' * (count != 1)}"
+
+
+def _numbers(rows: list[int]) -> str:
+    shown = ", ".join(map(str, rows[:5]))
+    return f" (row {shown}{', ...' if len(rows) > 5 else ''})" if rows else ""
+
+
+def _show_row(console: SafeConsole, row: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    from allranks.utils.text import escaped
+
+    label = f", label {row['label']}" if row["label"] is not None else f", {row['tokens_trained']} trained"
+    cut = f", {row['cut_tokens']} more cut" if row["cut_tokens"] else ""
+    console.print(
+        f"\nrow {row['row']}: {row['tokens']} tokens{label}{cut}", style="bold", highlight=False, markup=False
+    )
+    text, left = Text(), MAX_ROW_CHARACTERS
+    for segment in row["segments"]:
+        part = escaped(segment["text"])[:left]
+        left -= len(part)
+        if segment["trained"]:
+            text.append(part if console.is_terminal else f"{OPEN}{part}{CLOSE}", style="green")
+        else:
+            text.append(part, style="dim")
+    if left <= 0:
+        text.append(f" … (the first {MAX_ROW_CHARACTERS:,} characters)", style="bold")
+    console.print(text, soft_wrap=not console.is_terminal)
