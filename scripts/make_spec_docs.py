@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from allranks.spec.records import Record, RunSpec
+from allranks.spec.records import DataSpec, Record, RunSpec
 from allranks.spec.strategies import REGISTRY
 
 HEAD = """# The spec
@@ -16,6 +16,33 @@ One YAML file. `--set section.key=value` overrides any of it. `allranks schema` 
 `# yaml-language-server: $schema=allranks.schema.json` at the top of a spec, editors check and complete it.
 
 Everything has a default but `model.name` and `data.source`. Generated from the records by `scripts/make_spec_docs.py`.
+"""
+
+DATA = """
+### Templates and columns
+
+A template converts a row to text and says which part of it is trained. `auto` chooses by the columns of the first row.
+
+| `data.template` | columns, or keys of `data.columns` | text |
+|---|---|---|
+| `alpaca` | `instruction`, `input` (may be missing), `output` | headings of Alpaca; `output` is trained |
+| `chat` | `messages`; or `prompt`, `response`; or those of `alpaca`; also `system`, `tools` | the model's chat template; replies are trained |
+| `completion` | `prompt`, `completion` | both joined as they are; `completion` is trained |
+| `text` | `text` | as it is, all trained |
+| `classification` | `text`, `label` | as it is; the label is the class |
+| a `.jinja` file | any | its block `prompt`, then its block `response`, which is trained |
+
+`data.columns` says which column of the file has which role: `{prompt: question, response: answer}`. Several columns are joined by line feeds:
+`{text: [title, body], label: topic}`. Without it, `conversations` is taken for `messages`, and `response` and `completion` for each other.
+
+A Jinja file uses the columns as variables, and needs the block `response`, unless `data.mask_prompt` is false:
+
+```jinja
+{% block prompt %}Question: {{ question }}
+Answer: {% endblock %}{% block response %}{{ answer }}{% endblock %}
+```
+
+[own-data.md](own-data.md) explains formats, chats and what `allranks data` shows.
 """
 
 
@@ -66,7 +93,7 @@ def section(record: type[Record], path: str) -> str:
         rows.append(f"| `{path}{field.encode_name}` | {name} | `{default(field)}` | {text} |")
     title = f"\n## {path.rstrip('.') or 'Top level'}\n\n{(record.__doc__ or '').strip().splitlines()[0]}\n\n"
     table = "| key | type | default | |\n|---|---|---|---|\n" + "\n".join(rows) + "\n" if rows else ""
-    return title + table + below
+    return title + table + (DATA if record is DataSpec else "") + below
 
 
 def strategies() -> str:

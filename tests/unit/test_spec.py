@@ -216,6 +216,16 @@ def test_round_trip() -> None:
     assert parse_spec(yaml.safe_load(spec_to_yaml(spec))) == spec
 
 
+def test_every_field_of_the_schema_has_a_description() -> None:
+    bare = [
+        f"{record}.{name}"
+        for record, form in json_schema()["$defs"].items()
+        for name, field in form.get("properties", {}).items()
+        if not field.get("description", "").strip()
+    ]
+    assert bare == []
+
+
 def test_schema_agrees_with_the_parser() -> None:
     schema = json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)

@@ -18,7 +18,7 @@ from yaml.composer import ComposerError
 
 from allranks.errors import SpecError
 from allranks.spec.records import Record, RunSpec, StrategySpec
-from allranks.spec.strategies import REGISTRY, read_options, resolve_options
+from allranks.spec.strategies import OPTION_DESCRIPTIONS, REGISTRY, read_options, resolve_options
 from allranks.spec.validation import (
     RENAMED_KEYS,
     adapter_problems,
@@ -39,7 +39,10 @@ def json_schema() -> dict[str, Any]:
         "title": "StrategySpec",
         "description": "Name and options of the strategy.",
         "type": "object",
-        "properties": {"name": {"enum": list(REGISTRY), "default": "pytorch_ddp"}, **{o: {} for o in options}},
+        "properties": {
+            "name": {**components["StrategySpec"]["properties"]["name"], "enum": list(REGISTRY)},
+            **{option: {"description": OPTION_DESCRIPTIONS[option]} for option in options},
+        },
         "additionalProperties": False,
     }
     return {

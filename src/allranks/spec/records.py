@@ -49,8 +49,12 @@ class ModelSpec(Record, frozen=True):
         Meta(description="precision of compute and of frozen weights; auto = bfloat16 on GPUs, float32 on CPUs"),
     ] = "auto"
     attention: Annotated[str, Meta(description="attention implementation of transformers")] = "sdpa"
-    gradient_checkpointing: bool = False
-    compile: bool = False
+    gradient_checkpointing: Annotated[
+        bool, Meta(description="recompute activations in the backward pass: less memory, about a third more compute")
+    ] = False
+    compile: Annotated[bool, Meta(description="compile the model with torch.compile; the first steps take longer")] = (
+        False
+    )
     config: Annotated[
         dict[str, Any], Meta(description="overrides of the model's config, for tiny: and mlp: models")
     ] = {}
@@ -60,28 +64,42 @@ class DataSpec(Record, frozen=True):
     """The rows, their conversion to text, and the conversion of text to sequences."""
 
     source: Annotated[str, Meta(min_length=1, description="hub name, local file, or builtin:<set>")]
-    split: str = "train"
+    split: Annotated[str, Meta(description="split of a hub data set")] = "train"
     config: Annotated[str | None, Meta(description="configuration (subset) name of a hub data set")] = None
     revision: Annotated[str | None, Meta(description="pinned hub revision")] = None
     template: Annotated[
         str, Meta(description="auto, alpaca, chat, completion, text, classification, or a Jinja file")
     ] = "auto"
-    columns: dict[str, str | list[str]] = {}
+    columns: Annotated[
+        dict[str, str | list[str]],
+        Meta(
+            description="column names by role, where they differ from what the template expects, such as {prompt: question, response: "
+            "answer}; docs/own-data.md"
+        ),
+    ] = {}
     subset: Annotated[PositiveInt | None, Meta(description="rows, chosen by data.seed; null = all")] = None
     max_length: Annotated[int, Meta(ge=2, description="tokens; longer rows are truncated and counted")] = 512
-    packing: Literal["isolated", "wrapped", "none"] = "isolated"
-    mask_prompt: bool = True
-    eval_fraction: Fraction = 0.05
-    seed: Seed = 42
+    packing: Annotated[
+        Literal["isolated", "wrapped", "none"],
+        Meta(
+            description="isolated = several rows per sequence, without attention between them; wrapped = rows joined and cut; none = "
+            "one row per sequence, padded"
+        ),
+    ] = "isolated"
+    mask_prompt: Annotated[bool, Meta(description="train only the response; false trains prompts, too")] = True
+    eval_fraction: Annotated[
+        Fraction, Meta(description="share of the rows that is held out for evaluation, chosen by data.seed; 0 = none")
+    ] = 0.05
+    seed: Annotated[Seed, Meta(description="seed of the choice and the order of rows")] = 42
 
 
 class AdapterSpec(Record, frozen=True):
     """LoRA, or none (full fine-tuning)."""
 
-    type: Literal["none", "lora"] = "none"
-    r: PositiveInt = 8
-    alpha: Annotated[float, Meta(gt=0)] = 16
-    dropout: Fraction = 0.0
+    type: Annotated[Literal["none", "lora"], Meta(description="lora, or none = train all weights")] = "none"
+    r: Annotated[PositiveInt, Meta(description="rank of LoRA's matrices")] = 8
+    alpha: Annotated[float, Meta(gt=0, description="LoRA's scale: updates are multiplied by alpha / r")] = 16
+    dropout: Annotated[Fraction, Meta(description="dropout on the adapter's input")] = 0.0
     targets: Annotated[list[str] | None, Meta(description="module names; null = every linear layer")] = None
     target_parameters: Annotated[
         list[str], Meta(description="parameters, such as fused expert weights; without dropout")
@@ -92,8 +110,10 @@ class AdapterSpec(Record, frozen=True):
 class StrategySpec(Record, frozen=True):
     """Name and options of the strategy; in YAML, the options are next to the name."""
 
-    name: str = "pytorch_ddp"
-    options: dict[str, Any] = {}
+    name: Annotated[
+        str, Meta(description="how gradients, weights and optimizer state are shared among ranks; see Strategies below")
+    ] = "pytorch_ddp"
+    options: Annotated[dict[str, Any], Meta(description="options of the strategy; in YAML next to its name")] = {}
 
 
 class TrainSpec(Record, frozen=True):
@@ -101,15 +121,20 @@ class TrainSpec(Record, frozen=True):
 
     max_steps: Annotated[NonNegativeInt | None, Meta(description="default 10; 0 only evaluates")] = None
     epochs: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="instead of max_steps")] = None
-    micro_batch_size: PositiveInt = 1
+    micro_batch_size: Annotated[
+        PositiveInt, Meta(description="sequences per rank in one forward and backward pass")
+    ] = 1
     grad_accum: Annotated[PositiveInt | None, Meta(description="default 1")] = None
     global_batch_size: Annotated[PositiveInt | None, Meta(description="instead of grad_accum")] = None
-    lr: Annotated[float, Meta(ge=0)] = 5e-5
-    schedule: Literal["linear", "cosine", "constant"] = "linear"
-    warmup_steps: NonNegativeInt = 0
-    weight_decay: NonNegative = 0.0
+    lr: Annotated[float, Meta(ge=0, description="learning rate of AdamW after warm-up")] = 5e-5
+    schedule: Annotated[
+        Literal["linear", "cosine", "constant"],
+        Meta(description="learning rate after warm-up: linear or cosine decay to 0 at the last step, or constant"),
+    ] = "linear"
+    warmup_steps: Annotated[NonNegativeInt, Meta(description="steps in which the learning rate rises from 0 to lr")] = 0
+    weight_decay: Annotated[NonNegative, Meta(description="weight decay of AdamW")] = 0.0
     max_grad_norm: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="null = no clipping")] = 1.0
-    seed: Seed = 42
+    seed: Annotated[Seed, Meta(description="seed of new weights and dropout; data.seed is for the data")] = 42
     deterministic: Annotated[
         bool, Meta(description="use only deterministic kernels (torch.use_deterministic_algorithms); slower on GPUs")
     ] = False
@@ -127,7 +152,7 @@ class EvalSpec(Record, frozen=True):
     subset: Annotated[PositiveInt | None, Meta(description="rows, chosen by data.seed; null = all")] = 200
     batch_size: Annotated[PositiveInt | None, Meta(description="null = chosen")] = None
     baseline: Annotated[bool, Meta(description="evaluate before training too")] = False
-    at_end: bool = True
+    at_end: Annotated[bool, Meta(description="evaluate after the last step")] = True
     samples: Annotated[
         NonNegativeInt, Meta(description="number of sample answers to show, for data whose answers can be checked")
     ] = 3
@@ -136,13 +161,19 @@ class EvalSpec(Record, frozen=True):
 class CheckpointSpec(Record, frozen=True):
     """What to save, and when."""
 
-    mode: Literal["weights_only", "full", "none"] = "weights_only"
+    mode: Annotated[
+        Literal["weights_only", "full", "none"],
+        Meta(
+            description="weights_only = a Hugging Face folder or adapter; full = also what an exact resume needs; none = "
+            "nothing"
+        ),
+    ] = "weights_only"
     every: Annotated[PositiveInt | None, Meta(description="steps; null = only at the end")] = None
-    keep: PositiveInt = 5
+    keep: Annotated[PositiveInt, Meta(description="number of newest checkpoints that are kept")] = 5
     async_: Annotated[bool, Meta(description="continue training while it is written; one at a time")] = field(
         default=False, name="async"
     )
-    at_end: bool = True
+    at_end: Annotated[bool, Meta(description="save after the last step")] = True
     timeout_s: Annotated[
         float, Meta(gt=0, description="how long ranks wait for a rank that does not take part in a save")
     ] = 120.0
@@ -151,43 +182,46 @@ class CheckpointSpec(Record, frozen=True):
 class ScriptSpec(Record, frozen=True):
     """The user's own torchrun program."""
 
-    path: Annotated[str, Meta(min_length=1)]
-    args: list[str] = []
+    path: Annotated[str, Meta(min_length=1, description="the Python file that every rank runs")]
+    args: Annotated[list[str], Meta(description="its command-line arguments")] = []
 
 
 class RendezvousSpec(Record, frozen=True):
     """Rendezvous settings. Null means: determined on the nodes."""
 
-    address: str | None = None
+    address: Annotated[str | None, Meta(description="address of the first node at which all ranks meet")] = None
     port: Annotated[
         Annotated[int, Meta(ge=1, le=65534)] | None,
         Meta(description="of the store on the first node; the control channel uses the next port, port + 1"),
     ] = None
-    interface: str | None = None
+    interface: Annotated[str | None, Meta(description="network interface of the ranks, such as eth0")] = None
 
 
 class SlurmSpec(Record, frozen=True):
     """Options of sbatch; ``extra`` lines are passed through."""
 
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    time: str | None = None
+    partition: Annotated[str | None, Meta(description="--partition; null = the cluster's default")] = None
+    account: Annotated[str | None, Meta(description="--account that is charged")] = None
+    qos: Annotated[str | None, Meta(description="--qos, quality of service")] = None
+    time: Annotated[str | None, Meta(description="--time limit, such as 02:00:00 (in quotes)")] = None
     gpus_per_node: Annotated[PositiveInt | None, Meta(description="also the default of cluster.procs_per_node")] = None
     gres: Annotated[
         str | None, Meta(description="such as gpu:a100:4; its GPUs are the default of cluster.procs_per_node")
     ] = None
-    cpus_per_task: PositiveInt | None = None
-    mem: str | None = None
-    constraint: str | None = None
-    reservation: str | None = None
-    chdir: str | None = None
-    exclusive: bool = False
-    exclude: list[str] = []
+    cpus_per_task: Annotated[
+        PositiveInt | None, Meta(description="--cpus-per-task: CPUs of a node; one task per node starts its ranks")
+    ] = None
+    mem: Annotated[str | None, Meta(description="--mem per node, such as 64G")] = None
+    constraint: Annotated[str | None, Meta(description="--constraint: features that nodes must have")] = None
+    reservation: Annotated[str | None, Meta(description="--reservation to use")] = None
+    chdir: Annotated[str | None, Meta(description="--chdir: working directory of the job")] = None
+    exclusive: Annotated[bool, Meta(description="--exclusive: share no node with other jobs")] = False
+    exclude: Annotated[list[str], Meta(description="--exclude: nodes to avoid")] = []
     max_requeues: Annotated[
         NonNegativeInt,
         Meta(
-            description="how often a job may be requeued: near its time limit, after preemption, or after the loss of a node"
+            description="how often a job may be requeued: near its time limit, after preemption, or after the loss of a "
+            "node"
         ),
     ] = 3
     signal_s: Annotated[
@@ -202,38 +236,59 @@ class ClusterSpec(Record, frozen=True):
     profile: Annotated[
         str | None, Meta(description="another spec, whose cluster section gives defaults for this one's")
     ] = None
-    launcher: Literal["local", "slurm", "hosts"] = "local"
-    nodes: PositiveInt = 1
+    launcher: Annotated[
+        Literal["local", "slurm", "hosts"],
+        Meta(description="local = this machine; slurm = submit a job; hosts = one command per node, started by hand"),
+    ] = "local"
+    nodes: Annotated[PositiveInt, Meta(description="number of nodes")] = 1
     procs_per_node: Annotated[PositiveInt | None, Meta(description="ranks; null = one per GPU, two without GPUs")] = (
         None
     )
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         Meta(
-            description="auto = cuda if the allocation requests GPUs (gpus_per_node, gres, extra), else what the nodes report when the job runs; "
+            description="auto = cuda if the allocation requests GPUs (gpus_per_node, gres, extra), else what the nodes report when the "
+            "job runs; "
             "local: cuda if this machine has GPUs"
         ),
     ] = "auto"
-    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    backend: Annotated[
+        Literal["auto", "gloo", "nccl"],
+        Meta(description="torch.distributed backend; auto = nccl on GPUs, gloo on CPUs"),
+    ] = "auto"
     device_memory_gib: Annotated[
         Annotated[float, Meta(gt=0, le=1e6)] | None,
         Meta(description="memory that one rank may use, of its GPU or of its node; null = detected on this machine"),
     ] = None
-    hosts: list[str] = []
-    rendezvous: RendezvousSpec = RendezvousSpec()
-    slurm: SlurmSpec = SlurmSpec()
-    modules: list[str] = []
-    setup: list[str] = []
-    env: dict[str, str] = {}
+    hosts: Annotated[
+        list[str],
+        Meta(description="names or addresses of the nodes, for launcher: hosts; the first one hosts the rendezvous"),
+    ] = []
+    rendezvous: Annotated[
+        RendezvousSpec, Meta(description="where the ranks meet; null values are determined on the nodes")
+    ] = RendezvousSpec()
+    slurm: Annotated[SlurmSpec, Meta(description="options of sbatch")] = SlurmSpec()
+    modules: Annotated[list[str], Meta(description="environment modules that nodes load, in this order")] = []
+    setup: Annotated[list[str], Meta(description="shell lines that nodes run before the ranks start")] = []
+    env: Annotated[
+        dict[str, str],
+        Meta(description="environment variables of the ranks; they take precedence over those that allranks sets"),
+    ] = {}
     python: Annotated[
         str | None,
         Meta(
             description="Python of the nodes: a virtual environment's folder, conda:NAME, an Apptainer image (.sif) or pyxis:IMAGE; "
+            ""
             "null = the one that runs this"
         ),
     ] = None
     cache: Annotated[str | None, Meta(description="Hugging Face and data cache; null = HF_HOME")] = None
-    stage: Literal["auto", "always", "never"] = "auto"
+    stage: Annotated[
+        Literal["auto", "always", "never"],
+        Meta(
+            description="copy code, packages, model and data to the nodes: auto = what they do not see; always; never"
+        ),
+    ] = "auto"
     exclude_bad: Annotated[
         bool,
         Meta(description="slurm: continue without nodes that fail preflight, if the batch can be shared by the rest"),
@@ -241,7 +296,8 @@ class ClusterSpec(Record, frozen=True):
     group_readable: Annotated[
         bool,
         Meta(
-            description="let the group read run folders (0750 and 0640 instead of 0700 and 0600); a setgid bit on run_root does the same"
+            description="let the group read run folders (0750 and 0640 instead of 0700 and 0600); a setgid bit on run_root does the "
+            "same"
         ),
     ] = False
     timeout_s: Annotated[int, Meta(ge=1, description="of collectives")] = 600
@@ -259,13 +315,14 @@ class ProfileSpec(Record, frozen=True):
 class ObserveSpec(Record, frozen=True):
     """What to record during the run."""
 
-    log_every: PositiveInt = 1
+    log_every: Annotated[PositiveInt, Meta(description="steps between logged steps")] = 1
     telemetry_s: Annotated[float, Meta(ge=0, description="seconds between samples; 0 = off")] = 1.0
-    profile: ProfileSpec | None = None
+    profile: Annotated[ProfileSpec | None, Meta(description="window of the PyTorch profiler; null = off")] = None
     hang_s: Annotated[
         Annotated[float, Meta(gt=0)] | Literal["auto"] | None,
         Meta(
-            description="seconds without progress in a step of training after which stacks are taken, the stalled rank is named and the run ends; "
+            description="seconds without progress in a step of training after which stacks are taken, the stalled rank is named and "
+            "the run ends; "
             "auto = half of cluster.timeout_s, at most 300 (off for `script`); null = off"
         ),
     ] = "auto"
@@ -273,22 +330,33 @@ class ObserveSpec(Record, frozen=True):
         bool,
         Meta(description="after the last step each rank records its hash of the weights and its part of the state"),
     ] = False
-    tensorboard: bool = False
-    wandb: bool = False
+    tensorboard: Annotated[bool, Meta(description="also write metrics for TensorBoard")] = False
+    wandb: Annotated[bool, Meta(description="also send metrics to Weights & Biases")] = False
 
 
 class RunSpec(Record, frozen=True):
     """One requested run."""
 
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] = "run"
-    model: ModelSpec | None = None
-    data: DataSpec | None = None
-    adapter: AdapterSpec = AdapterSpec()
-    strategy: StrategySpec = StrategySpec()
-    train: TrainSpec = TrainSpec()
-    eval: EvalSpec = EvalSpec()
-    checkpoint: CheckpointSpec = CheckpointSpec()
-    script: ScriptSpec | None = None
-    cluster: ClusterSpec = ClusterSpec()
-    observe: ObserveSpec = ObserveSpec()
-    run_root: Annotated[str, Meta(min_length=1)] = "runs"
+    name: Annotated[
+        str,
+        Meta(
+            pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+            description="name of the run; its folder is run_root/name-time",
+        ),
+    ] = "run"
+    model: Annotated[ModelSpec | None, Meta(description="the model and its form")] = None
+    data: Annotated[DataSpec | None, Meta(description="the rows, and how they become sequences")] = None
+    adapter: Annotated[AdapterSpec, Meta(description="LoRA, or none")] = AdapterSpec()
+    strategy: Annotated[
+        StrategySpec,
+        Meta(description="how ranks share gradients, weights and optimizer state; its options stand next to its name"),
+    ] = StrategySpec()
+    train: Annotated[TrainSpec, Meta(description="the optimizer steps")] = TrainSpec()
+    eval: Annotated[EvalSpec, Meta(description="when to evaluate, and on which data")] = EvalSpec()
+    checkpoint: Annotated[CheckpointSpec, Meta(description="what to save, and when")] = CheckpointSpec()
+    script: Annotated[
+        ScriptSpec | None, Meta(description="your own torchrun program, in place of model, data and train")
+    ] = None
+    cluster: Annotated[ClusterSpec, Meta(description="where the run executes")] = ClusterSpec()
+    observe: Annotated[ObserveSpec, Meta(description="what to record during the run")] = ObserveSpec()
+    run_root: Annotated[str, Meta(min_length=1, description="folder that contains the runs")] = "runs"

@@ -45,6 +45,18 @@ OFFLOAD = {"offload": ("none", "optimizer")}
 DEEPSPEED = {"config": None, "config_from": None, "find_unused_parameters": False}
 
 
+OPTION_DESCRIPTIONS = {
+    "adapters": "FSDP2 with LoRA: sharded, or ignored = whole on every rank; auto chooses by their size",
+    "args": "hf_trainer: arguments of transformers.TrainingArguments, by name or from a JSON file",
+    "bucket_mb": "size of the buckets in which gradients are reduced, in MB",
+    "config": "DeepSpeed: path of a JSON file, or its content",
+    "config_from": "DeepSpeed: where the content of config came from; set by allranks",
+    "find_unused_parameters": "allow weights that a step does not use; each step searches for them",
+    "offload": "what is kept in host memory: none, optimizer, or all (FSDP2 only)",
+    "static_graph": "DDP: the same weights are used in every step, which allows some optimizations",
+}
+
+
 REGISTRY: dict[str, StrategyInfo] = {
     "single": StrategyInfo("strategies.single:Single", "one process, nothing to communicate", single_process=True),
     "simple_ddp": StrategyInfo("strategies.simple_ddp:SimpleDDP", "one all-reduce per gradient after every backward"),
