@@ -15,7 +15,7 @@ HEAD = """# The spec
 One YAML file. `--set section.key=value` overrides any of it. `allranks schema` prints the JSON Schema: with
 `# yaml-language-server: $schema=allranks.schema.json` at the top of a spec, editors check and complete it.
 
-Everything has a default but `model.name` and `data.source`. Generated from the records by `scripts/make_spec_docs.py`.
+Everything has a default but `model.name` and `data.source` (or `data.sources`). Generated from the records by `scripts/make_spec_docs.py`.
 """
 
 DATA = """
@@ -60,7 +60,9 @@ def unwrap(annotation: typing.Any) -> tuple[str, str, type[Record] | None]:
     if origin is typing.Literal:
         return " or ".join(f"`{a}`" for a in args), "", None
     if args and origin in (list, dict):
-        return f"{origin.__name__} of {' to '.join(unwrap(a)[0] for a in args)}", "", None
+        record = unwrap(args[0])[2]
+        name = "list" if record else f"{origin.__name__} of {' to '.join(unwrap(a)[0] for a in args)}"
+        return name, "", record
     if args:
         parts = [unwrap(a) for a in args if a is not type(None)]
         return (
@@ -88,7 +90,7 @@ def section(record: type[Record], path: str) -> str:
     for field in msgspec.structs.fields(record):
         name, text, inner = unwrap(hints[field.name])
         if inner is not None:
-            below += section(inner, f"{path}{field.encode_name}.")
+            below += section(inner, f"{path}{field.encode_name}{'[]' if name == 'list' else ''}.")
             continue
         rows.append(f"| `{path}{field.encode_name}` | {name} | `{default(field)}` | {text} |")
     title = f"\n## {path.rstrip('.') or 'Top level'}\n\n{(record.__doc__ or '').strip().splitlines()[0]}\n\n"

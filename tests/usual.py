@@ -114,7 +114,7 @@ FILES: dict[str, set[str]] = {
         "test_single_equals_the_reference",
         "test_all_ranks_hear_of_a_stop_for_the_same_step",
     },
-    "dist/test_resume_often.py": set(),
+    "dist/test_resume_often.py": {"test_a_mixture_that_is_killed_and_gone_on_with_is_never_stopped"},
     "dist/test_run.py": {
         "test_metrics_hold_all_that_the_contract_names",
         "test_the_network_that_the_ranks_used_is_recorded",

@@ -4,6 +4,7 @@ are bitwise one that was never stopped. On other numbers of ranks: the same data
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 from allranks.rundir.events import read_events
 from allranks.rundir.paths import RunDir
 from tests.conftest import tiny_spec, write_rows
-from tests.dist.harness import Background, allranks, shared_strategies, step_events, train, write_spec
+from tests.dist.harness import Background, allranks, shared_strategies, step_events, train, until, write_spec
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(1200)]
 NUMBERS = ("loss", "grad_norm", "lr", "tokens", "tokens_trained")
@@ -140,3 +141,32 @@ def test_on_another_number_of_ranks_the_data_is_the_same(tmp_path: Path, strateg
     assert len(set(tokens(whole, 2))) > 6
     for one, two in zip(step_events(whole), step_events(other), strict=True):
         assert two["loss"] == pytest.approx(one["loss"], rel=1e-5)
+
+
+def test_a_mixture_that_is_killed_and_gone_on_with_is_never_stopped(tmp_path: Path) -> None:
+    """The rows of both sources are in the epoch, one of them repeated; the cache of the data is removed before the resume."""
+    write_rows(tmp_path / "rows.json", 60)
+    (tmp_path / "pairs.csv").write_text("prompt,response\n" + "".join(f"say {i},word {i}\n" for i in range(9)))
+    sources = [{"source": str(tmp_path / "rows.json")}, {"source": str(tmp_path / "pairs.csv"), "weight": 0.5}]
+
+    def mixed(name: str) -> dict[str, Any]:
+        spec = often(tmp_path, name, "pytorch_ddp", 250)
+        del spec["data"]["source"]
+        return {**spec, "data": {**spec["data"], "sources": sources}}
+
+    done, whole = train(tmp_path, mixed("whole"))
+    assert done.returncode == 0, done.stderr
+    background = Background(tmp_path, "run", str(write_spec(tmp_path, mixed("parts"))))
+    try:
+        until(background.run.checkpoint_steps)
+        background.until_step(background.run.checkpoint_steps()[-1] + 3)
+        end(background, "kill", 1)
+        shutil.rmtree(tmp_path / "cache" / "allranks" / "data")
+        background = Background(tmp_path, "resume", background.run.name)
+        code, out = background.wait(300)
+        assert code == 0, out
+    finally:
+        background.stop()
+    same_to_the_bit(whole, background.run, 250)
+    data = next(e for e in read_events(whole.events_of(0)) if e["event"] == "data")
+    assert [one["rows_train"] for one in data["sources"]] == [37, 18]

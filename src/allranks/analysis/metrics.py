@@ -9,6 +9,7 @@ import msgspec
 
 from allranks.analysis import stragglers
 from allranks.planning.records import LaunchPlan
+from allranks.spec.data_mixture import source_of
 from allranks.spec.records import RunSpec
 
 
@@ -147,7 +148,7 @@ def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, E
         "model": spec.model.name if spec.model else None,
         "parameters": model.get("parameters"),
         "parameters_trained": model.get("parameters_trained"),
-        "dataset": spec.data.source if spec.data else None,
+        "dataset": source_of(spec.data) if spec.data else None,
         "use_lora": spec.adapter.type == "lora",
         "dtype": plan.dtype,
         "gradient_checkpointing": bool(spec.model and spec.model.gradient_checkpointing),

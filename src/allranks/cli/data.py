@@ -73,7 +73,7 @@ def _show(console: SafeConsole, spec: RunSpec, found: dict[str, Any], world_size
             soft_wrap=not console.is_terminal,
         )
     for row in found["shown"]:
-        _show_row(console, row)
+        _show_row(console, row, mixed=bool(found["facts"]["sources"]))
 
 
 def data_lines(spec: RunSpec, found: dict[str, Any], world_size: int) -> Iterator[tuple[str, str]]:
@@ -82,6 +82,14 @@ def data_lines(spec: RunSpec, found: dict[str, Any], world_size: int) -> Iterato
     data, facts, numbers = spec.data, found["facts"], found["numbers"]
     yield "data", f"{facts['source']}: {_rows(facts['rows'])}; columns {', '.join(map(str, found['columns']))}"
     yield "template", template_text(facts)
+    for one in facts["sources"]:
+        times = one["rows_train"] / max(1, one["rows"] - one["rows_held_out"])
+        used = f"each occurs {times:.2g} times" if times >= 1 else f"{times:.1%} of them are used"
+        yield (
+            "source",
+            f"{one['source']}: weight {one['weight']:g}, {one['rows_train']:,} of the rows of an epoch "
+            f"({one['rows_train'] / facts['rows_train']:.0%}), from {one['rows']:,} rows; {used}",
+        )
     used = f"{_rows(facts['rows_train'])} to train on, {facts['rows_eval']:,} held out"
     yield (
         "rows",
@@ -144,15 +152,16 @@ def _numbers(rows: list[int]) -> str:
     return f" (row {shown}{', ...' if len(rows) > 5 else ''})" if rows else ""
 
 
-def _show_row(console: SafeConsole, row: dict[str, Any]) -> None:
+def _show_row(console: SafeConsole, row: dict[str, Any], *, mixed: bool) -> None:
     from rich.text import Text
 
     from allranks.utils.text import escaped
 
     label = f", label {row['label']}" if row["label"] is not None else f", {row['tokens_trained']} trained"
+    where = f"{row['source']}, " if mixed else ""
     cut = f", {row['cut_tokens']} more cut" if row["cut_tokens"] else ""
     console.print(
-        f"\nrow {row['row']}: {row['tokens']} tokens{label}{cut}", style="bold", highlight=False, markup=False
+        f"\n{where}row {row['row']}: {row['tokens']} tokens{label}{cut}", style="bold", highlight=False, markup=False
     )
     text, left = Text(), MAX_ROW_CHARACTERS
     for segment in row["segments"]:

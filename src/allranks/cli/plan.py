@@ -67,12 +67,14 @@ def training_line(spec: RunSpec) -> str | None:
     """Return model, data and schedule in one line; None for a user's own program."""
     if spec.model is None or spec.data is None:
         return None
+    from allranks.spec.data_mixture import source_of
+
     data, train = spec.data, spec.train
     rows = f", {data.subset:,} of its rows" if data.subset else ""
     shape = "" if data.source == "builtin:noise" else f", at most {data.max_length} tokens each"
     warm = f" after {train.warmup_steps} warm-up steps" if train.warmup_steps else ""
     adapter = f" with {spec.adapter.type}" if spec.adapter.type != "none" else ""
-    return f"training: {spec.model.name}{adapter} on {data.source}{rows}{shape}; lr {train.lr:g} {train.schedule}{warm}, seed {train.seed}"
+    return f"training: {spec.model.name}{adapter} on {source_of(data)}{rows}{shape}; lr {train.lr:g} {train.schedule}{warm}, seed {train.seed}"
 
 
 def _value_text(item: EnvVar) -> str:

@@ -138,6 +138,11 @@ class ProgressView:
         if event.get("template_reason"):
             self.say(f"template {sanitize(template_text(event))}")
         shortened = f", {cut} rows truncated ({_count(event, 'tokens_cut')} tokens)" if cut else ""
+        for one in map(as_dict, as_list(event.get("sources"))):
+            self.say(
+                f"source   {format_value(one.get('source'))}: weight {format_value(one.get('weight'))}, "
+                f"{_count(one, 'rows_train')} rows of an epoch, from {_count(one, 'rows')}"
+            )
         identical = finite_int(event.get("rows_identical"))
         repeated = f", {identical} rows identical to another" if identical else ""
         self.say(

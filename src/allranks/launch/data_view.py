@@ -16,7 +16,7 @@ from allranks.errors import EXIT_ENVIRONMENT, EXIT_REQUEST, AllranksError, DataE
 from allranks.nodes.preflight.request import is_classifier
 from allranks.planning.records import LaunchPlan
 from allranks.spec import RunSpec
-from allranks.spec.data_sources import looks_like_file
+from allranks.spec.data_mixture import parts_of, source_of
 from allranks.spec.loader import spec_to_dict
 from allranks.spec.models import is_mlp
 from allranks.utils.text import sanitize
@@ -89,11 +89,11 @@ def sequence_problem(spec: RunSpec, plan: LaunchPlan) -> str | None:
         DataError: the ranks would refuse the rows.
     """
     data = spec.data
-    if data is None or spec.model is None or is_mlp(spec.model.name) or data.source.startswith("builtin:"):
+    if data is None or spec.model is None or is_mlp(spec.model.name):
         return None
-    path = Path(data.source).expanduser()
+    paths = [Path(source_of(part)).expanduser() for part in parts_of(data)]
     enough = plan.world_size * data.max_length * SMALL_BYTES_PER_TOKEN
-    if not looks_like_file(data.source) or not path.is_file() or path.stat().st_size > enough:
+    if not all(path.is_file() for path in paths) or sum(path.stat().st_size for path in paths) > enough:
         return None
     try:
         return few_sequences(spec, plan, inspect_data(spec, rows=0)["facts"])

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from allranks.errors import DataError, SpecError
+from allranks.spec.data_mixture import source_of
 from allranks.spec.data_sources import Row
 from allranks.spec.records import DataSpec
 
@@ -119,7 +120,7 @@ def fitting_template(data: DataSpec, columns: Columns, first: Row, *, classifier
     ]
     found = next(((name, roles) for name, fits, roles in fitting if fits), None)
     if found is None:
-        raise DataError(_no_template(data.source, present, classifier=classifier))
+        raise DataError(_no_template(source_of(data), present, classifier=classifier))
     template, roles = found
     if template == "text" and has("label"):
         raise DataError(

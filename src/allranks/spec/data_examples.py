@@ -25,10 +25,17 @@ class Example:
     empty: str = ""
     row: int = -1
     """Number of the row in its file, from 0."""
+    source: str = ""
+    """Name of its source in a mixture."""
     first_trained: int = 0
     """Assistant messages before this one belong to the prompt."""
     tools: tuple[dict[str, Any], ...] = ()
     """Descriptions of tools, for the chat template."""
+
+    @property
+    def place(self) -> str:
+        """Return where the row is, for messages."""
+        return f"{self.source}, row {self.row}" if self.source else f"row {self.row}"
 
     @property
     def prompt(self) -> str:

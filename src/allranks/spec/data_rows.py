@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from allranks.errors import DataError
 from allranks.spec import data_sources
 from allranks.spec.data_checks import require_classes
 from allranks.spec.data_examples import Example
+from allranks.spec.data_mixture import apportion, key_of, parts_of, source_of
 from allranks.spec.data_templates import Template, choose_template, require_task_template
 from allranks.spec.records import DataSpec, RunSpec
 
@@ -31,20 +33,45 @@ def shuffle(n: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     return np.argsort(words, kind="stable").astype(np.int64)
 
 
+class SourceRows(msgspec.Struct, frozen=True, kw_only=True):
+    """What one source of a mixture gives to an epoch. ``rows`` are those that can be used; ``rows_train`` counts repeated ones."""
+
+    source: str
+    weight: float
+    template: str
+    rows: int
+    rows_held_out: int
+    rows_train: int
+
+
 @dataclass(frozen=True)
 class ReadExamples:
-    """The rows of a spec as text. ``rows`` counts all rows of ``data.source``."""
+    """The rows of a spec as text. ``rows`` counts all rows of all sources; ``sources`` is empty without ``data.sources``."""
 
     rows: int
     columns: list[str]
-    template: Template
+    template: str
+    template_reason: str
     train: list[Example]
     held_out: list[Example]
+    rows_empty: int
+    warnings: list[str]
+    sources: list[SourceRows]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The rows of one source, before any are chosen."""
+
+    data: DataSpec
+    rows: list[data_sources.Row]
+    template: Template
+    examples: list[Example]
     empty: EmptyRows
 
 
 def read_examples(spec: RunSpec, *, classifier: bool) -> ReadExamples:
-    """Read and convert the rows of ``data.source`` and ``eval.source``.
+    """Read and convert the rows of ``data.source`` (or ``data.sources``) and ``eval.source``.
 
     The held-out rows of ``data.eval_fraction`` depend only on ``data.seed``, so they never change.
 
@@ -54,37 +81,140 @@ def read_examples(spec: RunSpec, *, classifier: bool) -> ReadExamples:
     """
     data = spec.data
     assert data is not None
+    read = []
+    for number, one in enumerate(parts_of(data)):
+        with naming_source(data, number):
+            read.append(_read_part(spec, one, classifier=classifier))
+    empties = [part.empty for part in read]
+    sources: list[SourceRows] = []
+    if spec.eval.source is not None:
+        held_out, others = _read_held_out(eval_data(spec), spec.eval.subset, classifier=classifier)
+        empties.append(others)
+        pools = [(part.examples, []) for part in read]
+    else:
+        pools = [_split(part.examples, data) for part in read]
+        held_out = _limited([example for _, held in pools for example in held], spec.eval.subset, data)
+    if data.sources is None:
+        train = pools[0][0]
+    else:
+        train, sources = _mix(data, read, pools)
+    if classifier:
+        where = f"eval.source {spec.eval.source}" if spec.eval.source else f"data.source {source_of(data)}"
+        require_known_labels(held_out, label_map(train), where)
+    kinds = list(dict.fromkeys(part.template.kind for part in read))
+    reasons = [f"{source_of(part.data)}: {part.template.kind}, {part.template.reason}" for part in read]
+    return ReadExamples(
+        rows=sum(len(part.rows) for part in read),
+        columns=list(dict.fromkeys(name for part in read for name in part.rows[0])),
+        template=" + ".join(kinds),
+        template_reason=read[0].template.reason if data.sources is None else "; ".join(reasons),
+        train=train,
+        held_out=held_out,
+        rows_empty=sum(len(part.empty.numbers) for part in read),
+        warnings=[text for empty in empties for text in empty.warnings()] + _mixture_warnings(kinds, sources),
+        sources=sources,
+    )
+
+
+def _read_part(spec: RunSpec, data: DataSpec, *, classifier: bool) -> _Part:
     rows = data_sources.load_rows(data)
     template = choose_template(data, rows, classifier=classifier)
     if spec.model is not None:
         require_task_template(template.kind, spec.model.name, classifier=classifier)
-    empty = EmptyRows(data.source)
-    examples = _convert(data.source, rows, template, _choose(data, len(rows)), empty)
-    limit = spec.eval.subset
-    if spec.eval.source is not None:
-        train, held_out = examples, _read_held_out(eval_data(spec), limit, empty, classifier=classifier)
-    else:
-        fraction = data.eval_fraction
-        held = max(1, round(fraction * len(examples))) if fraction and len(examples) > 1 else 0
-        order = shuffle(len(examples), data.seed, 1).tolist()
-        train = [examples[i] for i in sorted(order[held:])]
-        held_out = [examples[i] for i in order[:held][: limit or held]]
-    if classifier:
-        where = f"eval.source {spec.eval.source}" if spec.eval.source else f"data.source {data.source}"
-        require_known_labels(held_out, label_map(train), where)
-    return ReadExamples(
-        rows=len(rows), columns=list(rows[0]), template=template, train=train, held_out=held_out, empty=empty
-    )
+    empty = EmptyRows(source_of(data))
+    return _Part(data, rows, template, _convert(data, rows, template, _choose(data, len(rows)), empty), empty)
+
+
+@contextmanager
+def naming_source(data: DataSpec, number: int) -> Iterator[None]:
+    """Name the source of a mixture, such as ``data.sources[1].source``, in errors about ``data.source``."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(str(error).replace("data.source ", f"{key_of(data, number)} ", 1)) from None
+
+
+def _split(examples: list[Example], data: DataSpec) -> tuple[list[Example], list[Example]]:
+    """Return training and held-out rows; the latter in the order in which they are taken."""
+    fraction = data.eval_fraction
+    held = max(1, round(fraction * len(examples))) if fraction and len(examples) > 1 else 0
+    order = shuffle(len(examples), data.seed, 1).tolist()
+    return [examples[i] for i in sorted(order[held:])], [examples[i] for i in order[:held]]
+
+
+def _limited(held_out: list[Example], limit: int | None, data: DataSpec) -> list[Example]:
+    """Return at most `limit` rows; of a mixture, chosen among those of all sources."""
+    if limit is None or len(held_out) <= limit:
+        return held_out
+    if data.sources is None:
+        return held_out[:limit]
+    return [held_out[i] for i in sorted(shuffle(len(held_out), data.seed, 1)[:limit].tolist())]
+
+
+def _mix(
+    data: DataSpec, read: list[_Part], pools: list[tuple[list[Example], list[Example]]]
+) -> tuple[list[Example], list[SourceRows]]:
+    """Return the rows of an epoch: of each source a share by its weight, chosen or repeated by ``data.seed``."""
+    assert data.sources is not None
+    available = [len(train) for train, _ in pools]
+    total = data.subset or sum(available)
+    shares = apportion(total, [one.weight for one in data.sources])
+    mixed: list[Example] = []
+    sources = []
+    for number, (part, (train, held), share) in enumerate(zip(read, pools, shares, strict=True)):
+        weight = data.sources[number].weight
+        if share == 0:
+            raise DataError(
+                f"data.sources[{number}].weight {weight:g}: {source_of(part.data)} would give none of the {total} rows of an epoch; "
+                "increase it, or remove the source"
+            )
+        if not train:
+            raise DataError(
+                f"{key_of(data, number)} {source_of(part.data)}: its only row is held out; set data.eval_fraction: 0"
+            )
+        repeats, rest = divmod(share, len(train))
+        extra = shuffle(len(train), data.seed, 3)[:rest].tolist()
+        chosen = sorted([*range(len(train))] * repeats + extra)
+        mixed += [replace(train[i], source=source_of(part.data)) for i in chosen]
+        sources.append(
+            SourceRows(
+                source=source_of(part.data),
+                weight=weight,
+                template=part.template.kind,
+                rows=len(part.examples),
+                rows_held_out=len(held),
+                rows_train=share,
+            )
+        )
+    return mixed, sources
+
+
+MANY_REPEATS = 4
+
+
+def _mixture_warnings(kinds: list[str], sources: list[SourceRows]) -> list[str]:
+    """Return warnings on a mixture: rows repeated often in one epoch, and prompts written in several forms."""
+    found = [
+        f"each row of {one.source} occurs about {one.rows_train / (one.rows - one.rows_held_out):.0f} times in an epoch; a smaller weight "
+        "repeats it less"
+        for one in sources
+        if one.rows_train > MANY_REPEATS * (one.rows - one.rows_held_out)
+    ]
+    if len(set(kinds) - {"text"}) > 1:
+        found.append(
+            f"the sources use different templates ({', '.join(kinds)}), so that the model learns several forms of a prompt"
+        )
+    return found
 
 
 def _convert(
-    source: str, rows: list[data_sources.Row], template: Template, chosen: Iterable[int], empty: EmptyRows
+    data: DataSpec, rows: list[data_sources.Row], template: Template, chosen: Iterable[int], empty: EmptyRows
 ) -> list[Example]:
     try:
         return empty.remove((number, template.render(rows[number], number)) for number in chosen)
     except DataError as error:
         text = str(error)
-        raise DataError(f"data.source {source}, {text}" if text.startswith("row ") else text) from None
+        raise DataError(f"data.source {source_of(data)}, {text}" if text.startswith("row ") else text) from None
 
 
 def _choose(data: DataSpec, n: int) -> Sequence[int]:
@@ -96,20 +226,18 @@ def _choose(data: DataSpec, n: int) -> Sequence[int]:
 def eval_data(spec: RunSpec) -> DataSpec:
     """Return ``spec.data`` for the rows of ``eval.source``."""
     assert spec.data is not None and spec.eval.source is not None
-    return msgspec.structs.replace(spec.data, source=spec.eval.source, subset=None)
+    return msgspec.structs.replace(spec.data, source=spec.eval.source, sources=None, subset=None)
 
 
-def _read_held_out(data: DataSpec, limit: int | None, empty: EmptyRows, *, classifier: bool) -> list[Example]:
+def _read_held_out(data: DataSpec, limit: int | None, *, classifier: bool) -> tuple[list[Example], EmptyRows]:
     try:
         rows = data_sources.load_rows(data)
         template = choose_template(data, rows, classifier=classifier)
         chosen = shuffle(len(rows), data.seed, 1)[: limit or len(rows)]
-        own = EmptyRows(data.source)
-        held_out = _convert(data.source, rows, template, chosen.tolist(), own)
+        own = EmptyRows(source_of(data))
+        return _convert(data, rows, template, chosen.tolist(), own), own
     except DataError as error:
         raise DataError(str(error).replace("data.source", "eval.source", 1)) from None
-    empty.others.append(own)
-    return held_out
 
 
 class EmptyRows:
@@ -118,7 +246,6 @@ class EmptyRows:
     def __init__(self, source: str) -> None:
         self._source = source
         self.numbers: list[int] = []
-        self.others: list[EmptyRows] = []
         self._where = ""
 
     def remove(self, examples: Iterable[tuple[int, Example]]) -> list[Example]:
@@ -139,14 +266,13 @@ class EmptyRows:
         return kept
 
     def warnings(self) -> list[str]:
-        """Return a sentence for each source that has such rows."""
-        own = []
-        if self.numbers:
-            first = ", ".join(map(str, self.numbers[:5])) + (", ..." if len(self.numbers) > 5 else "")
-            own.append(
-                f"{len(self.numbers)} rows of {self._source} left out: {self._where!r} is empty or missing (row {first})"
-            )
-        return [*own, *(text for other in self.others for text in other.warnings())]
+        """Return a sentence, if the source has such rows."""
+        if not self.numbers:
+            return []
+        first = ", ".join(map(str, self.numbers[:5])) + (", ..." if len(self.numbers) > 5 else "")
+        return [
+            f"{len(self.numbers)} rows of {self._source} left out: {self._where!r} is empty or missing (row {first})"
+        ]
 
 
 def label_map(examples: Sequence[Example]) -> dict[str, int]:

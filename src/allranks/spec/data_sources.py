@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.errors import DataError, EnvironmentNotAble
+from allranks.spec.data_mixture import source_of
 from allranks.spec.records import DataSpec
 from allranks.utils.inputs import open_regular, read_text
 
@@ -40,12 +41,10 @@ def load_rows(data: DataSpec) -> list[Row]:
 
 
 def _load_source(data: DataSpec) -> list[Row]:
-    if data.source.startswith("builtin:"):
-        return builtin_set(data.source).rows(data.subset or builtin_set(data.source).default_rows, data.seed)
-    path = Path(data.source).expanduser()
-    if looks_like_file(data.source):
-        return read_file(path)
-    return _load_hub(data)
+    source = source_of(data)
+    if source.startswith("builtin:"):
+        return builtin_set(source).rows(data.subset or builtin_set(source).default_rows, data.seed)
+    return read_file(Path(source).expanduser()) if looks_like_file(source) else _load_hub(data)
 
 
 def looks_like_file(source: str) -> bool:
@@ -68,15 +67,13 @@ def builtin_set(source: str) -> Any:
 
 def source_fingerprint(data: DataSpec) -> str:
     """Return a hash of what the rows depend on: file content, hub name with revision, or generator and seed."""
-    digest = hashlib.sha256()
-    if data.source.startswith("builtin:"):
+    digest, source = hashlib.sha256(), source_of(data)
+    if source.startswith("builtin:"):
         from allranks.version import __version__
 
-        digest.update(
-            f"{data.source} {builtin_set(data.source).default_rows} {data.subset} {data.seed} {__version__}".encode()
-        )
-    elif looks_like_file(data.source):
-        path = Path(data.source).expanduser()
+        digest.update(f"{source} {builtin_set(source).default_rows} {data.subset} {data.seed} {__version__}".encode())
+    elif looks_like_file(source):
+        path = Path(source).expanduser()
         check_data_file(path)
         with open_regular(path) as file:
             while block := file.read(1 << 20):
@@ -277,7 +274,7 @@ def _load_hub(data: DataSpec) -> list[Row]:
 
     datasets.disable_progress_bars()
     try:
-        loaded = datasets.load_dataset(data.source, data.config, split=data.split, revision=data.revision)
+        loaded = datasets.load_dataset(source_of(data), data.config, split=data.split, revision=data.revision)
     except Exception as error:  # noqa: BLE001 - the hub client raises errors of many libraries
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         missing = isinstance(error, FileNotFoundError) or type(error).__name__ in ("DatasetNotFoundError",)

@@ -11,6 +11,7 @@ from allranks.errors import DataError, SpecError
 from allranks.spec.data_chat import chat_renderer
 from allranks.spec.data_columns import TEMPLATE_KINDS, Columns, columns_of, fitting_template, require_roles
 from allranks.spec.data_examples import Example, Render, encodable, is_missing, row_text
+from allranks.spec.data_mixture import source_of
 from allranks.spec.data_sources import Row, builtin_set
 from allranks.spec.records import DataSpec
 from allranks.utils.inputs import read_text
@@ -59,8 +60,8 @@ def choose_template(data: DataSpec, rows: Sequence[Row], *, classifier: bool) ->
     """
     name, reason = data.template, "by data.template"
     columns: Columns = data.columns
-    if data.source.startswith("builtin:"):
-        own = builtin_set(data.source)
+    if source_of(data).startswith("builtin:"):
+        own = builtin_set(source_of(data))
         columns = {**own.columns, **columns}
         if name == "auto":
             labelled = own.template == "classification"

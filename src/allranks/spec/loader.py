@@ -17,6 +17,7 @@ import yaml
 from yaml.composer import ComposerError
 
 from allranks.errors import SpecError
+from allranks.spec.data_mixture import mixture_problems
 from allranks.spec.records import Record, RunSpec, StrategySpec
 from allranks.spec.strategies import OPTION_DESCRIPTIONS, REGISTRY, read_options, resolve_options
 from allranks.spec.validation import (
@@ -45,6 +46,10 @@ def json_schema() -> dict[str, Any]:
         },
         "additionalProperties": False,
     }
+    components["DataSpec"]["oneOf"] = [
+        {"required": [name], "properties": {name: {"not": {"type": "null"}}, other: {"type": "null"}}}
+        for name, other in (("source", "sources"), ("sources", "source"))
+    ]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "allranks run spec",
@@ -310,6 +315,9 @@ def _unknown_keys(raw: dict[str, Any], record: type[Record], path: str) -> list[
         inner = record_class(known[key].type)
         if inner is not None and isinstance(value, dict) and inner is not StrategySpec:
             problems += _unknown_keys(value, inner, f"{here}.")
+        if inner is not None and isinstance(value, list):
+            for number, item in enumerate(value):
+                problems += _unknown_keys(item, inner, f"{here}[{number}].") if isinstance(item, dict) else []
     return problems
 
 
@@ -354,6 +362,8 @@ def _check_together(spec: RunSpec, where: str) -> None:
             problems.append("model.name is missing; set a hub name, a path, or for example tiny:mistral")
         if spec.data is None:
             problems.append("data.source is missing; set a hub name, a file, or for example builtin:instructions")
+        else:
+            problems += mixture_problems(spec.data)
     elif spec.model is not None or spec.data is not None:
         problems.append("script replaces model, data and train; remove those sections")
     if spec.train.max_steps is not None and spec.train.epochs is not None:

@@ -60,10 +60,30 @@ class ModelSpec(Record, frozen=True):
     ] = {}
 
 
+class SourceSpec(Record, frozen=True):
+    """One source of a mixture (`data.sources`, a list). What is null here is as in `data`."""
+
+    source: Annotated[str, Meta(min_length=1, description="hub name, local file, or builtin:<set>")]
+    weight: Annotated[
+        float, Meta(gt=0, description="share of the rows of an epoch, relative to the sum of all weights")
+    ] = 1.0
+    template: Annotated[str | None, Meta(description="as data.template, for this source")] = None
+    columns: Annotated[dict[str, str | list[str]] | None, Meta(description="as data.columns, for this source")] = None
+    split: Annotated[str | None, Meta(description="as data.split, for this source")] = None
+    config: Annotated[str | None, Meta(description="as data.config, for this source")] = None
+    revision: Annotated[str | None, Meta(description="as data.revision, for this source")] = None
+
+
 class DataSpec(Record, frozen=True):
     """The rows, their conversion to text, and the conversion of text to sequences."""
 
-    source: Annotated[str, Meta(min_length=1, description="hub name, local file, or builtin:<set>")]
+    source: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(description="hub name, local file, or builtin:<set>; required, unless data.sources is given"),
+    ] = None
+    sources: Annotated[
+        list[SourceSpec] | None, Meta(description="several sources, mixed by weight, in place of data.source")
+    ] = None
     split: Annotated[str, Meta(description="split of a hub data set")] = "train"
     config: Annotated[str | None, Meta(description="configuration (subset) name of a hub data set")] = None
     revision: Annotated[str | None, Meta(description="pinned hub revision")] = None

@@ -116,7 +116,7 @@ def inspect(spec: RunSpec, *, classifier: bool | None, rows: int) -> Inspection:
 def _shown(built: AssembledData, example: Example, row: EncodedRow) -> ShownRow:
     labelled = example.label is not None
     return ShownRow(
-        source=built.facts.source,
+        source=example.source or built.facts.source,
         row=example.row,
         tokens=len(row.ids),
         tokens_trained=0 if labelled else int(row.mask[1:].sum()),

@@ -11,6 +11,7 @@ from allranks.errors import SpecError
 from allranks.planning.rank_environment import public_variables
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.paths import RunDir
+from allranks.spec.data_mixture import parts_of
 from allranks.spec.records import RunSpec
 from allranks.spec.validation import is_container
 
@@ -140,7 +141,8 @@ def agent_command(spec: RunSpec, plan: LaunchPlan, run: RunDir, python: str) -> 
 
 
 def _mounts(spec: RunSpec, run: RunDir) -> list[str]:
-    named = [spec.script.path if spec.script else None, spec.data.source if spec.data else None, spec.eval.source]
+    sources = [part.source for part in parts_of(spec.data)] if spec.data else []
+    named = [spec.script.path if spec.script else None, *sources, spec.eval.source]
     folders = [Path(p).expanduser().absolute().parent for p in named if p and Path(p).expanduser().is_file()]
     if spec.model is not None and Path(spec.model.name).expanduser().is_dir():
         folders.append(Path(spec.model.name).expanduser().absolute())

@@ -18,7 +18,8 @@ def proj(survey: NodeSurvey) -> ChecksByHost:
 def data(survey: NodeSurvey) -> ChecksByHost:
     """Check that the data exist, with the same content."""
     cure = "copy it to a file system shared by all nodes and set data.source to that path"
-    return same_content(survey, "data", ["data", "eval data"], cure)
+    roles = [item.role for item in survey.wish.folders if item.role == "eval data" or item.role.startswith("data")]
+    return same_content(survey, "data", roles, cure)
 
 
 def model(survey: NodeSurvey) -> ChecksByHost:

@@ -7,8 +7,9 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from allranks.errors import EnvironmentNotAble, RequestError, SpecError
+from allranks.spec.data_mixture import key_of, parts_of, source_of
 from allranks.spec.data_sources import looks_like_file
-from allranks.spec.records import RunSpec
+from allranks.spec.records import DataSpec, RunSpec
 from allranks.utils.caches import datasets_cache, hf_home, hub_cache
 from allranks.utils.inputs import read_text
 from allranks.version import __version__
@@ -33,14 +34,19 @@ def check_hub(spec: RunSpec) -> None:
     local = model.name.startswith(("tiny:", "mlp:")) or Path(model.name).expanduser().is_dir()
     if not local and not _is_cached(hub_cache(spec.cluster.cache) / ("models--" + model.name.replace("/", "--"))):
         _ask_hub(f"/{model.name}/resolve/{model.revision or 'main'}/config.json", "model.name", model.name)
-    source = data.source if data is not None else "builtin:"
-    if data is None or source.startswith("builtin:") or looks_like_file(source):
+    for number, part in enumerate(parts_of(data) if data is not None else []):
+        _check_data_set(spec, part, key_of(data, number) if data is not None else "data.source")
+
+
+def _check_data_set(spec: RunSpec, data: DataSpec, key: str) -> None:
+    source = source_of(data)
+    if source.startswith("builtin:") or looks_like_file(source):
         return
     hub, prepared = hub_cache(spec.cluster.cache), datasets_cache()
     if not any(
         _is_cached(p) for p in (hub / ("datasets--" + source.replace("/", "--")), prepared / source.replace("/", "___"))
     ):
-        _ask_hub(f"/api/datasets/{source}/revision/{data.revision or 'main'}", "data.source", source)
+        _ask_hub(f"/api/datasets/{source}/revision/{data.revision or 'main'}", key, source)
 
 
 def _is_cached(folder: Path) -> bool:

@@ -18,7 +18,8 @@ from allranks.errors import DataError, SpecError
 from allranks.planning.model_checks import check_model
 from allranks.planning.rank_environment import script_arguments
 from allranks.spec import data_sources
-from allranks.spec.data_rows import eval_data, read_examples
+from allranks.spec.data_mixture import parts_of, source_of
+from allranks.spec.data_rows import eval_data, naming_source, read_examples
 from allranks.spec.data_templates import choose_template, require_template
 from allranks.spec.models import TINY_ENCODERS, check_model_folder, is_mlp, tiny_family
 from allranks.spec.records import DataSpec, RunSpec, ScriptSpec
@@ -47,7 +48,7 @@ def check_request(spec: RunSpec) -> None:
         _check_model_files(spec.model.name)
     classifier = is_classifier(spec)
     if spec.data is not None:
-        _check_data(spec.data, classifier)
+        _check_sources(spec.data, classifier)
     if spec.data is not None and spec.eval.source is not None:
         try:
             _check_data(eval_data(spec), classifier)
@@ -95,17 +96,24 @@ def _check_script(script: ScriptSpec) -> None:
         )
 
 
+def _check_sources(data: DataSpec, classifier: bool | None) -> None:
+    for number, part in enumerate(parts_of(data)):
+        with naming_source(data, number):
+            _check_data(part, classifier)
+
+
 def _check_data(data: DataSpec, classifier: bool | None) -> None:
     """Refuse a first row that no template fits."""
     require_template(data.template)
-    if data.source.startswith("builtin:"):
-        own = data_sources.builtin_set(data.source)
+    source = source_of(data)
+    if source.startswith("builtin:"):
+        own = data_sources.builtin_set(source)
         if data.template != "auto" or data.columns:  # else it has its own columns
             choose_template(data, own.rows(1, data.seed), classifier=classifier is True)
         return
-    if not data_sources.looks_like_file(data.source):
+    if not data_sources.looks_like_file(source):
         return
-    path = Path(data.source).expanduser()
+    path = Path(source).expanduser()
     row = data_sources.read_first_row(path)
     if row is None:
         if path.stat().st_size == 0:
@@ -128,7 +136,7 @@ def check_rows(spec: RunSpec) -> None:
     if data is None or spec.model is None or is_mlp(spec.model.name):
         return
     classifier = is_classifier(spec)
-    sources = [source for source in (data.source, spec.eval.source) if source is not None]
+    sources = [source_of(part) for part in parts_of(data)] + ([spec.eval.source] if spec.eval.source else [])
     files = [Path(source).expanduser() for source in sources if not source.startswith("builtin:")]
     if classifier is None or not files or not all(path.is_file() for path in files):
         return
@@ -145,8 +153,8 @@ def check_rows(spec: RunSpec) -> None:
 
 def _mark(spec: RunSpec, files: list[Path]) -> Path:
     """Return the file that says that these rows passed."""
-    template = Path(spec.data.template).expanduser() if spec.data is not None else Path()
-    seen = [(str(p.absolute()), *_identity(p)) for p in [*files, template] if p.is_file()]
+    templates = [Path(part.template).expanduser() for part in parts_of(spec.data)] if spec.data is not None else []
+    seen = [(str(p.absolute()), *_identity(p)) for p in [*files, *templates] if p.is_file()]
     wanted = [
         __version__,
         msgspec.to_builtins(spec.data),

@@ -21,6 +21,7 @@ import msgspec
 
 from allranks.nodes.records import Check, NodeRequirements, PreflightReport, RequiredFolder
 from allranks.planning.records import LaunchPlan
+from allranks.spec.data_mixture import parts_of
 from allranks.spec.records import RunSpec
 from allranks.spec.validation import is_container
 from allranks.utils.filesystem import PACKAGE_FOLDER
@@ -105,7 +106,9 @@ def _folders(spec: RunSpec, run_root: Path, here: Path) -> list[RequiredFolder]:
     ]
     if spec.script is not None:
         found.append(RequiredFolder(role="script", path=full(spec.script.path), fingerprint=True))
-    for role, source in (("data", spec.data.source if spec.data else None), ("eval data", spec.eval.source)):
+    sources = [part.source for part in parts_of(spec.data)] if spec.data else []
+    roles = ["data" if i == 0 else f"data {i + 1}" for i in range(len(sources))]
+    for role, source in (*zip(roles, sources, strict=True), ("eval data", spec.eval.source)):
         if source and _is_path(source, here):
             found.append(RequiredFolder(role=role, path=full(source), fingerprint=True))
     if spec.model is not None and not spec.model.name.startswith("tiny:") and _is_path(spec.model.name, here):

@@ -125,9 +125,21 @@ def for_node(spec: RunSpec, stage: NodeStage) -> RunSpec:
     changed: Any = spec
     for key, value in stage.overrides.items():
         section, _, name = key.partition(".")
+        if name.startswith("sources."):
+            changed = _with_source(changed, name, value)
+            continue
         part = msgspec.structs.replace(getattr(changed, section), **{name: value})
         changed = msgspec.structs.replace(changed, **{section: part})
     return changed
+
+
+def _with_source(spec: RunSpec, name: str, value: str | None) -> RunSpec:
+    """Return the spec with another value at ``sources.<number>.<key>`` of its data."""
+    _, number, key = name.split(".")
+    assert spec.data is not None and spec.data.sources is not None
+    sources = list(spec.data.sources)
+    sources[int(number)] = msgspec.structs.replace(sources[int(number)], **{key: value})
+    return msgspec.structs.replace(spec, data=msgspec.structs.replace(spec.data, sources=sources))
 
 
 def spec_here(spec: RunSpec, manifest: Path) -> RunSpec:
@@ -163,7 +175,8 @@ def node_stage(bundle: Bundle, node: str, lacks: list[str], folder: str) -> Node
         for key, value in part.override.items():
             overrides[key] = None if value is None else f"{path}/{value}".rstrip("/")
     datasets = next(
-        (u.path for u in uses if u.staged and u.name in ("data", "eval-data") and _is_hub(bundle, u.name)), None
+        (u.path for u in uses if u.staged and u.name.startswith(("data", "eval-data")) and _is_hub(bundle, u.name)),
+        None,
     )
     return NodeStage(
         node=node,

@@ -21,7 +21,8 @@ from typing import Any
 
 from allranks.errors import DataError, EnvironmentNotAble, SpecError
 from allranks.rundir.files import read_json
-from allranks.spec.records import RunSpec
+from allranks.spec.data_mixture import parts_of, source_of
+from allranks.spec.records import DataSpec, RunSpec
 from allranks.spec.validation import is_container
 from allranks.utils.caches import datasets_cache, hub_cache
 from allranks.utils.filesystem import PACKAGE_FOLDER
@@ -248,8 +249,6 @@ def part_files(spec: RunSpec, *, packages: bool = True, without: Collection[str]
 
 def requested_parts(spec: RunSpec) -> list[RequestedPart]:
     """Return code, model and data that a spec names, without looking for the files."""
-    from allranks.spec.data_sources import looks_like_file
-
     found: list[RequestedPart] = []
     if spec.script is not None:
         script = Path(spec.script.path).expanduser()
@@ -258,17 +257,26 @@ def requested_parts(spec: RunSpec) -> list[RequestedPart]:
         name, revision = spec.model.name, spec.model.revision
         folder = Path(name).expanduser()
         found.append(RequestedPart("model", folder if folder.is_dir() else None, lambda: [_model(name, revision)]))
-    for part, key, source in (
-        ("data", "data.source", spec.data.source if spec.data else None),
-        ("eval-data", "eval.source", spec.eval.source if spec.data else None),
-    ):
-        if source is not None:
-            path = Path(source).expanduser() if looks_like_file(source) else None
-            found.append(RequestedPart(part, path, partial(_data, part, key, source, spec)))
-    if spec.data is not None and (spec.data.template.endswith(".jinja") or "/" in spec.data.template):
-        template = Path(spec.data.template).expanduser()
-        found.append(RequestedPart("template", template, lambda: [_single_file("template", "data.template", template)]))
+    if spec.data is None:
+        return found
+    mixed = spec.data.sources is not None
+    for number, one in enumerate(parts_of(spec.data)):
+        tail, prefix = (f"-{number + 1}", f"data.sources.{number}") if mixed else ("", "data")
+        found.append(_data_part(f"data{tail}", f"{prefix}.source", source_of(one), one))
+        if one.template.endswith(".jinja") or "/" in one.template:
+            template = Path(one.template).expanduser()
+            files = partial(_single_file, f"template{tail}", f"{prefix}.template", template)
+            found.append(RequestedPart(f"template{tail}", template, lambda files=files: [files()]))
+    if spec.eval.source is not None:
+        found.append(_data_part("eval-data", "eval.source", spec.eval.source, spec.data))
     return found
+
+
+def _data_part(part: str, key: str, source: str, data: DataSpec) -> RequestedPart:
+    from allranks.spec.data_sources import looks_like_file
+
+    path = Path(source).expanduser() if looks_like_file(source) else None
+    return RequestedPart(part, path, partial(_data, part, key, source, data))
 
 
 def package_source() -> PartFiles:
@@ -330,16 +338,15 @@ def _model(name: str, revision: str | None) -> PartFiles:
     return PartFiles(**{**found.__dict__, "revision": commit})
 
 
-def _data(part: str, key: str, source: str, spec: RunSpec) -> list[PartFiles]:
+def _data(part: str, key: str, source: str, data: DataSpec) -> list[PartFiles]:
     from allranks.spec.data_sources import check_data_file, looks_like_file
 
-    assert spec.data is not None
     if source.startswith("builtin:"):
         return []
     if looks_like_file(source):
         check_data_file(Path(source).expanduser())
         return [_single_file(part, key, Path(source).expanduser())]
-    cache, folder, commit = cached_dataset(source, spec.data.config, spec.data.revision)
+    cache, folder, commit = cached_dataset(source, data.config, data.revision)
     names = [p.relative_to(cache) for p in walk_files(folder)]
     found = _tree(part, cache, names)
     return [PartFiles(**{**found.__dict__, "revision": commit})]

@@ -13,7 +13,8 @@ import numpy as np
 from allranks.errors import DataError
 from allranks.spec.data_checks import classes_of_head, label_warnings
 from allranks.spec.data_examples import Example
-from allranks.spec.data_rows import ReadExamples, label_map, read_examples, shuffle
+from allranks.spec.data_mixture import source_of
+from allranks.spec.data_rows import ReadExamples, SourceRows, label_map, read_examples, shuffle
 from allranks.spec.models import DEFAULT_VOCAB
 from allranks.spec.records import DataSpec, RunSpec
 from allranks.train.data.sampler import pack_isolated
@@ -58,7 +59,9 @@ class DataFacts(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: Literal["", "model", "default"] = ""
     """For chats: the one of the model's tokenizer, or the default of allranks."""
     rows_identical: int = 0
-    """Training rows that are identical to an earlier one."""
+    """Training rows that are identical to an earlier one, not counting those that a mixture repeats."""
+    sources: list[SourceRows] = []
+    """Of a mixture, what each source gives."""
 
 
 @dataclass(frozen=True)
@@ -108,22 +111,23 @@ def assemble(spec: RunSpec, tokenizer: Any, *, classifier: bool, head: Sequence[
     kept = encoded if classifier else [row for row in encoded if row.mask[1:].any()]
     if not kept:
         raise DataError(
-            f"data.source {data.source}: no row has a trained token within data.max_length {data.max_length}; increase it"
+            f"data.source {source_of(data)}: no row has a trained token within data.max_length {data.max_length}; increase it"
         )
     lost = len(encoded) - len(kept)
     packs = _pack(data, kept, classifier=classifier)
     held = _encode(data, read.held_out, tokenizer, labels if classifier else None, evaluating=True)
     if held and not classifier and not any(row.mask[1:].any() for row in held):
         raise DataError(
-            f"{'eval.source' if spec.eval.source else 'data.source'} {spec.eval.source or data.source}: no held-out "
+            f"{'eval.source' if spec.eval.source else 'data.source'} {spec.eval.source or source_of(data)}: no held-out "
             f"row has a scored token within data.max_length {data.max_length}: every prompt is longer; increase it, hold out "
             "more rows, or set data.eval_fraction: 0"
         )
     real = sum(len(r.ids) for r in kept)
     facts = DataFacts(
-        source=data.source,
-        template=read.template.kind,
-        template_reason=read.template.reason,
+        source=source_of(data),
+        sources=read.sources,
+        template=read.template,
+        template_reason=read.template_reason,
         chat_template=chat_template,
         rows=read.rows,
         rows_train=len(encoded),
@@ -137,13 +141,13 @@ def assemble(spec: RunSpec, tokenizer: Any, *, classifier: bool, head: Sequence[
         fill=round(real / (len(packs) * data.max_length), 4),
         vocab_size=len(tokenizer),
         labels=labels,
-        rows_empty=len(read.empty.numbers),
+        rows_empty=read.rows_empty,
         rows_eval_truncated=sum(r.cut_tokens > 0 for r in held),
         rows_eval_without_target=0 if classifier else sum(not r.mask[1:].any() for r in held),
         rows_duplicated=_count_common(read.train, read.held_out),
         rows_identical=len(identical_rows(read.train)),
     )
-    warnings = [*read.empty.warnings(), *label_notes, *data_warnings(facts, data.max_length)]
+    warnings = [*read.warnings, *label_notes, *data_warnings(facts, data.max_length)]
     questions = _questions(read.held_out, None if classifier else tokenizer)
     return AssembledData(
         read, tokenizer, encoded, kept, packs, held, questions, msgspec.structs.replace(facts, warnings=warnings)
@@ -222,14 +226,13 @@ def _count_common(train: Sequence[Example], held_out: Sequence[Example]) -> int:
 
 
 def identical_rows(train: Sequence[Example]) -> list[int]:
-    """Return the positions of rows that are identical to an earlier one."""
-    seen: set[bytes] = set()
+    """Return the positions of rows that are identical to an earlier row; a row that a mixture repeats is one row."""
+    seen: dict[bytes, tuple[str, int]] = {}
     found = []
     for position, example in enumerate(train):
-        text = _text_of(example)
-        if text in seen:
+        row = (example.source, example.row)
+        if seen.setdefault(_text_of(example), row) != row:
             found.append(position)
-        seen.add(text)
     return found
 
 

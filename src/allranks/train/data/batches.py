@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from allranks.spec.data_mixture import source_of
 from allranks.spec.records import DataSpec, EvalSpec
 from allranks.train.data.prepared import DataFacts, PreparedData, TokenSet
 from allranks.train.data.sampler import Rows
@@ -172,7 +173,7 @@ def prepared_noise(data: DataSpec, evaluation: EvalSpec) -> PreparedData:
     held = min(held, evaluation.subset or held)
     train = _numbered(0, rows - held)
     facts = DataFacts(
-        source=data.source,
+        source=source_of(data),
         template="noise",
         rows=rows,
         rows_train=len(train),

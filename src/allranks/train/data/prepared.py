@@ -16,6 +16,7 @@ from allranks.errors import DataError
 from allranks.rundir import shared_cache
 from allranks.rundir.files import read_json, write_json
 from allranks.spec import data_sources
+from allranks.spec.data_mixture import parts_of, source_of
 from allranks.spec.data_rows import eval_data
 from allranks.spec.data_templates import MAX_TEMPLATE_BYTES
 from allranks.spec.records import DataSpec, RunSpec
@@ -80,16 +81,18 @@ def prepare(spec: RunSpec, cache_root: Path, *, classifier: bool, log: shared_ca
     """
     assert spec.data is not None and spec.model is not None
     named = None if spec.model.name.startswith("tiny:") else load_tokenizer(spec.model.name, spec.model.revision)
+    parts = parts_of(spec.data)
     head = head_classes(spec.model.name, spec.model.revision) if classifier and named is not None else []
     identity = {
         "format": FORMAT,
-        "data": _identity(spec.data),
-        "source": data_sources.source_fingerprint(spec.data),
+        "data": [_identity(part) for part in [spec.data, *parts]],
+        "sources": [data_sources.source_fingerprint(part) for part in parts],
+        "weights": [one.weight for one in spec.data.sources or []],
         "eval": [spec.eval.subset, spec.eval.source and data_sources.source_fingerprint(eval_data(spec))],
         "tokenizer": tokenizer_hash(named) if named is not None else f"trained {own_vocabulary(spec)}",
         "classifier": classifier,
         "head": head,
-        "template": _template_hash(spec.data.template),
+        "template": [_template_hash(part.template) for part in parts],
     }
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -103,7 +106,7 @@ def prepare(spec: RunSpec, cache_root: Path, *, classifier: bool, log: shared_ca
 
 def _identity(data: DataSpec) -> dict[str, Any]:
     raw = msgspec.to_builtins(data)
-    return {k: v for k, v in raw.items() if k != "source"} | {"kind": Path(data.source).suffix}
+    return {k: v for k, v in raw.items() if k not in ("source", "sources")} | {"kind": Path(source_of(data)).suffix}
 
 
 def _template_hash(name: str) -> str:

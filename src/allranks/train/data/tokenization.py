@@ -147,11 +147,11 @@ def to_turns(example: Example, tokenizer: Any) -> Example:
                 return Example(turns=turns, answer=example.answer, row=example.row)
     except (TemplateError, TypeError, ValueError, KeyError) as error:
         raise DataError(
-            f"row {example.row}: the model's chat template refuses these messages (roles {', '.join(m['role'] for m in messages[:8])}): "
+            f"{example.place}: the model's chat template refuses these messages (roles {', '.join(m['role'] for m in messages[:8])}): "
             f"{first_line(error)}; correct the row, or use a .jinja file as data.template"
         ) from None
     raise DataError(
-        f"row {example.row}: the assistant turns cannot be located in the output of the tokenizer's chat template; use a .jinja template"
+        f"{example.place}: the assistant turns cannot be located in the output of the tokenizer's chat template; use a .jinja template"
     )
 
 
