@@ -99,7 +99,7 @@ def bandwidth_chart(report: TraceReport) -> Chart | None:
     """Return bus bandwidth over the mean size, a curve per kind."""
     rows = [r for r in report.sizes if r.busbw_bytes_s and r.bytes and r.count]
     kinds = list(dict.fromkeys(r.kind for r in rows))
-    if len(rows) == len(kinds):  # one size per kind is no curve
+    if len(rows) == len(kinds):  # one size per kind does not make a curve
         return None
     traces = []
     for i, kind in enumerate(kinds):
