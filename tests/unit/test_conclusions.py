@@ -19,7 +19,7 @@ from allranks.experiments.communication_model import (
 )
 from allranks.experiments.conclusions import MAX_MODEL_ERROR, _fastest, recommend_strategy
 from allranks.experiments.gates import ComparisonRow, Gates
-from allranks.experiments.tables import two_digits
+from allranks.experiments.page import two_digits
 from tests.sampling import examples
 
 PASSED = Gates(parity=True, mechanism=True, equal_work=True)
