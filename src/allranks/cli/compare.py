@@ -77,7 +77,7 @@ def _show(console: SafeConsole, done: Any) -> None:
         console.print()
         console.print(table)
         if note:
-            console.print(f"[dim]{note}[/dim]")
+            console.print(f"[dim]{note}[/dim]", highlight=False)
     console.print()
     for row in done.rows:
         for text in (*row.reasons, *row.marks):
