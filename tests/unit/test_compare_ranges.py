@@ -19,6 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from allranks.analysis.trace.rank import RankResult, read_rank
+from allranks.cli.compare import _show as show_comparison
+from allranks.cli.console import SafeConsole
 from allranks.experiments.compare import write_comparison
 from allranks.experiments.gates import ComparisonRow, evaluate_strategies
 from allranks.experiments.page import find_links
@@ -309,3 +311,21 @@ def test_rows_without_figures_have_no_range() -> None:
     assert (
         rows[0].figures is None and "zero1" in printed(speed_table(rows)) and "zero1" not in printed(parts_table(rows))
     )
+
+
+@pytest.mark.parametrize(("count", "words"), [(100, "min-max of 100 repeats"), (1, "one repeat has no range")])
+def test_the_terminal_output_says_what_the_ranges_are_of(tmp_path: Path, count: int, words: str) -> None:
+    found = three_repeats()
+    for one in found["ranks"]:
+        one["zero1"]["verified"]["error"] = 0.0  # gives a remark, which follows the tables
+    done = write_comparison(RunDir(tmp_path), {**found, "repeats": count})
+
+    def shown(width: int) -> list[str]:
+        out = io.StringIO()
+        show_comparison(SafeConsole(width=width, file=out), done)
+        return [line.rstrip() for line in out.getvalue().partition("zero1: ")[0].splitlines()]
+
+    assert shown(80) == shown(200), "tables and notes fit 80 columns"
+    assert words in "\n".join(shown(80))
+    titles = ["Speed", "Parts of a step, ms", "Traffic per step", "Memory per rank"]
+    assert [line for line in shown(80) if line in titles] == titles

@@ -67,10 +67,10 @@ def _show(console: SafeConsole, done: Any) -> None:
     names = [row.strategy for row in done.rows]
     base = next((n for n in ("pytorch_ddp", "simple_ddp", *names) if n in names), None)
     repeats = done.measured["repeats"]
-    ranges = f"min-max of {repeats} repeats" if repeats > 1 else "one repeat: no ranges; --repeats sets their number"
+    ranges = f"min-max of {repeats} repeats" if repeats > 1 else "one repeat has no range"
     for table, note in (
-        (speed_table(done.rows), f"gates: parity, mechanism, equal work; median and {ranges}"),
-        (parts_table(done.rows), f"below: {ranges}; exposed, idle, overlap: of ranks and profiled steps"),
+        (speed_table(done.rows), f"gates: parity, mechanism, equal work; {ranges}"),
+        (parts_table(done.rows), f"{ranges}; exposed, idle, overlap: of ranks and profiled steps"),
         (traffic_table(done.rows), ""),
         (memory_table(done.rows, base), f"rank with most; ratio: state against {base}; ranks: range of the peaks"),
     ):
