@@ -131,9 +131,6 @@ def _start(run: RunDir, attempt: int) -> None:
         with _no_garbage_collection():
             from allranks.train.worker import run_rank
 
-            if spec.adapter.type != "none":
-                import peft  # noqa: F401 - needed later; the block is for imports
-
         run_rank(run, attempt, spec)
 
 
