@@ -72,10 +72,49 @@ def test_a_pass_whose_end_is_not_seen_is_not_told() -> None:
     assert "own_backward_s" not in clock.end_step()
 
 
+def test_the_optimizer_counts_without_waits_and_not_at_all_if_its_weights_are_sharded(monkeypatch: Any) -> None:
+    real = step_timers.waited_s
+    monkeypatch.setattr(step_timers, "waited_s", lambda: real() + waited)
+    waited = 0.0
+    clock = clock_of(nn.Linear(4, 4))
+    clock.begin()
+    time.sleep(2 * PAUSE_S)
+    waited = PAUSE_S
+    clock.lap("optimizer")
+    found = clock.end_step()
+    assert PAUSE_S <= found["own_optimizer_s"] <= found["optimizer_s"] - PAUSE_S
+    monkeypatch.setattr(step_timers, "DTensor", nn.Parameter)  # as if these weights were sharded by FSDP2
+    clock = clock_of(nn.Linear(4, 4))
+    clock.begin()
+    clock.lap("optimizer")
+    assert "own_optimizer_s" not in clock.end_step()
+
+
+def test_time_without_a_core_is_told_beside_each_part(monkeypatch: Any) -> None:
+    queued: float | None = 1.0
+    monkeypatch.setattr(step_timers, "queued_s", lambda: queued)
+    clock = clock_of(nn.Linear(4, 4))
+    clock.begin()
+    for part, at in (("data", 1.5), ("forward", 2.0), ("backward", 4.0), ("optimizer", 8.0)):
+        queued = at
+        if part == "backward":
+            clock._own.backward_over()
+        clock.lap(part)
+    found = clock.end_step()
+    assert found["own_queued_s"] == 1.0
+    assert found["own_backward_queued_s"] == 2.0
+    assert found["own_optimizer_queued_s"] == 4.0
+    queued = None  # a kernel without schedstat
+    clock.begin()
+    clock.lap("data")
+    assert "own_queued_s" not in clock.end_step()
+
+
 def test_waiting_within_python_is_taken_out(monkeypatch: Any) -> None:
     real = step_timers.waited_s
     monkeypatch.setattr(step_timers, "waited_s", lambda: real() + waited)
-    waited, work = 0.0, CpuComputeTimer()
+    waited = 0.0
+    work = CpuComputeTimer()
     work.begin()
     work.lap("forward")
     time.sleep(PAUSE_S)

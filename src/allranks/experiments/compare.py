@@ -67,6 +67,7 @@ def _row_document(row: ComparisonRow) -> dict[str, Any]:
             "overlap",
             "memory",
             "collectives",
+            "load",
         )
     )
     return {**plain, **names}
