@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from allranks.utils.formatting import as_dicts
 from allranks.utils.tcp_links import LinkCounters
 
 LOSSY_SHARE = 0.01
@@ -157,3 +158,16 @@ def links_of_run(ranks: Mapping[int, Iterable[Mapping[str, Any]]]) -> list[Link]
                 reader.start(rank, str(event.get("host") or ""))
             reader.take(event)
     return reader.links()
+
+
+def link_notes(metrics: Mapping[str, Any]) -> list[str]:
+    """Return the messages for the slow links of metrics.json; damaged records are left out."""
+    notes = []
+    for item in as_dicts(metrics.get("links")):
+        try:
+            link = msgspec.convert(item, Link)
+        except msgspec.ValidationError:
+            continue
+        if link.slow or link.lossy:
+            notes.append(link_message(link))
+    return notes
