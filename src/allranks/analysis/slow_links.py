@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from statistics import median
 from typing import Any
 
 import msgspec
@@ -18,13 +17,15 @@ from allranks.utils.tcp_links import LinkCounters
 
 LOSSY_SHARE = 0.01
 MIN_RESENT = 20
-SLOW_FACTOR = 3.0  # time per byte, relative to the median of the other links
+SLOW_FACTOR = (
+    3.0  # time per byte, relative to the fastest quarter of the other links: those of a slow node are all slow
+)
 MIN_BUSY_SHARE = 0.2  # of the time; a link that is rarely used delays nobody
 MIN_BYTES = 1 << 20
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """What went from the ranks of one host to another one. ``relative`` is the time per byte against the median of the others."""
+    """What went from the ranks of one host to another one. ``relative`` is the time per byte against the fast ones of the others."""
 
     host: str
     peer: str
@@ -88,9 +89,9 @@ class LinkReader:
 
 
 def _usual(rates: Mapping[tuple[str, str], float], key: tuple[str, str]) -> float | None:
-    """Return the median time per byte of the other links; None if fewer than two are known."""
-    others = [rate for k, rate in rates.items() if k != key]
-    return median(others) if len(others) >= 2 else None
+    """Return the longest time per byte in the fastest quarter of the other links; None if fewer than two are known."""
+    others = sorted(rate for k, rate in rates.items() if k != key)
+    return others[(len(others) - 1) // 4] if len(others) >= 2 else None
 
 
 class _Sent:
@@ -141,7 +142,7 @@ def link_message(link: Link) -> str:
     parts = []
     if link.slow and link.bytes_per_s is not None:
         parts.append(
-            f"{link.bytes_per_s / 1e6:.1f} MB/s, {link.relative:.1f} times the time per byte of the other links, busy {link.busy_share:.0%} of the time"
+            f"{link.bytes_per_s / 1e6:.1f} MB/s, {link.relative:.1f} times the time per byte of the fastest other links, busy {link.busy_share:.0%} of the time"
         )
     if link.lossy and link.resent_share is not None:
         parts.append(f"{link.resent_share:.1%} of its segments were sent again")

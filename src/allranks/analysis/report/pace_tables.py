@@ -116,7 +116,7 @@ def link_table(data: RunData) -> Table | None:
             )
         )
     note = (
-        "From the kernel's counters of the ranks' TCP connections. Relative: time per byte against the median of the other links, "
+        "From the kernel's counters of the ranks' TCP connections. Relative: time per byte against the fastest other links, "
         "without the time in which the receiver did not read."
     )
     if len(rows) > MAX_ROWS:
