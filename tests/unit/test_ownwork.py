@@ -72,7 +72,7 @@ def test_a_pass_whose_end_is_not_seen_is_not_told() -> None:
     assert "own_backward_s" not in clock.end_step()
 
 
-def test_the_optimizer_counts_without_waits_and_not_at_all_if_its_weights_are_sharded(monkeypatch: Any) -> None:
+def test_the_optimizer_counts_without_waits_and_not_at_all_if_ranks_cannot_be_compared(monkeypatch: Any) -> None:
     real = step_timers.waited_s
     monkeypatch.setattr(step_timers, "waited_s", lambda: real() + waited)
     waited = 0.0
@@ -88,6 +88,21 @@ def test_the_optimizer_counts_without_waits_and_not_at_all_if_its_weights_are_sh
     clock.begin()
     clock.lap("optimizer")
     assert "own_optimizer_s" not in clock.end_step()
+
+
+def test_the_optimizer_of_whole_weights_of_different_sizes_is_not_told() -> None:
+    """As ZeroRedundancyOptimizer deals them out; it holds the rank's own optimizer in `optim`."""
+    layers = nn.Linear(4, 4)
+    plain = torch.optim.SGD(layers.parameters())
+    uneven = torch.optim.SGD(layers.parameters())
+    uneven.optim = plain  # type: ignore[attr-defined]
+    for optimizer, told in ((plain, True), (uneven, False)):
+        clock = StepTimer(torch.device("cpu"))
+        clock.follow(layers, optimizer)
+        clock.begin()
+        clock.lap("optimizer")
+        found = clock.end_step()
+        assert ("own_optimizer_s" in found) == told
 
 
 def test_time_without_a_core_is_told_beside_each_part(monkeypatch: Any) -> None:

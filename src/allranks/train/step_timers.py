@@ -222,16 +222,18 @@ class StepTimer:
     edge: float = field(default_factory=time.perf_counter)
     parts: dict[str, float] = field(default_factory=dict)
     _mark: float = 0.0
-    _unseen_waits: bool = False
+    _optimizer_hidden: bool = False
 
     def __post_init__(self) -> None:
         self._own: ComputeTimer = CudaComputeTimer() if self.device.type == "cuda" else CpuComputeTimer()
 
-    def follow(self, module: nn.Module) -> None:
-        """Measure backward passes of this module without the wait at their end."""
+    def follow(self, module: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Measure backward passes of this module without the wait at their end, and its optimizer if ranks can be compared."""
         hook_end_of_backward(module, self._own.backward_over)
-        # The optimizer of sharded weights computes the norm by functional collectives, which do not call `Work.wait`.
-        self._unseen_waits = any(isinstance(p, DTensor) for p in module.parameters() if p.requires_grad)
+        # The norm of sharded weights is computed by functional collectives, which do not call `Work.wait`.
+        waits = any(isinstance(p, DTensor) for p in module.parameters() if p.requires_grad)
+        # ZeroRedundancyOptimizer, which holds another one in `optim`, gives each rank whole weights: some have more than others.
+        self._optimizer_hidden = waits or hasattr(optimizer, "optim")
 
     def begin(self) -> None:
         """Start a step."""
@@ -252,7 +254,7 @@ class StepTimer:
         if self.device.type == "cpu":
             taken |= {f"{part}_s": round(seconds, 6) for part, seconds in self.parts.items()}
         own = self._own.end_step()
-        hidden = (OWN_OPTIMIZER, QUEUED[OWN_OPTIMIZER]) if self._unseen_waits else ()
+        hidden = (OWN_OPTIMIZER, QUEUED[OWN_OPTIMIZER]) if self._optimizer_hidden else ()
         taken |= {kind: round(seconds, 6) for kind, seconds in own.items() if kind not in hidden}
         self.edge, self.parts = now, {}
         return taken
