@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from allranks.train import step_timers
-from allranks.train.step_timers import CpuComputeTimer, StepTimer
+from allranks.train.step_timers import CpuComputeTimer, CudaComputeTimer, StepTimer
 
 PAUSE_S = 0.05
 
@@ -137,3 +137,46 @@ def test_waiting_within_python_is_taken_out(monkeypatch: Any) -> None:
     work.backward_over()
     work.lap("backward")
     assert work.end_step()["own_backward_s"] < PAUSE_S / 2
+
+
+class Mark:
+    """Stands for an event of the device, which this machine does not have; its clock is that of the test."""
+
+    now = 0.0
+
+    def __init__(self) -> None:
+        self.at = Mark.now
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: Mark) -> float:
+        return 1000 * (end.at - self.at)
+
+
+def device_step(clock: CudaComputeTimer, wait: bool) -> dict[str, float]:
+    clock.begin()
+    for part, seconds in (("data", 0.0), ("forward", 1.0), ("backward", 2.0), ("optimizer", 4.0)):
+        if part == "backward":
+            Mark.now += seconds
+            clock.backward_over()
+            Mark.now += 8.0  # for the other ranks
+        else:
+            Mark.now += seconds
+        if part == "optimizer" and wait:
+            step_timers._waits += 1
+        clock.lap(part)
+    return clock.end_step()
+
+
+def test_on_a_device_parts_are_told_one_step_later_and_no_optimizer_that_waits(monkeypatch: Any) -> None:
+    monkeypatch.setattr(step_timers, "_record_event", Mark)
+    monkeypatch.setattr(step_timers, "_waits", 0)
+    clock = CudaComputeTimer()
+    assert device_step(clock, wait=False) == {}
+    first, second = device_step(clock, wait=True), device_step(clock, wait=False)
+    for found in (first, second):
+        assert found["own_backward_s"] == 2.0
+        assert 1.0 <= found["own_s"] < 1.5
+    assert first["own_optimizer_s"] == 4.0
+    assert "own_optimizer_s" not in second
