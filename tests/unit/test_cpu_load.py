@@ -278,3 +278,8 @@ def test_consecutive_records_add_up() -> None:
     assert unknown is not None and unknown.queued_s is None
     assert add_uses([]) is None
     assert add_uses([use(1.0, 0.5, 4.0), use(1.0, 0.5, 4.0, cores="3", core_count=1)]) is None
+
+
+def test_the_agent_and_the_command_of_the_run_are_no_overload() -> None:
+    """They use some per cent of a core, and the ranks' own threads wait for each other meanwhile."""
+    assert not judge(use(8.0, 3.0, 16.0 + 1.0), use(8.0, 3.0, 16.0 + 1.0)).overloaded

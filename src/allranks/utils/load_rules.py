@@ -13,8 +13,8 @@ import msgspec
 
 from allranks.utils.cpu_load import CpuUse, cores_of
 
-OVERLOADED = 0.05
-"""Share of the ranks' CPU time that must have been taken for a measurement to count as disturbed."""
+OVERLOADED = 0.1
+"""Share of the ranks' CPU time that must have been taken for a measurement to count as disturbed. Agent and command of a run take some, too."""
 COMPETING = 0.2
 """Share of the ranks' CPU time that they wait for each other from which it is reported."""
 CLOCK_ERROR_S = 0.02
