@@ -19,7 +19,9 @@ from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeEla
 from rich.table import Table
 from rich.text import Text
 
+from allranks.analysis.machine_load import machine_notes
 from allranks.analysis.metrics import before_and_after
+from allranks.analysis.slow_links import link_notes
 from allranks.cli.console import SafeConsole
 from allranks.cli.options import any_path, echo, error_line, json_option, print_json, set_option
 from allranks.errors import EXIT_OK
@@ -252,6 +254,8 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
         ("network", network),
         ("MFU", _format_or_none(m.get("mfu"), ".1%")),
         ("peak memory", format_bytes(m.get("peak_memory_bytes")) + " per rank"),
+        ("machine", "; ".join(machine_notes(m))),
+        ("links", "; ".join(link_notes(m)[:3])),
     ]
     return [(name, sanitize(value)) for name, value in rows if value]
 

@@ -68,6 +68,7 @@ def _row_document(row: ComparisonRow) -> dict[str, Any]:
             "overlap",
             "memory",
             "collectives",
+            "load",
             "spread",
         )
     )

@@ -18,6 +18,7 @@ from allranks.experiments.communication_model import (
     predict_step_time,
 )
 from allranks.experiments.gates import ComparisonRow
+from allranks.experiments.machine_load import load_conclusions
 from allranks.utils.formatting import format_bytes
 
 Json = dict[str, Any]
@@ -36,7 +37,8 @@ def recommend_strategy(
         return ["No strategy passed its gates, so there is no recommendation."], None, []
     found = fit_communication_model(collective_timings(measured), measured["world_size"])
     ranked = sorted(good, key=_tokens_per_s, reverse=True)
-    text = [_fastest_here(measured, ranked), *_memory(ranked)]
+    loaded = load_conclusions(measured, [row.strategy for row in good])
+    text = [*loaded, _fastest_here(measured, ranked), *_memory(ranked)]
     if found is None:
         return text, None, []
     errors = {row.strategy: model_error(row.figures, found, measured["world_size"]) for row in good if row.figures}

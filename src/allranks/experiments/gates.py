@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from allranks.experiments.machine_load import counted_repeats, load_figures, load_marks
 from allranks.experiments.spread import figure_spreads
 
 TOLERANCE = {"float32": 2e-3, "float64": 1e-6, "bfloat16": 0.05, "float16": 0.05}
@@ -73,7 +74,7 @@ def _row(measured: Json, name: str, control: str | None, sound: str | None) -> C
         strategy=name,
         gates=gates,
         reasons=[r for r in (parity, mechanism, work) if r],
-        marks=_remarks(measured, name),
+        marks=[*_remarks(measured, name), *load_marks(measured, name)],
         parity_error=measured["ranks"][0][name]["verified"]["error"],
         figures=_figures(measured, name) if gates.passed else None,
     )
@@ -198,7 +199,7 @@ def _overlap(window: Json) -> float | None:
 
 def _figures(measured: Json, name: str) -> Json:
     ranks = [rank[name] for rank in measured["ranks"]]
-    repeats = range(len(ranks[0]["repeats"]))
+    repeats = counted_repeats(measured, name)
     rates = [tokens_per_s([r["repeats"][k] for r in ranks]) for k in repeats]
     everything = [r["repeats"][k] for r in ranks for k in repeats]
     steps = sorted(t for one in everything for t in one["step_time_s"])
@@ -216,6 +217,7 @@ def _figures(measured: Json, name: str) -> Json:
         "overlap": median(overlaps) if overlaps else None,
         "collectives": _collectives(ranks[0]["verified"]),
         "collective_s": collective_seconds(windows, measured),
+        "load": load_figures(measured, name),
         "memory": {**memory, "state_bytes": sum(v for k, v in memory.items() if k != "peak_bytes")},
     }
     return {**figures, "spread": figure_spreads(figures, ranks, repeats, rates)}

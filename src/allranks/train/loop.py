@@ -122,7 +122,7 @@ class TrainingLoop:
         self._step_metrics = StepMetrics(world, order, tokens, plan, events, stop)
         self._watcher.attach(self._step_metrics.quiet)
         self._clock = StepTimer(world.device)
-        self._clock.follow(strategy.module)
+        self._clock.follow(strategy.module, strategy.optimizer)
 
     def run(self) -> LoopOutcome:
         """Run all steps; return when every rank has done the same number of steps.

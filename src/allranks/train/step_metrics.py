@@ -21,6 +21,7 @@ from allranks.train.data.batches import Batch, NoiseBatch
 from allranks.train.data.prepared import TokenSet
 from allranks.train.data.sampler import SampleOrder
 from allranks.train.distributed import DistContext
+from allranks.train.machine_samples import MachineSamples
 from allranks.train.step_timers import memory_usage
 
 
@@ -186,6 +187,13 @@ class _LogInterval:
     times: list[dict[str, Any]] = field(default_factory=list)
 
 
+def _mean_times(times: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the mean of each time over the steps that have it."""
+    names = dict.fromkeys(name for t in times for name in t)
+    told = {name: [t[name] for t in times if name in t] for name in names}
+    return {name: round(sum(values) / len(values), 6) for name, values in told.items()}
+
+
 class StepMetrics:
     """Reduce metrics asynchronously, one step behind, and write the step events.
 
@@ -206,6 +214,7 @@ class StepMetrics:
         self._world, self._order, self._tokens, self._plan = world, order, tokens, plan
         self._events, self._stop, self._check = events, stop, check
         self._control = AsyncStepReduction(world)
+        self._machine = MachineSamples(events, world.device.type)
         self._interval = _LogInterval()
         self._last: tuple[int, ReducedStep, StepWork]
         self._waiting: dict[int, StepWork] = {}  # steps whose metrics are not reduced yet
@@ -257,6 +266,7 @@ class StepMetrics:
         """
         stop = self.drain() or stop
         self._plan.run_callbacks(done, stop and done < self._plan.total_steps)
+        self._machine.restart()
         return stop
 
     def drain(self) -> bool:
@@ -266,6 +276,7 @@ class StepMetrics:
             stop = self.process_reduced(agreed) or stop
         if self._interval.steps:
             self._log(*self._last)
+        self._machine.write_before_pause()
         self._events.sync()
         return stop
 
@@ -280,7 +291,7 @@ class StepMetrics:
 
     def _log(self, done: int, agreed: ReducedStep, work: StepWork) -> None:
         into, self._interval = self._interval, _LogInterval()
-        parts = {name: round(sum(t.get(name, 0.0) for t in into.times) / len(into.times), 6) for name in into.times[0]}
+        parts = _mean_times(into.times)
         several = {"step_times_s": [t["step_time_s"] for t in into.times]} if into.steps > 1 else {}
         self._events.write(
             "step",
@@ -299,6 +310,7 @@ class StepMetrics:
             **several,
             **memory_usage(self._world.device),
         )
+        self._machine.write_if_due()
 
     def _fail(self, agreed: ReducedStep, work: StepWork) -> None:
         """Raise with the step and the ranks whose own loss was not finite; skipped updates have kept the weights."""

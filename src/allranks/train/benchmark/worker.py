@@ -18,9 +18,10 @@ from allranks.rundir.files import write_json
 from allranks.rundir.heartbeat import FINISH_PHASE, heartbeat
 from allranks.rundir.paths import RunDir
 from allranks.spec import RunSpec
-from allranks.spec.records import CompareRequest
+from allranks.spec.records import CompareRequest, StrategyChoice
 from allranks.train import strategies
 from allranks.train.attempt import load_plan, open_event_log
+from allranks.train.benchmark.repeats import EXTRA_ROUNDS, was_disturbed, with_load
 from allranks.train.benchmark.verification import VERIFY_STEPS, TrialRunner, Verifier
 from allranks.train.distributed import DistContext, join_process_group, leave_process_group
 from allranks.train.loop import loop_of
@@ -59,11 +60,12 @@ def run_benchmark_rank(run: RunDir, attempt: int, spec: RunSpec) -> int:
 
 @dataclass
 class StrategyResult:
-    """Results of one strategy on this rank."""
+    """Results of one strategy on this rank. ``undisturbed`` counts the repeats in which no machine was overloaded."""
 
     failed: str | None = None
     verified: dict[str, Any] = field(default_factory=dict)
     repeats: list[dict[str, Any]] = field(default_factory=list)
+    undisturbed: int = 0
 
 
 class BenchmarkWorker:
@@ -107,17 +109,30 @@ class BenchmarkWorker:
         heartbeat.phase(name)
 
     def _rounds(self, found: dict[str, StrategyResult]) -> None:
-        """Run the repeats alternately, so that a temporary disturbance of the machine affects all strategies equally."""
-        names = self._asked.strategies
-        for repeat in range(self._asked.repeats):
+        """Run the repeats alternately, so that a temporary disturbance of the machine affects all strategies equally.
+
+        Strategies with disturbed repeats are timed again afterwards, when the disturbance may be over.
+        """
+        names, repeats = self._asked.strategies, self._asked.repeats
+        for repeat in range(repeats):
             turn = repeat % len(names)
             for entry in (*names[turn:], *names[:turn]):
-                known = found[entry.name]
-                if known.failed is None:
-                    self._tell(f"repeat {repeat + 1} of {self._asked.repeats}: {entry.name}")
-                    self._guarded(
-                        known, lambda e=entry, k=known, r=repeat: k.repeats.append(self._time(e.name, e.options, r))
+                self._repeat(entry, found[entry.name], f"repeat {repeat + 1} of {repeats}: {entry.name}")
+        for extra in range(EXTRA_ROUNDS):
+            for entry in names:
+                if found[entry.name].undisturbed < repeats:
+                    text = (
+                        f"the machine was overloaded, once more ({extra + 1} of at most {EXTRA_ROUNDS}): {entry.name}"
                     )
+                    self._repeat(entry, found[entry.name], text)
+
+    def _repeat(self, entry: StrategyChoice, known: StrategyResult, text: str) -> None:
+        if known.failed is not None:
+            return
+        self._tell(text)
+        self._guarded(known, lambda: known.repeats.append(self._time(entry.name, entry.options, len(known.repeats))))
+        if known.failed is None:
+            known.undisturbed += not was_disturbed(self._world, known.repeats[-1]["load"])
 
     def _guarded(self, found: StrategyResult, action: Callable[[], None]) -> None:
         """Run an action; if it fails on any rank, exclude the strategy on all ranks and continue with the others."""
@@ -138,16 +153,20 @@ class BenchmarkWorker:
             self._events.write("compare", text=text, seconds=round(time.perf_counter() - self._started, 1))
 
     def _verify(self, name: str, options: dict[str, Any], found: StrategyResult) -> None:
-        found.verified = self._verifier.verify(name, options)
+        found.verified, load = with_load(self._world, lambda: self._verifier.verify(name, options))
+        found.verified["load"] = load
 
     def _time(self, name: str, options: dict[str, Any], repeat: int) -> dict[str, Any]:
         strategy = strategies.create(name, options)
         self._bench.setup(strategy)
         wanted, log = self._asked.warmup_steps + self._asked.steps, self._bench.log(name, repeat + 1)
-        steps, work = self._bench.train(strategy, wanted, log, None, loop=loop_of(name))
+        (steps, work), load = with_load(
+            self._world, lambda: self._bench.train(strategy, wanted, log, None, loop=loop_of(name))
+        )
         counted = steps[self._asked.warmup_steps :]
         return {
             "work": vars(work),
+            "load": load,
             "losses": [e["loss"] for e in steps],
             "tokens": [e["tokens"] for e in counted],
             **{part: [e.get(part, 0.0) for e in counted] for part in PARTS},
