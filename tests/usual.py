@@ -102,6 +102,7 @@ FILES: dict[str, set[str]] = {
         "test_proof_of_ranks_that_are_one_job",
         "test_proof_names_what_is_wrong[one_weight-2-embed_tokens.weight]",
         "test_proof_names_what_is_wrong[sampler-3-rank 1 shares]",
+        "test_proof_names_what_is_wrong[late_sampler-2-rank 1 shares]",
         "test_evaluation_is_the_same_for_any_ranks_and_batch_size",
         "test_strategies_equal_one_process_that_takes_the_ranks_in_turn",
         "test_fsdp2_refuses_what_it_would_spoil_and_names_the_weight",
