@@ -97,6 +97,7 @@ FILES: dict[str, set[str]] = {
         "test_all_ranks_refuse_damaged_files",
         "test_ranks_end_when_the_reader_is_killed",
     },
+    "dist/test_planted.py": set(),
     "dist/test_rank_ends.py": set(),
     "dist/test_ranks.py": {
         "test_proof_of_ranks_that_are_one_job",

@@ -56,7 +56,8 @@ def test_honest_strategies_pass_and_hold_what_theory_says(tmp_path: Path, monkey
 
 
 def test_each_lie_shuts_its_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, found = compare(tmp_path, monkeypatch, "simple_ddp_ga,silent,late,twice,lazy,broken,undivided")
+    lies = "silent,late,twice,lazy,broken,undivided,tiring,halfway,localnorm"
+    code, found = compare(tmp_path, monkeypatch, f"simple_ddp_ga,{lies}", max_steps=7, max_grad_norm=100.0)
     assert code == 1
     assert found["simple_ddp_ga"]["gates"] == {"parity": True, "mechanism": True, "equal_work": True}
     assert not found["silent"]["gates"]["parity"] and not found["silent"]["gates"]["mechanism"]
@@ -66,5 +67,10 @@ def test_each_lie_shuts_its_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert found["undivided"]["parity_error"] < 1e-4, "its weights alone would have passed"
     assert "not today" in found["broken"]["reasons"][0]
     assert any("launches no collective during backward" in mark for mark in found["late"]["marks"])
-    for name in ("silent", "twice", "lazy", "broken", "undivided"):
+    # a lie that begins after the verification is in the timed steps; clipping that the spec leaves inactive, in the uneven trial
+    assert found["tiring"]["parity_error"] < 1e-5 and found["tiring"]["reasons"][0].startswith("parity: in repeat 1 ")
+    assert not found["halfway"]["gates"]["parity"] and found["halfway"]["gates"]["mechanism"]
+    assert found["localnorm"]["parity_error"] < 1e-5
+    assert found["localnorm"]["reasons"][0].startswith("parity: in the uneven trial ")
+    for name in ("silent", "twice", "lazy", "broken", "undivided", "tiring", "halfway", "localnorm"):
         assert found[name]["tokens_per_s"] is None, name

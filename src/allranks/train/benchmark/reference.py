@@ -1,7 +1,7 @@
 """Train as one process would, with plain code: no strategy, no collectives, and nothing of the loop, the collator or the schedule.
 
 Rows are never packed: each row of a sequence is a row of its own in the batch. `Variant.SHIFTED` does the same work with more
-padding and the micro-batches in the opposite order. It is as right as the first, so that the distance of the two is what rounding
+padding (noise: row by row) and the micro-batches in the opposite order. It is as right as the first, so that the distance of the two is what rounding
 alone does.
 """
 
@@ -86,7 +86,7 @@ class PlainTrainer:
                 micro_batches.reverse()
             total = 0.0
             for rows in micro_batches:
-                for part in self._parts(rows):
+                for part in self._parts(rows, variant):
                     loss = self._loss_sum(model, part, variant) / targets
                     loss.backward()
                     total += float(loss.detach())
@@ -121,8 +121,11 @@ class PlainTrainer:
             for rank in range(self._world):
                 yield [row for i in parts[rank][micro] for row in self._sequences[i]]
 
-    def _parts(self, rows: list[PlainRow]) -> Iterator[list[PlainRow]]:
+    def _parts(self, rows: list[PlainRow], variant: Variant) -> Iterator[list[PlainRow]]:
         """Yield the rows in parts that with padding have no more tokens than the micro-batch of full sequences."""
+        if self._width and variant is Variant.SHIFTED:
+            yield from ([row] for row in rows)
+            return
         part: list[PlainRow] = []
         for row in rows:
             longest = max(len(r.ids) for r in [*part, row])
