@@ -27,6 +27,8 @@ SPEC: dict[str, Any] = {
     "train": {"max_steps": 10, "micro_batch_size": 2, "grad_accum": 2, "lr": 1e-3},
     "cluster": {"procs_per_node": 2},
 }
+NEEDS: dict[str, dict[str, Any]] = {"b06": {"train.weight_decay": 0.1}, "b10": {"adapter.type": "lora"}}
+"""What the blind lies need of a spec to do something."""
 
 
 def edits(file: str) -> list[dict[str, Any]]:
@@ -62,9 +64,9 @@ def run(edit: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Compare with the lie; return ``by`` (the gates that refused, or ``run``, or nothing) and ``reasons``, over all strategies."""
     source = plant(edit, folder)
     spec = json.loads(json.dumps(SPEC))
-    for key, value in edit.get("spec", {}).items():
+    for key, value in {**NEEDS.get(edit["id"], {}), **edit.get("spec", {})}.items():
         part, _, name = key.partition(".")
-        spec[part][name] = value
+        spec.setdefault(part, {})[name] = value
     spec["cluster"]["cache"] = str(folder / "cache")
     (folder / "lie.yaml").write_text(yaml.safe_dump(spec))
     env = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}

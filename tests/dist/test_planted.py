@@ -16,3 +16,8 @@ pytestmark = pytest.mark.dist
 def test_a_planted_lie_is_refused(edit: dict[str, Any], tmp_path: Path) -> None:
     found = run(edit, tmp_path)
     assert edit["by"] in found["by"], found
+
+
+@pytest.mark.parametrize("edit", edits("blind_edits.yaml"), ids=lambda edit: edit["id"])
+def test_a_lie_written_without_looking_at_the_gates_is_refused(edit: dict[str, Any], tmp_path: Path) -> None:
+    assert run(edit, tmp_path)["by"]

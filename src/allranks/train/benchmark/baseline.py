@@ -11,9 +11,11 @@ import msgspec
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from allranks.train.benchmark.differences import relative_error, update_error
 from allranks.train.benchmark.reference import PlainTrainer, PlainTraining, Variant
+from allranks.train.benchmark.reference_model import plain_module
 from allranks.train.benchmark.reference_rows import PlainSequence, PlannedRows, plain_sequences
 from allranks.train.benchmark.trials import TrialRunner, TrialWork
 from allranks.train.models.losses import LossModel
@@ -38,17 +40,24 @@ class Baseline:
         self.seconds = 0.0
 
     def compute(self, module: LossModel) -> None:
-        """Train `module` twice on rank 0, and leave it with its first weights; the others wait on the control group."""
+        """Train a copy of `module` twice on rank 0; the others wait on the control group.
+
+        In float32 the copy is a model of transformers and PEFT alone; in other precisions it is `module` itself, which is left with its
+        first weights.
+        """
         began, bench = time.perf_counter(), self._bench
         if self._world.is_first:
             bench.folder.mkdir(parents=True, exist_ok=True)
             start = _trained_weights(module)
             save_file(start, self._start_file)
             trainer = self._trainer()
-            plain = trainer.run(module, self._steps, Variant.PLAIN)
-            _restore(module, start)
-            other = trainer.run(module, self._steps, Variant.SHIFTED)
-            _restore(module, start)
+            trained: nn.Module = module
+            if (bench.plan.dtype, bench.plan.param_dtype) == ("float32", "float32"):
+                trained = plain_module(module, bench.spec, classifier=bench.task.classifier)
+            plain = trainer.run(trained, self._steps, Variant.PLAIN)
+            _restore(trained, start)
+            other = trainer.run(trained, self._steps, Variant.SHIFTED)
+            _restore(trained, start)
             save_file(plain.weights, self._trained_file)
             self.facts |= {"spread": _distances(other, plain, start), "norms": plain.norms}
             self._plain = PlainTraining({}, plain.losses, plain.norms)  # its weights are read from the file
