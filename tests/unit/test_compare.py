@@ -146,6 +146,7 @@ def test_limits_follow_from_the_distance_of_two_honest_trainings() -> None:
     assert trial_limits(wide, "timed")["error"] == pytest.approx(5e-5), "more steps of the same work"
     assert trial_limits(wide, "uneven") == dict.fromkeys(NEAR, 2e-5)
     assert trial_limits({**wide, "dtype": "bfloat16"}, "verified")["error"] == 0.02
+    assert trial_limits({**wide, "param_dtype": "bfloat16"}, "verified")["error"] == 0.02
 
 
 @pytest.mark.parametrize(

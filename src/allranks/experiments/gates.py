@@ -57,7 +57,7 @@ def trial_limits(measured: Json, kind: str) -> dict[str, float]:
 
     The timed trial is the work of ``verified`` with more steps, so that it is allowed at least as much.
     """
-    dtype = measured["dtype"]
+    dtype = _precision(measured)
     floors = {"error": WEIGHTS_FLOOR[dtype], "norm_error": NORM_FLOOR[dtype], "loss_error": LOSS_FLOOR[dtype]}
     if kind == "uneven":
         floors = dict.fromkeys(floors, UNEVEN_FLOOR)
@@ -68,6 +68,12 @@ def trial_limits(measured: Json, kind: str) -> dict[str, float]:
     }
 
 
+def _precision(measured: Json) -> str:
+    """Return the dtype that rounds most: that of compute, or that in which trained weights are stored."""
+    stored = measured.get("param_dtype", "float32")
+    return measured["dtype"] if stored == "float32" else stored
+
+
 def reference_problem(measured: Json) -> str | None:
     """Return why the parity gate itself is invalid: wrong data, too much rounding, or a lie that it would not see."""
     for kind, reference in measured["references"].items():
@@ -75,7 +81,7 @@ def reference_problem(measured: Json) -> str | None:
             return f"the data are not those of the spec: {reference['problem']}"
         limit, most = (
             trial_limits(measured, kind)["error"],
-            CEILING["float32" if kind == "uneven" else measured["dtype"]],
+            CEILING["float32" if kind == "uneven" else _precision(measured)],
         )
         if limit > most:
             return (

@@ -165,6 +165,7 @@ class BenchmarkWorker:
                 "nodes": len(self._plan.nodes),
                 "device": str(self._world.device.type),
                 "dtype": self._plan.dtype,
+                "param_dtype": self._plan.param_dtype,
                 "model": model.name if model else None,
                 "parameters": self._verifier.parameters,
                 "trained_bytes": self._verifier.sizes.trained_bytes,
