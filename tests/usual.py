@@ -96,11 +96,13 @@ FILES: dict[str, set[str]] = {
         "test_all_ranks_refuse_damaged_files",
         "test_ranks_end_when_the_reader_is_killed",
     },
+    "dist/test_planted.py": set(),
     "dist/test_rank_ends.py": set(),
     "dist/test_ranks.py": {
         "test_proof_of_ranks_that_are_one_job",
         "test_proof_names_what_is_wrong[one_weight-2-embed_tokens.weight]",
         "test_proof_names_what_is_wrong[sampler-3-rank 1 shares]",
+        "test_proof_names_what_is_wrong[late_sampler-2-rank 1 shares]",
         "test_evaluation_is_the_same_for_any_ranks_and_batch_size",
         "test_strategies_equal_one_process_that_takes_the_ranks_in_turn",
         "test_fsdp2_refuses_what_it_would_spoil_and_names_the_weight",

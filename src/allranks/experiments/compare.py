@@ -11,7 +11,7 @@ import msgspec
 from allranks.errors import RunFailed, SpecError
 from allranks.experiments.communication_model import CommunicationModel, Prediction
 from allranks.experiments.conclusions import recommend_strategy
-from allranks.experiments.gates import ComparisonRow, evaluate_strategies
+from allranks.experiments.gates import ComparisonRow, evaluate_strategies, trial_limits
 from allranks.experiments.page import comparison_page, find_links
 from allranks.experiments.profiles import add_profiles
 from allranks.experiments.tables import csv_text
@@ -42,13 +42,14 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     def document(self) -> dict[str, Any]:
         """Return comparison.json: rows, recommendations, the fitted model and its predictions."""
-        known = {k: v for k, v in self.measured.items() if k != "ranks"}
+        known = {k: v for k, v in self.measured.items() if k not in ("ranks", "references")}
+        limits = {kind: trial_limits(self.measured, kind) for kind in self.measured["references"]}
         return {
             "rows": [_row_document(row) for row in self.rows],
             "advice": self.advice,
             "model": msgspec.to_builtins(self.model),
             "predictions": msgspec.to_builtins(self.predictions),
-            "setting": known,
+            "setting": known | {"limits": limits},
         }
 
 

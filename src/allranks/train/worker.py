@@ -143,7 +143,7 @@ class Worker:
         here.phase("build")
         built = build_training(here, self._task, data)
         first_step = restore(here, built)
-        self._prove(built, order)
+        self._prove(built, order, data)
         return self._train(data, order, built, first_step)
 
     def _prepare(self) -> PreparedData:
@@ -155,10 +155,10 @@ class Worker:
         here.events.write("data", how=data.how, seconds=round(prepare_s, 3), **msgspec.to_builtins(data.facts))
         return data
 
-    def _prove(self, built: TrainingSetup, order: SampleOrder) -> None:
+    def _prove(self, built: TrainingSetup, order: SampleOrder, data: PreparedData) -> None:
         here = self._here
         here.phase("prove")
-        proof = prove_ranks(here.world, here.plan.world_size, built.model, order, built.digest)
+        proof = prove_ranks(here.world, here.plan.world_size, built.model, order, built.digest, data.train)
         here.events.write("proof", **msgspec.to_builtins(proof))
         here.say_once(
             f"proof: {proof.world_size} ranks, weights equal ({proof.weights_hash[:12]}), rows disjoint and complete ({proof.rows_checked})"

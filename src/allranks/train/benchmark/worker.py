@@ -19,12 +19,11 @@ from allranks.rundir.heartbeat import FINISH_PHASE, heartbeat
 from allranks.rundir.paths import RunDir
 from allranks.spec import RunSpec
 from allranks.spec.records import CompareRequest, StrategyChoice
-from allranks.train import strategies
 from allranks.train.attempt import load_plan, open_event_log
-from allranks.train.benchmark.repeats import EXTRA_ROUNDS, was_disturbed, with_load
-from allranks.train.benchmark.verification import VERIFY_STEPS, TrialRunner, Verifier
+from allranks.train.benchmark.repeats import EXTRA_ROUNDS, was_disturbed
+from allranks.train.benchmark.trials import UNEVEN_ACCUM, UNEVEN_CLIP_NORM
+from allranks.train.benchmark.verification import UNEVEN_STEPS, VERIFY_STEPS, Verifier
 from allranks.train.distributed import DistContext, join_process_group, leave_process_group
-from allranks.train.loop import loop_of
 from allranks.train.sync_proof import prove_ranks
 from allranks.utils.inputs import read_regular
 
@@ -64,6 +63,7 @@ class StrategyResult:
 
     failed: str | None = None
     verified: dict[str, Any] = field(default_factory=dict)
+    uneven: dict[str, Any] = field(default_factory=dict)
     repeats: list[dict[str, Any]] = field(default_factory=list)
     undisturbed: int = 0
 
@@ -80,17 +80,17 @@ class BenchmarkWorker:
 
     def run(self) -> int:
         self._phase("prepare")
-        self._bench = TrialRunner(self._run, self._spec, self._plan, self._world)
+        wanted = self._asked.warmup_steps + self._asked.steps
+        self._verifier = Verifier(self._run, self._spec, self._plan, self._world, wanted)
+        bench = self._verifier.bench
         self._phase("prove")
-        model = self._bench.model()
-        self._verifier = Verifier(self._bench, model)
-        self._parameters = sum(p.numel() for p in model.parameters())
-        proof = prove_ranks(self._world, self._plan.world_size, model.model, self._bench.order)
+        proof = prove_ranks(
+            self._world, self._plan.world_size, self._verifier.model, bench.order, tokens=bench.data.train
+        )
         self._events.write("proof", **msgspec.to_builtins(proof))
         self._phase("train", total_steps=0)
-        self._tell("one process computes the reference")
-        self._verifier.reference(model)
-        del model
+        self._tell("one process computes the references")
+        self._verifier.compute_references()
         self._tell("negative control: no synchronisation")
         control = self._verifier.negative_control()
         found = {entry.name: StrategyResult() for entry in self._asked.strategies}
@@ -153,21 +153,15 @@ class BenchmarkWorker:
             self._events.write("compare", text=text, seconds=round(time.perf_counter() - self._started, 1))
 
     def _verify(self, name: str, options: dict[str, Any], found: StrategyResult) -> None:
-        found.verified, load = with_load(self._world, lambda: self._verifier.verify(name, options))
-        found.verified["load"] = load
+        found.verified = self._verifier.verify(name, options)
+        gc.collect()
+        found.uneven = self._verifier.verify_uneven(name, options)
 
     def _time(self, name: str, options: dict[str, Any], repeat: int) -> dict[str, Any]:
-        strategy = strategies.create(name, options)
-        self._bench.setup(strategy)
-        wanted, log = self._asked.warmup_steps + self._asked.steps, self._bench.log(name, repeat + 1)
-        (steps, work), load = with_load(
-            self._world, lambda: self._bench.train(strategy, wanted, log, None, loop=loop_of(name))
-        )
+        steps, found = self._verifier.time(name, options, repeat)
         counted = steps[self._asked.warmup_steps :]
         return {
-            "work": vars(work),
-            "load": load,
-            "losses": [e["loss"] for e in steps],
+            **found,
             "tokens": [e["tokens"] for e in counted],
             **{part: [e.get(part, 0.0) for e in counted] for part in PARTS},
         }
@@ -178,25 +172,30 @@ class BenchmarkWorker:
         dist.all_gather_object(every, mine, group=self._world.control)
         if not self._world.is_first:
             return
-        model = self._spec.model
+        model, batch, baselines = self._spec.model, self._verifier.bench.batch, self._verifier.baselines
         write_json(
-            self._bench.folder / "measured.json",
+            self._verifier.bench.folder / "measured.json",
             {
                 "world_size": self._world.size,
                 "nodes": len(self._plan.nodes),
                 "device": str(self._world.device.type),
                 "dtype": self._plan.dtype,
+                "param_dtype": self._plan.param_dtype,
                 "model": model.name if model else None,
-                "parameters": self._parameters,
+                "parameters": self._verifier.parameters,
                 "trained_bytes": self._verifier.sizes.trained_bytes,
-                "grad_accum": self._bench.batch.grad_accum,
-                "global_batch_size": self._bench.batch.global_batch_size,
+                "grad_accum": batch.grad_accum,
+                "global_batch_size": batch.global_batch_size,
                 "steps": self._asked.steps,
                 "warmup_steps": self._asked.warmup_steps,
                 "verify_steps": VERIFY_STEPS,
+                "uneven_steps": UNEVEN_STEPS,
+                "uneven_accum": UNEVEN_ACCUM,
+                "uneven_clip_norm": UNEVEN_CLIP_NORM,
                 "repeats": self._asked.repeats,
-                "reference_s": round(self._verifier.reference_s, 3),
+                "reference_s": round(sum(b.seconds for b in baselines.values()), 3),
                 "negative_control": control,
+                "references": {name: b.facts for name, b in baselines.items()},
                 "ranks": every,
             },
         )
