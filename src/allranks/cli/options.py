@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from allranks.cli.completers import complete_runs, complete_set
 from allranks.rundir.files import replace_non_finite
 from allranks.utils.text import printable, sanitize
 
@@ -24,7 +25,12 @@ json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document on standard output and nothing else."
 )
 set_option = click.option(
-    "--set", "sets", multiple=True, metavar="A.B=V", help="Override a value of the spec; may be repeated."
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="A.B=V",
+    shell_complete=complete_set,
+    help="Override a value of the spec; may be repeated.",
 )
 root_option = click.option(
     "--run-root", default="runs", show_default=True, type=any_path, help="Folder that contains the runs."
@@ -45,14 +51,6 @@ def _first_sentence(text: str) -> str:
     flat = " ".join(text.split())
     end = flat.find(". ")
     return flat if end < 0 else flat[: end + 1]
-
-
-def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return run names for shell completion."""
-    from allranks.rundir.paths import list_runs
-
-    names = [run.name for run in list_runs(ctx.params.get("run_root") or "runs")]
-    return [name for name in [*names, "latest"] if name.startswith(incomplete)]
 
 
 def run_argument(function: Callable[..., Any]) -> Callable[..., Any]:
