@@ -70,15 +70,23 @@ class _ProgressPrinter:
 
 def _show(console: SafeConsole, done: Any) -> None:
     from allranks.experiments.tables import speed_table, traffic_table
+    from allranks.utils.tables import left_out_line
 
     names = [row.strategy for row in done.rows]
     base = next((n for n in ("pytorch_ddp", "simple_ddp", *names) if n in names), None)
+    speed, no_speed = speed_table(done.rows, console.width)
+    traffic, no_traffic = traffic_table(done.rows, base, console.width)
     console.print()
-    console.print(speed_table(done.rows))
-    console.print("[dim]gates: parity, mechanism, equal work[/dim]")
+    console.print(speed)
+    for line in ("gates: parity, mechanism, equal work", left_out_line(no_speed, console.width)):
+        if line:
+            console.print(f"[dim]{line}[/dim]", highlight=False)
     console.print()
-    console.print(traffic_table(done.rows, base))
-    console.print(f"[dim]ratio: weights, gradients and optimizer state against {base}[/dim]")
+    console.print(traffic)
+    ratio = f"ratio: weights, gradients and optimizer state against {base}"
+    for line in (ratio, left_out_line(no_traffic, console.width)):
+        if line:
+            console.print(f"[dim]{line}[/dim]", highlight=False)
     console.print()
     for row in done.rows:
         for text in (*row.reasons, *row.marks):

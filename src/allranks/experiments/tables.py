@@ -12,8 +12,9 @@ from rich.table import Table
 from allranks.analysis.report.html import html_environment
 from allranks.experiments.communication_model import Prediction
 from allranks.experiments.gates import ComparisonRow
-from allranks.utils.formatting import format_bytes
+from allranks.utils.formatting import NO_VALUE, format_bytes
 from allranks.utils.redaction import redact_forms
+from allranks.utils.tables import FittedColumn, fitted_table
 from allranks.utils.text import csv_cell
 from allranks.version import __version__
 
@@ -43,65 +44,84 @@ def gate_text(row: ComparisonRow) -> str:
     return " ".join("✓" if ok else "✗" for ok in (row.gates.parity, row.gates.mechanism, row.gates.equal_work))
 
 
-def speed_table(rows: list[ComparisonRow]) -> Table:
-    """Return the table of gates and times."""
-    table = Table(title="Speed (times in ms per step)", title_justify="left", show_edge=False, pad_edge=False)
-    for name in (
-        "strategy",
-        "gates",
-        "tokens/s",
-        "spread",
-        "step",
-        "fwd",
-        "bwd",
-        "optim",
-        "exposed",
-        "idle",
-        "overlap",
-    ):
-        table.add_column(name, justify="left" if name in ("strategy", "gates") else "right", no_wrap=True)
+SPEED_COLUMNS = (
+    FittedColumn("strategy", fold_to=12),
+    FittedColumn("gates"),
+    FittedColumn("tokens/s", right=True),
+    FittedColumn("spread", right=True, drop=1),
+    FittedColumn("step", right=True),
+    FittedColumn("fwd", right=True, drop=4),
+    FittedColumn("bwd", right=True, drop=3),
+    FittedColumn("optim", right=True, drop=5),
+    FittedColumn("exposed", right=True, drop=2),
+    FittedColumn("idle", right=True, drop=7),
+    FittedColumn("overlap", right=True, drop=6),
+)
+
+
+def speed_table(rows: list[ComparisonRow], width: int) -> tuple[Table, list[str]]:
+    """Return the table of gates and times, and the columns that do not fit the width."""
+    cells = []
     for row in rows:
         f = row.figures
         if f is None:
-            table.add_row(row.strategy, gate_text(row), *["-"] * 9)
+            cells.append([row.strategy, gate_text(row), *[NO_VALUE] * 9])
             continue
         t = f["tokens_per_s"]
-        table.add_row(
-            row.strategy,
-            gate_text(row),
-            f"{t['median']:,.0f}",
-            f"{t['min']:,.0f}-{t['max']:,.0f}",
-            milliseconds_text(f["step_time_s"]["median"]),
-            *(milliseconds_text(f[p]) for p in ("forward_s", "backward_s", "optimizer_s", "exposed_comm_s", "idle_s")),
-            "-" if f["overlap"] is None else f"{f['overlap']:.0%}",
+        cells.append(
+            [
+                row.strategy,
+                gate_text(row),
+                f"{t['median']:,.0f}",
+                f"{t['min']:,.0f}-{t['max']:,.0f}",
+                milliseconds_text(f["step_time_s"]["median"]),
+                *(
+                    milliseconds_text(f[p])
+                    for p in ("forward_s", "backward_s", "optimizer_s", "exposed_comm_s", "idle_s")
+                ),
+                NO_VALUE if f["overlap"] is None else f"{f['overlap']:.0%}",
+            ]
         )
-    return table
+    return fitted_table(SPEED_COLUMNS, cells, width, title="Speed (times in ms per step)")
 
 
-def traffic_table(rows: list[ComparisonRow], base: str | None) -> Table:
-    """Return the table of collectives and memory."""
-    table = Table(title="Traffic per step and memory per rank", title_justify="left", show_edge=False, pad_edge=False)
-    for name in ("strategy", "collectives per step", "bytes", "theory", "weights", "grads", "optim", "ratio", "peak"):
-        table.add_column(
-            name, justify="left" if name in ("strategy", "collectives per step") else "right", no_wrap=True
-        )
+TRAFFIC_COLUMNS = (
+    FittedColumn("strategy", fold_to=12),
+    FittedColumn("collectives per step", fold_to=16),
+    FittedColumn("bytes", right=True),
+    FittedColumn("theory", right=True, drop=3),
+    FittedColumn("weights", right=True, drop=6),
+    FittedColumn("grads", right=True, drop=5),
+    FittedColumn("optim", right=True, drop=4),
+    FittedColumn("ratio", right=True, drop=1),
+    FittedColumn("peak", right=True, drop=2),
+)
+
+
+def traffic_table(rows: list[ComparisonRow], base: str | None, width: int) -> tuple[Table, list[str]]:
+    """Return the table of collectives and memory, and the columns that do not fit the width."""
     whole = next((r.figures["memory"]["state_bytes"] for r in rows if r.strategy == base and r.figures), None)
+    cells = []
     for row in rows:
         if row.figures is None:
             continue
         m, kinds = row.figures["memory"], row.figures["collectives"]
         theory = {c["kind"]: c["theory_bytes_of_kind"] or 0 for c in kinds}
-        table.add_row(
-            row.strategy,
-            "\n".join(f"{c['count']:g} {c['kind']} {PHASE_NAMES.get(c['phase'], 'in ' + c['phase'])}" for c in kinds)
-            or "none",
-            format_bytes(sum(c["bytes"] for c in kinds)),
-            format_bytes(sum(theory.values())),
-            *(format_bytes(m[k]) for k, _, _ in MEMORY_PARTS),
-            f"{m['state_bytes'] / whole:.3f}" if whole else "-",
-            format_bytes(m["peak_bytes"]),
+        cells.append(
+            [
+                row.strategy,
+                "\n".join(
+                    f"{c['count']:g} {c['kind']} {PHASE_NAMES.get(c['phase'], 'in ' + c['phase'])}" for c in kinds
+                )
+                or "none",
+                format_bytes(sum(c["bytes"] for c in kinds)),
+                format_bytes(sum(theory.values())),
+                *(format_bytes(m[k]) for k, _, _ in MEMORY_PARTS),
+                f"{m['state_bytes'] / whole:.3f}" if whole else NO_VALUE,
+                format_bytes(m["peak_bytes"]),
+            ]
         )
-    return table
+    return fitted_table(TRAFFIC_COLUMNS, cells, width, title="Traffic per step and memory per rank")
 
 
 def csv_text(rows: list[ComparisonRow]) -> str:
