@@ -49,5 +49,12 @@ def complete_smoke_tests(ctx: click.Context, param: click.Parameter, incomplete:
     return _starting([*(test.name for test in TESTS if test.name not in given), "all"], incomplete)
 
 
+def complete_examples(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names of the examples."""
+    from allranks.spec.examples import example_files
+
+    return _starting(example_files(), incomplete)
+
+
 def _starting(names: Iterable[str], incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]

@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 from allranks.cli.completers import complete_runs, complete_set
-from allranks.rundir.files import replace_non_finite
+from allranks.errors import RequestError, RunNotFound
+from allranks.rundir.files import replace_non_finite, write_text_atomic
 from allranks.utils.text import printable, sanitize
 
 # json.dumps escapes the control characters below a blank; these it does not, and halves of surrogate pairs cannot be printed
@@ -76,6 +77,21 @@ def echo(text: str = "", *, err: bool = False, styled: bool = False) -> None:
     click.echo(printable(text, styled=styled), err=err)
 
 
+def write_new_file(path: Path, text: str, *, force: bool) -> None:
+    """Write a file that the user asked for.
+
+    Raises:
+        RequestError: it exists and `force` is not set, it is a folder, or its folder does not exist.
+    """
+    if path.is_dir():
+        raise RequestError(f"{path}: this is a folder; give a file name")
+    if not path.parent.is_dir():
+        raise RequestError(f"{path}: the folder {path.parent} does not exist")
+    if os.path.lexists(path) and not force:
+        raise RequestError(f"{path} exists; give another name with --output, or overwrite it with --force")
+    write_text_atomic(path, text)
+
+
 def print_json(value: Any) -> None:
     """Print one JSON document on standard output."""
     click.echo(json_text(value))
@@ -91,7 +107,6 @@ def resolve_run_path(path: Path) -> Path:
     """Return a path unchanged; resolve `latest` or a run's name to that run's folder."""
     if os.path.lexists(path) or len(path.parts) != 1:
         return path
-    from allranks.errors import RunNotFound
     from allranks.rundir.paths import find_run
 
     try:

@@ -87,7 +87,7 @@ def fold(text: str, width: int) -> str:
                 lines.append(line.rstrip())
                 line = ""
             line += part
-            while cell_len(line) > width > 0 and len(line) > 1:
+            while cell_len(line.rstrip()) > width > 0 and len(line) > 1:
                 cut = max(n for n in range(1, len(line) + 1) if n == 1 or cell_len(line[:n]) <= width)
                 if cut == len(line):
                     break
