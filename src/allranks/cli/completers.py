@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import click
 
 from allranks.errors import AllranksError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 
 def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -39,6 +43,30 @@ def complete_strategies(ctx: click.Context, param: click.Parameter, incomplete: 
     given = before.split(",")
     names = [name for name, known in REGISTRY.items() if not known.single_process and name not in given]
     return [f"{before}{comma}{name}" for name in _starting([*names, *([] if comma else ["all"])], last)]
+
+
+def complete_models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the tiny models."""
+    from allranks.spec.models import tiny_names
+
+    return _starting(tiny_names(), incomplete)
+
+
+def complete_data(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the built-in sets; without one, let the shell complete files."""
+    from click.shell_completion import CompletionItem
+
+    from allranks.spec.keys import settable_keys
+
+    names = _starting(settable_keys()["data.source"], incomplete)
+    return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
+
+
+def complete_strategy(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the strategies."""
+    from allranks.spec.strategies import REGISTRY
+
+    return _starting(REGISTRY, incomplete)
 
 
 def complete_smoke_tests(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

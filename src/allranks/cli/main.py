@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # verb: (module under allranks.cli, what --help says)
 VERBS: dict[str, tuple[str, str]] = {
+    "init": ("init", "Write a first spec, from a few answers or options."),
     "examples": ("examples", "List the examples that come with allranks, or copy one."),
     "run": ("run", "Plan, check, launch, follow and report one run."),
     "plan": ("plan", "Show what would run, without running anything."),

@@ -77,8 +77,8 @@ def echo(text: str = "", *, err: bool = False, styled: bool = False) -> None:
     click.echo(printable(text, styled=styled), err=err)
 
 
-def write_new_file(path: Path, text: str, *, force: bool) -> None:
-    """Write a file that the user asked for.
+def check_new_file(path: Path, *, force: bool) -> None:
+    """Check that a file that the user asked for can be written.
 
     Raises:
         RequestError: it exists and `force` is not set, it is a folder, or its folder does not exist.
@@ -89,6 +89,11 @@ def write_new_file(path: Path, text: str, *, force: bool) -> None:
         raise RequestError(f"{path}: the folder {path.parent} does not exist")
     if os.path.lexists(path) and not force:
         raise RequestError(f"{path} exists; give another name with --output, or overwrite it with --force")
+
+
+def write_new_file(path: Path, text: str, *, force: bool) -> None:
+    """Write a file after `check_new_file`."""
+    check_new_file(path, force=force)
     write_text_atomic(path, text)
 
 

@@ -109,6 +109,8 @@ VERB_SYNONYMS = {
     "fit": "plan",
     "validate": "plan",
     "dry-run": "plan",
+    "new": "init",
+    "create": "init",
     "list": "runs",
     "ls": "runs",
     "ps": "runs",
