@@ -79,8 +79,9 @@ def test_nothing_is_overwritten_without_force(
     assert mine.read_text().startswith("# A tiny Mistral")
     (empty / "sub").mkdir()
     code, out, _ = ends(monkeypatch, capfd, "examples", "examples/demo.yaml", "--output", "sub", "--json")
-    assert code == 0 and json.loads(out) == {"name": "demo", "file": "sub/demo.yaml"}
-    assert "allranks run sub/demo.yaml" in (empty / "sub" / "demo.yaml").read_text()
+    told, copy = json.loads(out), (empty / "sub" / "demo.yaml").read_text()
+    assert code == 0 and told == {"name": "demo", "file": "sub/demo.yaml", "text": copy}
+    assert "allranks run sub/demo.yaml" in copy
     code, out, _ = ends(monkeypatch, capfd, "examples", "demo", "-o", "-")
     assert code == 0 and out == (REPO / "examples" / "demo.yaml").read_text()
     assert sorted(p.name for p in empty.iterdir()) == ["demo.yaml", "sub"]

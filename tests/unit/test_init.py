@@ -195,8 +195,11 @@ def test_output_as_json_and_on_standard_output(tmp_path: Path) -> None:
     document = json.loads(done.stdout)
     assert document["file"] == "my.yaml" and document["launcher"] == "local" and document["model"] == "tiny:llama"
     assert document["data_found"] == "jsonl file of 36 B, columns instruction, output"
+    assert document["text"] == (tmp_path / "my.yaml").read_text()
     done = init(tmp_path, "--yes", "-o", "-")
     assert parse_spec(parse_yaml(done.stdout, "x")).name == "llama-instructions"
+    document = json.loads(init(tmp_path, "--yes", "-o", "-", "--json").stdout)
+    assert (document["file"], document["text"]) == (None, done.stdout)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["my.yaml", "train.jsonl"]
 
 

@@ -34,14 +34,16 @@ def examples_command(name: str | None, output: Path | None, force: bool, as_json
     found = find_example(name)
     text = found.read_text("utf-8")
     key = example_key(name)
-    if output is not None and str(output) == "-":
-        click.echo(text, nl=False)
-        return EXIT_OK
     path = output or Path(f"{key.rpartition('/')[2]}.yaml")
     path = path / f"{key.rpartition('/')[2]}.yaml" if path.is_dir() else path
-    write_new_file(path, text.replace(f"examples/{key}.yaml", str(path)), force=force)
+    to_stdout = str(path) == "-"
+    if not to_stdout:
+        text = text.replace(f"examples/{key}.yaml", str(path))
+        write_new_file(path, text, force=force)
     if as_json:
-        print_json({"name": key, "file": str(path)})
+        print_json({"name": key, "file": None if to_stdout else str(path), "text": text})
+    elif to_stdout:
+        echo(text.rstrip("\n"))
     else:
         echo(f"wrote {path}; next: allranks plan {path}")
     return EXIT_OK

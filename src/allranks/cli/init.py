@@ -104,21 +104,22 @@ def init_command(output: Path, yes: bool, force: bool, as_json: bool, **options:
         check_new_file(output, force=force)
     ask = _may_ask(options, yes)
     text, choices = _agree(_Answers(options, ask, quiet=as_json and not ask), "spec.yaml" if to_stdout else str(output))
-    if to_stdout:
-        click.echo(text, nl=False)
-        return EXIT_OK
-    write_new_file(output, text, force=force)
+    if not to_stdout:
+        write_new_file(output, text, force=force)
     if as_json:
         print_json(
             {
-                "file": str(output),
+                "file": None if to_stdout else str(output),
                 "model": choices.model,
                 "data": choices.data,
                 "data_found": describe_data(choices.data),
                 "launcher": choices.launcher,
                 "strategy": choices.strategy,
+                "text": text,
             }
         )
+    elif to_stdout:
+        echo(text.rstrip("\n"))
     else:
         echo(f"wrote {output}; next: allranks plan {output}, then: allranks run {output}")
     return EXIT_OK
