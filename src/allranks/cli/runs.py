@@ -33,10 +33,10 @@ COLUMNS = {
 @json_option
 def runs_command(run_root: Path, as_json: bool) -> int:
     """List the runs under the run root, oldest first."""
-    from allranks import api
+    from allranks.launch.launchers import local_agents
     from allranks.rundir.paths import list_runs
 
-    agents = api.local_agents()
+    agents = local_agents()
     rows = [_run_row(run, agents) for run in list_runs(run_root)]
     if as_json:
         print_json(rows)
@@ -54,13 +54,13 @@ def runs_command(run_root: Path, as_json: bool) -> int:
 
 
 def _run_row(run: Any, agents: set[str]) -> dict[str, Any]:
-    from allranks import api
+    from allranks.launch.launchers import launcher_of
     from allranks.rundir.files import read_record
     from allranks.rundir.paths import status_of
 
     metrics = read_record(run.metrics)
     plan = read_record(run.plan)
-    status = status_of(run, alive=api.running(run, agents))
+    status = status_of(run, alive=launcher_of(run).is_running(run, agents))
     names = ("model", "dataset", "steps", "train_loss_last", "eval_loss", "tokens_per_s")
     figures = {n: metrics.get(n) for n in names}
     if figures["model"] is None and figures["dataset"] is None:  # the run has not ended
