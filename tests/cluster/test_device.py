@@ -31,7 +31,7 @@ def test_a_gpu_partition_without_gpus_asked_for_is_resolved_on_the_node(box: Box
     plan, text = planned(shared, partition="gpu")
     assert (plan["device"], plan["backend"], plan["device_source"]) == ("cpu", "gloo", "resolved on the node")
     assert "the partition gpu has 2 GPUs per node, but the spec requests none: set cluster.slurm.gpus_per_node" in text
-    assert "the default partition has 2 GPUs a node" in planned(shared)[0]["device_reason"]
+    assert "the default partition has 2 GPUs per node" in planned(shared)[0]["device_reason"]
 
 
 def test_gpus_asked_for_are_planned_from_a_machine_without_gpus(box: Box, shared: Path) -> None:

@@ -162,6 +162,7 @@ REFUSED = [
     (["--yes", "--data", "."], "data.source .: expected a file"),
     (["--yes", "--data", "odd.csv"], "no template fits the columns x, y"),
     (["--yes", "--model", "tiny:lama"], "did you mean tiny:llama?"),
+    (["--yes", "--model", "tiny:bert", "--data", "builtin:instructions"], "tiny:bert is trained as a classifier"),
     (["--yes", "--strategy", "ddp"], "did you mean 'pytorch_ddp'?"),
     (["--yes", "--machine", "hosts"], "--hosts is missing"),
     (["--yes", "--partition", "gpu"], "--partition: only with --machine slurm"),
