@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import io
 import json
 import os
 import pty
@@ -17,11 +16,8 @@ from typing import Any
 
 import pytest
 from rich.cells import cell_len
-from rich.console import Console
 
 from allranks.cli.progress_bar import BAR_WIDTH, Field, clock_text, fitting_fields
-from allranks.experiments.gates import ComparisonRow, Gates
-from allranks.experiments.tables import speed_table, traffic_table
 from allranks.utils.tables import GAP, FittedColumn, fitted_table, fold
 from tests.conftest import REPO
 
@@ -175,47 +171,6 @@ def test_a_run_that_has_not_ended_shows_what_was_requested(tmp_path: Path) -> No
     assert set(rows["live-1"]) == {
         "run", "folder", "status", "strategy", "world_size", "model", "dataset", "steps", "train_loss_last", "eval_loss", "tokens_per_s",
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("columns", [110, 80, 60])
-def test_tables_of_a_comparison_break_no_number(columns: int) -> None:
-    parts = ("forward_s", "backward_s", "optimizer_s", "exposed_comm_s", "idle_s")
-    kind = {
-        "kind": "reduce_scatter",
-        "phase": "after_backward",
-        "count": 12,
-        "bytes": 13_631_488,
-        "theory_bytes_of_kind": 13_631_488,
-    }
-    figures = {
-        "tokens_per_s": {"median": 123456.0, "min": 120000.0, "max": 130000.0},
-        "step_time_s": {"median": 0.1684},
-        **dict.fromkeys(parts, 0.1096),
-        "overlap": 0.25,
-        "collectives": [kind],
-        "memory": dict.fromkeys(
-            ("weights_bytes", "gradients_bytes", "optimizer_bytes", "state_bytes", "peak_bytes"), 78_000_000
-        ),
-    }
-    row = ComparisonRow(
-        strategy="deepspeed_zero3",
-        gates=Gates(parity=True, mechanism=True, equal_work=True),
-        reasons=[],
-        marks=[],
-        parity_error=0.0,
-        figures=figures,
-    )
-    out = io.StringIO()
-    console = Console(file=out, width=columns)
-    left_out = []
-    for table, titles in (speed_table([row], columns), traffic_table([row], "deepspeed_zero3", columns)):
-        console.print(table)
-        left_out.append(titles)
-    assert "…" not in out.getvalue() and max(cell_len(line) for line in out.getvalue().splitlines()) <= columns
-    assert {"123,456", "168.4", "13.0", "MiB"} <= set(out.getvalue().split())
-    assert (left_out == [[], []]) == (columns == 110)
-    if columns == 80:
-        assert "spread" not in left_out[0] and "ratio" not in left_out[1] and "peak" not in left_out[1]
 
 
 def test_text_is_folded_behind_separators() -> None:

@@ -69,24 +69,22 @@ class _ProgressPrinter:
 
 
 def _show(console: SafeConsole, done: Any) -> None:
-    from allranks.experiments.tables import speed_table, traffic_table
-    from allranks.utils.tables import left_out_line
+    from allranks.experiments.tables import memory_table, parts_table, speed_table, traffic_table
 
     names = [row.strategy for row in done.rows]
     base = next((n for n in ("pytorch_ddp", "simple_ddp", *names) if n in names), None)
-    speed, no_speed = speed_table(done.rows, console.width)
-    traffic, no_traffic = traffic_table(done.rows, base, console.width)
-    console.print()
-    console.print(speed)
-    for line in ("gates: parity, mechanism, equal work", left_out_line(no_speed, console.width)):
-        if line:
-            console.print(f"[dim]{line}[/dim]", highlight=False)
-    console.print()
-    console.print(traffic)
-    ratio = f"ratio: weights, gradients and optimizer state against {base}"
-    for line in (ratio, left_out_line(no_traffic, console.width)):
-        if line:
-            console.print(f"[dim]{line}[/dim]", highlight=False)
+    repeats = done.measured["repeats"]
+    ranges = f"min-max of {repeats} repeats" if repeats > 1 else "one repeat has no range"
+    for table, note in (
+        (speed_table(done.rows), f"gates: parity, mechanism, equal work; {ranges}"),
+        (parts_table(done.rows), f"{ranges}; exposed, idle, overlap: of ranks and profiled steps"),
+        (traffic_table(done.rows), ""),
+        (memory_table(done.rows, base), f"rank with most; ratio: state against {base}; ranks: range of the peaks"),
+    ):
+        console.print()
+        console.print(table)
+        if note:
+            console.print(f"[dim]{note}[/dim]", highlight=False)
     console.print()
     for row in done.rows:
         for text in (*row.reasons, *row.marks):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import io
 import os
 import sys
@@ -59,6 +58,8 @@ class LazyGroup(click.Group):
         if cmd_name not in VERBS:
             if ctx.resilient_parsing:  # completion of a line that is still being written
                 return None
+            import difflib
+
             from allranks.spec.suggestions import VERB_SYNONYMS
 
             near = difflib.get_close_matches(cmd_name.lower(), [*VERBS, *VERB_SYNONYMS], n=1)

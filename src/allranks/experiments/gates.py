@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from allranks.experiments.spread import figure_spreads
+
 TOLERANCE = {"float32": 2e-3, "float64": 1e-6, "bfloat16": 0.05, "float16": 0.05}
 # relative to the gradient's norm: a missing division by W ranks gives W - 1, and AdamW's weights do not show it
 NORM_TOLERANCE = {"float32": 0.01, "float64": 1e-4, "bfloat16": 0.1, "float16": 0.1}
@@ -205,7 +207,7 @@ def _figures(measured: Json, name: str) -> Json:
     profiled = median(w["step_s"] for w in windows)
     overlaps = [o for w in windows if (o := _overlap(w)) is not None]
     memory = {key: max(r["verified"]["memory"][key] for r in ranks) for key in ranks[0]["verified"]["memory"]}
-    return {
+    figures = {
         "tokens_per_s": {"median": median(rates), "min": min(rates), "max": max(rates)},
         "step_time_s": {"median": median(steps), "p90": steps[int(0.9 * (len(steps) - 1))]},
         **{p: median(t for one in everything for t in one[p]) for p in ("forward_s", "backward_s", "optimizer_s")},
@@ -216,6 +218,7 @@ def _figures(measured: Json, name: str) -> Json:
         "collective_s": collective_seconds(windows, measured),
         "memory": {**memory, "state_bytes": sum(v for k, v in memory.items() if k != "peak_bytes")},
     }
+    return {**figures, "spread": figure_spreads(figures, ranks, repeats, rates)}
 
 
 def tokens_per_s(ranks: list[Json]) -> float:
