@@ -35,6 +35,7 @@ FILES: dict[str, set[str]] = {
     },
     "cluster/test_container.py": {"test_ranks_run_in_the_container_and_the_driver_outside"},
     "cluster/test_device.py": {
+        "test_init_takes_partitions_and_gpus_from_slurm",
         "test_jobs_and_nodes_are_read_from_the_real_commands",
     },
     "cluster/test_doctor.py": {"test_faults_of_three_kinds_are_told_apart"},

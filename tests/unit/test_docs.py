@@ -132,7 +132,17 @@ def test_readme_names_every_folder_and_verb() -> None:
 
 @pytest.mark.parametrize(
     "verb",
-    [["--help"], ["--version"], *([v, "--help"] for v in VERBS), ["schema"], ["plan", "examples/demo.yaml"], ["runs"]],
+    [
+        ["--help"],
+        ["--version"],
+        *([v, "--help"] for v in VERBS),
+        ["schema"],
+        ["plan", "examples/demo.yaml"],
+        ["runs"],
+        ["examples"],
+        ["init", "--yes", "-o", "-"],
+        ["lint", "tests/golden/plain.sbatch", "--level", "error"],
+    ],
     ids=" ".join,
 )
 def test_light_verbs_never_import_torch(verb: list[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 from rich.markup import escape
 
+from allranks.cli.completers import complete_strategies
 from allranks.cli.console import SafeConsole
 from allranks.cli.options import any_path, error_line, json_option, print_json, set_option
 from allranks.errors import EXIT_FAILED, EXIT_OK
@@ -15,7 +16,13 @@ from allranks.errors import EXIT_FAILED, EXIT_OK
 
 @click.command("compare")
 @click.argument("spec", type=any_path)
-@click.option("--strategies", default="all", show_default=True, help="Strategy names, separated by commas, or 'all'.")
+@click.option(
+    "--strategies",
+    default="all",
+    show_default=True,
+    shell_complete=complete_strategies,
+    help="Strategy names, separated by commas, or 'all'.",
+)
 @click.option(
     "--repeats", default=3, show_default=True, type=click.IntRange(1, 100), help="Timed repeats of each strategy."
 )

@@ -15,15 +15,15 @@ from typing import Any
 
 import click
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress, TaskID
 from rich.table import Table
-from rich.text import Text
 
 from allranks.analysis.machine_load import machine_notes
 from allranks.analysis.metrics import before_and_after
 from allranks.analysis.slow_links import link_notes
 from allranks.cli.console import SafeConsole
 from allranks.cli.options import any_path, echo, error_line, json_option, print_json, set_option
+from allranks.cli.progress_bar import TRAINING, run_progress
 from allranks.errors import EXIT_OK
 from allranks.launch.outcome import RunResult
 from allranks.planning.env_vars import EnvVar
@@ -49,20 +49,12 @@ PHASES = {
     "prepare": "preparing data",
     "build": "building the model",
     "prove": "verifying the ranks",
-    "train": "training",
+    "train": TRAINING,
     "evaluate": "evaluating",
     "save": "saving",
     "done": "done",
 }
 PLAIN_INTERVAL_S = 10.0
-
-
-class _TimeLeft(TimeRemainingColumn):
-    """Show the remaining time with its unit, and nothing while it is unknown."""
-
-    def render(self, task: Task) -> Text:
-        known = task.total is not None and task.time_remaining is not None
-        return Text.assemble(super().render(task), " left") if known else Text("")
 
 
 class ProgressView:
@@ -79,17 +71,9 @@ class ProgressView:
 
     def __enter__(self) -> ProgressView:
         if self._console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description:<20}"),
-                BarColumn(bar_width=None),
-                TextColumn("{task.fields[where]}"),
-                TimeElapsedColumn(),
-                _TimeLeft(),
-                console=self._console,
-                transient=True,
-            )
+            self._bar = run_progress(self._console)
             self._bar.start()
-            self._task = self._bar.add_task("starting the ranks", total=None, where="")
+            self._task = self._bar.add_task("starting the ranks", total=None, step="", loss="", speed="")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -129,7 +113,7 @@ class ProgressView:
             if self._bar and self._task is not None:
                 self._bar.update(self._task, total=self._total, completed=finite_int(event.get("first_step")) or 0)
         if self._bar and self._task is not None:
-            self._bar.update(self._task, description=escape(PHASES.get(name, name)))
+            self._bar.update(self._task, description=PHASES.get(name, name))
         elif name in ("prepare", "build", "prove") or "total_steps" in event:
             self.say(PHASES.get(name, name))
 
@@ -186,12 +170,16 @@ class ProgressView:
             steps = finite_int(event.get("steps")) or 1
             self._rate = [*self._rate[-9:], (seconds * steps, tokens * self._plan.world_size)]
         loss = _formatted(event.get("loss"), ".4f", "nan" if "loss" in event else NO_VALUE)
-        where = f"step {_count(event, 'step')}/{self._total}  loss {loss}  {self._speed()}"
+        shown: dict[str, Any] = {
+            "step": f"step {_count(event, 'step')}/{self._total}",
+            "loss": f"loss {loss}",
+            "speed": self._speed(),
+        }
         if self._bar and self._task is not None:
-            self._bar.update(self._task, completed=step or 0, where=where)
+            self._bar.update(self._task, completed=step or 0, **shown)
         elif time.monotonic() - self._last_line > PLAIN_INTERVAL_S or step == self._total:
             self._last_line = time.monotonic()
-            self.say(where)
+            self.say("  ".join(shown.values()))
 
     def _speed(self) -> str:
         seconds = sum(s for s, _ in self._rate)

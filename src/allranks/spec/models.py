@@ -127,10 +127,13 @@ def tiny_family(name: str) -> str:
     if wanted not in _FAMILIES:
         near = difflib.get_close_matches(wanted, _FAMILIES, n=1)
         hint = f"; did you mean tiny:{near[0]}?" if near else ""
-        raise SpecError(
-            f"model.name: unknown model {name!r}{hint} (known: {', '.join('tiny:' + f for f in _FAMILIES)})"
-        )
+        raise SpecError(f"model.name: unknown model {name!r}{hint} (known: {', '.join(tiny_names())})")
     return wanted
+
+
+def tiny_names() -> tuple[str, ...]:
+    """Return ``tiny:<family>`` of every family."""
+    return tuple(f"tiny:{family}" for family in _FAMILIES)
 
 
 def tiny_defaults(name: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from allranks.planning.model_checks import check_model, has_chat_template
 from allranks.planning.rank_environment import script_arguments
 from allranks.spec import data_sources
 from allranks.spec.data_rows import eval_data, read_examples
-from allranks.spec.data_templates import Template, choose_template, require_template
+from allranks.spec.data_templates import Template, choose_template, require_task_template, require_template
 from allranks.spec.models import TINY_ENCODERS, check_model_folder, is_mlp, tiny_family
 from allranks.spec.records import DataSpec, RunSpec, ScriptSpec
 from allranks.utils.caches import cache_root, private_root
@@ -49,6 +49,9 @@ def check_request(spec: RunSpec) -> None:
     if spec.data is not None:
         template = _check_data(spec.data, classifier)
         _require_chat_template(spec, template)
+        if classifier and template is None and spec.data.source.startswith("builtin:"):
+            own = data_sources.builtin_set(spec.data.source)
+            require_task_template(own.template, spec.model.name if spec.model else "", classifier=True)
     if spec.data is not None and spec.eval.source is not None:
         try:
             _check_data(eval_data(spec), classifier)
