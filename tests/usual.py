@@ -78,8 +78,7 @@ FILES: dict[str, set[str]] = {
     },
     "dist/test_failures_b.py": set(),
     "dist/test_exact_resume.py": {
-        "test_rewritten_answers_are_refused[exact]",
-        "test_another_base_is_refused",
+        "test_rewritten_answers_and_another_base_are_refused[exact]",
         "test_another_learning_rate_is_refused_before_anything_starts",
     },
     "dist/test_full_disk.py": {

@@ -419,8 +419,8 @@ def test_b11_b12_a_tokenizer_without_end_or_chat_template_is_refused(tmp_path: P
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"data_hash": "b"}, "the training data .* changed since it was written"),
-        ({"base_hash": "b"}, "the weights of the base model changed since it was written"),
+        ({"data_hash": "b"}, "since it was written, the training data .* changed"),
+        ({"base_hash": "b"}, "since it was written, the weights of the base model changed"),
         ({"sequences": 41}, "written with 40 training sequences, now there are 41"),
     ],
 )

@@ -17,8 +17,9 @@ from allranks.experiments.communication_model import communication_time_s, fit_c
 from allranks.experiments.compare import comparison_request, write_comparison
 from allranks.experiments.conclusions import recommend_strategy
 from allranks.experiments.gates import compare_traffic, evaluate_strategies, tokens_per_s, trial_limits
+from allranks.experiments.page import comparison_page
 from allranks.experiments.profiles import add_profiles, peak_new_bytes, trace_figures
-from allranks.experiments.tables import comparison_page, csv_text
+from allranks.experiments.tables import csv_text
 from allranks.rundir.paths import RunDir
 from allranks.spec import parse_spec
 

@@ -62,16 +62,22 @@ class _ProgressPrinter:
 
 
 def _show(console: SafeConsole, done: Any) -> None:
-    from allranks.experiments.tables import speed_table, traffic_table
+    from allranks.experiments.tables import memory_table, parts_table, speed_table, traffic_table
 
     names = [row.strategy for row in done.rows]
     base = next((n for n in ("pytorch_ddp", "simple_ddp", *names) if n in names), None)
-    console.print()
-    console.print(speed_table(done.rows))
-    console.print("[dim]gates: parity, mechanism, equal work[/dim]")
-    console.print()
-    console.print(traffic_table(done.rows, base))
-    console.print(f"[dim]ratio: weights, gradients and optimizer state against {base}[/dim]")
+    repeats = done.measured["repeats"]
+    ranges = f"min-max of {repeats} repeats" if repeats > 1 else "one repeat has no range"
+    for table, note in (
+        (speed_table(done.rows), f"gates: parity, mechanism, equal work; {ranges}"),
+        (parts_table(done.rows), f"{ranges}; exposed, idle, overlap: of ranks and profiled steps"),
+        (traffic_table(done.rows), ""),
+        (memory_table(done.rows, base), f"rank with most; ratio: state against {base}; ranks: range of the peaks"),
+    ):
+        console.print()
+        console.print(table)
+        if note:
+            console.print(f"[dim]{note}[/dim]", highlight=False)
     console.print()
     for row in done.rows:
         for text in (*row.reasons, *row.marks):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import io
 import sys
 from importlib import import_module
@@ -51,6 +50,8 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
+            import difflib
+
             near = difflib.get_close_matches(cmd_name, VERBS, n=1)
             raise click.UsageError(
                 f"unknown verb {cmd_name!r}{f'; did you mean {near[0]}?' if near else ''} (allranks --help lists them)",

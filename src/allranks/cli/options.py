@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from allranks.rundir.files import replace_non_finite
 from allranks.utils.text import printable, sanitize
 
 # json.dumps escapes the control characters below a blank; these it does not, and halves of surrogate pairs cannot be printed
-_UNPRINTABLE = re.compile("[\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+_UNPRINTABLE = "[\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
 
 any_path = click.Path(path_type=Path, readable=False)
 """Path type without click's existence check: the verb itself reports unreadable files and reads the others."""
@@ -78,6 +80,20 @@ def echo(text: str = "", *, err: bool = False, styled: bool = False) -> None:
     click.echo(printable(text, styled=styled), err=err)
 
 
+def pipe_width() -> int | None:
+    """Return the columns of text that goes to a file or a pipe, as rich counts them; None if only rich can tell."""
+    forced = any(name in os.environ for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"))
+    if forced or sys.stdout.isatty() or sys.stdout.encoding.lower() != "utf-8":
+        return None
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdigit():
+        return int(columns)
+    for stream in range(3):
+        with suppress(OSError):
+            return os.get_terminal_size(stream).columns or 80
+    return 80
+
+
 def print_json(value: Any) -> None:
     """Print one JSON document on standard output."""
     click.echo(json_text(value))
@@ -86,7 +102,7 @@ def print_json(value: Any) -> None:
 def json_text(value: Any) -> str:
     """Return a value as JSON, with control characters written as JSON escapes."""
     text = json.dumps(replace_non_finite(value), indent=2, ensure_ascii=False)
-    return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
+    return re.sub(_UNPRINTABLE, lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
 def resolve_run_path(path: Path) -> Path:

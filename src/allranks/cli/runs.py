@@ -50,7 +50,7 @@ def runs_command(run_root: Path, as_json: bool) -> int:
     for title in columns.values():
         table.add_column(title, no_wrap=title in ("run", "status"), overflow="fold")
     for row in rows:
-        table.add_row(*(Text(_cell(row[key])) for key in columns))  # a folder's name is no markup
+        table.add_row(*(Text(_cell(row[key])) for key in columns))  # names of folders are not markup
     console.print(table)
     return EXIT_OK
 

@@ -12,8 +12,9 @@ from allranks.errors import RunFailed, SpecError
 from allranks.experiments.communication_model import CommunicationModel, Prediction
 from allranks.experiments.conclusions import recommend_strategy
 from allranks.experiments.gates import ComparisonRow, evaluate_strategies, trial_limits
+from allranks.experiments.page import comparison_page, find_links
 from allranks.experiments.profiles import add_profiles
-from allranks.experiments.tables import comparison_page, csv_text
+from allranks.experiments.tables import csv_text
 from allranks.launch import runs
 from allranks.launch.preview import planning_facts
 from allranks.launch.runs import Observer
@@ -68,6 +69,7 @@ def _row_document(row: ComparisonRow) -> dict[str, Any]:
             "overlap",
             "memory",
             "collectives",
+            "spread",
         )
     )
     return {**plain, **names}
@@ -147,5 +149,7 @@ def write_comparison(run: RunDir, measured: dict[str, Any]) -> Comparison:
     )
     write_json(run.root / "comparison.json", done.document())
     write_text_atomic(run.root / "comparison.csv", csv_text(found))
-    write_text_atomic(run.root / "comparison.html", comparison_page(run.name, measured, found, advice, predictions))
+    links = find_links(run.root, [row.strategy for row in found])
+    page = comparison_page(run.name, measured, found, advice, predictions, links)
+    write_text_atomic(run.root / "comparison.html", page)
     return done

@@ -7,7 +7,9 @@ from typing import Any
 
 import msgspec
 
-# Least limits: honest float32 trainings of tiny models differ by up to 2e-6 of the update.
+from allranks.experiments.spread import figure_spreads
+
+# Least limits: honest float32 trainings of tiny models differ by up to 9e-6 of the update.
 WEIGHTS_FLOOR = {"float32": 2e-5, "float64": 1e-10, "bfloat16": 0.02, "float16": 5e-3}
 NORM_FLOOR = {"float32": 0.01, "float64": 1e-4, "bfloat16": 0.1, "float16": 0.1}
 LOSS_FLOOR = {"float32": 2e-5, "float64": 1e-10, "bfloat16": 0.02, "float16": 5e-3}
@@ -277,7 +279,7 @@ def _figures(measured: Json, name: str) -> Json:
     profiled = median(w["step_s"] for w in windows)
     overlaps = [o for w in windows if (o := _overlap(w)) is not None]
     memory = {key: max(r["verified"]["memory"][key] for r in ranks) for key in ranks[0]["verified"]["memory"]}
-    return {
+    figures = {
         "tokens_per_s": {"median": median(rates), "min": min(rates), "max": max(rates)},
         "step_time_s": {"median": median(steps), "p90": steps[int(0.9 * (len(steps) - 1))]},
         **{p: median(t for one in everything for t in one[p]) for p in ("forward_s", "backward_s", "optimizer_s")},
@@ -288,6 +290,7 @@ def _figures(measured: Json, name: str) -> Json:
         "collective_s": collective_seconds(windows, measured),
         "memory": {**memory, "state_bytes": sum(v for k, v in memory.items() if k != "peak_bytes")},
     }
+    return {**figures, "spread": figure_spreads(figures, ranks, repeats, rates)}
 
 
 def tokens_per_s(ranks: list[Json]) -> float:

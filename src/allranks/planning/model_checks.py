@@ -239,7 +239,7 @@ def highest_token(folder: Path) -> tuple[str, int | None]:
 
 
 def require_attention_name(wanted: str) -> None:
-    """Refuse a name that is no attention implementation of transformers. A kernel of the hub has a ``/`` in its name.
+    """Refuse an attention implementation that transformers does not have. A kernel of the hub has a ``/`` in its name.
 
     Raises:
         SpecError: with the nearest name.

@@ -6,11 +6,11 @@ import statistics
 from typing import Any
 
 from allranks.analysis.metrics import WARMUP_STEPS, quantile
+from allranks.analysis.report.colours import PHASE_COLOURS, colour
 from allranks.analysis.report.figures import (
     Chart,
     Figure,
     axis,
-    colour,
     layout,
     line,
     log_ticks,
@@ -187,7 +187,7 @@ def _throughput_note(data: RunData, width: int | None) -> str:
 MAX_HORIZONTAL_BARS = 12
 HEIGHT = 280
 STRAGGLER_RATIO = 1.10
-PART_COLOURS = {"data": 4, "forward": 0, "backward": 2, "optimizer": 1}
+STEP_PARTS = ("data", "forward", "backward", "optimizer")
 
 
 def step_time_chart(data: RunData) -> Chart | None:
@@ -244,15 +244,15 @@ def rank_time_chart(data: RunData) -> Chart | None:
     factor, unit = _time_unit(max(r.p90 for r in ranks))
     names: list[Any] = [f"rank {r.rank}" if lying else r.rank for r in ranks]
     traces = [
-        _rank_bars(
-            part, names, [r.parts.get(part, 0.0) * factor for r in ranks], colour(PART_COLOURS[part]), lying, unit
-        )
-        for part in PART_COLOURS
+        _rank_bars(part, names, [r.parts.get(part, 0.0) * factor for r in ranks], PHASE_COLOURS[part], lying, unit)
+        for part in STEP_PARTS
         if any(part in r.parts for r in ranks)
     ]
     rest = "other" if parted else "mean step"
     traces.append(
-        _rank_bars(rest, names, [r.other * factor for r in ranks], "--c6/0.6" if parted else colour(0), lying, unit)
+        _rank_bars(
+            rest, names, [r.other * factor for r in ranks], PHASE_COLOURS["other"] if parted else colour(0), lying, unit
+        )
     )
     traces.append(_p90_marks(names, ranks, factor, lying, unit))
     title = "Step time by rank and part" if parted else "Step time by rank"

@@ -105,7 +105,7 @@ def add_adapter(
 
 
 def _require_targets(adapted: Any, spec: AdapterSpec) -> None:
-    """Refuse a target, or a module to save, that is no module of the model. PEFT ignores it if it finds another one.
+    """Refuse a target, or a module to save, that the model does not have. PEFT ignores it if it finds another one.
 
     It also maps the experts' names of older files to fused parameters; then a target need not be a module.
     """
