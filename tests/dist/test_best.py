@@ -130,11 +130,12 @@ def test_replies_are_those_of_the_evaluation(tmp_path: Path) -> None:
 
 def test_standard_input_sampling_and_refusals(early: Any) -> None:
     folder, _, run = early
-    lines = "Zähle bis drei\n\n你好 \x1b[31m\r\n"
+    secret = "hf_" + "aB3dE5gH7jK9mN1pQ3sT5vX7zA2cD4fG6h"
+    lines = f"Zähle bis drei\n\n你好 \x1b[31m\r\nuse {secret}\n"
     first = replies(run, folder, "--temperature", "1.5", "--max-new-tokens", "8", stdin=lines)["replies"]
     again = replies(run, folder, "--temperature", "1.5", "--max-new-tokens", "8", stdin=lines)["replies"]
     other = replies(run, folder, "--temperature", "1.5", "--max-new-tokens", "8", "--seed", "9", stdin=lines)["replies"]
-    assert [reply["prompt"] for reply in first] == ["Zähle bis drei", "你好 \x1b[31m"]
+    assert [reply["prompt"] for reply in first] == ["Zähle bis drei", "你好 \x1b[31m", "use ***"]
     assert first == again != other
     assert all(reply["tokens"] <= 8 for reply in first)
     for words, says in (

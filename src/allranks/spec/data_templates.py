@@ -360,11 +360,14 @@ def _jinja_prompt(path: Path, text: str) -> str:
     from jinja2.sandbox import SandboxedEnvironment
 
     render = _jinja(path, mask_prompt=False)
-    parsed = SandboxedEnvironment().parse(read_text(path, MAX_TEMPLATE_BYTES))
+    environment = SandboxedEnvironment()
+    parsed = environment.parse(read_text(path, MAX_TEMPLATE_BYTES))
     blocks = [block for block in parsed.find_all(nodes.Block) if block.name == "prompt"]
     if not blocks:
         return text  # the template renders whole texts
-    names = sorted(meta.find_undeclared_variables(nodes.Template(blocks[0].body, lineno=1)))
+    alone = nodes.Template(blocks[0].body, lineno=1)
+    alone.set_environment(environment)
+    names = sorted(meta.find_undeclared_variables(alone))
     if len(names) != 1:
         raise DataError(
             f"data.template {path}: its prompt uses {len(names)} columns ({', '.join(names) or 'none'}), so one text cannot stand for them; "
