@@ -103,7 +103,9 @@ class AdapterLimit(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-_MAMBA = "PEFT refuses out_proj and conv1d, whose weights the fused kernels read directly, and dt_proj gets no gradient"
+_MAMBA = "PEFT refuses out_proj and conv1d, whose weights the fused kernels read directly, and dt_proj of Mamba 1 gets no gradient"
+_DT = "dt_proj gets no gradient, because its weight is read directly"
+_INDEXER = "the indexer gets no gradient: it only chooses what attention reads"
 _ROUTER = "PEFT would wrap the router of the experts, whose output is a tuple"
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 ADAPTER_LIMITS: dict[str, AdapterLimit] = {
@@ -111,6 +113,11 @@ ADAPTER_LIMITS: dict[str, AdapterLimit] = {
     "falcon_mamba": AdapterLimit(refused=frozenset({"out_proj", "conv1d", "dt_proj"}), works=("in_proj", "x_proj"), why=_MAMBA),
     "mamba2": AdapterLimit(refused=frozenset({"out_proj", "conv1d"}), works=("in_proj",), why=_MAMBA),
     "nemotron_h": AdapterLimit(refused=frozenset({"out_proj", "conv1d"}), works=("in_proj", "q_proj", "v_proj"), why=_MAMBA),
+    "falcon_h1": AdapterLimit(refused=frozenset({"out_proj", "conv1d"}), works=(*_ATTENTION, "in_proj"), why=_MAMBA),
+    "jamba": AdapterLimit(refused=frozenset({"dt_proj"}), works=(*_ATTENTION, "in_proj", "x_proj", "out_proj"), why=_DT),
+    "deepseek_v32": AdapterLimit(
+        refused=frozenset({"wq_b", "wk", "weights_proj"}), works=("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"), why=_INDEXER,
+    ),
     "phimoe": AdapterLimit(refused=frozenset({"router"}), works=_ATTENTION, why=_ROUTER),
     "llama4_text": AdapterLimit(refused=frozenset({"router"}), works=("q_proj", "v_proj"), why=_ROUTER),
 }  # fmt: skip
