@@ -195,6 +195,7 @@ DOCS: dict[str, set[str]] = {
     "lint/test_rules.py": {"test_every_rule_has_cases_and_a_place_in_the_docs"},
     "unit/test_docs.py": {
         "test_spec_page_is_up_to_date",
+        "test_models_page_is_up_to_date",
         "test_links_lead_somewhere",
         "test_readme_names_every_folder_and_verb",
         "test_every_strategy_has_its_page_and_picture_and_stands_in_the_ladder",

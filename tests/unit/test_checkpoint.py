@@ -270,3 +270,13 @@ class NoTokenizer:
     """A tokenizer that writes nothing."""
 
     def save_pretrained(self, folder: str) -> None: ...
+
+
+def test_a_reader_of_a_running_run_renames_nothing(tmp_path: Path) -> None:
+    """The ranks may be between the two renames; a folder renamed back would stand in their way."""
+    run = RunDir(tmp_path)
+    for step in (4, 8):
+        publish_checkpoint(run, written(run, step), step, keep=2)
+    run.checkpoint(8).rename(run.checkpoints / ".step-8.old")
+    assert newest_checkpoint(run, repair=False) == (4, [])
+    assert not run.checkpoint(8).exists()

@@ -31,6 +31,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "logs": ("logs", "Show a run's logs by rank."),
     "report": ("report", "Show a run's summary and rewrite its page."),
     "export": ("export", "Write a run's checkpoint as a verified Hugging Face folder."),
+    "generate": ("generate", "Try prompts on the model of a run."),
     "compare": ("compare", "Compare strategies on equal work, each verified before it is timed."),
     "smoke": ("smoke", "Run the smoke tests and show each criterion next to its threshold."),
     "trace": ("trace", "Analyse profiler traces: where time was spent, and which ranks waited."),

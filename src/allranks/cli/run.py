@@ -232,6 +232,8 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
         ("steps", _steps(m)),
         ("train loss", _change(m, "train_loss_first", "train_loss_last", trained=bool(m.get("steps")))),
         ("held-out loss", _change(m, "eval_loss_first", "eval_loss", trained=bool(m.get("eval_s")))),
+        ("best", _best(m)),
+        ("ended early", _ended_early(m)),
         ("perplexity", _format_or_none(m.get("perplexity"), ".3f")),
         ("accuracy", _format_or_none(m.get("accuracy"), ".1%")),
         ("exact match", _change_of_share(m.get("exact_match_first"), m.get("exact_match"))),
@@ -269,6 +271,17 @@ def _change(m: dict[str, Any], first: str, last: str, *, trained: bool) -> str |
         end = "nan (not finite)" if trained and last in m else None
         return end if before is None or end is None else f"{before:.4f} -> {end}"
     return f"{after:.4f}" if before is None or before == after else f"{before:.4f} -> {after:.4f}"
+
+
+def _best(m: dict[str, Any]) -> str | None:
+    """Format the lowest held-out loss, if it is not the last one."""
+    loss, last = finite_float(m.get("best_eval_loss")), finite_float(m.get("eval_loss"))
+    return None if loss is None or loss == last else f"{loss:.4f} after step {_count(m, 'best_step')}"
+
+
+def _ended_early(m: dict[str, Any]) -> str | None:
+    early = as_dict(m.get("stopped_early"))
+    return f"after step {_count(early, 'step')}: {format_value(early.get('reason'))}" if early else None
 
 
 def _rate(m: dict[str, Any]) -> str | None:

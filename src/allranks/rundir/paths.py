@@ -184,6 +184,11 @@ class RunDir:
         return self.checkpoints / "latest"
 
     @property
+    def best_checkpoint(self) -> Path:
+        """Names the checkpoint with the lowest held-out loss; only with ``checkpoint.keep_best``."""
+        return self.checkpoints / "best"
+
+    @property
     def model(self) -> Path:
         return self.root / "model"
 

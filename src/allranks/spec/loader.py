@@ -24,6 +24,7 @@ from allranks.spec.suggestions import KEY_SYNONYMS
 from allranks.spec.validation import (
     RENAMED_KEYS,
     adapter_problems,
+    evaluation_problems,
     mlp_problems,
     readable_error,
     record_class,
@@ -349,6 +350,7 @@ def _check_together(spec: RunSpec, where: str) -> None:
         problems.append("train.grad_accum and train.global_batch_size are both set; set only one")
     problems += adapter_problems(spec)
     problems += mlp_problems(spec)
+    problems += evaluation_problems(spec)
     if spec.cluster.launcher == "hosts" and not spec.cluster.hosts:
         problems.append(
             "cluster.launcher is hosts, but cluster.hosts is empty; list the nodes; the first one hosts the rendezvous"

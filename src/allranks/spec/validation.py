@@ -174,6 +174,37 @@ def model_config_warnings(spec: RunSpec) -> list[str]:
     ]
 
 
+def evaluation_problems(spec: RunSpec) -> list[str]:
+    """Return a sentence for each contradiction of ``eval.patience`` and ``checkpoint.keep_best`` with what they depend on."""
+    keys = {"eval.patience": spec.eval.patience is not None, "checkpoint.keep_best": spec.checkpoint.keep_best}
+    wanted = [key for key, on in keys.items() if on]
+    if not wanted or spec.data is None:
+        return []
+    names, verb = " and ".join(wanted), "needs" if len(wanted) == 1 else "need"
+    if spec.eval.source is None and spec.data.eval_fraction == 0:
+        return [f"{names} {verb} held-out rows: set data.eval_fraction above 0, or eval.source"]
+    if spec.eval.every is None:
+        return [f"{names} {verb} evaluations during the training: set eval.every"]
+    return _best_problems(spec.eval.every, spec) if spec.checkpoint.keep_best else []
+
+
+def _best_problems(every: int, spec: RunSpec) -> list[str]:
+    saves = spec.checkpoint
+    if saves.mode == "none":
+        return ["checkpoint.keep_best is true, but checkpoint.mode is none; set it to weights_only or full"]
+    problems = []
+    if saves.every is None or every % saves.every:
+        problems.append(
+            f"checkpoint.keep_best needs a checkpoint at each evaluation: checkpoint.every is {saves.every or 'null'}, eval.every is {every}; "
+            f"set checkpoint.every: {every}, or a divisor of it"
+        )
+    if spec.eval.at_end and not saves.at_end:
+        problems.append(
+            "checkpoint.keep_best: the evaluation at the end (eval.at_end) needs a checkpoint; set checkpoint.at_end: true, or eval.at_end: false"
+        )
+    return problems
+
+
 QUESTION_NAMES = {"instruction", "prompt", "question", "query"}
 ANSWER_NAMES = {"output", "response", "answer", "completion", "reply", "target"}
 

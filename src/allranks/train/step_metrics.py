@@ -144,7 +144,10 @@ class StopRequest:
 
 @dataclass(frozen=True)
 class LoopPlan:
-    """Steps to run, and ``at_edge(steps_done, stopping)``, which evaluates and saves when due."""
+    """Steps to run, and ``run_callbacks(steps_done, stopping)``, which evaluates and saves when due.
+
+    ``run_callbacks`` returns True on every rank if the training ends with this step.
+    """
 
     first_step: int
     total_steps: int
@@ -152,7 +155,7 @@ class LoopPlan:
     log_every: int
     global_batch_size: int
     is_due: Callable[[int], bool]
-    run_callbacks: Callable[[int, bool], None]
+    run_callbacks: Callable[[int, bool], bool | None]
 
 
 @dataclass
@@ -297,9 +300,9 @@ class StepMetrics:
             True if all ranks must stop.
         """
         stop = self.drain() or stop
-        self._plan.run_callbacks(done, stop and done < self._plan.total_steps)
+        ended = self._plan.run_callbacks(done, stop and done < self._plan.total_steps)
         self._machine.restart()
-        return stop
+        return stop or bool(ended)
 
     def drain(self) -> bool:
         """Finish all pending reductions; return whether all ranks must stop."""
