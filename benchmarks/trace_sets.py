@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,10 @@ class TraceSet:
     @property
     def bytes(self) -> int:
         return sum(p.stat().st_size for p in self.folder.glob("*.json.gz"))
+
+    @property
+    def unpacked_bytes(self) -> int:
+        return sum(len(gzip.decompress(p.read_bytes())) for p in self.folder.glob("*.json.gz"))
 
     @property
     def ranks(self) -> int:

@@ -10,13 +10,21 @@ import numpy as np
 import torch
 
 from allranks.errors import AllranksError
-from allranks.train.data.sampler import SampleOrder
+from allranks.train.data.sampler import Rows, SampleOrder
 from allranks.train.distributed import DistContext
 from allranks.train.evaluation import Evaluator
 from allranks.train.models.losses import LossModel
 from allranks.train.step_metrics import AsyncStepReduction
 from allranks.train.sync_proof import prove_ranks
 from tests.dist.making import Collectives, batch_of, built, model_of, prepared, tokens_of
+
+
+class LateSampler(SampleOrder):
+    """Gives every rank the rows of rank 0 from the fourth step on."""
+
+    def micro_batches(self, step: int) -> list[Rows]:
+        cells = self.global_batch(step).reshape(1, self._world, -1)
+        return list(cells[:, self._rank if step < 3 else 0])
 
 
 def proof(world: DistContext, args: dict[str, Any]) -> Any:
@@ -27,7 +35,8 @@ def proof(world: DistContext, args: dict[str, Any]) -> Any:
         with torch.no_grad():
             next(model.parameters())[0, 0] += 1e-6
     reader = 0 if fault == "sampler" and world.rank == 1 else world.rank
-    order = SampleOrder(21, 1, batch_of(1, world.size), reader, world.size)
+    kind = LateSampler if fault == "late_sampler" else SampleOrder
+    order = kind(21, 1, batch_of(1, world.size), reader, world.size)
     planned = world.size + 1 if fault == "absent" else world.size
     try:
         return {"hash": prove_ranks(world, planned, model, order).weights_hash}

@@ -298,10 +298,10 @@ def killed(world: DistContext, args: dict[str, Any]) -> Any:
         place = keeper if place is None else place
         usual, calls = getattr(place, name), []
 
-        def die(*more: Any) -> Any:
+        def die(*more: Any, **named: Any) -> Any:
             calls.append(1)
             if args["stage"] == "between the renames" and len(calls) < 2:
-                return usual(*more)
+                return usual(*more, **named)
             os.kill(os.getpid(), signal.SIGKILL)
 
         setattr(place, name, die)

@@ -40,8 +40,18 @@ def compare(
 
 def test_honest_strategies_pass_and_hold_what_theory_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # the others' shares are those of test_strategy_state.py
-    code, found = compare(tmp_path, monkeypatch, "simple_ddp,bucket_ddp_async,zero3", grad_accum=2)
-    assert code == 0, [row["reasons"] for row in found.values()]
+    honest, lies = ("simple_ddp", "bucket_ddp_async", "zero3"), ("tiring", "localnorm")
+    clip = 100.0  # above every norm
+    code, found = compare(tmp_path, monkeypatch, ",".join(honest + lies), grad_accum=2, max_steps=6, max_grad_norm=clip)
+    assert code == 1
+    for name in honest:
+        assert all(found[name]["gates"].values()), found[name]["reasons"]
+        assert all(error < 1e-5 for error in found[name]["parity_errors"].values()), found[name]["parity_errors"]
+    # a lie that begins after the verification is in the timed steps; clipping that the spec leaves inactive, in the uneven trial
+    for name, trial in zip(lies, ("in repeat 1 ", "in the uneven trial "), strict=True):
+        assert found[name]["parity_error"] < 1e-5 and found[name]["reasons"][0].startswith(f"parity: {trial}")
+        assert found[name]["tokens_per_s"] is None
+    found = {name: found[name] for name in honest}
     whole = found["simple_ddp"]["memory"]["state_bytes"]
     ratios = {name: row["memory"]["state_bytes"] / whole for name, row in found.items()}
     wanted = {"bucket_ddp_async": 1.0, "zero3": 1 / 2}
@@ -56,7 +66,8 @@ def test_honest_strategies_pass_and_hold_what_theory_says(tmp_path: Path, monkey
 
 
 def test_each_lie_shuts_its_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, found = compare(tmp_path, monkeypatch, "simple_ddp_ga,silent,late,twice,lazy,broken,undivided")
+    lies = "silent,late,twice,lazy,broken,undivided,halfway"
+    code, found = compare(tmp_path, monkeypatch, f"simple_ddp_ga,{lies}")
     assert code == 1
     assert found["simple_ddp_ga"]["gates"] == {"parity": True, "mechanism": True, "equal_work": True}
     assert not found["silent"]["gates"]["parity"] and not found["silent"]["gates"]["mechanism"]
@@ -66,5 +77,6 @@ def test_each_lie_shuts_its_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert found["undivided"]["parity_error"] < 1e-4, "its weights alone would have passed"
     assert "not today" in found["broken"]["reasons"][0]
     assert any("launches no collective during backward" in mark for mark in found["late"]["marks"])
-    for name in ("silent", "twice", "lazy", "broken", "undivided"):
+    assert not found["halfway"]["gates"]["parity"] and found["halfway"]["gates"]["mechanism"]
+    for name in ("silent", "twice", "lazy", "broken", "undivided", "halfway"):
         assert found[name]["tokens_per_s"] is None, name

@@ -64,7 +64,7 @@ def test_updates_rounded_to_bfloat16_would_be_seen(tmp_path: Path) -> None:
     assert max(too_far(found)["zero3 whole"]) > 4
 
 
-@pytest.mark.parametrize("name", ["pytorch_ddp", "pytorch_zero3"])
+@pytest.mark.parametrize("name", [pytest.param("pytorch_ddp", marks=pytest.mark.full), "pytorch_zero3"])
 def test_a_run_in_bfloat16_saves_float32_weights_and_moments(tmp_path: Path, name: str) -> None:
     write_rows(tmp_path / "rows.json", 40)
     spec = tiny_spec(

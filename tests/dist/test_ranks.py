@@ -25,6 +25,7 @@ def test_proof_of_ranks_that_are_one_job(tmp_path: Path) -> None:
         ("weights", 3, "rank 1 differs from the others"),
         ("one_weight", 2, "embed_tokens.weight"),
         ("sampler", 3, "rank 1 shares"),
+        ("late_sampler", 2, "rank 1 shares"),
         ("absent", 2, "absent: rank 2"),
     ],
 )

@@ -52,7 +52,7 @@ def resumable(folder: Path, name: str) -> dict[str, Any]:
         folder / "rows.json",
         folder,
         name=name,
-        train={"max_steps": 250, "grad_accum": 2, "warmup_steps": 5},
+        train={"max_steps": 80, "grad_accum": 2, "warmup_steps": 5},
         checkpoint={"mode": "full"},
         eval={"samples": 0},
     )
@@ -76,11 +76,11 @@ def test_a_resumed_run_is_bitwise_one_that_never_stopped(tmp_path: Path, signals
         background = Background(tmp_path, "resume", parts.name)
     code, out = background.wait()
     assert code == 0, out
-    assert stops[0] >= 3 and stops[-1] < 250 and sorted(set(stops)) == stops
+    assert stops[0] >= 3 and stops[-1] < 80 and sorted(set(stops)) == stops
     for rank in (0, 1):
         one, other = ([(e["step"], e["loss"], e["tokens"]) for e in step_events(run, rank)] for run in (whole, parts))
         assert one == other
-    a, b = (load_file(run.checkpoint(250) / "adapter_model.safetensors") for run in (whole, parts))
+    a, b = (load_file(run.checkpoint(80) / "adapter_model.safetensors") for run in (whole, parts))
     assert all(torch.equal(a[k], b[k]) for k in a)
     attempts = [*range(1, len(signals) + 2)]
     assert parts.attempts() == attempts

@@ -83,6 +83,16 @@ def test_one_unreadable_file_hides_no_other(tmp_path: Path) -> None:
     assert document["unread"] == [{"file": str(tmp_path / "none.sh"), "line": None, "why": "no such file"}]
 
 
+def test_a_file_that_is_not_there_is_not_counted_as_read(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text(SCRIPT)
+    done = allranks(tmp_path / "jbo.sh", width=400)
+    assert done.returncode == 2
+    assert f"not read  {tmp_path / 'jbo.sh'}: no such file; did you mean {tmp_path / 'job.sh'}?" in done.stdout
+    assert done.stdout.splitlines()[-1] == "1 file not read", "not: no findings in 1 file"
+    both = allranks(tmp_path / "jbo.sh", tmp_path / "job.sh", width=400)
+    assert (both.returncode, both.stdout.splitlines()[-1]) == (2, "1 error in 1 file; 1 file not read")
+
+
 def test_standard_input(tmp_path: Path) -> None:
     (tmp_path / "a.sh").write_text(SCRIPT)
     done = allranks("-", tmp_path / "a.sh", "--json", stdin="PATH=/bin\nHOME=/root\nGLOO_SOCKET_IFNAME=^lo\n")

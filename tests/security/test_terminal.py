@@ -236,7 +236,8 @@ def inputs(tmp_path: Path) -> dict[str, str]:
 VERBS = (
     ["lint", "{script}"], ["lint", "none{all}"], ["topo", "{topo}"], ["topo", "{script}"], ["plan", "{bad}"], ["plan", "{broken}"], ["plan", "{good}"],
     ["plan", "{good}", "--set", "name={all}"], ["trace", "{trace}"], ["trace", "{topo}"], ["failures", "{all}"], ["diagnose", "{topo}"],
-    ["logs", "no{all}"],
+    ["logs", "no{all}"], ["plan", "{good}", "--full"], ["examples", "{all}"], ["init", "--yes", "--data", "{all}.csv", "-o", "-"],
+    ["init", "--yes", "--model", "{all}", "-o", "-"], ["init", "--yes", "--machine", "hosts", "--hosts", "{all}", "-o", "-"],
     ["verb{all}"], ["plan", "--option{all}"], ["plan"], ["export", "{all}"], ["runs", "{all}"], ["plan", "{good}", "--set"], ["doctor", "{bad}"],
 )  # fmt: skip
 

@@ -430,8 +430,8 @@ def test_b38_chats_of_sharegpt_are_read_as_other_chats(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"data_hash": "b"}, "the training data .* changed since it was written"),
-        ({"base_hash": "b"}, "the weights of the base model changed since it was written"),
+        ({"data_hash": "b"}, "since it was written, the training data .* changed"),
+        ({"base_hash": "b"}, "since it was written, the weights of the base model changed"),
         ({"sequences": 41}, "written with 40 training sequences, now there are 41"),
     ],
 )

@@ -16,9 +16,10 @@ from allranks.errors import SpecError
 from allranks.experiments.communication_model import communication_time_s, fit_communication_model, hops_and_share
 from allranks.experiments.compare import comparison_request, write_comparison
 from allranks.experiments.conclusions import recommend_strategy
-from allranks.experiments.gates import compare_traffic, evaluate_strategies, tokens_per_s
+from allranks.experiments.gates import compare_traffic, evaluate_strategies, tokens_per_s, trial_limits
+from allranks.experiments.page import comparison_page
 from allranks.experiments.profiles import add_profiles, peak_new_bytes, trace_figures
-from allranks.experiments.tables import comparison_page, csv_text
+from allranks.experiments.tables import csv_text
 from allranks.rundir.paths import RunDir
 from allranks.spec import parse_spec
 
@@ -33,36 +34,49 @@ WINDOW = {
 ONE = {"kind": "all_reduce", "phase": "backward", "count": 3, "bytes": 300}
 
 
+STEP = {"rows": "a", "tokens": 20, "tokens_trained": 10}
+NEAR = {"error": 1e-6, "norm_error": 1e-6, "loss_error": 1e-6}
+
+
+def trial(steps: int, accum: int = 1) -> dict[str, Any]:
+    """What one rank tells of one trial, all well."""
+    return {**NEAR, "ranks_differ": 0.0, "micro_batches": steps * accum, "work": [STEP] * steps}
+
+
 def rank(**changes: Any) -> dict[str, Any]:
     """What one rank tells of one strategy, all well."""
     verified = {
-        "error": 1e-6,
-        "norm_error": 1e-6,
-        "ranks_differ": 0.0,
-        "work": {"micro_batches": 6, "rows": 12, "tokens": 120, "updates": 6},
-        "losses": [3.0, 2.0],
+        **trial(6),
+        "updates": 6,
         "claims_overlap": True,
         "expected": [ONE],
         "measured": [{**ONE, "count": 3.0, "bytes": 300.0}],
         "memory": {"weights_bytes": 10, "gradients_bytes": 10, "optimizer_bytes": 20, "peak_bytes": 90},
         "window": {**WINDOW, "collectives": [["all_reduce", 100, 0.001], ["all_reduce", 200, 0.002]]},
     }
+    uneven = trial(5, accum=3)
     repeat = {
-        "work": {"micro_batches": 5, "rows": 10, "tokens": 100, "updates": 0},
-        "losses": [3.0] * 5,
+        **trial(5),
         "tokens": [20, 20, 20],
         **{p: [0.1, 0.1, 0.1] for p in ("step_time_s", "data_s", "forward_s", "backward_s", "optimizer_s")},
     }
+    parts = {"uneven": uneven, "timed": repeat}
     for key, value in changes.items():
-        (verified if key in verified else repeat)[key] = value
-    return {"failed": changes.get("failed"), "verified": verified, "repeats": [repeat]}
+        kind, _, name = key.rpartition("__")
+        parts.get(kind, verified)[name] = value
+    return {"failed": changes.get("failed"), "verified": verified, "uneven": uneven, "repeats": [repeat]}
 
 
 def measured(ranks: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
     return {
         "world_size": 2, "nodes": 1, "device": "cpu", "dtype": "float32", "model": "tiny:llama", "parameters": 100, "trained_bytes": 400,
         "grad_accum": 1, "global_batch_size": 2, "steps": 3, "warmup_steps": 2, "verify_steps": 6, "repeats": 1, "reference_s": 1.0,
-        "negative_control": {"error": 0.5, "ranks_differ": 0.1}, "ranks": ranks, **changes,
+        "negative_control": {"error": 0.5, "ranks_differ": 0.1}, "ranks": ranks, "uneven_accum": 3, "uneven_clip_norm": 0.02,
+        "references": {
+            kind: {"problem": None, "spread": NEAR, "norms": [1.0] * steps, "planned": [[STEP] * steps] * 2}
+            for kind, steps in (("verified", 6), ("uneven", 5), ("timed", 5))
+        },
+        **changes,
     }  # fmt: skip
 
 
@@ -81,21 +95,31 @@ def test_a_row_that_passes_all_gates_has_figures() -> None:
 @pytest.mark.parametrize(
     ("changes", "gate", "words"),
     [
-        ({"error": 0.1}, "parity", "from those of one process"),
+        ({"error": 3e-5}, "parity", "in verification the weights after 6 steps"),
         ({"error": float("nan")}, "parity", "from those of one process"),
         ({"error": None}, "parity", "from those of one process"),
+        ({"uneven__error": 3e-5}, "parity", "in the uneven trial the weights after 5 steps"),
+        ({"timed__error": 3e-5}, "parity", "in repeat 1 the weights after 5 steps"),
         ({"norm_error": 1.0}, "parity", "missing division"),
         ({"norm_error": None}, "parity", "missing division"),
+        ({"uneven__norm_error": 1e-4}, "parity", "missing division"),
+        ({"loss_error": 1e-4}, "parity", "the loss differs"),
+        ({"timed__loss_error": None}, "parity", "the loss differs"),
         ({"ranks_differ": 1e-9}, "parity", "ranks' weights differ"),
+        ({"timed__ranks_differ": 1e-9}, "parity", "in repeat 1 the ranks' weights differ"),
         ({"measured": [{**ONE, "bytes": 600.0}]}, "mechanism", "600"),
         ({"measured": [{**ONE, "count": 6.0}]}, "mechanism", "6 calls"),
         ({"measured": [{**ONE, "phase": "after_backward"}]}, "mechanism", "0 calls"),
         ({"measured": [ONE, {**ONE, "kind": "broadcast"}]}, "mechanism", "unexpected"),
         ({"measured": []}, "mechanism", "0 calls"),
-        ({"work": {"micro_batches": 6, "rows": 12, "tokens": 120, "updates": 5}}, "equal_work", "5 updates"),
-        ({"work": {"micro_batches": 5, "rows": 12, "tokens": 120, "updates": 6}}, "equal_work", "5 micro-batches"),
-        ({"work": {"micro_batches": 6, "rows": 12, "tokens": 119, "updates": 6}}, "equal_work", "119 tokens"),
-        ({"losses": [3.0, 2.5]}, "equal_work", "losses"),
+        ({"updates": 5}, "equal_work", "5 updates"),
+        ({"micro_batches": 5}, "equal_work", "5 micro-batches"),
+        ({"timed__micro_batches": 4}, "equal_work", "in repeat 1 rank 0 trained 4 micro-batches"),
+        ({"uneven__micro_batches": 5}, "equal_work", "planned 15"),
+        ({"timed__work": [STEP] * 4}, "equal_work", "4 steps of 5"),
+        ({"work": [*[STEP] * 5, {**STEP, "rows": "b"}]}, "equal_work", "other rows in step 6"),
+        ({"timed__work": [STEP, {**STEP, "tokens": 40}, *[STEP] * 3]}, "equal_work", "40 tokens in step 2"),
+        ({"uneven__work": [*[STEP] * 4, {**STEP, "tokens_trained": 9}]}, "equal_work", "9 tokens_trained in step 5"),
         ({"failed": "rank 1: RuntimeError: no"}, "parity", "RuntimeError"),
     ],
 )
@@ -109,6 +133,35 @@ def test_each_gate_can_shut(changes: dict[str, Any], gate: str, words: str) -> N
 def test_a_negative_control_that_is_not_seen_to_be_wrong_shuts_every_row() -> None:
     found = evaluate_strategies({**both(), "negative_control": {"error": 1e-5, "ranks_differ": 0.0}})
     assert not any(row.gates.parity for row in found)
+
+
+def with_reference(kind: str, **changes: Any) -> dict[str, Any]:
+    found = both()
+    found["references"] = {**found["references"], kind: {**found["references"][kind], **changes}}
+    return found
+
+
+def test_limits_follow_from_the_distance_of_two_honest_trainings() -> None:
+    wide = with_reference("verified", spread={**NEAR, "error": 1e-5, "norm_error": 0.1})
+    assert trial_limits(wide, "verified") == pytest.approx({"error": 5e-5, "norm_error": 0.5, "loss_error": 2e-5})
+    assert trial_limits(wide, "timed")["error"] == pytest.approx(5e-5), "more steps of the same work"
+    assert trial_limits(wide, "uneven") == dict.fromkeys(NEAR, 2e-5)
+    assert trial_limits({**wide, "dtype": "bfloat16"}, "verified")["error"] == 0.02
+    assert trial_limits({**wide, "param_dtype": "bfloat16"}, "verified")["error"] == 0.02
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "words"),
+    [
+        ("verified", {"spread": {**NEAR, "error": 2e-3}}, "nothing can be proved"),
+        ("timed", {"spread": {**NEAR, "error": None}}, "nothing can be proved"),
+        ("uneven", {"norms": [1.0, 0.03]}, "does not clip"),
+        ("verified", {"problem": "sequence 3 was prepared with other tokens"}, "not those of the spec: sequence 3"),
+    ],
+)
+def test_a_reference_that_proves_nothing_shuts_every_row(kind: str, changes: dict[str, Any], words: str) -> None:
+    for row in evaluate_strategies(with_reference(kind, **changes)):
+        assert not row.gates.parity and words in row.reasons[0]
 
 
 def test_overlap_that_is_claimed_and_not_shown_is_marked() -> None:

@@ -19,7 +19,7 @@ from allranks.experiments.communication_model import (
 )
 from allranks.experiments.conclusions import MAX_MODEL_ERROR, _fastest, recommend_strategy
 from allranks.experiments.gates import ComparisonRow, Gates
-from allranks.experiments.tables import two_digits
+from allranks.experiments.page import two_digits
 from tests.sampling import examples
 
 PASSED = Gates(parity=True, mechanism=True, equal_work=True)
@@ -86,6 +86,21 @@ def test_no_prediction_where_the_model_misses_what_was_measured() -> None:
     text, _, predicted = recommend_strategy(measured([good, bad]), [good, bad])
     assert {p.strategy for p in predicted} == {"good"} and all(p.error <= MAX_MODEL_ERROR for p in predicted)
     assert "Not predicted, because the model misses the measured step time by more than 20%: bad (by" in " ".join(text)
+
+
+@pytest.mark.parametrize(("factor", "predicted"), [(1.2, True), (3.0, False)])
+def test_no_prediction_where_the_model_misses_the_measured_collectives(factor: float, predicted: bool) -> None:
+    """One of three sizes takes longer than a message and its bytes explain; the step times agree with the model all the same."""
+    one = row("a", exposed_comm_s=0.0, comm_s=0.0, collectives=[])
+    told = measured([one])
+    for rank in told["ranks"]:
+        window = rank["a"]["verified"]["window"]
+        odd = [{"kind": "all_reduce", "count": 1, "bytes": 1e6}]
+        window["collectives"].append(["all_reduce", 1e6, factor * communication_time_s(odd, LINK, 2)])
+    text, model, found = recommend_strategy(told, [one])
+    assert model is not None and (model.residual <= MAX_MODEL_ERROR) is predicted and bool(found) is predicted
+    assert ("Nothing is predicted for more ranks, because this error is above 20%" in " ".join(text)) is not predicted
+    assert f"its error is {model.residual:.0%}" in " ".join(text)
 
 
 @settings(max_examples=examples(200), deadline=None)

@@ -19,7 +19,7 @@ from allranks.spec.data_examples import Example
 from allranks.spec.data_rows import label_map, require_known_labels, shuffle
 from allranks.spec.data_templates import choose_template
 from allranks.spec.records import DataSpec
-from allranks.train.data.sampler import SampleOrder, pack_isolated, steps_of_epochs
+from allranks.train.data.sampler import CHECKSUM_MODULUS, SampleOrder, pack_isolated, rows_checksum, steps_of_epochs
 from allranks.train.data.tokenization import encode_labelled, encode_text, train_tokenizer
 from tests.conftest import shared
 from tests.sampling import examples
@@ -182,6 +182,11 @@ def test_ranks_share_each_batch_and_an_epoch_exactly(n: int, world: int, micro: 
     mine = [int(row) for o in orders for part in o.micro_batches(step) for row in part]
     assert sorted(mine) == sorted(orders[0].global_batch(step).tolist())
     assert sorted(row for o in orders for row in o.first_epoch().tolist()) == list(range(n))
+    first = [row for o in orders for row in o.first_epoch(max_steps=2).tolist()]
+    assert len(first) == len(set(first)) == orders[0].positions_in(2)
+    total = sum(rows_checksum(np.concatenate(o.micro_batches(step))) for o in orders)
+    assert total % CHECKSUM_MODULUS == orders[0].planned_checksum(step)
+    assert rows_checksum([*mine[1:], mine[0]]) == rows_checksum(mine) != rows_checksum([*mine[1:], n])
 
 
 def test_order_does_not_depend_on_the_number_of_ranks() -> None:

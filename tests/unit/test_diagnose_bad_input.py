@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
 import os
 import random
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 from allranks.analysis.diagnose import Diagnosis, diagnose
 from allranks.analysis.diagnose.catalogue import CATALOGUE
+from allranks.analysis.diagnose.logs import READ_BYTES, DecompressedFile
 from allranks.cli.diagnose import diagnose_command
 from allranks.errors import RequestError
 from tests.sampling import examples
@@ -329,3 +331,28 @@ def test_cause_is_found_among_healthy_lines_of_any_number(
     finding = diagnose([tmp_path]).findings[0]
     assert finding.id == name
     assert finding.evidence[0].line == number + 1
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
+@pytest.mark.parametrize("shift", [-2, -1, 0, 1])
+@pytest.mark.parametrize("zeros", [0, 3 * READ_BYTES])
+def test_a_second_stream_is_read_wherever_the_first_one_ends(kind: str, shift: int, zeros: int) -> None:
+    """Reads end inside the next stream's first bytes, between the streams, and in zeros between them."""
+    pack = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}[kind]
+    first = random.Random(7).randbytes(500)
+    packed = pack(first)
+    file = _Reads(packed + bytes(zeros) + pack(b"the second"), len(packed) + shift)
+    assert DecompressedFile(file, kind).read(1000) == first + b"the second"
+
+
+class _Reads(io.BytesIO):
+    """A file whose first read ends at a given place."""
+
+    def __init__(self, data: bytes, first: int) -> None:
+        super().__init__(data)
+        self._first = first
+
+    def read(self, size: int | None = -1) -> bytes:
+        if self.tell() == 0:
+            size = self._first
+        return super().read(size)

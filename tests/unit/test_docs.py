@@ -16,13 +16,22 @@ from allranks.cli.main import VERBS
 from tests.conftest import REPO
 
 
-def test_spec_page_is_up_to_date() -> None:
-    spec = importlib.util.spec_from_file_location("make_spec_docs", REPO / "scripts" / "make_spec_docs.py")
+def _generated(script: str) -> str:
+    """Return the page that a script writes."""
+    spec = importlib.util.spec_from_file_location(script, REPO / "scripts" / f"{script}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert (REPO / "docs" / "spec.md").read_text() == module.text(), "run python scripts/make_spec_docs.py"
+    return module.text()
+
+
+def test_spec_page_is_up_to_date() -> None:
+    assert (REPO / "docs" / "spec.md").read_text() == _generated("make_spec_docs"), "run scripts/make_spec_docs.py"
+
+
+def test_models_page_is_up_to_date() -> None:
+    assert (REPO / "docs" / "models.md").read_text() == _generated("make_model_docs"), "run scripts/make_model_docs.py"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +141,17 @@ def test_readme_names_every_folder_and_verb() -> None:
 
 @pytest.mark.parametrize(
     "verb",
-    [["--help"], ["--version"], *([v, "--help"] for v in VERBS), ["schema"], ["plan", "examples/demo.yaml"], ["runs"]],
+    [
+        ["--help"],
+        ["--version"],
+        *([v, "--help"] for v in VERBS),
+        ["schema"],
+        ["plan", "examples/demo.yaml"],
+        ["runs"],
+        ["examples"],
+        ["init", "--yes", "-o", "-"],
+        ["lint", "tests/golden/plain.sbatch", "--level", "error"],
+    ],
     ids=" ".join,
 )
 def test_light_verbs_never_import_torch(verb: list[str]) -> None:

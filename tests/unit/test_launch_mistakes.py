@@ -24,10 +24,18 @@ from allranks.nodes.preflight import check_request, check_rows
 from allranks.nodes.preflight.hub import check_hub
 from allranks.nodes.preflight.requirements import local_report
 from allranks.nodes.records import require
-from allranks.planning.model_checks import attention_flags, max_positions, position_warnings, task_types
+from allranks.planning.model_checks import (
+    attention_flags,
+    find_files,
+    max_positions,
+    model_warnings,
+    require_vocabulary,
+    task_types,
+)
 from allranks.planning.planner import make_plan
 from allranks.rundir.paths import RunDir
 from allranks.spec import parse_spec
+from allranks.spec.architectures import require_architecture
 from allranks.utils.machine import MachineFacts
 from tests.conftest import tiny_spec
 from tests.dist.harness import allranks, write_spec
@@ -101,6 +109,16 @@ MISTAKES: dict[str, Case] = {
     ),
     "encoder-decoder": ({"model_type": "t5", "vocab_size": 300, "is_encoder_decoder": True}, {}, ROWS, SpecError, r"a t5 is an encoder-decoder", f"{MODEL}.model_task"),
     "encoder-decoder by its type": ({"model_type": "bart", "vocab_size": 300}, {}, ROWS, SpecError, r"a bart is an encoder-decoder", f"{MODEL}.model_task"),
+    "encoder-decoder, what is supported": ({"model_type": "t5", "vocab_size": 300}, {}, ROWS, SpecError, r"does not train; supported are causal .*script\.path", f"{MODEL}.model_task"),
+    "images": ({"model_type": "llama4", "vocab_size": 300}, {}, ROWS, SpecError, r"a llama4 also reads or writes images or audio.*docs/models\.md", "allranks.spec.models.require_modality"),
+    "images by the config": (LLAMA | {"vision_config": {"depth": 2}}, {}, ROWS, SpecError, r"a llama also reads .* images", "allranks.spec.models.require_modality"),
+    "images, the language model alone": ({"model_type": "gemma3", "vocab_size": 300}, {}, ROWS, SpecError, r"use its language model alone \(gemma3_text\)", "allranks.spec.models.require_modality"),
+    "speech": ({"model_type": "whisper", "vocab_size": 300, "is_encoder_decoder": True}, {}, ROWS, SpecError, r"a whisper is an encoder-decoder", f"{MODEL}.model_task"),
+    "masked model without a classifier": (BERT | {"model_type": "vit", "architectures": ["ViTForMaskedLM"]}, {}, ROWS, SpecError, r"a vit \(ViTForMaskedLM\) has no sequence classifier in transformers; supported", f"{MODEL}.model_task"),
+    "packed rows of attention that does not separate them": (LLAMA | {"model_type": "opt"}, {}, ROWS, SpecError, r"packing is isolated, but in .* \(opt\) .* attention in transformers does not .*data\.packing: none", f"{MODEL}.require_architecture"),
+    "packed rows of a state-space model": ({"model_type": "mamba", "vocab_size": 300}, {"model": {"attention": "eager"}}, ROWS, SpecError, r"\(mamba\) .*state runs on .*tested with model\.attention: eager, data\.packing: none, with LoRA adapter\.targets: \[in_proj, x_proj\]", f"{MODEL}.require_architecture"),
+    "adapters everywhere in a state-space model": ({"model_type": "mamba", "vocab_size": 300}, {"model": {"attention": "eager"}, "data": {"packing": "none"}, **lora(targets=None)}, ROWS, SpecError, r"targets null adapts every linear layer, which does not work for .* \(mamba\): PEFT refuses out_proj .*set adapter\.targets: \[in_proj, x_proj\]", f"{MODEL}.require_architecture"),
+    "an adapter that PEFT refuses": ({"model_type": "mamba", "vocab_size": 300}, {"model": {"attention": "eager"}, "data": {"packing": "none"}, **lora(targets=["in_proj", "mixer.out_proj"])}, ROWS, SpecError, r"targets names mixer\.out_proj, which does not work", f"{MODEL}.require_architecture"),
     "neither language model nor classifier": ({"model_type": "vit", "vocab_size": 300}, {}, ROWS, SpecError, r"a vit is neither", f"{MODEL}.model_task"),
     "masked language model on text": (
         BERT | {"architectures": ["BertForMaskedLM"]}, {"data": {"template": "alpaca", "max_length": 32}}, ROWS, DataError, r"is trained as a classifier; set data.template: classification",
@@ -206,9 +224,25 @@ def test_a_file_above_the_limit_is_left_to_the_ranks(tmp_path: Path, monkeypatch
 def test_longer_rows_than_a_rotary_model_was_made_for_are_a_warning(tmp_path: Path) -> None:
     spec = good_spec(tmp_path, data={"max_length": 500})
     before_launch(spec)
-    (warning,) = position_warnings(parse_spec(spec))
+    (warning,) = model_warnings(parse_spec(spec))
     assert "max_length is 500" in warning and "128 positions" in warning
-    assert position_warnings(parse_spec(good_spec(tmp_path / "b"))) == []
+    assert model_warnings(parse_spec(good_spec(tmp_path / "b"))) == []
+
+
+def test_an_architecture_that_no_test_covers_is_a_warning(tmp_path: Path) -> None:
+    (warning,) = model_warnings(parse_spec(good_spec(tmp_path, LLAMA | {"model_type": "nemotron"})))
+    assert "nemotron, which is not among the tested architectures (docs/models.md)" in warning
+
+
+@pytest.mark.parametrize("kind", ["opt", "mamba", "rwkv"])
+@pytest.mark.parametrize("packing", ["none", "wrapped"])
+def test_rows_that_are_not_packed_or_may_see_each_other_pass(kind: str, packing: str) -> None:
+    spec = parse_spec({"model": {"name": "x"}, "data": {"source": "y", "packing": packing}})
+    require_architecture({"model_type": kind}, spec, "model x", classifier=False)
+    isolated = parse_spec({"model": {"name": "x"}, "data": {"source": "y"}})
+    require_architecture({"model_type": kind}, isolated, "model x", classifier=True)
+    with pytest.raises(SpecError, match="would influence each other"):
+        require_architecture({"model_type": kind}, isolated, "model x", classifier=False)
 
 
 @pytest.mark.parametrize(
@@ -224,8 +258,10 @@ def test_positions(config: dict[str, Any], limit: int | None) -> None:
 
 def test_a_config_of_text_and_images_keeps_the_sizes_of_its_language_model(tmp_path: Path) -> None:
     nested = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "vocab_size": 100}}
+    files = find_files(parse_spec(good_spec(tmp_path, nested)))
+    assert files is not None
     with pytest.raises(SpecError, match="ends at 99"):
-        before_launch(good_spec(tmp_path, nested, model={"attention": "eager"}))
+        require_vocabulary(files)
 
 
 def test_the_source_of_transformers_says_what_its_classes_say() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from allranks.train import step_timers
-from allranks.train.step_timers import CpuComputeTimer, StepTimer
+from allranks.train.step_timers import CpuComputeTimer, CudaComputeTimer, StepTimer
 
 PAUSE_S = 0.05
 
@@ -72,10 +72,64 @@ def test_a_pass_whose_end_is_not_seen_is_not_told() -> None:
     assert "own_backward_s" not in clock.end_step()
 
 
+def test_the_optimizer_counts_without_waits_and_not_at_all_if_ranks_cannot_be_compared(monkeypatch: Any) -> None:
+    real = step_timers.waited_s
+    monkeypatch.setattr(step_timers, "waited_s", lambda: real() + waited)
+    waited = 0.0
+    clock = clock_of(nn.Linear(4, 4))
+    clock.begin()
+    time.sleep(2 * PAUSE_S)
+    waited = PAUSE_S
+    clock.lap("optimizer")
+    found = clock.end_step()
+    assert PAUSE_S <= found["own_optimizer_s"] <= found["optimizer_s"] - PAUSE_S
+    monkeypatch.setattr(step_timers, "DTensor", nn.Parameter)  # as if these weights were sharded by FSDP2
+    clock = clock_of(nn.Linear(4, 4))
+    clock.begin()
+    clock.lap("optimizer")
+    assert "own_optimizer_s" not in clock.end_step()
+
+
+def test_the_optimizer_of_whole_weights_of_different_sizes_is_not_told() -> None:
+    """As ZeroRedundancyOptimizer deals them out; it holds the rank's own optimizer in `optim`."""
+    layers = nn.Linear(4, 4)
+    plain = torch.optim.SGD(layers.parameters())
+    uneven = torch.optim.SGD(layers.parameters())
+    uneven.optim = plain  # type: ignore[attr-defined]
+    for optimizer, told in ((plain, True), (uneven, False)):
+        clock = StepTimer(torch.device("cpu"))
+        clock.follow(layers, optimizer)
+        clock.begin()
+        clock.lap("optimizer")
+        found = clock.end_step()
+        assert ("own_optimizer_s" in found) == told
+
+
+def test_time_without_a_core_is_told_beside_each_part(monkeypatch: Any) -> None:
+    queued: float | None = 1.0
+    monkeypatch.setattr(step_timers, "queued_s", lambda: queued)
+    clock = clock_of(nn.Linear(4, 4))
+    clock.begin()
+    for part, at in (("data", 1.5), ("forward", 2.0), ("backward", 4.0), ("optimizer", 8.0)):
+        queued = at
+        if part == "backward":
+            clock._own.backward_over()
+        clock.lap(part)
+    found = clock.end_step()
+    assert found["own_queued_s"] == 1.0
+    assert found["own_backward_queued_s"] == 2.0
+    assert found["own_optimizer_queued_s"] == 4.0
+    queued = None  # a kernel without schedstat
+    clock.begin()
+    clock.lap("data")
+    assert "own_queued_s" not in clock.end_step()
+
+
 def test_waiting_within_python_is_taken_out(monkeypatch: Any) -> None:
     real = step_timers.waited_s
     monkeypatch.setattr(step_timers, "waited_s", lambda: real() + waited)
-    waited, work = 0.0, CpuComputeTimer()
+    waited = 0.0
+    work = CpuComputeTimer()
     work.begin()
     work.lap("forward")
     time.sleep(PAUSE_S)
@@ -83,3 +137,46 @@ def test_waiting_within_python_is_taken_out(monkeypatch: Any) -> None:
     work.backward_over()
     work.lap("backward")
     assert work.end_step()["own_backward_s"] < PAUSE_S / 2
+
+
+class Mark:
+    """Stands for an event of the device, which this machine does not have; its clock is that of the test."""
+
+    now = 0.0
+
+    def __init__(self) -> None:
+        self.at = Mark.now
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: Mark) -> float:
+        return 1000 * (end.at - self.at)
+
+
+def device_step(clock: CudaComputeTimer, wait: bool) -> dict[str, float]:
+    clock.begin()
+    for part, seconds in (("data", 0.0), ("forward", 1.0), ("backward", 2.0), ("optimizer", 4.0)):
+        if part == "backward":
+            Mark.now += seconds
+            clock.backward_over()
+            Mark.now += 8.0  # for the other ranks
+        else:
+            Mark.now += seconds
+        if part == "optimizer" and wait:
+            step_timers._waits += 1
+        clock.lap(part)
+    return clock.end_step()
+
+
+def test_on_a_device_parts_are_told_one_step_later_and_no_optimizer_that_waits(monkeypatch: Any) -> None:
+    monkeypatch.setattr(step_timers, "_record_event", Mark)
+    monkeypatch.setattr(step_timers, "_waits", 0)
+    clock = CudaComputeTimer()
+    assert device_step(clock, wait=False) == {}
+    first, second = device_step(clock, wait=True), device_step(clock, wait=False)
+    for found in (first, second):
+        assert found["own_backward_s"] == 2.0
+        assert 1.0 <= found["own_s"] < 1.5
+    assert first["own_optimizer_s"] == 4.0
+    assert "own_optimizer_s" not in second

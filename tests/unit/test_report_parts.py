@@ -10,11 +10,12 @@ import pytest
 
 from allranks.analysis.report.charts import figures_json, speed_charts, telemetry_charts, training_charts
 from allranks.analysis.report.figures import warmup_shapes
+from allranks.analysis.report.pace_tables import link_table, machine_table, straggler_table
 from allranks.analysis.report.run_data import RunData, read_run_data
 from allranks.analysis.report.series import Elapsed, downsample, histogram
 from allranks.analysis.report.setup_tables import preflight_table
 from allranks.analysis.report.summary import key_figures, proof_items, sample_answers, time_budget
-from allranks.analysis.report.tables import MAX_ROWS, checkpoint_table, hang_table, straggler_table
+from allranks.analysis.report.tables import MAX_ROWS, checkpoint_table, hang_table
 from allranks.rundir.events import read_telemetry
 from allranks.utils import formatting
 from tests.unit.report_runs import Maker, complete_run
@@ -173,6 +174,32 @@ def test_ranks_beyond_those_shown_are_counted(tmp_path: Path) -> None:
     assert hang is not None
     assert [row[2].text for row in hang.rows] == ["stalled", *["waits"] * (MAX_ROWS - 1)]
     assert "5 more ranks are not shown." in hang.note
+
+
+def test_ranks_that_lost_their_cpu_time_are_not_called_slow(tmp_path: Path) -> None:
+    own = [
+        {
+            "rank": 0,
+            "host": "n",
+            "own_s": 0.3,
+            "relative": 1.0,
+            "slow": False,
+            "reason": "machine",
+            "queued_share": 0.6,
+        },
+        {"rank": 1, "host": "n", "own_s": 0.2, "relative": 2.0, "slow": True, "reason": "unknown"},
+        {"rank": 2, "host": "n", "own_s": 0.1, "relative": 1.0, "slow": False, "reason": ["damaged"]},
+    ]
+    loads = [{"host": "a", "taken_share": 0.1, "cores": 2}, {"host": "b", "taken_share": 0.5, "others_cores": 1.25}, 3]
+    links = [{"host": "a", "peer": "b", "ranks": [0, 1, "x"], "lossy": True, "resent_share": 0.04}, {"host": None}]
+    data = made(tmp_path, metrics={"own_time": {"ranks": own}, "machine_load": loads, "links": links})
+    pace, machines, between = straggler_table(data), machine_table(data), link_table(data)
+    assert pace is not None and machines is not None and between is not None
+    said = [row[-1].text for row in pace.rows]
+    assert said == ["its CPU time was taken", "slow: the others wait; reason not known", ""]
+    assert [(row[0].text, row[2].text) for row in machines.rows] == [("b", "50.0%"), ("a", "10.0%")]
+    assert [row[-1].text for row in between.rows] == ["slow", ""]
+    assert machine_table(made(tmp_path / "none", metrics={})) is None
 
 
 def test_ranks_that_do_not_follow_each_other_are_no_span() -> None:

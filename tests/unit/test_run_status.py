@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from allranks import api
 from allranks.cli.main import cli
 from allranks.launch import runs
+from allranks.launch.launchers import Launcher
 from allranks.planning.planner import make_plan
 from allranks.rundir.events import EventLog
 from allranks.rundir.files import read_json, write_json
@@ -51,7 +51,7 @@ def test_a_run_whose_launcher_was_killed_is_not_said_to_run(
     code, said = verb("report", str(broken_off.root))
     assert code == 1 and "allranks resume t-1" in " ".join(said.split())
     assert read_json(broken_off.metrics)["status"] == "unfinished"
-    monkeypatch.setattr(api, "running", lambda run, agents=None: True)
+    monkeypatch.setattr(Launcher, "is_running", lambda self, run, agents=None: True)
     assert verb("report", str(broken_off.root))[0] == 0
     assert read_json(broken_off.metrics)["status"] == "running" == status(broken_off)
     monkeypatch.undo()  # killed after somebody had looked at it
@@ -64,7 +64,7 @@ def test_an_attempt_that_goes_on_does_not_bear_the_verdict_of_the_one_before(
     write_json(broken_off.metrics, {"status": "failed", "message": "rank 1 failed"})
     assert verb("report", str(broken_off.root), "--json")[0] == 1
     assert read_json(broken_off.metrics)["message"] == "rank 1 failed"
-    monkeypatch.setattr(api, "running", lambda run, agents=None: True)
+    monkeypatch.setattr(Launcher, "is_running", lambda self, run, agents=None: True)
     verb("report", str(broken_off.root))
     assert read_json(broken_off.metrics)["status"] == "running" and "message" not in read_json(broken_off.metrics)
 

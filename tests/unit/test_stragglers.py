@@ -7,14 +7,24 @@ from typing import Any
 
 import pytest
 
-from allranks.analysis.stragglers import WINDOW_STEPS, StragglerDetector, measure_pace, pace_of_run, straggler_message
+from allranks.analysis.machine_load import Lost
+from allranks.analysis.straggler_detector import StragglerDetector
+from allranks.analysis.stragglers import (
+    BACKWARD,
+    OPTIMIZER,
+    OWN,
+    WINDOW_STEPS,
+    measure_pace,
+    pace_of_run,
+    straggler_message,
+)
 
 EVEN = {0: [0.10] * 30, 1: [0.10] * 30, 2: [0.10] * 30}
 STEPS = [0.3] * 30
 
 
 def slow(own: dict[int, list[float]], steps: list[float] = STEPS) -> list[int]:
-    pace = measure_pace(own, steps, {0: "n1", 1: "n2", 2: "n3"})
+    pace = measure_pace({OWN: own}, steps, {0: "n1", 1: "n2", 2: "n3"})
     return [r.rank for r in pace.slow] if pace else [-1]
 
 
@@ -33,7 +43,7 @@ def test_who_is_named() -> None:
 
 
 def test_backward_passes_are_judged_by_themselves() -> None:
-    pace = measure_pace(EVEN, STEPS, {}, EVEN | {2: [0.25] * 30})
+    pace = measure_pace({OWN: EVEN, BACKWARD: EVEN | {2: [0.25] * 30}}, STEPS, {})
     assert pace is not None
     assert [(r.rank, r.relative, r.backward_relative, r.slow_in) for r in pace.ranks] == [
         (2, 1.0, 2.5, ("own_backward_s",)),
@@ -41,11 +51,11 @@ def test_backward_passes_are_judged_by_themselves() -> None:
         (1, 1.0, pytest.approx(0.571, abs=1e-3), ()),
     ]
     assert "rank 2 is slow: its backward passes take 2.5 times" in straggler_message(pace.ranks[0])
-    both = measure_pace(EVEN | {2: [0.2] * 30}, STEPS, {}, EVEN | {2: [0.25] * 30})
+    both = measure_pace({OWN: EVEN | {2: [0.2] * 30}, BACKWARD: EVEN | {2: [0.25] * 30}}, STEPS, {})
     assert both is not None
     assert both.ranks[0].slow_in == ("own_s", "own_backward_s")
     assert "backward passes take 2.5 times" in straggler_message(both.ranks[0])
-    untold = measure_pace(EVEN, STEPS, {}, {r: own[:5] for r, own in EVEN.items()})
+    untold = measure_pace({OWN: EVEN, BACKWARD: {r: own[:5] for r, own in EVEN.items()}}, STEPS, {})
     assert untold is not None
     assert [r.backward_s for r in untold.ranks] == [None] * 3
 
@@ -66,9 +76,52 @@ def test_a_rank_whose_backward_is_not_told_in_some_steps_is_judged_by_the_others
 def test_uneven_batches_are_no_straggler() -> None:
     draw = random.Random(1)
     own = {r: [draw.uniform(0.06, 0.18) for _ in range(200)] for r in range(4)}
-    pace = measure_pace(own, [0.3] * 200, {})
+    pace = measure_pace({OWN: own}, [0.3] * 200, {})
     assert pace is not None
     assert pace.slow == []
+
+
+def test_a_slow_optimizer_is_named() -> None:
+    pace = measure_pace({OWN: EVEN, OPTIMIZER: EVEN | {1: [0.3] * 30}}, STEPS, {})
+    assert pace is not None
+    assert (pace.ranks[0].rank, pace.ranks[0].slow_in, pace.ranks[0].optimizer_relative) == (1, (OPTIMIZER,), 3.0)
+    assert "rank 1 is slow: its optimizer takes 3.0 times" in straggler_message(pace.ranks[0])
+
+
+NO_WAIT = {r: [0.0] * 30 for r in EVEN}
+
+
+@pytest.mark.parametrize(
+    ("own", "queued", "reason", "names"),
+    [
+        ({1: [0.3] * 30}, {1: [0.2] * 30}, "machine", []),  # all of the difference was taken
+        ({1: [0.3] * 30}, {1: [0.05] * 30}, "own", [1]),  # not all of it
+        ({1: [0.3] * 30}, {}, "own", [1]),
+        ({1: [0.1] * 30}, {}, None, []),
+        ({0: [0.2] * 30, 1: [0.2] * 30}, {0: [0.1] * 30, 2: [0.0] * 30}, "own", [1]),  # hidden by the load of rank 0
+        ({1: [0.3] * 30}, {1: [0.5] * 30}, "unknown", [1]),  # more than there was: the clocks disagree
+        ({1: [0.3] * 30}, {1: [0.2] * 3}, "unknown", [1]),  # not told in all steps
+        ({1: [0.3] * 30}, {1: [-9.0] * 30}, "unknown", [1]),
+    ],
+)
+def test_time_that_was_taken_is_no_work(own: Any, queued: Any, reason: str | None, names: list[int]) -> None:
+    pace = measure_pace({OWN: EVEN | own}, STEPS, {}, {OWN: NO_WAIT | queued})
+    assert pace is not None
+    assert [r.rank for r in pace.slow] == names
+    found = next(r for r in pace.ranks if r.rank == 1)
+    assert found.reason == reason
+    assert ("not known whether its CPU time was taken" in straggler_message(found)) == (reason == "unknown")
+
+
+def test_time_that_other_threads_or_the_hypervisor_may_have_cost_is_no_work() -> None:
+    own = {OWN: EVEN | {1: [0.3] * 30}}
+    for lost, names in ((Lost(threads_share=0.6), []), (Lost(stolen_share=0.6), []), (Lost(threads_share=0.1), [1])):
+        pace = measure_pace(own, STEPS, {}, {OWN: NO_WAIT}, {1: lost})
+        assert pace is not None
+        assert [r.rank for r in pace.slow] == names
+    pace = measure_pace(own, STEPS, {}, {OWN: NO_WAIT}, {0: Lost(stolen_share=0.9), 2: Lost(threads_share=7.0)})
+    assert pace is not None
+    assert [r.rank for r in pace.slow] == [1], "what others may have lost makes no rank slow or fast"
 
 
 def events(rank: int, own: float) -> list[dict[str, Any]]:

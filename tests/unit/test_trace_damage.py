@@ -14,7 +14,8 @@ from rich.console import Console
 
 from allranks.analysis.trace import analyse
 from allranks.analysis.trace.output import write_all
-from allranks.analysis.trace.tables import show_report
+from allranks.analysis.trace.tables import report_blocks
+from allranks.analysis.trace.terminal import show_blocks
 from allranks.errors import AllranksError
 from tests.sampling import seeds
 from tests.tracegen import Scenario, generate
@@ -77,7 +78,7 @@ def test_damage_gives_figures_or_a_refusal(tmp_path: Path, seed: int) -> None:
             (tmp_path / "bad" / name).write_bytes(damaged(rng, document))
         try:
             reports = analyse([tmp_path / "bad"], workers=1)
-            show_report(Console(file=io.StringIO()), reports[0])
+            show_blocks(Console(file=io.StringIO()), report_blocks(reports[0], 80))
             write_all(reports, tmp_path / "out")
             read += 1
         except AllranksError as error:

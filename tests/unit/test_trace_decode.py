@@ -5,6 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import signal
+from collections.abc import Iterator
+from itertools import accumulate, count, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +80,48 @@ def test_a_bare_list_of_events_and_several_gzip_members(tmp_path: Path) -> None:
     half = len(text) // 2
     parts.write_bytes(gzip.compress(text[:half]) + gzip.compress(text[half:]))
     assert names_of(bare) == names_of(parts) == [e["name"] for e in many(50)]
+
+
+@pytest.fixture
+def ten_seconds() -> Iterator[None]:
+    """End the test, which a reader that never ends would not."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError("the reader does not end")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(10)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("behind", [b"", b"\0" * 70_000, b"garbage", b"\x1f"])
+@pytest.mark.parametrize("sizes", [(10, 70_000), (250_000, 1_000), (300_000, 0, 131_072), (0, 1, 0, 400_000)])
+def test_gzip_members_of_any_sizes(tmp_path: Path, ten_seconds: None, sizes: tuple[int, ...], behind: bytes) -> None:
+    """A member can end anywhere in the data that was read or unpacked at once, and need not have any."""
+    rows = (b'{"ph": "X", "name": "aten::op%d"},\n' % i for i in count())
+    text = (b'{"traceEvents": [' + b"".join(islice(rows, sum(sizes) // 30)))[: sum(sizes)]
+    cuts = [0, *accumulate(sizes[:-1]), len(text)]
+    members = [gzip.compress(text[a:b]) for a, b in pairwise(cuts)]
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(b"".join(members) + behind)
+    stream = TraceStream(path)
+    assert b"".join(stream._chunks()) == text
+    assert stream.damage is None
+
+
+@pytest.mark.parametrize("padding", [b"", b"\0" * 512])
+@pytest.mark.parametrize("past", [-1, 0, 1])
+def test_a_gzip_member_that_ends_where_a_read_ends(
+    tmp_path: Path, ten_seconds: None, past: int, padding: bytes
+) -> None:
+    size = chrome_trace.READ_BYTES + past
+    first = next(p for n in range(size) if len(p := gzip.compress(b"a" * (size - 60 + n), 0)) == size)
+    second = b"b" * 300_000
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(first + padding + gzip.compress(second))
+    assert b"".join(TraceStream(path)._chunks()) == gzip.decompress(first) + second
 
 
 @pytest.mark.parametrize(

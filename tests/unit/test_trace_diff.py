@@ -10,7 +10,8 @@ from rich.console import Console
 from allranks.analysis.trace import analyse
 from allranks.analysis.trace.diff import Comparison, compare_last, compare_reports
 from allranks.analysis.trace.records import TraceReport
-from allranks.analysis.trace.tables import show_comparison
+from allranks.analysis.trace.tables import comparison_blocks
+from allranks.analysis.trace.terminal import show_blocks
 from tests.tracegen import Scenario, generate
 
 
@@ -69,7 +70,7 @@ def test_what_only_one_run_has_has_no_ratio_and_is_shown(base: TraceReport, tmp_
     assert found["all_gather, count"].ratio is None
     assert comparison.per == "rank" and "no steps" in " ".join(comparison.remarks)
     console = Console(record=True, width=80)
-    show_comparison(console, comparison)
+    show_blocks(console, comparison_blocks(comparison, console.width))
     text = console.export_text()
     assert "all_gather, count" in text and "per rank" in text
     assert max(map(len, text.splitlines())) <= 80 or "note" in text

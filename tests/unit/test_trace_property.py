@@ -19,8 +19,10 @@ from rich.console import Console
 from allranks.analysis.trace import analyse
 from allranks.analysis.trace.diff import compare_last
 from allranks.analysis.trace.output import write_all, write_comparison
+from allranks.analysis.trace.plain_text import plain_text
 from allranks.analysis.trace.records import Breakdown
-from allranks.analysis.trace.tables import show_comparison, show_report
+from allranks.analysis.trace.tables import comparison_blocks, report_blocks
+from allranks.analysis.trace.terminal import show_blocks
 from allranks.cli.trace import as_document
 from allranks.errors import AllranksError
 from tests.sampling import examples
@@ -121,11 +123,12 @@ def use(folder: Path) -> bool:
     comparison = compare_last(reports, reports)
     console = Console(file=io.StringIO(), width=80)
     for report in reports:
-        show_report(console, report)
+        show_blocks(console, report_blocks(report, 80))
+        plain_text(report_blocks(report, 80), 80)
         for rank in report.ranks:
             for b in (rank.total, *(s.breakdown for s in rank.steps)):
                 add_up(b)
-    show_comparison(console, comparison)
+    show_blocks(console, comparison_blocks(comparison, 80))
     json.dumps(as_document(reports, comparison), allow_nan=False)
     for path in [*write_all(reports, folder / "out"), write_comparison(comparison, folder / "out")]:
         assert path.stat().st_size > 0

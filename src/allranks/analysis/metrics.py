@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from allranks.analysis import stragglers
+from allranks.analysis import machine_load, slow_links, stragglers
 from allranks.planning.records import LaunchPlan
 from allranks.spec.data_mixture import source_of
 from allranks.spec.records import RunSpec
@@ -158,6 +158,8 @@ def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, E
         "train_loss_last": losses[-1] if losses else None,
         "eval_loss": evaluation.get("loss"),
         "eval_loss_first": first_event(zero, "eval").get("loss"),
+        **best_evaluation(zero),
+        "stopped_early": early_stop(zero),
         "perplexity": evaluation.get("perplexity"),
         "accuracy": evaluation.get("accuracy"),
         "exact_match": evaluation.get("exact_match"),
@@ -180,11 +182,28 @@ def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, E
         "eval_s": _sum(zero, "eval", "seconds"),
         "checkpoint_s": _sum(zero, "checkpoint", "seconds"),
         "own_time": own_time(story),
+        "machine_load": [msgspec.to_builtins(load) for load in machine_load.loads_of_run(story)],
+        "links": [msgspec.to_builtins(link) for link in slow_links.links_of_run(story)],
         "rows_truncated": data.get("rows_truncated"),
         "tokens_cut": data.get("tokens_cut"),
         "attempts": sum(e["event"] == "start" for e in zero),
         "sync_proof": {k: proof[k] for k in ("world_size", "weights_equal", "data_disjoint")} if proof else None,
     }
+
+
+def best_evaluation(story: Events) -> dict[str, Any]:
+    """Return ``best_step`` and ``best_eval_loss``: the evaluation with the lowest held-out loss after a step; None without one."""
+    found = [(e["loss"], e["step"]) for e in story if e["event"] == "eval" and e.get("loss") is not None and e["step"]]
+    loss, step = min(found, default=(None, None))
+    return {"best_step": step, "best_eval_loss": loss}
+
+
+def early_stop(story: Events) -> dict[str, Any] | None:
+    """Return ``step`` and ``reason`` if ``eval.patience`` ended the training, and no later attempt has continued it."""
+    last = max((i for i, e in enumerate(story) if e["event"] == "early_stop"), default=None)
+    if last is None or any(e["event"] == "step" for e in story[last:]):
+        return None
+    return {"step": story[last].get("step"), "reason": story[last].get("reason")}
 
 
 def own_time(story: dict[int, Events]) -> dict[str, Any] | None:

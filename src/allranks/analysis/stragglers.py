@@ -1,35 +1,46 @@
-"""Find ranks that are always slower than the others in their own work. Pure: uses step events only.
+"""Find ranks that are always slower than the others in their own work. Pure: uses the events of the ranks only.
 
 With synchronous training, every rank's step takes as long as that of the slowest rank, so step times show nothing. ``own_s`` of
 a step event is the time before the rank had to wait: data and forward passes, without waits inside them;
-``own_backward_s`` is the same for backward passes, if it can be measured (see `allranks.train.step_timers`).
+``own_backward_s`` and ``own_optimizer_s`` are the same for backward passes and optimizer, if they can be measured (see
+`allranks.train.step_timers`). ``own_queued_s`` etc. is the part of each in which the rank had no core.
+
+A rank is slow if it differs from the others without the time that was taken from it. If that time explains the difference, the
+machine is the reason, not the rank.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections import deque
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import msgspec
+
+from allranks.analysis.machine_load import Lost, hosts_of, load_records, lost_time
 
 SLOW_FACTOR = 1.4  # relative to the median of the other ranks
 WINDOW_STEPS = 20  # number of logged steps used
 MIN_SLOW_SHARE = 0.8  # share of them that must be slow
 MIN_STEP_SHARE = 0.05  # share of a step; a shorter wait is not significant
 MIN_DIFFERENCE_S = 0.001
+CLOCK_ERROR_S = 0.002
 WARMUP_STEPS = 5
-OWN, BACKWARD = "own_s", "own_backward_s"
-MEASURE_NAMES = {OWN: "own work (data and forward)", BACKWARD: "backward passes"}
+OWN, BACKWARD, OPTIMIZER = "own_s", "own_backward_s", "own_optimizer_s"
+MEASURE_NAMES = {OWN: "own work (data and forward)", BACKWARD: "backward passes", OPTIMIZER: "optimizer"}
+QUEUED = {OWN: "own_queued_s", BACKWARD: "own_backward_queued_s", OPTIMIZER: "own_optimizer_queued_s"}
 Events = list[dict[str, Any]]
 Times = dict[int, list[float]]
+Reason = Literal["own", "machine", "unknown"]
+"""Why a rank differs: its own work; the machine, which took its CPU time; or it is not known whether its CPU time was taken."""
 
 
 class RankPace(msgspec.Struct, frozen=True, kw_only=True):
     """The pace of one rank: the median of its own time per step, and its ratio to the median of the other ranks.
 
-    The same for its backward passes, or None if they cannot be measured.
+    The same for its backward passes and its optimizer, or None if they cannot be measured. ``queued_share`` is the part of all of
+    them in which the rank had no core. ``slow_in`` are the measures in which it is slow; ``reason`` is None if it does not differ.
     """
 
     rank: int
@@ -38,13 +49,18 @@ class RankPace(msgspec.Struct, frozen=True, kw_only=True):
     relative: float
     backward_s: float | None = None
     backward_relative: float | None = None
+    optimizer_s: float | None = None
+    optimizer_relative: float | None = None
+    queued_share: float | None = None
     slow: bool
     slow_in: tuple[str, ...] = ()
+    reason: Reason | None = None
 
     @property
-    def most(self) -> float:
-        """Return the larger of both ratios."""
-        return max(self.relative, self.backward_relative or 0.0)
+    def ratios(self) -> dict[str, float]:
+        """Return the ratio of each measure."""
+        known = {OWN: self.relative, BACKWARD: self.backward_relative, OPTIMIZER: self.optimizer_relative}
+        return {kind: ratio for kind, ratio in known.items() if ratio is not None}
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,31 +77,49 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Measure(msgspec.Struct, frozen=True):
+    """One measure of one rank. ``queued_s`` is the sum over all steps, None if not known; ``spent_s`` that of the whole measure."""
+
     median_s: float
     relative: float
+    spent_s: float
+    queued_s: float | None
+    differs: bool
     slow: bool
 
 
-def measure_pace(own: Times, steps_s: list[float], hosts: dict[int, str], backward: Times | None = None) -> Pace | None:
+def measure_pace(
+    times: Mapping[str, Times],
+    steps_s: list[float],
+    hosts: Mapping[int, str],
+    queued: Mapping[str, Times] | None = None,
+    lost: Mapping[int, Lost] | None = None,
+) -> Pace | None:
     """Return the ranks' pace over the same steps; None if it cannot be determined (one rank, too few steps).
 
     Args:
-        own: each rank's own time of each step, in seconds, in the same order of steps.
+        times: for each measure, each rank's own time of each step, in seconds, in the same order of steps. `OWN` is needed.
         steps_s: durations of these complete steps on any rank.
         hosts: the host of each rank.
-        backward: as `own`, for the backward passes.
+        queued: the part of `times` in which the rank had no core; without it the reason of a difference is not known.
+        lost: what a rank may have lost beyond that.
     """
     step_s = statistics.median(steps_s) if steps_s else 0.0
-    first, second = _measured(own, step_s), _measured(backward or {}, step_s)
-    if first is None:
+    found = {
+        kind: _measured(times.get(kind, {}), (queued or {}).get(kind, {}), step_s, lost or {}) for kind in MEASURE_NAMES
+    }
+    if not found[OWN]:
         return None
-    rows = [_row(rank, hosts.get(rank), found, (second or {}).get(rank)) for rank, found in first.items()]
-    count = min(len(values) for values in own.values())
-    return Pace(factor=SLOW_FACTOR, steps=count, ranks=sorted(rows, key=lambda r: (-r.most, r.rank)))
+    rows = [_row(rank, hosts.get(rank), {k: f[rank] for k, f in found.items() if f}) for rank in found[OWN]]
+    count = min(len(values) for values in times[OWN].values())
+    return Pace(factor=SLOW_FACTOR, steps=count, ranks=sorted(rows, key=lambda r: (-max(r.ratios.values()), r.rank)))
 
 
-def _row(rank: int, host: str | None, own: _Measure, backward: _Measure | None) -> RankPace:
-    slow = [kind for kind, found in ((OWN, own), (BACKWARD, backward)) if found is not None and found.slow]
+def _row(rank: int, host: str | None, found: dict[str, _Measure]) -> RankPace:
+    own, backward, optimizer = (found.get(kind) for kind in MEASURE_NAMES)
+    assert own is not None
+    slow = tuple(kind for kind, measure in found.items() if measure.slow)
+    known = [m for m in found.values() if m.queued_s is not None]
+    spent = sum(m.spent_s for m in known)
     return RankPace(
         rank=rank,
         host=host,
@@ -93,116 +127,115 @@ def _row(rank: int, host: str | None, own: _Measure, backward: _Measure | None) 
         relative=round(own.relative, 3),
         backward_s=round(backward.median_s, 6) if backward else None,
         backward_relative=round(backward.relative, 3) if backward else None,
+        optimizer_s=round(optimizer.median_s, 6) if optimizer else None,
+        optimizer_relative=round(optimizer.relative, 3) if optimizer else None,
+        queued_share=round(min(sum(m.queued_s or 0.0 for m in known) / spent, 1.0), 4) if spent > 0 else None,
         slow=bool(slow),
-        slow_in=tuple(slow),
+        slow_in=slow,
+        reason=_reason(found),
     )
 
 
-def _measured(times: Times, step_s: float) -> dict[int, _Measure] | None:
+def _reason(found: dict[str, _Measure]) -> Reason | None:
+    slow = [m for m in found.values() if m.slow]
+    if slow:
+        return "unknown" if any(m.queued_s is None for m in slow) else "own"
+    return "machine" if any(m.differs for m in found.values()) else None
+
+
+def _measured(times: Times, queued: Times, step_s: float, lost: Mapping[int, Lost]) -> dict[int, _Measure]:
     count = min((len(values) for values in times.values()), default=0)
     if len(times) < 2 or count < WINDOW_STEPS:
-        return None
-    taken = {rank: values[-count:] for rank, values in times.items()}
-    middle = {rank: statistics.median(values) for rank, values in taken.items()}
+        return {}
+    wall = {rank: values[-count:] for rank, values in times.items()}
+    known = queued.keys() == times.keys() and all(_agree(times[rank], values) for rank, values in queued.items())
+    taken = {rank: queued[rank][-count:] if known else [0.0] * count for rank in wall}
+    work = {rank: [max(w - q, 0.0) for w, q in zip(wall[rank], taken[rank], strict=True)] for rank in wall}
+    least = {rank: [v * (1 - lost[rank].share) for v in work[rank]] if rank in lost else work[rank] for rank in work}
+    medians = {rank: statistics.median(values) for rank, values in work.items()}
     found = {}
-    for rank in taken:
-        usual = _median_of_others(middle, rank)
-        relative = middle[rank] / usual if usual > 0 else 1.0
-        wide = middle[rank] - usual >= max(MIN_DIFFERENCE_S, MIN_STEP_SHARE * step_s)
-        found[rank] = _Measure(middle[rank], relative, relative >= SLOW_FACTOR and wide and _steady(taken, rank, count))
+    for rank, values in wall.items():
+        usual = _median_of_others(medians, rank)
+        found[rank] = _Measure(
+            median_s=statistics.median(values),
+            relative=medians[rank] / usual if usual > 0 else 1.0,
+            spent_s=sum(values),
+            queued_s=sum(taken[rank]) if known else None,
+            differs=_differs(values, {r: v for r, v in wall.items() if r != rank}, step_s),
+            slow=_differs(least[rank], {r: v for r, v in work.items() if r != rank}, step_s),
+        )
     return found
+
+
+def _agree(times: list[float], queued: list[float]) -> bool:
+    """Return whether the time without a core is known for each step, and less than its time."""
+    return len(times) == len(queued) and all(0 <= q <= t + CLOCK_ERROR_S for t, q in zip(times, queued, strict=True))
 
 
 def _median_of_others(values: dict[int, float], rank: int) -> float:
     return statistics.median([v for r, v in values.items() if r != rank])
 
 
-def _steady(taken: Times, rank: int, count: int) -> bool:
-    """Return whether a rank is slow in nearly all of these steps."""
-    slow = sum(
-        taken[rank][i] >= SLOW_FACTOR * _median_of_others({r: v[i] for r, v in taken.items()}, rank)
-        for i in range(count)
-    )
-    return slow >= MIN_SLOW_SHARE * count
+def _differs(own: list[float], others: Times, step_s: float) -> bool:
+    """Return whether a rank takes longer than the others, by a significant time, and in nearly all of these steps."""
+    middle, usual = statistics.median(own), statistics.median([statistics.median(v) for v in others.values()])
+    if middle < SLOW_FACTOR * usual or middle - usual < max(MIN_DIFFERENCE_S, MIN_STEP_SHARE * step_s):
+        return False
+    slow = sum(t >= SLOW_FACTOR * statistics.median([v[i] for v in others.values()]) for i, t in enumerate(own))
+    return slow >= MIN_SLOW_SHARE * len(own)
 
 
 def straggler_message(found: RankPace) -> str:
     """Return the message for the user."""
     where = f" on {found.host}" if found.host else ""
-    ratios = {OWN: found.relative, BACKWARD: found.backward_relative or 0.0}
-    kind = max(found.slow_in or (OWN,), key=lambda k: ratios[k])
-    verb = "takes" if kind == OWN else "take"
-    return (
-        f"rank {found.rank}{where} is slow: its {MEASURE_NAMES[kind]} {verb} {ratios[kind]:.1f} times the median of the others "
+    ratios = found.ratios
+    kind = max(found.slow_in or (OWN,), key=lambda k: ratios.get(k, 0.0))
+    verb = "take" if kind == BACKWARD else "takes"
+    text = (
+        f"rank {found.rank}{where} is slow: its {MEASURE_NAMES[kind]} {verb} {ratios.get(kind, 0.0):.1f} times the median of the others "
         f"in the last {WINDOW_STEPS} steps; the others wait for it"
     )
-
-
-class StragglerDetector:
-    """Read the events of all ranks during a run, and report each slow rank once."""
-
-    def __init__(self) -> None:
-        self._last: dict[int, deque[dict[str, Any]]] = {}
-        self._hosts: dict[int, str] = {}
-        self._size = 0
-        self._named: set[int] = set()
-
-    def take(self, event: dict[str, Any]) -> list[str]:
-        """Process one event; return the messages that result."""
-        kind, rank = event.get("event"), event.get("rank")
-        if kind == "start" and isinstance(rank, int):
-            self._hosts[rank] = str(event.get("host") or "")
-            size = event.get("world_size")
-            self._size = size if isinstance(size, int) else 0
-            self._last.pop(rank, None)
-        if not _counts(event):
-            return []
-        self._last.setdefault(event["rank"], deque(maxlen=2 * WINDOW_STEPS)).append(event)
-        return self._look() if len(self._last) == self._size else []
-
-    def _look(self) -> list[str]:
-        common = set.intersection(*({e["step"] for e in events} for events in self._last.values()))
-        last = sorted(common)[-WINDOW_STEPS:]
-        if len(last) < WINDOW_STEPS or last[-1] % 5:  # checked every few steps only
-            return []
-        pace = _pace(
-            {rank: [e for e in events if e["step"] >= last[0]] for rank, events in self._last.items()}, self._hosts
-        )
-        fresh = [r for r in (pace.slow if pace else []) if r.rank not in self._named]
-        self._named |= {r.rank for r in fresh}
-        return [straggler_message(r) for r in fresh]
+    if found.reason == "unknown":
+        text += ". It is not known whether its CPU time was taken by other processes (no /proc/<pid>/schedstat)"
+    return text
 
 
 def pace_of_run(ranks: dict[int, Events]) -> Pace | None:
     """Return the pace over all steps after warm-up of a run's last attempt."""
-    hosts = {rank: e["host"] for rank, events in ranks.items() for e in events if e["event"] == "start" and "host" in e}
-    return _pace({rank: [e for e in events if _counts(e)] for rank, events in ranks.items()}, hosts)
+    hosts = hosts_of(ranks)
+    lost = {rank: lost_time(load_records(events)) for rank, events in ranks.items()}
+    return pace_of_steps({rank: [e for e in events if counts(e)] for rank, events in ranks.items()}, hosts, lost)
 
 
-def _pace(ranks: dict[int, Events], hosts: dict[int, str]) -> Pace | None:
+def pace_of_steps(ranks: dict[int, Events], hosts: Mapping[int, str], lost: Mapping[int, Lost]) -> Pace | None:
     """Return the pace from step events: each measure over the steps for which every rank reports it."""
     if len(ranks) < 2:
         return None
     first = next(iter(ranks.values()))
-    return measure_pace(_times(ranks, OWN), [e["step_time_s"] for e in first], hosts, _times(ranks, BACKWARD))
+    times = {kind: _times(ranks, kind, kind) for kind in MEASURE_NAMES}
+    queued = {kind: _times(ranks, kind, QUEUED[kind]) for kind in MEASURE_NAMES}
+    return measure_pace(times, [e["step_time_s"] for e in first], hosts, queued, lost)
 
 
-def _times(ranks: dict[int, Events], kind: str) -> Times:
-    told = {rank: {e["step"]: e[kind] for e in events if _number(e.get(kind))} for rank, events in ranks.items()}
+def _times(ranks: dict[int, Events], kind: str, name: str) -> Times:
+    """Return the values of `name` in the steps for which every rank reports `kind`; missing ones are left out."""
+    told = {rank: {e["step"]: e for e in events if is_number(e.get(kind))} for rank, events in ranks.items()}
     common = sorted(set.intersection(*(set(steps) for steps in told.values())))
-    return {rank: [steps[s] for s in common] for rank, steps in told.items()}
+    return {rank: [steps[s][name] for s in common if is_number(steps[s].get(name))] for rank, steps in told.items()}
 
 
-def _counts(event: dict[str, Any]) -> bool:
+def counts(event: dict[str, Any]) -> bool:
+    """Return whether an event is a step after warm-up with its own time."""
     return (
         event.get("event") == "step"
         and isinstance(event.get("rank"), int)
         and isinstance(event.get("step"), int)
         and event["step"] > WARMUP_STEPS
-        and _number(event.get(OWN))
-        and _number(event.get("step_time_s"))
+        and is_number(event.get(OWN))
+        and is_number(event.get("step_time_s"))
     )
 
 
-def _number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Return whether a value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 from rich.markup import escape
 
+from allranks.cli.completers import complete_strategies
 from allranks.cli.console import SafeConsole
 from allranks.cli.options import any_path, error_line, json_option, print_json, set_option
 from allranks.errors import EXIT_FAILED, EXIT_OK
@@ -15,7 +16,13 @@ from allranks.errors import EXIT_FAILED, EXIT_OK
 
 @click.command("compare")
 @click.argument("spec", type=any_path)
-@click.option("--strategies", default="all", show_default=True, help="Strategy names, separated by commas, or 'all'.")
+@click.option(
+    "--strategies",
+    default="all",
+    show_default=True,
+    shell_complete=complete_strategies,
+    help="Strategy names, separated by commas, or 'all'.",
+)
 @click.option(
     "--repeats", default=3, show_default=True, type=click.IntRange(1, 100), help="Timed repeats of each strategy."
 )
@@ -62,16 +69,22 @@ class _ProgressPrinter:
 
 
 def _show(console: SafeConsole, done: Any) -> None:
-    from allranks.experiments.tables import speed_table, traffic_table
+    from allranks.experiments.tables import memory_table, parts_table, speed_table, traffic_table
 
     names = [row.strategy for row in done.rows]
     base = next((n for n in ("pytorch_ddp", "simple_ddp", *names) if n in names), None)
-    console.print()
-    console.print(speed_table(done.rows))
-    console.print("[dim]gates: parity, mechanism, equal work[/dim]")
-    console.print()
-    console.print(traffic_table(done.rows, base))
-    console.print(f"[dim]ratio: weights, gradients and optimizer state against {base}[/dim]")
+    repeats = done.measured["repeats"]
+    ranges = f"min-max of {repeats} repeats" if repeats > 1 else "one repeat has no range"
+    for table, note in (
+        (speed_table(done.rows), f"gates: parity, mechanism, equal work; {ranges}"),
+        (parts_table(done.rows), f"{ranges}; exposed, idle, overlap: of ranks and profiled steps"),
+        (traffic_table(done.rows), ""),
+        (memory_table(done.rows, base), f"rank with most; ratio: state against {base}; ranks: range of the peaks"),
+    ):
+        console.print()
+        console.print(table)
+        if note:
+            console.print(f"[dim]{note}[/dim]", highlight=False)
     console.print()
     for row in done.rows:
         for text in (*row.reasons, *row.marks):

@@ -14,11 +14,13 @@ def completion_command(shell: str) -> int:
     """Print the completion script; add `eval "$(allranks completion bash)"` to your shell's start-up file."""
     from click.shell_completion import get_completion_class
 
+    from allranks.cli.bash_completion import COMPLETE_VARIABLE, add_bash
     from allranks.cli.main import cli
 
+    add_bash()
     kind = get_completion_class(shell)
     assert kind is not None
-    click.echo(kind(cli, {}, "allranks", "_ALLRANKS_COMPLETE").source())
+    click.echo(kind(cli, {}, "allranks", COMPLETE_VARIABLE).source())
     return EXIT_OK
 
 

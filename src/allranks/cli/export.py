@@ -7,12 +7,13 @@ from pathlib import Path
 import click
 
 from allranks.cli.options import echo, json_option, print_json, root_option, run_argument
-from allranks.errors import EXIT_OK
+from allranks.errors import EXIT_OK, RequestError
 
 
 @click.command("export")
 @run_argument
 @click.option("--step", type=int, metavar="N", help="Step of the checkpoint (default: the newest complete one).")
+@click.option("--best", is_flag=True, help="The checkpoint with the lowest held-out loss, instead of the newest.")
 @click.option("--merge", is_flag=True, help="Merge the adapter into its base model; the result does not need PEFT.")
 @click.option(
     "--out",
@@ -24,7 +25,7 @@ from allranks.errors import EXIT_OK
 @root_option
 @json_option
 def export_command(
-    run: str, step: int | None, merge: bool, out: Path | None, force: bool, run_root: Path, as_json: bool
+    run: str, step: int | None, best: bool, merge: bool, out: Path | None, force: bool, run_root: Path, as_json: bool
 ) -> int:
     """Write RUN's checkpoint as a Hugging Face folder: a PEFT adapter or a full model.
 
@@ -35,7 +36,9 @@ def export_command(
     from allranks.launch.export import export_checkpoint
     from allranks.rundir.paths import find_run
 
-    done = export_checkpoint(find_run(run, run_root), step=step, merge=merge, out=out, force=force)
+    if best and step is not None:
+        raise RequestError("--step and --best both name a checkpoint; give one of them")
+    done = export_checkpoint(find_run(run, run_root), step="best" if best else step, merge=merge, out=out, force=force)
     if as_json:
         print_json(msgspec.to_builtins(done))
         return EXIT_OK

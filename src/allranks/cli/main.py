@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import io
+import os
 import sys
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,8 +15,13 @@ from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_REQUEST, Allrank
 from allranks.utils.filesystem import describe_os_error, environment_error
 from allranks.version import __version__
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 # verb: (module under allranks.cli, what --help says)
 VERBS: dict[str, tuple[str, str]] = {
+    "init": ("init", "Write a first spec, from a few answers or options."),
+    "examples": ("examples", "List the examples that come with allranks, or copy one."),
     "run": ("run", "Plan, check, launch, follow and report one run."),
     "plan": ("plan", "Show what would run, without running anything."),
     "data": ("data", "Show the rows that a run would train on, and which tokens are trained."),
@@ -27,6 +32,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "logs": ("logs", "Show a run's logs by rank."),
     "report": ("report", "Show a run's summary and rewrite its page."),
     "export": ("export", "Write a run's checkpoint as a verified Hugging Face folder."),
+    "generate": ("generate", "Try prompts on the model of a run."),
     "compare": ("compare", "Compare strategies on equal work, each verified before it is timed."),
     "smoke": ("smoke", "Run the smoke tests and show each criterion next to its threshold."),
     "trace": ("trace", "Analyse profiler traces: where time was spent, and which ranks waited."),
@@ -52,7 +58,14 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
-            near = difflib.get_close_matches(cmd_name, VERBS, n=1)
+            if ctx.resilient_parsing:  # completion of a line that is still being written
+                return None
+            import difflib
+
+            from allranks.spec.suggestions import VERB_SYNONYMS
+
+            near = difflib.get_close_matches(cmd_name.lower(), [*VERBS, *VERB_SYNONYMS], n=1)
+            near = [VERB_SYNONYMS.get(near[0], near[0])] if near else []
             raise click.UsageError(
                 f"unknown verb {cmd_name!r}{f'; did you mean {near[0]}?' if near else ''} (allranks --help lists them)",
                 ctx,
@@ -67,13 +80,20 @@ class LazyGroup(click.Group):
         except OSError as error:
             raise environment_error(error) from error
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return verbs and options without importing any verb."""
+        from click.shell_completion import CompletionItem
+
+        verbs = [CompletionItem(name, help=text) for name, (_, text) in VERBS.items() if name.startswith(incomplete)]
+        return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
             formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
 
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(__version__, prog_name="allranks")
+@click.version_option(__version__, "-V", "--version", prog_name="allranks")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def cli(debug: bool) -> None:
     """Bring up, run, compare and diagnose distributed PyTorch training.
@@ -101,6 +121,10 @@ def main() -> None:
 
 def _run(debug: bool) -> int:
     """Run a verb and return its exit code; report errors on standard error."""
+    if "_ALLRANKS_COMPLETE" in os.environ:
+        from allranks.cli.bash_completion import add_bash
+
+        add_bash()
     try:
         code = cli.main(args=_hoist_debug(sys.argv[1:]), prog_name="allranks", standalone_mode=False)
         return code if isinstance(code, int) else 0

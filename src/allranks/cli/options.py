@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
-from allranks.rundir.files import replace_non_finite
+from allranks.cli.completers import complete_runs, complete_set
+from allranks.errors import RequestError, RunNotFound
+from allranks.rundir.files import replace_non_finite, write_text_atomic
 from allranks.utils.text import printable, sanitize
 
 # json.dumps escapes the control characters below a blank; these it does not, and halves of surrogate pairs cannot be printed
-_UNPRINTABLE = re.compile("[\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+_UNPRINTABLE = "[\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
 
 any_path = click.Path(path_type=Path, readable=False)
 """Path type without click's existence check: the verb itself reports unreadable files and reads the others."""
@@ -24,7 +28,12 @@ json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document on standard output and nothing else."
 )
 set_option = click.option(
-    "--set", "sets", multiple=True, metavar="A.B=V", help="Override a value of the spec; may be repeated."
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="A.B=V",
+    shell_complete=complete_set,
+    help="Override a value of the spec; may be repeated.",
 )
 root_option = click.option(
     "--run-root", default="runs", show_default=True, type=any_path, help="Folder that contains the runs."
@@ -45,14 +54,6 @@ def _first_sentence(text: str) -> str:
     flat = " ".join(text.split())
     end = flat.find(". ")
     return flat if end < 0 else flat[: end + 1]
-
-
-def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return run names for shell completion."""
-    from allranks.rundir.paths import list_runs
-
-    names = [run.name for run in list_runs(ctx.params.get("run_root") or "runs")]
-    return [name for name in [*names, "latest"] if name.startswith(incomplete)]
 
 
 def run_argument(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,6 +79,40 @@ def echo(text: str = "", *, err: bool = False, styled: bool = False) -> None:
     click.echo(printable(text, styled=styled), err=err)
 
 
+def check_new_file(path: Path, *, force: bool) -> None:
+    """Check that a file that the user asked for can be written.
+
+    Raises:
+        RequestError: it exists and `force` is not set, it is a folder, or its folder does not exist.
+    """
+    if path.is_dir():
+        raise RequestError(f"{path}: this is a folder; give a file name")
+    if not path.parent.is_dir():
+        raise RequestError(f"{path}: the folder {path.parent} does not exist")
+    if os.path.lexists(path) and not force:
+        raise RequestError(f"{path} exists; give another name with --output, or overwrite it with --force")
+
+
+def write_new_file(path: Path, text: str, *, force: bool) -> None:
+    """Write a file after `check_new_file`."""
+    check_new_file(path, force=force)
+    write_text_atomic(path, text)
+
+
+def pipe_width() -> int | None:
+    """Return the columns of text that goes to a file or a pipe, as rich counts them; None if only rich can tell."""
+    forced = any(name in os.environ for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"))
+    if forced or sys.stdout.isatty() or sys.stdout.encoding.lower() != "utf-8":
+        return None
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdigit():
+        return int(columns)
+    for stream in range(3):
+        with suppress(OSError):
+            return os.get_terminal_size(stream).columns or 80
+    return 80
+
+
 def print_json(value: Any) -> None:
     """Print one JSON document on standard output."""
     click.echo(json_text(value))
@@ -86,14 +121,13 @@ def print_json(value: Any) -> None:
 def json_text(value: Any) -> str:
     """Return a value as JSON, with control characters written as JSON escapes."""
     text = json.dumps(replace_non_finite(value), indent=2, ensure_ascii=False)
-    return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
+    return re.sub(_UNPRINTABLE, lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
 def resolve_run_path(path: Path) -> Path:
     """Return a path unchanged; resolve `latest` or a run's name to that run's folder."""
     if os.path.lexists(path) or len(path.parts) != 1:
         return path
-    from allranks.errors import RunNotFound
     from allranks.rundir.paths import find_run
 
     try:

@@ -13,38 +13,37 @@ from allranks.cli.options import any_path, json_option, print_json, set_option
 from allranks.errors import EXIT_OK
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from allranks.cli.console import SafeConsole
     from allranks.planning.env_vars import EnvVar
     from allranks.planning.memory import Fit
+    from allranks.planning.memory.records import Moment
     from allranks.planning.records import LaunchPlan
     from allranks.spec import RunSpec
 
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from allranks.cli.console import SafeConsole
-    from allranks.planning.memory import Fit
-
-
-MAX_RANK_ROWS = 16
+MAX_NODE_ROWS = 8
 
 
 @click.command("plan")
 @click.argument("spec", type=any_path)
+@click.option(
+    "--full", is_flag=True, help="Show every rank, and the variables that are left alone, each with its reason."
+)
 @set_option
 @json_option
-def plan_command(spec: Path, sets: tuple[str, ...], as_json: bool) -> int:
+def plan_command(spec: Path, full: bool, sets: tuple[str, ...], as_json: bool) -> int:
     """Show ranks, batch arithmetic, environment variables with reasons, and memory per rank, without running anything."""
     from allranks.launch import preview
     from allranks.nodes import preflight
 
     checked = preview.read_spec(spec, sets)
     preflight.check_request(checked)
-    show_dry_run(checked, as_json)
+    show_dry_run(checked, as_json, full=full)
     return EXIT_OK
 
 
-def show_dry_run(spec: RunSpec, as_json: bool) -> None:
+def show_dry_run(spec: RunSpec, as_json: bool, *, full: bool = False) -> None:
     """Show everything that is known about a run before it starts."""
     import msgspec
 
@@ -60,6 +59,7 @@ def show_dry_run(spec: RunSpec, as_json: bool) -> None:
         preview.fit(spec, facts=facts),
         preview.hand_commands(spec, facts=facts),
         training_line(spec),
+        full=full,
     )
 
 
@@ -105,11 +105,16 @@ def show_plan(
     memory: Fit | None = None,
     commands: list[str] | None = None,
     training: str | None = None,
+    *,
+    full: bool = False,
 ) -> None:
-    """Show the plan as tables, with the batch script or the per-node commands if there are any; or as JSON."""
+    """Show the plan as tables, with the batch script or the per-node commands if there are any; or as JSON.
+
+    Args:
+        full: show every rank and every variable; JSON always has them.
+    """
     import msgspec
     from rich.markup import escape
-    from rich.table import Table
 
     from allranks.cli.console import SafeConsole
     from allranks.planning.rank_environment import with_hidden_secrets
@@ -123,28 +128,11 @@ def show_plan(
     say = partial(console.print, highlight=False, soft_wrap=not console.is_terminal)  # piped: whole lines, for grep
     for sentence in _summary_lines(plan, training):
         say(sentence)
-    ranks = Table(title="Ranks", title_justify="left")
-    for name in ("rank", "node", "local rank", "host"):
-        ranks.add_column(name)
-    rows = plan.rank_rows()
-    for row in rows[:MAX_RANK_ROWS]:
-        ranks.add_row(*(escape(str(value)) for value in row))
-    if len(rows) > MAX_RANK_ROWS:
-        ranks.add_row(
-            "...", f"{len(plan.nodes)} nodes", f"{plan.procs_per_node} per node", f"up to rank {plan.world_size - 1}"
-        )
-    console.print(ranks)
-    table = Table(title="Environment of the ranks", title_justify="left")
-    for name in ("variable", "value", "source", "why"):
-        table.add_column(name, overflow="fold")
-    for item in plan.environment:
-        table.add_row(
-            escape(item.name),
-            escape(item.value) if item.value is not None else _value_text(item),
-            item.source,
-            escape(item.reason),
-        )
-    console.print(table)
+    if full:
+        console.print(_rank_table(plan))
+    else:
+        _show_nodes(console, plan)
+    _show_environment(console, plan.environment, full=full)
     if memory is not None:
         show_memory(console, memory)
     for warning in plan.warnings:
@@ -155,6 +143,68 @@ def show_plan(
     if script:
         console.print("\nTo start by hand, one command per node:\n" if commands else "\nBatch script:\n")
         console.print(script, highlight=False, markup=False, soft_wrap=True)
+
+
+def _rank_table(plan: LaunchPlan) -> Table:
+    """Return a row for each rank."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title="Ranks", title_justify="left")
+    for name in ("rank", "node", "local rank", "host"):
+        table.add_column(name)
+    for row in plan.rank_rows():
+        table.add_row(*(escape(str(value)) for value in row))
+    return table
+
+
+def _show_nodes(console: SafeConsole, plan: LaunchPlan) -> None:
+    """Show the ranks of each node; nodes that the scheduler chooses, and one node alone, in one line."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from allranks.utils.formatting import format_ranks
+
+    nodes = plan.nodes
+    ranks = f"{'rank' if plan.world_size == 1 else 'ranks'} {format_ranks(list(range(plan.world_size)))}"
+    if len(nodes) == 1 or all(node.host is None for node in nodes):
+        hosts = f"{len(nodes)} nodes, {plan.procs_per_node} on each" if len(nodes) > 1 else nodes[0].host or "node 0"
+        console.print(f"{ranks} on {escape(hosts)}", highlight=False)
+        return
+    table = Table(title="Ranks", title_justify="left")
+    for name in ("ranks", "node", "host"):
+        table.add_column(name)
+    shown = nodes if len(nodes) <= MAX_NODE_ROWS + 1 else nodes[:MAX_NODE_ROWS]
+    for node in shown:
+        table.add_row(format_ranks(node.ranks), str(node.node), escape(node.host or f"node {node.node}"))
+    if more := nodes[len(shown) :]:
+        last = format_ranks([rank for node in more for rank in node.ranks])
+        table.add_row(last, format_ranks([node.node for node in more]), f"{len(more)} more nodes (--full)")
+    console.print(table)
+
+
+def _show_environment(console: SafeConsole, variables: list[EnvVar], *, full: bool) -> None:
+    """Show the variables of the ranks. Without `full`, those that are left alone are only named."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    shown = [item for item in variables if full or item.value is not None]
+    if shown:
+        table = Table(title="Environment of the ranks", title_justify="left")
+        for name in ("variable", "value", "source", "why"):
+            table.add_column(name, overflow="fold")
+        for item in shown:
+            value = escape(item.value) if item.value is not None else _value_text(item)
+            table.add_row(escape(item.name), value, item.source, escape(item.reason))
+        console.print(table)
+    if full:
+        return
+    later = [item.name for item in variables if item.value is None and item.source == "nodes"]
+    unset = [item.name for item in variables if item.value is None and item.source != "nodes"]
+    for words, names in (("decided on each node", later), ("left at their defaults", unset)):
+        if names:
+            text = f"{words}: {', '.join(names)} (reasons: --full)"
+            console.print(escape(text), highlight=False, soft_wrap=not console.is_terminal)
 
 
 def _summary_lines(plan: LaunchPlan, training: str | None) -> Iterator[str]:
@@ -209,6 +259,23 @@ MEMORY_PARTS = (
 SHORT_MOMENT_NAMES = {"end of backward": "end of step", "optimizer step": "update"}
 
 
+def _moments_that_fit(found: Fit, width: int) -> list[Moment]:
+    """Return the phases whose columns fit; the peak always does. Narrower columns would break the numbers."""
+    from allranks.utils.formatting import format_bytes
+
+    used = {words for key, words in MEMORY_PARTS if any(moment.parts.get(key) for moment in found.moments)}
+    room = width - 4 - max(map(len, used), default=0)
+    kept = list(found.moments)
+
+    def needed(moment: Moment) -> int:
+        numbers = (format_bytes(n) for n in (*moment.parts.values(), moment.total_bytes))
+        return 3 + max(len(SHORT_MOMENT_NAMES.get(moment.name, moment.name)), *map(len, numbers))
+
+    while sum(map(needed, kept)) > room and (others := [m for m in kept if m.name != found.peak]):
+        kept.remove(min(others, key=lambda m: m.total_bytes))
+    return kept
+
+
 def show_memory(console: SafeConsole, found: Fit) -> None:
     """Show a rank's memory in each phase, the verdict, and what would make it fit."""
     from rich.markup import escape
@@ -223,7 +290,8 @@ def show_memory(console: SafeConsole, found: Fit) -> None:
         say(escape(of))
         table = Table(title="Memory of one rank, estimated", title_justify="left")
         table.add_column("phase")
-        for moment in found.moments:
+        moments = _moments_that_fit(found, console.width)
+        for moment in moments:
             table.add_column(
                 SHORT_MOMENT_NAMES.get(moment.name, moment.name),
                 justify="right",
@@ -231,10 +299,13 @@ def show_memory(console: SafeConsole, found: Fit) -> None:
             )
         for key, words in MEMORY_PARTS:
             if any(moment.parts.get(key) for moment in found.moments):
-                table.add_row(words, *(format_bytes(n) if (n := m.parts.get(key)) else "" for m in found.moments))
+                table.add_row(words, *(format_bytes(n) if (n := m.parts.get(key)) else "" for m in moments))
         table.add_section()
-        table.add_row("together", *(format_bytes(m.total_bytes) for m in found.moments))
+        table.add_row("together", *(format_bytes(m.total_bytes) for m in moments))
         console.print(table)
+        if len(moments) < len(found.moments):
+            absent = ", ".join(SHORT_MOMENT_NAMES.get(m.name, m.name) for m in found.moments if m not in moments)
+            console.print(f"not shown in {console.width} columns: {absent}", highlight=False)
     say(f"memory: {escape(verdict_line(found))}")
     for i, remedy in enumerate(found.remedies, 1):
         say(f"  {i}. {escape(remedy_line(remedy))}")

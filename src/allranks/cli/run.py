@@ -15,14 +15,16 @@ from typing import Any
 
 import click
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress, TaskID
 from rich.table import Table
-from rich.text import Text
 
+from allranks.analysis.machine_load import machine_notes
 from allranks.analysis.metrics import before_and_after
+from allranks.analysis.slow_links import link_notes
 from allranks.cli.console import SafeConsole
 from allranks.cli.data import template_text
 from allranks.cli.options import any_path, echo, error_line, json_option, print_json, set_option
+from allranks.cli.progress_bar import TRAINING, run_progress
 from allranks.errors import EXIT_OK
 from allranks.launch.outcome import RunResult
 from allranks.planning.env_vars import EnvVar
@@ -48,20 +50,12 @@ PHASES = {
     "prepare": "preparing data",
     "build": "building the model",
     "prove": "verifying the ranks",
-    "train": "training",
+    "train": TRAINING,
     "evaluate": "evaluating",
     "save": "saving",
     "done": "done",
 }
 PLAIN_INTERVAL_S = 10.0
-
-
-class _TimeLeft(TimeRemainingColumn):
-    """Show the remaining time with its unit, and nothing while it is unknown."""
-
-    def render(self, task: Task) -> Text:
-        known = task.total is not None and task.time_remaining is not None
-        return Text.assemble(super().render(task), " left") if known else Text("")
 
 
 class ProgressView:
@@ -78,17 +72,9 @@ class ProgressView:
 
     def __enter__(self) -> ProgressView:
         if self._console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description:<20}"),
-                BarColumn(bar_width=None),
-                TextColumn("{task.fields[where]}"),
-                TimeElapsedColumn(),
-                _TimeLeft(),
-                console=self._console,
-                transient=True,
-            )
+            self._bar = run_progress(self._console)
             self._bar.start()
-            self._task = self._bar.add_task("starting the ranks", total=None, where="")
+            self._task = self._bar.add_task("starting the ranks", total=None, step="", loss="", speed="")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -128,7 +114,7 @@ class ProgressView:
             if self._bar and self._task is not None:
                 self._bar.update(self._task, total=self._total, completed=finite_int(event.get("first_step")) or 0)
         if self._bar and self._task is not None:
-            self._bar.update(self._task, description=escape(PHASES.get(name, name)))
+            self._bar.update(self._task, description=PHASES.get(name, name))
         elif name in ("prepare", "build", "prove") or "total_steps" in event:
             self.say(PHASES.get(name, name))
 
@@ -195,12 +181,16 @@ class ProgressView:
             steps = finite_int(event.get("steps")) or 1
             self._rate = [*self._rate[-9:], (seconds * steps, tokens * self._plan.world_size)]
         loss = _formatted(event.get("loss"), ".4f", "nan" if "loss" in event else NO_VALUE)
-        where = f"step {_count(event, 'step')}/{self._total}  loss {loss}  {self._speed()}"
+        shown: dict[str, Any] = {
+            "step": f"step {_count(event, 'step')}/{self._total}",
+            "loss": f"loss {loss}",
+            "speed": self._speed(),
+        }
         if self._bar and self._task is not None:
-            self._bar.update(self._task, completed=step or 0, where=where)
+            self._bar.update(self._task, completed=step or 0, **shown)
         elif time.monotonic() - self._last_line > PLAIN_INTERVAL_S or step == self._total:
             self._last_line = time.monotonic()
-            self.say(where)
+            self.say("  ".join(shown.values()))
 
     def _speed(self) -> str:
         seconds = sum(s for s, _ in self._rate)
@@ -253,6 +243,8 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
         ("steps", _steps(m)),
         ("train loss", _change(m, "train_loss_first", "train_loss_last", trained=bool(m.get("steps")))),
         ("held-out loss", _change(m, "eval_loss_first", "eval_loss", trained=bool(m.get("eval_s")))),
+        ("best", _best(m)),
+        ("ended early", _ended_early(m)),
         ("perplexity", _format_or_none(m.get("perplexity"), ".3f")),
         ("accuracy", _format_or_none(m.get("accuracy"), ".1%")),
         ("exact match", _change_of_share(m.get("exact_match_first"), m.get("exact_match"))),
@@ -263,6 +255,8 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
         ("network", network),
         ("MFU", _format_or_none(m.get("mfu"), ".1%")),
         ("peak memory", format_bytes(m.get("peak_memory_bytes")) + " per rank"),
+        ("machine", "; ".join(machine_notes(m))),
+        ("links", "; ".join(link_notes(m)[:3])),
     ]
     return [(name, sanitize(value)) for name, value in rows if value]
 
@@ -288,6 +282,17 @@ def _change(m: dict[str, Any], first: str, last: str, *, trained: bool) -> str |
         end = "nan (not finite)" if trained and last in m else None
         return end if before is None or end is None else f"{before:.4f} -> {end}"
     return f"{after:.4f}" if before is None or before == after else f"{before:.4f} -> {after:.4f}"
+
+
+def _best(m: dict[str, Any]) -> str | None:
+    """Format the lowest held-out loss, if it is not the last one."""
+    loss, last = finite_float(m.get("best_eval_loss")), finite_float(m.get("eval_loss"))
+    return None if loss is None or loss == last else f"{loss:.4f} after step {_count(m, 'best_step')}"
+
+
+def _ended_early(m: dict[str, Any]) -> str | None:
+    early = as_dict(m.get("stopped_early"))
+    return f"after step {_count(early, 'step')}: {format_value(early.get('reason'))}" if early else None
 
 
 def _rate(m: dict[str, Any]) -> str | None:

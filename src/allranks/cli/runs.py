@@ -7,20 +7,25 @@ from typing import Any
 
 import click
 
-from allranks.cli.console import SafeConsole
+from allranks.cli.console import SafeConsole, table_console
 from allranks.cli.options import echo, json_option, print_json, root_option, run_argument, set_option
 from allranks.errors import EXIT_OK
+from allranks.utils.formatting import NO_VALUE
+from allranks.utils.tables import FittedColumn, fitted_table, left_out_line
 
-WIDE_TERMINAL = 120
-NARROW_COLUMNS = {
-    "run": "run",
-    "status": "status",
-    "steps": "steps",
-    "train_loss_last": "loss",
-    "eval_loss": "held-out",
-    "tokens_per_s": "tokens/s",
+# key of a row, and its column; those with the highest `drop` are left out first in a narrow terminal
+COLUMNS = {
+    "run": FittedColumn("run", fold_to=20),
+    "status": FittedColumn("status"),
+    "strategy": FittedColumn("strategy", fold_to=9, drop=2),
+    "model": FittedColumn("model", fold_to=12, drop=1),
+    "dataset": FittedColumn("data", fold_to=12, drop=3),
+    "steps": FittedColumn("steps", right=True),
+    "train_loss_last": FittedColumn("loss", right=True, drop=4),
+    "eval_loss": FittedColumn("held-out", right=True, drop=5),
+    "tokens_per_s": FittedColumn("tokens/s", right=True, drop=6),
+    "world_size": FittedColumn("ranks", right=True, drop=7),
 }
-WIDE_COLUMNS = {"strategy": "strategy", "world_size": "ranks", "model": "model", "dataset": "data"}
 
 
 @click.command("runs")
@@ -28,10 +33,10 @@ WIDE_COLUMNS = {"strategy": "strategy", "world_size": "ranks", "model": "model",
 @json_option
 def runs_command(run_root: Path, as_json: bool) -> int:
     """List the runs under the run root, oldest first."""
-    from allranks import api
+    from allranks.launch.launchers import local_agents
     from allranks.rundir.paths import list_runs
 
-    agents = api.local_agents()
+    agents = local_agents()
     rows = [_run_row(run, agents) for run in list_runs(run_root)]
     if as_json:
         print_json(rows)
@@ -39,51 +44,58 @@ def runs_command(run_root: Path, as_json: bool) -> int:
     if not rows:
         echo(f"no runs under {run_root.absolute()}")
         return EXIT_OK
-    from rich.table import Table
-    from rich.text import Text
-
-    from allranks.cli.console import SafeConsole
-
-    console = SafeConsole()
-    columns = dict(NARROW_COLUMNS if console.width < WIDE_TERMINAL else NARROW_COLUMNS | WIDE_COLUMNS)
-    table = Table()
-    for title in columns.values():
-        table.add_column(title, no_wrap=title in ("run", "status"), overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(_cell(row[key])) for key in columns))  # a folder's name is no markup
+    console = table_console()
+    cells = [[_cell(key, row[key]) for key in COLUMNS] for row in rows]
+    table, left_out = fitted_table(list(COLUMNS.values()), cells, console.width)
     console.print(table)
+    if hint := left_out_line(left_out, console.width):
+        console.print(f"[dim]{hint}; --json has all[/dim]", highlight=False)
     return EXIT_OK
 
 
 def _run_row(run: Any, agents: set[str]) -> dict[str, Any]:
-    from allranks import api
+    from allranks.launch.launchers import launcher_of
     from allranks.rundir.files import read_record
     from allranks.rundir.paths import status_of
 
     metrics = read_record(run.metrics)
     plan = read_record(run.plan)
-    status = status_of(run, alive=api.running(run, agents))
+    status = status_of(run, alive=launcher_of(run).is_running(run, agents))
     names = ("model", "dataset", "steps", "train_loss_last", "eval_loss", "tokens_per_s")
+    figures = {n: metrics.get(n) for n in names}
+    if figures["model"] is None and figures["dataset"] is None:  # the run has not ended
+        figures |= _requested(run)
     return {
         "run": run.name,
         "folder": str(run.root),
         "status": status,
         "strategy": plan.get("strategy"),
         "world_size": plan.get("world_size"),
-        **{n: metrics.get(n) for n in names},
+        **figures,
     }
 
 
-def _cell(value: Any) -> str:
+def _requested(run: Any) -> dict[str, Any]:
+    """Return model and data of the spec; None if it cannot be read, or for a user's own program."""
+    from allranks.errors import SpecError
+    from allranks.spec import load_spec
+    from allranks.spec.data_mixture import source_of
+
+    try:
+        spec = load_spec(run.spec)
+    except SpecError:
+        return {}
+    return {"model": spec.model and spec.model.name, "dataset": spec.data and source_of(spec.data)}
+
+
+def _cell(key: str, value: Any) -> str:
     if value is None:
-        return "-"
-    return (
-        f"{value:,.0f}"
-        if isinstance(value, float) and value > 100
-        else f"{value:.4f}"
-        if isinstance(value, float)
-        else str(value)
-    )
+        return NO_VALUE
+    if key in ("model", "dataset"):
+        return Path(str(value)).name if str(value).startswith(("/", "~", ".")) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) > 100 else f"{value:.4f}"
+    return str(value)
 
 
 @click.command("resume")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from rich.markup import escape
 
+from allranks.cli.completers import complete_smoke_tests
 from allranks.cli.console import SafeConsole
 from allranks.cli.options import any_path, echo, error_line, json_option, print_json, set_option
 from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK
@@ -20,7 +21,7 @@ STEPS_PER_LINE = 25  # steps between two lines, as the notes have it
 
 
 @click.command("smoke")
-@click.argument("names", nargs=-1)
+@click.argument("names", nargs=-1, shell_complete=complete_smoke_tests)
 @click.option(
     "--on",
     "place",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -11,8 +13,11 @@ from allranks.cli.options import any_path, json_option, print_json, resolve_run_
 from allranks.errors import EXIT_OK
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from allranks.analysis.trace.diff import Comparison
     from allranks.analysis.trace.records import TraceReport
+    from allranks.analysis.trace.tables import Block
 
 
 @click.command("trace")
@@ -58,6 +63,7 @@ def trace_command(
     """
     from allranks.analysis.trace import analyse
 
+    atexit.register(gc.freeze)  # else the interpreter, when it ends, searches all modules for garbage several times
     reports = analyse([resolve_run_path(path) for path in paths], select=select, workers=workers)
     comparison = _compare(reports, resolve_run_path(other), workers) if other else None
     written = _write(reports, comparison, out) if out else []
@@ -101,19 +107,35 @@ def _write(reports: list[TraceReport], comparison: Comparison | None, out: Path)
 
 
 def _show(reports: list[TraceReport], comparison: Comparison | None, written: list[Path]) -> None:
-    from allranks.analysis.trace.tables import show_report
+    from allranks.cli.options import echo, pipe_width
+
+    width = pipe_width()
+    if width is not None:
+        from allranks.analysis.trace.plain_text import plain_text
+
+        text = plain_text(_blocks(reports, comparison, written, width), width)
+        if text is not None:
+            echo(text)
+            return
+    from allranks.analysis.trace.terminal import show_blocks
     from allranks.cli.console import SafeConsole
 
     console = SafeConsole()
+    show_blocks(console, _blocks(reports, comparison, written, console.width))
+
+
+def _blocks(
+    reports: list[TraceReport], comparison: Comparison | None, written: list[Path], width: int
+) -> Iterator[Block]:
+    from allranks.analysis.trace.tables import BLANK, Line, Rule, comparison_blocks, report_blocks
+
     for number, report in enumerate(reports):
         if number:
-            console.rule()
-        show_report(console, report)
+            yield Rule()
+        yield from report_blocks(report, width)
     if comparison is not None:
-        from allranks.analysis.trace.tables import show_comparison
-
-        show_comparison(console, comparison)
+        yield from comparison_blocks(comparison, width)
     if written:
-        console.print()
+        yield BLANK
     for path in written:
-        console.print(f"wrote {path}", soft_wrap=True, markup=False, highlight=False)
+        yield Line(((f"wrote {path}", ""),))

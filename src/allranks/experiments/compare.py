@@ -11,9 +11,10 @@ import msgspec
 from allranks.errors import RunFailed, SpecError
 from allranks.experiments.communication_model import CommunicationModel, Prediction
 from allranks.experiments.conclusions import recommend_strategy
-from allranks.experiments.gates import ComparisonRow, evaluate_strategies
+from allranks.experiments.gates import ComparisonRow, evaluate_strategies, trial_limits
+from allranks.experiments.page import comparison_page, find_links
 from allranks.experiments.profiles import add_profiles
-from allranks.experiments.tables import comparison_page, csv_text
+from allranks.experiments.tables import csv_text
 from allranks.launch import runs
 from allranks.launch.preview import planning_facts
 from allranks.launch.runs import Observer
@@ -41,13 +42,14 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     def document(self) -> dict[str, Any]:
         """Return comparison.json: rows, recommendations, the fitted model and its predictions."""
-        known = {k: v for k, v in self.measured.items() if k != "ranks"}
+        known = {k: v for k, v in self.measured.items() if k not in ("ranks", "references")}
+        limits = {kind: trial_limits(self.measured, kind) for kind in self.measured["references"]}
         return {
             "rows": [_row_document(row) for row in self.rows],
             "advice": self.advice,
             "model": msgspec.to_builtins(self.model),
             "predictions": msgspec.to_builtins(self.predictions),
-            "setting": known,
+            "setting": known | {"limits": limits},
         }
 
 
@@ -67,6 +69,8 @@ def _row_document(row: ComparisonRow) -> dict[str, Any]:
             "overlap",
             "memory",
             "collectives",
+            "load",
+            "spread",
         )
     )
     return {**plain, **names}
@@ -146,5 +150,7 @@ def write_comparison(run: RunDir, measured: dict[str, Any]) -> Comparison:
     )
     write_json(run.root / "comparison.json", done.document())
     write_text_atomic(run.root / "comparison.csv", csv_text(found))
-    write_text_atomic(run.root / "comparison.html", comparison_page(run.name, measured, found, advice, predictions))
+    links = find_links(run.root, [row.strategy for row in found])
+    page = comparison_page(run.name, measured, found, advice, predictions, links)
+    write_text_atomic(run.root / "comparison.html", page)
     return done

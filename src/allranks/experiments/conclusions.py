@@ -18,11 +18,12 @@ from allranks.experiments.communication_model import (
     predict_step_time,
 )
 from allranks.experiments.gates import ComparisonRow
+from allranks.experiments.machine_load import load_conclusions
 from allranks.utils.formatting import format_bytes
 
 Json = dict[str, Any]
 MAX_MODEL_ERROR = 0.2
-"""Largest error of the model on the measured number of ranks with which it predicts others."""
+"""Largest error with which the model predicts: of its fit to the measured collectives, and of a strategy's measured step time."""
 SAME_MEMORY = 0.05
 """Relative difference of peaks below which no strategy is said to need less memory."""
 
@@ -36,7 +37,8 @@ def recommend_strategy(
         return ["No strategy passed its gates, so there is no recommendation."], None, []
     found = fit_communication_model(collective_timings(measured), measured["world_size"])
     ranked = sorted(good, key=_tokens_per_s, reverse=True)
-    text = [_fastest_here(measured, ranked), *_memory(ranked)]
+    loaded = load_conclusions(measured, [row.strategy for row in good])
+    text = [*loaded, _fastest_here(measured, ranked), *_memory(ranked)]
     if found is None:
         return text, None, []
     errors = {row.strategy: model_error(row.figures, found, measured["world_size"]) for row in good if row.figures}
@@ -98,7 +100,9 @@ def _memory(ranked: list[ComparisonRow]) -> list[str]:
 def _predictions(
     measured: Json, good: list[ComparisonRow], found: CommunicationModel, errors: dict[str, float]
 ) -> list[Prediction]:
-    out = []
+    out: list[Prediction] = []
+    if found.residual > MAX_MODEL_ERROR:
+        return out
     for row in good:
         if row.figures is None or errors[row.strategy] > MAX_MODEL_ERROR:
             continue
@@ -125,6 +129,12 @@ def _outlook(found: CommunicationModel, predicted: list[Prediction], errors: dic
         f"Communication model, fitted to {found.points} sizes of collectives: {found.alpha_s * 1e6:.0f} us per message, {bandwidth}; "
         f"its error is {found.residual:.0%} (root mean square)."
     ]
+    if found.residual > MAX_MODEL_ERROR:
+        return [
+            *text,
+            f"Nothing is predicted for more ranks, because this error is above {MAX_MODEL_ERROR:.0%}: the collectives did not take a constant "
+            "time per message and per byte, as on a machine with other work or with more ranks than cores.",
+        ]
     missed = [f"{name} ({_percent(error)})" for name, error in errors.items() if error > MAX_MODEL_ERROR]
     if missed:
         text.append(

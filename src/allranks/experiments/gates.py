@@ -7,10 +7,18 @@ from typing import Any
 
 import msgspec
 
-TOLERANCE = {"float32": 2e-3, "float64": 1e-6, "bfloat16": 0.05, "float16": 0.05}
-# relative to the gradient's norm: a missing division by W ranks gives W - 1, and AdamW's weights do not show it
-NORM_TOLERANCE = {"float32": 0.01, "float64": 1e-4, "bfloat16": 0.1, "float16": 0.1}
-LOSS_TOLERANCE = {"float32": 1e-3, "float64": 1e-6, "bfloat16": 0.05, "float16": 0.05}
+from allranks.experiments.machine_load import counted_repeats, load_figures, load_marks
+from allranks.experiments.spread import figure_spreads
+
+# Least limits: honest float32 trainings of tiny models differ by up to 9e-6 of the update.
+WEIGHTS_FLOOR = {"float32": 2e-5, "float64": 1e-10, "bfloat16": 0.02, "float16": 5e-3}
+NORM_FLOOR = {"float32": 0.01, "float64": 1e-4, "bfloat16": 0.1, "float16": 0.1}
+LOSS_FLOOR = {"float32": 2e-5, "float64": 1e-10, "bfloat16": 0.02, "float16": 5e-3}
+UNEVEN_FLOOR = 2e-5  # of all three; the uneven trial is in float32
+CEILING = {"float32": 5e-3, "float64": 1e-6, "bfloat16": 0.3, "float16": 0.1}
+"""Limits of the weights above which the comparison proves nothing."""
+SPREAD_FACTOR = 5.0
+"""Limits are this many times the distance of two honest trainings in one process."""
 LIBRARY_TOLERANCE = 0.01  # of bytes, if a library decides the number of messages
 SHOWN_OVERLAP = 0.05
 Json = dict[str, Any]
@@ -29,7 +37,7 @@ class Gates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One strategy. ``reasons`` say why a gate failed, ``marks`` are other remarks."""
+    """One strategy. ``reasons`` say why a gate failed, ``marks`` are other remarks; ``parity_error`` is that of the first trial."""
 
     strategy: str
     gates: Gates
@@ -37,65 +45,126 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
     marks: list[str]
     parity_error: float | None
     figures: Json | None
+    parity_errors: dict[str, float | None] = {}
+    """Largest distance of the weights from one process in each kind of trial."""
 
 
 def evaluate_strategies(measured: Json) -> list[ComparisonRow]:
     """Return one row per strategy, in the requested order."""
-    control = negative_control_problem(measured)
-    names = list(measured["ranks"][0])
-    sound = next((n for n in names if not _failed(measured, n) and not _parity(measured, n, control)), None)
-    return [_row(measured, name, control, sound) for name in names]
+    problem = reference_problem(measured)
+    return [_row(measured, name, problem) for name in measured["ranks"][0]]
 
 
-def negative_control_problem(measured: Json) -> str | None:
-    """Return why the parity gate itself is invalid: without synchronisation it must detect wrong weights."""
-    control, limit = measured["negative_control"], TOLERANCE[measured["dtype"]]
+def trial_limits(measured: Json, kind: str) -> dict[str, float]:
+    """Return the limits of weights, gradient norms and losses in one kind of trial.
+
+    The timed trial is the work of ``verified`` with more steps, so that it is allowed at least as much.
+    """
+    dtype = _precision(measured)
+    floors = {"error": WEIGHTS_FLOOR[dtype], "norm_error": NORM_FLOOR[dtype], "loss_error": LOSS_FLOOR[dtype]}
+    if kind == "uneven":
+        floors = dict.fromkeys(floors, UNEVEN_FLOOR)
+    spreads = [measured["references"][k]["spread"] for k in ({kind, "verified"} if kind == "timed" else {kind})]
+    return {
+        key: max(floor, *(SPREAD_FACTOR * _number_or_inf(spread[key]) for spread in spreads))
+        for key, floor in floors.items()
+    }
+
+
+def _precision(measured: Json) -> str:
+    """Return the dtype that rounds most: that of compute, or that in which trained weights are stored."""
+    stored = measured.get("param_dtype", "float32")
+    return measured["dtype"] if stored == "float32" else stored
+
+
+def reference_problem(measured: Json) -> str | None:
+    """Return why the parity gate itself is invalid: wrong data, too much rounding, or a lie that it would not see."""
+    for kind, reference in measured["references"].items():
+        if reference["problem"]:
+            return f"the data are not those of the spec: {reference['problem']}"
+        limit, most = (
+            trial_limits(measured, kind)["error"],
+            CEILING["float32" if kind == "uneven" else _precision(measured)],
+        )
+        if limit > most:
+            return (
+                f"nothing can be proved: two honest trainings in one process differ by {limit / SPREAD_FACTOR:.1e} of the update ({kind}); "
+                "use fewer steps, a lower train.lr, or float32"
+            )
+    clip = measured["uneven_clip_norm"]
+    if min(measured["references"]["uneven"]["norms"]) < 2 * clip:
+        return f"the uneven trial does not clip every step by {clip}"
+    control = measured["negative_control"]
     if measured["world_size"] < 2:
         return None
-    if control["error"] <= limit or control["ranks_differ"] == 0.0:
+    if control["error"] <= trial_limits(measured, "verified")["error"] or control["ranks_differ"] == 0.0:
         return (
             f"the negative control (no synchronisation) was not detected (error {control['error']:.1e}): too few steps"
         )
     return None
 
 
-def _row(measured: Json, name: str, control: str | None, sound: str | None) -> ComparisonRow:
+def _row(measured: Json, name: str, problem: str | None) -> ComparisonRow:
     failed = _failed(measured, name)
     if failed:
         gates = Gates(parity=False, mechanism=False, equal_work=False)
         return ComparisonRow(strategy=name, gates=gates, reasons=[failed], marks=[], parity_error=None, figures=None)
-    parity, mechanism = _parity(measured, name, control), _mechanism(measured, name)
-    work = _equal_work(measured, name, sound)
+    parity, mechanism = _parity(measured, name, problem), _mechanism(measured, name)
+    work = _equal_work(measured, name)
     gates = Gates(parity=parity is None, mechanism=mechanism is None, equal_work=work is None)
+    first = measured["ranks"][0][name]
     return ComparisonRow(
         strategy=name,
         gates=gates,
         reasons=[r for r in (parity, mechanism, work) if r],
-        marks=_remarks(measured, name),
-        parity_error=measured["ranks"][0][name]["verified"]["error"],
+        marks=[*_remarks(measured, name), *load_marks(measured, name)],
+        parity_error=first["verified"]["error"],
         figures=_figures(measured, name) if gates.passed else None,
+        parity_errors={
+            kind: max((t["error"] for t in trials), key=_number_or_inf, default=None)
+            for kind, trials in _trials(first).items()
+        },
     )
+
+
+def _trials(found: Json) -> dict[str, list[Json]]:
+    """Return the trials of a strategy on one rank, by kind."""
+    return {"verified": [found["verified"]], "uneven": [found["uneven"]], "timed": found["repeats"]}
+
+
+def _name_of(kind: str, i: int) -> str:
+    return {"verified": "verification", "uneven": "the uneven trial"}.get(kind, f"repeat {i + 1}")
 
 
 def _failed(measured: Json, name: str) -> str | None:
     return next((rank[name]["failed"] for rank in measured["ranks"] if rank[name]["failed"]), None)
 
 
-def _parity(measured: Json, name: str, control: str | None) -> str | None:
-    if control:
-        return f"parity: {control}"
-    verified, dtype = measured["ranks"][0][name]["verified"], measured["dtype"]
-    error, limit = _number_or_inf(verified["error"]), TOLERANCE[dtype]
-    if not error <= limit:
-        return f"parity: after {measured['verify_steps']} steps the weights differ from those of one process by {error:.1e} of the update (limit {limit:.0e})"
-    norm, limit = _number_or_inf(verified["norm_error"]), NORM_TOLERANCE[dtype]
-    if not norm <= limit:
+def _parity(measured: Json, name: str, problem: str | None) -> str | None:
+    if problem:
+        return f"parity: {problem}"
+    for kind, trials in _trials(measured["ranks"][0][name]).items():
+        limits = trial_limits(measured, kind)
+        for i, trial in enumerate(trials):
+            apart = max(_trials(rank[name])[kind][i].get("ranks_differ", 0.0) for rank in measured["ranks"])
+            if (found := _trial_parity(trial, limits, apart)) is not None:
+                return f"parity: in {_name_of(kind, i)} {found}"
+    return None
+
+
+def _trial_parity(trial: Json, limits: dict[str, float], apart: float) -> str | None:
+    error, norm, loss = (_number_or_inf(trial[key]) for key in ("error", "norm_error", "loss_error"))
+    if not error <= limits["error"]:
+        steps = len(trial["work"])
+        return f"the weights after {steps} steps differ from those of one process by {error:.1e} of the update (limit {limits['error']:.0e})"
+    if not norm <= limits["norm_error"]:
         return (
-            f"parity: the gradient norm differs from that of one process by {norm:.1e} (relative; limit {limit:.0e}): "
+            f"the gradient norm differs from that of one process by {norm:.1e} (relative; limit {limits['norm_error']:.0e}): "
             "a factor that AdamW hides, such as a missing division by the number of ranks"
         )
-    apart = max(rank[name]["verified"].get("ranks_differ", 0.0) for rank in measured["ranks"])
-    return f"parity: the ranks' weights differ by {apart:.1e}" if apart else None
+    if not loss <= limits["loss_error"]:
+        return f"the loss differs from that of one process by {loss:.1e} (relative; limit {limits['loss_error']:.0e})"
+    return f"the ranks' weights differ by {apart:.1e}" if apart else None
 
 
 def _number_or_inf(value: float | None) -> float:
@@ -153,26 +222,32 @@ def _take_any_phase(left: dict[tuple[str, str], list[float]], wanted: Json) -> f
     return total
 
 
-def _equal_work(measured: Json, name: str, sound: str | None) -> str | None:
-    steps, accum = measured["verify_steps"], measured["grad_accum"]
-    timed = measured["steps"] + measured["warmup_steps"]
+def _equal_work(measured: Json, name: str) -> str | None:
     for r, rank in enumerate(measured["ranks"]):
-        work = rank[name]["verified"]["work"]
-        if work["updates"] != steps:
-            return f"equal work: rank {r} made {work['updates']} updates in {steps} steps"
-        for found, n in [(work, steps), *((repeat["work"], timed) for repeat in rank[name]["repeats"])]:
-            if found["micro_batches"] != n * accum:
-                return f"equal work: rank {r} trained {found['micro_batches']} micro-batches in {n} steps, planned {n * accum}"
-        if sound is None:
-            continue
-        like = rank[sound]
-        for key in ("rows", "tokens"):
-            if work[key] != like["verified"]["work"][key]:
-                return f"equal work: rank {r} trained {work[key]} {key}, but {sound} trained {like['verified']['work'][key]}"
-        limit = LOSS_TOLERANCE[measured["dtype"]]
-        pairs = zip(rank[name]["verified"]["losses"], like["verified"]["losses"], strict=True)
-        if any(abs(a - b) > limit * max(abs(b), 1e-6) for a, b in pairs):
-            return f"equal work: the losses differ from those of {sound}"
+        updates, steps = rank[name]["verified"]["updates"], measured["verify_steps"]
+        if updates != steps:
+            return f"equal work: rank {r} made {updates} updates in {steps} steps"
+        for kind, trials in _trials(rank[name]).items():
+            planned = measured["references"][kind]["planned"][r]
+            accum = measured["uneven_accum" if kind == "uneven" else "grad_accum"]
+            for i, trial in enumerate(trials):
+                if (found := _trial_work(trial, planned, accum)) is not None:
+                    return f"equal work: in {_name_of(kind, i)} rank {r} {found}"
+    return None
+
+
+def _trial_work(trial: Json, planned: list[Json], accum: int) -> str | None:
+    steps = len(planned)
+    if trial["micro_batches"] != steps * accum:
+        return f"trained {trial['micro_batches']} micro-batches in {steps} steps, planned {steps * accum}"
+    if len(trial["work"]) != steps:
+        return f"recorded {len(trial['work'])} steps of {steps}"
+    for step, (found, wanted) in enumerate(zip(trial["work"], planned, strict=True), 1):
+        if found["rows"] != wanted["rows"]:
+            return f"trained other rows in step {step} than planned"
+        for key in ("tokens", "tokens_trained"):
+            if found[key] != wanted[key]:
+                return f"recorded {found[key]} {key} in step {step}, the planned rows have {wanted[key]}"
     return None
 
 
@@ -196,7 +271,7 @@ def _overlap(window: Json) -> float | None:
 
 def _figures(measured: Json, name: str) -> Json:
     ranks = [rank[name] for rank in measured["ranks"]]
-    repeats = range(len(ranks[0]["repeats"]))
+    repeats = counted_repeats(measured, name)
     rates = [tokens_per_s([r["repeats"][k] for r in ranks]) for k in repeats]
     everything = [r["repeats"][k] for r in ranks for k in repeats]
     steps = sorted(t for one in everything for t in one["step_time_s"])
@@ -205,7 +280,7 @@ def _figures(measured: Json, name: str) -> Json:
     profiled = median(w["step_s"] for w in windows)
     overlaps = [o for w in windows if (o := _overlap(w)) is not None]
     memory = {key: max(r["verified"]["memory"][key] for r in ranks) for key in ranks[0]["verified"]["memory"]}
-    return {
+    figures = {
         "tokens_per_s": {"median": median(rates), "min": min(rates), "max": max(rates)},
         "step_time_s": {"median": median(steps), "p90": steps[int(0.9 * (len(steps) - 1))]},
         **{p: median(t for one in everything for t in one[p]) for p in ("forward_s", "backward_s", "optimizer_s")},
@@ -214,8 +289,10 @@ def _figures(measured: Json, name: str) -> Json:
         "overlap": median(overlaps) if overlaps else None,
         "collectives": _collectives(ranks[0]["verified"]),
         "collective_s": collective_seconds(windows, measured),
+        "load": load_figures(measured, name),
         "memory": {**memory, "state_bytes": sum(v for k, v in memory.items() if k != "peak_bytes")},
     }
+    return {**figures, "spread": figure_spreads(figures, ranks, repeats, rates)}
 
 
 def tokens_per_s(ranks: list[Json]) -> float:

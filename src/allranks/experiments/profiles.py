@@ -7,7 +7,7 @@ from typing import Any
 
 from allranks.analysis.trace import read_traces
 from allranks.analysis.trace.rank import RankResult, UnreadableTrace
-from allranks.analysis.trace.records import PHASES
+from allranks.analysis.trace.records import PHASES, Breakdown
 
 UNPHASED = PHASES.index("other")  # the loop's own small reduction is launched outside of training phases
 Json = dict[str, Any]
@@ -52,18 +52,25 @@ def _add_profile(verified: Json, found: RankResult) -> None:
 def trace_figures(found: RankResult) -> Json:
     """Return the seconds per step as in `allranks trace`, and the collectives of training as (kind, bytes, seconds).
 
-    The seconds are those of compute, communication (exposed and overlapped) and idle time.
+    The seconds are those of compute, communication (exposed and overlapped) and idle time; ``steps`` has them for each step.
     """
-    n, total = max(len(found.steps), 1), found.total
+    n = max(len(found.steps), 1)
     training = [c for c in found.collectives if c.phase != UNPHASED]
     return {
-        "step_s": total.span_s / n,
-        "compute_s": total.compute_s / n,
-        "comm_s": total.comm_s / n,
-        "overlapped_comm_s": total.overlapped_comm_s / n,
-        "exposed_comm_s": total.exposed_comm_s / n,
-        "idle_s": total.idle_s / n,
+        **_seconds(found.total, n),
+        "steps": [_seconds(step, 1) for step in found.by_step],
         "collectives": [(c.kind, c.bytes or 0, c.duration / 1e6) for c in training],
+    }
+
+
+def _seconds(part: Breakdown, steps: int) -> Json:
+    return {
+        "step_s": part.span_s / steps,
+        "compute_s": part.compute_s / steps,
+        "comm_s": part.comm_s / steps,
+        "overlapped_comm_s": part.overlapped_comm_s / steps,
+        "exposed_comm_s": part.exposed_comm_s / steps,
+        "idle_s": part.idle_s / steps,
     }
 
 

@@ -1,41 +1,55 @@
-"""Show a comparison as tables in a terminal, as CSV, and as an offline page."""
+"""Show a comparison as tables of 80 columns in a terminal, and as CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
-from importlib import resources
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
-from allranks.analysis.report.html import html_environment
-from allranks.experiments.communication_model import Prediction
 from allranks.experiments.gates import ComparisonRow
+from allranks.experiments.spread import PROFILED, TIMED, Spread, find_spread
 from allranks.utils.formatting import format_bytes
-from allranks.utils.redaction import redact_forms
 from allranks.utils.text import csv_cell
-from allranks.version import __version__
 
 Json = dict[str, Any]
-TIME_PARTS = (
-    ("forward_s", "forward", "#4c78a8"),
-    ("backward_s", "backward, including waits", "#72b7b2"),
-    ("optimizer_s", "optimizer, including waits", "#f2a541"),
-    ("other_s", "data and bookkeeping", "#9d9da1"),
-)
-MEMORY_PARTS = (
-    ("weights_bytes", "weights", "#4c78a8"),
-    ("gradients_bytes", "gradients", "#f2a541"),
-    ("optimizer_bytes", "optimizer state", "#72b7b2"),
-)
-
-
 PHASE_NAMES = {"forward": "in fwd", "backward": "in bwd", "after_backward": "after bwd"}
+STATE_PARTS = ("weights_bytes", "gradients_bytes", "optimizer_bytes")
+LONG_S = 10.0
+"""From here on times are shown in seconds."""
 
 
-def milliseconds_text(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f}"
+def time_unit(rows: Sequence[ComparisonRow]) -> tuple[float, str]:
+    """Return (seconds, unit) in which the times of all rows are shown."""
+    longest = max((s.max for r in rows if r.figures and (s := find_spread(r.figures, "step_time_s"))), default=0.0)
+    return (1.0, "s") if longest >= LONG_S else (1e-3, "ms")
+
+
+def number_text(value: float) -> str:
+    """Format 168.42 as 168, 48.42 as 48.4."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}"
+
+
+def percent_text(share: float) -> str:
+    return f"{share:.0%}"
+
+
+def rate_text(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def range_text(found: Spread | None, text: Callable[[float], str], between: str = "-") -> str:
+    """Return min and max of a figure, the unit once; empty if there is no range or it is too small to be shown."""
+    if found is None:
+        return ""
+    low, high = text(found.min), text(found.max)
+    if low == high:
+        return ""
+    unit = high.lstrip("0123456789.,")
+    return f"{low.removesuffix(unit) if unit else low}{between}{high}"
 
 
 def gate_text(row: ComparisonRow) -> str:
@@ -43,76 +57,101 @@ def gate_text(row: ComparisonRow) -> str:
     return " ".join("✓" if ok else "✗" for ok in (row.gates.parity, row.gates.mechanism, row.gates.equal_work))
 
 
+def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
+    for name in (*left, *right):
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+    return table
+
+
 def speed_table(rows: list[ComparisonRow]) -> Table:
-    """Return the table of gates and times."""
-    table = Table(title="Speed (times in ms per step)", title_justify="left", show_edge=False, pad_edge=False)
-    for name in (
-        "strategy",
-        "gates",
-        "tokens/s",
-        "spread",
-        "step",
-        "fwd",
-        "bwd",
-        "optim",
-        "exposed",
-        "idle",
-        "overlap",
-    ):
-        table.add_column(name, justify="left" if name in ("strategy", "gates") else "right", no_wrap=True)
+    """Return the table of gates, tokens/s and step times, each with its range over the repeats."""
+    scale, unit = time_unit(rows)
+    table = _table("Speed", ("strategy", "gates"), ("tokens/s", "min-max", f"step {unit}", "min-max"))
     for row in rows:
-        f = row.figures
-        if f is None:
-            table.add_row(row.strategy, gate_text(row), *["-"] * 9)
+        if row.figures is None:
+            table.add_row(row.strategy, gate_text(row), *["-"] * 4)
             continue
-        t = f["tokens_per_s"]
+        speed, step = (find_spread(row.figures, name) for name in ("tokens_per_s", "step_time_s"))
+        assert speed is not None and step is not None
         table.add_row(
             row.strategy,
             gate_text(row),
-            f"{t['median']:,.0f}",
-            f"{t['min']:,.0f}-{t['max']:,.0f}",
-            milliseconds_text(f["step_time_s"]["median"]),
-            *(milliseconds_text(f[p]) for p in ("forward_s", "backward_s", "optimizer_s", "exposed_comm_s", "idle_s")),
-            "-" if f["overlap"] is None else f"{f['overlap']:.0%}",
+            rate_text(speed.value),
+            Text(range_text(speed, rate_text) or "-"),
+            number_text(step.value / scale),
+            Text(range_text(step, lambda s: number_text(s / scale)) or "-"),
         )
     return table
 
 
-def traffic_table(rows: list[ComparisonRow], base: str | None) -> Table:
-    """Return the table of collectives and memory."""
-    table = Table(title="Traffic per step and memory per rank", title_justify="left", show_edge=False, pad_edge=False)
-    for name in ("strategy", "collectives per step", "bytes", "theory", "weights", "grads", "optim", "ratio", "peak"):
-        table.add_column(
-            name, justify="left" if name in ("strategy", "collectives per step") else "right", no_wrap=True
+def parts_table(rows: list[ComparisonRow]) -> Table:
+    """Return the table of the parts of a step; below each figure is its range."""
+    scale, unit = time_unit(rows)
+    timed = {"forward_s": "forward", "backward_s": "backward", "optimizer_s": "optimizer"}
+    shares = {"exposed_share": "exposed", "idle_share": "idle", "overlap": "overlap"}
+    table = _table(f"Parts of a step, {unit}", ("strategy",), (*timed.values(), *shares.values()))
+    for row in rows:
+        if row.figures is not None:
+            times = [_stacked(row.figures, name, lambda s: number_text(s / scale)) for name in timed]
+            table.add_row(row.strategy, *times, *(_stacked(row.figures, name, percent_text) for name in shares))
+    return table
+
+
+def _stacked(figures: Json, name: str, text: Callable[[float], str]) -> Text:
+    found = find_spread(figures, name)
+    if found is None:
+        return Text("-")
+    return Text(text(found.value)).append(f"\n{range_text(found, text)}", style="dim")
+
+
+def traffic_table(rows: list[ComparisonRow]) -> Table:
+    """Return the table of collectives per step."""
+    table = _table("Traffic per step", ("strategy", "collectives"), ("bytes", "formula"))
+    for row in rows:
+        if row.figures is None:
+            continue
+        kinds = row.figures["collectives"]
+        theory = {c["kind"]: c["theory_bytes_of_kind"] or 0 for c in kinds}
+        names = [f"{c['count']:g} {c['kind']} {PHASE_NAMES.get(c['phase'], 'in ' + c['phase'])}" for c in kinds]
+        table.add_row(
+            row.strategy,
+            "\n".join(names) or "none",
+            format_bytes(sum(c["bytes"] for c in kinds)),
+            format_bytes(sum(theory.values())),
         )
+    return table
+
+
+def memory_table(rows: list[ComparisonRow], base: str | None) -> Table:
+    """Return the table of memory per rank; the ratio is that of the state to the state of the strategy `base`."""
+    table = _table("Memory per rank", ("strategy",), ("weights", "gradients", "optimizer", "ratio", "peak", "ranks"))
     whole = next((r.figures["memory"]["state_bytes"] for r in rows if r.strategy == base and r.figures), None)
     for row in rows:
         if row.figures is None:
             continue
-        m, kinds = row.figures["memory"], row.figures["collectives"]
-        theory = {c["kind"]: c["theory_bytes_of_kind"] or 0 for c in kinds}
+        memory = row.figures["memory"]
         table.add_row(
             row.strategy,
-            "\n".join(f"{c['count']:g} {c['kind']} {PHASE_NAMES.get(c['phase'], 'in ' + c['phase'])}" for c in kinds)
-            or "none",
-            format_bytes(sum(c["bytes"] for c in kinds)),
-            format_bytes(sum(theory.values())),
-            *(format_bytes(m[k]) for k, _, _ in MEMORY_PARTS),
-            f"{m['state_bytes'] / whole:.3f}" if whole else "-",
-            format_bytes(m["peak_bytes"]),
+            *(format_bytes(memory[k]) for k in STATE_PARTS),
+            f"{memory['state_bytes'] / whole:.3f}" if whole else "-",
+            format_bytes(memory["peak_bytes"]),
+            Text(range_text(find_spread(row.figures, "peak_bytes"), format_bytes) or "equal"),
         )
     return table
 
 
 def csv_text(rows: list[ComparisonRow]) -> str:
-    """Return one line per strategy; units in the names, empty without figures."""
+    """Return one line per strategy; units in the names, empty without figures. Ranges are columns with ``_min`` and ``_max``."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     parts = ["forward_s", "backward_s", "optimizer_s", "compute_s", "comm_s", "exposed_comm_s", "idle_s", "overlap"]
-    memory = ["weights_bytes", "gradients_bytes", "optimizer_bytes", "state_bytes", "peak_bytes"]
+    memory = [*STATE_PARTS, "state_bytes", "peak_bytes"]
+    ranged = [*TIMED, *PROFILED, "overlap", *memory]
     head = ["strategy", "parity", "mechanism", "equal_work", "parity_error", "tokens_per_s", "tokens_per_s_min"]
-    head += ["tokens_per_s_max", "step_time_s", *parts, "collectives", "collective_bytes", *memory, "reasons"]
-    writer.writerow(head)
+    head += ["tokens_per_s_max", "step_time_s", *parts, "collectives", "collective_bytes", *memory]
+    head += [f"{name}_{end}" for name in ranged for end in ("min", "max")]
+    writer.writerow([*head, "reasons"])
     for row in rows:
         f, gates = row.figures, row.gates
         line: list[Any] = [row.strategy, gates.parity, gates.mechanism, gates.equal_work, row.parity_error]
@@ -121,67 +160,10 @@ def csv_text(rows: list[ComparisonRow]) -> str:
             line += [t["median"], t["min"], t["max"], f["step_time_s"]["median"], *(f[p] for p in parts)]
             line += [sum(c["count"] for c in f["collectives"]), sum(c["bytes"] for c in f["collectives"])]
             line += [f["memory"][k] for k in memory]
+            for name in ranged:
+                found = find_spread(f, name)
+                line += [found.min, found.max] if found else ["", ""]
         else:
-            line += [""] * (len(head) - len(line) - 1)
+            line += [""] * (len(head) - len(line))
         writer.writerow([csv_cell(cell) for cell in (*line, "; ".join(row.reasons))])
     return out.getvalue()
-
-
-def comparison_page(
-    name: str, measured: Json, rows: list[ComparisonRow], advice: list[str], predictions: list[Prediction]
-) -> str:
-    """Return comparison.html."""
-    template = (resources.files("allranks.experiments") / "templates" / "comparison.html.j2").read_text("utf-8")
-    environment = html_environment()
-    environment.filters |= {"bytes": format_bytes, "ms": milliseconds_text, "rough": two_digits}
-    good = [r for r in rows if r.figures]
-    html = environment.from_string(template).render(
-        name=name,
-        measured=measured,
-        rows=rows,
-        good=good,
-        advice=advice,
-        times=_bars(good, _times, TIME_PARTS),
-        memory=_bars(good, lambda f: f["memory"], MEMORY_PARTS),
-        parts=TIME_PARTS,
-        kinds=MEMORY_PARTS,
-        ranks=sorted({p.ranks for p in predictions}),
-        errors={p.strategy: p.error for p in predictions},
-        predictions=_by_strategy(predictions),
-        gate_text=gate_text,
-        version=__version__,
-    )
-    return redact_forms(html)
-
-
-def two_digits(value: float) -> str:
-    """Round to two digits: 1100248 becomes 1,100,000."""
-    return f"{float(f'{value:.2g}'):,.0f}"
-
-
-def _times(figures: Json) -> Json:
-    known = sum(figures[p] for p in ("forward_s", "backward_s", "optimizer_s"))
-    return {**figures, "other_s": max(figures["step_time_s"]["median"] - known, 0.0)}
-
-
-def _bars(rows: list[ComparisonRow], values: Any, parts: tuple[tuple[str, str, str], ...]) -> list[Json]:
-    """Return stacked bars as shares of the longest one."""
-    found = [(r.strategy, values(r.figures)) for r in rows]
-    longest = max((sum(v[k] for k, _, _ in parts) for _, v in found), default=1.0) or 1.0
-    return [
-        {
-            "strategy": name,
-            "total": sum(v[k] for k, _, _ in parts),
-            "parts": [
-                {"label": text, "colour": c, "value": v[k], "width": 100 * v[k] / longest} for k, text, c in parts
-            ],
-        }
-        for name, v in found
-    ]
-
-
-def _by_strategy(predictions: list[Prediction]) -> dict[str, dict[int, float]]:
-    out: dict[str, dict[int, float]] = {}
-    for p in predictions:
-        out.setdefault(p.strategy, {})[p.ranks] = p.tokens_per_s
-    return out

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -41,9 +42,13 @@ class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
     difference: float  # largest difference of a logit to those of the checkpoint, over the largest logit
 
 
-def export_checkpoint(run: RunDir, *, step: int | None, merge: bool, out: Path | None, force: bool) -> ExportResult:
-    """Write the checkpoint of `step` (None: the newest complete one) to `out`; an earlier export there stays until the new
-    folder is verified.
+def export_checkpoint(
+    run: RunDir, *, step: int | Literal["best"] | None, merge: bool, out: Path | None, force: bool
+) -> ExportResult:
+    """Write the checkpoint of `step` to `out`; an earlier export there stays until the new folder is verified.
+
+    Args:
+        step: None is the newest complete one, ``best`` the one with the lowest held-out loss.
 
     Raises:
         RequestError: unknown step, nothing to merge, or `out` exists or is not a folder.
@@ -51,13 +56,13 @@ def export_checkpoint(run: RunDir, *, step: int | None, merge: bool, out: Path |
         EnvironmentNotAble: torch is missing, the base model cannot be loaded, or the disk cannot be written.
     """
     _require_known(run)
-    chosen = _choose(run, step)
+    chosen = choose_checkpoint(run, step)
     source = run.checkpoint(chosen)
     adapted = (source / ADAPTER).is_file()
     if merge and not adapted:
         raise RequestError(f"{source} holds a full model, not an adapter; remove --merge")
     target = (out or run.root / "export" / f"step-{chosen}{'-merged' if merge else ''}").expanduser().absolute()
-    base = _base(run, source) if adapted else None
+    base = base_of(run, source) if adapted else None
     kind = "merged" if merge else "adapter" if adapted else "model"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -126,9 +131,20 @@ def _require_known(run: RunDir) -> None:
         )
 
 
-def _choose(run: RunDir, step: int | None) -> int:
+def choose_checkpoint(run: RunDir, step: int | Literal["best"] | None, *, repair: bool = True) -> int:
+    """Return the step of a complete checkpoint: of this step, the best one, or (None) the newest.
+
+    Args:
+        repair: see `allranks.rundir.checkpoints.newest_checkpoint`.
+
+    Raises:
+        RequestError: there is none of this step, or none was evaluated.
+        CheckpointError: it is damaged.
+    """
     if step is None:
-        return checkpoints.newest_checkpoint(run)[0]
+        return checkpoints.newest_checkpoint(run, repair=repair)[0]
+    if step == "best":
+        return checkpoints.best_checkpoint(run)
     there = run.checkpoint_steps()
     if step not in there:
         raise RequestError(
@@ -149,7 +165,12 @@ def _require_free(target: Path, force: bool) -> None:
         raise RequestError(f"{target} exists; --force replaces it after the new export is verified")
 
 
-def _base(run: RunDir, source: Path) -> str:
+def base_of(run: RunDir, source: Path) -> str:
+    """Return what an adapter of this run needs as its base: a hub name, or the absolute path of a folder.
+
+    Raises:
+        CheckpointError: the adapter does not name it.
+    """
     config = read_json(source / ADAPTER)
     named = config.get("base_model_name_or_path") if isinstance(config, dict) else None
     spec = load_spec(run.spec)
@@ -172,7 +193,13 @@ def _worker(what: str, source: Path, aside: Path, base: str | None) -> str:
     try:
         with tempfile.TemporaryDirectory(prefix="allranks-export-") as elsewhere:  # relative paths must not help
             done = subprocess.run(
-                command, capture_output=True, text=True, timeout=TIMEOUT_S, env=_quiet(), check=False, cwd=elsewhere
+                command,
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+                env=quiet_environment(),
+                check=False,
+                cwd=elsewhere,
             )
     except subprocess.TimeoutExpired:
         raise CheckpointError(f"{source}: {what} took more than {TIMEOUT_S} s") from None
@@ -185,7 +212,8 @@ def _worker(what: str, source: Path, aside: Path, base: str | None) -> str:
     raise EnvironmentNotAble(text) if done.returncode == EnvironmentNotAble.exit_code else CheckpointError(text)
 
 
-def _quiet() -> dict[str, str]:
+def quiet_environment() -> dict[str, str]:
+    """Return this environment for a process in another folder, without the notices of transformers and the hub."""
     paths = [str(Path(p).absolute()) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     own = {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
     return {**os.environ, **own, "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}

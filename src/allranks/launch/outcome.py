@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from allranks.analysis.metrics import summarize, without_repeated_steps
+from allranks.analysis.metrics import early_stop, summarize, without_repeated_steps
 from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK, RequestError
 from allranks.launch.failure_attribution import FirstFailure, RankEnd, find_first_failure
 from allranks.launch.launchers import get_launcher
@@ -117,7 +117,9 @@ def _verdict(
         return _stopped(run, plan, stops, lost or told)
     culprit = attribute_failure(run, now, attempt, end.reported)
     if all_done and (end.code == 0 or culprit is None):
-        return "succeeded", f"all {plan.world_size} ranks succeeded", EXIT_OK
+        ended = early_stop(now.get(0, []))
+        early = f"; the training ended early, after step {ended['step']}: {ended['reason']}" if ended else ""
+        return "succeeded", f"all {plan.world_size} ranks succeeded{early}", EXIT_OK
     return "failed", *_why_failed(run, plan, now, attempt, end, culprit)
 
 

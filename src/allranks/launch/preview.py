@@ -14,7 +14,7 @@ import msgspec
 from allranks.launch.launchers import get_launcher
 from allranks.planning import memory
 from allranks.planning.memory import Fit
-from allranks.planning.model_checks import position_warnings
+from allranks.planning.model_checks import model_warnings
 from allranks.planning.planner import make_plan
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.paths import RunDir
@@ -56,7 +56,7 @@ def plan_with_model(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
         SpecError, EnvironmentNotAble: as `make_plan`.
     """
     found = make_plan(spec, facts)
-    return msgspec.structs.replace(found, warnings=[*found.warnings, *position_warnings(spec)])
+    return msgspec.structs.replace(found, warnings=[*found.warnings, *model_warnings(spec)])
 
 
 def fit(spec: SpecLike, sets: Sequence[str] = (), *, facts: MachineFacts | None = None) -> Fit:

@@ -36,6 +36,7 @@ STEP_KEYS = (
     *("adapter.dropout", "strategy.options"),
 )
 """What an optimizer step computes."""
+PATIENCE_KEYS = ("eval.patience", "eval.min_delta")
 BATCH_KEYS = ("train.micro_batch_size", "train.grad_accum", "train.global_batch_size")
 
 
@@ -121,6 +122,11 @@ def require_resumable(
         more = "--set train.max_steps=N" if plan.epochs is None else "--set train.epochs=N"
         done = f"its {total} steps" if step == total else f"{step} steps already, and {total} are requested"
         raise RequestError(f"run {run.name} has done {done}; raise them with {more} to train on")
+    ended = read_record(run.metrics).get("stopped_early")
+    if isinstance(ended, dict) and ended.get("step") == step and not _changed(before, spec, PATIENCE_KEYS):
+        raise RequestError(
+            f"run {run.name} ended early after step {step}: {ended.get('reason')}; raise --set eval.patience=N, or set it to null, to train on"
+        )
     if changed := _changed(before, spec, MODEL_KEYS):
         raise RequestError(
             f"{folder} was saved with {_was(before, changed)}: it does not fit another model; remove --set {changed[0]}, or start a new run"

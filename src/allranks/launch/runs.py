@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from allranks.analysis.stragglers import StragglerDetector
+from allranks.analysis.straggler_detector import StragglerDetector
 from allranks.errors import RequestError
 from allranks.launch import data_view, resumption
 from allranks.launch.launchers import LaunchedJob, get_launcher, launcher_of

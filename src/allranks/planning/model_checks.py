@@ -20,6 +20,7 @@ import msgspec
 from allranks.errors import SpecError
 from allranks.planning.memory.config_sources import find_config, known_config, model_folder, read_config_file
 from allranks.planning.memory.weights import shapes_of
+from allranks.spec.architectures import architecture_warning, require_architecture, tested_settings
 from allranks.spec.data_columns import TEMPLATE_KINDS
 from allranks.spec.data_templates import require_task_template
 from allranks.spec.models import TaskTypes, is_mlp, model_task, tiny_defaults, tiny_family
@@ -83,14 +84,20 @@ def check_model(spec: RunSpec) -> bool | None:
         )
     require_vocabulary(files)
     require_attention(files.config.get("model_type"), spec.model.attention, files.where)
+    require_architecture(files.config, spec, files.where, classifier=classifier is True)
     if spec.adapter.type == "lora":
         require_targets(spec.adapter, adaptable_modules(spec, files), files.where, classifier=classifier)
     return classifier
 
 
-def position_warnings(spec: RunSpec) -> list[str]:
-    """Return a warning where sequences are longer than those that a model with rotary positions was made for."""
+def model_warnings(spec: RunSpec) -> list[str]:
+    """Return warnings on a model whose config is on this machine: an untested architecture, sequences longer than it was made for."""
     files = find_files(spec) if spec.data is not None else None
+    untested = architecture_warning(files.config.get("model_type"), files.where) if files is not None else None
+    return [*([untested] if untested else []), *_position_warnings(spec, files)]
+
+
+def _position_warnings(spec: RunSpec, files: ModelFiles | None) -> list[str]:
     limit = max_positions(files.config) if files is not None else None
     if (
         files is None
@@ -225,7 +232,7 @@ def highest_token(folder: Path) -> tuple[str, int | None]:
 
 
 def require_attention_name(wanted: str) -> None:
-    """Refuse a name that is no attention implementation of transformers. A kernel of the hub has a ``/`` in its name.
+    """Refuse an attention implementation that transformers does not have. A kernel of the hub has a ``/`` in its name.
 
     Raises:
         SpecError: with the nearest name.
@@ -250,6 +257,7 @@ def require_attention(model_type: Any, wanted: str, where: str) -> None:
     has = ["eager", *(name for name, flag in ATTENTION_FLAGS.items() if flag in flags)]
     raise SpecError(
         f"model.attention {wanted}: {where} ({model_type}) does not have it in transformers; set model.attention to one of {', '.join(has)}"
+        f"{tested_settings(model_type)}"
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import pwd
 import stat
 from pathlib import Path
 from typing import Any
 
-from allranks.errors import CheckpointError
+from allranks.errors import CheckpointError, RequestError
 from allranks.rundir.files import read_json, read_record
 from allranks.rundir.paths import RunDir
 from allranks.rundir.schema import require_current
@@ -80,15 +81,19 @@ def hash_files(folder: Path) -> dict[str, dict[str, Any]]:
     return {str(p.relative_to(folder)): {"bytes": p.stat().st_size, "sha256": file_hash(p)} for p in files}
 
 
-def newest_checkpoint(run: RunDir) -> tuple[int, list[str]]:
+def newest_checkpoint(run: RunDir, *, repair: bool = True) -> tuple[int, list[str]]:
     """Return the newest complete checkpoint, and what is wrong with newer ones.
+
+    Args:
+        repair: rename back what a kill left between two renames; not while the run may be writing.
 
     Raises:
         CheckpointError: there is none.
         RequestError: a newer complete checkpoint was written by another version of allranks; older ones are not used instead.
     """
     problems = []
-    restore_replaced(run)
+    if repair:
+        restore_replaced(run)
     for step in reversed(run.checkpoint_steps()):
         problem = checkpoint_problem(run.checkpoint(step), step)
         if problem is None:
@@ -96,6 +101,36 @@ def newest_checkpoint(run: RunDir) -> tuple[int, list[str]]:
         problems.append(f"{run.checkpoint(step)}: {problem}")
     detail = "; ".join(problems) or "none was saved (checkpoint.mode none, or the run ended before the first)"
     raise CheckpointError(f"run {run.name} has no complete checkpoint: {detail}")
+
+
+def held_out_losses(run: RunDir) -> dict[int, float]:
+    """Return the finite held-out losses of the checkpoints that were evaluated, by step. The manifests contain them."""
+    found = {step: read_record(run.checkpoint(step) / MANIFEST).get("eval_loss") for step in run.checkpoint_steps()}
+    return {s: float(v) for s, v in found.items() if isinstance(v, (int, float)) and math.isfinite(v)}
+
+
+def best_checkpoint_step(run: RunDir) -> int | None:
+    """Return the step of the checkpoint with the lowest held-out loss, the earliest of equal ones; None if none was evaluated."""
+    losses = held_out_losses(run)
+    return min(losses, key=lambda step: (losses[step], step)) if losses else None
+
+
+def best_checkpoint(run: RunDir) -> int:
+    """Return the step of the complete checkpoint with the lowest held-out loss.
+
+    Raises:
+        RequestError: no checkpoint was evaluated.
+        CheckpointError: the best one is damaged.
+    """
+    step = best_checkpoint_step(run)
+    if step is None:
+        raise RequestError(
+            f"run {run.name}: no checkpoint has a held-out loss, so none is the best; evaluate where checkpoints are saved (eval.every and "
+            "checkpoint.every, or both at_end), with checkpoint.keep_best: true"
+        )
+    if problem := checkpoint_problem(run.checkpoint(step), step):
+        raise CheckpointError(f"{run.checkpoint(step)}, the best checkpoint: {problem}; name another step")
+    return step
 
 
 def checkpoint_problem(folder: Path, step: int) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import secrets
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ def write_text_atomic(path: Path, text: str, *, private: bool = False) -> None:
         private: only the owner may read it (0600), even in a shared folder.
     """
     # A unique name: a process of another user or node with the same process id may have left its file.
-    temporary = path.with_name(f".{path.name[:200]}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    temporary = path.with_name(f".{path.name[:200]}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
     try:
         # O_EXCL: do not write through an existing name, for example another user's link to another file
         mode = 0o600 if private else file_mode(path.parent)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import os
 import re
 import stat
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,6 +184,11 @@ class RunDir:
         return self.checkpoints / "latest"
 
     @property
+    def best_checkpoint(self) -> Path:
+        """Names the checkpoint with the lowest held-out loss; only with ``checkpoint.keep_best``."""
+        return self.checkpoints / "best"
+
+    @property
     def model(self) -> Path:
         return self.root / "model"
 
@@ -293,6 +296,8 @@ def make_run_root(run_root: str | Path) -> Path:
     Raises:
         EnvironmentNotAble: it cannot be created or written.
     """
+    import tempfile
+
     root = Path(run_root).absolute()
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -344,6 +349,8 @@ def find_run(name: str, run_root: str | Path = "runs") -> RunDir:
         raise RunNotFound(
             f"there are no runs under {Path(run_root).absolute()}, so no {name!r}; use the run's path, or --run-root"
         )
+    import difflib
+
     near = difflib.get_close_matches(name, [run.name for run in runs], n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]}?" if near else "; `allranks runs` lists the existing runs"
     raise RunNotFound(f"there is no run {name!r} under {Path(run_root).absolute()}{hint}")

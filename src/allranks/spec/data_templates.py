@@ -209,3 +209,51 @@ _RENDERERS = {
     "text": _plain,
     "classification": _classification,
 }
+
+
+def prompt_of(kind: str, template: str, text: str) -> str | None:
+    """Return a user's text as the prompt of a row of the template; None for chats, which need the tokenizer's own template.
+
+    Args:
+        kind: the template of the run's data, as its events name it.
+        template: ``data.template``, the file of a Jinja template.
+
+    Raises:
+        DataError: the rows had several templates; the file is missing, or its prompt has more than one variable.
+    """
+    if " + " in kind:
+        raise DataError(
+            f"the run mixed rows of several templates ({kind}), so one text is not a prompt; give the whole prompt with --raw"
+        )
+    if kind == "chat":
+        return None
+    if kind == "alpaca":
+        data = DataSpec(source="prompt", template="alpaca")
+        return (
+            choose_template(data, [{"instruction": text, "output": ""}], classifier=False)
+            .render({"instruction": text, "output": ""}, 0)
+            .prompt
+        )
+    return _jinja_prompt(Path(template).expanduser(), text) if kind == "jinja" else text
+
+
+def _jinja_prompt(path: Path, text: str) -> str:
+    from jinja2 import meta, nodes
+    from jinja2.sandbox import SandboxedEnvironment
+
+    render = _jinja(path, mask_prompt=False)
+    environment = SandboxedEnvironment()
+    parsed = environment.parse(read_text(path, MAX_TEMPLATE_BYTES))
+    blocks = [block for block in parsed.find_all(nodes.Block) if block.name == "prompt"]
+    if not blocks:
+        return text  # the template renders whole texts
+    alone = nodes.Template(blocks[0].body, lineno=1)
+    alone.set_environment(environment)
+    names = sorted(meta.find_undeclared_variables(alone))
+    if len(names) != 1:
+        raise DataError(
+            f"data.template {path}: its prompt uses {len(names)} columns ({', '.join(names) or 'none'}), so one text cannot stand for them; "
+            "give the whole prompt with --raw"
+        )
+    every = meta.find_undeclared_variables(parsed)
+    return render({**dict.fromkeys(every, ""), names[0]: text}, 0).prompt

@@ -18,18 +18,21 @@ from yaml.composer import ComposerError
 
 from allranks.errors import SpecError
 from allranks.spec.data_mixture import mixture_problems
+from allranks.spec.keys import all_keys
 from allranks.spec.records import Record, RunSpec, StrategySpec
 from allranks.spec.strategies import OPTION_DESCRIPTIONS, REGISTRY, read_options, resolve_options
+from allranks.spec.suggestions import KEY_SYNONYMS
 from allranks.spec.validation import (
     RENAMED_KEYS,
     adapter_problems,
+    evaluation_problems,
     mlp_problems,
     readable_error,
     record_class,
     require_sections,
     without_empty_sections,
 )
-from allranks.utils.inputs import FileTooLarge, is_stdin, read_input, read_regular
+from allranks.utils.inputs import FileTooLarge, is_stdin, near_file_hint, read_input, read_regular
 
 
 def json_schema() -> dict[str, Any]:
@@ -170,20 +173,13 @@ def _read(path: Path, *, named: bool = False) -> str:
     except FileTooLarge:
         raise SpecError(f"{path}: larger than {MAX_SPEC_BYTES} bytes; this is not a spec") from None
     except FileNotFoundError:
-        raise SpecError(f"{path}: there is no such file{_near_files(path)}") from None
+        raise SpecError(f"{path}: there is no such file{near_file_hint(path)}") from None
     except IsADirectoryError:
         raise SpecError(f"{path}: expected a spec file, found a folder") from None
     except UnicodeDecodeError:
         raise SpecError(f"{path}: this is not a UTF-8 text file") from None
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def _near_files(path: Path) -> str:
-    parent = path.parent if path.parent.is_dir() else None
-    names = [p.name for p in parent.iterdir()] if parent else []
-    near = difflib.get_close_matches(path.name, names, n=1)
-    return f"; did you mean {path.with_name(near[0])}?" if near else ""
 
 
 def parse_spec(raw: Any, sets: typing.Sequence[str] = (), where: str = "spec") -> RunSpec:
@@ -321,25 +317,20 @@ def _unknown_keys(raw: dict[str, Any], record: type[Record], path: str) -> list[
     return problems
 
 
-def _all_keys(record: type[Record], path: str = "") -> list[str]:
-    keys: list[str] = []
-    for f in msgspec.structs.fields(record):
-        keys.append(f"{path}{f.encode_name}")
-        inner = record_class(f.type)
-        if inner is not None:
-            keys += _all_keys(inner, f"{path}{f.encode_name}.")
-    return keys
-
-
 def _nearest(key: str, path: str, known: typing.Iterable[str]) -> str:
+    meant = KEY_SYNONYMS.get(key.lower().replace("-", "_"))  # in other tools
+    if meant is not None and path in ("", f"{meant.rpartition('.')[0]}."):
+        return f"; did you mean {meant!r}?"
     lower = {name.lower(): name for name in known}
     near = difflib.get_close_matches(key.lower(), lower, n=1)
     if near:
         return f"; did you mean {path + lower[near[0]]!r}?"
     # The right key in the wrong section is the commonest mistake of all.
-    elsewhere = [k for k in _all_keys(RunSpec) if k.rsplit(".", 1)[-1] == key]
+    elsewhere = [k for k in all_keys(RunSpec) if k.rsplit(".", 1)[-1] == key]
     if elsewhere:
         return f"; it belongs to {elsewhere[0]!r}"
+    if meant is not None and "." in meant:
+        return f"; did you mean {meant!r}?"
     return f" (known here: {', '.join(known)})"
 
 
@@ -372,6 +363,7 @@ def _check_together(spec: RunSpec, where: str) -> None:
         problems.append("train.grad_accum and train.global_batch_size are both set; set only one")
     problems += adapter_problems(spec)
     problems += mlp_problems(spec)
+    problems += evaluation_problems(spec)
     if spec.cluster.launcher == "hosts" and not spec.cluster.hosts:
         problems.append(
             "cluster.launcher is hosts, but cluster.hosts is empty; list the nodes; the first one hosts the rendezvous"

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import msgspec
 
 from allranks.errors import SpecError
+from allranks.spec.architectures import SUPPORTED, require_modality
 
 MLP_PREFIX, NOISE_SOURCE = "mlp:", "builtin:noise"
 _NAME = re.compile(r"mlp:(\d{1,6})x(\d{1,4})")
@@ -127,10 +128,13 @@ def tiny_family(name: str) -> str:
     if wanted not in _FAMILIES:
         near = difflib.get_close_matches(wanted, _FAMILIES, n=1)
         hint = f"; did you mean tiny:{near[0]}?" if near else ""
-        raise SpecError(
-            f"model.name: unknown model {name!r}{hint} (known: {', '.join('tiny:' + f for f in _FAMILIES)})"
-        )
+        raise SpecError(f"model.name: unknown model {name!r}{hint} (known: {', '.join(tiny_names())})")
     return wanted
+
+
+def tiny_names() -> tuple[str, ...]:
+    """Return ``tiny:<family>`` of every family."""
+    return tuple(f"tiny:{family}" for family in _FAMILIES)
 
 
 def tiny_defaults(name: str) -> dict[str, Any]:
@@ -165,16 +169,16 @@ def model_task(config: Mapping[str, Any], types: TaskTypes, where: str) -> Liter
         config: as config.json has it.
 
     Raises:
-        SpecError: an encoder-decoder, or neither of the two.
+        SpecError: an encoder-decoder, a model of images or audio, or neither of the two.
     """
     kind = config.get("model_type")
     if config.get("is_encoder_decoder", kind in ENCODER_DECODERS):
-        raise SpecError(
-            f"{where}: a {kind} is an encoder-decoder, which allranks does not train; choose a causal language model or an encoder, or run "
-            "your own program with script.path"
-        )
+        raise SpecError(f"{where}: a {kind} is an encoder-decoder, which allranks does not train; {SUPPORTED}")
+    require_modality(config, where)
     wanted = str((config.get("architectures") or [""])[0])
     if "SequenceClassification" in wanted or "MaskedLM" in wanted or "ForPreTraining" in wanted:
+        if kind not in types.classifiers:
+            raise SpecError(f"{where}: a {kind} ({wanted}) has no sequence classifier in transformers; {SUPPORTED}")
         return "classification"
     if kind in types.masked and kind in types.classifiers and not config.get("is_decoder"):
         return "classification"  # bert has a causal form, too, but its attention sees the next token unless is_decoder is true
@@ -182,7 +186,7 @@ def model_task(config: Mapping[str, Any], types: TaskTypes, where: str) -> Liter
         return "text"
     if kind in types.classifiers:
         return "classification"
-    raise SpecError(f"{where}: a {kind} is neither a causal language model nor a sequence classifier")
+    raise SpecError(f"{where}: a {kind} is neither a causal language model nor a sequence classifier; {SUPPORTED}")
 
 
 def check_model_folder(name: str) -> None:

@@ -173,6 +173,16 @@ class EvalSpec(Record, frozen=True):
     batch_size: Annotated[PositiveInt | None, Meta(description="null = chosen")] = None
     baseline: Annotated[bool, Meta(description="evaluate before training too")] = False
     at_end: Annotated[bool, Meta(description="evaluate after the last step")] = True
+    patience: Annotated[
+        PositiveInt | None,
+        Meta(
+            description="end the training after this many evaluations in a row without a lower held-out loss; needs eval.every; null = never"
+        ),
+    ] = None
+    min_delta: Annotated[
+        NonNegative,
+        Meta(description="by how much a held-out loss must be lower than the lowest before, for eval.patience"),
+    ] = 0.0
     samples: Annotated[
         NonNegativeInt, Meta(description="number of sample answers to show, for data whose answers can be checked")
     ] = 3
@@ -190,6 +200,12 @@ class CheckpointSpec(Record, frozen=True):
     ] = "weights_only"
     every: Annotated[PositiveInt | None, Meta(description="steps; null = only at the end")] = None
     keep: Annotated[PositiveInt, Meta(description="number of newest checkpoints that are kept")] = 5
+    keep_best: Annotated[
+        bool,
+        Meta(
+            description="also keep the checkpoint with the lowest held-out loss, beside the newest `keep`; checkpoints/best names it; needs eval.every"
+        ),
+    ] = False
     async_: Annotated[bool, Meta(description="continue training while it is written; one at a time")] = field(
         default=False, name="async"
     )

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from allranks.errors import SpecError
+from allranks.spec.suggestions import did_you_mean, near_strategies
 
 if TYPE_CHECKING:
     from allranks.spec.records import RunSpec
@@ -140,9 +141,12 @@ def strategy_info(name: str) -> StrategyInfo:
     """
     if name in REGISTRY:
         return REGISTRY[name]
-    near = difflib.get_close_matches(name, REGISTRY, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise SpecError(f"strategy.name: unknown strategy {name!r}{hint} (known: {', '.join(REGISTRY)})")
+    raise SpecError(f"strategy.name: unknown strategy {name!r}{strategy_hint(name)} (known: {', '.join(REGISTRY)})")
+
+
+def strategy_hint(name: str) -> str:
+    """Return ``; did you mean 'pytorch_ddp'?`` for an unknown strategy; empty if nothing is near."""
+    return did_you_mean(near_strategies(name, REGISTRY), {known: info.summary for known, info in REGISTRY.items()})
 
 
 def resolve_options(name: str, given: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from allranks.errors import SpecError
 from allranks.spec.data_columns import ANSWER_NAMES, QUESTION_NAMES
 from allranks.spec.models import NOISE_SOURCE, is_mlp, mlp_shape
 from allranks.spec.records import ProfileSpec, Record, RunSpec, TrainSpec
+from allranks.spec.strategies import REGISTRY, strategy_hint
 
 # What people write in place of a section: its most important key's value.
 MAIN_KEYS = {"model": "name", "data": "source", "adapter": "type", "checkpoint": "mode", "strategy": "name", "script": "path"}  # fmt: skip
@@ -44,20 +45,28 @@ def readable_error(message: str) -> str:
 def _one_of(key: str, given: str) -> str:
     if new := RENAMED_VALUES.get((key, given)):
         return f"{given} is now {new}"
-    known = [value for value in _choices(key) if isinstance(value, str)]
+    known = [value for value in _literals(_annotation(key)) if isinstance(value, str)]
     near = difflib.get_close_matches(given, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"unknown value {given!r}{hint} (known: {', '.join(known)})"
 
 
-def _choices(key: str) -> tuple[Any, ...]:
-    """Return the values that an annotation such as ``Literal["a", "b"] | None`` lists for a key."""
+def known_values(key: str) -> tuple[str, ...]:
+    """Return the words that a key can have, ``true`` and ``false`` for a boolean; empty if any text or number is possible."""
+    annotation = _annotation(key)
+    if annotation is bool or bool in typing.get_args(annotation):
+        return ("true", "false")
+    return tuple(value for value in _literals(annotation) if isinstance(value, str))
+
+
+def _annotation(key: str) -> Any:
+    """Return the annotation of a key, such as ``Literal["a", "b"] | None``; None for an unknown key."""
     annotation: Any = RunSpec
     for part in key.split("."):
         record = record_class(annotation)
         fields = {f.encode_name: f.type for f in msgspec.structs.fields(record)} if record else {}
         annotation = fields.get(part)
-    return tuple(_literals(annotation))
+    return annotation
 
 
 def _literals(annotation: Any) -> list[Any]:
@@ -84,12 +93,16 @@ def require_sections(raw: dict[str, Any], where: str) -> None:
         SpecError: ``model: tiny:mistral``.
     """
     problems = [
-        f"{section}: write it as {{{key}: {raw[section]}}}"
+        f"{section}: write it as {{{key}: {raw[section]}}}{_strategy_hint(raw[section]) if section == 'strategy' else ''}"
         for section, key in MAIN_KEYS.items()
         if isinstance(raw.get(section), str)
     ]
     if problems:
         raise SpecError(f"{where}: " + "; ".join(problems))
+
+
+def _strategy_hint(name: str) -> str:
+    return "" if name in REGISTRY else strategy_hint(name)
 
 
 def without_empty_sections(raw: dict[str, Any], record: type[Record] = RunSpec) -> dict[str, Any]:
@@ -160,6 +173,37 @@ def model_config_warnings(spec: RunSpec) -> list[str]:
         f"model.config is ignored ({', '.join(model.config)}): it is only for tiny: and mlp: models, and {model.name} has its own "
         "config.json; remove it, or change that file"
     ]
+
+
+def evaluation_problems(spec: RunSpec) -> list[str]:
+    """Return a sentence for each contradiction of ``eval.patience`` and ``checkpoint.keep_best`` with what they depend on."""
+    keys = {"eval.patience": spec.eval.patience is not None, "checkpoint.keep_best": spec.checkpoint.keep_best}
+    wanted = [key for key, on in keys.items() if on]
+    if not wanted or spec.data is None:
+        return []
+    names, verb = " and ".join(wanted), "needs" if len(wanted) == 1 else "need"
+    if spec.eval.source is None and spec.data.eval_fraction == 0:
+        return [f"{names} {verb} held-out rows: set data.eval_fraction above 0, or eval.source"]
+    if spec.eval.every is None:
+        return [f"{names} {verb} evaluations during the training: set eval.every"]
+    return _best_problems(spec.eval.every, spec) if spec.checkpoint.keep_best else []
+
+
+def _best_problems(every: int, spec: RunSpec) -> list[str]:
+    saves = spec.checkpoint
+    if saves.mode == "none":
+        return ["checkpoint.keep_best is true, but checkpoint.mode is none; set it to weights_only or full"]
+    problems = []
+    if saves.every is None or every % saves.every:
+        problems.append(
+            f"checkpoint.keep_best needs a checkpoint at each evaluation: checkpoint.every is {saves.every or 'null'}, eval.every is {every}; "
+            f"set checkpoint.every: {every}, or a divisor of it"
+        )
+    if spec.eval.at_end and not saves.at_end:
+        problems.append(
+            "checkpoint.keep_best: the evaluation at the end (eval.at_end) needs a checkpoint; set checkpoint.at_end: true, or eval.at_end: false"
+        )
+    return problems
 
 
 def column_warnings(spec: RunSpec) -> list[str]:

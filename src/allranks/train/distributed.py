@@ -6,7 +6,7 @@ import os
 import random
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -112,6 +112,18 @@ def leave_process_group() -> None:
     """
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+T = TypeVar("T")
+
+
+def from_first(world: DistContext, value: T) -> T:
+    """Return rank 0's value on every rank. Collective."""
+    if world.size == 1:
+        return value
+    found: list[Any] = [value]
+    dist.broadcast_object_list(found, src=0, group=world.control)
+    return found[0]
 
 
 def rng_state() -> dict[str, Any]:

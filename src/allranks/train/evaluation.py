@@ -168,7 +168,15 @@ def sample_answers(
     for i in range(rounds):
         part = mine[i * BATCH : (i + 1) * BATCH]
         if part or forward_has_collectives:
-            replies += _greedy(world, model, tokenizer, part or asked[:1], limit, forward_has_collectives)[: len(part)]
+            added = generate_replies(
+                model,
+                tokenizer,
+                [question["prompt"] for question in part or asked[:1]],
+                limit,
+                world.device,
+                forward_has_collectives=forward_has_collectives,
+            )
+            replies += tokenizer.batch_decode(added[: len(part)], skip_special_tokens=True)
     gathered: list[Any] = [None] * world.size
     dist.all_gather_object(gathered, replies, group=world.control)
     ordered = [gathered[i % world.size][i // world.size] for i in range(len(asked))]
@@ -187,31 +195,61 @@ def sample_answers(
     )
 
 
-def _greedy(
-    world: DistContext,
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is chosen: the most probable one at temperature 0, else drawn from the seed, from all tokens."""
+
+    temperature: float = 0.0
+    seed: int = 0
+
+
+def generate_replies(
     model: nn.Module,
     tokenizer: Any,
-    questions: list[dict[str, str]],
+    prompts: list[str],
     limit: int,
-    forward_has_collectives: bool,
-) -> list[str]:
-    encoded = [tokenizer(q["prompt"], add_special_tokens=False)["input_ids"] for q in questions]
-    bos = tokenizer.bos_token_id
-    if bos is not None and tokenizer("x")["input_ids"][:1] == [bos]:
-        encoded = [ids if ids[:1] == [bos] else [bos, *ids] for ids in encoded]
+    device: torch.device,
+    *,
+    sampling: Sampling | None = None,
+    forward_has_collectives: bool = False,
+) -> list[list[int]]:
+    """Return the tokens that the model adds to each prompt, with the end-of-text token if there is one.
+
+    Args:
+        limit: the largest number of tokens.
+        sampling: None is greedy.
+        forward_has_collectives: all ranks make the same number of forward passes.
+    """
+    encoded = [encode_prompt(tokenizer, prompt) for prompt in prompts]
     width = max(len(ids) for ids in encoded)
     pad = tokenizer.pad_token_id
-    ids = torch.tensor([[pad] * (width - len(e)) + e for e in encoded], device=world.device)
-    mask = torch.tensor([[0] * (width - len(e)) + [1] * len(e) for e in encoded], device=world.device)
+    ids = torch.tensor([[pad] * (width - len(e)) + e for e in encoded], device=device)
+    mask = torch.tensor([[0] * (width - len(e)) + [1] * len(e) for e in encoded], device=device)
+    how: dict[str, Any] = {"do_sample": False}
+    if sampling is not None and sampling.temperature > 0:
+        torch.manual_seed(sampling.seed)
+        how = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
     with evaluating(model), torch.no_grad():
         out = model.generate(  # type: ignore[operator]
             input_ids=ids,
             attention_mask=mask,
             max_new_tokens=limit,
-            do_sample=False,
             use_cache=True,
             synced_gpus=forward_has_collectives,
             pad_token_id=pad,
             eos_token_id=tokenizer.eos_token_id,
+            **how,
         )
-    return tokenizer.batch_decode(out[:, width:], skip_special_tokens=True)
+    return [_until_end(row, tokenizer.eos_token_id) for row in out[:, width:].tolist()]
+
+
+def encode_prompt(tokenizer: Any, prompt: str) -> list[int]:
+    """Return the tokens of a prompt, with the beginning-of-text token if the tokenizer adds one."""
+    ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    bos = tokenizer.bos_token_id
+    if bos is not None and tokenizer("x")["input_ids"][:1] == [bos]:
+        ids = ids if ids[:1] == [bos] else [bos, *ids]
+    return ids
+
+
+def _until_end(ids: list[int], eos: int | None) -> list[int]:
+    return ids[: ids.index(eos) + 1] if eos is not None and eos in ids else ids

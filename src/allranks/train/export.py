@@ -21,8 +21,12 @@ LOGIT_LIMITS = {
 }  # merging rounds each weight once; unmerged copies must be bitwise equal
 
 
-def load(folder: Path, base: str) -> Any:
-    """Load the model of a folder on the CPU, in the dtype of its files: an adapter on its base, or a full model.
+def load(folder: Path, base: str, *, dtype: Any = "auto", labels: int = 0) -> Any:
+    """Load the model of a folder on the CPU: an adapter on its base, or a full model.
+
+    Args:
+        dtype: of the weights; ``auto`` is that of the files.
+        labels: classes of a classifier whose base has no head for them yet; 0 for all other models.
 
     Raises:
         EnvironmentNotAble: the base model cannot be loaded.
@@ -33,7 +37,7 @@ def load(folder: Path, base: str) -> Any:
 
     adapted = (folder / "adapter_config.json").is_file()
     try:
-        model = _load_whole_model(base if adapted else str(folder))
+        model = _load_whole_model(base if adapted else str(folder), dtype, labels)
     except (OSError, ValueError, SafetensorError) as error:
         text = str(error).splitlines()[0]
         if adapted:
@@ -49,12 +53,14 @@ def load(folder: Path, base: str) -> Any:
         ) from None
 
 
-def _load_whole_model(name: str) -> Any:
+def _load_whole_model(name: str, dtype: Any, labels: int) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
     wanted = (AutoConfig.from_pretrained(name).architectures or [""])[0]
-    kind = AutoModelForSequenceClassification if "SequenceClassification" in wanted else AutoModelForCausalLM
-    return kind.from_pretrained(name, dtype="auto", use_safetensors=True)
+    classifier = labels or "SequenceClassification" in wanted
+    kind = AutoModelForSequenceClassification if classifier else AutoModelForCausalLM
+    heads = {"num_labels": labels} if labels else {}
+    return kind.from_pretrained(name, dtype=dtype, use_safetensors=True, **heads)
 
 
 def merge(source: Path, target: Path, base: str) -> str:

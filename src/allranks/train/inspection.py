@@ -89,7 +89,7 @@ def inspect(spec: RunSpec, *, classifier: bool | None, rows: int) -> Inspection:
     if classifier is None:
         from allranks.train.models.build import is_classifier
 
-        classifier = is_classifier(model)
+        classifier = is_classifier(spec)
     named = None if model.name.startswith("tiny:") else load_tokenizer(model.name, model.revision)
     head = head_classes(model.name, model.revision) if classifier and named is not None else []
     built = assemble(spec, named, classifier=classifier, head=head)

@@ -122,7 +122,7 @@ class TrainingLoop:
         self._step_metrics = StepMetrics(world, order, tokens, plan, events, stop)
         self._watcher.attach(self._step_metrics.quiet)
         self._clock = StepTimer(world.device)
-        self._clock.follow(strategy.module)
+        self._clock.follow(strategy.module, strategy.optimizer)
 
     def run(self) -> LoopOutcome:
         """Run all steps; return when every rank has done the same number of steps.
@@ -160,7 +160,7 @@ class TrainingLoop:
         micro = self._order.micro_batches(step)
         scale = self._world.size / max(trained, 1)
         loss_sum = torch.zeros((), dtype=torch.float32, device=self._world.device)
-        counts = TokenCounts()
+        counts, sequences = TokenCounts(), []
         for i, rows in enumerate(micro):
             with part("data"):
                 batch = self._make_batch(rows)
@@ -174,11 +174,12 @@ class TrainingLoop:
                 clock.lap("backward")
             loss_sum += loss.detach().float()
             counts.add(batch)
+            sequences += batch.sequences
         with part("optimizer"):
             norm = self._strategy.step()
         clock.lap("optimizer")
         rate = self._strategy.optimizer.param_groups[0]["lr"]
-        return StepWork(step, loss_sum, norm, counts, trained, rate, clock.end_step())
+        return StepWork(step, loss_sum, norm, counts, trained, rate, clock.end_step(), sequences)
 
 
 def loop_of(name: str) -> type[TrainingLoop]:

@@ -22,6 +22,7 @@ from allranks.train import checkpoint, distributed, strategies
 from allranks.train.attempt import Attempt, log_engine, log_model, log_remarks
 from allranks.train.checkpoint.loader import require_same
 from allranks.train.checkpoint.saver import make_saver
+from allranks.train.checkpoint.writer import write_model
 from allranks.train.data.prepared import PreparedData
 from allranks.train.models import adapters, precision
 from allranks.train.models.build import count_parameters
@@ -155,8 +156,7 @@ def _save_base_model(here: Attempt, tokenizer: Any, model: Any) -> None:
     """Save a model that was built from a config, so that its adapters can name it as their base."""
     folder = here.run.model
     if here.spec.adapter.type != "none" and not (folder / "config.json").exists():
-        model.save_pretrained(str(folder))
-        tokenizer.save_pretrained(str(folder))
+        write_model(folder, model, tokenizer)
         apply_umask(folder)
 
 

@@ -7,7 +7,7 @@ read the same numbers at the same step and decide equally. All engines use this 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +19,11 @@ from allranks.rundir.events import EventLog
 from allranks.spec.records import TrainSpec
 from allranks.train.data.batches import Batch, NoiseBatch
 from allranks.train.data.prepared import TokenSet
-from allranks.train.data.sampler import SampleOrder
+from allranks.train.data.sampler import CHECKSUM_MODULUS, SampleOrder, rows_checksum
 from allranks.train.distributed import DistContext
+from allranks.train.machine_samples import MachineSamples
 from allranks.train.step_timers import memory_usage
+from allranks.train.sync_proof import refuse_rows
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class ReducedStep:
     grad_norm: float
     stop: bool
     bad_ranks: int
+    rows_differ: bool = False  # the ranks together did not train the planned sequences
 
 
 class AsyncStepReduction:
@@ -47,15 +50,26 @@ class AsyncStepReduction:
         self._copied: tuple[int, torch.Tensor, torch.cuda.Event] | None = None
         self._pending: tuple[int, dist.Work | None, torch.Tensor, float] | None = None
 
-    def start(self, step: int, loss_sum: torch.Tensor, grad_norm: torch.Tensor, *, stop: bool) -> None:
+    def start(
+        self,
+        step: int,
+        loss_sum: torch.Tensor,
+        grad_norm: torch.Tensor,
+        *,
+        stop: bool,
+        rows: int = 0,
+        planned_rows: int = 0,
+    ) -> None:
         """Start the reduction for `step`. Both tensors are float32 scalars on the device.
+
+        `rows` is the checksum of the sequences that this rank trained, `planned_rows` that of all ranks' planned ones.
 
         On a GPU the values are first copied asynchronously, and their reduction starts at the end of the next step, when the
         copy is complete: the host never waits for the step that it has just queued.
         """
         local = torch.stack([loss_sum.detach().double(), grad_norm.detach().double() / self._world.size])
-        vector = torch.zeros(4, dtype=torch.float64, pin_memory=local.is_cuda)
-        vector[2] = float(stop)
+        vector = torch.zeros(6, dtype=torch.float64, pin_memory=local.is_cuda)
+        vector[2], vector[4], vector[5] = float(stop), float(rows), float(planned_rows)
         vector[:2].copy_(local, non_blocking=True)
         if not local.is_cuda:
             self._reduce(step, vector)
@@ -90,9 +104,16 @@ class AsyncStepReduction:
         self._pending = None
         if work is not None:
             work.wait()
-        loss, norm, stop, bad = vector.tolist()
+        loss, norm, stop, bad, rows, planned = vector.tolist()
         return ReducedStep(
-            step=step, loss_sum=loss, own_loss_sum=own, grad_norm=norm, stop=stop > 0, bad_ranks=int(bad)
+            step=step,
+            loss_sum=loss,
+            own_loss_sum=own,
+            grad_norm=norm,
+            stop=stop > 0,
+            bad_ranks=int(bad),
+            # the plan is summed too: all ranks decide equally even if their plans differ
+            rows_differ=(int(rows) * self._world.size - int(planned)) % CHECKSUM_MODULUS != 0,
         )
 
     def drain(self) -> list[ReducedStep]:
@@ -123,7 +144,10 @@ class StopRequest:
 
 @dataclass(frozen=True)
 class LoopPlan:
-    """Steps to run, and ``at_edge(steps_done, stopping)``, which evaluates and saves when due."""
+    """Steps to run, and ``run_callbacks(steps_done, stopping)``, which evaluates and saves when due.
+
+    ``run_callbacks`` returns True on every rank if the training ends with this step.
+    """
 
     first_step: int
     total_steps: int
@@ -131,7 +155,7 @@ class LoopPlan:
     log_every: int
     global_batch_size: int
     is_due: Callable[[int], bool]
-    run_callbacks: Callable[[int, bool], None]
+    run_callbacks: Callable[[int, bool], bool | None]
 
 
 @dataclass
@@ -162,7 +186,7 @@ class StepWork:
     """One optimizer step of this rank.
 
     ``loss_sum`` (nats over this rank's trained tokens) and ``grad_norm`` are scalars on the device; ``trained`` counts the
-    trained tokens of all ranks; ``times`` come from the step timer.
+    trained tokens of all ranks; ``times`` come from the step timer; ``sequences`` are those in this rank's micro-batches.
     """
 
     step: int
@@ -172,6 +196,7 @@ class StepWork:
     trained: int
     lr: float
     times: dict[str, Any]
+    sequences: Sequence[int]
 
 
 @dataclass
@@ -183,7 +208,15 @@ class _LogInterval:
     loss_sum: float = 0.0
     own_loss_sum: float = 0.0
     trained_everywhere: int = 0
+    rows_checksum: int = 0
     times: list[dict[str, Any]] = field(default_factory=list)
+
+
+def _mean_times(times: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the mean of each time over the steps that have it."""
+    names = dict.fromkeys(name for t in times for name in t)
+    told = {name: [t[name] for t in times if name in t] for name in names}
+    return {name: round(sum(values) / len(values), 6) for name, values in told.items()}
 
 
 class StepMetrics:
@@ -206,6 +239,7 @@ class StepMetrics:
         self._world, self._order, self._tokens, self._plan = world, order, tokens, plan
         self._events, self._stop, self._check = events, stop, check
         self._control = AsyncStepReduction(world)
+        self._machine = MachineSamples(events, world.device.type)
         self._interval = _LogInterval()
         self._last: tuple[int, ReducedStep, StepWork]
         self._waiting: dict[int, StepWork] = {}  # steps whose metrics are not reduced yet
@@ -222,18 +256,28 @@ class StepMetrics:
         """Start the reduction of a step, and return that of the step before."""
         self._waiting[work.step] = work
         agreed = self._control.finish()
-        self._control.start(work.step, work.loss_sum, work.grad_norm, stop=self._stop.asked)
+        self._control.start(
+            work.step,
+            work.loss_sum,
+            work.grad_norm,
+            stop=self._stop.asked,
+            rows=rows_checksum(work.sequences),
+            planned_rows=self._order.planned_checksum(work.step),
+        )
         return agreed
 
     def process_reduced(self, agreed: ReducedStep | None) -> bool:
         """Log a reduced step; return whether all ranks must stop.
 
         Raises:
+            ProofFailed: on every rank; the ranks together trained other sequences than planned.
             NonFiniteLoss: on every rank; the weights are those before the named step.
         """
         if agreed is None:
             return False
         work = self._waiting.pop(agreed.step)
+        if agreed.rows_differ:
+            refuse_rows(self._world, agreed.step, work.sequences, self._order)
         if agreed.bad_ranks:
             self._fail(agreed, work)
         if self._check is not None:
@@ -256,8 +300,9 @@ class StepMetrics:
             True if all ranks must stop.
         """
         stop = self.drain() or stop
-        self._plan.run_callbacks(done, stop and done < self._plan.total_steps)
-        return stop
+        ended = self._plan.run_callbacks(done, stop and done < self._plan.total_steps)
+        self._machine.restart()
+        return stop or bool(ended)
 
     def drain(self) -> bool:
         """Finish all pending reductions; return whether all ranks must stop."""
@@ -266,6 +311,7 @@ class StepMetrics:
             stop = self.process_reduced(agreed) or stop
         if self._interval.steps:
             self._log(*self._last)
+        self._machine.write_before_pause()
         self._events.sync()
         return stop
 
@@ -276,11 +322,12 @@ class StepMetrics:
         into.loss_sum += agreed.loss_sum
         into.own_loss_sum += agreed.own_loss_sum
         into.trained_everywhere += work.trained
+        into.rows_checksum = (into.rows_checksum + rows_checksum(work.sequences)) % CHECKSUM_MODULUS
         into.times.append(work.times)
 
     def _log(self, done: int, agreed: ReducedStep, work: StepWork) -> None:
         into, self._interval = self._interval, _LogInterval()
-        parts = {name: round(sum(t.get(name, 0.0) for t in into.times) / len(into.times), 6) for name in into.times[0]}
+        parts = _mean_times(into.times)
         several = {"step_times_s": [t["step_time_s"] for t in into.times]} if into.steps > 1 else {}
         self._events.write(
             "step",
@@ -294,11 +341,13 @@ class StepMetrics:
             tokens=into.counts.tokens,
             tokens_trained=into.counts.tokens_trained,
             tokens_padded=into.counts.tokens_padded,
+            rows_checksum=into.rows_checksum,
             epoch=round(done * self._plan.global_batch_size / self._order.n, 4),
             **parts,
             **several,
             **memory_usage(self._world.device),
         )
+        self._machine.write_if_due()
 
     def _fail(self, agreed: ReducedStep, work: StepWork) -> None:
         """Raise with the step and the ranks whose own loss was not finite; skipped updates have kept the weights."""

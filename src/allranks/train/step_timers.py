@@ -2,8 +2,9 @@
 
 Waits are measured in ``Work.wait``, which torch.distributed and the strategies call, so strategies need no code for it.
 On a GPU ``wait`` does not block the host, and nothing is measured. Own compute time is data loading, forward and backward
-passes. A backward pass counts until the gradient of the model's first weight exists; what follows is waiting for other ranks,
-and torch's DDP waits outside of Python. On a GPU, passes are timed by events that are read one step later without blocking.
+passes, and the optimizer. A backward pass counts until the gradient of the model's first weight exists; what follows is waiting
+for other ranks, and torch's DDP waits outside of Python. On a GPU, passes are timed by events that are read one step later without
+blocking. The time in which the main thread had no core (run-queue wait) is measured beside each of them: it is no work.
 """
 
 from __future__ import annotations
@@ -20,8 +21,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from allranks.utils.cpu_load import RunQueueClock
+
 _waited = 0.0
+_queued_in_waits = 0.0
+_waits = 0
 _original_wait: Any = None
+_run_queue: RunQueueClock | None = None
 
 
 def waited_s() -> float:
@@ -29,26 +35,46 @@ def waited_s() -> float:
     return _waited
 
 
+def queued_s() -> float | None:
+    """Return the seconds that the training thread had no core, without those in waits for other ranks; None if unknown."""
+    found = _run_queue.read() if _run_queue is not None else None
+    return None if found is None else found - _queued_in_waits
+
+
 def start_wait_timer() -> None:
     """Start to measure waits. A second call does nothing."""
-    global _original_wait  # noqa: PLW0603 - one per process, like the patched class
+    global _original_wait, _run_queue  # noqa: PLW0603 - one per process, like the patched class
     if _original_wait is None:
+        _run_queue = RunQueueClock()
         _original_wait = dist.Work.wait
         dist.Work.wait = _timed_wait  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _timed_wait(work: dist.Work, *args: Any, **more: Any) -> Any:
-    global _waited  # noqa: PLW0603
-    began = time.perf_counter()
+    global _waited, _queued_in_waits, _waits  # noqa: PLW0603
+    began, queued = time.perf_counter(), queued_s()
+    _waits += 1
     try:
         return _original_wait(work, *args, **more)
     finally:
         _waited += time.perf_counter() - began
+        after = queued_s()
+        if queued is not None and after is not None:
+            _queued_in_waits += after - queued
 
 
 ComputeTimes = dict[str, float]
 OWN = "own_s"  # data and forward passes
 OWN_BACKWARD = "own_backward_s"
+OWN_OPTIMIZER = "own_optimizer_s"
+QUEUED = {OWN: "own_queued_s", OWN_BACKWARD: "own_backward_queued_s", OWN_OPTIMIZER: "own_optimizer_queued_s"}
+
+
+class _Moment:
+    """Clocks at one moment: time, waits for other ranks, and time without a core."""
+
+    def __init__(self) -> None:
+        self.at, self.waited, self.queued = time.perf_counter(), waited_s(), queued_s()
 
 
 class ComputeTimer(Protocol):
@@ -84,19 +110,19 @@ class CpuComputeTimer:
 
     def __init__(self) -> None:
         self._own: ComputeTimes = {}
-        self._mark = self._waited = 0.0
-        self._over: tuple[float, float] | None = None
+        self._mark = _Moment()
+        self._over: _Moment | None = None
         self._told = True
 
     def begin(self) -> None:
-        self._mark, self._waited = time.perf_counter(), waited_s()
+        self._mark = _Moment()
         self._own, self._over, self._told = {}, None, True
 
     def backward_over(self) -> None:
-        self._over = time.perf_counter(), waited_s()
+        self._over = _Moment()
 
     def lap(self, part: str) -> None:
-        now = time.perf_counter(), waited_s()
+        now = _Moment()
         if part in ("data", "forward"):
             self._add(OWN, now)
             self._over = None
@@ -104,40 +130,51 @@ class CpuComputeTimer:
             self._add(OWN_BACKWARD, self._over)
         elif part == "backward":
             self._told = False  # it may contain waits
-        self._mark, self._waited = now
+        elif part == "optimizer":
+            self._add(OWN_OPTIMIZER, now)
+        self._mark = now
 
-    def _add(self, kind: str, until: tuple[float, float]) -> None:
-        spent = until[0] - self._mark - (until[1] - self._waited)
+    def _add(self, kind: str, until: _Moment) -> None:
+        began = self._mark
+        spent = until.at - began.at - (until.waited - began.waited)
         self._own[kind] = self._own.get(kind, 0.0) + spent
+        if until.queued is not None and began.queued is not None:
+            queued = max(until.queued - began.queued, 0.0)
+            self._own[QUEUED[kind]] = self._own.get(QUEUED[kind], 0.0) + queued
 
     def end_step(self) -> ComputeTimes:
-        return {k: v for k, v in self._own.items() if k != OWN_BACKWARD or self._told}
+        hidden = () if self._told else (OWN_BACKWARD, QUEUED[OWN_BACKWARD])
+        return {k: v for k, v in self._own.items() if k not in hidden}
 
 
 class CudaComputeTimer:
     """Measure compute time on a GPU: data by the host's clock, passes by CUDA events.
 
     Waits within a forward pass count as compute time: strategies that gather there show no straggler, and their backward
-    passes are not measured.
+    passes are not measured. An optimizer that waits for other ranks is not measured either. The time without a core is that of
+    the host, until it has queued data and forward pass.
     """
 
     def __init__(self) -> None:
-        self._mark = self._data = 0.0
+        self._mark = _Moment()
+        self._host: ComputeTimes = {}
+        self._host_before: ComputeTimes = {}
         self._open: torch.cuda.Event | None = None
         self._over: torch.cuda.Event | None = None
+        self._waits = 0
         self._now: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         self._before: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
     def begin(self) -> None:
-        self._mark, self._data = time.perf_counter(), 0.0
+        self._mark, self._host = _Moment(), {OWN: 0.0}
 
     def backward_over(self) -> None:
         self._over = _record_event()
 
     def lap(self, part: str) -> None:
-        now = time.perf_counter()
+        now = _Moment()
         if part == "data":
-            self._data += now - self._mark
+            self._host[OWN] += now.at - self._mark.at
             self._open = _record_event()
         elif part == "forward" and self._open is not None:
             end = _record_event()
@@ -146,14 +183,21 @@ class CudaComputeTimer:
         elif part == "backward":
             if self._open is not None and self._over is not None:
                 self._now.append((OWN_BACKWARD, self._open, self._over))
-            self._open = self._over = None
+            self._open, self._over, self._waits = _record_event(), None, _waits
+        elif part == "optimizer":
+            if self._open is not None and self._waits == _waits:
+                self._now.append((OWN_OPTIMIZER, self._open, _record_event()))
+            self._open = None
+        if part in ("data", "forward") and now.queued is not None and self._mark.queued is not None:
+            queued = max(now.queued - self._mark.queued, 0.0)
+            self._host[QUEUED[OWN]] = self._host.get(QUEUED[OWN], 0.0) + queued
         self._mark = now
 
     def end_step(self) -> ComputeTimes:
         before, self._before, self._now = self._before, self._now, []
+        own, self._host_before = self._host_before, self._host
         if not before or not all(end.query() for _, _, end in before):
             return {}
-        own: ComputeTimes = {OWN: self._data}
         for kind, begin, end in before:
             own[kind] = own.get(kind, 0.0) + begin.elapsed_time(end) / 1000
         return own
@@ -170,20 +214,26 @@ class StepTimer:
     """Measure from the end of one step to the end of the next; `pause` excludes evaluation and checkpoints.
 
     ``forward_s`` and the other parts are host times. On a GPU they only show when work was queued, so only ``step_time_s`` is
-    kept. ``own_s`` and ``own_backward_s`` are this rank's compute times without waits for other ranks.
+    kept. ``own_s``, ``own_backward_s`` and ``own_optimizer_s`` are this rank's compute times without waits for other ranks, and
+    ``own_queued_s`` etc. the part of each in which the main thread had no core.
     """
 
     device: torch.device
     edge: float = field(default_factory=time.perf_counter)
     parts: dict[str, float] = field(default_factory=dict)
     _mark: float = 0.0
+    _optimizer_hidden: bool = False
 
     def __post_init__(self) -> None:
         self._own: ComputeTimer = CudaComputeTimer() if self.device.type == "cuda" else CpuComputeTimer()
 
-    def follow(self, module: nn.Module) -> None:
-        """Measure backward passes of this module without the wait at their end."""
+    def follow(self, module: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Measure backward passes of this module without the wait at their end, and its optimizer if ranks can be compared."""
         hook_end_of_backward(module, self._own.backward_over)
+        # The norm of sharded weights is computed by functional collectives, which do not call `Work.wait`.
+        waits = any(isinstance(p, DTensor) for p in module.parameters() if p.requires_grad)
+        # ZeroRedundancyOptimizer, which holds another one in `optim`, gives each rank whole weights: some have more than others.
+        self._optimizer_hidden = waits or hasattr(optimizer, "optim")
 
     def begin(self) -> None:
         """Start a step."""
@@ -203,7 +253,9 @@ class StepTimer:
         taken = {"step_time_s": round(now - self.edge, 6)}
         if self.device.type == "cpu":
             taken |= {f"{part}_s": round(seconds, 6) for part, seconds in self.parts.items()}
-        taken |= {kind: round(seconds, 6) for kind, seconds in self._own.end_step().items()}
+        own = self._own.end_step()
+        hidden = (OWN_OPTIMIZER, QUEUED[OWN_OPTIMIZER]) if self._optimizer_hidden else ()
+        taken |= {kind: round(seconds, 6) for kind, seconds in own.items() if kind not in hidden}
         self.edge, self.parts = now, {}
         return taken
 

@@ -6,14 +6,16 @@ trains alone and still reports the right RANK and WORLD_SIZE):
 
 1. the planned number of ranks answers, each once;
 2. trained and frozen weights have the same hash on all ranks;
-3. the ranks' rows of the first epoch are disjoint and complete.
+3. the sequences hold each row once, and the ranks' micro-batches of the first epoch hold each sequence once.
+
+Training goes on with the third: each step's reduction carries a checksum of the sequences in the ranks' micro-batches.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -24,6 +26,9 @@ from torch import nn
 from allranks.errors import ProofFailed
 from allranks.train.data.sampler import SampleOrder
 from allranks.train.distributed import DistContext
+
+if TYPE_CHECKING:
+    from allranks.train.data.prepared import TokenSet
 
 CPU_PIECE, GPU_PIECE = 1 << 16, 1 << 22  # words converted at a time; on a CPU few enough for its cache
 MODULUS = 1 << 48  # sums of 2^15 ranks stay below 2^63
@@ -61,6 +66,7 @@ def add_checksums(a: TensorSums, b: TensorSums) -> TensorSums:
 
 
 MAX_ROWS_CHECKED = 4_000_000
+MAX_STEPS_CHECKED = 20_000
 
 
 class SyncProof(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,18 +80,27 @@ class SyncProof(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prove_ranks(
-    world: DistContext, planned_size: int, model: nn.Module, order: SampleOrder, before_sharding: bytes | None = None
+    world: DistContext,
+    planned_size: int,
+    model: nn.Module,
+    order: SampleOrder,
+    before_sharding: bytes | None = None,
+    tokens: TokenSet | None = None,
 ) -> SyncProof:
     """Verify ranks, weights and rows.
 
-    If the weights are already sharded, `before_sharding` is this rank's digest of the full weights, taken when the model was
-    built or the checkpoint was read.
+    Args:
+        before_sharding: if the weights are already sharded, this rank's digest of the full weights, taken when the model was
+            built or the checkpoint was read.
+        tokens: the sequences of `order`; each of their rows must be in exactly one sequence.
 
     Raises:
         ProofFailed: the message names the rank that differs, and in what.
     """
     _check_ranks(world, planned_size)
     weights = _check_weights(world, model, before_sharding)
+    if tokens is not None:
+        _check_sequences(tokens)
     rows = _check_rows(world, order)
     return SyncProof(
         world_size=world.size, weights_equal=True, data_disjoint=True, weights_hash=weights, rows_checked=rows
@@ -176,22 +191,56 @@ def _where_they_differ(world: DistContext, model: nn.Module, odd: int) -> str:
     return f", in {len(different)} of {len(keys)} tensors, first {different[0]}" if different else ""
 
 
+def _check_sequences(tokens: TokenSet) -> None:
+    """Check that each row is in exactly one sequence."""
+    counts = np.bincount(tokens.pack_rows, minlength=len(tokens.labels))
+    if (counts != 1).any():
+        raise ProofFailed(
+            f"step-0 proof: the sequences do not hold each row once: of {len(counts)} rows {int((counts > 1).sum())} are in several "
+            f"sequences and {int((counts == 0).sum())} in none. Remove the cache entry of the data"
+        )
+
+
 def _check_rows(world: DistContext, order: SampleOrder) -> int:
-    """Check that each row of the epoch is taken exactly once, by a sum over the training group."""
+    """Check that the micro-batches take each row of the epoch exactly once, by a sum over the training group.
+
+    Of a longer epoch the first steps are checked: no row twice, and as many rows as planned.
+    """
     n = min(order.n, MAX_ROWS_CHECKED)
-    mine = order.first_epoch()
+    mine = order.first_epoch(MAX_STEPS_CHECKED)
+    complete = order.positions_in(MAX_STEPS_CHECKED) == order.n
     counts = torch.zeros(n, dtype=torch.int32)
     inside = mine[mine < n]
     np.add.at(counts.numpy(), inside, 1)
     total = counts.to(world.device, copy=True)
     dist.all_reduce(total, group=world.group)
     total = total.cpu()
-    if bool((total == 1).all()):
-        return n
     twice, never = int((total > 1).sum()), int((total == 0).sum())
+    planned = order.positions_in(MAX_STEPS_CHECKED)
+    if twice == 0 and (never == 0 if complete else n < order.n or int(total.sum()) == planned):
+        return int(total.sum())
     raise ProofFailed(
         f"step-0 proof: the ranks' rows are not disjoint and complete: of {n} rows {twice} are taken more than once and {never} are not taken"
         f"{_who_overlaps(world, counts)}. Each rank must read its own part of the data"
+    )
+
+
+def refuse_rows(world: DistContext, step: int, mine: Sequence[int], order: SampleOrder) -> None:
+    """Raise for a step (from 0) in which the ranks together trained other sequences than planned. Collective.
+
+    Raises:
+        ProofFailed: on every rank; names ranks that trained the same sequence.
+    """
+    every: list[Any] = [None] * world.size
+    dist.all_gather_object(every, [int(r) for r in mine], group=world.control)
+    planned = sorted(order.global_batch(step).tolist())
+    pairs = ((a, b, set(every[a]) & set(every[b])) for a in range(world.size) for b in range(a))
+    shared = next((pair for pair in pairs if pair[2] and len(set(planned)) == len(planned)), None)
+    who = f"; rank {shared[0]} and rank {shared[1]} both trained {sorted(shared[2])[:8]}" if shared else ""
+    trained = {row for rows in every for row in rows}
+    raise ProofFailed(
+        f"step {step + 1}: the ranks did not train the planned sequences: of {len(set(planned))} planned {len(set(planned) - trained)} were "
+        f"not trained, and {len(trained - set(planned))} others were{who}. Each rank must read its own part of the data"
     )
 
 

@@ -176,7 +176,7 @@ def task_of(spec: RunSpec) -> TrainingTask:
         return NoiseTask(spec)
     from allranks.train.models.build import is_classifier
 
-    return TokenTask(spec, classifier=is_classifier(spec.model))
+    return TokenTask(spec, classifier=is_classifier(spec))
 
 
 def whole_model(task: TrainingTask, data: PreparedData, dtype: str) -> nn.Module:

@@ -12,6 +12,7 @@ import msgspec
 import torch.distributed as dist
 
 from allranks.errors import AllranksError, NonFiniteLoss
+from allranks.rundir.events import read_events
 from allranks.rundir.heartbeat import FINISH_PHASE, heartbeat
 from allranks.rundir.paths import RunDir
 from allranks.spec.models import is_mlp
@@ -21,7 +22,8 @@ from allranks.train.attempt import Attempt, load_attempt_args, load_plan, log_ba
 from allranks.train.checkpoint.saver import CheckpointSchedule
 from allranks.train.data.prepared import PreparedData
 from allranks.train.data.sampler import SampleOrder, steps_of_epochs
-from allranks.train.distributed import join_process_group, leave_process_group
+from allranks.train.distributed import from_first, join_process_group, leave_process_group
+from allranks.train.early_stopping import EarlyStopping, evaluations_until
 from allranks.train.evaluation import sample_answers
 from allranks.train.loggers import make_loggers
 from allranks.train.loop import HeartbeatWatcher, NullStepWatcher, StepWatcher, loop_of
@@ -42,11 +44,17 @@ class StepCallbacks:
         self._spec = here.spec.eval
         self._evaluator = task.evaluator(here.world, built.loss_model, data, here.plan.dtype)
         self.saves = CheckpointSchedule(here, built.saver)
+        self._stopping = EarlyStopping(self._spec.patience, self._spec.min_delta)
+        self.ended_early = False
 
     def before(self, first_step: int) -> None:
-        """Evaluate before the first step of a new run, if the spec asks for it."""
+        """Evaluate before the first step of a new run, if the spec asks for it. Continue the count of ``eval.patience``."""
         if first_step == 0 and (self._spec.baseline or self._total == 0):
             self._evaluate(0)
+        if first_step and self._spec.patience is not None:
+            here = self._here
+            mine = evaluations_until(read_events(here.run.events_of(0)), first_step) if here.world.is_first else []
+            self._stopping.replay(from_first(here.world, mine))
 
     def is_due(self, done: int) -> bool:
         """Return whether a callback is due after `done` steps; the final step is handled separately."""
@@ -55,24 +63,43 @@ class StepCallbacks:
             for every in (self._spec.every if self._evaluator else None, self._here.spec.checkpoint.every)
         )
 
-    def run_callbacks(self, done: int, stopping: bool) -> None:
-        """Run the callbacks that are due after a step, or after the last step before a stop."""
+    def run_callbacks(self, done: int, stopping: bool) -> bool:
+        """Run the callbacks that are due after a step, or after the last step before a stop.
+
+        Returns:
+            Whether the training ends with this step, because the held-out loss has stopped falling (``eval.patience``).
+        """
         log_experts(self._here, self._built, done)
         if stopping:
             self.saves.save(done, "full", last=True)
-            return
+            return False
         if self._spec.every and done % self._spec.every == 0:
             self._evaluate(done)
+            self.ended_early = self._ends_early(done)
         self.saves.save_due(done)
+        return self.ended_early
 
-    def at_end(self, first_step: int) -> None:
-        """Evaluate and save after the last step."""
-        if self._total > first_step:
-            log_experts(self._here, self._built, self._total)
-            log_end(self._here, self._built, self._total)
-        if self._spec.at_end and self._total > 0:
-            self._evaluate(self._total)
-        self.saves.save_end(self._total)
+    def _ends_early(self, done: int) -> bool:
+        reason = self._stopping.reason
+        if reason is None:
+            return False
+        best = self._stopping
+        if self._here.world.is_first:
+            self._here.events.write(
+                "early_stop", step=done, reason=reason, best_step=best.best_step or None, best_eval_loss=best.best_loss
+            )
+        self._here.say_once(f"training ends after step {done}: {reason}")
+        return True
+
+    def at_end(self, first_step: int, done: int) -> None:
+        """Evaluate and save after the last step, `done`."""
+        if done > first_step:
+            if not self.ended_early:
+                log_experts(self._here, self._built, done)
+            log_end(self._here, self._built, done)
+        if self._spec.at_end and done > 0 and not self.ended_early:
+            self._evaluate(done)
+        self.saves.save_end(done)
 
     def _evaluate(self, done: int) -> None:
         if self._evaluator is None:
@@ -80,6 +107,9 @@ class StepCallbacks:
         here = self._here
         here.phase("evaluate", step=done)
         result = self._evaluator.run()
+        if self._spec.patience is not None:
+            self._stopping.add(done, from_first(here.world, result.loss))
+        self.saves.evaluated(done, result.loss)
         answers = self._answers()
         if here.world.is_first:
             here.events.write("eval", step=done, **msgspec.to_builtins(result), **answers)
@@ -143,7 +173,7 @@ class Worker:
         here.phase("build")
         built = build_training(here, self._task, data)
         first_step = restore(here, built)
-        self._prove(built, order)
+        self._prove(built, order, data)
         return self._train(data, order, built, first_step)
 
     def _prepare(self) -> PreparedData:
@@ -155,10 +185,10 @@ class Worker:
         here.events.write("data", how=data.how, seconds=round(prepare_s, 3), **msgspec.to_builtins(data.facts))
         return data
 
-    def _prove(self, built: TrainingSetup, order: SampleOrder) -> None:
+    def _prove(self, built: TrainingSetup, order: SampleOrder, data: PreparedData) -> None:
         here = self._here
         here.phase("prove")
-        proof = prove_ranks(here.world, here.plan.world_size, built.model, order, built.digest)
+        proof = prove_ranks(here.world, here.plan.world_size, built.model, order, built.digest, data.train)
         here.events.write("proof", **msgspec.to_builtins(proof))
         here.say_once(
             f"proof: {proof.world_size} ranks, weights equal ({proof.weights_hash[:12]}), rows disjoint and complete ({proof.rows_checked})"
@@ -171,9 +201,9 @@ class Worker:
         edges.before(first_step)
         self._here.phase("train", total_steps=total, first_step=first_step)
         outcome = self._steps(data, order, built, edges, first_step, total)
-        if outcome.stopped:
+        if outcome.stopped and not edges.ended_early:
             return self._end_stopped(outcome.steps_done)
-        edges.at_end(first_step)
+        edges.at_end(first_step, outcome.steps_done)
         return self._finish()
 
     def _warn(self, order: SampleOrder, total: int) -> None:

@@ -7,6 +7,7 @@ cache may belong to another user, so every reader of such a file uses this modul
 
 from __future__ import annotations
 
+import difflib
 import errno
 import io
 import os
@@ -107,6 +108,16 @@ def is_stdin(path: str | Path) -> bool:
 def name_of(path: str | Path) -> str:
     """Return the file's name for messages."""
     return STDIN_NAME if is_stdin(path) else str(path)
+
+
+def near_file_hint(path: Path) -> str:
+    """Return ``; did you mean job.sh?`` if the folder of a missing file has one of a similar name; else an empty text."""
+    try:
+        names = [entry.name for entry in path.parent.iterdir()]
+    except (OSError, ValueError):
+        return ""
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {path.with_name(near[0])}?" if near else ""
 
 
 def open_regular(path: str | Path) -> io.BufferedReader:

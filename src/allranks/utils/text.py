@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 from allranks.utils.formatting import NO_VALUE
-from allranks.utils.redaction import redact
 
 _FORMULA = (
     "=",
@@ -75,6 +74,8 @@ def _escape(character: str) -> str:
 
 def sanitize(value: Any, longest: int = MAX_TEXT_LENGTH) -> str:
     """Return text without secrets, escape sequences and control characters, truncated if it is too long for a page."""
+    from allranks.utils.redaction import redact  # its patterns take longer to compile than a verb may take to start
+
     text = redact(printable(str(value)))
     return text if len(text) <= longest else f"{text[:longest]} … ({len(text) - longest:,} more characters)"
 

@@ -6,5 +6,5 @@ import allranks.train.strategies
 from allranks.spec.strategies import REGISTRY, StrategyInfo
 
 allranks.train.strategies.__path__.append(str(Path(__file__).parent))
-for name in ("Silent", "Late", "Twice", "Lazy", "Broken", "Undivided"):
+for name in ("Silent", "Late", "Twice", "Lazy", "Broken", "Undivided", "Tiring", "Halfway", "LocalNorm"):
     REGISTRY[name.lower()] = StrategyInfo(f"strategies.liars:{name}", "planted by a test")

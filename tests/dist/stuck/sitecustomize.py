@@ -18,8 +18,23 @@ def sleep_a_while() -> None:
     time.sleep(float(os.environ["STUCK_S"]))
 
 
+def burn_a_while() -> None:
+    """CPU time, however long that takes on a loaded machine."""
+    until = time.thread_time() + float(os.environ["STUCK_S"])
+    while time.thread_time() < until:
+        pass
+
+
 def slow_backward() -> None:
     """From now on backward passes that begin with a sleep, within autograd."""
+    _delay_backward(sleep_a_while)
+
+
+def burning_backward() -> None:
+    _delay_backward(burn_a_while)
+
+
+def _delay_backward(delay) -> None:
     import torch
 
     plain = torch.Tensor.backward
@@ -27,11 +42,26 @@ def slow_backward() -> None:
         return
 
     def backward(loss, *args, **more):
-        loss.register_hook(lambda gradient: sleep_a_while())
+        loss.register_hook(lambda gradient: delay())
         return plain(loss, *args, **more)
 
     backward.planted = True
     torch.Tensor.backward = backward
+
+
+def slow_optimizer() -> None:
+    _delay_optimizer(sleep_a_while)
+
+
+def burning_optimizer() -> None:
+    _delay_optimizer(burn_a_while)
+
+
+def _delay_optimizer(delay) -> None:
+    from torch.optim import optimizer
+
+    if not hasattr(optimizer, "planted"):
+        optimizer.planted = optimizer.register_optimizer_step_pre_hook(lambda *args: delay())
 
 
 def slow_everywhere() -> None:

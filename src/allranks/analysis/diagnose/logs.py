@@ -103,8 +103,10 @@ class DecompressedFile(io.RawIOBase):
             return None
 
     def _begin_next(self) -> bool:
-        rest = (self._unpack.unused_data or self._raw.read(READ_BYTES)).lstrip(b"\0")
-        if not rest.startswith(PACKED_MAGIC[self._kind]):
+        magic, rest = PACKED_MAGIC[self._kind], self._unpack.unused_data.lstrip(b"\0")
+        while len(rest) < len(magic) and (more := self._raw.read(READ_BYTES)):  # a stream may end where a read ends
+            rest = (rest + more).lstrip(b"\0")
+        if not rest.startswith(magic):
             return False
         self._unpack, self._next = _DECOMPRESSORS[self._kind](), rest
         return True

@@ -27,7 +27,15 @@ from allranks.analysis.lint.shell_tokens import (
     split_commands,
     unresolved_text,
 )
-from allranks.utils.inputs import STDIN_NAME, FileTooLarge, NotRegularFile, StdinClosed, is_stdin, read_input
+from allranks.utils.inputs import (
+    STDIN_NAME,
+    FileTooLarge,
+    NotRegularFile,
+    StdinClosed,
+    is_stdin,
+    near_file_hint,
+    read_input,
+)
 
 FileKind = Literal["script", "environment", "spec"]
 MAX_BYTES = 1_000_000
@@ -94,7 +102,7 @@ def _bytes(path: Path) -> bytes:
     except StdinClosed:
         raise UnreadableInput(f"{STDIN_NAME} is closed") from None
     except FileNotFoundError:
-        raise UnreadableInput("no such file") from None
+        raise UnreadableInput(f"no such file{near_file_hint(path)}") from None
     except (OSError, ValueError) as error:
         raise UnreadableInput(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):

@@ -96,9 +96,19 @@ def _print(console: Console, text: Text) -> None:
 
 
 def summary(report: LintReport) -> str:
-    """``2 errors, 1 warning in 3 files; 1 not read``."""
+    """``2 errors, 1 warning in 3 files; 1 file not read``. Files that could not be read at all are not among the files."""
     counts = Counter(f.severity for f in report.findings)
     parts = [f"{counts[s]} {s}{'s' * (counts[s] > 1)}" for s in ("error", "warning", "note") if counts[s]]
-    files = f"{len(report.files)} file{'s' * (len(report.files) > 1)}"
-    unread = len({u.file for u in report.unread})
-    return f"{', '.join(parts) or 'no findings'} in {files}" + (f"; {unread} not read completely" if unread else "")
+    unread = {u.file for u in report.unread if u.line is None}
+    incomplete = {u.file for u in report.unread} - unread
+    read = len([name for name in report.files if name not in unread])
+    sentences = [f"{', '.join(parts) or 'no findings'} in {_files(read)}"] if read else []
+    if incomplete:
+        sentences.append(f"{_files(len(incomplete))} not read completely")
+    if unread:
+        sentences.append(f"{_files(len(unread))} not read")
+    return "; ".join(sentences)
+
+
+def _files(count: int) -> str:
+    return f"{count} file{'s' * (count != 1)}"

@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from allranks.analysis.report.colours import colour
 from allranks.analysis.report.figures import (
     MAX_LINES,
     Chart,
     Figure,
     axis,
     byte_unit,
-    colour,
     label,
     layout,
     line,

@@ -15,7 +15,6 @@ from typing import Any
 from allranks.analysis.metrics import WARMUP_STEPS
 from allranks.analysis.report.series import MAX_POINTS, Value, downsample
 
-PALETTE_SIZE = 8
 MAX_LINES = 8
 Figure = dict[str, Any]
 
@@ -64,11 +63,6 @@ def _legend_entry(trace: Figure) -> LegendEntry:
     return LegendEntry(
         html.unescape(trace["name"]), trace.get("legendgroup") or trace["name"], paint, opacity or "1", shape
     )
-
-
-def colour(i: int) -> str:
-    """Return the i-th colour of the palette."""
-    return f"--c{i % PALETTE_SIZE + 1}"
 
 
 def label(text: str) -> str:

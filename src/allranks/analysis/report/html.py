@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from allranks.analysis.report.colours import stylesheet
 from allranks.utils.redaction import redact, redact_forms
 from allranks.utils.text import printable
 from allranks.version import __version__
@@ -43,8 +44,11 @@ def read_asset(name: str) -> str:
 
 
 def html_environment() -> jinja2.Environment:
-    """Return the environment for templates: it escapes every text, and fails if a value is missing."""
-    return jinja2.Environment(
+    """Return the environment for templates: it escapes every text, and fails if a value is missing.
+
+    ``colours`` is the CSS that defines the colours of all pages.
+    """
+    environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(read_asset),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -52,6 +56,8 @@ def html_environment() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=_sanitize_value,
     )
+    environment.globals["colours"] = Markup(stylesheet())  # noqa: S704 - our own values
+    return environment
 
 
 def _sanitize_value(value: Any) -> Any:

@@ -8,15 +8,13 @@ from typing import Any
 
 from allranks.analysis.report import (
     charts,
+    pace_tables,
     setup_tables,
     summary,
     tables,
 )
 from allranks.analysis.report import (
     tables as tables_experts,
-)
-from allranks.analysis.report import (
-    tables as tables_pace,
 )
 from allranks.analysis.report.html import plotly_source, render_page
 from allranks.analysis.report.run_data import RunData, read_run_data
@@ -31,7 +29,9 @@ _TABLES: dict[str, tuple[_Maker, ...]] = {
         tables.checkpoint_table,
         tables_experts.expert_table,
         tables.trace_table,
-        tables_pace.straggler_table,
+        pace_tables.straggler_table,
+        pace_tables.machine_table,
+        pace_tables.link_table,
     ),
     "attempts": (tables.attempt_table,),
     "plan": (setup_tables.plan_facts, setup_tables.rank_table, setup_tables.preflight_table),
@@ -93,7 +93,7 @@ def _context(data: RunData, plotly: str | None) -> tuple[dict[str, Any], str]:
         "budget": summary.time_budget(data),
         "samples": summary.sample_answers(data),
         "errors": tables.error_table(data),
-        "hang": tables_pace.hang_table(data),
+        "hang": tables.hang_table(data),
         "log": data.log,
         "hosts": list(data.telemetry),
         "charts": groups if plotly else {name: [] for name in groups},

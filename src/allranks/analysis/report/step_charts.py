@@ -5,12 +5,13 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from allranks.analysis.machine_load import machine_notes
 from allranks.analysis.metrics import WARMUP_STEPS, quantile
+from allranks.analysis.report.colours import PHASE_COLOURS, colour
 from allranks.analysis.report.figures import (
     Chart,
     Figure,
     axis,
-    colour,
     layout,
     line,
     log_ticks,
@@ -187,7 +188,7 @@ def _throughput_note(data: RunData, width: int | None) -> str:
 MAX_HORIZONTAL_BARS = 12
 HEIGHT = 280
 STRAGGLER_RATIO = 1.10
-PART_COLOURS = {"data": 4, "forward": 0, "backward": 2, "optimizer": 1}
+STEP_PARTS = ("data", "forward", "backward", "optimizer")
 
 
 def step_time_chart(data: RunData) -> Chart | None:
@@ -244,20 +245,23 @@ def rank_time_chart(data: RunData) -> Chart | None:
     factor, unit = _time_unit(max(r.p90 for r in ranks))
     names: list[Any] = [f"rank {r.rank}" if lying else r.rank for r in ranks]
     traces = [
-        _rank_bars(
-            part, names, [r.parts.get(part, 0.0) * factor for r in ranks], colour(PART_COLOURS[part]), lying, unit
-        )
-        for part in PART_COLOURS
+        _rank_bars(part, names, [r.parts.get(part, 0.0) * factor for r in ranks], PHASE_COLOURS[part], lying, unit)
+        for part in STEP_PARTS
         if any(part in r.parts for r in ranks)
     ]
     rest = "other" if parted else "mean step"
     traces.append(
-        _rank_bars(rest, names, [r.other * factor for r in ranks], "--c6/0.6" if parted else colour(0), lying, unit)
+        _rank_bars(
+            rest, names, [r.other * factor for r in ranks], PHASE_COLOURS["other"] if parted else colour(0), lying, unit
+        )
     )
     traces.append(_p90_marks(names, ranks, factor, lying, unit))
     title = "Step time by rank and part" if parted else "Step time by rank"
     return Chart(
-        "rank-time", title, _rank_note(ranks, parted), {"data": traces, "layout": _rank_layout(names, lying, unit)}
+        "rank-time",
+        title,
+        _rank_note(ranks, parted, data.metrics),
+        {"data": traces, "layout": _rank_layout(names, lying, unit)},
     )
 
 
@@ -304,17 +308,22 @@ def _rank_layout(names: list[Any], lying: bool, unit: str) -> Figure:
     return found
 
 
-def _rank_note(ranks: list[RankTime], parted: bool) -> str:
+def _rank_note(ranks: list[RankTime], parted: bool, metrics: dict[str, Any]) -> str:
     parts = ["Mean of the steps after warm-up, by rank; the marker is p90."]
     if parted and len(ranks) > 1:
         parts.append("Backward includes waiting for the other ranks.")
-    return " ".join([*parts, straggler_note(ranks)]).strip()
+    return " ".join([*parts, straggler_note(ranks, metrics)]).strip()
 
 
-def straggler_note(ranks: list[RankTime]) -> str:
-    """Return a sentence about the rank for which the others seem to wait; empty if there is none."""
+def straggler_note(ranks: list[RankTime], metrics: dict[str, Any]) -> str:
+    """Return a sentence about the rank for which the others seem to wait; empty if there is none.
+
+    The means contain the time in which a rank had no core, so on a loaded machine they show no slow rank.
+    """
     if len(ranks) < 2:
         return ""
+    if machine_notes(metrics):
+        return "The ranks' CPU time was taken from them, so a longer time is no sign of a slow rank."
     parted = all(r.parts for r in ranks)
     work = {r.rank: r.own if parted else r.mean for r in ranks}
     slowest = max(work, key=lambda rank: work[rank])

@@ -1,4 +1,4 @@
-"""Build the tables of results, expert load, hangs and stragglers for the page. Pure."""
+"""Build the tables of results, expert load and hangs for the page. Pure."""
 
 from __future__ import annotations
 
@@ -199,43 +199,6 @@ def expert_table(data: RunData) -> Table | None:
     ) + (f" {left:,} more even blocks are not shown." if left > 0 else "")
     columns = ["block", "smallest", "even", "largest", "by expert", "unused"]
     return table("experts", "Expert load", columns, rows, note)
-
-
-def straggler_table(data: RunData) -> Table | None:
-    """Return the own time of each rank, slowest first."""
-    found = as_dict(data.metrics.get("own_time"))
-    factor, rows = finite_float(found.get("factor")), as_dicts(found.get("ranks"))
-    made: list[Row] = []
-    for item in rows[:MAX_ROWS]:
-        slow = item.get("slow") is True
-        made.append(
-            (
-                number_cell(format_value(item.get("rank"))),
-                format_value(item.get("host")),
-                number_cell(format_duration(item.get("own_s"))),
-                _ratio(item.get("relative")),
-                number_cell(format_duration(item.get("backward_s"))),
-                _ratio(item.get("backward_relative")),
-                Cell("slow: the others wait", "bad") if slow else Cell("", "muted"),
-            )
-        )
-    note = "Medians of a step, without waiting for other ranks; relative to the median of the others."
-    if factor is not None:
-        note += f" A rank is slow from a ratio of {factor:g}, if it persists."
-    if len(rows) > MAX_ROWS:
-        note += f" {len(rows) - MAX_ROWS} faster ranks are not shown."
-    return table(
-        "pace",
-        "Own work of each rank",
-        ["rank", "host", "data and forward", "relative", "backward", "relative", ""],
-        made,
-        note,
-    )
-
-
-def _ratio(value: object) -> Cell:
-    found = finite_float(value)
-    return number_cell(f"{found:.2f}" if found is not None else NO_VALUE)
 
 
 def hang_table(data: RunData) -> Table | None:

@@ -5,7 +5,6 @@ Time per module comes from the profiler's module spans, the run's module marks, 
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from typing import Literal
@@ -126,20 +125,19 @@ def operator_self_times(events: RankEvents) -> TimeTotals:
     }
 
 
-def _self_times(operators: ThreadOperators) -> array[float]:
+def _self_times(operators: ThreadOperators) -> list[float]:
     """Return the own time of each operator, in order."""
-    own = array("d", operators.durations)
-    stack: list[int] = []
-    ends: list[float] = []
-    for i, (start, duration) in enumerate(zip(operators.starts, operators.durations, strict=True)):
-        while ends and ends[-1] <= start:
-            ends.pop()
-            stack.pop()
+    own = list(operators.durations)
+    callers: list[tuple[float, int]] = []  # (end, index), outermost first, without the innermost
+    last, at = float("-inf"), -1  # the innermost
+    for i, (start, duration) in enumerate(zip(operators.starts, own, strict=True)):
+        while last <= start and at >= 0:
+            last, at = callers.pop()
         end = start + duration
-        if ends:
-            own[stack[-1]] -= (end if end < ends[-1] else ends[-1]) - start
-        stack.append(i)
-        ends.append(end)
+        if at >= 0:
+            own[at] -= (end if end < last else last) - start
+        callers.append((last, at))
+        last, at = end, i
     return own
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median_low
 
-from allranks.analysis.report.figures import Chart, Figure, axis, byte_unit, colour, label, layout, line, scale
+from allranks.analysis.report.colours import ACTIVITY_COLOURS, PHASE_COLOURS, colour
+from allranks.analysis.report.figures import Chart, Figure, axis, byte_unit, label, layout, line, scale
 from allranks.analysis.trace.intervals import Span, clip, close_short_gaps
 from allranks.analysis.trace.records import CPU_MEMORY, PHASES, Breakdown, RankReport, TraceReport
 from allranks.utils.formatting import format_bytes_precise, format_seconds
 
 MAX_BARS = 128
 MAX_CURVES = 8
-COLOURS = {"compute": "--c1", "exposed": "--c2", "hidden": "--c3", "copy": "--c4", "idle": "--c6/0.35", "wait": "--c7"}
 _PARTS: tuple[tuple[str, str, Callable[[Breakdown], float]], ...] = (
     ("compute", "compute", lambda b: b.compute_s),
     ("exposed communication", "exposed", lambda b: b.exposed_comm_s),
@@ -30,7 +30,7 @@ def time_unit(values: Sequence[float]) -> tuple[float, str]:
 def breakdown_chart(report: TraceReport) -> Chart:
     """Return a bar per rank: compute, exposed communication, copies, idle."""
     ranks = report.ranks[:MAX_BARS]
-    parts = [(name, COLOURS[paint], [of(r.total) for r in ranks]) for name, paint, of in _PARTS]
+    parts = [(name, ACTIVITY_COLOURS[paint], [of(r.total) for r in ranks]) for name, paint, of in _PARTS]
     figure = _bars([r.rank for r in ranks], [p for p in parts if any(p[2])])
     return Chart("breakdown", "Time by rank", report.definition + _left_out_note(report), figure)
 
@@ -40,8 +40,8 @@ def overlap_chart(report: TraceReport) -> Chart | None:
     ranks = report.ranks[:MAX_BARS]
     if not any(r.total.comm_s for r in ranks):
         return None
-    hidden = ("hidden behind compute", COLOURS["hidden"], [r.total.overlapped_comm_s for r in ranks])
-    open_ = ("exposed", COLOURS["exposed"], [r.total.exposed_comm_s for r in ranks])
+    hidden = ("hidden behind compute", ACTIVITY_COLOURS["hidden"], [r.total.overlapped_comm_s for r in ranks])
+    open_ = ("exposed", ACTIVITY_COLOURS["exposed"], [r.total.exposed_comm_s for r in ranks])
     known = [r.total.overlap for r in ranks if r.total.overlap is not None]
     low, high = f"{100 * min(known):.0f}", f"{100 * max(known):.0f}"
     note = f"Overlap is the hidden share of communication: {low if low == high else f'{low} to {high}'} %."
@@ -60,8 +60,8 @@ def waiting_chart(report: TraceReport) -> Chart | None:
     ranks = [r.rank for r in report.ranks if r.rank in waited][:MAX_BARS]
     rest = [max(launched.get(r, 0.0) - waited[r] - fake.get(r, 0.0), 0.0) for r in ranks]
     bars = [
-        ("transfer", COLOURS["hidden"], rest),
-        ("waiting for the last rank", COLOURS["wait"], [waited[r] for r in ranks]),
+        ("transfer", ACTIVITY_COLOURS["hidden"], rest),
+        ("waiting for the last rank", ACTIVITY_COLOURS["wait"], [waited[r] for r in ranks]),
     ]
     note = "Sums over collectives, including concurrent ones. The other ranks wait for the rank with the least waiting."
     if report.pairing.unpaired:
@@ -99,7 +99,7 @@ def bandwidth_chart(report: TraceReport) -> Chart | None:
     """Return bus bandwidth over the mean size, a curve per kind."""
     rows = [r for r in report.sizes if r.busbw_bytes_s and r.bytes and r.count]
     kinds = list(dict.fromkeys(r.kind for r in rows))
-    if len(rows) == len(kinds):  # one size per kind is no curve
+    if len(rows) == len(kinds):  # one size per kind does not make a curve
         return None
     traces = []
     for i, kind in enumerate(kinds):
@@ -191,11 +191,10 @@ MAX_TIMELINE_RANKS = 8
 MAX_TIMELINE_SPANS = 250  # per kind and rank
 ROW_PIXELS = 17
 MIN_TIMELINE_HEIGHT = 130  # below it, the title of the axis would overlap its numbers
-_PHASE_COLOURS = {"forward": "--c8", "backward": "--c5", "optimizer": "--c7", "data": "--c3", "other": "--c6/0.5"}
 _BANDS = {
-    "compute": ("compute", COLOURS["compute"]),
-    "comm": ("communication", COLOURS["exposed"]),
-    "copy": ("copies", COLOURS["copy"]),
+    "compute": ("compute", ACTIVITY_COLOURS["compute"]),
+    "comm": ("communication", ACTIVITY_COLOURS["exposed"]),
+    "copy": ("copies", ACTIVITY_COLOURS["copy"]),
 }
 _Bar = tuple[float, float, float]  # row, start_s, length_s
 
@@ -238,7 +237,7 @@ def _collect(
     ranks: Iterable[RankReport], windows: dict[int, Span]
 ) -> tuple[dict[tuple[str, str], list[_Bar]], dict[float, str]]:
     """Return bars by (name, colour), and the names of their rows from the top."""
-    bars: dict[tuple[str, str], list[_Bar]] = {(p, _PHASE_COLOURS[p]): [] for p in PHASES} | {
+    bars: dict[tuple[str, str], list[_Bar]] = {(p, PHASE_COLOURS[p]): [] for p in PHASES} | {
         b: [] for b in _BANDS.values()
     }
     rows: dict[float, str] = {}
@@ -249,7 +248,7 @@ def _collect(
         if phases:
             rows[at] = f"rank {rank.rank} phases"
             for phase, a, b in phases[: 2 * MAX_TIMELINE_SPANS]:
-                bars[phase, _PHASE_COLOURS[phase]].append((at, a, b - a))
+                bars[phase, PHASE_COLOURS[phase]].append((at, a, b - a))
             at += 1
         for band in rank.bands:
             spans = close_short_gaps(clip(list(band.spans), start, end), MAX_TIMELINE_SPANS)

@@ -190,14 +190,20 @@ def read_gzip(file: Any, chunk: bytes, damaged: Callable[[str], None]) -> Iterat
         except ExpansionTooLarge as error:
             damaged(str(error))
             return
-        if packed.unconsumed_tail:
-            chunk = packed.unconsumed_tail
-        elif packed.eof and packed.unused_data[:2] == GZIP:  # several gzip members in a row are one file
-            chunk, packed = packed.unused_data, zlib.decompressobj(wbits=31)
-        else:
-            chunk = b"" if packed.eof else file.read(READ_BYTES)
+        if not packed.eof:
+            chunk = packed.unconsumed_tail or file.read(READ_BYTES)
+        elif chunk := _next_member(file, packed.unused_data):  # at the end, unconsumed_tail is not reliable
+            packed = zlib.decompressobj(wbits=31)
     if not packed.eof:
         damaged("the gzip data is truncated")
+
+
+def _next_member(file: Any, rest: bytes) -> bytes:
+    """Return the text from the next gzip member on: several in a row are one file. Padding with zeros is skipped, other text ignored."""
+    rest = rest.lstrip(b"\0")
+    while len(rest) < len(GZIP) and (more := file.read(READ_BYTES)):
+        rest = (rest + more).lstrip(b"\0")
+    return rest if rest.startswith(GZIP) else b""
 
 
 def _decompress_until_damage(unzip: Any, chunk: bytes) -> Iterator[bytes]:
@@ -297,7 +303,7 @@ class TraceStream:
                 break
         for end in reversed(ends[-3:]):
             try:
-                return self.decode_list(b"[%b]" % buffer[:end]), skip_comma(buffer, end)
+                return self.decode_list(b"".join((b"[", memoryview(buffer)[:end], b"]"))), skip_comma(buffer, end)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
         if not ends and len(buffer) > LARGEST_EVENT and not _EVENT_SEPARATOR.search(buffer):

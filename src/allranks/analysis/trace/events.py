@@ -6,8 +6,11 @@ Events are stored as numbers and name ids, not as dictionaries. Times are in mic
 from __future__ import annotations
 
 import re
+import struct
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from operator import lt
 from typing import Any
 
 import msgspec
@@ -98,10 +101,13 @@ COMPUTE_OP, WRAPPER_OP, COMM_OP, ANNOTATION = 0, 1, 2, 3  # kinds of host operat
 
 # spans that contain the work of their node or hook, for example a blocking all-reduce, besides their own operators
 _WRAPPER = re.compile(r"^autograd::engine::evaluate_function|^torch::autograd::|Backward\d*$|^torch/|^nn\.Module")
-_DEVICE = {"kernel": COMPUTE, "Kernel": COMPUTE, "gpu_memcpy": COPY, "Memcpy": COPY, "gpu_memset": COPY, "Memset": COPY}
-_RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "xpu_runtime", "privateuse1_runtime", "mtia_runtime", "Runtime"})  # fmt: skip
-_ANNOTATIONS = frozenset({"user_annotation", "Annotation"})
-_OPERATORS = frozenset({"cpu_op", "Operator"})
+_OPERATOR, _RUNTIME, _ANNOTATION, _PYTHON = 3, 4, 5, 6  # and COMPUTE or COPY on a device
+_CATEGORIES: dict[str | None, int] = {
+    "kernel": COMPUTE, "Kernel": COMPUTE, "gpu_memcpy": COPY, "Memcpy": COPY, "gpu_memset": COPY, "Memset": COPY,
+    "cuda_runtime": _RUNTIME, "cuda_driver": _RUNTIME, "hip_runtime": _RUNTIME, "hip_driver": _RUNTIME, "xpu_runtime": _RUNTIME,
+    "privateuse1_runtime": _RUNTIME, "mtia_runtime": _RUNTIME, "Runtime": _RUNTIME, "user_annotation": _ANNOTATION,
+    "Annotation": _ANNOTATION, "cpu_op": _OPERATOR, "Operator": _OPERATOR, "python_function": _PYTHON,
+}  # fmt: skip
 MODULE_PREFIX = "nn.Module: "
 LONGEST_US = 1e13  # some months
 LATEST_US = 1e17  # clocks count from 1970; larger 64-bit floats have no microsecond resolution
@@ -160,8 +166,16 @@ class ThreadOperators:
     def __iter__(self) -> Iterator[tuple[float, float, int, int]]:
         return zip(self.starts, self.durations, self.names, self.sequences, strict=True)
 
+    def extend(self, rows: Sequence[tuple[float, float, int, int]]) -> None:
+        """Add operators. `struct` converts a list of numbers several times faster than `array` does."""
+        for slot, values in zip(("starts", "durations", "names", "sequences"), zip(*rows, strict=True), strict=True):
+            into = getattr(self, slot)
+            into.frombytes(struct.pack(f"{len(rows)}{into.typecode}", *values))
+
     def sort(self) -> None:
         """Sort by start, the longer first: callers before callees."""
+        if all(map(lt, self.starts, islice(self.starts, 1, None))):
+            return
         order = sorted(range(len(self)), key=self.durations.__getitem__, reverse=True)
         order.sort(key=self.starts.__getitem__)
         for slot in self.__slots__:
@@ -193,55 +207,64 @@ class RankEvents:
         self.launches: dict[int, tuple[float, int]] = {}
         self.memory: dict[tuple[int, int], list[tuple[float, int, int]]] = {}
 
-    def add(self, events: Iterable[TraceEvent]) -> None:
+    def add(self, events: Iterable[TraceEvent]) -> None:  # noqa: PLR0912 - a call an event would take longer than its branch
         """Add the relevant events of a piece of the trace. Operators are the most frequent and have a fast path."""
-        ids, classes, rest = self._ids, self.classes, self._rest
-        key, row = None, ThreadOperators()
+        ids, classes, launches = self._ids, self.classes, self.launches
+        pid: int | str | None = None
+        tid: int | str | None = None
+        thread = -1
+        rows: dict[int, list[tuple[float, float, int, int]]] = {}
+        row: list[tuple[float, float, int, int]] = []
         for e in events:
             self.count += 1
-            if not (0.0 <= e.dur < LONGEST_US and -LATEST_US < e.ts < LATEST_US) and e.ph != "M":
+            ph = e.ph
+            if not (0.0 <= e.dur < LONGEST_US and -LATEST_US < e.ts < LATEST_US) and ph != "M":
                 self.odd += 1
                 if not -LATEST_US < e.ts < LATEST_US:
                     continue
                 e.dur = 0.0
-            if e.cat not in _OPERATORS or e.ph != "X":
-                rest(e)
+            if ph != "X":
+                if ph in ("i", "M"):
+                    self._instant(e)
                 continue
-            number = ids.get(e.name)
-            if number is None:
-                number = self._new_name(e.name)
-            what = classes[number]
-            if what == ANNOTATION:
-                self._mark(e)
-                continue
-            if (e.pid, e.tid) != key:
-                key = (e.pid, e.tid)
-                row = self.operators[self._thread(e)]
-            row.starts.append(e.ts)
-            row.durations.append(e.dur)
-            row.names.append(number)
-            args = e.args
-            row.sequences.append(-1 if args is None or args.sequence is None else args.sequence)
-            if what == COMM_OP:
-                self._host_comm(e, self._thread(e))
-
-    def _rest(self, e: TraceEvent) -> None:
-        cat = e.cat
-        if e.ph == "X":
-            if cat in _RUNTIME:
+            what = _CATEGORIES.get(e.cat)
+            if what == _OPERATOR:
+                number = ids.get(e.name)
+                if number is None:
+                    number = self._new_name(e.name)
+                what = classes[number]
+                if what == ANNOTATION:
+                    self._mark(e)
+                    continue
+                if e.tid != tid or e.pid != pid:
+                    pid, tid, thread = e.pid, e.tid, self._thread(e)
+                    row = rows.setdefault(thread, [])
+                args = e.args
+                row.append((e.ts, e.dur, number, -1 if args is None or args.sequence is None else args.sequence))
+                if what == COMM_OP:
+                    self._host_comm(e, thread)
+            elif what == _RUNTIME:
                 args = e.args
                 if args is not None and args.correlation is not None:
-                    self.launches[args.correlation] = (e.ts, self._thread(e))
-            elif cat in _DEVICE:
-                self._on_device(e, _DEVICE[cat])  # type: ignore[index]
-            elif cat == "python_function":
+                    if e.tid != tid or e.pid != pid:
+                        pid, tid, thread = e.pid, e.tid, self._thread(e)
+                        row = rows.setdefault(thread, [])
+                    launches[args.correlation] = (e.ts, thread)
+            elif what == _PYTHON:
                 self._python(e)
-            elif cat in _ANNOTATIONS:
+            elif what == _ANNOTATION:
                 self._mark(e)
-        elif e.ph == "i":
+            elif what is not None:
+                self._on_device(e, what)
+        for thread, found in rows.items():
+            if found:
+                self.operators[thread].extend(found)
+
+    def _instant(self, e: TraceEvent) -> None:
+        if e.ph == "i":
             if e.name == "[memory]":
                 self._memory(e)
-        elif e.ph == "M" and e.args is not None and e.name == "thread_name":
+        elif e.args is not None and e.name == "thread_name":
             thread = self._thread(e)
             # gloo's and autograd's threads are named twice; the specific name is kept
             if "pt_" in str(e.args.name) or thread not in self.thread_names:

@@ -1,14 +1,12 @@
-"""Print a trace report, or the comparison of two, as tables in the terminal."""
+"""Lay out a trace report, or the comparison of two, as lines and tables. Pure; `terminal` prints them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from msgspec import Struct
 
-from allranks.analysis.trace.diff import Comparison, DiffRow, Unit
 from allranks.analysis.trace.labels import short_name, short_names, short_path, top_modules_by_self_time
 from allranks.analysis.trace.records import (
     CPU_MEMORY,
@@ -22,6 +20,9 @@ from allranks.analysis.trace.records import (
 )
 from allranks.utils.formatting import format_bandwidth, format_bytes_precise, format_percent_of, format_seconds
 
+if TYPE_CHECKING:
+    from allranks.analysis.trace.diff import Comparison, DiffRow, Unit
+
 WIDE_COLUMNS = 100
 SHOWN_RANKS = 32
 SHOWN_STEPS = 12
@@ -29,36 +30,62 @@ SHOWN_ROWS = 10
 SHOWN_MODULES = 15
 
 
-def show_report(console: Console, report: TraceReport) -> None:
-    """Print the report, most important figures first."""
-    _show_title(console, report)
-    _breakdown(console, report)
-    _steps(console, report)
-    _phases(console, report)
-    _collectives(console, report)
-    _stragglers(console, report)
-    _tops(console, "Kernels", report.top_kernels)
-    _tops(console, "Operators, self time on the host", report.top_operators)
-    _modules(console, report)
-    _memory(console, report)
-    _problems(console, report)
+class Line(Struct, frozen=True):
+    """A line, or with `wrap` a paragraph; `parts` are (text, style)."""
+
+    parts: tuple[tuple[str, str], ...] = ()
+    wrap: bool = False
+    highlight: bool = False  # colour the numbers
 
 
-def _show_title(console: Console, report: TraceReport) -> None:
+class Rule(Struct, frozen=True):
+    """A horizontal line across the terminal."""
+
+
+class Cell(Struct, frozen=True):
+    """A cell with a style."""
+
+    text: str
+    style: str
+
+
+class Table(Struct, frozen=True):
+    """A table with `left` left-aligned columns; the others are right-aligned. A cell may have several lines."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str | Cell, ...]]
+    left: int = 1
+    title_style: str = "bold"
+
+
+Block = Line | Rule | Table
+BLANK = Line()
+
+
+def report_blocks(report: TraceReport, width: int) -> Iterator[Block]:
+    """Yield the report for a terminal of `width` columns, most important figures first."""
+    yield from _title(report)
+    yield from _breakdown(report)
+    yield from _steps(report)
+    yield from _phases(report)
+    yield from _collectives(report)
+    yield from _stragglers(report)
+    yield from _tops("Kernels", report.top_kernels, width)
+    yield from _tops("Operators, self time on the host", report.top_operators, width)
+    yield from _modules(report, width)
+    yield from _memory(report)
+    yield from _problems(report)
+
+
+def _title(report: TraceReport) -> Iterator[Block]:
     window = f", window {report.window}" if report.window else ""
     world = f" of {report.world_size}" if report.world_size else ""
     ranks = f"{len(report.ranks)}{world} rank{'s' if max(len(report.ranks), report.world_size or 1) > 1 else ''}"
     names = {r.device_name for r in report.ranks if r.device_name}
     what = ", ".join(p for p in (ranks, report.device.upper(), report.backend or "", *sorted(names)) if p)
-    console.print(Text.assemble((report.name, "bold"), f"{window}: {what}"), soft_wrap=True)
-    console.print(Text(report.definition, style="dim"))
-
-
-def _table(title: str, *columns: str, left: int = 1) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i < left else "right", no_wrap=True)
-    return table
+    yield Line(((report.name, "bold"), (f"{window}: {what}", "")))
+    yield Line(((report.definition, "dim"),), wrap=True)
 
 
 def _parts(b: Breakdown) -> list[str]:
@@ -73,80 +100,69 @@ def _parts(b: Breakdown) -> list[str]:
     ]
 
 
-def _breakdown(console: Console, report: TraceReport) -> None:
+def _breakdown(report: TraceReport) -> Iterator[Block]:
     columns = ("rank", "time", "steps", "compute", "exposed comm.", "copies", "idle", "all comm.", "hidden")
-    table = _table("Time by rank", *columns)
-    for r in report.ranks[:SHOWN_RANKS]:
-        table.add_row(
-            str(r.rank), format_seconds(r.total.span_s), str(len(r.steps)) if r.steps else "none", *_parts(r.total)
-        )
-    console.print()
-    console.print(table)
+    rows: list[tuple[str | Cell, ...]] = [
+        (str(r.rank), format_seconds(r.total.span_s), str(len(r.steps)) if r.steps else "none", *_parts(r.total))
+        for r in report.ranks[:SHOWN_RANKS]
+    ]
+    yield BLANK
+    yield Table("Time by rank", columns, rows)
     if len(report.ranks) > SHOWN_RANKS:
-        console.print(f"and {len(report.ranks) - SHOWN_RANKS} more ranks (--json has all)")
+        text = f"and {len(report.ranks) - SHOWN_RANKS} more ranks (--json has all)"
+        yield Line(((text, ""),), wrap=True, highlight=True)
 
 
-def _steps(console: Console, report: TraceReport) -> None:
+def _steps(report: TraceReport) -> Iterator[Block]:
     worst = max(report.ranks, key=lambda r: r.total.exposed_comm_s)
     if len(worst.steps) < 2:
         return
     why = " (most exposed communication)" if len(report.ranks) > 1 else ""
-    table = _table(
-        f"Steps of rank {worst.rank}{why}",
-        "step",
-        "time",
-        "compute",
-        "exposed comm.",
-        "copies",
-        "idle",
-        "all comm.",
-        "hidden",
-    )
-    for s in worst.steps[:SHOWN_STEPS]:
-        table.add_row(
-            f"{s.step}{' (trimmed)' if s.trimmed else ''}", format_seconds(s.breakdown.span_s), *_parts(s.breakdown)
-        )
-    console.print()
-    console.print(table)
+    columns = ("step", "time", "compute", "exposed comm.", "copies", "idle", "all comm.", "hidden")
+    rows: list[tuple[str | Cell, ...]] = [
+        (f"{s.step}{' (trimmed)' if s.trimmed else ''}", format_seconds(s.breakdown.span_s), *_parts(s.breakdown))
+        for s in worst.steps[:SHOWN_STEPS]
+    ]
+    yield BLANK
+    yield Table(f"Steps of rank {worst.rank}{why}", columns, rows)
 
 
-def _phases(console: Console, report: TraceReport) -> None:
+def _phases(report: TraceReport) -> Iterator[Block]:
     n = len(report.ranks)
     busy = "kernels" if report.device == "gpu" else "compute"
-    table = _table(f"Phases, mean of {n} rank{'s' if n > 1 else ''}", "phase", "host", busy, "comm. launched")
+    rows: list[tuple[str | Cell, ...]] = []
     for i, phase in enumerate(report.ranks[0].phases):
         values = [(r.phases[i].host_s, r.phases[i].busy_s, r.phases[i].comm_s) for r in report.ranks]
         means = [sum(v[k] for v in values) / n for k in range(3)]
         if any(means):
-            table.add_row(phase.phase, *(format_seconds(m) for m in means))
-    console.print()
-    console.print(table)
+            rows.append((phase.phase, *(format_seconds(m) for m in means)))
+    yield BLANK
+    yield Table(f"Phases, mean of {n} rank{'s' if n > 1 else ''}", ("phase", "host", busy, "comm. launched"), rows)
 
 
-def _collectives(console: Console, report: TraceReport) -> None:
+def _collectives(report: TraceReport) -> Iterator[Block]:
     if not report.collectives:
         return
-    table = _table(
-        "Collectives, all ranks", "kind and size", "ranks", "count", "each", "mean", "waiting", "alg GB/s", "bus GB/s"
-    )
+    columns = ("kind and size", "ranks", "count", "each", "mean", "waiting", "alg GB/s", "bus GB/s")
+    rows: list[tuple[str | Cell, ...]] = []
     for row in report.collectives:
-        _collective_row(table, row, row.kind)
+        rows.append(_collective_row(row, row.kind))
         mine = [r for r in report.sizes if r.kind == row.kind]
-        for part in mine if len(mine) > 1 else []:
-            _collective_row(table, part, f"  {part.size_bucket}")
-    console.print()
-    console.print(table)
+        rows += [_collective_row(part, f"  {part.size_bucket}") for part in (mine if len(mine) > 1 else [])]
+    yield BLANK
+    yield Table("Collectives, all ranks", columns, rows)
     p = report.pairing
     if p.paired:
         how = f"{p.by_sequence} by sequence number, {p.by_order} by order"
-        console.print(f"{p.paired} paired across ranks ({how}); {p.unpaired} not paired.", style="dim", soft_wrap=True)
-    _launches(console, report)
+        text = f"{p.paired} paired across ranks ({how}); {p.unpaired} not paired."
+        yield Line(((text, "dim"),), highlight=True)
+    yield from _launches(report)
 
 
-def _collective_row(table: Table, row: CollectiveRow, name: str) -> None:
+def _collective_row(row: CollectiveRow, name: str) -> tuple[str, ...]:
     waiting = format_percent_of(row.wait_s or 0, row.total_s) if row.wait_s is not None else "-"
     group = str(row.group_size) if row.group_size else "-"
-    table.add_row(
+    return (
         name,
         group,
         str(row.count),
@@ -158,43 +174,45 @@ def _collective_row(table: Table, row: CollectiveRow, name: str) -> None:
     )
 
 
-def _launches(console: Console, report: TraceReport) -> None:
-    """Print where collectives were launched, per rank and step."""
-    rows, told, steps = totals_by_phase(report)
-    table = _table(
-        "Launch location of collectives, per rank and step", "kind", "phase", "count", "bytes", "time", left=2
-    )
-    for (kind, phase), (count, moved, time) in rows.items():
-        table.add_row(
+def _launches(report: TraceReport) -> Iterator[Block]:
+    """Yield where collectives were launched, per rank and step."""
+    found, told, steps = totals_by_phase(report)
+    rows: list[tuple[str | Cell, ...]] = [
+        (
             kind,
             phase,
             f"{count / steps:.4g}",
             format_bytes_precise(moved / steps) if told else "-",
             format_seconds(time / steps),
         )
-    console.print()
-    console.print(table)
+        for (kind, phase), (count, moved, time) in found.items()
+    ]
+    title = "Launch location of collectives, per rank and step"
+    yield BLANK
+    yield Table(title, ("kind", "phase", "count", "bytes", "time"), rows, left=2)
 
 
-def _stragglers(console: Console, report: TraceReport) -> None:
-    rows = [r for r in report.stragglers if r.pairs]
-    if len(rows) < 2:
+def _stragglers(report: TraceReport) -> Iterator[Block]:
+    found = [r for r in report.stragglers if r.pairs]
+    if len(found) < 2:
         return
-    table = _table("Last ranks in collectives", "rank", "last", "of", "caused wait", "mean", "longest", "own wait")
-    for row in rows[:SHOWN_ROWS]:
-        table.add_row(
+    columns = ("rank", "last", "of", "caused wait", "mean", "longest", "own wait")
+    rows: list[tuple[str | Cell, ...]] = [
+        (
             str(row.rank), f"{row.last} ({100 * row.last_share:.0f} %)", str(row.pairs), format_seconds(row.caused_wait_s),
             format_seconds(row.mean_late_s), format_seconds(row.max_late_s), format_seconds(row.wait_s),
-        )  # fmt: skip
-    console.print()
-    console.print(table)
+        )
+        for row in found[:SHOWN_ROWS]
+    ]  # fmt: skip
+    yield BLANK
+    yield Table("Last ranks in collectives", columns, rows)
     worst = longest_wait(report)
     if worst is not None:
         what = f"{worst.kind} ({worst.key})" if worst.kind not in worst.key else worst.key
         text = (
             f"Longest: rank {worst.last_rank} reached {what} {format_seconds(max(worst.wait_s))} after the first rank."
         )
-        console.print(Text(text, style="dim"), soft_wrap=True)
+        yield Line(((text, "dim"),))
 
 
 def longest_wait(report: TraceReport) -> PairReport | None:
@@ -205,17 +223,17 @@ def longest_wait(report: TraceReport) -> PairReport | None:
     return worst if worst is not None and max(worst.wait_s) > 0 else None
 
 
-def _tops(console: Console, title: str, rows: Sequence[TopRow]) -> None:
-    if not rows:
+def _tops(title: str, found: Sequence[TopRow], width: int) -> Iterator[Block]:
+    if not found:
         return
     # a name of a few letters is useless: in narrow terminals the mean (sum by count) is omitted
-    wide = console.width >= WIDE_COLUMNS
-    table = _table(title, "name", "kind", "count", "sum", "share", *(["mean"] if wide else []), "longest", left=2)
-    width = max(console.width - (55 if wide else 45), 20)
-    shown = rows[:SHOWN_ROWS]
-    for row, name in zip(shown, short_names([r.name for r in shown], width), strict=True):
-        table.add_row(
-            Text(name),
+    wide = width >= WIDE_COLUMNS
+    columns = ("name", "kind", "count", "sum", "share", *(["mean"] if wide else []), "longest")
+    shown = found[:SHOWN_ROWS]
+    names = short_names([r.name for r in shown], max(width - (55 if wide else 45), 20))
+    rows: list[tuple[str | Cell, ...]] = [
+        (
+            name,
             row.kind,
             str(row.count),
             format_seconds(row.total_s),
@@ -223,99 +241,91 @@ def _tops(console: Console, title: str, rows: Sequence[TopRow]) -> None:
             *([format_seconds(row.mean_s)] if wide else []),
             format_seconds(row.max_s),
         )
-    console.print()
-    console.print(table)
+        for row, name in zip(shown, names, strict=True)
+    ]
+    yield BLANK
+    yield Table(title, columns, rows, left=2)
 
 
-def _modules(console: Console, report: TraceReport) -> None:
+def _modules(report: TraceReport, width: int) -> Iterator[Block]:
     if not report.modules:
         return
     own = report.modules[0].source == "annotation"
-    title = "Ranges named by the program" if own else "Modules"
-    table = _table(title, "name", "calls", "host", "forward", "backward", "own")
-    for m in top_modules_by_self_time(report.modules, SHOWN_MODULES):
-        table.add_row(
-            _indented(m, max(console.width - 50, 20)),
+    rows: list[tuple[str | Cell, ...]] = [
+        (
+            _indented(m, max(width - 50, 20)),
             str(m.count),
             format_seconds(m.host_s),
             format_seconds(m.forward_s),
             format_seconds(m.backward_s),
             format_seconds(m.self_s),
         )
-    console.print()
-    console.print(table)
+        for m in top_modules_by_self_time(report.modules, SHOWN_MODULES)
+    ]
+    title = "Ranges named by the program" if own else "Modules"
+    yield BLANK
+    yield Table(title, ("name", "calls", "host", "forward", "backward", "own"), rows)
 
 
-def _indented(m: ModuleRow, width: int) -> Text:
+def _indented(m: ModuleRow, width: int) -> str:
     """Indent a name of the program by its depth; the path of a module already shows its position."""
     if m.source == "module":
-        return Text(short_path(m.name, width))
+        return short_path(m.name, width)
     indent = "  " * min(m.depth, 6)
-    return Text(indent + short_name(m.name, width - len(indent)))
+    return indent + short_name(m.name, width - len(indent))
 
 
-def _memory(console: Console, report: TraceReport) -> None:
-    rows = [(r, m) for r in report.ranks[:SHOWN_RANKS] for m in r.memory]
-    if not rows:
+def _memory(report: TraceReport) -> Iterator[Block]:
+    found = [(r, m) for r in report.ranks[:SHOWN_RANKS] for m in r.memory]
+    if not found:
         return
-    table = _table("Memory that PyTorch allocated", "rank", "device", "peak", "reserved", "at the end", left=2)
-    for r, m in rows:
-        table.add_row(
+    rows: list[tuple[str | Cell, ...]] = [
+        (
             str(r.rank),
             m.device,
             format_bytes_precise(m.peak_bytes),
             format_bytes_precise(m.peak_reserved_bytes),
             format_bytes_precise(m.last_bytes),
         )
-    console.print()
-    console.print(table)
-    if any(m.device == "cpu" for _, m in rows):
-        console.print(Text(CPU_MEMORY, style="dim"), soft_wrap=True)
+        for r, m in found
+    ]
+    columns = ("rank", "device", "peak", "reserved", "at the end")
+    yield BLANK
+    yield Table("Memory that PyTorch allocated", columns, rows, left=2)
+    if any(m.device == "cpu" for _, m in found):
+        yield Line(((CPU_MEMORY, "dim"),))
 
 
-def _problems(console: Console, report: TraceReport) -> None:
+def _problems(report: TraceReport) -> Iterator[Block]:
     if not report.problems:
         return
-    console.print()
-    console.print("Notes about these figures", style="bold")
+    yield BLANK
+    yield Line((("Notes about these figures", "bold"),), wrap=True)
     styles = {"error": "red", "warning": "yellow", "note": "dim"}
     for p in report.problems:
         where = f"{p.file}: " if p.file else ""
-        console.print(Text.assemble((f"{p.severity:7} ", styles[p.severity]), f"{where}{p.message}"), soft_wrap=True)
+        yield Line(((f"{p.severity:7} ", styles[p.severity]), (f"{where}{p.message}", "")))
 
 
-def show_comparison(console: Console, comparison: Comparison) -> None:
-    """Print the tables of `compare_tables` and the remarks."""
-    for table in compare_tables(comparison, console.width):
-        console.print()
-        console.print(table)
-    for remark in comparison.remarks:
-        console.print(Text(f"note    {remark}", style="dim"), soft_wrap=True)
-
-
-def compare_tables(comparison: Comparison, width: int = 100) -> list[Table]:
-    """Return one table of all figures, and one of the kernels and operators with the largest changes."""
+def comparison_blocks(comparison: Comparison, width: int) -> Iterator[Block]:
+    """Yield one table of all figures, one of the kernels and operators with the largest changes, and the remarks."""
     title = f"{comparison.a} against {comparison.b}, per {comparison.per}"
-    tables = [_comparison_table(title, comparison.rows, width)]
+    yield BLANK
+    yield _comparison_table(title, comparison.rows, width)
     if comparison.changed:
-        tables.append(_comparison_table("Kernels and operators with the largest changes", comparison.changed, width))
-    return tables
+        yield BLANK
+        yield _comparison_table("Kernels and operators with the largest changes", comparison.changed, width)
+    for remark in comparison.remarks:
+        yield Line(((f"note    {remark}", "dim"),))
 
 
-def _comparison_table(title: str, rows: Sequence[DiffRow], width: int) -> Table:
-    table = Table(
-        title=Text(title), title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim"
-    )
-    table.add_column("", no_wrap=True)
-    for column in ("this", "other", "ratio"):
-        table.add_column(column, justify="right", no_wrap=True)
-    room = max(width - 40, 20)
-    for row, name in zip(rows, short_names([r.name for r in rows], room), strict=True):
-        ratio = f"{row.ratio:.3g}" if row.ratio is not None else "-"
-        table.add_row(
-            Text(name), format_figure(row.a, row.unit), format_figure(row.b, row.unit), _coloured_ratio(ratio, row)
-        )
-    return table
+def _comparison_table(title: str, found: Sequence[DiffRow], width: int) -> Table:
+    names = short_names([r.name for r in found], max(width - 40, 20))
+    rows: list[tuple[str | Cell, ...]] = [
+        (name, format_figure(row.a, row.unit), format_figure(row.b, row.unit), _ratio(row))
+        for row, name in zip(found, names, strict=True)
+    ]
+    return Table(title, ("", "this", "other", "ratio"), rows, title_style="")
 
 
 def format_figure(value: float | None, unit: Unit) -> str:
@@ -335,8 +345,9 @@ def format_figure(value: float | None, unit: Unit) -> str:
     )
 
 
-def _coloured_ratio(ratio: str, row: DiffRow) -> Text:
-    """Colour times that changed by at least a tenth; for other figures, more is neither better nor worse."""
+def _ratio(row: DiffRow) -> str | Cell:
+    """Return the ratio; colour times that changed by at least a tenth. For other figures, more is neither better nor worse."""
+    ratio = f"{row.ratio:.3g}" if row.ratio is not None else "-"
     if row.unit != "s" or row.ratio is None or row.name == "hidden communication" or 0.9 <= row.ratio <= 1.1:
-        return Text(ratio)
-    return Text(ratio, style="red" if row.ratio > 1 else "green")
+        return ratio
+    return Cell(ratio, "red" if row.ratio > 1 else "green")

@@ -82,7 +82,7 @@ def find_rank(box: Box, rank: str, job: str = "") -> dict[int, tuple[str, str]]:
 
 
 def _slurm_rank(values: Mapping[str, str]) -> str | None:
-    """Return Slurm's task number; a batch script has one too, but is no rank and has no step."""
+    """Return Slurm's task number; a batch script has one too, but it is not a rank and has no step."""
     return values.get("SLURM_PROCID") if "SLURM_STEP_ID" in values else None
 
 

@@ -20,7 +20,7 @@ from allranks.planning.rank_environment import script_arguments
 from allranks.spec import data_sources
 from allranks.spec.data_mixture import parts_of, source_of
 from allranks.spec.data_rows import eval_data, naming_source, read_examples
-from allranks.spec.data_templates import choose_template, require_template
+from allranks.spec.data_templates import choose_template, require_task_template, require_template
 from allranks.spec.models import TINY_ENCODERS, check_model_folder, is_mlp, tiny_family
 from allranks.spec.records import DataSpec, RunSpec, ScriptSpec
 from allranks.utils.caches import cache_root, private_root
@@ -48,10 +48,10 @@ def check_request(spec: RunSpec) -> None:
         _check_model_files(spec.model.name)
     classifier = is_classifier(spec)
     if spec.data is not None:
-        _check_sources(spec.data, classifier)
+        _check_sources(spec, spec.data, classifier)
     if spec.data is not None and spec.eval.source is not None:
         try:
-            _check_data(eval_data(spec), classifier)
+            _check_data(spec, eval_data(spec), classifier)
         except DataError as error:
             raise DataError(str(error).replace("data.source", "eval.source")) from None
 
@@ -96,13 +96,13 @@ def _check_script(script: ScriptSpec) -> None:
         )
 
 
-def _check_sources(data: DataSpec, classifier: bool | None) -> None:
+def _check_sources(spec: RunSpec, data: DataSpec, classifier: bool | None) -> None:
     for number, part in enumerate(parts_of(data)):
         with naming_source(data, number):
-            _check_data(part, classifier)
+            _check_data(spec, part, classifier)
 
 
-def _check_data(data: DataSpec, classifier: bool | None) -> None:
+def _check_data(spec: RunSpec, data: DataSpec, classifier: bool | None) -> None:
     """Refuse a first row that no template fits."""
     require_template(data.template)
     source = source_of(data)
@@ -110,6 +110,8 @@ def _check_data(data: DataSpec, classifier: bool | None) -> None:
         own = data_sources.builtin_set(source)
         if data.template != "auto" or data.columns:  # else it has its own columns
             choose_template(data, own.rows(1, data.seed), classifier=classifier is True)
+        elif classifier:
+            require_task_template(own.template, spec.model.name if spec.model else "", classifier=True)
         return
     if not data_sources.looks_like_file(source):
         return

@@ -20,7 +20,7 @@ import msgspec
 
 from allranks.errors import EnvironmentNotAble, RequestError
 from allranks.nodes.slurm import answers
-from allranks.nodes.slurm.answers import JobInfo, NoAnswer, NodeInfo
+from allranks.nodes.slurm.answers import JobInfo, NoAnswer, NodeInfo, PartitionGres
 from allranks.nodes.slurm.endpoints import find_endpoint
 
 CALL_TIMEOUT_S = 60.0
@@ -161,15 +161,17 @@ class Slurm:
             return None
         return NoAnswer(f"Slurm ({self.label}): scontrol show {what} {name}: {' '.join(said.split())[:300]}")
 
-    def partition_gpus(self, partition: str | None, *, timeout_s: float = TRY_TIMEOUT_S) -> int | None:
-        """Return the GPUs of each node of a partition (None: the default one); None if unknown."""
+    def partitions(self, *, timeout_s: float = TRY_TIMEOUT_S) -> list[PartitionGres]:
+        """Return the partitions, each once for every kind of its nodes; none if Slurm does not answer."""
         try:
             done = self._ask("sinfo", "--all", "--noheader", "--format=%P|%G", timeout_s=timeout_s)
         except EnvironmentNotAble:
-            return None
-        if done.returncode:
-            return None
-        return answers.partition_gpus(answers.parse_partitions(done.stdout), partition)
+            return []
+        return [] if done.returncode else answers.parse_partitions(done.stdout)
+
+    def partition_gpus(self, partition: str | None, *, timeout_s: float = TRY_TIMEOUT_S) -> int | None:
+        """Return the GPUs of each node of a partition (None: the default one); None if unknown."""
+        return answers.partition_gpus(self.partitions(timeout_s=timeout_s), partition)
 
     def state(self, job: str) -> JobState:
         """Return a job's state: ``GONE`` if Slurm does not know it, `NO_ANSWER` if Slurm does not answer."""

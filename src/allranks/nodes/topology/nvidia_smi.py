@@ -112,7 +112,7 @@ def find_header(line: str) -> Header | None:
 
 
 def damaged_header(line: str) -> str | None:
-    """Return the word because of which a line is no header although it names several GPUs and no link types."""
+    """Return the word because of which a line is not a header although it names several GPUs and no link types."""
     first = _COLUMN.search(line)
     words = (line[: first.start()] if first else line).split()
     gpus = [word for word in words if GPU.fullmatch(word)]

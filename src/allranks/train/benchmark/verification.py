@@ -1,117 +1,27 @@
 """Verify strategies in short trials: compare weights with a single-process reference, and check traffic, memory and overlap.
 
-The reference processes the ranks' micro-batches in order, without strategy and collectives. A negative control without
-communication, which is not in the registry, must fail.
+A negative control without communication, which is not in the registry, must fail.
 """
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import torch
-import torch.distributed as dist
-from safetensors.torch import load_file, save_file
 
 from allranks.planning.records import LaunchPlan
-from allranks.rundir.events import EventLog, read_events
 from allranks.rundir.paths import RunDir
 from allranks.spec import RunSpec
-from allranks.train import distributed, strategies
+from allranks.train import strategies
+from allranks.train.benchmark.baseline import Baseline
 from allranks.train.benchmark.measurements import CollectiveRecorder, MemoryUsage, ProfileWindow
-from allranks.train.data.batches import Batch
-from allranks.train.data.prepared import TokenSet
-from allranks.train.data.sampler import Rows, SampleOrder
+from allranks.train.benchmark.repeats import with_load
+from allranks.train.benchmark.trials import TrialRunner, uneven_trial
 from allranks.train.distributed import DistContext
-from allranks.train.loop import StepWatcher, TrainingLoop, loop_of
-from allranks.train.models import adapters
-from allranks.train.models.losses import LossModel
-from allranks.train.optimizer import adamw, learning_rate
-from allranks.train.setup import set_precision, stored_dtype, warmup
-from allranks.train.step_metrics import LoopPlan, StopRequest
-from allranks.train.strategies.base import MakeOptimizer, Sizes, Strategy, Traffic
+from allranks.train.loop import loop_of
+from allranks.train.strategies.base import Sizes, Traffic
 from allranks.train.strategies.simple_ddp import SimpleDDP
-from allranks.train.tasks import task_of, whole_model
-from allranks.utils.caches import cache_root
-
-
-def update_error(
-    ours: Mapping[str, torch.Tensor], reference: Mapping[str, torch.Tensor], start: Mapping[str, torch.Tensor]
-) -> float:
-    """Return the norm of the weights' difference divided by the norm of the reference's update.
-
-    0 means bitwise equal, 1 as wrong as untrained weights. The norm covers all weights, because AdamW divides by the size of the
-    gradient: if a gradient is rounding noise, a single weight may differ by a full learning rate.
-
-    Raises:
-        KeyError: the names differ.
-    """
-    if ours.keys() != reference.keys() or ours.keys() != start.keys():
-        raise KeyError(f"the names of the weights differ: {sorted(ours.keys() ^ reference.keys())[:3]}")
-    apart = moved = 0.0
-    for name, wanted in reference.items():
-        apart += float((ours[name].double() - wanted.double()).square().sum())
-        moved += float((wanted.double() - start[name].double()).square().sum())
-    if apart == 0.0:
-        return 0.0
-    return (apart / moved) ** 0.5 if moved else float("inf")
-
-
-def norm_error(ours: Sequence[float | None], reference: Sequence[float]) -> float:
-    """Return the largest relative difference of gradient norms over all steps.
-
-    It complements `update_error`: AdamW's update does not depend on the size of the gradient, so sums that are not divided by
-    the world size would go unnoticed. Infinite if a step is missing, or if its norm is None, NaN, or not 0 while the reference's is.
-    """
-    if len(ours) != len(reference):
-        return math.inf
-    return max((_relative_difference(n, r) for n, r in zip(ours, reference, strict=True)), default=0.0)
-
-
-def _relative_difference(ours: float | None, reference: float) -> float:
-    if ours is None or not math.isfinite(ours) or not math.isfinite(reference):
-        return math.inf
-    if ours == reference:
-        return 0.0
-    return abs(ours - reference) / reference if reference else math.inf
-
-
-def reference_weights(
-    model: LossModel,
-    make_optimizer: MakeOptimizer,
-    orders: Sequence[SampleOrder],
-    tokens: TokenSet,
-    make_batch: Callable[[Rows], Batch],
-    steps: int,
-    clip_norm: float | None,
-    rates: Sequence[float],
-) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """Return the trained weights after `steps` on the CPU, and each step's gradient norm before clipping.
-
-    `orders` has one entry per rank, `rates` one learning rate per step.
-    """
-    model.train()
-    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    optimizer = make_optimizer(named)
-    norms = []
-    for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = rates[step]
-        total = max(int(tokens.trained[orders[0].global_batch(step)].sum()), 1)
-        for parts in zip(*(order.micro_batches(step) for order in orders), strict=True):
-            for rows in parts:
-                (model(make_batch(rows)) / total).backward()
-        norms.append(float(torch.nn.utils.get_total_norm([p.grad for _, p in named if p.grad is not None])))
-        if clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_([p for _, p in named], clip_norm)
-        optimizer.step()
-        optimizer.zero_grad()
-    return {n: p.detach().to("cpu", copy=True) for n, p in named}, norms
 
 
 class Unsynchronised(SimpleDDP):
@@ -121,154 +31,67 @@ class Unsynchronised(SimpleDDP):
         loss.backward()
 
 
-@dataclass
-class TrialWork:
-    """Steps and rows that this rank trained."""
-
-    micro_batches: int = 0
-    rows: int = 0
-    tokens: int = 0
-    updates: int = 0
-
-
-class TrialRunner:
-    """Run trials on one rank. All ranks call the same methods."""
-
-    def __init__(self, run: RunDir, spec: RunSpec, plan: LaunchPlan, world: DistContext) -> None:
-        assert spec.model is not None and spec.data is not None and plan.batch is not None
-        self.run, self.spec, self.plan, self.world, self.batch = run, spec, plan, world, plan.batch
-        self._model_spec, self._task = spec.model, task_of(spec)
-        self.data = self._task.prepare(cache_root(spec.cluster.cache), lambda text: None)
-        self.orders = [
-            SampleOrder(len(self.data.train), spec.data.seed, self.batch, r, world.size) for r in range(world.size)
-        ]
-        self.order = self.orders[world.rank]
-
-    @property
-    def folder(self) -> Path:
-        """Folder of the comparison's measurements."""
-        return self.run.root / "compare"
-
-    def model(self) -> Any:
-        """Return the spec's model with its loss and without dropout: deterministic on every rank."""
-        spec = self.spec
-        model = whole_model(self._task, self.data, stored_dtype(self.plan, spec))
-        for module in model.modules():  # no random numbers: ranks and the single process would draw different ones
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
-        still = msgspec.structs.replace(spec.adapter, dropout=0.0)
-        model = adapters.add_adapter(
-            model, still, classifier=self._task.classifier, base=self._model_spec.name, seed=spec.train.seed
-        )
-        model.to(self.world.device)
-        set_precision(model, self.plan, self.world.device)
-        return self._task.loss_model(model)
-
-    def make_batch(self, rows: Rows) -> Any:
-        """Return a micro-batch on the device."""
-        return self._task.batches(self.data, self.plan.dtype, self.world.device)(rows)
-
-    def rates(self, steps: int) -> list[float]:
-        """Return the learning rate of each step."""
-        return [learning_rate(self.spec.train, s, steps) for s in range(steps)]
-
-    def setup(self, strategy: Strategy) -> LossModel:
-        """Return a new model set up in the strategy."""
-        model = self.model()
-        distributed.seed_rank(self.spec.train.seed, self.world.rank)
-        strategy.setup(model, adamw(self.spec.train), self.world.group, self.spec.train.max_grad_norm)
-        if strategy.warmup:
-            warmup(strategy, self.make_batch(self.order.micro_batches(0)[0]))
-        return model
-
-    def log(self, name: str, repeat: int) -> Path:
-        """Return the path of this rank's step records."""
-        return self.folder / name / f"repeat{repeat}" / f"rank{self.world.rank}.jsonl"
-
-    def train(
-        self,
-        strategy: Strategy,
-        steps: int,
-        log: Path,
-        watcher: StepWatcher | None,
-        held: MemoryUsage | None = None,
-        loop: type[TrainingLoop] = TrainingLoop,
-    ) -> tuple[list[dict[str, Any]], TrialWork]:
-        """Train and return the events of the steps and the work in them."""
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.unlink(missing_ok=True)
-        work = TrialWork()
-
-        def make(rows: Rows) -> Batch:
-            work.micro_batches += 1
-            work.rows += len(rows)
-            batch = self.make_batch(rows)
-            work.tokens += batch.tokens_real
-            return batch
-
-        plan = LoopPlan(
-            0, steps, self.spec.train, 1, self.batch.global_batch_size, lambda done: False, lambda done, stop: None
-        )
-        with EventLog(log, self.world.rank) as events:
-            loop(self.world, strategy, self.order, self.data.train, make, plan, events, StopRequest(), watcher).run()
-        work.updates = held.updates if held else 0
-        return [e for e in read_events(log) if e["event"] == "step"], work
-
-
 VERIFY_STEPS = 6  # one plain, two recorded, three profiled
+UNEVEN_STEPS = 5  # of 6 W rows each, from 6 W + 7: four epochs, none of which ends with a step
 
 
 class Verifier:
-    """Compare strategies with a reference that rank 0 computes first. All ranks call the same methods."""
+    """Compare strategies with references that rank 0 computes first. All ranks call the same methods.
 
-    def __init__(self, bench: TrialRunner, model: LossModel) -> None:
-        self._bench, self._world = bench, bench.world
-        self.sizes = Sizes(tuple(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad))
-        self._reference_file = bench.folder / "reference.safetensors"
-        self._start_file = bench.folder / "start.safetensors"
-        self.reference_s = 0.0
+    ``verified`` trains the spec for a few recorded steps. ``uneven`` trains a small perceptron in float32 whose weights no number
+    of ranks divides, with accumulation, clipping, weight decay and a schedule, on rows that do not fill the last batch of an epoch.
+    ``timed`` is the work of the timed repeats.
+    """
 
-    def reference(self, model: LossModel) -> None:
-        """Compute the reference on rank 0; the others wait on the control group."""
-        began, bench = time.perf_counter(), self._bench
-        if self._world.is_first:
-            bench.folder.mkdir(parents=True, exist_ok=True)
-            save_file(_trained_weights(model), self._start_file)
-            whole, self._norms = reference_weights(
-                model,
-                adamw(bench.spec.train),
-                bench.orders,
-                bench.data.train,
-                bench.make_batch,
-                VERIFY_STEPS,
-                bench.spec.train.max_grad_norm,
-                bench.rates(VERIFY_STEPS),
-            )
-            save_file({k: v.contiguous().clone() for k, v in whole.items()}, self._reference_file)
-        dist.barrier(group=self._world.control)
-        self.reference_s = time.perf_counter() - began
+    def __init__(self, run: RunDir, spec: RunSpec, plan: LaunchPlan, world: DistContext, timed_steps: int) -> None:
+        self._world = world
+        self.bench = TrialRunner(run, spec, plan, world)
+        self._uneven = TrialRunner(run, *uneven_trial(spec, plan), world)
+        self._model = self.bench.model()
+        self.parameters = sum(p.numel() for p in self._model.parameters())
+        self.sizes = Sizes(tuple(p.numel() * p.element_size() for p in self._model.parameters() if p.requires_grad))
+        self.timed_steps = timed_steps
+        self.baselines = {
+            "verified": Baseline(self.bench, "verified", VERIFY_STEPS),
+            "uneven": Baseline(self._uneven, "uneven", UNEVEN_STEPS),
+            "timed": Baseline(self.bench, "timed", timed_steps),
+        }
+
+    @property
+    def model(self) -> Any:
+        """The model without its loss."""
+        return self._model.model
+
+    def compute_references(self) -> None:
+        """Compute the references on rank 0; the others wait on the control group."""
+        self.baselines["verified"].compute(self._model)
+        self.baselines["timed"].compute(self._model)
+        del self._model
+        self.baselines["uneven"].compute(self._uneven.model())
 
     def negative_control(self) -> dict[str, Any]:
         """Train without synchronisation: the parity check must fail, otherwise it proves nothing."""
         strategy = Unsynchronised()
-        model = self._bench.setup(strategy)
-        steps, _ = self._bench.train(strategy, VERIFY_STEPS, self._bench.log("negative-control", 0), None)
-        return self._parity(strategy, model, steps)
+        model = self.bench.setup(strategy)
+        steps, work = self.bench.train(strategy, VERIFY_STEPS, self.bench.log("negative-control", "repeat0"), None)
+        return self.baselines["verified"].judge(strategy, model, steps, work)
 
     def verify(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
         """Return what a strategy did in `VERIFY_STEPS` steps, and what it declares."""
-        bench = self._bench
+        bench = self.bench
         strategy = strategies.create(name, options)
         model = bench.setup(strategy)
         held, recorder = MemoryUsage(strategy, model), CollectiveRecorder(1, 2)
         trace = bench.folder / name / "traces" / f"rank{self._world.rank}.json.gz"
         window = ProfileWindow(3, VERIFY_STEPS - 1, self._world.device, trace)
         watcher = _RecordThenProfile(recorder, window, held)
-        steps, work = bench.train(strategy, VERIFY_STEPS, bench.log(name, 0), watcher, held, loop_of(name))
+        (steps, work), load = with_load(
+            self._world,
+            lambda: bench.train(strategy, VERIFY_STEPS, bench.log(name, "repeat0"), watcher, loop_of(name)),
+        )
+        work.updates = held.updates
         expected: list[Traffic] = strategy.traffic(self.sizes, self._world.size, bench.batch.grad_accum)
         found = {
-            "work": vars(work),
-            "losses": [e["loss"] for e in steps],
             "claims_overlap": strategy.claims_overlap,
             "expected": [vars(t) for t in expected],
             "measured": recorder.totals(),
@@ -279,27 +102,27 @@ class Verifier:
                 "peak_bytes": window.peak_bytes,  # 0 on a CPU: the peak is in the trace, counted from before_bytes
             },
             "before_bytes": window.before_bytes,
+            "load": load,
         }
         held.remove()
-        return found | self._parity(strategy, model, steps)
+        return found | self.baselines["verified"].judge(strategy, model, steps, work)
 
-    def _parity(self, strategy: Strategy, model: LossModel, steps: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the differences of weights and norms from the reference (on rank 0), and between ranks."""
-        found: dict[str, Any] = {}
-        whole = strategy.weights(trained_only=True)
-        if self._world.is_first:
-            found["error"] = update_error(whole, load_file(self._reference_file), load_file(self._start_file))
-            found["norm_error"] = norm_error([e["grad_norm"] for e in steps], self._norms)
-        if strategy.replicated:
-            mine = torch.tensor([float(p.double().sum()) for p in model.parameters()], dtype=torch.float64)
-            every = [torch.zeros_like(mine) for _ in range(self._world.size)]
-            dist.all_gather(every, mine, group=self._world.control)
-            found["ranks_differ"] = max(float((t - mine).abs().max()) for t in every)
-        return found
+    def verify_uneven(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
+        """Return what a strategy did in `UNEVEN_STEPS` steps of the uneven trial."""
+        bench, strategy = self._uneven, strategies.create(name, options)
+        model = bench.setup(strategy)
+        steps, work = bench.train(strategy, UNEVEN_STEPS, bench.log(name, "uneven"), None, loop_of(name))
+        return self.baselines["uneven"].judge(strategy, model, steps, work)
 
-
-def _trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {n: p.detach().to("cpu", copy=True).contiguous() for n, p in model.named_parameters() if p.requires_grad}
+    def time(self, name: str, options: dict[str, Any], repeat: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Run the timed steps once; return their events, the load meanwhile, and how far the weights are from the reference."""
+        bench, strategy = self.bench, strategies.create(name, options)
+        model = bench.setup(strategy)
+        log = bench.log(name, f"repeat{repeat + 1}")
+        (steps, work), load = with_load(
+            self._world, lambda: bench.train(strategy, self.timed_steps, log, None, loop_of(name))
+        )
+        return steps, {"load": load, **self.baselines["timed"].judge(strategy, model, steps, work)}
 
 
 class _RecordThenProfile:

@@ -18,12 +18,12 @@ from allranks.rundir.files import write_json
 from allranks.rundir.heartbeat import FINISH_PHASE, heartbeat
 from allranks.rundir.paths import RunDir
 from allranks.spec import RunSpec
-from allranks.spec.records import CompareRequest
-from allranks.train import strategies
+from allranks.spec.records import CompareRequest, StrategyChoice
 from allranks.train.attempt import load_plan, open_event_log
-from allranks.train.benchmark.verification import VERIFY_STEPS, TrialRunner, Verifier
+from allranks.train.benchmark.repeats import EXTRA_ROUNDS, was_disturbed
+from allranks.train.benchmark.trials import UNEVEN_ACCUM, UNEVEN_CLIP_NORM
+from allranks.train.benchmark.verification import UNEVEN_STEPS, VERIFY_STEPS, Verifier
 from allranks.train.distributed import DistContext, join_process_group, leave_process_group
-from allranks.train.loop import loop_of
 from allranks.train.sync_proof import prove_ranks
 from allranks.utils.inputs import read_regular
 
@@ -59,11 +59,13 @@ def run_benchmark_rank(run: RunDir, attempt: int, spec: RunSpec) -> int:
 
 @dataclass
 class StrategyResult:
-    """Results of one strategy on this rank."""
+    """Results of one strategy on this rank. ``undisturbed`` counts the repeats in which no machine was overloaded."""
 
     failed: str | None = None
     verified: dict[str, Any] = field(default_factory=dict)
+    uneven: dict[str, Any] = field(default_factory=dict)
     repeats: list[dict[str, Any]] = field(default_factory=list)
+    undisturbed: int = 0
 
 
 class BenchmarkWorker:
@@ -78,17 +80,17 @@ class BenchmarkWorker:
 
     def run(self) -> int:
         self._phase("prepare")
-        self._bench = TrialRunner(self._run, self._spec, self._plan, self._world)
+        wanted = self._asked.warmup_steps + self._asked.steps
+        self._verifier = Verifier(self._run, self._spec, self._plan, self._world, wanted)
+        bench = self._verifier.bench
         self._phase("prove")
-        model = self._bench.model()
-        self._verifier = Verifier(self._bench, model)
-        self._parameters = sum(p.numel() for p in model.parameters())
-        proof = prove_ranks(self._world, self._plan.world_size, model.model, self._bench.order)
+        proof = prove_ranks(
+            self._world, self._plan.world_size, self._verifier.model, bench.order, tokens=bench.data.train
+        )
         self._events.write("proof", **msgspec.to_builtins(proof))
         self._phase("train", total_steps=0)
-        self._tell("one process computes the reference")
-        self._verifier.reference(model)
-        del model
+        self._tell("one process computes the references")
+        self._verifier.compute_references()
         self._tell("negative control: no synchronisation")
         control = self._verifier.negative_control()
         found = {entry.name: StrategyResult() for entry in self._asked.strategies}
@@ -107,17 +109,30 @@ class BenchmarkWorker:
         heartbeat.phase(name)
 
     def _rounds(self, found: dict[str, StrategyResult]) -> None:
-        """Run the repeats alternately, so that a temporary disturbance of the machine affects all strategies equally."""
-        names = self._asked.strategies
-        for repeat in range(self._asked.repeats):
+        """Run the repeats alternately, so that a temporary disturbance of the machine affects all strategies equally.
+
+        Strategies with disturbed repeats are timed again afterwards, when the disturbance may be over.
+        """
+        names, repeats = self._asked.strategies, self._asked.repeats
+        for repeat in range(repeats):
             turn = repeat % len(names)
             for entry in (*names[turn:], *names[:turn]):
-                known = found[entry.name]
-                if known.failed is None:
-                    self._tell(f"repeat {repeat + 1} of {self._asked.repeats}: {entry.name}")
-                    self._guarded(
-                        known, lambda e=entry, k=known, r=repeat: k.repeats.append(self._time(e.name, e.options, r))
+                self._repeat(entry, found[entry.name], f"repeat {repeat + 1} of {repeats}: {entry.name}")
+        for extra in range(EXTRA_ROUNDS):
+            for entry in names:
+                if found[entry.name].undisturbed < repeats:
+                    text = (
+                        f"the machine was overloaded, once more ({extra + 1} of at most {EXTRA_ROUNDS}): {entry.name}"
                     )
+                    self._repeat(entry, found[entry.name], text)
+
+    def _repeat(self, entry: StrategyChoice, known: StrategyResult, text: str) -> None:
+        if known.failed is not None:
+            return
+        self._tell(text)
+        self._guarded(known, lambda: known.repeats.append(self._time(entry.name, entry.options, len(known.repeats))))
+        if known.failed is None:
+            known.undisturbed += not was_disturbed(self._world, known.repeats[-1]["load"])
 
     def _guarded(self, found: StrategyResult, action: Callable[[], None]) -> None:
         """Run an action; if it fails on any rank, exclude the strategy on all ranks and continue with the others."""
@@ -139,16 +154,14 @@ class BenchmarkWorker:
 
     def _verify(self, name: str, options: dict[str, Any], found: StrategyResult) -> None:
         found.verified = self._verifier.verify(name, options)
+        gc.collect()
+        found.uneven = self._verifier.verify_uneven(name, options)
 
     def _time(self, name: str, options: dict[str, Any], repeat: int) -> dict[str, Any]:
-        strategy = strategies.create(name, options)
-        self._bench.setup(strategy)
-        wanted, log = self._asked.warmup_steps + self._asked.steps, self._bench.log(name, repeat + 1)
-        steps, work = self._bench.train(strategy, wanted, log, None, loop=loop_of(name))
+        steps, found = self._verifier.time(name, options, repeat)
         counted = steps[self._asked.warmup_steps :]
         return {
-            "work": vars(work),
-            "losses": [e["loss"] for e in steps],
+            **found,
             "tokens": [e["tokens"] for e in counted],
             **{part: [e.get(part, 0.0) for e in counted] for part in PARTS},
         }
@@ -159,25 +172,30 @@ class BenchmarkWorker:
         dist.all_gather_object(every, mine, group=self._world.control)
         if not self._world.is_first:
             return
-        model = self._spec.model
+        model, batch, baselines = self._spec.model, self._verifier.bench.batch, self._verifier.baselines
         write_json(
-            self._bench.folder / "measured.json",
+            self._verifier.bench.folder / "measured.json",
             {
                 "world_size": self._world.size,
                 "nodes": len(self._plan.nodes),
                 "device": str(self._world.device.type),
                 "dtype": self._plan.dtype,
+                "param_dtype": self._plan.param_dtype,
                 "model": model.name if model else None,
-                "parameters": self._parameters,
+                "parameters": self._verifier.parameters,
                 "trained_bytes": self._verifier.sizes.trained_bytes,
-                "grad_accum": self._bench.batch.grad_accum,
-                "global_batch_size": self._bench.batch.global_batch_size,
+                "grad_accum": batch.grad_accum,
+                "global_batch_size": batch.global_batch_size,
                 "steps": self._asked.steps,
                 "warmup_steps": self._asked.warmup_steps,
                 "verify_steps": VERIFY_STEPS,
+                "uneven_steps": UNEVEN_STEPS,
+                "uneven_accum": UNEVEN_ACCUM,
+                "uneven_clip_norm": UNEVEN_CLIP_NORM,
                 "repeats": self._asked.repeats,
-                "reference_s": round(self._verifier.reference_s, 3),
+                "reference_s": round(sum(b.seconds for b in baselines.values()), 3),
                 "negative_control": control,
+                "references": {name: b.facts for name, b in baselines.items()},
                 "ranks": every,
             },
         )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.errors import CheckpointError
+from allranks.rundir.checkpoints import best_checkpoint_step
 from allranks.rundir.files import make_folder, write_text_atomic
 from allranks.rundir.paths import RunDir, restrict_permissions
 from allranks.train.checkpoint.writer import PublishedFiles, TensorDigest
@@ -121,8 +122,11 @@ def require_coverage(published: PublishedFiles, prints: Iterable[TensorDigest]) 
 SPARE_BYTES = 1 << 20
 
 
-def make_room(run: RunDir, need_bytes: int) -> list[int]:
+def make_room(run: RunDir, need_bytes: int, *, keep_best: bool = False) -> list[int]:
     """Remove the oldest checkpoints, never the newest, until `need_bytes` bytes are free.
+
+    Args:
+        keep_best: never remove the one with the lowest held-out loss either.
 
     Returns:
         The steps whose checkpoints were removed.
@@ -133,7 +137,8 @@ def make_room(run: RunDir, need_bytes: int) -> list[int]:
     need = int(need_bytes * 1.05) + SPARE_BYTES
     make_folder(run.checkpoints)
     free = shutil.disk_usage(run.checkpoints).free
-    old = run.checkpoint_steps()[:-1]
+    best = best_checkpoint_step(run) if keep_best else None
+    old = [step for step in run.checkpoint_steps()[:-1] if step != best]
     sizes = {step: _bytes_below(run.checkpoint(step)) for step in old}
     if free + sum(sizes.values()) < need:
         raise CheckpointError(
@@ -153,8 +158,13 @@ def _bytes_below(folder: Path) -> int:
     return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
 
 
-def publish_checkpoint(run: RunDir, aside: Path, step: int, keep: int) -> None:
-    """Atomically rename the complete folder, update the pointer to it, and remove all but the newest `keep`."""
+def publish_checkpoint(run: RunDir, aside: Path, step: int, keep: int, *, keep_best: bool = False) -> None:
+    """Atomically rename the complete folder, update the pointers to the newest and the best one, and remove old ones.
+
+    Args:
+        keep: the number of newest checkpoints that stay.
+        keep_best: keep the one with the lowest held-out loss, too, and let ``checkpoints/best`` name it.
+    """
     restrict_permissions(run, aside)
     sync_tree(aside)
     final = run.checkpoint(step)
@@ -164,16 +174,23 @@ def publish_checkpoint(run: RunDir, aside: Path, step: int, keep: int) -> None:
         final.rename(old)
     aside.rename(final)
     sync(final.parent)
+    best = best_checkpoint_step(run) if keep_best else None
     point_latest_to(run, step)
+    if best is not None:
+        _point_to(run, run.best_checkpoint, best)
     shutil.rmtree(old, ignore_errors=True)
     for number in run.checkpoint_steps()[:-keep]:
-        if number != step:
+        if number not in (step, best):
             shutil.rmtree(run.checkpoint(number), ignore_errors=True)
 
 
 def point_latest_to(run: RunDir, step: int) -> None:
     """Write the name of the newest checkpoint to ``checkpoints/latest``."""
-    write_text_atomic(run.latest_checkpoint, f"{run.checkpoint(step).name}\n")
+    _point_to(run, run.latest_checkpoint, step)
+
+
+def _point_to(run: RunDir, pointer: Path, step: int) -> None:
+    write_text_atomic(pointer, f"{run.checkpoint(step).name}\n")
     sync(run.checkpoints)
 
 

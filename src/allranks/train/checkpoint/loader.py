@@ -85,17 +85,20 @@ def _difference(
             f"{folder}: the checkpoint was written with {had['sequences']} training sequences, now there are {now.sequences}, so the order of "
             "the data would change; use the same data, or start a new run from these weights"
         )
-    for key, what, cure in (
-        ("data_hash", "the training data (its rows, the template or the tokenizer)", "give the same data"),
-        ("base_hash", "the weights of the base model", "give the same model"),
+    changed = []
+    for key, what in (
+        ("data_hash", "the training data (its rows, the template or the tokenizer)"),
+        ("base_hash", "the weights of the base model"),
     ):
         before, found = had.get(key), getattr(now, key)
-        if before and found and before != found and not allow_inexact:
-            return CheckpointError(
-                f"{folder}: {what} changed since it was written ({before[:12]} then, {found[:12]} now), so a resume would not be exact; "
-                f"{cure}, or use --allow-inexact"
-            )
-    return None
+        if before and found and before != found:
+            changed.append(f"{what} changed ({before[:12]} then, {found[:12]} now)")
+    if not changed or allow_inexact:
+        return None
+    return CheckpointError(
+        f"{folder}: since it was written, {' and '.join(changed)}, so a resume would not be exact; "
+        "give what it was written with, or use --allow-inexact"
+    )
 
 
 def _finish_loading(strategy: Strategy) -> None:

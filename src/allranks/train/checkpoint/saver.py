@@ -5,6 +5,7 @@ Ranks agree on each phase through a separate process group, and every wait has a
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import threading
@@ -182,10 +183,11 @@ class Saver:
         self._in_flight: threading.Thread | None = None
         self._failed: CheckpointError | None = None
 
-    def save(self, steps_done: int, mode: str, *, behind: bool = False) -> float:
+    def save(self, steps_done: int, mode: str, *, behind: bool = False, eval_loss: float | None = None) -> float:
         """Save after `steps_done` steps; ``mode`` is weights_only (trained weights) or full (everything that a resume needs).
 
         Args:
+            eval_loss: the held-out loss of these weights, for the manifest; None if they were not evaluated.
             behind: return after the state is copied, and write it in the background. At most one save runs in the background.
 
         Returns:
@@ -203,12 +205,12 @@ class Saver:
         removed = self._find_room(parts)
         parts = self._copies.of(parts) if behind else on_cpu(parts)
         if not behind:
-            self._write_out(steps_done, mode, parts, started, None, removed)
+            self._write_out(steps_done, mode, parts, started, None, removed, eval_loss)
             return time.perf_counter() - started
         stalled = time.perf_counter() - started
         self._in_flight = threading.Thread(
             target=self._behind,
-            args=(steps_done, mode, parts, started, stalled, removed),
+            args=(steps_done, mode, parts, started, stalled, removed, eval_loss),
             name="checkpoint",
             daemon=True,
         )
@@ -238,10 +240,19 @@ class Saver:
 
     def _find_room(self, parts: RankParts) -> tuple[int, ...]:
         need = sum(self._together.each("count its bytes", lambda: parts.bytes))
-        return tuple(self._together.first("find room for it", lambda: make_room(self.run, need)))
+        return tuple(
+            self._together.first("find room for it", lambda: make_room(self.run, need, keep_best=self._spec.keep_best))
+        )
 
     def _write_out(
-        self, step: int, mode: str, parts: RankParts, started: float, stalled: float | None, removed: tuple[int, ...]
+        self,
+        step: int,
+        mode: str,
+        parts: RankParts,
+        started: float,
+        stalled: float | None,
+        removed: tuple[int, ...],
+        eval_loss: float | None,
     ) -> None:
         aside = self.run.checkpoints / f".step-{step}.tmp"
         try:
@@ -249,7 +260,7 @@ class Saver:
             self._write_parts(aside, parts)
             prints = self._write_files(aside, parts, mode, step)
             found = self._prove(aside, prints)
-            self._together.first("publish it", lambda: self._publish(aside, step, mode, found))
+            self._together.first("publish it", lambda: self._publish(aside, step, mode, found, eval_loss))
         except CheckpointError:
             if self.world.is_first:
                 shutil.rmtree(aside, ignore_errors=True)
@@ -319,7 +330,7 @@ class Saver:
         commit.require_coverage(self._published, prints)
         commit.compare_digests(found, prints, self._published)
 
-    def _publish(self, aside: Path, step: int, mode: str, found: commit.FileFacts) -> None:
+    def _publish(self, aside: Path, step: int, mode: str, found: commit.FileFacts, eval_loss: float | None) -> None:
         facts = {
             "schema_version": SCHEMA_VERSION,
             "step": step,
@@ -328,6 +339,7 @@ class Saver:
             "allranks": __version__,
             "torch": str(torch.__version__),
             **self._identity,
+            "eval_loss": eval_loss,
         }
         paths = sorted(p for p in aside.rglob("*") if p.is_file())
         files = {str(p.relative_to(aside)): p for p in paths}
@@ -338,7 +350,7 @@ class Saver:
             for name, path in files.items()
         }
         write_json(aside / "manifest.json", {**facts, "created": time.time(), "files": hashes})
-        publish_checkpoint(self.run, aside, step, self._spec.keep)
+        publish_checkpoint(self.run, aside, step, self._spec.keep, keep_best=self._spec.keep_best)
 
 
 def make_saver(
@@ -402,6 +414,11 @@ class CheckpointSchedule:
         self._here, self._saver = here, saver
         self._spec = here.spec.checkpoint
         self._saved: set[tuple[int, str]] = set()
+        self._evaluated: tuple[int, float | None] = (0, None)
+
+    def evaluated(self, done: int, loss: float) -> None:
+        """Remember the held-out loss after `done` steps, for the manifest of their checkpoint."""
+        self._evaluated = (done, loss if math.isfinite(loss) else None)
 
     def due(self, done: int) -> bool:
         """Return whether a checkpoint is due after `done` steps."""
@@ -413,7 +430,8 @@ class CheckpointSchedule:
         self._here.phase("save", step=done)
         self._here.events.sync()
         # saves at a stop or at the end run in the foreground: no training is left to overlap with
-        self._saver.save(done, mode, behind=self._spec.async_ and not last)
+        step, loss = self._evaluated
+        self._saver.save(done, mode, behind=self._spec.async_ and not last, eval_loss=loss if step == done else None)
         self._saved.add((done, mode))
         self._here.phase("train", step=done)
 

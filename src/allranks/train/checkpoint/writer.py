@@ -346,3 +346,19 @@ def write_configs(folder: Path, published: PublishedFiles, model: Any, tokenizer
         if model.can_generate():
             model.generation_config.save_pretrained(str(folder))
     tokenizer.save_pretrained(str(folder))
+
+
+def write_model(folder: Path, model: nn.Module, tokenizer: Any) -> None:
+    """Write a whole model that this process holds, as ``save_pretrained`` does, to files of at most `LARGE_BYTES`.
+
+    ``save_pretrained`` itself imports DeepSpeed where it is installed, which takes longer than writing a small model.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    published = plan_published_files(model, 1)
+    tensors, places = _saved_tensors(model), {}
+    for file, names in zip(published.file_names(), published.files, strict=True):
+        out = {k: t.contiguous() for k, t in converted(model, {n: tensors[n] for n in names}).items()}
+        save_file(out, folder / file, metadata={"format": "pt"})
+        places |= dict.fromkeys(out, file)
+    write_index(folder, published, places)
+    write_configs(folder, published, model, tokenizer)

@@ -6,7 +6,7 @@ size and number of ranks, because each row has its own generator.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ class Batch:
     attention_mask: torch.Tensor | None
     tokens_real: int
     tokens_trained: int
+    sequences: tuple[int, ...] = ()
+    """The sequences that the tensors hold."""
 
     @property
     def inputs(self) -> torch.Tensor:
@@ -55,8 +57,12 @@ class Batch:
 
         ids, targets = move(self.input_ids), move(self.targets)
         assert ids is not None and targets is not None
-        return Batch(
-            ids, targets, move(self.position_ids), move(self.attention_mask), self.tokens_real, self.tokens_trained
+        return replace(
+            self,
+            input_ids=ids,
+            targets=targets,
+            position_ids=move(self.position_ids),
+            attention_mask=move(self.attention_mask),
         )
 
 
@@ -93,6 +99,7 @@ def collate(tokens: TokenSet, sequences: Rows, pad_id: int, pad_to: int | None) 
         attention_mask=None,
         tokens_real=sum(lengths),
         tokens_trained=int((targets != IGNORE).sum()),
+        sequences=tuple(int(s) for s in sequences),
     )
 
 
@@ -112,6 +119,7 @@ def collate_labelled(tokens: TokenSet, sequences: Rows, pad_id: int) -> Batch:
         attention_mask=torch.from_numpy(mask),
         tokens_real=sum(lengths),
         tokens_trained=len(parts),
+        sequences=tuple(int(s) for s in sequences),
     )
 
 
@@ -126,6 +134,7 @@ class NoiseBatch:
 
     inputs: torch.Tensor
     targets: torch.Tensor
+    sequences: tuple[int, ...] = ()
 
     @property
     def tokens_real(self) -> int:
@@ -139,7 +148,7 @@ class NoiseBatch:
         if device.type == "cpu":
             return self
         moved = [t.pin_memory().to(device, non_blocking=True) for t in (self.inputs, self.targets)]
-        return NoiseBatch(*moved)
+        return NoiseBatch(*moved, sequences=self.sequences)
 
 
 class NoTokenizer:
@@ -163,7 +172,7 @@ def noise_batch(data: DataSpec, tokens: TokenSet, sequences: Rows, width: int, d
         )  # the generator uses only 32 bits of the seed
         torch.randn(2, width, generator=generator, out=drawn[i])
     drawn = drawn.to(dtype)
-    return NoiseBatch(drawn[:, 0].contiguous(), drawn[:, 1].contiguous())
+    return NoiseBatch(drawn[:, 0].contiguous(), drawn[:, 1].contiguous(), sequences=tuple(int(s) for s in sequences))
 
 
 def prepared_noise(data: DataSpec, evaluation: EvalSpec) -> PreparedData:

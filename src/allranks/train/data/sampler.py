@@ -46,6 +46,7 @@ def pack_isolated(lengths: Sequence[int], capacity: int, seed: int) -> list[list
 
 
 Rows = npt.NDArray[np.int64]
+CHECKSUM_MODULUS = 1 << 32
 
 
 class SampleOrder:
@@ -82,15 +83,40 @@ class SampleOrder:
         cells = self.global_batch(step).reshape(self._batch.grad_accum, self._world, self._batch.micro_batch_size)
         return list(cells[:, self._rank])
 
-    def first_epoch(self) -> Rows:
-        """Return the sequences that this rank takes from the first epoch (positions 0..n of the stream)."""
-        steps = math.ceil(self.n / self._batch.global_batch_size)
-        size = self._batch.global_batch_size
-        positions = np.arange(steps * size, dtype=np.int64).reshape(
-            steps * self._batch.grad_accum, self._world, self._batch.micro_batch_size
-        )
-        mine = positions[:, self._rank].ravel()
-        return self.at(mine[mine < self.n])
+    def first_epoch(self, max_steps: int | None = None) -> Rows:
+        """Return the sequences of the first epoch in this rank's micro-batches, as training gets them.
+
+        Args:
+            max_steps: look at this many steps at most.
+        """
+        size, batch = self._batch.global_batch_size, self._batch
+        found = []
+        for step in range(min(math.ceil(self.n / size), max_steps or self.n)):
+            rows = np.concatenate(self.micro_batches(step))
+            if (step + 1) * size > self.n:  # the last batch is filled from the next epoch
+                cells = np.arange(step * size, (step + 1) * size).reshape(batch.grad_accum, self._world, -1)
+                rows = rows[cells[:, self._rank].ravel() < self.n]
+            found.append(rows)
+        return np.concatenate(found)
+
+    def positions_in(self, max_steps: int) -> int:
+        """Return how many sequences of the first epoch all ranks take in at most this many steps."""
+        return min(self.n, max_steps * self._batch.global_batch_size)
+
+    def planned_checksum(self, step: int) -> int:
+        """Return the checksum of all sequences of a step, over all ranks."""
+        return rows_checksum(self.global_batch(step))
+
+
+def rows_checksum(rows: Sequence[int] | Rows) -> int:
+    """Return a 32-bit checksum of row numbers in any order, each as often as it occurs.
+
+    The checksums of several ranks add up (modulo 2^32) to that of all their rows.
+    """
+    words = np.asarray(rows, np.uint64) + np.uint64(0x9E3779B97F4A7C15)  # splitmix64, so that no two sets have one sum
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return int((words ^ (words >> np.uint64(31))).astype(np.uint32).sum(dtype=np.uint64)) % CHECKSUM_MODULUS
 
 
 def steps_of_epochs(n: int, epochs: float, global_batch_size: int) -> int:

@@ -25,6 +25,7 @@ from allranks.train.distributed import DistContext
 from allranks.train.step_metrics import StepWork, TokenCounts
 from allranks.train.step_timers import StepTimer
 from allranks.train.strategies.base import skip_if_not_finite
+from allranks.train.sync_proof import refuse_rows
 
 
 @dataclass(frozen=True)
@@ -80,20 +81,11 @@ def prove_fed(world: DistContext, order: SampleOrder, step: int, fed: list[Rows]
     Raises:
         ProofFailed: sequences were trained twice or not at all.
     """
+    mine = [int(r) for rows in fed for r in rows]
     every: list[Any] = [None] * world.size
-    dist.all_gather_object(every, [int(r) for rows in fed for r in rows], group=world.control)
-    trained = sorted(r for rows in every for r in rows)
-    planned = sorted(int(r) for r in order.global_batch(step))
-    if trained == planned:
-        return
-    shared = next(
-        ((a, b, both) for a in range(world.size) for b in range(a) if (both := set(every[a]) & set(every[b]))), None
-    )
-    who = f"; rank {shared[0]} and rank {shared[1]} both trained {sorted(shared[2])[:8]}" if shared else ""
-    raise ProofFailed(
-        f"step {step + 1}: the ranks together trained {len(set(trained))} different sequences of {len(set(planned))} planned{who}. "
-        "Each rank must read its own part of the data"
-    )
+    dist.all_gather_object(every, mine, group=world.control)
+    if sorted(r for rows in every for r in rows) != sorted(order.global_batch(step).tolist()):
+        refuse_rows(world, step, mine, order)
 
 
 def _first_few(parts: list[Rows]) -> list[int]:
@@ -112,6 +104,7 @@ class TrainerStep:
         """Start optimizer step `step` (from 0), in which all ranks together train `trained` tokens at learning rate `rate`."""
         self.step, self.trained, self._rate = step, trained, rate
         self.fed: list[Rows] = []
+        self._sequences: list[int] = []
         self._counts, self._norm = TokenCounts(), None
         self._loss_sum = torch.zeros((), dtype=torch.float32, device=self._device)
         self.clock.begin()
@@ -133,6 +126,7 @@ class TrainerStep:
     def add(self, micro: MicroBatch, loss: torch.Tensor) -> None:
         """Add a micro-batch after its forward pass; `loss` is its sum over trained tokens."""
         self.fed.append(micro.rows)
+        self._sequences += micro.batch.sequences
         self._counts.add(micro.batch)
         self._loss_sum += loss.detach().float()
 
@@ -155,7 +149,14 @@ class TrainerStep:
                 "or strategy pytorch_ddp"
             )
         return StepWork(
-            self.step, self._loss_sum, self._norm, self._counts, self.trained, self._rate, self.clock.end_step()
+            self.step,
+            self._loss_sum,
+            self._norm,
+            self._counts,
+            self.trained,
+            self._rate,
+            self.clock.end_step(),
+            self._sequences,
         )
 
 

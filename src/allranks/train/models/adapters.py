@@ -87,6 +87,7 @@ def add_adapter(
         target_modules=spec.targets if spec.targets is not None else (None if spec.target_parameters else "all-linear"),
         target_parameters=spec.target_parameters or None,
         modules_to_save=spec.modules_to_save or None,
+        exclude_modules=_second_heads(model) if classifier and spec.targets is None else None,
         task_type=TaskType.SEQ_CLS if classifier else TaskType.CAUSAL_LM,
     )
     torch.manual_seed(seed + 1)  # equal initial weights of the adapter on every rank
@@ -104,8 +105,14 @@ def add_adapter(
     return adapted
 
 
+def _second_heads(model: nn.Module) -> list[str] | None:
+    """Return the linear layers that PEFT would adapt and train in full: it also saves what ends like a classifier (DistilBERT)."""
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return [name for name in names if name.endswith("pre_classifier")] or None
+
+
 def _require_targets(adapted: Any, spec: AdapterSpec) -> None:
-    """Refuse a target, or a module to save, that is no module of the model. PEFT ignores it if it finds another one.
+    """Refuse a target, or a module to save, that the model does not have. PEFT ignores it if it finds another one.
 
     It also maps the experts' names of older files to fused parameters; then a target need not be a module.
     """

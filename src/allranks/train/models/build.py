@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 from allranks.errors import DataError, EnvironmentNotAble, SpecError
+from allranks.spec.architectures import require_architecture
 from allranks.spec.models import _FAMILIES, TINY_ENCODERS, TaskTypes, check_model_folder, model_task, tiny_family
-from allranks.spec.records import ModelSpec
+from allranks.spec.records import ModelSpec, RunSpec
 from allranks.train.data.tokenization import first_line
 from allranks.train.distributed import SINGLE_PROCESS, DistContext
 from allranks.train.models.moe import keep_routers_in_float32
@@ -201,15 +202,17 @@ def tiny_config(name: str, overrides: dict[str, Any], tokenizer: Any, labels: in
         raise SpecError(f"model.config: {model_type} rejects these values: {str(error).splitlines()[0]}") from None
 
 
-def is_classifier(model: ModelSpec) -> bool:
+def is_classifier(spec: RunSpec) -> bool:
     """Return True for an encoder, which is trained as a classifier, and False for a language model.
 
     Raises:
-        SpecError, EnvironmentNotAble: the model does not exist or cannot be loaded.
+        SpecError, EnvironmentNotAble: the model does not exist, cannot be loaded, or does not suit the spec.
     """
+    model = spec.model
+    assert model is not None
     if model.name.startswith("tiny:"):
         return tiny_family(model.name) in TINY_ENCODERS
-    config = _hub_config(model)
+    config = _hub_config(model).to_dict()
     from transformers.models.auto import modeling_auto
 
     types = TaskTypes(
@@ -217,7 +220,10 @@ def is_classifier(model: ModelSpec) -> bool:
         modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
         modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     )
-    return model_task(config.to_dict(), types, f"model.name {model.name}") == "classification"
+    where = f"model {model.name}"
+    classifier = model_task(config, types, where) == "classification"
+    require_architecture(config, spec, where, classifier=classifier)  # the launcher may not have had the config
+    return classifier
 
 
 def _hub_config(model: ModelSpec) -> Any:

@@ -1,0 +1,147 @@
+"""``allranks generate``: try prompts on the model of a run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from allranks.cli.options import echo, json_option, print_json, root_option, run_argument
+from allranks.errors import EXIT_OK, RequestError
+
+if TYPE_CHECKING:
+    from allranks.launch.generation import Reply
+
+MAX_INPUT_BYTES = 16 << 20
+
+
+@click.command("generate")
+@run_argument
+@click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="A prompt; may be repeated.")
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(1),
+    default=128,
+    show_default=True,
+    metavar="N",
+    help="Tokens of a reply at most.",
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0, 100),
+    default=0.0,
+    show_default=True,
+    metavar="T",
+    help="0 is greedy; above, tokens are drawn from --seed.",
+)
+@click.option(
+    "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, metavar="N", help="Seed of the draws."
+)
+@click.option(
+    "--checkpoint",
+    metavar="STEP|best",
+    help="Step of the checkpoint, or the best one (default: the newest complete one).",
+)
+@click.option("--raw", is_flag=True, help="Give the model the prompt as it is, without the template of the run's data.")
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="auto is a GPU if there is one.",
+)
+@root_option
+@json_option
+def generate_command(
+    run: str,
+    prompts: tuple[str, ...],
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+    checkpoint: str | None,
+    raw: bool,
+    device: str,
+    run_root: Path,
+    as_json: bool,
+) -> int:
+    """Try prompts on the model of RUN: those of --prompt, or the lines of standard input.
+
+    A prompt is put into the template of the run's data, as for the sample answers of an evaluation. RUN may still be
+    running. For a classifier the labels and their probabilities are shown.
+    """
+    import msgspec
+
+    from allranks.launch.generation import GenerationRequest, generate
+    from allranks.rundir.paths import find_run
+
+    found = find_run(run, run_root)
+    request = GenerationRequest(
+        max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, raw=raw, device=device
+    )
+    with generate(found, _prompts(prompts), request, checkpoint=_checkpoint(checkpoint)) as (chosen, replies):
+        if as_json:
+            print_json({**msgspec.to_builtins(chosen), "replies": [msgspec.to_builtins(reply) for reply in replies]})
+            return EXIT_OK
+        loss = "" if chosen.eval_loss is None else f", held-out loss {chosen.eval_loss:.4f}"
+        echo(f"model   step {chosen.step} of {chosen.run}{loss}; template {chosen.template}")
+        for reply in replies:
+            echo()
+            _show(reply)
+    return EXIT_OK
+
+
+def _show(reply: Reply) -> None:
+    echo(f"prompt  {_indented(reply.prompt)}")
+    if reply.labels is not None:
+        echo(f"labels  {', '.join(f'{label} {share:.1%}' for label, share in reply.labels.items())}")
+        return
+    cut = " [cut at --max-new-tokens]" if reply.finish == "length" else ""
+    echo(f"reply   {_indented(reply.reply or '')}{cut}")
+
+
+def _indented(text: str) -> str:
+    return text.strip("\n").replace("\n", "\n        ")
+
+
+def _checkpoint(wanted: str | None) -> int | str | None:
+    if wanted is None or wanted == "best":
+        return wanted
+    if not wanted.isascii() or not wanted.isdigit():
+        raise RequestError(f"--checkpoint {wanted}: expected the step of a checkpoint, or best")
+    return int(wanted)
+
+
+def _prompts(given: tuple[str, ...]) -> list[str]:
+    """Return the prompts of the command line, or the lines of standard input that are not blank.
+
+    Raises:
+        RequestError: there is none, or one is not UTF-8 text.
+    """
+    prompts = list(given)
+    if not given:
+        if sys.stdin is None or sys.stdin.isatty():
+            raise RequestError("no prompt: give --prompt TEXT, or prompts on standard input, one a line")
+        content = sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
+        if len(content) > MAX_INPUT_BYTES:
+            raise RequestError(f"standard input has more than {MAX_INPUT_BYTES >> 20} MiB of prompts")
+        try:
+            prompts = [line for line in content.decode("utf-8-sig").split("\n") if line.strip()]
+        except UnicodeDecodeError as error:
+            raise RequestError(
+                f"standard input is not UTF-8 text: byte {error.start} is {content[error.start]:#04x}"
+            ) from None
+        prompts = [line.removesuffix("\r") for line in prompts]
+    for i, prompt in enumerate(prompts, 1):
+        if not prompt.strip():
+            raise RequestError(f"prompt {i} is empty")
+        try:
+            prompt.encode()
+        except UnicodeEncodeError:
+            raise RequestError(f"prompt {i} is not UTF-8 text") from None
+    if not prompts:
+        raise RequestError(
+            "no prompt: standard input has no line with text; give --prompt TEXT, or prompts, one a line"
+        )
+    return prompts

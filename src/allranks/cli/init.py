@@ -1,0 +1,316 @@
+"""``allranks init``: write a first spec from a few answers or options. It is checked as `plan` does before it is written."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from allranks.cli.completers import complete_data, complete_models, complete_strategy
+from allranks.cli.options import any_path, check_new_file, echo, json_option, print_json, write_new_file
+from allranks.errors import EXIT_OK, AllranksError, RequestError
+
+if TYPE_CHECKING:
+    from allranks.nodes.slurm.answers import PartitionGres
+    from allranks.spec.starter import StarterChoices
+
+LAUNCHERS = {"laptop": "local", "slurm": "slurm", "hosts": "hosts"}
+MAX_ATTEMPTS = 20
+"""Wrong answers after which the last message ends the verb: the input may be a program."""
+SINFO_TIMEOUT_S = 5.0
+NEEDED = ("model", "data", "machine")
+
+
+@dataclass
+class _Answers:
+    """Options, completed by answers. None: not given."""
+
+    values: dict[str, Any]
+    ask: bool
+    quiet: bool = False
+    partitions: list[PartitionGres] = field(default_factory=list)
+    reasked: set[str] = field(default_factory=set)
+    told: list[str] = field(default_factory=list)
+
+    def tell(self, text: str) -> None:
+        """Print a line, once."""
+        if text not in self.told and not self.quiet:
+            echo(text, err=True)
+        self.told.append(text)
+
+    def take(self, key: str, question: str, default: Any, *, kind: Any = None) -> Any:
+        """Return the option, else the answer, else the default."""
+        if self.values.get(key) is None or key in self.reasked:
+            self.reasked.discard(key)
+            self.values[key] = self._answer(question, default, kind) if self.ask else default
+        return self.values[key]
+
+    def _answer(self, question: str, default: Any, kind: Any) -> Any:
+        shown = default if default is not None else ""
+        try:
+            answer = click.prompt(question, default=shown, type=kind, err=True, show_default=shown != "")
+        except click.Abort:  # Ctrl-C or Ctrl-D, behind the question
+            echo(err=True)
+            raise
+        answer = answer.strip() if isinstance(answer, str) else answer
+        return None if answer == "" else answer
+
+
+@click.command("init")
+@click.option("--model", shell_complete=complete_models, help="Hub name, folder, or a tiny model such as tiny:llama.")
+@click.option(
+    "--data", shell_complete=complete_data, help="Hub name, file, or built-in set such as builtin:instructions."
+)
+@click.option("--machine", type=click.Choice([*LAUNCHERS]), help="Where to run: this machine, Slurm, or hosts by hand.")
+@click.option("--strategy", shell_complete=complete_strategy, help="Strategy (default: pytorch_ddp).")
+@click.option("--name", help="Name of the runs (default: from model and data).")
+@click.option(
+    "--procs-per-node", type=click.IntRange(1), help="Ranks per node (default: one per GPU, two without GPUs)."
+)
+@click.option("--nodes", type=click.IntRange(1), help="Slurm: number of nodes (default: 1).")
+@click.option("--partition", help="Slurm: partition (default: the cluster's).")
+@click.option(
+    "--gpus-per-node", type=click.IntRange(0), help="Slurm: GPUs of each node (default: those of the partition)."
+)
+@click.option("--time", help="Slurm: time limit, such as 01:00:00.")
+@click.option("--account", help="Slurm: account.")
+@click.option("--hosts", help="Names or addresses of the hosts, separated by commas.")
+@click.option(
+    "--output",
+    "-o",
+    type=any_path,
+    default="spec.yaml",
+    show_default=True,
+    metavar="FILE",
+    help="File to write; - prints it.",
+)
+@click.option(
+    "--yes", "-y", is_flag=True, help="Ask nothing: a test run on this machine, unless options say otherwise."
+)
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@json_option
+def init_command(output: Path, yes: bool, force: bool, as_json: bool, **options: Any) -> int:
+    """Write a minimal spec with comments, which `plan` accepts and `run` runs.
+
+    Asks for model, data and machine if standard input is a terminal; with --model, --data and --machine, or with --yes, it asks nothing.
+    """
+    to_stdout = str(output) == "-"
+    if not to_stdout:
+        check_new_file(output, force=force)
+    ask = _may_ask(options, yes)
+    text, choices = _agree(_Answers(options, ask, quiet=as_json and not ask), "spec.yaml" if to_stdout else str(output))
+    if not to_stdout:
+        write_new_file(output, text, force=force)
+    if as_json:
+        print_json(
+            {
+                "file": None if to_stdout else str(output),
+                "model": choices.model,
+                "data": choices.data,
+                "data_found": describe_data(choices.data),
+                "launcher": choices.launcher,
+                "strategy": choices.strategy,
+                "text": text,
+            }
+        )
+    elif to_stdout:
+        echo(text.rstrip("\n"))
+    else:
+        echo(f"wrote {output}; next: allranks plan {output}, then: allranks run {output}")
+    return EXIT_OK
+
+
+def _may_ask(options: dict[str, Any], yes: bool) -> bool:
+    """Return whether to ask questions.
+
+    Raises:
+        RequestError: an option is missing, and there is nobody to ask.
+    """
+    missing = [f"--{key}" for key in NEEDED if options.get(key) is None]
+    if yes or not missing:
+        return False
+    if not sys.stdin.isatty():
+        raise RequestError(
+            f"standard input is no terminal, so nothing can be asked: give {', '.join(missing)}, or --yes for a test run on this machine"
+        )
+    return True
+
+
+def _agree(answers: _Answers, file: str) -> tuple[str, StarterChoices]:
+    """Return the text of a spec that was checked, and the choices; ask again for what was refused.
+
+    Raises:
+        AllranksError: the options are refused.
+    """
+    from allranks.spec.starter import starter_text
+
+    for attempt in range(MAX_ATTEMPTS):
+        try:
+            choices = _choices(answers)
+            text = starter_text(choices, file)
+            _check(text, file)
+        except AllranksError as error:
+            wrong = _wrong_answer(str(error))
+            if not answers.ask or wrong is None or attempt == MAX_ATTEMPTS - 1:
+                raise
+            echo(f"{error}\n", err=True)
+            answers.reasked.add(wrong)
+        else:
+            return text, choices
+    raise AssertionError("unreachable")
+
+
+def _choices(answers: _Answers) -> StarterChoices:
+    from allranks.spec.starter import StarterChoices, default_data
+    from allranks.spec.strategies import strategy_info
+
+    model = answers.take("model", "Model: hub name, folder, or tiny:llama for a test", "tiny:llama")
+    data = answers.take("data", "Data: hub name, file, or a built-in set for a test", default_data(model))
+    answers.tell(f"data: {data}: {describe_data(data)}")
+    likely = "slurm" if answers.ask and answers.values.get("machine") is None and _has_slurm(answers) else "laptop"
+    machine = answers.take("machine", "Machine", likely, kind=click.Choice([*LAUNCHERS]))
+    strategy = answers.take("strategy", "Strategy", "pytorch_ddp")
+    strategy_info(strategy)
+    chosen = StarterChoices(
+        model=model,
+        data=data,
+        launcher=LAUNCHERS[machine],
+        strategy=strategy,
+        procs_per_node=answers.values.get("procs_per_node"),
+        name=answers.values.get("name"),
+    )
+    if machine == "slurm":
+        return _slurm(chosen, answers)
+    _refuse_others(answers, machine)
+    if machine == "hosts":
+        names = answers.take("hosts", "Hosts, separated by commas; the first one hosts the rendezvous", None)
+        hosts = tuple(name.strip() for name in (names or "").split(",") if name.strip())
+        if not hosts:
+            raise RequestError("--hosts is missing: names or addresses of the hosts, separated by commas")
+        return replace(chosen, hosts=hosts, nodes=len(hosts))
+    return chosen
+
+
+OF_MACHINE = {
+    "slurm": ("nodes", "partition", "gpus_per_node", "time", "account"),
+    "hosts": ("hosts",),
+}
+"""Options that only one kind of machine has."""
+
+
+def _refuse_others(answers: _Answers, machine: str) -> None:
+    for other, keys in OF_MACHINE.items():
+        given = [
+            f"--{key.replace('_', '-')}" for key in keys if other != machine and answers.values.get(key) is not None
+        ]
+        if given:
+            raise RequestError(f"{', '.join(given)}: only with --machine {other}, and the machine is {machine}")
+
+
+def _slurm(chosen: StarterChoices, answers: _Answers) -> StarterChoices:
+    """Complete the choices with what Slurm says, and with the answers."""
+    from allranks.nodes.slurm.answers import partition_gpus
+
+    _refuse_others(answers, "slurm")
+    found = answers.partitions = answers.partitions or _partitions()
+    names = list(dict.fromkeys(row.partition for row in found))
+    answers.tell(f"Slurm: partitions {', '.join(names)}" if names else "Slurm: sinfo does not answer here")
+    default = next((row.partition for row in found if row.default), None)
+    partition = answers.take("partition", "Partition (empty: the cluster's default)", default)
+    if names and partition is not None and not set(partition.split(",")) <= set(names):
+        raise RequestError(f"--partition {partition}: Slurm has no such partition (known: {', '.join(names)})")
+    gpus = partition_gpus(found, partition)
+    gpus = answers.take("gpus_per_node", "GPUs per node (0: none)", gpus or 0, kind=click.IntRange(0))
+    time = answers.take("time", "Time limit, such as 01:00:00 (empty: the partition's)", None)
+    if time is not None and not _TIME.fullmatch(time):
+        raise RequestError(
+            f"--time {time}: expected a time limit of Slurm, such as 30 (minutes), 01:00:00 or 1-00:00:00"
+        )
+    return replace(
+        chosen,
+        nodes=answers.take("nodes", "Nodes", 1, kind=click.IntRange(1)),
+        partition=partition,
+        gpus_per_node=gpus or None,
+        time=time,
+        account=answers.values.get("account"),
+    )
+
+
+_TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
+
+
+def _has_slurm(answers: _Answers) -> bool:
+    """Return whether this machine has Slurm's commands and they answer."""
+    if shutil.which("sinfo") and not answers.partitions:
+        answers.partitions = _partitions()
+    return bool(answers.partitions)
+
+
+def _partitions() -> list[PartitionGres]:
+    """Return the partitions; none without an answer within seconds."""
+    from allranks.nodes.slurm.commands import find_slurm
+
+    try:
+        return find_slurm(Path.cwd(), timeout_s=SINFO_TIMEOUT_S).partitions(timeout_s=SINFO_TIMEOUT_S)
+    except AllranksError:
+        return []
+
+
+def describe_data(source: str) -> str:
+    """Return what a source is: a built-in set, a file with its columns, or a name of the hub.
+
+    Raises:
+        DataError: it is a file that cannot be used.
+    """
+    from allranks.spec import data_sources
+    from allranks.spec.models import NOISE_SOURCE
+    from allranks.utils.formatting import format_bytes
+
+    if source == NOISE_SOURCE:
+        return "random numbers for mlp: models"
+    if source.startswith("builtin:"):
+        own = data_sources.builtin_set(source)
+        return f"built-in set, {own.default_rows:,} rows, template {own.template}"
+    if not data_sources.looks_like_file(source):
+        return "no file of this name here, so a data set of the Hugging Face hub; it is loaded when the run starts"
+    path = Path(source).expanduser()
+    data_sources.check_data_file(path)
+    row = None if path.suffix.lower() == ".parquet" else data_sources.read_first_row(path)
+    columns = f", columns {', '.join(map(str, row))}" if row else ""
+    return f"{path.suffix.lower().removeprefix('.')} file of {format_bytes(path.stat().st_size)}{columns}"
+
+
+def _check(text: str, file: str) -> None:
+    """Check a spec as `plan` does.
+
+    Raises:
+        AllranksError: it would be refused.
+    """
+    from allranks.launch import preview
+    from allranks.nodes import preflight
+    from allranks.spec.loader import parse_spec, parse_yaml
+
+    spec = parse_spec(parse_yaml(text, file), where=file)
+    preflight.check_request(spec)
+    preview.plan(spec)
+
+
+_KEYS = {
+    "model": "model",
+    "data": "data",
+    "strategy": "strategy",
+    "--hosts": "hosts",
+    "--partition": "partition",
+    "--time": "time",
+}
+
+
+def _wrong_answer(message: str) -> str | None:
+    """Return the question whose answer a message refuses."""
+    found = re.search(r"(?<![\w.])(model|data|strategy)\.\w|(--hosts|--partition|--time)\b", message)
+    return _KEYS[found[1] or found[2]] if found else None

@@ -1,0 +1,197 @@
+"""Try prompts on a checkpoint of a run, in a new process. No torch in this process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Literal, cast
+
+import msgspec
+
+from allranks.errors import EXIT_REQUEST, CheckpointError, EnvironmentNotAble, RequestError
+from allranks.launch.export import ADAPTER, base_of, choose_checkpoint, quiet_environment
+from allranks.planning.model_checks import find_files, has_absolute_positions, max_positions
+from allranks.planning.records import LaunchPlan
+from allranks.rundir.checkpoints import read_manifest
+from allranks.rundir.events import read_events
+from allranks.rundir.files import read_record
+from allranks.rundir.paths import RunDir
+from allranks.spec import load_spec
+from allranks.spec.models import is_mlp
+from allranks.spec.records import RunSpec
+from allranks.utils.inputs import read_regular
+from allranks.utils.redaction import redact
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """How to reply."""
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    seed: int = 0
+    raw: bool = False
+    device: str = "auto"
+
+
+class ChosenModel(msgspec.Struct, frozen=True, kw_only=True):
+    """The checkpoint that replies."""
+
+    run: str
+    step: int
+    checkpoint: str
+    eval_loss: float | None
+    template: str
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model says to one prompt. Secrets are hidden.
+
+    ``finish`` is ``end`` (the model ended its reply) or ``length``. A classifier has ``labels`` with their probabilities, the most
+    probable one first, and no ``reply``.
+    """
+
+    prompt: str
+    reply: str | None = None
+    tokens: int | None = None
+    finish: str | None = None
+    labels: dict[str, float] | None = None
+
+
+@contextmanager
+def generate(
+    run: RunDir, prompts: Sequence[str], request: GenerationRequest, *, checkpoint: int | str | None = None
+) -> Iterator[tuple[ChosenModel, Iterator[Reply]]]:
+    """Start a process with the model, and yield the checkpoint and an iterator of the replies, in the order of the prompts.
+
+    Args:
+        checkpoint: a step, ``best``, or None for the newest complete one.
+
+    Raises:
+        RequestError: there is no such checkpoint, the run has no language model or classifier, or a prompt does not suit it.
+        CheckpointError: the checkpoint is damaged.
+        EnvironmentNotAble: torch is missing, or the base model cannot be loaded.
+    """
+    spec = load_spec(run.spec)
+    _require_replies(run, spec)
+    step = choose_checkpoint(run, cast('int | Literal["best"] | None', checkpoint), repair=False)
+    folder = run.checkpoint(step)
+    data = _data_event(run)
+    template = "raw" if request.raw else str(data.get("template") or "text")
+    loss = read_manifest(run, step).get("eval_loss")
+    chosen = ChosenModel(run=run.name, step=step, checkpoint=str(folder), eval_loss=loss, template=template)
+    started_in = Path(str(read_record(run.run_args).get("folder", ".")))
+    order = {
+        **msgspec.to_builtins(request),
+        "folder": str(folder.absolute()),
+        "base": base_of(run, folder) if (folder / ADAPTER).is_file() else "",
+        "template": template,
+        "template_file": str(started_in / Path(spec.data.template).expanduser()) if spec.data else "",
+        "labels": data.get("labels") or {},
+        "max_length": spec.data.max_length if spec.data else None,
+        "positions": _positions(spec),
+        "dtype": _dtype(run),
+        "prompts": list(prompts),
+    }
+    with _worker(order) as process:
+        yield chosen, _replies(process, folder)
+
+
+def _require_replies(run: RunDir, spec: RunSpec) -> None:
+    if spec.script is not None:
+        raise RequestError(f"run {run.name} runs your own program, whose model allranks does not know")
+    if run.compare.exists():
+        raise RequestError(f"run {run.name} is a comparison of strategies, which saves no model")
+    if spec.model is not None and is_mlp(spec.model.name):
+        raise RequestError(f"run {run.name}: {spec.model.name} is trained on noise and reads no text")
+    if run.checkpoint_steps():
+        return
+    saves = spec.checkpoint
+    why = (
+        "checkpoint.mode is none"
+        if saves.mode == "none"
+        else "none has been saved yet; checkpoint.every saves one every so many steps, checkpoint.at_end the last one"
+    )
+    raise RequestError(f"run {run.name} has no checkpoint to try: {why}")
+
+
+def _data_event(run: RunDir) -> dict[str, Any]:
+    """Return the newest facts of the run's data: its template and labels."""
+    found: dict[str, Any] = {}
+    for event in read_events(run.events_of(0)):
+        if event["event"] == "data":
+            found = event
+    return found
+
+
+def _positions(spec: RunSpec) -> int | None:
+    """Return the number of positions of a model that has no more than a table of them."""
+    files = find_files(spec)
+    return max_positions(files.config) if files is not None and has_absolute_positions(files.config) else None
+
+
+def _dtype(run: RunDir) -> str:
+    """Return the precision in which the run computes."""
+    try:
+        return msgspec.json.decode(read_regular(run.plan), type=LaunchPlan).dtype
+    except (OSError, msgspec.DecodeError):
+        return "auto"
+
+
+class _Process(msgspec.Struct):
+    popen: subprocess.Popen[str]
+    errors: IO[str]
+
+
+@contextmanager
+def _worker(order: dict[str, Any]) -> Iterator[_Process]:
+    """Start the process, and end it with the context, also at Ctrl-C."""
+    command = [sys.executable, "-m", "allranks.train.generate"]
+    with (
+        tempfile.TemporaryDirectory(prefix="allranks-generate-") as elsewhere,
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            encoding="utf-8",
+            env=quiet_environment(),
+            cwd=elsewhere,
+        ) as popen,
+    ):
+        try:
+            assert popen.stdin is not None
+            try:
+                popen.stdin.write(msgspec.json.encode(order).decode())
+                popen.stdin.close()
+            except BrokenPipeError:
+                pass  # it has ended; `_replies` says why
+            yield _Process(popen, errors)
+        finally:
+            popen.kill()
+
+
+def _replies(process: _Process, folder: Path) -> Iterator[Reply]:
+    assert process.popen.stdout is not None
+    for line in process.popen.stdout:
+        try:
+            reply = msgspec.json.decode(line, type=Reply)
+        except msgspec.DecodeError:
+            continue  # a library's own line
+        yield msgspec.structs.replace(reply, prompt=redact(reply.prompt), reply=reply.reply and redact(reply.reply))
+    if code := process.popen.wait():
+        raise _error(process, code, folder)
+
+
+def _error(process: _Process, code: int, folder: Path) -> Exception:
+    process.errors.seek(0)
+    text = (process.errors.read().strip().splitlines() or [f"the process with the model ended with {code}"])[-1]
+    if not folder.is_dir():
+        return CheckpointError(f"{folder} was removed while it was read (checkpoint.keep); try again")
+    if code == EXIT_REQUEST:
+        return RequestError(text)
+    return EnvironmentNotAble(text) if code == EnvironmentNotAble.exit_code else CheckpointError(text)

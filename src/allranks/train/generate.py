@@ -1,0 +1,161 @@
+"""Reply to prompts with the model of a checkpoint: ``python -m allranks.train.generate``, a process of its own.
+
+Reads one JSON object from standard input (`Order`) and writes one JSON object a line for each prompt, in their order. Prompts are computed
+one by one, so that a reply does not depend on the other prompts. The precision is that of the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from allranks.errors import AllranksError, EnvironmentNotAble, RequestError
+from allranks.spec.data_templates import prompt_of
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What to load and what to reply to.
+
+    ``labels`` are the class numbers of a classifier by label; ``positions`` is the number of tokens that the model can read at most.
+    """
+
+    folder: str
+    base: str
+    template: str
+    template_file: str
+    labels: dict[str, int]
+    max_length: int | None
+    positions: int | None
+    dtype: str
+    prompts: list[str]
+    max_new_tokens: int
+    temperature: float
+    seed: int
+    raw: bool
+    device: str
+
+
+def reply_to_all(order: Order, out: Any) -> None:
+    """Write a line for each prompt.
+
+    Raises:
+        RequestError: a prompt is too long, or does not suit the template.
+        CheckpointError, EnvironmentNotAble: the model cannot be loaded.
+    """
+    import torch
+
+    from allranks.train.data.tokenization import load_tokenizer
+
+    tokenizer = load_tokenizer(order.folder, None)
+    prompts = [_prompt(order, text, tokenizer) for text in order.prompts]
+    device = torch.device(
+        "cuda" if order.device == "auto" and torch.cuda.is_available() else order.device.replace("auto", "cpu")
+    )
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise EnvironmentNotAble("--device cuda: torch sees no GPU on this machine; use --device cpu")
+    model = _model(order, device)
+    for i, (text, prompt) in enumerate(zip(order.prompts, prompts, strict=True)):
+        found = (
+            _classes(order, model, tokenizer, prompt) if order.labels else _reply(order, model, tokenizer, prompt, i)
+        )
+        out.write(msgspec.json.encode({"prompt": text, **found}).decode() + "\n")
+        out.flush()
+
+
+def _prompt(order: Order, text: str, tokenizer: Any) -> str:
+    if order.raw or order.labels:
+        return text
+    made = prompt_of(order.template, order.template_file, text)
+    if made is not None:
+        return made
+    if not getattr(tokenizer, "chat_template", None):
+        raise RequestError("the tokenizer of the checkpoint has no chat template; give the whole prompt with --raw")
+    return tokenizer.apply_chat_template(
+        [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+    )
+
+
+def _model(order: Order, device: Any) -> Any:
+    """Return the model in the run's precision: trained weights as saved, with autocast, and a frozen base in the dtype of compute."""
+    from allranks.train.export import load
+    from allranks.train.models.adapters import fuse_lora, is_adapted
+    from allranks.train.models.precision import DTYPES, use_autocast
+
+    compute = DTYPES.get(order.dtype)
+    model = load(
+        Path(order.folder), order.base, dtype=compute if order.base and compute else "auto", labels=len(order.labels)
+    )
+    if is_adapted(model):
+        fuse_lora(model)
+    model.requires_grad_(True)
+    if compute is not None:
+        use_autocast(model, compute, device)
+    return model.to(device).eval()
+
+
+def _reply(order: Order, model: Any, tokenizer: Any, prompt: str, number: int) -> dict[str, Any]:
+    from allranks.train.evaluation import Sampling, encode_prompt, generate_replies
+
+    length = len(encode_prompt(tokenizer, prompt))
+    if length == 0:
+        raise RequestError(f"prompt {number + 1} has no token")
+    limit = order.max_new_tokens
+    if order.positions is not None:
+        limit = min(limit, order.positions - length)
+        if limit < 1:
+            raise RequestError(
+                f"prompt {number + 1} has {length} tokens, but the model has {order.positions} positions; shorten it"
+            )
+    sampling = Sampling(temperature=order.temperature, seed=(order.seed + number) % 2**32)
+    (added,) = generate_replies(model, tokenizer, [prompt], limit, model.device, sampling=sampling)
+    ended = bool(added) and added[-1] == tokenizer.eos_token_id
+    reply = tokenizer.decode(added, skip_special_tokens=True)
+    return {"reply": reply, "tokens": len(added), "finish": "end" if ended else "length"}
+
+
+def _classes(order: Order, model: Any, tokenizer: Any, prompt: str) -> dict[str, Any]:
+    import torch
+
+    ids = tokenizer(prompt, add_special_tokens=True, truncation=True, max_length=order.max_length, return_tensors="pt")
+    with torch.no_grad():
+        logits = model(
+            input_ids=ids["input_ids"].to(model.device), attention_mask=ids["attention_mask"].to(model.device)
+        ).logits
+    shares = logits.float().softmax(-1)[0].tolist()
+    found = {label: shares[number] for label, number in order.labels.items()}
+    return {"labels": dict(sorted(found.items(), key=lambda item: -item[1]))}
+
+
+def main() -> int:
+    """Run as the entry point of a new process."""
+    out = sys.stdout
+    try:
+        order = msgspec.json.decode(sys.stdin.read(), type=Order)
+        with contextlib.redirect_stdout(io.StringIO()):  # libraries print; the lines are read by another process
+            from transformers.utils import logging
+
+            logging.set_verbosity_error()
+            reply_to_all(order, out)
+    except ImportError as error:
+        sys.stderr.write(f"torch, transformers and peft are needed ({error}): pip install 'allranks[train]'\n")
+        return EnvironmentNotAble.exit_code
+    except AllranksError as error:
+        sys.stderr.write(" ".join(str(error).splitlines()) + "\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 1
+    except RuntimeError as error:
+        if "out of memory" not in str(error).lower():
+            raise
+        sys.stderr.write(f"the model does not fit on the GPU: {str(error).splitlines()[0]}; use --device cpu\n")
+        return EnvironmentNotAble.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

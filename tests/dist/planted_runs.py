@@ -1,0 +1,102 @@
+"""Plant a lie in a copy of the package, compare strategies with it, and tell what refused it.
+
+python -m tests.dist.planted_runs edits.yaml [ID...]    # prints one line per lie
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import allranks
+
+PLANTED = Path(__file__).parent / "planted"
+SPEC: dict[str, Any] = {
+    "name": "lie",
+    "model": {"name": "tiny:llama", "config": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}},
+    "data": {"source": "builtin:instructions", "subset": 160, "max_length": 96},
+    "strategy": {"name": "pytorch_ddp", "bucket_mb": 0.05},
+    "train": {"max_steps": 10, "micro_batch_size": 2, "grad_accum": 2, "lr": 1e-3},
+    "cluster": {"procs_per_node": 2},
+}
+NEEDS: dict[str, dict[str, Any]] = {"b06": {"train.weight_decay": 0.1}, "b10": {"adapter.type": "lora"}}
+"""What the blind lies need of a spec to do something."""
+
+
+def edits(file: str) -> list[dict[str, Any]]:
+    return yaml.safe_load((PLANTED / file).read_text())
+
+
+def strategies_of(edit: dict[str, Any]) -> str:
+    """The strategies to compare: those that the entry names, that of its file, or a plain one."""
+    known = edit["file"].startswith("train/strategies/") and Path(edit["file"]).stem
+    own = {
+        "bucket_ddp_async": "bucket_ddp_async", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3", "pytorch_ddp": "pytorch_ddp",
+        "pytorch_zero1": "pytorch_zero1", "fsdp2": "pytorch_zero2,pytorch_zero3", "sharded_optimizer": "zero1,zero2,zero3",
+        "gradient_sync": "bucket_ddp_async,zero1", "base": "simple_ddp_ga,zero3",
+    }  # fmt: skip
+    return edit.get("strategies") or own.get(str(known), "simple_ddp_ga")
+
+
+def plant(edit: dict[str, Any], folder: Path) -> Path:
+    """Copy the package, make the edit, and return the folder for PYTHONPATH."""
+    source = Path(allranks.__file__).parent
+    copy = folder / "source" / "allranks"
+    shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    file = copy / edit["file"].removeprefix("src/allranks/")
+    text = file.read_text()
+    assert text.count(edit["old"]) == 1, (
+        f"{edit['id']}: the old text occurs {text.count(edit['old'])} times in {edit['file']}"
+    )
+    file.write_text(text.replace(edit["old"], edit["new"]))
+    return copy.parent
+
+
+def run(edit: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Compare with the lie; return ``by`` (the gates that refused, or ``run``, or nothing) and ``reasons``, over all strategies."""
+    source = plant(edit, folder)
+    spec = json.loads(json.dumps(SPEC))
+    for key, value in {**NEEDS.get(edit["id"], {}), **edit.get("spec", {})}.items():
+        part, _, name = key.partition(".")
+        spec.setdefault(part, {})[name] = value
+    spec["cluster"]["cache"] = str(folder / "cache")
+    (folder / "lie.yaml").write_text(yaml.safe_dump(spec))
+    env = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "allranks.cli.main", "compare", "lie.yaml", "--repeats", "1", "--json"]
+    done = subprocess.run(
+        [*command, "--strategies", strategies_of(edit)],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    if not done.stdout.strip():
+        return {"by": ["run"], "reasons": [done.stderr.strip().splitlines()[-1]], "rows": {}}
+    rows = json.loads(done.stdout)["rows"]
+    gates = [gate for gate in ("parity", "mechanism", "equal_work") if not all(row["gates"][gate] for row in rows)]
+    return {
+        "by": gates,
+        "reasons": list(dict.fromkeys(reason for row in rows for reason in row["reasons"])),
+        "rows": {row["strategy"]: all(row["gates"].values()) for row in rows},
+    }
+
+
+def main(file: str, wanted: list[str]) -> None:
+    for edit in edits(file):
+        if not wanted or edit["id"] in wanted:
+            with tempfile.TemporaryDirectory() as folder:
+                found = run(edit, Path(folder))
+            print(f"{edit['id']}: {' '.join(found['by']) or 'NOT REFUSED'}; {found['reasons']}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

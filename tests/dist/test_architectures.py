@@ -1,0 +1,37 @@
+"""Each tested architecture is planned, trained, saved, and read by plain transformers and PEFT."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from allranks.spec.architectures import TESTED, Architecture, packs_rows
+from tests.dist.architecture_configs import CONFIGS
+from tests.dist.harness import run_ranks
+
+pytestmark = pytest.mark.dist
+USUAL = {"gpt2", "qwen3_moe", "gemma3_text", "opt", "mamba", "distilbert"}
+
+
+def test_each_has_a_config() -> None:
+    assert set(CONFIGS) == {entry.model_type for entry in TESTED}
+    assert len(CONFIGS) == len(TESTED)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [pytest.param(e, id=e.model_type, marks=() if e.model_type in USUAL else pytest.mark.full) for e in TESTED],
+)
+def test_it_trains_and_others_read_it(entry: Architecture, tmp_path: Path) -> None:
+    (found,) = run_ranks(
+        "architecture", 1, tmp_path, module="architecture_cases", folder=str(tmp_path), kind=entry.model_type
+    )
+    for adapter in ("lora", "none"):
+        (said,) = found[adapter]["said"]
+        assert said == pytest.approx(found[adapter]["plain"], rel=2e-5), adapter
+    assert found["lora"]["said"] != found["none"]["said"]
+    assert found["lora"]["adapters"] > 0
+    assert not found["lora"]["untrained"]
+    if entry.task == "text":  # the list of those that do not separate rows is as measured, too
+        assert (found["leak"] < 1e-5) is packs_rows(entry.model_type), found["leak"]

@@ -1,0 +1,196 @@
+"""Runs that end early, keep their best checkpoint, and reply to prompts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.rundir.events import read_events
+from allranks.rundir.files import read_json
+from allranks.rundir.paths import RunDir
+from tests.conftest import tiny_spec, write_rows
+from tests.dist.harness import ALLRANKS, allranks, train
+
+pytestmark = pytest.mark.dist
+
+PATIENCE = 2
+
+
+def spec_of(folder: Path, **more: Any) -> dict[str, Any]:
+    """A run whose held-out loss rises after a while: the learning rate is far too high."""
+    write_rows(folder / "rows.json", 60)
+    sections: dict[str, Any] = {
+        "train": {"max_steps": 200, "lr": 0.4, "schedule": "constant"},
+        "eval": {"every": 2, "patience": PATIENCE, "baseline": True},
+        "checkpoint": {"mode": "full", "every": 2, "keep": 1, "keep_best": True},
+    }
+    for name, values in more.items():
+        sections[name] = {**sections.get(name, {}), **values}
+    return tiny_spec(folder / "rows.json", folder, **sections)
+
+
+@pytest.fixture(scope="module")
+def early(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("early")
+    done, run = train(folder, spec_of(folder))
+    assert done.returncode == 0, done.stderr + done.stdout
+    return folder, done, run
+
+
+def losses_of(run: RunDir, rank: int = 0) -> dict[int, float]:
+    return {e["step"]: e["loss"] for e in read_events(run.events_of(rank)) if e["event"] == "eval" and e["step"]}
+
+
+def test_it_ends_on_all_ranks_with_the_best_kept(early: Any) -> None:
+    _, done, run = early
+    losses = losses_of(run)
+    best = min(losses, key=lambda step: losses[step])
+    end = best + 2 * PATIENCE
+    assert best >= 2 and list(losses) == list(range(2, end + 1, 2))
+    for rank in (0, 1):
+        steps = [e["step"] for e in read_events(run.events_of(rank)) if e["event"] == "step"]
+        assert steps[-1] == end, rank
+    metrics = read_json(run.metrics)
+    assert metrics["status"] == "succeeded" and metrics["steps"] == end
+    assert (metrics["best_step"], metrics["best_eval_loss"]) == (best, losses[best])
+    assert metrics["stopped_early"]["step"] == end and f"(step {best})" in metrics["stopped_early"]["reason"]
+    assert "ended early" in done.stdout
+    assert run.checkpoint_steps() == [best, end]
+    assert run.best_checkpoint.read_text() == f"step-{best}\n"
+    assert read_json(run.checkpoint(best) / "manifest.json")["eval_loss"] == losses[best]
+
+
+def test_a_resume_continues_the_count_and_an_ended_run_is_not_resumed(early: Any, tmp_path: Path) -> None:
+    """The first attempt ends within the patience: without its evaluations, the second would train longer."""
+    folder, _, whole = early
+    expected = losses_of(whole)
+    cut = max(expected) - 2
+    done, run = train(tmp_path, spec_of(tmp_path, train={"max_steps": cut}))
+    assert done.returncode == 0, done.stderr
+    done = allranks("resume", run.name, "--set", "train.max_steps=200", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert losses_of(run) == expected
+    assert run.checkpoint_steps() == whole.checkpoint_steps()
+    assert run.best_checkpoint.read_text() == whole.best_checkpoint.read_text()
+    assert read_json(run.metrics)["stopped_early"] == read_json(whole.metrics)["stopped_early"]
+    done = allranks("resume", whole.name, cwd=folder)
+    assert done.returncode == 2 and "ended early after step" in done.stderr and "eval.patience" in done.stderr
+
+
+@pytest.mark.full
+def test_the_trainer_of_transformers_ends_early_too(tmp_path: Path) -> None:
+    done, run = train(tmp_path, spec_of(tmp_path, strategy={"name": "hf_trainer"}, checkpoint={"async": True}))
+    assert done.returncode == 0, done.stderr + done.stdout
+    losses, metrics = losses_of(run), read_json(run.metrics)
+    best = min(losses, key=lambda step: losses[step])
+    assert metrics["stopped_early"]["step"] == metrics["steps"] == best + 2 * PATIENCE
+    assert run.checkpoint_steps() == [best, metrics["steps"]]
+    assert run.best_checkpoint.read_text() == f"step-{best}\n"
+
+
+def test_the_best_is_exported(early: Any, tmp_path: Path) -> None:
+    folder, _, run = early
+    best = int(run.best_checkpoint.read_text().removeprefix("step-"))
+    done = allranks("export", run.name, "--best", "--json", "--out", str(tmp_path / "best"), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["step"] == best
+    assert allranks("export", run.name, "--best", "--step", "2", cwd=folder).returncode == 2
+
+
+def replies(run: RunDir, cwd: Path, *words: str, stdin: str = "") -> Any:
+    done = subprocess.run(
+        [*ALLRANKS, "generate", run.name, "--json", *words], cwd=cwd, input=stdin, capture_output=True, text=True, timeout=120
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_replies_are_those_of_the_evaluation(tmp_path: Path) -> None:
+    """Greedy, in the template of the data: the sample answers that the ranks gave at that step."""
+    rows = [{"instruction": f"Say the number {i}", "output": f"number {i} " + "yes " * (i % 5)} for i in range(60)]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    spec = tiny_spec(tmp_path / "rows.json", tmp_path, train={"max_steps": 30, "lr": 0.03}, eval={"every": 10})
+    spec["checkpoint"] = {"every": 10}
+    done, run = train(tmp_path, spec)
+    assert done.returncode == 0, done.stderr
+    samples = {e["step"]: e["samples"] for e in read_events(run.events_of(0)) if e["event"] == "eval"}
+
+    def as_sampled(found: Any, step: int) -> None:
+        assert found["step"] == step
+        for reply, sample in zip(found["replies"], samples[step], strict=True):
+            assert reply["reply"].startswith(sample["reply"].rstrip("\ufffd"))  # that one has fewer tokens
+
+    prompts = [sample["prompt"] for sample in samples[30]]
+    instructions = [p.split("### Instruction:\n")[1].split("\n\n### Response")[0] for p in prompts]
+    last = replies(run, tmp_path, *(word for text in instructions for word in ("--prompt", text)))
+    assert last["template"] == "alpaca"
+    as_sampled(last, 30)
+    raw = [word for prompt in prompts for word in ("--prompt", prompt)]
+    before = replies(run, tmp_path, "--raw", "--checkpoint", "10", *raw)
+    as_sampled(before, 10)
+    assert [r["reply"] for r in last["replies"]] != [r["reply"] for r in before["replies"]]
+    assert any(sample["reply"].strip() for sample in samples[30])
+
+
+def test_standard_input_sampling_and_refusals(early: Any) -> None:
+    folder, _, run = early
+    secret = "hf_" + "aB3dE5gH7jK9mN1pQ3sT5vX7zA2cD4fG6h"
+    lines = f"Zähle bis drei\n\n你好 \x1b[31m\r\nuse {secret}\n"
+    first = replies(run, folder, "--temperature", "1.5", "--max-new-tokens", "8", stdin=lines)["replies"]
+    again = replies(run, folder, "--temperature", "1.5", "--max-new-tokens", "8", stdin=lines)["replies"]
+    other = replies(run, folder, "--temperature", "1.5", "--max-new-tokens", "8", "--seed", "9", stdin=lines)["replies"]
+    assert [reply["prompt"] for reply in first] == ["Zähle bis drei", "你好 \x1b[31m", "use ***"]
+    assert first == again != other
+    assert all(reply["tokens"] <= 8 for reply in first)
+    for words, says in (
+        (("--prompt", "x", "--checkpoint", "7"), "no checkpoint of step 7; existing steps"),
+        (("--prompt", "x", "--checkpoint", "newest"), "expected the step of a checkpoint, or best"),
+        (("--prompt", " "), "prompt 1 is empty"),
+    ):
+        done = allranks("generate", run.name, *words, cwd=folder)
+        assert done.returncode == 2 and says in done.stderr, done.stderr
+    shown = subprocess.run(
+        [*ALLRANKS, "generate", run.name, "--max-new-tokens", "2"], cwd=folder, input="a \x1b[31mred\n", capture_output=True, text=True, timeout=120
+    )  # fmt: skip
+    assert shown.returncode == 0 and "prompt  a red" in shown.stdout and "\x1b" not in shown.stdout
+
+
+def test_an_interrupt_ends_the_process_with_the_model(early: Any) -> None:
+    import psutil
+
+    folder, _, run = early
+    process = subprocess.Popen(
+        [*ALLRANKS, "generate", run.name, "--prompt", "x", "--max-new-tokens", "100000"],
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not (children := psutil.Process(process.pid).children()):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 1 and err.strip() == "allranks: interrupted", (out, err)
+    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+
+
+def test_a_classifier_says_labels_and_a_run_without_a_checkpoint_refuses(tmp_path: Path) -> None:
+    rows = [{"text": f"{'good great fine' if i % 2 else 'bad awful poor'} {i}", "label": ["bad", "good"][i % 2]} for i in range(60)]  # fmt: skip
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    spec = tiny_spec(tmp_path / "rows.json", tmp_path, train={"max_steps": 40, "lr": 5e-3})
+    spec["model"], spec["adapter"] = {"name": "tiny:bert"}, {"type": "lora", "r": 4}
+    done, run = train(tmp_path, spec)
+    assert done.returncode == 0, done.stderr
+    found = replies(run, tmp_path, "--prompt", "good great", "--prompt", "awful bad")["replies"]
+    assert [next(iter(reply["labels"])) for reply in found] == ["good", "bad"]
+    assert all(abs(sum(reply["labels"].values()) - 1) < 1e-5 and reply["reply"] is None for reply in found)
+    for step in run.checkpoint_steps():
+        run.checkpoint(step).rename(tmp_path / "elsewhere")
+    done = allranks("generate", run.name, "--prompt", "x", cwd=tmp_path)
+    assert done.returncode == 2 and "has no checkpoint to try: none has been saved yet" in done.stderr

@@ -1,0 +1,23 @@
+"""Lies planted in the source: a comparison on two gloo ranks refuses each of them. See planted/edits.yaml and planted/blind_edits.yaml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.dist.planted_runs import edits, run
+
+pytestmark = pytest.mark.dist
+
+
+@pytest.mark.parametrize("edit", edits("edits.yaml"), ids=lambda edit: edit["id"])
+def test_a_planted_lie_is_refused(edit: dict[str, Any], tmp_path: Path) -> None:
+    found = run(edit, tmp_path)
+    assert edit["by"] in found["by"], found
+
+
+@pytest.mark.parametrize("edit", edits("blind_edits.yaml"), ids=lambda edit: edit["id"])
+def test_a_lie_written_without_looking_at_the_gates_is_refused(edit: dict[str, Any], tmp_path: Path) -> None:
+    assert run(edit, tmp_path)["by"]

@@ -1,0 +1,106 @@
+"""Completion in the shell: the real function in bash, and what click answers to zsh and fish."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from allranks.spec.keys import all_keys, settable_keys
+from allranks.spec.loader import parse_spec
+from allranks.spec.records import RunSpec
+from tests.conftest import REPO
+
+BASH = """
+eval "$(allranks completion bash)"
+COMP_WORDS=(allranks "$@"); COMP_CWORD=$(( ${#COMP_WORDS[@]} - 1 ))
+compopt() { printf 'compopt %s\\n' "${!#}"; }
+_allranks_completion allranks
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    command = tmp_path / "bin" / "allranks"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m allranks "$@"\n')
+    command.chmod(0o700)
+    return {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": str(REPO / "src")}
+
+
+def in_bash(environment: dict[str, str], cwd: Path, *words: str) -> list[str]:
+    """Complete the last word; words are as bash divides them, at ``=`` and ``:`` too."""
+    done = subprocess.run(
+        ["bash", "--norc", "-c", BASH, "bash", *words],
+        env=environment,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert not done.stderr, done.stderr
+    return done.stdout.split("\n")[:-1]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes_verbs_keys_values_strategies_smoke_tests_and_runs(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    run = tmp_path / "runs" / "demo-1"
+    run.mkdir(parents=True)
+    (run / "spec.yaml").write_text("name: demo\n")
+
+    def complete(*words: str) -> list[str]:
+        return in_bash(environment, tmp_path, *words)
+
+    assert complete("pl") == ["plan"]
+    assert complete("plan", "spec.yaml", "--set", "train.sch") == ["compopt nospace", "train.schedule="]
+    assert complete("plan", "spec.yaml", "--set", "train.schedule", "=") == ["linear", "cosine", "constant"]
+    assert complete("plan", "spec.yaml", "--set", "train.schedule", "=", "co") == ["cosine", "constant"]
+    assert complete("run", "s", "--set", "=", "data.source", "=", "builtin", ":", "n") == ["news", "noise"]
+    assert complete("compare", "s", "--strategies", "zero1,zero") == ["zero1,zero2", "zero1,zero3"]
+    assert complete("smoke", "01") == ["01_single"]
+    assert complete("logs", "de") == ["demo-1"]
+    assert complete("no-such-verb", "pla") == ["plan"]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_get_the_same_values(environment: dict[str, str], tmp_path: Path, shell: str) -> None:
+    word = "strategy.name=pytorch_z"
+    words = {"COMP_WORDS": f"allranks plan s --set {word}", "COMP_CWORD": word if shell == "fish" else "4"}
+    done = subprocess.run(
+        ["allranks"],
+        env={**environment, **words, "_ALLRANKS_COMPLETE": f"{shell}_complete"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert not done.stderr
+    for name in ("pytorch_zero1", "pytorch_zero2", "pytorch_zero3"):
+        assert f"strategy.name={name}" in done.stdout
+    assert "zero1\n" not in done.stdout.replace("pytorch_zero1\n", "")
+
+
+def test_a_run_root_that_cannot_be_read_breaks_no_prompt(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file")
+    assert in_bash(environment, tmp_path, "logs", "") == ["latest"]
+
+
+def test_every_key_is_offered_once_and_can_be_set() -> None:
+    keys = settable_keys()
+    assert {"train.lr", "cluster.slurm.partition", "strategy.bucket_mb", "checkpoint.async"} <= set(keys)
+    assert not {"train", "cluster.slurm", "strategy.options"} & set(keys)
+    assert set(keys) - set(all_keys(RunSpec)) == {k for k in keys if k.startswith("strategy.") and k != "strategy.name"}
+    base = {"model": {"name": "tiny:llama"}, "data": {"source": "builtin:instructions"}}
+    for key, values in keys.items():
+        if key.startswith("strategy.") or key in {"data.template", "cluster.launcher"}:
+            continue  # depends on the strategy, on the data, on other keys of the cluster
+        for value in values:
+            model = ["model.name=mlp:8x2"] if value == "builtin:noise" else []
+            parse_spec(base, [f"{key}={value}", *model])

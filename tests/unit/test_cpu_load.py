@@ -1,0 +1,285 @@
+"""What is read of the kernel, and whose fault it is: other processes, the hypervisor, a quota, the ranks themselves, or not known."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import threading
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allranks.utils.cpu_load import (
+    CpuSample,
+    CpuUse,
+    RunQueueClock,
+    core_list,
+    cores_of,
+    read_stat,
+    read_throttling,
+    sample_cpu,
+    use_between,
+)
+from allranks.utils.load_rules import MachineLoad, add_uses, describe_load, judge_machine
+from tests.sampling import examples
+
+STAT = """cpu  10 0 10 100 0 5 5 3 0 0
+cpu0 100 10 50 1000 7 3 9 20 0 0
+cpu1 200 0 50 1000 7 3 9 0 0 0
+cpu10 900 0 0 0 0 0 0 0 0 0
+intr 12 3
+cpu2 1 1 1 1 1 1 1 1 1 1
+"""
+
+
+def test_busy_and_stolen_time_is_that_of_the_allowed_cores() -> None:
+    assert read_stat(STAT, (0, 1), 0.01) == (pytest.approx(4.1), pytest.approx(0.2))
+    assert read_stat(STAT, (10,), 0.01) == (pytest.approx(9.0), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [
+        (STAT, ()),
+        (STAT, (0, 3)),
+        (STAT, (2,)),
+        ("", (0,)),
+        ("cpu0 1 2 3\n", (0,)),
+        ("cpu0 a b c d e f g h\n", (0,)),
+        ("cpu0 -1 0 0 0 0 0 0 0\n", (0,)),
+        ("\n", (0,)),
+    ],
+)
+def test_a_stat_that_lacks_a_core_is_not_known(text: str, cores: tuple[int, ...]) -> None:
+    assert read_stat(text, cores, 0.01) == (None, None)
+
+
+def test_throttling_of_both_versions_of_cgroups() -> None:
+    assert read_throttling("usage_usec 5\nnr_throttled 3\nthrottled_usec 2500000\n") == 2.5
+    assert read_throttling("nr_periods 4\nthrottled_time 2500000000\n") == 2.5
+    for text in ("", "throttled_usec\n", "throttled_usec -4\n", "throttled_usec x\n"):
+        assert read_throttling(text) is None
+
+
+@given(st.frozensets(st.integers(0, 300), max_size=40))
+def test_a_list_of_cores_is_read_as_it_was_written(cores: frozenset[int]) -> None:
+    assert cores_of(core_list(tuple(cores))) == cores
+
+
+@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "1-2-3", "0-999999", "0-99999999999", "1,,2", "²", "3-1x"])
+def test_a_malformed_list_of_cores_is_none(text: str) -> None:
+    assert cores_of(text) == frozenset()
+
+
+def test_a_busy_loop_is_seen_as_own_cpu_time_and_sleep_is_not() -> None:
+    first = sample_cpu()
+    until = time.thread_time() + 0.1
+    while time.thread_time() < until:
+        pass
+    worked = sample_cpu()
+    time.sleep(0.1)
+    use, rest = use_between(first, worked), use_between(worked, sample_cpu())
+    assert use.cpu_s >= 0.1
+    assert rest.cpu_s < 0.05
+    assert cores_of(use.cores) == os.sched_getaffinity(0)
+
+
+needs_schedstat = pytest.mark.skipif(not RunQueueClock().available, reason="this kernel has no /proc/<pid>/schedstat")
+
+
+@needs_schedstat
+def test_a_thread_that_shares_its_core_waits_for_it() -> None:
+    """Hashing of large buffers does not hold the interpreter: both threads could run."""
+    allowed, end, data = os.sched_getaffinity(0), threading.Event(), bytes(1 << 20)
+    waited: list[float] = []
+
+    def other() -> None:
+        while not end.is_set():
+            hashlib.sha256(data).digest()
+
+    def measured() -> None:
+        queue = RunQueueClock()
+        start, until = queue.read(), time.thread_time() + 0.2
+        while time.thread_time() < until:
+            hashlib.sha256(data).digest()
+        now = queue.read()
+        assert start is not None and now is not None
+        waited.append(now - start)
+
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        first = sample_cpu()
+        threads = [threading.Thread(target=t) for t in (other, measured)]
+        for thread in threads:
+            thread.start()
+        threads[1].join()
+        use = use_between(first, sample_cpu())
+    finally:
+        end.set()
+        os.sched_setaffinity(0, allowed)
+    threads[0].join()
+    assert waited[0] > 0.05
+    assert use.queued_s is not None and use.queued_s >= waited[0] / 2
+    assert use.core_count == 1
+
+
+def sample(**changes: Any) -> CpuSample:
+    known: dict[str, Any] = {
+        "at_s": 10.0, "cores": (0, 1), "cpu_s": 1.0, "threads": {1: (1.0, 0.5)}, "machine_s": 5.0, "steal_s": 0.0, "throttled_s": None,
+    }  # fmt: skip
+    return CpuSample(**{**known, **changes})
+
+
+def test_counters_that_are_missing_or_went_back_are_not_known() -> None:
+    later = sample(at_s=12.0, cpu_s=2.0, threads={1: (2.0, 1.5), 2: (0.5, 0.25)}, machine_s=8.0)
+    use = use_between(sample(), later)
+    assert (use.seconds, use.cpu_s, use.queued_s, use.machine_s, use.busy_threads) == (2.0, 1.0, 1.25, 3.0, 2)
+    assert use_between(sample(threads=None), later).queued_s is None
+    assert use_between(sample(), sample(at_s=12.0, threads=None)).queued_s is None
+    assert use_between(sample(machine_s=None), later).machine_s is None
+    assert use_between(sample(), sample(at_s=12.0, machine_s=4.0)).machine_s is None
+    moved = use_between(sample(cores=(0,)), later)
+    assert (moved.machine_s, moved.steal_s) == (None, None)
+    again = use_between(sample(), sample(at_s=12.0, threads={1: (0.2, 0.1)}))  # another thread with its number
+    assert again.queued_s == 0.1
+    backwards = use_between(later, sample())
+    assert (backwards.seconds, backwards.cpu_s) == (0.0, 0.0)
+
+
+def use(cpu: float, queued: float | None, machine: float | None, **changes: Any) -> CpuUse:
+    known: dict[str, Any] = {"seconds": 10.0, "cores": "0-1", "core_count": 2, "steal_s": 0.0, "busy_threads": 1}
+    return CpuUse(cpu_s=cpu, queued_s=queued, machine_s=machine, **{**known, **changes})
+
+
+def judge(*uses: CpuUse) -> MachineLoad:
+    return judge_machine("n1", uses)
+
+
+def test_two_ranks_that_fill_two_cores_are_not_other_processes() -> None:
+    found = judge(use(9.8, 0.2, 20.0), use(9.8, 0.2, 20.0))
+    assert found.taken_share is not None and found.taken_share < 0.02
+    assert not found.overloaded
+
+
+def test_others_that_take_half_of_the_cores_are_named_with_numbers() -> None:
+    found = judge(use(5.0, 5.0, 20.0), use(5.0, 5.0, 20.0))
+    assert found.taken_share == pytest.approx(0.5, abs=0.01)
+    assert found.overloaded
+    assert "other processes used 1.0 of 2 cores" in describe_load(found)
+
+
+def test_a_rank_that_is_left_out_counts_as_others() -> None:
+    """What `judge_machine` says of its argument: why all ranks must be given."""
+    assert judge(use(10.0, 5.0, 20.0)).overloaded
+
+
+def test_own_threads_that_are_more_than_cores_are_told_apart() -> None:
+    found = judge(use(10.0, 30.0, 20.2, busy_threads=4), use(10.0, 30.0, 20.2, busy_threads=4))
+    assert not found.overloaded
+    assert found.competing_share == pytest.approx(0.75, abs=0.01)
+    assert "8 busy threads of its ranks share 2 cores" in describe_load(found)
+
+
+def test_others_on_idle_cores_take_nothing() -> None:
+    found = judge(use(10.0, 0.05, 60.0, cores="0-7", core_count=8))
+    assert not found.overloaded
+    assert found.others_cores == pytest.approx(5.0, abs=0.1)
+
+
+def test_steal_counts_and_is_named() -> None:
+    found = judge(use(8.0, 0.0, 16.0, steal_s=4.0), use(8.0, 0.0, 16.0, steal_s=4.0))
+    assert found.taken_share == pytest.approx(0.2, abs=0.02)
+    assert "the hypervisor took 0.4 of 2 cores" in describe_load(found)
+    # steal of a machine whose cores other processes use does not count in full
+    foreign = judge(use(1.0, 0.0, 16.0, steal_s=4.0), use(1.0, 0.0, 16.0, steal_s=4.0))
+    assert foreign.steal_cores == 0.4
+    assert foreign.taken_share is not None and foreign.taken_share < 0.3
+
+
+def test_a_quota_is_no_other_process() -> None:
+    one = use(5.0, 4.8, 60.0, cores="0-7", core_count=8, throttled_s=5.0)
+    found = judge(one)
+    assert not found.overloaded
+    assert "its CPU quota stopped the ranks for 50% of the time" in describe_load(found)
+    assert judge(use(5.0, 4.8, 60.0, cores="0-7", core_count=8, throttled_s=0.0)).overloaded
+
+
+def test_ranks_on_cores_of_their_own_are_judged_by_these() -> None:
+    idle = use(9.9, 0.0, 10.0, cores="0", core_count=1)
+    busy = use(5.0, 5.0, 10.0, cores="1", core_count=1)
+    found = judge(idle, busy)
+    assert found.cores == 2
+    assert found.taken_share == pytest.approx(4.8 / 19.9, abs=0.01)
+    shared = judge(use(9.9, 0.1, 10.0, cores="0", core_count=1), use(5.0, 5.0, 15.0))
+    assert not shared.overloaded, "the second rank's cores were used by the first one"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"queued": None},
+        {"machine": None},
+        {"seconds": 0.0},
+        {"seconds": math.nan},
+        {"seconds": 0.01},
+        {"queued": math.inf},
+        {"machine": -1.0},
+        {"throttled_s": math.nan},
+        {"core_count": 0, "cores": ""},
+    ],
+)
+def test_absence_is_not_evidence(changes: dict[str, Any]) -> None:
+    bad = use(5.0, changes.pop("queued", 5.0), changes.pop("machine", 20.0), **changes)
+    for found in (judge(bad), judge(use(5.0, 5.0, 20.0), bad), judge()):
+        assert found.taken_share is None
+        assert not found.overloaded
+        assert describe_load(found)
+
+
+def test_short_times_do_not_take_the_error_of_the_clock_for_others() -> None:
+    """Of 60 ms the kernel's ticks may add one or two for each core."""
+    short = use(0.05, 0.02, 0.14, seconds=0.06)
+    assert not judge(short, short).overloaded
+
+
+numbers = st.floats(allow_nan=True, allow_infinity=True) | st.floats(0, 50)
+maybe = st.none() | numbers
+uses = st.builds(
+    CpuUse,
+    seconds=numbers, cores=st.sampled_from(["", "0", "0-1", "1-2", "x"]), core_count=st.integers(0, 4), cpu_s=numbers, queued_s=maybe,
+    queued_main_s=maybe, busy_threads=st.none() | st.integers(0, 9), machine_s=maybe, steal_s=maybe, throttled_s=maybe,
+)  # fmt: skip
+
+
+@settings(max_examples=examples(2000), deadline=None)
+@given(st.lists(uses, max_size=4))
+def test_whatever_is_read_the_shares_are_shares_or_not_known(found: list[CpuUse]) -> None:
+    load = judge_machine("n", found)
+    assert load.taken_share is None or 0 <= load.taken_share <= 1
+    assert load.competing_share is None or 0 <= load.competing_share <= 1
+    describe_load(load)
+
+
+def test_consecutive_records_add_up() -> None:
+    total = add_uses([use(1.0, 0.5, 4.0), use(2.0, 0.25, 6.0, seconds=5.0, busy_threads=3)])
+    assert total is not None
+    assert (total.seconds, total.cpu_s, total.queued_s, total.machine_s, total.busy_threads) == (
+        15.0,
+        3.0,
+        0.75,
+        10.0,
+        3,
+    )
+    unknown = add_uses([use(1.0, 0.5, 4.0), use(1.0, None, 4.0)])
+    assert unknown is not None and unknown.queued_s is None
+    assert add_uses([]) is None
+    assert add_uses([use(1.0, 0.5, 4.0), use(1.0, 0.5, 4.0, cores="3", core_count=1)]) is None
+
+
+def test_the_agent_and_the_command_of_the_run_are_no_overload() -> None:
+    """They use some per cent of a core, and the ranks' own threads wait for each other meanwhile."""
+    assert not judge(use(8.0, 3.0, 16.0 + 1.0), use(8.0, 3.0, 16.0 + 1.0)).overloaded

@@ -1,0 +1,92 @@
+"""How prompts of a user become those of a run's template, and which runs and prompts are refused."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from allranks.cli.generate import _prompts
+from allranks.errors import DataError, RequestError
+from allranks.launch.generation import GenerationRequest, generate
+from allranks.rundir.paths import RunDir
+from allranks.spec.data_templates import choose_template, prompt_of
+from allranks.spec.records import DataSpec
+
+
+def test_a_prompt_is_that_of_a_row_with_this_instruction() -> None:
+    row = {"instruction": "Say {{ x }}", "output": "y"}
+    data = DataSpec(source="x", template="alpaca")
+    wanted = choose_template(data, [row], classifier=False).render(row, 0).prompt
+    assert prompt_of("alpaca", "alpaca", "Say {{ x }}") == wanted
+    assert prompt_of("text", "auto", "Say {{ x }}") == "Say {{ x }}"
+    assert prompt_of("chat", "chat", "x") is None
+
+
+def test_a_jinja_prompt_with_one_variable_takes_the_text(tmp_path: Path) -> None:
+    path = tmp_path / "t.jinja"
+    path.write_text(
+        "{% block prompt %}Q: {{ question }} ({{ question }})\n{% endblock %}{% block response %}{{ reply }}{{ more }}{% endblock %}"
+    )
+    assert prompt_of("jinja", str(path), "wo {{ reply }}?") == "Q: wo {{ reply }}? (wo {{ reply }}?)\n"
+    path.write_text("{% block prompt %}{{ a }} {{ b }}{% endblock %}{% block response %}{{ c }}{% endblock %}")
+    with pytest.raises(DataError, match=r"its prompt uses 2 columns \(a, b\).*--raw"):
+        prompt_of("jinja", str(path), "x")
+    path.write_text("{{ a }} {{ b }}")
+    assert prompt_of("jinja", str(path), "x") == "x"
+    path.unlink()
+    with pytest.raises(DataError, match="there is no such file"):
+        prompt_of("jinja", str(path), "x")
+
+
+def from_stdin(monkeypatch: pytest.MonkeyPatch, content: bytes, *, terminal: bool = False) -> list[str]:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content), isatty=lambda: terminal))
+    return _prompts(())
+
+
+def test_prompts_are_lines_or_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert from_stdin(monkeypatch, "\ufeffä b\r\n\n  \n c\u2028d".encode()) == ["ä b", " c\u2028d"]
+    assert _prompts(("a\nb", "'$x'")) == ["a\nb", "'$x'"]
+    for content, terminal, words in (
+        (b"", True, "give --prompt TEXT, or prompts on standard input"),
+        (b"\n \n", False, "has no line with text"),
+        (b"ok\n\xff\n", False, "not UTF-8 text: byte 3 is 0xff"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            from_stdin(monkeypatch, content, terminal=terminal)
+    with pytest.raises(RequestError, match="prompt 2 is not UTF-8 text"):
+        _prompts(("a", "b\udcff"))
+    with pytest.raises(RequestError, match="prompt 1 is empty"):
+        _prompts((" \n",))
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"model": {"name": "mlp:8x3"}, "data": {"source": "builtin:noise"}}, "mlp:8x3 is trained on noise"),
+        ({"script": {"path": "train.py"}}, "runs your own program"),
+        ({"model": {"name": "tiny:llama"}, "data": {"source": "builtin:news"}}, r"no checkpoint to try: none has been saved yet; checkpoint\.every"),
+        (
+            {"model": {"name": "tiny:llama"}, "data": {"source": "builtin:news"}, "checkpoint": {"mode": "none"}},
+            r"no checkpoint to try: checkpoint\.mode is none",
+        ),
+    ],
+)  # fmt: skip
+def test_runs_without_a_model_to_try_are_refused(tmp_path: Path, spec: dict[str, Any], words: str) -> None:
+    run = RunDir(tmp_path)
+    run.spec.write_text(yaml.safe_dump(spec))
+    with pytest.raises(RequestError, match=words), generate(run, ["x"], GenerationRequest()):
+        pass
+
+
+def test_a_comparison_is_refused(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.spec.write_text(yaml.safe_dump({"model": {"name": "tiny:llama"}, "data": {"source": "builtin:news"}}))
+    run.compare.write_text("{}")
+    with pytest.raises(RequestError, match="is a comparison of strategies"), generate(run, ["x"], GenerationRequest()):
+        pass

@@ -1,0 +1,249 @@
+"""`allranks init`: options, questions in a real terminal, refusals; what it writes can be planned, and so can each key that it proposes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from allranks.launch import preview
+from allranks.nodes import preflight
+from allranks.spec.loader import parse_spec, parse_yaml
+from allranks.spec.starter import StarterChoices, default_data, run_name, starter_text
+from tests.conftest import REPO
+
+NEEDED = ["--model", "tiny:llama", "--data", "builtin:instructions", "--machine", "laptop"]
+HOSTS = StarterChoices(model="m", data="d", launcher="hosts", strategy="zero1", hosts=("n1", "10.0.0.2"), nodes=2)
+SLURM = StarterChoices(
+    model="mistralai/Mistral-7B-v0.1", data="yahma/alpaca-cleaned", launcher="slurm", strategy="pytorch_zero3", nodes=2,
+    partition="gpu", gpus_per_node=8, time="1:30:00", account="a b",
+)  # fmt: skip
+CHOICES = {
+    "laptop": StarterChoices(model="tiny:llama", data="builtin:instructions", launcher="local", strategy="pytorch_ddp"),
+    "encoder": StarterChoices(model="tiny:bert", data="builtin:news", launcher="local", strategy="zero2"),
+    "mlp": StarterChoices(
+        model="mlp:64x2", data="builtin:noise", launcher="local", strategy="single", procs_per_node=1
+    ),
+    "hosts": HOSTS,
+    "slurm": SLURM,
+    "slurm-defaults": StarterChoices(
+        model="tiny:llama", data="builtin:instructions", launcher="slurm", strategy="zero3"
+    ),
+}
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(REPO / "src")}
+
+
+def init(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run it without a terminal."""
+    return subprocess.run(
+        [sys.executable, "-m", "allranks", "init", *words],
+        cwd=cwd,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def answer(cwd: Path, answers: list[str], *words: str, limit_s: float = 60) -> tuple[int, str]:
+    """Run it in a terminal; answer each question, once it has been asked."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(cwd)
+        os.execve(sys.executable, [sys.executable, "-m", "allranks", "init", *words], environment())  # noqa: S606
+    out, left, end = b"", list(answers), time.monotonic() + limit_s
+    try:
+        while time.monotonic() < end:
+            ready, _, _ = select.select([terminal], [], [], 0.2)
+            if ready:
+                try:
+                    block = os.read(terminal, 65536)
+                except OSError:
+                    break
+                if not block:
+                    break
+                out += block
+            elif left and out.endswith(b": "):
+                os.write(terminal, left.pop(0).encode())
+                out += b"\n"
+        else:
+            os.kill(pid, 9)
+    finally:
+        os.close(terminal)
+        _, status = os.waitpid(pid, 0)
+    assert not left, out.decode()
+    return os.waitstatus_to_exitcode(status), out.decode()
+
+
+def proposals(text: str) -> list[str]:
+    """Return the spec with each key that is only proposed, one at a time."""
+    lines = text.splitlines()
+    found = [i for i, line in enumerate(lines) if re.match(r" *# [a-z_]+: ", line)]
+    return ["\n".join([*lines[:i], lines[i].replace("# ", "", 1), *lines[i + 1 :]]) for i in found]
+
+
+@pytest.mark.parametrize("choices", CHOICES.values(), ids=CHOICES)
+def test_the_spec_says_what_was_chosen_and_each_proposed_key_is_valid(choices: StarterChoices) -> None:
+    text = starter_text(choices, "my.yaml")
+    spec = parse_spec(parse_yaml(text, "my.yaml"))
+    assert spec.model is not None and spec.data is not None
+    assert (spec.model.name, spec.data.source, spec.strategy.name) == (choices.model, choices.data, choices.strategy)
+    slurm = spec.cluster.slurm
+    assert (spec.cluster.launcher, spec.cluster.nodes, tuple(spec.cluster.hosts)) == (
+        choices.launcher,
+        choices.nodes,
+        choices.hosts,
+    )
+    assert (slurm.partition, slurm.gpus_per_node, slurm.time, slurm.account) == (
+        choices.partition, choices.gpus_per_node, choices.time, choices.account,
+    )  # fmt: skip
+    assert all("#" in line for line in text.splitlines() if re.match(r" *[a-z_]+: .", line)), (
+        "every key has its comment"
+    )
+    one_by_one = proposals(text)
+    assert len(one_by_one) >= 5
+    for changed in one_by_one:
+        more = parse_spec(parse_yaml(changed, "my.yaml"))
+        if choices.launcher != "hosts":
+            assert changed.splitlines() != text.splitlines() and more is not None
+    assert len(max(text.splitlines(), key=len)) <= 120
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "x: y", "#x", "1:30", "yes", "-", "it's", 'a"b', "a\nb", "é", "[a]", "~", "null", "😀"]
+)
+def test_names_are_quoted_where_yaml_would_read_something_else(name: str) -> None:
+    choices = StarterChoices(model=name, data=name, launcher="hosts", strategy="zero1", hosts=(name,))
+    spec = parse_spec(parse_yaml(starter_text(choices, f"{name}.yaml"), "x"))
+    assert spec.model is not None and spec.data is not None
+    assert (spec.model.name, spec.data.source, spec.cluster.hosts) == (name, name, [name])
+
+
+def test_names_of_runs_and_default_data() -> None:
+    assert run_name("tiny:llama", "builtin:instructions") == "llama-instructions"
+    assert run_name("/models/Llama 3/", "data/train.jsonl") == "llama-3-train.jsonl"[: len("llama-3-train")]
+    assert run_name("字", "字") == "run"
+    assert [default_data(m) for m in ("tiny:bert", "mlp:8x2", "tiny:llama", "org/model")] == [
+        "builtin:news", "builtin:noise", "builtin:instructions", "builtin:instructions",
+    ]  # fmt: skip
+
+
+def test_what_it_writes_can_be_planned_at_once(tmp_path: Path) -> None:
+    done = init(tmp_path, *NEEDED)
+    assert done.returncode == 0, done.stderr
+    assert "wrote spec.yaml; next: allranks plan spec.yaml" in done.stdout
+    spec = preview.read_spec(tmp_path / "spec.yaml")
+    preflight.check_request(spec)
+    assert preview.plan(spec).run_name == "llama-instructions"
+
+
+def test_without_a_terminal_it_names_what_is_missing_and_writes_nothing(tmp_path: Path) -> None:
+    done = init(tmp_path)
+    assert done.returncode == 2 and "give --model, --data, --machine, or --yes" in done.stderr
+    done = init(tmp_path, *NEEDED[:4])
+    assert done.returncode == 2 and "give --machine, or --yes" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+REFUSED = [
+    (["--yes", "--data", "nofile.jsonl"], "data.source nofile.jsonl: there is no such file"),
+    (["--yes", "--data", "."], "data.source .: expected a file"),
+    (["--yes", "--data", "odd.csv"], "no template fits the columns x, y"),
+    (["--yes", "--model", "tiny:lama"], "did you mean tiny:llama?"),
+    (["--yes", "--model", "tiny:bert", "--data", "builtin:instructions"], "tiny:bert is trained as a classifier"),
+    (["--yes", "--strategy", "ddp"], "did you mean 'pytorch_ddp'?"),
+    (["--yes", "--machine", "hosts"], "--hosts is missing"),
+    (["--yes", "--partition", "gpu"], "--partition: only with --machine slurm"),
+    (["--yes", "--machine", "slurm", "--hosts", "a"], "--hosts: only with --machine hosts"),
+    (["--yes", "--machine", "slurm", "--time", "1h"], "--time 1h: expected a time limit of Slurm"),
+    (["--yes", "--name", "a/b"], "a run name may contain only"),
+    (["--yes", "--output", "nowhere/x.yaml"], "the folder nowhere does not exist"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSED, ids=[words[-1] for words, _ in REFUSED])
+def test_refusals_are_those_of_plan_and_nothing_is_written(words: list[str], said: str, tmp_path: Path) -> None:
+    (tmp_path / "odd.csv").write_text("x,y\n1,2\n")
+    done = init(tmp_path, *words)
+    assert done.returncode == 2 and said in done.stderr, done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["odd.csv"]
+
+
+def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:
+    mine = tmp_path / "spec.yaml"
+    mine.write_text("mine")
+    done = init(tmp_path, "--yes")
+    assert done.returncode == 2 and "spec.yaml exists" in done.stderr and mine.read_text() == "mine"
+    assert init(tmp_path, "--yes", "--force").returncode == 0 and "tiny:llama" in mine.read_text()
+
+
+def test_output_as_json_and_on_standard_output(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"instruction": "a", "output": "b"}\n')
+    done = init(tmp_path, "--yes", "--data", "train.jsonl", "--json", "-o", "my.yaml")
+    assert done.returncode == 0 and not done.stderr
+    document = json.loads(done.stdout)
+    assert document["file"] == "my.yaml" and document["launcher"] == "local" and document["model"] == "tiny:llama"
+    assert document["data_found"] == "jsonl file of 36 B, columns instruction, output"
+    assert document["text"] == (tmp_path / "my.yaml").read_text()
+    done = init(tmp_path, "--yes", "-o", "-")
+    assert parse_spec(parse_yaml(done.stdout, "x")).name == "llama-instructions"
+    document = json.loads(init(tmp_path, "--yes", "-o", "-", "--json").stdout)
+    assert (document["file"], document["text"]) == (None, done.stdout)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["my.yaml", "train.jsonl"]
+
+
+def test_questions_in_a_terminal_and_wrong_answers(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"instruction": "a", "output": "b"}\n')
+    code, said = answer(tmp_path, ["\n", "trian.jsonl\n", "train.jsonl\n", "desk\n", "laptop\n", "fsdp\n", "zero2\n"])
+    assert code == 0, said
+    assert "did you mean train.jsonl?" in said and "jsonl file of 36 B, columns instruction, output" in said
+    assert "'desk' is not one of" in said and "did you mean 'pytorch_zero3'" in said
+    spec = preview.read_spec(tmp_path / "spec.yaml")
+    assert spec.model is not None and spec.data is not None
+    assert (spec.model.name, spec.data.source, spec.strategy.name) == ("tiny:llama", "train.jsonl", "zero2")
+
+
+def test_questions_on_slurm_and_a_model_that_the_check_refuses(tmp_path: Path) -> None:
+    given = ["--data", "builtin:instructions", "--partition", "gpu"]
+    code, said = answer(
+        tmp_path, ["tiny:lama\n", "slurm\n", "\n", "4\n", "1h\n", "1:00:00\n", "2\n", "tiny:llama\n"], *given
+    )
+    assert code == 0, said
+    assert "did you mean tiny:llama?" in said and "--time 1h: expected" in said
+    cluster = preview.read_spec(tmp_path / "spec.yaml").cluster
+    assert (cluster.nodes, cluster.slurm.gpus_per_node, cluster.slurm.time) == (2, 4, "1:00:00")
+    assert said.count("Model:") == 2 and said.count("Machine") == 1 and "Partition" not in said
+
+
+@pytest.mark.parametrize("key", ["\x03", "\x04"], ids=["ctrl-c", "ctrl-d"])
+def test_an_interruption_leaves_nothing(tmp_path: Path, key: str) -> None:
+    code, said = answer(tmp_path, ["\n", key])
+    assert code == 1 and "allranks: interrupted" in said and "Traceback" not in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_slurm_that_does_not_answer_delays_it_by_seconds(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The partitions of a Slurm that answers: cluster/test_device.py."""
+    folder = tmp_path_factory.mktemp("bin")
+    for name in ("sinfo", "scontrol"):
+        (folder / name).write_text("#!/bin/sh\nsleep 100\n")
+        (folder / name).chmod(0o700)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    start = time.monotonic()
+    done = init(tmp_path, *NEEDED[:4], "--machine", "slurm", "--gpus-per-node", "4")
+    assert done.returncode == 0 and "sinfo does not answer" in done.stderr
+    assert time.monotonic() - start < 40

@@ -1,0 +1,67 @@
+"""All pages take their colours from one module, and a thing has the same colour on each."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import allranks
+from allranks.analysis.report.colours import ACTIVITY_COLOURS, PHASE_COLOURS, STATE_COLOURS, css_value, stylesheet
+from allranks.experiments import page
+
+SOURCE = Path(allranks.__file__).parent
+OWN = SOURCE / "analysis" / "report" / "colours.py"
+TOPOLOGY = SOURCE / "nodes" / "topology" / "drawings.py"  # an SVG file, not a page; its colours are of links
+PAGES = sorted(p for p in SOURCE.rglob("templates/*") if p.suffix in (".j2", ".css", ".js") and "sbatch" not in p.name)
+VALUE = re.compile(r"(?<![\w&\"'/])#[0-9a-fA-F]{3,8}\b|rgba?\([0-9]")
+QUOTED = re.compile(r"""["']#[0-9a-fA-F]{3,8}["'/]""")
+
+
+def test_only_one_module_holds_values_of_colours() -> None:
+    pages = [p for p in PAGES if "<html" in p.read_text() or p.suffix == ".css"]
+    assert len(pages) >= 5, pages
+    assert [(p.name, found) for p in pages if (found := VALUE.findall(p.read_text()))] == []
+    modules = [p for p in SOURCE.rglob("*.py") if p not in (OWN, TOPOLOGY)]
+    assert [(p.name, found) for p in modules if (found := QUOTED.findall(p.read_text()))] == []
+    assert len(QUOTED.findall(OWN.read_text())) > 40 < len(VALUE.findall(stylesheet())), "the patterns find colours"
+
+
+def test_every_page_defines_the_colours_that_it_uses() -> None:
+    defined = {"--columns", *re.findall(r"(--[a-z0-9-]+):", stylesheet())}  # the number of columns is no colour
+    for template in PAGES:
+        text = template.read_text()
+        assert set(re.findall(r"var\((--[a-z0-9-]+)\)", text)) <= defined, template
+        if "<html" in text:
+            assert "<style>" in text and "{{ colours }}" in text, template
+    names = {*ACTIVITY_COLOURS.values(), *PHASE_COLOURS.values(), *STATE_COLOURS.values()}
+    assert {name.split("/")[0] for name in names} <= defined
+
+
+def test_light_and_dark_define_the_same_colours() -> None:
+    light, dark = stylesheet().split("@media")
+    names = re.compile(r"(--[a-z0-9-]+):")
+    assert names.findall(light) == names.findall(dark)
+
+
+@pytest.mark.parametrize("group", [ACTIVITY_COLOURS, PHASE_COLOURS, STATE_COLOURS])
+def test_colours_of_one_chart_differ(group: dict[str, str]) -> None:
+    assert len(set(group.values())) == len(group)
+
+
+def test_a_timeline_tells_phases_from_activities() -> None:
+    drawn = {ACTIVITY_COLOURS[name] for name in ("compute", "exposed", "copy")}
+    assert not drawn & set(PHASE_COLOURS.values())
+
+
+def test_the_comparison_has_the_colours_of_the_other_pages() -> None:
+    assert {key.removesuffix("_s"): colour for key, _, colour in page.TIME_PARTS}.items() <= PHASE_COLOURS.items()
+    assert (
+        dict(page.COMMUNICATION_PARTS and [(text.split()[0], c) for _, text, c in page.COMMUNICATION_PARTS]).items()
+        <= ACTIVITY_COLOURS.items()
+    )
+    assert [css_value(name) for name in ("--c1", "--c6/0.5")] == [
+        "var(--c1)",
+        "color-mix(in srgb, var(--c6) 50%, transparent)",
+    ]

@@ -1,0 +1,102 @@
+"""The rows, rates and models that a comparison's reference computes for itself are those of the package's own code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from allranks.planning.records import BatchPlan
+from allranks.spec import parse_spec
+from allranks.spec.records import TrainSpec
+from allranks.train.benchmark.reference import plain_rate
+from allranks.train.benchmark.reference_model import plain_module
+from allranks.train.benchmark.reference_rows import PlannedRows, plain_sequences
+from allranks.train.benchmark.trials import uneven_shape
+from allranks.train.data.prepared import PreparedData
+from allranks.train.data.sampler import SampleOrder
+from allranks.train.models import adapters
+from allranks.train.optimizer import learning_rate
+from allranks.train.tasks import task_of, whole_model
+
+DATA: dict[str, dict[str, Any]] = {
+    "isolated": {"data": {"source": "builtin:instructions", "subset": 90, "max_length": 80}},
+    "wrapped": {"data": {"source": "builtin:instructions", "subset": 90, "max_length": 80, "packing": "wrapped"}},
+    "none": {"data": {"source": "builtin:reviews", "max_length": 40, "packing": "none", "template": "text", "subset": 90}},
+    "whole": {"data": {"source": "builtin:instructions", "subset": 90, "max_length": 80, "mask_prompt": False}},
+    "labels": {"data": {"source": "builtin:news", "subset": 90, "max_length": 40}, "model": {"name": "tiny:bert"}},
+    "no held-out rows": {"data": {"source": "builtin:instructions", "max_length": 80, "eval_fraction": 0.0, "seed": 3}},
+    "noise": {"data": {"source": "builtin:noise", "subset": 30}, "model": {"name": "mlp:8x2"}},
+}  # fmt: skip
+
+
+def prepared(tmp_path: Path, more: dict[str, Any]) -> tuple[Any, Any, PreparedData]:
+    spec = parse_spec({"model": {"name": "tiny:llama"}, **more})
+    task = task_of(spec)
+    return spec, task, task.prepare(tmp_path, lambda text: None)
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_rows_are_those_that_are_prepared(tmp_path: Path, kind: str) -> None:
+    spec, task, data = prepared(tmp_path, DATA[kind])
+    sequences, problem = plain_sequences(spec, data, classifier=task.classifier)
+    assert problem is None
+    assert [sum(row.targets for row in s) for s in sequences] == data.train.trained.tolist()
+    assert [sum(row.tokens for row in s) for s in sequences] == data.train.real.tolist()
+
+
+def test_prepared_data_that_break_the_rules_are_named(tmp_path: Path) -> None:
+    spec, _, data = prepared(tmp_path, DATA["isolated"])
+    train = data.train
+    for name, words in (("mask", "other trained tokens"), ("ids", "other tokens"), ("pack_rows", "sequence")):
+        kept = getattr(train, name)
+        damaged = np.array(kept)
+        damaged[-1] ^= 1
+        object.__setattr__(train, name, damaged)
+        problem = plain_sequences(spec, data, classifier=False)[1]
+        assert problem and words in problem
+        object.__setattr__(train, name, kept)
+
+
+@pytest.mark.parametrize(("n", "world", "accum"), [(19, 2, 3), (7, 3, 1), (64, 4, 2)])
+def test_each_rank_has_the_documented_rows(n: int, world: int, accum: int) -> None:
+    batch = BatchPlan(micro_batch_size=2, grad_accum=accum, global_batch_size=2 * accum * world)
+    ours = PlannedRows(n, 5, batch, world)
+    for rank in range(world):
+        order = SampleOrder(n, 5, batch, rank, world)
+        for step in range(9):
+            assert ours.of_rank(step, rank) == [rows.tolist() for rows in order.micro_batches(step)]
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
+@pytest.mark.parametrize("warm", [0, 1, 3, 20])
+def test_rates(schedule: Any, warm: int) -> None:
+    train = TrainSpec(lr=0.3, schedule=schedule, warmup_steps=warm)
+    ours = [plain_rate(train, step + 1, 10) for step in range(10)]
+    assert ours == pytest.approx([learning_rate(train, step, 10) for step in range(10)])
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 8, 16, 30])
+def test_no_number_of_ranks_divides_the_uneven_perceptron(world: int) -> None:
+    shape = uneven_shape(world)
+    assert shape.parameters % world and (shape.parameters // shape.layers) % world
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_plain_model_answers_the_same(tmp_path: Path, lora: bool) -> None:
+    more = {**DATA["isolated"], "model": {"name": "tiny:mistral"}, "adapter": {"type": "lora" if lora else "none"}}
+    spec, task, data = prepared(tmp_path, more)
+    model = whole_model(task, data, "float32")
+    module = task.loss_model(adapters.add_adapter(model, spec.adapter, classifier=False, base="x", seed=1))
+    if lora:
+        for name, p in module.named_parameters():
+            p.data.normal_(std=0.1) if "lora_B" in name else None
+    plain = plain_module(module, spec, classifier=False)
+    assert [(n, p.requires_grad) for n, p in plain.named_parameters()] == [
+        (n, p.requires_grad) for n, p in module.named_parameters()
+    ]
+    ids = torch.tensor([data.train.ids[:40].tolist()])
+    torch.testing.assert_close(plain.model(input_ids=ids).logits, module.model(input_ids=ids).logits)

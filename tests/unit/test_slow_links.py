@@ -1,0 +1,195 @@
+"""Links are called slow or lossy on the kernel's evidence alone, never because a receiver or a whole network is slow."""
+
+from __future__ import annotations
+
+import math
+import socket
+import struct
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allranks.analysis.slow_links import Link, link_message, link_notes, links_of_run
+from allranks.utils import tcp_links
+from allranks.utils.tcp_links import read_tcp_info
+from tests.sampling import examples
+
+MB = 1_000_000
+
+
+def counters(peer: str, mb: float, busy_s: float, **more: Any) -> dict[str, Any]:
+    segments = int(mb * MB / 1448)
+    known = {
+        "peer": peer,
+        "connections": 1,
+        "segments": segments,
+        "resent": 0,
+        "acked_bytes": int(mb * MB),
+        "busy_s": busy_s,
+    }
+    return {**known, "receiver_s": 0.0, "rtt_s": 0.0005, "min_rtt_s": 0.0001, **more}
+
+
+def story(rank: int, *links: dict[str, Any]) -> list[dict[str, Any]]:
+    """A rank on host n<rank> with the address 10.0.0.<rank>, after 10 s."""
+    event = {"event": "links", "rank": rank, "addresses": [f"10.0.0.{rank}"]}
+    return [
+        {"event": "start", "rank": rank, "host": f"n{rank}", "world_size": 3},
+        {**event, "time": 100.0, "links": []},
+        {**event, "time": 110.0, "links": list(links)},
+    ]
+
+
+def ring(**slow: Any) -> dict[int, list[dict[str, Any]]]:
+    """Three nodes that send 100 MB to the next one; what differs is the link from n1 to n2."""
+    first = {**counters("10.0.0.2", 100, 0.5), **slow}
+    return {
+        1: story(1, first),
+        2: story(2, counters("10.0.0.0", 100, 0.5)),
+        0: story(0, counters("10.0.0.1", 100, 0.5)),
+    }
+
+
+def named(ranks: dict[int, list[dict[str, Any]]]) -> list[tuple[str, str]]:
+    return [(k.host, k.peer) for k in links_of_run(ranks) if k.slow or k.lossy]
+
+
+@pytest.mark.parametrize(
+    ("slow", "names"),
+    [
+        ({}, []),
+        ({"busy_s": 5.0}, [("n1", "n2")]),
+        ({"busy_s": 5.0, "receiver_s": 4.8}, []),  # n2 did not read: it is slow, not the link
+        ({"busy_s": 1.2}, []),  # below the factor
+        ({"acked_bytes": 100_000, "busy_s": 5.0}, []),  # too little to tell a rate
+        ({"resent": 2000, "segments": 69_000}, [("n1", "n2")]),
+        ({"resent": 19, "segments": 100}, []),  # some at the start of a connection
+        ({"resent": 300, "segments": 69_000}, []),
+    ],
+)
+def test_which_links_are_named(slow: dict[str, Any], names: list[tuple[str, str]]) -> None:
+    assert named(ring(**slow)) == names
+
+
+def test_a_slow_link_that_is_hardly_used_is_not_named() -> None:
+    few = {r: story(r, counters(f"10.0.0.{(r + 1) % 3}", 2, 0.5 if r == 1 else 0.01)) for r in range(3)}
+    (link,) = [k for k in links_of_run(few) if k.host == "n1"]
+    assert link.relative is not None and link.relative > 3
+    assert not link.slow
+
+
+def test_the_only_link_is_not_slow_but_may_be_lossy() -> None:
+    two = {1: story(1, counters("10.0.0.2", 100, 9.0)), 2: story(2)}
+    assert named(two) == []
+    assert named({**two, 1: story(1, counters("10.0.0.2", 100, 9.0, resent=5000))}) == [("n1", "n2")]
+
+
+def test_a_network_that_is_slow_everywhere_names_no_link() -> None:
+    ranks = {r: story(r, counters(f"10.0.0.{(r + 1) % 3}", 100, 9.0)) for r in range(3)}
+    assert named(ranks) == []
+
+
+def test_all_links_of_a_node_are_named_if_its_cable_is_slow() -> None:
+    ranks = ring(busy_s=5.0)
+    ranks[2] = story(2, counters("10.0.0.0", 100, 4.0))
+    assert named(ranks) == [("n1", "n2"), ("n2", "n0")]
+
+
+def test_the_message_has_the_evidence() -> None:
+    (link,) = [k for k in links_of_run(ring(busy_s=5.0, resent=2000)) if k.slow]
+    text = link_message(link)
+    assert (
+        "the link from n1 (rank 1) to n2 is slow: 20.0 MB/s, 10.0 times the time per byte of the fastest other links, busy 50%"
+        in text
+    )
+    assert "2.9% of its segments were sent again" in text
+    assert link_notes({"links": [{"host": 3}, 7, {**vars_of(link)}]}) == [text]
+    assert link_notes({"links": 5}) == []
+
+
+def vars_of(link: Link) -> dict[str, Any]:
+    return {name: getattr(link, name) for name in link.__struct_fields__}
+
+
+def test_only_what_was_sent_in_the_last_attempt_between_hosts_of_the_run_counts() -> None:
+    ranks = ring(busy_s=5.0)
+    again = [{"event": "start", "rank": 1, "host": "n1", "world_size": 3}]
+    ranks[1] = [*ranks[1], *again, *story(1, counters("10.0.0.2", 100, 0.5))[1:]]
+    assert named(ranks) == []
+    hub = ring()
+    hub[1] = story(1, counters("10.0.0.2", 100, 0.5), counters("93.184.216.34", 900, 900.0))
+    assert {k.peer for k in links_of_run(hub)} == {"n0", "n1", "n2"}
+    closed = ring()
+    closed[1][1]["links"] = [counters("10.0.0.2", 500, 5.0)]  # more than at the end: connections were closed
+    assert ("n1", "n2") not in {(k.host, k.peer) for k in links_of_run(closed) if k.sent_bytes}
+
+
+values = (
+    st.none() | st.integers(-5, 1 << 70) | st.floats() | st.text(max_size=3) | st.lists(st.integers(0, 3), max_size=2)
+)
+
+
+@settings(max_examples=examples(1000), deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(["peer", "segments", "resent", "acked_bytes", "busy_s", "receiver_s", "rtt_s"]), values
+    )
+)
+def test_damaged_counters_end_nothing(changes: dict[str, Any]) -> None:
+    for link in links_of_run(ring(**changes)):
+        assert math.isfinite(link.busy_share)
+        link_message(link)
+
+
+def test_the_fields_of_the_kernel_are_at_their_places() -> None:
+    """Against a real connection: what was sent arrived, and was on its way for some time."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        with socket.create_connection(server.getsockname()) as client:
+            other, _ = server.accept()
+            reader = threading.Thread(target=lambda: [None for _ in iter(lambda: other.recv(1 << 20), b"")])
+            reader.start()
+            for _ in range(50):
+                client.sendall(bytes(100_000))
+            client.shutdown(socket.SHUT_WR)
+            reader.join()
+            other.close()
+            info = read_tcp_info(client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256))
+    assert info is not None
+    assert abs(info.acked_bytes - 5_000_000) <= 2
+    assert 5_000_000 / 66_000 <= info.segments <= 5_000_000 / 500
+    assert info.resent == 0
+    assert 0 < info.min_rtt_s <= info.rtt_s < 10
+
+
+def test_an_older_kernel_reports_fewer_fields() -> None:
+    assert read_tcp_info(bytes(104)) is None
+    assert read_tcp_info(b"") is None
+    data = bytearray(192)
+    struct.pack_into("=I", data, 100, 7)
+    found = read_tcp_info(bytes(data))
+    assert found is not None and found.resent == 7
+
+
+def test_connections_within_a_host_are_left_out_and_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        with socket.create_connection(server.getsockname()) as client:
+            peers = {link.peer for link in tcp_links.tcp_links()[1]}
+            assert "127.0.0.1" not in peers
+            monkeypatch.setattr(tcp_links, "_is_local", lambda local, peer: False)
+            own, links = tcp_links.tcp_links()
+            assert "127.0.0.1" in own
+            assert "127.0.0.1" in {link.peer for link in links}
+            client.sendall(b"still open")
+            assert client.getblocking()
+            socket.setdefaulttimeout(5)
+            try:
+                assert tcp_links.tcp_links() == ([], [])
+            finally:
+                socket.setdefaulttimeout(None)

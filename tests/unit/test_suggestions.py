@@ -1,0 +1,108 @@
+"""A wrong name of a strategy, key, verb or file: the message names what was meant, also if it is another tool's word for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from allranks.cli.main import VERBS, main
+from allranks.errors import SpecError
+from allranks.spec.keys import all_keys
+from allranks.spec.loader import parse_spec
+from allranks.spec.records import RunSpec
+from allranks.spec.strategies import REGISTRY, strategy_info
+from allranks.spec.suggestions import KEY_SYNONYMS, STRATEGY_SYNONYMS, VERB_SYNONYMS
+
+BASE = {"model": {"name": "tiny:llama"}, "data": {"source": "builtin:instructions"}}
+
+
+def refusal(*sets: str) -> str:
+    with pytest.raises(SpecError) as error:
+        parse_spec(BASE, sets)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    {
+        "ddp": "pytorch_ddp",
+        "DDP": "pytorch_ddp",
+        "fsdp": "pytorch_zero3",
+        "fsdp2": "pytorch_zero3",
+        "deepspeed": "deepspeed_zero3",
+        "DeepSpeed-Stage-2": "deepspeed_zero2",
+        "ZeRO-3": "zero3",
+        "Zero3": "zero3",
+        "zero": "zero1",
+        "pytorchddp": "pytorch_ddp",
+        "simple_dpp": "simple_ddp",
+        "Trainer": "hf_trainer",
+    }.items(),
+)
+def test_strategies(wrong: str, meant: str) -> None:
+    assert f"unknown strategy {wrong!r}; did you mean {meant!r}" in refusal(f"strategy.name={wrong}")
+
+
+def test_a_strategy_with_two_forms_says_what_each_does() -> None:
+    assert (
+        "did you mean 'pytorch_zero3' (torch FSDP2, weights gathered block by block) or 'pytorch_zero2' (torch FSDP2, weights stay "
+        "gathered until backward)?" in refusal("strategy.name=fsdp")
+    )
+
+
+def test_a_strategy_in_place_of_its_section_is_corrected_twice() -> None:
+    assert "strategy: write it as {name: ddp}; did you mean 'pytorch_ddp'?" in refusal("strategy=ddp")
+    assert refusal("strategy=zero1").endswith("strategy: write it as {name: zero1}")
+
+
+def test_no_suggestion_for_what_is_near_nothing() -> None:
+    with pytest.raises(SpecError) as error:
+        strategy_info("qqqq")
+    assert "did you mean" not in str(error.value) and "known: single" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("item", "meant"),
+    [
+        ("batch_size=4", "train.micro_batch_size"),
+        ("train.batch_size=4", "train.micro_batch_size"),
+        ("train.learning_rate=1", "train.lr"),
+        ("learning_rate=1", "train.lr"),
+        ("train.max_seq_length=9", "data.max_length"),
+        ("lora.r=8", "adapter"),
+        ("nproc_per_node=8", "cluster.procs_per_node"),
+        ("trian.lr=1", "train"),
+    ],
+)
+def test_keys(item: str, meant: str) -> None:
+    assert f"did you mean {meant!r}?" in refusal(item)
+
+
+def test_tables_name_only_what_exists_and_nothing_that_is_right() -> None:
+    keys = all_keys(RunSpec)
+    assert set(KEY_SYNONYMS.values()) <= set(keys)
+    assert not set(KEY_SYNONYMS) & {name for name in keys if "." not in name}
+    assert {name for meant in STRATEGY_SYNONYMS.values() for name in meant} <= set(REGISTRY)
+    assert not set(STRATEGY_SYNONYMS) & set(REGISTRY)
+    assert set(VERB_SYNONYMS.values()) <= set(VERBS) and not set(VERB_SYNONYMS) & set(VERBS)
+
+
+@pytest.mark.parametrize(("wrong", "meant"), [("train", "run"), ("stop", "cancel"), ("paln", "plan"), ("Plan", "plan")])
+def test_verbs(wrong: str, meant: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["allranks", wrong, "spec.yaml"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert f"unknown verb {wrong!r}; did you mean {meant}?" in capfd.readouterr().err
+
+
+def test_the_short_option_prints_the_version(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = []
+    for option in ("-V", "--version"):
+        monkeypatch.setattr("sys.argv", ["allranks", option])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert not end.value.code
+        said.append(capfd.readouterr().out)
+    assert said[0] == said[1] and said[0].startswith("allranks, version ")
