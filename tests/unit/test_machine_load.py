@@ -21,7 +21,7 @@ STEP_S = 0.1
 def load(r: int, time: float, taken: float, **changes: Any) -> dict[str, Any]:
     """One second of a rank that wanted one of two cores and got ``1 - taken`` of it; others used what it did not get."""
     return {
-        "event": "load", "rank": r, "time": time, "compute_threads": 1, "seconds": 1.0, "cores": "0-1", "core_count": 2, "cpu_s": 1 - taken,
+        "event": "cpu_load", "rank": r, "time": time, "compute_threads": 1, "seconds": 1.0, "cores": "0-1", "core_count": 2, "cpu_s": 1 - taken,
         "queued_s": taken, "queued_main_s": taken, "busy_threads": 1, "machine_s": 2.0, "steal_s": 0.0, "throttled_s": None, **changes,
     }  # fmt: skip
 
@@ -92,7 +92,7 @@ def test_ranks_that_take_the_cores_from_each_other_are_told_apart_from_other_pro
 
 def test_a_slow_rank_is_named_only_once_its_load_is_known() -> None:
     """Torch's threads may have waited for a core; what the main thread measures does not show that."""
-    alone = {r: [e for e in story(r, own, 0.0, 0.0) if e["event"] != "load"] for r, own in ((0, 0.02), (1, 0.08))}
+    alone = {r: [e for e in story(r, own, 0.0, 0.0) if e["event"] != "cpu_load"] for r, own in ((0, 0.02), (1, 0.08))}
     assert said(alone) == []
     several = {r: story(r, own, 0.0, 0.0, compute_threads=4, queued_s=0.8) for r, own in ((0, 0.02), (1, 0.08))}
     assert not any("is slow" in text for text in said(several))

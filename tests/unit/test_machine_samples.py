@@ -21,7 +21,7 @@ def samples(tmp_path: Path) -> tuple[MachineSamples, EventLog]:
     return MachineSamples(events, "cpu"), events
 
 
-def written(tmp_path: Path, kind: str = "load") -> list[dict[str, Any]]:
+def written(tmp_path: Path, kind: str = "cpu_load") -> list[dict[str, Any]]:
     return [e for e in read_events(tmp_path / "rank0.jsonl") if e["event"] == kind]
 
 

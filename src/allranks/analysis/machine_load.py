@@ -45,7 +45,7 @@ class LoadRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_load(event: Mapping[str, Any]) -> LoadRecord | None:
     """Return a ``load`` event as a record; None if it is another event or damaged."""
-    if event.get("event") != "load":
+    if event.get("event") != "cpu_load":
         return None
     try:
         use = msgspec.convert(event, CpuUse)

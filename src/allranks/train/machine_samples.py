@@ -59,7 +59,7 @@ class MachineSamples:
     def _write_load(self) -> None:
         first, self._last = self._last, sample_cpu()
         use = use_between(first, self._last)
-        self._events.write("load", compute_threads=self._compute_threads, **msgspec.to_builtins(use))
+        self._events.write("cpu_load", compute_threads=self._compute_threads, **msgspec.to_builtins(use))
 
     def _write_links(self) -> None:
         own, links = tcp_links()
