@@ -158,7 +158,7 @@ def test_the_fields_of_the_kernel_are_at_their_places() -> None:
             client.shutdown(socket.SHUT_WR)
             reader.join()
             other.close()
-            info = read_tcp_info(client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256))
+            info = read_tcp_info("10.0.0.2", client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256))
     assert info is not None
     assert abs(info.acked_bytes - 5_000_000) <= 2
     assert 5_000_000 / 66_000 <= info.segments <= 5_000_000 / 500
@@ -167,11 +167,11 @@ def test_the_fields_of_the_kernel_are_at_their_places() -> None:
 
 
 def test_an_older_kernel_reports_fewer_fields() -> None:
-    assert read_tcp_info(bytes(104)) is None
-    assert read_tcp_info(b"") is None
+    assert read_tcp_info("10.0.0.2", bytes(104)) is None
+    assert read_tcp_info("10.0.0.2", b"") is None
     data = bytearray(192)
     struct.pack_into("=I", data, 100, 7)
-    found = read_tcp_info(bytes(data))
+    found = read_tcp_info("10.0.0.2", bytes(data))
     assert found is not None and found.resent == 7
 
 

@@ -1,4 +1,4 @@
-"""Find out from ``load`` events what happened to the CPU time of the ranks: given, taken by others, or not known. Pure."""
+"""Find out from ``cpu_load`` events what happened to the CPU time of the ranks: given, taken by others, or not known. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One ``load`` event: the CPU time of a rank from ``begin`` to ``end``, in seconds since the epoch."""
+    """One ``cpu_load`` event: the CPU time of a rank from ``begin`` to ``end``, in seconds since the epoch."""
 
     begin: float
     end: float
@@ -44,7 +44,7 @@ class LoadRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_load(event: Mapping[str, Any]) -> LoadRecord | None:
-    """Return a ``load`` event as a record; None if it is another event or damaged."""
+    """Return a ``cpu_load`` event as a record; None if it is another event or damaged."""
     if event.get("event") != "cpu_load":
         return None
     try:

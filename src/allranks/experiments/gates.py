@@ -78,7 +78,7 @@ def _precision(measured: Json) -> str:
 
 
 def reference_problem(measured: Json) -> str | None:
-    """Return why the parity gate itself is invalid: wrong data, too much rounding, or a lie that it would not see."""
+    """Return why the parity gate itself is invalid: wrong data, too much rounding, or a defect that it would not detect."""
     for kind, reference in measured["references"].items():
         if reference["problem"]:
             return f"the data are not those of the spec: {reference['problem']}"

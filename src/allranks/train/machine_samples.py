@@ -20,7 +20,7 @@ MAX_COST = 0.001
 
 
 class MachineSamples:
-    """Write ``load`` and ``links`` events, each at most once per interval.
+    """Write ``cpu_load`` and ``links`` events, each at most once per interval.
 
     Args:
         device: type of the device; on a CPU torch's threads compute beside the main thread.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -198,6 +199,11 @@ class StepWork:
     times: dict[str, Any]
     sequences: Sequence[int]
 
+    @cached_property
+    def rows_checksum(self) -> int:
+        """The checksum of `sequences`."""
+        return rows_checksum(self.sequences)
+
 
 @dataclass
 class _LogInterval:
@@ -261,7 +267,7 @@ class StepMetrics:
             work.loss_sum,
             work.grad_norm,
             stop=self._stop.asked,
-            rows=rows_checksum(work.sequences),
+            rows=work.rows_checksum,
             planned_rows=self._order.planned_checksum(work.step),
         )
         return agreed
@@ -322,7 +328,7 @@ class StepMetrics:
         into.loss_sum += agreed.loss_sum
         into.own_loss_sum += agreed.own_loss_sum
         into.trained_everywhere += work.trained
-        into.rows_checksum = (into.rows_checksum + rows_checksum(work.sequences)) % CHECKSUM_MODULUS
+        into.rows_checksum = (into.rows_checksum + work.rows_checksum) % CHECKSUM_MODULUS
         into.times.append(work.times)
 
     def _log(self, done: int, agreed: ReducedStep, work: StepWork) -> None:

@@ -36,20 +36,8 @@ class LinkCounters(msgspec.Struct, frozen=True, kw_only=True):
     min_rtt_s: float
 
 
-class _Info(msgspec.Struct, frozen=True):
-    """The fields of struct tcp_info (linux/tcp.h) that are used."""
-
-    segments: int
-    resent: int
-    acked_bytes: int
-    busy_s: float
-    receiver_s: float
-    rtt_s: float
-    min_rtt_s: float
-
-
-def read_tcp_info(data: bytes) -> _Info | None:
-    """Return the counters of a struct tcp_info; None if the kernel (before 4.10) reports fewer fields."""
+def read_tcp_info(peer: str, data: bytes) -> LinkCounters | None:
+    """Return the counters of one connection from a struct tcp_info (linux/tcp.h); None if the kernel (before 4.10) reports fewer fields."""
     if len(data) < 192:
         return None
     (rtt_us,) = struct.unpack_from("=I", data, 68)
@@ -58,7 +46,17 @@ def read_tcp_info(data: bytes) -> _Info | None:
     (min_rtt_us,) = struct.unpack_from("=I", data, 148)
     (segments,) = struct.unpack_from("=I", data, 156)
     busy_us, receiver_us = struct.unpack_from("=QQ", data, 168)
-    return _Info(segments, resent, acked, busy_us * 1e-6, receiver_us * 1e-6, rtt_us * 1e-6, min_rtt_us * 1e-6)
+    return LinkCounters(
+        peer=peer,
+        connections=1,
+        segments=segments,
+        resent=resent,
+        acked_bytes=acked,
+        busy_s=busy_us * 1e-6,
+        receiver_s=receiver_us * 1e-6,
+        rtt_s=rtt_us * 1e-6,
+        min_rtt_s=min_rtt_us * 1e-6,
+    )
 
 
 def tcp_links() -> tuple[list[str], list[LinkCounters]]:
@@ -66,16 +64,16 @@ def tcp_links() -> tuple[list[str], list[LinkCounters]]:
     if socket.getdefaulttimeout() is not None:  # Python would change the connections to non-blocking
         return [], []
     own: set[str] = set()
-    found: dict[str, list[_Info]] = {}
-    for local, peer, info in _connections():
+    found: dict[str, list[LinkCounters]] = {}
+    for local, one in _connections():
         own.add(local)
-        found.setdefault(peer, []).append(info)
-    links = [_sum(peer, infos) for peer, infos in found.items()]
+        found.setdefault(one.peer, []).append(one)
+    links = [_sum(peer, connections) for peer, connections in found.items()]
     return sorted(own), sorted(links, key=lambda link: (-link.acked_bytes, link.peer))[:MAX_LINKS]
 
 
-def _connections() -> list[tuple[str, str, _Info]]:
-    found: list[tuple[str, str, _Info]] = []
+def _connections() -> list[tuple[str, LinkCounters]]:
+    found: list[tuple[str, LinkCounters]] = []
     try:
         files = list(Path("/proc/self/fd").iterdir())
     except OSError:
@@ -87,7 +85,7 @@ def _connections() -> list[tuple[str, str, _Info]]:
     return found
 
 
-def _connection(fd: int) -> tuple[str, str, _Info] | None:
+def _connection(fd: int) -> tuple[str, LinkCounters] | None:
     own = os.dup(fd)  # so that another thread that closes it does not pull it away
     try:
         connection = socket.socket(fileno=own)
@@ -100,8 +98,8 @@ def _connection(fd: int) -> tuple[str, str, _Info] | None:
         local, peer = _address(connection.getsockname()), _address(connection.getpeername())
         if _is_local(local, peer):
             return None
-        info = read_tcp_info(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256))
-    return (local, peer, info) if info else None
+        counters = read_tcp_info(peer, connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256))
+    return (local, counters) if counters else None
 
 
 def _is_local(local: str, peer: str) -> bool:
@@ -112,15 +110,15 @@ def _address(name: tuple[object, ...]) -> str:
     return str(name[0]).removeprefix("::ffff:").partition("%")[0]
 
 
-def _sum(peer: str, infos: list[_Info]) -> LinkCounters:
+def _sum(peer: str, connections: list[LinkCounters]) -> LinkCounters:
     return LinkCounters(
         peer=peer,
-        connections=len(infos),
-        segments=sum(i.segments for i in infos),
-        resent=sum(i.resent for i in infos),
-        acked_bytes=sum(i.acked_bytes for i in infos),
-        busy_s=round(sum(i.busy_s for i in infos), 6),
-        receiver_s=round(sum(i.receiver_s for i in infos), 6),
-        rtt_s=round(max(i.rtt_s for i in infos), 6),
-        min_rtt_s=round(min(i.min_rtt_s for i in infos), 6),
+        connections=len(connections),
+        segments=sum(c.segments for c in connections),
+        resent=sum(c.resent for c in connections),
+        acked_bytes=sum(c.acked_bytes for c in connections),
+        busy_s=round(sum(c.busy_s for c in connections), 6),
+        receiver_s=round(sum(c.receiver_s for c in connections), 6),
+        rtt_s=round(max(c.rtt_s for c in connections), 6),
+        min_rtt_s=round(min(c.min_rtt_s for c in connections), 6),
     )
