@@ -12,6 +12,7 @@ import msgspec
 from allranks.errors import DataError
 from allranks.spec import data_sources
 from allranks.spec.data_checks import require_classes
+from allranks.spec.data_columns import merged_row
 from allranks.spec.data_examples import Example
 from allranks.spec.data_mixture import apportion, key_of, parts_of, source_of
 from allranks.spec.data_templates import Template, choose_template, require_task_template
@@ -105,7 +106,7 @@ def read_examples(spec: RunSpec, *, classifier: bool) -> ReadExamples:
     reasons = [f"{source_of(part.data)}: {part.template.kind}, {part.template.reason}" for part in read]
     return ReadExamples(
         rows=sum(len(part.rows) for part in read),
-        columns=list(dict.fromkeys(name for part in read for name in part.rows[0])),
+        columns=list(dict.fromkeys(name for part in read for name in merged_row(part.rows))),
         template=" + ".join(kinds),
         template_reason=read[0].template.reason if data.sources is None else "; ".join(reasons),
         train=train,

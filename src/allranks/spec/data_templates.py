@@ -9,7 +9,7 @@ from pathlib import Path
 
 from allranks.errors import DataError, SpecError
 from allranks.spec.data_chat import chat_renderer
-from allranks.spec.data_columns import TEMPLATE_KINDS, Columns, columns_of, fitting_template, require_roles
+from allranks.spec.data_columns import TEMPLATE_KINDS, Columns, columns_of, fitting_template, merged_row, require_roles
 from allranks.spec.data_examples import Example, Render, encodable, is_missing, row_text
 from allranks.spec.data_mixture import source_of
 from allranks.spec.data_sources import Row, builtin_set
@@ -70,12 +70,12 @@ def choose_template(data: DataSpec, rows: Sequence[Row], *, classifier: bool) ->
             )  # a language model reads labelled texts as texts
             reason = "of the built-in set"
     if name == "auto":
-        name, reason = fitting_template(data, columns, rows[0], classifier=classifier)
+        name, reason = fitting_template(data, columns, rows, classifier=classifier)
     require_template(name)
     require_roles(data.columns, name)
     if name in TEMPLATE_KINDS:
-        return Template(name, _RENDERERS[name](data, columns, list(rows[0])), reason)
-    return Template("jinja", _jinja(Path(name).expanduser(), mask_prompt=data.mask_prompt), reason)
+        return Template(name, _RENDERERS[name](data, columns, list(merged_row(rows))), reason)
+    return Template("jinja", _jinja(Path(name).expanduser(), mask_prompt=data.mask_prompt), f"{reason}: {name}")
 
 
 def require_template(name: str) -> None:
