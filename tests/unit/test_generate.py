@@ -58,6 +58,9 @@ def test_the_columns_of_a_row_without_its_response_make_a_prompt(tmp_path: Path)
         DataError, match=r"uses parts of ticket, so one text .* --row '\{\"eur\": ..., \"ticket\": ...\}'"
     ):
         prompt_of("jinja", str(path), "x")
+    path.write_text("{% block prompt %}{{ ticket.subject }}{% endblock %}{% block response %}{{ b }}{% endblock %}")
+    with pytest.raises(DataError, match="uses parts of ticket, so one text cannot stand"):
+        prompt_of("jinja", str(path), "x")
     alpaca = row_prompt("alpaca", "auto", {"instruction": "q"}, {"q": "Add", "input": "2"})
     assert isinstance(alpaca, str) and alpaca.endswith("Add\n\n### Input:\n2\n\n### Response:\n")
     assert row_prompt("completion", "auto", {}, {"prompt": "a"}) == "a"
