@@ -270,6 +270,10 @@ def test_columns_are_given_as_options(tmp_path: Path) -> None:
     assert done.returncode == 0 and "template: t.jinja" in (tmp_path / "t.yaml").read_text(), done.stderr
 
 
+def test_the_next_commands_can_be_pasted(tmp_path: Path) -> None:
+    assert "next: allranks plan 'mein spec.yaml', then" in init(tmp_path, "--yes", "-o", "mein spec.yaml").stdout
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

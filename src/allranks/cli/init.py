@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import sys
 from dataclasses import dataclass, field, replace
@@ -128,7 +129,8 @@ def init_command(output: Path, yes: bool, force: bool, as_json: bool, **options:
     elif to_stdout:
         echo(text.rstrip("\n"))
     else:
-        echo(f"wrote {output}; next: allranks plan {output}, then: allranks run {output}")
+        file = shlex.quote(str(output))
+        echo(f"wrote {output}; next: allranks plan {file}, then: allranks run {file}")
     return EXIT_OK
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from allranks.errors import DataError
+from allranks.errors import DataError, EnvironmentNotAble
 from allranks.spec import data_sources
 from allranks.spec.data_checks import require_classes
 from allranks.spec.data_columns import merged_row
@@ -131,8 +131,8 @@ def naming_source(data: DataSpec, number: int) -> Iterator[None]:
     """Name the source of a mixture, such as ``data.sources[1].source``, in errors about ``data.source``."""
     try:
         yield
-    except DataError as error:
-        raise DataError(str(error).replace("data.source ", f"{key_of(data, number)} ", 1)) from None
+    except (DataError, EnvironmentNotAble) as error:
+        raise type(error)(str(error).replace("data.source ", f"{key_of(data, number)} ", 1)) from None
 
 
 def _split(examples: list[Example], data: DataSpec) -> tuple[list[Example], list[Example]]:
