@@ -20,7 +20,8 @@ from allranks.nodes.preflight.link_tests import (
     slow_pairs,
 )
 from allranks.nodes.preflight.network_policy import policy_for_nodes
-from allranks.nodes.preflight.runner import PreflightResult, TargetNodes, exclude_nodes, run_preflight
+from allranks.nodes.preflight.runner import PreflightResult, TargetNodes, exclude_nodes, run_preflight, unusable_nodes
+from allranks.nodes.preflight.start import check_start
 from allranks.nodes.records import PreflightReport
 from allranks.planning import memory
 from allranks.planning.env_vars import NetworkPolicy, NodeNetworkPolicy
@@ -45,6 +46,8 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
 
     preflight: PreflightResult
     ok: bool
+    starts: bool = True
+    """Whether a run would start its ranks on these nodes; it stages what can be staged."""
     pairs: list[RankPair] = []
     pairs_verdict: str = ""
     excluded: list[str] = []
@@ -59,6 +62,7 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
         found = self.preflight
         return {
             "ok": self.ok,
+            "starts": self.starts,
             "nodes": [_report_json(report) for report in found.reports],
             "network": msgspec.to_builtins(found.network),
             "port": found.port,
@@ -105,12 +109,13 @@ def doctor(
         facts: facts about this machine and the partition for the plan (`launch.preview.planning_facts`).
 
     Raises:
-        SpecError: Slurm refuses account, partition or resources.
-        EnvironmentNotAble: Slurm does not answer, or the nodes are not free.
+        SpecError, DataError: Slurm refuses account, partition or resources; or `check_start` refuses the spec, as for a run.
+        EnvironmentNotAble: this machine lacks something, Slurm does not answer, or the nodes are not free.
     """
     plan = make_plan(spec, facts)
     if spec.model is not None and not plan.device_is_provisional:
         plan = msgspec.structs.replace(plan, rank_memory_bytes=memory.known_bytes(memory.fit(spec, plan, facts)))
+    check_start(spec, plan, facts, required=spec.cluster.launcher != "local")
     with nodes as (where, notes):
         return _run(where, spec, plan, request, notes, say)
 
@@ -140,8 +145,14 @@ def _run(
         pairs, outcome = measured.pairs, measured.outcome
     elif request.collectives:
         notes = [*notes, "collectives were not measured: fix the failed checks first"]
+    used = [report for report in found.reports if report.host not in excluded]
+    lacking = ", ".join(report.host for report in used if not report.may_run)
+    starts = not unusable_nodes(spec, used)
+    if lacking and starts:
+        notes = [*notes, f"a run would copy to {lacking} what is missing there (cluster.stage: {spec.cluster.stage})"]
     return DoctorReport(
         preflight=found,
+        starts=starts,
         ok=ok and not slow_pairs(pairs) and (outcome is None or outcome.ok) and not any(c.failed for c in copies),
         pairs=pairs,
         pairs_verdict=slow_pair_summary(pairs) if pairs else "",

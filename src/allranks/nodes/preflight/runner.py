@@ -1,6 +1,6 @@
 """Run the preflight: probe every node, choose the network, test connections, apply all checks, write the result.
 
-`CHECKS` is the registry of checks, in the order of the printed line. Each is a pure function of all nodes' answers.
+The checks are those of `allranks.nodes.checks.registry`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from allranks.errors import EnvironmentNotAble, SpecError
-from allranks.nodes.checks import Judge, NodeSurvey, PlanRequirements, connectivity, hardware, network, software
+from allranks.nodes.checks import NodeCheck, NodeSurvey, PlanRequirements, connectivity
 from allranks.nodes.checks.connectivity import ChosenNetwork, ConnectionRound, NodeLinks, choose_network
+from allranks.nodes.checks.registry import CHECKS
 from allranks.nodes.preflight.requirements import node_requirements, port_candidates, write_nonces
 from allranks.nodes.probes import connectivity_probe as reacher
 from allranks.nodes.probes import probe as prober
@@ -27,36 +28,10 @@ from allranks.rundir.paths import RunDir
 from allranks.spec.records import RunSpec
 from allranks.utils.machine import MachineFacts
 
-CHECKS: tuple[Judge, ...] = (
-    software.proj,
-    software.pkgs,
-    software.py,
-    software.torch,
-    software.imports,
-    software.data,
-    software.model,
-    software.run,
-    software.cache,
-    network.net,
-    network.ifname,
-    network.reach,
-    network.name,
-    network.port,
-    network.clock,
-    hardware.shm,
-    hardware.memlock,
-    hardware.files,
-    hardware.threads,
-    hardware.gpus,
-    hardware.memory,
-    hardware.p2p,
-    hardware.ib,
-)
-
 
 def run_checks(survey: NodeSurvey) -> list[PreflightReport]:
     """Return one report per node, in the order of the nodes."""
-    verdicts = [check(survey) for check in CHECKS]
+    verdicts = [(check.judge if isinstance(check, NodeCheck) else check)(survey) for check in CHECKS]
     return [
         PreflightReport(host=probe.host, checks=[found[probe.host] for found in verdicts if probe.host in found])
         for probe in sorted(survey.probes, key=lambda probe: probe.node_id)
@@ -154,6 +129,7 @@ def run_preflight(
         remote=bool(where.hosts),
         received={host: line.received for host, line in lines.items()},
         here=here,
+        program_here={name: prober.has_module(name) for name in asked.program},
     )
     reports = [*(run_checks(survey) if probes else []), *silent]
     return PreflightResult(
@@ -302,6 +278,20 @@ def failure_lines(reports: Sequence[PreflightReport]) -> list[str]:
     for host, check in bad:
         hosts.setdefault((check.name, check.cure), []).append(host)
     return [f"{', '.join(names)}: {name}: {cure}" for (name, cure), names in hosts.items()]
+
+
+STAGEABLE_CHECKS = {"proj", "py", "pkgs", "imports", "program", "data", "model", "hub"}
+
+
+def unusable_nodes(spec: RunSpec, reports: Sequence[PreflightReport]) -> list[PreflightReport]:
+    """Return the nodes that cannot run the job, whatever a run would stage for them."""
+    staging = spec.cluster.launcher == "slurm" and spec.cluster.stage != "never"
+    return [r for r in reports if not r.may_run and not (staging and _can_be_staged(r))]
+
+
+def _can_be_staged(report: PreflightReport) -> bool:
+    """Return whether a bundle provides everything that a node lacks."""
+    return all(c.ok or not c.blocks or (c.name in STAGEABLE_CHECKS and c.stageable) for c in report.checks)
 
 
 def require_usable_nodes(reports: Sequence[PreflightReport]) -> None:
