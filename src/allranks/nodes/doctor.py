@@ -126,7 +126,9 @@ def _run(
     found = run_preflight(where, spec, plan, Path(spec.run_root), imports=request.imports)
     excluded: list[str] = []
     ok = found.ok
-    if not ok and request.exclude_bad and where.hosts:
+    if not ok and request.exclude_bad and where.programs_only:
+        notes = [*notes, "hosts that fail are left out by their removal from cluster.hosts"]
+    elif not ok and request.exclude_bad and where.hosts:
         found, excluded, note = _without_bad_nodes(where, spec, plan, request, found)
         notes = [*notes, note]
         ok = bool(excluded)
@@ -135,7 +137,9 @@ def _run(
     outcome: NetworkOutcome | None = None
     copies: list[CopyResult] = []
     policy = _policy(spec, plan, found)
-    if request.collectives and (ok or found.may_run):
+    if request.collectives and where.programs_only:
+        notes = [*notes, "collectives were not measured: launcher hosts starts no ranks for the doctor"]
+    elif request.collectives and (ok or found.may_run):
         say("measuring all pairs ...")
         if plan.device == "cuda":
             copies = run_copy_test(where, found, Path(spec.run_root))
