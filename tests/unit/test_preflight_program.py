@@ -7,9 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from allranks.errors import EnvironmentNotAble
+from allranks.launch.launchers import get_launcher
+from allranks.launch.runs import prepare_run
 from allranks.nodes.checks.hub import ask as ask_hub
 from allranks.nodes.checks.hub import judge
 from allranks.nodes.checks.program import ask, imported_packages
+from allranks.nodes.doctor import DoctorOptions, doctor
 from allranks.nodes.preflight.requirements import node_requirements
 from allranks.nodes.probes.probe import has_module
 from allranks.nodes.records import HubFacts, HubItem
@@ -160,3 +164,22 @@ def test_what_a_node_says_of_the_hub(facts: HubFacts | None, offline: str, found
     if not check.ok:
         assert ("HF_HUB_OFFLINE forbids" if offline else "does not reach huggingface.co:443: timed out") in check.cure
         assert "hf download org/m" in check.cure and not check.stageable
+
+
+def test_doctor_and_run_say_the_same_of_a_program_on_this_machine(tmp_path: Path) -> None:
+    write(tmp_path, own="import torch\nimport nosuch_package\n")
+    raw = {
+        "script": {"path": str(tmp_path / "own.py")},
+        "run_root": str(tmp_path / "runs"),
+        "cluster": {"device": "cpu"},
+    }
+    spec = parse_spec({"name": "t", **raw})
+    launcher, options = get_launcher("local"), DoctorOptions(imports=False)
+    nodes = launcher.nodes_to_examine(spec, wait_s=1, say=print)
+    found = doctor(spec, options, nodes, print, facts=launcher.planning_facts(spec))
+    (check,) = (c for report in found.preflight.reports for c in report.checks if not c.ok)
+    assert (check.name, check.found, found.ok, found.starts) == ("program", "MISSING(nosuch_package)", False, False)
+    with pytest.raises(EnvironmentNotAble) as refused:
+        prepare_run(spec)
+    assert f"program: {check.found}; {check.cure}" in str(refused.value) and "own.py line 2" in check.cure
+    assert not (tmp_path / "runs").exists()

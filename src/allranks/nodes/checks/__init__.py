@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from allranks.nodes.checks.connectivity import ChosenNetwork, NodeLinks
 from allranks.nodes.records import Check, FolderFacts, NodeRequirements, Probe
 from allranks.spec.records import RunSpec
+
+if TYPE_CHECKING:
+    from allranks.nodes.checks.connectivity import ChosenNetwork, NodeLinks
 
 Value = TypeVar("Value")
 

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 import msgspec
 
 from allranks.nodes.checks import ChecksByHost, NodeCheck, NodeSurvey, failed_check, passed_check
-from allranks.nodes.probes.probe import is_cached
 from allranks.nodes.records import HubItem, NodeRequirements
 from allranks.spec.data_mixture import key_of, parts_of, source_of
 from allranks.spec.data_sources import looks_like_file
@@ -44,6 +43,8 @@ def offline_variable(environment: Mapping[str, str]) -> str:
 
 def ask(spec: RunSpec, here: Path, wish: NodeRequirements) -> NodeRequirements:
     """Add the folders of each name in the cache, and the hub's address. Nodes of the local launcher are this machine: `check_hub` asks the hub itself."""
+    from allranks.nodes.probes.probe import is_cached  # `hub_names` is used without it
+
     if spec.cluster.launcher == "local":
         return wish
     environment = {**os.environ, **spec.cluster.env}

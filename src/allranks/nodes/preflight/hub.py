@@ -8,7 +8,6 @@ from urllib.parse import quote, urlsplit
 
 from allranks.errors import EnvironmentNotAble, RequestError, SpecError
 from allranks.nodes.checks.hub import HUB, hub_names, offline_variable
-from allranks.nodes.probes.probe import is_cached
 from allranks.spec.data_mixture import parts_of
 from allranks.spec.records import RunSpec
 from allranks.utils.caches import hf_home
@@ -29,6 +28,8 @@ def check_hub(spec: RunSpec) -> None:
     """
     if spec.cluster.launcher != "local":
         return
+    from allranks.nodes.probes.probe import is_cached  # a program of the nodes, which loads much
+
     for key, name, folders in hub_names(spec):
         if any(is_cached(str(folder)) for folder in folders):
             continue

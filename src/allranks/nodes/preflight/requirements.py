@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,9 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from allranks.nodes.checks import NodeCheck, NodeSurvey, passed_check, program
-from allranks.nodes.checks.registry import CHECKS
-from allranks.nodes.probes.probe import has_module, write_error
+from allranks.nodes.checks import NodeCheck, NodeSurvey, passed_check
 from allranks.nodes.records import Check, NodeRequirements, PreflightReport, Probe, RequiredFolder
 from allranks.planning.records import LaunchPlan
 from allranks.spec.data_mixture import parts_of
@@ -89,6 +88,8 @@ def node_requirements(
     spec: RunSpec, run_root: Path, *, ports: Sequence[int] = (), imports: bool = True, here: Path | None = None
 ) -> NodeRequirements:
     """Return the requirements for every node of the spec. Paths are the launcher's, made absolute from `here`."""
+    from allranks.nodes.checks.registry import CHECKS  # with all checks; a run on this machine needs few of them
+
     packages, here = needed_packages(spec), here or Path.cwd()
     wish = NodeRequirements(
         python=node_python(spec),
@@ -185,11 +186,12 @@ MIN_FREE_BYTES = 64 * 2**20
 
 
 def local_report(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, run_root: Path) -> PreflightReport:
-    """Return every check of this machine."""
+    """Return every check of this machine. Where nodes run the ranks, with an interpreter of their own, its packages do not count."""
+    own_ranks, same_python = spec.cluster.launcher == "local", spec.cluster.python is None
     checks: list[Callable[[], Check]] = [
         _python,
-        lambda: _packages(spec),
-        *([lambda: _program(spec)] if spec.script is not None and spec.cluster.launcher == "local" else []),
+        *([lambda: _packages(spec)] if own_ranks or same_python else []),
+        *([lambda: _program(spec)] if own_ranks and spec.script is not None else []),
         lambda: _disk(run_root),
         lambda: _writable(run_root),
         lambda: _threads(plan, facts),
@@ -233,7 +235,10 @@ def _disk(run_root: Path) -> Check:
 
 
 def _program(spec: RunSpec) -> Check:
-    """Return the same check as on nodes. Where nodes run the program, their packages count, not this machine's."""
+    """Return the same check as on nodes."""
+    from allranks.nodes.checks import program
+    from allranks.nodes.probes.probe import has_module
+
     wish = program.ask(spec, Path.cwd(), NodeRequirements(python=sys.executable))
     here = {name: has_module(name) for name in wish.program}
     probe = Probe(host=host_name(), executable=sys.executable, program=here)
@@ -243,10 +248,15 @@ def _program(spec: RunSpec) -> Check:
 
 def _writable(run_root: Path) -> Check:
     folder = existing_folder(run_root)
-    error = write_error(folder)
+    error = ""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"x" * 4096)  # a full disk fails only then
+    except OSError as problem:
+        error = problem.strerror or str(problem)
     return Check(
         name="run",
-        ok=error is None,
+        ok=not error,
         found=f"READ-ONLY({folder})" if error else "rw",
         cure=f"run_root {run_root}: cannot create a run folder there: {error}; choose another with --set run_root=FOLDER",
     )
