@@ -58,6 +58,8 @@ REFUSED = {
     "constraint": ({"constraint": "nope"}, "cluster.slurm.constraint nope: Slurm refuses"),
     "reservation": ({"reservation": "nope"}, "cluster.slurm.reservation nope: Slurm refuses"),
     "exclude": ({"exclude": ["zz9"]}, "cluster.slurm.exclude zz9: Slurm refuses"),
+    "signal": ({"signal_s": 70000}, "cluster.slurm.signal_s 70000: Slurm refuses"),
+    "extra-line": ({"extra": ["#SBATCH --exclusive"], "mem": "9000G"}, "cluster.slurm.mem 9000G: Slurm refuses"),
     "option": ({"extra": ["--nosuch=1"]}, "cluster.slurm.extra --nosuch=1: Slurm refuses"),
 }  # fmt: skip
 """Each fault of the request, and how both verbs begin."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from allranks.errors import DataError, EnvironmentNotAble, SpecError
+from allranks.launch.slurm.launcher import SlurmLauncher
 from allranks.nodes.preflight import check_request
 from allranks.nodes.preflight.requirements import needed_packages
 from allranks.nodes.preflight.runner import exclude_nodes, failure_lines, require_usable_nodes
@@ -145,3 +146,12 @@ def test_a_request_that_could_never_run_names_its_key(tmp_path: Path, key: str, 
     silent = saying(tmp_path, err="sbatch: error: Unable to contact slurm controller\n", code=1)
     with pytest.raises(EnvironmentNotAble, match="contact"):
         ask_sbatch(silent, cluster)
+
+
+def test_a_refusal_at_the_submission_itself_names_its_key_too(tmp_path: Path) -> None:
+    """The cluster may have changed since sbatch was asked."""
+    launcher = SlurmLauncher()
+    launcher._found = saying(tmp_path, err="sbatch: error: Invalid qos specification\n", code=1)
+    spec = spec_of("cluster.launcher=slurm", "cluster.slurm.qos=gone")
+    with pytest.raises(SpecError, match=r"cluster\.slurm\.qos gone: Slurm refuses"), launcher._refusals_explained(spec):
+        launcher._slurm().submit(tmp_path / "job.sbatch")

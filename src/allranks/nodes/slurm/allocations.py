@@ -87,8 +87,14 @@ def refusal(slurm: Slurm, cluster: ClusterSpec, said: str) -> SpecError | Enviro
 
 
 def _ask(slurm: Slurm, cluster: ClusterSpec) -> subprocess.CompletedProcess[str]:
-    time_limit = [f"--time={cluster.slurm.time}"] if cluster.slurm.time else []
-    return slurm.call("sbatch", "--test-only", *request_args(cluster), *time_limit, *cluster.slurm.extra, "--wrap=true")
+    wanted = {"time": cluster.slurm.time, "chdir": cluster.slurm.chdir, "signal": f"B:USR1@{cluster.slurm.signal_s}"}
+    more = [f"--{name}={value}" for name, value in wanted.items() if value is not None]
+    return slurm.call("sbatch", "--test-only", *request_args(cluster), *more, *_extra(cluster), "--wrap=true")
+
+
+def _extra(cluster: ClusterSpec) -> list[str]:
+    """Return the further options as arguments; in a spec they may be lines of a script."""
+    return [line.strip().removeprefix("#SBATCH").strip() for line in cluster.slurm.extra]
 
 
 def _known(slurm: Slurm, key: str | None) -> str:
@@ -119,7 +125,7 @@ def allocate_nodes(
     if inside_job(slurm):
         yield _current_job(slurm, cluster)
         return
-    extra = [word for word in cluster.slurm.extra if not word.startswith(SBATCH_ONLY)]
+    extra = [word for word in _extra(cluster) if not word.startswith(SBATCH_ONLY)]
     command = [*slurm.prefix, "salloc", "--job-name=allranks-doctor", f"--time={minutes}"]
     command += [*request_args(cluster, exclude), *extra, "sh", "-c", HOLD_SCRIPT]
     process = subprocess.Popen(
