@@ -15,7 +15,7 @@ from allranks.nodes.checks.hub import judge
 from allranks.nodes.checks.program import ask, imported_packages
 from allranks.nodes.doctor import DoctorOptions, doctor
 from allranks.nodes.preflight.requirements import node_requirements
-from allranks.nodes.probes.probe import has_module
+from allranks.nodes.probes.probe import has_module, hub, is_cached
 from allranks.nodes.records import HubFacts, HubItem
 from allranks.spec import parse_spec
 from tests.unit.preflight_nodes import WISH, failures, node, survey
@@ -183,3 +183,19 @@ def test_doctor_and_run_say_the_same_of_a_program_on_this_machine(tmp_path: Path
         prepare_run(spec)
     assert f"program: {check.found}; {check.cure}" in str(refused.value) and "own.py line 2" in check.cure
     assert not (tmp_path / "runs").exists()
+
+
+def test_an_interrupted_download_is_not_in_the_cache(tmp_path: Path) -> None:
+    model = tmp_path / "models--org--m"
+    for part in ("refs", "blobs", "snapshots/abc"):
+        (model / part).mkdir(parents=True)
+    (model / "blobs" / "x.incomplete").touch()
+    prepared = tmp_path / "org___d"
+    prepared.mkdir()
+    assert [is_cached(str(path)) for path in (model, prepared, tmp_path / "gone")] == [False, False, False]
+    (model / "snapshots" / "abc" / "config.json").touch()
+    (prepared / "default").mkdir()
+    assert [is_cached(str(path)) for path in (model, prepared)] == [True, True]
+    assert hub([{"name": "org/m", "folders": [str(model)]}], "127.0.0.1:9") == {"cached": {"org/m": True}}
+    asked = hub([{"name": "org/n", "folders": [str(tmp_path / "gone")]}], "127.0.0.1:9")
+    assert asked["reached"] is False and "refused" in asked["error"]

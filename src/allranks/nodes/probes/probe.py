@@ -176,9 +176,10 @@ def has_module(name: str) -> bool:
 
 
 def is_cached(path: str) -> bool:
-    """Return whether a folder of the hub's cache holds something."""
+    """Return whether a folder of the hub's cache holds a snapshot, or one of prepared data something; an interrupted download has no snapshot."""
+    pattern = "snapshots/*/*" if Path(path).name.startswith(("models--", "datasets--")) else "*"
     try:
-        return any(os.scandir(path))
+        return next(Path(path).glob(pattern), None) is not None
     except OSError:
         return False
 
