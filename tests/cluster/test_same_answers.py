@@ -86,6 +86,7 @@ def test_both_refuse_a_program_or_environment_that_is_nowhere_before_a_job_is_su
     spec = own_spec(shared)
     for path in ("gone.py", str(shared / "prog" / "gone.py")):
         both_refuse(shared, {**spec, "script": {"path": path}}, 2, f"script.path {path}: there is no such file")
+    both_refuse(shared, own_spec(shared, slurm={"chdir": f"{shared}/no"}), 2, f"cluster.slurm.chdir {shared}/no: there")
     both_refuse(shared, own_spec(shared, python=f"{shared}/noenv"), 2, f"cluster.python {shared}/noenv: there is no")
 
 

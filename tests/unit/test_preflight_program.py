@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from allranks.errors import EnvironmentNotAble
+from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.launch.launchers import get_launcher
 from allranks.launch.runs import prepare_run
 from allranks.nodes.checks.hub import ask as ask_hub
@@ -15,6 +15,7 @@ from allranks.nodes.checks.hub import judge
 from allranks.nodes.checks.program import ask, imported_packages
 from allranks.nodes.doctor import DoctorOptions, doctor
 from allranks.nodes.preflight.requirements import node_requirements
+from allranks.nodes.preflight.start import check_paths
 from allranks.nodes.probes.probe import has_module, hub, is_cached
 from allranks.nodes.records import HubFacts, HubItem
 from allranks.spec import parse_spec
@@ -199,3 +200,37 @@ def test_an_interrupted_download_is_not_in_the_cache(tmp_path: Path) -> None:
     assert hub([{"name": "org/m", "folders": [str(model)]}], "127.0.0.1:9") == {"cached": {"org/m": True}}
     asked = hub([{"name": "org/n", "folders": [str(tmp_path / "gone")]}], "127.0.0.1:9")
     assert asked["reached"] is False and "refused" in asked["error"]
+
+
+def test_what_is_missing_here_counts_unless_only_the_nodes_may_see_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path / "shared"
+    (shared / "env" / "bin").mkdir(parents=True)
+    (shared / "env" / "bin" / "python").touch()
+    write(shared, own="")
+    monkeypatch.chdir(shared)
+    monkeypatch.setattr("allranks.nodes.staging.broadcast.TEMPORARY_FOLDERS", (tmp_path / "tmp",))
+    (tmp_path / "tmp").mkdir()
+
+    def check(path: str = "own.py", **cluster: object) -> None:
+        check_paths(
+            parse_spec({"script": {"path": path}, "run_root": "runs", "cluster": {"launcher": "slurm", **cluster}})
+        )
+
+    check()
+    check(python=str(shared / "env"), slurm={"chdir": str(shared)})
+    for path in ("/only/on/nodes/own.py", str(tmp_path / "tmp" / "own.py")):
+        check(path)
+    check(python="/only/on/nodes/env", slurm={"chdir": "/only/on/nodes"})
+    check(python="conda:x")
+    for key, change in (
+        ("script.path gone.py", {"path": "gone.py"}),
+        ("script.path .*gone.py", {"path": str(shared / "gone.py")}),
+        ("script.path .*env: this is a folder", {"path": str(shared / "env")}),
+        ("cluster.python .*noenv", {"python": str(shared / "noenv")}),
+        ("cluster.python env/bin", {"python": "env/bin"}),
+        ("cluster.slurm.chdir .*no: there is no such folder", {"slurm": {"chdir": str(shared / "no")}}),
+    ):
+        with pytest.raises(SpecError, match=key):
+            check(**change)  # type: ignore[arg-type]

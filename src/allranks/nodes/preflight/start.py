@@ -35,35 +35,33 @@ def check_start(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, *, require
 
 
 def check_paths(spec: RunSpec) -> None:
-    """Refuse a program or an environment that is missing here, unless only the nodes may see its folder.
+    """Refuse a program, an environment or a working directory that is missing here, unless only the nodes may see its folder.
 
     Raises:
         SpecError: names key and path.
     """
-    if spec.script is not None and _is_missing(path := Path(spec.script.path).expanduser(), spec):
+    launcher, python, chdir = spec.cluster.launcher, spec.cluster.python, spec.cluster.slurm.chdir
+    if spec.script is not None and not (path := Path(spec.script.path).expanduser()).is_file() and _counts(path, spec):
         what = "this is a folder" if path.is_dir() else "there is no such file"
         raise SpecError(f"script.path {path}: {what}; current folder: {Path.cwd()}")
-    python = spec.cluster.python
-    if python is None or is_container(python) or python.startswith("conda:") or spec.cluster.launcher == "local":
-        return
-    if _is_missing(Path(python).expanduser() / "bin" / "python", spec, Path(python).expanduser()):
+    if launcher != "local" and python is not None and not (is_container(python) or python.startswith("conda:")):
+        folder = Path(python).expanduser()
+        if not (folder / "bin" / "python").is_file() and _counts(folder, spec):
+            raise SpecError(
+                f"cluster.python {python}: there is no virtual environment (no bin/python); name its folder, conda:NAME, or a container's image"
+            )
+    if launcher == "slurm" and chdir is not None and not Path(chdir).is_dir() and _counts(Path(chdir), spec):
         raise SpecError(
-            f"cluster.python {python}: there is no virtual environment (no bin/python); name its folder, conda:NAME, or a container's image"
+            f"cluster.slurm.chdir {chdir}: there is no such folder; Slurm would start the job in /tmp instead"
         )
 
 
-def _is_missing(file: Path, spec: RunSpec, folder: Path | None = None) -> bool:
-    """Return whether a file is missing on the nodes, too, as far as can be told from here.
+def _counts(missing: Path, spec: RunSpec) -> bool:
+    """Return whether a path that is missing here is missing on the nodes, too, as far as can be told from here.
 
     A relative path starts from the current folder, which the nodes share. An absolute one may be in a folder that only they see, such as
     a folder for temporary files.
-
-    Args:
-        folder: what the spec names, if it is not the file.
     """
-    from allranks.nodes.staging.broadcast import is_node_local  # loads much, and most runs name neither
+    from allranks.nodes.staging.broadcast import is_node_local  # loads much, and most runs have nothing that is missing
 
-    named = folder or file
-    return not file.is_file() and (
-        not named.is_absolute() or (named.parent.is_dir() and not is_node_local(named, Path(spec.run_root)))
-    )
+    return not missing.is_absolute() or (missing.parent.is_dir() and not is_node_local(missing, Path(spec.run_root)))
