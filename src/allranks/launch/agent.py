@@ -219,6 +219,8 @@ class Agent:
         if self._plan.grace_s is not None:
             self._guard = ProcessGuard(run_id, self._plan.grace_s)
         self._ranks.start(self._run, self._attempt, environments)
+        if self._guard:
+            self._guard.watch(self._ranks.pids)
         self._publish(state=RUNNING)
         if self._watch:
             self._watch.start()

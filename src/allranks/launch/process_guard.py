@@ -1,8 +1,8 @@
 """Find and end all processes of a run on one node, also those that its ranks have started; and do so when the agent is killed.
 
 ``python -I -S process_guard.py FD RUN_ID AGENT_PID GRACE_S`` waits until nobody holds the other end of the pipe FD, which is when the
-agent has ended, however it did. It then ends what is left of the agent's ranks: they have been sent SIGTERM by the kernel, and get
-GRACE_S for it. Standard library alone, so that it starts in some hundredths of a second and needs no packages.
+agent has ended, however it did. It then ends what is left of the agent's ranks, whose process ids it has read from the pipe: they have
+been sent SIGTERM by the kernel, and get GRACE_S for it. What is left of other ranks is killed at once. Standard library alone, so that it starts in some hundredths of a second and needs no packages.
 
 A process belongs to a run if its environment names the run and the agent: children inherit it, also through ``setsid`` and after
 their parent has ended. Children that overwrite their environment are found by the session of their rank.
@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 AGENT_PID_VARIABLE = "ALLRANKS_AGENT_PID"  # the parent of the ranks
@@ -39,6 +39,10 @@ class ProcessGuard:
         )
         os.close(read)
 
+    def watch(self, ranks: Sequence[int]) -> None:
+        """Tell the guard the processes of the ranks, each of which leads a session."""
+        os.write(self._write, " ".join(["", *map(str, ranks), ""]).encode())
+
     def close(self) -> None:
         """Let the guard end what is left, and itself."""
         os.close(self._write)
@@ -48,14 +52,14 @@ class ProcessGuard:
             self._process.kill()
 
 
-def processes_of_run(run_id: str, agent_pid: int, sessions: Collection[int] = ()) -> dict[int, int]:
-    """Return the running processes of an agent's ranks on this machine, each with its session.
+def processes_of_run(run_id: str, agent_pid: int, sessions: Collection[int] = ()) -> set[int]:
+    """Return the running processes of an agent's ranks on this machine.
 
     Args:
         sessions: further sessions whose members belong to the run.
     """
     marks = {f"{RUN_ID_VARIABLE}={run_id}".encode(), f"{AGENT_PID_VARIABLE}={agent_pid}".encode()}
-    found: dict[int, int] = {}
+    found: set[int] = set()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
@@ -65,7 +69,7 @@ def processes_of_run(run_id: str, agent_pid: int, sessions: Collection[int] = ()
             if fields[0] in "ZX":
                 continue
             if session in sessions or marks <= set((entry / "environ").read_bytes().split(b"\0")):
-                found[int(entry.name)] = session
+                found.add(int(entry.name))
         except OSError:  # it has ended, or is another user's
             continue
     return found
@@ -81,17 +85,16 @@ def send_signal(pid: int, number: int) -> None:
 
 def guard(fd: int, run_id: str, agent_pid: int, grace_s: float) -> None:
     """Wait for the end of the agent, then for that of its ranks, and kill what is left."""
-    while os.read(fd, 1):
-        pass
-    sessions: set[int] = set()
+    told = b""
+    while data := os.read(fd, 4096):
+        told += data
+    ranks = {int(word) for word in told.split()}
     end = time.monotonic() + grace_s
-    while left := processes_of_run(run_id, agent_pid, sessions):
-        leaders = {pid for pid, session in left.items() if pid == session}
-        sessions |= leaders
+    while left := processes_of_run(run_id, agent_pid, ranks):
         now = time.monotonic()
         if now > end + KILL_S:
             return
-        if not leaders or now > end:
+        if now > end or not ranks & left:
             end = min(end, now)
             for pid in left:
                 send_signal(pid, signal.SIGKILL)

@@ -38,7 +38,7 @@ def render_batch_script(spec: RunSpec, plan: LaunchPlan, run: RunDir, python: st
         _one_line(f"cluster.env.{name}", value)
     activate, launcher = environment_commands(spec.cluster.python, python)
     return jinja.get_template("job.sbatch.j2").render(
-        title=f"allranks run {run.name}: {_count_text(plan.world_size, 'rank')} on {_count_text(len(plan.nodes), 'node')}, {plan.strategy}",
+        title=f"allranks run {run.name}: {_count_text(plan.world_size, 'rank')} on {_count_text(len(plan.nodes), 'node')}, {plan.strategy if plan.batch else 'your own program'}",
         options=sbatch_options(spec, plan, run),
         modules=_modules(spec.cluster.modules),
         no_modules=NO_MODULES_MESSAGE,
