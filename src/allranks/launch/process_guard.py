@@ -1,11 +1,14 @@
 """Find and end all processes of a run on one node, also those that its ranks have started; and do so when the agent is killed.
 
-``python -I -S process_guard.py FD RUN_ID AGENT_PID GRACE_S`` waits until nobody holds the other end of the pipe FD, which is when the
-agent has ended, however it did. It then ends what is left of the agent's ranks, whose process ids it has read from the pipe: they have
-been sent SIGTERM by the kernel, and get GRACE_S for it. What is left of other ranks is killed at once. Standard library alone, so that it starts in some hundredths of a second and needs no packages.
+``python -I -S process_guard.py FD RUN_ID AGENT_PID GRACE_S`` waits until nobody holds the other end of the pipe FD,
+which is when the agent has ended, however it did. It then ends what is left of the agent's ranks, whose process ids
+it has read from the pipe: they have been sent SIGTERM by the kernel, and get GRACE_S for it. What is left of ranks
+that have ended is killed at once. Standard library alone, so that it starts in some hundredths of a second and needs
+no packages.
 
-A process belongs to a run if its environment names the run and the agent: children inherit it, also through ``setsid`` and after
-their parent has ended. Children that overwrite their environment are found by the session of their rank.
+A process belongs to a run if its environment names the run and the agent: children inherit it, also through
+``setsid`` and after their parent has ended. Children that overwrite their environment are found by the session of
+their rank.
 """
 
 from __future__ import annotations

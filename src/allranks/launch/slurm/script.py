@@ -37,8 +37,9 @@ def render_batch_script(spec: RunSpec, plan: LaunchPlan, run: RunDir, python: st
             raise SpecError(f"cluster.env.{name}: not a valid name of an environment variable")
         _one_line(f"cluster.env.{name}", value)
     activate, launcher = environment_commands(spec.cluster.python, python)
+    what = plan.strategy if plan.batch else "your own program"
     return jinja.get_template("job.sbatch.j2").render(
-        title=f"allranks run {run.name}: {_count_text(plan.world_size, 'rank')} on {_count_text(len(plan.nodes), 'node')}, {plan.strategy if plan.batch else 'your own program'}",
+        title=f"allranks run {run.name}: {_count_text(plan.world_size, 'rank')} on {_count_text(len(plan.nodes), 'node')}, {what}",
         options=sbatch_options(spec, plan, run),
         modules=_modules(spec.cluster.modules),
         no_modules=NO_MODULES_MESSAGE,
@@ -56,7 +57,7 @@ def _environment_file(wanted: str | None) -> tuple[str, str] | None:
     path = needed_file(wanted) if wanted is not None else None
     if path is None:
         return None
-    text = f"cluster.python {wanted}: the job's first node has no {path}; create the environment on a file system that all nodes share"
+    text = f"cluster.python {wanted}: the job's first node has no {path}; put it on a file system that all nodes share"
     return str(path), json.dumps(text)[1:-1]
 
 

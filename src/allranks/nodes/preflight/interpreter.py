@@ -72,6 +72,6 @@ def ask_interpreter(wanted: str, packages: Sequence[str]) -> InterpreterFacts:
     if found.allranks != __version__:
         has = f"has allranks {found.allranks}, not {__version__}" if found.allranks else "has no allranks"
         raise EnvironmentNotAble(
-            f"cluster.python {wanted} {has}, which starts the ranks there: install it with {found.python} -m pip install"
+            f"cluster.python {wanted} {has}, which must start the ranks: install it with {found.python} -m pip install"
         )
     return found
