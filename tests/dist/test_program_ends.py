@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -155,8 +156,15 @@ def test_nothing_is_left_of_a_deaf_program_whose_launcher_is_killed(
     gone(everything, 15)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("how", ["pass", "sys.exit(0)", "quit()"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "sys.exit(0)",
+        pytest.param("pass", marks=pytest.mark.full),
+        pytest.param("quit()", marks=pytest.mark.full),
+        pytest.param("os._exit(0)", marks=pytest.mark.full),
+    ],
+)
 def test_a_rank_that_leaves_early_with_0_is_the_cause_of_the_others_errors(tmp_path: Path, how: str) -> None:
     (tmp_path / "program.py").write_text(
         "import os, sys, torch\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"
@@ -167,7 +175,24 @@ def test_a_rank_that_leaves_early_with_0_is_the_cause_of_the_others_errors(tmp_p
     script = {"path": str(tmp_path / "program.py")}
     done, run = train(tmp_path, {"name": "p", "script": script, "run_root": str(tmp_path / "runs")})
     assert done.returncode == 1
-    assert "rank 1 on" in done.stderr and "ended with exit code 0 while other ranks were still running" in done.stderr
-    assert "rank 0 then failed with RuntimeError" in done.stderr
+    assert "rank 1 on" in done.stderr and "ended with exit code 0" in done.stderr
+    if how != "os._exit(0)":
+        assert "while other ranks were still running; rank 0 then failed with RuntimeError" in done.stderr
     assert "killed" not in done.stderr
     assert read_json(run.metrics)["message"] in " ".join(done.stderr.split())
+    (found, *_) = json.loads(allranks("diagnose", "--json", str(run.root), cwd=tmp_path).stdout)["findings"]
+    assert (found["id"], found["rank"], found["title"]) == (
+        "application_error",
+        1,
+        "a rank left early with exit code 0",
+    )
+
+
+@pytest.mark.full
+def test_the_text_of_sys_exit_is_in_the_diagnosis(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import os, sys\nif os.environ['RANK'] == '1': sys.exit('no rows in /data')\n")
+    script = {"path": str(tmp_path / "program.py")}
+    done, run = train(tmp_path, {"name": "p", "script": script, "run_root": str(tmp_path / "runs")})
+    assert "rank 1 on" in done.stderr and "ended with exit code 1: no rows in /data" in done.stderr
+    (found, *_) = json.loads(allranks("diagnose", "--json", str(run.root), cwd=tmp_path).stdout)["findings"]
+    assert found["rank"] == 1 and "no rows in /data" in found["cause"]
