@@ -96,6 +96,23 @@ def test_the_text_of_sys_exit_explains_the_end_of_a_rank_but_does_not_hide_a_kil
     assert both.rank == 1
 
 
+def test_a_rank_that_came_to_its_end_before_its_peers_failed_is_the_cause() -> None:
+    left = RankEnd(rank=1, host="n1", pid=1, exitcode=0, time=2.1)
+    lost = RankEnd(rank=0, host="n1", pid=2, exitcode=1, time=2.2, done=False)
+    aborted = RankEnd(rank=0, host="n1", pid=2, exitcode=-signal.SIGABRT, time=2.2, done=False)
+    echo = {"rank": 0, "type": "RuntimeError", "message": "Connection closed by peer", "time": 2.05, "echo": True}
+    for ends, errors in (([left, lost], [echo]), ([left, aborted], [])):
+        found = find_first_failure(ends, errors, {}, None, {1: 2.0})
+        assert found is not None and (found.rank, found.cause) == (1, "exit code 0")
+        assert "while other ranks were still running; rank 0 then failed with" in found.message
+        for finished in (None, {1: 3.0}):  # of a training; or after the others had failed
+            found = find_first_failure(ends, errors, {}, None, finished)
+            assert found is not None and found.rank == 0
+    killed = RankEnd(rank=0, host="n1", pid=2, exitcode=-signal.SIGKILL, time=2.2, done=False)
+    found = find_first_failure([left, killed], [], {}, None, {1: 2.0})
+    assert found is not None and (found.rank, found.cause) == (0, "SIGKILL")
+
+
 def test_an_error_is_printed_recorded_and_on_the_page(tmp_path: Path) -> None:
     found = Ended(tmp_path, "import atexit\natexit.register(print, 'last words')\nraise ValueError('bad row 7')\n")
     assert (found.code, found.beat.done) == (1, False)
@@ -217,13 +234,13 @@ def test_a_module_runs_as_python_runs_it(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_script_runs_as_python_runs_it(tmp_path: Path) -> None:
-    """In its working directory, whose modules it does not see; beside it lie those that it does see."""
+    """It sees the modules beside it, but not those of its working directory, which would hide others of the same name."""
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "statistics.py").write_text("raise SystemExit('the wrong one')\n")
-    (tmp_path / "statistics.py").write_text("mine = True\n")
+    (tmp_path / "beside.py").write_text("mine = True\n")
     found = Ended(
         tmp_path,
-        SHOW + "import statistics\nprint('mine', statistics.mine)\n",
+        SHOW + "import beside, statistics\nprint('mine', beside.mine)\n",
         script={"path": str(tmp_path / "program.py"), "workdir": str(tmp_path / "work")},
     )
     assert found.code == 0, found.log
