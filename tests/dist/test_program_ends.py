@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sysconfig
 import time
+import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -196,3 +198,24 @@ def test_the_text_of_sys_exit_is_in_the_diagnosis(tmp_path: Path) -> None:
     assert "rank 1 on" in done.stderr and "ended with exit code 1: no rows in /data" in done.stderr
     (found, *_) = json.loads(allranks("diagnose", "--json", str(run.root), cwd=tmp_path).stdout)["findings"]
     assert found["rank"] == 1 and "no rows in /data" in found["cause"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("tail", ["", "bin/python3"])
+def test_the_ranks_run_in_the_python_that_is_named(tmp_path: Path, tail: str) -> None:
+    """Agent and ranks run in a virtual environment of its own, which sees the packages of this one."""
+    folder = tmp_path / "my env"
+    venv.create(folder, with_pip=False)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "shared.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    (tmp_path / "program.py").write_text("import sys\nprint('prefix', sys.prefix, flush=True)\n")
+    spec = {
+        "name": "p",
+        "script": {"path": str(tmp_path / "program.py")},
+        "run_root": str(tmp_path / "runs"),
+        "cluster": {"python": str(folder / tail) if tail else str(folder)},
+    }
+    done, run = train(tmp_path, spec)
+    assert done.returncode == 0, done.stdout + done.stderr
+    logs = run.rank_logs(1)
+    assert len(logs) == 2 and all(f"prefix {folder}\n" in path.read_text() for path in logs.values())
