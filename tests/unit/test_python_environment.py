@@ -123,3 +123,15 @@ def test_a_program_that_is_not_there_is_refused(
         check_request(parse_spec({"script": script}))
     for good in ({"module": "own"}, {"module": "deep", "workdir": "work"}, {"module": "json.tool"}, {"path": "own.py"}):
         check_request(parse_spec({"script": good}))
+
+
+def test_plan_shows_the_program_without_its_secrets(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("")
+    args = "[--api-key, sk-abcdefghijklmnopqrstuvwxyz123456, a b]"
+    (tmp_path / "s.yaml").write_text(f"script: {{module: own, args: {args}, workdir: {tmp_path}, grace_s: 7}}\n")
+    done = allranks("plan", "s.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (line,) = [text for text in done.stdout.splitlines() if text.startswith("program: ")]
+    assert line.startswith("program: python -m own --api-key ") and "'a b'" in line and str(tmp_path) in line
+    assert line.endswith("SIGKILL after 7 s")
+    assert "abcdefghij" not in done.stdout

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from allranks.spec.records import ScriptSpec
+from allranks.utils.redaction import redact_arguments
 
 
 def working_directory(script: ScriptSpec) -> Path:
@@ -26,6 +28,7 @@ def program_file(script: ScriptSpec) -> Path | None:
     return file_of_module(script.module or "", working_directory(script))
 
 
-def shown_name(script: ScriptSpec) -> str:
-    """Return the program as a command line names it."""
-    return script.path or f"-m {script.module}"
+def command_line(script: ScriptSpec) -> str:
+    """Return the program as a shell command, with placeholders for secret arguments."""
+    program = [script.path] if script.path is not None else ["-m", script.module or ""]
+    return shlex.join(["python", *program, *redact_arguments(script.args)])
