@@ -75,7 +75,7 @@ class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     def all_ended_well(self, world_size: int) -> bool:
         """Return whether every rank finished its work and exited with 0."""
-        good = [end for end in self.ends if not end.failed and not end.ended_by_agent]
+        good = [end for end in self.ends if end.succeeded]
         return len(good) >= world_size and self.ended_nodes == self.nodes
 
 

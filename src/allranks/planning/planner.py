@@ -172,6 +172,7 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
         device_source=chosen_device.source,
         device_reason=chosen_device.reason,
         hang=limits_of(spec),
+        grace_s=spec.script.grace_s if spec.script else None,
         schema_version=SCHEMA_VERSION,
     )
 
@@ -191,6 +192,11 @@ def network_job(spec: RunSpec, device: str) -> NetworkJob:
 def _time_warnings(spec: RunSpec) -> list[str]:
     """Warn about short time limits: Slurm may send the signal a minute early, in a short job immediately."""
     slurm = spec.cluster.slurm
+    if spec.cluster.launcher == "slurm" and spec.script is not None and spec.script.grace_s > slurm.signal_s:
+        return [
+            f"script.grace_s {spec.script.grace_s:g} is more than the {slurm.signal_s} s before the time limit at which the ranks "
+            "receive SIGTERM (cluster.slurm.signal_s): Slurm kills them at the limit; increase signal_s or reduce grace_s"
+        ]
     limit = parse_time_limit(slurm.time) if spec.cluster.launcher == "slurm" and slurm.time else None
     if limit is None or limit > slurm.signal_s + SIGNAL_EARLY_S:
         return []

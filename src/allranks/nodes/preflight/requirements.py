@@ -19,10 +19,12 @@ from pathlib import Path
 
 import msgspec
 
+from allranks.nodes.preflight.interpreter import ask_interpreter
 from allranks.nodes.records import Check, NodeRequirements, PreflightReport, RequiredFolder
 from allranks.planning.records import LaunchPlan
 from allranks.spec.data_mixture import parts_of
 from allranks.spec.records import RunSpec
+from allranks.spec.user_program import program_file
 from allranks.spec.validation import is_container
 from allranks.utils.filesystem import PACKAGE_FOLDER
 from allranks.utils.machine import MachineFacts
@@ -105,7 +107,9 @@ def _folders(spec: RunSpec, run_root: Path, here: Path) -> list[RequiredFolder]:
         RequiredFolder(role="run", path=full(existing_folder(here / run_root)), write=True),
     ]
     if spec.script is not None:
-        found.append(RequiredFolder(role="script", path=full(spec.script.path), fingerprint=True))
+        program = program_file(spec.script)
+        if program is not None:
+            found.append(RequiredFolder(role="script", path=full(program), fingerprint=True))
     sources = [part.source for part in parts_of(spec.data)] if spec.data else []
     roles = ["data" if i == 0 else f"data {i + 1}" for i in range(len(sources))]
     for role, source in (*zip(roles, sources, strict=True), ("eval data", spec.eval.source)):
@@ -190,7 +194,11 @@ def _packages(spec: RunSpec) -> Check:
         },
         **optional_packages(spec),
     }
-    missing = [name for name in installed_by if importlib.util.find_spec(name) is None]
+    wanted = spec.cluster.python
+    if wanted is not None and spec.cluster.launcher == "local" and not is_container(wanted):
+        missing = ask_interpreter(wanted, list(installed_by)).missing
+    else:
+        missing = [name for name in installed_by if importlib.util.find_spec(name) is None]
     return Check(
         name="packages",
         ok=not missing,
