@@ -24,6 +24,7 @@ from allranks.launch.monitor.evidence import EvidenceCollector, blocking_locatio
 from allranks.launch.monitor.hang_report import write_hang_report
 from allranks.launch.monitor.hang_watch import HangMonitor
 from allranks.launch.monitor.records import HangAlarm, NodeEvidence, RankEvidence, StackFrame, StalledRank
+from allranks.launch.monitor.script_silence import ScriptSilence
 from allranks.planning.records import Limits
 from allranks.rundir.files import read_json
 from allranks.rundir.heartbeat import Heartbeat, HeartbeatPage, HeartbeatWriter, page_paths
@@ -146,21 +147,28 @@ def test_of_the_time_in_which_the_agent_itself_stood_still_nobodys_silence_count
     assert ended == []
 
 
-def test_a_users_own_program_is_heard_by_its_log_and_its_collectives(tmp_path: Path) -> None:
-    watched = watch_of(tmp_path)
-    pulse = pulse_of(watched, phase="script")
-    pulse.alive({"default_pg": 1})
+def test_a_users_own_program_raises_its_alarm_once_and_withdraws_it(tmp_path: Path) -> None:
+    raised: list[HangAlarm | None] = []
+    watched = watch_of(tmp_path, 2, raised=cast(list[HangAlarm], raised))
+    script = ScriptSilence(Limits(step_s=10.0, long_s=40.0), "cpu")
+    pulses = [pulse_of(watched, rank, phase="script") for rank in (0, 1)]
+    for pulse, stack in zip(
+        pulses, (["/v/torch/distributed/distributed_c10d.py:barrier"], ["/home/u/rows.py:read"]), strict=True
+    ):
+        pulse.alive({"default_pg": 1}, stack)
     watched._floor -= 100.0
-    now = time.monotonic()
-    assert watched.silence(now) is None
-    log = RunDir(tmp_path).log_of(1, "n0", 0)
-    log.write_text("a line\n")
-    assert watched.silence(now + 9.0) is None
-    assert watched.silence(now + 18.0) is None  # heard at 9
-    pulse.alive({"default_pg": 2})
-    assert watched.silence(now + 18.5) is None
-    assert watched.silence(now + 28.0) is None
-    assert watched.silence(now + 29.0) is not None
+    for later_s in (0.0, 11.0, 12.0):
+        watched.suspect(script, time.monotonic() + later_s)
+    (alarm,) = raised
+    assert alarm is not None
+    assert (alarm.rank, alarm.phase, alarm.whole_job, alarm.stuck, alarm.waiting) == (1, "script", True, True, True)
+    RunDir(tmp_path).log_of(1, "n0", 0).write_text("a line\n")  # of the other rank
+    watched.suspect(script, time.monotonic() + 13.0)
+    assert raised == [alarm, None]
+    pulses[1].beat()  # a call of allranks.report
+    watched.suspect(script, time.monotonic() + 14.0)
+    watched.suspect(script, time.monotonic() + 23.5)  # at work on this clock: it began anew
+    assert raised == [alarm, None]
 
 
 @pytest.mark.parametrize("by", ["computing", "reading", "nothing"])
