@@ -108,6 +108,16 @@ def test_a_line_that_is_split_between_two_reads_is_read_whole(tmp_path: Path, mo
     assert (event["step"], event["loss"]) == (10, 4.25)
 
 
+def test_a_bar_is_read_while_it_overwrites_itself_and_at_the_end(tmp_path: Path) -> None:
+    run, log = RunDir(tmp_path), tmp_path / "log"
+    run.events.mkdir()
+    reader = LogProgress(log, run.events_of(0))
+    log.write_bytes("\r".join(f"Epoch 0: 50%|██  | {done}/9 [00:00<00:00, 9it/s]" for done in (1, 2, 3)).encode())
+    reader.look()
+    reader.look(last=True)
+    assert [json.loads(line)["step"] for line in run.events_of(0).read_text().splitlines()] == [2, 3]
+
+
 def event(rank: int, time_s: float, source: str = "report", **values: Any) -> dict[str, Any]:
     return {"event": "progress", "rank": rank, "time": time_s, "source": source, **values}
 

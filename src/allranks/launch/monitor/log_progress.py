@@ -107,7 +107,7 @@ class LogProgress(threading.Thread):
     def run(self) -> None:
         while not self._stopped.wait(WRITE_INTERVAL_S):
             self.look()
-        self.look()
+        self.look(last=True)
 
     def stop(self) -> None:
         """Read the end of the log, and stop."""
@@ -115,11 +115,13 @@ class LogProgress(threading.Thread):
         if self.is_alive():
             self.join(timeout=5.0)
 
-    def look(self) -> None:
-        """Read what is new. A failure is no reason to end anything."""
+    def look(self, *, last: bool = False) -> None:
+        """Read what is new, at last also a line without its end. A failure is no reason to end anything."""
         try:
             for line in self._new_lines():
                 self._lines.feed(line)
+            if last:
+                self._lines.feed(self._rest.decode("utf-8", "replace"))
             if found := self._lines.take():
                 with EventLog(self._events_path, 0) as log:
                     log.write(PROGRESS, source=READ_IN_LOG, **found)
