@@ -149,7 +149,10 @@ def test_of_the_time_in_which_the_agent_itself_stood_still_nobodys_silence_count
     assert ended == []
 
 
-def test_a_users_own_program_raises_its_alarm_once_and_withdraws_it(tmp_path: Path) -> None:
+def test_a_users_own_program_raises_its_alarm_once_and_withdraws_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(procfs, "cpu_and_io", lambda pid: (0.0, 0))
     raised: list[HangAlarm | None] = []
     watched = watch_of(tmp_path, 2, raised=cast(list[HangAlarm], raised))
     script = ScriptSilence(Limits(step_s=10.0, long_s=40.0), "cpu")
@@ -159,17 +162,17 @@ def test_a_users_own_program_raises_its_alarm_once_and_withdraws_it(tmp_path: Pa
     ):
         pulse.alive({"default_pg": 1}, stack)
     watched._floor -= 100.0
-    for later_s in (0.0, 11.0, 12.0):
+    for later_s in (0.0, 3.0, 14.0, 15.0):
         watched.suspect(script, time.monotonic() + later_s)
     (alarm,) = raised
     assert alarm is not None
     assert (alarm.rank, alarm.phase, alarm.whole_job, alarm.stuck, alarm.waiting) == (1, "script", True, True, True)
     RunDir(tmp_path).log_of(1, "n0", 0).write_text("a line\n")  # of the other rank
-    watched.suspect(script, time.monotonic() + 13.0)
+    watched.suspect(script, time.monotonic() + 16.0)
     assert raised == [alarm, None]
     pulses[1].beat()  # a call of allranks.report
-    watched.suspect(script, time.monotonic() + 14.0)
-    watched.suspect(script, time.monotonic() + 23.5)  # at work on this clock: it began anew
+    watched.suspect(script, time.monotonic() + 17.0)
+    watched.suspect(script, time.monotonic() + 26.5)  # at work on this clock: it began anew
     assert raised == [alarm, None]
 
 

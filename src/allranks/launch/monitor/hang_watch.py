@@ -183,22 +183,25 @@ class HangMonitor(threading.Thread):
     def suspect(self, script: ScriptSilence, now: float) -> None:
         """Raise or withdraw this node's alarm about a user's own program."""
         beats = {rank: beat for rank, beat in self.beats().items() if beat.phase not in ENDED_PHASES}
+        measure = script.wants_activity(now)
         left = any(procfs.has_ended(beat.pid) for beat in beats.values())
         begins = any(beat.phase != SCRIPT_PHASE for beat in beats.values())
         found = (
-            None if left or begins else script.look(now, self._floor, {r: self._sample(r, b) for r, b in beats.items()})
+            None
+            if left or begins
+            else script.look(now, self._floor, {r: self._sample(r, b, measure) for r, b in beats.items()})
         )
         if (found is not None) == self._suspects:
             return
         self._suspects = found is not None
         self._raise(self._script_alarm(found, now) if found is not None else None)
 
-    def _sample(self, rank: int, beat: Heartbeat) -> RankSample:
+    def _sample(self, rank: int, beat: Heartbeat, measure: bool) -> RankSample:
         try:
             size = self._run.log_of(self._attempt, self._host, rank).stat().st_size
         except OSError:
             size = 0
-        cpu_s, io_bytes = procfs.cpu_and_io(beat.pid)
+        cpu_s, io_bytes = procfs.cpu_and_io(beat.pid) if measure else (None, 0)
         return RankSample(
             progress=(beat.beats, tuple(beat.sequences.items()), size),
             cpu_s=cpu_s,

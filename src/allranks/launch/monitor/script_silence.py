@@ -22,17 +22,21 @@ from allranks.planning.records import Limits
 MEDIAN_FACTOR = 10.0  # times the median interval between two signs of progress
 KEPT_INTERVALS = 201
 MIN_INTERVALS = 10  # with fewer, the median is that of the program's start
+CALM_S = 5.0  # of silence, before the ranks' work is measured
 ACTIVITY_INTERVAL_S = 1.0
 BUSY_SHARE = 0.02  # of a core
 BUSY_BYTES = 1 << 16
 
 
 class RankSample(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen of a rank at one time. ``progress`` differs from its last value if the rank has made progress."""
+    """What was seen of a rank at one time. ``progress`` differs from its last value if the rank has made progress.
+
+    ``cpu_s`` and ``io_bytes`` are of the process and its children; None if they were not measured, which takes milliseconds.
+    """
 
     progress: Hashable
-    cpu_s: float
-    io_bytes: int
+    cpu_s: float | None = None
+    io_bytes: int = 0
     stack: tuple[str, ...] = ()
     collectives: bool = False  # it has called one, or waits for the first
 
@@ -83,6 +87,12 @@ class ScriptSilence:
         usual = statistics.median(self._intervals) if len(self._intervals) >= MIN_INTERVALS else 0.0
         return max(self._limits.step_s, MEDIAN_FACTOR * usual)
 
+    def wants_activity(self, now: float) -> bool:
+        """Return whether the next samples should say how much the ranks work: only after some silence, once a second."""
+        silent_s = now - (self._progress_at if self._progress_at is not None else now)
+        latest = max((known.sampled_at for known in self._ranks.values() if known.cpu_s is not None), default=0.0)
+        return silent_s >= min(CALM_S, self._limits.step_s / 4) and now - latest >= ACTIVITY_INTERVAL_S
+
     def look(self, now: float, floor: float, samples: Mapping[int, RankSample]) -> Silence | None:
         """Take a sample of every running rank; return a silence that is too long.
 
@@ -118,13 +128,20 @@ class ScriptSilence:
         progressed = sample.progress != known.progress
         if progressed:
             known.progress, known.progress_at = sample.progress, now
-            known.stack = sample.stack
+            known.stack, known.cpu_s = sample.stack, None
+        self._activity(known, sample, now)
+        return progressed
+
+    def _activity(self, known: _Rank, sample: RankSample, now: float) -> None:
+        """Record whether a rank works; it counts as working until that has been measured."""
         passed_s = now - known.sampled_at
-        if passed_s >= ACTIVITY_INTERVAL_S:
+        if sample.cpu_s is None or known.cpu_s is None:
+            if known.cpu_s is None:
+                known.worked_at, known.sampled_at, known.cpu_s, known.io_bytes = now, now, sample.cpu_s, sample.io_bytes
+        elif passed_s >= ACTIVITY_INTERVAL_S:
             computed = sample.cpu_s - known.cpu_s > BUSY_SHARE * passed_s
             if self._device == "cuda" and sample.stack == known.stack:
                 computed = False
             if computed or sample.io_bytes - known.io_bytes > BUSY_BYTES:
                 known.worked_at, known.stack = now, sample.stack
             known.sampled_at, known.cpu_s, known.io_bytes = now, sample.cpu_s, sample.io_bytes
-        return progressed
