@@ -100,6 +100,11 @@ def hang_line(plan: LaunchPlan) -> str:
     """Return a line with the hang time limits."""
     if plan.hang is None:
         return "hangs: not monitored (observe.hang_s)"
+    if plan.batch is None:
+        return (
+            f"hangs: silence of all ranks for 10 times its usual length, at least {plan.hang.step_s:g} s in which no rank works, or {plan.hang.long_s:g} s "
+            "in which a rank works and others wait for it, is inspected and reported (observe.hang_s)"
+        )
     return (
         f"hangs: a rank that makes no progress for {plan.hang.step_s:g} s in a step, or {plan.hang.long_s:g} s in other phases, is inspected and reported "
         "(observe.hang_s)"

@@ -36,7 +36,9 @@ from allranks.launch.channel.protocol import (
 from allranks.launch.monitor import evidence
 from allranks.launch.monitor.evidence import EvidenceCollector
 from allranks.launch.monitor.hang_watch import HangMonitor
+from allranks.launch.monitor.log_progress import LogProgress
 from allranks.launch.monitor.records import HangAlarm
+from allranks.launch.monitor.script_silence import ScriptSilence
 from allranks.launch.monitor.telemetry import TelemetrySampler
 from allranks.launch.process_guard import ProcessGuard
 from allranks.launch.rank import end_with_parent
@@ -119,6 +121,7 @@ class Agent:
         self._guard: ProcessGuard | None = None
         self._stopped_at: float | None = None
         self._watch = self._hang_watch()
+        self._log_progress = self._log_reader()
 
     def run(self) -> int:
         """Run the ranks and return the exit code: 0 if every rank succeeded."""
@@ -143,6 +146,8 @@ class Agent:
             telemetry.stop()
         if self._watch:
             self._watch.stop()
+        if self._log_progress:
+            self._log_progress.stop()
         return self._finish()
 
     def _prepare(self) -> None:
@@ -224,6 +229,8 @@ class Agent:
         self._publish(state=RUNNING)
         if self._watch:
             self._watch.start()
+        if self._log_progress:
+            self._log_progress.start()
         threading.Thread(target=self._watch_connections, name="connections", daemon=True).start()
 
     def _store_environment(self, start: StartOrder) -> dict[str, str]:
@@ -407,12 +414,19 @@ class Agent:
         driver = (self._endpoint.address, self._endpoint.port) if self._meeting else None
         interface = places[self._node].interface if places else ""
         collector = EvidenceCollector(self._run, self._attempt, self._node, self._host, driver, interface)
+        script = ScriptSilence(self._plan.hang, self._plan.device) if self._plan.batch is None else None
         return HangMonitor(
             self._run, self._attempt, self._node, self._report.host, self._host, self._pages, self._plan.hang, collector, self._channel,
-            raise_alarm=self._raise_alarm, end=self._end_hung,
+            raise_alarm=self._raise_alarm, end=self._end_hung, script=script,
         )  # fmt: skip
 
-    def _raise_alarm(self, alarm: HangAlarm) -> None:
+    def _log_reader(self) -> LogProgress | None:
+        """Return the reader of what rank 0 of a user's own program prints, on its node."""
+        if self._plan.batch is not None or 0 not in self._pages:
+            return None
+        return LogProgress(self._run.log_of(self._attempt, self._host, 0), self._run.events_of(0))
+
+    def _raise_alarm(self, alarm: HangAlarm | None) -> None:
         self._alarm = alarm
 
     def _end_hung(self) -> None:

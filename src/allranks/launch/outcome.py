@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from allranks.analysis.metrics import early_stop, summarize, without_repeated_steps
+from allranks.analysis.program_progress import progress_metrics
 from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK, RequestError
 from allranks.launch.failure_attribution import FirstFailure, RankEnd, find_first_failure
 from allranks.launch.launchers import get_launcher
@@ -70,7 +71,7 @@ def finalize_run(
     if gave_up and status != "succeeded":
         message = f"{message}. {gave_up}"
     message = sanitize(message)  # it quotes what the program wrote, which may hold anything
-    metrics = summarize(run.name, spec, plan, ranks, status)
+    metrics = summarize(run.name, spec, plan, ranks, status) | progress_metrics(ranks)
     if status == "succeeded" and len(now) < plan.world_size:
         missing = [rank for rank in range(plan.world_size) if not now.get(rank)]
         message = f"{message}; the events of rank {format_ranks(missing)} are missing, so their metrics are unknown"
@@ -312,7 +313,7 @@ def recompute_metrics(run: RunDir, *, alive: bool) -> dict[str, Any] | None:
     if not ranks:
         return None
     before, status = read_record(run.metrics), status_of(run, alive=alive)
-    metrics = summarize(run.name, load_spec(run.spec), _planned(run), ranks, status)
+    metrics = summarize(run.name, load_spec(run.spec), _planned(run), ranks, status) | progress_metrics(ranks)
     if status == "unfinished":
         metrics["message"] = UNFINISHED_MESSAGE.format(run.name)
     metrics |= {key: before[key] for key in ("message", "network") if key in before and not alive}

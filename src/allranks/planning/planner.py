@@ -360,6 +360,17 @@ SHORTEST_TIMEOUT_S = 20  # a shorter timeout leaves no time to detect and inspec
 ROOM_SHARE, ROOM_S = 0.1, 8.0  # time for the inspection: share of the collectives' timeout, and minimum
 
 
+SCRIPT_S = 120.0
+"""Silence of a user's own program without any work, at least."""
+
+
+SCRIPT_BUSY_S = 1200.0
+"""Silence of a user's own program in which a rank works while others wait; gloo's own timeout is 1800 s."""
+
+
+SCRIPT_BUSY_FACTOR = 4.0
+
+
 def limits_of(spec: RunSpec) -> Limits | None:
     """Return the hang limits of a run; None if it is not monitored.
 
@@ -367,8 +378,12 @@ def limits_of(spec: RunSpec) -> Limits | None:
         SpecError: collectives would time out earlier.
     """
     asked, timeout = spec.observe.hang_s, spec.cluster.timeout_s
+    if spec.script is not None:  # it sets the timeout of its collectives itself
+        if isinstance(asked, str):
+            return Limits(step_s=SCRIPT_S, long_s=SCRIPT_BUSY_S)
+        return None if asked is None else Limits(step_s=asked, long_s=SCRIPT_BUSY_FACTOR * asked)
     if asked == "auto":
-        if timeout < SHORTEST_TIMEOUT_S or spec.script is not None:
+        if timeout < SHORTEST_TIMEOUT_S:
             return None
         asked = min(AUTO_MOST_S, AUTO_SHARE * timeout)
     if asked is None:

@@ -380,7 +380,7 @@ class ObserveSpec(Record, frozen=True):
         Meta(
             description="seconds without progress in a step of training after which stacks are taken, the stalled rank is named and "
             "the run ends; "
-            "auto = half of cluster.timeout_s, at most 300 (off for `script`); null = off"
+            "auto = half of cluster.timeout_s, at most 300; for `script` 120 in which no rank makes progress or works; null = off"
         ),
     ] = "auto"
     proof_at_end: Annotated[

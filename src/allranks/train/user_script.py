@@ -18,6 +18,7 @@ from allranks.planning.rank_environment import SCRIPT_ARGS, script_arguments
 from allranks.rundir.events import EventLog
 from allranks.rundir.heartbeat import SCRIPT_PHASE, heartbeat
 from allranks.rundir.paths import RunDir
+from allranks.rundir.progress import reporter
 from allranks.spec.records import ScriptSpec
 from allranks.utils.machine import host_name
 
@@ -47,6 +48,7 @@ def run_user_script(run: RunDir, script: ScriptSpec, attempt: int) -> int:
         resumed_from=None,
     )
     heartbeat.phase(SCRIPT_PHASE)
+    reporter.open(events)
     arguments = script_arguments(script, dict(os.environ))
     os.environ.pop(SCRIPT_ARGS, None)
     atexit.register(_close_files, own)  # the first one is called last, after those of the program
@@ -57,6 +59,8 @@ def run_user_script(run: RunDir, script: ScriptSpec, attempt: int) -> int:
         if end.code not in (None, 0):
             raise
         by_exit = True
+    finally:
+        reporter.close()
     if os.getpid() == own:  # not in a child process forked by the program
         if by_exit:
             events.write("exit", attempt=attempt, exit_code=0, message="")
