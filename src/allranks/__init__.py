@@ -1,11 +1,12 @@
 """allranks: bring up, run, compare and diagnose distributed PyTorch training.
 
-``allranks.run(spec)`` and ``allranks.plan(spec)`` do what the verbs of the command line do. Importing this
-package imports neither torch nor anything slow.
+``allranks.run(spec)`` and ``allranks.plan(spec)`` do what the verbs of the command line do. A program that ``script:`` starts tells
+its progress with ``allranks.report(step=..., loss=..., tokens=...)``. Importing this package imports neither torch nor anything slow.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from allranks.version import __version__
@@ -13,7 +14,22 @@ from allranks.version import __version__
 if TYPE_CHECKING:
     from allranks.api import load_spec, plan, resume, run
 
-__all__ = ["__version__", "load_spec", "plan", "resume", "run"]
+__all__ = ["__version__", "load_spec", "plan", "report", "resume", "run"]
+
+
+def report(*, step: Any = None, loss: Any = None, tokens: Any = None) -> None:
+    """Tell the progress of your own program (``script:``). Does nothing outside a run of allranks. Never raises for a value.
+
+    Call it after each step, on rank 0 or on all ranks. It takes microseconds; the run folder gets at most one record a second.
+
+    Args:
+        step: number of the step that is done.
+        loss: its training loss: a number, or anything that ``float()`` accepts. A tensor on a GPU is waited for.
+        tokens: tokens that this rank has processed since its last report; the tokens of all ranks that report are added up.
+    """
+    progress = sys.modules.get("allranks.rundir.progress")  # imported only in the ranks of a run
+    if progress is not None:
+        progress.reporter.report(step, loss, tokens)
 
 
 def __getattr__(name: str) -> Any:

@@ -169,51 +169,6 @@ def test_slow_steps_a_long_evaluation_and_a_long_checkpoint_are_no_hang(
     assert len(evaluation) >= 3
 
 
-SCRIPT = """
-import os, sys, time
-import torch
-import torch.distributed as dist
-
-def fetch():
-    time.sleep(3600)
-
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-for i in range(4):
-    dist.all_reduce(torch.ones(4))
-if sys.argv[1] == "hang" and rank == 1:
-    fetch()
-for i in range(8):
-    time.sleep(1)
-    print("still reading", i, flush=True)
-dist.all_reduce(torch.ones(4))
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("what", ["hang", "slow"])
-def test_a_program_of_the_users_own_is_watched_if_asked_for(tmp_path: Path, what: str) -> None:
-    (tmp_path / "program.py").write_text(SCRIPT)
-    done, run = train(
-        tmp_path,
-        {
-            "name": "s",
-            "script": {"path": str(tmp_path / "program.py"), "args": [what]},
-            "observe": {"hang_s": 4},
-            "run_root": str(tmp_path / "runs"),
-        },
-    )
-    if what == "slow":
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert not run.hang(1).exists()
-        return
-    assert done.returncode == 1
-    (fallen,) = the_report(run)["fallen"]
-    assert fallen["rank"] == 1
-    assert "program.py:7 in fetch" in fallen["where"]
-
-
 @pytest.mark.parametrize("strategy", ["pytorch_ddp", pytest.param("zero2", marks=pytest.mark.full)])
 def test_slow_ranks_are_named_while_they_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str) -> None:
     """One is slow with its data, the other in its backward passes: every step takes both equally long."""

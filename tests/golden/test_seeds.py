@@ -46,7 +46,7 @@ def test_what_a_job_of_the_notes_starts_is_the_golden_one(name: str) -> None:
     if spec.cluster.launcher == "slurm":
         check_golden(f"{name}.sbatch", render_batch_script(spec, plan, run, "/env/bin/python"))
     elif spec.cluster.launcher == "hosts":
-        lines = node_commands(run, plan, python="/env/bin/python", folder=Path("/shared"))
+        lines = node_commands(spec, run, plan, python="/env/bin/python", folder=Path("/shared"))
         check_golden(f"{name}.sh", "".join(f"# {n.host}\n{line}\n" for n, line in zip(plan.nodes, lines, strict=True)))
     else:
         assert not (HERE / f"{name}.sbatch").exists() and plan.launcher == "local"

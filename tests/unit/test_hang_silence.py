@@ -24,6 +24,7 @@ from allranks.launch.monitor.evidence import EvidenceCollector, blocking_locatio
 from allranks.launch.monitor.hang_report import write_hang_report
 from allranks.launch.monitor.hang_watch import HangMonitor
 from allranks.launch.monitor.records import HangAlarm, NodeEvidence, RankEvidence, StackFrame, StalledRank
+from allranks.launch.monitor.script_silence import ScriptSilence
 from allranks.planning.records import Limits
 from allranks.rundir.files import read_json
 from allranks.rundir.heartbeat import Heartbeat, HeartbeatPage, HeartbeatWriter, page_paths
@@ -57,6 +58,7 @@ def watch_of(
     raised: list[HangAlarm] | None = None,
     ended: list[int] | None = None,
     limits: Limits = Limits(step_s=10.0, long_s=50.0),  # noqa: B008 - frozen
+    script: ScriptSilence | None = None,
 ) -> HangMonitor:
     run = RunDir(folder)
     for place in (run.events, run.logs_of(1)):
@@ -77,6 +79,7 @@ def watch_of(
         channel,
         raise_alarm=raise_alarm,
         end=lambda: told.append(node),
+        script=script,
     )
 
 
@@ -146,21 +149,31 @@ def test_of_the_time_in_which_the_agent_itself_stood_still_nobodys_silence_count
     assert ended == []
 
 
-def test_a_users_own_program_is_heard_by_its_log_and_its_collectives(tmp_path: Path) -> None:
-    watched = watch_of(tmp_path)
-    pulse = pulse_of(watched, phase="script")
-    pulse.alive({"default_pg": 1})
+def test_a_users_own_program_raises_its_alarm_once_and_withdraws_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(procfs, "cpu_and_io", lambda pid: (0.0, 0))
+    raised: list[HangAlarm | None] = []
+    watched = watch_of(tmp_path, 2, raised=cast(list[HangAlarm], raised))
+    script = ScriptSilence(Limits(step_s=10.0, long_s=40.0), "cpu")
+    pulses = [pulse_of(watched, rank, phase="script") for rank in (0, 1)]
+    for pulse, stack in zip(
+        pulses, (["/v/torch/distributed/distributed_c10d.py:barrier"], ["/home/u/rows.py:read"]), strict=True
+    ):
+        pulse.alive({"default_pg": 1}, stack)
     watched._floor -= 100.0
-    now = time.monotonic()
-    assert watched.silence(now) is None
-    log = RunDir(tmp_path).log_of(1, "n0", 0)
-    log.write_text("a line\n")
-    assert watched.silence(now + 9.0) is None
-    assert watched.silence(now + 18.0) is None  # heard at 9
-    pulse.alive({"default_pg": 2})
-    assert watched.silence(now + 18.5) is None
-    assert watched.silence(now + 28.0) is None
-    assert watched.silence(now + 29.0) is not None
+    for later_s in (0.0, 3.0, 14.0, 15.0):
+        watched.suspect(script, time.monotonic() + later_s)
+    (alarm,) = raised
+    assert alarm is not None
+    assert (alarm.rank, alarm.phase, alarm.whole_job, alarm.stuck, alarm.waiting) == (1, "script", True, True, True)
+    RunDir(tmp_path).log_of(1, "n0", 0).write_text("a line\n")  # of the other rank
+    watched.suspect(script, time.monotonic() + 16.0)
+    assert raised == [alarm, None]
+    pulses[1].beat()  # a call of allranks.report
+    watched.suspect(script, time.monotonic() + 17.0)
+    watched.suspect(script, time.monotonic() + 26.5)  # at work on this clock: it began anew
+    assert raised == [alarm, None]
 
 
 @pytest.mark.parametrize("by", ["computing", "reading", "nothing"])
@@ -225,6 +238,49 @@ def test_an_alarm_of_one_node_has_all_examined_the_driver_judges_once_and_all_en
     assert (report["files"], report["missing_hosts"]) == (str(run.hang(1)), [])
     assert all(run.hang_node(1, n).exists() for n in range(3))
     assert driver.orders.end == "ranks made no progress"
+
+
+def test_a_users_own_program_is_examined_once_both_nodes_are_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hang_watch, "LOOK_S", 0.02)
+    monkeypatch.setattr(procfs, "cpu_and_io", lambda pid: (0.0, 0))
+    ended: list[int] = []
+    run, limits = RunDir(tmp_path), Limits(step_s=0.3, long_s=60.0)
+    driver = InProcessDriver(run, {r: f"n{r}" for r in range(2)}, 2)
+    script = {"phase": "script", "step": None, "sequences": {"default_pg": 2}}
+    found = [evidence(0, **script), evidence(1, stack=READS, **{**script, "sequences": {"default_pg": 1}})]
+    agents = [
+        watch_of(
+            tmp_path,
+            node=n,
+            collector=Looker(e),
+            channel=driver,
+            ended=ended,
+            limits=limits,
+            script=ScriptSilence(limits, "cpu"),
+        )
+        for n, e in enumerate(found)
+    ]
+    for n, (agent, stack) in enumerate(
+        zip(agents, ("/v/torch/distributed/distributed_c10d.py:barrier", "/u/rows.py:read"), strict=True)
+    ):
+        pulse_of(agent, n, phase="script").alive({"default_pg": 1}, [stack])
+        agent.start()
+    log = run.log_of(1, "n1", 1)
+    for _ in range(15):  # it speaks for 1.5 s, longer than the limit
+        time.sleep(0.1)
+        with log.open("a") as file:
+            file.write("a line\n")
+    assert (ended, driver.sent, list(driver.alarms)) == ([], [], [0])
+    for agent in agents:
+        agent.join(20)
+    assert sorted(ended) == [0, 1]
+    report = read_json(run.hang_report(1))
+    assert [f["rank"] for f in report["fallen"]] == [1]
+    assert (
+        "never joined collective 2 of group default_pg, in which rank 0 waits; its last one is 1" in report["sentence"]
+    )
 
 
 def test_an_examination_that_the_driver_asks_for_needs_no_silence_here(tmp_path: Path) -> None:

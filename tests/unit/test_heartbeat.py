@@ -12,7 +12,16 @@ from typing import Any
 
 import pytest
 
-from allranks.rundir.heartbeat import _FAILURE_AT, _TEXT_BYTES, Heartbeat, HeartbeatPage, HeartbeatWriter, page_paths
+from allranks.rundir.heartbeat import (
+    _FAILURE_AT,
+    _STACK_AT,
+    _STACK_BYTES,
+    _TEXT_BYTES,
+    Heartbeat,
+    HeartbeatPage,
+    HeartbeatWriter,
+    page_paths,
+)
 from allranks.train import rank_hooks
 
 IMPORTS = """
@@ -134,14 +143,17 @@ def test_texts_of_a_page_are_cut_and_do_not_run_into_each_other(page: HeartbeatP
     beats = rank_hooks.heartbeat
     beats.monitor_error("m" * 5000)
     beats.failure("é" * 5000)
-    beats.alive({f"group {i}": i for i in range(20000)})
+    beats.alive({f"group {i}": i for i in range(20000)}, ["s" * 40000])
     found = read(page)
     assert set(found.monitor_error) == {"m"}
     assert set(found.failure.rstrip("\ufffd")) == {"é"}
     assert (found.phase, found.sequences) == ("start", {})  # more groups than there is room for
     beats.alive({"default_pg": 3})
     assert read(page).sequences == {"default_pg": 3}
-    assert 1032 + _TEXT_BYTES == _FAILURE_AT
+    assert set("".join(found.stack)) == {"s"}
+    assert read(page).stack == ()
+    assert 1032 + _TEXT_BYTES == _STACK_AT
+    assert _STACK_AT + 4 + _STACK_BYTES == _FAILURE_AT
     beats.step(3)
     time.sleep(0.01)
     beats.part("data")

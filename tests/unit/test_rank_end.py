@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import signal
 import subprocess
@@ -26,12 +27,15 @@ START = (
 class Ended:
     """A rank that has run a program to its end."""
 
-    def __init__(self, folder: Path, program: str, *, limit_s: float = 20.0) -> None:
-        script = folder / "program.py"
-        script.write_text(program)
+    def __init__(
+        self, folder: Path, program: str, *, limit_s: float = 20.0, script: dict[str, Any] | None = None
+    ) -> None:
+        (folder / "program.py").write_text(program)
         self.run = RunDir(folder / "run")
         self.run.root.mkdir()
-        self.run.spec.write_text(yaml.safe_dump({"name": "t", "script": {"path": str(script)}}))
+        self.run.spec.write_text(
+            yaml.safe_dump({"name": "t", "script": script or {"path": str(folder / "program.py")}})
+        )
         page = HeartbeatPage()
         env = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", HEARTBEAT_VARIABLE: page_paths([page])}
         began = time.monotonic()
@@ -92,6 +96,23 @@ def test_the_text_of_sys_exit_explains_the_end_of_a_rank_but_does_not_hide_a_kil
     assert both.rank == 1
 
 
+def test_a_rank_that_came_to_its_end_before_its_peers_failed_is_the_cause() -> None:
+    left = RankEnd(rank=1, host="n1", pid=1, exitcode=0, time=2.1)
+    lost = RankEnd(rank=0, host="n1", pid=2, exitcode=1, time=2.2, done=False)
+    aborted = RankEnd(rank=0, host="n1", pid=2, exitcode=-signal.SIGABRT, time=2.2, done=False)
+    echo = {"rank": 0, "type": "RuntimeError", "message": "Connection closed by peer", "time": 2.05, "echo": True}
+    for ends, errors in (([left, lost], [echo]), ([left, aborted], [])):
+        found = find_first_failure(ends, errors, {}, None, {1: 2.0})
+        assert found is not None and (found.rank, found.cause) == (1, "exit code 0")
+        assert "while other ranks were still running; rank 0 then failed with" in found.message
+        for finished in (None, {1: 3.0}):  # of a training; or after the others had failed
+            found = find_first_failure(ends, errors, {}, None, finished)
+            assert found is not None and found.rank == 0
+    killed = RankEnd(rank=0, host="n1", pid=2, exitcode=-signal.SIGKILL, time=2.2, done=False)
+    found = find_first_failure([left, killed], [], {}, None, {1: 2.0})
+    assert found is not None and (found.rank, found.cause) == (0, "SIGKILL")
+
+
 def test_an_error_is_printed_recorded_and_on_the_page(tmp_path: Path) -> None:
     found = Ended(tmp_path, "import atexit\natexit.register(print, 'last words')\nraise ValueError('bad row 7')\n")
     assert (found.code, found.beat.done) == (1, False)
@@ -136,9 +157,15 @@ SLOW = {
 
 
 @pytest.mark.parametrize(
-    ("what", "said"), [("handler", "exit handlers"), ("thread", "threads reader"), ("executor", "")]
+    ("what", "said", "fails"),
+    [
+        ("handler", "exit handlers", False),
+        ("executor", "", False),
+        ("handler", "exit handlers", True),
+        ("thread", "threads reader", True),
+        ("executor", "", True),
+    ],
 )
-@pytest.mark.parametrize("fails", [False, True])
 def test_handlers_and_threads_get_a_bounded_time(tmp_path: Path, what: str, said: str, fails: bool) -> None:
     found = Ended(tmp_path, SLOW[what] + ("raise ValueError('bad')\n" if fails else ""), limit_s=1.0)
     assert (found.code, found.beat.done) == ((1, False) if fails else (0, True))
@@ -147,6 +174,84 @@ def test_handlers_and_threads_get_a_bounded_time(tmp_path: Path, what: str, said
         f"{said} of the program did not finish within 1 s" in found.log if said else "did not finish" not in found.log
     ), found.log
     assert ("ValueError: bad" in found.log) == fails
+
+
+def test_a_program_at_its_end_may_work_on_in_threads_as_in_python(tmp_path: Path) -> None:
+    """Longer than exit handlers may take; and the program is still the module ``__main__`` for what they do."""
+    program = (
+        "import sys, threading, time\n"
+        "answer = 42\n"
+        "def work():\n    time.sleep(2.5)\n    print('thread', sys.modules['__main__'].answer, flush=True)\n"
+        "threading.Thread(target=work).start()\n"
+    )
+    found = Ended(tmp_path, program, limit_s=1.0)
+    assert (found.code, found.beat.done, "thread 42" in found.log) == (0, True, True), found.log
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit('bad')\n"])
+def test_what_the_program_has_not_flushed_is_written_as_in_python(tmp_path: Path, end: str) -> None:
+    """To a text file, a compressed one, and by a C library; exit handlers may still write."""
+    program = (
+        "import atexit, ctypes, gzip, sys\n"
+        "plain, packed = open('plain.txt', 'w'), gzip.open('packed.gz', 'wt')\n"
+        "plain.write('one ')\npacked.write('two')\n"
+        "atexit.register(plain.write, 'three')\n"
+        "ctypes.CDLL(None).puts(b'from C')\n"
+    )
+    found = Ended(tmp_path, program + end)
+    assert found.code == (1 if end else 0)
+    assert (tmp_path / "plain.txt").read_text() == "one three"
+    with gzip.open(tmp_path / "packed.gz", "rt") as packed:
+        assert packed.read() == "two"
+    assert "from C" in found.log
+
+
+def test_what_is_not_a_text_explains_an_exit_too(tmp_path: Path) -> None:
+    found = Ended(tmp_path, "import sys, pathlib\nsys.exit(pathlib.Path('/data/rows'))\n")
+    assert (found.code, found.event("exit")["message"]) == (1, "/data/rows")
+    assert found.beat.failure == "sys.exit: /data/rows"
+
+
+SHOW = "import os, sys\nprint('ran', __name__, __package__, sys.argv[1:], os.getcwd(), sys.path[0])\n"
+
+
+@pytest.mark.parametrize("kind", ["module", "package"])
+def test_a_module_runs_as_python_runs_it(tmp_path: Path, kind: str) -> None:
+    """The same five values as under ``python -m``, in another working directory; relative imports work."""
+    folder = tmp_path / "project"
+    (folder / "tools" / "fit").mkdir(parents=True)
+    (folder / "tools" / "rate.py").write_text("LR = 0.5\n")
+    relative = "from .rate import LR\n" if kind == "module" else "from ..rate import LR\n"
+    file = folder / "tools" / ("prog.py" if kind == "module" else "fit/__main__.py")
+    file.write_text(relative + SHOW + "print('lr', LR)\n")
+    name = "tools.prog" if kind == "module" else "tools.fit"
+    expected = subprocess.run(
+        [sys.executable, "-m", name, "--x", "a b"], cwd=folder, capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    found = Ended(tmp_path, "", script={"module": name, "args": ["--x", "a b"], "workdir": str(folder)})
+    assert found.code == 0, found.log
+    assert expected in found.log and "lr 0.5" in expected
+
+
+def test_a_script_runs_as_python_runs_it(tmp_path: Path) -> None:
+    """It sees the modules beside it, but not those of its working directory, which would hide others of the same name."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "statistics.py").write_text("raise SystemExit('the wrong one')\n")
+    (tmp_path / "beside.py").write_text("mine = True\n")
+    found = Ended(
+        tmp_path,
+        SHOW + "import beside, statistics\nprint('mine', beside.mine)\n",
+        script={"path": str(tmp_path / "program.py"), "workdir": str(tmp_path / "work")},
+    )
+    assert found.code == 0, found.log
+    assert f"ran __main__ None [] {tmp_path / 'work'} {tmp_path}\nmine True" in found.log
+    assert "the wrong one" not in found.log
+
+
+def test_a_module_that_is_not_there_is_said(tmp_path: Path) -> None:
+    found = Ended(tmp_path, "", script={"module": "no_such.thing"})
+    assert found.code == 1
+    assert found.event("error")["type"] == "ModuleNotFoundError"
 
 
 def test_threads_are_waited_for_before_handlers_as_in_python(tmp_path: Path) -> None:

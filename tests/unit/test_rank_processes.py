@@ -16,7 +16,8 @@ import yaml
 
 from allranks.launch import rank_processes as processes
 from allranks.launch.failure_attribution import RankEnd
-from allranks.launch.rank_processes import RankProcesses, has_signal_handler, process_groups_of, torchrun_environment
+from allranks.launch.process_guard import processes_of_run
+from allranks.launch.rank_processes import RankProcesses, has_signal_handler, torchrun_environment
 from allranks.rundir.heartbeat import HEARTBEAT_VARIABLE, HeartbeatPage, page_paths
 from allranks.rundir.paths import RunDir
 
@@ -150,7 +151,7 @@ def test_a_request_to_stop_comes_once_and_only_after_the_handler_is_there(
 LEAVES = (
     READY
     + "sleep = [sys.executable, '-c', 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)']\n"
-    + "left = [subprocess.Popen(sleep), subprocess.Popen(sleep, process_group=0)]\n"
+    + "left = [subprocess.Popen(sleep), subprocess.Popen(sleep, process_group=0), subprocess.Popen(sleep, start_new_session=True)]\n"
     + "pathlib.Path(f'left{rank}').write_text(' '.join(str(p.pid) for p in left))\n"
 )
 
@@ -159,7 +160,8 @@ LEAVES = (
 def test_what_a_rank_leaves_in_its_session_is_ended(
     node: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    """Also a child with a process group of its own, as a shell with job control makes them. Others are left alone."""
+    """Also a child with a process group of its own, as a shell with job control makes them, or with a session of its own.
+    Others are left alone."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(processes, "LEFTOVER_GRACE_S", 0.3)
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
@@ -174,7 +176,7 @@ def test_what_a_rank_leaves_in_its_session_is_ended(
         one.processes.end_leftovers()
         assert time.monotonic() - began >= 0.3  # they may end by themselves
         assert psutil.wait_procs(left, timeout=10)[1] == []
-        assert process_groups_of(one.pids) == set()
+        assert processes_of_run("t.1", os.getpid(), one.pids) == set()
         assert other.poll() is None
     finally:
         other.kill()

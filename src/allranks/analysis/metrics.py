@@ -124,7 +124,7 @@ def step_times(steps: Events, after: int = 0) -> list[float]:
 
 
 def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, Events], status: str) -> dict[str, Any]:
-    """Return the content of metrics.json; unknown values are None."""
+    """Return the content of metrics.json; unknown values are None, for a user's own program most of them."""
     story = {rank: without_repeated_steps(events) for rank, events in ranks.items()}
     zero = story.get(0, [])
     steps = {rank: [e for e in events if e["event"] == "step"] for rank, events in story.items()}
@@ -137,7 +137,7 @@ def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, E
     rate = throughput(steps)
     times = step_times(steps.get(0, []), WARMUP_STEPS)
     losses = [e.get("loss") for e in steps.get(0, [])]  # None where one was not finite
-    return {
+    metrics = {
         "run_name": run_name,
         "status": status,
         "strategy": plan.strategy,
@@ -189,6 +189,16 @@ def summarize(run_name: str, spec: RunSpec, plan: LaunchPlan, ranks: dict[int, E
         "attempts": sum(e["event"] == "start" for e in zero),
         "sync_proof": {k: proof[k] for k in ("world_size", "weights_equal", "data_disjoint")} if proof else None,
     }
+    return metrics if spec.script is None else {**metrics, **_unknown_of_program(steps)}
+
+
+def _unknown_of_program(steps: dict[int, Events]) -> dict[str, Any]:
+    """Return None for what the plan and absent events say of a training, and nobody knows of a user's own program."""
+    counts = () if steps.get(0) else ("steps", "tokens_real", "tokens_trained", "tokens_padded")
+    return dict.fromkeys((*NOT_OF_PROGRAMS, *counts))
+
+
+NOT_OF_PROGRAMS = ("strategy", "use_lora", "dtype", "gradient_checkpointing", "eval_s", "checkpoint_s")
 
 
 def best_evaluation(story: Events) -> dict[str, Any]:

@@ -64,7 +64,15 @@ def show_dry_run(spec: RunSpec, as_json: bool, *, full: bool = False) -> None:
 
 
 def training_line(spec: RunSpec) -> str | None:
-    """Return model, data and schedule in one line; None for a user's own program."""
+    """Return model, data and schedule in one line, or the command line of a user's own program."""
+    if spec.script is not None:
+        from allranks.spec.user_program import command_line, working_directory
+
+        script = spec.script
+        return (
+            f"program: {command_line(script)}, in {working_directory(script)}; a stop sends SIGTERM, and SIGKILL after "
+            f"{script.grace_s:g} s"
+        )
     if spec.model is None or spec.data is None:
         return None
     from allranks.spec.data_mixture import source_of
@@ -92,6 +100,11 @@ def hang_line(plan: LaunchPlan) -> str:
     """Return a line with the hang time limits."""
     if plan.hang is None:
         return "hangs: not monitored (observe.hang_s)"
+    if plan.batch is None:
+        return (
+            f"hangs: silence of all ranks for 10 times its usual length, at least {plan.hang.step_s:g} s in which no rank works, or {plan.hang.long_s:g} s "
+            "in which a rank works and others wait for it, is inspected and reported (observe.hang_s)"
+        )
     return (
         f"hangs: a rank that makes no progress for {plan.hang.step_s:g} s in a step, or {plan.hang.long_s:g} s in other phases, is inspected and reported "
         "(observe.hang_s)"

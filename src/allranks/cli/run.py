@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from allranks.analysis.slow_links import link_notes
 from allranks.cli.console import SafeConsole
 from allranks.cli.data import template_text
 from allranks.cli.options import any_path, echo, error_line, json_option, print_json, set_option
+from allranks.cli.program_output import NO_OUTPUT, OUTPUTS, ProgramOutput, ProgramProgress
 from allranks.cli.progress_bar import TRAINING, run_progress
 from allranks.errors import EXIT_OK
 from allranks.launch.outcome import RunResult
@@ -33,6 +35,7 @@ from allranks.planning.records import LaunchPlan
 from allranks.rundir.events import read_events
 from allranks.rundir.files import open_append
 from allranks.rundir.paths import RunDir
+from allranks.rundir.progress import PROGRESS
 from allranks.spec.records import RunSpec
 from allranks.utils.formatting import (
     NO_VALUE,
@@ -56,6 +59,7 @@ PHASES = {
     "done": "done",
 }
 PLAIN_INTERVAL_S = 10.0
+LOG_NOTE = " (read in the output of rank 0)"
 
 
 class ProgressView:
@@ -69,6 +73,7 @@ class ProgressView:
         self._last_line = 0.0
         self._errors: dict[str, str] = {}
         self._rate: list[tuple[float, float]] = []  # seconds and tokens of all ranks, of the newest logged steps
+        self._program = ProgramProgress()
 
     def __enter__(self) -> ProgressView:
         if self._console.is_terminal:
@@ -106,6 +111,26 @@ class ProgressView:
         handler = getattr(self, f"_on_{kind}", None) if isinstance(kind, str) else None
         if handler is not None and event.get("rank") == 0:
             handler(event)
+
+        if kind == PROGRESS:
+            self._show_program(event)
+
+    def _show_program(self, event: dict[str, Any]) -> None:
+        """Show the progress of a user's own program."""
+        shown = self._program.take(event)
+        if shown is None:
+            return
+        values: dict[str, Any] = {**shown}
+        step, total = self._program.step, self._program.total
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, description=TRAINING, total=total, completed=step or 0, **values)
+        elif time.monotonic() - self._last_line > PLAIN_INTERVAL_S or (total is not None and step == total):
+            self._last_line = time.monotonic()
+            self.say("  ".join(filter(None, shown.values())))
+
+    def _on_start(self, event: dict[str, Any]) -> None:
+        if self._bar and self._task is not None and self._plan.batch is None:
+            self._bar.update(self._task, description="your program")
 
     def _on_phase(self, event: dict[str, Any]) -> None:
         name = format_value(event.get("name"))
@@ -233,6 +258,10 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
         ranks += f", your own program, {format_value(m.get('device'))}"
         known = [
             ("ranks", ranks),
+            ("steps", _program_steps(m)),
+            ("train loss", _change(m, "train_loss_first", "train_loss_last", trained="progress_source" in m)),
+            ("held-out loss", _change(m, "eval_loss_first", "eval_loss", trained=False)),
+            ("speed", _program_speed(m)),
             ("time", format_duration(finite_float(m.get("wall_time_s")) or 0)),
             ("network", network),
         ]
@@ -262,6 +291,20 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 TOKEN_KINDS = (("real", "real"), ("trained", "trained"), ("padded", "padding"))
+
+
+def _program_steps(m: dict[str, Any]) -> str | None:
+    """Format the steps of a user's own program, if it has made them known."""
+    steps = finite_int(m.get("steps")) if "progress_source" in m else None
+    return None if steps is None else f"{steps}{LOG_NOTE if m['progress_source'] == 'log' else ''}"
+
+
+def _program_speed(m: dict[str, Any]) -> str | None:
+    known = [(m.get("tokens_per_s"), ",.0f", "tokens/s"), (m.get("steps_per_s"), ".3g", "steps/s")]
+    return (
+        ", ".join(f"{_formatted(value, form)} {unit}" for value, form, unit in known if finite_float(value) is not None)
+        or None
+    )
 
 
 def _proof(m: dict[str, Any]) -> str:
@@ -352,6 +395,11 @@ def _one_line(text: Any) -> str:
 )
 @click.option("--force", is_flag=True, help="Start even if the estimated memory per rank exceeds the limit.")
 @click.option("--detach", is_flag=True, help="Start the run, print its name and return.")
+@click.option(
+    "--output",
+    type=click.Choice(OUTPUTS),
+    help="Ranks whose output is shown live (default: rank0 for `script`, else none).",
+)
 @json_option
 @click.option("--into", type=any_path, hidden=True)
 def run_command(
@@ -361,6 +409,7 @@ def run_command(
     exclude_bad: bool,
     force: bool,
     detach: bool,
+    output: str | None,
     as_json: bool,
     into: Path | None,
 ) -> int:
@@ -381,15 +430,23 @@ def run_command(
         return _detach(run_dir, checked, plan, as_json)
     console = SafeConsole(stderr=as_json, quiet=as_json)
     result = run_with_progress(
-        console, lambda live: api.launch(run_dir, checked, plan, attempt=1, observer=live), plan, run_dir.root
+        console,
+        lambda live: api.launch(run_dir, checked, plan, attempt=1, observer=live),
+        plan,
+        run_dir.root,
+        output or (OUTPUTS[0] if checked.script is not None else NO_OUTPUT),
     )
     return print_result(result, console, as_json)
 
 
 def run_with_progress(
-    console: SafeConsole, start: Callable[[ProgressView], RunResult], plan: LaunchPlan, folder: Path
+    console: SafeConsole,
+    start: Callable[[ProgressView], RunResult],
+    plan: LaunchPlan,
+    folder: Path,
+    output: str = NO_OUTPUT,
 ) -> RunResult:
-    """Run with a progress display."""
+    """Run with a progress display, and with the live output of some ranks."""
     threads = next((e for e in plan.environment if e.name == "OMP_NUM_THREADS"), None)
     nodes = f"{len(plan.nodes)} node{'s' * (len(plan.nodes) > 1)}"
     lines = [
@@ -401,7 +458,10 @@ def run_with_progress(
     for line in filter(None, lines):
         console.print(escape(line), highlight=False, soft_wrap=not console.is_terminal)
     view = ProgressView(console, plan)
-    with view as live:
+    shown = (
+        ProgramOutput(RunDir(folder), view.say, output) if output != NO_OUTPUT and not console.quiet else nullcontext()
+    )
+    with view as live, shown:
         result = start(live)
     for line in view.other_errors(result.message):
         view.say(line)

@@ -69,10 +69,14 @@ def _run_row(run: Any, agents: set[str]) -> dict[str, Any]:
         "run": run.name,
         "folder": str(run.root),
         "status": status,
-        "strategy": plan.get("strategy"),
+        "strategy": None if _is_own_program(plan) else plan.get("strategy"),
         "world_size": plan.get("world_size"),
         **figures,
     }
+
+
+def _is_own_program(plan: dict[str, Any]) -> bool:
+    return "batch" in plan and plan["batch"] is None
 
 
 def _requested(run: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 ``python -m allranks.launch.agent RUN --attempt A --node N``; the ranks inherit this process's environment. All orders
 arrive over the control channel; the run folder keeps the record. Signals: USR1 and TERM stop the ranks after a
-checkpoint, INT stops them at once. No torch.
+checkpoint (a user's own program gets SIGTERM, and SIGKILL after a grace period), INT stops them at once. No torch.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from allranks.launch.channel.client import ChannelClient
 from allranks.launch.channel.protocol import (
     CHANNEL_VARIABLE,
     ENDED,
+    LAUNCHER_PID_VARIABLE,
     RUNNING,
     AgentReport,
     Endpoint,
@@ -35,8 +36,11 @@ from allranks.launch.channel.protocol import (
 from allranks.launch.monitor import evidence
 from allranks.launch.monitor.evidence import EvidenceCollector
 from allranks.launch.monitor.hang_watch import HangMonitor
+from allranks.launch.monitor.log_progress import LogProgress
 from allranks.launch.monitor.records import HangAlarm
+from allranks.launch.monitor.script_silence import ScriptSilence
 from allranks.launch.monitor.telemetry import TelemetrySampler
+from allranks.launch.process_guard import ProcessGuard
 from allranks.launch.rank import end_with_parent
 from allranks.launch.rendezvous import Rendezvous, interface_towards
 from allranks.launch.store import LOOPBACK, FileStoreFolder, TcpStoreServer
@@ -54,7 +58,7 @@ POLL_S = 0.1
 REACH_S = 90.0  # to reach the driver for the first time
 PEER_GRACE_S = 5.0  # for the other ranks of this node, after one has failed
 STOP_GRACE_S = 30.0  # for a checkpoint, once the driver is lost
-TERMINATE_S = 5.0  # between SIGTERM and SIGKILL to a program of the user's own
+TERMINATE_S = 5.0  # between SIGTERM and SIGKILL to a program of the user's own, one of whose ranks has failed
 DELIVER_S = 5.0
 CONNECTIONS_S = 0.5
 CONNECTIONS_LOOKS = 10
@@ -114,12 +118,17 @@ class Agent:
         self._reason = self._refused = ""
         self._alarm: HangAlarm | None = None
         self._hung = self._driver_gone = False
+        self._guard: ProcessGuard | None = None
+        self._stopped_at: float | None = None
         self._watch = self._hang_watch()
+        self._log_progress = self._log_reader()
 
     def run(self) -> int:
         """Run the ranks and return the exit code: 0 if every rank succeeded."""
         if self._started_by_launcher:
-            end_with_parent()  # a launcher that is killed: the ranks stop with a checkpoint
+            # A launcher that is killed: the ranks stop as at every other stop.
+            launcher = os.environ.pop(LAUNCHER_PID_VARIABLE, "")
+            end_with_parent(parent=int(launcher) if launcher.isdigit() else None)
         telemetry = TelemetrySampler(self._run.telemetry_of(self._host), self._telemetry_s, self._host, self._run.root)
         if self._telemetry_s:
             telemetry.start()
@@ -137,6 +146,8 @@ class Agent:
             telemetry.stop()
         if self._watch:
             self._watch.stop()
+        if self._log_progress:
+            self._log_progress.stop()
         return self._finish()
 
     def _prepare(self) -> None:
@@ -210,10 +221,16 @@ class Agent:
             rank: {**processes.torchrun_environment(rank, i, len(mine), self._node, len(nodes), world, run_id), **more}
             for i, rank in enumerate(mine)
         }
+        if self._plan.grace_s is not None:
+            self._guard = ProcessGuard(run_id, self._plan.grace_s)
         self._ranks.start(self._run, self._attempt, environments)
+        if self._guard:
+            self._guard.watch(self._ranks.pids)
         self._publish(state=RUNNING)
         if self._watch:
             self._watch.start()
+        if self._log_progress:
+            self._log_progress.start()
         threading.Thread(target=self._watch_connections, name="connections", daemon=True).start()
 
     def _store_environment(self, start: StartOrder) -> dict[str, str]:
@@ -247,7 +264,7 @@ class Agent:
                 (self._signals.kill, 0.0, "a signal stopped the ranks at once"),
                 (self._hung, 0.0, "the ranks made no progress"),
                 (any(end.failed for end in ends), PEER_GRACE_S, "a rank of this node failed"),
-                (self._driver_gone, STOP_GRACE_S, self._lost_reason),
+                (self._driver_gone, self._plan.grace_s or STOP_GRACE_S, self._lost_reason),
                 (self._store_failed, 0.0, "the process that serves the ranks' store exited"),
             ):
                 if condition:
@@ -257,10 +274,20 @@ class Agent:
             if self._signals.stop and not orders.stop:
                 self._reason = self._reason or f"the agent received {self._signals.stop_name}"
             if orders.stop or self._signals.stop or self._driver_gone:
-                self._ranks.request_stop()
+                deadline = self._stop_ranks(deadline, now)
             if deadline is not None and now >= deadline:
                 self._ranks.kill()
             time.sleep(POLL_S)
+
+    def _stop_ranks(self, deadline: float | None, now: float) -> float | None:
+        """Ask the ranks to stop; return when they are killed, None if they have as long as their checkpoint takes."""
+        if self._plan.grace_s is None:
+            self._ranks.request_stop()
+            return deadline
+        self._ranks.terminate_programs()
+        self._stopped_at = self._stopped_at or now
+        end = self._stopped_at + self._plan.grace_s
+        return end if deadline is None else min(deadline, end)
 
     @property
     def _store_failed(self) -> bool:
@@ -270,14 +297,15 @@ class Agent:
     def _lost_reason(self) -> str:
         return (
             f"the control channel to the driver at {self._channel.where} was lost for {self._endpoint.keep_s} s "
-            f"({self._channel.why}); the ranks were stopped after a request for a checkpoint"
+            f"({self._channel.why}); the ranks were stopped after "
+            + ("a request for a checkpoint" if self._plan.grace_s is None else "SIGTERM")
         )
 
     def _ending(self, deadline: float, reason: str) -> float:
         """Record the reason and begin to stop the ranks; a user's own program receives SIGTERM first."""
         self._reason = self._reason or reason
         logging.warning("stopping the ranks of %s: %s", self._host, reason)
-        if self._plan.batch is None and not self._signals.kill:
+        if self._plan.batch is None and not (self._signals.kill or self._driver_gone or self._stopped_at):
             self._ranks.terminate()
             return max(deadline, time.monotonic() + TERMINATE_S)
         return deadline
@@ -300,6 +328,8 @@ class Agent:
         self._channel.wait_delivered(DELIVER_S)
         self._channel.close()
         self._ranks.end_leftovers()
+        if self._guard:
+            self._guard.close()
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # one that comes now is late, and would end Python's own shutdown
         return EXIT_ENVIRONMENT if self._refused else EXIT_OK if len(good) == len(self._pages) else EXIT_FAILED
 
@@ -317,6 +347,7 @@ class Agent:
                     "refused": self._refused,
                     "reason": self._reason,
                     "failed": [msgspec.to_builtins(end) for end in self._report.ends if end.failed],
+                    "succeeded": [msgspec.to_builtins(end) for end in self._report.ends if end.succeeded],
                 },
             )
         except OSError as error:  # the channel has told the driver already
@@ -384,12 +415,19 @@ class Agent:
         driver = (self._endpoint.address, self._endpoint.port) if self._meeting else None
         interface = places[self._node].interface if places else ""
         collector = EvidenceCollector(self._run, self._attempt, self._node, self._host, driver, interface)
+        script = ScriptSilence(self._plan.hang, self._plan.device) if self._plan.batch is None else None
         return HangMonitor(
             self._run, self._attempt, self._node, self._report.host, self._host, self._pages, self._plan.hang, collector, self._channel,
-            raise_alarm=self._raise_alarm, end=self._end_hung,
+            raise_alarm=self._raise_alarm, end=self._end_hung, script=script,
         )  # fmt: skip
 
-    def _raise_alarm(self, alarm: HangAlarm) -> None:
+    def _log_reader(self) -> LogProgress | None:
+        """Return the reader of what rank 0 of a user's own program prints, on its node."""
+        if self._plan.batch is not None or 0 not in self._pages:
+            return None
+        return LogProgress(self._run.log_of(self._attempt, self._host, 0), self._run.events_of(0))
+
+    def _raise_alarm(self, alarm: HangAlarm | None) -> None:
         self._alarm = alarm
 
     def _end_hung(self) -> None:

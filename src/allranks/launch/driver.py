@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from allranks.errors import EXIT_FAILED, AllranksError, CheckpointError, EnvironmentNotAble
+from allranks.launch.agent_command import agent_command
 from allranks.launch.channel.protocol import CHANNEL_VARIABLE
 from allranks.launch.channel.server import ChannelServer
 from allranks.launch.monitor.hang_report import HangAnalyzer
@@ -29,7 +30,6 @@ from allranks.launch.rendezvous import NodeAddress, Rendezvous, control_port, ho
 from allranks.launch.resumption import require_same_schema
 from allranks.launch.slurm.liveness import DriverRecord, print_log_line, slurm_node_name
 from allranks.launch.slurm.requeue import StopAndRequeue, StopRequested
-from allranks.launch.slurm.script import agent_command
 from allranks.launch.store import LOOPBACK
 from allranks.launch.supervisor import JobEnd, Supervisor
 from allranks.nodes.preflight import PreflightReport

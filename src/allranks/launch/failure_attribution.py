@@ -38,6 +38,11 @@ class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether the rank failed by itself."""
         return not self.ended_by_agent and (self.exitcode != 0 or not self.done)
 
+    @property
+    def succeeded(self) -> bool:
+        """Return whether the rank finished its work and exited with 0."""
+        return self.exitcode == 0 and self.done
+
 
 class FirstFailure(msgspec.Struct, frozen=True, kw_only=True):
     """The rank that failed first."""
@@ -72,12 +77,17 @@ def find_first_failure(
     errors: list[dict[str, Any]],
     last_steps: dict[int, int | None],
     exits: dict[int, str] | None = None,
+    finished: dict[int, float] | None = None,
 ) -> FirstFailure | None:
     """Find the first failed rank. Exceptions other than peer errors come first (they have a time); then ranks killed by a
-    signal that the agent did not send; then ranks that exited by themselves; then the earliest peer error.
+    signal that the agent did not send; then ranks that exited by themselves; then the earliest peer error, unless a rank had
+    come to its end before.
 
     Args:
+        ends: how ranks ended; those that succeeded are needed only with `finished`.
         exits: the text that a rank passed to ``sys.exit``, from its event ``exit``.
+        finished: when ranks of a user's own program came to their end. One that did so while others still communicated with
+            it is the cause of their errors.
     """
     ends = [e for e in ends if not e.ended_by_agent]
     errors = [*errors, *_errors_only_in_heartbeat(ends, errors)]
@@ -88,6 +98,9 @@ def find_first_failure(
     hosts = {e.rank: e.host for e in ends}
     if own:
         return _from_error(min(own, key=lambda e: e["time"]), hosts, last_steps)
+    left = _left_early(ends, errors, killed, finished or {})
+    if left is not None:
+        return left
     if killed:
         first = min(killed, key=lambda e: e.time)
         name = signal_name(first.exitcode)
@@ -127,6 +140,33 @@ def find_first_failure(
             known=False,
         )
     return _from_error(min(errors, key=lambda e: e["time"]), hosts, last_steps) if errors else None
+
+
+def _left_early(
+    ends: list[RankEnd], errors: list[dict[str, Any]], killed: list[RankEnd], finished: dict[int, float]
+) -> FirstFailure | None:
+    """Return the rank whose end with exit code 0 made others fail: they reported that a peer is gone, or a watchdog aborted them."""
+    if any(end.exitcode != -signal.SIGABRT for end in killed):
+        return None
+    victims = [(e["time"], e["rank"], f"{e['type']}: {e['message']}".splitlines()[0]) for e in errors]
+    victims += [(end.time, end.rank, signal_name(end.exitcode)) for end in killed]
+    if not victims:
+        return None
+    at, victim, how = min(victims)
+    failing = {rank for _, rank, _ in victims}
+    early = [e for e in ends if e.exitcode == 0 and e.rank not in failing and finished.get(e.rank, at) < at]
+    if not early:
+        return None
+    first = min(early, key=lambda e: finished[e.rank])
+    return FirstFailure(
+        rank=first.rank,
+        host=first.host,
+        cause="exit code 0",
+        message=f"ended with exit code 0 while other ranks were still running; rank {victim} then failed with {how}",
+        step=None,
+        exit_code=1,
+        known=False,
+    )
 
 
 def _errors_only_in_heartbeat(ends: list[RankEnd], errors: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from allranks.launch.agent_command import agent_command
 from allranks.launch.launchers import LaunchedJob, Launcher, write_attempt_args
+from allranks.planning.python_environment import environment_commands
 from allranks.planning.rank_environment import SCRIPT_ARGS, public_variables, secret_variables
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.paths import RunDir
@@ -35,12 +37,12 @@ class HostsLauncher(Launcher):
         from allranks.launch.hosts_job import start_on_hosts
 
         write_attempt_args(run, attempt, resume)
-        commands, first = node_commands(run, plan, attempt), manual_steps(spec, plan)
+        commands, first = node_commands(spec, run, plan, attempt), manual_steps(spec, plan)
         return start_on_hosts(run, spec, plan, attempt, commands=commands, first=first)
 
-    def node_commands(self, run: RunDir, plan: Callable[[], LaunchPlan]) -> list[str] | None:
+    def node_commands(self, spec: RunSpec, run: RunDir, plan: Callable[[], LaunchPlan]) -> list[str] | None:
         """Return the command of each node."""
-        return node_commands(run, plan())
+        return node_commands(spec, run, plan())
 
     @contextmanager
     def nodes_to_examine(
@@ -68,21 +70,30 @@ def manual_steps(spec: RunSpec, plan: LaunchPlan) -> list[str]:
 
 
 def node_commands(
-    run: RunDir, plan: LaunchPlan, attempt: int = 1, *, python: str = sys.executable, folder: Path | None = None
+    spec: RunSpec,
+    run: RunDir,
+    plan: LaunchPlan,
+    attempt: int = 1,
+    *,
+    python: str = sys.executable,
+    folder: Path | None = None,
 ) -> list[str]:
     """Return the command of each node, in node order.
 
     Args:
-        python: the interpreter's path, which must exist on every node.
+        python: the interpreter's path, which must exist on every node, if ``cluster.python`` names no other.
         folder: folder to start them in; default: the current one.
     """
-    return [_node_command(run, plan, attempt, n.node, python, folder or Path.cwd()) for n in plan.nodes]
+    lines, _ = environment_commands(spec.cluster.python, python)
+    _, words = agent_command(spec, plan, run, python)
+    before = [f"cd {shlex.quote(str(folder or Path.cwd()))}", *lines]
+    return [" && ".join([*before, _agent_words(run, plan, attempt, n.node, words)]) for n in plan.nodes]
 
 
-def _node_command(run: RunDir, plan: LaunchPlan, attempt: int, node: int, python: str, folder: Path) -> str:
+def _agent_words(run: RunDir, plan: LaunchPlan, attempt: int, node: int, python: list[str]) -> str:
     exports = [f"{name}={shlex.quote(value)}" for name, value in public_variables(plan.environment).items()]
     words = [
-        python,
+        *python,
         "-m",
         "allranks.launch.agent",
         str(run.root),
@@ -91,4 +102,4 @@ def _node_command(run: RunDir, plan: LaunchPlan, attempt: int, node: int, python
         "--node",
         str(node),
     ]
-    return f"cd {shlex.quote(str(folder))} && {' '.join([*exports, *map(shlex.quote, words)])}"
+    return " ".join([*exports, *map(shlex.quote, words)])

@@ -87,7 +87,7 @@ class Launcher(ABC):
         """
         return None
 
-    def node_commands(self, run: RunDir, plan: Callable[[], LaunchPlan]) -> list[str] | None:
+    def node_commands(self, spec: RunSpec, run: RunDir, plan: Callable[[], LaunchPlan]) -> list[str] | None:
         """Return the commands that people start, one a node; None for launchers that start the nodes themselves.
 
         Args:
@@ -155,7 +155,12 @@ class Launcher(ABC):
                 f"run {run.name} does not run: what started it no longer listens at {endpoint.get('address')}:{endpoint.get('port')} ({error}); "
                 "if it runs on another machine, cancel it there"
             ) from None
-        return "stopped its ranks" if now else "asked its ranks to write a checkpoint and exit"
+        if now:
+            return "stopped its ranks"
+        grace_s = read_record(run.plan).get("grace_s")  # of a user's own program
+        if grace_s is None:
+            return "asked its ranks to write a checkpoint and exit"
+        return f"sent SIGTERM to its ranks; what still runs after {grace_s:g} s (script.grace_s) is killed"
 
     # After the end
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+from allranks.launch.agent_command import agent_command
 from allranks.launch.launchers import LaunchedJob, Launcher, write_attempt_args
 from allranks.planning import env_vars as network_file
 from allranks.planning import rank_environment
 from allranks.planning.planner import network_job
+from allranks.planning.python_environment import in_environment
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.paths import RunDir
 from allranks.spec.records import RunSpec
@@ -25,4 +28,5 @@ class LocalLauncher(Launcher):
         job, host = network_job(spec, plan.device), plan.nodes[0].host or "localhost"
         network_file.save_policy(run.network(attempt), policy_for_this_machine(job, host, run.root.parent))
         env = rank_environment.as_variables(plan.environment)
-        return LocalJob(run, plan, attempt, env, spec.observe.telemetry_s)
+        _, python = agent_command(spec, plan, run, sys.executable)
+        return LocalJob(run, plan, attempt, env, spec.observe.telemetry_s, in_environment(spec.cluster.python, python))

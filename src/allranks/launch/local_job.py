@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from typing import IO
 
 import msgspec
 import psutil
 
-from allranks.launch.channel.protocol import CHANNEL_VARIABLE
+from allranks.launch import process_guard
+from allranks.launch.channel.protocol import CHANNEL_VARIABLE, LAUNCHER_PID_VARIABLE
 from allranks.launch.channel.server import ChannelServer
 from allranks.launch.failure_attribution import signal_name
 from allranks.launch.monitor.hang_report import HangAnalyzer
@@ -25,7 +25,9 @@ from allranks.rundir.paths import RunDir
 
 STOPPED_S = 10.0  # an agent that a signal has stopped is ended after this time: nobody else could end its ranks
 ENDED_S = 15.0  # from the last report of an agent to the end of its process
-ORPHANS_S = 30.0  # for ranks whose agent was killed to write a checkpoint
+ORPHANS_S = (
+    30.0  # for ranks whose agent was killed to write a checkpoint; for a user's own program, beyond its grace period
+)
 INTERRUPT_GRACE_S = 3.0  # Ctrl-C: every rank is gone within 5 s
 
 
@@ -34,8 +36,10 @@ class LocalJob:
 
     interrupt_grace_s = INTERRUPT_GRACE_S
 
-    def __init__(self, run: RunDir, plan: LaunchPlan, attempt: int, env: dict[str, str], telemetry_s: float) -> None:
-        self._run, self._attempt = run, attempt
+    def __init__(
+        self, run: RunDir, plan: LaunchPlan, attempt: int, env: dict[str, str], telemetry_s: float, python: list[str]
+    ) -> None:
+        self._run, self._attempt, self._grace_s = run, attempt, plan.grace_s or 0.0
         host = plan.nodes[0].host or "localhost"
         log = run.agent_log(attempt, host)
         judge = HangAnalyzer(run, attempt, hosts_of_ranks(plan, None, host), 1)
@@ -43,7 +47,7 @@ class LocalJob:
         self._hub = ChannelServer(self._supervisor, 1)
         self._hub.start()
         command = [
-            sys.executable,
+            *python,
             "-m",
             "allranks.launch.agent",
             str(run.root),
@@ -52,12 +56,14 @@ class LocalJob:
             "--telemetry-s",
             str(telemetry_s),
         ]
+        # Apptainer stands between: there the agent's parent is another process.
+        parent = {} if python[0] == "apptainer" else {LAUNCHER_PID_VARIABLE: str(os.getpid())}
         endpoint = msgspec.json.encode(self._hub.endpoint).decode()
         self._log: IO[bytes] = os.fdopen(open_append(log), "ab")
         # A session of its own: Ctrl-C in the terminal reaches only the launcher, which then ends the ranks in order.
         self._process = subprocess.Popen(
             command,
-            env={**os.environ, **env, CHANNEL_VARIABLE: endpoint},
+            env={**os.environ, **env, **parent, CHANNEL_VARIABLE: endpoint},
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -100,7 +106,7 @@ class LocalJob:
         now = time.monotonic()
         self._killed_at = self._killed_at or now
         left = rank_processes(self._run)
-        if now - self._killed_at > ORPHANS_S:
+        if now - self._killed_at > ORPHANS_S + self._grace_s:
             for process in left:
                 _kill(process)
         return not left
@@ -147,7 +153,8 @@ class LocalJob:
             processes = []
         self._signal(signal.SIGKILL)
         for process in [*processes, *rank_processes(self._run)]:
-            _kill(process)
+            if not is_guard(process):  # it ends what these have left behind, and then itself
+                _kill(process)
 
     def _signal(self, number: int) -> None:
         if self._process.poll() is None:
@@ -162,6 +169,14 @@ def rank_processes(run: RunDir) -> list[psutil.Process]:
         if "allranks.launch.rank" in words and str(run.root) in words and not _ended(process):
             found.append(process)
     return found
+
+
+def is_guard(process: psutil.Process) -> bool:
+    """Return whether a process is the guard of an agent's ranks."""
+    try:
+        return process_guard.__file__ in process.cmdline()
+    except psutil.Error:
+        return False
 
 
 def _ended(process: psutil.Process) -> bool:

@@ -8,10 +8,12 @@ from typing import Any
 import msgspec
 
 from allranks.analysis.metrics import early_stop, summarize, without_repeated_steps
+from allranks.analysis.program_progress import progress_metrics
 from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK, RequestError
 from allranks.launch.failure_attribution import FirstFailure, RankEnd, find_first_failure
 from allranks.launch.launchers import get_launcher
 from allranks.launch.monitor.hang_rules import format_ranks
+from allranks.launch.program_stop import describe_program_stop, reason_of_stop
 from allranks.launch.supervisor import JobEnd
 from allranks.planning.records import LaunchPlan
 from allranks.rundir import events as event_files
@@ -27,7 +29,8 @@ UNFINISHED_MESSAGE = "the run has ended, but its outcome was not recorded, becau
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a run. ``status``: succeeded, stopped (a checkpoint was written) or failed."""
+    """Result of a run. ``status``: succeeded, stopped (a checkpoint was written, or a user's own program ended with exit code 0
+    after SIGTERM) or failed."""
 
     run: str
     folder: str
@@ -68,7 +71,7 @@ def finalize_run(
     if gave_up and status != "succeeded":
         message = f"{message}. {gave_up}"
     message = sanitize(message)  # it quotes what the program wrote, which may hold anything
-    metrics = summarize(run.name, spec, plan, ranks, status)
+    metrics = summarize(run.name, spec, plan, ranks, status) | progress_metrics(ranks)
     if status == "succeeded" and len(now) < plan.world_size:
         missing = [rank for rank in range(plan.world_size) if not now.get(rank)]
         message = f"{message}; the events of rank {format_ranks(missing)} are missing, so their metrics are unknown"
@@ -112,10 +115,13 @@ def _verdict(
     stops = [e for events in now.values() for e in events if e["event"] == "stop"]
     all_done = done >= plan.world_size or end.reported.all_ended_well(plan.world_size)
     lost = _lost(run, plan, end)
-    if all_done and (stops or end.reported.stopped):
+    own_program = plan.batch is None
+    if own_program and (told := reason_of_stop(end.reported, interrupted=end.interrupted)):
+        return describe_program_stop(end.reported, _cancelled(run, plan, end) or told, plan.grace_s or 0.0)
+    if all_done and not own_program and (stops or end.reported.stopped):
         told = end.reported.stopped or ("interrupted" if end.interrupted else next(iter(end.reported.reasons), ""))
         return _stopped(run, plan, stops, lost or told)
-    culprit = attribute_failure(run, now, attempt, end.reported)
+    culprit = attribute_failure(run, now, attempt, end.reported, own_program=own_program)
     if all_done and (end.code == 0 or culprit is None):
         ended = early_stop(now.get(0, []))
         early = f"; the training ended early, after step {ended['step']}: {ended['reason']}" if ended else ""
@@ -196,8 +202,6 @@ def _cancelled(run: RunDir, plan: LaunchPlan, end: _JobOutcome) -> str:
 
 
 def _interrupted(run: RunDir, plan: LaunchPlan) -> str:
-    if plan.batch is None:  # a user's own program, of which no steps and no checkpoints are known
-        return "interrupted; the ranks were stopped"
     saved = run.checkpoint_steps()
     rest = f"the newest checkpoint is step {saved[-1]}" if saved else "no checkpoint had been written"
     return f"interrupted; the ranks did not finish their step in time and were killed; {rest}"
@@ -242,19 +246,33 @@ def _last_step(events: list[dict[str, Any]]) -> int | None:
 
 
 def attribute_failure(
-    run: RunDir, now: dict[int, list[dict[str, Any]]], attempt: int, end: JobEnd | None = None
+    run: RunDir,
+    now: dict[int, list[dict[str, Any]]],
+    attempt: int,
+    end: JobEnd | None = None,
+    *,
+    own_program: bool = False,
 ) -> FirstFailure | None:
     """Return the rank that failed first in an attempt, by the agents' reports or records."""
-    ends = list(end.failed) if end else []
-    if not ends:
+    ends = list(end.ends) if end else []
+    if not any(one.failed for one in ends):
+        ends = []
         for path in sorted(run.logs_of(attempt).glob("*.exit.json")):
             record = read_record(path)
-            ends += msgspec.convert(record.get("failed", []), list[RankEnd])
+            ends += msgspec.convert([*record.get("failed", []), *record.get("succeeded", [])], list[RankEnd])
     errors = [e for events in now.values() for e in events if e["event"] == "error"]
     exits = {
         rank: e["message"] for rank, events in now.items() for e in events if e["event"] == "exit" and e.get("message")
     }
-    return find_first_failure(ends, errors, {rank: _last_step(events) for rank, events in now.items()}, exits)
+    steps = {rank: _last_step(events) for rank, events in now.items()}
+    return find_first_failure(ends, errors, steps, exits, _finished(now) if own_program else None)
+
+
+def _finished(now: dict[int, list[dict[str, Any]]]) -> dict[int, float]:
+    """Return when ranks came to the end of a user's own program."""
+    return {
+        rank: e["time"] for rank, events in now.items() for e in events if e["event"] == "phase" and e["name"] == "done"
+    }
 
 
 def describe_failure(run: RunDir, culprit: FirstFailure, attempt: int, *, in_steps: bool) -> str:
@@ -295,7 +313,7 @@ def recompute_metrics(run: RunDir, *, alive: bool) -> dict[str, Any] | None:
     if not ranks:
         return None
     before, status = read_record(run.metrics), status_of(run, alive=alive)
-    metrics = summarize(run.name, load_spec(run.spec), _planned(run), ranks, status)
+    metrics = summarize(run.name, load_spec(run.spec), _planned(run), ranks, status) | progress_metrics(ranks)
     if status == "unfinished":
         metrics["message"] = UNFINISHED_MESSAGE.format(run.name)
     metrics |= {key: before[key] for key in ("message", "network") if key in before and not alive}

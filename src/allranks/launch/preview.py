@@ -78,7 +78,7 @@ def batch_script(spec: RunSpec, *, facts: MachineFacts | None = None) -> str | N
 
 def hand_commands(spec: RunSpec, *, facts: MachineFacts | None = None) -> list[str] | None:
     """Return the commands to start by hand, one per node; None for launchers that start the nodes themselves."""
-    return get_launcher(spec.cluster.launcher).node_commands(_future_run(spec), lambda: plan(spec, facts=facts))
+    return get_launcher(spec.cluster.launcher).node_commands(spec, _future_run(spec), lambda: plan(spec, facts=facts))
 
 
 def _future_run(spec: RunSpec) -> RunDir:

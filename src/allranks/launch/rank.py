@@ -9,7 +9,8 @@ How a rank ends:
   page, and exits with code 0. Code 0 without ``done`` means that something ended the process early (``os._exit(0)``).
 - After an error it first prints the traceback, records the event, and writes the error to its heartbeat page. It never calls
   ``destroy_process_group``: under NCCL that waits for peers which wait for this rank.
-- Exit handlers and non-daemon threads get a bounded time, then the process ends without them.
+- Exit handlers and non-daemon threads get a bounded time, then the process ends without them. A user's own program that has
+  come to its end may work on in threads as long as it likes, as in Python.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
+from allranks.launch.process_guard import AGENT_PID_VARIABLE
 from allranks.rundir.files import open_append
 from allranks.rundir.heartbeat import DONE_PHASE, FINISH_PHASE, heartbeat
 from allranks.rundir.paths import RunDir
@@ -34,7 +36,6 @@ from allranks.utils.interpreter import no_garbage_collection
 from allranks.utils.machine import host_name
 
 PR_SET_PDEATHSIG = 1
-AGENT_PID_VARIABLE = "ALLRANKS_AGENT_PID"  # the parent of the ranks
 EXIT_HANDLERS_S = 60.0  # after success: a logger may still send metrics
 EXIT_HANDLERS_FAILED_S = 10.0  # after an error: the peers are waiting
 BLOCKED_INTERPRETER_S = (
@@ -53,8 +54,10 @@ def main() -> None:
     watched.start_rank_hooks(run, attempt, rank)
     started, own = time.strftime("%Y-%m-%d %H:%M:%S"), os.getpid()
     print(f"[RANK {rank}] WORLD_SIZE={os.environ['WORLD_SIZE']} {host_name()} pid {own} {started}", flush=True)  # noqa: T201
-    code, complete = _work(run, attempt, rank, own)
+    code, complete, own_program = _work(run, attempt, rank, own)
     if os.getpid() == own:
+        if complete and own_program:
+            _wait_for_threads()
         if complete:
             heartbeat.phase(FINISH_PHASE)
         _run_exit_handlers(code, complete)
@@ -88,31 +91,30 @@ def end_with_parent(number: int = signal.SIGTERM, parent: int | None = None) -> 
         os.kill(os.getpid(), number)
 
 
-def _work(run: RunDir, attempt: int, rank: int, own: int) -> tuple[int, bool]:
-    """Run the work; return the exit code and whether the work finished by itself.
+def _work(run: RunDir, attempt: int, rank: int, own: int) -> tuple[int, bool, bool]:
+    """Run the work; return the exit code, whether the work finished by itself, and whether it then was a user's own program.
 
     Args:
         own: this process. A program may fork; a child that returns here is not the rank and records nothing.
     """
     try:
-        _start(run, attempt)
-        return 0, True
+        return 0, True, _start(run, attempt)
     except SystemExit as end:
         code = _print_exit(end)
         if os.getpid() == own:
             _record_exit(run, attempt, rank, code, end)
-        return code, False
+        return code, False, False
     except BaseException as error:  # noqa: BLE001 - top level of the process: print, record, exit
         code = int(getattr(error, "exit_code", 1)) or 1
         _print(traceback.format_exc())
         if os.getpid() == own:
             heartbeat.failure(f"{type(error).__name__}: {_text_of(error)}")
             _record_error(run, attempt, rank, error, code)
-        return code, False
+        return code, False, False
 
 
-def _start(run: RunDir, attempt: int) -> None:
-    """Start the work that the run folder describes."""
+def _start(run: RunDir, attempt: int) -> bool:
+    """Do the work that the run folder describes; return whether it was a user's own program."""
     from allranks.nodes.staging.manifests import spec_here
     from allranks.spec import load_spec
 
@@ -131,19 +133,20 @@ def _start(run: RunDir, attempt: int) -> None:
             from allranks.train.worker import run_rank
 
         run_rank(run, attempt, spec)
+    return spec.script is not None
 
 
 def _print_exit(end: SystemExit) -> int:
     """Return the code of ``sys.exit``; a text is printed to standard error and means 1, as in Python itself."""
     if end.code is None or isinstance(end.code, int):
         return (end.code or 0) & 0xFF
-    _print(f"{end.code}\n")
+    _print(f"{_text_of(end.code)}\n")
     return 1
 
 
 def _record_exit(run: RunDir, attempt: int, rank: int, code: int, end: SystemExit) -> None:
     """Record the event ``exit``. It is not an ``error``: a program may exit because a peer has failed, which is the cause."""
-    text = end.code if isinstance(end.code, str) else ""
+    text = "" if end.code is None or isinstance(end.code, int) else _text_of(end.code)
     if code:
         heartbeat.failure(f"sys.exit: {text or f'exit code {code}'}")
     _record(run, rank, "exit", attempt=attempt, exit_code=code, message=text)
@@ -180,11 +183,19 @@ def _record(run: RunDir, rank: int, event: str, *, message: str, **fields: objec
         _print(f"allranks: cannot record the event {event!r} of rank {rank}: {problem}\n")
 
 
-def _text_of(error: BaseException) -> str:
+def _text_of(error: object) -> str:
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - the program's own exception class may fail
         return "(its message cannot be shown)"
+
+
+def _wait_for_threads() -> None:
+    """Wait for non-daemon threads without a time limit."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined] - called by Python at exit
+    except BaseException:  # noqa: BLE001 - the signal handler of the program has raised
+        _print(traceback.format_exc())
 
 
 def _run_exit_handlers(code: int, complete: bool) -> None:

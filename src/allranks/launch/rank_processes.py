@@ -11,11 +11,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from allranks.launch.failure_attribution import RankEnd
-from allranks.launch.rank import AGENT_PID_VARIABLE
+from allranks.launch.process_guard import AGENT_PID_VARIABLE, RUN_ID_VARIABLE, processes_of_run, send_signal
 from allranks.rundir.heartbeat import HeartbeatPage
 from allranks.rundir.paths import RunDir
 from allranks.utils.redaction import redact
@@ -42,7 +42,7 @@ def torchrun_environment(
         "ROLE_WORLD_SIZE": str(world_size),
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RUN_ID": run_id,
+        RUN_ID_VARIABLE: run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         AGENT_PID_VARIABLE: str(os.getpid()),
@@ -63,6 +63,7 @@ class RankProcesses:
     def __init__(self, host: str, pages: Mapping[int, HeartbeatPage]) -> None:
         self._host, self._pages = host, pages
         self._ranks: list[_RankProcess] = []
+        self._run_id = ""
 
     def start(self, run: RunDir, attempt: int, environments: Mapping[int, Mapping[str, str]]) -> None:
         """Start every rank.
@@ -75,6 +76,7 @@ class RankProcesses:
         """
         command = [sys.executable, "-u", "-m", "allranks.launch.rank", str(run.root), str(attempt)]
         for rank, more in environments.items():
+            self._run_id = more[RUN_ID_VARIABLE]
             process = subprocess.Popen(
                 command, env={**os.environ, **more}, stdin=subprocess.DEVNULL, start_new_session=True
             )
@@ -85,15 +87,16 @@ class RankProcesses:
         for rank in self._ranks:
             if rank.end is None and (code := rank.process.poll()) is not None:
                 beat = self._pages[rank.rank].read()
+                done = beat is None or beat.done
                 rank.end = RankEnd(
                     rank=rank.rank,
                     host=self._host,
                     pid=rank.process.pid,
                     exitcode=code,
                     time=time.time(),
-                    done=beat is None or beat.done,
+                    done=done,
                     failure=redact(beat.failure) if beat else "",
-                    ended_by_agent=rank.ended_by_agent and code != 0,
+                    ended_by_agent=rank.ended_by_agent and (code != 0 or not done),
                 )
         return [rank.end for rank in self._ranks if rank.end is not None]
 
@@ -114,6 +117,13 @@ class RankProcesses:
                 rank.told = True
                 rank.process.send_signal(signal.SIGUSR1)
 
+    def terminate_programs(self) -> None:
+        """Send SIGTERM once to each rank itself, whose program may handle it; its children are its own concern."""
+        for rank in self._ranks:
+            if rank.end is None and not rank.told and rank.process.poll() is None:
+                rank.told = rank.ended_by_agent = True
+                rank.process.send_signal(signal.SIGTERM)
+
     def terminate(self) -> None:
         """Send SIGTERM to every rank's processes."""
         self._signal_groups(signal.SIGTERM)
@@ -129,30 +139,13 @@ class RankProcesses:
                 _signal_group(rank.process.pid, number)
 
     def end_leftovers(self) -> None:
-        """Kill processes that ended ranks have left in their sessions; bounded by `LEFTOVER_GRACE_S`."""
+        """Kill the processes that ended ranks have left behind; bounded by `LEFTOVER_GRACE_S`."""
         pids = [rank.process.pid for rank in self._ranks]
         deadline = time.monotonic() + LEFTOVER_GRACE_S
-        while (left := process_groups_of(pids)) and time.monotonic() < deadline:
+        while (left := processes_of_run(self._run_id, os.getpid(), pids)) and time.monotonic() < deadline:
             time.sleep(0.1)
-        for group in left:
-            _signal_group(group, signal.SIGKILL)
-
-
-def process_groups_of(sessions: Sequence[int]) -> set[int]:
-    """Return the process groups of these sessions that still have running members.
-
-    A session may have several groups: a shell with job control creates one per job.
-    """
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[3]) in sessions and fields[0] not in "ZX":
-                found.add(int(fields[2]))
-    return found
+        for pid in left:
+            send_signal(pid, signal.SIGKILL)
 
 
 def _signal_group(group: int, number: int) -> None:

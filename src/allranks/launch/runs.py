@@ -40,6 +40,7 @@ from allranks.utils.redaction import redact_arguments, redact_env
 from allranks.version import __version__
 
 POLL_S = 0.1
+PROGRAM_MARGIN_S = 10.0
 STOP_GRACE_S = 600.0  # TERM, HUP and USR1: as long as a step and a checkpoint may take
 
 
@@ -132,11 +133,14 @@ def count_signals() -> Iterator[SignalCounts]:
             signal.signal(number, handler)
 
 
-def follow(job: LaunchedJob, tail: EventTail, observer: Observer, counts: SignalCounts) -> int:
+def follow(
+    job: LaunchedJob, tail: EventTail, observer: Observer, counts: SignalCounts, program_grace_s: float | None = None
+) -> int:
     """Follow a job until it has ended.
 
     Args:
         observer: an observer that does not raise (`allranks.launch.runs.GuardedObserver`).
+        program_grace_s: how long the agents give a user's own program after SIGTERM; None if the ranks train.
 
     Returns:
         Its exit code.
@@ -152,11 +156,10 @@ def follow(job: LaunchedJob, tail: EventTail, observer: Observer, counts: Signal
         now = time.monotonic()
         if deadline is None and (counts.interrupts or counts.stops):
             grace = job.interrupt_grace_s if counts.interrupts else STOP_GRACE_S
+            if program_grace_s is not None:  # the agents count it; this is for agents that do not
+                grace = program_grace_s + max(job.interrupt_grace_s, PROGRAM_MARGIN_S)
             deadline = now + grace
-            observer.say(
-                "stopping: the ranks finish their step and write a checkpoint"
-                + (f"; they are killed after {grace:.0f} s" if counts.interrupts else "")
-            )
+            observer.say(_stopping_text(grace, program_grace_s, by_interrupt=bool(counts.interrupts)))
             job.request_stop("interrupted" if counts.interrupts else f"allranks received {counts.first}")
         elif deadline is not None and counts.interrupts and counts.stops and deadline - now > job.interrupt_grace_s:
             deadline = now + job.interrupt_grace_s
@@ -168,6 +171,14 @@ def follow(job: LaunchedJob, tail: EventTail, observer: Observer, counts: Signal
         time.sleep(POLL_S)
     _show_events(tail.rest(), observer, slow)
     return code
+
+
+def _stopping_text(grace_s: float, program_grace_s: float | None, *, by_interrupt: bool) -> str:
+    now = "; Ctrl-C again kills them now" if by_interrupt else ""
+    if program_grace_s is not None:
+        return f"stopping: SIGTERM to every rank; what still runs after {program_grace_s:g} s (script.grace_s) is killed{now}"
+    text = "stopping: the ranks finish their step and write a checkpoint"
+    return text + (f"; they are killed after {grace_s:.0f} s" if by_interrupt else "")
 
 
 def _show_events(events: list[dict[str, Any]], observer: Observer, slow: StragglerDetector) -> None:
@@ -239,7 +250,8 @@ def launch(
     tail.skip_existing()
     with count_signals() as counts:
         job = get_launcher(spec.cluster.launcher).start(run_dir, spec, launch_plan, attempt, resume or {})
-        code = follow(job, tail, GuardedObserver(observer, logging.getLogger(__name__).warning), counts)
+        shown = GuardedObserver(observer, logging.getLogger(__name__).warning)
+        code = follow(job, tail, shown, counts, launch_plan.grace_s)
         # The driver plans anew if it left nodes out.
         ran = _planned(run_dir) or launch_plan
         interrupted = counts.interrupts + counts.stops > 0

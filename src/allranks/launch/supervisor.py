@@ -15,7 +15,7 @@ import msgspec
 from allranks.launch.channel.protocol import ENDED, AgentReport, Orders, StartOrder
 from allranks.launch.channel.server import CLOSED, UNREACHABLE, AgentLink
 from allranks.launch.failure_attribution import RankEnd
-from allranks.launch.monitor.hang_rules import format_ranks
+from allranks.launch.monitor.hang_rules import due_alarm, format_ranks
 from allranks.launch.monitor.records import HangAlarm, NodeEvidence
 
 JOIN_S = 300.0  # from the first start of an agent until all have joined
@@ -75,7 +75,7 @@ class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     def all_ended_well(self, world_size: int) -> bool:
         """Return whether every rank finished its work and exited with 0."""
-        good = [end for end in self.ends if not end.failed and not end.ended_by_agent]
+        good = [end for end in self.ends if end.succeeded]
         return len(good) >= world_size and self.ended_nodes == self.nodes
 
 
@@ -245,7 +245,10 @@ class Supervisor:
         if self._orders.end or self._judge is None:
             return
         if self._orders.collect is None:
-            alarm = next((link.report.alarm for link in self._links.values() if link.report.alarm), None)
+            running = [
+                link.report for n, link in self._links.items() if n not in self._lost and link.report.state != ENDED
+            ]
+            alarm = due_alarm([report.alarm for report in running if report.alarm], len(running))
             if alarm is None:
                 return
             self._alarm_at = now

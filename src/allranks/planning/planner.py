@@ -172,6 +172,7 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
         device_source=chosen_device.source,
         device_reason=chosen_device.reason,
         hang=limits_of(spec),
+        grace_s=spec.script.grace_s if spec.script else None,
         schema_version=SCHEMA_VERSION,
     )
 
@@ -191,6 +192,11 @@ def network_job(spec: RunSpec, device: str) -> NetworkJob:
 def _time_warnings(spec: RunSpec) -> list[str]:
     """Warn about short time limits: Slurm may send the signal a minute early, in a short job immediately."""
     slurm = spec.cluster.slurm
+    if spec.cluster.launcher == "slurm" and spec.script is not None and spec.script.grace_s > slurm.signal_s:
+        return [
+            f"script.grace_s {spec.script.grace_s:g} is more than the {slurm.signal_s} s before the time limit at which the ranks "
+            "receive SIGTERM (cluster.slurm.signal_s): Slurm kills them at the limit; increase signal_s or reduce grace_s"
+        ]
     limit = parse_time_limit(slurm.time) if spec.cluster.launcher == "slurm" and slurm.time else None
     if limit is None or limit > slurm.signal_s + SIGNAL_EARLY_S:
         return []
@@ -354,6 +360,17 @@ SHORTEST_TIMEOUT_S = 20  # a shorter timeout leaves no time to detect and inspec
 ROOM_SHARE, ROOM_S = 0.1, 8.0  # time for the inspection: share of the collectives' timeout, and minimum
 
 
+SCRIPT_S = 120.0
+"""Silence of a user's own program without any work, at least."""
+
+
+SCRIPT_BUSY_S = 1200.0
+"""Silence of a user's own program in which a rank works while others wait; gloo's own timeout is 1800 s."""
+
+
+SCRIPT_BUSY_FACTOR = 4.0
+
+
 def limits_of(spec: RunSpec) -> Limits | None:
     """Return the hang limits of a run; None if it is not monitored.
 
@@ -361,8 +378,12 @@ def limits_of(spec: RunSpec) -> Limits | None:
         SpecError: collectives would time out earlier.
     """
     asked, timeout = spec.observe.hang_s, spec.cluster.timeout_s
+    if spec.script is not None:  # it sets the timeout of its collectives itself
+        if isinstance(asked, str):
+            return Limits(step_s=SCRIPT_S, long_s=SCRIPT_BUSY_S)
+        return None if asked is None else Limits(step_s=asked, long_s=SCRIPT_BUSY_FACTOR * asked)
     if asked == "auto":
-        if timeout < SHORTEST_TIMEOUT_S or spec.script is not None:
+        if timeout < SHORTEST_TIMEOUT_S:
             return None
         asked = min(AUTO_MOST_S, AUTO_SHARE * timeout)
     if asked is None:

@@ -55,6 +55,8 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Estimated peak memory per rank; None if unknown, or if `--force` was given."""
     hang: Limits | None = None
     """How long ranks may be silent; None if hangs are not monitored."""
+    grace_s: float | None = None
+    """For a user's own program: seconds from SIGTERM, which a stop sends, to SIGKILL."""
     schema_version: int = UNVERSIONED
     """`SCHEMA_VERSION` in new plans. The default is for files that were written before there were versions."""
 

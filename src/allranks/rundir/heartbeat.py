@@ -12,6 +12,7 @@ import os
 import signal
 import struct
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -29,7 +30,10 @@ _COUNT_AT, _BEAT_AT, _LIVE_AT, _ASKED_AT, _TEXT_AT = 0, 16, 512, 1024, 1032
 _MONITOR_AT, _MONITOR_ERROR_AT, _MONITOR_ERROR_BYTES = 528, 544, 400
 _FAILURE_AT, _FAILURE_BYTES = PAGE_SIZE - 4096, 4096  # a length and the text of the error with which the rank ends
 _FAILURE_LENGTH = struct.Struct("<i")
-_TEXT_BYTES = _FAILURE_AT - _TEXT_AT
+_STACK_AT = 1 << 15  # a length and the innermost frames of the main thread
+_STACK_LENGTH = struct.Struct("<i")
+_STACK_BYTES = _FAILURE_AT - _STACK_AT - _STACK_LENGTH.size
+_TEXT_BYTES = _STACK_AT - _TEXT_AT
 _TRAINING = b"train"
 NO_STEP = -1
 TRAIN_PHASE = _TRAINING.decode()
@@ -45,8 +49,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     ``longest_s`` is the longest time between two beats within training steps. ``alive_at`` is when the rank's heartbeat
     thread last ran and ``alive_beats`` how often it has run; 0 means never, which says nothing about the rank.
     ``monitor_error`` is the current failure of that thread, empty while it works. ``sequences`` holds the number of the
-    last collective by group. ``failure`` is the error with which the rank is about to exit, type and message; empty if
-    there is none.
+    last collective by group, and ``stack`` the innermost frames of the main thread (``file:function``), as that thread saw
+    them. ``failure`` is the error with which the rank is about to exit, type and message; empty if there is none.
     """
 
     beats: int
@@ -61,6 +65,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     alive_beats: int = 0
     monitor_error: str = ""
     failure: str = ""
+    stack: tuple[str, ...] = ()
 
     @property
     def done(self) -> bool:
@@ -94,6 +99,9 @@ class HeartbeatPage:
             found = json.loads(self._map[_TEXT_AT : _TEXT_AT + size]) if size > 0 else {}
         except ValueError:  # partly written
             found = {}
+        (stack_size,) = _STACK_LENGTH.unpack_from(self._map, _STACK_AT)
+        stack_at = _STACK_AT + _STACK_LENGTH.size
+        stack = _text(self._map[stack_at : stack_at + max(stack_size, 0)])
         lives, error_size = _MONITOR.unpack_from(self._map, _MONITOR_AT)
         (failure_size,) = _FAILURE_LENGTH.unpack_from(self._map, _FAILURE_AT)
         failure_at = _FAILURE_AT + _FAILURE_LENGTH.size
@@ -110,6 +118,7 @@ class HeartbeatPage:
             alive_beats=lives,
             monitor_error=_text(self._map[_MONITOR_ERROR_AT : _MONITOR_ERROR_AT + max(error_size, 0)]),
             failure=_text(self._map[failure_at : failure_at + max(failure_size, 0)]),
+            stack=tuple(stack.splitlines()),
         )
 
     def ask(self) -> None:
@@ -193,12 +202,16 @@ class HeartbeatWriter:
         _BEAT.pack_into(self._map, _BEAT_AT, *whole)
         _COUNT.pack_into(self._map, _COUNT_AT, count, count)
 
-    def alive(self, sequences: dict[str, int]) -> None:
-        """Report that the heartbeat thread is running, with the last collective of each group."""
+    def alive(self, sequences: dict[str, int], stack: Sequence[str] = ()) -> None:
+        """Report that the heartbeat thread is running, with the last collective of each group and the main thread's stack."""
         if self._map is None:
             return
         text = json.dumps(sequences).encode()[:_TEXT_BYTES]
         self._map[_TEXT_AT : _TEXT_AT + len(text)] = text
+        frames = "\n".join(stack).encode("utf-8", "replace")[:_STACK_BYTES]
+        stack_at = _STACK_AT + _STACK_LENGTH.size
+        self._map[stack_at : stack_at + len(frames)] = frames
+        _STACK_LENGTH.pack_into(self._map, _STACK_AT, len(frames))
         _LIVE.pack_into(self._map, _LIVE_AT, time.monotonic(), len(text))
         self._lives += 1
         _MONITOR.pack_into(self._map, _MONITOR_AT, self._lives, *_MONITOR.unpack_from(self._map, _MONITOR_AT)[1:])
@@ -219,6 +232,11 @@ class HeartbeatWriter:
         at = _FAILURE_AT + _FAILURE_LENGTH.size
         self._map[at : at + len(data)] = data
         _FAILURE_LENGTH.pack_into(self._map, _FAILURE_AT, len(data))
+
+    @property
+    def in_script(self) -> bool:
+        """Return whether the rank runs a user's own program."""
+        return self._phase == SCRIPT_PHASE.encode()
 
     @property
     def asked(self) -> bool:

@@ -19,7 +19,7 @@ from yaml.composer import ComposerError
 from allranks.errors import SpecError
 from allranks.spec.data_mixture import mixture_problems
 from allranks.spec.keys import all_keys
-from allranks.spec.records import Record, RunSpec, StrategySpec
+from allranks.spec.records import ClusterSpec, Record, RunSpec, StrategySpec
 from allranks.spec.strategies import OPTION_DESCRIPTIONS, REGISTRY, read_options, resolve_options
 from allranks.spec.suggestions import KEY_SYNONYMS
 from allranks.spec.validation import (
@@ -30,6 +30,7 @@ from allranks.spec.validation import (
     readable_error,
     record_class,
     require_sections,
+    script_problems,
     without_empty_sections,
 )
 from allranks.utils.inputs import FileTooLarge, is_stdin, near_file_hint, read_input, read_regular
@@ -345,6 +346,25 @@ def _not_finite(value: Any, path: str = "") -> list[str]:
     return []
 
 
+def _cluster_problems(cluster: ClusterSpec) -> list[str]:
+    problems: list[str] = []
+    if cluster.launcher == "hosts" and not cluster.hosts:
+        problems.append(
+            "cluster.launcher is hosts, but cluster.hosts is empty; list the nodes; the first one hosts the rendezvous"
+        )
+    if cluster.hosts and len(cluster.hosts) != cluster.nodes and cluster.launcher == "hosts":
+        problems.append(f"cluster.hosts names {len(cluster.hosts)} hosts, cluster.nodes says {cluster.nodes}")
+    if cluster.launcher != "slurm" and cluster.python is not None and cluster.python.startswith("pyxis:"):
+        problems.append(
+            "cluster.python: only srun can enter a pyxis: image; use launcher slurm, or an Apptainer image (.sif)"
+        )
+    if cluster.launcher == "local" and cluster.nodes != 1:
+        problems.append(
+            f"cluster.nodes is {cluster.nodes}, but launcher local uses only this machine; use slurm or hosts"
+        )
+    return problems
+
+
 def _check_together(spec: RunSpec, where: str) -> None:
     """Check rules that concern more than one key."""
     problems: list[str] = []
@@ -355,8 +375,10 @@ def _check_together(spec: RunSpec, where: str) -> None:
             problems.append("data.source is missing; set a hub name, a file, or for example builtin:instructions")
         else:
             problems += mixture_problems(spec.data)
-    elif spec.model is not None or spec.data is not None:
-        problems.append("script replaces model, data and train; remove those sections")
+    else:
+        problems += script_problems(spec.script)
+        if spec.model is not None or spec.data is not None:
+            problems.append("script replaces model, data and train; remove those sections")
     if spec.train.max_steps is not None and spec.train.epochs is not None:
         problems.append("train.max_steps and train.epochs are both set; set only one")
     if spec.train.grad_accum is not None and spec.train.global_batch_size is not None:
@@ -364,16 +386,7 @@ def _check_together(spec: RunSpec, where: str) -> None:
     problems += adapter_problems(spec)
     problems += mlp_problems(spec)
     problems += evaluation_problems(spec)
-    if spec.cluster.launcher == "hosts" and not spec.cluster.hosts:
-        problems.append(
-            "cluster.launcher is hosts, but cluster.hosts is empty; list the nodes; the first one hosts the rendezvous"
-        )
-    if spec.cluster.hosts and len(spec.cluster.hosts) != spec.cluster.nodes and spec.cluster.launcher == "hosts":
-        problems.append(f"cluster.hosts names {len(spec.cluster.hosts)} hosts, cluster.nodes says {spec.cluster.nodes}")
-    if spec.cluster.launcher == "local" and spec.cluster.nodes != 1:
-        problems.append(
-            f"cluster.nodes is {spec.cluster.nodes}, but launcher local uses only this machine; use slurm or hosts"
-        )
+    problems += _cluster_problems(spec.cluster)
     try:
         resolve_options(spec.strategy.name, spec.strategy.options)
     except SpecError as error:

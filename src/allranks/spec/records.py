@@ -218,8 +218,30 @@ class CheckpointSpec(Record, frozen=True):
 class ScriptSpec(Record, frozen=True):
     """The user's own torchrun program."""
 
-    path: Annotated[str, Meta(min_length=1, description="the Python file that every rank runs")]
+    path: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(description="the Python file that every rank runs, like `python PATH`; either this or module"),
+    ] = None
+    module: Annotated[
+        Annotated[str, Meta(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")] | None,
+        Meta(description="the module that every rank runs, like `python -m MODULE`; either this or path"),
+    ] = None
     args: Annotated[list[str], Meta(description="its command-line arguments")] = []
+    workdir: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(
+            description="working directory of the program; module is looked up there first; path does not depend on it; "
+            "null = the current folder of the command"
+        ),
+    ] = None
+    grace_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=86400,
+            description="seconds from SIGTERM, which a stop sends to every rank, to SIGKILL",
+        ),
+    ] = 30.0
 
 
 class RendezvousSpec(Record, frozen=True):
@@ -313,9 +335,8 @@ class ClusterSpec(Record, frozen=True):
     python: Annotated[
         str | None,
         Meta(
-            description="Python of the nodes: a virtual environment's folder, conda:NAME, an Apptainer image (.sif) or pyxis:IMAGE; "
-            ""
-            "null = the one that runs this"
+            description="Python of the agents and ranks, which must have allranks: a virtual environment's folder, an interpreter "
+            "(.../bin/python3), conda:NAME, an Apptainer image (.sif), or with slurm pyxis:IMAGE; null = the one that runs this"
         ),
     ] = None
     cache: Annotated[str | None, Meta(description="Hugging Face and data cache; null = HF_HOME")] = None
@@ -359,7 +380,7 @@ class ObserveSpec(Record, frozen=True):
         Meta(
             description="seconds without progress in a step of training after which stacks are taken, the stalled rank is named and "
             "the run ends; "
-            "auto = half of cluster.timeout_s, at most 300 (off for `script`); null = off"
+            "auto = half of cluster.timeout_s, at most 300; for `script` 120 in which no rank makes progress or works; null = off"
         ),
     ] = "auto"
     proof_at_end: Annotated[

@@ -17,7 +17,7 @@ import msgspec
 from allranks.errors import SpecError
 from allranks.spec.data_suggestions import ANSWER_NAMES, QUESTION_NAMES
 from allranks.spec.models import NOISE_SOURCE, is_mlp, mlp_shape
-from allranks.spec.records import ProfileSpec, Record, RunSpec, TrainSpec
+from allranks.spec.records import ProfileSpec, Record, RunSpec, ScriptSpec, TrainSpec
 from allranks.spec.strategies import REGISTRY, strategy_hint
 
 # What people write in place of a section: its most important key's value.
@@ -327,6 +327,15 @@ def same_setting(theirs: Any, ours: Any) -> bool:
     if isinstance(theirs, (int, float)) and isinstance(ours, (int, float)):
         return math.isclose(theirs, ours, rel_tol=1e-9)
     return theirs == ours
+
+
+def script_problems(script: ScriptSpec) -> list[str]:
+    """Return what is wrong with the keys of ``script`` together."""
+    if script.path is None and script.module is None:
+        return ["script.path is missing; set the file of your program, or script.module for `python -m`"]
+    if script.path is not None and script.module is not None:
+        return ["script.path and script.module are both set; set only one"]
+    return []
 
 
 def is_container(wanted: str | None) -> bool:

@@ -8,10 +8,12 @@ recorded in the heartbeat page (`allranks.rundir.heartbeat.Heartbeat.monitor_err
 from __future__ import annotations
 
 import faulthandler
+import functools
 import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from allranks.rundir.paths import RunDir
 
 HEARTBEAT_INTERVAL_S = 0.5
 MAX_DUMP_BYTES = 8 << 20
+STACK_FRAMES = 12
+RELEASE_S = 0.05  # a thread of gloo that waits for the GIL gets it within 5 ms on an idle core
 
 
 def start_rank_hooks(run: RunDir, attempt: int, rank: int) -> None:
@@ -62,7 +66,7 @@ def _report(target: Path) -> None:
         sequences = _sequences()
     except Exception as error:  # noqa: BLE001 - private names of torch, in a process that may be importing or ending
         problem = _error_text(error)
-    heartbeat.alive(sequences)
+    heartbeat.alive(sequences, _main_stack() if heartbeat.in_script else ())
     if heartbeat.asked:
         try:
             _write_flight_record(target)
@@ -72,6 +76,16 @@ def _report(target: Path) -> None:
     heartbeat.monitor_error(problem)
 
 
+def _main_stack() -> list[str]:
+    """Return the innermost frames of the main thread, as ``file:function``."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    found: list[str] = []
+    while frame is not None and len(found) < STACK_FRAMES:
+        found.append(f"{frame.f_code.co_filename}:{frame.f_code.co_name}")
+        frame = frame.f_back
+    return found
+
+
 def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
@@ -79,6 +93,7 @@ def _error_text(error: Exception) -> str:
 def _sequences() -> dict[str, int]:
     """Return the number of the last collective of each group of this rank; empty while torch is being imported."""
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    let_collectives_end(c10d)
     initialized = getattr(c10d, "is_initialized", None)
     world = getattr(c10d, "_world", None)
     if initialized is None or world is None or not initialized():
@@ -90,6 +105,27 @@ def _sequences() -> dict[str, int]:
         except (RuntimeError, AttributeError):  # not every backend counts, and none before its first collective
             continue
     return found
+
+
+def let_collectives_end(c10d: Any) -> None:
+    """Make ``destroy_process_group`` release the GIL for a moment before the group can be freed. Do nothing the second time.
+
+    torch 2.13 frees a gloo group with the GIL held and joins its threads, and such a thread needs the GIL to free the tensors of
+    the last collective. A program that destroys its group within 5 ms of that collective hangs, under torchrun as well.
+    """
+    for name in ("_unregister_all_process_groups", "_unregister_process_group"):
+        original = getattr(c10d, name, None)
+        if callable(original) and not hasattr(original, "__wrapped__"):
+            setattr(c10d, name, _after_pause(original))
+
+
+def _after_pause(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def pause_first(*arguments: Any, **named: Any) -> Any:
+        time.sleep(RELEASE_S)
+        return original(*arguments, **named)
+
+    return pause_first
 
 
 def _write_flight_record(target: Path) -> None:

@@ -1,23 +1,32 @@
-"""Run the user's own torchrun program (``script: {path, args}``) as the main program of a rank."""
+"""Run the user's own torchrun program (``script: {path, args}`` or ``{module, args}``) as the main program of a rank."""
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import gc
+import importlib.util
+import io
 import os
-import runpy
-import signal
 import sys
+from contextlib import suppress
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import CodeType, ModuleType
 
 from allranks.planning.rank_environment import SCRIPT_ARGS, script_arguments
 from allranks.rundir.events import EventLog
 from allranks.rundir.heartbeat import SCRIPT_PHASE, heartbeat
 from allranks.rundir.paths import RunDir
+from allranks.rundir.progress import reporter
 from allranks.spec.records import ScriptSpec
 from allranks.utils.machine import host_name
 
+_kept: list[ModuleType] = []
+
 
 def run_user_script(run: RunDir, script: ScriptSpec, attempt: int) -> int:
-    """Run the program like ``python PATH ARGS``, with torchrun's environment.
+    """Run the program like ``python PATH ARGS`` or ``python -m MODULE ARGS``, with torchrun's environment.
 
     Returns:
         0 if it ended normally, also by ``sys.exit()`` or ``sys.exit(0)``.
@@ -38,23 +47,96 @@ def run_user_script(run: RunDir, script: ScriptSpec, attempt: int) -> int:
         local_rank=int(os.environ["LOCAL_RANK"]),
         resumed_from=None,
     )
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # stop request; the program may install its own handler
     heartbeat.phase(SCRIPT_PHASE)
-    path = Path(script.path).expanduser().absolute()
+    reporter.open(events)
     arguments = script_arguments(script, dict(os.environ))
     os.environ.pop(SCRIPT_ARGS, None)
-    sys.argv = [str(path), *arguments]
-    sys.path.insert(0, str(path.parent))
+    atexit.register(_close_files, own)  # the first one is called last, after those of the program
     by_exit = False
     try:
-        runpy.run_path(str(path), run_name="__main__")
+        _run_as_main(script, arguments)
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
         by_exit = True
+    finally:
+        reporter.close()
     if os.getpid() == own:  # not in a child process forked by the program
         if by_exit:
             events.write("exit", attempt=attempt, exit_code=0, message="")
         events.write("phase", name="done")
         events.close()
     return 0
+
+
+def _run_as_main(script: ScriptSpec, arguments: list[str]) -> None:
+    """Execute the program as the module ``__main__``, which it stays: threads and exit handlers that run later still find it."""
+    path = Path(script.path).expanduser().absolute() if script.path is not None else None
+    if script.workdir is not None:
+        os.chdir(Path(script.workdir).expanduser())
+    # The current folder is first, because this process was started with -m. With a script that is the place of its folder.
+    sys.path[:1] = [str(path.parent) if path is not None else str(Path.cwd())]
+    spec, code, file = _code_of_file(path) if path is not None else _code_of_module(script.module or "")
+    main = ModuleType("__main__")
+    main.__file__, main.__spec__ = file, spec
+    main.__package__ = spec.parent if spec is not None else None
+    main.__loader__ = spec.loader if spec is not None else None
+    main.__dict__["__builtins__"] = __builtins__
+    sys.argv = [file, *arguments]
+    _kept.append(sys.modules["__main__"])
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)  # noqa: S102 - the user's own program
+
+
+def _code_of_file(path: Path) -> tuple[ModuleSpec | None, CodeType, str]:
+    with io.open_code(str(path)) as file:
+        return None, compile(file.read(), str(path), "exec"), str(path)
+
+
+def _code_of_module(name: str) -> tuple[ModuleSpec, CodeType, str]:
+    """Find a module, or the ``__main__`` of a package, as ``python -m`` does; this imports the package that contains it.
+
+    Raises:
+        ModuleNotFoundError: there is none.
+    """
+    found = importlib.util.find_spec(name)
+    if found is not None and found.submodule_search_locations is not None:
+        name = f"{name}.__main__"
+        found = importlib.util.find_spec(name)
+    get_code = getattr(found.loader, "get_code", None) if found is not None else None
+    code = get_code(name) if get_code is not None else None
+    if found is None or code is None:
+        raise ModuleNotFoundError(
+            f"No module named {name!r} in {Path.cwd()} or among the installed packages", name=name
+        )
+    return found, code, found.origin or name
+
+
+def _close_files(own: int) -> None:
+    """Close the files that the program has left open, as Python does when it clears its modules: rank processes end without that."""
+    if os.getpid() != own:
+        return
+    files = [found for found in gc.get_objects() if isinstance(found, io.IOBase)]
+    # A text file writes to a buffer, and a compressed one to another; the outermost comes first.
+    for kind in (io.TextIOBase, io.BufferedIOBase):
+        for file in files:
+            if isinstance(file, kind) and not isinstance(file, _LAST) and not _is_standard(file):
+                with suppress(Exception):
+                    file.close()
+    for file in files:
+        if isinstance(file, _LAST) and not _is_standard(file):
+            with suppress(Exception):
+                file.close()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).fflush(None)  # what C extensions have printed
+
+
+_LAST = (io.BufferedWriter, io.BufferedRandom)
+
+
+def _is_standard(file: io.IOBase) -> bool:
+    """Return whether a file is standard input, output or error, or cannot say what it is."""
+    try:
+        return file.closed or file.fileno() <= 2
+    except (OSError, ValueError, AttributeError):
+        return isinstance(file, (io.StringIO, io.BytesIO))

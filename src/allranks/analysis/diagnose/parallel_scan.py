@@ -28,10 +28,12 @@ class _Exit(Struct):
     host: str
     exitcode: int
     time: float | None = None
+    failure: str = ""
 
 
 class _Exits(Struct):
     failed: list[_Exit] = []
+    succeeded: list[_Exit] = []
 
 
 class _Connections(Struct):
@@ -59,7 +61,8 @@ def add_exit_records(scan: FileScan, path: Path) -> None:
     """Set ranks in the signals of a node's exit records, and add the failed processes, the first failure first."""
     try:
         data = read_regular(path)
-        failed = [e for e in msgspec.json.decode(data, type=_Exits).failed if e.exitcode not in _STOPPED]
+        exits = msgspec.json.decode(data, type=_Exits)
+        failed = [e for e in exits.failed if e.exitcode not in _STOPPED]
     except (OSError, msgspec.DecodeError, RecursionError):
         return  # truncated by a kill: its text was scanned
     text = data.decode("utf-8", "replace").splitlines()
@@ -68,13 +71,22 @@ def add_exit_records(scan: FileScan, path: Path) -> None:
         for signal in scan.signals:
             if at <= signal.line <= at + 5 and signal.rank is None:
                 signal.rank, signal.host, signal.time = end.rank, end.host, end.time
-        scan.signals.append(_signal(scan.file, at, end))
+        scan.signals.append(_signal("rank_end", scan.file, at, end))
+    early = [("rank_early", e) for e in exits.failed if e.exitcode == 0]
+    for owner, end in [*early, *(("rank_done", e) for e in exits.succeeded)]:
+        at = next((i for i, line in enumerate(text, 1) if line.strip().startswith(f'"rank": {end.rank},')), 1)
+        scan.signals.append(_signal(owner, scan.file, at, end))
 
 
-def _signal(file: int, line: int, end: _Exit) -> LogSignal:
+def _signal(owner: str, file: int, line: int, end: _Exit) -> LogSignal:
+    kind, _, said = end.failure.partition(": ")
+    groups = {
+        "code": str(end.exitcode),
+        "said": said if kind == "sys.exit" and not said.startswith("exit code ") else "",
+    }
     return LogSignal(
-        kind="fact", owner="rank_end", rule=-1, weight=0.5, passing=False, file=file, line=line, time=end.time, rank=end.rank, local=None,
-        task=None, host=end.host, text=f"rank {end.rank} on {end.host} ended with exit code {end.exitcode}", groups={"code": str(end.exitcode)},
+        kind="fact", owner=owner, rule=-1, weight=0.5, passing=False, file=file, line=line, time=end.time, rank=end.rank, local=None,
+        task=None, host=end.host, text=f"rank {end.rank} on {end.host} ended with exit code {end.exitcode}", groups=groups,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import msgspec
 import yaml
 
 from allranks.analysis.metrics import without_repeated_steps
+from allranks.analysis.program_progress import progress_events
 from allranks.errors import SpecError
 from allranks.rundir.checkpoints import MANIFEST
 from allranks.rundir.events import read_events, read_telemetry
@@ -81,7 +82,8 @@ def read_history(events: Iterable[dict[str, Any]]) -> RankHistory:
     """Check events and sort them; incomplete events are skipped."""
     sound = [checked for e in events if (checked := _checked(e)) is not None]
     kept = without_repeated_steps(sound)
-    steps = sorted((_step(e) for e in kept if e["event"] == "step"), key=lambda s: s.step)
+    program = [_step(e) for e in progress_events(sound) if finite_int(e.get("step")) is not None]
+    steps = sorted([*(_step(e) for e in kept if e["event"] == "step"), *program], key=lambda s: s.step)
     return RankHistory(steps, [e for e in kept if e["event"] != "step"], _attempts(sound))
 
 
@@ -110,12 +112,12 @@ def _step(event: dict[str, Any]) -> StepRecord:
     seconds = tuple(t for t in map(finite_float, times) if t is not None and t >= 0)
     parts = {part: t for part, key in _PART_KEYS if (t := finite_float(event.get(key))) is not None}
     return StepRecord(
-        step=event["step"],
+        step=int(event["step"]),
         count=max(finite_int(event.get("steps")) or 1, 1),
         loss=finite_float(event.get("loss")),
         lr=finite_float(event.get("lr")),
         grad_norm=finite_float(event.get("grad_norm")),
-        tokens=finite_float(event.get("tokens")),
+        tokens=finite_float(event.get("tokens")) if seconds else None,
         trained=finite_float(event.get("tokens_trained")),
         padded=finite_float(event.get("tokens_padded")),
         seconds=seconds,

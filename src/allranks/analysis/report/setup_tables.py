@@ -12,6 +12,11 @@ from allranks.utils.redaction import HIDDEN, holds_secret, redact_arguments
 from allranks.utils.text import format_value
 
 
+def _device(data: RunData) -> str:
+    known = ("device",) if data.own_program else ("device", "dtype")
+    return ", ".join(format_value(data.plan.get(name)) for name in known) if data.plan else ""
+
+
 def plan_facts(data: RunData) -> Table | None:
     """Return the plan, except ranks and environment."""
     p, batch = data.plan, as_dict(data.plan.get("batch"))
@@ -32,7 +37,7 @@ def plan_facts(data: RunData) -> Table | None:
             ("launcher", format_value(p.get("launcher"))),
             ("strategy", "" if data.own_program else format_value(p.get("strategy"))),
             ("options", "" if data.own_program else options),
-            ("device, type", f"{format_value(p.get('device'))}, {format_value(p.get('dtype'))}" if p else ""),
+            ("device" if data.own_program else "device, type", _device(data)),
             ("backend", format_value(p.get("backend"))),
             ("optimizer step", sequences),
             ("steps", format_count(steps)),

@@ -97,6 +97,8 @@ def _right_answers(data: RunData) -> KeyFigure | None:
 
 
 def _speed(data: RunData) -> KeyFigure | None:
+    if data.own_program:
+        return _program_speed(data)
     rate, each = finite_float(data.metrics.get("tokens_per_s")), data.metrics.get("tokens_per_s_per_rank")
     if rate is None:
         return None
@@ -105,6 +107,14 @@ def _speed(data: RunData) -> KeyFigure | None:
     return KeyFigure(
         "real tokens / s", formatting.format_rate(rate), f"{formatting.format_rate(each)} per rank{padding}"
     )
+
+
+def _program_speed(data: RunData) -> KeyFigure | None:
+    tokens, steps = (finite_float(data.metrics.get(name)) for name in ("tokens_per_s", "steps_per_s"))
+    source = "read in its output" if data.metrics.get("progress_source") == "log" else "as it reported"
+    if tokens is not None:
+        return KeyFigure("tokens / s", formatting.format_rate(tokens), source)
+    return None if steps is None else KeyFigure("steps / s", f"{steps:.3g}", source)
 
 
 def _step_time(data: RunData) -> KeyFigure | None:

@@ -153,6 +153,7 @@ def _frame_mac(key: DirectionKey, count: int, content: bytes) -> bytes:
 
 
 CHANNEL_VARIABLE = "ALLRANKS_CHANNEL"  # JSON of `Endpoint`, in the environment of the agents
+LAUNCHER_PID_VARIABLE = "ALLRANKS_LAUNCHER_PID"  # of the command that is the parent of an agent on this machine
 
 JOINED, RUNNING, ENDED = "joined", "running", "ended"
 

@@ -63,7 +63,12 @@ class HangEvidence:
 
     def is_in_collective(self, rank: RankEvidence) -> bool:
         """Return whether the stack of a rank's main thread is in a collective."""
-        return any(_IN_COLLECTIVE.search(f"{f.file}:{f.function}") for f in rank.stack[:10])
+        return is_collective_stack([f"{f.file}:{f.function}" for f in rank.stack])
+
+
+def is_collective_stack(frames: Sequence[str]) -> bool:
+    """Return whether frames (``file:function``, innermost first) are in a collective, or in the rendezvous before one."""
+    return any(_IN_COLLECTIVE.search(frame) for frame in frames[:10])
 
 
 def progress_text(rank: RankEvidence) -> str:
@@ -93,6 +98,23 @@ def pending_call_text(rank: RankEvidence) -> str:
 def call_text(call: CollectiveCall | None) -> str:
     """Describe a collective by operation and sizes."""
     return f"{call.op} {call.sizes}".strip() if call else "another"
+
+
+def due_alarm(alarms: Sequence[HangAlarm], nodes: int) -> HangAlarm | None:
+    """Return the alarm that has all ranks examined, or None.
+
+    A user's own program is silent only if all of its nodes are, and it hangs only if no rank works, or others wait for one that does.
+
+    Args:
+        alarms: those that are raised now.
+        nodes: number of nodes with running ranks.
+    """
+    first = next((alarm for alarm in alarms if not alarm.whole_job), None)
+    if first is not None:
+        return first
+    if not alarms or len(alarms) < nodes or not (all(a.stuck for a in alarms) or any(a.waiting for a in alarms)):
+        return None
+    return min(alarms, key=lambda alarm: (not alarm.waiting, alarm.since))
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
@@ -170,6 +192,22 @@ def _calls(case: HangEvidence) -> HangVerdict | None:
             return _mismatch(case, group, seq, there)
         if absent and any(not c.done for c in there.values()):
             return _absent(case, group, seq, there, absent)
+    return None
+
+
+def _sequences(case: HangEvidence) -> HangVerdict | None:
+    """Name ranks outside collectives that have called fewer than a rank that waits, where no record shows the calls themselves."""
+    for group in sorted({name for r in case.ranks.values() for name in r.sequences}):
+        members = {r.rank: r for r in case.ranks.values() if group in r.sequences}
+        most = max(r.sequences[group] for r in members.values())
+        waits = [rank for rank, r in sorted(members.items()) if r.sequences[group] == most and case.waits(r)]
+        behind = [r for _, r in sorted(members.items()) if r.sequences[group] < most and r.stack and not case.waits(r)]
+        if waits and behind:
+            why = "it never joined collective {} of group {}, in which rank {} waits; its last one is {}"
+            fallen = [
+                case.fallen(r.rank, why.format(most, group, format_ranks(waits), r.sequences[group])) for r in behind
+            ]
+            return HangVerdict(kind="collective_mismatch", fallen=fallen)
     return None
 
 
@@ -308,5 +346,5 @@ def _end_text(rank: RankEvidence) -> str:
 
 
 RULES: tuple[Callable[[HangEvidence], HangVerdict | None], ...] = (
-    _not_runnable, _network, _calls, _unreachable_node, _blocked_interpreter, _behind, _not_in_collective, _first_silent, _ended,
+    _not_runnable, _network, _calls, _unreachable_node, _blocked_interpreter, _behind, _sequences, _not_in_collective, _first_silent, _ended,
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 Training steps use the limit of the spec. Long phases (joining, data, model, first step, evaluation, checkpoints) may take
 almost ``cluster.timeout_s``, after which the collective in which the other ranks wait would end them and the evidence.
+A user's own program has no phases; `allranks.launch.monitor.script_silence` decides.
 
 The agent sends alarm and evidence to the driver over the control channel; the driver decides
 (`allranks.launch.monitor.hang_report`). The evidence is also saved in the run folder, for nodes that the driver cannot reach.
@@ -17,7 +18,16 @@ from typing import Protocol
 
 from allranks.launch.monitor import procfs
 from allranks.launch.monitor.evidence import EvidenceCollector, save_evidence
+from allranks.launch.monitor.hang_rules import is_collective_stack
 from allranks.launch.monitor.records import HangAlarm, NodeEvidence
+from allranks.launch.monitor.script_silence import (
+    ACTIVITY_INTERVAL_S,
+    BUSY_BYTES,
+    BUSY_SHARE,
+    RankSample,
+    ScriptSilence,
+    Silence,
+)
 from allranks.planning.records import Limits
 from allranks.rundir.heartbeat import SCRIPT_PHASE, TRAIN_PHASE, Heartbeat, HeartbeatPage
 from allranks.rundir.paths import RunDir
@@ -33,16 +43,12 @@ def silence_limit_s(limits: Limits, beat: Heartbeat) -> float:
 
 
 def only_heartbeats_count(beat: Heartbeat) -> bool:
-    """Return whether only heartbeats count as progress; otherwise CPU time and I/O count too. For a user's own program,
-    only heartbeats count from its first collective on."""
-    return beat.phase == TRAIN_PHASE or (beat.phase == SCRIPT_PHASE and any(beat.sequences.values()))
+    """Return whether only heartbeats count as progress; otherwise CPU time and I/O count too."""
+    return beat.phase == TRAIN_PHASE
 
 
 LOOK_S = 0.5
 PAUSED_S = 5.0  # this process itself was stopped for so long: no silence counts
-ACTIVITY_INTERVAL_S = 1.0
-BUSY_SHARE = 0.02  # of a core
-BUSY_BYTES = 1 << 16
 VERDICT_S = 40.0  # time for the driver's verdict; then the ranks are stopped without one
 ENDED_PHASES = ("done",)
 STOPPED_STATE = "T"  # by SIGSTOP or SIGTSTP
@@ -74,7 +80,8 @@ class HangMonitor(threading.Thread):
         named: this node's name in messages.
         host: this node's name in the names of log files.
         pages: the heartbeat page of each rank of this node.
-        raise_alarm: sends the alarm to the driver.
+        script: for a user's own program, which hangs only if all its nodes raise an alarm.
+        raise_alarm: sends the alarm to the driver, or (None) withdraws it.
         end: stops the ranks of this node; always called after the examination, even if nothing can be written.
     """
 
@@ -90,17 +97,17 @@ class HangMonitor(threading.Thread):
         collector: EvidenceCollector,
         channel: EvidenceChannel,
         *,
-        raise_alarm: Callable[[HangAlarm], None],
+        raise_alarm: Callable[[HangAlarm | None], None],
         end: Callable[[], None],
+        script: ScriptSilence | None = None,
     ) -> None:
         super().__init__(name="hangs", daemon=True)
         self._run, self._attempt, self._node, self._named, self._host = run, attempt, node, named, host
         self._pages, self._limits, self._collector, self._channel = pages, limits, collector, channel
-        self._raise, self._end = raise_alarm, end
+        self._raise, self._end, self._script = raise_alarm, end, script
+        self._suspects = False
         self._floor = time.monotonic()
         self._worked: dict[int, tuple[float, float, int]] = {}  # time of the sample, CPU seconds, bytes
-        self._last_said: dict[int, tuple[dict[str, int], int]] = {}
-        self._heard_at: dict[int, float] = {}
         self._active: dict[int, float] = {}  # when it was last seen working
         self._stopped = threading.Event()
 
@@ -112,7 +119,9 @@ class HangMonitor(threading.Thread):
                 self._floor = now
             last = now
             try:
-                alarm = self._channel.orders.collect or self.silence(now)
+                alarm = self._channel.orders.collect or (self.silence(now) if self._script is None else None)
+                if alarm is None and self._script is not None:
+                    self.suspect(self._script, now)
             except Exception as error:  # noqa: BLE001 - monitoring never ends a run: try again
                 logging.warning("the hang monitor of %s failed: %s: %s", self._named, type(error).__name__, error)
                 continue
@@ -152,8 +161,6 @@ class HangMonitor(threading.Thread):
             return None  # the others wait for a rank that has exited, which is detected elsewhere
         for rank, beat in beats.items():
             since = max(beat.at, self._floor)
-            if beat.phase == SCRIPT_PHASE:
-                since = max(since, self._heard(rank, beat, now))
             if not only_heartbeats_count(beat):
                 since = max(since, self._at_work(rank, beat, now))
             most = silence_limit_s(self._limits, beat)
@@ -173,16 +180,43 @@ class HangMonitor(threading.Thread):
             self._worked[rank] = (now, new_cpu, new_size)
         return self._active.get(rank, 0.0)
 
-    def _heard(self, rank: int, beat: Heartbeat, now: float) -> float:
-        """Return when a user's own program last called a collective or wrote to its log."""
+    def suspect(self, script: ScriptSilence, now: float) -> None:
+        """Raise or withdraw this node's alarm about a user's own program."""
+        beats = {rank: beat for rank, beat in self.beats().items() if beat.phase not in ENDED_PHASES}
+        measure = script.wants_activity(now)
+        left = any(procfs.has_ended(beat.pid) for beat in beats.values())
+        begins = any(beat.phase != SCRIPT_PHASE for beat in beats.values())
+        found = (
+            None
+            if left or begins
+            else script.look(now, self._floor, {r: self._sample(r, b, measure) for r, b in beats.items()})
+        )
+        if (found is not None) == self._suspects:
+            return
+        self._suspects = found is not None
+        self._raise(self._script_alarm(found, now) if found is not None else None)
+
+    def _sample(self, rank: int, beat: Heartbeat, measure: bool) -> RankSample:
         try:
             size = self._run.log_of(self._attempt, self._host, rank).stat().st_size
         except OSError:
             size = 0
-        said = (beat.sequences, size)
-        if self._last_said.get(rank) != said:
-            self._last_said[rank], self._heard_at[rank] = said, now
-        return self._heard_at[rank]
+        cpu_s, io_bytes = procfs.cpu_and_io(beat.pid) if measure else (None, 0)
+        return RankSample(
+            progress=(beat.beats, tuple(beat.sequences.items()), size),
+            cpu_s=cpu_s,
+            io_bytes=io_bytes,
+            stack=beat.stack,
+            collectives=any(beat.sequences.values()) or is_collective_stack(beat.stack),
+        )
+
+    def _script_alarm(self, found: Silence, now: float) -> HangAlarm:
+        clock = time.time()
+        return HangAlarm(
+            node=self._node, host=self._named, rank=found.rank, phase=SCRIPT_PHASE, part="",
+            step=None, since=round(clock - (now - found.since), 3), time=round(clock, 3), limit_s=round(found.limit_s, 1),
+            whole_job=True, stuck=found.stuck, waiting=found.waiting,
+        )  # fmt: skip
 
     def _alarm(self, rank: int, beat: Heartbeat, since: float, now: float, most: float) -> HangAlarm:
         clock = time.time()

@@ -78,7 +78,11 @@ class NodeEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HangAlarm(msgspec.Struct, frozen=True, kw_only=True):
-    """The first silence that was detected. ``since`` and ``time`` in seconds since the epoch."""
+    """The first silence that was detected. ``since`` and ``time`` in seconds since the epoch.
+
+    ``whole_job``: this is a user's own program, and the alarm counts only once every node has raised one. ``stuck``: no rank of
+    the node works; ``waiting``: one of them is in a collective.
+    """
 
     node: int
     host: str
@@ -89,6 +93,9 @@ class HangAlarm(msgspec.Struct, frozen=True, kw_only=True):
     since: float
     time: float
     limit_s: float
+    whole_job: bool = False
+    stuck: bool = True
+    waiting: bool = False
 
 
 class StalledRank(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 
@@ -164,15 +163,19 @@ IN_ALLOCATION = "ALLRANKS_IN_ALLOCATION"
 
 
 class AllocationJob:
-    """A driver in the foreground of an allocation that continues after it."""
+    """A driver in the foreground of an allocation that continues after it.
+
+    Args:
+        python: the command of the Python that runs it.
+    """
 
     interrupt_grace_s = 15.0  # srun and the other nodes take a few seconds
 
-    def __init__(self, run: RunDir) -> None:
+    def __init__(self, run: RunDir, python: list[str]) -> None:
         self._run = run
         self._log = (run.logs / "slurm.log").open("ab")
         self._driver = subprocess.Popen(
-            [sys.executable, "-m", "allranks.launch.driver", str(run.root)],
+            [*python, "-m", "allranks.launch.driver", str(run.root)],
             env={**os.environ, IN_ALLOCATION: "1"},
             stdin=subprocess.DEVNULL,
             stdout=self._log,

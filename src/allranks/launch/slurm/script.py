@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from pathlib import Path
 
 from allranks.errors import SpecError
+from allranks.planning.python_environment import environment_commands, needed_file
 from allranks.planning.rank_environment import public_variables
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.paths import RunDir
-from allranks.spec.data_mixture import parts_of
 from allranks.spec.records import RunSpec
-from allranks.spec.validation import is_container
 
 NO_MODULES_MESSAGE = "cluster.modules: the job's first node has no `module` command; remove the list, or load the system's start-up file in cluster.setup"
 VARIABLE_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
@@ -39,17 +37,28 @@ def render_batch_script(spec: RunSpec, plan: LaunchPlan, run: RunDir, python: st
             raise SpecError(f"cluster.env.{name}: not a valid name of an environment variable")
         _one_line(f"cluster.env.{name}", value)
     activate, launcher = environment_commands(spec.cluster.python, python)
+    what = plan.strategy if plan.batch else "your own program"
     return jinja.get_template("job.sbatch.j2").render(
-        title=f"allranks run {run.name}: {_count_text(plan.world_size, 'rank')} on {_count_text(len(plan.nodes), 'node')}, {plan.strategy}",
+        title=f"allranks run {run.name}: {_count_text(plan.world_size, 'rank')} on {_count_text(len(plan.nodes), 'node')}, {what}",
         options=sbatch_options(spec, plan, run),
         modules=_modules(spec.cluster.modules),
         no_modules=NO_MODULES_MESSAGE,
         verdict=str(run.driver),
         setup=spec.cluster.setup,
         activate=activate,
+        environment=_environment_file(spec.cluster.python),
         exports=exports,
         command=[*launcher, "-m", "allranks.launch.driver", str(run.root)],
     )
+
+
+def _environment_file(wanted: str | None) -> tuple[str, str] | None:
+    """Return the file that ``cluster.python`` needs on the first node, and the error message without it, escaped for a JSON string."""
+    path = needed_file(wanted) if wanted is not None else None
+    if path is None:
+        return None
+    text = f"cluster.python {wanted}: the job's first node has no {path}; put it on a file system that all nodes share"
+    return str(path), json.dumps(text)[1:-1]
 
 
 def _count_text(count: int, what: str) -> str:
@@ -104,57 +113,6 @@ def sbatch_options(spec: RunSpec, plan: LaunchPlan, run: RunDir) -> list[str]:
             raise SpecError(f"cluster.slurm.extra: expected --name=value, got {extra!r}")
         lines.append(f"{name}={_quoted('cluster.slurm.extra', value)}" if equals else name)
     return lines
-
-
-def environment_commands(wanted: str | None, python: str) -> tuple[list[str], list[str]]:
-    """Return shell lines that activate the environment, and the command of its Python, for the driver.
-
-    ``cluster.python`` is a virtual environment's folder, ``conda:NAME``, an Apptainer image (``.sif``), or
-    ``pyxis:IMAGE``, which srun enters itself. The driver runs outside of containers, because they lack srun and scontrol.
-    """
-    if wanted is None:
-        return [], [python]
-    _one_line("cluster.python", wanted)
-    if is_container(wanted):
-        return [], [python]
-    if wanted.startswith("conda:"):
-        return ['eval "$(conda shell.bash hook)"', f"conda activate {shlex.quote(wanted.removeprefix('conda:'))}"], [
-            "python"
-        ]
-    return [f"source {shlex.quote(str(Path(wanted) / 'bin' / 'activate'))}"], ["python"]
-
-
-def agent_command(spec: RunSpec, plan: LaunchPlan, run: RunDir, python: str) -> tuple[list[str], list[str]]:
-    """Return srun options and the Python command for the agents, which run inside the container.
-
-    The run folder and paths in the spec are mounted there under the same paths.
-    """
-    wanted = spec.cluster.python
-    if wanted is None or not is_container(wanted):
-        return [], environment_commands(wanted, python)[1]
-    mounts = _mounts(spec, run)
-    if wanted.startswith("pyxis:"):
-        image = wanted.removeprefix("pyxis:")
-        return [f"--container-image={image}", f"--container-mounts={','.join(f'{m}:{m}' for m in mounts)}"], ["python"]
-    gpus = ["--nv"] if plan.device == "cuda" else []
-    return [], ["apptainer", "exec", *gpus, *(f"--bind={m}" for m in mounts), wanted, "python"]
-
-
-def _mounts(spec: RunSpec, run: RunDir) -> list[str]:
-    sources = [part.source for part in parts_of(spec.data)] if spec.data else []
-    named = [spec.script.path if spec.script else None, *sources, spec.eval.source]
-    folders = [Path(p).expanduser().absolute().parent for p in named if p and Path(p).expanduser().is_file()]
-    if spec.model is not None and Path(spec.model.name).expanduser().is_dir():
-        folders.append(Path(spec.model.name).expanduser().absolute())
-    if spec.cluster.cache:
-        folders.append(Path(spec.cluster.cache).expanduser().absolute())
-    mounts = list(dict.fromkeys(map(str, [run.root, *folders])))
-    for path in mounts:
-        if "," in path or ":" in path:
-            raise SpecError(
-                f"{path}: a path with ',' or ':' cannot be mounted in a container; move it or give it another name"
-            )
-    return mounts
 
 
 def _one_line(key: str, value: str) -> str:

@@ -13,6 +13,7 @@ import msgspec
 from allranks.nodes.checks import ChecksByHost, NodeCheck, NodeSurvey, failed_check, join_names, passed_check
 from allranks.nodes.records import NodeRequirements
 from allranks.spec.records import RunSpec
+from allranks.spec.user_program import program_file, working_directory
 from allranks.spec.validation import is_container
 from allranks.utils.inputs import read_text
 
@@ -83,9 +84,11 @@ def ask(spec: RunSpec, here: Path, wish: NodeRequirements) -> NodeRequirements:
     """Add the packages of the program; none where only the node knows: in a container, or where shell lines and modules change its Python."""
     if spec.script is None or is_container(spec.cluster.python):
         return wish
-    script = (here / Path(spec.script.path).expanduser()).absolute()
+    script = program_file(spec.script)
+    if script is None:  # a module among the installed packages, or one that only the nodes see
+        return wish
     paths = {**os.environ, **spec.cluster.env}.get("PYTHONPATH", "").split(os.pathsep)
-    found = imported_packages(script, [here, *(here / path for path in paths if path)])
+    found = imported_packages(script, [here, working_directory(spec.script), *(here / path for path in paths if path)])
     return msgspec.structs.replace(wish, program=found, program_unknown=_why_unknown(spec))
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from contextlib import suppress
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import msgspec
 
 from allranks.errors import DataError, SpecError
+from allranks.nodes.preflight.interpreter import require_interpreter
 from allranks.planning.model_checks import check_model
 from allranks.planning.rank_environment import script_arguments
 from allranks.spec import data_sources
@@ -23,6 +26,7 @@ from allranks.spec.data_rows import eval_data, naming_source, read_examples
 from allranks.spec.data_templates import choose_template, require_task_template, require_template
 from allranks.spec.models import TINY_ENCODERS, check_model_folder, is_mlp, tiny_family
 from allranks.spec.records import DataSpec, RunSpec, ScriptSpec
+from allranks.spec.user_program import file_of_module, working_directory
 from allranks.utils.caches import cache_root, private_root
 from allranks.utils.safetensors_files import stored_tensors
 from allranks.version import __version__
@@ -37,8 +41,10 @@ def check_request(spec: RunSpec) -> None:
     Raises:
         SpecError, DataError: with the key and the fix.
     """
+    if spec.cluster.python is not None and spec.cluster.launcher == "local":
+        require_interpreter(spec.cluster.python)
     if spec.script is not None and spec.cluster.launcher == "local":
-        _check_script(spec.script)
+        _check_script(spec.script, spec.cluster.python)
     if spec.script is not None:
         script_arguments(spec.script, dict(os.environ))
     if spec.model is not None and is_mlp(spec.model.name):
@@ -88,12 +94,46 @@ def is_classifier(spec: RunSpec) -> bool | None:
     return check_model(spec)
 
 
-def _check_script(script: ScriptSpec) -> None:
-    path = Path(script.path).expanduser()
-    if not path.is_file():
+def _check_script(script: ScriptSpec, python: str | None) -> None:
+    """Refuse a program or a working directory that this machine does not have."""
+    folder = working_directory(script)
+    if not folder.is_dir():
+        raise SpecError(f"script.workdir {folder}: there is no such folder; current folder: {Path.cwd()}")
+    if script.path is not None:
+        _check_script_file(Path(script.path).expanduser(), folder)
+    elif (
+        python is None
+        and file_of_module(script.module or "", folder) is None
+        and not _is_installed(script.module or "")
+    ):
         raise SpecError(
-            f"script.path {path}: {'this is a folder' if path.is_dir() else 'there is no such file'}; current folder: {Path.cwd()}"
+            f"script.module {script.module}: there is no such module in {folder}, the program's working directory, and no installed package has it; "
+            "set script.workdir to the folder that contains it"
         )
+
+
+def _check_script_file(path: Path, workdir: Path) -> None:
+    if path.is_file():
+        return
+    what = "this is a folder" if path.is_dir() else "there is no such file"
+    hint = (
+        f"; {workdir / path} exists: script.path does not depend on script.workdir"
+        if (workdir / path).is_file()
+        else ""
+    )
+    raise SpecError(f"script.path {path}: {what}; current folder: {Path.cwd()}{hint}")
+
+
+def _is_installed(module: str) -> bool:
+    """Return whether a folder of this interpreter's packages has a module; nothing is imported."""
+    top, *rest = module.split(".")
+    if top in sys.builtin_module_names:
+        return True
+    found = PathFinder.find_spec(top)
+    if found is None or not rest:
+        return found is not None
+    folders = [Path(folder) for folder in found.submodule_search_locations or []]
+    return any(file_of_module(".".join(rest), folder) is not None for folder in folders)
 
 
 def _check_sources(spec: RunSpec, data: DataSpec, classifier: bool | None) -> None:

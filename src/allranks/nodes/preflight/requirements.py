@@ -21,10 +21,13 @@ from pathlib import Path
 import msgspec
 
 from allranks.nodes.checks import NodeCheck, NodeSurvey, passed_check
+from allranks.nodes.preflight.interpreter import ask_interpreter
 from allranks.nodes.records import Check, NodeRequirements, PreflightReport, Probe, RequiredFolder
+from allranks.planning.python_environment import is_interpreter
 from allranks.planning.records import LaunchPlan
 from allranks.spec.data_mixture import parts_of
 from allranks.spec.records import RunSpec
+from allranks.spec.user_program import program_file
 from allranks.spec.validation import is_container
 from allranks.utils.filesystem import PACKAGE_FOLDER
 from allranks.utils.machine import MachineFacts, host_name
@@ -105,14 +108,15 @@ def node_requirements(
 
 
 def node_python(spec: RunSpec) -> str:
-    """Return the interpreter that the nodes must have: that of ``cluster.python`` if it is a folder, else the current one.
+    """Return the interpreter that the nodes must have: that of ``cluster.python`` if it is a path, else the current one.
 
     Containers bring their own, and what conda activates is only known inside the job.
     """
     wanted = spec.cluster.python
     if wanted is None or is_container(wanted) or wanted.startswith("conda:"):
         return sys.executable
-    return str(Path(wanted).expanduser().absolute() / "bin" / "python")
+    path = Path(wanted).expanduser().absolute()
+    return str(path if is_interpreter(wanted) else path / "bin" / "python")
 
 
 def _folders(spec: RunSpec, run_root: Path, here: Path) -> list[RequiredFolder]:
@@ -124,7 +128,9 @@ def _folders(spec: RunSpec, run_root: Path, here: Path) -> list[RequiredFolder]:
         RequiredFolder(role="run", path=full(existing_folder(here / run_root)), write=True),
     ]
     if spec.script is not None:
-        found.append(RequiredFolder(role="script", path=full(spec.script.path), fingerprint=True))
+        program = program_file(spec.script)
+        if program is not None:
+            found.append(RequiredFolder(role="script", path=full(program), fingerprint=True))
     sources = [part.source for part in parts_of(spec.data)] if spec.data else []
     roles = ["data" if i == 0 else f"data {i + 1}" for i in range(len(sources))]
     for role, source in (*zip(roles, sources, strict=True), ("eval data", spec.eval.source)):
@@ -212,7 +218,11 @@ def _packages(spec: RunSpec) -> Check:
         },
         **optional_packages(spec),
     }
-    missing = [name for name in installed_by if importlib.util.find_spec(name) is None]
+    wanted = spec.cluster.python
+    if wanted is not None and spec.cluster.launcher == "local" and not is_container(wanted):
+        missing = ask_interpreter(wanted, list(installed_by)).missing
+    else:
+        missing = [name for name in installed_by if importlib.util.find_spec(name) is None]
     return Check(
         name="packages",
         ok=not missing,
@@ -240,7 +250,9 @@ def _program(spec: RunSpec) -> Check:
     from allranks.nodes.probes.probe import has_module
 
     wish = program.ask(spec, Path.cwd(), NodeRequirements(python=sys.executable))
-    here = {name: has_module(name) for name in wish.program}
+    wanted = spec.cluster.python
+    missing = ask_interpreter(wanted, list(wish.program)).missing if wanted is not None and wish.program else None
+    here = {name: has_module(name) if missing is None else name not in missing for name in wish.program}
     probe = Probe(host=host_name(), executable=sys.executable, program=here)
     found = program.judge(NodeSurvey(probes=[probe], wish=wish))
     return next(iter(found.values()), passed_check("program", "ok"))

@@ -9,8 +9,10 @@ from allranks.nodes.preflight.hub import check_hub
 from allranks.nodes.preflight.request import check_rows
 from allranks.nodes.preflight.requirements import local_report
 from allranks.nodes.records import PreflightReport, require
+from allranks.planning.python_environment import needed_file
 from allranks.planning.records import LaunchPlan
-from allranks.spec.records import RunSpec
+from allranks.spec.records import RunSpec, ScriptSpec
+from allranks.spec.user_program import working_directory
 from allranks.spec.validation import is_container
 from allranks.utils.machine import MachineFacts
 
@@ -41,19 +43,29 @@ def check_paths(spec: RunSpec) -> None:
         SpecError: names key and path.
     """
     launcher, python, chdir = spec.cluster.launcher, spec.cluster.python, spec.cluster.slurm.chdir
-    if spec.script is not None and not (path := Path(spec.script.path).expanduser()).is_file() and _counts(path, spec):
-        what = "this is a folder" if path.is_dir() else "there is no such file"
-        raise SpecError(f"script.path {path}: {what}; current folder: {Path.cwd()}")
-    if launcher != "local" and python is not None and not (is_container(python) or python.startswith("conda:")):
-        folder = Path(python).expanduser()
-        if not (folder / "bin" / "python").is_file() and _counts(folder, spec):
-            raise SpecError(
-                f"cluster.python {python}: there is no virtual environment (no bin/python); name its folder, conda:NAME, or a container's image"
-            )
+    if spec.script is not None:
+        _check_program(spec.script, spec)
+    needed = needed_file(python) if launcher != "local" and python is not None and not is_container(python) else None
+    if needed is not None and not needed.is_file() and _counts(needed.parent.parent, spec):
+        raise SpecError(
+            f"cluster.python {python}: there is no {needed}; name a virtual environment's folder, an interpreter, conda:NAME, or a container's image"
+        )
     if launcher == "slurm" and chdir is not None and not Path(chdir).is_dir() and _counts(Path(chdir), spec):
         raise SpecError(
             f"cluster.slurm.chdir {chdir}: there is no such folder; Slurm would start the job in /tmp instead"
         )
+
+
+def _check_program(script: ScriptSpec, spec: RunSpec) -> None:
+    workdir = working_directory(script)
+    if script.workdir is not None and not workdir.is_dir() and _counts(Path(script.workdir).expanduser(), spec):
+        raise SpecError(f"script.workdir {workdir}: there is no such folder; current folder: {Path.cwd()}")
+    if script.path is None:
+        return
+    path = Path(script.path).expanduser()
+    if not path.is_file() and _counts(path, spec):
+        what = "this is a folder" if path.is_dir() else "there is no such file"
+        raise SpecError(f"script.path {path}: {what}; current folder: {Path.cwd()}")
 
 
 def _counts(missing: Path, spec: RunSpec) -> bool:

@@ -14,7 +14,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from typing import Any
 from allranks.errors import DataError, EnvironmentNotAble, SpecError
 from allranks.rundir.files import read_json
 from allranks.spec.data_mixture import parts_of, source_of
-from allranks.spec.records import DataSpec, RunSpec
+from allranks.spec.records import DataSpec, RunSpec, ScriptSpec
+from allranks.spec.user_program import program_file, working_directory
 from allranks.spec.validation import is_container
 from allranks.utils.caches import datasets_cache, hub_cache
 from allranks.utils.filesystem import PACKAGE_FOLDER
@@ -251,8 +252,9 @@ def requested_parts(spec: RunSpec) -> list[RequestedPart]:
     """Return code, model and data that a spec names, without looking for the files."""
     found: list[RequestedPart] = []
     if spec.script is not None:
-        script = Path(spec.script.path).expanduser()
-        found.append(RequestedPart("project", script, lambda: [project_source(script)]))
+        file, script = program_file(spec.script), spec.script
+        if file is not None:
+            found.append(RequestedPart("project", file, lambda: [_program(script, file)]))
     if spec.model is not None and not spec.model.name.startswith(("tiny:", "mlp:")):
         name, revision = spec.model.name, spec.model.revision
         folder = Path(name).expanduser()
@@ -285,17 +287,32 @@ def package_source() -> PartFiles:
     return _tree("allranks", parent, [p.relative_to(parent) for p in walk_files(PACKAGE_FOLDER)])
 
 
-def project_source(script: Path) -> PartFiles:
+def _program(script: ScriptSpec, file: Path) -> PartFiles:
+    """Return the project of a user's program, with its working directory if that is in the project."""
+    workdir = working_directory(script)
+    found = project_source(file, workdir if script.module is not None else None)
+    override = dict(found.override or {})
+    if script.module is not None:
+        override.pop("script.path", None)
+    if (script.module is not None or script.workdir is not None) and workdir.is_relative_to(found.path):
+        override["script.workdir"] = "" if workdir == found.path else str(workdir.relative_to(found.path))
+    return replace(found, override=override)
+
+
+def project_source(script: Path, top: Path | None = None) -> PartFiles:
     """Return the project of a script: the nearest parent folder with .git or pyproject.toml, else the script's own folder.
 
     In a git work tree, ignored files are omitted. A script directly in a home folder or a folder for temporary files,
     which contain unrelated files, is sent alone.
+
+    Args:
+        top: the folder that is sent if no folder above the script is marked as a project; default: the script's own.
     """
     script = script.expanduser().absolute()
     if not script.is_file():
         raise SpecError(f"script.path {script}: there is no such file")
     above = [f for f in script.parents if f != Path.home() and f not in Path.home().parents]
-    root = next((f for f in above if any((f / mark).exists() for mark in _PROJECT_MARKERS)), script.parent)
+    root = next((f for f in above if any((f / mark).exists() for mark in _PROJECT_MARKERS)), top or script.parent)
     if root in _NO_PROJECTS or root == Path.home():
         return _single_file("project", "script.path", script)
     names = _git_names(root) if (root / ".git").exists() else None

@@ -41,20 +41,48 @@ def _silent_exits(case: DiagnosisCase) -> None:
     if case.candidates.keys() - {"peer_died_first"}:
         return
     spoke = {s.rank for s in case.signals if s.kind == "class" or s.owner in ("exception", "event_error")}
-    case.quiet_ends = [
-        s for s in sort_by_time(case.facts("rank_end")) if s.rank not in spoke and int(s.groups["code"]) > 0
-    ]
+    ends = sort_by_time(case.facts("rank_end"))
+    case.quiet_ends = [s for s in ends if s.rank not in spoke and int(s.groups["code"]) > 0]
+    if not case.quiet_ends:
+        _early_ends(case, ends, spoke)
     if case.quiet_ends:
         first = case.quiet_ends[0]
         found = case.propose("application_error", 0.72, case.quiet_ends)
         found.rank, found.host = first.rank, first.host
+        how = "and wrote no error: sys.exit, os._exit, or a library that gave up"
+        if first.groups["said"]:
+            how = f"by sys.exit with the text {first.groups['said'][:200]!r}"
         found.cause = (
-            f"Rank {first.rank} ended with exit code {first.groups['code']} and wrote no error: sys.exit, os._exit, or a library that gave up. "
+            f"Rank {first.rank} ended with exit code {first.groups['code']} {how}. "
             "The errors of the other ranks only report that it is gone."
         )
-        found.title = "the program exited without an error message"
+        found.title = "the program exited" + ("" if first.groups["said"] else " without an error message")
         found.fix = f"Find the call that exits with {first.groups['code']} on rank {first.rank} only; raise an exception with the reason there."
         found.next_test = f"read the end of the log of rank {first.rank}, written just before the exit"
+
+
+def _early_ends(case: DiagnosisCase, ends: list[LogSignal], spoke: set[int | None]) -> None:
+    """Detect a rank that ended with exit code 0 while others still communicated with it."""
+    victims = [s.time for s in ends if s.rank in spoke and s.time is not None]
+    left = [*case.facts("rank_early")] if "peer_died_first" in case.candidates else []
+    if victims:  # one that had succeeded, and after whose end others failed
+        left += [s for s in case.facts("rank_done") if s.time is not None and s.time <= min(victims)]
+    left = [s for s in left if s.rank not in spoke]
+    if not left:
+        return
+    first = sort_by_time(left)[0]
+    found = case.propose("application_error", 0.72, [first])
+    found.rank, found.host = first.rank, first.host
+    found.title = "a rank left early with exit code 0"
+    found.cause = (
+        f"Rank {first.rank} ended with exit code 0 (the end of the program, sys.exit(0), or os._exit(0)) while other ranks still communicated "
+        "with it. Their errors only report that it is gone."
+    )
+    found.fix = (
+        f"Find out why rank {first.rank} does less work than the others: fewer batches, a condition on the rank, an early return. All ranks must "
+        "take part in the same collectives."
+    )
+    found.next_test = "print the number of steps or batches of each rank before the loop"
 
 
 class FirstExit(Struct, frozen=True):

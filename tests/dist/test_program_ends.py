@@ -1,0 +1,221 @@
+"""How runs of a user's own program are stopped, and that nothing of them is left. Whole runs, real signals; the programs need no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sysconfig
+import time
+import venv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from allranks.rundir.files import read_json
+from tests.dist.harness import Background, allranks, train, until, write_spec
+
+pytestmark = pytest.mark.dist
+
+BEGIN = "import os, pathlib, signal, subprocess, sys, time\nrank = int(os.environ['RANK'])\n"
+READY = "pathlib.Path(f'ready{rank}').write_text(f'{os.getpid()} ' + ' '.join(str(c.pid) for c in children))\ntime.sleep(600)\n"
+SAVES = BEGIN + (
+    "children = []\n"
+    "def stop(number, frame):\n    time.sleep(1.0)\n    print('saved', flush=True)\n    os._exit(0) if rank else sys.exit(0)\n"
+    "signal.signal(signal.SIGTERM, stop)\n"
+)
+PLAIN = BEGIN + "children = []\n"
+DEAF = BEGIN + (
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "sleep = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
+    "children = [subprocess.Popen(sleep), subprocess.Popen(sleep, start_new_session=True)]\n"
+)
+
+
+class Program(Background):
+    """A run of a program that waits until something happens to it."""
+
+    def __init__(self, folder: Path, text: str, **script: Any) -> None:
+        (folder / "program.py").write_text(text + READY)
+        spec = {
+            "name": "p",
+            "script": {"path": "program.py", **script},
+            "cluster": {"procs_per_node": 2},
+            "run_root": str(folder / "runs"),
+        }
+        super().__init__(folder, "run", str(write_spec(folder, spec)))
+        self._folder = folder
+        until(lambda: len(self.members()) >= 2 or self.process.poll() is not None)
+        assert self.process.poll() is None, self.out.read_text()
+
+    def members(self) -> list[psutil.Process]:
+        """The ranks and their children, once all ranks are ready."""
+        texts = [path.read_text() for path in self._folder.glob("ready*")]
+        return (
+            [psutil.Process(int(pid)) for text in texts for pid in text.split()]
+            if len(texts) == 2 and all(texts)
+            else []
+        )
+
+    def logs(self) -> list[str]:
+        return [path.read_text() for path in self.run.rank_logs(1).values()]
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Callable[..., Program]]:
+    started: list[tuple[Program, list[psutil.Process]]] = []
+
+    def start(text: str, **script: Any) -> Program:
+        one = Program(tmp_path, text, **script)
+        started.append((one, one.members()))
+        return one
+
+    yield start
+    for one, members in started:
+        one.stop()
+        for process in members:
+            if process.is_running():
+                process.kill()
+
+
+def gone(processes: list[psutil.Process], limit_s: float) -> None:
+    """All have ended; those that a test's own process must wait for count as ended."""
+    deadline = time.monotonic() + limit_s
+    while left := [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]:
+        assert time.monotonic() < deadline, [p.cmdline() for p in left]
+        time.sleep(0.05)
+
+
+def test_a_program_that_handles_sigterm_saves_and_the_run_says_how_it_ended(program: Callable[..., Program]) -> None:
+    one = program(SAVES)
+    one.signal(signal.SIGTERM)
+    code, out = one.wait(limit_s=30)
+    assert code == 1
+    assert all("saved" in log for log in one.logs())
+    assert "stopping: SIGTERM to every rank; what still runs after 30 s (script.grace_s) is killed" in out
+    assert (
+        "stopped (allranks received SIGTERM): the ranks received SIGTERM; rank 0, 1 ended with exit code 0"
+        in " ".join(out.split())
+    )
+    assert "checkpoint" not in out
+    metrics = read_json(one.run.metrics)
+    assert metrics["status"] == "stopped"
+    unknown = ("strategy", "dtype", "use_lora", "gradient_checkpointing", "steps", "tokens_real", "eval_s", "model")
+    assert {name: metrics[name] for name in unknown} == dict.fromkeys(unknown)
+    assert (metrics["world_size"], metrics["device"]) == (2, "cpu")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("how", ["SIGINT", "SIGHUP", "cancel", "cancel --now", "SIGINT twice"])
+def test_a_deaf_program_is_killed_after_its_grace_period_with_all_its_children(
+    program: Callable[..., Program], tmp_path: Path, how: str
+) -> None:
+    asked_twice = how == "SIGINT twice"
+    one = program(DEAF, grace_s=60.0 if asked_twice or "now" in how else 1.0)
+    members = one.members()
+    assert len(members) == 6
+    began = time.monotonic()
+    if how.startswith("cancel"):
+        done = allranks(*how.split()[:1], one.run.name, *how.split()[1:], cwd=tmp_path)
+        said = "stopped its ranks" if "now" in how else "sent SIGTERM to its ranks; what still runs after 1 s"
+        assert said in done.stdout, done.stdout + done.stderr
+    else:
+        one.signal(signal.Signals[how.split(maxsplit=1)[0]])
+        if asked_twice:
+            until(lambda: "Ctrl-C again kills them now" in one.out.read_text())
+            one.signal(signal.SIGINT)
+    code, out = one.wait(limit_s=30)
+    assert code == 1
+    gone(members, 5)
+    assert time.monotonic() - began < 30
+    if not asked_twice and "now" not in how:
+        assert "rank 0, 1 did not end within 1 s (script.grace_s) and was killed" in " ".join(out.split())
+
+
+@pytest.mark.full
+def test_a_program_without_a_handler_ends_by_sigterm_and_the_run_says_so(program: Callable[..., Program]) -> None:
+    one = program(PLAIN)
+    one.signal(signal.SIGINT)
+    code, out = one.wait(limit_s=20)
+    assert code == 1
+    assert "stopped (interrupted): the ranks received SIGTERM; rank 0, 1 ended by it" in " ".join(out.split())
+    assert read_json(one.run.metrics)["status"] == "failed"
+
+
+@pytest.mark.parametrize("killed", ["command", "command and agent"])
+def test_nothing_is_left_of_a_deaf_program_whose_launcher_is_killed(
+    program: Callable[..., Program], killed: str
+) -> None:
+    """As the out-of-memory killer does, who sends SIGKILL. One child has left its rank's session."""
+    one = program(DEAF, grace_s=1.0)
+    everything = [*psutil.Process(one.process.pid).children(recursive=True), *one.members()]
+    victims = [p for p in everything if "allranks.launch.agent" in p.cmdline()] if "agent" in killed else []
+    for pid in [one.process.pid, *(p.pid for p in victims)]:
+        os.kill(pid, signal.SIGKILL)
+    gone(everything, 15)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "sys.exit(0)",
+        pytest.param("pass", marks=pytest.mark.full),
+        pytest.param("quit()", marks=pytest.mark.full),
+        pytest.param("os._exit(0)", marks=pytest.mark.full),
+    ],
+)
+def test_a_rank_that_leaves_early_with_0_is_the_cause_of_the_others_errors(tmp_path: Path, how: str) -> None:
+    (tmp_path / "program.py").write_text(
+        "import os, sys, torch\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "for i in range(50):\n"
+        f"    if i == 3 and dist.get_rank() == 1:\n        {how}\n        break\n"
+        "    dist.all_reduce(torch.ones(1))\n"
+    )
+    script = {"path": str(tmp_path / "program.py")}
+    done, run = train(tmp_path, {"name": "p", "script": script, "run_root": str(tmp_path / "runs")})
+    assert done.returncode == 1
+    assert "rank 1 on" in done.stderr and "ended with exit code 0" in done.stderr
+    if how != "os._exit(0)":
+        assert "while other ranks were still running; rank 0 then failed with RuntimeError" in done.stderr
+    assert "killed" not in done.stderr
+    assert read_json(run.metrics)["message"] in " ".join(done.stderr.split())
+    (found, *_) = json.loads(allranks("diagnose", "--json", str(run.root), cwd=tmp_path).stdout)["findings"]
+    assert (found["id"], found["rank"], found["title"]) == (
+        "application_error",
+        1,
+        "a rank left early with exit code 0",
+    )
+
+
+@pytest.mark.full
+def test_the_text_of_sys_exit_is_in_the_diagnosis(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import os, sys\nif os.environ['RANK'] == '1': sys.exit('no rows in /data')\n")
+    script = {"path": str(tmp_path / "program.py")}
+    done, run = train(tmp_path, {"name": "p", "script": script, "run_root": str(tmp_path / "runs")})
+    assert "rank 1 on" in done.stderr and "ended with exit code 1: no rows in /data" in done.stderr
+    (found, *_) = json.loads(allranks("diagnose", "--json", str(run.root), cwd=tmp_path).stdout)["findings"]
+    assert found["rank"] == 1 and "no rows in /data" in found["cause"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("tail", ["", "bin/python3"])
+def test_the_ranks_run_in_the_python_that_is_named(tmp_path: Path, tail: str) -> None:
+    """Agent and ranks run in a virtual environment of its own, which sees the packages of this one."""
+    folder = tmp_path / "my env"
+    venv.create(folder, with_pip=False)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "shared.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    (tmp_path / "program.py").write_text("import sys\nprint('prefix', sys.prefix, flush=True)\n")
+    spec = {
+        "name": "p",
+        "script": {"path": str(tmp_path / "program.py")},
+        "run_root": str(tmp_path / "runs"),
+        "cluster": {"python": str(folder / tail) if tail else str(folder)},
+    }
+    done, run = train(tmp_path, spec)
+    assert done.returncode == 0, done.stdout + done.stderr
+    logs = run.rank_logs(1)
+    assert len(logs) == 2 and all(f"prefix {folder}\n" in path.read_text() for path in logs.values())

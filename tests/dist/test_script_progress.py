@@ -1,0 +1,89 @@
+"""A user's own program tells its progress, or prints it; its output is shown live. Real processes, without torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.rundir.files import read_json
+from tests.dist.harness import train
+
+pytestmark = pytest.mark.dist
+REPORTS = """
+import os, sys, time, warnings
+import allranks
+rank = int(os.environ["RANK"])
+print("token hf_" + "aB3dE5fG7hJ9kL1mN2pQ4rS6tU8vW0xY2z", flush=True)
+print("iter 900: loss 9.0000, time 1.0ms", flush=True)
+for step in range(1, 41):
+    allranks.report(step=step, loss=4.0 / step, tokens=100)
+    time.sleep(0.06)
+allranks.report(step="many", loss=object())
+sys.stdout.buffer.write(b"\\x1b[31moverwritten\\x1b[0m \\xff\\xfe bytes\\rwhat stays\\n")
+print("is torch imported:", "torch" in sys.modules)
+"""
+PRINTS = """
+import os, sys, time
+if os.environ["RANK"] == "0":
+    sys.stderr.write("Map: 100%|####| 256/256 [00:00<00:00, 90 examples/s]\\n")
+    sys.stdout.buffer.write(b"x" * (3 << 20) + b"\\n")
+    sys.stdout.flush()
+    time.sleep(1.5)
+    for step in (10, 20, 30):
+        print(f"iter {step}: loss {4 - step / 10:.4f}, time 20.00ms, mfu -100.00%", flush=True)
+        time.sleep(1.2)
+else:
+    print("only in the log of rank 1")
+"""
+SILENT = "print('nothing to tell')\n"
+
+
+def end_of(tmp_path: Path, program: str) -> tuple[Any, Any, dict[str, Any]]:
+    (tmp_path / "program.py").write_text(program)
+    spec = {"name": "s", "script": {"path": str(tmp_path / "program.py")}, "run_root": str(tmp_path / "runs")}
+    done, run = train(tmp_path, spec)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done, run, read_json(run.metrics)
+
+
+def test_reports_reach_terminal_summary_metrics_and_page(tmp_path: Path) -> None:
+    done, run, metrics = end_of(tmp_path, REPORTS)
+    assert (metrics["progress_source"], metrics["steps"], metrics["tokens_reported"]) == ("report", 40, 2 * 40 * 100)
+    assert (metrics["train_loss_first"], metrics["train_loss_last"]) == (4.0, 0.1)
+    assert 500 < metrics["tokens_per_s"] < 2 * 100 / 0.06
+    assert re.search(r"^steps +40 *$", done.stdout, re.MULTILINE), done.stdout
+    for words in ("4.0000 -> 0.1000", "tokens/s", "what stays", "is torch imported: False", "iter 900"):
+        assert words in done.stdout, done.stdout
+    for words in ("hf_aB3d", "\x1b", "overwritten", "[rank"):
+        assert words not in done.stdout
+    assert "loss=<object object" in done.stdout  # one warning for each kind of value that is none
+    events = [json.loads(line) for line in run.events_of(1).read_text().splitlines()]
+    assert 2 <= sum(e["event"] == "progress" for e in events) <= 6  # 40 reports
+    assert "tokens / s" in run.report.read_text()
+
+
+def test_progress_is_read_in_the_output_and_labelled(tmp_path: Path) -> None:
+    done, _, metrics = end_of(tmp_path, PRINTS)
+    assert (metrics["progress_source"], metrics["steps"]) == ("log", 30)
+    assert (metrics["train_loss_first"], metrics["train_loss_last"]) == (3.0, 1.0)
+    assert 5 < metrics["steps_per_s"] < 10
+    assert metrics.get("tokens_per_s") is None
+    assert "tokens_reported" not in metrics
+    assert "30 (read in the output of rank 0)" in done.stdout
+    assert "bytes are not shown" in done.stdout
+    assert "only in the log of rank 1" not in done.stdout
+    assert len(done.stdout) < 200_000
+
+
+@pytest.mark.full
+def test_a_program_that_tells_nothing_has_no_values(tmp_path: Path) -> None:
+    done, _, metrics = end_of(tmp_path, SILENT)
+    assert "progress_source" not in metrics
+    assert not metrics.get("steps")
+    assert metrics.get("train_loss_last") is None
+    assert "nothing to tell" in done.stdout
+    assert "steps" not in done.stdout.split("nothing to tell")[1]
