@@ -13,6 +13,9 @@ TORCH ?= 2.13.0
 STAMP := $(VENV)/.allranks-ready
 PYTEST := $(VENV)/bin/python -m pytest
 
+# Container images often set it: without compiled files pytest rewrites every test module anew in each of its processes.
+unexport PYTHONDONTWRITEBYTECODE
+
 .NOTPARALLEL:
 .PHONY: slurm help setup demo compare test test-dist test-all lint bench clean
 

@@ -60,7 +60,7 @@ def hta_versions(python: Path) -> dict[str, str]:
 def programs(python: Path, traces: TraceSet) -> dict[str, tuple[list[str], dict[str, str]]]:
     """Command and environment of each program for a set."""
     folder = str(traces.folder)
-    verb = [sys.executable, "-m", "allranks.cli.main", "trace", folder]
+    verb = [str(Path(sys.executable).with_name("allranks")), "trace", folder]
     return {
         "allranks trace": (verb, {}),
         "analyse": ([sys.executable, str(PEERS / "ours.py"), folder], {}),

@@ -154,9 +154,7 @@ STOPPED = r"(?i)stop|interrupt|cancel|closed|hang ?up|SIGHUP"
 
 def _local() -> list[Case]:
     make = _make
-    cases = [
-        _raised("local", where, usual=where == "step") for where in ("prepare", "build", "step", "eval", "save", "end")
-    ]
+    cases = [_raised("local", where) for where in ("prepare", "build", "step", "eval", "save", "end")]
     cases.append(
         Case(
             id="local-eval-nan",

@@ -139,16 +139,22 @@ def test_replies_are_those_of_the_evaluation(tmp_path: Path) -> None:
     assert any(sample["reply"].strip() for sample in samples[30])
 
 
-def test_standard_input_sampling_and_refusals(early: Any) -> None:
+LINES = "Zähle bis drei\n\n你好 \x1b[31m\r\nuse hf_aB3dE5gH7jK9mN1pQ3sT5vX7zA2cD4fG6h\n"
+
+
+def test_samples_repeat_with_their_seed(early: Any) -> None:
     folder, _, run = early
-    secret = "hf_" + "aB3dE5gH7jK9mN1pQ3sT5vX7zA2cD4fG6h"
-    lines = f"Zähle bis drei\n\n你好 \x1b[31m\r\nuse {secret}\n"
-    first = replies(run, folder, "--temperature", "1.5", "--max-new-tokens", "8", stdin=lines)["replies"]
-    again = replies(run, folder, "--temperature", "1.5", "--max-new-tokens", "8", stdin=lines)["replies"]
-    other = replies(run, folder, "--temperature", "1.5", "--max-new-tokens", "8", "--seed", "9", stdin=lines)["replies"]
+    first, again, other = (
+        replies(run, folder, "--temperature", "1.5", "--max-new-tokens", "8", *seed, stdin=LINES)["replies"]
+        for seed in ((), (), ("--seed", "9"))
+    )
     assert [reply["prompt"] for reply in first] == ["Zähle bis drei", "你好 \x1b[31m", "use ***"]
     assert first == again != other
     assert all(reply["tokens"] <= 8 for reply in first)
+
+
+def test_standard_input_and_refusals(early: Any) -> None:
+    folder, _, run = early
     for words, says in (
         (("--prompt", "x", "--checkpoint", "7"), "no checkpoint of step 7; existing steps"),
         (("--prompt", "x", "--checkpoint", "newest"), "expected the step of a checkpoint, or best"),
@@ -157,9 +163,11 @@ def test_standard_input_sampling_and_refusals(early: Any) -> None:
         done = allranks("generate", run.name, *words, cwd=folder)
         assert done.returncode == 2 and says in done.stderr, done.stderr
     shown = subprocess.run(
-        [*ALLRANKS, "generate", run.name, "--max-new-tokens", "2"], cwd=folder, input="a \x1b[31mred\n", capture_output=True, text=True, timeout=120
+        [*ALLRANKS, "generate", run.name, "--max-new-tokens", "2"], cwd=folder, input=LINES, capture_output=True, text=True, timeout=120
     )  # fmt: skip
-    assert shown.returncode == 0 and "prompt  a red" in shown.stdout and "\x1b" not in shown.stdout
+    assert shown.returncode == 0 and "\x1b" not in shown.stdout
+    for words in ("prompt  Zähle bis drei", "prompt  你好", "prompt  use ***"):
+        assert words in shown.stdout
 
 
 def test_an_interrupt_ends_the_process_with_the_model(early: Any) -> None:

@@ -79,7 +79,7 @@ def spec(tmp_path: Path, steps: int) -> dict[str, Any]:
 
 def test_an_overloaded_machine_is_named_and_no_rank(tmp_path: Path) -> None:
     with two_cores(), Others(8):  # each rank has several threads, which take their share of the cores
-        done, run = train(tmp_path, spec(tmp_path, 100))
+        done, run = train(tmp_path, spec(tmp_path, 200))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "is slow" not in done.stdout
     assert "is overloaded: " in done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -48,7 +49,9 @@ def all_gone(pids: list[int], limit_s: float) -> None:
 
 
 def resumable(folder: Path, name: str) -> dict[str, Any]:
-    return tiny_spec(
+    """A mixture of two files, one of them repeated."""
+    (folder / "pairs.csv").write_text("prompt,response\n" + "".join(f"say {i},word {i}\n" for i in range(9)))
+    spec = tiny_spec(
         folder / "rows.json",
         folder,
         name=name,
@@ -56,11 +59,19 @@ def resumable(folder: Path, name: str) -> dict[str, Any]:
         checkpoint={"mode": "full"},
         eval={"samples": 0},
     )
+    del spec["data"]["source"]
+    spec["data"]["sources"] = [
+        {"source": str(folder / "rows.json")}, {"source": str(folder / "pairs.csv"), "weight": 0.5}
+    ]  # fmt: skip
+    return spec
 
 
 @pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGUSR1, signal.SIGTERM)], ids=["once", "twice"])
 def test_a_resumed_run_is_bitwise_one_that_never_stopped(tmp_path: Path, signals: tuple[signal.Signals, ...]) -> None:
-    """Stopped, and stopped again by another signal: dropout, packing, accumulation, schedule and optimizer go on as if nothing had been."""
+    """Stopped, and stopped again by another signal: dropout, packing, accumulation, schedule and optimizer go on as if nothing had been.
+
+    So does a mixture of data, although its cache is gone.
+    """
     write_rows(tmp_path / "rows.json", 60)
     done, whole = train(tmp_path, resumable(tmp_path, "whole"))
     assert done.returncode == 0, done.stderr
@@ -73,6 +84,7 @@ def test_a_resumed_run_is_bitwise_one_that_never_stopped(tmp_path: Path, signals
         assert code == 1
         assert "stopped after step" in out and f"(allranks received {asked.name})" in out
         stops.append(parts.checkpoint_steps()[-1])
+        shutil.rmtree(tmp_path / "cache" / "allranks" / "data")
         background = Background(tmp_path, "resume", parts.name)
     code, out = background.wait()
     assert code == 0, out

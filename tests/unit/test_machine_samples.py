@@ -40,8 +40,8 @@ def test_samples_are_written_at_most_once_per_interval(tmp_path: Path, monkeypat
 
 
 def test_what_comes_between_steps_is_left_out(tmp_path: Path) -> None:
-    here, _ = samples(tmp_path)
     began = time.monotonic()
+    here, _ = samples(tmp_path)
     time.sleep(PAUSE_S)
     here.write_before_pause()
     first = time.monotonic() - began

@@ -18,15 +18,13 @@ from __future__ import annotations
 import atexit
 import ctypes
 import faulthandler
-import gc
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from allranks.launch.process_guard import AGENT_PID_VARIABLE
@@ -34,6 +32,7 @@ from allranks.rundir.files import open_append
 from allranks.rundir.heartbeat import DONE_PHASE, FINISH_PHASE, heartbeat
 from allranks.rundir.paths import RunDir
 from allranks.train import rank_hooks as watched
+from allranks.utils.interpreter import no_garbage_collection
 from allranks.utils.machine import host_name
 
 PR_SET_PDEATHSIG = 1
@@ -125,31 +124,16 @@ def _start(run: RunDir, attempt: int) -> bool:
 
         run_user_script(run, spec.script, attempt)
     elif run.compare.exists():
-        with _no_garbage_collection():
+        with no_garbage_collection():
             from allranks.train.benchmark.worker import run_benchmark_rank
 
         run_benchmark_rank(run, attempt, spec)
     else:
-        with _no_garbage_collection():
+        with no_garbage_collection():
             from allranks.train.worker import run_rank
 
         run_rank(run, attempt, spec)
     return spec.script is not None
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Import without garbage collection, and exclude the imported objects from all later collections.
-
-    torch and transformers allocate hundreds of thousands of objects that live as long as the process. Collecting while they are imported
-    takes a quarter of the time of the imports, and each full collection during training would visit them again.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _print_exit(end: SystemExit) -> int:

@@ -7,8 +7,9 @@ import os
 import re
 import stat
 import time
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from allranks.errors import EnvironmentNotAble, RequestError, RunNotFound
 from allranks.rundir.files import make_folder, read_record
@@ -19,8 +20,7 @@ _TRACE = re.compile(r"^rank(\d+)\.json\.gz$")
 _ATTEMPT = re.compile(r"^attempt-(\d+)$")
 
 
-@dataclass(frozen=True)
-class RunDir:
+class RunDir(Struct, frozen=True):
     """Folder of one run. No other code builds paths inside it."""
 
     root: Path

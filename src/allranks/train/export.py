@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.errors import AllranksError, CheckpointError, EnvironmentNotAble
+from allranks.utils.interpreter import run_short_process
 
 TOKENS = 32
 LOGIT_LIMITS = {
@@ -121,4 +122,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_short_process(main)

@@ -16,6 +16,7 @@ import msgspec
 
 from allranks.errors import AllranksError, EnvironmentNotAble, RequestError
 from allranks.spec.data_templates import prompt_of
+from allranks.utils.interpreter import run_short_process
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,4 +159,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_short_process(main)

@@ -22,6 +22,7 @@ from allranks.spec.loader import parse_spec
 from allranks.spec.records import RunSpec
 from allranks.train.data.assembly import AssembledData, DataFacts, assemble, identical_rows
 from allranks.train.data.tokenization import EncodedRow, head_classes, load_tokenizer
+from allranks.utils.interpreter import run_short_process
 
 MAX_NUMBERS = 10
 """Limit on row numbers of one kind."""
@@ -161,4 +162,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_short_process(main)

@@ -7,7 +7,6 @@ cache may belong to another user, so every reader of such a file uses this modul
 
 from __future__ import annotations
 
-import difflib
 import errno
 import io
 import os
@@ -112,6 +111,8 @@ def name_of(path: str | Path) -> str:
 
 def near_file_hint(path: Path) -> str:
     """Return ``; did you mean job.sh?`` if the folder of a missing file has one of a similar name; else an empty text."""
+    import difflib  # only after a mistake: every verb imports this module
+
     try:
         names = [entry.name for entry in path.parent.iterdir()]
     except (OSError, ValueError):
