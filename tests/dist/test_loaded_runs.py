@@ -30,6 +30,7 @@ def spec_of(tmp_path: Path, folder: Path, strategy: str, lora: bool) -> dict[str
         strategy={"name": strategy},
         adapter=adapter,
         train={"max_steps": 3},
+        data={"max_length": 256},  # a token is a byte here
     )
 
 

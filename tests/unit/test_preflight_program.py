@@ -207,7 +207,7 @@ def test_what_is_missing_here_counts_unless_only_the_nodes_may_see_it(
 ) -> None:
     shared = tmp_path / "shared"
     (shared / "env" / "bin").mkdir(parents=True)
-    (shared / "env" / "bin" / "python").touch()
+    (shared / "env" / "bin" / "activate").touch()
     write(shared, own="")
     monkeypatch.chdir(shared)
     monkeypatch.setattr("allranks.nodes.staging.broadcast.TEMPORARY_FOLDERS", (tmp_path / "tmp",))
