@@ -23,7 +23,9 @@ def read(*lines: str) -> dict[str, Any]:
     reader = LineReader()
     for line in lines:
         reader.feed(line)
-    return reader.take()
+    records = reader.take()
+    assert len(records) <= 1
+    return records[0] if records else {}
 
 
 @pytest.mark.parametrize(
@@ -65,6 +67,16 @@ def read(*lines: str) -> dict[str, Any]:
 )
 def test_lines_are_read_as_they_are_printed(lines: list[str], found: dict[str, Any]) -> None:
     assert read(*lines) == found
+
+
+def test_every_loss_is_a_record_but_not_thousands_at_once() -> None:
+    reader = LineReader()
+    for step in range(1000):
+        reader.feed(f"iter {step}: loss {step}.5, time 1ms")
+    records = reader.take()
+    assert [r["step"] for r in records] == [*range(log_progress.MAX_LOSSES), 999]
+    assert [r["loss"] for r in records[:2]] == [0.5, 1.5]
+    assert reader.take() == []
 
 
 def test_hostile_output_ends_nothing_and_takes_no_time(tmp_path: Path) -> None:

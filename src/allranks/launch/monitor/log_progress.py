@@ -21,6 +21,7 @@ from allranks.utils.text import printable
 
 LINE_BYTES = 4096  # longer lines are skipped
 CHUNK_BYTES = 256 << 10  # read at most at once; what a program writes faster is skipped up to the newest
+MAX_LOSSES = 20  # recorded at most at once
 _NUMBER = r"[-+]?(?:\d{1,20}(?:\.\d{0,20})?(?:e[-+]?\d{1,3})?|nan|inf)"
 _TRAINER = re.compile(r"\{'(?:loss|eval_loss|train_runtime|train_loss)': .{1,2000}\}")
 _FIELD = re.compile(rf"'(loss|eval_loss|epoch)': '?({_NUMBER})'?[,}}]", re.IGNORECASE)
@@ -41,6 +42,7 @@ class LineReader:
 
     def __init__(self) -> None:
         self._found: dict[str, Any] = {}
+        self._earlier: list[dict[str, Any]] = []  # each with a loss
         self._trainer_logged = False  # since its last bar: the line that follows is its bar again
         self._trainer_total: int | None = None
         self._epoch: tuple[int, int] | None = None  # number and length of the current one
@@ -81,12 +83,20 @@ class LineReader:
             self._keep(loss=float(loss[1]))
 
     def _keep(self, **values: Any) -> None:
+        if "loss" in values and "loss" in self._found:
+            if len(self._earlier) < MAX_LOSSES:
+                self._earlier.append(self._found)
+            self._found = {}
         self._found |= values
 
-    def take(self) -> dict[str, Any]:
-        """Return what has been found since the last call; empty if nothing has."""
-        found, self._found = self._found, {}
-        return {name: value if math.isfinite(value) else None for name, value in found.items()}
+    def take(self) -> list[dict[str, Any]]:
+        """Return what has been found since the last call, one record per loss; of very many losses the first ones and the last."""
+        records, self._earlier, self._found = [*self._earlier, self._found], [], {}
+        return [
+            {name: value if math.isfinite(value) else None for name, value in record.items()}
+            for record in records
+            if record
+        ]
 
 
 class LogProgress(threading.Thread):
@@ -124,7 +134,8 @@ class LogProgress(threading.Thread):
                 self._lines.feed(self._rest.decode("utf-8", "replace"))
             if found := self._lines.take():
                 with EventLog(self._events_path, 0) as log:
-                    log.write(PROGRESS, source=READ_IN_LOG, **found)
+                    for record in found:
+                        log.write(PROGRESS, source=READ_IN_LOG, **record)
         except Exception as error:  # noqa: BLE001 - the output may hold anything, and the run does not depend on it
             logging.warning("no progress can be read in %s: %s: %s", self._log, type(error).__name__, error)
 
