@@ -1,7 +1,7 @@
 """Detect the cause of a hang.
 
-The detectors use watchdog timeouts of collectives, stack dumps (py-spy, faulthandler), flight-recorder dumps, and the
-hang report of a run that `allranks run` monitored.
+The detectors use watchdog timeouts of collectives, stack dumps (py-spy, faulthandler), and flight-recorder dumps. What the hang
+watch of `allranks run` reported is read by `hang_reports`.
 """
 
 from __future__ import annotations
