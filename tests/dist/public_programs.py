@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import pickle
 import shutil
 import subprocess
 import sys
@@ -85,12 +86,23 @@ def lay_out(name: str, folder: Path) -> dict[str, Any]:
         return {"name": name, "script": {"path": str(folder / "sft.py"), "args": arguments}}
     spec = yaml.safe_load((folder / "specs" / f"{name}.yaml").read_text())
     if name == "nanogpt":
-        text = folder / "nanogpt/data/shakespeare_char/input.txt"
-        shutil.copyfile(folder / "tinyshakespeare.txt", text)
-        prepare(text.with_name("prepare.py"))
+        write_characters((folder / "tinyshakespeare.txt").read_text(), folder / "nanogpt/data/shakespeare_char")
     (folder / "at").mkdir(exist_ok=True)
     spec["script"]["workdir"] = str(folder / ("nanogpt" if name == "nanogpt" else "at"))
     return spec
+
+
+def write_characters(text: str, folder: Path) -> None:
+    """Write nanoGPT's data as its prepare.py does, which imports a package to download the text."""
+    import numpy as np
+
+    letters = sorted(set(text))
+    numbers = {letter: i for i, letter in enumerate(letters)}
+    tokens, cut = np.array([numbers[letter] for letter in text], dtype=np.uint16), int(0.9 * len(text))
+    tokens[:cut].tofile(folder / "train.bin")
+    tokens[cut:].tofile(folder / "val.bin")
+    meta = {"vocab_size": len(letters), "itos": dict(enumerate(letters)), "stoi": numbers}
+    (folder / "meta.pkl").write_bytes(pickle.dumps(meta))
 
 
 def prepare(program: Path) -> None:
