@@ -143,7 +143,7 @@ def test_requests_that_slurm_would_refuse(box: Box, spec: Path) -> None:
     done = doctor(spec, "--set", "cluster.slurm.partition=gpux")
     assert done.returncode == 2 and "cluster.slurm.partition gpux" in done.stderr and "gpu, main" in done.stderr
     done = doctor(spec, "--set", "cluster.nodes=9")
-    assert done.returncode == 2 and "9 nodes" in done.stderr
+    assert done.returncode == 2 and "cluster.nodes 9: Slurm refuses" in done.stderr
 
 
 def test_nodes_that_are_not_free_in_time(box: Box, spec: Path) -> None:

@@ -170,3 +170,35 @@ def test_a_mixture_that_is_killed_and_gone_on_with_is_never_stopped(tmp_path: Pa
     same_to_the_bit(whole, background.run, 250)
     data = next(e for e in read_events(whole.events_of(0)) if e["event"] == "data")
     assert [one["rows_train"] for one in data["sources"]] == [37, 18]
+
+
+def test_a_mixture_goes_on_with_the_same_rows_on_another_number_of_ranks(tmp_path: Path) -> None:
+    """Also over the end of an epoch; the cache of the data is removed before the resume. Losses are equal up to the order of sums."""
+    write_rows(tmp_path / "rows.json", 30)
+    (tmp_path / "pairs.csv").write_text("prompt,response\n" + "".join(f"say {'so ' * i},word {i}\n" for i in range(9)))
+    spec = often(tmp_path, "whole", "pytorch_ddp", 16)
+    del spec["data"]["source"]
+    sources = [{"source": str(tmp_path / "rows.json")}, {"source": str(tmp_path / "pairs.csv"), "weight": 0.5}]
+    spec["data"] |= {"sources": sources, "packing": "none"}
+    spec["adapter"]["dropout"] = 0.0
+    spec["train"] = {"max_steps": 16, "global_batch_size": 6, "schedule": "constant", "lr": 1e-2}
+    done, whole = train(tmp_path, spec)
+    assert done.returncode == 0, done.stderr
+    done, other = train(tmp_path, {**spec, "name": "other", "train": {**spec["train"], "max_steps": 4}})
+    assert done.returncode == 0, done.stderr
+    shutil.rmtree(tmp_path / "cache" / "allranks" / "data")
+    resume = ["resume", other.name, "--set", "train.max_steps=16", "--set", "cluster.procs_per_node=3"]
+    refused = allranks(*resume, cwd=tmp_path)
+    assert refused.returncode == 2 and "--allow-inexact" in refused.stderr
+    done = allranks(*resume, "--allow-inexact", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+    def tokens(run: RunDir, ranks: int) -> list[int]:
+        steps = [[e["tokens"] for e in step_events(run, rank) if e["step"] > 4] for rank in range(ranks)]
+        return [sum(at) for at in zip(*steps, strict=True)]
+
+    assert len(tokens(whole, 2)) == 12 and tokens(whole, 2) == tokens(other, 3) and len(set(tokens(whole, 2))) > 6
+    for one, two in zip(step_events(whole), step_events(other), strict=True):
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-5)
+    data = [e for e in read_events(other.events_of(0)) if e["event"] == "data"]
+    assert len(data) == 2 and data[0]["sources"] == data[1]["sources"]

@@ -155,10 +155,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Spec], type[AllranksError], str]] = {
         DataError,
         r"not UTF-8 text at byte 0",
     ),
-    "b03-semicolon-csv": (
-        lambda p: news_spec(p, table(NEWS, ";"), "a.csv"),
+    "b03-bar-csv": (
+        lambda p: news_spec(p, table(NEWS, "|"), "a.csv"),
         DataError,
-        r"the columns are separated by ';'",
+        r"the columns are separated by '\|'",
     ),
     "b06-labels-with-blanks": (
         lambda p: news_spec(p, lines([{**r, "label": r["label"] + " " * (i % 3 == 0)} for i, r in enumerate(NEWS)])),

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from allranks.analysis.trace.rank import RankResult, read_rank
+from allranks.cli.compare import FIRST_REMOVED
 from allranks.cli.compare import _show as show_comparison
 from allranks.cli.console import SafeConsole
 from allranks.experiments.compare import write_comparison
@@ -38,6 +39,7 @@ from allranks.experiments.tables import (
 from allranks.rundir.paths import RunDir
 from allranks.spec.strategies import REGISTRY
 from allranks.utils.formatting import format_bytes
+from allranks.utils.tables import narrow_table
 from tests.sampling import examples
 from tests.unit.test_compare import WINDOW, measured, rank
 
@@ -186,6 +188,24 @@ def test_tables_fit_a_terminal_of_80_columns(scale: float) -> None:
     for table in (speed_table(rows), parts_table(rows), traffic_table(rows), memory_table(rows, "zero1")):
         narrow, wide = ([line.rstrip() for line in printed(table, w).splitlines()] for w in (80, 200))
         assert narrow == wide, "\n".join(narrow)
+        assert narrow_table(table, Console(width=80), FIRST_REMOVED) == []
+
+
+@pytest.mark.parametrize("width", [70, 60, 40])
+def test_below_80_columns_ranges_are_left_out_and_no_number_is_cut(width: int) -> None:
+    rows = evaluate_strategies(three_repeats())
+    for table in (speed_table(rows), parts_table(rows), traffic_table(rows), memory_table(rows, "zero1")):
+        full = printed(table, 200)
+        titles = [str(column.header) for column in table.columns]
+        removed = narrow_table(table, Console(width=width), FIRST_REMOVED)
+        assert table.columns[0].header == "strategy" and len(table.columns) + len(removed) == len(titles)
+        lines = printed(table, width).splitlines()
+        assert "…" not in "".join(lines) and max(map(len, lines)) <= width
+        assert all(word in full for line in lines for word in line.split())
+    table = speed_table(rows)
+    table.add_row("x" * 30, *["y" * 12] * 5)
+    narrow_table(table, Console(width=80), FIRST_REMOVED)
+    assert [str(column.header) for column in table.columns] == ["strategy", "gates", "tokens/s", "step ms"]
 
 
 def test_csv_and_json_have_the_ranges_and_all_earlier_columns(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from allranks.cli.generate import _prompts
+from allranks.cli.generate import _prompts, _row
 from allranks.errors import DataError, RequestError
 from allranks.launch.generation import GenerationRequest, generate
 from allranks.rundir.paths import RunDir
-from allranks.spec.data_templates import choose_template, prompt_of
+from allranks.spec.data_prompts import prompt_of, row_prompt
+from allranks.spec.data_templates import choose_template
 from allranks.spec.records import DataSpec
 
 
@@ -35,13 +36,56 @@ def test_a_jinja_prompt_with_one_variable_takes_the_text(tmp_path: Path) -> None
     )
     assert prompt_of("jinja", str(path), "wo {{ reply }}?") == "Q: wo {{ reply }}? (wo {{ reply }}?)\n"
     path.write_text("{% block prompt %}{{ a }} {{ b }}{% endblock %}{% block response %}{{ c }}{% endblock %}")
-    with pytest.raises(DataError, match=r"its prompt uses 2 columns \(a, b\).*--raw"):
+    with pytest.raises(DataError, match=r"its prompt uses 2 columns \(a, b\).*--row .*--raw"):
         prompt_of("jinja", str(path), "x")
     path.write_text("{{ a }} {{ b }}")
     assert prompt_of("jinja", str(path), "x") == "x"
     path.unlink()
     with pytest.raises(DataError, match="there is no such file"):
         prompt_of("jinja", str(path), "x")
+
+
+def test_the_columns_of_a_row_without_its_response_make_a_prompt(tmp_path: Path) -> None:
+    path = tmp_path / "t.jinja"
+    path.write_text(
+        "{% block prompt %}{{ ticket.subject }} ({{ eur }})\n{% endblock %}{% block response %}{{ solution.steps | join }}{% endblock %}"
+    )
+    row = {"ticket": {"subject": "S"}, "eur": 2.5}
+    assert row_prompt("jinja", str(path), {}, row) == "S (2.5)\n"
+    with pytest.raises(DataError, match="'eur' is undefined; the row has: ticket"):
+        row_prompt("jinja", str(path), {}, {"ticket": {"subject": "S"}})
+    with pytest.raises(
+        DataError, match=r"uses parts of ticket, so one text .* --row '\{\"eur\": ..., \"ticket\": ...\}'"
+    ):
+        prompt_of("jinja", str(path), "x")
+    path.write_text("{% block prompt %}{{ ticket.subject }}{% endblock %}{% block response %}{{ b }}{% endblock %}")
+    with pytest.raises(DataError, match="uses parts of ticket, so one text cannot stand"):
+        prompt_of("jinja", str(path), "x")
+    alpaca = row_prompt("alpaca", "auto", {"instruction": "q"}, {"q": "Add", "input": "2"})
+    assert isinstance(alpaca, str) and alpaca.endswith("Add\n\n### Input:\n2\n\n### Response:\n")
+    assert row_prompt("completion", "auto", {}, {"prompt": "a"}) == "a"
+    assert row_prompt("text", "auto", {"text": "t"}, {"t": "a"}) == "a"
+    user = [{"role": "user", "content": "Wo?"}]
+    assert row_prompt("chat", "auto", {"prompt": "frage", "response": "antwort"}, {"frage": "Wo?"}) == user
+    system = [{"role": "system", "content": "s"}, *user]
+    assert row_prompt("chat", "auto", {}, {"prompt": "Wo?", "system": "s"}) == system
+    assert row_prompt("chat", "chat", {}, {"instruction": "Wo?"}) == user
+    assert row_prompt("chat", "auto", {}, {"messages": system}) == system
+    for kind, given, words in (
+        ("chat + text", {"prompt": "x"}, "mixed rows of several templates"),
+        ("alpaca", {"input": "x"}, "there is no column 'instruction'"),
+        ("chat", {"messages": "x"}, "expected a list of messages"),
+    ):
+        with pytest.raises(DataError, match=words.replace("+", r"\+")):
+            row_prompt(kind, "auto", {}, given)
+
+
+def test_rows_are_json_objects() -> None:
+    assert _row('{"a": {"b": 1}}') == {"a": {"b": 1}}
+    with pytest.raises(RequestError, match="--row: not JSON"):
+        _row("{a: 1}")
+    with pytest.raises(RequestError, match=r"expected a JSON object .* found a list"):
+        _row("[1]")
 
 
 def from_stdin(monkeypatch: pytest.MonkeyPatch, content: bytes, *, terminal: bool = False) -> list[str]:

@@ -161,6 +161,11 @@ REFUSED = [
     (["--yes", "--data", "nofile.jsonl"], "data.source nofile.jsonl: there is no such file"),
     (["--yes", "--data", "."], "data.source .: expected a file"),
     (["--yes", "--data", "odd.csv"], "no template fits the columns x, y"),
+    (["--yes", "--data", "odd.csv"], "init takes them as --columns ROLE=COLUMN,..., or --template FILE"),
+    (["--yes", "--data", "odd.csv", "--columns", "text"], "--columns text: expected ROLE=COLUMN"),
+    (["--yes", "--data", "odd.csv", "--columns", "text=x,text=y"], "text occurs twice"),
+    (["--yes", "--data", "odd.csv", "--columns", "text=z"], "there is no column 'z' (data.columns.text)"),
+    (["--yes", "--data", "odd.csv", "--template", "no.jinja"], "data.template no.jinja: there is no such file"),
     (["--yes", "--model", "tiny:lama"], "did you mean tiny:llama?"),
     (["--yes", "--model", "tiny:bert", "--data", "builtin:instructions"], "tiny:bert is trained as a classifier"),
     (["--yes", "--strategy", "ddp"], "did you mean 'pytorch_ddp'?"),
@@ -247,3 +252,70 @@ def test_a_slurm_that_does_not_answer_delays_it_by_seconds(
     done = init(tmp_path, *NEEDED[:4], "--machine", "slurm", "--gpus-per-node", "4")
     assert done.returncode == 0 and "sinfo does not answer" in done.stderr
     assert time.monotonic() - start < 40
+
+
+def test_columns_are_given_as_options(tmp_path: Path) -> None:
+    (tmp_path / "faq.csv").write_text("Kurze Frage;Antwort\n" + "".join(f"wo {i};da {i}\n" for i in range(90)))
+    done = init(tmp_path, "--yes", "--data", "faq.csv", "--columns", "prompt=Kurze Frage, response=Antwort")
+    assert done.returncode == 0, done.stderr
+    spec = preview.read_spec(tmp_path / "spec.yaml")
+    assert spec.data is not None and spec.data.columns == {"prompt": "Kurze Frage", "response": "Antwort"}
+    yaml_form = ["--columns", "columns: {prompt: Kurze Frage, response: Antwort}", "-o", "-"]
+    assert (
+        'columns: {prompt: "Kurze Frage", response: Antwort}'
+        in init(tmp_path, *NEEDED[:2], "--data", "faq.csv", "--yes", *yaml_form).stdout
+    )
+    (tmp_path / "t.jinja").write_text("{% block response %}{{ Antwort }}{% endblock %}")
+    done = init(tmp_path, "--yes", "--data", "faq.csv", "--template", "t.jinja", "-o", "t.yaml")
+    assert done.returncode == 0 and "template: t.jinja" in (tmp_path / "t.yaml").read_text(), done.stderr
+
+
+def test_the_next_commands_can_be_pasted(tmp_path: Path) -> None:
+    assert "next: allranks plan 'mein spec.yaml', then" in init(tmp_path, "--yes", "-o", "mein spec.yaml").stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("prompt,response\n", "the set is empty"),
+        ("prompt,response\na,b,c\n", "line 2: the number of fields differs"),
+    ],
+)
+def test_a_file_that_plan_refuses_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "rows.csv").write_text(text)
+    done = init(tmp_path, "--yes", "--data", "rows.csv")
+    assert done.returncode == 2 and words in done.stderr and not (tmp_path / "spec.yaml").exists()
+
+
+def test_too_few_rows_for_the_ranks_are_a_note(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "response": "b"}\n')
+    done = init(tmp_path, "--yes", "--data", "rows.jsonl")
+    assert (
+        done.returncode == 0
+        and "note: data.source rows.jsonl: 1 training row gives 1 sequence, too few for 2 ranks" in done.stderr
+    )
+
+
+def test_it_asks_which_column_is_what_where_no_template_fits(tmp_path: Path) -> None:
+    rows = "".join(json.dumps({"nr": i, "frage": f"Wo ist {i}?", "antwort": f"Da {i}."}) + "\n" for i in range(90))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    code, out = answer(
+        tmp_path, ["tiny:llama\n", "rows.jsonl\n", "prompt=frge,response=antwort\n", "\n", "laptop\n", "\n"]
+    )
+    assert code == 0, out
+    assert "  frage: Wo ist 0?" in out and "[prompt=frage, response=antwort]" in out
+    assert (
+        "there is no column 'frge'" in out and "did you mean 'frage'" in out and out.count("Which column is what") == 2
+    )
+    spec = preview.read_spec(tmp_path / "spec.yaml")
+    assert spec.data is not None and spec.data.columns == {"prompt": "frage", "response": "antwort"}
+
+
+def test_nested_rows_get_a_first_jinja_file(tmp_path: Path) -> None:
+    row = {"ticket": {"subject": "S", "body": "B"}, "solution": {"steps": ["a", "b"]}}
+    (tmp_path / "rows.json").write_text(json.dumps([row] * 90))
+    code, out = answer(tmp_path, ["tiny:llama\n", "rows.json\n", "\n", "laptop\n", "\n"])
+    assert code == 0 and "wrote rows.jinja, a first template" in out, out
+    spec = preview.read_spec(tmp_path / "spec.yaml")
+    assert spec.data is not None and spec.data.template == "rows.jinja"
+    assert "{{ ticket.body }}" in (tmp_path / "rows.jinja").read_text()

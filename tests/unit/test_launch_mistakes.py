@@ -358,7 +358,11 @@ def test_a_name_that_the_hub_does_not_know_is_refused(
 def test_a_hub_with_troubles_of_its_own_and_nodes_with_another_network_decide_nothing(hub: str, tmp_path: Path) -> None:
     check_hub(hub_spec(tmp_path, "org/broken"))
     check_hub(hub_spec(tmp_path, "org/gone", launcher="slurm"))
-    (tmp_path / "cache" / "hub" / "models--org--gone" / "refs").mkdir(parents=True)
+    snapshots = tmp_path / "cache" / "hub" / "models--org--gone" / "snapshots"
+    snapshots.mkdir(parents=True)
+    with pytest.raises(SpecError, match="no such repository"):
+        check_hub(hub_spec(tmp_path, "org/gone"))
+    (snapshots / "abc" / "config.json").mkdir(parents=True)
     check_hub(hub_spec(tmp_path, "org/gone"))
 
 

@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from allranks.errors import DataError, EnvironmentNotAble, RequestError, SpecError
+from allranks.errors import DataError, EnvironmentNotAble, SpecError
+from allranks.launch.slurm.launcher import SlurmLauncher
 from allranks.nodes.preflight import check_request
 from allranks.nodes.preflight.requirements import needed_packages
 from allranks.nodes.preflight.runner import exclude_nodes, failure_lines, require_usable_nodes
 from allranks.nodes.records import Check, PreflightReport
+from allranks.nodes.slurm.allocations import refusal
 from allranks.nodes.slurm.allocations import test_only as ask_sbatch
-from allranks.nodes.slurm.commands import Slurm
+from allranks.nodes.slurm.answers import parse_partition_limits
+from allranks.nodes.slurm.commands import Slurm, SubmissionRefused
+from allranks.nodes.slurm.refusals import over_limits
 from allranks.spec import RunSpec, parse_spec
 from tests.unit.test_plan import facts
 
@@ -73,21 +77,45 @@ def saying(folder: Path, *, out: str = "", err: str = "", code: int = 0) -> Slur
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("Invalid partition name specified", "set cluster.slurm.partition"),
-        ("INVALID ACCOUNT or account/partition combination specified", "set cluster.slurm.account"),
-        ("Invalid qos specification", "set cluster.slurm.qos"),
-        ("Requested time limit is invalid (missing or exceeds some limit)", "set cluster.slurm.time"),
-        ("Invalid generic resource (gres) specification", "cluster.slurm.gpus_per_node"),
-        ("Requested node configuration is not available", "Request fewer"),
+        ("Invalid partition name specified", "cluster.slurm.partition gpux: "),
+        ("INVALID ACCOUNT or account/partition combination specified", "cluster.slurm.partition gpux: "),
+        ("User's group not permitted to use this partition", "cluster.slurm.partition gpux: "),
+        ("Invalid qos specification", "cluster.slurm.qos null: "),
+        ("Requested time limit is invalid (missing or exceeds some limit)", "cluster.slurm.time 9-0: "),
+        ("Invalid --time specification", "cluster.slurm.time 9-0: "),
+        ("Invalid generic resource (gres) specification", "cluster.slurm.gres foo:1: "),
+        ("Requested node configuration is not available", "cluster.slurm.gres foo:1 and cluster.nodes 3: "),
+        ("CPU count per node can not be satisfied", "cluster.nodes 3: "),
+        ("Memory specification can not be satisfied", "cluster.slurm.mem null: "),
+        ("Job violates accounting/QOS policy (job submit limit)", "cluster.slurm.time 9-0 and "),
+        ("the site's plug-in says no", "cluster of 3 nodes: "),
     ],
 )
-def test_what_sbatch_refuses_is_told_with_the_key(tmp_path: Path, words: str, said: str) -> None:
+def test_what_sbatch_refuses_is_told_with_key_and_value(tmp_path: Path, words: str, said: str) -> None:
     slurm = saying(tmp_path, err=f"sbatch: error: Batch job submission failed: {words}\n", code=1)
-    with pytest.raises(RequestError) as refused:
+    sets = ("partition=gpux", "time=9-0", "gres='foo:1'")
+    cluster = spec_of("cluster.launcher=slurm", "cluster.nodes=3", *(f"cluster.slurm.{key}" for key in sets)).cluster
+    with pytest.raises(SubmissionRefused) as refused:
         slurm.submit(tmp_path / "job.sbatch")
-    assert words in str(refused.value)
-    assert said in str(refused.value)
-    assert "sbatch: error" not in str(refused.value)
+    text = str(refusal(slurm, cluster, str(refused.value)))
+    assert text.startswith(said) and words in text and "sbatch: error" not in text
+
+
+def test_limits_that_sbatch_ignores_are_told_too() -> None:
+    text = "main*|infinite|1-infinite\nshort|10:00|1-2\nlong|1-00:00:00|1-infinite\n"
+    limits = parse_partition_limits(text)
+    for sets, keys in (
+        (("cluster.slurm.partition=short", "cluster.slurm.time='00:10:01'"), ["time"]),
+        (("cluster.slurm.partition=short", "cluster.slurm.time='11'"), ["time"]),
+        (("cluster.slurm.partition=short", "cluster.slurm.time='10'", "cluster.nodes=3"), ["nodes"]),
+        (("cluster.slurm.partition='short,long'", "cluster.slurm.time='02:00:00'"), []),
+        (("cluster.slurm.partition=short", "cluster.slurm.time='11'", "cluster.slurm.qos=any"), []),
+        (("cluster.slurm.time=9-0", "cluster.nodes=400"), []),
+        (("cluster.slurm.partition=unknown", "cluster.slurm.time=9-0"), []),
+    ):
+        cluster = spec_of("cluster.launcher=slurm", *sets).cluster
+        assert over_limits(cluster, limits, None) == keys, sets
+    assert over_limits(spec_of("cluster.slurm.time='11'").cluster, limits, "short") == ["time"]
 
 
 def test_a_job_of_several_clusters_has_a_number_all_the_same(tmp_path: Path) -> None:
@@ -118,3 +146,12 @@ def test_a_request_that_could_never_run_names_its_key(tmp_path: Path, key: str, 
     silent = saying(tmp_path, err="sbatch: error: Unable to contact slurm controller\n", code=1)
     with pytest.raises(EnvironmentNotAble, match="contact"):
         ask_sbatch(silent, cluster)
+
+
+def test_a_refusal_at_the_submission_itself_names_its_key_too(tmp_path: Path) -> None:
+    """The cluster may have changed since sbatch was asked."""
+    launcher = SlurmLauncher()
+    launcher._found = saying(tmp_path, err="sbatch: error: Invalid qos specification\n", code=1)
+    spec = spec_of("cluster.launcher=slurm", "cluster.slurm.qos=gone")
+    with pytest.raises(SpecError, match=r"cluster\.slurm\.qos gone: Slurm refuses"), launcher._refusals_explained(spec):
+        launcher._slurm().submit(tmp_path / "job.sbatch")

@@ -182,7 +182,9 @@ def test_all_nodes_that_srun_cannot_reach_are_left_out_at_once(srun: Path) -> No
         f"#!/bin/sh\ncat >/dev/null; echo >> {srun}\n[ $(wc -l < {srun}) = 1 ] || exit 0\n"
         f"for i in $(seq 1 100); do printf '{line}' $i >&2; done\n"
     )
-    answers, silent = runner._ask(runner.TargetNodes(hosts=hosts), ["true"], 10, "")
+    answers, silent = runner._ask(
+        runner.TargetNodes(hosts=hosts), runner.NodeProgram(name="probe.py", python="true"), 10
+    )
     assert srun.read_text().count("\n") == 2 and answers.returncode == 0
     why = {report.host: report.checks[0].cure for report in silent}
     assert all("failed on node" in why[host] for host in hosts[:100]) and len(why) == 200

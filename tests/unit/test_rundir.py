@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import BinaryIO
 
@@ -202,3 +205,22 @@ def test_the_end_of_a_log_of_events_does_not_hide_an_error(tmp_path: Path, monke
         os.fstat(log._fd)  # closed all the same
     with pytest.raises(RunFailed, match="cannot be written"):
         EventLog(tmp_path / "a.jsonl" / "none" / "b.jsonl", 0)
+
+
+def test_agents_of_one_host_keep_their_records_apart(tmp_path: Path) -> None:
+    """Three processes write the record of their node at the same moment, each of them several times."""
+    program = (
+        "import sys, time; from pathlib import Path; from allranks.rundir.files import write_node_json\n"
+        "node, start = int(sys.argv[1]), float(sys.argv[3])\n"
+        "time.sleep(max(0, start - time.time()))\n"
+        "for turn in range(3): write_node_json(Path(sys.argv[2]), node, {'node': node, 'turn': turn})\n"
+    )
+    path, start = tmp_path / "n1.cluster.exit.json", str(time.time() + 1.0)
+    made = [subprocess.Popen([sys.executable, "-c", program, str(node), str(path), start]) for node in range(3)]
+    assert [process.wait(60) for process in made] == [0] * 3
+    records = [read_json(file) for file in tmp_path.glob("*.exit.json")]
+    assert sorted(record["node"] for record in records) == list(range(3))
+    assert {record["turn"] for record in records} == {2}
+    assert path.exists() and len(list(tmp_path.iterdir())) == 3
+    first = read_json(path)["node"]
+    assert all((tmp_path / f"n1.cluster.node{node}.exit.json").exists() for node in range(3) if node != first)

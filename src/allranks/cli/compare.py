@@ -12,6 +12,7 @@ from allranks.cli.completers import complete_strategies
 from allranks.cli.console import SafeConsole
 from allranks.cli.options import any_path, error_line, json_option, print_json, set_option
 from allranks.errors import EXIT_FAILED, EXIT_OK
+from allranks.utils.tables import left_out_line, narrow_table
 
 
 @click.command("compare")
@@ -68,6 +69,10 @@ class _ProgressPrinter:
             self.say(error_line(event))
 
 
+FIRST_REMOVED = ("min-max", "min-max", "ranks", "ratio", "formula")
+"""Columns that a narrow terminal loses first."""
+
+
 def _show(console: SafeConsole, done: Any) -> None:
     from allranks.experiments.tables import memory_table, parts_table, speed_table, traffic_table
 
@@ -82,7 +87,10 @@ def _show(console: SafeConsole, done: Any) -> None:
         (memory_table(done.rows, base), f"rank with most; ratio: state against {base}; ranks: range of the peaks"),
     ):
         console.print()
+        removed = narrow_table(table, console, FIRST_REMOVED)
         console.print(table)
+        if hint := left_out_line(removed, console.width):
+            console.print(f"[dim]{hint}; --json and the page have all[/dim]", highlight=False)
         if note:
             console.print(f"[dim]{note}[/dim]", highlight=False)
     console.print()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +21,13 @@ MAX_INPUT_BYTES = 16 << 20
 @click.command("generate")
 @run_argument
 @click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="A prompt; may be repeated.")
+@click.option(
+    "--row",
+    "rows",
+    multiple=True,
+    metavar="JSON",
+    help="A prompt as columns of the data, for templates of several columns; may be repeated.",
+)
 @click.option(
     "--max-new-tokens",
     type=click.IntRange(1),
@@ -57,6 +65,7 @@ MAX_INPUT_BYTES = 16 << 20
 def generate_command(
     run: str,
     prompts: tuple[str, ...],
+    rows: tuple[str, ...],
     max_new_tokens: int,
     temperature: float,
     seed: int,
@@ -80,7 +89,10 @@ def generate_command(
     request = GenerationRequest(
         max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, raw=raw, device=device
     )
-    with generate(found, _prompts(prompts), request, checkpoint=_checkpoint(checkpoint)) as (chosen, replies):
+    given = [*(_prompts(prompts) if prompts or not rows else []), *map(_row, rows)]
+    if raw and rows:
+        raise RequestError("--row is put into the template of the run's data, so it cannot be given with --raw")
+    with generate(found, given, request, checkpoint=_checkpoint(checkpoint)) as (chosen, replies):
         if as_json:
             print_json({**msgspec.to_builtins(chosen), "replies": [msgspec.to_builtins(reply) for reply in replies]})
             return EXIT_OK
@@ -111,6 +123,21 @@ def _checkpoint(wanted: str | None) -> int | str | None:
     if not wanted.isascii() or not wanted.isdigit():
         raise RequestError(f"--checkpoint {wanted}: expected the step of a checkpoint, or best")
     return int(wanted)
+
+
+def _row(text: str) -> dict[str, Any]:
+    """Return the columns of a row.
+
+    Raises:
+        RequestError: it is not a JSON object.
+    """
+    try:
+        row = json.loads(text)
+    except ValueError as error:
+        raise RequestError(f"--row: not JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise RequestError(f'--row: expected a JSON object such as {{"column": "value"}}, found a {type(row).__name__}')
+    return row
 
 
 def _prompts(given: tuple[str, ...]) -> list[str]:

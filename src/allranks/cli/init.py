@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import sys
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks.cli.completers import complete_data, complete_models, complete_strategy
+from allranks.cli.init_data import data_columns, describe_data
 from allranks.cli.options import any_path, check_new_file, echo, json_option, print_json, write_new_file
 from allranks.errors import EXIT_OK, AllranksError, RequestError
 
@@ -65,6 +67,12 @@ class _Answers:
 @click.option("--model", shell_complete=complete_models, help="Hub name, folder, or a tiny model such as tiny:llama.")
 @click.option(
     "--data", shell_complete=complete_data, help="Hub name, file, or built-in set such as builtin:instructions."
+)
+@click.option(
+    "--columns", metavar="ROLE=COLUMN,...", help="Columns of other names, such as prompt=question,response=answer."
+)
+@click.option(
+    "--template", metavar="NAME|FILE", help="Template of the rows, or a Jinja file (default: by the columns)."
 )
 @click.option("--machine", type=click.Choice([*LAUNCHERS]), help="Where to run: this machine, Slurm, or hosts by hand.")
 @click.option("--strategy", shell_complete=complete_strategy, help="Strategy (default: pytorch_ddp).")
@@ -121,7 +129,8 @@ def init_command(output: Path, yes: bool, force: bool, as_json: bool, **options:
     elif to_stdout:
         echo(text.rstrip("\n"))
     else:
-        echo(f"wrote {output}; next: allranks plan {output}, then: allranks run {output}")
+        file = shlex.quote(str(output))
+        echo(f"wrote {output}; next: allranks plan {file}, then: allranks run {file}")
     return EXIT_OK
 
 
@@ -153,14 +162,20 @@ def _agree(answers: _Answers, file: str) -> tuple[str, StarterChoices]:
         try:
             choices = _choices(answers)
             text = starter_text(choices, file)
-            _check(text, file)
+            note = _check(text, file)
         except AllranksError as error:
-            wrong = _wrong_answer(str(error))
+            wrong = _wrong_answer(str(error), columns_asked=answers.values.get("columns") is not None)
             if not answers.ask or wrong is None or attempt == MAX_ATTEMPTS - 1:
+                if "no template fits" in str(error):
+                    answers.tell("init takes them as --columns ROLE=COLUMN,..., or --template FILE")
                 raise
             echo(f"{error}\n", err=True)
             answers.reasked.add(wrong)
+            if wrong == "data":  # those of another file
+                answers.values.update(columns=None, template=None)
         else:
+            if note:
+                answers.tell(f"note: {note}")
             return text, choices
     raise AssertionError("unreachable")
 
@@ -172,6 +187,7 @@ def _choices(answers: _Answers) -> StarterChoices:
     model = answers.take("model", "Model: hub name, folder, or tiny:llama for a test", "tiny:llama")
     data = answers.take("data", "Data: hub name, file, or a built-in set for a test", default_data(model))
     answers.tell(f"data: {data}: {describe_data(data)}")
+    columns = data_columns(answers, model, data)
     likely = "slurm" if answers.ask and answers.values.get("machine") is None and _has_slurm(answers) else "laptop"
     machine = answers.take("machine", "Machine", likely, kind=click.Choice([*LAUNCHERS]))
     strategy = answers.take("strategy", "Strategy", "pytorch_ddp")
@@ -183,6 +199,8 @@ def _choices(answers: _Answers) -> StarterChoices:
         strategy=strategy,
         procs_per_node=answers.values.get("procs_per_node"),
         name=answers.values.get("name"),
+        columns=columns,
+        template=answers.values.get("template"),
     )
     if machine == "slurm":
         return _slurm(chosen, answers)
@@ -261,56 +279,35 @@ def _partitions() -> list[PartitionGres]:
         return []
 
 
-def describe_data(source: str) -> str:
-    """Return what a source is: a built-in set, a file with its columns, or a name of the hub.
-
-    Raises:
-        DataError: it is a file that cannot be used.
-    """
-    from allranks.spec import data_sources
-    from allranks.spec.models import NOISE_SOURCE
-    from allranks.utils.formatting import format_bytes
-
-    if source == NOISE_SOURCE:
-        return "random numbers for mlp: models"
-    if source.startswith("builtin:"):
-        own = data_sources.builtin_set(source)
-        return f"built-in set, {own.default_rows:,} rows, template {own.template}"
-    if not data_sources.looks_like_file(source):
-        return "no file of this name here, so a data set of the Hugging Face hub; it is loaded when the run starts"
-    path = Path(source).expanduser()
-    data_sources.check_data_file(path)
-    row = None if path.suffix.lower() == ".parquet" else data_sources.read_first_row(path)
-    columns = f", columns {', '.join(map(str, row))}" if row else ""
-    return f"{path.suffix.lower().removeprefix('.')} file of {format_bytes(path.stat().st_size)}{columns}"
-
-
-def _check(text: str, file: str) -> None:
-    """Check a spec as `plan` does.
+def _check(text: str, file: str) -> str | None:
+    """Check a spec as `plan` does, and return its note on rows that are too few for the ranks.
 
     Raises:
         AllranksError: it would be refused.
     """
-    from allranks.launch import preview
+    from allranks.launch import data_view, preview
     from allranks.nodes import preflight
     from allranks.spec.loader import parse_spec, parse_yaml
 
     spec = parse_spec(parse_yaml(text, file), where=file)
     preflight.check_request(spec)
-    preview.plan(spec)
+    return data_view.sequence_problem(spec, preview.plan(spec))
 
 
 _KEYS = {
     "model": "model",
     "data": "data",
     "strategy": "strategy",
+    "--columns": "columns",
     "--hosts": "hosts",
     "--partition": "partition",
     "--time": "time",
 }
 
 
-def _wrong_answer(message: str) -> str | None:
+def _wrong_answer(message: str, *, columns_asked: bool) -> str | None:
     """Return the question whose answer a message refuses."""
-    found = re.search(r"(?<![\w.])(model|data|strategy)\.\w|(--hosts|--partition|--time)\b", message)
+    if columns_asked and ("data.columns" in message or "no template fits" in message):
+        return "columns"
+    found = re.search(r"(?<![\w.])(model|data|strategy)\.\w|(--columns|--hosts|--partition|--time)\b", message)
     return _KEYS[found[1] or found[2]] if found else None

@@ -48,7 +48,7 @@ from allranks.nodes.network_verification import connection_addresses, count_by_i
 from allranks.planning import env_vars as network_file
 from allranks.planning.rank_environment import threads_per_rank
 from allranks.planning.records import LaunchPlan
-from allranks.rundir.files import read_json, write_json
+from allranks.rundir.files import read_json, write_node_json
 from allranks.rundir.heartbeat import HEARTBEAT_VARIABLE, STORE_VARIABLE, HeartbeatPage, page_paths
 from allranks.rundir.paths import RunDir
 from allranks.utils.inputs import read_regular
@@ -335,8 +335,9 @@ class Agent:
 
     def _write_exit(self) -> None:
         try:
-            write_json(
+            write_node_json(
                 self._run.agent_exit(self._attempt, self._host),
+                self._node,
                 {
                     "host": self._host,
                     "node": self._node,
@@ -404,7 +405,7 @@ class Agent:
             if {**most, **more} != most:
                 most = {**most, **more}
                 found = {"node": self._node, "names": self._names, "interfaces": most}
-                write_json(self._run.connections(self._attempt, self._host), found)
+                write_node_json(self._run.connections(self._attempt, self._host), self._node, found)
 
     def _hang_watch(self) -> HangMonitor | None:
         """Return the hang monitor; comparisons are not monitored, because they pause between strategies."""

@@ -74,8 +74,9 @@ def few_sequences(spec: RunSpec, plan: LaunchPlan, facts: dict[str, Any]) -> str
     packed = data.packing != "none" and not facts["labels"] and rows >= plan.world_size
     why = f" of up to {data.max_length} tokens (data.packing: {data.packing})" if packed else ""
     cure = f"set data.packing: none, which gives {rows} sequences, or {fewer}" if packed else f"{fewer}, or add rows"
+    give = "row gives" if rows == 1 else "rows give"
     return (
-        f"data.source {facts['source']}: {rows} training rows give {sequences} sequence{'s' * (sequences != 1)}{why}, too few for "
+        f"data.source {facts['source']}: {rows} training {give} {sequences} sequence{'s' * (sequences != 1)}{why}, too few for "
         f"{plan.world_size} ranks; {cure}"
     )
 

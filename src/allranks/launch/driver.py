@@ -42,6 +42,7 @@ from allranks.nodes.preflight.runner import (
     report_line,
     require_usable_nodes,
     run_preflight,
+    unusable_nodes,
     write_preflight,
 )
 from allranks.nodes.slurm.commands import Slurm
@@ -61,8 +62,7 @@ POLL_S = 0.2
 KEEP_S = 120.0  # how long agents keep their ranks without this process
 END_S = 15.0  # from the end of all agents to that of their step
 END_LIMIT_S = 60.0  # from the order to end the ranks to the end of their step
-STAGEABLE_CHECKS = {"proj", "py", "pkgs", "imports", "data", "model", "script"}
-PACKAGE_CHECKS = {"py", "pkgs", "imports"}
+PACKAGE_CHECKS = {"py", "pkgs", "imports", "program"}
 
 
 def main() -> None:
@@ -87,11 +87,6 @@ def main() -> None:
         signal.SIGUSR1, signal.SIG_IGN
     )  # a request that comes now is late, and would end Python's own shutdown
     sys.exit(code)
-
-
-def _can_be_staged(report: PreflightReport) -> bool:
-    """Return whether a bundle provides everything that a node lacks."""
-    return all(check.ok or not check.blocks or check.name in STAGEABLE_CHECKS for check in report.checks)
 
 
 def _any_check_failed(reports: list[PreflightReport], names: set[str]) -> bool:
@@ -209,7 +204,7 @@ class Driver:
         write_preflight(self._run, found)
         for report in found.reports:
             print_log_line(report_line(report))
-        bad = self._unusable(found)
+        bad = unusable_nodes(self._spec, found.reports)
         if bad and self._spec.cluster.exclude_bad:
             found = self._without(bad, where)
         else:
@@ -242,11 +237,6 @@ class Driver:
         self._plan = msgspec.structs.replace(make_plan(self._spec, machine_facts()), environment=environment)
         write_json(self._run.plan, msgspec.to_builtins(self._plan))
 
-    def _unusable(self, found: PreflightResult) -> list[PreflightReport]:
-        """Return nodes that cannot run the job, whatever is staged."""
-        staging = self._spec.cluster.stage != "never"
-        return [r for r in found.reports if not r.may_run and not (staging and _can_be_staged(r))]
-
     def _without(self, bad: list[PreflightReport], where: TargetNodes) -> PreflightResult:
         """Exclude nodes, plan again for the others and check them again: a bad node may have hidden other failures."""
         names = [r.host for r in bad]
@@ -268,7 +258,7 @@ class Driver:
             msgspec.structs.replace(where, hosts=self._hosts), self._spec, self._plan, self._run.root, imports=False
         )
         write_preflight(self._run, msgspec.structs.replace(again, reports=[*again.reports, *bad]))
-        require_usable_nodes(self._unusable(again))
+        require_usable_nodes(unusable_nodes(self._spec, again.reports))
         return again
 
     @contextmanager

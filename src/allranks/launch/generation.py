@@ -63,11 +63,16 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def generate(
-    run: RunDir, prompts: Sequence[str], request: GenerationRequest, *, checkpoint: int | str | None = None
+    run: RunDir,
+    prompts: Sequence[str | dict[str, Any]],
+    request: GenerationRequest,
+    *,
+    checkpoint: int | str | None = None,
 ) -> Iterator[tuple[ChosenModel, Iterator[Reply]]]:
     """Start a process with the model, and yield the checkpoint and an iterator of the replies, in the order of the prompts.
 
     Args:
+        prompts: texts, or rows without their response, as columns and values.
         checkpoint: a step, ``best``, or None for the newest complete one.
 
     Raises:
@@ -90,6 +95,7 @@ def generate(
         "base": base_of(run, folder) if (folder / ADAPTER).is_file() else "",
         "template": template,
         "template_file": str(started_in / Path(spec.data.template).expanduser()) if spec.data else "",
+        "columns": dict(spec.data.columns) if spec.data else {},
         "labels": data.get("labels") or {},
         "max_length": spec.data.max_length if spec.data else None,
         "positions": _positions(spec),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 HIDDEN_VALUE_HINT = "a secret, not contained in the commands"
 HIDDEN_ARGUMENTS_HINT = "script.args as a JSON list; one of them is a secret, not contained in the commands"
-DOCTOR_NOTE = "launcher hosts: this machine only; run `allranks doctor SPEC` on each host, nothing else reaches them"
+DOCTOR_NOTE = "launcher hosts: this machine only, because --wait-s is 0"
 
 
 class HostsLauncher(Launcher):
@@ -48,7 +48,13 @@ class HostsLauncher(Launcher):
     def nodes_to_examine(
         self, spec: RunSpec, *, wait_s: float, say: Callable[[str], None]
     ) -> Iterator[tuple[TargetNodes, list[str]]]:
-        """Give this machine only, and say so."""
+        """Give every host on which the printed command was started; without time to wait, this machine only."""
+        from allranks.launch.hosts_doctor import examine_hosts
+
+        if wait_s > 0:
+            with examine_hosts(spec, wait_s=wait_s, say=say) as found:
+                yield found
+            return
         with super().nodes_to_examine(spec, wait_s=wait_s, say=say) as (where, notes):
             yield where, [*notes, DOCTOR_NOTE]
 

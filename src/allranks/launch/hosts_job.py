@@ -35,7 +35,7 @@ class HostsJob:
         judge = HangAnalyzer(run, attempt, hosts_of_ranks(plan, meeting, "localhost"), nodes)
         self._supervisor = Supervisor(nodes, judge, join_s=None, needs_store=nodes > 1 or plan.batch is None)
         self._hub = ChannelServer(
-            self._supervisor, nodes, _own_address(meeting.address), control_port(meeting.port), keep_s=KEEP_S
+            self._supervisor, nodes, own_address(meeting.address), control_port(meeting.port), keep_s=KEEP_S
         )
         self._hub.start()
         write_json(run.channel(attempt), msgspec.to_builtins(self._hub.endpoint), private=True)
@@ -94,7 +94,7 @@ class HostsJob:
         return "unknown"
 
 
-def _own_address(first_node: str) -> str:
+def own_address(first_node: str) -> str:
     """Return this machine's address on the route to the first node.
 
     Raises:
@@ -126,7 +126,7 @@ def start_on_hosts(
         raise SpecError(
             "cluster.launcher is hosts, but cluster.hosts is empty; list the nodes; the first one hosts the rendezvous"
         )
-    address = spec.cluster.rendezvous.address or _address_of(hosts[0])
+    address = spec.cluster.rendezvous.address or address_of(hosts[0])
     places = [
         NodeAddress(node=i, host=h, address="", interface=spec.cluster.rendezvous.interface or "")
         for i, h in enumerate(hosts)
@@ -139,7 +139,7 @@ def start_on_hosts(
     return HostsJob(run, plan, attempt, meeting, commands, first)
 
 
-def _address_of(host: str) -> str:
+def address_of(host: str) -> str:
     try:
         address = socket.gethostbyname(host)
     except OSError:

@@ -26,7 +26,7 @@ from allranks.launch.launchers import LaunchedJob, get_launcher, launcher_of
 from allranks.launch.outcome import RunResult, finalize_run
 from allranks.launch.preview import plan_with_model, planning_facts
 from allranks.nodes import preflight
-from allranks.nodes.preflight.hub import check_hub
+from allranks.nodes.preflight.start import check_start
 from allranks.planning import memory, rank_environment
 from allranks.planning.planner import make_plan
 from allranks.planning.records import LaunchPlan
@@ -203,10 +203,7 @@ def prepare_run(spec: RunSpec, *, force: bool = False) -> tuple[RunDir, LaunchPl
         memory.require(found)
         known = None if launch_plan.device_is_provisional else memory.known_bytes(found)
         launch_plan = msgspec.structs.replace(launch_plan, rank_memory_bytes=known)
-    report = preflight.local_report(spec, launch_plan, facts, Path(spec.run_root))
-    preflight.require(report)
-    check_hub(spec)
-    preflight.check_rows(spec)
+    report = check_start(spec, launch_plan, facts)
     data_view.require_sequences(spec, launch_plan)
     run_dir = create_run(spec.run_root, spec.name, group_readable=spec.cluster.group_readable)
     write_request(run_dir, spec, launch_plan)

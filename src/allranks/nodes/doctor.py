@@ -20,7 +20,8 @@ from allranks.nodes.preflight.link_tests import (
     slow_pairs,
 )
 from allranks.nodes.preflight.network_policy import policy_for_nodes
-from allranks.nodes.preflight.runner import PreflightResult, TargetNodes, exclude_nodes, run_preflight
+from allranks.nodes.preflight.runner import PreflightResult, TargetNodes, exclude_nodes, run_preflight, unusable_nodes
+from allranks.nodes.preflight.start import check_start
 from allranks.nodes.records import PreflightReport
 from allranks.planning import memory
 from allranks.planning.env_vars import NetworkPolicy, NodeNetworkPolicy
@@ -45,6 +46,8 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
 
     preflight: PreflightResult
     ok: bool
+    starts: bool = True
+    """Whether a run would start its ranks on these nodes; it stages what can be staged."""
     pairs: list[RankPair] = []
     pairs_verdict: str = ""
     excluded: list[str] = []
@@ -59,6 +62,7 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
         found = self.preflight
         return {
             "ok": self.ok,
+            "starts": self.starts,
             "nodes": [_report_json(report) for report in found.reports],
             "network": msgspec.to_builtins(found.network),
             "port": found.port,
@@ -105,12 +109,13 @@ def doctor(
         facts: facts about this machine and the partition for the plan (`launch.preview.planning_facts`).
 
     Raises:
-        SpecError: Slurm refuses account, partition or resources.
-        EnvironmentNotAble: Slurm does not answer, or the nodes are not free.
+        SpecError, DataError: Slurm refuses account, partition or resources; or `check_start` refuses the spec, as for a run.
+        EnvironmentNotAble: this machine lacks something, Slurm does not answer, or the nodes are not free.
     """
     plan = make_plan(spec, facts)
     if spec.model is not None and not plan.device_is_provisional:
         plan = msgspec.structs.replace(plan, rank_memory_bytes=memory.known_bytes(memory.fit(spec, plan, facts)))
+    check_start(spec, plan, facts, required=spec.cluster.launcher != "local")
     with nodes as (where, notes):
         return _run(where, spec, plan, request, notes, say)
 
@@ -121,7 +126,9 @@ def _run(
     found = run_preflight(where, spec, plan, Path(spec.run_root), imports=request.imports)
     excluded: list[str] = []
     ok = found.ok
-    if not ok and request.exclude_bad and where.hosts:
+    if not ok and request.exclude_bad and where.programs_only:
+        notes = [*notes, "hosts that fail are left out by their removal from cluster.hosts"]
+    elif not ok and request.exclude_bad and where.hosts:
         found, excluded, note = _without_bad_nodes(where, spec, plan, request, found)
         notes = [*notes, note]
         ok = bool(excluded)
@@ -130,7 +137,9 @@ def _run(
     outcome: NetworkOutcome | None = None
     copies: list[CopyResult] = []
     policy = _policy(spec, plan, found)
-    if request.collectives and (ok or found.may_run):
+    if request.collectives and where.programs_only:
+        notes = [*notes, "collectives were not measured: launcher hosts starts no ranks for the doctor"]
+    elif request.collectives and (ok or found.may_run):
         say("measuring all pairs ...")
         if plan.device == "cuda":
             copies = run_copy_test(where, found, Path(spec.run_root))
@@ -140,8 +149,14 @@ def _run(
         pairs, outcome = measured.pairs, measured.outcome
     elif request.collectives:
         notes = [*notes, "collectives were not measured: fix the failed checks first"]
+    used = [report for report in found.reports if report.host not in excluded]
+    lacking = ", ".join(report.host for report in used if not report.may_run)
+    starts = not unusable_nodes(spec, used)
+    if lacking and starts:
+        notes = [*notes, f"a run would copy to {lacking} what is missing there (cluster.stage: {spec.cluster.stage})"]
     return DoctorReport(
         preflight=found,
+        starts=starts,
         ok=ok and not slow_pairs(pairs) and (outcome is None or outcome.ok) and not any(c.failed for c in copies),
         pairs=pairs,
         pairs_verdict=slow_pair_summary(pairs) if pairs else "",

@@ -16,6 +16,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     ok: bool
     found: str
     cure: str = ""
+    stageable: bool = True
+    """Whether a bundle can provide what is missing, if the check is one of those; False: the launcher's machine lacks it too."""
     blocks: bool = True
     """Whether a run must not start with this failure; False: a problem that allranks' settings for the ranks avoid."""
 
@@ -102,6 +104,14 @@ class FolderFacts(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
+class HubFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node has in its cache of the hub, and whether it reaches the hub; None: not tried, or not known."""
+
+    cached: dict[str, bool] = {}
+    reached: bool | None = None
+    error: str = ""
+
+
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """One node's answer to ``probe.py``."""
 
@@ -122,6 +132,8 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     clock: float = 0.0
     packages: dict[str, Package] = {}
     imports: dict[str, ImportResult] | None = None
+    program: dict[str, bool] = {}
+    hub: HubFacts | None = None
     folders: dict[str, FolderFacts] = {}
     shm_bytes: int = 0
     shm_free_bytes: int = 0
@@ -168,6 +180,15 @@ class RequiredFolder(msgspec.Struct, frozen=True, kw_only=True):
     nonce: str | None = None
 
 
+class HubItem(msgspec.Struct, frozen=True, kw_only=True):
+    """A model or data set of the hub, and where it would be in the cache. `here`: it is in the launcher's cache."""
+
+    key: str
+    name: str
+    folders: list[str]
+    here: bool = False
+
+
 class NodeRequirements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The request to every node: the argument of ``probe.py``, as JSON."""
 
@@ -177,3 +198,12 @@ class NodeRequirements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     import_limit_s: float = 90.0
     folders: list[RequiredFolder] = []
     ports: list[int] = []
+    program: dict[str, str] = {}
+    """Packages that the user's own program imports, each with the place."""
+    program_unknown: str = ""
+    """The key of the spec that may add packages in a way that only the job shows."""
+    hub: list[HubItem] = []
+    hub_offline: str = ""
+    """The variable that forbids asking the hub."""
+    hub_address: str = ""
+    """Host and port of the hub, or of the proxy on the way; empty: not to be tried."""

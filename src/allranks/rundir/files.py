@@ -64,6 +64,38 @@ def write_json(path: Path, value: Any, *, private: bool = False) -> None:
     write_text_atomic(path, text + "\n", private=private)
 
 
+def write_node_json(path: Path, node: int, value: dict[str, Any]) -> Path:
+    """Write a record of a node into a file named after its host; return its path, which has the node's number if another node has the file.
+
+    Several agents that people start by hand can be on one host. Only one of them can create the file; each replaces its own.
+
+    Args:
+        value: the record; its ``node`` tells whose it is.
+    """
+    own = path.with_name(
+        f"{path.name.removesuffix(''.join(path.suffixes[-2:]))}.node{node}{''.join(path.suffixes[-2:])}"
+    )
+    if own.exists() or read_record(path).get("node", node) != node or not _claim(path, node):
+        path = own
+    write_json(path, value)
+    return path
+
+
+def _claim(path: Path, node: int) -> bool:
+    """Return whether this node has the file: it has created it now, or earlier."""
+    draft = path.with_name(f".{path.name[:200]}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+    write_json(draft, {"node": node})
+    try:
+        os.link(draft, path)  # fails if it exists, also over a network file system
+    except FileExistsError:
+        return read_record(path).get("node") == node
+    except OSError:  # a file system without links
+        return not path.exists()
+    finally:
+        draft.unlink(missing_ok=True)
+    return True
+
+
 def replace_non_finite(value: Any) -> Any:
     """Return the value with NaN and infinities replaced by None, because JSON has neither."""
     if isinstance(value, float):

@@ -1,16 +1,14 @@
-"""Match the columns of a data set with what the templates need: choose a template, or say what is missing and what to write."""
+"""Match the columns of a data set with what the templates need, and choose a template."""
 
 from __future__ import annotations
 
 import difflib
-import json
-import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from allranks.errors import DataError, SpecError
 from allranks.spec.data_mixture import source_of
 from allranks.spec.data_sources import Row
+from allranks.spec.data_suggestions import listed, no_template_message
 from allranks.spec.records import DataSpec
 
 Columns = Mapping[str, str | list[str]]
@@ -32,21 +30,6 @@ USUAL_NAMES = {
     "completion": ("completion", "response"),
 }
 """Columns that are taken for a role without ``data.columns``, the first one that exists; other roles have only their own name."""
-
-NEEDS = (
-    ("chat", "messages (or conversations), or prompt and response"),
-    ("alpaca", "instruction and output; input may be missing"),
-    ("completion", "prompt and completion"),
-    ("text", "text"),
-    ("classification", "text and label, for encoders such as bert"),
-    ("a .jinja file", "the columns that the file names"),
-)
-
-QUESTION_NAMES = {"instruction", "prompt", "question", "query"}
-ANSWER_NAMES = {"output", "response", "answer", "completion", "reply", "target"}
-TEXT_NAMES = {"text", "content", "body", "article", "document", "sentence", "review", "passage"}
-LABEL_NAMES = {"label", "labels", "class", "category", "sentiment", "target", "topic"}
-CHAT_NAMES = {"messages", "conversations", "conversation", "dialog", "dialogue", "chat", "turns"}
 
 
 def require_roles(columns: Columns, template: str) -> None:
@@ -89,16 +72,58 @@ def columns_of(
     separator = _separator_hint(present)
     hint = f"; did you mean {near[0]!r}?" if near and not separator else f"{separator}."
     raise DataError(
-        f"data.source {data.source}: there is no column {missing[0]!r} (data.columns.{role}){hint} The columns are: {_listed(present)}"
+        f"data.source {data.source}: there is no column {missing[0]!r} (data.columns.{role}){hint} The columns are: {listed(present)}"
     )
 
 
-def fitting_template(data: DataSpec, columns: Columns, first: Row, *, classifier: bool) -> tuple[str, str]:
+def merged_row(rows: Sequence[Row]) -> Row:
+    """Return the columns that any row has, in the order in which they appear, with a value of each where the first rows have one."""
+    merged: Row = {}
+    for number, row in enumerate(rows):
+        if number < MAX_VALUE_ROWS or not row.keys() <= merged.keys():
+            merged |= {name: value for name, value in row.items() if merged.get(name) is None}
+    return merged
+
+
+MAX_VALUE_ROWS = 20
+
+
+def fitting_template(data: DataSpec, columns: Columns, rows: Sequence[Row], *, classifier: bool) -> tuple[str, str]:
     """Return the template for the columns of the first row, and the columns that decided.
 
+    If none fits because the first row lacks a column, the columns of all rows are taken.
+
     Raises:
+        SpecError: ``data.columns`` has a key that no template takes.
         DataError: none fits; the message has the line to add to the spec.
     """
+    merged = merged_row(rows)
+    found = _fitting(data, columns, rows[0], classifier=classifier)
+    if found is None and merged.keys() != rows[0].keys():
+        found = _fitting(data, columns, merged, classifier=classifier)
+    if found is None:
+        _require_some_role(columns)
+        separator = _separator_hint(list(merged))
+        raise NoTemplateFits(
+            no_template_message(source_of(data), merged, columns, classifier=classifier, separator=separator)
+        )
+    return found
+
+
+class NoTemplateFits(DataError):
+    """The columns of a data set are those of no template."""
+
+
+def _require_some_role(columns: Columns) -> None:
+    known = sorted({role for roles in ROLES.values() for role in roles})
+    for key in columns:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise SpecError(f"data.columns: no template takes {key!r}{hint} (known: {', '.join(known)})")
+
+
+def _fitting(data: DataSpec, columns: Columns, first: Row, *, classifier: bool) -> tuple[str, str] | None:
     present = list(first)
 
     def has(*roles: str) -> bool:
@@ -120,7 +145,7 @@ def fitting_template(data: DataSpec, columns: Columns, first: Row, *, classifier
     ]
     found = next(((name, roles) for name, fits, roles in fitting if fits), None)
     if found is None:
-        raise DataError(_no_template(source_of(data), present, classifier=classifier))
+        return None
     template, roles = found
     if template == "text" and has("label"):
         raise DataError(
@@ -131,60 +156,9 @@ def fitting_template(data: DataSpec, columns: Columns, first: Row, *, classifier
     return template, f"column{'s' * (len(names) > 1)} {', '.join(names)}"
 
 
-def _no_template(source: str, present: Sequence[str], *, classifier: bool) -> str:
-    head = f"data.source {source}: no template fits the columns {_listed(present)}"
-    if separator := _separator_hint(present):
-        return head + separator
-    needs = "\n".join(f"  {name:<15} {what}" for name, what in NEEDS)
-    line = suggested_line(present, classifier=classifier)
-    return f"{head}; say under data: which column is what, for example\n  {line}\nThe templates and their columns:\n{needs}"
-
-
-def suggested_line(present: Sequence[str], *, classifier: bool) -> str:
-    """Return the line of the spec that probably names the columns right."""
-    pairs = _suggested(present, classifier=classifier)
-    inner = ", ".join(f"{role}: {_yaml_text(name)}" for role, name in pairs.items() if role != name)
-    return f"columns: {{{inner}}}"
-
-
-def _suggested(present: Sequence[str], *, classifier: bool) -> dict[str, str]:
-    def find(names: Collection[str]) -> str | None:
-        lower = {name.lower().strip(): name for name in present}
-        exact = next((lower[name] for name in lower if name in names), None)
-        near = [near for name in sorted(names) for near in difflib.get_close_matches(name, lower, n=1, cutoff=0.8)]
-        return exact or (lower[near[0]] if near else None)
-
-    if classifier:
-        label = find(LABEL_NAMES) or present[-1]
-        return {"text": find(TEXT_NAMES) or next((n for n in present if n != label), present[0]), "label": label}
-    instruction, output = find({"instruction"}), find(ANSWER_NAMES)
-    if instruction and output:
-        given = find({"input", "context"})
-        return {"instruction": instruction, **({"input": given} if given else {}), "output": output}
-    question = find(QUESTION_NAMES)
-    if question and output:
-        return {"prompt": question, "response": output}
-    for role, names in (("messages", CHAT_NAMES), ("text", TEXT_NAMES)):
-        if found := find(names):
-            return {role: found}
-    return {"prompt": present[0], "response": present[1]} if len(present) > 1 else {"text": present[0]}
-
-
-def _yaml_text(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z_][\w.-]*", name) else json.dumps(name, ensure_ascii=False)
-
-
-MAX_LISTED = 20
-
-
-def _listed(names: Sequence[Any]) -> str:
-    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    return ", ".join(map(str, names[:MAX_LISTED])) + more
-
-
 def _separator_hint(present: Sequence[str]) -> str:
     """Return the fix for a table whose header was read as one column, or nothing."""
-    mark = next((mark for mark in ";\t|" if len(present) == 1 and mark in str(present[0])), None)
+    mark = next((mark for mark in ";\t|," if len(present) == 1 and mark in str(present[0])), None)
     if mark is None:
         return ""
     return f": the columns are separated by {mark!r}; write the file with commas, or with tabs as .tsv"

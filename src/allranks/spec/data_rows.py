@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from allranks.errors import DataError
+from allranks.errors import DataError, EnvironmentNotAble
 from allranks.spec import data_sources
 from allranks.spec.data_checks import require_classes
+from allranks.spec.data_columns import merged_row
 from allranks.spec.data_examples import Example
 from allranks.spec.data_mixture import apportion, key_of, parts_of, source_of
 from allranks.spec.data_templates import Template, choose_template, require_task_template
@@ -105,7 +106,7 @@ def read_examples(spec: RunSpec, *, classifier: bool) -> ReadExamples:
     reasons = [f"{source_of(part.data)}: {part.template.kind}, {part.template.reason}" for part in read]
     return ReadExamples(
         rows=sum(len(part.rows) for part in read),
-        columns=list(dict.fromkeys(name for part in read for name in part.rows[0])),
+        columns=list(dict.fromkeys(name for part in read for name in merged_row(part.rows))),
         template=" + ".join(kinds),
         template_reason=read[0].template.reason if data.sources is None else "; ".join(reasons),
         train=train,
@@ -130,8 +131,8 @@ def naming_source(data: DataSpec, number: int) -> Iterator[None]:
     """Name the source of a mixture, such as ``data.sources[1].source``, in errors about ``data.source``."""
     try:
         yield
-    except DataError as error:
-        raise DataError(str(error).replace("data.source ", f"{key_of(data, number)} ", 1)) from None
+    except (DataError, EnvironmentNotAble) as error:
+        raise type(error)(str(error).replace("data.source ", f"{key_of(data, number)} ", 1)) from None
 
 
 def _split(examples: list[Example], data: DataSpec) -> tuple[list[Example], list[Example]]:

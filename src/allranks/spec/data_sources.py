@@ -6,7 +6,9 @@ import csv
 import difflib
 import hashlib
 import io
+import itertools
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,11 +22,21 @@ from allranks.utils.inputs import open_regular, read_text
 
 Row = dict[str, Any]
 MAX_PEEK_BYTES = 20_000_000
+FIRST_ROWS = 20
+"""Rows that are read to know the columns."""
 MAX_JSON_BYTES = 64 << 30
 """Limit for .json files, which are read at once; .jsonl and .parquet have no limit."""
 TOO_DEEP = "a value is nested too deeply to be read"
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 FILE_KINDS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+_COMPRESSED, _SPREADSHEET = "unpack it first; ", "save the sheet as CSV UTF-8; "
+_TEXT = 'write one line {"text": "..."} for each text to a .jsonl file; '
+_OTHER_KINDS = {
+    **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz", ".7z"), _COMPRESSED),
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), _SPREADSHEET),
+    **dict.fromkeys((".txt", ".md"), _TEXT),
+}
+"""What to do with files of other kinds."""
 
 
 def load_rows(data: DataSpec) -> list[Row]:
@@ -91,46 +103,104 @@ def check_data_file(path: Path) -> None:
         hint = f"; did you mean {path.with_name(near[0])}?" if near else f"; looked from {Path.cwd()}"
         raise DataError(f"data.source {path}: there is no such file{hint}")
     if path.is_dir():
-        raise DataError(f"data.source {path}: expected a file ({', '.join(FILE_KINDS)}), found a folder")
+        raise DataError(
+            f"data.source {path}: expected a file ({', '.join(FILE_KINDS)}), found a folder; name one file, or several as data.sources"
+        )
     if not path.is_file():
         raise DataError(f"data.source {path}: expected a regular file, found a pipe, a socket or a device")
     if path.suffix.lower() not in FILE_KINDS:
-        raise DataError(f"data.source {path}: unknown kind of file {path.suffix!r}; known: {', '.join(FILE_KINDS)}")
+        hint = _OTHER_KINDS.get(path.suffix.lower(), "")
+        raise DataError(
+            f"data.source {path}: unknown kind of file {path.suffix!r}; {hint}known: {', '.join(FILE_KINDS)}"
+        )
     with suppress(OSError), open_regular(path) as file:  # a file that cannot be read is refused by its reader
         if file.read(len(LFS_POINTER)) == LFS_POINTER:
             raise DataError(f"data.source {path}: this is a Git LFS pointer, not the data; run git lfs pull")
 
 
-def read_first_row(path: Path) -> Row | None:
-    """Return the first row of a local file if reading it is cheap, for checks before the run starts."""
+def read_first_rows(path: Path) -> list[Row]:
+    """Return the first rows of a local file if reading them is cheap, for checks before the run starts; none if it is not.
+
+    A table without rows gives one row with empty values, so that its columns are known.
+
+    Raises:
+        DataError: the file cannot be read, or its beginning is not what its suffix says.
+    """
     check_data_file(path)
-    if path.suffix.lower() == ".parquet":
-        return dict.fromkeys(_parquet_columns(path), "")
-    if path.suffix.lower() == ".json" and path.stat().st_size > MAX_PEEK_BYTES:
-        return None
-    if path.suffix.lower() == ".json":
-        return next(iter(read_file(path)), None)
+    kind = path.suffix.lower()
+    if kind == ".parquet":
+        return _first_parquet_rows(path)
+    if kind == ".json" and path.stat().st_size > MAX_PEEK_BYTES:
+        return []
+    if kind == ".json":
+        return read_file(path)[:FIRST_ROWS]
     with open_regular(path) as file:
         head = file.read(MAX_PEEK_BYTES)
     try:
         text = head.decode("utf-8-sig", errors="strict" if len(head) < MAX_PEEK_BYTES else "ignore")
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"data.source {path}: not UTF-8 text at byte {error.start}; convert the file to UTF-8"
-        ) from None
-    if path.suffix.lower() in (".csv", ".tsv"):
-        names = next(csv.reader(text.splitlines(), delimiter="\t" if path.suffix.lower() == ".tsv" else ","), None)
-        require_distinct(names or [], path)
-        return dict.fromkeys(names, "") if names else None
+        raise _not_utf8(path, error) from None
+    if kind in (".csv", ".tsv"):
+        return _first_table_rows(text, path)
+    return _first_json_rows(text, path, whole=len(head) < MAX_PEEK_BYTES)
+
+
+def _first_table_rows(text: str, path: Path) -> list[Row]:
+    lines = io.StringIO(text, newline="")
+    reader = csv.reader(lines, delimiter=delimiter_of(path, text))
     try:
-        row = _parse_json(next((line for line in text.splitlines() if line.strip()), "null"))
-    except json.JSONDecodeError as error:
-        raise DataError(f"data.source {path}, line 1: not JSON: {error.msg}") from None
-    except DuplicateKey as error:
-        raise DataError(f"data.source {path}, line 1: {error}") from None
-    except RecursionError:
-        raise DataError(f"data.source {path}, line 1: {TOO_DEEP}") from None
-    return row if isinstance(row, dict) else None
+        names = next(reader, None)
+        require_distinct(names or [], path)
+        if not names:
+            return []
+        rows = [dict(zip(names, fields, strict=False)) for fields in itertools.islice(reader, FIRST_ROWS) if fields]
+    except csv.Error as error:
+        raise DataError(f"data.source {path}, line {reader.line_num}: not CSV: {error}") from None
+    return [dict.fromkeys(names, "") | row for row in rows] or [dict.fromkeys(names, "")]
+
+
+def _first_json_rows(text: str, path: Path, *, whole: bool) -> list[Row]:
+    rows = []
+    for number, line in enumerate(io.StringIO(text), 1):
+        if not line.strip() or (not whole and not line.endswith("\n")):
+            continue
+        try:
+            row = _parse_json(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"data.source {path}, line {number}: not JSON: {error.msg}") from None
+        except DuplicateKey as error:
+            raise DataError(f"data.source {path}, line {number}: {error}") from None
+        except RecursionError:
+            raise DataError(f"data.source {path}, line {number}: {TOO_DEEP}") from None
+        rows.append(row)
+        if len(rows) == FIRST_ROWS:
+            break
+    return _only_rows(rows, path)
+
+
+def delimiter_of(path: Path, text: str) -> str:
+    """Return the separator of a table: a tab for .tsv; for .csv a comma, or, if the header has none, a semicolon or a tab.
+
+    Spreadsheets write semicolons in languages with a decimal comma.
+
+    Raises:
+        DataError: the first line is a spreadsheet's ``sep=;``, which is no header.
+    """
+    header = next((line for line in io.StringIO(text) if line.strip()), "")
+    if re.fullmatch(r"sep=\S?", header.strip(), re.IGNORECASE):
+        raise DataError(
+            f"data.source {path}: the first line is {header.strip()!r}; remove it, so that the header is first"
+        )
+    if path.suffix.lower() == ".tsv":
+        return "\t"
+    outside_quotes = re.sub(r'"[^"]*"', "", header)
+    return next((mark for mark in ",;\t" if mark in outside_quotes), ",")
+
+
+def _not_utf8(path: Path, error: UnicodeDecodeError) -> DataError:
+    return DataError(
+        f"data.source {path}: not UTF-8 text at byte {error.start}; convert the file to UTF-8 (spreadsheets: save as CSV UTF-8)"
+    )
 
 
 def read_file(path: Path) -> list[Row]:
@@ -140,8 +210,8 @@ def read_file(path: Path) -> list[Row]:
         ".json": _read_json,
         ".jsonl": _read_jsonl,
         ".ndjson": _read_jsonl,
-        ".csv": lambda p: _read_csv(p, ","),
-        ".tsv": lambda p: _read_csv(p, "\t"),
+        ".csv": _read_csv,
+        ".tsv": _read_csv,
         ".parquet": _read_parquet,
     }
     try:
@@ -149,9 +219,7 @@ def read_file(path: Path) -> list[Row]:
     except RecursionError:
         raise DataError(f"data.source {path}: {TOO_DEEP}") from None
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"data.source {path}: not UTF-8 text at byte {error.start}; convert the file to UTF-8"
-        ) from None
+        raise _not_utf8(path, error) from None
     except OSError as error:
         raise DataError(f"data.source {path}: cannot be read: {error.strerror or error}") from None
 
@@ -226,9 +294,10 @@ def _only_rows(values: list[Any], path: Path) -> list[Row]:
     return values
 
 
-def _read_csv(path: Path, delimiter: str) -> list[Row]:
+def _read_csv(path: Path) -> list[Row]:
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
+        delimiter = delimiter_of(path, _header(file))
         reader = csv.DictReader(file, delimiter=delimiter, strict=True)
         rows = []
         try:
@@ -244,6 +313,13 @@ def _read_csv(path: Path, delimiter: str) -> list[Row]:
     return rows
 
 
+def _header(file: io.TextIOWrapper) -> str:
+    """Return the first line that is not blank, and go back to the beginning."""
+    line = next((line for line in file if line.strip()), "")
+    file.seek(0)
+    return line
+
+
 def _parquet_columns(path: Path) -> list[str]:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -255,6 +331,20 @@ def _parquet_columns(path: Path) -> list[str]:
         raise DataError(f"data.source {path}: not a Parquet file: {str(error).splitlines()[0]}") from None
     require_distinct(names, path)
     return names
+
+
+def _first_parquet_rows(path: Path) -> list[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = _parquet_columns(path)
+    try:
+        with open_regular(path) as file:
+            batch = next(pq.ParquetFile(file).iter_batches(batch_size=FIRST_ROWS), None)
+            rows = batch.to_pylist() if batch is not None else []
+    except pa.ArrowException as error:
+        raise DataError(f"data.source {path}: not a Parquet file: {str(error).splitlines()[0]}") from None
+    return rows or [dict.fromkeys(names, "")]
 
 
 def _read_parquet(path: Path) -> list[Row]:

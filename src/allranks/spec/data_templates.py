@@ -9,7 +9,7 @@ from pathlib import Path
 
 from allranks.errors import DataError, SpecError
 from allranks.spec.data_chat import chat_renderer
-from allranks.spec.data_columns import TEMPLATE_KINDS, Columns, columns_of, fitting_template, require_roles
+from allranks.spec.data_columns import TEMPLATE_KINDS, Columns, columns_of, fitting_template, merged_row, require_roles
 from allranks.spec.data_examples import Example, Render, encodable, is_missing, row_text
 from allranks.spec.data_mixture import source_of
 from allranks.spec.data_sources import Row, builtin_set
@@ -70,12 +70,12 @@ def choose_template(data: DataSpec, rows: Sequence[Row], *, classifier: bool) ->
             )  # a language model reads labelled texts as texts
             reason = "of the built-in set"
     if name == "auto":
-        name, reason = fitting_template(data, columns, rows[0], classifier=classifier)
+        name, reason = fitting_template(data, columns, rows, classifier=classifier)
     require_template(name)
     require_roles(data.columns, name)
     if name in TEMPLATE_KINDS:
-        return Template(name, _RENDERERS[name](data, columns, list(rows[0])), reason)
-    return Template("jinja", _jinja(Path(name).expanduser(), mask_prompt=data.mask_prompt), reason)
+        return Template(name, _RENDERERS[name](data, columns, list(merged_row(rows))), reason)
+    return Template("jinja", _jinja(Path(name).expanduser(), mask_prompt=data.mask_prompt), f"{reason}: {name}")
 
 
 def require_template(name: str) -> None:
@@ -209,51 +209,3 @@ _RENDERERS = {
     "text": _plain,
     "classification": _classification,
 }
-
-
-def prompt_of(kind: str, template: str, text: str) -> str | None:
-    """Return a user's text as the prompt of a row of the template; None for chats, which need the tokenizer's own template.
-
-    Args:
-        kind: the template of the run's data, as its events name it.
-        template: ``data.template``, the file of a Jinja template.
-
-    Raises:
-        DataError: the rows had several templates; the file is missing, or its prompt has more than one variable.
-    """
-    if " + " in kind:
-        raise DataError(
-            f"the run mixed rows of several templates ({kind}), so one text is not a prompt; give the whole prompt with --raw"
-        )
-    if kind == "chat":
-        return None
-    if kind == "alpaca":
-        data = DataSpec(source="prompt", template="alpaca")
-        return (
-            choose_template(data, [{"instruction": text, "output": ""}], classifier=False)
-            .render({"instruction": text, "output": ""}, 0)
-            .prompt
-        )
-    return _jinja_prompt(Path(template).expanduser(), text) if kind == "jinja" else text
-
-
-def _jinja_prompt(path: Path, text: str) -> str:
-    from jinja2 import meta, nodes
-    from jinja2.sandbox import SandboxedEnvironment
-
-    render = _jinja(path, mask_prompt=False)
-    environment = SandboxedEnvironment()
-    parsed = environment.parse(read_text(path, MAX_TEMPLATE_BYTES))
-    blocks = [block for block in parsed.find_all(nodes.Block) if block.name == "prompt"]
-    if not blocks:
-        return text  # the template renders whole texts
-    alone = nodes.Template(blocks[0].body, lineno=1)
-    alone.set_environment(environment)
-    names = sorted(meta.find_undeclared_variables(alone))
-    if len(names) != 1:
-        raise DataError(
-            f"data.template {path}: its prompt uses {len(names)} columns ({', '.join(names) or 'none'}), so one text cannot stand for them; "
-            "give the whole prompt with --raw"
-        )
-    every = meta.find_undeclared_variables(parsed)
-    return render({**dict.fromkeys(every, ""), names[0]: text}, 0).prompt

@@ -35,6 +35,9 @@ class StarterChoices:
     gpus_per_node: int | None = None
     time: str | None = None
     name: str | None = None
+    columns: tuple[tuple[str, str], ...] = ()
+    """Roles and their columns."""
+    template: str | None = None
 
 
 def default_data(model: str) -> str:
@@ -63,7 +66,7 @@ def starter_text(choices: StarterChoices, file: str) -> str:
         _line("  name", choices.model, "hub name, folder, or a tiny model with random weights"),
         *_model_keys(choices),
         "data:",
-        _line("  source", choices.data, "hub name, file (.json, .jsonl, .csv, .parquet), or a built-in set"),
+        _line("  source", choices.data, "hub name, file (.json, .jsonl, .csv, .tsv, .parquet), or a built-in set"),
         *_data_keys(choices),
         *_adapter_keys(choices),
         "strategy:",
@@ -92,7 +95,14 @@ def _model_keys(choices: StarterChoices) -> list[str]:
 def _data_keys(choices: StarterChoices) -> list[str]:
     if is_mlp(choices.model):
         return []
+    given = []
+    if choices.template:
+        given.append(_line("  template", choices.template, "how a row becomes text; `allranks data` shows it"))
+    if choices.columns:
+        inner = ", ".join(f"{role}: {_scalar(name)}" for role, name in choices.columns)
+        given.append(_line("  columns", f"{{{inner}}}", "which column is what", plain=True))
     return [
+        *given,
         _later("  max_length", 512, "tokens; longer rows are cut, and counted"),
         _later("  subset", 100, "only so many rows, chosen by data.seed"),
         _later("  eval_fraction", 0.05, "share of the rows that is held out"),

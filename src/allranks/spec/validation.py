@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from allranks.errors import SpecError
-from allranks.spec.data_columns import ANSWER_NAMES, QUESTION_NAMES
+from allranks.spec.data_suggestions import ANSWER_NAMES, QUESTION_NAMES
 from allranks.spec.models import NOISE_SOURCE, is_mlp, mlp_shape
 from allranks.spec.records import ProfileSpec, Record, RunSpec, ScriptSpec, TrainSpec
 from allranks.spec.strategies import REGISTRY, strategy_hint

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from allranks.errors import AllranksError, EnvironmentNotAble, RequestError
-from allranks.spec.data_templates import prompt_of
+from allranks.spec.data_prompts import prompt_of, row_prompt
 from allranks.utils.interpreter import run_short_process
 
 
@@ -33,7 +33,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     max_length: int | None
     positions: int | None
     dtype: str
-    prompts: list[str]
+    columns: dict[str, str | list[str]]
+    prompts: list[str | dict[str, Any]]
     max_new_tokens: int
     temperature: float
     seed: int
@@ -53,32 +54,34 @@ def reply_to_all(order: Order, out: Any) -> None:
     from allranks.train.data.tokenization import load_tokenizer
 
     tokenizer = load_tokenizer(order.folder, None)
-    prompts = [_prompt(order, text, tokenizer) for text in order.prompts]
+    prompts = [_prompt(order, given, tokenizer) for given in order.prompts]
     device = torch.device(
         "cuda" if order.device == "auto" and torch.cuda.is_available() else order.device.replace("auto", "cpu")
     )
     if device.type == "cuda" and not torch.cuda.is_available():
         raise EnvironmentNotAble("--device cuda: torch sees no GPU on this machine; use --device cpu")
     model = _model(order, device)
-    for i, (text, prompt) in enumerate(zip(order.prompts, prompts, strict=True)):
+    for i, (given, prompt) in enumerate(zip(order.prompts, prompts, strict=True)):
         found = (
             _classes(order, model, tokenizer, prompt) if order.labels else _reply(order, model, tokenizer, prompt, i)
         )
-        out.write(msgspec.json.encode({"prompt": text, **found}).decode() + "\n")
+        out.write(msgspec.json.encode({"prompt": given if isinstance(given, str) else prompt, **found}).decode() + "\n")
         out.flush()
 
 
-def _prompt(order: Order, text: str, tokenizer: Any) -> str:
-    if order.raw or order.labels:
-        return text
-    made = prompt_of(order.template, order.template_file, text)
-    if made is not None:
+def _prompt(order: Order, given: str | dict[str, Any], tokenizer: Any) -> str:
+    if isinstance(given, dict):
+        made = row_prompt(order.template, order.template_file, order.columns, given)
+    elif order.raw or order.labels:
+        return given
+    else:
+        made = prompt_of(order.template, order.template_file, given)
+    if isinstance(made, str):
         return made
     if not getattr(tokenizer, "chat_template", None):
         raise RequestError("the tokenizer of the checkpoint has no chat template; give the whole prompt with --raw")
-    return tokenizer.apply_chat_template(
-        [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-    )
+    messages = [{"role": "user", "content": given}] if made is None else made
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
 def _model(order: Order, device: Any) -> Any:

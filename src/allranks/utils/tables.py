@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.cells import cell_len
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 GAP = 2
 """Blanks behind each column; rich counts them behind the last one, too."""
 NARROWEST = 6
+UNLIMITED_COLUMNS = 10_000
 _PARTS = re.compile(r"[^/:_ -]*[/:_ -]?")
 
 
@@ -100,3 +103,22 @@ def fold(text: str, width: int) -> str:
 def left_out_line(titles: Sequence[str], width: int) -> str | None:
     """Return a line that names the columns that were left out; None if there are none."""
     return f"not shown in {width} columns: {', '.join(titles)}" if titles else None
+
+
+def narrow_table(table: Table, console: Console, first: Sequence[str] = ()) -> list[str]:
+    """Remove columns until a table fits the console; the first column stays. Return the titles of the removed ones.
+
+    Args:
+        first: titles of the columns that are removed before others, which go from right to left.
+    """
+    removed: list[str] = []
+    order = [*first, *(str(column.header) for column in reversed(table.columns[1:]))]
+    for title in order:
+        wide = console.options.update(width=UNLIMITED_COLUMNS)
+        if Measurement.get(console, wide, table).maximum <= console.width:
+            break
+        index = next((i for i in reversed(range(1, len(table.columns))) if table.columns[i].header == title), None)
+        if index is not None:
+            del table.columns[index]
+            removed.insert(0, title)
+    return removed

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from typing import Any
 
 import msgspec
 
@@ -175,8 +176,16 @@ class RankProgress(msgspec.Struct, frozen=True, array_like=True):
     step: int | None
 
 
+class ProbeAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a program of the preflight printed on a node, as an answer to the request of that number."""
+
+    number: int
+    lines: list[str]
+    said: str = ""
+
+
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
-    """State of one node's agent. ``store`` is the address and port of the store on node 0."""
+    """State of one node's agent. ``store`` is the address and port of the store on node 0; ``answer`` that of a doctor's agent."""
 
     node: int
     host: str
@@ -188,6 +197,7 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     alarm: HangAlarm | None = None
     refused: str = ""
     reason: str = ""
+    answer: ProbeAnswer | None = None
 
     @property
     def failed(self) -> list[RankEnd]:
@@ -217,11 +227,23 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     nonce: str
 
 
+class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A program of `nodes.probes` that some nodes are to run; they have it in their own allranks, only its name is sent."""
+
+    number: int
+    nodes: list[int]
+    program: str
+    python: str
+    limit_s: float
+    argument: dict[str, Any] | None = None
+    request: dict[str, Any] | None = None
+
+
 class Orders(msgspec.Struct, frozen=True, kw_only=True, tag="orders"):
     """Orders to every agent; always the full state.
 
     ``stop``: the ranks write a checkpoint and exit. ``end``: the agent kills the ranks after ``end_grace_s``. Both hold the reason.
-    ``collect``: examine the ranks because of this alarm. ``interval_s``: seconds between reports of an agent.
+    ``collect``: examine the ranks because of this alarm. ``probe``: the doctor's agents run this program. ``interval_s``: seconds between reports of an agent.
     """
 
     start: StartOrder | None = None
@@ -230,6 +252,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True, tag="orders"):
     end_grace_s: float = 0.0
     collect: HangAlarm | None = None
     interval_s: float = 1.0
+    probe: ProbeRequest | None = None
 
 
 class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True, tag="received"):

@@ -110,12 +110,16 @@ class SlurmLauncher(Launcher):
 
     def prepare(self, run: RunDir, spec: RunSpec) -> None:
         """Pack what the nodes may lack, and let Slurm check the script: a refusal costs a second, not an hour in the queue."""
+        from allranks.nodes.slurm.allocations import test_only
+
         if spec.cluster.stage != "never":
             from allranks.nodes.staging.broadcast import pack_ahead
 
             pack_ahead(spec, run)
         if not inside_allocation():
-            self._slurm().submit(run.sbatch, test_only=True)
+            test_only(self._slurm(), spec.cluster)
+            with self._refusals_explained(spec):
+                self._slurm().submit(run.sbatch, test_only=True)
 
     def start(self, run: RunDir, spec: RunSpec, plan: LaunchPlan, attempt: int, resume: dict[str, Any]) -> LaunchedJob:
         """Submit the batch script; inside an allocation, start the driver here."""
@@ -131,7 +135,19 @@ class SlurmLauncher(Launcher):
         if inside_allocation():
             _, python = environment_commands(spec.cluster.python, sys.executable)
             return AllocationJob(run, in_environment(spec.cluster.python, python))
-        return SlurmJob.submit(run, self._slurm())
+        with self._refusals_explained(spec):
+            return SlurmJob.submit(run, self._slurm())
+
+    @contextmanager
+    def _refusals_explained(self, spec: RunSpec) -> Iterator[None]:
+        """Name the key of the spec where Slurm refuses the job, in the same words as `doctor`."""
+        from allranks.nodes.slurm.allocations import refusal
+        from allranks.nodes.slurm.commands import SubmissionRefused
+
+        try:
+            yield
+        except SubmissionRefused as error:
+            raise refusal(self._slurm(), spec.cluster, str(error)) from None
 
     def has_records(self, run: RunDir) -> bool:
         """Whether the run has a job, or a driver that recorded something."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from allranks.nodes.checks.connectivity import ChosenNetwork, NodeLinks
 from allranks.nodes.records import Check, FolderFacts, NodeRequirements, Probe
+from allranks.spec.records import RunSpec
+
+if TYPE_CHECKING:
+    from allranks.nodes.checks.connectivity import ChosenNetwork, NodeLinks
 
 Value = TypeVar("Value")
 
@@ -46,6 +50,8 @@ class NodeSurvey(msgspec.Struct, frozen=True, kw_only=True):
     """The nodes are not the launcher's machine: even a single node must share the launcher's folders."""
     here: dict[str, FolderFacts] = {}
     """The launcher's own view of the folders, by role: it decides a tie."""
+    program_here: dict[str, bool] = {}
+    """Whether the launcher's own interpreter has each package of the program."""
 
     @property
     def first(self) -> Probe:
@@ -66,14 +72,25 @@ ChecksByHost = dict[str, Check]
 Judge = Callable[[NodeSurvey], ChecksByHost]
 
 
+Ask = Callable[[RunSpec, Path, NodeRequirements], NodeRequirements]
+"""Adds to the request to every node. Arguments: the spec, the folder from which its relative paths start, the request so far."""
+
+
+class NodeCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """One check: what it asks of every node, beyond what all checks share, and how it judges the answers."""
+
+    judge: Judge
+    ask: Ask | None = None
+
+
 def passed_check(name: str, found: str) -> Check:
     """Return a check that passed."""
     return Check(name=name, ok=True, found=found)
 
 
-def failed_check(name: str, found: str, cure: str, *, blocks: bool = True) -> Check:
+def failed_check(name: str, found: str, cure: str, *, blocks: bool = True, stageable: bool = True) -> Check:
     """Return a check that failed; `found` is a word in capitals, with the detail in brackets."""
-    return Check(name=name, ok=False, found=found, cure=cure, blocks=blocks)
+    return Check(name=name, ok=False, found=found, cure=cure, blocks=blocks, stageable=stageable)
 
 
 def majority_value(values: Mapping[str, Value], tie: Value | None = None) -> Value | None:

@@ -49,7 +49,7 @@ def same_content(survey: NodeSurvey, name: str, roles: list[str], cure: str) -> 
                 )
             elif not facts.exists:
                 verdicts[probe.host] = failed_check(
-                    name, f"MISSING({item.path})", f"{probe.host} does not see it: {cure}"
+                    name, f"MISSING({item.path})", f"{probe.host} does not see {item.path}: {cure}"
                 )
             elif digests.get(probe.host) != usual:
                 why = f"its content on {probe.host} differs from the other nodes: {cure}"

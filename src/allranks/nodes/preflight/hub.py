@@ -7,16 +7,14 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from allranks.errors import EnvironmentNotAble, RequestError, SpecError
-from allranks.spec.data_mixture import key_of, parts_of, source_of
-from allranks.spec.data_sources import looks_like_file
-from allranks.spec.records import DataSpec, RunSpec
-from allranks.utils.caches import datasets_cache, hf_home, hub_cache
+from allranks.nodes.checks.hub import HUB, hub_names, offline_variable
+from allranks.spec.data_mixture import parts_of
+from allranks.spec.records import RunSpec
+from allranks.utils.caches import hf_home
 from allranks.utils.inputs import read_text
 from allranks.version import __version__
 
-HUB = "https://huggingface.co"
 TIMEOUT_S = 5.0
-OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 def check_hub(spec: RunSpec) -> None:
@@ -28,42 +26,28 @@ def check_hub(spec: RunSpec) -> None:
         SpecError: the hub does not know the name or the revision, or demands a token.
         EnvironmentNotAble: neither cached nor reachable.
     """
-    if spec.cluster.launcher != "local" or spec.model is None:
+    if spec.cluster.launcher != "local":
         return
-    model, data = spec.model, spec.data
-    local = model.name.startswith(("tiny:", "mlp:")) or Path(model.name).expanduser().is_dir()
-    if not local and not _is_cached(hub_cache(spec.cluster.cache) / ("models--" + model.name.replace("/", "--"))):
-        _ask_hub(f"/{model.name}/resolve/{model.revision or 'main'}/config.json", "model.name", model.name)
-    for number, part in enumerate(parts_of(data) if data is not None else []):
-        _check_data_set(spec, part, key_of(data, number) if data is not None else "data.source")
+    from allranks.nodes.probes.probe import is_cached  # a program of the nodes, which loads much
 
-
-def _check_data_set(spec: RunSpec, data: DataSpec, key: str) -> None:
-    source = source_of(data)
-    if source.startswith("builtin:") or looks_like_file(source):
-        return
-    hub, prepared = hub_cache(spec.cluster.cache), datasets_cache()
-    if not any(
-        _is_cached(p) for p in (hub / ("datasets--" + source.replace("/", "--")), prepared / source.replace("/", "___"))
-    ):
-        _ask_hub(f"/api/datasets/{source}/revision/{data.revision or 'main'}", key, source)
-
-
-def _is_cached(folder: Path) -> bool:
-    try:
-        return any(folder.iterdir())
-    except OSError:
-        return False
+    for key, name, folders in hub_names(spec):
+        if any(is_cached(str(folder)) for folder in folders):
+            continue
+        if key == "model.name":
+            revision = (spec.model.revision if spec.model else None) or "main"
+            _ask_hub(f"/{name}/resolve/{revision}/config.json", key, name)
+        else:
+            revision = next((p.revision for p in parts_of(spec.data) if p.source == name), None) if spec.data else None
+            _ask_hub(f"/api/datasets/{name}/revision/{revision or 'main'}", key, name)
 
 
 def _ask_hub(path: str, key: str, name: str) -> None:
     base = os.environ.get("HF_ENDPOINT") or HUB
     cure = "use a local folder or file, or fill the cache on a machine with network (HF_HOME)"
-    for variable in OFFLINE:
-        if os.environ.get(variable, "").lower() in ("1", "true", "yes", "on"):
-            raise EnvironmentNotAble(
-                f"{key} {name}: is not in this machine's cache, and {variable} forbids asking the hub; {cure}"
-            )
+    if variable := offline_variable(os.environ):
+        raise EnvironmentNotAble(
+            f"{key} {name}: is not in this machine's cache, and {variable} forbids asking the hub; {cure}"
+        )
     if urlsplit(base).scheme not in ("http", "https"):
         raise EnvironmentNotAble(f"HF_ENDPOINT is {base}; it must be an http or https address")
     from urllib import error, request

@@ -156,13 +156,13 @@ def _check_data(spec: RunSpec, data: DataSpec, classifier: bool | None) -> None:
     if not data_sources.looks_like_file(source):
         return
     path = Path(source).expanduser()
-    row = data_sources.read_first_row(path)
-    if row is None:
+    rows = data_sources.read_first_rows(path)
+    if not rows:
         if path.stat().st_size == 0:
             raise DataError(f"data.source {path}: the file is empty")
         return
     if classifier is not None or data.template != "auto":
-        choose_template(data, [row], classifier=classifier is True)
+        choose_template(data, rows, classifier=classifier is True)
 
 
 def check_rows(spec: RunSpec) -> None:

@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,15 +20,17 @@ from pathlib import Path
 
 import msgspec
 
+from allranks.nodes.checks import NodeCheck, NodeSurvey, passed_check
 from allranks.nodes.preflight.interpreter import ask_interpreter
-from allranks.nodes.records import Check, NodeRequirements, PreflightReport, RequiredFolder
+from allranks.nodes.records import Check, NodeRequirements, PreflightReport, Probe, RequiredFolder
+from allranks.planning.python_environment import is_interpreter
 from allranks.planning.records import LaunchPlan
 from allranks.spec.data_mixture import parts_of
 from allranks.spec.records import RunSpec
 from allranks.spec.user_program import program_file
 from allranks.spec.validation import is_container
 from allranks.utils.filesystem import PACKAGE_FOLDER
-from allranks.utils.machine import MachineFacts
+from allranks.utils.machine import MachineFacts, host_name
 
 LOWEST_PORT = 20_000
 PORT_CANDIDATES = 4
@@ -88,14 +91,32 @@ def node_requirements(
     spec: RunSpec, run_root: Path, *, ports: Sequence[int] = (), imports: bool = True, here: Path | None = None
 ) -> NodeRequirements:
     """Return the requirements for every node of the spec. Paths are the launcher's, made absolute from `here`."""
-    packages = needed_packages(spec)
-    return NodeRequirements(
-        python=sys.executable,
+    from allranks.nodes.checks.registry import CHECKS  # with all checks; a run on this machine needs few of them
+
+    packages, here = needed_packages(spec), here or Path.cwd()
+    wish = NodeRequirements(
+        python=node_python(spec),
         packages=[*packages, *engine_packages(spec), *optional_packages(spec)],
         imports=packages if imports else [],
-        folders=_folders(spec, run_root, (here or Path.cwd())),
+        folders=_folders(spec, run_root, here),
         ports=list(ports),
     )
+    for check in CHECKS:
+        if isinstance(check, NodeCheck) and check.ask is not None:
+            wish = check.ask(spec, here, wish)
+    return wish
+
+
+def node_python(spec: RunSpec) -> str:
+    """Return the interpreter that the nodes must have: that of ``cluster.python`` if it is a path, else the current one.
+
+    Containers bring their own, and what conda activates is only known inside the job.
+    """
+    wanted = spec.cluster.python
+    if wanted is None or is_container(wanted) or wanted.startswith("conda:"):
+        return sys.executable
+    path = Path(wanted).expanduser().absolute()
+    return str(path if is_interpreter(wanted) else path / "bin" / "python")
 
 
 def _folders(spec: RunSpec, run_root: Path, here: Path) -> list[RequiredFolder]:
@@ -171,11 +192,14 @@ MIN_FREE_BYTES = 64 * 2**20
 
 
 def local_report(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, run_root: Path) -> PreflightReport:
-    """Return every check of this machine."""
+    """Return every check of this machine. Where nodes run the ranks, with an interpreter of their own, its packages do not count."""
+    own_ranks, same_python = spec.cluster.launcher == "local", spec.cluster.python is None
     checks: list[Callable[[], Check]] = [
         _python,
-        lambda: _packages(spec),
+        *([lambda: _packages(spec)] if own_ranks or same_python else []),
+        *([lambda: _program(spec)] if own_ranks and spec.script is not None else []),
         lambda: _disk(run_root),
+        lambda: _writable(run_root),
         lambda: _threads(plan, facts),
     ]
     return PreflightReport(host=facts.host, checks=[check() for check in checks])
@@ -217,6 +241,36 @@ def _disk(run_root: Path) -> Check:
         ok=free > MIN_FREE_BYTES,
         found=f"{free / 2**30:.1f}GiB-free",
         cure=f"{run_root} has less than {MIN_FREE_BYTES >> 20} MiB free",
+    )
+
+
+def _program(spec: RunSpec) -> Check:
+    """Return the same check as on nodes."""
+    from allranks.nodes.checks import program
+    from allranks.nodes.probes.probe import has_module
+
+    wish = program.ask(spec, Path.cwd(), NodeRequirements(python=sys.executable))
+    wanted = spec.cluster.python
+    missing = ask_interpreter(wanted, list(wish.program)).missing if wanted is not None and wish.program else None
+    here = {name: has_module(name) if missing is None else name not in missing for name in wish.program}
+    probe = Probe(host=host_name(), executable=sys.executable, program=here)
+    found = program.judge(NodeSurvey(probes=[probe], wish=wish))
+    return next(iter(found.values()), passed_check("program", "ok"))
+
+
+def _writable(run_root: Path) -> Check:
+    folder = existing_folder(run_root)
+    error = ""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"x" * 4096)  # a full disk fails only then
+    except OSError as problem:
+        error = problem.strerror or str(problem)
+    return Check(
+        name="run",
+        ok=not error,
+        found=f"READ-ONLY({folder})" if error else "rw",
+        cure=f"run_root {run_root}: cannot create a run folder there: {error}; choose another with --set run_root=FOLDER",
     )
 
 

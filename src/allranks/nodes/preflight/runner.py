@@ -1,6 +1,6 @@
 """Run the preflight: probe every node, choose the network, test connections, apply all checks, write the result.
 
-`CHECKS` is the registry of checks, in the order of the printed line. Each is a pure function of all nodes' answers.
+The checks are those of `allranks.nodes.checks.registry`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from allranks.errors import EnvironmentNotAble, SpecError
-from allranks.nodes.checks import Judge, NodeSurvey, PlanRequirements, connectivity, hardware, network, software
+from allranks.nodes.checks import NodeCheck, NodeSurvey, PlanRequirements, connectivity
 from allranks.nodes.checks.connectivity import ChosenNetwork, ConnectionRound, NodeLinks, choose_network
+from allranks.nodes.checks.registry import CHECKS
 from allranks.nodes.preflight.requirements import node_requirements, port_candidates, write_nonces
 from allranks.nodes.probes import connectivity_probe as reacher
 from allranks.nodes.probes import probe as prober
@@ -27,36 +28,10 @@ from allranks.rundir.paths import RunDir
 from allranks.spec.records import RunSpec
 from allranks.utils.machine import MachineFacts
 
-CHECKS: tuple[Judge, ...] = (
-    software.proj,
-    software.pkgs,
-    software.py,
-    software.torch,
-    software.imports,
-    software.data,
-    software.model,
-    software.run,
-    software.cache,
-    network.net,
-    network.ifname,
-    network.reach,
-    network.name,
-    network.port,
-    network.clock,
-    hardware.shm,
-    hardware.memlock,
-    hardware.files,
-    hardware.threads,
-    hardware.gpus,
-    hardware.memory,
-    hardware.p2p,
-    hardware.ib,
-)
-
 
 def run_checks(survey: NodeSurvey) -> list[PreflightReport]:
     """Return one report per node, in the order of the nodes."""
-    verdicts = [check(survey) for check in CHECKS]
+    verdicts = [(check.judge if isinstance(check, NodeCheck) else check)(survey) for check in CHECKS]
     return [
         PreflightReport(host=probe.host, checks=[found[probe.host] for found in verdicts if probe.host in found])
         for probe in sorted(survey.probes, key=lambda probe: probe.node_id)
@@ -71,6 +46,15 @@ INTERFACE_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _UNREACHABLE = re.compile(r"failed on node ([^\s:]+)")
 
 
+class NodeProgram(msgspec.Struct, frozen=True, kw_only=True):
+    """A program of `nodes.probes` with its input. `argument` must not grow with the number of nodes; `request` may."""
+
+    name: str
+    python: str
+    argument: dict[str, Any] | None = None
+    request: dict[str, Any] | None = None
+
+
 class TargetNodes(msgspec.Struct, frozen=True, kw_only=True):
     """The nodes to query: those of a job, through srun; without hosts, this machine."""
 
@@ -83,6 +67,9 @@ class TargetNodes(msgspec.Struct, frozen=True, kw_only=True):
     cpus: int = 1
     """Cores of a node's task: those of the job there."""
 
+    programs_only: bool = False
+    """Only the programs of `nodes.probes` can be run there, not other commands."""
+
     def run(self, argv: list[str], timeout_s: float, text: str | None, only: Sequence[str] = ()) -> NodeAnswers:
         """Run a program on all nodes, or on some."""
         if not self.hosts:
@@ -90,6 +77,15 @@ class TargetNodes(msgspec.Struct, frozen=True, kw_only=True):
         hosts = list(only) or self.hosts
         args = [*self.srun_args, f"--nodelist={compress_hosts(hosts)}"]
         return run_with_srun(self.prefix, len(hosts), argv, timeout_s, args, text=text, cpus=self.cpus)
+
+    def run_program(self, program: NodeProgram, timeout_s: float, only: Sequence[str] = ()) -> NodeAnswers:
+        """Run one of the programs of the preflight on all nodes, or on some."""
+        text = program_text(program.name, program.request)
+        return self.run(python_command(program.python, program.argument), timeout_s, text, only)
+
+    def silence_cure(self, host: str, answers: NodeAnswers, why: str) -> str:
+        """Return what to do about a node without an answer."""
+        return f"{host} did not answer within {answers.seconds:.0f} s ({why}): exclude it (--exclude-bad, cluster.slurm.exclude)"
 
 
 class PreflightResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,8 +131,8 @@ def run_preflight(
     asked = wish or node_requirements(spec, run_root, ports=ports, imports=imports)
     with write_nonces(asked) as (asked, secrets):
         limit = PROBE_TIMEOUT_S + (asked.import_limit_s if asked.imports else 0)
-        argv = python_command(asked.python, msgspec.to_builtins(asked))
-        answers, silent = _ask(where, argv, limit, program_text("probe.py"))
+        program = NodeProgram(name="probe.py", python=asked.python, argument=msgspec.to_builtins(asked))
+        answers, silent = _ask(where, program, limit)
         here = _launcher_folders(asked)
     lines = answers.by_host()
     probes = [msgspec.convert(line.facts(), Probe) for line in lines.values()]
@@ -154,6 +150,7 @@ def run_preflight(
         remote=bool(where.hosts),
         received={host: line.received for host, line in lines.items()},
         here=here,
+        program_here={name: prober.has_module(name) for name in asked.program},
     )
     reports = [*(run_checks(survey) if probes else []), *silent]
     return PreflightResult(
@@ -238,15 +235,13 @@ def _round(
     """Run one srun step. With `seed` the nodes derive the targets themselves; else they are sent."""
     place = {host: index for index, host in enumerate(seats)}
     limit = connect_window_s(len(seats))
-    request: dict[str, object] = {"seats": reacher.encode_seats(list(seats.values())), "window_s": limit}
+    request: dict[str, Any] = {"seats": reacher.encode_seats(list(seats.values())), "window_s": limit}
     if seed is None:
         request["links"] = [[place[peer] for peer in targets[host]] for host in seats]
     else:
         request["seed"] = seed
-    argv = python_command(python)
-    answers, _ = _ask(
-        where, argv, limit + CONNECTIVITY_TIMEOUT_S, program_text("connectivity_probe.py", request), list(seats)
-    )
+    program = NodeProgram(name="connectivity_probe.py", python=python, request=request)
+    answers, _ = _ask(where, program, limit + CONNECTIVITY_TIMEOUT_S, list(seats))
     found = {host: line.facts() for host, line in answers.by_host().items()}
     good = {
         host: msgspec.convert(facts, ConnectionResults)
@@ -257,34 +252,34 @@ def _round(
 
 
 def _ask(
-    where: TargetNodes, argv: list[str], limit_s: float, text: str, only: Sequence[str] = ()
+    where: TargetNodes, program: NodeProgram, limit_s: float, only: Sequence[str] = ()
 ) -> tuple[NodeAnswers, list[PreflightReport]]:
     """Return every node's line, and a report on each node without one. `only` restricts the query to some nodes.
 
     Slurm ends the whole step if one node cannot be reached, so the others are queried again without it.
     """
     hosts, silent = list(only) or where.hosts, []
-    answers = where.run(argv, limit_s, text, hosts)
+    answers = where.run_program(program, limit_s, hosts)
     for _ in range(RETRIES):
         named = set(_UNREACHABLE.findall(answers.said))
         unreachable = [host for host in hosts if host in named]
         left = [host for host in hosts if host not in named]
         if not unreachable or not left:
             break
-        silent += _no_answer_reports(unreachable, answers)
+        silent += _no_answer_reports(where, unreachable, answers)
         hosts = left
-        answers = where.run(argv, limit_s, text, hosts)
+        answers = where.run_program(program, limit_s, hosts)
     lines = answers.by_host()
-    return answers, [*silent, *_no_answer_reports([host for host in hosts if host not in lines], answers)]
+    return answers, [*silent, *_no_answer_reports(where, [host for host in hosts if host not in lines], answers)]
 
 
-def _no_answer_reports(hosts: Sequence[str], answers: NodeAnswers) -> list[PreflightReport]:
+def _no_answer_reports(where: TargetNodes, hosts: Sequence[str], answers: NodeAnswers) -> list[PreflightReport]:
     """Return reports on nodes without an answer, with srun's messages about them."""
     reports = []
     for host in hosts:
         said = [text for text in answers.said.splitlines() if re.search(rf"\b{re.escape(host)}\b", text)]
         why = (said or answers.said.splitlines() or ["no output"])[0].strip()
-        cure = f"{host} did not answer within {answers.seconds:.0f} s ({why}): exclude it (--exclude-bad, cluster.slurm.exclude)"
+        cure = where.silence_cure(host, answers, why)
         reports.append(PreflightReport(host=host, checks=[Check(name="probe", ok=False, found="NO-ANSWER", cure=cure)]))
     return reports
 
@@ -302,6 +297,20 @@ def failure_lines(reports: Sequence[PreflightReport]) -> list[str]:
     for host, check in bad:
         hosts.setdefault((check.name, check.cure), []).append(host)
     return [f"{', '.join(names)}: {name}: {cure}" for (name, cure), names in hosts.items()]
+
+
+STAGEABLE_CHECKS = {"proj", "py", "pkgs", "imports", "program", "data", "model", "hub"}
+
+
+def unusable_nodes(spec: RunSpec, reports: Sequence[PreflightReport]) -> list[PreflightReport]:
+    """Return the nodes that cannot run the job, whatever a run would stage for them."""
+    staging = spec.cluster.launcher == "slurm" and spec.cluster.stage != "never"
+    return [r for r in reports if not r.may_run and not (staging and _can_be_staged(r))]
+
+
+def _can_be_staged(report: PreflightReport) -> bool:
+    """Return whether a bundle provides everything that a node lacks."""
+    return all(c.ok or not c.blocks or (c.name in STAGEABLE_CHECKS and c.stageable) for c in report.checks)
 
 
 def require_usable_nodes(reports: Sequence[PreflightReport]) -> None:

@@ -33,6 +33,7 @@ from typing import Any
 
 FOLDER_LIMIT_S = 20.0
 NAME_LIMIT_S = 3.0
+HUB_LIMIT_S = 4.0
 DRIVER_LIMIT_S = 20.0
 NONCE_WAIT_S = 1.5  # a network file system may show a new file with a delay
 MAX_FILES = 5_000
@@ -161,6 +162,39 @@ def package(name: str) -> dict[str, str | None]:
     except importlib.metadata.PackageNotFoundError:
         version = None
     return {"version": version, "origin": spec.origin if spec else None}
+
+
+def has_module(name: str) -> bool:
+    """Return whether a module can be found, without importing it. A folder without ``__init__.py`` counts if it holds something."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return False
+    if spec is None or spec.origin is not None:
+        return spec is not None
+    return any(os.listdir(place) for place in spec.submodule_search_locations or [] if os.path.isdir(place))  # noqa: PTH112, PTH208
+
+
+def is_cached(path: str) -> bool:
+    """Return whether a folder of the hub's cache holds a snapshot, or one of prepared data something; an interrupted download has no snapshot."""
+    pattern = "snapshots/*/*" if Path(path).name.startswith(("models--", "datasets--")) else "*"
+    try:
+        return next(Path(path).glob(pattern), None) is not None
+    except OSError:
+        return False
+
+
+def hub(items: list[dict[str, Any]], address: str) -> dict[str, Any]:
+    """Return which names are in this node's cache, and, if one is not, whether the node reaches the hub."""
+    found: dict[str, Any] = {"cached": {item["name"]: any(map(is_cached, item["folders"])) for item in items}}
+    if not all(found["cached"].values()) and address:
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), HUB_LIMIT_S).close()
+            found["reached"] = True
+        except OSError as error:
+            found["reached"], found["error"] = False, str(error)
+    return found
 
 
 def imports(names: list[str], limit_s: float) -> dict[str, dict[str, Any]]:
@@ -387,6 +421,7 @@ def facts(wish: dict[str, Any]) -> dict[str, Any]:
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
     name = Later(NAME_LIMIT_S, resolved, socket.gethostname())
     driver = Later(DRIVER_LIMIT_S + 1, nvidia)
+    models = Later(FOLDER_LIMIT_S, hub, wish["hub"], wish.get("hub_address", "")) if wish.get("hub") else None
     folders = {item["role"]: Later(FOLDER_LIMIT_S, folder, item) for item in wish.get("folders", [])}
     found: dict[str, Any] = {
         "host": host,
@@ -400,6 +435,7 @@ def facts(wish: dict[str, Any]) -> dict[str, Any]:
         "free_ports": [port for port in wish.get("ports", []) if port_free(port)],
         "unused_port": unused_port(),
         "packages": {item: package(item) for item in wish.get("packages", [])},
+        "program": {item: has_module(item) for item in wish.get("program", {})},
         "infiniband": infiniband(),
         "gpu_pci": gpu_pci(),
         "nccl": nccl_version(),
@@ -409,6 +445,9 @@ def facts(wish: dict[str, Any]) -> dict[str, Any]:
     if wish.get("imports"):
         found["imports"] = imports(wish["imports"], wish.get("import_limit_s", 90.0))
     found["resolves"], found["resolve_error"] = name.get()
+    if models is not None:
+        value, error = models.get()
+        found["hub"] = value or {"error": error}
     gpus, found["gpu_error"] = driver.get()
     found.update(gpus or {"gpus": [], "p2p": None, "topo": None})
     found["folders"] = {}

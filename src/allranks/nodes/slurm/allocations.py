@@ -12,19 +12,12 @@ import msgspec
 
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.nodes.slurm.commands import Slurm
+from allranks.nodes.slurm.refusals import CONTACT, clean_words, over_limits, refusal_text, suspects, without
 from allranks.spec.records import ClusterSpec
 
 END_TIMEOUT_S = 10.0
 HOLD_SCRIPT = 'echo "$SLURM_JOB_ID $SLURM_JOB_NODELIST"; exec cat >/dev/null'
 """Holds the allocation until our end of the pipe closes, which also happens if we are killed."""
-REFUSAL_WORDS = {
-    "account": "account",  # before partition: "Invalid account or account/partition combination specified"
-    "partition": "partition",
-    "qos": "qos",
-    "reservation": "reservation",
-    "feature": "constraint",
-}
-"""Words in a refusal, and the key of ``cluster.slurm`` that they refer to; the first match counts."""
 SBATCH_ONLY = ("--output", "--error", "--open-mode", "--requeue", "--no-requeue", "--array", "--parsable", "-o", "-e")
 
 
@@ -63,23 +56,45 @@ def test_only(slurm: Slurm, cluster: ClusterSpec) -> str:
     """Ask sbatch whether such a job could ever run, without submitting one; return its output.
 
     Raises:
-        SpecError: account, partition or resources are refused; the message names the key.
+        SpecError: account, partition, time or resources are refused; the message names the key.
         EnvironmentNotAble: Slurm does not answer.
     """
-    time_limit = [f"--time={cluster.slurm.time}"] if cluster.slurm.time else []
-    done = slurm.call("sbatch", "--test-only", *request_args(cluster), *time_limit, *cluster.slurm.extra, "--wrap=true")
-    said = " ".join(line.removeprefix("sbatch:").strip() for line in done.stderr.splitlines() if line.strip())
-    if done.returncode == 0:
-        return said
-    lower = said.lower()
-    if "contact" in lower or "connect" in lower:
-        raise EnvironmentNotAble(f"sbatch --test-only: {said}")
-    key = next((key for word, key in REFUSAL_WORDS.items() if word in lower), None)
-    where = f"cluster.slurm.{key} {getattr(cluster.slurm, key)}" if key else f"cluster of {cluster.nodes} nodes"
-    raise SpecError(f"{where}: Slurm refuses such a job: {said}{_known(slurm, key)}")
+    done = _ask(slurm, cluster)
+    if done.returncode:
+        raise refusal(slurm, cluster, clean_words(done.stderr))
+    if keys := over_limits(cluster, slurm.partition_limits(), os.environ.get("SBATCH_PARTITION")):
+        words = "the partition does not allow it; sbatch would accept the job, which would then wait forever"
+        raise SpecError(refusal_text(words, cluster, keys))
+    return clean_words(done.stderr)
 
 
 test_only.__test__ = False  # type: ignore[attr-defined]  # pytest takes it for a test
+
+
+def refusal(slurm: Slurm, cluster: ClusterSpec, said: str) -> SpecError | EnvironmentNotAble:
+    """Return the error for a refusal of sbatch, with the key of the spec that it is about.
+
+    Where several keys may be meant, Slurm is asked again without each of them: the one without which it accepts the job is named.
+    """
+    if CONTACT.search(said):
+        return EnvironmentNotAble(f"Slurm ({slurm.label}) does not answer sbatch: {said}")
+    keys = suspects(said, cluster)
+    if len(keys) > 1:
+        smaller = ((key, without(cluster, key)) for key in keys)
+        alone = next((key for key, rest in smaller if rest is not None and _ask(slurm, rest).returncode == 0), None)
+        keys = keys if alone is None else [alone]
+    return SpecError(refusal_text(said, cluster, keys, _known(slurm, keys[0] if len(keys) == 1 else None)))
+
+
+def _ask(slurm: Slurm, cluster: ClusterSpec) -> subprocess.CompletedProcess[str]:
+    wanted = {"time": cluster.slurm.time, "chdir": cluster.slurm.chdir, "signal": f"B:USR1@{cluster.slurm.signal_s}"}
+    more = [f"--{name}={value}" for name, value in wanted.items() if value is not None]
+    return slurm.call("sbatch", "--test-only", *request_args(cluster), *more, *_extra(cluster), "--wrap=true")
+
+
+def _extra(cluster: ClusterSpec) -> list[str]:
+    """Return the further options as arguments; in a spec they may be lines of a script."""
+    return [line.strip().removeprefix("#SBATCH").strip() for line in cluster.slurm.extra]
 
 
 def _known(slurm: Slurm, key: str | None) -> str:
@@ -110,7 +125,7 @@ def allocate_nodes(
     if inside_job(slurm):
         yield _current_job(slurm, cluster)
         return
-    extra = [word for word in cluster.slurm.extra if not word.startswith(SBATCH_ONLY)]
+    extra = [word for word in _extra(cluster) if not word.startswith(SBATCH_ONLY)]
     command = [*slurm.prefix, "salloc", "--job-name=allranks-doctor", f"--time={minutes}"]
     command += [*request_args(cluster, exclude), *extra, "sh", "-c", HOLD_SCRIPT]
     process = subprocess.Popen(

@@ -19,8 +19,8 @@ from pathlib import Path
 import msgspec
 
 from allranks.errors import EnvironmentNotAble, RequestError
-from allranks.nodes.slurm import answers
-from allranks.nodes.slurm.answers import JobInfo, NoAnswer, NodeInfo, PartitionGres
+from allranks.nodes.slurm import answers, refusals
+from allranks.nodes.slurm.answers import JobInfo, NoAnswer, NodeInfo, PartitionGres, PartitionLimits
 from allranks.nodes.slurm.endpoints import find_endpoint
 
 CALL_TIMEOUT_S = 60.0
@@ -67,6 +67,10 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def alive(self) -> bool:
         return self.state in ALIVE_STATES
+
+
+class SubmissionRefused(RequestError):
+    """Slurm refused a job; the message holds its words."""
 
 
 class Slurm:
@@ -124,14 +128,11 @@ class Slurm:
         """Return the job ID, or with `test_only` what sbatch prints about when it could start.
 
         Raises:
-            RequestError: Slurm refuses the request; the message contains Slurm's error.
+            SubmissionRefused: Slurm refuses the request; `allocations.refusal` names the key of the spec.
         """
         done = self.call("sbatch", *(["--test-only"] if test_only else ["--parsable"]), str(script))
         if done.returncode:
-            words = " ".join(
-                line.removeprefix("sbatch: ").removeprefix("error: ") for line in done.stderr.strip().splitlines()
-            )
-            raise RequestError(f"Slurm ({self.label}) refuses the job: {words}{_hint(words)}")
+            raise SubmissionRefused(refusals.clean_words(done.stderr))
         return done.stderr.strip() if test_only else done.stdout.strip().split(";")[0]
 
     def try_job(self, job: str, *, timeout_s: float = TRY_TIMEOUT_S) -> JobInfo | NoAnswer | None:
@@ -172,6 +173,14 @@ class Slurm:
     def partition_gpus(self, partition: str | None, *, timeout_s: float = TRY_TIMEOUT_S) -> int | None:
         """Return the GPUs of each node of a partition (None: the default one); None if unknown."""
         return answers.partition_gpus(self.partitions(timeout_s=timeout_s), partition)
+
+    def partition_limits(self, *, timeout_s: float = TRY_TIMEOUT_S) -> list[PartitionLimits]:
+        """Return the largest job of each partition; none if Slurm does not answer."""
+        try:
+            done = self._ask("sinfo", "--all", "--noheader", "--format=%P|%l|%s", timeout_s=timeout_s)
+        except EnvironmentNotAble:
+            return []
+        return [] if done.returncode else answers.parse_partition_limits(done.stdout)
 
     def state(self, job: str) -> JobState:
         """Return a job's state: ``GONE`` if Slurm does not know it, `NO_ANSWER` if Slurm does not answer."""
@@ -273,23 +282,6 @@ def _end(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired, ValueError, OSError):
         process.communicate(timeout=REAP_S)
-
-
-def _hint(words: str) -> str:
-    for pattern, cure in (
-        (r"invalid partition", ". Check `sinfo -s` and set cluster.slurm.partition"),
-        (
-            r"invalid account|account/partition",
-            ". Check `sacctmgr show assoc user=$USER` and set cluster.slurm.account",
-        ),
-        (r"invalid qos", ". Check `sacctmgr show qos` and set cluster.slurm.qos"),
-        (r"more processors|node configuration|cpu count", ". Request fewer nodes, CPUs or GPUs per node"),
-        (r"gres", ". Check `sinfo -o '%n %G'` for the available GPUs, and set cluster.slurm.gpus_per_node or gres"),
-        (r"time limit|timelimit", ". Check `sinfo -o '%P %l'` and set cluster.slurm.time"),
-    ):
-        if re.search(pattern, words, re.IGNORECASE):
-            return cure
-    return ""
 
 
 def find_slurm(cwd: Path, *, timeout_s: float = TRY_TIMEOUT_S) -> Slurm:

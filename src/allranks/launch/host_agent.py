@@ -1,0 +1,89 @@
+"""Runs on a host that people started by hand for ``allranks doctor``: answers the preflight's questions, starts no ranks.
+
+``python -m allranks.launch.host_agent CHANNEL --node N --name HOST``; CHANNEL is the file in which the doctor says where it listens. Only the
+programs of `nodes.probes` are run, as they are on this host. No torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from allranks.errors import EXIT_ENVIRONMENT, EXIT_OK
+from allranks.launch.channel.client import ChannelClient
+from allranks.launch.channel.protocol import ENDED, AgentReport, Endpoint, ProbeAnswer, ProbeRequest
+from allranks.nodes.srun import program_text, python_command, run_command
+from allranks.rundir.files import read_json
+from allranks.utils.machine import host_name
+
+PROGRAMS = ("probe.py", "connectivity_probe.py")
+POLL_S = 0.05
+REACH_S = 60.0
+KEEP_S = 20.0  # without the doctor
+DELIVER_S = 5.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="allranks.launch.host_agent")
+    parser.add_argument("channel", type=Path)
+    parser.add_argument("--node", type=int, required=True)
+    parser.add_argument("--name", required=True)
+    args = parser.parse_args()
+    found = read_json(args.channel)
+    if found is None:
+        sys.exit(
+            f"allranks: {args.channel} is missing or unreadable on {host_name()}: the doctor has ended, or its run_root is not a folder that "
+            "all hosts share"
+        )
+    sys.exit(serve(msgspec.convert(found, Endpoint), args.node, args.name))
+
+
+def serve(endpoint: Endpoint, node: int, name: str) -> int:
+    """Answer until the doctor has finished; return the exit code."""
+    report = AgentReport(node=node, host=host_name(), pid=os.getpid())
+    channel = ChannelClient(endpoint, report)
+    channel.start()
+    say = f"{name}: the doctor at {channel.where}"
+    answered, code = 0, EXIT_OK
+    while not channel.orders.end:
+        request = channel.orders.probe
+        if request is not None and request.number > answered and node in request.nodes:
+            answered = request.number
+            report = msgspec.structs.replace(report, answer=answer(request, node, name))
+            channel.publish(report)
+        if channel.silent_s > (KEEP_S if channel.ever_connected else REACH_S):
+            what = "no longer answers" if channel.ever_connected else f"was not reached within {REACH_S:.0f} s"
+            sys.stderr.write(f"allranks: {say} {what}: {channel.why}\n")
+            code = EXIT_ENVIRONMENT
+            break
+        time.sleep(POLL_S)
+    if code == EXIT_OK:
+        channel.publish(msgspec.structs.replace(report, state=ENDED))
+        channel.wait_delivered(DELIVER_S)
+        sys.stderr.write(f"{say} has what it asked for\n")
+    channel.close()
+    return code
+
+
+def answer(request: ProbeRequest, node: int, name: str) -> ProbeAnswer:
+    """Run the program and return what it printed. `name` is what the other hosts call this one."""
+    if request.program not in PROGRAMS:
+        return ProbeAnswer(number=request.number, lines=[], said=f"{name}: no such program: {request.program}")
+    text = program_text(request.program, request.request)
+    command = [
+        "env",
+        f"SLURMD_NODENAME={name}",
+        f"SLURM_NODEID={node}",
+        *python_command(request.python, request.argument),
+    ]
+    done = run_command(command, request.limit_s, text)
+    return ProbeAnswer(number=request.number, lines=[line.text for line in done.lines], said=done.said[-2000:])
+
+
+if __name__ == "__main__":
+    main()

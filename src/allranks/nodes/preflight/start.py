@@ -1,0 +1,79 @@
+"""Check what the launcher's machine knows before any node is asked. `run` and `doctor` make the same checks, from here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from allranks.errors import SpecError
+from allranks.nodes.preflight.hub import check_hub
+from allranks.nodes.preflight.request import check_rows
+from allranks.nodes.preflight.requirements import local_report
+from allranks.nodes.records import PreflightReport, require
+from allranks.planning.python_environment import needed_file
+from allranks.planning.records import LaunchPlan
+from allranks.spec.records import RunSpec, ScriptSpec
+from allranks.spec.user_program import working_directory
+from allranks.spec.validation import is_container
+from allranks.utils.machine import MachineFacts
+
+
+def check_start(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, *, required: bool = True) -> PreflightReport:
+    """Return the report on this machine.
+
+    Args:
+        required: refuse to continue if the report has a failed check; False where the caller shows these checks itself.
+
+    Raises:
+        SpecError, DataError: the program is not where the spec says, the hub does not know a name, or a row cannot be used.
+        EnvironmentNotAble: this machine lacks something.
+    """
+    check_paths(spec)
+    report = local_report(spec, plan, facts, Path(spec.run_root))
+    if required:
+        require(report)
+    check_hub(spec)
+    check_rows(spec)
+    return report
+
+
+def check_paths(spec: RunSpec) -> None:
+    """Refuse a program, an environment or a working directory that is missing here, unless only the nodes may see its folder.
+
+    Raises:
+        SpecError: names key and path.
+    """
+    launcher, python, chdir = spec.cluster.launcher, spec.cluster.python, spec.cluster.slurm.chdir
+    if spec.script is not None:
+        _check_program(spec.script, spec)
+    needed = needed_file(python) if launcher != "local" and python is not None and not is_container(python) else None
+    if needed is not None and not needed.is_file() and _counts(needed.parent.parent, spec):
+        raise SpecError(
+            f"cluster.python {python}: there is no {needed}; name a virtual environment's folder, an interpreter, conda:NAME, or a container's image"
+        )
+    if launcher == "slurm" and chdir is not None and not Path(chdir).is_dir() and _counts(Path(chdir), spec):
+        raise SpecError(
+            f"cluster.slurm.chdir {chdir}: there is no such folder; Slurm would start the job in /tmp instead"
+        )
+
+
+def _check_program(script: ScriptSpec, spec: RunSpec) -> None:
+    workdir = working_directory(script)
+    if script.workdir is not None and not workdir.is_dir() and _counts(Path(script.workdir).expanduser(), spec):
+        raise SpecError(f"script.workdir {workdir}: there is no such folder; current folder: {Path.cwd()}")
+    if script.path is None:
+        return
+    path = Path(script.path).expanduser()
+    if not path.is_file() and _counts(path, spec):
+        what = "this is a folder" if path.is_dir() else "there is no such file"
+        raise SpecError(f"script.path {path}: {what}; current folder: {Path.cwd()}")
+
+
+def _counts(missing: Path, spec: RunSpec) -> bool:
+    """Return whether a path that is missing here is missing on the nodes, too, as far as can be told from here.
+
+    A relative path starts from the current folder, which the nodes share. An absolute one may be in a folder that only they see, such as
+    a folder for temporary files.
+    """
+    from allranks.nodes.staging.broadcast import is_node_local  # loads much, and most runs have nothing that is missing
+
+    return not missing.is_absolute() or (missing.parent.is_dir() and not is_node_local(missing, Path(spec.run_root)))

@@ -1,0 +1,147 @@
+"""What users' files look like: rows that lack columns, tables of spreadsheets, columns with other names, files of other kinds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from allranks.errors import DataError, SpecError
+from allranks.nodes import preflight
+from allranks.spec.data_columns import NoTemplateFits
+from allranks.spec.data_rows import read_examples
+from allranks.spec.data_sources import read_file, read_first_rows
+from allranks.spec.data_templates import choose_template
+from allranks.spec.loader import parse_spec
+from allranks.spec.records import DataSpec, RunSpec
+
+
+def spec_of(path: Path, model: str = "tiny:llama", **data: Any) -> RunSpec:
+    return parse_spec({"model": {"name": model}, "data": {"source": str(path), "eval_fraction": 0, **data}})
+
+
+def jsonl(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_a_column_that_the_first_row_lacks_is_used_in_the_others(tmp_path: Path) -> None:
+    pairs = [{"instruction": "Add", "output": "2"}, {"instruction": "Add", "input": "2 and 3", "output": "5"}]
+    found = read_examples(spec_of(jsonl(tmp_path / "alpaca.jsonl", pairs)), classifier=False)
+    assert "### Input:\n2 and 3\n" in found.train[1].prompt and "### Input" not in found.train[0].prompt
+    assert found.columns == ["instruction", "output", "input"]
+    chats = [{"prompt": "Hi", "response": "Yes"}, {"prompt": "Hi", "response": "No", "system": "Be rude."}]
+    found = read_examples(spec_of(jsonl(tmp_path / "chats.jsonl", chats)), classifier=False)
+    assert [m["content"] for m in found.train[1].messages] == ["Be rude.", "Hi", "No"]
+    assert [m["content"] for m in found.train[0].messages] == ["Hi", "Yes"]
+
+
+def test_a_first_row_without_its_response_does_not_decide_the_template(tmp_path: Path) -> None:
+    rows = [{"prompt": "q"}, {"prompt": "q", "response": "a"}, {"prompt": "r", "response": "b"}]
+    spec = spec_of(jsonl(tmp_path / "rows.jsonl", rows))
+    preflight.check_request(spec)
+    found = read_examples(spec, classifier=False)
+    assert (found.template, len(found.train), found.rows_empty) == ("chat", 2, 1)
+    mixed = [{"text": "only"}, {"prompt": "q", "response": "a"}]
+    assert choose_template(DataSpec(source="x"), mixed, classifier=False).kind == "text", (
+        "the first row decides if it can"
+    )
+
+
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_tables_of_spreadsheets_with_another_separator(tmp_path: Path, mark: str) -> None:
+    path = tmp_path / "faq.csv"
+    text = f'prompt{mark}"response"\r\n"Wie, wo{mark}\nwann?"{mark}Größe, 3,5\r\n'
+    path.write_bytes(text.encode("utf-8-sig"))
+    wanted = [{"prompt": f"Wie, wo{mark}\nwann?", "response": "Größe, 3,5"}]
+    assert read_file(path) == wanted == read_first_rows(path)
+    preflight.check_request(spec_of(path))
+    path.write_text('"a;b",c\n1;2,3\n')
+    assert read_file(path) == [{"a;b": "1;2", "c": "3"}], "a comma in the header is the separator"
+    path.write_text('"a, long";b\n1,5;2\n')
+    assert read_file(path) == [{"a, long": "1,5", "b": "2"}], "a comma in quotes is not"
+    path.write_text("sep=;\nprompt;response\na;b\n")
+    for read in (read_file, read_first_rows):
+        with pytest.raises(DataError, match="first line is 'sep=;'; remove it"):
+            read(path)
+
+
+def test_first_rows_have_values_and_mistakes_in_them_are_found(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [{"prompt": [{"role": "user", "content": f"q{i}"}], "n": i} for i in range(50)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    assert read_first_rows(tmp_path / "a.parquet") == rows[:20] == read_first_rows(jsonl(tmp_path / "a.jsonl", rows))
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "none.parquet")
+    assert read_first_rows(tmp_path / "none.parquet") == [{"text": ""}]
+    (tmp_path / "b.jsonl").write_text('{"text": "a"}\n\n{"text": b}\n')
+    with pytest.raises(DataError, match="line 3: not JSON"):
+        read_first_rows(tmp_path / "b.jsonl")
+    (tmp_path / "c.jsonl").write_text('[{"text": "a"}]\n')
+    with pytest.raises(DataError, match="row 0: expected an object with named columns, found a list"):
+        read_first_rows(tmp_path / "c.jsonl")
+
+
+SUGGESTED = [
+    ({"nr": 7, "frage": "Wo?", "antwort": "Hier.", "quelle": "x"}, {}, "tiny:llama", {"prompt": "frage", "response": "antwort"}),
+    ({"id": "17", "Frage": "Wo?", "Antwort": "Hier."}, {}, "tiny:llama", {"prompt": "Frage", "response": "Antwort"}),
+    ({"nr": 7, "frage": "Wo?", "antwort": "Hier."}, {"prompt": "frage"}, "tiny:llama", {"prompt": "frage", "response": "antwort"}),
+    ({"thema": "Ort", "frage": "Wo?", "antwort": "Hier."}, {"response": "antwort"}, "tiny:llama", {"prompt": "thema", "response": "antwort"}),
+    ({"product": "Mug", "tags": ["a"], "eur": 2.5, "slogan": "Good."}, {}, "tiny:llama", {"prompt": "product", "response": "slogan"}),
+    ({"id": 1, "dialog": [{"role": "user", "content": "a"}]}, {}, "tiny:llama", {"messages": "dialog"}),
+    ({"review": "Good", "stars": 5, "shop": "s1"}, {}, "tiny:bert", {"text": "review", "label": "stars"}),
+    ({"n": 3, "satz": "Gut", "klasse": "x"}, {}, "tiny:bert", {"text": "satz", "label": "klasse"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "given", "model", "wanted"), SUGGESTED)
+def test_the_line_to_add_names_columns_with_text_and_keeps_those_of_the_spec(
+    tmp_path: Path, row: dict[str, Any], given: dict[str, str], model: str, wanted: dict[str, str]
+) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [row])
+    with pytest.raises(DataError, match="no template fits") as caught:
+        preflight.check_request(spec_of(path, model, columns=given))
+    line = str(caught.value).splitlines()[1]
+    assert yaml.safe_load(line)["columns"] == wanted
+    preflight.check_request(spec_of(path, model, columns=wanted))
+
+
+def test_nested_rows_get_the_beginning_of_a_jinja_file_that_works(tmp_path: Path) -> None:
+    row = {"ticket": {"id": 3, "subject": "S", "a b": "B"}, "resolution": {"steps": ["one", "two"]}}
+    with pytest.raises(NoTemplateFits, match=r"no texts, so write a Jinja file.*\n  template: rows\.jinja\n") as caught:
+        choose_template(DataSpec(source="x.json"), [row], classifier=False)
+    lines = str(caught.value).splitlines()
+    text = "\n".join(line[2:] for line in lines[3 : lines.index("The templates and their columns:")])
+    (tmp_path / "rows.jinja").write_text(text)
+    template = choose_template(DataSpec(source="x", template=str(tmp_path / "rows.jinja")), [row], classifier=False)
+    example = template.render(row, 0)
+    assert (example.prompt, example.answer) == ("S\nB\n", "one\ntwo")
+    assert template.reason == f"by data.template: {tmp_path / 'rows.jinja'}"
+
+
+def test_preferences_and_unknown_roles_are_explained() -> None:
+    row = {"prompt": "p", "chosen": "c", "rejected": "r"}
+    with pytest.raises(DataError, match=r"columns: \{response: chosen\}\nPairs of preferences .* are not compared"):
+        choose_template(DataSpec(source="x"), [row], classifier=False)
+    wrong = DataSpec(source="x", columns={"promt": "a", "response": "b"})
+    with pytest.raises(SpecError, match="no template takes 'promt'; did you mean 'prompt'"):
+        choose_template(wrong, [{"a": "x", "b": "y"}], classifier=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("rows.jsonl.gz", "unpack it first"),
+        ("table.xlsx", "save the sheet as CSV UTF-8"),
+        ("book.txt", r"write one line \{\"text\": \"...\"\}"),
+        ("folder", "found a folder; name one file, or several as data.sources"),
+    ],
+)
+def test_other_kinds_of_files_say_what_to_do(tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / name).mkdir() if name == "folder" else (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(DataError, match=words):
+        read_first_rows(tmp_path / name)

@@ -1,0 +1,236 @@
+"""Imports of a user's own program, found without executing it; names of the hub that nodes must have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from allranks.errors import EnvironmentNotAble, SpecError
+from allranks.launch.launchers import get_launcher
+from allranks.launch.runs import prepare_run
+from allranks.nodes.checks.hub import ask as ask_hub
+from allranks.nodes.checks.hub import judge
+from allranks.nodes.checks.program import ask, imported_packages
+from allranks.nodes.doctor import DoctorOptions, doctor
+from allranks.nodes.preflight.requirements import node_requirements
+from allranks.nodes.preflight.start import check_paths
+from allranks.nodes.probes.probe import has_module, hub, is_cached
+from allranks.nodes.records import HubFacts, HubItem
+from allranks.spec import parse_spec
+from tests.unit.preflight_nodes import WISH, failures, node, survey
+
+replace = msgspec.structs.replace
+PROGRAM = '''"""A program."""
+from __future__ import annotations
+import os, numpy.linalg as la
+import beside, package_here.part
+from torch.nn import Linear
+from . import relative
+from typing import TYPE_CHECKING
+with open(os.devnull) as f:
+    import inside_with
+try:
+    import apex
+except ImportError:
+    apex = None
+if TYPE_CHECKING:
+    import for_types
+if os.environ.get("X"):
+    import sometimes
+def later():
+    import in_function
+class Late:
+    import in_class
+'''
+
+
+def write(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = folder / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder / "own.py"
+
+
+def test_only_imports_that_always_run_count_and_modules_beside_the_program_are_read(tmp_path: Path) -> None:
+    script = write(tmp_path, own=PROGRAM, beside="import pandas\nimport own\n", package_here__part="import never\n")
+    found = imported_packages(script, [])
+    assert found == {
+        "numpy": "own.py line 3",
+        "torch": "own.py line 5",
+        "inside_with": "own.py line 9",
+        "pandas": "beside.py line 1",
+    }
+    assert not (tmp_path / "__pycache__").exists(), "nothing was imported"
+
+
+@pytest.mark.parametrize(
+    "line", ["sys.path.append('../common')", "import site; site.addsitedir('x')", "x = importlib.import_module('y')"]
+)
+def test_nothing_is_said_of_what_follows_a_change_of_the_search_path(tmp_path: Path, line: str) -> None:
+    script = write(tmp_path, own=f"import sys, importlib, before\n{line}\nimport after\n")
+    assert imported_packages(script, []) == {"before": "own.py line 1"}
+
+
+@pytest.mark.parametrize("content", [b"import (", b"\xff\xfe\x00", b"\0", b"(" * 100_000])
+def test_a_program_that_cannot_be_parsed_imports_nothing(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "own.py").write_bytes(content)
+    assert imported_packages(tmp_path / "own.py", []) == {}
+    assert imported_packages(tmp_path / "gone.py", []) == {}
+
+
+def program_spec(folder: Path, **cluster: object) -> object:
+    return parse_spec({"script": {"path": str(folder / "own.py")}, "cluster": {"launcher": "slurm", **cluster}})
+
+
+def test_the_users_pythonpath_counts_and_what_only_the_job_knows_is_unknown(tmp_path: Path) -> None:
+    write(tmp_path, own="import mine, other\n", lib__mine="")
+    spec = program_spec(tmp_path, env={"PYTHONPATH": str(tmp_path / "lib")})
+    assert list(ask(spec, tmp_path, WISH).program) == ["other"]
+    assert list(node_requirements(spec, tmp_path, here=tmp_path).program) == ["other"], "it is registered"
+    for cluster in ({"modules": ["pytorch"]}, {"setup": ["export PYTHONPATH=x"]}, {"python": "conda:x"}):
+        wish = ask(program_spec(tmp_path, **cluster), tmp_path, WISH)
+        found = survey(*(replace(node(n), program={"mine": True, "other": False}) for n in (1, 2)), wish=wish)
+        assert wish.program_unknown and failures(found) == {}, cluster
+    assert ask(program_spec(tmp_path, python="/images/x.sif"), tmp_path, WISH).program == {}
+
+
+def test_the_node_that_lacks_a_package_is_named_with_the_line(tmp_path: Path) -> None:
+    wish = replace(WISH, program={"numpy": "own.py line 1", "einops": "own.py line 2"})
+    nodes = [replace(node(n), program={"numpy": True, "einops": n != 2}) for n in (1, 2, 3)]
+    found = failures(survey(*nodes, wish=wish, program_here={"einops": True}))
+    assert list(found) == ["n2.program"] and found["n2.program"].found == "MISSING(einops)"
+    assert "einops (own.py line 2), which /env/bin/python on n2" in found["n2.program"].cure
+    assert found["n2.program"].stageable
+    assert not failures(survey(*nodes, wish=wish))["n2.program"].stageable, "the launcher's machine lacks it, too"
+
+
+def test_an_empty_folder_is_no_module_and_a_namespace_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "empty_one").mkdir()
+    write(tmp_path, own="", space__part="")
+    assert [has_module(name) for name in ("empty_one", "space", "own", "nowhere")] == [False, True, True, False]
+
+
+def test_a_name_of_the_hub_is_looked_for_on_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (
+        "HF_HUB_OFFLINE",
+        "TRANSFORMERS_OFFLINE",
+        "HTTPS_PROXY",
+        "https_proxy",
+        "ALL_PROXY",
+        "all_proxy",
+        "HF_ENDPOINT",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    raw = {
+        "model": {"name": "org/m"},
+        "data": {"source": "org/d"},
+        "cluster": {"launcher": "slurm", "cache": str(tmp_path)},
+    }
+    wish = ask_hub(parse_spec(raw), tmp_path, WISH)
+    assert [(item.key, item.name, item.folders[0], item.here) for item in wish.hub] == [
+        ("model.name", "org/m", f"{tmp_path}/hub/models--org--m", False),
+        ("data.source", "org/d", f"{tmp_path}/hub/datasets--org--d", False),
+    ]
+    assert wish.hub_address == "huggingface.co:443"
+    monkeypatch.setenv("HTTPS_PROXY", "proxy.site:3128")
+    assert ask_hub(parse_spec(raw), tmp_path, WISH).hub_address == "proxy.site:3128"
+    raw["cluster"]["env"] = {"HF_HUB_OFFLINE": "1"}
+    offline = ask_hub(parse_spec(raw), tmp_path, WISH)
+    assert (offline.hub_offline, offline.hub_address) == ("HF_HUB_OFFLINE", "")
+    local = {**raw, "model": {"name": "tiny:mistral"}, "data": {"source": "builtin:news"}}
+    assert ask_hub(parse_spec(local), tmp_path, WISH).hub == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "offline", "found"),
+    [
+        (HubFacts(cached={"org/m": True}), "", "cached"),
+        (HubFacts(cached={"org/m": False}, reached=True), "", "reachable"),
+        (HubFacts(error="no answer within 20 s"), "HF_HUB_OFFLINE", "unknown"),
+        (None, "", "unknown"),
+        (HubFacts(cached={"org/m": False}, reached=False, error="timed out"), "", "NOT-CACHED(org/m)"),
+        (HubFacts(cached={"org/m": False}), "HF_HUB_OFFLINE", "NOT-CACHED(org/m)"),
+    ],
+)
+def test_what_a_node_says_of_the_hub(facts: HubFacts | None, offline: str, found: str) -> None:
+    item = HubItem(key="model.name", name="org/m", folders=["/cache/hub/models--org--m"])
+    wish = replace(WISH, hub=[item], hub_offline=offline, hub_address="" if offline else "huggingface.co:443")
+    report = survey(node(1), replace(node(2), hub=facts), wish=wish)
+    check = judge(report)["n2"]
+    assert check.found == found and check.ok is not found.startswith("NOT")
+    if not check.ok:
+        assert ("HF_HUB_OFFLINE forbids" if offline else "does not reach huggingface.co:443: timed out") in check.cure
+        assert "hf download org/m" in check.cure and not check.stageable
+
+
+def test_doctor_and_run_say_the_same_of_a_program_on_this_machine(tmp_path: Path) -> None:
+    write(tmp_path, own="import torch\nimport nosuch_package\n")
+    raw = {
+        "script": {"path": str(tmp_path / "own.py")},
+        "run_root": str(tmp_path / "runs"),
+        "cluster": {"device": "cpu"},
+    }
+    spec = parse_spec({"name": "t", **raw})
+    launcher, options = get_launcher("local"), DoctorOptions(imports=False)
+    nodes = launcher.nodes_to_examine(spec, wait_s=1, say=print)
+    found = doctor(spec, options, nodes, print, facts=launcher.planning_facts(spec))
+    (check,) = (c for report in found.preflight.reports for c in report.checks if not c.ok)
+    assert (check.name, check.found, found.ok, found.starts) == ("program", "MISSING(nosuch_package)", False, False)
+    with pytest.raises(EnvironmentNotAble) as refused:
+        prepare_run(spec)
+    assert f"program: {check.found}; {check.cure}" in str(refused.value) and "own.py line 2" in check.cure
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_interrupted_download_is_not_in_the_cache(tmp_path: Path) -> None:
+    model = tmp_path / "models--org--m"
+    for part in ("refs", "blobs", "snapshots/abc"):
+        (model / part).mkdir(parents=True)
+    (model / "blobs" / "x.incomplete").touch()
+    prepared = tmp_path / "org___d"
+    prepared.mkdir()
+    assert [is_cached(str(path)) for path in (model, prepared, tmp_path / "gone")] == [False, False, False]
+    (model / "snapshots" / "abc" / "config.json").touch()
+    (prepared / "default").mkdir()
+    assert [is_cached(str(path)) for path in (model, prepared)] == [True, True]
+    assert hub([{"name": "org/m", "folders": [str(model)]}], "127.0.0.1:9") == {"cached": {"org/m": True}}
+    asked = hub([{"name": "org/n", "folders": [str(tmp_path / "gone")]}], "127.0.0.1:9")
+    assert asked["reached"] is False and "refused" in asked["error"]
+
+
+def test_what_is_missing_here_counts_unless_only_the_nodes_may_see_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path / "shared"
+    (shared / "env" / "bin").mkdir(parents=True)
+    (shared / "env" / "bin" / "activate").touch()
+    write(shared, own="")
+    monkeypatch.chdir(shared)
+    monkeypatch.setattr("allranks.nodes.staging.broadcast.TEMPORARY_FOLDERS", (tmp_path / "tmp",))
+    (tmp_path / "tmp").mkdir()
+
+    def check(path: str = "own.py", **cluster: object) -> None:
+        check_paths(
+            parse_spec({"script": {"path": path}, "run_root": "runs", "cluster": {"launcher": "slurm", **cluster}})
+        )
+
+    check()
+    check(python=str(shared / "env"), slurm={"chdir": str(shared)})
+    for path in ("/only/on/nodes/own.py", str(tmp_path / "tmp" / "own.py")):
+        check(path)
+    check(python="/only/on/nodes/env", slurm={"chdir": "/only/on/nodes"})
+    check(python="conda:x")
+    for key, change in (
+        ("script.path gone.py", {"path": "gone.py"}),
+        ("script.path .*gone.py", {"path": str(shared / "gone.py")}),
+        ("script.path .*env: this is a folder", {"path": str(shared / "env")}),
+        ("cluster.python .*noenv", {"python": str(shared / "noenv")}),
+        ("cluster.python env/bin", {"python": "env/bin"}),
+        ("cluster.slurm.chdir .*no: there is no such folder", {"slurm": {"chdir": str(shared / "no")}}),
+    ):
+        with pytest.raises(SpecError, match=key):
+            check(**change)  # type: ignore[arg-type]
