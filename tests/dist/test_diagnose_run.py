@@ -15,7 +15,7 @@ pytestmark = pytest.mark.dist
 
 # Three ranks exchange sums; rank 2 falls out after the fifth.
 PROGRAM = """
-import os, resource, signal, sys
+import os, resource, signal, sys, time
 import torch, torch.distributed as dist
 how = sys.argv[1]
 dist.init_process_group("gloo")
@@ -31,6 +31,8 @@ for step in range(8):
         if how == "memory":
             resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
             torch.ones(4 << 30)
+if how == "well":
+    time.sleep(1.5)  # the agent looks at connections now and then
 dist.destroy_process_group()
 """
 
