@@ -76,6 +76,7 @@ FILES: dict[str, set[str]] = {
         "test_only_the_node_that_lacks_it_gets_it_and_runs_it",
         "test_a_damaged_archive_is_refused_on_the_node_and_nothing_stays",
     },
+    "cluster/test_programs.py": set(),
     "cluster/test_store_attack.py": set(),
     "cluster/test_up_down.py": {"test_down_leaves_nothing[False]", "test_an_up_that_fails_leaves_nothing"},
     "dist/test_best.py": {
@@ -113,6 +114,7 @@ FILES: dict[str, set[str]] = {
     },
     "dist/test_overload.py": {"test_an_overloaded_machine_is_named_and_no_rank"},
     "dist/test_planted.py": set(),
+    "dist/test_programs.py": {"test_a_loss_that_becomes_nan_is_named_with_its_step"},
     "dist/test_rank_ends.py": set(),
     "dist/test_ranks.py": {
         "test_proof_of_ranks_that_are_one_job",

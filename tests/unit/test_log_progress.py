@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from allranks.analysis.program_progress import progress_metrics
+from allranks.analysis.diagnose import diagnose
+from allranks.analysis.program_progress import describe_non_finite_loss, progress_metrics
 from allranks.cli.program_output import CHUNK_BYTES, ProgramOutput, ProgramProgress
 from allranks.launch.monitor import log_progress
 from allranks.launch.monitor.log_progress import LineReader, LogProgress
@@ -151,8 +152,40 @@ def test_figures_come_from_what_was_said_and_from_nothing_else() -> None:
     }
     assert progress_metrics(reports) == {
         "progress_source": "report", "steps": 11, "steps_per_s": 2.0, "train_loss_first": 5.0, "train_loss_last": None,
-        "tokens_reported": 1600, "tokens_per_s": 300.0,
+        "tokens_reported": 1600, "tokens_per_s": 300.0, "loss_not_finite": {"step": 11, "source": "report"},
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("losses", "since"),
+    [([2.0, None, None], 20), ([None, None], 10), ([None, 2.0], None), ([2.0, None, 1.0, None], 40), ([1.0], None)],
+)
+def test_a_loss_is_not_finite_since_the_step_after_which_none_was(
+    losses: list[float | None], since: int | None
+) -> None:
+    story = {0: [event(0, float(i), "log", step=10 * i, loss=loss) for i, loss in enumerate(losses, 1)]}
+    metrics = progress_metrics(story)
+    assert metrics.get("loss_not_finite") == ({"step": since, "source": "log"} if since else None)
+    said = describe_non_finite_loss(metrics)
+    assert said == (
+        f"the loss is not finite (NaN or infinite) from step {since} on, as the output of rank 0 says" if since else ""
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ("iter 10: loss nan, time 2.0ms", True),
+        ("{'loss': 'nan', 'grad_norm': 'nan', 'epoch': '0.1'}", True),
+        ("Epoch 1:  50%|██| 8/16 [00:01<00:00, 9it/s, train_loss=nan.0]", True),
+        ("iter 10: loss nan, time 2.0ms\niter 20: loss 2.5, time 2.0ms", False),  # it came back
+        ("found inf in the gradients, loss scale 1024", False),
+        ('{"event":"progress","time":1.0,"rank":0,"source":"report","step":3,"loss":null}', True),
+    ],
+)
+def test_diagnose_names_a_loss_that_stays_not_finite(tmp_path: Path, lines: str, found: bool) -> None:
+    (tmp_path / "n1.rank0.log").write_text(lines + "\n")
+    assert [(f.id, f.rank) for f in diagnose([tmp_path]).findings] == ([("loss_not_finite", None)] if found else [])
 
 
 def test_the_line_of_progress_prefers_reports() -> None:

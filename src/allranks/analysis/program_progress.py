@@ -34,11 +34,13 @@ def progress_metrics(ranks: dict[int, Events]) -> dict[str, Any]:
         metrics["steps"] = max(_step(e) or 0 for e in stepped)
         metrics["steps_per_s"] = _rate(stepped, (_step(stepped[-1]) or 0) - (_step(stepped[0]) or 0))
     lossy = next((found for events in story.values() if (found := [e for e in events if "loss" in e])), [])
-    if lossy:  # JSON has no NaN: a loss that is there without a value was not finite
+    if lossy:
         metrics["train_loss_first"], metrics["train_loss_last"] = (
             finite_float(lossy[0]["loss"]),
             finite_float(lossy[-1]["loss"]),
         )
+        if (at := _not_finite_since(lossy)) is not None:
+            metrics["loss_not_finite"] = {"step": _step(lossy[at]), "source": metrics["progress_source"]}
     held_out = [e for events in story.values() for e in events if "eval_loss" in e]
     if held_out:
         metrics["eval_loss_first"] = finite_float(held_out[0]["eval_loss"])
@@ -54,6 +56,24 @@ def progress_metrics(ranks: dict[int, Events]) -> dict[str, Any]:
         if all(rate is not None for rate in rates):
             metrics["tokens_per_s"] = sum(rate or 0.0 for rate in rates)
     return {name: value for name, value in metrics.items() if value is not None or name.startswith(("train_", "eval_"))}
+
+
+def _not_finite_since(lossy: Events) -> int | None:
+    """Return the index of the first loss after which none was finite; None if the last one was. JSON has no NaN: its value is null."""
+    finite = [i for i, e in enumerate(lossy) if finite_float(e["loss"]) is not None]
+    first = finite[-1] + 1 if finite else 0
+    return first if first < len(lossy) else None
+
+
+def describe_non_finite_loss(metrics: dict[str, Any]) -> str:
+    """Return since when the loss of a user's own program is not finite, as a sentence without a full stop; empty if it is, or nothing is known."""
+    found = metrics.get("loss_not_finite")
+    if not isinstance(found, dict):
+        return ""
+    step = finite_int(found.get("step"))
+    since = f"from step {step} on" if step is not None else "in all that is known of it"
+    by = "as the program reported" if found.get("source") == REPORTED else "as the output of rank 0 says"
+    return f"the loss is not finite (NaN or infinite) {since}, {by}"
 
 
 def _step(event: dict[str, Any]) -> int | None:

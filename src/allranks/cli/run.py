@@ -259,7 +259,7 @@ def summary_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
         known = [
             ("ranks", ranks),
             ("steps", _program_steps(m)),
-            ("train loss", _change(m, "train_loss_first", "train_loss_last", trained="progress_source" in m)),
+            ("train loss", _change(m, "train_loss_first", "train_loss_last", trained="loss_not_finite" in m)),
             ("held-out loss", _change(m, "eval_loss_first", "eval_loss", trained=False)),
             ("speed", _program_speed(m)),
             ("time", format_duration(finite_float(m.get("wall_time_s")) or 0)),
@@ -491,6 +491,8 @@ def print_result(result: RunResult, console: SafeConsole, as_json: bool) -> int:
             console.print(escape(text), highlight=False, soft_wrap=True)
     if result.status != "succeeded":
         echo(f"allranks: {result.message}", err=True)
+    elif "loss_not_finite" in result.metrics:
+        echo(f"allranks: warning: {result.message}", err=True)
     return result.exit_code
 
 

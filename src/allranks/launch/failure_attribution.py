@@ -21,7 +21,8 @@ class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     ``exitcode`` is negative for a signal. ``done``: the rank reported completion before it exited. ``ended_by_agent``: the
     agent killed it for a known reason, which is never the cause of a failure. ``failure``: the error that the rank wrote to
-    its heartbeat page, type and message.
+    its heartbeat page, type and message. ``killed_for_memory``, of a rank that ended by SIGKILL: whether the kernel has ended a process
+    of this machine for lack of memory since the rank's start; None where the kernel does not count that.
     """
 
     rank: int
@@ -32,6 +33,7 @@ class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
     done: bool = True
     ended_by_agent: bool = False
     failure: str = ""
+    killed_for_memory: bool | None = None
 
     @property
     def failed(self) -> bool:
@@ -104,7 +106,7 @@ def find_first_failure(
     if killed:
         first = min(killed, key=lambda e: e.time)
         name = signal_name(first.exitcode)
-        hint = " (the kernel's out-of-memory killer and Slurm's memory limit send it too)" if name == "SIGKILL" else ""
+        hint = _sender_of_sigkill(first.killed_for_memory) if name == "SIGKILL" else ""
         return FirstFailure(
             rank=first.rank,
             host=first.host,
@@ -140,6 +142,14 @@ def find_first_failure(
             known=False,
         )
     return _from_error(min(errors, key=lambda e: e["time"]), hosts, last_steps) if errors else None
+
+
+def _sender_of_sigkill(for_memory: bool | None) -> str:
+    if for_memory is None:
+        return " (the kernel's out-of-memory killer and Slurm's memory limit send it too)"
+    if for_memory:
+        return ", and the kernel's out-of-memory killer has ended a process on this machine since the start: host memory ran out"
+    return ", but not by the kernel's out-of-memory killer, which has ended no process here since the start: somebody, or Slurm, sent it"
 
 
 def _left_early(

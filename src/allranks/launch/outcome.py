@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from allranks.analysis.metrics import early_stop, summarize, without_repeated_steps
-from allranks.analysis.program_progress import progress_metrics
+from allranks.analysis.program_progress import describe_non_finite_loss, progress_metrics
 from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK, RequestError
+from allranks.launch.crash_log import describe_crash
 from allranks.launch.failure_attribution import FirstFailure, RankEnd, find_first_failure
 from allranks.launch.launchers import get_launcher
 from allranks.launch.monitor.hang_rules import format_ranks
@@ -22,6 +23,7 @@ from allranks.rundir.paths import RunDir, restrict_permissions, status_of
 from allranks.spec.records import RunSpec
 from allranks.utils import filesystem
 from allranks.utils.inputs import open_regular, read_regular
+from allranks.utils.redaction import redact
 from allranks.utils.text import sanitize
 
 TAIL_BYTES = 64 << 10
@@ -75,6 +77,9 @@ def finalize_run(
     if status == "succeeded" and len(now) < plan.world_size:
         missing = [rank for rank in range(plan.world_size) if not now.get(rank)]
         message = f"{message}; the events of rank {format_ranks(missing)} are missing, so their metrics are unknown"
+        metrics["message"] = message
+    if lost_loss := describe_non_finite_loss(metrics):
+        message = f"{message}, but {lost_loss}" if status == "succeeded" else f"{message}. Also, {lost_loss}"
         metrics["message"] = message
     if status != "succeeded":
         metrics["message"] = message
@@ -284,18 +289,25 @@ def describe_failure(run: RunDir, culprit: FirstFailure, attempt: int, *, in_ste
     if culprit.known:
         return f"{culprit.message.rstrip('.')}{log if culprit.exit_code == EXIT_FAILED else ''}"
     name = "" if culprit.cause in culprit.message else f"{culprit.cause}: "
-    return f"{where} failed{at}: {name}{culprit.message.splitlines()[0] if culprit.message else culprit.cause}{log}"
+    said = culprit.message.splitlines()[0] if culprit.message else culprit.cause
+    if culprit.cause.startswith("SIG") and culprit.cause != "SIGKILL":
+        crash = redact(describe_crash(culprit.rank, {rank: _end_of(path) for rank, path in logs.items()}))
+        said = f"{said}: {crash}" if crash else said
+    return f"{where} failed{at}: {name}{said}{log}"
 
 
 def _tail(log: Path) -> str:
+    lines = [line.strip() for line in _end_of(log).splitlines() if line.strip()]
+    return f"Its last line: {lines[-1]}." if lines else ""
+
+
+def _end_of(log: Path) -> str:
     try:
         with open_regular(log) as file:
             file.seek(max(0, log.stat().st_size - TAIL_BYTES))
-            text = file.read(TAIL_BYTES).decode("utf-8", "replace")
+            return file.read(TAIL_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return f"Its last line: {lines[-1]}." if lines else ""
 
 
 def recompute_metrics(run: RunDir, *, alive: bool) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from allranks.launch.failure_attribution import RankEnd
 from allranks.launch.process_guard import AGENT_PID_VARIABLE, RUN_ID_VARIABLE, processes_of_run, send_signal
 from allranks.rundir.heartbeat import HeartbeatPage
 from allranks.rundir.paths import RunDir
+from allranks.utils.machine import oom_kills
 from allranks.utils.redaction import redact
 
 LEFTOVER_GRACE_S = 3.0  # for processes that a rank leaves behind, such as a logger that still uploads
@@ -64,6 +65,7 @@ class RankProcesses:
         self._host, self._pages = host, pages
         self._ranks: list[_RankProcess] = []
         self._run_id = ""
+        self._oom_kills = oom_kills()
 
     def start(self, run: RunDir, attempt: int, environments: Mapping[int, Mapping[str, str]]) -> None:
         """Start every rank.
@@ -97,8 +99,13 @@ class RankProcesses:
                     done=done,
                     failure=redact(beat.failure) if beat else "",
                     ended_by_agent=rank.ended_by_agent and (code != 0 or not done),
+                    killed_for_memory=self._killed_for_memory() if code == -signal.SIGKILL else None,
                 )
         return [rank.end for rank in self._ranks if rank.end is not None]
+
+    def _killed_for_memory(self) -> bool | None:
+        now = oom_kills()
+        return now > self._oom_kills if now is not None and self._oom_kills is not None else None
 
     @property
     def pids(self) -> list[int]:

@@ -99,3 +99,13 @@ def machine_facts() -> MachineFacts:
         cpu_model=cpu_model(),
         system=f"{platform.system()} {platform.release()}",
     )
+
+
+def oom_kills() -> int | None:
+    """Return how many processes the kernel has ended for lack of memory since it started, in any cgroup; None if it does not say."""
+    try:
+        text = Path("/proc/vmstat").read_text()
+    except OSError:
+        return None
+    found = next((line for line in text.splitlines() if line.startswith("oom_kill ")), "")
+    return int(found.split()[1]) if found else None

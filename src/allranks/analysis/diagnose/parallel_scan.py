@@ -29,6 +29,7 @@ class _Exit(Struct):
     exitcode: int
     time: float | None = None
     failure: str = ""
+    killed_for_memory: bool | None = None
 
 
 class _Exits(Struct):
@@ -82,6 +83,7 @@ def _signal(owner: str, file: int, line: int, end: _Exit) -> LogSignal:
     kind, _, said = end.failure.partition(": ")
     groups = {
         "code": str(end.exitcode),
+        "for_memory": {None: "", True: "yes", False: "no"}[end.killed_for_memory],
         "said": said if kind == "sys.exit" and not said.startswith("exit code ") else "",
     }
     return LogSignal(

@@ -62,6 +62,7 @@ _ENTRIES: tuple[FailureClass, ...] = (
     slurm.SLURM_CREDENTIAL,
     slurm.SLURM_CONTROLLER_ERROR,
     slurm.NODE_UNHEALTHY,
+    programs.LOSS_NOT_FINITE,
     programs.APPLICATION_ERROR,
 )
 CATALOGUE: dict[str, FailureClass] = {entry.id: entry for entry in _ENTRIES}

@@ -141,6 +141,26 @@ APPLICATION_ERROR = FailureClass(
 )
 
 
+LOSS_NOT_FINITE = FailureClass(
+    id="loss_not_finite",
+    title="the loss is not finite",
+    cause="The loss became NaN or infinite, and the program went on: all steps since then are lost, and so is every checkpoint of them. Gradients are averaged, so all ranks have it after one step.",
+    fix="Go back to a checkpoint before that step; end the program when the loss is not finite; lower the learning rate, clip gradients, use bfloat16 instead of float16, and check the data of that step.",
+    next_test="run the steps before it again with torch.autograd.set_detect_anomaly(True), and print the loss of each rank before gradients are averaged",
+    reference="https://docs.pytorch.org/docs/stable/autograd.html#anomaly-detection",
+    patterns=(
+        Pattern(
+            r"(?:\b|_)loss(?:_step|_epoch)?['\"]?\s{0,3}[:=]?\s{0,3}['\"]?[-+]?(?:nan|inf)\b",
+            "*loss",
+            weight=LIKELY,
+            passing=True,
+        ),
+        Pattern(r'^\{"event": ?"progress".*"loss": ?null', '"event"', weight=LIKELY, passing=True),
+    ),
+    example="iter 120: loss nan, time 20.11ms, mfu 3.04%",
+    near_miss="INFO loss scale is 65536, gradients contained inf, this step is skipped",
+)
+
 NUMPY_CLASH = FailureClass(
     id="numpy_clash",
     title="a package was built for another NumPy major version",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from allranks.analysis.diagnose.case import CandidateCause, DiagnosisCase, sort_by_time
 from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.analysis.diagnose.catalogue.messages import BENIGN_MESSAGES
-from allranks.analysis.diagnose.causes import hangs, memory, network, process_exits
+from allranks.analysis.diagnose.causes import hang_reports, hangs, memory, network, process_exits
 from allranks.analysis.diagnose.causes.process_exits import FirstExit, first_exit
 from allranks.analysis.diagnose.logs import times_comparable
 from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE, WEAK
@@ -132,7 +132,9 @@ DETECTORS: tuple[Callable[[DiagnosisCase], None], ...] = (
     process_exits.detect_exceptions,
     process_exits.detect_exit_codes,
     process_exits.detect_lost_peers,
-    hangs.detect_monitored_hang,
+    process_exits.detect_non_finite_loss,
+    hang_reports.detect_monitored_hang,
+    hang_reports.detect_size_mismatch,
 )
 
 

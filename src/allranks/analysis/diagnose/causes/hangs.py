@@ -1,7 +1,7 @@
 """Detect the cause of a hang.
 
-The detectors use watchdog timeouts of collectives, stack dumps (py-spy, faulthandler), flight-recorder dumps, and the
-hang report of a run that `allranks run` monitored.
+The detectors use watchdog timeouts of collectives, stack dumps (py-spy, faulthandler), and flight-recorder dumps. What the hang
+watch of `allranks run` reported is read by `hang_reports`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import PurePath
 from msgspec import Struct
 
 from allranks.analysis.diagnose.case import DiagnosisCase
-from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE
 from allranks.analysis.diagnose.records import LogSignal, ThreadStack
 from allranks.analysis.flight_recorder import RecordedCall
@@ -489,35 +488,3 @@ def _signal(case: DiagnosisCase, file: int, rank: int, call: RecordedCall) -> Lo
         kind="fact", owner="flight", rule=-1, weight=0.8, passing=False, file=file, line=1, time=None, rank=rank, local=None, task=None,
         host=case.rank_hosts.get(rank), text=f"rank {rank}: collective {call.seq} {call.op} {call.sizes} {call.state}{_at(call)}",
     )  # fmt: skip
-
-
-MONITOR_SCORE = 0.97
-_SIGKILL = re.compile(r"exit ?code\S*\s*:?\s*-9|SIGKILL|killed", re.IGNORECASE)
-NO_RANK_SCORE = 0.7  # all ranks waited in the same place
-
-
-def detect_monitored_hang(case: DiagnosisCase) -> None:
-    """Propose the cause that a hang event reports. The stacks and calls that were recorded with it are read by other detectors."""
-    for signal in case.facts("event_hang"):
-        told = signal.groups
-        kind = told["kind"] if told["kind"] in CATALOGUE else "collective_hang"
-        named = bool(told.get("ranks"))
-        found = case.propose(kind, MONITOR_SCORE if named else NO_RANK_SCORE, [signal])
-        found.cause = told["message"].replace('\\"', '"').replace("\\\\", "\\")[:800].rstrip(".") + "."
-        if named:
-            found.rank = int(told["ranks"].split(",")[0])
-            found.host = told.get("host") or found.host
-        found.next_test = (
-            "read the stacks and the calls of all ranks in the folder hang/ of the run; run again, and check whether the same rank or "
-            "the same host stalls"
-        )
-        _own_kills(case)
-
-
-def _own_kills(case: DiagnosisCase) -> None:
-    """Mark SIGKILLs as explained: the agents sent them after the hang."""
-    for name in ("host_oom", "rank_died", "peer_died_first"):
-        candidate = case.candidates.get(name)
-        if candidate is not None and candidate.signals and all(_SIGKILL.search(s.text) for s in candidate.signals):
-            candidate.explained = True
-            case.own_kills |= {(s.file, s.line) for s in candidate.signals}

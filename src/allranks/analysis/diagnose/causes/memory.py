@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from allranks.analysis.diagnose.case import CandidateCause, DiagnosisCase
+from allranks.analysis.diagnose.case import CandidateCause, DiagnosisCase, sort_by_time
 from allranks.analysis.diagnose.patterns import LIKELY
 from allranks.analysis.diagnose.records import LogSignal
 
@@ -18,6 +18,7 @@ _FIRST_TOUCH = re.compile(
     r":(barrier|init_process_group|_lazy_init|set_device|new_group|_cuda_init|init_device_mesh|_init_dist\w*|initialize_distributed)$"
 )
 _OF_MEMORY = re.compile(r"oom|memory|MaxRSS|bad_alloc|alloc", re.IGNORECASE)
+_REFUSED = re.compile(r"DefaultCPUAllocator|MemoryError|bad_alloc|[Cc]annot allocate memory|malloc of size")
 _UNITS = {
     "B": 1,
     "bytes": 1,
@@ -35,6 +36,7 @@ NEAR_LINES = 60
 def detect_out_of_memory(case: DiagnosisCase) -> None:
     """Classify out-of-memory errors on GPU and host, and kills with and without evidence of the sender."""
     _on_the_host(case)
+    _refused(case)
     _killed(case)
     oom = case.candidates.get("cuda_oom")
     if oom is None:
@@ -75,6 +77,16 @@ def _on_the_host(case: DiagnosisCase) -> None:
         found.next_test = "allranks plan SPEC shows weights, gradients and optimizer state separately"
 
 
+def _refused(case: DiagnosisCase) -> None:
+    """Tell a refused allocation, which the program sees as an exception, from a kill."""
+    found = case.candidates.get("host_oom")
+    if found is not None and found.cause is None and all(_REFUSED.search(s.text) for s in found.signals):
+        found.cause = (
+            "An allocation of host memory was refused, and the program ended by that exception: the machine's memory or a limit of the process "
+            "(ulimit -v, a container) was exhausted. Every rank loads the whole model or data set, or there are too many data workers."
+        )
+
+
 def _killed(case: DiagnosisCase) -> None:
     """Lower the score of a SIGKILL without a message about memory: lack of memory is likely, but not shown."""
     killed = case.candidates.get("host_oom")
@@ -82,6 +94,10 @@ def _killed(case: DiagnosisCase) -> None:
         return
     if all(_of_teardown(case, s) for s in killed.signals):
         del case.candidates["host_oom"]
+        return
+    ends = [s for s in case.facts("rank_end") if s.groups["code"] == "-9" and s.groups["for_memory"]]
+    if ends:
+        _counted(case, killed, ends)
         return
     killed.score = min(killed.score, 0.7)
     killed.cause = (
@@ -91,6 +107,29 @@ def _killed(case: DiagnosisCase) -> None:
     killed.against.append(
         "these logs contain no message of the kernel or Slurm about memory: somebody may have sent the signal"
     )
+
+
+def _counted(case: DiagnosisCase, killed: CandidateCause, ends: list[LogSignal]) -> None:
+    """Decide by the kernel's own count of processes that it has ended for lack of memory, which agents compare."""
+    for_memory = [s for s in ends if s.groups["for_memory"] == "yes"]
+    if for_memory:
+        killed.score = LIKELY + 0.1
+        killed.rank, killed.host = for_memory[0].rank, for_memory[0].host
+        killed.cause = (
+            "A process was killed (SIGKILL) after the kernel had counted an out-of-memory kill on its machine: every rank loads the whole model or data set, "
+            "there are too many data workers, or the job requested too little memory."
+        )
+        return
+    del case.candidates["host_oom"]
+    found = case.propose("rank_died", 0.75, sort_by_time(ends))
+    found.rank, found.host = ends[0].rank, ends[0].host
+    found.title = "a process was killed (SIGKILL)"
+    found.cause = (
+        "A process was killed (SIGKILL) and wrote no message. It was not the kernel for lack of memory, whose count of such kills did not change on that "
+        "machine: a person, the program itself, or Slurm (a memory limit that it polls, scancel) sent the signal."
+    )
+    found.fix = "Find out who sent the signal: the program's own os.kill, a clean-up script, another user, Slurm."
+    found.next_test = "sacct -j <job> -o JobID,State,MaxRSS,ReqMem; the system log of that host at that time"
 
 
 def _of_teardown(case: DiagnosisCase, signal: LogSignal) -> bool:

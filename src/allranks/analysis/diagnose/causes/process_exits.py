@@ -7,6 +7,7 @@ import re
 from msgspec import Struct
 
 from allranks.analysis.diagnose.case import CandidateCause, DiagnosisCase, sort_by_time
+from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.analysis.diagnose.patterns import POSSIBLE
 from allranks.analysis.diagnose.records import LogSignal
 
@@ -271,3 +272,14 @@ def _by_silence(case: DiagnosisCase, echo: CandidateCause) -> None:
                 f"These lines only report that a peer disconnected. The log of rank {echo.rank} ends without an error: it was killed, or its host "
                 f"{own or ''} went down."
             )
+
+
+def detect_non_finite_loss(case: DiagnosisCase) -> None:
+    """Say when the loss was not finite for the first time. No rank is named: gradients are averaged before anybody prints a loss."""
+    found = case.candidates.get("loss_not_finite")
+    if found is None:
+        return
+    found.elsewhere = True
+    said = [s for s in found.signals if not s.text.startswith('{"event"')] or found.signals
+    first = min(said, key=lambda s: (s.file, s.line))
+    found.cause = f"{CATALOGUE['loss_not_finite'].cause} The first line that says so: {first.text[:160].strip()}"

@@ -1,0 +1,171 @@
+"""Public programs run unchanged, and a fault in one of them is named by rank and reason, in the terminal and by diagnose. Real ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.rundir.files import read_json
+from tests.dist.harness import allranks, train
+from tests.dist.public_programs import NEEDS, lay_out, plant
+
+pytestmark = pytest.mark.dist
+CGROUPS = Path("/sys/fs/cgroup/memory")
+# what is planted on rank 1: what the terminal says, the class and the words of diagnose
+FAULTS: dict[str, tuple[str, str, str, str]] = {
+    "exception": (
+        "raise KeyError('tokens_17')",
+        "rank 1 on HOST failed: KeyError: 'tokens_17'",
+        "application_error",
+        "KeyError: 'tokens_17'",
+    ),
+    "exit code": (
+        "import sys; sys.exit(7)",
+        "rank 1 on HOST failed: ended with exit code 7",
+        "application_error",
+        "ended with exit code 7",
+    ),
+    "exit text": (
+        "import sys; sys.exit('vocabulary does not match')",
+        "rank 1 on HOST failed: ended with exit code 1: vocabulary does not match",
+        "application_error",
+        "with the text 'vocabulary does not match'",
+    ),
+    "early exit 0": (
+        "import sys; sys.exit(0)",
+        "rank 1 on HOST failed: ended with exit code 0 while other ranks were still running",
+        "application_error",
+        "Rank 1 ended with exit code 0",
+    ),
+    "SIGSEGV": (
+        "import ctypes; ctypes.string_at(0)",
+        "rank 1 on HOST failed: ended by SIGSEGV: in FOLDER/nanogpt/train.py:290 in <module>",
+        "rank_died",
+        "ended by a crash signal",
+    ),
+    "SIGKILL": (
+        "import signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "rank 1 on HOST failed: ended by SIGKILL, but not by the kernel's out-of-memory killer",
+        "rank_died",
+        "It was not the kernel for lack of memory",
+    ),
+    "sleep": (
+        "time.sleep(3600)",
+        "hang: rank 1 on HOST stalled, it never joined collective",
+        "collective_mismatch",
+        "train.py:290 in <module>, sleeping",
+    ),
+    "endless loop": (
+        "exec('while True: pass')",
+        "hang: rank 1 on HOST stalled, it never joined collective",
+        "collective_mismatch",
+        "running at",
+    ),
+    "extra collective": (
+        "torch.distributed.all_reduce(torch.ones(4))",
+        "rank 1 on HOST failed: ended by SIGABRT: the ranks are in different collectives",
+        "collective_mismatch",
+        "The ranks are in different collectives",
+    ),
+    "memory limit of the process": (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); hog = [torch.ones(1 << 26) for _ in range(64)]",
+        "rank 1 on HOST failed: RuntimeError: [enforce fail at alloc_cpu.cpp",
+        "host_oom",
+        "An allocation of host memory was refused",
+    ),
+}
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    """A memory cgroup of 900 MiB. Processes that exceed it are ended by the kernel's own out-of-memory killer."""
+    folder = CGROUPS / f"allranks-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no memory cgroup (v1) can be made here: {error.strerror}")
+    (folder / "memory.limit_in_bytes").write_text(str(900 << 20))
+    yield folder
+    folder.rmdir()
+
+
+def end_of(tmp_path: Path, name: str, fault: str = "", **more: Any) -> tuple[Any, Any, list[dict[str, Any]]]:
+    """Run a program on two ranks; return the process, its run, and the findings of diagnose."""
+    folder = tmp_path / "programs"
+    spec = {"cluster": {"procs_per_node": 2}, **lay_out(name, folder), "run_root": str(tmp_path / "runs"), **more}
+    if fault:
+        plant(folder, fault)
+    done, run = train(tmp_path, spec)
+    told = json.loads(allranks("diagnose", "--json", str(run.root), cwd=tmp_path).stdout)
+    return done, run, told["findings"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", sorted(NEEDS))
+def test_it_runs_unchanged_and_nothing_is_found(tmp_path: Path, name: str) -> None:
+    done, run, findings = end_of(tmp_path, name)
+    assert done.returncode == 0, done.stdout + done.stderr
+    metrics = read_json(run.metrics)
+    assert (metrics["status"], metrics["world_size"]) == ("succeeded", 2)
+    steps, losses = {"nanogpt": (40, True), "alpaca": (20, True), "trl": (20, True), "lightning": (16, False)}.get(
+        name, (None, False)
+    )
+    assert metrics["steps"] == steps
+    assert (metrics["train_loss_last"] is not None) == losses
+    assert "not finite" not in done.stdout + done.stderr
+    assert findings == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", sorted(FAULTS))
+def test_a_fault_on_one_rank_is_named_by_rank_and_reason(tmp_path: Path, name: str) -> None:
+    fault, said, kind, why = FAULTS[name]
+    more = {"observe": {"hang_s": 5}} if name in ("sleep", "endless loop") else {}
+    done, _, (first, *_) = end_of(tmp_path, "nanogpt", fault, **more)
+    assert done.returncode == 1, done.stdout + done.stderr
+    err = done.stderr.replace(str(tmp_path / "programs"), "FOLDER").replace(f" {os.uname().nodename} ", " HOST ")
+    assert said in err
+    assert (first["id"], first["rank"]) == (kind, 1), first
+    assert why in first["cause"] + " ".join(e["text"] for e in first["evidence"])
+
+
+def test_a_loss_that_becomes_nan_is_named_with_its_step(tmp_path: Path) -> None:
+    """The program does not notice and ends with 0. Gradients are averaged, so no rank can be named."""
+    fault = "raw_model.lm_head.weight.data.fill_(float('nan'))"
+    done, run, (first, *others) = end_of(tmp_path, "nanogpt", fault)
+    assert done.returncode == 0, done.stdout + done.stderr
+    warning = "all 2 ranks succeeded, but the loss is not finite (NaN or infinite) from step 10 on, as the output of rank 0 says"
+    assert warning in " ".join(done.stderr.split())
+    assert "-> nan (not finite)" in done.stdout
+    metrics = read_json(run.metrics)
+    assert (metrics["steps"], metrics["loss_not_finite"]) == (40, {"step": 10, "source": "log"})
+    assert (first["id"], first["rank"], others) == ("loss_not_finite", None, [])
+    assert "iter 10: loss nan" in first["cause"]
+
+
+@pytest.mark.full
+def test_lack_of_host_memory_is_told_from_a_kill(tmp_path: Path, cgroup: Path) -> None:
+    """The kernel itself ends the rank, in a cgroup with a limit."""
+    fault = (
+        f"open('{cgroup}/cgroup.procs', 'w').write(str(os.getpid())); hog = [torch.ones(1 << 24) for _ in range(64)]"
+    )
+    done, _, (first, *_) = end_of(tmp_path, "nanogpt", fault)
+    assert "ended by SIGKILL, and the kernel's out-of-memory killer has ended a process" in done.stderr
+    assert (first["id"], first["rank"]) == ("host_oom", 1)
+    assert "had counted an out-of-memory kill" in first["cause"]
+
+
+@pytest.mark.full
+def test_an_extra_collective_that_sends_more_is_shown_with_the_lines_of_both_ranks(tmp_path: Path) -> None:
+    """Gloo aborts the rank that receives too much, here the other one; who is wrong cannot be known, where both are can."""
+    done, _, (first, *_) = end_of(tmp_path, "nanogpt", "torch.distributed.all_reduce(torch.ones(1 << 20))")
+    assert "the ranks are in different collectives" in done.stderr
+    for place in ("rank 0 in ", "train.py:306 in <module>; rank 1 in ", "train.py:290 in <module>"):
+        assert place in done.stderr
+    assert first["id"] == "collective_mismatch"
+    assert any("may be another rank's" in text for text in first["against"])
