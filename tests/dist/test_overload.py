@@ -79,7 +79,7 @@ def spec(tmp_path: Path, steps: int) -> dict[str, Any]:
 
 
 def test_an_overloaded_machine_is_named_and_no_rank(tmp_path: Path) -> None:
-    with two_cores(), Others(4):
+    with two_cores(), Others(6):
         done, run = train(tmp_path, spec(tmp_path, 200))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "is slow" not in done.stdout
@@ -88,7 +88,7 @@ def test_an_overloaded_machine_is_named_and_no_rank(tmp_path: Path) -> None:
     assert metrics["own_time"]["stragglers"] == []
     (load,) = metrics["machine_load"]
     assert load["cores"] == 2
-    assert 0.2 <= load["taken_share"] <= 1
+    assert 0.1 <= load["taken_share"] <= 1
     assert load["others_cores"] > 0.5
     assert "CPU time of the ranks" in run.report.read_text()
     for rank in range(2):
