@@ -382,6 +382,21 @@ def test_a_hub_that_does_not_answer_is_told_at_once(hub: str, tmp_path: Path, mo
         check_hub(hub_spec(tmp_path, "org/name"))
 
 
+def test_data_asks_before_the_client_of_the_hub_tries_again_and_again(
+    hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for nodes with another network: this machine reads the rows."""
+    from click.testing import CliRunner
+
+    from allranks.cli.data import data_command
+
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    spec = tiny_spec("org/rows", tmp_path, cluster={"launcher": "slurm"})
+    (tmp_path / "spec.yaml").write_text(json.dumps(spec))
+    done = CliRunner().invoke(data_command, [str(tmp_path / "spec.yaml")])
+    assert isinstance(done.exception, EnvironmentNotAble) and "is not reachable" in str(done.exception)
+
+
 def test_a_resume_with_a_model_of_another_size_is_refused(tmp_path: Path) -> None:
     before = parse_spec(good_spec(tmp_path))
     other = model_folder(tmp_path / "other", LLAMA | {"hidden_size": 64})

@@ -31,10 +31,12 @@ def data_command(spec: Path, sets: tuple[str, ...], rows: int, as_json: bool) ->
     from allranks.cli.console import SafeConsole
     from allranks.launch import data_view, preview
     from allranks.nodes import preflight
+    from allranks.nodes.preflight.hub import ask_hub
     from allranks.utils.redaction import redact_tree
 
     checked = preview.read_spec(spec, sets)
     preflight.check_request(checked)
+    ask_hub(checked)  # this machine loads the rows, whatever the launcher; the hub's own client tries again and again
     read = data_view.inspect_data(checked, rows=rows)
     found = redact_tree(read)
     found["secrets_hidden"] = found["shown"] != read["shown"]

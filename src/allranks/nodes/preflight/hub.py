@@ -18,16 +18,22 @@ TIMEOUT_S = 5.0
 
 
 def check_hub(spec: RunSpec) -> None:
-    """Check that a model and a data set of the hub are in this machine's cache, or that the hub has them.
+    """Ask the hub if the ranks run on this machine. Nodes of a cluster may see another network.
 
-    Only where this machine is the one that loads them: nodes of a cluster may see another network.
+    Raises:
+        SpecError, EnvironmentNotAble: as `ask_hub`.
+    """
+    if spec.cluster.launcher == "local":
+        ask_hub(spec)
+
+
+def ask_hub(spec: RunSpec) -> None:
+    """Check that a model and a data set of the hub are in this machine's cache, or that the hub has them.
 
     Raises:
         SpecError: the hub does not know the name or the revision, or demands a token.
         EnvironmentNotAble: neither cached nor reachable.
     """
-    if spec.cluster.launcher != "local":
-        return
     from allranks.nodes.probes.probe import is_cached  # a program of the nodes, which loads much
 
     for key, name, folders in hub_names(spec):
