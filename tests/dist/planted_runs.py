@@ -51,13 +51,21 @@ def plant(edit: dict[str, Any], folder: Path) -> Path:
     source = Path(allranks.__file__).parent
     copy = folder / "source" / "allranks"
     shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    file = copy / edit["file"].removeprefix("src/allranks/")
-    text = file.read_text()
+    (copy / name_of(edit)).write_text(edited(edit))
+    return copy.parent
+
+
+def name_of(edit: dict[str, Any]) -> str:
+    return edit["file"].removeprefix("src/allranks/")
+
+
+def edited(edit: dict[str, Any]) -> str:
+    """The file with the lie. The old text must be there exactly once."""
+    text = (Path(allranks.__file__).parent / name_of(edit)).read_text()
     assert text.count(edit["old"]) == 1, (
         f"{edit['id']}: the old text occurs {text.count(edit['old'])} times in {edit['file']}"
     )
-    file.write_text(text.replace(edit["old"], edit["new"]))
-    return copy.parent
+    return text.replace(edit["old"], edit["new"])
 
 
 def run(edit: dict[str, Any], folder: Path) -> dict[str, Any]:

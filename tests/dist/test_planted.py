@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.dist.planted_runs import edits, run
+from tests.dist.planted_runs import edited, edits, run
 
 pytestmark = pytest.mark.dist
+
+
+def test_each_lie_still_finds_its_place() -> None:
+    for edit in edits("edits.yaml") + edits("blind_edits.yaml"):
+        compile(edited(edit), edit["file"], "exec")
 
 
 @pytest.mark.parametrize("edit", edits("edits.yaml"), ids=lambda edit: edit["id"])
