@@ -12,10 +12,10 @@ from typing import BinaryIO
 import pytest
 
 from allranks.errors import EnvironmentNotAble, RunFailed, RunNotFound
-from allranks.rundir import events
 from allranks.rundir.events import FILES_PER_POLL, EventLog, EventTail, read_events
 from allranks.rundir.files import read_json, write_json
 from allranks.rundir.paths import RunDir, create_run, find_run
+from allranks.utils import inputs
 from allranks.utils.redaction import is_secret_name, redact, redact_env
 
 
@@ -131,13 +131,13 @@ def test_a_look_at_the_events_of_many_ranks_opens_few_files(tmp_path: Path, monk
     for rank in range(world_size):
         run.events_of(rank).write_text(f'{{"event": "step", "time": {rank}.0, "rank": {rank}}}\n')
     opened: list[int] = []
-    usual = events.open_regular
+    usual = inputs.open_regular
 
     def counting(path: Path) -> BinaryIO:
         opened.append(int(path.stem.removeprefix("rank")))
         return usual(path)
 
-    monkeypatch.setattr(events, "open_regular", counting)
+    monkeypatch.setattr(inputs, "open_regular", counting)
     tail, seen = EventTail(run, world_size), set()
     looks = -(-(world_size - 1) // (FILES_PER_POLL - 1))  # as few as there can be
     for look in range(looks):

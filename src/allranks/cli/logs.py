@@ -120,7 +120,7 @@ def _shown(lines: list[str]) -> list[str]:
 
 def _follow(run: RunDir, attempt: int, ranks: tuple[int, ...], node: str | None, offsets: dict[int, int]) -> None:
     from allranks import api
-    from allranks.utils.inputs import open_regular
+    from allranks.utils.inputs import read_appended
 
     while True:
         alive = api.running(run)
@@ -128,9 +128,7 @@ def _follow(run: RunDir, attempt: int, ranks: tuple[int, ...], node: str | None,
             if ranks and r not in ranks:
                 continue
             try:
-                with open_regular(path) as file:
-                    file.seek(offsets.get(r, 0))
-                    data = file.read()
+                data = read_appended(path, offsets.get(r, 0)).data
             except OSError:  # removed meanwhile, or no log
                 continue
             end = data.rfind(b"\n") + 1

@@ -10,7 +10,7 @@ from typing import Any
 from allranks.rundir.paths import RunDir
 from allranks.rundir.progress import REPORTED
 from allranks.utils.formatting import finite_float, finite_int
-from allranks.utils.inputs import open_regular
+from allranks.utils.inputs import read_appended
 
 LOOK_S = 0.3
 CHUNK_BYTES = 64 << 10  # shown at most of one log per look; what comes faster is left out, and said
@@ -122,14 +122,10 @@ class ProgramOutput(threading.Thread):
         from allranks.utils.text import printable
 
         try:
-            with open_regular(path) as file:
-                size, offset = file.seek(0, 2), self._offsets.get(path, 0)
-                skipped = max(0, size - offset - CHUNK_BYTES)
-                file.seek(offset + skipped)
-                data = file.read(CHUNK_BYTES)
+            data, skipped = read_appended(path, self._offsets.get(path, 0), CHUNK_BYTES)
         except OSError:
             return []
-        self._offsets[path] = offset + skipped + len(data)
+        self._offsets[path] = self._offsets.get(path, 0) + skipped + len(data)
         before = b"" if skipped else self._rests.get(path, b"")
         *whole, rest = (before + data).split(b"\n")
         if skipped:

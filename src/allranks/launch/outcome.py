@@ -22,7 +22,7 @@ from allranks.rundir.files import read_record, write_json
 from allranks.rundir.paths import RunDir, restrict_permissions, status_of
 from allranks.spec.records import RunSpec
 from allranks.utils import filesystem
-from allranks.utils.inputs import open_regular, read_regular
+from allranks.utils.inputs import read_appended, read_regular
 from allranks.utils.redaction import redact
 from allranks.utils.text import sanitize
 
@@ -303,9 +303,7 @@ def _tail(log: Path) -> str:
 
 def _end_of(log: Path) -> str:
     try:
-        with open_regular(log) as file:
-            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
-            return file.read(TAIL_BYTES).decode("utf-8", "replace")
+        return read_appended(log, 0, TAIL_BYTES).data.decode("utf-8", "replace")
     except OSError:
         return ""
 

@@ -14,7 +14,7 @@ import msgspec
 from allranks.errors import RunFailed
 from allranks.rundir.files import open_append, replace_non_finite
 from allranks.rundir.paths import RunDir
-from allranks.utils.inputs import open_regular, read_lines
+from allranks.utils.inputs import read_appended, read_lines
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder()
@@ -157,9 +157,7 @@ class EventTail:
         for rank in ranks:
             offset = self._offsets.get(rank, 0)
             try:
-                with open_regular(self._run.events_of(rank)) as file:
-                    file.seek(offset)
-                    data = file.read()
+                data = read_appended(self._run.events_of(rank), offset).data
             except OSError:
                 continue
             end = data.rfind(b"\n") + 1

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 STDIN_NAME = "standard input"
 RECORD_BYTES = 256 << 20
@@ -119,6 +119,28 @@ def near_file_hint(path: Path) -> str:
         return ""
     near = difflib.get_close_matches(path.name, names, n=1)
     return f"; did you mean {path.with_name(near[0])}?" if near else ""
+
+
+class Appended(NamedTuple):
+    """What was appended to a file: the bytes, and how many before them were skipped."""
+
+    data: bytes
+    skipped: int
+
+
+def read_appended(path: str | Path, offset: int, limit: int | None = None) -> Appended:
+    """Return what a growing file has from an offset on.
+
+    Args:
+        limit: return no more than this number of bytes, the newest ones.
+
+    Raises:
+        OSError: as `open_regular`.
+    """
+    with open_regular(path) as file:
+        skipped = 0 if limit is None else max(0, file.seek(0, os.SEEK_END) - offset - limit)
+        file.seek(offset + skipped)
+        return Appended(file.read(limit), skipped)
 
 
 def open_regular(path: str | Path) -> io.BufferedReader:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
 from allranks.spec.loader import MAX_SPEC_BYTES, parse_yaml
 from allranks.utils.formatting import as_dict, as_dicts, as_list, finite_float, finite_int
-from allranks.utils.inputs import open_regular, read_text
+from allranks.utils.inputs import read_appended, read_text
 from allranks.utils.redaction import redact_arguments, redact_env
 from allranks.utils.text import sanitize, sanitize_tree
 
@@ -321,9 +320,7 @@ def _rank_to_show(run: RunDir, data: RunData, attempt: int) -> int | None:
 
 def _tail(path: Path) -> str:
     try:
-        with open_regular(path) as file:
-            file.seek(max(os.fstat(file.fileno()).st_size - LOG_BYTES, 0))
-            lines = file.read(LOG_BYTES).decode("utf-8", "replace").splitlines()
+        lines = read_appended(path, 0, LOG_BYTES).data.decode("utf-8", "replace").splitlines()
     except OSError:
         return ""
     return sanitize("\n".join(line[:400] for line in lines[-LOG_LINES:]), LOG_BYTES)

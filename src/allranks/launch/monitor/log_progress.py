@@ -16,7 +16,7 @@ from typing import Any
 
 from allranks.rundir.events import EventLog
 from allranks.rundir.progress import PROGRESS, READ_IN_LOG, WRITE_INTERVAL_S
-from allranks.utils.inputs import open_regular
+from allranks.utils.inputs import read_appended
 from allranks.utils.text import printable
 
 LINE_BYTES = 4096  # longer lines are skipped
@@ -141,15 +141,12 @@ class LogProgress(threading.Thread):
 
     def _new_lines(self) -> list[str]:
         try:
-            with open_regular(self._log) as file:
-                size = file.seek(0, 2)
-                if size - self._offset > CHUNK_BYTES:
-                    self._offset, self._rest, self._skips = size - CHUNK_BYTES, b"", True
-                file.seek(self._offset)
-                data = file.read(CHUNK_BYTES)
+            data, skipped = read_appended(self._log, self._offset, CHUNK_BYTES)
         except OSError:
             return []
-        self._offset += len(data)
+        if skipped:
+            self._rest, self._skips = b"", True
+        self._offset += skipped + len(data)
         lines = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
         self._rest = lines.pop()
         if self._skips and lines:
