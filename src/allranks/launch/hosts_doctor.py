@@ -13,10 +13,9 @@ from typing import Any
 
 import msgspec
 
-from allranks.errors import SpecError
 from allranks.launch.channel.protocol import ENDED, Orders, ProbeRequest
 from allranks.launch.channel.server import AgentLink, ChannelServer
-from allranks.launch.hosts_job import KEEP_S, address_of, own_address
+from allranks.launch.hosts_job import KEEP_S, address_of_first, own_address
 from allranks.launch.rendezvous import control_port
 from allranks.nodes.preflight.requirements import existing_folder
 from allranks.nodes.preflight.runner import NodeProgram, TargetNodes
@@ -114,11 +113,9 @@ def examine_hosts(
         EnvironmentNotAble: the control channel cannot be opened.
     """
     names = spec.cluster.hosts
-    if not names:
-        raise SpecError("cluster.launcher is hosts, but cluster.hosts is empty; list the nodes")
     labels = [name if name not in names[:i] else f"{name}#{i}" for i, name in enumerate(names)]
     orders = DoctorOrders()
-    address = own_address(spec.cluster.rendezvous.address or address_of(names[0]))
+    address = own_address(address_of_first(spec))
     hub = ChannelServer(orders, len(names), address, control_port(spec.cluster.rendezvous.port or 0), keep_s=KEEP_S)
     with tempfile.TemporaryDirectory(prefix=".allranks-doctor-", dir=existing_folder(Path(spec.run_root))) as folder:
         file = Path(folder) / "channel.json"

@@ -121,15 +121,10 @@ def start_on_hosts(
     Raises:
         SpecError: no hosts are given, or the first one does not resolve to an address that others can reach.
     """
-    hosts = spec.cluster.hosts
-    if not hosts:
-        raise SpecError(
-            "cluster.launcher is hosts, but cluster.hosts is empty; list the nodes; the first one hosts the rendezvous"
-        )
-    address = spec.cluster.rendezvous.address or address_of(hosts[0])
+    address = address_of_first(spec)
     places = [
         NodeAddress(node=i, host=h, address="", interface=spec.cluster.rendezvous.interface or "")
-        for i, h in enumerate(hosts)
+        for i, h in enumerate(spec.cluster.hosts)
     ]
     port = spec.cluster.rendezvous.port or 0
     meeting = Rendezvous(
@@ -139,7 +134,21 @@ def start_on_hosts(
     return HostsJob(run, plan, attempt, meeting, commands, first)
 
 
-def address_of(host: str) -> str:
+def address_of_first(spec: RunSpec) -> str:
+    """Return the address at which the others reach the first host.
+
+    Raises:
+        SpecError: no hosts are given, or the first one does not resolve to such an address.
+    """
+    hosts = spec.cluster.hosts
+    if not hosts:
+        raise SpecError(
+            "cluster.launcher is hosts, but cluster.hosts is empty; list the nodes; the first one hosts the rendezvous"
+        )
+    return spec.cluster.rendezvous.address or _address_of(hosts[0])
+
+
+def _address_of(host: str) -> str:
     try:
         address = socket.gethostbyname(host)
     except OSError:
