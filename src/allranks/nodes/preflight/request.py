@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -96,13 +97,12 @@ def is_classifier(spec: RunSpec) -> bool | None:
 
 def _check_script(script: ScriptSpec, python: str | None) -> None:
     """Refuse a program or a working directory that this machine does not have."""
+    for _, problem in missing_program_paths(script):
+        raise SpecError(problem)
     folder = working_directory(script)
-    if not folder.is_dir():
-        raise SpecError(f"script.workdir {folder}: there is no such folder; current folder: {Path.cwd()}")
-    if script.path is not None:
-        _check_script_file(Path(script.path).expanduser(), folder)
-    elif (
-        python is None
+    if (
+        script.path is None
+        and python is None
         and file_of_module(script.module or "", folder) is None
         and not _is_installed(script.module or "")
     ):
@@ -112,16 +112,19 @@ def _check_script(script: ScriptSpec, python: str | None) -> None:
         )
 
 
-def _check_script_file(path: Path, workdir: Path) -> None:
-    if path.is_file():
+def missing_program_paths(script: ScriptSpec) -> Iterator[tuple[Path, str]]:
+    """Yield the working directory and the file of a program, as the spec has them, if this machine lacks them; each with what to say."""
+    folder = working_directory(script)
+    if script.workdir is not None and not folder.is_dir():
+        problem = f"script.workdir {folder}: there is no such folder; current folder: {Path.cwd()}"
+        yield Path(script.workdir).expanduser(), problem
+    if script.path is None or (path := Path(script.path).expanduser()).is_file():
         return
     what = "this is a folder" if path.is_dir() else "there is no such file"
     hint = (
-        f"; {workdir / path} exists: script.path does not depend on script.workdir"
-        if (workdir / path).is_file()
-        else ""
+        f"; {folder / path} exists: script.path does not depend on script.workdir" if (folder / path).is_file() else ""
     )
-    raise SpecError(f"script.path {path}: {what}; current folder: {Path.cwd()}{hint}")
+    yield path, f"script.path {path}: {what}; current folder: {Path.cwd()}{hint}"
 
 
 def _is_installed(module: str) -> bool:

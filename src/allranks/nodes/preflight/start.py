@@ -6,13 +6,12 @@ from pathlib import Path
 
 from allranks.errors import SpecError
 from allranks.nodes.preflight.hub import check_hub
-from allranks.nodes.preflight.request import check_rows
+from allranks.nodes.preflight.request import check_rows, missing_program_paths
 from allranks.nodes.preflight.requirements import local_report
 from allranks.nodes.records import PreflightReport, require
 from allranks.planning.python_environment import needed_file
 from allranks.planning.records import LaunchPlan
-from allranks.spec.records import RunSpec, ScriptSpec
-from allranks.spec.user_program import working_directory
+from allranks.spec.records import RunSpec
 from allranks.spec.validation import is_container
 from allranks.utils.machine import MachineFacts
 
@@ -43,8 +42,9 @@ def check_paths(spec: RunSpec) -> None:
         SpecError: names key and path.
     """
     launcher, python, chdir = spec.cluster.launcher, spec.cluster.python, spec.cluster.slurm.chdir
-    if spec.script is not None:
-        _check_program(spec.script, spec)
+    for path, problem in missing_program_paths(spec.script) if spec.script is not None else ():
+        if _counts(path, spec):
+            raise SpecError(problem)
     needed = needed_file(python) if launcher != "local" and python is not None and not is_container(python) else None
     if needed is not None and not needed.is_file() and _counts(needed.parent.parent, spec):
         raise SpecError(
@@ -54,18 +54,6 @@ def check_paths(spec: RunSpec) -> None:
         raise SpecError(
             f"cluster.slurm.chdir {chdir}: there is no such folder; Slurm would start the job in /tmp instead"
         )
-
-
-def _check_program(script: ScriptSpec, spec: RunSpec) -> None:
-    workdir = working_directory(script)
-    if script.workdir is not None and not workdir.is_dir() and _counts(Path(script.workdir).expanduser(), spec):
-        raise SpecError(f"script.workdir {workdir}: there is no such folder; current folder: {Path.cwd()}")
-    if script.path is None:
-        return
-    path = Path(script.path).expanduser()
-    if not path.is_file() and _counts(path, spec):
-        what = "this is a folder" if path.is_dir() else "there is no such file"
-        raise SpecError(f"script.path {path}: {what}; current folder: {Path.cwd()}")
 
 
 def _counts(missing: Path, spec: RunSpec) -> bool:
