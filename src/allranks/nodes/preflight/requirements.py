@@ -194,10 +194,13 @@ MIN_FREE_BYTES = 64 * 2**20
 def local_report(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, run_root: Path) -> PreflightReport:
     """Return every check of this machine. Where nodes run the ranks, with an interpreter of their own, its packages do not count."""
     own_ranks, same_python = spec.cluster.launcher == "local", spec.cluster.python is None
+    packages = _installed_by(spec) if own_ranks or same_python else None
+    program = _program_wish(spec) if own_ranks and spec.script is not None else None
+    missing = _missing_in_own_python(spec, [*(packages or ()), *(program.program if program else ())])
     checks: list[Callable[[], Check]] = [
         _python,
-        *([lambda: _packages(spec)] if own_ranks or same_python else []),
-        *([lambda: _program(spec)] if own_ranks and spec.script is not None else []),
+        *([lambda: _packages(packages, missing)] if packages is not None else []),
+        *([lambda: _program(program, missing)] if program is not None else []),
         lambda: _disk(run_root),
         lambda: _writable(run_root),
         lambda: _threads(plan, facts),
@@ -209,8 +212,9 @@ def _python() -> Check:
     return Check(name="python", ok=True, found=".".join(map(str, sys.version_info[:3])))
 
 
-def _packages(spec: RunSpec) -> Check:
-    installed_by = {
+def _installed_by(spec: RunSpec) -> dict[str, str]:
+    """Return each package that the spec needs, with the command that installs it."""
+    return {
         **dict.fromkeys(needed_packages(spec), "pip install 'allranks[train]'"),
         **{
             name: f"pip install 'allranks[{'deepspeed' if name == 'deepspeed' else 'train'}]'"
@@ -218,11 +222,22 @@ def _packages(spec: RunSpec) -> Check:
         },
         **optional_packages(spec),
     }
+
+
+def _missing_in_own_python(spec: RunSpec, names: Sequence[str]) -> list[str] | None:
+    """Return which of some modules the ranks' Python on this machine lacks; None if it is this one, or in a container."""
     wanted = spec.cluster.python
-    if wanted is not None and spec.cluster.launcher == "local" and not is_container(wanted):
-        missing = ask_interpreter(wanted, list(installed_by)).missing
-    else:
-        missing = [name for name in installed_by if importlib.util.find_spec(name) is None]
+    if wanted is None or spec.cluster.launcher != "local" or is_container(wanted):
+        return None
+    return ask_interpreter(wanted, names).missing
+
+
+def _packages(installed_by: dict[str, str], missing_there: list[str] | None) -> Check:
+    missing = [
+        name
+        for name in installed_by
+        if (importlib.util.find_spec(name) is None if missing_there is None else name in missing_there)
+    ]
     return Check(
         name="packages",
         ok=not missing,
@@ -244,14 +259,17 @@ def _disk(run_root: Path) -> Check:
     )
 
 
-def _program(spec: RunSpec) -> Check:
+def _program_wish(spec: RunSpec) -> NodeRequirements:
+    from allranks.nodes.checks import program
+
+    return program.ask(spec, Path.cwd(), NodeRequirements(python=sys.executable))
+
+
+def _program(wish: NodeRequirements, missing: list[str] | None) -> Check:
     """Return the same check as on nodes."""
     from allranks.nodes.checks import program
     from allranks.nodes.probes.probe import has_module
 
-    wish = program.ask(spec, Path.cwd(), NodeRequirements(python=sys.executable))
-    wanted = spec.cluster.python
-    missing = ask_interpreter(wanted, list(wish.program)).missing if wanted is not None and wish.program else None
     here = {name: has_module(name) if missing is None else name not in missing for name in wish.program}
     probe = Probe(host=host_name(), executable=sys.executable, program=here)
     found = program.judge(NodeSurvey(probes=[probe], wish=wish))
