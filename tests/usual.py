@@ -113,7 +113,7 @@ FILES: dict[str, set[str]] = {
         "test_ranks_end_when_the_reader_is_killed",
     },
     "dist/test_overload.py": {"test_an_overloaded_machine_is_named_and_no_rank"},
-    "dist/test_planted.py": {"test_each_lie_still_finds_its_place"},
+    "dist/test_planted.py": {"test_each_defect_still_finds_its_place"},
     "dist/test_programs.py": {"test_a_loss_that_becomes_nan_is_named_with_its_step"},
     "dist/test_rank_ends.py": set(),
     "dist/test_ranks.py": {

@@ -1,6 +1,6 @@
-"""Plant a lie in a copy of the package, compare strategies with it, and tell what refused it.
+"""Plant a defect in a copy of the package, compare strategies with it, and tell what refused it.
 
-python -m tests.dist.planted_runs edits.yaml [ID...]    # prints one line per lie
+python -m tests.dist.planted_runs edits.yaml [ID...]    # prints one line per defect
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import allranks
 
 PLANTED = Path(__file__).parent / "planted"
 SPEC: dict[str, Any] = {
-    "name": "lie",
+    "name": "defect",
     "model": {"name": "tiny:llama", "config": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}},
     "data": {"source": "builtin:instructions", "subset": 160, "max_length": 96},
     "strategy": {"name": "pytorch_ddp", "bucket_mb": 0.05},
@@ -28,7 +28,7 @@ SPEC: dict[str, Any] = {
     "cluster": {"procs_per_node": 2},
 }
 NEEDS: dict[str, dict[str, Any]] = {"b06": {"train.weight_decay": 0.1}, "b10": {"adapter.type": "lora"}}
-"""What the blind lies need of a spec to do something."""
+"""What the blind defects need of a spec to do something."""
 
 
 def edits(file: str) -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ def name_of(edit: dict[str, Any]) -> str:
 
 
 def edited(edit: dict[str, Any]) -> str:
-    """The file with the lie. The old text must be there exactly once."""
+    """The file with the defect. The old text must be there exactly once."""
     text = (Path(allranks.__file__).parent / name_of(edit)).read_text()
     assert text.count(edit["old"]) == 1, (
         f"{edit['id']}: the old text occurs {text.count(edit['old'])} times in {edit['file']}"
@@ -69,16 +69,16 @@ def edited(edit: dict[str, Any]) -> str:
 
 
 def run(edit: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Compare with the lie; return ``by`` (the gates that refused, or ``run``, or nothing) and ``reasons``, over all strategies."""
+    """Compare with the defect; return ``by`` (the gates that refused, or ``run``, or nothing) and ``reasons``, over all strategies."""
     source = plant(edit, folder)
     spec = json.loads(json.dumps(SPEC))
     for key, value in {**NEEDS.get(edit["id"], {}), **edit.get("spec", {})}.items():
         part, _, name = key.partition(".")
         spec.setdefault(part, {})[name] = value
     spec["cluster"]["cache"] = str(folder / "cache")
-    (folder / "lie.yaml").write_text(yaml.safe_dump(spec))
+    (folder / "defect.yaml").write_text(yaml.safe_dump(spec))
     env = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "allranks.cli.main", "compare", "lie.yaml", "--repeats", "1", "--json"]
+    command = [sys.executable, "-m", "allranks.cli.main", "compare", "defect.yaml", "--repeats", "1", "--json"]
     done = subprocess.run(
         [*command, "--strategies", strategies_of(edit)],
         cwd=folder,

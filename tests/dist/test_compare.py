@@ -1,4 +1,4 @@
-"""Real comparisons on two gloo ranks: honest strategies pass, each lie shuts its gate."""
+"""Real comparisons on two gloo ranks: honest strategies pass, each defect shuts its gate."""
 
 from __future__ import annotations
 
@@ -40,15 +40,17 @@ def compare(
 
 def test_honest_strategies_pass_and_hold_what_theory_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # the others' shares are those of test_strategy_state.py
-    honest, lies = ("simple_ddp", "bucket_ddp_async", "zero3"), ("tiring", "localnorm")
+    honest, defective = ("simple_ddp", "bucket_ddp_async", "zero3"), ("tiring", "localnorm")
     clip = 100.0  # above every norm
-    code, found = compare(tmp_path, monkeypatch, ",".join(honest + lies), grad_accum=2, max_steps=6, max_grad_norm=clip)
+    code, found = compare(
+        tmp_path, monkeypatch, ",".join(honest + defective), grad_accum=2, max_steps=6, max_grad_norm=clip
+    )
     assert code == 1
     for name in honest:
         assert all(found[name]["gates"].values()), found[name]["reasons"]
         assert all(error < 1e-5 for error in found[name]["parity_errors"].values()), found[name]["parity_errors"]
-    # a lie that begins after the verification is in the timed steps; clipping that the spec leaves inactive, in the uneven trial
-    for name, trial in zip(lies, ("in repeat 1 ", "in the uneven trial "), strict=True):
+    # a defect that begins after the verification is in the timed steps; clipping that the spec leaves inactive, in the uneven trial
+    for name, trial in zip(defective, ("in repeat 1 ", "in the uneven trial "), strict=True):
         assert found[name]["parity_error"] < 1e-5 and found[name]["reasons"][0].startswith(f"parity: {trial}")
         assert found[name]["tokens_per_s"] is None
     found = {name: found[name] for name in honest}
@@ -65,9 +67,9 @@ def test_honest_strategies_pass_and_hold_what_theory_says(tmp_path: Path, monkey
     assert all((folder / f"comparison.{kind}").stat().st_size > 500 for kind in ("json", "csv", "html"))
 
 
-def test_each_lie_shuts_its_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lies = "silent,late,twice,lazy,broken,undivided,halfway"
-    code, found = compare(tmp_path, monkeypatch, f"simple_ddp_ga,{lies}")
+def test_each_defect_shuts_its_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    defective = "silent,late,twice,lazy,broken,undivided,halfway"
+    code, found = compare(tmp_path, monkeypatch, f"simple_ddp_ga,{defective}")
     assert code == 1
     assert found["simple_ddp_ga"]["gates"] == {"parity": True, "mechanism": True, "equal_work": True}
     assert not found["silent"]["gates"]["parity"] and not found["silent"]["gates"]["mechanism"]
