@@ -3,7 +3,7 @@
 # make test    sets up .venv and runs the usual tests, on gloo ranks and on a cluster in a box too
 # make test-dist  those of them that run on gloo ranks
 # make test-all  all tests, the full matrices too (hours);  make test-all PART="unit chaos"  parts of it, see PARTS
-# JOBS=4       tests at a time
+# JOBS=5       tests at a time
 # TORCH=2.12.0 another torch than the tested one;  PYTHON=python3.12 another interpreter
 
 SHELL := /bin/bash
@@ -33,8 +33,8 @@ demo: setup
 compare: setup
 	@$(VENV)/bin/allranks compare examples/compare-tiny.yaml
 
-# Four tests at a time: many of them wait rather than work. A machine may be too busy for one of them beside the others.
-JOBS ?= 4
+# Five tests at a time: many of them wait rather than work. A machine may be too busy for one of them beside the others.
+JOBS ?= 5
 PARALLEL := -n $(JOBS) --dist loadscope --no-loadscope-reorder
 
 USUAL := -m "not full and not docs"

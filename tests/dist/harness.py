@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 import yaml
 
 from allranks.rundir.paths import RunDir
 from tests.conftest import REPO
 
+STUCK = Path(__file__).parent / "stuck"
 ALLRANKS = [sys.executable, "-m", "allranks.cli.main"]
 
 
@@ -178,6 +180,13 @@ def memory_is_as_estimated(run: RunDir) -> None:
 def folders(tmp_path: Path) -> list[Path]:
     root = tmp_path / "runs"
     return sorted(p for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
+
+
+def slow_down(environment: pytest.MonkeyPatch, batch_s: float, ranks: int = 2) -> None:
+    """Let the ranks of a run that has no end wait at each batch, so that other tests have the cores."""
+    environment.setenv("PYTHONPATH", os.pathsep.join([str(STUCK), os.environ.get("PYTHONPATH", "")]))
+    environment.setenv("STUCK", ";".join(f"sleep_a_while:{rank}:-1" for rank in range(ranks)))
+    environment.setenv("STUCK_S", str(batch_s))
 
 
 class Background:

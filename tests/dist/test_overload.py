@@ -27,7 +27,14 @@ pytestmark = [
 ]
 HERE = Path(__file__).parent
 LIMIT_S = 150
-BUSY = f"import time\nend = time.monotonic() + {LIMIT_S}\nwhile time.monotonic() < end: pass"
+BUSY = f"""
+import glob, sys, time
+end = time.monotonic() + {LIMIT_S}
+while len(sys.argv) > 1 and time.monotonic() < end and not any('"step"' in open(file).read() for file in glob.glob(sys.argv[1])):
+    time.sleep(0.2)
+while time.monotonic() < end:
+    pass
+"""
 
 
 @contextmanager
@@ -42,11 +49,12 @@ def two_cores() -> Iterator[None]:
 
 
 class Others:
-    """Busy loops beside the ranks."""
+    """Busy loops beside the ranks, from their first step on if `events` names the files that tell of it."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, events: str = "") -> None:
+        command = [sys.executable, "-c", BUSY, *filter(None, [events])]
         # Each in a session of its own: the kernel shares the cores equally between sessions (sched_autogroup).
-        self._loops = [subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True) for _ in range(count)]
+        self._loops = [subprocess.Popen(command, start_new_session=True) for _ in range(count)]
 
     def __enter__(self) -> Others:
         return self
@@ -79,7 +87,7 @@ def spec(tmp_path: Path, steps: int) -> dict[str, Any]:
 
 
 def test_an_overloaded_machine_is_named_and_no_rank(tmp_path: Path) -> None:
-    with two_cores(), Others(6):
+    with two_cores(), Others(6, str(tmp_path / "runs" / "*" / "events" / "rank*.jsonl")):
         done, run = train(tmp_path, spec(tmp_path, 200))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "is slow" not in done.stdout

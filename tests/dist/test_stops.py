@@ -20,14 +20,15 @@ from safetensors.torch import load_file
 from allranks.rundir.checkpoints import newest_checkpoint
 from allranks.rundir.files import read_json
 from tests.conftest import tiny_spec, write_rows
-from tests.dist.harness import Background, allranks, step_events, train, write_spec
+from tests.dist.harness import Background, allranks, slow_down, step_events, train, write_spec
 
 pytestmark = pytest.mark.dist
 
 
 @pytest.fixture
-def endless(tmp_path: Path) -> Iterator[Background]:
+def endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Background]:
     """A run that goes on until something happens to it."""
+    slow_down(monkeypatch, 0.05)
     write_rows(tmp_path / "rows.json", 60)
     background = Background(
         tmp_path,

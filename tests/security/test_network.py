@@ -23,7 +23,7 @@ from allranks.launch.channel.protocol import Endpoint, OrderRequest, encode_mess
 from allranks.rundir.files import read_json
 from allranks.rundir.heartbeat import STORE_VARIABLE
 from tests.conftest import tiny_spec, write_rows
-from tests.dist.harness import Background, free_port, step_events, until, write_spec
+from tests.dist.harness import Background, free_port, slow_down, step_events, until, write_spec
 from tests.security.users import OTHER_USER, needs_other_user, open_up, other_python, run_as
 
 pytestmark = [pytest.mark.dist, needs_other_user]
@@ -231,7 +231,9 @@ def training(place: Path) -> Attacked:
     spec = tiny_spec(folder / "rows.json", folder, eval={"samples": 0, "at_end": False}, checkpoint={"at_end": False})
     spec["train"]["max_steps"] = 1_000_000
     spec["cluster"]["procs_per_node"] = 2
-    return Attacked(folder, spec, lambda job: job.until_step(2), stop_after_two_steps)
+    with pytest.MonkeyPatch.context() as environment:
+        slow_down(environment, 0.1)
+        return Attacked(folder, spec, lambda job: job.until_step(2), stop_after_two_steps)
 
 
 @pytest.fixture(scope="module")
