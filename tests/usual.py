@@ -92,7 +92,6 @@ FILES: dict[str, set[str]] = {
         "test_a_deepspeed_that_cannot_be_imported_ends_with_3_and_the_cure[ImportError('libcudart.so.11.0: cannot open shared object file')-libcudart.so.11.0]",
     },
     "dist/test_failures_b.py": set(),
-    "dist/test_hosts_by_hand.py": {"test_each_agent_of_one_host_leaves_its_own_record"},
     "dist/test_exact_resume.py": {
         "test_rewritten_answers_and_another_base_are_refused[exact]",
         "test_another_learning_rate_is_refused_before_anything_starts",

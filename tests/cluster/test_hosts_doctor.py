@@ -1,4 +1,4 @@
-"""`doctor` with `launcher: hosts`: every host on which the printed command was really started is examined, and the others are named."""
+"""`doctor` and `run` with `launcher: hosts`: every host on which the printed command was really started is examined, and the others are named."""
 
 from __future__ import annotations
 
@@ -32,12 +32,14 @@ def spec_of(shared: Path, hosts: list[str]) -> Path:
     return path
 
 
-class Doctor:
-    """The doctor on the login node of a box, and the agents that are started on nodes by the commands that it prints."""
+class ByHand:
+    """A verb on the login node of a box, and the agents that are started on nodes by the commands that it prints."""
 
-    def __init__(self, box: Box, shared: Path, spec: Path, *words: str) -> None:
+    def __init__(self, box: Box, shared: Path, verb: str, spec: Path, *words: str) -> None:
         self.box, self.shared, self.said, self.out = box, shared, shared / "said", shared / "out"
-        command = [*box.command_prefix(str(shared)), *ALLRANKS, "doctor", str(spec), "--no-imports", *words]
+        if verb == "run":
+            self.said = self.out
+        command = [*box.command_prefix(str(shared)), *ALLRANKS, verb, str(spec), *words]
         self.process = subprocess.Popen(command, cwd=shared, stdout=self.out.open("w"), stderr=self.said.open("w"))
         self.agents: list[subprocess.Popen[bytes]] = []
 
@@ -52,10 +54,10 @@ class Doctor:
                 subprocess.Popen([*prefix, "bash", "-c", commands[f"node {number}"]], stderr=subprocess.DEVNULL)
             )
 
-    def result(self) -> tuple[int, str]:
+    def result(self, agent_code: int = 0) -> tuple[int, str]:
         try:
             code = self.process.wait(timeout=60)
-            assert [agent.wait(timeout=20) for agent in self.agents] == [0] * len(self.agents)
+            assert [agent.wait(timeout=20) for agent in self.agents] == [agent_code] * len(self.agents)
             return code, self.out.read_text()
         finally:
             for process in (self.process, *self.agents):
@@ -72,7 +74,7 @@ def test_every_host_with_an_agent_is_examined_and_the_one_without_is_named(box: 
         injected(box, "hide-folder", "n2", path=str(shared / "data")),
         injected(box, "wrong-clock", "n1", seconds="90"),
     ):
-        doctor = Doctor(box, shared, spec, "--json", "--wait-s", "4")
+        doctor = ByHand(box, shared, "doctor", spec, "--no-imports", "--json", "--wait-s", "4")
         doctor.start(3, "n1", "n2")
         code, out = doctor.result()
     document = json.loads(out)
@@ -90,9 +92,24 @@ def test_every_host_with_an_agent_is_examined_and_the_one_without_is_named(box: 
 
 
 @pytest.mark.full
+def test_run_refuses_the_hosts_that_doctor_names(box: Box, shared: Path) -> None:
+    spec = spec_of(shared, ["n1", "n2", "n3"])
+    with (
+        injected(box, "hide-folder", "n2", path=str(shared / "data")),
+        injected(box, "wrong-clock", "n1", seconds="90"),
+    ):
+        run = ByHand(box, shared, "run", spec)
+        run.start(3, "n1", "n2", "n3")
+        code, out = run.result(agent_code=1)
+    said = " ".join(out.split())
+    assert code == 3 and "n1: clock: " in said and "n2: data: " in said and "n3: " not in said, out
+    assert not list(shared.glob("runs/*/logs/*/rank*.log"))
+
+
+@pytest.mark.full
 def test_hosts_that_are_well_and_two_names_of_one_machine(box: Box, shared: Path) -> None:
     spec = spec_of(shared, ["n1", "n2", box.plan.nodes[1].address])
-    doctor = Doctor(box, shared, spec, "--wait-s", "60")
+    doctor = ByHand(box, shared, "doctor", spec, "--no-imports", "--wait-s", "60")
     doctor.start(3, "n1", "n2", "n2")
     code, out = doctor.result()
     assert code == 0, out + doctor.said.read_text()
@@ -105,7 +122,7 @@ def test_hosts_that_are_well_and_two_names_of_one_machine(box: Box, shared: Path
 def test_a_host_that_does_not_share_the_run_root_says_so(box: Box, shared: Path) -> None:
     spec = spec_of(shared, ["n1", "n2"])
     with injected(box, "hide-folder", "n2", path=str(shared)):
-        doctor = Doctor(box, shared, spec, "--json", "--wait-s", "4")
+        doctor = ByHand(box, shared, "doctor", spec, "--no-imports", "--json", "--wait-s", "4")
         until(lambda: doctor.said.read_text().count("  node ") == 2, limit_s=30)
         command = doctor.said.read_text().splitlines()[2].split(":  ", 1)[1]
         on_n2 = box.run(["bash", "-c", command], node="n2", cwd="/")

@@ -16,6 +16,7 @@ import threading
 import time
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import msgspec
 import psutil
@@ -42,7 +43,7 @@ from allranks.launch.monitor.script_silence import ScriptSilence
 from allranks.launch.monitor.telemetry import TelemetrySampler
 from allranks.launch.process_guard import ProcessGuard
 from allranks.launch.rank import end_with_parent
-from allranks.launch.rendezvous import Rendezvous, interface_towards
+from allranks.launch.rendezvous import Rendezvous, host_labels, interface_towards
 from allranks.launch.store import LOOPBACK, FileStoreFolder, TcpStoreServer
 from allranks.nodes.network_verification import connection_addresses, count_by_interface
 from allranks.planning import env_vars as network_file
@@ -53,6 +54,9 @@ from allranks.rundir.heartbeat import HEARTBEAT_VARIABLE, STORE_VARIABLE, Heartb
 from allranks.rundir.paths import RunDir
 from allranks.utils.inputs import read_regular
 from allranks.utils.machine import host_name, usable_cpus
+
+if TYPE_CHECKING:
+    from allranks.launch.probe_answers import ProbeAnswers
 
 POLL_S = 0.1
 REACH_S = 90.0  # to reach the driver for the first time
@@ -112,7 +116,7 @@ class Agent:
         self._signals = AgentSignals()
         self._started_by_launcher = CHANNEL_VARIABLE in os.environ
         self._endpoint = _endpoint(run, attempt)
-        self._report = AgentReport(node=node, host=self._names[0] or self._host, pid=os.getpid())
+        self._report = AgentReport(node=node, host=self._names[0] or self._host, machine=self._host, pid=os.getpid())
         self._channel = ChannelClient(self._endpoint, self._report)
         self._stores: list[FileStoreFolder | TcpStoreServer] = []
         self._reason = self._refused = ""
@@ -187,7 +191,8 @@ class Agent:
         self._publish(store=(address, server.port))
 
     def _await_start(self) -> StartOrder | None:
-        """Return the rendezvous once all nodes have joined; None if no rank is to be started."""
+        """Return the rendezvous once all nodes have joined and are fit; None if no rank is to be started."""
+        answers: ProbeAnswers | None = None
         while not self._refused:
             orders = self._channel.orders
             if self._signals.kill or self._signals.stop or orders.stop or orders.end:
@@ -195,6 +200,10 @@ class Agent:
                 return None
             if orders.start is not None:
                 return orders.start
+            if orders.probe is not None:
+                answers = answers or self._probe_answers()
+                if (answered := answers.take(orders.probe)) is not None:
+                    self._publish(answer=answered)
             if self._store_failed:
                 self._refused = "the process that serves the ranks' store exited before the ranks were started; see its error above in this log"
             silent = self._channel.silent_s
@@ -207,6 +216,12 @@ class Agent:
                 self._refused = f"the connection to the run's driver at {self._channel.where} was lost before the ranks were started: {self._channel.why}"
             time.sleep(POLL_S)
         return None
+
+    def _probe_answers(self) -> ProbeAnswers:
+        from allranks.launch.probe_answers import ProbeAnswers  # only agents that people started are asked
+
+        labels = host_labels([place.host for place in self._meeting.places]) if self._meeting else [self._host]
+        return ProbeAnswers(self._node, labels[self._node])
 
     def _driver_lost(self, silent_s: float) -> bool:
         keep_s = self._endpoint.keep_s

@@ -16,12 +16,11 @@ import msgspec
 
 from allranks.errors import EXIT_ENVIRONMENT, EXIT_OK
 from allranks.launch.channel.client import ChannelClient
-from allranks.launch.channel.protocol import ENDED, AgentReport, Endpoint, ProbeAnswer, ProbeRequest
-from allranks.nodes.srun import program_text, python_command, run_command
+from allranks.launch.channel.protocol import ENDED, AgentReport, Endpoint
+from allranks.launch.probe_answers import ProbeAnswers
 from allranks.rundir.files import read_json
 from allranks.utils.machine import host_name
 
-PROGRAMS = ("probe.py", "connectivity_probe.py")
 POLL_S = 0.05
 REACH_S = 60.0
 KEEP_S = 20.0  # without the doctor
@@ -45,16 +44,14 @@ def main() -> None:
 
 def serve(endpoint: Endpoint, node: int, name: str) -> int:
     """Answer until the doctor has finished; return the exit code."""
-    report = AgentReport(node=node, host=host_name(), pid=os.getpid())
+    report = AgentReport(node=node, host=name, machine=host_name(), pid=os.getpid())
     channel = ChannelClient(endpoint, report)
     channel.start()
     say = f"{name}: the doctor at {channel.where}"
-    answered, code = 0, EXIT_OK
+    answers, code = ProbeAnswers(node, name), EXIT_OK
     while not channel.orders.end:
-        request = channel.orders.probe
-        if request is not None and request.number > answered and node in request.nodes:
-            answered = request.number
-            report = msgspec.structs.replace(report, answer=answer(request, node, name))
+        if (answered := answers.take(channel.orders.probe)) is not None:
+            report = msgspec.structs.replace(report, answer=answered)
             channel.publish(report)
         if channel.silent_s > (KEEP_S if channel.ever_connected else REACH_S):
             what = "no longer answers" if channel.ever_connected else f"was not reached within {REACH_S:.0f} s"
@@ -68,21 +65,6 @@ def serve(endpoint: Endpoint, node: int, name: str) -> int:
         sys.stderr.write(f"{say} has what it asked for\n")
     channel.close()
     return code
-
-
-def answer(request: ProbeRequest, node: int, name: str) -> ProbeAnswer:
-    """Run the program and return what it printed. `name` is what the other hosts call this one."""
-    if request.program not in PROGRAMS:
-        return ProbeAnswer(number=request.number, lines=[], said=f"{name}: no such program: {request.program}")
-    text = program_text(request.program, request.request)
-    command = [
-        "env",
-        f"SLURMD_NODENAME={name}",
-        f"SLURM_NODEID={node}",
-        *python_command(request.python, request.argument),
-    ]
-    done = run_command(command, request.limit_s, text)
-    return ProbeAnswer(number=request.number, lines=[line.text for line in done.lines], said=done.said[-2000:])
 
 
 if __name__ == "__main__":

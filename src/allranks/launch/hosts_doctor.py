@@ -9,24 +9,22 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from allranks.launch.channel.protocol import ENDED, Orders, ProbeRequest
+from allranks.launch.channel.protocol import ENDED, Orders
 from allranks.launch.channel.server import AgentLink, ChannelServer
+from allranks.launch.host_nodes import HostNodes, one_per_machine, probe_request
 from allranks.launch.hosts_job import KEEP_S, address_of_first, own_address
-from allranks.launch.rendezvous import control_port
+from allranks.launch.rendezvous import control_port, host_labels
 from allranks.nodes.preflight.requirements import existing_folder
 from allranks.nodes.preflight.runner import NodeProgram, TargetNodes
-from allranks.nodes.srun import NodeAnswers, OutputLine, join_pieces, node_clock
+from allranks.nodes.srun import NodeAnswers
 from allranks.rundir.files import write_json
 from allranks.spec.records import RunSpec
 
 POLL_S = 0.05
 END_S = 3.0
-ANSWER_S = 5.0
-"""Time for an answer to arrive, in addition to the time limit of the program."""
 
 
 class DoctorOrders:
@@ -48,10 +46,7 @@ class DoctorOrders:
     def ask(self, nodes: Sequence[int], program: NodeProgram, limit_s: float) -> int:
         """Have some nodes run a program; return the number of the request."""
         number = 1 + (self._orders.probe.number if self._orders.probe else 0)
-        request = ProbeRequest(
-            number=number, nodes=list(nodes), limit_s=limit_s, program=program.name, **_input(program)
-        )
-        self._orders = msgspec.structs.replace(self._orders, probe=request)
+        self._orders = msgspec.structs.replace(self._orders, probe=probe_request(number, nodes, program, limit_s))
         return number
 
     def end(self) -> None:
@@ -59,42 +54,16 @@ class DoctorOrders:
         self._orders = msgspec.structs.replace(self._orders, end="the doctor has finished")
 
 
-def _input(program: NodeProgram) -> dict[str, Any]:
-    return {"python": program.python, "argument": program.argument, "request": program.request}
+class DoctorHosts(HostNodes, frozen=True, kw_only=True):
+    """Hosts for each of which a command was printed; not all of them may have been started."""
 
-
-class HostNodes(TargetNodes, frozen=True, kw_only=True):
-    """Hosts with an agent, asked over the control channel."""
-
-    channel: Any
-    orders: Any
-    node_of: dict[str, int]
     commands: dict[str, str]
     waited_s: float
-
-    def run_program(self, program: NodeProgram, timeout_s: float, only: Sequence[str] = ()) -> NodeAnswers:
-        """Run one of the programs of the preflight on all hosts, or on some; those without an agent do not answer."""
-        links = self.channel.links
-        nodes = [self.node_of[host] for host in (only or self.hosts) if self.node_of[host] in links]
-        began, lines, said = time.monotonic(), [], []
-        number = self.orders.ask(nodes, program, timeout_s)
-        waiting = set(nodes)
-        while waiting and time.monotonic() - began < timeout_s + ANSWER_S:
-            for node in sorted(waiting):
-                link = self.channel.links[node]
-                if link.report.answer is not None and link.report.answer.number == number:
-                    lines += join_pieces([OutputLine(text=t, received=node_clock()) for t in link.report.answer.lines])
-                    said.append(link.report.answer.said)
-                elif not link.closed or time.monotonic() - link.closed_at < ANSWER_S:
-                    continue
-                waiting.discard(node)
-            time.sleep(POLL_S)
-        return NodeAnswers(lines=lines, returncode=0, said="\n".join(said), seconds=time.monotonic() - began)
 
     def silence_cure(self, host: str, answers: NodeAnswers, why: str) -> str:
         """Return what to do about a host without an answer."""
         if self.node_of[host] in self.channel.links:
-            return f"{host} did not answer within {answers.seconds:.0f} s ({why})"
+            return super().silence_cure(host, answers, why)
         where = f"{self.channel.endpoint.address}:{self.channel.endpoint.port}"
         return (
             f"no agent on {host} reported within {self.waited_s:.0f} s: start its command there; if it was started, see what it printed: "
@@ -112,11 +81,10 @@ def examine_hosts(
         SpecError: no hosts are given, or the first one does not resolve to an address that others can reach.
         EnvironmentNotAble: the control channel cannot be opened.
     """
-    names = spec.cluster.hosts
-    labels = [name if name not in names[:i] else f"{name}#{i}" for i, name in enumerate(names)]
+    labels = host_labels(spec.cluster.hosts)
     orders = DoctorOrders()
     address = own_address(address_of_first(spec))
-    hub = ChannelServer(orders, len(names), address, control_port(spec.cluster.rendezvous.port or 0), keep_s=KEEP_S)
+    hub = ChannelServer(orders, len(labels), address, control_port(spec.cluster.rendezvous.port or 0), keep_s=KEEP_S)
     with tempfile.TemporaryDirectory(prefix=".allranks-doctor-", dir=existing_folder(Path(spec.run_root))) as folder:
         file = Path(folder) / "channel.json"
         write_json(file, msgspec.to_builtins(hub.endpoint), private=True)
@@ -126,17 +94,17 @@ def examine_hosts(
             say(
                 "\n".join(
                     [
-                        f"start these {len(names)} commands, one on each host, in any order:",
+                        f"start these {len(labels)} commands, one on each host, in any order:",
                         *map(_line, enumerate(commands.values())),
                     ]
                 )
             )
             waited_s = _wait(hub, labels, wait_s, say)
-            hosts, notes = _one_per_machine(hub.links, labels)
+            hosts, notes = one_per_machine(hub.links, labels)
             node_of = {label: node for node, label in enumerate(labels)}
             yield (
-                HostNodes(
-                    hosts=hosts, job_id=hub.endpoint.token[:16], channel=hub, orders=orders, node_of=node_of, commands=commands,
+                DoctorHosts(
+                    hosts=hosts, job_id=hub.endpoint.token[:16], channel=hub, ask=orders.ask, node_of=node_of, commands=commands,
                     waited_s=waited_s, programs_only=True,
                 ),
                 notes,
@@ -166,23 +134,6 @@ def _wait(hub: ChannelServer, labels: Sequence[str], wait_s: float, say: Callabl
             say(f"{told} of {len(labels)} hosts have joined; waiting for {missing}")
         time.sleep(POLL_S)
     return time.monotonic() - began
-
-
-def _one_per_machine(links: Mapping[int, AgentLink], labels: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the hosts to examine, one for each machine, and notes on hosts that are the same machine.
-
-    Two agents of one machine would hold each other's ports.
-    """
-    first: dict[tuple[str, str], str] = {}
-    hosts, notes = [], []
-    for node, label in enumerate(labels):
-        link = links.get(node)
-        same = first.setdefault((link.address, link.report.host), label) if link else label
-        if same == label:
-            hosts.append(label)
-        else:
-            notes.append(f"{label} is the same machine as {same}, and was examined once")
-    return hosts, notes
 
 
 def _wait_for_ends(hub: ChannelServer) -> None:

@@ -3,46 +3,110 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 
 import msgspec
 
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.launch.channel.server import ChannelServer
+from allranks.launch.host_nodes import HostNodes, one_per_machine
 from allranks.launch.monitor.hang_report import HangAnalyzer
-from allranks.launch.rendezvous import NodeAddress, Rendezvous, control_port, hosts_of_ranks, own_address_towards
+from allranks.launch.rendezvous import (
+    NodeAddress,
+    Rendezvous,
+    control_port,
+    host_labels,
+    hosts_of_ranks,
+    own_address_towards,
+)
 from allranks.launch.supervisor import JobEnd, Supervisor
+from allranks.nodes.preflight.runner import require_usable_nodes, run_preflight, unusable_nodes, write_preflight
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import write_json
 from allranks.rundir.paths import RunDir
 from allranks.spec.records import RunSpec
+from allranks.spec.validation import is_container
 
+POLL_S = 0.05
 REMINDER_S = 30.0
 KEEP_S = 120.0  # how long agents keep their ranks without this process
 END_S = 20.0  # for agents to end their ranks
 
 
 class HostsJob:
-    """Agents started by hand, one per node."""
+    """Agents started by hand, one per node. Their hosts are examined once all have joined, then the ranks start."""
 
     interrupt_grace_s = 15.0  # other machines, of which some may be slow
 
     def __init__(
-        self, run: RunDir, plan: LaunchPlan, attempt: int, meeting: Rendezvous, commands: list[str], first: list[str]
+        self,
+        run: RunDir,
+        spec: RunSpec,
+        plan: LaunchPlan,
+        attempt: int,
+        meeting: Rendezvous,
+        commands: list[str],
+        first: list[str],
     ) -> None:
+        self._spec = spec
         self._run, self._plan, self._attempt, self._commands, self._first = run, plan, attempt, commands, first
         nodes = len(plan.nodes)
         judge = HangAnalyzer(run, attempt, hosts_of_ranks(plan, meeting, "localhost"), nodes)
-        self._supervisor = Supervisor(nodes, judge, join_s=None, needs_store=nodes > 1 or plan.batch is None)
+        examine = not is_container(spec.cluster.python)  # whose paths are not those of the hosts
+        needs_store = nodes > 1 or plan.batch is None
+        self._supervisor = Supervisor(nodes, judge, join_s=None, needs_store=needs_store, hold=examine)
         self._hub = ChannelServer(
             self._supervisor, nodes, own_address(meeting.address), control_port(meeting.port), keep_s=KEEP_S
         )
         self._hub.start()
         write_json(run.channel(attempt), msgspec.to_builtins(self._hub.endpoint), private=True)
+        if examine:
+            threading.Thread(target=self._examine, name="preflight", daemon=True).start()
         self._told: set[int] | None = None
         self._told_at = 0.0
         self._killed_at: float | None = None
         self.label = f"{len(commands)} hand-started nodes"
+
+    def _examine(self) -> None:
+        """Examine the hosts as ``doctor`` does, once all have joined; then start the ranks, or end the agents."""
+        while not self._supervisor.all_joined:
+            if self._supervisor.requested_end:
+                return
+            time.sleep(POLL_S)
+        problem = "the examination of the hosts failed"
+        try:
+            problem = self._problem_of_hosts()
+        finally:
+            if problem:
+                self._supervisor.refuse(problem)
+            else:
+                self._supervisor.release()
+
+    def _problem_of_hosts(self) -> str:
+        """Return why ranks must not start, empty if nothing speaks against it.
+
+        Imports are not tested: the ranks import at once anyway. The port of the store is not either: node 0 listens on it already.
+        """
+        labels = host_labels(self._spec.cluster.hosts)
+        hosts, _ = one_per_machine(self._hub.links, labels)
+        node_of = {label: node for node, label in enumerate(labels)}
+        where = HostNodes(
+            hosts=hosts, job_id=self._hub.endpoint.token[:16], channel=self._hub, ask=self._supervisor.ask, node_of=node_of,
+            programs_only=True,
+        )  # fmt: skip
+        cluster = self._spec.cluster
+        rendezvous = msgspec.structs.replace(cluster.rendezvous, port=None)
+        spec = msgspec.structs.replace(self._spec, cluster=msgspec.structs.replace(cluster, rendezvous=rendezvous))
+        found = run_preflight(where, spec, self._plan, self._run.root, imports=False)
+        try:
+            write_preflight(self._run, found)
+            require_usable_nodes(unusable_nodes(spec, found.reports))
+        except OSError as error:
+            return f"the preflight cannot be written: {error}"
+        except EnvironmentNotAble as error:
+            return str(error)
+        return ""
 
     def poll(self) -> int | None:
         """Return None until every node's agent has ended; then 0 if no rank failed."""
@@ -131,7 +195,7 @@ def start_on_hosts(
         address=address, port=port, port_fixed=port > 0, network="", reason="cluster.hosts", places=places
     )
     write_json(run.rendezvous(attempt), msgspec.to_builtins(meeting))
-    return HostsJob(run, plan, attempt, meeting, commands, first)
+    return HostsJob(run, spec, plan, attempt, meeting, commands, first)
 
 
 def address_of_first(spec: RunSpec) -> str:

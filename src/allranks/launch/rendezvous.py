@@ -6,6 +6,7 @@ Also the addresses and ports of it that are derived: this node's own on the rout
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 
 import msgspec
 import psutil
@@ -63,3 +64,8 @@ def own_address_towards(address: str) -> str:
 def control_port(rendezvous_port: int) -> int:
     """Return the control channel's port for a given store port; 0 (any free port) if none is given."""
     return rendezvous_port + 1 if rendezvous_port else 0
+
+
+def host_labels(hosts: Sequence[str]) -> list[str]:
+    """Return a name for each of ``cluster.hosts``; a host that is named again gets a number."""
+    return [name if name not in hosts[:i] else f"{name}#{i}" for i, name in enumerate(hosts)]

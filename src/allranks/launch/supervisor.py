@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import secrets
 import signal
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,6 +19,9 @@ from allranks.launch.channel.server import CLOSED, UNREACHABLE, AgentLink
 from allranks.launch.failure_attribution import RankEnd
 from allranks.launch.monitor.hang_rules import due_alarm, format_ranks
 from allranks.launch.monitor.records import HangAlarm, NodeEvidence
+
+if TYPE_CHECKING:
+    from allranks.nodes.preflight.runner import NodeProgram
 
 JOIN_S = 300.0  # from the first start of an agent until all have joined
 RECONNECT_S = 6.0  # an agent whose connection was closed comes back within this time, or is gone
@@ -96,6 +101,7 @@ class Supervisor:
         judge: called once after an alarm with the nodes' evidence; writes the report and returns the verdict in one sentence.
         join_s: time limit for all agents to join; None if users start them by hand.
         needs_store: whether node 0 opens a store for the rendezvous.
+        hold: whether the ranks start only after `release`, once all nodes have joined and have been examined.
     """
 
     def __init__(
@@ -105,7 +111,9 @@ class Supervisor:
         *,
         join_s: float | None = JOIN_S,
         needs_store: bool = True,
+        hold: bool = False,
     ) -> None:
+        self._hold, self._lock, self._refusal = hold, threading.Lock(), ""
         self._nodes, self._judge, self._join_s, self._needs_store = nodes, judge, join_s, needs_store
         self._orders = Orders(interval_s=report_interval_s(nodes))
         self._began: float | None = None
@@ -139,6 +147,23 @@ class Supervisor:
         """Kill all ranks now."""
         self._end(reason, 0.0)
 
+    def release(self) -> None:
+        """Let the ranks start."""
+        self._hold = False
+
+    def refuse(self, reason: str) -> None:
+        """End the agents before any rank has started; the reason is the result."""
+        self._refusal = reason
+        self._end(reason, 0.0)
+
+    def ask(self, nodes: Sequence[int], program: NodeProgram, limit_s: float) -> int:
+        """Have the agents of some nodes run a program of the preflight; return the number of the request."""
+        from allranks.launch.host_nodes import probe_request  # only agents that people started are asked
+
+        number = 1 + (self._orders.probe.number if self._orders.probe else 0)
+        self._change(probe=probe_request(number, nodes, program, limit_s))
+        return number
+
     def tick(self, links: Mapping[int, AgentLink], now: float) -> Orders:
         """Decide the orders to the agents.
 
@@ -165,6 +190,11 @@ class Supervisor:
         return all(
             n in self._lost or (n in self._links and self._links[n].report.state == ENDED) for n in range(self._nodes)
         )
+
+    @property
+    def all_joined(self) -> bool:
+        """Return whether every agent has joined."""
+        return len(self._links) == self._nodes
 
     @property
     def requested_end(self) -> bool:
@@ -194,7 +224,7 @@ class Supervisor:
             ended_nodes=sum(r.state == ENDED for r in reports),
             ends=[end for r in reports for end in r.ends],
             last_steps={p.rank: p.step for r in reports for p in r.ranks if p.step is not None},
-            refused=next((f"{r.host}: {r.refused}" for r in reports if r.refused), ""),
+            refused=self._refusal or next((f"{r.host}: {r.refused}" for r in reports if r.refused), ""),
             lost=list({**lost, **self._lost}.values()),
             not_joined=[n for n in range(self._nodes) if n not in self._links],
             reasons=[f"{r.host}: {r.reason}" for r in reports if r.reason],
@@ -213,6 +243,8 @@ class Supervisor:
             return
         store = self._links[0].report.store
         if store is None and self._needs_store:
+            return
+        if self._hold:
             return
         address, port = store or ("", 0)
         self._change(start=StartOrder(address=address, port=port, nonce=secrets.token_hex(16)))
@@ -269,7 +301,8 @@ class Supervisor:
             self._change(end_grace_s=grace_s)
 
     def _change(self, **values: object) -> None:
-        self._orders = msgspec.structs.replace(self._orders, **values)  # type: ignore[arg-type]
+        with self._lock:
+            self._orders = msgspec.structs.replace(self._orders, **values)  # type: ignore[arg-type]
 
 
 def find_lost_agent(node: int, link: AgentLink, now: float, floor: float = 0.0) -> LostAgent | None:

@@ -185,11 +185,13 @@ class ProbeAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
-    """State of one node's agent. ``store`` is the address and port of the store on node 0; ``answer`` that of a doctor's agent."""
+    """State of one node's agent. ``host`` is what others call it, ``machine`` what it calls itself; ``store`` is the address and port of the
+    store on node 0; ``answer`` what the program of the newest `ProbeRequest` printed."""
 
     node: int
     host: str
     pid: int
+    machine: str = ""
     state: str = JOINED
     store: tuple[str, int] | None = None
     ranks: list[RankProgress] = []
@@ -243,7 +245,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True, tag="orders"):
     """Orders to every agent; always the full state.
 
     ``stop``: the ranks write a checkpoint and exit. ``end``: the agent kills the ranks after ``end_grace_s``. Both hold the reason.
-    ``collect``: examine the ranks because of this alarm. ``probe``: the doctor's agents run this program. ``interval_s``: seconds between reports of an agent.
+    ``collect``: examine the ranks because of this alarm. ``probe``: agents without ranks run this program. ``interval_s``: seconds between reports of an agent.
     """
 
     start: StartOrder | None = None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from allranks.errors import SpecError
 from allranks.nodes.preflight.hub import check_hub
 from allranks.nodes.preflight.request import check_rows, missing_program_paths
-from allranks.nodes.preflight.requirements import local_report
+from allranks.nodes.preflight.requirements import local_report, node_requirements
 from allranks.nodes.records import PreflightReport, require
 from allranks.planning.python_environment import needed_file
 from allranks.planning.records import LaunchPlan
@@ -32,7 +34,25 @@ def check_start(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, *, require
         require(report)
     check_hub(spec)
     check_rows(spec)
+    if required and spec.cluster.launcher == "local":
+        return _with_node_checks(report, spec, plan)
     return report
+
+
+def _with_node_checks(report: PreflightReport, spec: RunSpec, plan: LaunchPlan) -> PreflightReport:
+    """Return the report with the checks that ``doctor`` makes of a node that runs ranks; a port is chosen when they start.
+
+    Raises:
+        EnvironmentNotAble: a check failed that blocks a run.
+    """
+    from allranks.nodes.preflight.runner import TargetNodes, require_usable_nodes, run_preflight  # with all checks
+
+    run_root = Path(spec.run_root)
+    found = run_preflight(TargetNodes(), spec, plan, run_root, wish=node_requirements(spec, run_root, imports=False))
+    require_usable_nodes(found.reports)
+    known = {check.name for check in report.checks}
+    more = [check for one in found.reports for check in one.checks if check.name not in known]
+    return msgspec.structs.replace(report, checks=[*report.checks, *more])
 
 
 def check_paths(spec: RunSpec) -> None:
