@@ -35,7 +35,7 @@ compare: setup
 
 # Five tests at a time: many of them wait rather than work. A machine may be too busy for one of them beside the others.
 JOBS ?= 5
-PARALLEL := -n $(JOBS) --dist loadscope --no-loadscope-reorder
+PARALLEL = -n $(JOBS) --dist loadscope --no-loadscope-reorder
 
 USUAL := -m "not full and not docs"
 
@@ -50,16 +50,20 @@ test-dist: setup
 	@timeout 3600 $(PYTEST) -q $(PARALLEL) $(USUAL) tests/dist
 
 # Each part takes less than two hours on two cores, and is recorded by itself.
-PARTS := unit static dist-1 dist-2 reference cluster chaos security
+PARTS := unit static dist-1 dist-2 overload reference cluster chaos security
 PART ?= $(PARTS)
 unit := tests/unit
 static := tests/golden tests/lint
 dist-1 := $(sort $(wildcard tests/dist/test_[a-k]*.py))
-dist-2 := $(filter-out $(dist-1),$(sort $(wildcard tests/dist/test_*.py)))
+overload := tests/dist/test_overload.py
+dist-2 := $(filter-out $(dist-1) $(overload),$(sort $(wildcard tests/dist/test_*.py)))
 reference := tests/reference
 cluster := tests/cluster
 chaos := tests/chaos
 security := tests/security
+
+# Each of these tests loads the machine by itself.
+part-overload: JOBS = 1
 
 test-all: setup slurm $(addprefix part-,$(PART))
 	@exit $$(cat $(addprefix .test-all/,$(addsuffix .code,$(PART))) | sort -n | tail -1)

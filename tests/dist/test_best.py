@@ -185,7 +185,7 @@ def test_an_interrupt_ends_the_process_with_the_model(early: Any) -> None:
     os.kill(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 1 and err.strip() == "allranks: interrupted", (out, err)
-    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+    assert not psutil.wait_procs(children, timeout=20)[1], "the process with the model is left"
 
 
 def test_a_classifier_says_labels_and_a_run_without_a_checkpoint_refuses(tmp_path: Path) -> None:

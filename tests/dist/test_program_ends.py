@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+import allranks as allranks_package
 from allranks.rundir.files import read_json
 from tests.dist.harness import Background, allranks, train, until, write_spec
 
@@ -207,7 +208,8 @@ def test_the_ranks_run_in_the_python_that_is_named(tmp_path: Path, tail: str) ->
     folder = tmp_path / "my env"
     venv.create(folder, with_pip=False)
     (site,) = folder.glob("lib/python*/site-packages")
-    (site / "shared.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    source = Path(allranks_package.__file__).parents[1]
+    (site / "shared.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n{source}\n")
     (tmp_path / "program.py").write_text("import sys\nprint('prefix', sys.prefix, flush=True)\n")
     spec = {
         "name": "p",

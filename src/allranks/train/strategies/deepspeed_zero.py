@@ -35,7 +35,7 @@ import torch
 import torch.distributed as dist
 
 from allranks.train.models.weight_loader import WeightLoader
-from allranks.train.strategies.base import Sizes, Traffic
+from allranks.train.strategies.base import MakeOptimizer, Sizes, Traffic
 from allranks.train.strategies.deepspeed_engine import DataParallelMpu, DeepSpeedReplicated, DeepSpeedZero
 from allranks.train.strategies.deepspeed_state import partition_ranges, partitions
 from allranks.train.strategies.shards import StateRange, TensorShard, whole_weights
@@ -68,6 +68,22 @@ class DeepSpeedZero3(DeepSpeedZero):
     warmup = (
         True  # DeepSpeed records the order of modules in the first pass and compares it between ranks in the second
     )
+
+    def _initialize(self, make_optimizer: MakeOptimizer) -> tuple[Any, Any]:
+        made = super()._initialize(make_optimizer)
+        self._register_adapters_of_experts()
+        return made
+
+    def _register_adapters_of_experts(self) -> None:
+        """Register what PEFT's adapters of expert weights read outside of the modules that own it.
+
+        DeepSpeed finds such parameters itself only in a forward of its engine, and an evaluation before the first step calls the model.
+        """
+        for module in self._model.modules():
+            if type(module).__name__ == "ParamWrapper":
+                wrapper: Any = module
+                for read in (*wrapper.lora_A.parameters(), *wrapper.lora_B.parameters(), wrapper.get_param()):
+                    self._deepspeed.zero.register_external_parameter(wrapper, read)
 
     def _take_weights(self) -> None:
         """Load and shard the weights one at a time, as DeepSpeed does with a loaded model."""
