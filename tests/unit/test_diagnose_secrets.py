@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import string
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 import pytest
@@ -71,8 +73,20 @@ def test_secrets_of_any_form_are_hidden(line: tuple[str, str]) -> None:
     assert secret[4:] not in redact(text)
 
 
+@cache
+def own_words() -> str:
+    """What a report and its page on the terminal say of a log without any secret: a drawn secret may be one of these words."""
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "n1.rank0.log").write_text(
+            "2025-01-01 10:00:00 RuntimeError: CUDA error: invalid device ordinal\nValueError: \nFutureWarning: \n"
+        )
+        shown = CliRunner().invoke(diagnose_command, [folder], env={"COLUMNS": "4000"}, standalone_mode=False)
+        return msgspec.json.encode(diagnose([Path(folder)])).decode() + shown.output
+
+
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines(), st.sampled_from([0, 200, 5000]))
+@example(("passwd: interfac", "interfac"), 0)
 @example(("--token hf_" + "q" * 9 + "Zr5" * 9, "q" * 9 + "Zr5" * 9), 5000)
 @example(("Zr5+tQ8/w" * 8 + "==", "Zr5+tQ8/w" * 8), 0)
 @example(("password=Zr5tQ8wx", "Zr5tQ8wx"), 0)
@@ -80,6 +94,7 @@ def test_secrets_of_any_form_are_hidden(line: tuple[str, str]) -> None:
 def test_secrets_never_reach_a_report(tmp_path: Path, line: tuple[str, str], pad: int) -> None:
     """In evidence, cause, story and harmless messages; on the terminal and as JSON; on long lines too."""
     text, secret = line
+    assume(secret not in own_words())
     said = f"RuntimeError: CUDA error: invalid device ordinal {text}"
     assume(any(p.search(said) for p in CATALOGUE["invalid_device"].patterns))  # some words say that it is another error
     (tmp_path / "n1.rank0.log").write_text(
