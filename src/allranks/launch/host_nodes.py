@@ -22,6 +22,7 @@ class HostNodes(TargetNodes, frozen=True, kw_only=True):
     channel: Any
     ask: Callable[[Sequence[int], NodeProgram, float], int]
     node_of: dict[str, int]
+    programs_only: bool = True
 
     def run_program(self, program: NodeProgram, timeout_s: float, only: Sequence[str] = ()) -> NodeAnswers:
         """Run one of the programs of the preflight on all hosts, or on some; those without an agent do not answer."""
@@ -47,10 +48,10 @@ class HostNodes(TargetNodes, frozen=True, kw_only=True):
         return f"{host} did not answer within {answers.seconds:.0f} s ({why})"
 
 
-def probe_request(number: int, nodes: Sequence[int], program: NodeProgram, limit_s: float) -> ProbeRequest:
-    """Return the request to run a program on some nodes."""
+def next_probe(before: ProbeRequest | None, nodes: Sequence[int], program: NodeProgram, limit_s: float) -> ProbeRequest:
+    """Return the request to run a program on some nodes, numbered after the last request."""
     return ProbeRequest(
-        number=number,
+        number=before.number + 1 if before else 1,
         nodes=list(nodes),
         limit_s=limit_s,
         program=program.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shlex
 import sys
 import tempfile
@@ -14,7 +15,7 @@ import msgspec
 
 from allranks.launch.channel.protocol import ENDED, Orders
 from allranks.launch.channel.server import AgentLink, ChannelServer
-from allranks.launch.host_nodes import HostNodes, one_per_machine, probe_request
+from allranks.launch.host_nodes import HostNodes, next_probe, one_per_machine
 from allranks.launch.hosts_job import KEEP_S, address_of_first, own_address
 from allranks.launch.rendezvous import control_port, host_labels
 from allranks.nodes.preflight.requirements import existing_folder
@@ -45,9 +46,9 @@ class DoctorOrders:
 
     def ask(self, nodes: Sequence[int], program: NodeProgram, limit_s: float) -> int:
         """Have some nodes run a program; return the number of the request."""
-        number = 1 + (self._orders.probe.number if self._orders.probe else 0)
-        self._orders = msgspec.structs.replace(self._orders, probe=probe_request(number, nodes, program, limit_s))
-        return number
+        request = next_probe(self._orders.probe, nodes, program, limit_s)
+        self._orders = msgspec.structs.replace(self._orders, probe=request)
+        return request.number
 
     def end(self) -> None:
         """End the agents."""
@@ -104,8 +105,8 @@ def examine_hosts(
             node_of = {label: node for node, label in enumerate(labels)}
             yield (
                 DoctorHosts(
-                    hosts=hosts, job_id=hub.endpoint.token[:16], channel=hub, ask=orders.ask, node_of=node_of, commands=commands,
-                    waited_s=waited_s, programs_only=True,
+                    hosts=hosts, job_id=secrets.token_hex(8), channel=hub, ask=orders.ask, node_of=node_of, commands=commands,
+                    waited_s=waited_s,
                 ),
                 notes,
             )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 import threading
 import time
@@ -92,14 +93,13 @@ class HostsJob:
         hosts, _ = one_per_machine(self._hub.links, labels)
         node_of = {label: node for node, label in enumerate(labels)}
         where = HostNodes(
-            hosts=hosts, job_id=self._hub.endpoint.token[:16], channel=self._hub, ask=self._supervisor.ask, node_of=node_of,
-            programs_only=True,
-        )  # fmt: skip
+            hosts=hosts, job_id=secrets.token_hex(8), channel=self._hub, ask=self._supervisor.ask, node_of=node_of
+        )
         cluster = self._spec.cluster
         rendezvous = msgspec.structs.replace(cluster.rendezvous, port=None)
         spec = msgspec.structs.replace(self._spec, cluster=msgspec.structs.replace(cluster, rendezvous=rendezvous))
-        found = run_preflight(where, spec, self._plan, self._run.root, imports=False)
         try:
+            found = run_preflight(where, spec, self._plan, self._run.root, imports=False)
             write_preflight(self._run, found)
             require_usable_nodes(unusable_nodes(spec, found.reports))
         except OSError as error:

@@ -158,11 +158,11 @@ class Supervisor:
 
     def ask(self, nodes: Sequence[int], program: NodeProgram, limit_s: float) -> int:
         """Have the agents of some nodes run a program of the preflight; return the number of the request."""
-        from allranks.launch.host_nodes import probe_request  # only agents that people started are asked
+        from allranks.launch.host_nodes import next_probe  # only agents that people started are asked
 
-        number = 1 + (self._orders.probe.number if self._orders.probe else 0)
-        self._change(probe=probe_request(number, nodes, program, limit_s))
-        return number
+        request = next_probe(self._orders.probe, nodes, program, limit_s)
+        self._change(probe=request)
+        return request.number
 
     def tick(self, links: Mapping[int, AgentLink], now: float) -> Orders:
         """Decide the orders to the agents.
@@ -194,7 +194,11 @@ class Supervisor:
     @property
     def all_joined(self) -> bool:
         """Return whether every agent has joined."""
-        return len(self._links) == self._nodes
+        return not self._missing
+
+    @property
+    def _missing(self) -> list[int]:
+        return [n for n in range(self._nodes) if n not in self._links]
 
     @property
     def requested_end(self) -> bool:
@@ -226,7 +230,7 @@ class Supervisor:
             last_steps={p.rank: p.step for r in reports for p in r.ranks if p.step is not None},
             refused=self._refusal or next((f"{r.host}: {r.refused}" for r in reports if r.refused), ""),
             lost=list({**lost, **self._lost}.values()),
-            not_joined=[n for n in range(self._nodes) if n not in self._links],
+            not_joined=self._missing,
             reasons=[f"{r.host}: {r.reason}" for r in reports if r.reason],
             stopped=self._orders.stop,
             ended=self._orders.end,
@@ -236,15 +240,12 @@ class Supervisor:
     def _start(self, now: float) -> None:
         if self._orders.start is not None or self._orders.stop or self._orders.end:
             return
-        missing = [n for n in range(self._nodes) if n not in self._links]
-        if missing:
+        if missing := self._missing:
             if self._join_s is not None and self._began is not None and now - self._began > self._join_s:
                 self._end(f"node {format_ranks(missing)} did not join within {self._join_s:.0f} s", 0.0)
             return
         store = self._links[0].report.store
-        if store is None and self._needs_store:
-            return
-        if self._hold:
+        if self._hold or (store is None and self._needs_store):
             return
         address, port = store or ("", 0)
         self._change(start=StartOrder(address=address, port=port, nonce=secrets.token_hex(16)))
