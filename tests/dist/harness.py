@@ -182,11 +182,16 @@ def folders(tmp_path: Path) -> list[Path]:
     return sorted(p for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
 
 
+def stall_ranks(environment: pytest.MonkeyPatch, what: str, seconds: float = 0) -> None:
+    """Make ranks stall or slow down as `stuck/sitecustomize.py` says."""
+    environment.setenv("PYTHONPATH", os.pathsep.join([str(STUCK), os.environ.get("PYTHONPATH", "")]))
+    environment.setenv("STUCK", what)
+    environment.setenv("STUCK_S", str(seconds))
+
+
 def slow_down(environment: pytest.MonkeyPatch, batch_s: float, ranks: int = 2) -> None:
     """Let the ranks of a run that has no end wait at each batch, so that other tests have the cores."""
-    environment.setenv("PYTHONPATH", os.pathsep.join([str(STUCK), os.environ.get("PYTHONPATH", "")]))
-    environment.setenv("STUCK", ";".join(f"sleep_a_while:{rank}:-1" for rank in range(ranks)))
-    environment.setenv("STUCK_S", str(batch_s))
+    stall_ranks(environment, ";".join(f"sleep_a_while:{rank}:-1" for rank in range(ranks)), batch_s)
 
 
 class Background:

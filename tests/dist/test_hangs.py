@@ -15,10 +15,9 @@ from allranks.analysis.diagnose import diagnose
 from allranks.rundir.files import read_json
 from allranks.rundir.paths import RunDir
 from tests.conftest import tiny_spec, write_rows
-from tests.dist.harness import Background, step_events, train, write_spec
+from tests.dist.harness import Background, stall_ranks, step_events, train, write_spec
 
 pytestmark = pytest.mark.dist
-HERE = Path(__file__).parent
 WITHIN_S = 30  # promised: from the limit to the report
 
 
@@ -38,9 +37,7 @@ def spec(tmp_path: Path, **sections: Any) -> dict[str, Any]:
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, what: str, seconds: float = 0) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE / "stuck"), os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setenv("STUCK", what)
-    monkeypatch.setenv("STUCK_S", str(seconds))
+    stall_ranks(monkeypatch, what, seconds)
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123")
 
 

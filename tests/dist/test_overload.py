@@ -19,13 +19,12 @@ from allranks.rundir.files import read_json
 from allranks.utils.cpu_load import RunQueueClock
 from allranks.utils.load_rules import OVERLOADED
 from tests.conftest import tiny_spec, write_rows
-from tests.dist.harness import ALLRANKS, step_events, train
+from tests.dist.harness import ALLRANKS, stall_ranks, step_events, train
 
 pytestmark = [
     pytest.mark.dist,
     pytest.mark.skipif(not RunQueueClock().available, reason="this kernel has no /proc/<pid>/schedstat"),
 ]
-HERE = Path(__file__).parent
 LIMIT_S = 150
 BUSY = f"""
 import glob, sys, time
@@ -66,12 +65,6 @@ class Others:
 
     def __exit__(self, *_: object) -> None:
         self.end()
-
-
-def plant(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE / "stuck"), os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setenv("STUCK", f"{what}:1:-1")
-    monkeypatch.setenv("STUCK_S", "0.1")
 
 
 def spec(tmp_path: Path, steps: int) -> dict[str, Any]:
@@ -125,7 +118,7 @@ def test_an_overloaded_machine_is_named_and_no_rank(tmp_path: Path) -> None:
 def test_a_slow_rank_is_named_on_any_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, part: str, others: int
 ) -> None:
-    plant(monkeypatch, what)
+    stall_ranks(monkeypatch, f"{what}:1:-1", 0.1)
     with two_cores(), Others(others):
         done, run = train(tmp_path, spec(tmp_path, 40))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -72,6 +72,6 @@ def ask_interpreter(wanted: str, packages: Sequence[str]) -> InterpreterFacts:
     if found.allranks != __version__:
         has = f"has allranks {found.allranks}, not {__version__}" if found.allranks else "has no allranks"
         raise EnvironmentNotAble(
-            f"cluster.python {wanted} {has}, which must start the ranks: install this version there: {found.python} -m pip install allranks=={__version__}"
+            f"cluster.python {wanted} {has}, which must start the ranks; install this version there: {found.python} -m pip install allranks=={__version__}"
         )
     return found

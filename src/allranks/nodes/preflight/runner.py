@@ -133,7 +133,7 @@ def run_preflight(
         limit = PROBE_TIMEOUT_S + (asked.import_limit_s if asked.imports else 0)
         program = NodeProgram(name="probe.py", python=asked.python, argument=msgspec.to_builtins(asked))
         answers, silent = _ask(where, program, limit)
-        here = _launcher_folders(asked)
+        here = _launcher_folders(asked) if where.hosts else {}  # without hosts, the node is this machine
     lines = answers.by_host()
     probes = [msgspec.convert(line.facts(), Probe) for line in lines.values()]
     probes.sort(key=lambda probe: probe.node_id)

@@ -164,11 +164,7 @@ class Slurm:
 
     def partitions(self, *, timeout_s: float = TRY_TIMEOUT_S) -> list[PartitionGres]:
         """Return the partitions, each once for every kind of its nodes; none if Slurm does not answer."""
-        try:
-            done = self._ask("sinfo", "--all", "--noheader", "--format=%P|%G", timeout_s=timeout_s)
-        except EnvironmentNotAble:
-            return []
-        return [] if done.returncode else answers.parse_partitions(done.stdout)
+        return answers.parse_partitions(self._list_partitions("%P|%G", timeout_s))
 
     def partition_gpus(self, partition: str | None, *, timeout_s: float = TRY_TIMEOUT_S) -> int | None:
         """Return the GPUs of each node of a partition (None: the default one); None if unknown."""
@@ -176,11 +172,15 @@ class Slurm:
 
     def partition_limits(self, *, timeout_s: float = TRY_TIMEOUT_S) -> list[PartitionLimits]:
         """Return the largest job of each partition; none if Slurm does not answer."""
+        return answers.parse_partition_limits(self._list_partitions("%P|%l|%s", timeout_s))
+
+    def _list_partitions(self, fields: str, timeout_s: float) -> str:
+        """Return a line of fields for each partition; empty if Slurm does not answer."""
         try:
-            done = self._ask("sinfo", "--all", "--noheader", "--format=%P|%l|%s", timeout_s=timeout_s)
+            done = self._ask("sinfo", "--all", "--noheader", f"--format={fields}", timeout_s=timeout_s)
         except EnvironmentNotAble:
-            return []
-        return [] if done.returncode else answers.parse_partition_limits(done.stdout)
+            return ""
+        return "" if done.returncode else done.stdout
 
     def state(self, job: str) -> JobState:
         """Return a job's state: ``GONE`` if Slurm does not know it, `NO_ANSWER` if Slurm does not answer."""
