@@ -62,8 +62,9 @@ cluster := tests/cluster
 chaos := tests/chaos
 security := tests/security
 
-# Each of these tests loads the machine by itself.
+# Each of these tests loads the machine by itself; full matrices start up to four ranks that compute all the time.
 part-overload: JOBS = 1
+part-dist-1 part-dist-2: JOBS = 3
 
 test-all: setup slurm $(addprefix part-,$(PART))
 	@exit $$(cat $(addprefix .test-all/,$(addsuffix .code,$(PART))) | sort -n | tail -1)
@@ -71,7 +72,7 @@ test-all: setup slurm $(addprefix part-,$(PART))
 part-%: setup
 	@$(if $($*),,echo "test-all: there is no part $*; parts are $(PARTS)"; exit 2)
 	@mkdir -p .test-all; rm -f .test-all/$*.xml; code=0; echo "test-all: $*"; \
-	  TEST_ALL=1 timeout 7200 $(PYTEST) -q $(PARALLEL) $($*) --junitxml=.test-all/$*.xml || code=$$?; echo $$code > .test-all/$*.code
+	  TEST_ALL=1 timeout 7200 $(PYTEST) -q $(PARALLEL) --timeout 900 $($*) --junitxml=.test-all/$*.xml || code=$$?; echo $$code > .test-all/$*.code
 	@$(VENV)/bin/python scripts/record_tests.py $* .test-all/$*.xml benchmarks/results/test_all.json || true
 
 # The cluster in a box needs Slurm's own programs; where they cannot be installed its tests are skipped, and say so.

@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from allranks.rundir.paths import RunDir
+from tests import sampling
 from tests.conftest import REPO
 
 STUCK = Path(__file__).parent / "stuck"
@@ -121,8 +122,15 @@ def run_ranks(
 def end_of_ranks(
     case: str, world_size: int, tmp_path: Path, limit_s: float = 120, module: str = "cases", **args: Any
 ) -> tuple[list[int], list[Path]]:
-    """The exit status and the output of each rank of a case; what it returned lies beside the output."""
-    port, warm, deadline = str(free_port()), Warm.get(), time.monotonic() + 30 + limit_s
+    """The exit status and the output of each rank of a case; what it returned lies beside the output.
+
+    Full matrices have three times the limit: other matrices with up to four ranks each run beside them.
+    """
+    port, warm, deadline = (
+        str(free_port()),
+        Warm.get(),
+        time.monotonic() + 30 + (3 * limit_s if sampling.ALL else limit_s),
+    )
     results = [tmp_path / f"{case}.{world_size}.{rank}.json" for rank in range(world_size)]
     outputs = [result.with_suffix(".out") for result in results]
     for file in (*results, *outputs):

@@ -242,7 +242,10 @@ def _step_with_whole_gradients(self: Any) -> torch.Tensor:
 def reference_of(
     world: DistContext, tokens: TokenSet, how: dict[str, Any]
 ) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """One process, no strategy, no allranks loop: the arithmetic that all of it must come to."""
+    """One process, no strategy, no allranks loop: the arithmetic that all of it must come to.
+
+    The loss is scaled as DDP's mean over ranks needs it: in bfloat16 a factor that is no power of 2 rounds otherwise.
+    """
     loss_model = built(how).train()
     named = [(n, p) for n, p in loss_model.named_parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW([p for _, p in named], lr=1e-2, weight_decay=0.0, fused=True)  # rounds as ours does
@@ -252,7 +255,11 @@ def reference_of(
         total = int(tokens.trained[orders[0].global_batch(step)].sum())
         for micro in range(how.get("accum", 1)):
             for order in orders:
-                (loss_model(collate(tokens, order.micro_batches(step)[micro], 0, None)) / total).backward()
+                loss = loss_model(collate(tokens, order.micro_batches(step)[micro], 0, None))
+                (loss * world.size / total).backward()
+        for _, p in named:
+            if p.grad is not None:
+                p.grad.div_(world.size)
         norms.append(float(torch.nn.utils.get_total_norm([p.grad for _, p in named if p.grad is not None])))
         if how.get("clip", 1.0):
             torch.nn.utils.clip_grad_norm_([p for _, p in named], how.get("clip", 1.0))
