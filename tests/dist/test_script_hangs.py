@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from allranks.rundir.files import read_json
-from tests.dist.harness import train
+from tests.dist.harness import allranks, train
 
 pytestmark = pytest.mark.dist
 PROGRAM = """
@@ -31,6 +32,9 @@ def evaluate_alone(seconds):
     while time.monotonic() < end:
         torch.ones(64, 64) @ torch.ones(64, 64)
 
+if sys.argv[1] == "lock":
+    from torch.utils.file_baton import FileBaton
+    FileBaton(__file__).wait()
 dist.init_process_group("gloo")
 rank, what = dist.get_rank(), sys.argv[1]
 for i in range(6):
@@ -75,7 +79,7 @@ os._exit(0)
 """
 
 
-def end_of(tmp_path: Path, what: str, hang_s: float = 2, ranks: int = 2) -> tuple[Any, Any]:
+def end_of(tmp_path: Path, what: str, hang_s: float = 4, ranks: int = 2) -> tuple[Any, Any]:
     (tmp_path / "program.py").write_text(PROGRAM)
     return train(
         tmp_path,
@@ -94,7 +98,7 @@ def end_of(tmp_path: Path, what: str, hang_s: float = 2, ranks: int = 2) -> tupl
     [
         ("sleep", 2, "never joined collective", "program.py:7 in fetch"),
         pytest.param("loop", 2, "never joined collective", "in spin, running", marks=pytest.mark.full),
-        pytest.param("skip", 3, "other ranks called all_reduce", "program.py:39 in <module>", marks=pytest.mark.full),
+        pytest.param("skip", 3, "other ranks called all_reduce", "program.py:42 in <module>", marks=pytest.mark.full),
     ],
 )
 def test_the_rank_that_hangs_is_named_with_its_reason(
@@ -116,6 +120,14 @@ def test_ranks_that_all_sleep_are_ended_and_none_is_blamed(tmp_path: Path) -> No
     assert done.returncode == 1
     assert read_json(run.hang_report(1))["fallen"] == []
     assert "none is in a collective" in done.stderr
+
+
+def test_ranks_that_wait_for_the_lock_of_a_killed_build_are_told_to_delete_it(tmp_path: Path) -> None:
+    done, run = end_of(tmp_path, "lock", hang_s=1)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "delete the files named lock below TORCH_EXTENSIONS_DIR" in done.stderr
+    told = json.loads(allranks("diagnose", "--json", str(run.root), cwd=tmp_path).stdout)
+    assert [f["id"] for f in told["findings"]] == ["extension_build_lock"]
 
 
 @pytest.mark.full

@@ -152,7 +152,7 @@ def test_of_the_time_in_which_the_agent_itself_stood_still_nobodys_silence_count
 def test_a_users_own_program_raises_its_alarm_once_and_withdraws_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(procfs, "cpu_and_io", lambda pid: (0.0, 0))
+    monkeypatch.setattr(procfs, "work_of", lambda pid: procfs.ProcessWork())
     raised: list[HangAlarm | None] = []
     watched = watch_of(tmp_path, 2, raised=cast(list[HangAlarm], raised))
     script = ScriptSilence(Limits(step_s=10.0, long_s=40.0), "cpu")
@@ -181,7 +181,7 @@ def test_in_long_phases_a_process_that_works_is_not_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     done = [0.0, 0]
-    monkeypatch.setattr(procfs, "cpu_and_io", lambda pid: (done[0], done[1]))
+    monkeypatch.setattr(procfs, "work_of", lambda pid: procfs.ProcessWork(done[0], 0.0, done[1]))
     watched = watch_of(tmp_path)
     pulse_of(watched, phase="prepare")
     now = time.monotonic()
@@ -244,7 +244,7 @@ def test_a_users_own_program_is_examined_once_both_nodes_are_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hang_watch, "LOOK_S", 0.02)
-    monkeypatch.setattr(procfs, "cpu_and_io", lambda pid: (0.0, 0))
+    monkeypatch.setattr(procfs, "work_of", lambda pid: procfs.ProcessWork())
     ended: list[int] = []
     run, limits = RunDir(tmp_path), Limits(step_s=0.3, long_s=60.0)
     driver = InProcessDriver(run, {r: f"n{r}" for r in range(2)}, 2)
@@ -472,7 +472,7 @@ def test_what_is_taken_down_of_one_rank(tmp_path: Path) -> None:
     earlier = DUMP.format(file="/home/u/before.py", line=3, secret=SECRET)
     os.write(page.stacks, earlier.encode())
     os.write(page.stacks, DUMP.format(file="/home/u/rows.py", line=12, secret=SECRET).encode())
-    used, _ = procfs.cpu_and_io(os.getpid())
+    used = procfs.work_of(os.getpid()).cpu_s
     found = collector_of(tmp_path)._rank(0, page, beat_of(os.getpid()), len(earlier), None, used - 400.0, 1000.0)
     assert blocking_location(found.stack) == "/home/u/rows.py:12 in f"
     assert "before.py" not in run.hang_stack(1, "n0", 0).read_text()  # a dump of an earlier signal is none of now
@@ -524,7 +524,7 @@ def test_the_work_of_children_counts() -> None:
         assert process.stdout is not None
         process.stdout.readline()
         deadline = time.monotonic() + 30
-        while (done := procfs.cpu_and_io(process.pid))[1] < 1 << 26 or done[0] < 0.5:
+        while (done := procfs.work_of(process.pid)).io_bytes < 1 << 26 or done.children_cpu_s < 0.5:
             assert time.monotonic() < deadline, done
             time.sleep(0.05)
     finally:

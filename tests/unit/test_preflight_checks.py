@@ -13,6 +13,7 @@ from allranks.nodes.checks.registry import CHECKS
 from allranks.nodes.preflight.requirements import node_requirements
 from allranks.nodes.preflight.runner import failure_lines, report_line, require_usable_nodes, run_checks
 from allranks.nodes.records import (
+    BuildLock,
     Check,
     ConnectionResults,
     ContentDigest,
@@ -167,7 +168,19 @@ def test_shared_memory_and_open_files() -> None:
     gpu = PlanRequirements(device="cuda", procs_per_node=0)
     docker = replace(survey(node(1, shm_free_bytes=64 * 2**20)), need=gpu)
     assert "n1.shm" in failures(docker) and "--shm-size" in failures(docker)["n1.shm"].cure
-    assert only(three(node(3, open_files=256)), "n3.files").found == "FEW(256)"
+    few = three(node(3, open_files=256))
+    assert only(few, "n3.files").found == "FEW(256)"
+    assert "cluster.setup" in failures(replace(few, remote=True))["n3.files"].cure
+    assert failures(replace(few, remote=False))["n3.files"].cure == "ulimit -n 65536 on n3 before the run"
+
+
+def test_a_lock_that_no_build_holds() -> None:
+    left = BuildLock(path="/home/u/.cache/torch_extensions/py311_cu126/fused_adam/lock", age_s=7200.0, held=False)
+    check = only(three(node(3, build_locks=[left])), "n3.extensions")
+    assert (check.found, check.blocks) == ("LOCKED(fused_adam)", False)
+    assert "120 min ago" in check.cure and f"rm {left.path}" in check.cure
+    for other in (replace(left, held=True), replace(left, age_s=60.0)):
+        assert not failures(three(node(3, build_locks=[other])))
 
 
 def test_more_threads_than_cores() -> None:

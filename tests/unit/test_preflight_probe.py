@@ -42,6 +42,19 @@ def ask(wish: dict, **env: str) -> dict:
     return json.loads(done.stdout)
 
 
+def test_locks_of_builds_and_whether_a_process_holds_them(tmp_path: Path) -> None:
+    left, held = tmp_path / "py311_cpu" / "fused_adam" / "lock", tmp_path / "shm_comm" / "lock"
+    for lock in (left, held):
+        lock.parent.mkdir(parents=True)
+        lock.touch()
+    os.utime(left, (time.time() - 5000, time.time() - 5000))
+    with held.open():
+        found = {lock["path"]: lock for lock in ask({"extensions": str(tmp_path)})["build_locks"]}
+    assert {path: lock["held"] for path, lock in found.items()} == {str(left): False, str(held): True}
+    assert 5000 <= found[str(left)]["age_s"] < 5100
+    assert ask({"extensions": str(tmp_path / "absent")})["build_locks"] == []
+
+
 @pytest.mark.parametrize("name", ["probe.py", "connectivity_probe.py"])
 def test_programs_of_the_nodes_need_only_the_standard_library(name: str) -> None:
     used = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.launch.monitor.hang_rules import due_alarm
+from allranks.launch.monitor.hang_rules import due_alarm, is_collective_stack
+from allranks.launch.monitor.procfs import ProcessWork
 from allranks.launch.monitor.records import HangAlarm
 from allranks.launch.monitor.script_silence import RankSample, ScriptSilence, Silence
 from allranks.planning.records import Limits
@@ -12,6 +13,8 @@ from allranks.planning.records import Limits
 BARRIER = ("/v/torch/distributed/distributed_c10d.py:barrier", "/u/train.py:main")
 SLEEP = ("/u/rows.py:read", "/u/train.py:main")
 LOOP = ("/u/train.py:spin",)
+NINJA = ("/usr/lib/python3.11/subprocess.py:wait", "/v/torch/utils/cpp_extension.py:_run_ninja_build")
+BATON = ("/v/site-packages/torch/utils/file_baton.py:wait", "/v/torch/utils/cpp_extension.py:_jit_compile")
 
 
 def silence(
@@ -22,6 +25,7 @@ def silence(
     device: str = "cpu",
     collectives: bool = True,
     changing: tuple[int, ...] = (),
+    compiling: tuple[int, ...] = (),
 ) -> tuple[float, Silence] | None:
     """Return the first silence found and its time: one look a second at ranks that stop making progress at 3 s."""
     script = ScriptSilence(Limits(step_s=20.0, long_s=60.0), device)
@@ -29,10 +33,9 @@ def silence(
         samples = {
             rank: RankSample(
                 progress=second if rank in speaking else min(second, 3),
-                cpu_s=float(second) if rank in working else 0.0,
-                io_bytes=0,
+                work=ProcessWork(second * (rank in working), second * (rank in compiling), 0),
                 stack=(f"/u/part{second}.py:f", *stack) if rank in changing else stack,
-                collectives=collectives,
+                others_needed=collectives,
             )
             for rank, stack in enumerate(stacks)
         }
@@ -74,11 +77,44 @@ def test_on_a_gpu_a_thread_that_waits_for_it_is_not_at_work() -> None:
     assert silence(item, item, working=(0, 1), changing=(0,), device="cuda", until_s=30) is None
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_rank_that_builds_an_extension_is_at_work(device: str) -> None:
+    for other in (BATON, BARRIER):
+        assert silence(NINJA, other, compiling=(0,), device=device, until_s=60) is None
+
+
+def test_ranks_that_wait_for_a_build_have_the_longer_limit() -> None:
+    """It may be that of another job. A lock that nobody holds is found all the same."""
+    assert silence(BATON, BATON) == (64.0, Silence(rank=0, since=3.0, limit_s=60.0, stuck=False, waiting=True))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "/usr/lib/python3.11/subprocess.py:wait", "/opt/conda/lib/python3.12/threading.py:wait",
+        "/v/lib/python3.11/site-packages/torch/utils/data/dataloader.py:wait", "/v/lib/python3.11/site-packages/psutil/__init__.py:wait",
+    ],
+)  # fmt: skip
+def test_waiting_for_a_process_or_thread_is_no_collective(frame: str) -> None:
+    assert not is_collective_stack([frame, "/u/train.py:main"])
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "/v/lib/python3.11/site-packages/torch/futures/__init__.py:wait", "/u/comm.py:wait",
+        "/v/lib/python3.11/site-packages/deepspeed/runtime/zero/partition_parameters.py:wait",
+    ],
+)  # fmt: skip
+def test_waiting_for_a_handle_is_in_a_collective(frame: str) -> None:
+    assert is_collective_stack([frame, "/u/train.py:main"])
+
+
 def test_the_limit_is_10_times_the_median_interval_of_progress() -> None:
     script = ScriptSilence(Limits(step_s=20.0, long_s=60.0), "cpu")
     for second in range(0, 60, 5):
         script.look(
-            float(second), 0.0, {0: RankSample(progress=second, cpu_s=0.0, io_bytes=0, stack=BARRIER, collectives=True)}
+            float(second), 0.0, {0: RankSample(progress=second, work=ProcessWork(), stack=BARRIER, others_needed=True)}
         )
     assert script.limit_s == 50.0
 

@@ -470,6 +470,7 @@ def run_with_progress(
 
 def _threads(decided: EnvVar) -> str:
     why = decided.reason.split(";")[0].strip()
+    why += ")" * (why.count("(") - why.count(")"))
     return why if decided.value is None else f"OMP_NUM_THREADS={decided.value}: {why}"
 
 

@@ -204,6 +204,8 @@ class Driver:
         write_preflight(self._run, found)
         for report in found.reports:
             print_log_line(report_line(report))
+        for line in failure_lines([report for report in found.reports if report.may_run]):
+            print_log_line(line)
         bad = unusable_nodes(self._spec, found.reports)
         if bad and self._spec.cluster.exclude_bad:
             found = self._without(bad, where)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import socket
 import threading
@@ -22,7 +23,13 @@ from allranks.launch.rendezvous import (
     own_address_towards,
 )
 from allranks.launch.supervisor import JobEnd, Supervisor
-from allranks.nodes.preflight.runner import require_usable_nodes, run_preflight, unusable_nodes, write_preflight
+from allranks.nodes.preflight.runner import (
+    failure_lines,
+    require_usable_nodes,
+    run_preflight,
+    unusable_nodes,
+    write_preflight,
+)
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import write_json
 from allranks.rundir.paths import RunDir
@@ -101,6 +108,8 @@ class HostsJob:
         try:
             found = run_preflight(where, spec, self._plan, self._run.root, imports=False)
             write_preflight(self._run, found)
+            for line in failure_lines([report for report in found.reports if report.may_run]):
+                logging.warning(line)
             require_usable_nodes(unusable_nodes(spec, found.reports))
         except OSError as error:
             return f"the preflight cannot be written: {error}"

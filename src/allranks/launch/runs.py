@@ -204,6 +204,10 @@ def prepare_run(spec: RunSpec, *, force: bool = False) -> tuple[RunDir, LaunchPl
         known = None if launch_plan.device_is_provisional else memory.known_bytes(found)
         launch_plan = msgspec.structs.replace(launch_plan, rank_memory_bytes=known)
     report = check_start(spec, launch_plan, facts)
+    if not report.ok:  # what is left does not prevent a run
+        from allranks.nodes.preflight.runner import failure_lines  # with all checks
+
+        launch_plan = msgspec.structs.replace(launch_plan, warnings=[*launch_plan.warnings, *failure_lines([report])])
     data_view.require_sequences(spec, launch_plan)
     run_dir = create_run(spec.run_root, spec.name, group_readable=spec.cluster.group_readable)
     write_request(run_dir, spec, launch_plan)

@@ -112,6 +112,14 @@ class HubFacts(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
+class BuildLock(msgspec.Struct, frozen=True, kw_only=True):
+    """The lock of a C++ extension's build. `held`: a process of the node has it open, as the one that builds has."""
+
+    path: str
+    age_s: float
+    held: bool
+
+
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """One node's answer to ``probe.py``."""
 
@@ -134,6 +142,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     imports: dict[str, ImportResult] | None = None
     program: dict[str, bool] = {}
     hub: HubFacts | None = None
+    build_locks: list[BuildLock] = []
     folders: dict[str, FolderFacts] = {}
     shm_bytes: int = 0
     shm_free_bytes: int = 0
@@ -202,6 +211,8 @@ class NodeRequirements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """Packages that the user's own program imports, each with the place."""
     program_unknown: str = ""
     """The key of the spec that may add packages in a way that only the job shows."""
+    extensions: str = ""
+    """The folder of the C++ extensions that torch builds; empty: not to be read."""
     hub: list[HubItem] = []
     hub_offline: str = ""
     """The variable that forbids asking the hub."""

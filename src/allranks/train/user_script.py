@@ -116,7 +116,8 @@ def _close_files(own: int) -> None:
     """Close the files that the program has left open, as Python does when it clears its modules: rank processes end without that."""
     if os.getpid() != own:
         return
-    files = [found for found in gc.get_objects() if isinstance(found, io.IOBase)]
+    # `isinstance` would ask objects for their class: some warn or import modules when they are asked for anything.
+    files = [found for found in gc.get_objects() if issubclass(type(found), io.IOBase)]
     # A text file writes to a buffer, and a compressed one to another; the outermost comes first.
     for kind in (io.TextIOBase, io.BufferedIOBase):
         for file in files:

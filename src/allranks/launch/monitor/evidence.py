@@ -128,7 +128,7 @@ class EvidenceCollector:
         """Return all evidence of the node; takes a few seconds."""
         began = time.monotonic()
         sizes = {rank: os.fstat(page.stacks).st_size for rank, page in pages.items()}
-        before = {rank: procfs.cpu_and_io(beat.pid)[0] for rank, beat in beats.items()}
+        before = {rank: procfs.work_of(beat.pid).cpu_s for rank, beat in beats.items()}
         for rank, page in pages.items():
             page.ask()
             if rank in beats:
@@ -193,7 +193,7 @@ class EvidenceCollector:
             sequences=beat.sequences,
             wait_channel=procfs.wait_channel(beat.pid),
             kernel_stack=procfs.kernel_stack(beat.pid),
-            cpu_share=round((procfs.cpu_and_io(beat.pid)[0] - cpu_before) / max(waited, 0.01), 2),
+            cpu_share=round((procfs.work_of(beat.pid).cpu_s - cpu_before) / max(waited, 0.01), 2),
             threads=procfs.threads(beat.pid),
             memory_bytes=procfs.memory_bytes(beat.pid),
             stack=frames,

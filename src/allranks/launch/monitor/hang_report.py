@@ -22,6 +22,7 @@ from allranks.launch.monitor.hang_rules import (
     HangEvidence,
     HangVerdict,
     format_ranks,
+    is_build_lock_stack,
     pending_call_text,
 )
 from allranks.launch.monitor.records import HangAlarm, HangReport, NodeEvidence, StalledRank, WaitingRank
@@ -40,6 +41,11 @@ def hang_message(verdict: HangVerdict, waiting: list[WaitingRank], alarm: HangAl
         if verdict.cause == "outside":
             return (
                 f"hang: {silent}; all ranks are in {first}, and none is in a collective: check what they wait for there"
+            )
+        if verdict.cause == "build":
+            return (
+                f"hang: {silent}; all ranks wait until another process has built a C++ extension of torch ({first}): if no compiler runs, one "
+                "that was killed left its lock: delete the files named lock below TORCH_EXTENSIONS_DIR (by default ~/.cache/torch_extensions)"
             )
         return (
             f"hang: {silent}; all ranks wait in the same place ({first}) and none stalled: check the network and the GPUs rather than "
@@ -132,6 +138,8 @@ def analyze_hang(
 def _no_stalled_rank(case: HangEvidence) -> HangVerdict:
     if len(case.ranks) < 2:
         return HangVerdict(kind="collective_hang", fallen=[], cause="alone")
+    if all(is_build_lock_stack([f"{f.file}:{f.function}" for f in r.stack]) for r in case.ranks.values()):
+        return HangVerdict(kind="extension_build_lock", fallen=[], cause="build")
     waits = any(case.waits(r) for r in case.ranks.values())
     return HangVerdict(kind="collective_hang", fallen=[], cause="same" if waits else "outside")
 

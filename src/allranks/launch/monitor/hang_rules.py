@@ -23,8 +23,11 @@ UNKNOWN = "unknown"
 BUSY_CPU_SHARE = 0.8  # of a core
 _IN_COLLECTIVE = re.compile(
     r"distributed/(distributed_c10d|c10d_logger|_functional_collectives|algorithms|utils|rpc)|torch/autograd/graph\.py.*_engine_run_backward"
-    r"|:(barrier|all_?reduce\w*|all_?gather\w*|reduce_scatter\w*|broadcast\w*|all_to_all\w*|wait_tensor|wait)$"
+    r"|:(barrier|all_?reduce\w*|all_?gather\w*|reduce_scatter\w*|broadcast\w*|all_to_all\w*|wait_tensor)$"
+    # not the wait for a thread, a process or a file
+    r"|^(?!.*/lib/python3[^/]*/(?!site-packages/|dist-packages/))(?!.*/(torch/utils|torch/multiprocessing|psutil)/).*:wait$"
 )
+_BUILD_LOCK = re.compile(r"torch/utils/file_baton\.py:wait$")
 
 
 class HangVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +72,11 @@ class HangEvidence:
 def is_collective_stack(frames: Sequence[str]) -> bool:
     """Return whether frames (``file:function``, innermost first) are in a collective, or in the rendezvous before one."""
     return any(_IN_COLLECTIVE.search(frame) for frame in frames[:10])
+
+
+def is_build_lock_stack(frames: Sequence[str]) -> bool:
+    """Return whether frames (``file:function``, innermost first) wait for another process to build a C++ extension of torch."""
+    return any(_BUILD_LOCK.search(frame) for frame in frames[:4])
 
 
 def progress_text(rank: RankEvidence) -> str:

@@ -18,7 +18,8 @@ from typing import Protocol
 
 from allranks.launch.monitor import procfs
 from allranks.launch.monitor.evidence import EvidenceCollector, save_evidence
-from allranks.launch.monitor.hang_rules import is_collective_stack
+from allranks.launch.monitor.hang_rules import is_build_lock_stack, is_collective_stack
+from allranks.launch.monitor.procfs import ProcessWork
 from allranks.launch.monitor.records import HangAlarm, NodeEvidence
 from allranks.launch.monitor.script_silence import (
     ACTIVITY_INTERVAL_S,
@@ -107,7 +108,7 @@ class HangMonitor(threading.Thread):
         self._raise, self._end, self._script = raise_alarm, end, script
         self._suspects = False
         self._floor = time.monotonic()
-        self._worked: dict[int, tuple[float, float, int]] = {}  # time of the sample, CPU seconds, bytes
+        self._worked: dict[int, tuple[float, ProcessWork]] = {}  # with the time of the sample
         self._active: dict[int, float] = {}  # when it was last seen working
         self._stopped = threading.Event()
 
@@ -172,12 +173,13 @@ class HangMonitor(threading.Thread):
 
     def _at_work(self, rank: int, beat: Heartbeat, now: float) -> float:
         """Return when this rank was last observed to compute, read or write."""
-        at, cpu, size = self._worked.get(rank, (0.0, 0.0, 0))
+        at, before = self._worked.get(rank, (0.0, ProcessWork()))
         if now - at >= ACTIVITY_INTERVAL_S:
-            new_cpu, new_size = procfs.cpu_and_io(beat.pid)
-            if new_cpu - cpu > BUSY_SHARE * (now - at) or new_size - size > BUSY_BYTES or not at:
+            work = procfs.work_of(beat.pid)
+            computed = work.cpu_s - before.cpu_s > BUSY_SHARE * (now - at)
+            if computed or work.io_bytes - before.io_bytes > BUSY_BYTES or not at:
                 self._active[rank] = now
-            self._worked[rank] = (now, new_cpu, new_size)
+            self._worked[rank] = (now, work)
         return self._active.get(rank, 0.0)
 
     def suspect(self, script: ScriptSilence, now: float) -> None:
@@ -201,13 +203,13 @@ class HangMonitor(threading.Thread):
             size = self._run.log_of(self._attempt, self._host, rank).stat().st_size
         except OSError:
             size = 0
-        cpu_s, io_bytes = procfs.cpu_and_io(beat.pid) if measure else (None, 0)
         return RankSample(
             progress=(beat.beats, tuple(beat.sequences.items()), size),
-            cpu_s=cpu_s,
-            io_bytes=io_bytes,
+            work=procfs.work_of(beat.pid) if measure else None,
             stack=beat.stack,
-            collectives=any(beat.sequences.values()) or is_collective_stack(beat.stack),
+            others_needed=any(beat.sequences.values())
+            or is_collective_stack(beat.stack)
+            or is_build_lock_stack(beat.stack),
         )
 
     def _script_alarm(self, found: Silence, now: float) -> HangAlarm:

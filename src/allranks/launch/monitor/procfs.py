@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -61,24 +61,42 @@ def memory_bytes(pid: int) -> int | None:
     return int(found[0]) * 1024 if found and found[0].isdigit() else None
 
 
-def cpu_and_io(pid: int) -> tuple[float, int]:
-    """Return CPU seconds and bytes read and written so far, including children."""
+class ProcessWork(NamedTuple):
+    """What a process has done so far: CPU seconds of its own and of its children, bytes that all of them read and wrote."""
+
+    own_cpu_s: float = 0.0
+    children_cpu_s: float = 0.0
+    io_bytes: int = 0
+
+    @property
+    def cpu_s(self) -> float:
+        """Return the CPU seconds of the process and its children."""
+        return self.own_cpu_s + self.children_cpu_s
+
+
+def work_of(pid: int) -> ProcessWork:
+    """Return what a process and its children have done; children that have ended are counted, unless a child did not wait for them."""
     try:
         process = psutil.Process(pid)
-        found = [_process_cpu_and_io(p) for p in (process, *process.children(recursive=True))]
+        own, *children = (_cpu_and_io(p) for p in (process, *process.children(recursive=True)))
     except psutil.Error:
-        return 0.0, 0
-    return sum(cpu for cpu, _ in found), sum(size for _, size in found)
+        return ProcessWork()
+    return ProcessWork(
+        own_cpu_s=own[0],
+        children_cpu_s=own[1] + sum(cpu_s + ended_s for cpu_s, ended_s, _ in children),
+        io_bytes=own[2] + sum(size for *_, size in children),
+    )
 
 
-def _process_cpu_and_io(process: psutil.Process) -> tuple[float, int]:
+def _cpu_and_io(process: psutil.Process) -> tuple[float, float, int]:
+    """Return the CPU seconds of a process, those of its children that have ended, and the bytes it read and wrote."""
     try:
         times = process.cpu_times()
         text = _read(f"/proc/{process.pid}/io")
     except psutil.Error:
-        return 0.0, 0
+        return 0.0, 0.0, 0
     sizes = [int(v) for k, _, v in (line.partition(": ") for line in text.splitlines()) if k in ("rchar", "wchar")]
-    return times.user + times.system, sum(sizes)
+    return times.user + times.system, times.children_user + times.children_system, sum(sizes)
 
 
 def blocked_processes() -> list[str]:

@@ -16,7 +16,8 @@ from collections.abc import Hashable, Mapping
 
 import msgspec
 
-from allranks.launch.monitor.hang_rules import is_collective_stack
+from allranks.launch.monitor.hang_rules import is_build_lock_stack, is_collective_stack
+from allranks.launch.monitor.procfs import ProcessWork
 from allranks.planning.records import Limits
 
 MEDIAN_FACTOR = 10.0  # times the median interval between two signs of progress
@@ -31,14 +32,15 @@ BUSY_BYTES = 1 << 16
 class RankSample(msgspec.Struct, frozen=True, kw_only=True):
     """What was seen of a rank at one time. ``progress`` differs from its last value if the rank has made progress.
 
-    ``cpu_s`` and ``io_bytes`` are of the process and its children; None if they were not measured, which takes milliseconds.
+    ``work`` is None if it was not measured, which takes milliseconds.
     """
 
     progress: Hashable
-    cpu_s: float | None = None
-    io_bytes: int = 0
+    work: ProcessWork | None = None
     stack: tuple[str, ...] = ()
-    collectives: bool = False  # it has called one, or waits for the first
+    others_needed: bool = (
+        False  # it has called a collective, or waits for the first one or for the build of an extension
+    )
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +57,7 @@ class _Rank:
     def __init__(self, now: float, sample: RankSample) -> None:
         self.progress, self.progress_at = sample.progress, now
         self.worked_at, self.stack = now, sample.stack
-        self.sampled_at, self.cpu_s, self.io_bytes = now, sample.cpu_s, sample.io_bytes
+        self.sampled_at, self.work = now, sample.work
         self.now = sample
 
     @property
@@ -63,8 +65,13 @@ class _Rank:
         return is_collective_stack(self.now.stack)
 
     @property
+    def builds(self) -> bool:
+        """Whether it waits for a build, which may be that of another job and take minutes."""
+        return is_build_lock_stack(self.now.stack)
+
+    @property
     def is_stuck(self) -> bool:
-        return self.waits or (bool(self.stack) and self.now.stack == self.stack)
+        return self.waits or (bool(self.stack) and self.now.stack == self.stack and not self.builds)
 
 
 class ScriptSilence:
@@ -72,7 +79,8 @@ class ScriptSilence:
 
     Args:
         limits: ``step_s`` and ``long_s`` are the shorter and the longer limit.
-        device: on ``cuda`` a thread that waits for the GPU uses a whole core, so CPU time with an unchanged stack is no work.
+        device: on ``cuda`` a thread that waits for the GPU uses a whole core, so its CPU time with an unchanged stack is
+            no work; that of its children, such as compilers, is.
     """
 
     def __init__(self, limits: Limits, device: str) -> None:
@@ -90,7 +98,7 @@ class ScriptSilence:
     def wants_activity(self, now: float) -> bool:
         """Return whether the next samples should say how much the ranks work: only after some silence, once a second."""
         silent_s = now - (self._progress_at if self._progress_at is not None else now)
-        latest = max((known.sampled_at for known in self._ranks.values() if known.cpu_s is not None), default=0.0)
+        latest = max((known.sampled_at for known in self._ranks.values() if known.work is not None), default=0.0)
         return silent_s >= min(CALM_S, self._limits.step_s / 4) and now - latest >= ACTIVITY_INTERVAL_S
 
     def look(self, now: float, floor: float, samples: Mapping[int, RankSample]) -> Silence | None:
@@ -105,11 +113,11 @@ class ScriptSilence:
             if self._progress_at is not None:
                 self._intervals.append(now - self._progress_at)
             self._progress_at = now
-        if not self._ranks or not any(s.collectives for s in samples.values()):
+        if not self._ranks or not any(s.others_needed for s in samples.values()):
             return None
         silent = max(floor, *(known.progress_at for known in self._ranks.values()))
         quiet = max(silent, *(0.0 if known.waits else known.worked_at for known in self._ranks.values()))
-        waiting = any(known.waits for known in self._ranks.values())
+        waiting = any(known.waits or known.builds for known in self._ranks.values())
         limit_s = self.limit_s
         longer_s = max(self._limits.long_s, limit_s)
         stuck = now - quiet > limit_s and all(known.is_stuck for known in self._ranks.values())
@@ -128,20 +136,21 @@ class ScriptSilence:
         progressed = sample.progress != known.progress
         if progressed:
             known.progress, known.progress_at = sample.progress, now
-            known.stack, known.cpu_s = sample.stack, None
+            known.stack, known.work = sample.stack, None
         self._activity(known, sample, now)
         return progressed
 
     def _activity(self, known: _Rank, sample: RankSample, now: float) -> None:
         """Record whether a rank works; it counts as working until that has been measured."""
         passed_s = now - known.sampled_at
-        if sample.cpu_s is None or known.cpu_s is None:
-            if known.cpu_s is None:
-                known.worked_at, known.sampled_at, known.cpu_s, known.io_bytes = now, now, sample.cpu_s, sample.io_bytes
+        work, before = sample.work, known.work
+        if work is None or before is None:
+            if before is None:
+                known.worked_at, known.sampled_at, known.work = now, now, work
         elif passed_s >= ACTIVITY_INTERVAL_S:
-            computed = sample.cpu_s - known.cpu_s > BUSY_SHARE * passed_s
+            cpu_s = work.cpu_s - before.cpu_s
             if self._device == "cuda" and sample.stack == known.stack:
-                computed = False
-            if computed or sample.io_bytes - known.io_bytes > BUSY_BYTES:
+                cpu_s = work.children_cpu_s - before.children_cpu_s
+            if cpu_s > BUSY_SHARE * passed_s or work.io_bytes - before.io_bytes > BUSY_BYTES:
                 known.worked_at, known.stack = now, sample.stack
-            known.sampled_at, known.cpu_s, known.io_bytes = now, sample.cpu_s, sample.io_bytes
+            known.sampled_at, known.work = now, work

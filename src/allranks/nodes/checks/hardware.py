@@ -38,7 +38,9 @@ def files(survey: NodeSurvey) -> ChecksByHost:
         probe.host: passed_check("files", _number(probe.open_files))
         if probe.open_files is None or probe.open_files >= MIN_FILES
         else failed_check(
-            "files", f"FEW({probe.open_files})", f"ulimit -n 65536 on {probe.host} (add it to cluster.setup)"
+            "files",
+            f"FEW({probe.open_files})",
+            f"ulimit -n 65536 on {probe.host} {'(add it to cluster.setup)' if survey.remote else 'before the run'}",
         )
         for probe in survey.probes
     }

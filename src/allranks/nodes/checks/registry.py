@@ -5,7 +5,7 @@ A check that needs more facts than the others is a `NodeCheck`: it also says wha
 
 from __future__ import annotations
 
-from allranks.nodes.checks import Judge, NodeCheck, hardware, hub, network, program, software
+from allranks.nodes.checks import Judge, NodeCheck, extensions, hardware, hub, network, program, software
 
 CHECKS: tuple[Judge | NodeCheck, ...] = (
     software.proj,
@@ -14,6 +14,7 @@ CHECKS: tuple[Judge | NodeCheck, ...] = (
     software.torch,
     software.imports,
     program.PROGRAM,
+    extensions.EXTENSIONS,
     software.data,
     software.model,
     hub.HUB_NAMES,

@@ -50,9 +50,9 @@ def _with_node_checks(report: PreflightReport, spec: RunSpec, plan: LaunchPlan) 
     run_root = Path(spec.run_root)
     found = run_preflight(TargetNodes(), spec, plan, run_root, wish=node_requirements(spec, run_root, imports=False))
     require_usable_nodes(found.reports)
-    known = {check.name for check in report.checks}
-    more = [check for one in found.reports for check in one.checks if check.name not in known]
-    return msgspec.structs.replace(report, checks=[*report.checks, *more])
+    more = [check for one in found.reports for check in one.checks]
+    names = {check.name for check in more}
+    return msgspec.structs.replace(report, checks=[*(c for c in report.checks if c.name not in names), *more])
 
 
 def check_paths(spec: RunSpec) -> None:

@@ -197,6 +197,21 @@ def hub(items: list[dict[str, Any]], address: str) -> dict[str, Any]:
     return found
 
 
+def build_locks(root: str) -> list[dict[str, Any]]:
+    """Return the locks of C++ extensions below torch's folder for them: there are none while nothing is built."""
+    found = {lock: lock.stat() for pattern in ("*/lock", "*/*/lock") for lock in Path(root).glob(pattern)}
+    held = set()
+    for number in Path("/proc").glob("[0-9]*/fd/*") if found else []:
+        try:
+            held.add((number.stat().st_dev, number.stat().st_ino))
+        except OSError:  # it was closed, or belongs to another user
+            continue
+    return [
+        {"path": str(lock), "age_s": time.time() - seen.st_mtime, "held": (seen.st_dev, seen.st_ino) in held}
+        for lock, seen in found.items()
+    ]
+
+
 def imports(names: list[str], limit_s: float) -> dict[str, dict[str, Any]]:
     """Import packages in a separate process; return the times and errors."""
     try:
@@ -422,6 +437,7 @@ def facts(wish: dict[str, Any]) -> dict[str, Any]:
     name = Later(NAME_LIMIT_S, resolved, socket.gethostname())
     driver = Later(DRIVER_LIMIT_S + 1, nvidia)
     models = Later(FOLDER_LIMIT_S, hub, wish["hub"], wish.get("hub_address", "")) if wish.get("hub") else None
+    locks = Later(FOLDER_LIMIT_S, build_locks, wish["extensions"]) if wish.get("extensions") else None
     folders = {item["role"]: Later(FOLDER_LIMIT_S, folder, item) for item in wish.get("folders", [])}
     found: dict[str, Any] = {
         "host": host,
@@ -448,6 +464,8 @@ def facts(wish: dict[str, Any]) -> dict[str, Any]:
     if models is not None:
         value, error = models.get()
         found["hub"] = value or {"error": error}
+    if locks is not None:
+        found["build_locks"] = locks.get()[0] or []
     gpus, found["gpu_error"] = driver.get()
     found.update(gpus or {"gpus": [], "p2p": None, "topo": None})
     found["folders"] = {}

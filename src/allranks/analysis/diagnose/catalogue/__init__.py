@@ -52,6 +52,7 @@ _ENTRIES: tuple[FailureClass, ...] = (
     programs.NUMPY_CLASH,
     programs.NCCL_LIBRARY_MISMATCH,
     programs.LIBRARY_MISSING,
+    programs.EXTENSION_BUILD_LOCK,
     programs.SCRIPT_NOT_FOUND,
     programs.SSH_LAUNCHER,
     slurm.SLURM_TIME_LIMIT,

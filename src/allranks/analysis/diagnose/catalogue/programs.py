@@ -433,3 +433,22 @@ DEEPSPEED_NEEDS_OPTIMIZER = FailureClass(
     example="AssertionError: zero stage 3 requires an optimizer",
     near_miss="INFO ZeRO stage 3 with optimizer AdamW",
 )
+
+EXTENSION_BUILD_LOCK = FailureClass(
+    id="extension_build_lock",
+    title="ranks wait for the build of a C++ extension of torch",
+    cause="One process builds the extension, the others wait until its lock file is gone. A build that was killed leaves the file, and every later run waits for ever.",
+    fix="If no compiler runs, delete the files named lock below TORCH_EXTENSIONS_DIR (by default ~/.cache/torch_extensions) on every node.",
+    next_test='find "${TORCH_EXTENSIONS_DIR:-$HOME/.cache/torch_extensions}" -name lock -ls; pgrep -a "ninja|nvcc|c\\+\\+"',
+    reference="https://docs.pytorch.org/docs/stable/cpp_extension.html",
+    patterns=(
+        Pattern(r"Waited on lock file .{1,200} for \d+ seconds", "waited on lock file", weight=LIKELY),
+        Pattern(
+            r'file_baton\.py", line \d+,? in wait|wait \(torch/utils/file_baton\.py:\d+\)',
+            "file_baton.py",
+            weight=LIKELY,
+        ),
+    ),
+    example='UserWarning: Waited on lock file "/home/u/.cache/torch_extensions/py311_cu126/fused_adam/lock" for 300 seconds.',
+    near_miss="Using /home/u/.cache/torch_extensions/py311_cu126 as PyTorch extensions root...",
+)
