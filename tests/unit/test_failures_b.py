@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -178,9 +179,11 @@ def test_commands_for_people_say_what_they_cannot_hold(tmp_path: Path) -> None:
     assert "hf_secret" not in said
 
 
-def the_batch_script(run: RunDir, modules: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def the_batch_script(
+    run: RunDir, modules: list[str], env: dict[str, str], setup: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
     """Bash really runs it; in the driver's place stands a program that prints the environment."""
-    spec = spec_with(modules=modules)
+    spec = spec_with(modules=modules, setup=list(setup))
     run.logs.mkdir(parents=True, exist_ok=True)
     text = render_batch_script(spec, make_plan(spec, facts()), run, "/usr/bin/printenv").replace(
         "-m allranks.launch.driver " + str(run.root), "HERE"
@@ -199,6 +202,28 @@ def test_a_node_without_a_module_system_is_told_apart(tmp_path: Path) -> None:
     verdict: Any = read_json(RunDir(tmp_path).logs / "driver.json")
     assert (verdict["state"], verdict["exit_code"]) == ("failed", 3)
     assert "no `module` command" in verdict["message"] and verdict["message"] in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("setup", "code", "said"),
+    [
+        (["export HERE=1", "if true; then", '  ls "/no such\\dir"', "fi"], 2, 'ls "/no such\\dir"'),
+        (["source /nowhere/env.sh"], 1, "source /nowhere/env.sh"),
+        (["exit 7"], 7, "exit 7"),
+    ],
+)
+def test_a_line_of_setup_that_fails_is_named(tmp_path: Path, setup: list[str], code: int, said: str) -> None:
+    done = the_batch_script(RunDir(tmp_path), [], {}, setup)
+    assert done.returncode == 3, done.stderr
+    verdict: Any = read_json(RunDir(tmp_path).logs / "driver.json")
+    assert verdict["message"] == f"cluster.setup: `{said}` ended with exit code {code} on the job's first node"
+
+
+def test_setup_whose_conditions_are_false_does_not_fail(tmp_path: Path) -> None:
+    setup = ["false || true", "if false; then exit 1; fi", "export HERE=on"]
+    done = the_batch_script(RunDir(tmp_path), [], {}, setup)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "on"), done.stderr
+    assert not (RunDir(tmp_path).logs / "driver.json").exists()
 
 
 def test_modules_in_the_wrong_order_are_refused_by_a_real_module_system(tmp_path: Path) -> None:

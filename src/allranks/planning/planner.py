@@ -128,6 +128,11 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
         warnings.append(
             f"{procs} ranks share {facts.cpus} cores: they compete for them, and timings are not meaningful"
         )
+    unused = [f"cluster.{key}" for key in ("modules", "setup") if getattr(cluster, key)]
+    if unused and cluster.launcher == "local":
+        warnings.append(
+            f"{' and '.join(unused)}: not used by the local launcher, whose ranks have the environment of this shell"
+        )
     warnings += _time_warnings(spec)
     warnings += env_warnings(cluster.env)
     warnings += rank_environment.secret_warnings(spec)
