@@ -74,6 +74,14 @@ def test_nothing_is_said_of_what_follows_a_change_of_the_search_path(tmp_path: P
     assert imported_packages(script, []) == {"before": "own.py line 1"}
 
 
+def test_imports_with_which_the_main_part_begins_count_in_the_program_alone(tmp_path: Path) -> None:
+    main = "if __name__ == '__main__':\n    import {0}\n    run()\n    import later\nelse:\n    import other\n"
+    script = write(tmp_path, own="import beside\n" + main.format("wandb"), beside=main.format("never"))
+    assert imported_packages(script, []) == {"wandb": "own.py line 3"}
+    script.write_text("if '__main__' == __name__:\n    import wandb\nif __name__ != '__main__':\n    import never\n")
+    assert imported_packages(script, []) == {"wandb": "own.py line 2"}
+
+
 @pytest.mark.parametrize("content", [b"import (", b"\xff\xfe\x00", b"\0", b"(" * 100_000])
 def test_a_program_that_cannot_be_parsed_imports_nothing(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "own.py").write_bytes(content)

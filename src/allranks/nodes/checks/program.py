@@ -6,6 +6,7 @@ import ast
 import os
 import sys
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import msgspec
@@ -26,14 +27,15 @@ CHANGES_PATH = ("sys", "site", "importlib", "pkgutil")
 def imported_packages(script: Path, folders: list[Path]) -> dict[str, str]:
     """Return each package that a program imports in any case, with the place: ``{"numpy": "train.py line 3"}``.
 
-    Only imports at the top level of a module count, outside of ``if`` and ``try``. Modules beside the program, or in `folders`, are read
-    too instead of being returned. A file that cannot be read or parsed imports nothing.
+    Only imports at the top level of a module count, outside of ``if`` and ``try``; in the program itself those with which
+    ``if __name__ == "__main__"`` begins, too. Modules beside the program, or in `folders`, are read instead of being returned.
+    A file that cannot be read or parsed imports nothing.
     """
     found: dict[str, str] = {}
     folders, left, seen = [script.parent, *folders], [script], {script}
     while left and len(seen) < MAX_FILES:
         path = left.pop(0)
-        for name, line in _imports(path):
+        for name, line in _imports(path, main=path == script):
             own = next((file for folder in folders for file in _files_of(folder, name)), None)
             if own is None and name not in sys.stdlib_module_names and name != "__future__":
                 found.setdefault(name, f"{path.name} line {line}")
@@ -43,13 +45,13 @@ def imported_packages(script: Path, folders: list[Path]) -> dict[str, str]:
     return found
 
 
-def _imports(path: Path) -> Iterator[tuple[str, int]]:
+def _imports(path: Path, *, main: bool) -> Iterator[tuple[str, int]]:
     """Yield the first part of each imported name, with its line, until the module changes where imports are found."""
     try:
         module = ast.parse(read_text(path, MAX_FILE_BYTES))
     except (OSError, ValueError, SyntaxError, RecursionError):
         return
-    for statement in _always_run(module.body):
+    for statement in _always_run(module.body, main=main):
         if isinstance(statement, ast.Import):
             yield from ((alias.name.partition(".")[0], statement.lineno) for alias in statement.names)
         elif isinstance(statement, ast.ImportFrom):
@@ -61,12 +63,24 @@ def _imports(path: Path) -> Iterator[tuple[str, int]]:
             return
 
 
-def _always_run(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+def _always_run(body: list[ast.stmt], *, main: bool) -> Iterator[ast.stmt]:
     for statement in body:
         if isinstance(statement, ast.With):
-            yield from _always_run(statement.body)
+            yield from _always_run(statement.body, main=main)
+        elif (
+            main and isinstance(statement, ast.If) and _is_main(statement.test)
+        ):  # later ones may follow a change of the path
+            yield from takewhile(lambda inner: isinstance(inner, (ast.Import, ast.ImportFrom)), statement.body)
         else:
             yield statement
+
+
+def _is_main(test: ast.expr) -> bool:
+    """Return whether a condition is ``__name__ == "__main__"``."""
+    if not (isinstance(test, ast.Compare) and len(test.comparators) == 1 and isinstance(test.ops[0], ast.Eq)):
+        return False
+    sides = {ast.unparse(side) for side in (test.left, test.comparators[0])}
+    return sides == {"__name__", "'__main__'"}
 
 
 def _files_of(folder: Path, name: str) -> list[Path]:
