@@ -36,6 +36,33 @@ DEAF = BEGIN + (
 )
 
 
+def log_of(folder: Path, text: str) -> list[str]:
+    (folder / "program.py").write_text(text)
+    done, run = train(folder, {"name": "p", "script": {"path": "program.py"}, "run_root": str(folder / "runs")})
+    assert done.returncode == 1
+    return run.rank_logs(1)[0].read_text().splitlines()[1:]
+
+
+def test_the_traceback_of_a_program_begins_in_the_program(tmp_path: Path) -> None:
+    first, second, *_, last = log_of(tmp_path, "def main():\n    raise KeyError('rows')\n\nmain()\n")
+    assert first == "Traceback (most recent call last):"
+    assert second == f'  File "{tmp_path}/program.py", line 4, in <module>'
+    assert last == "KeyError: 'rows'"
+    first, *_, last = log_of(tmp_path, "a = (\n")
+    assert first == f'  File "{tmp_path}/program.py", line 1'
+    assert last == "SyntaxError: '(' was never closed"
+
+
+def test_an_error_goes_to_the_excepthook_of_the_program(tmp_path: Path) -> None:
+    hook = "import sys\ndef hook(kind, error, trace):\n    print('hook', kind.__name__, trace.tb_lineno)\n    {0}\nsys.excepthook = hook\n1 / 0\n"
+    assert log_of(tmp_path, hook.format("pass")) == ["hook ZeroDivisionError 6"]
+    lines = log_of(tmp_path, hook.format("raise ValueError('of the hook')"))
+    assert lines[0] == "hook ZeroDivisionError 6"
+    assert "Error in sys.excepthook:" in lines
+    assert "ValueError: of the hook" in lines
+    assert lines[-1] == "ZeroDivisionError: division by zero"
+
+
 class Program(Background):
     """A run of a program that waits until something happens to it."""
 

@@ -227,6 +227,14 @@ def test_a_ranks_own_error_is_blamed_before_later_kills() -> None:
     assert (found.rank, found.cause) == (2, "ValueError")
 
 
+def test_a_rank_that_left_is_blamed_for_the_errors_of_those_that_lost_their_store() -> None:
+    text = "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"
+    lost = error(1, text, 2.0, "DistNetworkError")
+    found = find_first_failure([end(0, 0, 1.5), end(1, 1, 2.1)], [lost], {}, finished={0: 1.4})
+    assert found is not None
+    assert (found.rank, found.cause) == (0, "exit code 0")
+
+
 def test_ranks_ended_by_the_clean_up_are_not_blamed() -> None:
     found = find_first_failure([end(0, -15, 1.0), end(1, 7, 2.0)], [], {})
     assert found is not None

@@ -24,8 +24,10 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 
 from allranks.launch.process_guard import AGENT_PID_VARIABLE
 from allranks.rundir.files import open_append
@@ -38,6 +40,7 @@ from allranks.utils.machine import host_name
 PR_SET_PDEATHSIG = 1
 EXIT_HANDLERS_S = 60.0  # after success: a logger may still send metrics
 EXIT_HANDLERS_FAILED_S = 10.0  # after an error: the peers are waiting
+_USER_SCRIPT = str(Path(__file__).parents[1] / "train" / "user_script.py")
 BLOCKED_INTERPRETER_S = (
     10.0  # more, for an interpreter that a call into C holds, then the process ends from outside Python
 )
@@ -106,7 +109,7 @@ def _work(run: RunDir, attempt: int, rank: int, own: int) -> tuple[int, bool, bo
         return code, False, False
     except BaseException as error:  # noqa: BLE001 - top level of the process: print, record, exit
         code = int(getattr(error, "exit_code", 1)) or 1
-        _print(traceback.format_exc())
+        _print_error(error)
         if os.getpid() == own:
             heartbeat.failure(f"{type(error).__name__}: {_text_of(error)}")
             _record_error(run, attempt, rank, error, code)
@@ -134,6 +137,31 @@ def _start(run: RunDir, attempt: int) -> bool:
 
         run_rank(run, attempt, spec)
     return spec.script is not None
+
+
+def _print_error(error: BaseException) -> None:
+    """Print an error with its traceback. That of a user's own program begins in the program and goes to its ``sys.excepthook``, as in Python."""
+    frames = list(_frames(error.__traceback__))
+    ours = [frame for frame in frames if frame.tb_frame.f_code.co_filename in (__file__, _USER_SCRIPT)]
+    begin = next((frame for frame in frames if frame not in ours), None)
+    if not any(frame.tb_frame.f_code.co_filename == _USER_SCRIPT for frame in ours) or not (
+        begin or isinstance(error, SyntaxError)
+    ):
+        _print(traceback.format_exc())
+        return
+    if sys.excepthook is not sys.__excepthook__:
+        try:
+            sys.excepthook(type(error), error, begin)
+            return
+        except BaseException:  # noqa: BLE001 - the hook is the program's; as in Python, the error itself is printed too
+            _print(f"Error in sys.excepthook:\n{traceback.format_exc()}\nOriginal exception was:\n")
+    _print("".join(traceback.format_exception(type(error), error, begin)))
+
+
+def _frames(found: TracebackType | None) -> Iterator[TracebackType]:
+    while found is not None:
+        yield found
+        found = found.tb_next
 
 
 def _print_exit(end: SystemExit) -> int:
