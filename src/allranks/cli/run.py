@@ -471,7 +471,9 @@ def run_with_progress(
 def _threads(decided: EnvVar) -> str:
     why = decided.reason.split(";")[0].strip()
     why += ")" * (why.count("(") - why.count(")"))
-    return why if decided.value is None else f"OMP_NUM_THREADS={decided.value}: {why}"
+    return (
+        f"OMP_NUM_THREADS on each node: {why}" if decided.value is None else f"OMP_NUM_THREADS={decided.value}: {why}"
+    )
 
 
 def print_result(result: RunResult, console: SafeConsole, as_json: bool) -> int:

@@ -95,7 +95,9 @@ def examine_hosts(
             say(
                 "\n".join(
                     [
-                        f"start these {len(labels)} commands, one on each host, in any order:",
+                        f"start these {len(labels)} commands, one on each host, in any order:"
+                        if len(labels) > 1
+                        else "start this command on the host:",
                         *map(_line, enumerate(commands.values())),
                     ]
                 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import socket
 import threading
@@ -71,6 +70,7 @@ class HostsJob:
         write_json(run.channel(attempt), msgspec.to_builtins(self._hub.endpoint), private=True)
         if examine:
             threading.Thread(target=self._examine, name="preflight", daemon=True).start()
+        self._notes: list[str] = []
         self._told: set[int] | None = None
         self._told_at = 0.0
         self._killed_at: float | None = None
@@ -108,8 +108,7 @@ class HostsJob:
         try:
             found = run_preflight(where, spec, self._plan, self._run.root, imports=False)
             write_preflight(self._run, found)
-            for line in failure_lines([report for report in found.reports if report.may_run]):
-                logging.warning(line)
+            self._notes = failure_lines([report for report in found.reports if report.may_run])
             require_usable_nodes(unusable_nodes(spec, found.reports))
         except OSError as error:
             return f"the preflight cannot be written: {error}"
@@ -134,13 +133,18 @@ class HostsJob:
         return self._supervisor.result()
 
     def news(self) -> str | None:
-        """Return the commands first, then which nodes have joined."""
+        """Return the commands first, then which nodes have joined and what the preflight noted."""
         came = set(self._hub.links)
         if self._told is None:
             self._told, self._told_at = set(), time.monotonic()
-            lines = [f"start these {len(self._commands)} commands, one on each node, in any order:"]
+            count = len(self._commands)
+            several = f"start these {count} commands, one on each node, in any order:"
+            lines = [several if count > 1 else "start this command on the node:"]
             lines += [f"  before, on each node:  {text}" for text in self._first]
             return "\n".join([*lines, *(f"  node {i}:  {command}" for i, command in enumerate(self._commands))])
+        if self._notes:
+            notes, self._notes = self._notes, []
+            return "\n".join(f"note     {note}" for note in notes)
         late = time.monotonic() - self._told_at > REMINDER_S and len(came) < len(self._commands)
         if came == self._told and not late:
             return None
