@@ -64,7 +64,7 @@ security := tests/security
 
 # Each of these tests loads the machine by itself; full matrices start up to four ranks that compute all the time.
 part-overload: JOBS = 1
-part-dist-1 part-dist-2: JOBS = 3
+part-dist-1 part-dist-2 part-cluster: JOBS = 3
 
 test-all: setup slurm $(addprefix part-,$(PART))
 	@exit $$(cat $(addprefix .test-all/,$(addsuffix .code,$(PART))) | sort -n | tail -1)

@@ -24,7 +24,7 @@ from tests.cluster.helpers import SRC, on, submit, wait_state
 
 TRAIN = "import fake, helper, sys; print('RAN', fake.VALUE, fake.__file__, helper.__file__, sys.argv[1])\n"
 UID = os.getuid()
-LEFT = "ls -d /tmp/allranks-* 2>/dev/null; true"
+LEFT = "ls -d /tmp/allranks-[0-9]* 2>/dev/null; true"
 
 
 @pytest.fixture

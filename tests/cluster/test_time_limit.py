@@ -53,7 +53,8 @@ def test_a_job_that_outlasts_its_time_limit_goes_on_bitwise(box: Box, shared: Pa
 
 def test_a_stop_that_is_asked_before_the_ranks_are_there_ends_nothing(box: Box, shared: Path) -> None:
     """Batch script, driver, srun, agents and ranks each take a moment until they heed a signal; none may die of it."""
-    job = Submitted(shared, spec_in(shared, cluster={"nodes": 2}, train={"max_steps": 30}, checkpoint={"mode": "full"}))
+    cluster = {"nodes": 2, "slurm": {"time": "3", "signal_s": 106}}  # the least with which 3 min count as near
+    job = Submitted(shared, spec_in(shared, cluster=cluster, train={"max_steps": 30}, checkpoint={"mode": "full"}))
     until(lambda: job.run.job.exists() and job_state(box, job.job()) == "RUNNING", limit_s=30)
     until(lambda: "batch script on" in log_of(job.run), limit_s=30)  # before, Slurm itself is still starting it
     for _ in range(60):  # seconds long, through all that starts; the second start is to be left in peace

@@ -316,8 +316,9 @@ def apply_user_env(decisions: Sequence[EnvVar], user: dict[str, str]) -> list[En
     kept = []
     for item in decisions:
         if item.name in user:
-            would = "not set it" if item.value is None else "set " + item.value
-            why = f"cluster.env (the policy would have {would}: {item.reason})"
+            would = f"would have set {item.value}" if item.value is not None else "would not have set it"
+            would = "lets each node decide" if item.source == "nodes" else would
+            why = f"cluster.env (the policy {would}: {item.reason})"
             kept.append(
                 EnvVar(
                     name=item.name,

@@ -11,7 +11,7 @@ import errno
 import logging
 import os
 import re
-import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -144,6 +144,7 @@ def liveness_problem(run: RunDir, driver: Mapping[str, Any], state: str) -> str:
 
 SCONTROL_TIMEOUT_S = 10.0
 SLURMD_TIMEOUT_S = 3.0
+CONNECT_LIMIT_S = 10.0
 SLURMD_PORT = 6818
 
 
@@ -166,18 +167,32 @@ def examine_node(slurm: Slurm, host: str) -> NodeLoss:
         return NodeLoss(host=host, lost=None, text=f"unknown: {info.reason}")
     if info is not None and is_lost(info):
         return NodeLoss(host=host, lost=True, text=f"Slurm's state of the node is {info.state}")
+    # Not from this process: the launcher may be outside of a cluster in a box, where the names of nodes mean nothing.
+    words = (host, str(_slurmd_port(slurm)), str(SLURMD_TIMEOUT_S))
     try:
-        with socket.create_connection((host, _slurmd_port(slurm)), timeout=SLURMD_TIMEOUT_S):
-            return NodeLoss(host=host, lost=False, text="its slurmd answers, so the node is not lost")
-    except ConnectionRefusedError:
-        return NodeLoss(host=host, lost=True, text="its slurmd is not running")
-    except TimeoutError:
-        return NodeLoss(host=host, lost=True, text=f"it does not answer on the network within {SLURMD_TIMEOUT_S:.0f} s")
-    except OSError as error:
-        unreachable = error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
-        return NodeLoss(
-            host=host, lost=True if unreachable else None, text=f"connecting to its slurmd: {error.strerror or error}"
-        )
+        done = slurm.call(sys.executable, "-I", "-S", "-c", _CONNECT, *words, timeout_s=CONNECT_LIMIT_S)
+    except EnvironmentNotAble as error:
+        return NodeLoss(host=host, lost=None, text=f"unknown: {error}")
+    number, _, text = (done.stdout.strip() or f"?|{' '.join(done.stderr.split())[-200:]}").partition("|")
+    lost, found = {
+        "0": (False, "its slurmd answers, so the node is not lost"),
+        str(errno.ECONNREFUSED): (True, "its slurmd is not running"),
+        str(errno.ETIMEDOUT): (True, f"it does not answer on the network within {SLURMD_TIMEOUT_S:.0f} s"),
+    }.get(number, (True if number in _UNREACHABLE else None, f"connecting to its slurmd: {text}"))
+    return NodeLoss(host=host, lost=lost, text=found)
+
+
+_UNREACHABLE = {str(code) for code in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)}
+_CONNECT = """
+import errno, socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), float(sys.argv[3])).close()
+    print("0|")
+except socket.timeout:
+    print(f"{errno.ETIMEDOUT}|")
+except OSError as error:
+    print(f"{error.errno}|{error.strerror or error}")
+"""
 
 
 def _slurmd_port(slurm: Slurm) -> int:
@@ -221,7 +236,7 @@ def handle_dead_driver(
             )
         _write_driver_record(run, {**driver, "state": "requeued"})
         return False
-    found = _describe_loss(sign, run, slurm, job, driver, node.text, lost=bool(node.lost))
+    found = _describe_loss(sign, run, slurm, job, driver, node)
     slurm.cancel(job)
     ended = {} if sign != SILENT else {"state": "failed", "exit_code": 1}
     cure = _how_to_continue(run, without if node.lost or sign != SILENT else [])
@@ -239,19 +254,17 @@ def _write_driver_record(run: RunDir, driver: Mapping[str, Any]) -> None:
         )
 
 
-def _describe_loss(
-    sign: str, run: RunDir, slurm: Slurm, job: str, driver: Mapping[str, Any], evidence: str, *, lost: bool
-) -> str:
+def _describe_loss(sign: str, run: RunDir, slurm: Slurm, job: str, driver: Mapping[str, Any], node: NodeLoss) -> str:
     host = driver.get("host", "?")
     ranks = msgspec.json.decode(read_regular(run.plan), type=LaunchPlan).nodes[0].ranks
     few = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
     state = slurm.node_state(str(host))
-    if sign == SILENT and not lost:
-        return f"the driver of job {job} on {host} recorded nothing for too long: its process is stopped or starved ({evidence}). Job {job} was cancelled"
+    if sign == SILENT and node.lost is False:
+        return f"the driver of job {job} on {host} recorded nothing for too long: its process is stopped or starved ({node.text}). Job {job} was cancelled"
     what = "has recorded nothing for too long" if sign == SILENT else "has finished, but Slurm has not noticed"
     mute = ", that is, it does not answer" if state.endswith("*") else ""
     return (
-        f"{host}, the job's first node, where its script and {few} ran, {what}: Slurm reports the node as {state}{mute} ({evidence}). "
+        f"{host}, the job's first node, where its script and {few} ran, {what}: Slurm reports the node as {state}{mute} ({node.text}). "
         f"Job {job} was cancelled"
     )
 

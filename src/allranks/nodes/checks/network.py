@@ -134,7 +134,7 @@ def port(survey: NodeSurvey) -> ChecksByHost:
     if first.free_ports:
         return {first.host: passed_check("port", str(first.free_ports[0]))}
     if survey.need.port is not None:
-        cure = f"another program listens on it on {first.host}: set cluster.rendezvous.port to null, so that a free port is chosen"
+        cure = f"another program listens on port {survey.need.port} of {first.host}: set cluster.rendezvous.port to null, so that a free port is chosen"
         return {first.host: failed_check("port", f"TAKEN({survey.need.port})", cure)}
     cure = f"other programs listen on all these ports on {first.host}: set a free port in cluster.rendezvous.port"
     return {first.host: failed_check("port", f"TAKEN({','.join(map(str, asked))})", cure)}
