@@ -18,6 +18,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 REPO = Path(__file__).resolve().parent.parent
+
+# Not the user's own folder: a test that is killed while DeepSpeed builds leaves a lock, for which every later build waits.
+os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(REPO / ".venv" / "torch_extensions"))
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    for lock in Path(os.environ["TORCH_EXTENSIONS_DIR"]).glob("*/*/lock"):
+        lock.unlink(missing_ok=True)
 _skips: Counter[str] = Counter()
 _left = {"n": 0}  # tests that this run leaves to another
 

@@ -73,7 +73,7 @@ def judge(case: Case, seen: Outcome) -> tuple[str, ...]:
         reasons.append(f"the message lacks /{case.says}/")
     reasons += [f"says /{p}/" for p in case.never if re.search(p, seen.message) or re.search(p, seen.shown)]
     # Rank 0's own output is shown live, and the traceback of a user's program is part of it.
-    begin = r"Traceback \(most recent call last\):\n" + (r'\s*File "[^"\n]*/allranks/' if case.program else "")
+    begin = r"Traceback \(most recent call last\):" + (r'\n\s*File "[^"\n]*/allranks/' if case.program else "")
     if re.search(begin, seen.shown):
         reasons.append("a traceback of allranks on the terminal")
     if seen.code == 0 and seen.status not in ("succeeded", None):

@@ -38,7 +38,9 @@ DEAF = BEGIN + (
 
 def log_of(folder: Path, text: str) -> list[str]:
     (folder / "program.py").write_text(text)
-    done, run = train(folder, {"name": "p", "script": {"path": "program.py"}, "run_root": str(folder / "runs")})
+    alone = {"procs_per_node": 1}  # of two ranks, the one that fails later may be ended before it prints
+    spec = {"name": "p", "script": {"path": "program.py"}, "run_root": str(folder / "runs"), "cluster": alone}
+    done, run = train(folder, spec)
     assert done.returncode == 1
     return run.rank_logs(1)[0].read_text().splitlines()[1:]
 
