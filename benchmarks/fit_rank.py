@@ -36,7 +36,7 @@ from allranks.train.data.prepared import TokenSet, _map, _save
 from allranks.train.data.sampler import Rows, SampleOrder
 from allranks.train.data.tokenization import EncodedRow
 from allranks.train.distributed import DistContext, join_process_group, leave_process_group
-from allranks.train.loop import TrainingLoop
+from allranks.train.engines import engine_of
 from allranks.train.models.adapters import add_adapter
 from allranks.train.models.build import load_model
 from allranks.train.models.losses import LossModel
@@ -120,17 +120,15 @@ class Rank:
         set_up_strategy(
             strategy, filler, loss_model, model, adamw(spec.train), self._world.group, spec.train.max_grad_norm
         )
-        if strategy.warmup:
-            strategy.module.train()
-            strategy.backward(strategy.module(self._batch(self._order.micro_batches(0)[0])) * 0.0)
-            strategy.optimizer.zero_grad(set_to_none=True)
+        strategy.warm_up(self._batch(self._order.micro_batches(0)[0]))
         return strategy
 
     def train(self, strategy: Strategy, steps: int) -> None:
         """Real steps of the real loop."""
         plan = LoopPlan(0, steps, self._spec.train, 1, 1, lambda done: False, lambda done, stop: None)
         events = EventLog(self._folder / f"events{self._world.rank}.jsonl", self._world.rank)
-        TrainingLoop(self._world, strategy, self._order, self._tokens, self._batch, plan, events, StopRequest()).run()
+        engine = engine_of(self._plan.strategy)
+        engine(self._world, strategy, self._order, self._tokens, self._batch, plan, events, StopRequest()).run()
         events.close()
 
 
@@ -208,7 +206,7 @@ def main() -> None:
     facts = machine_facts()
     plan = make_plan(spec, facts)
     if plan.strategy.startswith("deepspeed"):
-        from allranks.train.strategies.deepspeed_engine import load_deepspeed
+        from allranks.train.engines.deepspeed_engine import load_deepspeed
 
         load_deepspeed()
     with tempfile.TemporaryDirectory() as folder:

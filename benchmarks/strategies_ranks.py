@@ -32,7 +32,8 @@ from allranks.train.data.prepared import TokenSet, _map, _save
 from allranks.train.data.sampler import Rows, SampleOrder
 from allranks.train.data.tokenization import EncodedRow, train_tokenizer
 from allranks.train.distributed import DistContext, join_process_group, leave_process_group
-from allranks.train.loop import StepWatcher, loop_of
+from allranks.train.engines import engine_of
+from allranks.train.loop import StepWatcher
 from allranks.train.models.adapters import add_adapter
 from allranks.train.models.build import build_model
 from allranks.train.models.losses import LossModel
@@ -59,10 +60,7 @@ class Runner:
         self.strategy: Strategy = strategies.create(name, options_of(name, batch))
         self.strategy.setup(self.model, adamw(TRAIN), world.group, 1.0)
         self.done = 0
-        if self.strategy.warmup:
-            self.strategy.module.train()
-            self.strategy.backward(self.strategy.module(self._make(self._order.micro_batches(0)[0])) * 0.0)
-            self.strategy.optimizer.zero_grad(set_to_none=True)
+        self.strategy.warm_up(self._make(self._order.micro_batches(0)[0]))
 
     @property
     def log(self) -> Path:
@@ -81,7 +79,7 @@ class Runner:
         plan = LoopPlan(self.done, self.done + steps, TRAIN, 1, 1, lambda done: False, lambda done, stop: None)
         events = EventLog(self.log, self.world.rank)
         stop = StopRequest()
-        make = loop_of(self.name)
+        make = engine_of(self.name)
         loop = make(self.world, self.strategy, self._order, self._tokens, self._make, plan, events, stop, watcher)
         dist.barrier(group=self.world.control)
         self.tokens, began = 0, time.perf_counter()

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from allranks.spec.strategies import strategy_info
+
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "strategies"
 COLOURS = {
     "forward": "#4c78a8",
@@ -24,17 +26,9 @@ COLOURS = {
 Bars = list[tuple[str, float, float]]
 
 
-# Strategies that share a file with others of their family.
-FILES = {
-    "simple_ddp_ga": "simple_ddp",
-    "simple_ddp_hook": "simple_ddp",
-    "simple_ddp_async": "simple_ddp",
-    "deepspeed_zero1": "deepspeed_zero",
-    "deepspeed_zero2": "deepspeed_zero",
-    "deepspeed_zero3": "deepspeed_zero",
-    "pytorch_zero2": "fsdp2",
-    "pytorch_zero3": "fsdp2",
-}
+def code_of(name: str) -> str:
+    """Return the path of a strategy's file below `allranks.train`."""
+    return strategy_info(name).target.partition(":")[0].replace(".", "/") + ".py"
 
 
 @dataclass(frozen=True)
@@ -200,7 +194,7 @@ def text(page: Page) -> str:
 | options | {page.options} |
 
 P: parameters; T: trained ones, n of them tensors, of g bytes each; A: micro-steps; W: ranks. The picture shows the order of operations, not measured
-times. [All strategies](README.md); code: `src/allranks/train/{page.code or f"strategies/{FILES.get(page.name, page.name)}.py"}`.
+times. [All strategies](README.md); code: `src/allranks/train/{page.code or code_of(page.name)}`.
 """
 
 
@@ -219,7 +213,8 @@ def readme() -> str:
     return (
         """# Strategies
 
-Each strategy is one short file below `src/allranks/train/strategies/` that implements one contract (`Strategy` in `base.py`). The spec selects it by name:
+Each strategy is one short file below `src/allranks/train/strategies/` that implements one contract (`Strategy` in `base.py`); those of DeepSpeed and
+Hugging Face's Trainer are in `src/allranks/train/engines/`. The spec selects it by name:
 `strategy: {name: zero2}`. Each hand-written strategy improves one thing over the one before it; torch's equivalents are listed too.
 
 | strategy | what is new | bytes per step, and their collectives | overlaps with computation | memory per rank | at two ranks |

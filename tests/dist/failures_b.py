@@ -99,7 +99,7 @@ def of_deepspeed(world: DistContext, args: dict[str, Any]) -> Any:
     import deepspeed
     from deepspeed.launcher.runner import fetch_hostfile
 
-    from allranks.train.strategies.deepspeed_engine import load_deepspeed
+    from allranks.train.engines.deepspeed_engine import load_deepspeed
 
     load_deepspeed()
 

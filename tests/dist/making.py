@@ -25,7 +25,7 @@ from allranks.train.data.prepared import TokenSet, _map, _save
 from allranks.train.data.sampler import SampleOrder
 from allranks.train.data.tokenization import EncodedRow, train_tokenizer
 from allranks.train.distributed import DistContext, join_process_group, leave_process_group
-from allranks.train.loop import loop_of
+from allranks.train.engines import engine_of
 from allranks.train.models import moe, precision
 from allranks.train.models.adapters import add_adapter
 from allranks.train.models.build import build_model
@@ -220,7 +220,7 @@ def train_with(
     def make(rows: Any) -> Batch:
         return collate(tokens, rows, 0, None)
 
-    loop_of(name)(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
+    engine_of(name)(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
     norms = [e["grad_norm"] for e in read_events(folder / f"events{world.rank}.jsonl") if e["event"] == "step"][-STEPS:]
     whole = {n: w for n, w in strategy.weights(trained_only=True).items() if n in wanted}
     assert world.rank != 0 or whole.keys() == wanted
@@ -249,15 +249,12 @@ def go_on(
     def make(rows: Any) -> Batch:
         return collate(tokens, rows, 0, None)
 
-    if strategy.warmup:
-        strategy.module.train()
-        strategy.backward(strategy.module(make(order.micro_batches(0)[0])) * 0.0)
-        strategy.optimizer.zero_grad(set_to_none=True)
+    strategy.warm_up(make(order.micro_batches(0)[0]))
     plan = LoopPlan(
         first, last, TrainSpec(lr=1e-2, schedule="constant"), 1, 1, lambda done: False, lambda done, stop: None
     )
     events = EventLog(folder / f"events{world.rank}.jsonl", world.rank)
-    loop_of(strategy.named_here)(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
+    engine_of(strategy.named_here)(world, strategy, order, tokens, make, plan, events, StopRequest()).run()
 
 
 def whole_state(strategy: Any, world: DistContext) -> dict[str, torch.Tensor]:

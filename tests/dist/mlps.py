@@ -17,7 +17,7 @@ from allranks.train.benchmark.differences import update_error
 from allranks.train.checkpoint import writer as module_of_files
 from allranks.train.data.sampler import SampleOrder
 from allranks.train.distributed import DistContext
-from allranks.train.loop import loop_of
+from allranks.train.engines import engine_of
 from allranks.train.optimizer import adamw
 from allranks.train.setup import set_up_strategy
 from allranks.train.step_metrics import LoopPlan, StopRequest
@@ -99,7 +99,7 @@ def every_strategy(world: DistContext, args: dict[str, Any]) -> Any:
         events = EventLog(folder / f"events{world.rank}.jsonl", world.rank)
         make = task.batches(data, dtype, world.device)
         order = orders(world, len(data.train))[world.rank]
-        loop_of(name)(world, strategy, order, data.train, make, plan, events, StopRequest()).run()
+        engine_of(name)(world, strategy, order, data.train, make, plan, events, StopRequest()).run()
         evaluator = task.evaluator(world, module, data, dtype)
         assert evaluator is not None
         loss = evaluator.run().loss

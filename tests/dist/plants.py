@@ -13,15 +13,13 @@ import torch.distributed as dist
 from allranks.spec import trainer_arguments as hf_arguments
 from allranks.train.checkpoint import loader
 from allranks.train.distributed import DistContext
+from allranks.train.engines import deepspeed_engine, deepspeed_state, deepspeed_zero
 from allranks.train.engines import hf_trainer as hf_engine
 from allranks.train.engines import hf_trainer_steps as hf_feed
 from allranks.train.engines import hf_trainer_steps as hf_trainer
 from allranks.train.models import moe
 from allranks.train.strategies import (
     bucket_ddp_async,
-    deepspeed_engine,
-    deepspeed_state,
-    deepspeed_zero,
     fsdp2,
     gradient_sync,
     sharded_optimizer,
@@ -409,7 +407,7 @@ class _Bugs:
 
     @staticmethod
     def whole_weights_kept(world: DistContext) -> None:
-        def loaded(self: Any) -> None:
+        def finish_loading(self: Any) -> None:
             deepspeed_engine.renew_copies(self.weight_shards(), self.state_ranges())
 
-        deepspeed_zero.DeepSpeedZero3.loaded = loaded  # type: ignore[method-assign]
+        deepspeed_zero.DeepSpeedZero3.finish_loading = finish_loading  # type: ignore[method-assign]

@@ -15,7 +15,8 @@ from allranks.spec.records import TrainSpec
 from allranks.train import strategies
 from allranks.train.data.batches import IGNORE, collate
 from allranks.train.distributed import DistContext
-from allranks.train.loop import NullStepWatcher, loop_of
+from allranks.train.engines import engine_of
+from allranks.train.loop import NullStepWatcher
 from allranks.train.optimizer import adamw
 from allranks.train.step_metrics import LoopPlan, StopRequest
 from tests.dist.making import built, options_of, orders_of, tokens_of
@@ -82,16 +83,12 @@ def _trained(name: str, world: DistContext, tokens: Any, how: dict[str, Any], fo
     module = built(how)
     start = {n: p.detach().double() for n, p in module.named_parameters() if p.requires_grad}
     strategy.setup(module, adamw(TrainSpec(lr=LR)), world.group, how["clip"])
-    if strategy.warmup:
-        batch = collate(tokens, orders_of(world, tokens, how)[world.rank].micro_batches(0)[0], 0, None)
-        strategy.module.train()
-        strategy.backward(strategy.module(batch) * 0.0)
-        strategy.optimizer.zero_grad(set_to_none=True)
+    strategy.warm_up(collate(tokens, orders_of(world, tokens, how)[world.rank].micro_batches(0)[0], 0, None))
     looks = _Looks(strategy, start, how["looks"])
     train = TrainSpec(lr=LR, schedule="constant")
     plan = LoopPlan(0, how["looks"][-1], train, 1, 1, lambda done: False, lambda done, stop: None)
     with EventLog(folder / f"events{world.rank}.jsonl", world.rank) as events:
-        loop_of(name)(
+        engine_of(name)(
             world, strategy, orders_of(world, tokens, how)[world.rank], tokens, lambda rows: collate(tokens, rows, 0, None),
             plan, events, StopRequest(), looks,
         ).run()  # fmt: skip

@@ -20,7 +20,7 @@ from allranks.train.benchmark.measurements import CollectiveRecorder, MemoryUsag
 from allranks.train.data.batches import collate
 from allranks.train.data.prepared import TokenSet
 from allranks.train.distributed import DistContext
-from allranks.train.loop import loop_of
+from allranks.train.engines import engine_of
 from allranks.train.models.losses import LossModel
 from allranks.train.optimizer import adamw
 from allranks.train.step_metrics import LoopPlan, StopRequest
@@ -168,7 +168,7 @@ def mechanism(world: DistContext, args: dict[str, Any]) -> Any:
         events = EventLog(Path(args["folder"]) / f"events{world.rank}.jsonl", world.rank)
         order = orders_of(world, tokens, how)[world.rank]
         watcher = _Watching(recorder)
-        engine = loop_of(name)
+        engine = engine_of(name)
         engine(
             world,
             strategy,

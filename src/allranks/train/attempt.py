@@ -123,7 +123,7 @@ def log_remarks(here: Attempt, adapted: Sequence[str], strategy: Strategy) -> No
     """Log remarks on the adapters and on the strategy after their set-up."""
     remarks = [("adapter", text) for text in adapted]
     remarks += [("strategy", text) for text in offload_warnings(here.plan.strategy_options, here.world.device.type)]
-    remarks += [("strategy", text) for text in getattr(strategy, "remarks", ())]
+    remarks += [("strategy", text) for text in strategy.remarks]
     for what, remark in remarks:
         here.events.write("remark", what=what, message=remark)
         here.say_once(remark)
@@ -131,11 +131,10 @@ def log_remarks(here: Attempt, adapted: Sequence[str], strategy: Strategy) -> No
 
 def log_engine(here: Attempt, strategy: Strategy) -> None:
     """Log the version, start-up time and configuration of the engine, if the strategy uses another library's."""
-    facts, config = getattr(strategy, "facts", None), getattr(strategy, "config", None)
-    if facts:
-        here.events.write("engine", **facts)
-    if config and here.world.is_first:
-        write_json(here.run.engine_config, config)
+    if strategy.engine_facts:
+        here.events.write("engine", **strategy.engine_facts)
+    if strategy.engine_config and here.world.is_first:
+        write_json(here.run.engine_config, strategy.engine_config)
 
 
 def log_model(here: Attempt, parameters: tuple[int, int], seconds: float) -> None:

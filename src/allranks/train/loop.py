@@ -13,7 +13,6 @@ import torch
 
 from allranks.rundir.events import EventLog
 from allranks.rundir.heartbeat import HeartbeatWriter, heartbeat
-from allranks.spec.strategies import strategy_info
 from allranks.train.data.batches import Batch
 from allranks.train.data.prepared import TokenSet
 from allranks.train.data.sampler import Rows, SampleOrder
@@ -21,8 +20,7 @@ from allranks.train.distributed import DistContext
 from allranks.train.optimizer import learning_rate, set_learning_rate
 from allranks.train.step_metrics import LoopOutcome, LoopPlan, StepMetrics, StepWork, StopRequest, TokenCounts
 from allranks.train.step_timers import StepTimer
-from allranks.train.strategies import import_target
-from allranks.train.strategies.base import Strategy
+from allranks.train.strategies.base import LoopStrategy
 
 
 class HeartbeatWatcher:
@@ -107,7 +105,7 @@ class TrainingLoop:
     def __init__(
         self,
         world: DistContext,
-        strategy: Strategy,
+        strategy: LoopStrategy,
         order: SampleOrder,
         tokens: TokenSet,
         make_batch: Callable[[Rows], Batch],
@@ -122,7 +120,7 @@ class TrainingLoop:
         self._step_metrics = StepMetrics(world, order, tokens, plan, events, stop)
         self._watcher.attach(self._step_metrics.quiet)
         self._clock = StepTimer(world.device)
-        self._clock.follow(strategy.module, strategy.optimizer)
+        self._clock.follow(strategy.module, update_times_comparable=strategy.update_times_comparable)
 
     def run(self) -> LoopOutcome:
         """Run all steps; return when every rank has done the same number of steps.
@@ -180,8 +178,3 @@ class TrainingLoop:
         clock.lap("optimizer")
         rate = self._strategy.optimizer.param_groups[0]["lr"]
         return StepWork(step, loss_sum, norm, counts, trained, rate, clock.end_step(), sequences)
-
-
-def loop_of(name: str) -> type[TrainingLoop]:
-    """Return the engine that runs a strategy's optimizer steps: `TrainingLoop`, or a class with the same interface."""
-    return import_target(strategy_info(name).engine)

@@ -37,7 +37,7 @@ from allranks.utils.filesystem import apply_umask
 
 def set_up_strategy(
     strategy: Strategy,
-    filler: WeightLoader,
+    loader: WeightLoader,
     module: nn.Module,
     model: nn.Module,
     make_optimizer: MakeOptimizer,
@@ -46,7 +46,7 @@ def set_up_strategy(
 ) -> tuple[bytes | None, LoadReport]:
     """Call the strategy's `setup`. Collective.
 
-    A strategy with a ``filler`` loads weights unit by unit and keeps its shard of each; the others get a model with all weights.
+    A strategy that `loads_in_parts` keeps its shard of each weight; the others get a model with all weights.
 
     Args:
         module: what the strategy gets: `model` with its loss. Digests use the names within `model`.
@@ -54,15 +54,15 @@ def set_up_strategy(
     Returns:
         The digest of the full weights, if no rank holds them after `setup`; and what loading did.
     """
-    in_parts = hasattr(strategy, "filler")
-    filler.begin(module, model, in_parts=in_parts)
+    in_parts = strategy.loads_in_parts
+    loader.begin(module, model, in_parts=in_parts)
     if in_parts:
-        strategy.filler = filler  # type: ignore[attr-defined]
+        strategy.weight_loader = loader
     else:
-        filler.whole(module.named_parameters())
+        loader.whole(module.named_parameters())
     whole = None if in_parts or strategy.replicated else weights_digest(model)
     strategy.setup(module, make_optimizer, group, clip_norm)
-    parts, loaded = filler.finish()
+    parts, loaded = loader.finish()
     return parts if in_parts else whole, loaded
 
 
@@ -184,15 +184,6 @@ def restore(here: Attempt, built: TrainingSetup) -> int:
         built.digest = hashlib.sha256(msgspec.json.encode(checkpoints.read_manifest(here.run, step)["files"])).digest()
     here.events.write("resume", from_step=step, inexact=here.args.inexact)
     return step
-
-
-def warmup(strategy: Strategy, batch: Any) -> None:
-    """Run a forward and backward pass with loss 0, for strategies that record the order of gradients."""
-    state = distributed.rng_state()
-    strategy.module.train()
-    strategy.backward(strategy.module(batch) * 0.0)
-    strategy.optimizer.zero_grad(set_to_none=True)
-    distributed.set_rng_state(state)
 
 
 def log_experts(here: Attempt, built: TrainingSetup, done: int) -> None:

@@ -227,13 +227,10 @@ class StepTimer:
     def __post_init__(self) -> None:
         self._own: ComputeTimer = CudaComputeTimer() if self.device.type == "cuda" else CpuComputeTimer()
 
-    def follow(self, module: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Measure backward passes of this module without the wait at their end, and its optimizer if ranks can be compared."""
+    def follow(self, module: nn.Module, *, update_times_comparable: bool = True) -> None:
+        """Measure backward passes of this module without the wait at their end, and its updates if ranks can be compared."""
         hook_end_of_backward(module, self._own.backward_over)
-        # The norm of sharded weights is computed by functional collectives, which do not call `Work.wait`.
-        waits = any(isinstance(p, DTensor) for p in module.parameters() if p.requires_grad)
-        # ZeroRedundancyOptimizer, which holds another one in `optim`, gives each rank whole weights: some have more than others.
-        self._optimizer_hidden = waits or hasattr(optimizer, "optim")
+        self._optimizer_hidden = not update_times_comparable
 
     def begin(self) -> None:
         """Start a step."""

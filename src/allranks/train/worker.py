@@ -24,10 +24,11 @@ from allranks.train.data.prepared import PreparedData
 from allranks.train.data.sampler import SampleOrder, steps_of_epochs
 from allranks.train.distributed import from_first, join_process_group, leave_process_group
 from allranks.train.early_stopping import EarlyStopping, evaluations_until
+from allranks.train.engines import engine_of
 from allranks.train.evaluation import sample_answers
 from allranks.train.loggers import make_loggers
-from allranks.train.loop import HeartbeatWatcher, NullStepWatcher, StepWatcher, loop_of
-from allranks.train.setup import TrainingSetup, build_training, log_end, log_experts, restore, warmup
+from allranks.train.loop import HeartbeatWatcher, NullStepWatcher, StepWatcher
+from allranks.train.setup import TrainingSetup, build_training, log_end, log_experts, restore
 from allranks.train.step_metrics import LoopOutcome, LoopPlan, StopRequest
 from allranks.train.sync_proof import prove_ranks
 from allranks.train.tasks import TrainingTask, task_of
@@ -233,8 +234,7 @@ class Worker:
         if total > first:
             sample = make_batch(order.micro_batches(0)[0])
             log_batch(here, sample, built.model)
-            if built.strategy.warmup:
-                warmup(built.strategy, sample)
+            built.strategy.warm_up(sample)
         if built.experts:
             built.experts.begin(first)
         plan = LoopPlan(
@@ -248,7 +248,7 @@ class Worker:
         )
         watcher = HeartbeatWatcher(self._watcher(built, first, total))
         try:
-            outcome = loop_of(here.plan.strategy)(
+            outcome = engine_of(here.plan.strategy)(
                 here.world, built.strategy, order, data.train, make_batch, plan, here.events, here.stop, watcher
             ).run()
         except NonFiniteLoss as error:

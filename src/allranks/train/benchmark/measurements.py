@@ -29,9 +29,7 @@ class MemoryUsage:
 
     def __init__(self, strategy: Strategy, model: nn.Module) -> None:
         self._strategy, self._model = strategy, model
-        self._inner: Any = getattr(
-            strategy.optimizer, "optim", strategy.optimizer
-        )  # the optimizer inside ZeroRedundancyOptimizer
+        self._inner = strategy.updating_optimizer
         self.gradients = 0
         self._gradient_storages: list[tuple[StorageWeakRef, int]] = []
         self.updates = 0
@@ -45,13 +43,13 @@ class MemoryUsage:
     def _look(self, *_: Any) -> None:
         self.updates += 1
         storages = _storages(p.grad for p in self._parameters() if p.grad is not None)
-        self._buckets = getattr(self._strategy, "bucket_bytes", 0)
+        self._buckets = self._strategy.bucket_bytes
         self.gradients = sum(s.nbytes() for s in storages.values()) + self._buckets
         self._gradient_storages = [(StorageWeakRef(s), s.nbytes()) for s in storages.values()]
 
     def weights(self) -> int:
         """Bytes of weights; for weights that are gathered temporarily, those of the shards."""
-        return _total([*self._parameters(), *getattr(self._strategy, "shards", ())])
+        return _total([*self._parameters(), *self._strategy.extra_weights()])
 
     def optimizer_state(self) -> int:
         return _total(v for state in self._inner.state.values() for v in state.values() if isinstance(v, torch.Tensor))

@@ -19,11 +19,12 @@ from allranks.train import distributed
 from allranks.train.data.batches import Batch
 from allranks.train.data.sampler import Rows, SampleOrder
 from allranks.train.distributed import DistContext
+from allranks.train.engines import Engine
 from allranks.train.loop import StepWatcher, TrainingLoop
 from allranks.train.models import adapters
 from allranks.train.models.losses import LossModel
 from allranks.train.optimizer import adamw
-from allranks.train.setup import set_precision, stored_dtype, warmup
+from allranks.train.setup import set_precision, stored_dtype
 from allranks.train.step_metrics import LoopPlan, StopRequest
 from allranks.train.strategies.base import Strategy
 from allranks.train.tasks import task_of, whole_model
@@ -128,8 +129,7 @@ class TrialRunner:
         model = self.model()
         distributed.seed_rank(self.spec.train.seed, self.world.rank)
         strategy.setup(model, adamw(self.spec.train), self.world.group, self.spec.train.max_grad_norm)
-        if strategy.warmup:
-            warmup(strategy, self.make_batch(self.order.micro_batches(0)[0]))
+        strategy.warm_up(self.make_batch(self.order.micro_batches(0)[0]))
         return model
 
     def log(self, name: str, trial: str) -> Path:
@@ -142,7 +142,7 @@ class TrialRunner:
         steps: int,
         log: Path,
         watcher: StepWatcher | None,
-        loop: type[TrainingLoop] = TrainingLoop,
+        engine: type[Engine] = TrainingLoop,
     ) -> tuple[list[dict[str, Any]], TrialWork]:
         """Train and return the events of the steps and the work in them."""
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -157,5 +157,5 @@ class TrialRunner:
             0, steps, self.spec.train, 1, self.batch.global_batch_size, lambda done: False, lambda done, stop: None
         )
         with EventLog(log, self.world.rank) as events:
-            loop(self.world, strategy, self.order, self.data.train, make, plan, events, StopRequest(), watcher).run()
+            engine(self.world, strategy, self.order, self.data.train, make, plan, events, StopRequest(), watcher).run()
         return [e for e in read_events(log) if e["event"] == "step"], work

@@ -19,7 +19,7 @@ from allranks.train.benchmark.measurements import CollectiveRecorder, MemoryUsag
 from allranks.train.benchmark.repeats import with_load
 from allranks.train.benchmark.trials import TrialRunner, uneven_trial
 from allranks.train.distributed import DistContext
-from allranks.train.loop import loop_of
+from allranks.train.engines import engine_of
 from allranks.train.strategies.base import Sizes, Traffic
 from allranks.train.strategies.simple_ddp import SimpleDDP
 
@@ -87,7 +87,7 @@ class Verifier:
         watcher = _RecordThenProfile(recorder, window, held)
         (steps, work), load = with_load(
             self._world,
-            lambda: bench.train(strategy, VERIFY_STEPS, bench.log(name, "repeat0"), watcher, loop_of(name)),
+            lambda: bench.train(strategy, VERIFY_STEPS, bench.log(name, "repeat0"), watcher, engine_of(name)),
         )
         work.updates = held.updates
         expected: list[Traffic] = strategy.traffic(self.sizes, self._world.size, bench.batch.grad_accum)
@@ -111,7 +111,7 @@ class Verifier:
         """Return what a strategy did in `UNEVEN_STEPS` steps of the uneven trial."""
         bench, strategy = self._uneven, strategies.create(name, options)
         model = bench.setup(strategy)
-        steps, work = bench.train(strategy, UNEVEN_STEPS, bench.log(name, "uneven"), None, loop_of(name))
+        steps, work = bench.train(strategy, UNEVEN_STEPS, bench.log(name, "uneven"), None, engine_of(name))
         return self.baselines["uneven"].judge(strategy, model, steps, work)
 
     def time(self, name: str, options: dict[str, Any], repeat: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -120,7 +120,7 @@ class Verifier:
         model = bench.setup(strategy)
         log = bench.log(name, f"repeat{repeat + 1}")
         (steps, work), load = with_load(
-            self._world, lambda: bench.train(strategy, self.timed_steps, log, None, loop_of(name))
+            self._world, lambda: bench.train(strategy, self.timed_steps, log, None, engine_of(name))
         )
         return steps, {"load": load, **self.baselines["timed"].judge(strategy, model, steps, work)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,9 @@ def load_full(folder: Path, strategy: Strategy, published: PublishedFiles, rank:
     weights = strategy.weight_shards()
     inside = [s for s in weights if s.key in stored]
     _load_published(folder, [s for s in weights if s.key not in stored], published)
-    keeps_master = getattr(strategy, "keeps_master", False)
-    keys = [key for key in stored if keeps_master or not key.endswith(f"/{MASTER}")]
+    keys = [key for key in stored if strategy.keeps_master or not key.endswith(f"/{MASTER}")]
     shards.read_shards([*inside, *allocate_state(strategy.state_ranges(), keys)], state)
-    _finish_loading(strategy)
+    strategy.finish_loading()
     own = state / f"rank{rank}.pt"
     if own.exists():
         distributed.set_rng_state(torch.load(own, weights_only=True))
@@ -62,7 +61,7 @@ def load_weights_only(folder: Path, strategy: Strategy, published: PublishedFile
         _load_converted(folder, wanted, model)
     else:
         _load_published(folder, wanted, published)
-    _finish_loading(strategy)
+    strategy.finish_loading()
 
 
 def require_same(world: DistContext, folder: Path, now: TrainingIdentity, *, allow_inexact: bool) -> None:
@@ -99,13 +98,6 @@ def _difference(
         f"{folder}: since it was written, {' and '.join(changed)}, so a resume would not be exact; "
         "give what it was written with, or use --allow-inexact"
     )
-
-
-def _finish_loading(strategy: Strategy) -> None:
-    """Let the strategy update copies that it keeps apart from the loaded state."""
-    loaded: Callable[[], None] | None = getattr(strategy, "loaded", None)
-    if loaded is not None:
-        loaded()
 
 
 def _load_published(folder: Path, wanted: Sequence[TensorShard], published: PublishedFiles) -> None:

@@ -1,1 +1,53 @@
-"""Engines that run the optimizer steps in place of `train.loop`."""
+"""Engines: what runs the optimizer steps of a strategy. `train.loop.TrainingLoop` is the usual one.
+
+Other libraries are here: Hugging Face's Trainer, which is an engine and has a strategy of its own, and DeepSpeed, whose
+strategies are run by `TrainingLoop`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from allranks.rundir.events import EventLog
+from allranks.spec.strategies import strategy_info
+from allranks.train.data.batches import Batch
+from allranks.train.data.prepared import TokenSet
+from allranks.train.data.sampler import Rows, SampleOrder
+from allranks.train.distributed import DistContext
+from allranks.train.loop import StepWatcher
+from allranks.train.step_metrics import LoopOutcome, LoopPlan, StopRequest
+from allranks.train.strategies import import_target
+
+
+class Engine(Protocol):
+    """Run optimizer steps until all planned steps are done or all ranks agree to stop.
+
+    ``strategy`` is a `Strategy` of the kind that the engine needs, which the annotation of its constructor says.
+    """
+
+    def __init__(
+        self,
+        world: DistContext,
+        strategy: Any,
+        order: SampleOrder,
+        tokens: TokenSet,
+        make_batch: Callable[[Rows], Batch],
+        plan: LoopPlan,
+        events: EventLog,
+        stop: StopRequest,
+        watcher: StepWatcher | None = None,
+    ) -> None: ...
+
+    def run(self) -> LoopOutcome:
+        """Run all steps; return when every rank has done the same number of steps.
+
+        Raises:
+            NonFiniteLoss: on every rank; the weights are those before the named step.
+        """
+        ...
+
+
+def engine_of(name: str) -> type[Engine]:
+    """Return the engine that runs the optimizer steps of a strategy."""
+    return import_target(strategy_info(name).engine)

@@ -31,10 +31,10 @@ from allranks.train.data.prepared import TokenSet
 from allranks.train.data.sampler import Rows, SampleOrder
 from allranks.train.distributed import DistContext
 from allranks.train.engines.hf_trainer_steps import RanksTrainer, RowDataset, TrainerStep, check_rows, loader, prove_fed
+from allranks.train.engines.hf_trainer_strategy import HFTrainer
 from allranks.train.loop import NullStepWatcher, StepWatcher
 from allranks.train.optimizer import learning_rate
 from allranks.train.step_metrics import LoopOutcome, LoopPlan, ReducedStep, StepMetrics, StepWork, StopRequest
-from allranks.train.strategies.hf_trainer import HFTrainer
 from allranks.train.sync_proof import prove_weights
 
 

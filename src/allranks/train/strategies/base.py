@@ -1,6 +1,6 @@
-"""Define the Strategy contract, the expected communication of a step, and what replicated strategies share.
+"""Define the contract of strategies, the expected communication of a step, and what replicated strategies share.
 
-The loop calls, for every optimizer step with ``A`` micro-batches::
+The loop calls of a `LoopStrategy`, for every optimizer step with ``A`` micro-batches::
 
     for i in range(A):
         with (strategy.accumulate() if i < A - 1 else nullcontext()):
@@ -15,16 +15,19 @@ block and one for the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from allranks.errors import SpecError
+from allranks.train import distributed
+from allranks.train.models.weight_loader import WeightLoader
 from allranks.train.strategies.gradient_sync import broadcast_from_first, require_same_order
 from allranks.train.strategies.shards import StateRange, TensorShard, whole_states, whole_weights
 
@@ -60,37 +63,99 @@ class Sizes:
 MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 
 
-class Strategy(Protocol):
-    """A way to distribute training over ranks.
+class Strategy(ABC):
+    """A way to distribute training over ranks, as the worker, checkpoints, evaluation, compare and the engines see it.
 
-    ``remarks`` is a tuple of sentences on choices that `setup` made by itself. A strategy that shards weights may have a
-    ``filler``, set before `setup`: then the model has no weights, and `setup` loads them unit by unit (see
-    `allranks.train.models.weight_loader`).
+    Members without a value here must be defined. An engine may require more: `TrainingLoop` runs a `LoopStrategy`.
     """
 
     module: nn.Module
+    """What computes the loss of a batch; set by `setup`."""
     optimizer: torch.optim.Optimizer
-    warmup: bool  # run and discard one forward and backward pass before the first step
-    replicated: bool  # every rank's module holds all weights, as plain tensors
-    claims_overlap: bool  # communication overlaps with backward
-    forward_has_collectives: (
-        bool  # forward communicates: all ranks must run the same number of forward passes, also in evaluation
-    )
+    """What gets the learning rate; set by `setup`."""
+    replicated: bool
+    """Every rank's module holds all weights, as plain tensors."""
+    forward_has_collectives: bool
+    """Forward communicates: all ranks must run the same number of forward passes, also in evaluation."""
+    claims_overlap: bool = False
+    """Communication overlaps with backward."""
+    loads_in_parts: bool = False
+    """Before `setup`, `weight_loader` is set and the model has no weights: `setup` loads them unit by unit."""
+    weight_loader: WeightLoader | None = None
+    """Loads the weights if `loads_in_parts`; None: the model has its weights."""
+    keeps_master: bool = False
+    """The optimizer updates copies of the weights, so that master weights of a checkpoint are loaded, too."""
+    remarks: tuple[str, ...] = ()
+    """Sentences on choices that `setup` made by itself, for the log."""
+    engine_facts: Mapping[str, Any] | None = None
+    """Name, version and start-up times of another library's engine, for the event ``engine``."""
+    engine_config: Mapping[str, Any] | None = None
+    """Configuration of another library's engine, which is saved in the run folder."""
+    bucket_bytes: int = 0
+    """Bytes of gradient copies that a library keeps beside the gradients."""
 
+    @property
+    def updating_optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer that updates this rank's tensors and holds their state, if `optimizer` wraps it."""
+        return self.optimizer
+
+    @property
+    def update_times_comparable(self) -> bool:
+        """Whether every rank updates an equal share, and no wait for other ranks is counted as time of the update."""
+        return True
+
+    @abstractmethod
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
     ) -> None:
         """Set up a model, make its weights equal on all ranks, and create the optimizer. Collective."""
-        ...
 
+    def warm_up(self, batch: Any) -> None:  # noqa: B027 - optional
+        """Run and discard what must precede the first step. Collective."""
+
+    @abstractmethod
+    def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
+        """Return the expected communication of an optimizer step of `accum` micro-steps. Call after `setup`."""
+
+    @abstractmethod
+    def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
+        """Return full weights by name in the module given to `setup`, on the CPU of rank 0; ``{}`` on other ranks.
+        Collective."""
+
+    @abstractmethod
+    def weight_shards(self) -> list[TensorShard]:
+        """Return this rank's parts of trained weights and buffers, ``model/<name>``, as views. Not collective.
+
+        Values written to them take effect in the model after all ranks have called `finish_loading`.
+        """
+
+    @abstractmethod
+    def state_ranges(self) -> list[StateRange]:
+        """Return which parameter's state this rank's optimizer holds where. Not collective."""
+
+    def finish_loading(self) -> None:  # noqa: B027 - optional
+        """Apply values that were read into `weight_shards` and `state_ranges` to copies of them. Collective."""
+
+    def extra_weights(self) -> list[torch.Tensor]:
+        """Return tensors with weights that this rank keeps beside those of the module and the optimizer."""
+        return []
+
+
+class LoopStrategy(Strategy):
+    """A strategy whose optimizer steps `train.loop.TrainingLoop` runs (see the top of this file)."""
+
+    warmup: bool = False
+    """Run and discard one forward and backward pass before the first step."""
+
+    @abstractmethod
     def accumulate(self) -> AbstractContextManager[Any]:
         """Return a context for micro-steps that must not communicate."""
-        ...
 
+    @abstractmethod
     def backward(self, loss: torch.Tensor) -> None:
         """Run backward, with communication if the strategy communicates there."""
-        ...
 
+    @abstractmethod
     def step(self) -> torch.Tensor:
         """Finish communication, clip, update, clear gradients.
 
@@ -99,27 +164,16 @@ class Strategy(Protocol):
         Returns:
             The gradient norm before clipping, a float32 scalar on the device.
         """
-        ...
 
-    def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
-        """Return the expected communication of an optimizer step of `accum` micro-steps. Call after `setup`."""
-        ...
-
-    def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
-        """Return full weights by name in the module given to `setup`, on the CPU of rank 0; ``{}`` on other ranks.
-        Collective."""
-        ...
-
-    def weight_shards(self) -> list[TensorShard]:
-        """Return this rank's parts of trained weights and buffers, ``model/<name>``, as views. Not collective.
-
-        Values written to them take effect in the model; if the strategy has ``loaded()``, after all ranks have called it.
-        """
-        ...
-
-    def state_ranges(self) -> list[StateRange]:
-        """Return which parameter's state this rank's optimizer holds where. Not collective."""
-        ...
+    def warm_up(self, batch: Any) -> None:
+        """Run a forward and backward pass with loss 0 if `warmup`, for libraries that record the order of gradients."""
+        if not self.warmup:
+            return
+        state = distributed.rng_state()
+        self.module.train()
+        self.backward(self.module(batch) * 0.0)
+        self.optimizer.zero_grad(set_to_none=True)
+        distributed.set_rng_state(state)
 
 
 def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -223,21 +277,10 @@ def forward_entry_points(model: nn.Module) -> list[nn.Module]:
     return list(dict.fromkeys([model, inner, base]))
 
 
-class Replicated:
-    """Base class of strategies with full weights on every rank; subclasses add the communication of gradients."""
+class ReplicatedWeights(Strategy):
+    """Base class of strategies with full weights on every rank."""
 
-    module: nn.Module
-    optimizer: torch.optim.Optimizer
-    replicated, forward_has_collectives, warmup = True, False, False
-    claims_overlap = False
-
-    def setup(
-        self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
-    ) -> None:
-        named = trained_parameters(model)
-        require_same_order(named, group)
-        broadcast_from_first(model, group)
-        self._hold(model, named, make_optimizer, group, clip_norm)
+    replicated, forward_has_collectives = True, False
 
     def _hold(
         self,
@@ -252,9 +295,6 @@ class Replicated:
         self._named, self._group, self._clip_norm = named, group, clip_norm
         self.optimizer = make_optimizer(named)
 
-    def step(self) -> torch.Tensor:
-        return clip_and_update(self.optimizer, (p for _, p in self._named), self._clip_norm)
-
     def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
         return replicated_weights(self._model, trained_only)
 
@@ -263,3 +303,18 @@ class Replicated:
 
     def state_ranges(self) -> list[StateRange]:
         return whole_states(self._named, self.optimizer, everywhere=True)
+
+
+class Replicated(ReplicatedWeights, LoopStrategy):
+    """Base class of strategies that average gradients of full weights; subclasses add the communication."""
+
+    def setup(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
+    ) -> None:
+        named = trained_parameters(model)
+        require_same_order(named, group)
+        broadcast_from_first(model, group)
+        self._hold(model, named, make_optimizer, group, clip_norm)
+
+    def step(self) -> torch.Tensor:
+        return clip_and_update(self.optimizer, (p for _, p in self._named), self._clip_norm)

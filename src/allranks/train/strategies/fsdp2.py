@@ -49,8 +49,8 @@ from allranks.errors import SpecError
 from allranks.train.models.adapters import is_adapted
 from allranks.train.models.moe import routers_of
 from allranks.train.models.precision import compute_dtype, keeps_own_dtype
-from allranks.train.models.weight_loader import WeightLoader
 from allranks.train.strategies.base import (
+    LoopStrategy,
     MakeOptimizer,
     Sizes,
     Traffic,
@@ -216,16 +216,12 @@ def average_gradients(parameters: Sequence[nn.Parameter], group: dist.ProcessGro
             gradient.copy_(mean.view_as(gradient))
 
 
-class FSDP2:
+class FSDP2(LoopStrategy):
     """Shard with FSDP2: each block is a unit, and the root unit holds all other parameters."""
 
-    module: nn.Module
-    optimizer: torch.optim.Optimizer
-    replicated, forward_has_collectives, warmup = False, True, False
-    claims_overlap = True
+    replicated, forward_has_collectives = False, True
+    claims_overlap, loads_in_parts = True, True
     reshard_after_forward: bool
-    remarks: tuple[str, ...] = ()
-    filler: WeightLoader | None = None  # loads the weights after sharding; None: already loaded
 
     def __init__(self, find_unused_parameters: bool, adapters: str, offload: str) -> None:
         self._zeros, self._adapters, self._offload = find_unused_parameters, adapters, offload
@@ -239,9 +235,9 @@ class FSDP2:
         blocks = transformer_blocks(model)
         require_own_weights(model, blocks)
         self._kept = trained_parameters(model) if self._keeps_whole(model, dist.get_world_size(group)) else []
-        if self.filler:
-            self.filler.whole(self._kept)
-            self.filler.prepare_parts(model)
+        if self.weight_loader:
+            self.weight_loader.whole(self._kept)
+            self.weight_loader.prepare_parts(model)
         ignored = {p for _, p in self._kept}
         compute = compute_dtype(model)
         routers = shard_routers_separately(blocks, ignored, mixed=compute is not None)
@@ -258,8 +254,8 @@ class FSDP2:
         root = fully_shard(
             model, reshard_after_forward=False, ignored_params=ignored, mp_policy=_mixed_precision(compute), **how
         )
-        if self.filler:
-            self.filler.parts(model, torch.device("cpu") if self._offload == "all" else self._device)
+        if self.weight_loader:
+            self.weight_loader.parts(model, torch.device("cpu") if self._offload == "all" else self._device)
         self._root = cast(FSDPModule, root)
         # the first forward may be an evaluation, which starts below the root; no block may become the root then
         self._root._get_fsdp_state()._lazy_init()
@@ -305,6 +301,11 @@ class FSDP2:
         for module in self.module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
+
+    @property
+    def update_times_comparable(self) -> bool:
+        """False with sharded gradients: functional collectives, which do not call `Work.wait`, compute their norm."""
+        return not self._named
 
     def accumulate(self) -> AbstractContextManager[Any]:
         return nullcontext()

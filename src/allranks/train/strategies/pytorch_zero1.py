@@ -47,6 +47,15 @@ class PyTorchZero1(PyTorchDDP):
         self._zero = ZeroRedundancyOptimizer(groups, type(plain), process_group=group, **options)
         self.optimizer = self._zero
 
+    @property
+    def updating_optimizer(self) -> torch.optim.Optimizer:
+        return self._zero.optim
+
+    @property
+    def update_times_comparable(self) -> bool:
+        """False: ZeroRedundancyOptimizer assigns full weights to ranks, so that some update more than others."""
+        return False
+
     def step(self) -> torch.Tensor:
         return clip_and_update(_Outer(self._zero), (p for _, p in self._named), self._clip_norm)  # type: ignore[arg-type]
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from allranks.train.strategies.base import (
+    LoopStrategy,
     MakeOptimizer,
     clip_and_update,
     replicated_weights,
@@ -244,12 +245,10 @@ class GradientReduceScatter:
             self._own[at] = None
 
 
-class ShardedOptimizer:
+class ShardedOptimizer(LoopStrategy):
     """Base class of strategies with a sharded optimizer; subclasses add the communication of gradients."""
 
-    module: nn.Module
-    optimizer: torch.optim.Optimizer
-    replicated, forward_has_collectives, warmup = True, False, False
+    replicated, forward_has_collectives = True, False
     claims_overlap = True
 
     def __init__(self, bucket_mb: float, offload: str) -> None:

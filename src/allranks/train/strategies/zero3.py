@@ -26,8 +26,8 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
 from allranks.train.models.precision import compute_dtype, keeps_own_dtype
-from allranks.train.models.weight_loader import WeightLoader
 from allranks.train.strategies.base import (
+    LoopStrategy,
     MakeOptimizer,
     Sizes,
     Traffic,
@@ -106,14 +106,11 @@ class GatheredUnit:
             flat.whole.untyped_storage().resize_(0)
 
 
-class Zero3:
+class Zero3(LoopStrategy):
     """Shard weights, gradients and optimizer state."""
 
-    module: nn.Module
-    optimizer: torch.optim.Optimizer
-    replicated, forward_has_collectives, warmup = False, True, False
-    claims_overlap = True
-    filler: WeightLoader | None = None  # loads the weights unit by unit; None: already loaded
+    replicated, forward_has_collectives = False, True
+    claims_overlap, loads_in_parts = True, True
 
     def __init__(self, offload: str) -> None:
         self._on_host = offload == "optimizer"
@@ -165,8 +162,8 @@ class Zero3:
     def _flats(self, parts: Iterable[list[tuple[str, nn.Parameter]]]) -> Iterator[FlatParameter]:
         for part in parts:
             for flat in make_flat_parameters([part], self._group):
-                if self.filler:
-                    self.filler.flat(flat.named, flat.spans, flat.low, flat.high)
+                if self.weight_loader:
+                    self.weight_loader.flat(flat.named, flat.spans, flat.low, flat.high)
                 yield flat
 
     def _enter(self, module: nn.Module, args: Any) -> None:
@@ -203,9 +200,8 @@ class Zero3:
         if i > 0:
             self._units[i - 1].gather()
 
-    @property
-    def shards(self) -> list[torch.Tensor]:
-        """This rank's parts of all weights, also of frozen ones."""
+    def extra_weights(self) -> list[torch.Tensor]:
+        """Return this rank's parts of all weights, also of frozen ones."""
         return [part for unit in (*self._units, self._root) for part in unit.parts]
 
     def accumulate(self) -> AbstractContextManager[Any]:

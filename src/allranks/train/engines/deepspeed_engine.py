@@ -26,19 +26,20 @@ from torch.utils.hooks import RemovableHandle
 
 from allranks.errors import EnvironmentNotAble, RunFailed, SpecError
 from allranks.spec.deepspeed import DeepSpeedExpectations, complete_config, without_auto
+from allranks.train.engines.deepspeed_state import (
+    fragment_ranges,
+    partition_tensors,
+    plain_numbers,
+    renew_copies,
+)
 from allranks.train.strategies.base import (
+    LoopStrategy,
     MakeOptimizer,
     Sizes,
     Traffic,
     replicated_weights,
     require_one_dtype,
     trained_parameters,
-)
-from allranks.train.strategies.deepspeed_state import (
-    fragment_ranges,
-    partition_tensors,
-    plain_numbers,
-    renew_copies,
 )
 from allranks.train.strategies.shards import StateRange, TensorShard, whole_weights
 
@@ -265,27 +266,22 @@ Json = dict[str, Any]
 BUCKET = 500_000_000  # DeepSpeed's default, elements; it allocates a full bucket for any size of model
 
 
-class DeepSpeedZero:
+class DeepSpeedZero(LoopStrategy):
     """Train with a DeepSpeed engine. Subclasses define the stage and what depends on it."""
 
-    module: nn.Module
-    optimizer: torch.optim.Optimizer
-    warmup = False
     keeps_master = True
     stage: int
-    replicated: bool
-    forward_has_collectives: bool
 
     def __init__(self, config: Json | None, config_from: str | None, find_unused_parameters: bool) -> None:
         self._given, self._from, self._zeros = config, config_from, find_unused_parameters
-        self.config: Json = {}
         started = time.perf_counter()
         self._deepspeed = load_deepspeed()
-        self.facts: Json = {
+        self._facts: Json = {
             "engine": "deepspeed",
             "version": str(self._deepspeed.__version__),
             "import_s": round(time.perf_counter() - started, 3),
         }
+        self.engine_facts = self._facts
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
@@ -296,7 +292,7 @@ class DeepSpeedZero:
         device = self._named[0][1].device
         require_accelerator(device)
         started = time.perf_counter()
-        self.config = self._final(device, dist.get_world_size(group), clip_norm)
+        self.engine_config = self._config = self._final(device, dist.get_world_size(group), clip_norm)
         self._complete = MissingGradientCheck(self._named)
         with silence_deepspeed():
             engine, zero = self._initialize(make_optimizer)
@@ -304,10 +300,10 @@ class DeepSpeedZero:
             zero_missing_gradients(model, each_module=self.stage == 3)
         self._engine, self._zero, self.module = engine, zero, engine
         self._inner: torch.optim.Optimizer = zero.optimizer
-        self.facts["optimizer"] = type(self._inner).__name__
+        self._facts["optimizer"] = type(self._inner).__name__
         self._bad = torch.zeros((), device=device)
         self.optimizer = GuardedOptimizer(self._inner, self._found_inf)  # type: ignore[assignment]
-        self.facts["initialize_s"] = round(time.perf_counter() - started, 3)
+        self._facts["initialize_s"] = round(time.perf_counter() - started, 3)
 
     def _final(self, device: torch.device, world: int, clip_norm: float | None) -> Json:
         where = self._from or "strategy.config"
@@ -333,7 +329,7 @@ class DeepSpeedZero:
         return whole
 
     def _initialize(self, make_optimizer: MakeOptimizer) -> tuple[Any, Any]:
-        own = "optimizer" not in self.config
+        own = "optimizer" not in self._config
         decayed = [p for _, p in self._named if p.ndim >= 2]
         plain = [p for _, p in self._named if p.ndim < 2]
         optimizer = make_optimizer(self._named) if own else None
@@ -344,7 +340,7 @@ class DeepSpeedZero:
             model_parameters=None
             if own
             else [g for g in ({"params": decayed}, {"params": plain, "weight_decay": 0.0}) if g["params"]],
-            config=self.config,
+            config=self._config,
             mpu=DataParallelMpu(self._group),
             dist_init_required=False,
         )
@@ -380,24 +376,11 @@ class DeepSpeedZero:
         self._bad = torch.maximum(self._bad, _not_finite(norm))
         return torch.where(norm < 0, torch.full_like(norm, math.nan), norm)
 
-    @property
-    def shards(self) -> list[torch.Tensor]:
-        """Tensors with weights that this rank keeps beside the model's own."""
+    def extra_weights(self) -> list[torch.Tensor]:
+        """Return DeepSpeed's own copies of this rank's part of the weights."""
         return partition_tensors(self._zero)
 
-    def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
-        raise NotImplementedError
-
-    def weights(self, trained_only: bool) -> dict[str, torch.Tensor]:
-        raise NotImplementedError
-
-    def weight_shards(self) -> list[TensorShard]:
-        raise NotImplementedError
-
-    def state_ranges(self) -> list[StateRange]:
-        raise NotImplementedError
-
-    def loaded(self) -> None:
+    def finish_loading(self) -> None:
         """Apply values that were read into `weight_shards` and `state_ranges`, also to DeepSpeed's copies. Collective."""
         renew_copies(self.weight_shards(), self.state_ranges())
         plain_numbers(self._zero)

@@ -7,22 +7,18 @@ gradients are not views of the buckets.
 Predecessor (`pytorch_ddp` in this project's own loop): here the Trainer runs the steps, so that it can be compared with the
 other strategies on equal work.
 
-The Trainer owns the loop (`TrainerLoop`), so the contract's rules on micro-steps do not apply.
+The Trainer runs the steps (`allranks.train.engines.hf_trainer.TrainerLoop`).
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
 from allranks.errors import EnvironmentNotAble
-from allranks.train.strategies.base import MakeOptimizer, Replicated, Sizes, Traffic, trained_parameters
-
-_OWN_LOOP = "hf_trainer: the Trainer runs the steps; use train.loop.loop_of(name)"
+from allranks.train.strategies.base import MakeOptimizer, ReplicatedWeights, Sizes, Traffic, trained_parameters
 
 
 def _require_accelerate() -> None:
@@ -35,32 +31,21 @@ def _require_accelerate() -> None:
         ) from None
 
 
-class HFTrainer(Replicated):
+class HFTrainer(ReplicatedWeights):
     """Hold model, optimizer and state for a `TrainerLoop`."""
 
     claims_overlap = True
-    warmup = False  # the loop does it after the Trainer has wrapped the model
-    bucket_bytes = 0  # of the wrapper, beside the gradients; set by the loop
 
     def __init__(self, find_unused_parameters: bool, args: dict[str, Any] | None) -> None:
         _require_accelerate()  # before the model is loaded
         self.find_unused_parameters, self.args = find_unused_parameters, args
-        self.config = args  # saved in the run folder
+        self.engine_config = args
 
     def setup(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
     ) -> None:
         self._hold(model, trained_parameters(model), make_optimizer, group, clip_norm)
         self.clip_norm = clip_norm
-
-    def accumulate(self) -> AbstractContextManager[Any]:
-        raise NotImplementedError(_OWN_LOOP)
-
-    def backward(self, loss: torch.Tensor) -> None:
-        raise NotImplementedError(_OWN_LOOP)
-
-    def step(self) -> torch.Tensor:
-        raise NotImplementedError(_OWN_LOOP)
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
         return [Traffic("all_reduce", "backward", None, sizes.trained_bytes)]

@@ -34,10 +34,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from allranks.train.models.weight_loader import WeightLoader
+from allranks.train.engines.deepspeed_engine import DataParallelMpu, DeepSpeedReplicated, DeepSpeedZero
+from allranks.train.engines.deepspeed_state import partition_ranges, partitions
 from allranks.train.strategies.base import MakeOptimizer, Sizes, Traffic
-from allranks.train.strategies.deepspeed_engine import DataParallelMpu, DeepSpeedReplicated, DeepSpeedZero
-from allranks.train.strategies.deepspeed_state import partition_ranges, partitions
 from allranks.train.strategies.shards import StateRange, TensorShard, whole_weights
 
 
@@ -62,9 +61,8 @@ class DeepSpeedZero3(DeepSpeedZero):
     """Shard the model, except small tensors."""
 
     stage = 3
-    filler: WeightLoader | None = None  # loads the weights one at a time; None: already loaded
     replicated, forward_has_collectives = False, True
-    claims_overlap = True
+    claims_overlap, loads_in_parts = True, True
     warmup = (
         True  # DeepSpeed records the order of modules in the first pass and compares it between ranks in the second
     )
@@ -87,32 +85,32 @@ class DeepSpeedZero3(DeepSpeedZero):
 
     def _take_weights(self) -> None:
         """Load and shard the weights one at a time, as DeepSpeed does with a loaded model."""
-        if self.filler is None:
+        load = self.weight_loader
+        if load is None:
             return
         zero: Any = import_module("deepspeed.runtime.zero")
         self._deepspeed.init_distributed(dist_init_required=False, verbose=False)  # uses the existing process group
         cutter = zero.Init(
-            data_parallel_group=self._group, mpu=DataParallelMpu(self._group), config_dict_or_path=self.config
+            data_parallel_group=self._group, mpu=DataParallelMpu(self._group), config_dict_or_path=self._config
         )
         world, rank = dist.get_world_size(self._group), dist.get_rank(self._group)
         for name, p in self._model.named_parameters():
-            if not self.filler.waits(name):
+            if not load.waits(name):
                 continue  # adapters: already loaded, sharded with the rest
             size = -(-p.numel() // world)
             low, high = (min(r * size, p.numel()) for r in (rank, rank + 1))
-            self.filler.flat([(name, p)], [(0, p.numel())], low, high)
+            load.flat([(name, p)], [(0, p.numel())], low, high)
             cutter._convert_to_deepspeed_param(p)
             p.partition()  # type: ignore[attr-defined]
 
-    @property
-    def shards(self) -> list[torch.Tensor]:
-        return [*super().shards, *(p.ds_tensor for p in self._model.parameters())]  # type: ignore[attr-defined]
+    def extra_weights(self) -> list[torch.Tensor]:
+        return [*super().extra_weights(), *(p.ds_tensor for p in self._model.parameters())]  # type: ignore[attr-defined]
 
     def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
         whole = {p.ds_id for p in self._zero.persistent_parameters}
         each = {p: _padded_bytes(p, world) for p in self._model.parameters()}
         once = [p for p in each if p.ds_id not in whole]  # type: ignore[attr-defined]
-        zero = self.config["zero_optimization"]
+        zero = self._config["zero_optimization"]
         limit = min(zero.get("stage3_max_live_parameters", LIVE), zero.get("stage3_max_reuse_distance", LIVE))
         freed = sum(p.ds_numel for p in once) > limit  # type: ignore[attr-defined]
         # a tied weight is gathered for each of its modules if it is freed after the first one
@@ -143,8 +141,8 @@ class DeepSpeedZero3(DeepSpeedZero):
     def state_ranges(self) -> list[StateRange]:
         return partition_ranges(self._zero, self._named)
 
-    def loaded(self) -> None:
-        super().loaded()
+    def finish_loading(self) -> None:
+        super().finish_loading()
         for _, p in self._named:
             p.partition(has_been_updated=False)  # type: ignore[attr-defined] - gathered weights are outdated
         if kept := self._zero.persistent_parameters:
