@@ -1,18 +1,22 @@
-"""The list of launchers, and what `allranks plan` loads of them."""
+"""The list of launchers, who may know their names, and what `allranks plan` loads of them."""
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
 
-from allranks.launch.launchers import LAUNCHERS, Launcher, get_launcher, launcher_of
+import allranks
+from allranks.launch.launchers import Launcher, get_launcher, launcher_of
 from allranks.launch.slurm.launcher import SlurmLauncher
 from allranks.rundir.files import write_json
 from allranks.rundir.paths import RunDir
+from allranks.spec.launchers import DEFAULT_LAUNCHER, LAUNCHERS, launchers_with
 from allranks.spec.records import ClusterSpec
 
 HEAVY = ["allranks.launch.supervisor", "allranks.launch.channel", "allranks.nodes.slurm", "jinja2", "torch", "asyncio"]
@@ -27,6 +31,7 @@ def test_every_launcher_that_a_spec_may_name_is_listed() -> None:
 def test_a_launcher_loads_what_starts_jobs_only_when_it_starts_one(name: str) -> None:
     code = f"""
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from allranks.launch import preview
 from allranks.launch.launchers import get_launcher
@@ -43,3 +48,61 @@ def test_the_launcher_of_a_run_is_known_by_what_it_left(tmp_path: Path) -> None:
     run.driver.parent.mkdir()
     write_json(run.driver, {"state": "done"})
     assert isinstance(launcher_of(run), SlurmLauncher)
+
+
+def names_compared(text: str) -> Iterator[str]:
+    """Describe each comparison of a launcher with a name, and each choice by its name."""
+    for node in ast.walk(ast.parse(text)):
+        sides: list[ast.expr] = []
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+        elif isinstance(node, ast.Match):
+            patterns = [p.value for case in node.cases for p in ast.walk(case.pattern) if isinstance(p, ast.MatchValue)]
+            sides = [node.subject, *patterns]
+        elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Dict):
+            sides = [node.slice, *filter(None, node.value.keys)]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+            chosen = isinstance(node.func.value, ast.Dict) and node.func.attr == "get"
+            tested = node.func.attr in ("startswith", "endswith")
+            sides = [node.args[0], node.func.value] if chosen or tested else []
+        names = {c.value for side in sides for c in ast.walk(side) if isinstance(c, ast.Constant)}
+        said = " ".join(ast.unparse(side) for side in sides)
+        if names & {*LAUNCHERS} and ("launcher" in said.lower() or "machine" in said.lower()):
+            yield f"line {node.lineno}: {ast.unparse(node).splitlines()[0]}"
+
+
+def test_nothing_compares_a_launcher_with_a_name() -> None:
+    source = Path(allranks.__file__).parent
+    found = [
+        f"{file.relative_to(source)} {problem}"
+        for file in sorted(source.rglob("*.py"))
+        for problem in names_compared(file.read_text())
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "spec.cluster.launcher == 'local'",
+        "plan.launcher not in ('slurm', 'hosts')",
+        "row['launcher'] != 'local'",
+        "'slurm' == launcher",
+        "machine == 'slurm'",
+        "{'local': 1, 'slurm': 2}[choices.launcher]",
+        "{'local': 1}.get(launcher)",
+        "launcher.startswith('slurm')",
+        "match cluster.launcher:\n  case 'hosts': pass",
+    ],
+)
+def test_the_check_sees_a_comparison(text: str) -> None:
+    assert list(names_compared(text))
+
+
+def test_each_property_is_one_that_some_launcher_has() -> None:
+    for key in ("runs_here", "uses_slurm", "uses_hosts"):
+        assert launchers_with(**{key: True})
+        assert launchers_with(**{key: False})
+    assert ClusterSpec().launcher == DEFAULT_LAUNCHER
+    assert LAUNCHERS[DEFAULT_LAUNCHER].runs_here
+    assert len({info.machine for info in LAUNCHERS.values()}) == len(LAUNCHERS)

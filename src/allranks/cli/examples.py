@@ -11,6 +11,7 @@ from allranks.cli.completers import complete_examples
 from allranks.cli.options import any_path, echo, json_option, print_json, write_new_file
 from allranks.errors import EXIT_OK, RequestError
 from allranks.spec.examples import describe_example, example_files, example_key, find_example
+from allranks.spec.launchers import LAUNCHERS
 
 
 @click.command("examples")
@@ -51,7 +52,7 @@ def examples_command(name: str | None, output: Path | None, force: bool, as_json
 
 def _list(as_json: bool) -> None:
     rows = [describe_example(name) for name in example_files()]
-    rows.sort(key=lambda row: (row["launcher"] != "local", not row["offline"], "/" in row["name"]))
+    rows.sort(key=lambda row: (not LAUNCHERS[row["launcher"]].runs_here, not row["offline"], "/" in row["name"]))
     if as_json:
         print_json(rows)
         return
@@ -76,6 +77,7 @@ def _list(as_json: bool) -> None:
 
 
 def _machine(row: dict[str, Any]) -> str:
-    if row["launcher"] == "local":
-        return "this machine"
+    launcher = LAUNCHERS[row["launcher"]]
+    if launcher.runs_here:
+        return launcher.summary
     return f"{row['launcher']}, {row['nodes']} nodes"

@@ -16,12 +16,14 @@ from allranks.cli.completers import complete_data, complete_models, complete_str
 from allranks.cli.init_data import data_columns, describe_data
 from allranks.cli.options import any_path, check_new_file, echo, json_option, print_json, write_new_file
 from allranks.errors import EXIT_OK, AllranksError, RequestError
+from allranks.spec.launchers import DEFAULT_LAUNCHER, LAUNCHERS, LauncherInfo, launchers_with
 
 if TYPE_CHECKING:
     from allranks.nodes.slurm.answers import PartitionGres
     from allranks.spec.starter import StarterChoices
 
-LAUNCHERS = {"laptop": "local", "slurm": "slurm", "hosts": "hosts"}
+MACHINES = {info.machine: name for name, info in LAUNCHERS.items()}
+"""The values of ``--machine``, each with its launcher."""
 MAX_ATTEMPTS = 20
 """Wrong answers after which the last message ends the verb: the input may be a program."""
 SINFO_TIMEOUT_S = 5.0
@@ -74,7 +76,7 @@ class _Answers:
 @click.option(
     "--template", metavar="NAME|FILE", help="Template of the rows, or a Jinja file (default: by the columns)."
 )
-@click.option("--machine", type=click.Choice([*LAUNCHERS]), help="Where to run: this machine, Slurm, or hosts by hand.")
+@click.option("--machine", type=click.Choice([*MACHINES]), help="Where to run: this machine, Slurm, or hosts by hand.")
 @click.option("--strategy", shell_complete=complete_strategy, help="Strategy (default: pytorch_ddp).")
 @click.option("--name", help="Name of the runs (default: from model and data).")
 @click.option(
@@ -188,24 +190,26 @@ def _choices(answers: _Answers) -> StarterChoices:
     data = answers.take("data", "Data: hub name, file, or a built-in set for a test", default_data(model))
     answers.tell(f"data: {data}: {describe_data(data)}")
     columns = data_columns(answers, model, data)
-    likely = "slurm" if answers.ask and answers.values.get("machine") is None and _has_slurm(answers) else "laptop"
-    machine = answers.take("machine", "Machine", likely, kind=click.Choice([*LAUNCHERS]))
+    slurm = answers.ask and answers.values.get("machine") is None and _has_slurm(answers)
+    likely = launchers_with(uses_slurm=True)[0] if slurm else DEFAULT_LAUNCHER
+    machine = answers.take("machine", "Machine", LAUNCHERS[likely].machine, kind=click.Choice([*MACHINES]))
     strategy = answers.take("strategy", "Strategy", "pytorch_ddp")
     strategy_info(strategy)
     chosen = StarterChoices(
         model=model,
         data=data,
-        launcher=LAUNCHERS[machine],
+        launcher=MACHINES[machine],
         strategy=strategy,
         procs_per_node=answers.values.get("procs_per_node"),
         name=answers.values.get("name"),
         columns=columns,
         template=answers.values.get("template"),
     )
-    if machine == "slurm":
+    launcher = LAUNCHERS[chosen.launcher]
+    _refuse_others(answers, launcher)
+    if launcher.uses_slurm:
         return _slurm(chosen, answers)
-    _refuse_others(answers, machine)
-    if machine == "hosts":
+    if launcher.uses_hosts:
         names = answers.take("hosts", "Hosts, separated by commas; the first one hosts the rendezvous", None)
         hosts = tuple(name.strip() for name in (names or "").split(",") if name.strip())
         if not hosts:
@@ -214,27 +218,33 @@ def _choices(answers: _Answers) -> StarterChoices:
     return chosen
 
 
-OF_MACHINE = {
-    "slurm": ("nodes", "partition", "gpus_per_node", "time", "account"),
-    "hosts": ("hosts",),
-}
-"""Options that only one kind of machine has."""
+SLURM_OPTIONS = ("nodes", "partition", "gpus_per_node", "time", "account")
+HOSTS_OPTIONS = ("hosts",)
 
 
-def _refuse_others(answers: _Answers, machine: str) -> None:
-    for other, keys in OF_MACHINE.items():
+def _options_of(launcher: LauncherInfo) -> tuple[str, ...]:
+    """Return the options that only some launchers have."""
+    return (*(SLURM_OPTIONS if launcher.uses_slurm else ()), *(HOSTS_OPTIONS if launcher.uses_hosts else ()))
+
+
+def _refuse_others(answers: _Answers, launcher: LauncherInfo) -> None:
+    own = _options_of(launcher)
+    for other in LAUNCHERS.values():
         given = [
-            f"--{key.replace('_', '-')}" for key in keys if other != machine and answers.values.get(key) is not None
+            f"--{key.replace('_', '-')}"
+            for key in _options_of(other)
+            if key not in own and answers.values.get(key) is not None
         ]
         if given:
-            raise RequestError(f"{', '.join(given)}: only with --machine {other}, and the machine is {machine}")
+            raise RequestError(
+                f"{', '.join(given)}: only with --machine {other.machine}, and the machine is {launcher.machine}"
+            )
 
 
 def _slurm(chosen: StarterChoices, answers: _Answers) -> StarterChoices:
     """Complete the choices with what Slurm says, and with the answers."""
     from allranks.nodes.slurm.answers import partition_gpus
 
-    _refuse_others(answers, "slurm")
     found = answers.partitions = answers.partitions or _partitions()
     names = list(dict.fromkeys(row.partition for row in found))
     answers.tell(f"Slurm: partitions {', '.join(names)}" if names else "Slurm: sinfo does not answer here")

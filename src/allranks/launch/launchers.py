@@ -1,4 +1,4 @@
-"""What a launcher is, and the list of them: a new one is one file with one class, and one line in `LAUNCHERS`.
+"""What a launcher is: a new one is one file with one class, and one line in `allranks.spec.launchers`.
 
 The files of the launchers are imported when they are needed, and load what starts and follows jobs only in `start`:
 ``allranks plan`` shows what a launcher would do, and must not load all of that.
@@ -20,19 +20,13 @@ from allranks.errors import RequestError
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import make_folder, read_record, write_json
 from allranks.rundir.paths import RunDir
+from allranks.spec.launchers import DEFAULT_LAUNCHER, LAUNCHERS
 from allranks.spec.records import RunSpec
 from allranks.utils.machine import MachineFacts, machine_facts
 
 if TYPE_CHECKING:
     from allranks.launch.supervisor import JobEnd
     from allranks.nodes.preflight.runner import TargetNodes
-
-LAUNCHERS: dict[str, str] = {
-    "local": "allranks.launch.local:LocalLauncher",
-    "slurm": "allranks.launch.slurm.launcher:SlurmLauncher",
-    "hosts": "allranks.launch.hosts:HostsLauncher",
-}
-"""The values of ``cluster.launcher``, each with the module and the class of its launcher."""
 
 
 class LaunchedJob(Protocol):
@@ -185,14 +179,14 @@ class Launcher(ABC):
 
 def get_launcher(name: str) -> Launcher:
     """Return the launcher that a spec names as ``cluster.launcher``."""
-    module, _, class_name = LAUNCHERS[name].partition(":")
-    return getattr(import_module(module), class_name)()
+    module, _, class_name = LAUNCHERS[name].target.partition(":")
+    return getattr(import_module(f"allranks.launch.{module}"), class_name)()
 
 
 def launcher_of(run: RunDir) -> Launcher:
-    """Return the launcher of a run that was started, by the records that it left; the local one stands for all that leave none."""
+    """Return the launcher of a run that was started, by the records that it left; the default one stands for all that leave none."""
     found = (get_launcher(name) for name in LAUNCHERS)
-    return next((launcher for launcher in found if launcher.has_records(run)), get_launcher("local"))
+    return next((launcher for launcher in found if launcher.has_records(run)), get_launcher(DEFAULT_LAUNCHER))
 
 
 def local_agents() -> set[str]:

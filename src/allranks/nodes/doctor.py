@@ -115,7 +115,7 @@ def doctor(
     plan = make_plan(spec, facts)
     if spec.model is not None and not plan.device_is_provisional:
         plan = msgspec.structs.replace(plan, rank_memory_bytes=memory.known_bytes(memory.fit(spec, plan, facts)))
-    check_start(spec, plan, facts, required=spec.cluster.launcher != "local")
+    check_start(spec, plan, facts, required=not spec.cluster.launched_by.runs_here)
     with nodes as (where, notes):
         return _run(where, spec, plan, request, notes, say)
 

@@ -44,12 +44,12 @@ def choose_device(spec: RunSpec, facts: MachineFacts) -> DeviceChoice:
     Raises:
         EnvironmentNotAble: ``cluster.device`` is cuda with ``launcher: local``, and this machine has no GPU.
     """
-    launcher = spec.cluster.launcher
-    if launcher == "local" and spec.cluster.device == "cuda" and not facts.gpus:
+    launcher = spec.cluster.launched_by
+    if launcher.runs_here and spec.cluster.device == "cuda" and not facts.gpus:
         raise EnvironmentNotAble(
             f"cluster.device is cuda, but {facts.host} has no GPU (nvidia-smi -L); set cluster.device: auto to run on the CPU"
         )
-    found = _slurm(spec, facts) if launcher == "slurm" else _machine(spec, facts)
+    found = _slurm(spec, facts) if launcher.uses_slurm else _machine(spec, facts)
     if spec.cluster.device == "auto":
         return found
     return DeviceChoice(
@@ -59,7 +59,7 @@ def choose_device(spec: RunSpec, facts: MachineFacts) -> DeviceChoice:
 
 def _machine(spec: RunSpec, facts: MachineFacts) -> DeviceChoice:
     count = len(facts.gpus)
-    if spec.cluster.launcher == "hosts" and not _is_host(facts.host, spec.cluster.hosts):
+    if spec.cluster.launched_by.uses_hosts and not _is_host(facts.host, spec.cluster.hosts):
         reason = f"this machine, {facts.host}, is not in cluster.hosts: set cluster.device to cuda or cpu"
         return _provisional(spec, reason, None)
     return DeviceChoice(
@@ -120,18 +120,18 @@ def make_plan(spec: RunSpec, facts: MachineFacts) -> LaunchPlan:
         raise SpecError(
             f"strategy {spec.strategy.name} is for one process, the plan has {world}; set cluster.procs_per_node: 1 or another strategy"
         )
-    if device == "cuda" and cluster.launcher == "local" and procs > len(facts.gpus) and cluster.backend != "gloo":
+    if device == "cuda" and cluster.launched_by.runs_here and procs > len(facts.gpus) and cluster.backend != "gloo":
         raise SpecError(
             f"cluster.procs_per_node is {procs}, but {facts.host} has {len(facts.gpus)} GPUs; NCCL needs one per rank (or set cluster.backend: gloo to share)"
         )
-    if device == "cpu" and procs > facts.cpus and cluster.launcher == "local":
+    if device == "cpu" and procs > facts.cpus and cluster.launched_by.runs_here:
         warnings.append(
             f"{procs} ranks share {facts.cpus} cores: they compete for them, and timings are not meaningful"
         )
     unused = [f"cluster.{key}" for key in ("modules", "setup") if getattr(cluster, key)]
-    if unused and cluster.launcher == "local":
+    if unused and cluster.launched_by.runs_here:
         warnings.append(
-            f"{' and '.join(unused)}: not used by the local launcher, whose ranks have the environment of this shell"
+            f"{' and '.join(unused)}: not used by the {cluster.launcher} launcher, whose ranks have the environment of this shell"
         )
     warnings += _time_warnings(spec)
     warnings += env_warnings(cluster.env)
@@ -197,12 +197,12 @@ def network_job(spec: RunSpec, device: str) -> NetworkJob:
 def _time_warnings(spec: RunSpec) -> list[str]:
     """Warn about short time limits: Slurm may send the signal a minute early, in a short job immediately."""
     slurm = spec.cluster.slurm
-    if spec.cluster.launcher == "slurm" and spec.script is not None and spec.script.grace_s > slurm.signal_s:
+    if spec.cluster.launched_by.uses_slurm and spec.script is not None and spec.script.grace_s > slurm.signal_s:
         return [
             f"script.grace_s {spec.script.grace_s:g} is more than the {slurm.signal_s} s before the time limit at which the ranks "
             "receive SIGTERM (cluster.slurm.signal_s): Slurm kills them at the limit; increase signal_s or reduce grace_s"
         ]
-    limit = parse_time_limit(slurm.time) if spec.cluster.launcher == "slurm" and slurm.time else None
+    limit = parse_time_limit(slurm.time) if spec.cluster.launched_by.uses_slurm and slurm.time else None
     if limit is None or limit > slurm.signal_s + SIGNAL_EARLY_S:
         return []
     return [
@@ -335,18 +335,18 @@ def _precision_warnings(param_dtype: str, strategy: str) -> list[str]:
 
 
 def _hosts(spec: RunSpec, facts: MachineFacts) -> list[str | None]:
-    if spec.cluster.launcher == "local":
+    if spec.cluster.launched_by.runs_here:
         return [facts.host]
-    if spec.cluster.launcher == "hosts" and spec.cluster.hosts:
+    if spec.cluster.launched_by.uses_hosts and spec.cluster.hosts:
         return list(spec.cluster.hosts)
     return [None] * spec.cluster.nodes
 
 
 def _rendezvous(spec: RunSpec) -> str:
-    if spec.cluster.launcher == "local":
+    if spec.cluster.launched_by.runs_here:
         return "a free port on 127.0.0.1, chosen when the ranks start"
     wanted = spec.cluster.rendezvous
-    if spec.cluster.launcher == "hosts":
+    if spec.cluster.launched_by.uses_hosts:
         first = wanted.address or (spec.cluster.hosts[0] if spec.cluster.hosts else "the first of cluster.hosts")
         return f"{first}, port {wanted.port or 'from the name of the run'}"
     address = wanted.address or "address reported by node 0"

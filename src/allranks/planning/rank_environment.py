@@ -128,8 +128,9 @@ def _ranks(count: int) -> str:
 
 def _threads(spec: RunSpec, cpus: int, procs_per_node: int) -> EnvVar:
     name, given = "OMP_NUM_THREADS", spec.cluster.slurm.cpus_per_task
-    if spec.cluster.launcher == "local" or given:
-        cores, what = (cpus, "usable cores") if spec.cluster.launcher == "local" else (given or 1, "cpus_per_task")
+    here = spec.cluster.launched_by.runs_here
+    if here or given:
+        cores, what = (cpus, "usable cores") if here else (given or 1, "cpus_per_task")
         value = str(threads_per_rank(cores, procs_per_node))
         why = f"{cores} {what} / {_ranks(procs_per_node)} on the node; torchrun would set 1, plain Python all cores for every rank"
         return EnvVar(name=name, value=value, reason=why)

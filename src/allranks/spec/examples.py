@@ -8,6 +8,7 @@ from importlib.resources.abc import Traversable
 from typing import Any
 
 from allranks.errors import RequestError
+from allranks.spec.launchers import DEFAULT_LAUNCHER
 from allranks.spec.loader import parse_yaml
 
 FOLDERS = ("", "clusters/")
@@ -53,7 +54,7 @@ def describe_example(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "summary": text.splitlines()[0].removeprefix("# "),
-        "launcher": cluster.get("launcher", "local"),
+        "launcher": cluster.get("launcher", DEFAULT_LAUNCHER),
         "nodes": cluster.get("nodes", 1),
         "model": model,
         "data": data,

@@ -19,6 +19,7 @@ from yaml.composer import ComposerError
 from allranks.errors import SpecError
 from allranks.spec.data_mixture import mixture_problems
 from allranks.spec.keys import all_keys
+from allranks.spec.launchers import launchers_with
 from allranks.spec.records import ClusterSpec, Record, RunSpec, StrategySpec
 from allranks.spec.strategies import OPTION_DESCRIPTIONS, REGISTRY, read_options, resolve_options
 from allranks.spec.suggestions import KEY_SYNONYMS
@@ -348,19 +349,21 @@ def _not_finite(value: Any, path: str = "") -> list[str]:
 
 def _cluster_problems(cluster: ClusterSpec) -> list[str]:
     problems: list[str] = []
-    if cluster.launcher == "hosts" and not cluster.hosts:
+    launcher = cluster.launched_by
+    if launcher.uses_hosts and not cluster.hosts:
         problems.append(
-            "cluster.launcher is hosts, but cluster.hosts is empty; list the nodes; the first one hosts the rendezvous"
+            f"cluster.launcher is {cluster.launcher}, but cluster.hosts is empty; list the nodes; the first one hosts the rendezvous"
         )
-    if cluster.hosts and len(cluster.hosts) != cluster.nodes and cluster.launcher == "hosts":
+    if cluster.hosts and len(cluster.hosts) != cluster.nodes and launcher.uses_hosts:
         problems.append(f"cluster.hosts names {len(cluster.hosts)} hosts, cluster.nodes says {cluster.nodes}")
-    if cluster.launcher != "slurm" and cluster.python is not None and cluster.python.startswith("pyxis:"):
+    if not launcher.uses_slurm and cluster.python is not None and cluster.python.startswith("pyxis:"):
         problems.append(
-            "cluster.python: only srun can enter a pyxis: image; use launcher slurm, or an Apptainer image (.sif)"
+            f"cluster.python: only srun can enter a pyxis: image; use launcher {' or '.join(launchers_with(uses_slurm=True))}, or an Apptainer image (.sif)"
         )
-    if cluster.launcher == "local" and cluster.nodes != 1:
+    if launcher.runs_here and cluster.nodes != 1:
         problems.append(
-            f"cluster.nodes is {cluster.nodes}, but launcher local uses only this machine; use slurm or hosts"
+            f"cluster.nodes is {cluster.nodes}, but launcher {cluster.launcher} uses only this machine; "
+            f"use {' or '.join(launchers_with(runs_here=False))}"
         )
     return problems
 

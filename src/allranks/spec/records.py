@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, field
 
+from allranks.spec.launchers import DEFAULT_LAUNCHER, LAUNCHERS, LauncherInfo, LauncherName
+
 
 class StrategyChoice(msgspec.Struct, frozen=True, kw_only=True):
     """A strategy and its options."""
@@ -295,9 +297,9 @@ class ClusterSpec(Record, frozen=True):
         str | None, Meta(description="another spec, whose cluster section gives defaults for this one's")
     ] = None
     launcher: Annotated[
-        Literal["local", "slurm", "hosts"],
+        LauncherName,
         Meta(description="local = this machine; slurm = submit a job; hosts = one command per node, started by hand"),
-    ] = "local"
+    ] = DEFAULT_LAUNCHER
     nodes: Annotated[PositiveInt, Meta(description="number of nodes")] = 1
     procs_per_node: Annotated[PositiveInt | None, Meta(description="ranks; null = one per GPU, two without GPUs")] = (
         None
@@ -358,6 +360,11 @@ class ClusterSpec(Record, frozen=True):
         ),
     ] = False
     timeout_s: Annotated[int, Meta(ge=1, description="of collectives")] = 600
+
+    @property
+    def launched_by(self) -> LauncherInfo:
+        """What `launcher` means."""
+        return LAUNCHERS[self.launcher]
 
 
 class ProfileSpec(Record, frozen=True):

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from allranks.spec.launchers import LAUNCHERS
 from allranks.spec.loader import parse_yaml
 from allranks.spec.models import NOISE_SOURCE, TINY_ENCODERS, is_mlp
 from allranks.utils.text import printable
@@ -25,7 +26,7 @@ class StarterChoices:
     model: str
     data: str
     launcher: str
-    """local, slurm or hosts."""
+    """A name of `LAUNCHERS`."""
     strategy: str
     nodes: int = 1
     hosts: tuple[str, ...] = ()
@@ -116,25 +117,21 @@ def _adapter_keys(choices: StarterChoices) -> list[str]:
 
 
 def _cluster_keys(choices: StarterChoices) -> list[str]:
-    where = {
-        "local": "this machine",
-        "slurm": "a batch job; allranks submits and follows it",
-        "hosts": "by hand: allranks prints a command for each node",
-    }
-    lines = [_line("  launcher", choices.launcher, where[choices.launcher])]
-    if choices.launcher == "hosts":
+    launcher = LAUNCHERS[choices.launcher]
+    lines = [_line("  launcher", choices.launcher, launcher.summary)]
+    if launcher.uses_hosts:
         names = f"[{', '.join(map(_scalar, choices.hosts))}]"
         lines.append(_line("  hosts", names, "the first one hosts the rendezvous", plain=True))
-    if choices.launcher != "local":
+    if not launcher.runs_here:
         lines.append(_line("  nodes", choices.nodes, "machines of the run"))
     ranks = "ranks per node; default: one per GPU, two without GPUs"
     if choices.procs_per_node is not None:
         lines.append(_line("  procs_per_node", choices.procs_per_node, ranks))
     else:
         lines.append(_later("  procs_per_node", choices.gpus_per_node or 2, ranks))
-    if choices.launcher == "slurm":
+    if launcher.uses_slurm:
         lines += _slurm_keys(choices)
-    if choices.launcher != "local":
+    if not launcher.runs_here:
         lines.append(_later("  env", "{NCCL_DEBUG: WARN}", "variables of the ranks; yours take precedence"))
         lines.append(_later("  setup", '["source /etc/profile"]', "shell lines before the ranks start"))
     return lines

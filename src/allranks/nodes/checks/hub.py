@@ -45,7 +45,7 @@ def ask(spec: RunSpec, here: Path, wish: NodeRequirements) -> NodeRequirements:
     """Add the folders of each name in the cache, and the hub's address. Nodes of the local launcher are this machine: `check_hub` asks the hub itself."""
     from allranks.nodes.probes.probe import is_cached  # `hub_names` is used without it
 
-    if spec.cluster.launcher == "local":
+    if spec.cluster.launched_by.runs_here:
         return wish
     environment = {**os.environ, **spec.cluster.env}
     offline = offline_variable(environment)

@@ -107,7 +107,7 @@ def ask(spec: RunSpec, here: Path, wish: NodeRequirements) -> NodeRequirements:
 
 
 def _why_unknown(spec: RunSpec) -> str:
-    if "SLURM_JOB_ID" in os.environ or spec.cluster.launcher == "local":
+    if "SLURM_JOB_ID" in os.environ or spec.cluster.launched_by.runs_here:
         return ""
     if (spec.cluster.python or "").startswith("conda:"):
         return "cluster.python"

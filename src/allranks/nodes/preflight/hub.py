@@ -23,7 +23,7 @@ def check_hub(spec: RunSpec) -> None:
     Raises:
         SpecError, EnvironmentNotAble: as `ask_hub`.
     """
-    if spec.cluster.launcher == "local":
+    if spec.cluster.launched_by.runs_here:
         ask_hub(spec)
 
 

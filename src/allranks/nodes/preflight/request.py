@@ -42,9 +42,9 @@ def check_request(spec: RunSpec) -> None:
     Raises:
         SpecError, DataError: with the key and the fix.
     """
-    if spec.cluster.python is not None and spec.cluster.launcher == "local":
+    if spec.cluster.python is not None and spec.cluster.launched_by.runs_here:
         require_interpreter(spec.cluster.python)
-    if spec.script is not None and spec.cluster.launcher == "local":
+    if spec.script is not None and spec.cluster.launched_by.runs_here:
         _check_script(spec.script, spec.cluster.python)
     if spec.script is not None:
         script_arguments(spec.script, dict(os.environ))

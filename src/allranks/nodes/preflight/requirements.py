@@ -193,7 +193,7 @@ MIN_FREE_BYTES = 64 * 2**20
 
 def local_report(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, run_root: Path) -> PreflightReport:
     """Return every check of this machine. Where nodes run the ranks, with an interpreter of their own, its packages do not count."""
-    own_ranks, same_python = spec.cluster.launcher == "local", spec.cluster.python is None
+    own_ranks, same_python = spec.cluster.launched_by.runs_here, spec.cluster.python is None
     packages = _installed_by(spec) if own_ranks or same_python else None
     program = _program_wish(spec) if own_ranks and spec.script is not None else None
     missing = _missing_in_own_python(spec, [*(packages or ()), *(program.program if program else ())])
@@ -227,7 +227,7 @@ def _installed_by(spec: RunSpec) -> dict[str, str]:
 def _missing_in_own_python(spec: RunSpec, names: Sequence[str]) -> list[str] | None:
     """Return which of some modules the ranks' Python on this machine lacks; None if it is this one, or in a container."""
     wanted = spec.cluster.python
-    if wanted is None or spec.cluster.launcher != "local" or is_container(wanted):
+    if wanted is None or not spec.cluster.launched_by.runs_here or is_container(wanted):
         return None
     return ask_interpreter(wanted, names).missing
 

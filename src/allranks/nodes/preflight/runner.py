@@ -304,7 +304,7 @@ STAGEABLE_CHECKS = {"proj", "py", "pkgs", "imports", "program", "data", "model",
 
 def unusable_nodes(spec: RunSpec, reports: Sequence[PreflightReport]) -> list[PreflightReport]:
     """Return the nodes that cannot run the job, whatever a run would stage for them."""
-    staging = spec.cluster.launcher == "slurm" and spec.cluster.stage != "never"
+    staging = spec.cluster.launched_by.uses_slurm and spec.cluster.stage != "never"
     return [r for r in reports if not r.may_run and not (staging and _can_be_staged(r))]
 
 

@@ -34,7 +34,7 @@ def check_start(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, *, require
         require(report)
     check_hub(spec)
     check_rows(spec)
-    if required and spec.cluster.launcher == "local":
+    if required and spec.cluster.launched_by.runs_here:
         return _with_node_checks(report, spec, plan)
     return report
 
@@ -61,16 +61,16 @@ def check_paths(spec: RunSpec) -> None:
     Raises:
         SpecError: names key and path.
     """
-    launcher, python, chdir = spec.cluster.launcher, spec.cluster.python, spec.cluster.slurm.chdir
+    launcher, python, chdir = spec.cluster.launched_by, spec.cluster.python, spec.cluster.slurm.chdir
     for path, problem in missing_program_paths(spec.script) if spec.script is not None else ():
         if _counts(path, spec):
             raise SpecError(problem)
-    needed = needed_file(python) if launcher != "local" and python is not None and not is_container(python) else None
+    needed = needed_file(python) if not launcher.runs_here and python is not None and not is_container(python) else None
     if needed is not None and not needed.is_file() and _counts(needed.parent.parent, spec):
         raise SpecError(
             f"cluster.python {python}: there is no {needed}; name a virtual environment's folder, an interpreter, conda:NAME, or a container's image"
         )
-    if launcher == "slurm" and chdir is not None and not Path(chdir).is_dir() and _counts(Path(chdir), spec):
+    if launcher.uses_slurm and chdir is not None and not Path(chdir).is_dir() and _counts(Path(chdir), spec):
         raise SpecError(
             f"cluster.slurm.chdir {chdir}: there is no such folder; Slurm would start the job in /tmp instead"
         )

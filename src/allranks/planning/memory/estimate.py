@@ -50,7 +50,7 @@ def capacity(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts) -> Capacity:
         return Capacity(
             device="GPU" if on_gpu else "host memory", bytes=int(given * GIB), source="cluster.device_memory_gib"
         )
-    if spec.cluster.launcher != "local":
+    if not spec.cluster.launched_by.runs_here:
         return _elsewhere(spec, plan, on_gpu)
     if on_gpu:
         known = [g for g in facts.gpus if g.memory_bytes]
