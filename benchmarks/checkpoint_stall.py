@@ -60,9 +60,10 @@ class NotMeasured(Exception):
 
 def make_base(folder: Path) -> None:
     """The model with its tokenizer, which every program begins with, and rows for ours."""
+    from tests.dist.making import build_model
+
     from allranks.spec.records import ModelSpec
     from allranks.train.data.tokenization import train_tokenizer
-    from allranks.train.models.build import build_model
 
     rows = [{"text": f"Number {i} is followed by {i + 1}, and by {i * 7919 % 10007} later on."} for i in range(2000)]
     (folder / "rows.json").write_text(json.dumps(rows))

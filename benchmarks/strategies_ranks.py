@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from tests.dist.making import build_model
 
 from allranks.analysis.trace.rank import RankResult, read_rank
 from allranks.experiments.profiles import peak_new_bytes
@@ -35,7 +36,6 @@ from allranks.train.distributed import DistContext, join_process_group, leave_pr
 from allranks.train.engines import engine_of
 from allranks.train.loop import StepWatcher
 from allranks.train.models.adapters import add_adapter
-from allranks.train.models.build import build_model
 from allranks.train.models.losses import LossModel
 from allranks.train.optimizer import adamw
 from allranks.train.step_metrics import LoopPlan, StopRequest

@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -16,10 +15,10 @@ import pytest
 from allranks.errors import RunFailed
 from allranks.lab.cluster import Box
 from allranks.lab.cluster.faults import injected
-from allranks.nodes.staging.broadcast import Allocation, staged, write_bootstrap
+from allranks.nodes.staging.broadcast import Allocation, staged
 from allranks.nodes.staging.bundles import Bundle, assemble
 from allranks.nodes.staging.manifests import NodeStage, load_manifest
-from allranks.nodes.staging.sources import environment_source, package_source, project_source
+from allranks.nodes.staging.sources import environment_source, project_source
 from tests.cluster.helpers import SRC, on, submit, wait_state
 
 TRAIN = "import fake, helper, sys; print('RAN', fake.VALUE, fake.__file__, helper.__file__, sys.argv[1])\n"
@@ -194,47 +193,6 @@ def test_a_driver_inside_a_batch_job_stages_and_runs(box: Box, bundle: Bundle, s
         for part in n.parts
         if part.name == "env"
     ]
-    assert [left(box, name) for name in box.node_names] == [[], [], []]
-
-
-BOOTSTRAPPED = """
-import pathlib, subprocess, sys
-import allranks
-from allranks.nodes.staging.broadcast import Allocation, staged
-from allranks.nodes.staging.bundles import load_bundle
-print("DRIVER", allranks.__file__, flush=True)
-with staged(load_bundle(pathlib.Path(sys.argv[1])), Allocation.current(), log=print) as manifest:
-    manifest.save(pathlib.Path(sys.argv[2]))
-    code = "import allranks, msgspec; print('NODE', allranks.__file__, msgspec.__file__, flush=True)"
-    subprocess.run(["srun", "--ntasks-per-node=1", "-n3", *manifest.python(), "-c", code], check=True, timeout=60)
-"""
-
-
-def test_a_batch_host_that_sees_nothing_helps_itself_from_the_bundle(box: Box, shared: Path) -> None:
-    site = shared / "env" / "site"
-    here = Path(msgspec.__file__).parents[1]
-    for name in ("msgspec", "psutil", "yaml", f"msgspec-{msgspec.__version__}.dist-info"):
-        shutil.copytree(here / name, site / name)
-    made = assemble([package_source(), environment_source(site)], shared / "store", {})
-    write_bootstrap(made, shared / "bootstrap.py")
-    (shared / "driver.py").write_text(BOOTSTRAPPED)
-    start = f"python=$(python3 {shared}/bootstrap.py) || exit 3\n$python {shared}/driver.py {made.file} {shared}/s.json"
-    with ExitStack() as hidden:
-        for node in box.node_names:
-            for path in (site.parent, SRC):
-                hidden.enter_context(injected(box, "hide-folder", node, path=str(path)))
-        number = submit(box, shared, start + " 2>&1\n", "--nodes=3", "--ntasks-per-node=1")
-        wait_state(box, number, "COMPLETED", "FAILED", timeout_s=60)
-    output = (shared / f"out-{number}").read_text()
-    assert (shared / "s.json").exists(), output
-    manifest = load_manifest(shared / "s.json")
-    folder = manifest.nodes[0].folder
-    lines = [line.split() for line in output.splitlines()]
-    driver = [words[1] for words in lines if words[0] == "DRIVER"]
-    assert driver == [f"{folder}/allranks/allranks/__init__.py"], output
-    nodes = [words[1:] for words in lines if words[0] == "NODE"]
-    assert nodes == [[driver[0], f"{folder}/env/lib/{_lib()}/site-packages/msgspec/__init__.py"]] * 3, output
-    assert manifest.bytes_sent == 2 * made.bytes  # the batch host had it already
     assert [left(box, name) for name in box.node_names] == [[], [], []]
 
 

@@ -23,9 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from allranks.spec.records import AdapterSpec, ModelSpec, TrainSpec
 from allranks.train.data.tokenization import train_tokenizer
 from allranks.train.models.adapters import add_adapter
-from allranks.train.models.build import build_model
 from allranks.train.optimizer import adamw
-from tests.dist.making import CONFIG, built
+from tests.dist.making import CONFIG, build_model, built
 
 
 def raised(action: Callable[[], Any]) -> str:

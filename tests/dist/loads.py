@@ -17,13 +17,13 @@ from allranks.train.distributed import DistContext
 from allranks.train.models import weight_loader as filling
 from allranks.train.models import weight_sources as sources
 from allranks.train.models.adapters import add_adapter
-from allranks.train.models.build import build_model, load_model
+from allranks.train.models.build import load_model
 from allranks.train.models.losses import LossModel
 from allranks.train.models.moe import routers_of
 from allranks.train.optimizer import adamw
 from allranks.train.setup import set_up_strategy
 from allranks.train.sync_proof import checksums, weights_digest
-from tests.dist.making import main, model_of
+from tests.dist.making import build_model, main, model_of
 
 ADAPTER = AdapterSpec(type="lora", r=4, targets=["q_proj", "v_proj"], modules_to_save=["lm_head"])
 NONE = AdapterSpec()

@@ -24,11 +24,11 @@ from allranks.train.data.batches import Batch, collate
 from allranks.train.data.prepared import TokenSet, _map, _save
 from allranks.train.data.sampler import SampleOrder
 from allranks.train.data.tokenization import EncodedRow, train_tokenizer
-from allranks.train.distributed import DistContext, join_process_group, leave_process_group
+from allranks.train.distributed import SINGLE_PROCESS, DistContext, join_process_group, leave_process_group
 from allranks.train.engines import engine_of
 from allranks.train.models import moe, precision
 from allranks.train.models.adapters import add_adapter
-from allranks.train.models.build import build_model
+from allranks.train.models.build import load_model
 from allranks.train.models.losses import LossModel
 from allranks.train.models.moe import routers_of
 from allranks.train.optimizer import adamw
@@ -51,6 +51,12 @@ def world_of(planned: int | None = None) -> DistContext:
     facts = MachineFacts(host="h", cpus=2, memory_bytes=0, gpus=[], cpu_model="", system="")
     spec = parse_spec({"model": {"name": "tiny:mistral"}, "data": {"source": "x"}, "cluster": {"timeout_s": 60}})
     return join_process_group(make_plan(spec, facts))
+
+
+def build_model(spec: ModelSpec, tokenizer: Any, *, dtype: str, labels: dict[str, int], seed: int) -> torch.nn.Module:
+    """The model with its weights, on the CPU, without communication."""
+    model, loader = load_model(SINGLE_PROCESS, spec, tokenizer, dtype=dtype, labels=labels, seed=seed)
+    return loader.load_all(model)
 
 
 def model_of(seed: int = 1, family: str = "mistral", **config: Any) -> tuple[Any, Any]:

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from allranks.spec.records import ModelSpec
-from allranks.train.models.build import build_model
 from tests.dist.harness import run_ranks
-from tests.dist.making import CONFIG, model_of
+from tests.dist.making import CONFIG, build_model, model_of
 
 pytestmark = pytest.mark.dist
 PARTS = ["pytorch_zero2", "pytorch_zero3", "zero3", "deepspeed_zero3"]

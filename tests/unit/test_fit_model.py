@@ -17,7 +17,7 @@ from allranks.planning.memory.config_sources import find_config
 from allranks.planning.memory.estimate import batch_of as fit_batch_of
 from allranks.planning.memory.estimate import model_of
 from allranks.planning.memory.model_config import ENCODERS, FAMILIES, read_model_config
-from allranks.planning.memory.weights import Shapes, shapes_of, total_sizes, trained_weights_of
+from allranks.planning.memory.weights import Shapes, UnitSizes, shapes_of, trained_weights_of
 from allranks.planning.planner import make_plan
 from allranks.spec import parse_spec
 from allranks.spec.records import AdapterSpec
@@ -90,6 +90,11 @@ def test_parameters_are_counted_as_transformers_makes_them(family: str) -> None:
     assert sorted(w.numel for w in ours(family).weights()) == wanted
 
 
+def sizes_of(shapes: Shapes, spec: AdapterSpec) -> list[UnitSizes]:
+    trained = trained_weights_of(spec, shapes)
+    return [trained.unit(unit) for unit in (*shapes.blocks, shapes.rest)]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "spec",
@@ -104,16 +109,16 @@ def test_adapters_are_counted_as_peft_makes_them(family: str, spec: AdapterSpec)
     model = add_adapter(built(family, device="cpu"), spec, classifier=family in ENCODERS, base="b", seed=1)
     wanted = sum(p.numel() for p in model.parameters() if p.requires_grad)
     shapes = ours(family)
-    assert total_sizes(shapes, trained_weights_of(spec, shapes)).trained == wanted
+    assert sum(unit.trained for unit in sizes_of(shapes, spec)) == wanted
 
 
 def test_modules_trained_whole_are_counted_with_their_frozen_originals() -> None:
     spec = AdapterSpec(type="lora", r=4, modules_to_save=["embed_tokens", "lm_head"])
     model = add_adapter(built("mistral", device="cpu"), spec, classifier=False, base="b", seed=1)
     shapes = ours("mistral")
-    found = total_sizes(shapes, trained_weights_of(spec, shapes))
-    assert found.trained == sum(p.numel() for p in model.parameters() if p.requires_grad)
-    assert found.base + found.adapters == sum(p.numel() for p in model.parameters())
+    found = sizes_of(shapes, spec)
+    assert sum(unit.trained for unit in found) == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert sum(unit.base + unit.adapters for unit in found) == sum(p.numel() for p in model.parameters())
 
 
 def content(storage: Any) -> bytes:

@@ -16,11 +16,12 @@ from safetensors.torch import load_file, save_file
 from allranks.errors import AllranksError
 from allranks.spec.records import ModelSpec
 from allranks.train.data.tokenization import train_tokenizer
-from allranks.train.models.build import build_model, require_complete
+from allranks.train.models.build import require_complete
 from allranks.train.models.weight_loader import is_unmaterialized, unmaterialize, unmaterialized_parameter
 from allranks.train.models.weight_sources import FileSource, conversions_for
 from allranks.train.sync_proof import add_checksums, checksums
 from allranks.utils.safetensors_files import stored_tensors
+from tests.dist.making import build_model
 
 SMALL = {
     "hidden_size": 32,

@@ -16,10 +16,10 @@ from allranks.train.data.prepared import TokenSet, _map, _save
 from allranks.train.data.tokenization import EncodedRow, train_tokenizer
 from allranks.train.distributed import rng_state, set_rng_state
 from allranks.train.models.adapters import add_adapter
-from allranks.train.models.build import build_model
 from allranks.train.models.losses import LossModel
 from allranks.train.optimizer import adamw
 from allranks.train.strategies.base import clip_and_update, trained_parameters
+from tests.dist.making import build_model
 
 SMALL = {
     "hidden_size": 32,

@@ -21,10 +21,10 @@ from allranks.spec.records import AdapterSpec, ModelSpec
 from allranks.train.data.batches import Batch
 from allranks.train.data.tokenization import train_tokenizer
 from allranks.train.models.adapters import adapter_remarks, add_adapter
-from allranks.train.models.build import build_model
 from allranks.train.models.losses import LossModel
 from allranks.train.models.moe import ExpertLoad, routers_of
 from tests.conftest import REPO
+from tests.dist.making import build_model
 
 SMALL = {
     "hidden_size": 32,

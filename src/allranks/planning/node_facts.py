@@ -22,16 +22,6 @@ LINK_TYPES = {
 }
 """Types other than NVLink, nearest first. Source: the legend that nvidia-smi prints."""
 LINK_TYPES_BY_DISTANCE = list(LINK_TYPES)
-P2P_STATES = {
-    "OK": "works",
-    "CNS": "the chipset does not support it",
-    "GNS": "the GPU does not support it",
-    "TNS": "the topology does not support it",
-    "NS": "not supported",
-    "DR": "disabled by the driver's registry key",
-    "U": "unknown",
-}
-"""Cells of ``nvidia-smi topo -p2p``. Source: its legend."""
 
 
 class TopologyDevice(msgspec.Struct, frozen=True, kw_only=True):

@@ -248,11 +248,6 @@ class HeartbeatWriter:
         if self._map is not None:
             self._map[_ASKED_AT] = 2
 
-    @property
-    def watched(self) -> bool:
-        """Return whether an agent reads the page."""
-        return self._map is not None
-
 
 def _text(value: bytes) -> str:
     return value.rstrip(b"\0").decode("utf-8", "replace")

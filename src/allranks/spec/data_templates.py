@@ -28,10 +28,6 @@ class Template:
     reason: str = ""
     """Why it was chosen."""
 
-    @property
-    def is_classification(self) -> bool:
-        return self.kind == "classification"
-
 
 def require_task_template(kind: str, model: str, *, classifier: bool) -> None:
     """Check that a template gives what the model is trained on: labels for a classifier, text for a language model.

@@ -183,8 +183,5 @@ def whole_model(task: TrainingTask, data: PreparedData, dtype: str) -> nn.Module
     """Return the model with its weights on the CPU, without communication."""
     from allranks.train.distributed import SINGLE_PROCESS
 
-    model, filler = task.load(SINGLE_PROCESS, data, dtype, lambda model: None)
-    filler.begin(model, model, in_parts=False)
-    filler.whole(model.named_parameters())
-    filler.finish()
-    return model
+    model, loader = task.load(SINGLE_PROCESS, data, dtype, lambda model: None)
+    return loader.load_all(model)

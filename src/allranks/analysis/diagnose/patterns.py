@@ -8,7 +8,6 @@ from functools import cached_property
 from msgspec import Struct
 
 MIN_ANCHOR = 3
-_RUN = re.compile(r"[a-z _:/<>'\"=@,;!%&#~-]+")
 
 # How strongly a message indicates its class. A stronger message wins over an earlier one.
 CERTAIN = 0.95  # states the cause itself

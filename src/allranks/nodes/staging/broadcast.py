@@ -9,11 +9,6 @@ the nodes that lack something, creates the folder, and waits while ``sbcast --jo
 work, the same step receives the archives through srun's standard input. Helper steps run node.py, one task per node, and
 exchange JSON through srun.
 
-If the batch host has no allranks or its packages, `write_bootstrap` writes a file that unpacks them from the bundle::
-
-    python=$(python3 RUN/bootstrap.py) || exit 3                    # in the batch script; any Python from 3.8 on
-    exec "$python" -m allranks.launch.driver RUN
-
 Files that only the login node sees are packed before the job is submitted, the others inside the job, and only if some node
 lacks them.
 """
@@ -52,7 +47,7 @@ from allranks.nodes.staging.bundles import (
 )
 from allranks.nodes.staging.manifests import NodeStage, StageManifest, node_stage
 from allranks.nodes.staging.sources import TEMPORARY_FOLDERS, PartFiles, package_versions, requested_parts
-from allranks.rundir.files import write_json, write_text_atomic
+from allranks.rundir.files import write_json
 from allranks.rundir.paths import RunDir
 from allranks.spec.records import RunSpec
 
@@ -255,33 +250,6 @@ def helper_texts() -> list[tuple[str, str]]:
     return [(m.__name__, Path(str(m.__file__)).read_text(encoding="utf-8")) for m in (unpack, node)]
 
 
-BOOTSTRAP_PARTS = ("env", "allranks")
-_BOOTSTRAP_TEXT = """\
-# Written by allranks for one job: unpacks the packages on the batch host, and prints the Python to use.
-import json, sys, types
-for name, text in json.loads({texts!r}):
-    module = types.ModuleType(name)
-    sys.modules[name] = module
-    exec(compile(text, name, "exec"), module.__dict__)
-try:
-    sys.exit(module.bootstrap(json.loads({request!r})))
-except (module.Refused, OSError) as error:
-    sys.exit("allranks: this host cannot be prepared: %s" % error)
-"""
-
-
-def write_bootstrap(bundle: Bundle, path: Path) -> None:
-    """Write the file: standard library only, with everything in it except the archives."""
-    parts = [
-        {**probe_of(part), "archive": part.archive, "unpacked_bytes": part.unpacked_bytes}
-        for part in bundle.parts
-        if part.name in BOOTSTRAP_PARTS
-    ]
-    request = {"python": msgspec.to_builtins(bundle.python), "parts": parts}
-    texts = msgspec.json.encode(helper_texts()).decode()
-    write_text_atomic(path, _BOOTSTRAP_TEXT.format(texts=texts, request=msgspec.json.encode(request).decode()))
-
-
 ANSWER_S = 180.0
 SLOWEST_BYTES_PER_S = 5e6
 Log = Callable[[str], None]
@@ -385,7 +353,7 @@ def _groups(bundle: Bundle, lacking: StagingAnswers) -> Iterator[tuple[list[str]
     """Yield nodes that lack the same parts in the same folder."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, answer in sorted(lacking.items()):
-        missing = sorted(set(answer["lacks"]) - set(answer["here"]))  # the batch host may have unpacked them itself
+        missing = sorted(set(answer["lacks"]) - set(answer["here"]))  # unpacked before, in this job
         if missing:
             groups.setdefault((answer["folder"], *missing), []).append(name)
     for (_, *parts), names in groups.items():

@@ -102,7 +102,7 @@ def ask(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def arrived(folder: str, part: dict[str, Any]) -> str:
-    """Return the file that shows that this part is already unpacked here (see `bootstrap`)."""
+    """Return the file that shows that this part is already unpacked here."""
     return os.path.join(folder, f"has.{part['name']}.{part['sha256']}")
 
 
@@ -166,33 +166,6 @@ def place(folder: str, part: dict[str, Any], archive: str, interpreter: str | No
         make_venv(target, interpreter)
     with open(arrived(folder, part), "w"):
         return count
-
-
-def bootstrap(request: dict[str, Any]) -> int:
-    """Prepare the batch host before allranks can be imported there. Print the Python to use.
-
-    Parts come from the bundle itself, which must be on a file system that this host sees.
-    """
-    get = os.environ.get
-    job = f"{get('SLURM_CLUSTER_NAME') or 'cluster'}.{get('SLURM_JOB_ID', '0')}.{get('SLURM_RESTART_COUNT') or 0}"
-    answer = ask({**request, "always": False, "job": job, "live": None})
-    folder, python = answer["folder"], request["python"]["executable"]
-    if "env" in answer["lacks"] and not answer["python"]:
-        raise Refused(f"there is no Python {request['python']['version']} to run the staged packages")
-    for part in request["parts"]:
-        if part["name"] in answer["lacks"] and part["name"] not in answer["here"]:
-            place(folder, part, part["archive"], answer.get("python"))
-    if not answer["lacks"]:
-        print(python)  # noqa: T201
-        return 0
-    if "env" in answer["lacks"]:
-        python = os.path.join(folder, "env", "bin", "python")
-    path = os.path.join(folder, "allranks") if "allranks" in answer["lacks"] else ""
-    launcher = os.path.join(folder, "python")
-    with open(os.open(launcher, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700), "w") as file:
-        file.write(f"#!/bin/sh\nPYTHONPATH='{path}'${{PYTHONPATH:+:$PYTHONPATH}} exec '{python}' \"$@\"\n")
-    print(launcher)  # noqa: T201
-    return 0
 
 
 def remove(request: dict[str, Any]) -> dict[str, Any]:

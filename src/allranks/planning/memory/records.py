@@ -4,22 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-PARTS = {
-    "weights": "weights of the model",
-    "adapters": "weights of the adapters",
-    "gradients": "gradients",
-    "optimizer_state": "AdamW's two moments, and master weights if there are any",
-    "optimizer_temporaries": "temporary tensors of the update",
-    "activations": "tensors that forward keeps for backward, and backward's own tensors",
-    "weight_copies": "casts of float32 weights that autocast makes for matrix products and keeps for backward",
-    "logits": "logits, in float32",
-    "gathered_weights": "weights gathered temporarily from other ranks",
-    "communication": "buffers of collectives",
-    "imports": "the interpreter with its libraries and engines, on a CPU",
-    "runtime": "the CUDA context and NCCL, or threads and libraries of the process",
-    "slack": "memory that the allocator holds unused",
-}
-
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of one rank in one phase of training, by part."""

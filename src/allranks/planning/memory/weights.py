@@ -6,7 +6,7 @@ frozen base, by PEFT's rules.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 from math import prod
 
@@ -355,21 +355,6 @@ def trained_weights_of(spec: AdapterSpec, shapes: Shapes) -> TrainedWeights:
         whole=tuple(spec.modules_to_save),
         classifier=shapes.config.family in ENCODERS or bool(shapes.config.labels),
         moe=bool(shapes.config.experts),
-    )
-
-
-def total_sizes(model: Shapes, what: TrainedWeights) -> UnitSizes:
-    """Return the element counts of the full model."""
-    return add_sizes([what.unit(u) for u in (*model.blocks, model.rest)])
-
-
-def add_sizes(parts: Sequence[UnitSizes]) -> UnitSizes:
-    """Return the sum of several units."""
-    return UnitSizes(
-        sum(p.base for p in parts),
-        sum(p.adapters for p in parts),
-        sum(p.trained_base for p in parts),
-        max((p.largest_trained for p in parts), default=0),
     )
 
 

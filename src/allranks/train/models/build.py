@@ -18,7 +18,7 @@ from allranks.spec.architectures import require_architecture
 from allranks.spec.models import _FAMILIES, TINY_ENCODERS, TaskTypes, check_model_folder, model_task, tiny_family
 from allranks.spec.records import ModelSpec, RunSpec
 from allranks.train.data.tokenization import first_line
-from allranks.train.distributed import SINGLE_PROCESS, DistContext
+from allranks.train.distributed import DistContext
 from allranks.train.models.moe import keep_routers_in_float32
 from allranks.train.models.precision import DTYPES
 from allranks.train.models.weight_loader import READER, WeightLoader, from_meta, run_on_reader, unmaterialize
@@ -242,24 +242,6 @@ def _hub_config(model: ModelSpec) -> Any:
         ) from None
 
 
-def build_model(spec: ModelSpec, tokenizer: Any, *, dtype: str, labels: dict[str, int], seed: int) -> nn.Module:
-    """Build the model with its weights, in `dtype`, on the CPU, without communication.
-
-    If it is built from a config, every process initializes the same weights.
-
-    Args:
-        labels: class numbers by label value; empty for a language model.
-
-    Raises:
-        SpecError, DataError, EnvironmentNotAble: see `load_model`.
-    """
-    model, filler = load_model(SINGLE_PROCESS, spec, tokenizer, dtype=dtype, labels=labels, seed=seed)
-    filler.begin(model, model, in_parts=False)
-    filler.whole(model.named_parameters())
-    filler.finish()
-    return model
-
-
 def load_model(
     world: DistContext,
     spec: ModelSpec,
@@ -271,8 +253,6 @@ def load_model(
     built: Callable[[Any], None] = lambda model: None,
 ) -> tuple[nn.Module, WeightLoader]:
     """Return the model without weights, and the loader of its weights. Collective.
-
-    The loaded weights equal those of `build_model`.
 
     Args:
         built: called on rank 0 with the full model, if it is built from a config.

@@ -319,6 +319,13 @@ class WeightLoader:
             else:
                 self.whole([(name, parameter)])
 
+    def load_all(self, model: nn.Module) -> nn.Module:
+        """Load all weights into a model that no strategy shards, and return it."""
+        self.begin(model, model, in_parts=False)
+        self.whole(model.named_parameters())
+        self.finish()
+        return model
+
     def finish(self) -> tuple[bytes | None, LoadReport]:
         """Check that all weights arrived.
 
