@@ -28,7 +28,7 @@ Bars = list[tuple[str, float, float]]
 
 def code_of(name: str) -> str:
     """Return the path of a strategy's file below `allranks.train`."""
-    return strategy_info(name).target.partition(":")[0].replace(".", "/") + ".py"
+    return strategy_info(name).target.partition(":")[0].removeprefix("allranks.train.").replace(".", "/") + ".py"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.planning.memory.strategy_state import GradientBuffers, cut_into_buckets
+from allranks.spec.strategies.base import GradientBuffers, cut_into_buckets
 
 
 @pytest.mark.parametrize(

@@ -326,7 +326,7 @@ def _require_gpu_for_attention(spec: RunSpec, chosen: DeviceChoice) -> None:
 
 
 def _precision_warnings(param_dtype: str, strategy: str) -> list[str]:
-    if param_dtype == "float32" or strategy.startswith("deepspeed"):  # which updates master weights in float32
+    if param_dtype == "float32" or strategy_info(strategy).keeps_master_weights:
         return []
     return [
         "train.param_dtype is bfloat16: updates smaller than about 1/256 of a weight are lost to rounding, and AdamW's second moment "

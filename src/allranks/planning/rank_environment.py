@@ -13,6 +13,7 @@ from allranks.errors import SpecError
 from allranks.planning.env_vars import EnvVar, NetworkJob
 from allranks.planning.network_policy import apply_user_env, provisional_policy
 from allranks.spec.records import RunSpec, ScriptSpec
+from allranks.spec.strategies import strategy_info
 from allranks.utils.redaction import HIDDEN, holds_secret, is_placeholder, redact, redact_arguments
 
 SCRIPT_ARGS = "ALLRANKS_SCRIPT_ARGS"
@@ -58,14 +59,9 @@ def decide_environment(spec: RunSpec, job: NetworkJob, *, cpus: int, procs_per_n
                 source="spec",
             )
         )
-    if job.device == "cpu" and spec.strategy.name.startswith("deepspeed_"):
-        decisions.append(
-            EnvVar(
-                name="DS_ACCELERATOR",
-                value="cpu",
-                reason="the ranks compute on the CPU; DeepSpeed would use a visible GPU",
-            )
-        )
+    if job.device == "cpu":
+        needed = strategy_info(spec.strategy.name).cpu_environment
+        decisions += [EnvVar(name=name, value=value, reason=reason) for name, (value, reason) in needed.items()]
     decisions += provisional_policy(job)
     named = {item.name for item in decisions}
     rest = {name: value for name, value in spec.cluster.env.items() if name not in named}

@@ -10,6 +10,7 @@ import msgspec
 from allranks.nodes.checks import ChecksByHost, NodeCheck, NodeSurvey, failed_check, passed_check
 from allranks.nodes.records import NodeRequirements
 from allranks.spec.records import RunSpec
+from allranks.spec.strategies import strategy_info
 
 VARIABLE = "TORCH_EXTENSIONS_DIR"
 DEFAULT = "~/.cache/torch_extensions"
@@ -18,7 +19,7 @@ MIN_AGE_S = 600.0  # a younger one may be that of a build on another node that s
 
 def ask(spec: RunSpec, here: Path, wish: NodeRequirements) -> NodeRequirements:
     """Add the folder of extensions, if the run may load some: the user's own programs, and DeepSpeed."""
-    loads = spec.script is not None or spec.strategy.name.startswith("deepspeed")
+    loads = spec.script is not None or strategy_info(spec.strategy.name).builds_extensions
     folder = {**os.environ, **spec.cluster.env}.get(VARIABLE) or DEFAULT
     return msgspec.structs.replace(wish, extensions=str(here / Path(folder).expanduser())) if loads else wish
 

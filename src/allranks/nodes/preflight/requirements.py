@@ -27,6 +27,7 @@ from allranks.planning.python_environment import is_interpreter
 from allranks.planning.records import LaunchPlan
 from allranks.spec.data_mixture import parts_of
 from allranks.spec.records import RunSpec
+from allranks.spec.strategies import strategy_info
 from allranks.spec.user_program import program_file
 from allranks.spec.validation import is_container
 from allranks.utils.filesystem import PACKAGE_FOLDER
@@ -67,9 +68,8 @@ def engine_packages(spec: RunSpec) -> list[str]:
     """Return the package of another library's engine. Nodes only look for it, because importing it is slow and prints messages."""
     if is_container(spec.cluster.python) or spec.script is not None:
         return []
-    if spec.strategy.name.startswith("deepspeed_"):
-        return ["deepspeed"]
-    return ["accelerate"] if spec.strategy.name == "hf_trainer" else []
+    package = strategy_info(spec.strategy.name).package
+    return [package] if package else []
 
 
 def optional_packages(spec: RunSpec) -> dict[str, str]:

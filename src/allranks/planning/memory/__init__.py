@@ -4,7 +4,7 @@ config_sources.py   finds the config (files only, no network)
 model_config.py     reads and checks its sizes
 weights.py          lists every weight and which ones are trained
 activations.py      bytes that forward keeps for backward
-strategy_state.py, strategies.py   weights, gradients and optimizer state per strategy
+model_memory.py                    weights and gradients, as the memory layouts of strategies (spec/strategies) read them
 estimate.py         memory in each phase of a step, runtime overhead, device capacity
 remedies.py         changes that make the run fit, the cheapest first
 """

@@ -23,13 +23,14 @@ from allranks.planning.memory.activations import (
 )
 from allranks.planning.memory.config_sources import ConfigSource
 from allranks.planning.memory.model_config import ModelConfig
+from allranks.planning.memory.model_memory import ModelMemory
 from allranks.planning.memory.records import NOT_KNOWN, Capacity, Fit, Moment, verdict
-from allranks.planning.memory.strategies import strategy_state
-from allranks.planning.memory.strategy_state import ModelMemory, Parts, StrategyState, add_parts
 from allranks.planning.memory.weights import shapes_of, trained_weights_of
 from allranks.planning.records import LaunchPlan
 from allranks.spec.models import is_mlp
 from allranks.spec.records import ModelSpec, RunSpec
+from allranks.spec.strategies import strategy_info, strategy_state
+from allranks.spec.strategies.base import Parts, StrategyState, add_parts
 from allranks.utils.machine import MachineFacts
 
 GIB = 1 << 30
@@ -164,9 +165,6 @@ CUDA_CONTEXT = 600 << 20  # an H100 with torch's kernels; from reports, not meas
 NCCL_BUFFERS = 400 << 20  # buffers of its channels; grows with the number of peers
 CUDA_SLACK = 0.05  # share of temporary memory; from reports, not measured here
 CPU_IMPORTS = 350 << 20  # Python, torch, transformers and PEFT as imported; ranks share some of these pages
-# What another library's engine adds: the process of a real rank with hardly any training, compared with one
-# under `pytorch_ddp` (`python -m benchmarks.engine_memory`: 67 to 69 and 122 MiB; a tiny Llama with LoRA: 65 and 106).
-ENGINE_IMPORTS = {"deepspeed": 66 << 20, "hf_trainer": 114 << 20}
 CPU_RUNTIME = 30 << 20  # pages of libraries that the first steps touch, and threads
 HEAP_LIMIT = 32 << 20  # glibc's largest mmap threshold
 HEAP_FRAGMENTATION = 0.45  # share of the activations while they exist
@@ -183,12 +181,12 @@ class HostHeap(msgspec.Struct, frozen=True):
     narrow_bytes: int  # the hidden state of a micro-batch
     wide_bytes: int  # the widest tensor within a block
     checkpointing: bool
-    strategy: str
+    engine_imports: int  # what another library's engine adds
 
     @property
     def imports(self) -> int:
         """Return the bytes of the interpreter and all libraries that a CPU rank imports."""
-        return CPU_IMPORTS + sum(size for engine, size in ENGINE_IMPORTS.items() if self.strategy.startswith(engine))
+        return CPU_IMPORTS + self.engine_imports
 
     @property
     def small_share(self) -> float:
@@ -308,7 +306,7 @@ def _heap(model: ModelSpec, config: ModelConfig, batch: MicroBatch, plan: Launch
         batch.tokens * batch.stream * config.hidden,
         batch.tokens * batch.element * max(config.intermediate, config.expert_intermediate),
         model.gradient_checkpointing,
-        plan.strategy,
+        strategy_info(plan.strategy).imports_bytes,
     )
 
 

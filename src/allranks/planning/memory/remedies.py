@@ -17,6 +17,7 @@ from allranks.planning.memory.records import CLOSE, FITS, NOT_KNOWN, TOO_LARGE, 
 from allranks.planning.planner import make_plan
 from allranks.planning.records import LaunchPlan
 from allranks.spec.records import RunSpec
+from allranks.spec.strategies import strategy_info
 from allranks.utils.formatting import format_bytes
 from allranks.utils.machine import MachineFacts
 
@@ -174,9 +175,8 @@ def _low_precision(base: RunSpec, settings: list[str], more: str) -> SpecChange:
         f"trained weights and optimizer state in bfloat16{more}",
         [COMPUTE, "train.param_dtype=bfloat16", *settings],
         msgspec.structs.replace(base, model=model, train=train),
-        # DeepSpeed updates master weights in float32
         "less precise gradients"
-        if base.strategy.name.startswith("deepspeed")
+        if strategy_info(base.strategy.name).keeps_master_weights
         else "loses small updates: expect a higher loss",
     )
 

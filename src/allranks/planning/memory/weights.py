@@ -14,6 +14,7 @@ import msgspec
 
 from allranks.planning.memory.model_config import ENCODERS, MLP, ModelConfig
 from allranks.spec.records import AdapterSpec
+from allranks.spec.strategies.base import UnitSizes
 
 
 class Weight(msgspec.Struct, frozen=True):
@@ -222,24 +223,6 @@ FUSED_EXPERT_NAMES = (
     "w2",
     "w3",
 )  # projections that transformers fuses in experts
-
-
-class UnitSizes(msgspec.Struct, frozen=True):
-    """Element counts of one unit, and of its trained part.
-
-    ``base`` is from the config, with copies of modules that are trained in full; ``adapters`` is what LoRA adds.
-
-    ``largest_trained`` is the largest single parameter that gets a gradient.
-    """
-
-    base: int
-    adapters: int
-    trained_base: int
-    largest_trained: int
-
-    @property
-    def trained(self) -> int:
-        return self.trained_base + self.adapters
 
 
 class TrainedWeights(msgspec.Struct, frozen=True):

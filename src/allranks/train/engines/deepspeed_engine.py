@@ -26,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 
 from allranks.errors import EnvironmentNotAble, RunFailed, SpecError
 from allranks.spec.deepspeed import DeepSpeedExpectations, complete_config, without_auto
+from allranks.spec.strategies.deepspeed_zero import BUCKET_ELEMENTS
 from allranks.train.engines.deepspeed_state import (
     fragment_ranges,
     partition_tensors,
@@ -263,7 +264,6 @@ def _differentiable(value: Any) -> bool:
 
 
 Json = dict[str, Any]
-BUCKET = 500_000_000  # DeepSpeed's default, elements; it allocates a full bucket for any size of model
 
 
 class DeepSpeedZero(LoopStrategy):
@@ -318,7 +318,8 @@ class DeepSpeedZero(LoopStrategy):
             bf16["enabled"] = self._trains_in_bf16(where)
         zero = config["zero_optimization"]
         if zero.get("reduce_bucket_size", "auto") == "auto":
-            zero["reduce_bucket_size"] = min(BUCKET, max(1, sum(p.numel() for _, p in self._named)))
+            # DeepSpeed allocates a full bucket for any size of model
+            zero["reduce_bucket_size"] = min(BUCKET_ELEMENTS, max(1, sum(p.numel() for _, p in self._named)))
         return without_auto(config)
 
     def _trains_in_bf16(self, where: str) -> bool:

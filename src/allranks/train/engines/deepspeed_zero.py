@@ -34,6 +34,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from allranks.spec.strategies.deepspeed_zero import MAX_LIVE_ELEMENTS
 from allranks.train.engines.deepspeed_engine import DataParallelMpu, DeepSpeedReplicated, DeepSpeedZero
 from allranks.train.engines.deepspeed_state import partition_ranges, partitions
 from allranks.train.strategies.base import MakeOptimizer, Sizes, Traffic
@@ -52,9 +53,6 @@ class DeepSpeedZero2(DeepSpeedReplicated):
 
     stage = 2
     reduces_each_micro_step = True
-
-
-LIVE = 1_000_000_000  # DeepSpeed's default of both limits
 
 
 class DeepSpeedZero3(DeepSpeedZero):
@@ -111,7 +109,10 @@ class DeepSpeedZero3(DeepSpeedZero):
         each = {p: _padded_bytes(p, world) for p in self._model.parameters()}
         once = [p for p in each if p.ds_id not in whole]  # type: ignore[attr-defined]
         zero = self._config["zero_optimization"]
-        limit = min(zero.get("stage3_max_live_parameters", LIVE), zero.get("stage3_max_reuse_distance", LIVE))
+        limit = min(
+            zero.get("stage3_max_live_parameters", MAX_LIVE_ELEMENTS),
+            zero.get("stage3_max_reuse_distance", MAX_LIVE_ELEMENTS),
+        )
         freed = sum(p.ds_numel for p in once) > limit  # type: ignore[attr-defined]
         # a tied weight is gathered for each of its modules if it is freed after the first one
         used = [p for m in self._model.modules() for p in m.parameters(recurse=False) if p in set(once)]

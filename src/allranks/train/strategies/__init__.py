@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def import_target(target: str) -> Any:
-    """Import the object that the registry names as ``module:attribute`` in `allranks.train`."""
+    """Import the object that the registry names as ``module:attribute``."""
     module, _, attribute = target.partition(":")
-    return getattr(import_module(f"allranks.train.{module}"), attribute)
+    return getattr(import_module(module), attribute)
 
 
 def create(name: str, options: dict[str, Any]) -> Strategy:

@@ -46,6 +46,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.utils._pytree import tree_map
 
 from allranks.errors import SpecError
+from allranks.spec.strategies.fsdp2 import adapters_are_small
 from allranks.train.models.adapters import is_adapted
 from allranks.train.models.moe import routers_of
 from allranks.train.models.precision import compute_dtype, keeps_own_dtype
@@ -180,14 +181,8 @@ def _mixed_precision(compute: torch.dtype | None) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 
-SMALL_BYTES = 64 << 20
-
-
 def keeps_adapters_whole(model: nn.Module, adapters: str, world: int) -> bool:
     """Return whether adapters stay unsharded.
-
-    Then every rank holds four times their bytes (weight, gradient, two moments). ``auto`` does so if that is at most 64 MiB,
-    or a tenth of this rank's share of the frozen weights.
 
     Raises:
         SpecError: ``ignored`` without adapters.
@@ -199,8 +194,8 @@ def keeps_adapters_whole(model: nn.Module, adapters: str, world: int) -> bool:
     if adapters != "auto":
         return adapters == "ignored"
     frozen = sum(p.numel() * p.element_size() for p in model.parameters() if not p.requires_grad)
-    held = 4 * sum(p.numel() * p.element_size() for _, p in trained_parameters(model))
-    return held <= max(SMALL_BYTES, 0.1 * frozen / world)
+    trained = sum(p.numel() * p.element_size() for _, p in trained_parameters(model))
+    return adapters_are_small(trained, frozen, world)
 
 
 def average_gradients(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:

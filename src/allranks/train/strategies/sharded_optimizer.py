@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from allranks.spec.strategies.base import BUFFERS_IN_FLIGHT
 from allranks.train.strategies.base import (
     LoopStrategy,
     MakeOptimizer,
@@ -179,9 +180,6 @@ def _ranges(flat: FlatParameter) -> list[tuple[str, int, int, int, int]]:
     return out
 
 
-MAX_IN_FLIGHT = 2  # full gradient buffers in flight: more need memory and hide no more communication
-
-
 class GradientReduceScatter:
     """Reduce-scatter the gradients of flat parameters in the order of backward; the last one of the model comes first."""
 
@@ -221,7 +219,7 @@ class GradientReduceScatter:
         self._in_flight.append((reduce_scatter(out, buffer, self._group), at, out, buffer))
         self._buffers[at] = None
         self._came[at].clear()
-        if len(self._in_flight) > MAX_IN_FLIGHT:
+        if len(self._in_flight) > BUFFERS_IN_FLIGHT:
             self._land()
 
     def _land(self) -> None:

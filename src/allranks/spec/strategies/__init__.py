@@ -1,49 +1,23 @@
-"""Registry of the strategies and their options. No torch, because `plan` reads it on machines without torch."""
+"""Registry of the strategies: options and memory model of each. No torch, because `plan` reads it on machines without torch."""
 
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from allranks.errors import SpecError
+from allranks.spec.strategies import data_parallel, deepspeed_zero, fsdp2, hf_trainer, zero
+from allranks.spec.strategies.base import (
+    ModelSizes,
+    OffloadedState,
+    StrategyInfo,
+    StrategyState,
+)
 from allranks.spec.suggestions import did_you_mean, near_strategies
 
 if TYPE_CHECKING:
     from allranks.spec.records import RunSpec
-
-
-@dataclass(frozen=True)
-class StrategyInfo:
-    """Where a strategy is implemented, and its options with their defaults."""
-
-    target: str
-    """The class, as ``module:class`` in `allranks.train`."""
-    summary: str
-    options: dict[str, Any] = field(default_factory=dict)
-    choices: dict[str, tuple[str, ...]] = field(default_factory=dict)  # options that are one of some words
-    single_process: bool = False
-    planner: str = ""  # the full name of a module without torch, with `read_options`, `param_dtype` and `plan_options`
-    engine: str = "loop:TrainingLoop"
-    """What runs the optimizer steps, as ``module:class`` in `allranks.train`."""
-
-
-FSDP2_OPTIONS: dict[str, Any] = {"find_unused_parameters": False, "adapters": "auto", "offload": "none"}
-
-
-FSDP2_CHOICES = {"adapters": ("auto", "ignored", "sharded"), "offload": ("none", "optimizer", "all")}
-
-
-# offload: what is kept in the host's memory; the update is then computed there
-ZERO_OPTIONS: dict[str, Any] = {"bucket_mb": 25.0, "offload": "none"}
-
-
-OFFLOAD = {"offload": ("none", "optimizer")}
-
-
-# config: a path to a JSON file, or its content; config_from: where the content came from, for messages
-DEEPSPEED = {"config": None, "config_from": None, "find_unused_parameters": False}
 
 
 OPTION_DESCRIPTIONS = {
@@ -59,78 +33,25 @@ OPTION_DESCRIPTIONS = {
 
 
 REGISTRY: dict[str, StrategyInfo] = {
-    "single": StrategyInfo("strategies.single:Single", "one process, nothing to communicate", single_process=True),
-    "simple_ddp": StrategyInfo("strategies.simple_ddp:SimpleDDP", "one all-reduce per gradient after every backward"),
-    "simple_ddp_ga": StrategyInfo(
-        "strategies.simple_ddp:SimpleDDPAccumulating", "one all-reduce per gradient after the last backward"
-    ),
-    "simple_ddp_hook": StrategyInfo(
-        "strategies.simple_ddp:SimpleDDPHook", "one blocking all-reduce per gradient during backward"
-    ),
-    "simple_ddp_async": StrategyInfo(
-        "strategies.simple_ddp:SimpleDDPAsync", "one asynchronous all-reduce per gradient during backward"
-    ),
-    "bucket_ddp_async": StrategyInfo(
-        "strategies.bucket_ddp_async:BucketDDPAsync",
-        "asynchronous all-reduces of buckets during backward",
-        {"bucket_mb": 25.0},
-    ),
-    "zero1": StrategyInfo("strategies.zero1:Zero1", "sharded optimizer state", ZERO_OPTIONS, OFFLOAD),
-    "zero2": StrategyInfo("strategies.zero2:Zero2", "sharded optimizer state and gradients", ZERO_OPTIONS, OFFLOAD),
-    "zero3": StrategyInfo(
-        "strategies.zero3:Zero3",
-        "sharded weights, gradients and optimizer state; weights gathered block by block",
-        {"offload": "none"},
-        OFFLOAD,
-    ),
-    "pytorch_ddp": StrategyInfo(
-        "strategies.pytorch_ddp:PyTorchDDP",
-        "torch DistributedDataParallel",
-        {"bucket_mb": 25.0, "find_unused_parameters": False, "static_graph": False},
-    ),
-    "pytorch_zero1": StrategyInfo(
-        "strategies.pytorch_zero1:PyTorchZero1",
-        "torch DistributedDataParallel with ZeroRedundancyOptimizer",
-        {"bucket_mb": 25.0, "find_unused_parameters": False},
-    ),
-    "pytorch_zero2": StrategyInfo(
-        "strategies.fsdp2:PyTorchZero2",
-        "torch FSDP2, weights stay gathered until backward",
-        FSDP2_OPTIONS,
-        FSDP2_CHOICES,
-    ),
-    "pytorch_zero3": StrategyInfo(
-        "strategies.fsdp2:PyTorchZero3",
-        "torch FSDP2, weights gathered block by block",
-        FSDP2_OPTIONS,
-        FSDP2_CHOICES,
-    ),
-    "deepspeed_zero1": StrategyInfo(
-        "engines.deepspeed_zero:DeepSpeedZero1",
-        "DeepSpeed, sharded optimizer state",
-        DEEPSPEED,
-        planner="allranks.spec.deepspeed",
-    ),
-    "deepspeed_zero2": StrategyInfo(
-        "engines.deepspeed_zero:DeepSpeedZero2",
-        "DeepSpeed, sharded optimizer state and gradients",
-        DEEPSPEED,
-        planner="allranks.spec.deepspeed",
-    ),
-    "deepspeed_zero3": StrategyInfo(
-        "engines.deepspeed_zero:DeepSpeedZero3",
-        "DeepSpeed, sharded weights, gradients and optimizer state",
-        DEEPSPEED,
-        planner="allranks.spec.deepspeed",
-    ),
-    "hf_trainer": StrategyInfo(
-        "engines.hf_trainer_strategy:HFTrainer",
-        "Hugging Face Trainer and Accelerate in place of the loop",
-        {"find_unused_parameters": False, "args": None},
-        planner="allranks.spec.trainer_arguments",
-        engine="engines.hf_trainer:TrainerLoop",
-    ),
+    "single": data_parallel.SINGLE,
+    "simple_ddp": data_parallel.SIMPLE_DDP,
+    "simple_ddp_ga": data_parallel.SIMPLE_DDP_GA,
+    "simple_ddp_hook": data_parallel.SIMPLE_DDP_HOOK,
+    "simple_ddp_async": data_parallel.SIMPLE_DDP_ASYNC,
+    "bucket_ddp_async": data_parallel.BUCKET_DDP_ASYNC,
+    "zero1": zero.ZERO1,
+    "zero2": zero.ZERO2,
+    "zero3": zero.ZERO3,
+    "pytorch_ddp": data_parallel.PYTORCH_DDP,
+    "pytorch_zero1": data_parallel.PYTORCH_ZERO1,
+    "pytorch_zero2": fsdp2.PYTORCH_ZERO2,
+    "pytorch_zero3": fsdp2.PYTORCH_ZERO3,
+    "deepspeed_zero1": deepspeed_zero.DEEPSPEED_ZERO1,
+    "deepspeed_zero2": deepspeed_zero.DEEPSPEED_ZERO2,
+    "deepspeed_zero3": deepspeed_zero.DEEPSPEED_ZERO3,
+    "hf_trainer": hf_trainer.HF_TRAINER,
 }
+"""All strategies. Each is described once, in the module of its family."""
 
 
 def strategy_info(name: str) -> StrategyInfo:
@@ -216,3 +137,13 @@ def offload_warnings(options: dict[str, Any], device: str) -> tuple[str, ...]:
     return (
         f"strategy.offload: {offload} saves nothing: these ranks compute on CPUs, so everything is already in host memory",
     )
+
+
+def strategy_state(name: str, model: ModelSizes, options: dict[str, Any]) -> StrategyState | None:
+    """Return the strategy's memory layout, or None if it is unknown."""
+    known = REGISTRY.get(name)
+    if known is None or known.memory is None:
+        return None
+    offload = str(options.get("offload", "none"))
+    made = known.memory(model, options)
+    return made if offload == "none" else OffloadedState(made, offload, model)

@@ -1,0 +1,352 @@
+"""Define the record of a strategy without torch (`StrategyInfo`), and the memory layouts that several strategies share.
+
+One class per layout. A layout says for each phase of a step which bytes of weights, gradients and optimizer state a rank holds.
+The planner computes a `ModelSizes` from the spec; `StrategyInfo.memory` makes the layout from it. At most two full gradient
+buffers are in flight, and a buffer is freed only when a later one replaces it. `OffloadedState` covers optimizer state, or also
+the weight shard, in host memory.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, Protocol
+
+import msgspec
+
+ADAM_MOMENTS = 2  # AdamW's
+NO_OPTIMIZER_TEMPORARY = 0  # fused AdamW updates in place
+BUFFERS_IN_FLIGHT = 2
+"""Full gradient buffers whose reduce-scatter runs: more need memory and hide no more communication."""
+MB = 1 << 20
+DEFAULT_BUCKET_MB = 25.0
+
+
+class UnitSizes(msgspec.Struct, frozen=True):
+    """Element counts of one unit, and of its trained part.
+
+    ``base`` is from the config, with copies of modules that are trained in full; ``adapters`` is what LoRA adds.
+
+    ``largest_trained`` is the largest single parameter that gets a gradient.
+    """
+
+    base: int
+    adapters: int
+    trained_base: int
+    largest_trained: int
+
+    @property
+    def trained(self) -> int:
+        return self.trained_base + self.adapters
+
+
+class ModelSizes(Protocol):
+    """What memory layouts read of a model and its plan. Sizes are in bytes, unless they are called elements.
+
+    Attributes:
+        blocks: transformer blocks, in order.
+        rest: weights outside of blocks.
+        world: number of ranks.
+        accumulates: a step has several micro-steps.
+        device: cpu | cuda.
+        element: bytes of a weight of the base that is not trained.
+        trained_element: bytes of a trained element, its gradient, and each of its moments.
+        autocast: bytes of an element in the dtype of compute, where forward passes run under autocast; else None.
+        copies: copies of a reduce-scatter's input: gloo reduces a copy.
+        base: weights of the base.
+        adapters: weights of the adapters.
+        trained: trained elements.
+        gradients: all gradients.
+        largest_gradient: the largest gradient of one parameter.
+        head_gradient_bytes: gradients of the weights after the last block, the first ones of backward.
+    """
+
+    blocks: tuple[UnitSizes, ...]
+    rest: UnitSizes
+    world: int
+    accumulates: bool
+    device: str
+    element: int
+    trained_element: int
+    autocast: int | None
+    copies: int
+    base: int
+    adapters: int
+    trained: int
+    gradients: int
+    largest_gradient: int
+    head_gradient_bytes: int
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters are trained next to a frozen base."""
+        ...
+
+    @property
+    def largest_weight(self) -> int:
+        """Elements of the largest weight."""
+        ...
+
+    def gradient_of(self, unit: UnitSizes) -> int:
+        """Return bytes of a unit's gradients."""
+        ...
+
+    def bytes_of(self, unit: UnitSizes) -> int:
+        """Return bytes of a unit's weights as they are stored, including adapters."""
+        ...
+
+    def gathered_bytes_of(self, unit: UnitSizes) -> int:
+        """Return bytes of a unit's weights gathered for a forward pass, in the dtype of compute."""
+        ...
+
+    def gradient_bytes_before(self, at: int) -> int:
+        """Return bytes of the gradients that exist when backward reaches block `at`."""
+        ...
+
+    def first_of(self, at: int, *, gathered: bool = False) -> int:
+        """Return bytes of the largest gradient of block `at` when backward has computed it.
+
+        Args:
+            gathered: weights are gathered in the dtype of compute, so their gradients come in it. Otherwise autocast casts them:
+                both exist.
+        """
+        ...
+
+    def head_gradient(self, *, gathered: bool = False) -> int:
+        """Return bytes of the gradients that come as soon as backward begins, as `first_of`."""
+        ...
+
+    def trained_bytes(self) -> list[int]:
+        """Return bytes of every trained parameter, in the model's order."""
+        ...
+
+    def trained_base_bytes(self) -> tuple[list[int], list[int]]:
+        """Return bytes of the trained parameters of the base (before the first block, after the last one)."""
+        ...
+
+
+Parts = dict[str, int]
+Options = dict[str, Any]
+
+
+class StrategyState(Protocol):
+    """Memory that this rank holds. ``at`` counts blocks from the front; backward goes from the last block to 0.
+
+    ``copies_weights``: trained weights are in their own dtype in forward passes, so that autocast casts them.
+    """
+
+    copies_weights: bool
+
+    def kept(self) -> Parts:
+        """Return bytes of weights and optimizer state."""
+        ...
+
+    def setup(self) -> Parts:
+        """Return the peak while the strategy is set up, when the full model is on the device."""
+        ...
+
+    def in_loss(self) -> Parts:
+        """Return memory between forward and backward of the last micro-step."""
+        ...
+
+    def at_head(self) -> Parts:
+        """Return memory when the gradient of the layers after the last block exists, and all activations still exist."""
+        ...
+
+    def in_backward(self, at: int) -> Parts:
+        """Return memory inside backward of block `at`, at its activation peak, after its first gradient."""
+        ...
+
+    def at_end(self) -> Parts:
+        """Return memory when the gradient of the layers before the first block is computed."""
+        ...
+
+    def at_update(self) -> Parts:
+        """Return memory during the optimizer update."""
+        ...
+
+
+MakeState = Callable[[ModelSizes, Options], StrategyState]
+
+
+@dataclass(frozen=True)
+class StrategyInfo:
+    """Where a strategy is implemented, and its options with their defaults."""
+
+    target: str
+    """The class, as ``module:class``."""
+    summary: str
+    options: Options = field(default_factory=dict)
+    choices: dict[str, tuple[str, ...]] = field(default_factory=dict)  # options that are one of some words
+    single_process: bool = False
+    memory: MakeState | None = None
+    """Returns the memory layout of a model; None: unknown."""
+    package: str = ""
+    """The package of another library's engine, which the nodes need."""
+    imports_bytes: int = 0
+    """What importing that library adds to a rank's process."""
+    keeps_master_weights: bool = False
+    """The optimizer updates float32 weights, also of a model in lower precision."""
+    builds_extensions: bool = False
+    """The library compiles extensions when ranks start."""
+    cpu_environment: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Variables that the library needs where ranks compute on CPUs: (value, reason)."""
+    planner: str = ""  # the full name of a module without torch, with `read_options`, `param_dtype` and `plan_options`
+    engine: str = "allranks.train.loop:TrainingLoop"
+    """What runs the optimizer steps, as ``module:class``."""
+
+
+class GradientBuffers:
+    """Flat gradient buffers in the order in which backward fills them, in bytes.
+
+    Args:
+        copies: copies of each buffer in flight: gloo reduces a copy of its input.
+    """
+
+    def __init__(self, flats: Sequence[int], world: int, *, copies: int) -> None:
+        self._flats, self._world, self._copies = list(flats), world, copies
+        self._ends = list(accumulate(self._flats))
+
+    def at(self, done: int, *, filling: bool) -> tuple[int, int]:
+        """Return (shards that this rank keeps, buffers) after `done` bytes of gradients.
+
+        Args:
+            filling: more gradients are being written to the buffer after the full ones.
+        """
+        full = bisect_right(self._ends, done)
+        total = self._ends[full - 1] if full else 0
+        travelling = sum(self._flats[max(0, full - BUFFERS_IN_FLIGHT) : full]) * self._copies
+        begun = self._flats[full] if full < len(self._flats) and (filling or done > total) else 0
+        return share_per_rank(total, self._world), travelling + begun
+
+    def after_last_launch(self) -> tuple[int, int]:
+        """Return the same at the start of the last transfer, before the oldest buffer is freed."""
+        return share_per_rank(sum(self._flats), self._world), sum(self._flats[-BUFFERS_IN_FLIGHT - 1 :]) * self._copies
+
+
+class Replicated:
+    """Everything on every rank; each parameter has its own gradient. For `single` and per-parameter all-reduce."""
+
+    copies_weights = True
+
+    def __init__(self, model: ModelSizes, *, optimizer_temporary: int = NO_OPTIMIZER_TEMPORARY) -> None:
+        self._m, self._temporary = model, optimizer_temporary
+
+    def kept(self) -> Parts:
+        m = self._m
+        return {"weights": m.base, "adapters": m.adapters, "optimizer_state": ADAM_MOMENTS * m.gradients}
+
+    def setup(self) -> Parts:
+        return {"weights": self._m.base, "adapters": self._m.adapters}
+
+    def in_loss(self) -> Parts:
+        return {"gradients": self._m.gradients if self._m.accumulates else 0}
+
+    def at_head(self) -> Parts:
+        return {"gradients": self._m.head_gradient() + self.in_loss()["gradients"]}
+
+    def in_backward(self, at: int) -> Parts:
+        m = self._m
+        if m.accumulates:
+            return {"gradients": m.gradients + m.first_of(at)}
+        return {"gradients": m.gradient_bytes_before(at) + m.first_of(at)}
+
+    def at_end(self) -> Parts:
+        return {"gradients": self._m.gradients + (self._m.largest_gradient if self._m.accumulates else 0)}
+
+    def at_update(self) -> Parts:
+        return {"gradients": self._m.gradients, "optimizer_temporaries": self._temporary}
+
+
+class Bucketed(Replicated):
+    """Gradients are views of buckets; a new gradient is copied there. For hand-written buckets and DDP.
+
+    Args:
+        keeps_local_gradients: gradients of micro-steps that are not reduced stay outside of the buckets (DDP's ``no_sync``).
+        state: bytes of the optimizer state that this rank keeps; default: all of it.
+    """
+
+    def __init__(
+        self,
+        model: ModelSizes,
+        *,
+        keeps_local_gradients: bool = False,
+        state: int | None = None,
+        optimizer_temporary: int = 0,
+    ) -> None:
+        super().__init__(model, optimizer_temporary=optimizer_temporary)
+        self._own_too = keeps_local_gradients and model.accumulates
+        self._state = ADAM_MOMENTS * model.gradients if state is None else state
+
+    def kept(self) -> Parts:
+        return super().kept() | {"optimizer_state": self._state}
+
+    def setup(self) -> Parts:
+        return super().setup() | {"gradients": self._m.gradients}
+
+    def in_loss(self) -> Parts:
+        return {"gradients": self._m.gradients * (2 if self._own_too else 1)}
+
+    def in_backward(self, at: int) -> Parts:
+        return {"gradients": self.in_loss()["gradients"] + self._m.first_of(at)}
+
+    def at_end(self) -> Parts:
+        return {"gradients": self.in_loss()["gradients"] + self._m.largest_gradient}
+
+    def at_update(self) -> Parts:
+        return {"gradients": self._m.gradients, "optimizer_temporaries": self._temporary}
+
+
+def add_parts(a: Parts, b: Parts) -> Parts:
+    return {key: a.get(key, 0) + b.get(key, 0) for key in {**a, **b}}
+
+
+def cut_into_buckets(sizes: Sequence[int], bucket_bytes: float) -> list[int]:
+    """Return buckets of adjacent parameters, up to `bucket_bytes` each; a larger parameter gets its own bucket."""
+    found: list[int] = []
+    for size in sizes:
+        if found and found[-1] + size <= bucket_bytes:
+            found[-1] += size
+        else:
+            found.append(size)
+    return found
+
+
+def share_per_rank(n: int, world: int) -> int:
+    return -(-n // world)
+
+
+def sharded_setup(m: ModelSizes, unit: int) -> Parts:
+    """Return the setup peak: a GPU receives weights one unit at a time; on CPUs the first rank builds the full model."""
+    if m.device == "cpu":
+        return {"weights": m.base, "adapters": m.adapters, "gathered_weights": share_per_rank(m.base, m.world)}
+    return {
+        "weights": share_per_rank(m.base, m.world),
+        "adapters": share_per_rank(m.adapters, m.world),
+        "gathered_weights": unit,
+    }
+
+
+def sharded_moments(m: ModelSizes) -> int:
+    return ADAM_MOMENTS * share_per_rank(m.gradients, m.world)
+
+
+class OffloadedState:
+    """A memory layout minus what is offloaded to the host. On CPUs nothing is saved, and the optimizer's weight copy is extra."""
+
+    def __init__(self, inner: StrategyState, offload: str, model: ModelSizes) -> None:
+        self._inner, self._offload, self._m = inner, offload, model
+        self.copies_weights = inner.copies_weights
+        self.setup, self.in_loss, self.at_head = inner.setup, inner.in_loss, inner.at_head
+        self.in_backward, self.at_end, self.at_update = inner.in_backward, inner.at_end, inner.at_update
+
+    def kept(self) -> Parts:
+        """Return bytes of weights and optimizer state on the device."""
+        parts = self._inner.kept()
+        if self._m.device == "cpu":
+            copied = share_per_rank(self._m.gradients, self._m.world) if self._offload == "optimizer" else 0
+            return parts | {"optimizer_state": parts["optimizer_state"] + copied}
+        gone = ("optimizer_state",) if self._offload == "optimizer" else ("optimizer_state", "weights", "adapters")
+        return {key: n for key, n in parts.items() if key not in gone}

@@ -1,0 +1,64 @@
+"""Strategies with full weights, gradients and optimizer state on every rank, and torch's ZeRO 1."""
+
+from __future__ import annotations
+
+from allranks.spec.strategies.base import (
+    DEFAULT_BUCKET_MB,
+    Bucketed,
+    ModelSizes,
+    Options,
+    Replicated,
+    StrategyInfo,
+    StrategyState,
+    sharded_moments,
+)
+
+
+def _replicated(m: ModelSizes, o: Options) -> StrategyState:
+    return Replicated(m)
+
+
+SINGLE = StrategyInfo(
+    "allranks.train.strategies.single:Single",
+    "one process, nothing to communicate",
+    single_process=True,
+    memory=_replicated,
+)
+SIMPLE_DDP = StrategyInfo(
+    "allranks.train.strategies.simple_ddp:SimpleDDP",
+    "one all-reduce per gradient after every backward",
+    memory=_replicated,
+)
+SIMPLE_DDP_GA = StrategyInfo(
+    "allranks.train.strategies.simple_ddp:SimpleDDPAccumulating",
+    "one all-reduce per gradient after the last backward",
+    memory=_replicated,
+)
+SIMPLE_DDP_HOOK = StrategyInfo(
+    "allranks.train.strategies.simple_ddp:SimpleDDPHook",
+    "one blocking all-reduce per gradient during backward",
+    memory=_replicated,
+)
+SIMPLE_DDP_ASYNC = StrategyInfo(
+    "allranks.train.strategies.simple_ddp:SimpleDDPAsync",
+    "one asynchronous all-reduce per gradient during backward",
+    memory=_replicated,
+)
+BUCKET_DDP_ASYNC = StrategyInfo(
+    "allranks.train.strategies.bucket_ddp_async:BucketDDPAsync",
+    "asynchronous all-reduces of buckets during backward",
+    {"bucket_mb": DEFAULT_BUCKET_MB},
+    memory=lambda m, o: Bucketed(m),
+)
+PYTORCH_DDP = StrategyInfo(
+    "allranks.train.strategies.pytorch_ddp:PyTorchDDP",
+    "torch DistributedDataParallel",
+    {"bucket_mb": DEFAULT_BUCKET_MB, "find_unused_parameters": False, "static_graph": False},
+    memory=lambda m, o: Bucketed(m, keeps_local_gradients=True),
+)
+PYTORCH_ZERO1 = StrategyInfo(
+    "allranks.train.strategies.pytorch_zero1:PyTorchZero1",
+    "torch DistributedDataParallel with ZeroRedundancyOptimizer",
+    {"bucket_mb": DEFAULT_BUCKET_MB, "find_unused_parameters": False},
+    memory=lambda m, o: Bucketed(m, keeps_local_gradients=True, state=sharded_moments(m)),
+)

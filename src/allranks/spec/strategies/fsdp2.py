@@ -1,0 +1,137 @@
+"""torch's FSDP2: ``pytorch_zero2`` and ``pytorch_zero3``."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import accumulate
+
+from allranks.spec.strategies.base import (
+    ADAM_MOMENTS,
+    ModelSizes,
+    Options,
+    Parts,
+    StrategyInfo,
+    StrategyState,
+    UnitSizes,
+    add_parts,
+    sharded_setup,
+    share_per_rank,
+)
+
+OPTIONS: Options = {"find_unused_parameters": False, "adapters": "auto", "offload": "none"}
+CHOICES = {"adapters": ("auto", "ignored", "sharded"), "offload": ("none", "optimizer", "all")}
+SMALL_BYTES = 64 << 20
+
+
+def adapters_are_small(trained_bytes: int, frozen_bytes: int, world: int) -> bool:
+    """Return whether ``adapters: auto`` keeps adapters whole on every rank.
+
+    Then every rank holds four times their bytes (weight, gradient, two moments): at most 64 MiB, or a tenth of its share of the
+    frozen weights.
+    """
+    return 4 * trained_bytes <= max(SMALL_BYTES, 0.1 * frozen_bytes / world)
+
+
+class FSDP2:
+    """torch's fully_shard per block, the rest in the root; ``reshard`` False keeps blocks gathered until backward."""
+
+    def __init__(self, model: ModelSizes, *, reshard: bool, adapters: str) -> None:
+        self._m, self._reshard = model, reshard
+        self._kept_whole = model.has_adapters and (
+            adapters == "ignored"
+            or (adapters == "auto" and adapters_are_small(model.gradients, model.base, model.world))
+        )
+        self.copies_weights = self._kept_whole
+        self._blocks = [self._unit(b) for b in model.blocks]
+        self._largest = max(self._blocks, default=0)
+        reduced = max((self._gradient(b) for b in model.blocks), default=0)
+        self._reduced, self._fresh = reduced, self._as_computed(reduced)
+        self._up_to = list(accumulate(self._blocks))
+        self._root = self._unit(model.rest)
+
+    def _unit(self, unit: UnitSizes) -> int:
+        return unit.base * self._m.element if self._kept_whole else self._m.gathered_bytes_of(unit)
+
+    def _gradient(self, unit: UnitSizes) -> int:
+        return 0 if self._kept_whole else self._m.gradient_of(unit)
+
+    def _as_computed(self, gradients: int) -> int:
+        """Return bytes of gradients before they are reduced: those of gathered weights are in the dtype of compute."""
+        m = self._m
+        return gradients // m.trained_element * m.autocast if m.autocast else gradients
+
+    def kept(self) -> Parts:
+        m = self._m
+        own = m.gradients if self._kept_whole else share_per_rank(m.gradients, m.world)
+        adapters = m.adapters if self._kept_whole else share_per_rank(m.adapters, m.world)
+        return {"weights": share_per_rank(m.base, m.world), "adapters": adapters, "optimizer_state": ADAM_MOMENTS * own}
+
+    def setup(self) -> Parts:
+        return sharded_setup(self._m, max((self._m.bytes_of(b) for b in self._m.blocks), default=0))
+
+    def _whole(self) -> int:
+        return self._root + (0 if self._reshard else sum(self._blocks))
+
+    def _ready(self, gradients: int) -> int:
+        """Return bytes of this rank's reduced gradients."""
+        return gradients if self._kept_whole else share_per_rank(gradients, self._m.world)
+
+    def in_loss(self) -> Parts:
+        return {
+            "gradients": self._ready(self._m.gradients) if self._m.accumulates else 0,
+            "gathered_weights": self._whole() + self._largest,  # the buffer of the last block
+        }
+
+    def at_head(self) -> Parts:
+        return add_parts(self.in_loss(), {"gradients": self._head()})
+
+    def _head(self) -> int:
+        return 0 if self._kept_whole else self._m.head_gradient(gathered=True)
+
+    def in_backward(self, at: int) -> Parts:
+        m = self._m
+        done = m.gradient_bytes_before(at) - m.head_gradient_bytes
+        # whole: the root, this block, the next one's all-gather; blocks behind have been freed
+        blocks = (2 if at else 1) * self._largest if self._reshard else self._up_to[at]
+        flying = self._reduced * (
+            2 if at < len(m.blocks) - 1 else 1
+        )  # the buffer in transfer, and the copy for the next transfer
+        return {
+            "gradients": self._ready(m.gradients if m.accumulates else done) + self._fresh + self._head(),
+            "gathered_weights": self._root + blocks,
+            "communication": flying,
+        }
+
+    def at_end(self) -> Parts:
+        m = self._m
+        root = self._gradient(m.rest)
+        return {
+            "gradients": self._ready(m.gradients) + self._as_computed(root),
+            "gathered_weights": 0 if root else self._root,
+            "communication": root + (m.gradients if self._kept_whole else 0),
+        }
+
+    def at_update(self) -> Parts:
+        m = self._m
+        whole = m.gradients if self._kept_whole else share_per_rank(m.gradients, m.world)
+        return {"gradients": whole, "communication": m.gradients if self._kept_whole else 0}
+
+
+def _memory(m: ModelSizes, o: Options, *, reshard: bool) -> StrategyState:
+    return FSDP2(m, reshard=reshard, adapters=str(o.get("adapters", "auto")))
+
+
+PYTORCH_ZERO2 = StrategyInfo(
+    "allranks.train.strategies.fsdp2:PyTorchZero2",
+    "torch FSDP2, weights stay gathered until backward",
+    OPTIONS,
+    CHOICES,
+    memory=partial(_memory, reshard=False),
+)
+PYTORCH_ZERO3 = StrategyInfo(
+    "allranks.train.strategies.fsdp2:PyTorchZero3",
+    "torch FSDP2, weights gathered block by block",
+    OPTIONS,
+    CHOICES,
+    memory=partial(_memory, reshard=True),
+)
