@@ -17,17 +17,6 @@ def format_seconds(value: float | None) -> str:
     return f"{value:.4g} s"
 
 
-def format_bytes_precise(value: float | None) -> str:
-    """Format bytes with a binary unit."""
-    if value is None:
-        return "-"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return f"{value:.4g} {unit}"
-        value /= 1024
-    return f"{value:.4g} TiB"
-
-
 def format_bandwidth(value: float | None) -> str:
     """Format bytes per second in units of 10^9, like nccl-tests."""
     if value is None:
@@ -94,16 +83,43 @@ def format_short_count(value: Any) -> str:
     return f"{found:,.3g} T"
 
 
-def format_bytes(value: Any) -> str:
-    """Format 711147520 as 678 MiB."""
+BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+DECIMAL_UNITS = ("bytes", "kB", "MB", "GB")
+
+
+def byte_unit(count: float, units: tuple[str, ...] = BINARY_UNITS, base: int = 1024) -> tuple[float, str]:
+    """Return (divisor, unit) of the largest unit of which a number of bytes contains at least one."""
+    power = next((p for p in range(len(units) - 1, 0, -1) if abs(count) >= base**p), 0)
+    return float(base**power), units[power]
+
+
+def format_bytes(value: Any, digits: int | None = None) -> str:
+    """Format 711147520 as 678 MiB.
+
+    Args:
+        digits: number of significant digits; None: one decimal below 100.
+    """
     found = finite_float(value)
     if found is None:
         return NO_VALUE
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(found) < 1024:
-            return f"{found:.0f} {unit}" if unit == "B" or found >= 100 else f"{found:.1f} {unit}"
-        found /= 1024
-    return f"{found:,.1f} TiB"
+    divisor, unit = byte_unit(found)
+    found /= divisor
+    if digits is not None:
+        return f"{found:.{digits}g} {unit}"
+    if unit == "TiB":
+        return f"{found:,.1f} TiB"
+    return f"{found:.0f} {unit}" if unit == "B" or found >= 100 else f"{found:.1f} {unit}"
+
+
+def format_bytes_decimal(count: int) -> str:
+    """Format 711147520 as 711.1 MB, as networks and disks are sold."""
+    divisor, unit = byte_unit(count, DECIMAL_UNITS, 1000)
+    return f"{count} {unit}" if divisor == 1 else f"{count / divisor:.1f} {unit}"
+
+
+def format_bytes_word(count: int) -> str:
+    """Format 711147520 as 678MiB: one word, without decimals, for the lines of checks."""
+    return f"{count / 2**30:.0f}GiB" if count >= 2**30 else f"{count >> 20}MiB"
 
 
 def format_duration(value: Any) -> str:

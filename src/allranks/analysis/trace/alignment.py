@@ -18,7 +18,7 @@ from allranks.analysis.trace.intervals import median
 from allranks.analysis.trace.rank import RankResult
 from allranks.analysis.trace.records import Problem, StartupTrim
 from allranks.analysis.trace.steps import SECONDS_PER_US, compute_breakdown, sum_breakdowns
-from allranks.utils.formatting import format_bytes_precise
+from allranks.utils.formatting import format_bytes
 
 MAX_SHOWN_MISMATCHES = 10  # mismatches listed individually
 # ranks may split an all-to-all unevenly; with a larger ratio, matching by order has paired two different ones
@@ -171,7 +171,7 @@ def _pair_by_order(found: PairingResult, ordered: dict[int, list[Collective]], b
         from_end = first.step is None or first.step == (steps[0] if steps else None)
         for n, group in _rows_of(members, from_end):
             if _sizes_differ(group):
-                text = ", ".join(f"rank {r} moved {format_bytes_precise(c.bytes)}" for r, c in sorted(group.items()))
+                text = ", ".join(f"rank {r} moved {format_bytes(c.bytes, digits=4)}" for r, c in sorted(group.items()))
                 told.append(
                     ("sizes_differ", f"{_order_name(first, n)}: {text}; treated as different collectives", None)
                 )
@@ -284,7 +284,7 @@ def _of_size(size: int | None) -> str:
 
 def _order_name(c: Collective, n: int) -> str:
     where = f"step {c.step}, " if c.step is not None else ""
-    each = "" if (size := _common_bytes(c)) is None else f" of {format_bytes_precise(size)}"
+    each = "" if (size := _common_bytes(c)) is None else f" of {format_bytes(size, digits=4)}"
     return f"{where}number {n + 1} of {c.kind}{each}"
 
 
