@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from allranks.errors import EXIT_FAILED, EnvironmentNotAble
+from allranks.utils.formatting import format_ranges
 
 CLOCK_VARIABLE = "ALLRANKS_CLOCK_OFFSET_S"
 """Environment variable with the clock offset in seconds that a node of a test cluster reports."""
@@ -164,13 +165,7 @@ def compress_hosts(hosts: Iterable[str]) -> str:
 def _compress_numbers(prefix: str, width: int, numbers: Sequence[int]) -> str:
     if len(numbers) == 1:
         return f"{prefix}{numbers[0]:0{width}d}"
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return f"{prefix}[{','.join(f'{a:0{width}d}' if a == b else f'{a:0{width}d}-{b:0{width}d}' for a, b in runs)}]"
+    return f"{prefix}[{format_ranges(numbers, width=width)}]"
 
 
 def srun_command(
@@ -249,7 +244,7 @@ def run_command(command: list[str], timeout_s: float, text: str | None) -> NodeA
     ]
     for thread in threads:
         thread.start()
-    code = _wait(process, timeout_s)
+    code = wait_or_end(process, timeout_s)
     for thread in threads:
         thread.join(GRACE_S)
     return NodeAnswers(
@@ -290,13 +285,14 @@ def write_stdin(stream: Any, text: str | None) -> None:
         pass  # the program ended before reading everything
 
 
-def _wait(process: subprocess.Popen[str], timeout_s: float) -> int | None:
+def wait_or_end(process: subprocess.Popen[str], timeout_s: float, grace_s: float = GRACE_S) -> int | None:
+    """Return the exit code of a process; None if it had to be ended after the time limit, by SIGTERM and then by SIGKILL."""
     try:
         return process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         process.terminate()
     try:
-        process.wait(GRACE_S)
+        process.wait(grace_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

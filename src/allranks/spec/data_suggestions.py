@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from allranks.spec.data_sources import Row
+from allranks.utils.formatting import format_list
 from allranks.utils.nearest import nearest_name
 
 NEEDS = (
@@ -109,8 +110,7 @@ def suggested_jinja(row: Row) -> str:
 
 def listed(names: Sequence[Any]) -> str:
     """Return names in one line, at most `MAX_LISTED` of them."""
-    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    return ", ".join(map(str, names[:MAX_LISTED])) + more
+    return format_list(names, MAX_LISTED)
 
 
 def _find(names: Collection[str], present: Sequence[str]) -> str | None:

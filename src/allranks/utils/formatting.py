@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
 
 
 def format_seconds(value: float | None) -> str:
@@ -53,6 +56,20 @@ def finite_int(value: Any) -> int | None:
 def as_dicts(value: Any) -> list[dict[str, Any]]:
     """Return the dictionaries in a list; an empty list if the value is not a list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+R = TypeVar("R")
+
+
+def as_records(value: Any, record: type[R]) -> list[R]:
+    """Return the items of a list that have the form of a record; damaged ones are left out."""
+    found = []
+    for item in as_dicts(value):
+        try:
+            found.append(msgspec.convert(item, record))
+        except msgspec.ValidationError:
+            continue
+    return found
 
 
 def as_list(value: Any) -> list[Any]:
@@ -182,10 +199,27 @@ def format_timestamp(value: Any) -> str:
 
 def format_ranks(ranks: list[int]) -> str:
     """Format [0, 1, 2, 5] as 0-2, 5."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
+    return format_ranges(ranks, ", ") or NO_VALUE
+
+
+def format_ranges(numbers: Iterable[int], separator: str = ",", width: int = 0) -> str:
+    """Format 0, 1, 2, 5 as 0-2,5.
+
+    Args:
+        width: least number of digits, filled with zeros.
+    """
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
         else:
-            spans.append([rank, rank])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans) or NO_VALUE
+            ranges.append([number, number])
+    return separator.join(
+        f"{low:0{width}d}" if low == high else f"{low:0{width}d}-{high:0{width}d}" for low, high in ranges
+    )
+
+
+def format_list(items: Sequence[object], most: int) -> str:
+    """Format a, b, c, d, e as a, b, c and 2 more."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(map(str, items[:most])) + more

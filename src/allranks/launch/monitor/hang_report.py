@@ -26,7 +26,7 @@ from allranks.launch.monitor.hang_rules import (
     UNKNOWN,
     HangEvidence,
     HangVerdict,
-    format_ranks,
+    list_ranks,
     pending_call_text,
 )
 from allranks.launch.monitor.records import HangAlarm, HangReport, NodeEvidence, StalledRank, WaitingRank
@@ -56,7 +56,7 @@ def hang_message(verdict: HangVerdict, waiting: list[WaitingRank], alarm: HangAl
             "the program"
         )
     who = verdict.fallen[0]
-    ranks = format_ranks([f.rank for f in verdict.fallen if f.rank is not None])
+    ranks = list_ranks([f.rank for f in verdict.fallen if f.rank is not None])
     hosts = ", ".join(dict.fromkeys(f.host for f in verdict.fallen if f.host))
     one = len(verdict.fallen) == 1
     it = "It" if one else f"Rank {who.rank}"
@@ -87,7 +87,7 @@ def node_notes(case: HangEvidence) -> list[str]:
     """Return other noteworthy observations about the nodes."""
     notes = []
     if case.unseen:
-        notes.append(f"rank {format_ranks(case.unseen)}: no heartbeat was written, so its state is unknown")
+        notes.append(f"rank {list_ranks(case.unseen)}: no heartbeat was written, so its state is unknown")
     notes += [f"rank {r.rank}: its heartbeat failed: {r.monitor_error}" for r in case.ranks.values() if r.monitor_error]
     for node in case.nodes:
         if node.memory_available_bytes is not None and node.memory_total_bytes:

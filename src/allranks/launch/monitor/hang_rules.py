@@ -16,6 +16,7 @@ from allranks.analysis.stacks import blocking_location, is_collective_stack
 from allranks.launch.monitor.procfs import is_ended_state
 from allranks.launch.monitor.records import HangAlarm, NodeEvidence, RankEvidence, StalledRank
 from allranks.rundir.heartbeat import DONE_PHASE, NO_STEP, TRAIN_PHASE
+from allranks.utils.formatting import format_list
 
 MAX_LISTED = 8
 UNKNOWN = "unknown"
@@ -102,10 +103,9 @@ def due_alarm(alarms: Sequence[HangAlarm], nodes: int) -> HangAlarm | None:
     return min(alarms, key=lambda alarm: (not alarm.waiting, alarm.since))
 
 
-def format_ranks(ranks: Sequence[int]) -> str:
+def list_ranks(ranks: Sequence[int]) -> str:
     """Format rank numbers, shortened if there are many."""
-    shown = ", ".join(map(str, ranks[:MAX_LISTED]))
-    return shown + (f" and {len(ranks) - MAX_LISTED} more" if len(ranks) > MAX_LISTED else "")
+    return format_list(ranks, MAX_LISTED)
 
 
 PARTS = ("data", "forward", "backward", "optimizer", "control")
@@ -182,7 +182,7 @@ def _sequences(case: HangEvidence) -> HangVerdict | None:
         if waits and behind:
             why = "it never joined collective {} of group {}, in which rank {} waits; its last one is {}"
             fallen = [
-                case.fallen(r.rank, why.format(most, group, format_ranks(waits), r.sequences[group])) for r in behind
+                case.fallen(r.rank, why.format(most, group, list_ranks(waits), r.sequences[group])) for r in behind
             ]
             return HangVerdict(kind="collective_mismatch", fallen=fallen)
     return None
@@ -204,7 +204,7 @@ def _absent(case: HangEvidence, found: OpenCollective[CollectiveCall]) -> HangVe
     waits = found.waiting
     why = (
         f"it never joined collective {found.seq} of group {found.group} ({describe_call(found.calls[waits[0]])}), in which "
-        f"rank {format_ranks(waits)} waits"
+        f"rank {list_ranks(waits)} waits"
     )
     return HangVerdict(kind="collective_mismatch", fallen=[case.fallen(r, why) for r in found.absent])
 

@@ -13,6 +13,7 @@ import msgspec
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.nodes.slurm.commands import Slurm
 from allranks.nodes.slurm.refusals import CONTACT, clean_words, over_limits, refusal_text, suspects, without
+from allranks.nodes.srun import wait_or_end
 from allranks.spec.records import ClusterSpec
 
 END_TIMEOUT_S = 10.0
@@ -205,16 +206,7 @@ def _wait_for_nodes(process: subprocess.Popen[str], cluster: ClusterSpec, wait_s
 def _release(process: subprocess.Popen[str], granted: bool) -> None:
     if process.stdin:
         process.stdin.close()
-    try:
-        process.wait(END_TIMEOUT_S if granted else 0.1)
-        return
-    except subprocess.TimeoutExpired:
-        process.terminate()
-    try:
-        process.wait(END_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    wait_or_end(process, END_TIMEOUT_S if granted else 0.1, END_TIMEOUT_S)
 
 
 def expand_hostlist(slurm: Slurm, nodelist: str) -> list[str]:
