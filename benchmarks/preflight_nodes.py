@@ -67,7 +67,7 @@ def main() -> None:
     runs: dict[int, list[dict[str, float]]] = {nodes: [] for nodes in counts}
     clock = machine.CpuClock.now()
     with allocate_nodes(slurm, spec_of(args.shared, max(counts)).cluster, minutes=30) as job:
-        where = TargetNodes(prefix=slurm.prefix, hosts=job.hosts, srun_args=job.srun_args, job_id=job.job_id, cpus=1)
+        where = TargetNodes(prefix=slurm.prefix, hosts=list(job.nodes), slurm_job=job.job_id, job_id=job.job_id, cpus=1)
         once(where, args.shared, max(counts))  # warms the page cache
         for number in range(args.repeats):
             for nodes in counts:

@@ -15,7 +15,8 @@ import pytest
 from allranks.errors import RunFailed
 from allranks.lab.cluster import Box
 from allranks.lab.cluster.faults import injected
-from allranks.nodes.staging.broadcast import Allocation, staged
+from allranks.nodes.slurm.allocations import Allocation
+from allranks.nodes.staging.broadcast import staged
 from allranks.nodes.staging.bundles import Bundle, assemble
 from allranks.nodes.staging.manifests import NodeStage, load_manifest
 from allranks.nodes.staging.sources import environment_source, project_source
@@ -165,7 +166,8 @@ def test_what_a_killed_job_left_is_removed_by_the_next(box: Box, bundle: Bundle)
 
 DRIVER = """
 import pathlib, subprocess, sys, time
-from allranks.nodes.staging.broadcast import Allocation, staged
+from allranks.nodes.slurm.allocations import Allocation
+from allranks.nodes.staging.broadcast import staged
 from allranks.nodes.staging.bundles import load_bundle
 busy = subprocess.Popen(["srun", "--exclusive", "sleep", "100"])  # another step has all that the job has
 time.sleep(1)

@@ -259,6 +259,26 @@ def test_what_a_program_prints_is_masked_where_it_is_shown(tmp_path: Path) -> No
     assert [p.name for p in files if printed.encode() in p.read_bytes()] == []
 
 
+def test_lint_quotes_a_line_without_its_secrets(tmp_path: Path) -> None:
+    token, key = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz01234567", "0123456789abcdef0123456789abcdef01234567"
+    script = tmp_path / "job.sh"
+    script.write_text(
+        "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n"
+        f"srun --export=HF_TOKEN={token} torchrun --nproc_per_node=8 --nnodes=2 train.py --api-key {key}\n"
+    )
+    for more in ([], ["--json"]):
+        shown = CliRunner().invoke(cli, ["lint", str(script), *more]).output
+        assert "srun --export=HF_TOKEN=***" in shown and "export-drops-environment" in shown
+        assert token not in shown and key not in shown
+
+
+@pytest.mark.parametrize("form", ["hf_[", "ghp_", "AKIA", "PRIVATE KEY"])
+def test_no_other_module_recognises_secrets(form: str) -> None:
+    package = REPO / "src" / "allranks"
+    found = {str(p.relative_to(package)) for p in package.rglob("*.py") if form in p.read_text("utf-8")}
+    assert found <= {"utils/redaction.py"}
+
+
 def test_a_private_key_of_many_lines_is_masked_in_logs(tmp_path: Path) -> None:
     run = create_run(tmp_path, "own")
     run.spec.write_text("x")

@@ -499,9 +499,17 @@ def test_a_report_that_is_wrapped_is_read_from_its_next_line(tmp_path: Path) -> 
     assert ids(of(tmp_path, {"a.log": "\n".join(rows)}))[0] == "collective_mismatch"
 
 
-def test_unlike_sizes_of_a_gather_are_no_mismatch(tmp_path: Path) -> None:
-    text = "\n".join(watchdog(r, op="ALLGATHER", size=10 + r) for r in (0, 1))
+@pytest.mark.parametrize("op", ["ALLTOALL_BASE", "ALLTOALL", "COALESCED"])
+def test_unequal_sizes_are_no_mismatch_where_they_are_allowed(tmp_path: Path, op: str) -> None:
+    text = "\n".join(watchdog(r, op=op, size=10 + r) for r in (0, 1))
     assert "collective_mismatch" not in ids(of(tmp_path, {"a.log": text}))
+
+
+@pytest.mark.parametrize("op", ["ALLGATHER", "_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE", "BROADCAST"])
+def test_unequal_sizes_are_a_mismatch_where_they_must_be_equal(tmp_path: Path, op: str) -> None:
+    text = "\n".join(watchdog(r, op=op, size=10 + r) for r in (0, 1))
+    (finding, *_) = of(tmp_path, {"a.log": text}).findings
+    assert finding.id == "collective_mismatch" and "rank 0: 10, rank 1: 11" in finding.cause
 
 
 def test_the_rank_that_is_behind_is_named(tmp_path: Path) -> None:

@@ -17,10 +17,11 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from allranks.analysis.stacks import blocking_location, main_thread_frames
 from allranks.launch.channel.protocol import Orders
 from allranks.launch.monitor import evidence as collect
 from allranks.launch.monitor import hang_watch, procfs
-from allranks.launch.monitor.evidence import EvidenceCollector, blocking_location, main_thread_frames, save_evidence
+from allranks.launch.monitor.evidence import EvidenceCollector, save_evidence
 from allranks.launch.monitor.hang_report import write_hang_report
 from allranks.launch.monitor.hang_watch import HangMonitor
 from allranks.launch.monitor.records import HangAlarm, NodeEvidence, RankEvidence, StackFrame, StalledRank

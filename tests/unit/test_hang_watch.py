@@ -13,8 +13,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from allranks.analysis.stacks import blocking_location, main_thread_frames
 from allranks.errors import SpecError
-from allranks.launch.monitor.evidence import EvidenceCollector, blocking_location, main_thread_frames
+from allranks.launch.monitor.evidence import EvidenceCollector
 from allranks.launch.monitor.hang_watch import HangMonitor, only_heartbeats_count, silence_limit_s
 from allranks.planning.planner import limits_of
 from allranks.planning.records import Limits

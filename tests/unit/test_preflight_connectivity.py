@@ -24,7 +24,8 @@ from allranks.nodes.preflight.runner import connect_window_s
 from allranks.nodes.probes import connectivity_probe
 from allranks.nodes.probes.probe import unused_port
 from allranks.nodes.records import Probe
-from allranks.nodes.staging.broadcast import Allocation, StagingStep
+from allranks.nodes.slurm.allocations import Allocation
+from allranks.nodes.staging.broadcast import StagingStep
 from allranks.planning.env_vars import NetworkPolicy
 from allranks.planning.planner import make_plan
 from allranks.spec.records import RunSpec
@@ -195,7 +196,7 @@ HOSTS = [f"compute-{n:05d}" for n in range(10_000)]
 
 def test_both_rounds_hold_10000_nodes(srun: Path) -> None:
     """Linux refuses an argument of more than 128 KiB, so nothing that grows with the number of nodes may be one."""
-    where = runner.TargetNodes(hosts=HOSTS, srun_args=["--jobid=1"], job_id="1")
+    where = runner.TargetNodes(hosts=HOSTS, slurm_job="1", job_id="1")
     seats = {host: [host, f"10.1.{n >> 8}.{n & 255}", [21000, 30000 + n]] for n, host in enumerate(HOSTS)}
     targets = connectivity.sampled_links(HOSTS, "1")
     for seed in ("1", None):

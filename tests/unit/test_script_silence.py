@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.launch.monitor.hang_rules import due_alarm, is_collective_stack
+from allranks.analysis.stacks import is_collective_stack
+from allranks.launch.monitor.hang_rules import due_alarm
 from allranks.launch.monitor.procfs import ProcessWork
 from allranks.launch.monitor.records import HangAlarm
 from allranks.launch.monitor.script_silence import RankSample, ScriptSilence, Silence

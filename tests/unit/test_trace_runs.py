@@ -206,3 +206,15 @@ def test_drawn_spans_are_few_and_figures_exact_however_many_there_are(tmp_path: 
     (band,) = report.ranks[0].bands
     assert len(band.spans) <= 2000
     assert report.ranks[0].total.compute_s == pytest.approx(36e-3)
+
+
+@pytest.mark.parametrize(("name", "paired"), [("all_gather", 2), ("_allgather_base", 0), ("_reduce_scatter_base", 0)])
+def test_only_a_call_that_accepts_uneven_sizes_is_paired_in_spite_of_them(
+    tmp_path: Path, name: str, paired: int
+) -> None:
+    def rank(size: int) -> list[Event]:
+        return [step(1, 0, 1000), *(nccl(name, 100 * n, 100 * n + 50, None, elements=size) for n in (1, 2))]
+
+    report = run(tmp_path, rank(1000), rank(960))
+    assert report.pairing.by_order == paired
+    assert bool(told(report, "order_differs")) == (paired == 0)

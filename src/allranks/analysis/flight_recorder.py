@@ -16,6 +16,8 @@ from typing import Any, TypeGuard
 import msgspec
 from msgspec import Struct
 
+from allranks.analysis.collective_calls import CollectiveCall
+from allranks.analysis.stacks import is_library_file
 from allranks.utils.inputs import FileTooLarge, read_regular
 
 MAX_BYTES = 256 << 20
@@ -191,14 +193,19 @@ def _call(entry: object) -> RecordedCall | None:
     group = entry.get("process_group")
     first = group[0] if isinstance(group, list | tuple) and group else entry.get("pg_name", entry.get("pg_id", ""))
     frames = entry.get("frames")
+    lines = [text for f in (frames if isinstance(frames, list | tuple) else [])[:MAX_FRAMES] if (text := _frame(f))]
+    # gloo records neither start nor end; a call that has returned is marked as retired
+    state = "completed" if entry.get("retired") else _text(entry.get("state", ""))[:20]
     return RecordedCall(
         group=_text(first)[:100],
         seq=seq,
         op=_text(entry.get("profiling_name", "")).rpartition(":")[2][:100],
         sizes=_sizes(entry.get("input_sizes")),
-        # gloo records neither start nor end; a call that has returned is marked as retired
-        state="completed" if entry.get("retired") else _text(entry.get("state", ""))[:20],
-        frames=[text for f in (frames if isinstance(frames, list | tuple) else [])[:MAX_FRAMES] if (text := _frame(f))],
+        output_sizes=_sizes(entry.get("output_sizes")),
+        done=state == "completed",
+        where=next((line for line in lines if not is_library_file(line)), "")[:200],
+        state=state,
+        frames=lines,
     )
 
 
@@ -230,15 +237,15 @@ def _frame(frame: object) -> str:
     return f"{_text(frame.get('filename', ''))}:{_text(frame.get('line', ''))}:{_text(frame.get('name', ''))}"[:300]
 
 
-class RecordedCall(Struct):
-    """One collective that a rank called, from its flight recorder. ``frames`` innermost first."""
+class RecordedCall(CollectiveCall, frozen=True, kw_only=True):
+    """A call in a flight recorder, with its state and its stack, innermost frame first."""
 
-    group: str
-    seq: int
-    op: str
-    sizes: str
     state: str
     frames: list[str]
+
+    def without_stack(self) -> CollectiveCall:
+        """Return the call alone."""
+        return CollectiveCall(**{name: getattr(self, name) for name in CollectiveCall.__struct_fields__})
 
 
 class FlightRecord(Struct):

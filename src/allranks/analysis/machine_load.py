@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from allranks.utils.cpu_load import CpuUse
-from allranks.utils.formatting import as_dict, as_dicts
+from allranks.utils.formatting import as_dict, as_dicts, as_records
 from allranks.utils.load_rules import COMPETING, MachineLoad, add_uses, describe_load, judge_machine
 
 TAKEN_SHARE = 0.2
@@ -132,12 +132,5 @@ def machine_notes(metrics: Mapping[str, Any]) -> list[str]:
     """Return the messages for the machines of metrics.json; damaged records are left out."""
     ranks = as_dicts(as_dict(metrics.get("own_time")).get("ranks"))
     differing = {str(r.get("host")) for r in ranks if r.get("reason") == "machine"}
-    notes = []
-    for item in as_dicts(metrics.get("machine_load")):
-        try:
-            load = msgspec.convert(item, MachineLoad)
-        except msgspec.ValidationError:
-            continue
-        if text := machine_message(load, load.host in differing):
-            notes.append(text)
-    return notes
+    loads = as_records(metrics.get("machine_load"), MachineLoad)
+    return [text for load in loads if (text := machine_message(load, load.host in differing))]

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from allranks.utils.formatting import as_dicts
+from allranks.utils.formatting import as_records
 from allranks.utils.tcp_links import LinkCounters
 
 LOSSY_SHARE = 0.01
@@ -163,12 +163,5 @@ def links_of_run(ranks: Mapping[int, Iterable[Mapping[str, Any]]]) -> list[Link]
 
 def link_notes(metrics: Mapping[str, Any]) -> list[str]:
     """Return the messages for the slow links of metrics.json; damaged records are left out."""
-    notes = []
-    for item in as_dicts(metrics.get("links")):
-        try:
-            link = msgspec.convert(item, Link)
-        except msgspec.ValidationError:
-            continue
-        if link.slow or link.lossy:
-            notes.append(link_message(link))
-    return notes
+    links = as_records(metrics.get("links"), Link)
+    return [link_message(link) for link in links if link.slow or link.lossy]

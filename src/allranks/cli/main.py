@@ -60,16 +60,12 @@ class LazyGroup(click.Group):
         if cmd_name not in VERBS:
             if ctx.resilient_parsing:  # completion of a line that is still being written
                 return None
-            import difflib
-
             from allranks.spec.suggestions import VERB_SYNONYMS
+            from allranks.utils.nearest import nearest_name, suggest
 
-            near = difflib.get_close_matches(cmd_name.lower(), [*VERBS, *VERB_SYNONYMS], n=1)
-            near = [VERB_SYNONYMS.get(near[0], near[0])] if near else []
-            raise click.UsageError(
-                f"unknown verb {cmd_name!r}{f'; did you mean {near[0]}?' if near else ''} (allranks --help lists them)",
-                ctx,
-            )
+            near = nearest_name(cmd_name.lower(), [*VERBS, *VERB_SYNONYMS])
+            hint = suggest(VERB_SYNONYMS.get(near, near)) if near else ""
+            raise click.UsageError(f"unknown verb {cmd_name!r}{hint} (allranks --help lists them)", ctx)
         module = import_module(f"allranks.cli.{VERBS[cmd_name][0]}")
         return getattr(module, f"{cmd_name}_command")
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from allranks.launch.monitor.evidence import blocking_location, main_thread_frames
-from allranks.launch.monitor.records import StackFrame
+from allranks.analysis.stacks import blocking_location, main_thread_frames, traceback_frames
 
 _WHAT = re.compile(r"^\s*what\(\):\s+(?P<text>\S.{0,400})", re.MULTILINE)
 _FATAL = "Fatal Python error: "
 _SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (?P<received>\d+) vs (?P<expected>\d+)")
 _TRACEBACK = "Traceback (most recent call last):"
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d{1,9}), in (?P<function>\S+)', re.MULTILINE)
 
 
 def describe_crash(rank: int, logs: Mapping[int, str]) -> str:
@@ -38,8 +36,4 @@ def place_in_log(text: str) -> str:
         return blocking_location(main_thread_frames(text[text.rindex(_FATAL) :])).partition(" (within")[0]
     if _TRACEBACK not in text:
         return ""
-    frames = [
-        StackFrame(file=m["file"], line=int(m["line"]), function=m["function"])
-        for m in _FRAME.finditer(text[text.rindex(_TRACEBACK) :])
-    ]
-    return blocking_location(frames[::-1]).partition(" (within")[0]
+    return blocking_location(traceback_frames(text[text.rindex(_TRACEBACK) :])).partition(" (within")[0]

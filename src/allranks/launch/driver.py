@@ -6,7 +6,6 @@ checkpoint as the next attempt.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import secrets
@@ -45,8 +44,9 @@ from allranks.nodes.preflight.runner import (
     unusable_nodes,
     write_preflight,
 )
+from allranks.nodes.slurm.allocations import Allocation, expand_hostlist
 from allranks.nodes.slurm.commands import Slurm
-from allranks.nodes.srun import SrunStep, compress_hosts
+from allranks.nodes.srun import SrunStep, srun_command
 from allranks.planning import env_vars as network_file
 from allranks.planning.planner import make_plan, network_job, resolve_device
 from allranks.planning.records import LaunchPlan
@@ -182,11 +182,12 @@ class Driver:
 
     def _srun(self, *command: str) -> list[str]:
         nodes = len(self._plan.nodes)
-        some = [f"--nodelist={compress_hosts(self._hosts)}"] if self._hosts else []
-        return [
-            "srun", *some, f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={self._cpus()}", "--input=none", "--unbuffered",
-            "--kill-on-bad-exit=0", "--wait=0", *self._srun_options, *self._python, "-m", *command,
-        ]  # fmt: skip
+        return srun_command(
+            self._hosts or nodes,
+            [*self._python, "-m", *command],
+            cpus=self._cpus(),
+            options=["--input=none", "--unbuffered", "--wait=0", *self._srun_options],
+        )
 
     def _examine(self) -> PreflightResult:
         """Collect facts from every node and test connections between them; refuse nodes that cannot run the job.
@@ -216,10 +217,7 @@ class Driver:
         return found
 
     def _allocated_hosts(self) -> list[str]:
-        listed = self._slurm.call("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"], timeout_s=30)
-        if listed.returncode:
-            raise EnvironmentNotAble(f"scontrol show hostnames failed on {slurm_node_name()}: {listed.stderr.strip()}")
-        return listed.stdout.split()
+        return expand_hostlist(self._slurm, os.environ["SLURM_JOB_NODELIST"])
 
     def _resolve_device(self, found: PreflightResult) -> bool:
         """Decide ``device: auto`` from the nodes' GPUs; return whether the plan changed."""
@@ -271,12 +269,12 @@ class Driver:
         if self._spec.cluster.stage == "never" or not (lacking or always or self._run.bundle.exists()):
             yield
             return
-        from allranks.nodes.staging.broadcast import Allocation, bundle_for, load_packed_ahead, staged
+        from allranks.nodes.staging.broadcast import bundle_for, load_packed_ahead, staged
 
         self._ending.raise_if_stop_requested()
         print_log_line(f"staging for {', '.join(lacking) or 'all nodes'}")
         allocation = Allocation.current()
-        allocation = dataclasses.replace(allocation, nodes=tuple(self._hosts) or allocation.nodes)
+        allocation = msgspec.structs.replace(allocation, nodes=tuple(self._hosts) or allocation.nodes)
         bundle = bundle_for(
             self._spec,
             allocation,

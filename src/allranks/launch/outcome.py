@@ -13,7 +13,7 @@ from allranks.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK, RequestError
 from allranks.launch.crash_log import describe_crash
 from allranks.launch.failure_attribution import FirstFailure, RankEnd, find_first_failure
 from allranks.launch.launchers import get_launcher
-from allranks.launch.monitor.hang_rules import format_ranks
+from allranks.launch.monitor.hang_rules import list_ranks
 from allranks.launch.program_stop import describe_program_stop, reason_of_stop
 from allranks.launch.supervisor import JobEnd
 from allranks.planning.records import LaunchPlan
@@ -76,7 +76,7 @@ def finalize_run(
     metrics = summarize(run.name, spec, plan, ranks, status) | progress_metrics(ranks)
     if status == "succeeded" and len(now) < plan.world_size:
         missing = [rank for rank in range(plan.world_size) if not now.get(rank)]
-        message = f"{message}; the events of rank {format_ranks(missing)} are missing, so their metrics are unknown"
+        message = f"{message}; the events of rank {list_ranks(missing)} are missing, so their metrics are unknown"
         metrics["message"] = message
     if lost_loss := describe_non_finite_loss(metrics):
         message = f"{message}, but {lost_loss}" if status == "succeeded" else f"{message}. Also, {lost_loss}"

@@ -6,7 +6,7 @@ import signal
 
 from allranks.errors import EXIT_FAILED
 from allranks.launch.failure_attribution import RankEnd, signal_name
-from allranks.launch.monitor.hang_rules import format_ranks
+from allranks.launch.monitor.hang_rules import list_ranks
 from allranks.launch.supervisor import JobEnd
 
 _BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
@@ -34,7 +34,7 @@ def describe_program_stop(reported: JobEnd, why: str, grace_s: float) -> tuple[s
     groups: dict[str, list[int]] = {}
     for end in reported.ends:
         groups.setdefault(_how(end, grace_s), []).append(end.rank)
-    ends = "; ".join(f"rank {format_ranks(sorted(ranks))} {how}" for how, ranks in groups.items())
+    ends = "; ".join(f"rank {list_ranks(sorted(ranks))} {how}" for how, ranks in groups.items())
     status = "stopped" if reported.ends and all(end.exitcode == 0 for end in reported.ends) else "failed"
     told = "the ranks received SIGTERM" if reported.ends else "no rank had been started"
     return status, f"stopped ({why}): {told}" + (f"; {ends}" if ends else ""), EXIT_FAILED

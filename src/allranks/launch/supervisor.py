@@ -17,7 +17,7 @@ import msgspec
 from allranks.launch.channel.protocol import ENDED, AgentReport, Orders, StartOrder
 from allranks.launch.channel.server import CLOSED, UNREACHABLE, AgentLink
 from allranks.launch.failure_attribution import RankEnd
-from allranks.launch.monitor.hang_rules import due_alarm, format_ranks
+from allranks.launch.monitor.hang_rules import due_alarm, list_ranks
 from allranks.launch.monitor.records import HangAlarm, NodeEvidence
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ class Supervisor:
             return
         if missing := self._missing:
             if self._join_s is not None and self._began is not None and now - self._began > self._join_s:
-                self._end(f"node {format_ranks(missing)} did not join within {self._join_s:.0f} s", 0.0)
+                self._end(f"node {list_ranks(missing)} did not join within {self._join_s:.0f} s", 0.0)
             return
         store = self._links[0].report.store
         if self._hold or (store is None and self._needs_store):

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from allranks.errors import EXIT_FAILED, EnvironmentNotAble
+from allranks.utils.formatting import format_ranges
 
 CLOCK_VARIABLE = "ALLRANKS_CLOCK_OFFSET_S"
 """Environment variable with the clock offset in seconds that a node of a test cluster reports."""
@@ -164,44 +165,54 @@ def compress_hosts(hosts: Iterable[str]) -> str:
 def _compress_numbers(prefix: str, width: int, numbers: Sequence[int]) -> str:
     if len(numbers) == 1:
         return f"{prefix}{numbers[0]:0{width}d}"
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return f"{prefix}[{','.join(f'{a:0{width}d}' if a == b else f'{a:0{width}d}-{b:0{width}d}' for a, b in runs)}]"
+    return f"{prefix}[{format_ranges(numbers, width=width)}]"
+
+
+def srun_command(
+    nodes: Sequence[str] | int,
+    command: Sequence[str],
+    *,
+    prefix: Sequence[str] = (),
+    job_id: str | None = None,
+    cpus: int | str = 1,
+    options: Sequence[str] = (),
+) -> list[str]:
+    """Return an srun that starts a command once on each node; if it fails on one, the others continue.
+
+    Args:
+        nodes: names of nodes, or how many of the job's nodes.
+        prefix: precedes every command of this Slurm.
+        job_id: the job; None for the one in which this process runs.
+        cpus: cores of each task; since Slurm 22.05, srun does not inherit sbatch's value.
+        options: further options of srun.
+    """
+    count = nodes if isinstance(nodes, int) else len(nodes)
+    return [
+        *(*prefix, "srun"),
+        *([] if job_id is None else [f"--jobid={job_id}"]),
+        *([] if isinstance(nodes, int) else [f"--nodelist={compress_hosts(nodes)}"]),
+        *(f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--cpus-per-task={cpus}"),
+        *("--kill-on-bad-exit=0", *options, *command),
+    ]
 
 
 def run_with_srun(
-    slurm_prefix: Sequence[str],
-    n: int,
+    hosts: Sequence[str],
     argv: Sequence[str],
     timeout_s: float,
-    extra_srun_args: Sequence[str] = (),
     *,
+    prefix: Sequence[str] = (),
+    job_id: str | None = None,
     text: str | None = None,
     cpus: int = 1,
 ) -> NodeAnswers:
     """Run one srun with one task per node. `text` is every task's standard input; without, it is closed. `--export` is not changed.
 
-    `extra_srun_args` select the job: ``--jobid=12``, or nothing inside the allocation. Failures on nodes raise no exception.
+    The nodes belong to the job, or to that of this process. Failures on nodes raise no exception.
     """
-    command = [
-        *slurm_prefix,
-        "srun",
-        f"--nodes={n}",
-        f"--ntasks={n}",
-        "--ntasks-per-node=1",
-        f"--cpus-per-task={cpus}",
-        "--overlap",
-        "--kill-on-bad-exit=0",
-        f"--wait={int(timeout_s)}",
-        "--quit-on-interrupt",
-        *(["--input=none"] if text is None else []),
-        *extra_srun_args,
-        *argv,
-    ]
+    options = ["--overlap", f"--wait={int(timeout_s)}", "--quit-on-interrupt"]
+    options += ["--input=none"] if text is None else []
+    command = srun_command(hosts, argv, prefix=prefix, job_id=job_id, cpus=cpus, options=options)
     return run_command(command, timeout_s, text)
 
 
@@ -233,7 +244,7 @@ def run_command(command: list[str], timeout_s: float, text: str | None) -> NodeA
     ]
     for thread in threads:
         thread.start()
-    code = _wait(process, timeout_s)
+    code = wait_or_end(process, timeout_s)
     for thread in threads:
         thread.join(GRACE_S)
     return NodeAnswers(
@@ -274,13 +285,14 @@ def write_stdin(stream: Any, text: str | None) -> None:
         pass  # the program ended before reading everything
 
 
-def _wait(process: subprocess.Popen[str], timeout_s: float) -> int | None:
+def wait_or_end(process: subprocess.Popen[str], timeout_s: float, grace_s: float = GRACE_S) -> int | None:
+    """Return the exit code of a process; None if it had to be ended after the time limit, by SIGTERM and then by SIGKILL."""
     try:
         return process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         process.terminate()
     try:
-        process.wait(GRACE_S)
+        process.wait(grace_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -7,13 +7,13 @@ A variable that no library reads raises no error: the run continues as if it wer
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from allranks.rundir.files import read_json, write_json
+from allranks.utils.nearest import nearest_name, suggest
 
 NCCL_DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 NCCL_TROUBLESHOOTING_DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
@@ -108,7 +108,7 @@ def env_warnings(env: Mapping[str, str], where: str = "cluster.env.") -> list[st
         if mistake:
             found.append(f"{where}{name}: {mistake.why}; instead: {mistake.instead}")
         elif name.startswith("NCCL_") and not is_known_variable(name) and (near := nearest_variable(name)):
-            found.append(f"{where}{name}: NCCL is not known to read this name; did you mean {near}?")
+            found.append(f"{where}{name}: NCCL is not known to read this name{suggest(near)}")
     return [*found, *_value_warnings(env, where)]
 
 
@@ -391,5 +391,4 @@ def is_known_variable(name: str) -> bool:
 def nearest_variable(name: str) -> str | None:
     """Return the most similar known variable, or None if no name is close."""
     names = [f"NCCL_{n}" for n in NCCL_NAMES] if name.startswith("NCCL_") else list(OTHER_NAMES)
-    near = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.87)
-    return near[0] if near else None
+    return nearest_name(name, sorted(names), 0.87)

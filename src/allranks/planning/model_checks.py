@@ -6,7 +6,6 @@ Only files on this machine are read, without torch. What they do not show is che
 from __future__ import annotations
 
 import ast
-import difflib
 import importlib.util
 import json
 import re
@@ -26,6 +25,7 @@ from allranks.spec.data_templates import require_task_template
 from allranks.spec.models import TaskTypes, is_mlp, model_task, tiny_defaults, tiny_family
 from allranks.spec.records import AdapterSpec, RunSpec
 from allranks.utils.inputs import FileTooLarge, open_regular, read_text
+from allranks.utils.nearest import did_you_mean
 
 MAX_TOKENIZER_BYTES = 64 << 20
 MAX_SOURCE_BYTES = 4 << 20
@@ -238,8 +238,7 @@ def require_attention_name(wanted: str) -> None:
         SpecError: with the nearest name.
     """
     if "/" not in wanted and "|" not in wanted and wanted not in ATTENTIONS:
-        near = difflib.get_close_matches(wanted, ATTENTIONS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(wanted, ATTENTIONS)
         raise SpecError(f"model.attention: unknown value {wanted!r}{hint} (known: {', '.join(ATTENTIONS)})")
 
 
@@ -324,10 +323,9 @@ def require_targets(adapter: AdapterSpec, modules: Collection[str], where: str, 
         for target in wanted:
             if allowed(target) or any(name == target or name.endswith(f".{target}") for name in modules):
                 continue
-            near = difflib.get_close_matches(target.rsplit(".", 1)[-1], last, n=1)
-            if fused and not near:
+            hint = did_you_mean(target.rsplit(".", 1)[-1], last)
+            if fused and not hint:
                 continue
-            hint = f"; did you mean {near[0]!r}?" if near else ""
             hint = "; null adapts every linear layer" if target == "all-linear" else hint
             raise SpecError(f"{key}: {where} has no module {target!r}{hint} (its modules are named {', '.join(last)})")
 

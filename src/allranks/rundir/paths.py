@@ -14,6 +14,7 @@ from msgspec import Struct
 from allranks.errors import EnvironmentNotAble, RequestError, RunNotFound
 from allranks.rundir.files import make_folder, read_record
 from allranks.utils.filesystem import owner_of
+from allranks.utils.nearest import did_you_mean
 
 _STEP = re.compile(r"^step-(\d+)$")
 _TRACE = re.compile(r"^rank(\d+)\.json\.gz$")
@@ -349,10 +350,7 @@ def find_run(name: str, run_root: str | Path = "runs") -> RunDir:
         raise RunNotFound(
             f"there are no runs under {Path(run_root).absolute()}, so no {name!r}; use the run's path, or --run-root"
         )
-    import difflib
-
-    near = difflib.get_close_matches(name, [run.name for run in runs], n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]}?" if near else "; `allranks runs` lists the existing runs"
+    hint = did_you_mean(name, [run.name for run in runs], 0.4, "{}") or "; `allranks runs` lists the existing runs"
     raise RunNotFound(f"there is no run {name!r} under {Path(run_root).absolute()}{hint}")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from allranks.errors import DataError
 from allranks.spec.data_examples import Example
+from allranks.utils.formatting import format_list
 
 MAX_SHOWN = 12
 MANY_CLASSES = 10
@@ -102,6 +103,4 @@ def _by(values: Iterable[str], key: Callable[[str], str]) -> dict[str, list[str]
 
 def shown(values: Iterable[str]) -> str:
     """Return the first values as a list in words; quoted where blanks matter."""
-    listed = list(values)
-    texts = [repr(value) if value != value.strip() else value for value in listed[:MAX_SHOWN]]
-    return ", ".join(texts) + (f" and {len(listed) - MAX_SHOWN} more" if len(listed) > MAX_SHOWN else "")
+    return format_list([repr(value) if value != value.strip() else value for value in values], MAX_SHOWN)

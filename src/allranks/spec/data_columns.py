@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping, Sequence
 
 from allranks.errors import DataError, SpecError
@@ -10,6 +9,7 @@ from allranks.spec.data_mixture import source_of
 from allranks.spec.data_sources import Row
 from allranks.spec.data_suggestions import listed, no_template_message
 from allranks.spec.records import DataSpec
+from allranks.utils.nearest import did_you_mean
 
 Columns = Mapping[str, str | list[str]]
 """Column names by role: ``data.columns``, or those of a built-in set."""
@@ -41,8 +41,7 @@ def require_roles(columns: Columns, template: str) -> None:
     roles = ROLES.get(template, ())
     for key in columns:
         if key not in roles:
-            near = difflib.get_close_matches(key, roles, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(key, roles)
             takes = f"takes {', '.join(roles)}" if roles else "names the columns itself"
             raise SpecError(f"data.columns: {key!r} is not used: template {template} {takes}{hint}")
 
@@ -68,9 +67,8 @@ def columns_of(
         return names
     if not required and role not in columns:
         return []
-    near = difflib.get_close_matches(missing[0], present, n=1)
     separator = _separator_hint(present)
-    hint = f"; did you mean {near[0]!r}?" if near and not separator else f"{separator}."
+    hint = (not separator and did_you_mean(missing[0], present)) or f"{separator}."
     raise DataError(
         f"data.source {data.source}: there is no column {missing[0]!r} (data.columns.{role}){hint} The columns are: {listed(present)}"
     )
@@ -118,8 +116,7 @@ def _require_some_role(columns: Columns) -> None:
     known = sorted({role for roles in ROLES.values() for role in roles})
     for key in columns:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(key, known)
             raise SpecError(f"data.columns: no template takes {key!r}{hint} (known: {', '.join(known)})")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import hashlib
 import io
 import itertools
@@ -19,6 +18,7 @@ from allranks.errors import DataError, EnvironmentNotAble
 from allranks.spec.data_mixture import source_of
 from allranks.spec.records import DataSpec
 from allranks.utils.inputs import open_regular, read_text
+from allranks.utils.nearest import did_you_mean, nearest_file_hint
 
 Row = dict[str, Any]
 MAX_PEEK_BYTES = 20_000_000
@@ -71,8 +71,7 @@ def builtin_set(source: str) -> Any:
 
     name = source.removeprefix("builtin:")
     if name not in BUILTIN:
-        near = difflib.get_close_matches(name, BUILTIN, n=1)
-        hint = f"; did you mean builtin:{near[0]}?" if near else ""
+        hint = did_you_mean(name, BUILTIN, form="builtin:{}")
         raise DataError(f"data.source {source}: there is no such built-in set{hint} (known: {', '.join(BUILTIN)})")
     return BUILTIN[name]
 
@@ -98,9 +97,7 @@ def source_fingerprint(data: DataSpec) -> str:
 def check_data_file(path: Path) -> None:
     """Refuse a path that is not a readable file of a known kind."""
     if not path.exists():
-        names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = difflib.get_close_matches(path.name, names, n=1)
-        hint = f"; did you mean {path.with_name(near[0])}?" if near else f"; looked from {Path.cwd()}"
+        hint = nearest_file_hint(path) or f"; looked from {Path.cwd()}"
         raise DataError(f"data.source {path}: there is no such file{hint}")
     if path.is_dir():
         raise DataError(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from allranks.spec.data_sources import Row
+from allranks.utils.formatting import format_list
+from allranks.utils.nearest import nearest_name
 
 NEEDS = (
     ("chat", "messages (or conversations), or prompt and response"),
@@ -109,15 +110,14 @@ def suggested_jinja(row: Row) -> str:
 
 def listed(names: Sequence[Any]) -> str:
     """Return names in one line, at most `MAX_LISTED` of them."""
-    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    return ", ".join(map(str, names[:MAX_LISTED])) + more
+    return format_list(names, MAX_LISTED)
 
 
 def _find(names: Collection[str], present: Sequence[str]) -> str | None:
     lower = {name.lower().strip(): name for name in present}
     exact = next((lower[name] for name in lower if name in names), None)
-    near = [near for name in sorted(names) for near in difflib.get_close_matches(name, lower, n=1, cutoff=0.8)]
-    return exact or (lower[near[0]] if near else None)
+    near = next((near for name in sorted(names) if (near := nearest_name(name, lower, 0.8))), None)
+    return exact or (lower[near] if near else None)
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from allranks.spec.data_mixture import source_of
 from allranks.spec.data_sources import Row, builtin_set
 from allranks.spec.records import DataSpec
 from allranks.utils.inputs import read_text
+from allranks.utils.nearest import did_you_mean
 
 MAX_TEMPLATE_BYTES = 1 << 20
 
@@ -85,8 +85,7 @@ def require_template(name: str) -> None:
         return
     path = Path(name).expanduser()
     if path.suffix not in (".j2", ".jinja", ".jinja2"):
-        near = difflib.get_close_matches(name, TEMPLATE_KINDS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name, TEMPLATE_KINDS)
         raise SpecError(
             f"data.template: unknown template {name!r}{hint} (known: {', '.join(TEMPLATE_KINDS)}, or a .jinja file)"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import msgspec
 from allranks.errors import SpecError
 from allranks.spec.validation import same_setting
 from allranks.utils.inputs import FileTooLarge, read_text
+from allranks.utils.nearest import did_you_mean
 
 if TYPE_CHECKING:
     from allranks.spec.records import TrainSpec
@@ -250,9 +250,8 @@ def _unsupported(config: Json) -> Iterator[str]:
             yield f"{name} is {json.dumps(config[name])}, but must be a JSON object"
             del config[name]
     for name in config:
-        near = difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.8)
-        if name not in KNOWN and near:
-            yield f"DeepSpeed would ignore the key {name!r}; did you mean {near[0]!r}?"
+        if name not in KNOWN and (hint := did_you_mean(name, KNOWN, 0.8)):
+            yield f"DeepSpeed would ignore the key {name!r}{hint}"
 
 
 def _is_on(value: Any) -> bool:

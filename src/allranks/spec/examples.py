@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from allranks.errors import RequestError
 from allranks.spec.launchers import DEFAULT_LAUNCHER
 from allranks.spec.loader import parse_yaml
+from allranks.utils.nearest import did_you_mean
 
 FOLDERS = ("", "clusters/")
 """Folders with examples for users; others hold jobs that need files of their own."""
@@ -41,8 +41,7 @@ def find_example(name: str) -> Traversable:
     files, key = example_files(), example_key(name)
     if key in files:
         return files[key]
-    near = difflib.get_close_matches(key, files, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    hint = did_you_mean(key, files, 0.4, "{}")
     raise RequestError(f"there is no example {name!r}{hint} (allranks examples lists them)")
 
 

@@ -5,7 +5,6 @@ Every error names the file, the key and the fix.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import typing
@@ -34,7 +33,8 @@ from allranks.spec.validation import (
     script_problems,
     without_empty_sections,
 )
-from allranks.utils.inputs import FileTooLarge, is_stdin, near_file_hint, read_input, read_regular
+from allranks.utils.inputs import FileTooLarge, is_stdin, read_input, read_regular
+from allranks.utils.nearest import nearest_file_hint, nearest_name, suggest
 
 
 def json_schema() -> dict[str, Any]:
@@ -175,7 +175,7 @@ def _read(path: Path, *, named: bool = False) -> str:
     except FileTooLarge:
         raise SpecError(f"{path}: larger than {MAX_SPEC_BYTES} bytes; this is not a spec") from None
     except FileNotFoundError:
-        raise SpecError(f"{path}: there is no such file{near_file_hint(path)}") from None
+        raise SpecError(f"{path}: there is no such file{nearest_file_hint(path)}") from None
     except IsADirectoryError:
         raise SpecError(f"{path}: expected a spec file, found a folder") from None
     except UnicodeDecodeError:
@@ -322,17 +322,17 @@ def _unknown_keys(raw: dict[str, Any], record: type[Record], path: str) -> list[
 def _nearest(key: str, path: str, known: typing.Iterable[str]) -> str:
     meant = KEY_SYNONYMS.get(key.lower().replace("-", "_"))  # in other tools
     if meant is not None and path in ("", f"{meant.rpartition('.')[0]}."):
-        return f"; did you mean {meant!r}?"
+        return suggest(repr(meant))
     lower = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(key.lower(), lower, n=1)
+    near = nearest_name(key.lower(), lower)
     if near:
-        return f"; did you mean {path + lower[near[0]]!r}?"
+        return suggest(repr(path + lower[near]))
     # The right key in the wrong section is the commonest mistake of all.
     elsewhere = [k for k in all_keys(RunSpec) if k.rsplit(".", 1)[-1] == key]
     if elsewhere:
         return f"; it belongs to {elsewhere[0]!r}"
     if meant is not None and "." in meant:
-        return f"; did you mean {meant!r}?"
+        return suggest(repr(meant))
     return f" (known here: {', '.join(known)})"
 
 

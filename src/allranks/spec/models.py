@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Mapping
 from itertools import pairwise
@@ -20,6 +19,7 @@ import msgspec
 
 from allranks.errors import SpecError
 from allranks.spec.architectures import SUPPORTED, require_modality
+from allranks.utils.nearest import did_you_mean, nearest_file_hint
 
 MLP_PREFIX, NOISE_SOURCE = "mlp:", "builtin:noise"
 _NAME = re.compile(r"mlp:(\d{1,6})x(\d{1,4})")
@@ -126,8 +126,7 @@ def tiny_family(name: str) -> str:
     """
     wanted = name.removeprefix("tiny:")
     if wanted not in _FAMILIES:
-        near = difflib.get_close_matches(wanted, _FAMILIES, n=1)
-        hint = f"; did you mean tiny:{near[0]}?" if near else ""
+        hint = did_you_mean(wanted, _FAMILIES, form="tiny:{}")
         raise SpecError(f"model.name: unknown model {name!r}{hint} (known: {', '.join(tiny_names())})")
     return wanted
 
@@ -195,12 +194,7 @@ def check_model_folder(name: str) -> None:
         return
     path = Path(name).expanduser()
     if not path.is_dir():
-        names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = difflib.get_close_matches(path.name, names, n=1)
-        raise SpecError(
-            f"model.name {name}: there is no such folder"
-            + (f"; did you mean {path.with_name(near[0])}?" if near else "")
-        )
+        raise SpecError(f"model.name {name}: there is no such folder{nearest_file_hint(path)}")
     if not (path / "config.json").is_file() and (path / "adapter_config.json").is_file():
         raise SpecError(
             f"model.name {name}: this folder holds an adapter, not a model; merge it into its base model (allranks export RUN --merge), or "

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
+
+from allranks.utils.nearest import nearest_name, suggest
 
 STRATEGY_SYNONYMS: dict[str, tuple[str, ...]] = {
     "ddp": ("pytorch_ddp",),
@@ -144,13 +145,10 @@ def near_strategies(name: str, known: Iterable[str]) -> list[str]:
     joined = {strategy.replace("_", ""): strategy for strategy in names}
     if exact := joined.get(plain.replace("_", "")):
         return [exact]
-    return difflib.get_close_matches(plain, names, n=1)
+    near = nearest_name(plain, names)
+    return [] if near is None else [near]
 
 
-def did_you_mean(near: list[str], summaries: Mapping[str, str] | None = None) -> str:
-    """Return ``; did you mean 'a'?``, with what each of several names does; empty without a suggestion."""
-    if not near:
-        return ""
-    if len(near) == 1 or not summaries:
-        return f"; did you mean {near[0]!r}?"
-    return f"; did you mean {' or '.join(f'{name!r} ({summaries[name]})' for name in near)}?"
+def suggest_strategies(near: list[str], summaries: Mapping[str, str]) -> str:
+    """Return ``; did you mean 'a'?``, with what each of several strategies does; empty without a suggestion."""
+    return suggest(*(repr(name) if len(near) == 1 else f"{name!r} ({summaries[name]})" for name in near))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import msgspec
 
 from allranks.errors import SpecError
 from allranks.spec.validation import same_setting
+from allranks.utils.nearest import did_you_mean
 
 if TYPE_CHECKING:
     from allranks.spec.records import TrainSpec
@@ -190,8 +190,7 @@ def _problem(name: str, value: Any, settled: dict[str, tuple[Any, str]]) -> str 
         return None if off else f"{name} cannot be set here: {UNSUPPORTED[name]}"
     if name in FIXED and value == FIXED[name]:
         return None
-    near = difflib.get_close_matches(name, [*settled, *FREE, *UNSUPPORTED], n=1, cutoff=0.75)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(name, [*settled, *FREE, *UNSUPPORTED], 0.75)
     return f"{name} cannot be set here{hint} (free to set: {', '.join(FREE)})"
 
 

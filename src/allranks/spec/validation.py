@@ -5,7 +5,6 @@ Each message names the key and the allowed values.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import types
@@ -19,6 +18,7 @@ from allranks.spec.data_suggestions import ANSWER_NAMES, QUESTION_NAMES
 from allranks.spec.models import NOISE_SOURCE, is_mlp, mlp_shape
 from allranks.spec.records import ProfileSpec, Record, RunSpec, ScriptSpec, TrainSpec
 from allranks.spec.strategies import REGISTRY, strategy_hint
+from allranks.utils.nearest import did_you_mean
 
 # What people write in place of a section: its most important key's value.
 MAIN_KEYS = {"model": "name", "data": "source", "adapter": "type", "checkpoint": "mode", "strategy": "name", "script": "path"}  # fmt: skip
@@ -46,9 +46,7 @@ def _one_of(key: str, given: str) -> str:
     if new := RENAMED_VALUES.get((key, given)):
         return f"{given} is now {new}"
     known = [value for value in _literals(_annotation(key)) if isinstance(value, str)]
-    near = difflib.get_close_matches(given, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown value {given!r}{hint} (known: {', '.join(known)})"
+    return f"unknown value {given!r}{did_you_mean(given, known)} (known: {', '.join(known)})"
 
 
 def known_values(key: str) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from torch import nn
 from allranks.errors import ProofFailed
 from allranks.train.data.sampler import SampleOrder
 from allranks.train.distributed import DistContext
+from allranks.utils.formatting import format_list
 
 if TYPE_CHECKING:
     from allranks.train.data.prepared import TokenSet
@@ -257,5 +258,4 @@ def _who_overlaps(world: DistContext, mine: torch.Tensor) -> str:
 
 
 def _rank_list(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8]))
-    return shown + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return format_list(ranks, 8)

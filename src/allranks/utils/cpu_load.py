@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from allranks.utils.formatting import format_ranges
+
 NS = 1e-9
 BUSY_THREAD_SHARE = 0.1
 """Share of the time that a thread must have run or waited for a core to count as busy."""
@@ -127,13 +129,7 @@ def _rounded(value: float | None) -> float | None:
 
 def core_list(cores: tuple[int, ...]) -> str:
     """Return core numbers as the kernel writes them: ``0-3,8``."""
-    parts: list[list[int]] = []
-    for core in sorted(cores):
-        if parts and core == parts[-1][1] + 1:
-            parts[-1][1] = core
-        else:
-            parts.append([core, core])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
+    return format_ranges(cores)
 
 
 def cores_of(text: str) -> frozenset[int]:

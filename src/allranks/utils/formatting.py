@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
 
 
 def format_seconds(value: float | None) -> str:
@@ -15,17 +18,6 @@ def format_seconds(value: float | None) -> str:
         if abs(value) < limit:
             return f"{value * factor:.4g} {unit}" if abs(value * factor) < 1000 else f"{value * factor:.0f} {unit}"
     return f"{value:.4g} s"
-
-
-def format_bytes_precise(value: float | None) -> str:
-    """Format bytes with a binary unit."""
-    if value is None:
-        return "-"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return f"{value:.4g} {unit}"
-        value /= 1024
-    return f"{value:.4g} TiB"
 
 
 def format_bandwidth(value: float | None) -> str:
@@ -66,6 +58,20 @@ def as_dicts(value: Any) -> list[dict[str, Any]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
+R = TypeVar("R")
+
+
+def as_records(value: Any, record: type[R]) -> list[R]:
+    """Return the items of a list that have the form of a record; damaged ones are left out."""
+    found = []
+    for item in as_dicts(value):
+        try:
+            found.append(msgspec.convert(item, record))
+        except msgspec.ValidationError:
+            continue
+    return found
+
+
 def as_list(value: Any) -> list[Any]:
     """Return the value if it is a list, else an empty list."""
     return value if isinstance(value, list) else []
@@ -94,16 +100,43 @@ def format_short_count(value: Any) -> str:
     return f"{found:,.3g} T"
 
 
-def format_bytes(value: Any) -> str:
-    """Format 711147520 as 678 MiB."""
+BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+DECIMAL_UNITS = ("bytes", "kB", "MB", "GB")
+
+
+def byte_unit(count: float, units: tuple[str, ...] = BINARY_UNITS, base: int = 1024) -> tuple[float, str]:
+    """Return (divisor, unit) of the largest unit of which a number of bytes contains at least one."""
+    power = next((p for p in range(len(units) - 1, 0, -1) if abs(count) >= base**p), 0)
+    return float(base**power), units[power]
+
+
+def format_bytes(value: Any, digits: int | None = None) -> str:
+    """Format 711147520 as 678 MiB.
+
+    Args:
+        digits: number of significant digits; None: one decimal below 100.
+    """
     found = finite_float(value)
     if found is None:
         return NO_VALUE
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(found) < 1024:
-            return f"{found:.0f} {unit}" if unit == "B" or found >= 100 else f"{found:.1f} {unit}"
-        found /= 1024
-    return f"{found:,.1f} TiB"
+    divisor, unit = byte_unit(found)
+    found /= divisor
+    if digits is not None:
+        return f"{found:.{digits}g} {unit}"
+    if unit == "TiB":
+        return f"{found:,.1f} TiB"
+    return f"{found:.0f} {unit}" if unit == "B" or found >= 100 else f"{found:.1f} {unit}"
+
+
+def format_bytes_decimal(count: int) -> str:
+    """Format 711147520 as 711.1 MB, as networks and disks are sold."""
+    divisor, unit = byte_unit(count, DECIMAL_UNITS, 1000)
+    return f"{count} {unit}" if divisor == 1 else f"{count / divisor:.1f} {unit}"
+
+
+def format_bytes_word(count: int) -> str:
+    """Format 711147520 as 678MiB: one word, without decimals, for the lines of checks."""
+    return f"{count / 2**30:.0f}GiB" if count >= 2**30 else f"{count >> 20}MiB"
 
 
 def format_duration(value: Any) -> str:
@@ -166,10 +199,27 @@ def format_timestamp(value: Any) -> str:
 
 def format_ranks(ranks: list[int]) -> str:
     """Format [0, 1, 2, 5] as 0-2, 5."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
+    return format_ranges(ranks, ", ") or NO_VALUE
+
+
+def format_ranges(numbers: Iterable[int], separator: str = ",", width: int = 0) -> str:
+    """Format 0, 1, 2, 5 as 0-2,5.
+
+    Args:
+        width: least number of digits, filled with zeros.
+    """
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
         else:
-            spans.append([rank, rank])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans) or NO_VALUE
+            ranges.append([number, number])
+    return separator.join(
+        f"{low:0{width}d}" if low == high else f"{low:0{width}d}-{high:0{width}d}" for low, high in ranges
+    )
+
+
+def format_list(items: Sequence[object], most: int) -> str:
+    """Format a, b, c, d, e as a, b, c and 2 more."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(map(str, items[:most])) + more

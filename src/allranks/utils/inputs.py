@@ -109,18 +109,6 @@ def name_of(path: str | Path) -> str:
     return STDIN_NAME if is_stdin(path) else str(path)
 
 
-def near_file_hint(path: Path) -> str:
-    """Return ``; did you mean job.sh?`` if the folder of a missing file has one of a similar name; else an empty text."""
-    import difflib  # only after a mistake: every verb imports this module
-
-    try:
-        names = [entry.name for entry in path.parent.iterdir()]
-    except (OSError, ValueError):
-        return ""
-    near = difflib.get_close_matches(path.name, names, n=1)
-    return f"; did you mean {path.with_name(near[0])}?" if near else ""
-
-
 class Appended(NamedTuple):
     """What was appended to a file: the bytes, and how many before them were skipped."""
 

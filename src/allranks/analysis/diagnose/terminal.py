@@ -17,6 +17,7 @@ from allranks.analysis.diagnose.records import (
     JobHealth,
     LogEvidence,
 )
+from allranks.utils.formatting import format_bytes_decimal
 from allranks.utils.text import printable
 
 MORE_CAUSES = 2  # number of further causes shown in full; the others by title only
@@ -52,7 +53,7 @@ def diagnosis_lines(diagnosis: Diagnosis, width: int) -> Iterator[str]:
     yield from _timeline(diagnosis.story, diagnosis.clocks, width)
     yield from _benign(diagnosis, width)
     yield from _problems(diagnosis, width)
-    read = f"{diagnosis.files} file{'s' if diagnosis.files != 1 else ''}, {_size(diagnosis.bytes_read)} read"
+    read = f"{diagnosis.files} file{'s' if diagnosis.files != 1 else ''}, {format_bytes_decimal(diagnosis.bytes_read)} read"
     yield _style(read, dim=True)
 
 
@@ -193,10 +194,3 @@ def _wrapped(text: str, width: int, *, hang: int = 4, dim: bool = False) -> Iter
     )
     for part in wrapper.wrap(printable(text.strip())):
         yield _style(part, dim=True) if dim else part
-
-
-def _size(count: int) -> str:
-    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= scale:
-            return f"{count / scale:.1f} {unit}"
-    return f"{count} bytes"

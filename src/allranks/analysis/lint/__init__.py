@@ -19,6 +19,7 @@ from allranks.analysis.lint.records import LintFinding, LintReport, UnreadFile, 
 from allranks.analysis.lint.rules import RULES
 from allranks.analysis.lint.shell_tokens import MappedText
 from allranks.utils.inputs import name_of
+from allranks.utils.redaction import redact
 
 ALLOW = re.compile(r"#\s*allranks:\s*allow\s+([a-z0-9,-]+)\s+(\S.*)")
 
@@ -99,6 +100,7 @@ def _check(name: str, job: JobDescription) -> tuple[list[LintFinding], list[Lint
 
 
 def _finding(name: str, job: JobDescription, rule: LintRule, hit: Violation) -> LintFinding:
+    """Return a finding without the secrets of the line that it quotes: the logs of a CI are read by many."""
     line, column = job.lines.place(hit.offset)
     return LintFinding(
         id=rule.id,
@@ -106,10 +108,10 @@ def _finding(name: str, job: JobDescription, rule: LintRule, hit: Violation) -> 
         file=name,
         line=line,
         column=column,
-        text=job.lines.line(line).strip()[:300],
-        message=hit.message[:400],
+        text=redact(job.lines.line(line).strip())[:300],
+        message=redact(hit.message)[:400],
         why=hit.why or rule.why,
-        cure=hit.cure or rule.cure,
+        cure=redact(hit.cure) if hit.cure else rule.cure,
         source=hit.source or rule.source,
     )
 

@@ -33,9 +33,9 @@ from allranks.utils.inputs import (
     NotRegularFile,
     StdinClosed,
     is_stdin,
-    near_file_hint,
     read_input,
 )
+from allranks.utils.nearest import nearest_file_hint
 
 FileKind = Literal["script", "environment", "spec"]
 MAX_BYTES = 1_000_000
@@ -102,7 +102,7 @@ def _bytes(path: Path) -> bytes:
     except StdinClosed:
         raise UnreadableInput(f"{STDIN_NAME} is closed") from None
     except FileNotFoundError:
-        raise UnreadableInput(f"no such file{near_file_hint(path)}") from None
+        raise UnreadableInput(f"no such file{nearest_file_hint(path)}") from None
     except (OSError, ValueError) as error:
         raise UnreadableInput(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):

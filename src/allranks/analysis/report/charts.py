@@ -12,7 +12,7 @@ from allranks.analysis.report.figures import (
     Chart,
     Figure,
     axis,
-    byte_unit,
+    common_byte_unit,
     label,
     layout,
     line,
@@ -39,7 +39,7 @@ def memory_chart(data: RunData) -> Chart | None:
     if not ranks:
         return None
     peaks = {rank: max((s.peak for s in steps if s.peak is not None), default=None) for rank, steps in ranks.items()}
-    divisor, unit = byte_unit([*peaks.values(), *(s.memory for steps in ranks.values() for s in steps)])
+    divisor, unit = common_byte_unit([*peaks.values(), *(s.memory for steps in ranks.values() for s in steps)])
     traces = _memory_traces(ranks, divisor)
     traces += _peak_trace(ranks, divisor)
     figure = {
@@ -211,7 +211,7 @@ def _bytes(id: str, title: str, note: str, hosts: Hosts, keys: Keys) -> Chart | 
     values = [finite_float(row.get(key)) for _, rows in hosts.values() for row in rows for _, key in keys]
     if not any(values):
         return None
-    divisor, unit = byte_unit(values)
+    divisor, unit = common_byte_unit(values)
     if len(hosts) * len(keys) > MAX_LINES:
         traces = _draw({host: (xs, _sums(rows, keys)) for host, (xs, rows) in hosts.items()}, divisor, "hosts")
         note += f" Sum of {' and '.join(name for name, _ in keys)}."
@@ -238,7 +238,7 @@ def _lines_of(hosts: Hosts, keys: Keys, divisor: float) -> list[Figure]:
 
 def _gpu_charts(hosts: Hosts) -> list[Chart | None]:
     memory = _gpu_lines(hosts, "memory_used_bytes")
-    divisor, unit = byte_unit([v for _, each in memory.values() for v in each])
+    divisor, unit = common_byte_unit([v for _, each in memory.values() for v in each])
     return [
         _chart(
             "gpu",

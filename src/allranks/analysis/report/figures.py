@@ -14,6 +14,7 @@ from typing import Any
 
 from allranks.analysis.metrics import WARMUP_STEPS
 from allranks.analysis.report.series import MAX_POINTS, Value, downsample
+from allranks.utils.formatting import byte_unit
 
 MAX_LINES = 8
 Figure = dict[str, Any]
@@ -173,13 +174,9 @@ def marker_line(x: float, dash: str = "dot", paint: str = "--muted") -> Figure:
     }
 
 
-def byte_unit(values: Sequence[Value]) -> tuple[float, str]:
+def common_byte_unit(values: Sequence[Value]) -> tuple[float, str]:
     """Return (divisor, unit) suitable for the largest of some byte counts."""
-    top = max((v for v in values if v is not None), default=0.0)
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if top >= 1024**power:
-            return 1024.0**power, unit
-    return 1.0, "B"
+    return byte_unit(max((v for v in values if v is not None), default=0.0))
 
 
 def scale(values: Sequence[Value], divisor: float) -> list[Value]:

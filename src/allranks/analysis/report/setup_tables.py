@@ -123,8 +123,7 @@ def _hosts(hosts: list[str]) -> str:
 
 
 def _join_distinct(values: list[str]) -> str:
-    different = list(dict.fromkeys(values))
-    return ", ".join(different[:3]) + (f" and {len(different) - 3} more" if len(different) > 3 else "")
+    return formatting.format_list(list(dict.fromkeys(values)), 3)
 
 
 def network_table(data: RunData) -> Table | None:

@@ -44,6 +44,7 @@ from allranks.analysis.trace.records import (
     TraceReport,
 )
 from allranks.analysis.trace.steps import SECONDS_PER_US
+from allranks.utils.formatting import format_list
 
 SIZE_BUCKETS = (
     (1 << 12, "<= 4 KiB"),
@@ -232,7 +233,7 @@ def missing_rank_problems(missing: tuple[int, ...], world: int | None, read: int
     """Report ranks without a trace."""
     if not missing or world is None:
         return []
-    names = ", ".join(str(r) for r in missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+    names = format_list(missing, 8)
     text = f"{read} of {world} ranks were read; missing: {names}. If a missing rank arrived last, waiting time is counted as transfer"
     return [Problem(severity="warning" if read > 1 else "note", kind="missing_ranks", message=text)]
 

@@ -18,10 +18,9 @@ from allranks.analysis.trace.intervals import median
 from allranks.analysis.trace.rank import RankResult
 from allranks.analysis.trace.records import Problem, StartupTrim
 from allranks.analysis.trace.steps import SECONDS_PER_US, compute_breakdown, sum_breakdowns
-from allranks.utils.formatting import format_bytes_precise
+from allranks.utils.formatting import format_bytes
 
 MAX_SHOWN_MISMATCHES = 10  # mismatches listed individually
-UNEVEN_KINDS = ("all_to_all", "all_gather")  # sizes may differ between ranks
 # ranks may split an all-to-all unevenly; with a larger ratio, matching by order has paired two different ones
 MAX_SIZE_RATIO = 8.0
 Key = tuple[object, ...]
@@ -172,7 +171,7 @@ def _pair_by_order(found: PairingResult, ordered: dict[int, list[Collective]], b
         from_end = first.step is None or first.step == (steps[0] if steps else None)
         for n, group in _rows_of(members, from_end):
             if _sizes_differ(group):
-                text = ", ".join(f"rank {r} moved {format_bytes_precise(c.bytes)}" for r, c in sorted(group.items()))
+                text = ", ".join(f"rank {r} moved {format_bytes(c.bytes, digits=4)}" for r, c in sorted(group.items()))
                 told.append(
                     ("sizes_differ", f"{_order_name(first, n)}: {text}; treated as different collectives", None)
                 )
@@ -187,7 +186,12 @@ def _order_key(c: Collective, by_step: bool) -> Key:
         kind: Key = ("p2p", c.source, c.target)
     else:
         kind = (c.kind,)
-    return (c.step if by_step else None, c.group, kind, None if c.kind in UNEVEN_KINDS else c.bytes)
+    return (c.step if by_step else None, c.group, kind, _common_bytes(c))
+
+
+def _common_bytes(c: Collective) -> int | None:
+    """Return the size that a collective has on all ranks; None if it is unknown or may differ between them."""
+    return None if c.uneven and c.kind not in POINT_TO_POINT else c.bytes
 
 
 def _rows_of(members: dict[int, list[Collective]], from_end: bool) -> list[tuple[int, dict[int, Collective]]]:
@@ -209,7 +213,7 @@ def _sizes_differ(group: Mapping[int, Collective]) -> bool:
 
 
 def _count_problem(first: Collective, counts: dict[int, int]) -> tuple[str, str, int | None]:
-    text = f"{first.kind}{_of_size(first)}{_in_step(first)}: "
+    text = f"{first.kind}{_of_size(first.bytes)}{_in_step(first)}: "
     if len(counts) == 2:  # it is unknown which one is wrong
         text += ", ".join(f"rank {r} has {n}" for r, n in sorted(counts.items()))
         return ("missing_collective", text, None)
@@ -228,20 +232,16 @@ def _first_difference(ordered: dict[int, list[Collective]], by_step: bool) -> li
         for group in groups:
             rows = {
                 r: [
-                    (c.kind, c.bytes)
+                    (c.kind, _common_bytes(c))
                     for c in sorted(mine, key=_launch)
                     if c.group == group and (not by_step or c.step == step)
                 ]
                 for r, mine in ordered.items()
             }
-            rows = {
-                r: row
-                for r, row in rows.items()
-                if row and not any(kind in POINT_TO_POINT or kind == "all_to_all" for kind, _ in row)
-            }
+            rows = {r: row for r, row in rows.items() if row and not any(kind in POINT_TO_POINT for kind, _ in row)}
             if len({len(row) for row in rows.values()}) == 1 and len({tuple(row) for row in rows.values()}) > 1:
                 n = next(i for i, found in enumerate(zip(*rows.values(), strict=True)) if len(set(found)) > 1)
-                text = ", ".join(f"rank {r}: {row[n][0]} of {row[n][1]} bytes" for r, row in sorted(rows.items()))
+                text = ", ".join(f"rank {r}: {row[n][0]}{_of_size(row[n][1])}" for r, row in sorted(rows.items()))
                 where = "" if step is None else f" in step {step}"
                 out.append(
                     (
@@ -278,13 +278,13 @@ def _in_step(c: Collective) -> str:
     return f" in step {c.step}" if c.step is not None else ""
 
 
-def _of_size(c: Collective) -> str:
-    return f" of {c.bytes} bytes" if c.bytes is not None else ""
+def _of_size(size: int | None) -> str:
+    return f" of {size} bytes" if size is not None else ""
 
 
 def _order_name(c: Collective, n: int) -> str:
     where = f"step {c.step}, " if c.step is not None else ""
-    each = "" if c.kind in UNEVEN_KINDS or c.bytes is None else f" of {format_bytes_precise(c.bytes)}"
+    each = "" if (size := _common_bytes(c)) is None else f" of {format_bytes(size, digits=4)}"
     return f"{where}number {n + 1} of {c.kind}{each}"
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import median_low
 
 from allranks.analysis.report.colours import ACTIVITY_COLOURS, PHASE_COLOURS, colour
-from allranks.analysis.report.figures import Chart, Figure, axis, byte_unit, label, layout, line, scale
+from allranks.analysis.report.figures import Chart, Figure, axis, common_byte_unit, label, layout, line, scale
 from allranks.analysis.trace.intervals import Span, clip, close_short_gaps
 from allranks.analysis.trace.records import CPU_MEMORY, PHASES, Breakdown, RankReport, TraceReport
-from allranks.utils.formatting import format_bytes_precise, format_seconds
+from allranks.utils.formatting import format_bytes, format_seconds
 
 MAX_BARS = 128
 MAX_CURVES = 8
@@ -109,7 +109,7 @@ def bandwidth_chart(report: TraceReport) -> Chart | None:
         260, "mean size of a message", yaxis=axis(rangemode="tozero", ticksuffix=" GB/s"), hovermode="closest"
     )
     ticks = [1024**p * f for p in range(4) for f in (1, 32)]
-    made["xaxis"] |= {"type": "log", "tickvals": ticks, "ticktext": [format_bytes_precise(t) for t in ticks]}
+    made["xaxis"] |= {"type": "log", "tickvals": ticks, "ticktext": [format_bytes(t, digits=4) for t in ticks]}
     text = "Bytes over transfer time, times the factor of nccl-tests that makes kinds and rank counts comparable. GB is 10^9 bytes."
     return Chart("bandwidth", "Bus bandwidth by size", text, {"data": traces, "layout": made})
 
@@ -122,7 +122,7 @@ def memory_chart(report: TraceReport) -> Chart | None:
     shown = sorted(found, key=lambda item: -item[1].peak_bytes)[:MAX_CURVES]
     shown.sort(key=lambda item: (item[0].rank, item[1].device))
     t_divisor, t_unit = time_unit([m.points[-1][0] for _, m in shown])
-    divisor, unit = byte_unit([float(m.peak_bytes) for _, m in shown])
+    divisor, unit = common_byte_unit([float(m.peak_bytes) for _, m in shown])
     traces = [
         line(
             f"rank {r.rank}, {m.device}",
@@ -136,8 +136,8 @@ def memory_chart(report: TraceReport) -> Chart | None:
     ]
     made = layout(280, f"time, {t_unit}", yaxis=axis(rangemode="tozero", ticksuffix=f" {unit}"))
     peaks = [m.peak_bytes for _, m in shown]
-    low = f" (lowest: {format_bytes_precise(min(peaks))})" if min(peaks) < max(peaks) else ""
-    note = f"Bytes allocated by PyTorch. The highest peak is {format_bytes_precise(max(peaks))}{low}."
+    low = f" (lowest: {format_bytes(min(peaks), digits=4)})" if min(peaks) < max(peaks) else ""
+    note = f"Bytes allocated by PyTorch. The highest peak is {format_bytes(max(peaks), digits=4)}{low}."
     if len(shown) < len(found):
         note += f" Shown: the {len(shown)} highest of {len(found)} curves."
     if any(m.device == "cpu" for _, m in shown):

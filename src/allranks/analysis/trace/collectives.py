@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import deque
+from functools import cache
 
 from msgspec import Struct
 
@@ -16,6 +17,7 @@ from allranks.analysis.trace.events import (
     collective_kind,
     is_wait,
 )
+from allranks.utils.collectives import size_rule
 
 _GLOO = "gloo:"
 _SIDES = re.compile(r"\d+")
@@ -37,6 +39,7 @@ class Collective(Struct):
     source: int | None
     target: int | None
     on_device: bool
+    uneven: bool = False  # its size may differ between ranks
     phase: int = 4
     step: int | None = None  # the step's number
 
@@ -88,7 +91,8 @@ def _of_kernel(kernel: CommKernel, events: RankEvents, index: _CallIndex, defaul
     if nbytes is None:
         # the inner annotation has one rank's part, the operator around it also the complete tensor
         nbytes = max((n for c in around if (n := _bytes(c, kind, size)) is not None), default=None)
-    return _collective(kind, kernel.start, kernel.end, launch, nbytes, told, size, True)
+    name = told.name or next((c.name for c in around if c.kind is not None), "")
+    return _collective(kind, kernel.start, kernel.end, launch, nbytes, told, size, True, name)
 
 
 def _collective(
@@ -100,6 +104,7 @@ def _collective(
     told: CollectiveMetadata,
     size: int | None,
     on_device: bool,
+    name: str,
 ) -> Collective:
     members = (
         tuple(int(n) for n in _SIDES.findall(told.members)) if told.members and "..." not in told.members else None
@@ -119,7 +124,15 @@ def _collective(
         source=told.source,
         target=told.target,
         on_device=on_device,
+        uneven=_may_be_uneven(name, kind),
     )
+
+
+@cache
+def _may_be_uneven(name: str, kind: str) -> bool:
+    """Return whether the size may differ between ranks, by the name of the call, or by its kind if the name is unknown."""
+    rule = size_rule(name) or size_rule(kind)
+    return rule is not None and not rule.even_calls
 
 
 def _outermost(calls: list[HostCommCall]) -> list[HostCommCall]:
@@ -145,7 +158,10 @@ def _of_gloo(spans: list[HostCommCall], calls: list[HostCommCall], default: int 
         kind = (call.kind if call else span.kind) or "unknown"
         nbytes = _gloo_bytes(span, call, kind, default)
         launch = (call.start, call.thread) if call else None
-        found.append(_collective(kind, span.start, span.end, launch, nbytes, CollectiveMetadata(), default, False))
+        name = call.name if call else span.name
+        found.append(
+            _collective(kind, span.start, span.end, launch, nbytes, CollectiveMetadata(), default, False, name)
+        )
     return found
 
 
@@ -198,4 +214,5 @@ def _of_call(call: HostCommCall, default: int | None) -> Collective:
     kind = told.kind or call.kind or collective_kind(call.name) or "unknown"
     size = told.size if told.size is not None else default
     nbytes = told.bytes if told.bytes is not None else _bytes(call, kind, size)
-    return _collective(kind, call.start, call.end, (call.start, call.thread), nbytes, told, size, False)
+    name = told.name or call.name
+    return _collective(kind, call.start, call.end, (call.start, call.thread), nbytes, told, size, False, name)

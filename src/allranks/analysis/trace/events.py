@@ -124,6 +124,7 @@ class CollectiveMetadata(Struct, gc=False):
     seq: int | None = None
     source: int | None = None
     target: int | None = None
+    name: str | None = None
 
 
 class HostCommCall(Struct, gc=False):
@@ -344,7 +345,10 @@ def _collective_metadata(args: EventArgs | None) -> CollectiveMetadata | None:
     if args is None or (args.collective is None and args.in_elements is None and args.comm_seq is None):
         return None
     told = CollectiveMetadata(
-        kind=collective_kind(args.collective) if args.collective else None, group=args.group, seq=_int(args.comm_seq)
+        kind=collective_kind(args.collective) if args.collective else None,
+        group=args.group,
+        seq=_int(args.comm_seq),
+        name=args.collective,
     )
     told.size, told.source, told.target = _int(args.group_size), _int(args.source), _int(args.target)
     told.members = str(args.group_ranks) if args.group_ranks is not None else None

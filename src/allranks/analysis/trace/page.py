@@ -17,7 +17,7 @@ from allranks.analysis.trace import charts
 from allranks.analysis.trace.charts import timeline_chart
 from allranks.analysis.trace.labels import short_name, top_modules_by_self_time
 from allranks.analysis.trace.records import CollectiveRow, ModuleRow, Phase, TopRow, TraceReport, totals_by_phase
-from allranks.utils.formatting import format_bandwidth, format_bytes_precise, format_percent_of, format_seconds
+from allranks.utils.formatting import format_bandwidth, format_bytes, format_percent_of, format_seconds
 from allranks.utils.text import sanitize
 
 MAX_ROWS = 20
@@ -85,7 +85,7 @@ def _peak(report: TraceReport) -> list[KeyFigure]:
         return []
     peak, rank, device = max(found)
     since = " since the profiler started" if device == "cpu" else ""
-    return [KeyFigure("Peak memory", format_bytes_precise(peak), f"rank {rank}, {device}{since}")]
+    return [KeyFigure("Peak memory", format_bytes(peak, digits=4), f"rank {rank}, {device}{since}")]
 
 
 def _ranks(n: int) -> str:
@@ -194,7 +194,7 @@ def wait_table(report: TraceReport) -> Table | None:
         [
             Cell(display_name(p.kind)),
             long_cell(display_name(p.key)),
-            number_cell(format_bytes_precise(p.bytes)),
+            number_cell(format_bytes(p.bytes, digits=4)),
             number_cell(f"rank {p.last_rank}"),
             number_cell(format_seconds(max(p.wait_s))),
             number_cell(format_seconds(p.transfer_s)),
@@ -231,7 +231,7 @@ def launch_table(report: TraceReport) -> Table | None:
             Cell(display_name(kind)),
             phase,
             number_cell(f"{n / steps:.4g}"),
-            number_cell(format_bytes_precise(b / steps) if told else "-"),
+            number_cell(format_bytes(b / steps, digits=4) if told else "-"),
             number_cell(format_seconds(t / steps)),
         ]
         for (kind, phase), (n, b, t) in sums.items()
@@ -289,7 +289,7 @@ def file_table(report: TraceReport) -> Table | None:
         [
             number_cell(str(r.rank)),
             long_cell(sanitize(r.path)),
-            number_cell(format_bytes_precise(r.file_bytes)),
+            number_cell(format_bytes(r.file_bytes, digits=4)),
             number_cell(f"{r.n_events:,}"),
             Cell("yes") if r.whole else Cell("no", "bad"),
         ]

@@ -12,7 +12,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from allranks.utils.formatting import format_bytes_precise
+from allranks.utils.formatting import format_bytes
 
 Device = Literal["gpu", "cpu"]
 Phase = Literal["forward", "backward", "optimizer", "data", "other"]
@@ -172,7 +172,7 @@ class CollectiveRow(Record, frozen=True):
     @property
     def sizes_text(self) -> str:
         """Return the sizes of messages that occurred: all of a few, else the smallest and the largest."""
-        shown = [format_bytes_precise(size) for size in self.distinct_bytes]
+        shown = [format_bytes(size, digits=4) for size in self.distinct_bytes]
         return (" to " if self.n_distinct > len(shown) else ", ").join(shown) or "-"
 
 

@@ -18,7 +18,7 @@ from allranks.analysis.trace.records import (
     TraceReport,
     totals_by_phase,
 )
-from allranks.utils.formatting import format_bandwidth, format_bytes_precise, format_percent_of, format_seconds
+from allranks.utils.formatting import format_bandwidth, format_bytes, format_percent_of, format_seconds
 
 if TYPE_CHECKING:
     from allranks.analysis.trace.diff import Comparison, DiffRow, Unit
@@ -182,7 +182,7 @@ def _launches(report: TraceReport) -> Iterator[Block]:
             kind,
             phase,
             f"{count / steps:.4g}",
-            format_bytes_precise(moved / steps) if told else "-",
+            format_bytes(moved / steps, digits=4) if told else "-",
             format_seconds(time / steps),
         )
         for (kind, phase), (count, moved, time) in found.items()
@@ -283,9 +283,9 @@ def _memory(report: TraceReport) -> Iterator[Block]:
         (
             str(r.rank),
             m.device,
-            format_bytes_precise(m.peak_bytes),
-            format_bytes_precise(m.peak_reserved_bytes),
-            format_bytes_precise(m.last_bytes),
+            format_bytes(m.peak_bytes, digits=4),
+            format_bytes(m.peak_reserved_bytes, digits=4),
+            format_bytes(m.last_bytes, digits=4),
         )
         for r, m in found
     ]
@@ -335,7 +335,7 @@ def format_figure(value: float | None, unit: Unit) -> str:
     if unit == "s":
         return format_seconds(value)
     if unit == "bytes":
-        return format_bytes_precise(value)
+        return format_bytes(value, digits=4)
     return (
         f"{100 * value:.1f} %"
         if unit == "share"

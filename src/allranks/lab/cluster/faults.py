@@ -10,7 +10,6 @@ names and clocks. Each has two small functions, or one if there is nothing to he
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
@@ -27,6 +26,7 @@ from allranks.lab.cluster.commands import check_output, find_program, last_lines
 from allranks.lab.cluster.config_files import BRIDGE
 from allranks.lab.cluster.plan import checked_hidden_path, require_node
 from allranks.lab.cluster.records import FaultRecord, NodePlan, save
+from allranks.utils.nearest import nearest_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -407,7 +407,7 @@ def inject(box: Box, kind: str, node: str = "", **arguments: str) -> FaultRecord
     """Inject a fault now; one that can be healed is recorded, and `Box.faults` lists it."""
     fault = FAULTS.get(kind)
     if fault is None:
-        near = difflib.get_close_matches(kind, FAULTS, 1, 0)[0]
+        near = nearest_name(kind, FAULTS, 0)
         raise RequestError(f"Unknown fault '{kind}'. Did you mean {near}? All: {', '.join(FAULTS)}.")
     if fault.on_node:
         require_node(node, box.node_names, f"fault {kind}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
 from allranks.errors import SpecError
 from allranks.lab.smoke import language_model_tests, mlp_tests
 from allranks.lab.smoke.records import SmokeTest
+from allranks.utils.nearest import did_you_mean
 
 TESTS: tuple[SmokeTest, ...] = (
     mlp_tests.SINGLE_TEST,
@@ -33,8 +33,7 @@ def select_tests(names: Sequence[str]) -> list[SmokeTest]:
     for name in names:
         matches = [t for t in TESTS if t.name == name] or [t for t in TESTS if t.name.startswith(name)]
         if len(matches) != 1:
-            near = difflib.get_close_matches(name, [t.name for t in TESTS], n=1, cutoff=0.4)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(name, [t.name for t in TESTS], 0.4, "{}")
             raise SpecError(f"smoke: unknown test {name!r}{hint} (known: {', '.join(t.name for t in TESTS)})")
         found += matches
     return [t for t in TESTS if t in found]

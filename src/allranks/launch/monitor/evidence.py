@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 import socket
 import subprocess
-import sysconfig
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,63 +20,15 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from allranks.analysis.collective_calls import CollectiveCall
 from allranks.analysis.flight_recorder import read_flight_record
+from allranks.analysis.stacks import main_thread_frames
 from allranks.launch.monitor import procfs
-from allranks.launch.monitor.records import CollectiveCall, NodeEvidence, RankEvidence, StackFrame
+from allranks.launch.monitor.records import NodeEvidence, RankEvidence
 from allranks.rundir.files import make_folder, write_text_atomic
 from allranks.rundir.heartbeat import DUMP_SIGNAL, Heartbeat, HeartbeatPage
 from allranks.rundir.paths import RunDir
 from allranks.utils.redaction import redact, redact_tree
-
-MAX_FRAMES = 64
-_FAULTHANDLER = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?: in (?P<function>.+))?$')
-_PY_SPY = re.compile(r"^\s+(?P<function>\S.*?) \((?P<file>[^()]+):(?P<line>\d+)\)$")
-_THREAD_HEADER = re.compile(r"^(?:Current thread|Thread) \S+")
-_STDLIB = sysconfig.get_paths()["stdlib"]
-_LIBRARY = re.compile(r"site-packages|dist-packages|^<|/torch/|/lib/python3[^/]*/(?!site-packages)|^/usr/lib/python")
-_ALLRANKS = re.compile(r"/allranks/(train|launch|rundir)/")
-_WAIT_TIMER = re.compile(r"allranks/train/step_timers\.py$")  # wraps each wait; not informative
-_RANK_ENTRY = re.compile(r"allranks/launch/rank\.py$")
-
-
-def main_thread_frames(text: str) -> list[StackFrame]:
-    """Return the frames of the main thread, innermost first; empty if the text has none."""
-    blocks: list[tuple[str, list[StackFrame]]] = []
-    for line in text.splitlines():
-        if _THREAD_HEADER.match(line):
-            blocks.append((line, []))
-            continue
-        match = _FAULTHANDLER.match(line) or _PY_SPY.match(line)
-        if match and _WAIT_TIMER.search(match["file"]):
-            continue
-        if match and blocks and len(blocks[-1][1]) < MAX_FRAMES:
-            function = (match["function"] or "?").strip()
-            blocks[-1][1].append(StackFrame(file=match["file"], line=int(match["line"]), function=function))
-    found = [frames for head, frames in blocks if frames and ("MainThread" in head or _is_main(frames))]
-    if found:
-        return found[-1]
-    return next((frames for _, frames in reversed(blocks) if frames), [])  # faulthandler prints the oldest thread last
-
-
-def _is_main(frames: list[StackFrame]) -> bool:
-    return any(_RANK_ENTRY.search(f.file) or f.function == "<module>" for f in frames)
-
-
-def blocking_location(frames: list[StackFrame]) -> str:
-    """Return where a thread is: the program's innermost line, and the library call inside it."""
-    if not frames:
-        return ""
-    own = next((f for f in frames if not is_library_file(f.file) and not _ALLRANKS.search(f.file)), None)
-    own = own or next((f for f in frames if not is_library_file(f.file)), frames[0])
-    text = f"{own.file}:{own.line} in {own.function}"
-    inner = frames[0]
-    return text if inner is own else f"{text} (within {inner.file}:{inner.line} {inner.function})"
-
-
-def is_library_file(path: str) -> bool:
-    """Return whether a file belongs to Python or an installed package."""
-    return path.startswith(_STDLIB) or bool(_LIBRARY.search(path))
-
 
 BUFFER_SIZE = "2000"  # the default of torch 2.13
 FIRST_WITH_FR_NAMES = (2, 13)  # enabled by default from here on; the older names cause a warning
@@ -227,17 +177,7 @@ class EvidenceCollector:
             found = read_flight_record(path).calls
         except (OSError, ValueError) as error:
             return [], f"the flight recorder's dump cannot be read: {error}"
-        return [
-            CollectiveCall(
-                group=c.group,
-                seq=c.seq,
-                op=c.op.rpartition(":")[2],
-                sizes=c.sizes,
-                done=c.state == "completed",
-                where=_user_frame(c.frames),
-            )
-            for c in found[-MAX_CALLS:]
-        ], ""
+        return [call.without_stack() for call in found[-MAX_CALLS:]], ""
 
     def _meets(self) -> bool | None:
         if self._meeting is None:
@@ -247,11 +187,6 @@ class EvidenceCollector:
                 return True
         except OSError:
             return False
-
-
-def _user_frame(frames: list[str]) -> str:
-    own = next((f for f in frames if f and not is_library_file(f)), "")
-    return own[:200]
 
 
 def _request_stack_dump(pid: int) -> None:

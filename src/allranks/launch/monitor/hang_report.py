@@ -8,21 +8,25 @@ another one); a node that does not answer; a blocked interpreter; the progress o
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Sequence
 
 import msgspec
 
+from allranks.analysis.stacks import (
+    ACTIVITY_FRAMES,
+    blocking_location,
+    is_build_lock_stack,
+    is_checkpoint_frame,
+    is_data_frame,
+)
 from allranks.errors import RunFailed
-from allranks.launch.monitor.evidence import blocking_location
 from allranks.launch.monitor.hang_rules import (
     RULES,
     UNKNOWN,
     HangEvidence,
     HangVerdict,
-    format_ranks,
-    is_build_lock_stack,
+    list_ranks,
     pending_call_text,
 )
 from allranks.launch.monitor.records import HangAlarm, HangReport, NodeEvidence, StalledRank, WaitingRank
@@ -52,7 +56,7 @@ def hang_message(verdict: HangVerdict, waiting: list[WaitingRank], alarm: HangAl
             "the program"
         )
     who = verdict.fallen[0]
-    ranks = format_ranks([f.rank for f in verdict.fallen if f.rank is not None])
+    ranks = list_ranks([f.rank for f in verdict.fallen if f.rank is not None])
     hosts = ", ".join(dict.fromkeys(f.host for f in verdict.fallen if f.host))
     one = len(verdict.fallen) == 1
     it = "It" if one else f"Rank {who.rank}"
@@ -83,7 +87,7 @@ def node_notes(case: HangEvidence) -> list[str]:
     """Return other noteworthy observations about the nodes."""
     notes = []
     if case.unseen:
-        notes.append(f"rank {format_ranks(case.unseen)}: no heartbeat was written, so its state is unknown")
+        notes.append(f"rank {list_ranks(case.unseen)}: no heartbeat was written, so its state is unknown")
     notes += [f"rank {r.rank}: its heartbeat failed: {r.monitor_error}" for r in case.ranks.values() if r.monitor_error]
     for node in case.nodes:
         if node.memory_available_bytes is not None and node.memory_total_bytes:
@@ -95,10 +99,6 @@ def node_notes(case: HangEvidence) -> list[str]:
         if node.blocked:
             notes.append(f"{node.host}: processes in uninterruptible sleep: {'; '.join(node.blocked[:4])}")
     return notes
-
-
-_CHECKPOINT = re.compile(r"checkpoint|state_dict|save_pretrained|:save\w*$", re.IGNORECASE)
-_LOADER = re.compile(r"utils/data/|/data/|data_?loader|:(_next_data|_try_get_data|__next__|__getitem__|make_batch)$")
 
 
 def analyze_hang(
@@ -138,7 +138,7 @@ def analyze_hang(
 def _no_stalled_rank(case: HangEvidence) -> HangVerdict:
     if len(case.ranks) < 2:
         return HangVerdict(kind="collective_hang", fallen=[], cause="alone")
-    if all(is_build_lock_stack([f"{f.file}:{f.function}" for f in r.stack]) for r in case.ranks.values()):
+    if all(is_build_lock_stack([str(f) for f in r.stack]) for r in case.ranks.values()):
         return HangVerdict(kind="extension_build_lock", fallen=[], cause="build")
     waits = any(case.waits(r) for r in case.ranks.values())
     return HangVerdict(kind="collective_hang", fallen=[], cause="same" if waits else "outside")
@@ -151,10 +151,10 @@ def _specific_kind(case: HangEvidence, verdict: HangVerdict) -> str:
     rank = case.ranks.get(verdict.fallen[0].rank if verdict.fallen[0].rank is not None else -1)
     if rank is None:
         return verdict.kind
-    lines = [f"{f.file}:{f.function}" for f in rank.stack[:14]]
-    if rank.part == "data" or any(_LOADER.search(line) for line in lines):
+    lines = [str(f) for f in rank.stack[:ACTIVITY_FRAMES]]
+    if rank.part == "data" or any(map(is_data_frame, lines)):
         return "dataloader_hang"
-    if rank.phase == "save" or any(_CHECKPOINT.search(line) for line in lines[:8]):
+    if rank.phase == "save" or any(map(is_checkpoint_frame, lines[:8])):
         return "checkpoint_collective"
     return verdict.kind
 

@@ -7,27 +7,20 @@ that does not answer is named for its silence, after all other rules about obser
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
 
-from allranks.launch.monitor.evidence import blocking_location
+from allranks.analysis.collective_calls import CollectiveCall, OpenCollective, describe_call, open_collectives
+from allranks.analysis.stacks import blocking_location, is_collective_stack
 from allranks.launch.monitor.procfs import is_ended_state
-from allranks.launch.monitor.records import CollectiveCall, HangAlarm, NodeEvidence, RankEvidence, StalledRank
+from allranks.launch.monitor.records import HangAlarm, NodeEvidence, RankEvidence, StalledRank
 from allranks.rundir.heartbeat import DONE_PHASE, NO_STEP, TRAIN_PHASE
+from allranks.utils.formatting import format_list
 
 MAX_LISTED = 8
 UNKNOWN = "unknown"
 BUSY_CPU_SHARE = 0.8  # of a core
-_IN_COLLECTIVE = re.compile(
-    r"distributed/(distributed_c10d|c10d_logger|_functional_collectives|algorithms|utils|rpc)|torch/autograd/graph\.py.*_engine_run_backward"
-    r"|:(barrier|all_?reduce\w*|all_?gather\w*|reduce_scatter\w*|broadcast\w*|all_to_all\w*|wait_tensor)$"
-    # not the wait for a thread, a process or a file
-    r"|^(?!.*/lib/python3[^/]*/(?!site-packages/|dist-packages/))(?!.*/(torch/utils|torch/multiprocessing|psutil)/).*:wait$"
-)
-_BUILD_LOCK = re.compile(r"torch/utils/file_baton\.py:wait$")
 
 
 class HangVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,17 +59,7 @@ class HangEvidence:
 
     def is_in_collective(self, rank: RankEvidence) -> bool:
         """Return whether the stack of a rank's main thread is in a collective."""
-        return is_collective_stack([f"{f.file}:{f.function}" for f in rank.stack])
-
-
-def is_collective_stack(frames: Sequence[str]) -> bool:
-    """Return whether frames (``file:function``, innermost first) are in a collective, or in the rendezvous before one."""
-    return any(_IN_COLLECTIVE.search(frame) for frame in frames[:10])
-
-
-def is_build_lock_stack(frames: Sequence[str]) -> bool:
-    """Return whether frames (``file:function``, innermost first) wait for another process to build a C++ extension of torch."""
-    return any(_BUILD_LOCK.search(frame) for frame in frames[:4])
+        return is_collective_stack([str(f) for f in rank.stack])
 
 
 def progress_text(rank: RankEvidence) -> str:
@@ -100,12 +83,7 @@ def process_state_text(rank: RankEvidence) -> str:
 def pending_call_text(rank: RankEvidence) -> str:
     """Describe the first collective that is unfinished on a rank."""
     found = next((c for c in rank.calls if not c.done), None)
-    return f"collective {found.seq} of group {found.group}: {call_text(found)}" if found else ""
-
-
-def call_text(call: CollectiveCall | None) -> str:
-    """Describe a collective by operation and sizes."""
-    return f"{call.op} {call.sizes}".strip() if call else "another"
+    return f"collective {found.seq} of group {found.group}: {describe_call(found)}" if found else ""
 
 
 def due_alarm(alarms: Sequence[HangAlarm], nodes: int) -> HangAlarm | None:
@@ -125,10 +103,9 @@ def due_alarm(alarms: Sequence[HangAlarm], nodes: int) -> HangAlarm | None:
     return min(alarms, key=lambda alarm: (not alarm.waiting, alarm.since))
 
 
-def format_ranks(ranks: Sequence[int]) -> str:
+def list_ranks(ranks: Sequence[int]) -> str:
     """Format rank numbers, shortened if there are many."""
-    shown = ", ".join(map(str, ranks[:MAX_LISTED]))
-    return shown + (f" and {len(ranks) - MAX_LISTED} more" if len(ranks) > MAX_LISTED else "")
+    return format_list(ranks, MAX_LISTED)
 
 
 PARTS = ("data", "forward", "backward", "optimizer", "control")
@@ -139,7 +116,6 @@ MIN_HEARTBEATS = 4  # heartbeats after which the silence of the thread is meanin
 SAME_MOMENT_S = (
     2.0  # a C call that holds the interpreter silences the main thread and the heartbeat thread at the same time
 )
-UNEQUAL_SIZES = ("all_to_all", "coalesced", "scatter", "gather", "broadcast", "send", "recv")
 
 
 def _unreachable_node(case: HangEvidence) -> HangVerdict | None:
@@ -188,18 +164,11 @@ def _network(case: HangEvidence) -> HangVerdict | None:
 
 def _calls(case: HangEvidence) -> HangVerdict | None:
     """Name ranks that never joined a collective in which others wait, or that called another one."""
-    for group in sorted({c.group for r in case.ranks.values() for c in r.calls}):
-        members = {r.rank: own for r in case.ranks.values() if (own := {c.seq: c for c in r.calls if c.group == group})}
-        stuck = [s for own in members.values() for s, c in own.items() if not c.done]
-        if not stuck:
-            continue
-        seq = min(stuck)
-        there = {rank: own[seq] for rank, own in members.items() if seq in own}
-        absent = sorted(rank for rank, own in members.items() if max(own) < seq)
-        if _calls_differ(there):
-            return _mismatch(case, group, seq, there)
-        if absent and any(not c.done for c in there.values()):
-            return _absent(case, group, seq, there, absent)
+    for found in open_collectives({r.rank: r.calls for r in case.ranks.values()}):
+        if found.differs:
+            return _mismatch(case, found)
+        if found.absent and found.waiting:
+            return _absent(case, found)
     return None
 
 
@@ -213,44 +182,31 @@ def _sequences(case: HangEvidence) -> HangVerdict | None:
         if waits and behind:
             why = "it never joined collective {} of group {}, in which rank {} waits; its last one is {}"
             fallen = [
-                case.fallen(r.rank, why.format(most, group, format_ranks(waits), r.sequences[group])) for r in behind
+                case.fallen(r.rank, why.format(most, group, list_ranks(waits), r.sequences[group])) for r in behind
             ]
             return HangVerdict(kind="collective_mismatch", fallen=fallen)
     return None
 
 
-def _calls_differ(there: dict[int, CollectiveCall]) -> bool:
-    if len({c.op for c in there.values() if c.op}) > 1:
-        return True
-    free = any(word in c.op for c in there.values() for word in UNEQUAL_SIZES)
-    return not free and len({c.sizes for c in there.values() if c.sizes}) > 1
-
-
-def _mismatch(case: HangEvidence, group: str, seq: int, there: dict[int, CollectiveCall]) -> HangVerdict:
-    kinds = Counter((c.op, c.sizes) for c in there.values())
-    rarest = min(kinds.values())
-    common = kinds.most_common(1)[0][0]
-    odd = [r for r, c in sorted(there.items()) if kinds[c.op, c.sizes] == rarest]
-    if len(odd) == len(there):  # equal numbers: the ranks that are less far called the wrong one
-        odd = [r for r in _ranks_least_far(case) if r in there] or odd
-    others = next((c for c in there.values() if (c.op, c.sizes) == common), None)
+def _mismatch(case: HangEvidence, found: OpenCollective[CollectiveCall]) -> HangVerdict:
+    odd = found.rarest
+    if len(odd) == len(found.calls):  # equal numbers: the ranks that are less far called the wrong one
+        odd = [r for r in _ranks_least_far(case) if r in found.calls] or odd
+    why = "its collective {} of group {} is {}, other ranks called {}"
     fallen = []
     for rank in odd:
-        call = there[rank]
-        other = others if others is not None and (others.op, others.sizes) != (call.op, call.sizes) else None
-        other = other or next((c for c in there.values() if (c.op, c.sizes) != (call.op, call.sizes)), None)
-        why = f"its collective {seq} of group {group} is {call_text(call)}, other ranks called {call_text(other)}"
-        fallen.append(case.fallen(rank, why))
+        own, other = found.describe(found.calls[rank]), found.describe(found.contrast(rank))
+        fallen.append(case.fallen(rank, why.format(found.seq, found.group, own, other)))
     return HangVerdict(kind="collective_mismatch", fallen=fallen, cause="order")
 
 
-def _absent(
-    case: HangEvidence, group: str, seq: int, there: dict[int, CollectiveCall], absent: list[int]
-) -> HangVerdict:
-    waits = [r for r, c in sorted(there.items()) if not c.done]
-    call = there[waits[0]]
-    why = f"it never joined collective {seq} of group {group} ({call_text(call)}), in which rank {format_ranks(waits)} waits"
-    return HangVerdict(kind="collective_mismatch", fallen=[case.fallen(r, why) for r in absent])
+def _absent(case: HangEvidence, found: OpenCollective[CollectiveCall]) -> HangVerdict:
+    waits = found.waiting
+    why = (
+        f"it never joined collective {found.seq} of group {found.group} ({describe_call(found.calls[waits[0]])}), in which "
+        f"rank {list_ranks(waits)} waits"
+    )
+    return HangVerdict(kind="collective_mismatch", fallen=[case.fallen(r, why) for r in found.absent])
 
 
 def _behind(case: HangEvidence) -> HangVerdict | None:

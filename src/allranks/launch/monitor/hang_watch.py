@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from allranks.analysis.stacks import is_build_lock_stack, is_collective_stack
 from allranks.launch.monitor import procfs
 from allranks.launch.monitor.evidence import EvidenceCollector, save_evidence
-from allranks.launch.monitor.hang_rules import is_build_lock_stack, is_collective_stack
 from allranks.launch.monitor.procfs import ProcessWork
 from allranks.launch.monitor.records import HangAlarm, NodeEvidence
 from allranks.launch.monitor.script_silence import (

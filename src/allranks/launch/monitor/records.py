@@ -6,24 +6,8 @@ from typing import Any
 
 import msgspec
 
-
-class StackFrame(msgspec.Struct, frozen=True, kw_only=True):
-    """One frame of a stack."""
-
-    file: str
-    line: int
-    function: str
-
-
-class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One collective that a rank has called. ``done``: it has completed on this rank."""
-
-    group: str
-    seq: int
-    op: str
-    sizes: str
-    done: bool
-    where: str = ""
+from allranks.analysis.collective_calls import CollectiveCall
+from allranks.analysis.stacks import StackFrame
 
 
 class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from collections.abc import Hashable, Mapping
 
 import msgspec
 
-from allranks.launch.monitor.hang_rules import is_build_lock_stack, is_collective_stack
+from allranks.analysis.stacks import is_build_lock_stack, is_collective_stack
 from allranks.launch.monitor.procfs import ProcessWork
 from allranks.planning.records import Limits
 

@@ -92,8 +92,8 @@ class SlurmLauncher(Launcher):
         with allocate_nodes(slurm, spec.cluster, wait_s=wait_s) as job:
             where = TargetNodes(
                 prefix=slurm.prefix,
-                hosts=job.hosts,
-                srun_args=job.srun_args,
+                hosts=list(job.nodes),
+                slurm_job=job.job_id,
                 job_id=job.job_id,
                 cpus=spec.cluster.slurm.cpus_per_task or 1,
             )

@@ -11,6 +11,7 @@ import msgspec
 
 from allranks.nodes.records import Check, FolderFacts, NodeRequirements, Probe
 from allranks.spec.records import RunSpec
+from allranks.utils.formatting import format_list
 
 if TYPE_CHECKING:
     from allranks.nodes.checks.connectivity import ChosenNetwork, NodeLinks
@@ -105,4 +106,4 @@ def majority_value(values: Mapping[str, Value], tie: Value | None = None) -> Val
 
 def join_names(names: Sequence[str], limit: int = 4) -> str:
     """Join names to one phrase."""
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+    return format_list(names, limit)

@@ -8,6 +8,7 @@ from typing import Any
 from allranks.nodes.checks import ChecksByHost, NodeSurvey, failed_check, majority_value, passed_check
 from allranks.nodes.records import Check, Probe
 from allranks.planning.memory.records import CLOSE, FITS, TOO_LARGE, verdict
+from allranks.utils.formatting import format_bytes_word
 
 MIN_SHM_BYTES = 32 * 2**20
 MIN_SHM_GPU_BYTES = 256 * 2**20
@@ -20,10 +21,10 @@ def shm(survey: NodeSurvey) -> ChecksByHost:
     least = MIN_SHM_GPU_BYTES if survey.need.device == "cuda" else MIN_SHM_BYTES
     verdicts: ChecksByHost = {}
     for probe in survey.probes:
-        shown = _size(probe.shm_free_bytes)
+        shown = format_bytes_word(probe.shm_free_bytes)
         if probe.shm_free_bytes < least:
             cure = (
-                f"{probe.host} has {shown} free in /dev/shm, but needs {_size(least)}: remove files there, "
+                f"{probe.host} has {shown} free in /dev/shm, but needs {format_bytes_word(least)}: remove files there, "
                 "mount -o remount,size=8G /dev/shm, or start the container with --shm-size=8g"
             )
             verdicts[probe.host] = failed_check("shm", f"SMALL({shown})", cure)
@@ -54,7 +55,7 @@ def memlock(survey: NodeSurvey) -> ChecksByHost:
             continue
         if probe.memlock_bytes is not None and probe.memlock_bytes < MIN_MEMLOCK_BYTES:
             cure = f"ulimit -l unlimited on {probe.host}; under Slurm the administrator sets LimitMEMLOCK=infinity for slurmd"
-            verdicts[probe.host] = failed_check("memlock", f"SMALL({_size(probe.memlock_bytes)})", cure)
+            verdicts[probe.host] = failed_check("memlock", f"SMALL({format_bytes_word(probe.memlock_bytes)})", cure)
         else:
             verdicts[probe.host] = passed_check("memlock", "ok")
     return verdicts
@@ -123,15 +124,14 @@ def memory(survey: NodeSurvey) -> ChecksByHost:
         assert needed is not None
         there = _device_bytes(probe, procs) if survey.need.device == "cuda" else probe.memory_bytes // procs
         word = verdict(needed, there or None)
-        cure = f"a rank needs about {_size(needed)}, {probe.host} has {_size(there)}: see `allranks plan` for changes that make it fit; `--force` ignores this"
+        need, has = format_bytes_word(needed), format_bytes_word(there)
+        cure = f"a rank needs about {need}, {probe.host} has {has}: see `allranks plan` for changes that make it fit; `--force` ignores this"
         if word in (TOO_LARGE, CLOSE):
             too_large = word == TOO_LARGE
             name = "SMALL" if too_large else "CLOSE"
-            verdicts[probe.host] = failed_check(
-                "memory", f"{name}({_size(needed)}/{_size(there)})", cure, blocks=too_large
-            )
+            verdicts[probe.host] = failed_check("memory", f"{name}({need}/{has})", cure, blocks=too_large)
         elif word == FITS and survey.need.device == "cuda":
-            verdicts[probe.host] = passed_check("memory", f"{_size(needed)}/{_size(there)}")
+            verdicts[probe.host] = passed_check("memory", f"{need}/{has}")
     return verdicts
 
 
@@ -175,10 +175,6 @@ def ib(survey: NodeSurvey) -> ChecksByHost:
 
 def _active(port: dict[str, str]) -> bool:
     return "ACTIVE" in port.get("state", "")
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.0f}GiB" if count >= 2**30 else f"{count >> 20}MiB"
 
 
 def _number(count: int | None) -> str:

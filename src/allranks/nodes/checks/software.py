@@ -6,6 +6,7 @@ from pathlib import PurePosixPath
 
 from allranks.nodes.checks import ChecksByHost, NodeSurvey, failed_check, join_names, majority_value, passed_check
 from allranks.nodes.records import Check, FolderFacts, Probe, RequiredFolder
+from allranks.utils.formatting import format_bytes_word
 
 STAGE = "put it on a file system shared by all nodes, or let `allranks stage` copy it (cluster.stage: auto)"
 
@@ -141,7 +142,6 @@ def imports(survey: NodeSurvey) -> ChecksByHost:
 
 
 MIN_FREE_BYTES = 64 * 2**20
-GIB = 2**30
 
 
 def run(survey: NodeSurvey) -> ChecksByHost:
@@ -184,5 +184,5 @@ def _judge(survey: NodeSurvey, wanted: RequiredFolder, host: str, facts: FolderF
             f"less than {MIN_FREE_BYTES >> 20} MiB are free on {host}: free space there, or set {key} to another folder"
         )
         return failed_check(name, f"FULL({path},{free >> 20}MiB)", short)
-    room = f"{free / GIB:.0f}GiB" if free >= GIB else f"{free >> 20}MiB"
+    room = format_bytes_word(free)
     return passed_check(name, f"rw,{room}" + ("" if secret or not survey.must_share else ",sharing-not-proved"))

@@ -20,7 +20,7 @@ from allranks.nodes.preflight.requirements import node_requirements, port_candid
 from allranks.nodes.probes import connectivity_probe as reacher
 from allranks.nodes.probes import probe as prober
 from allranks.nodes.records import Check, ConnectionResults, FolderFacts, NodeRequirements, PreflightReport, Probe
-from allranks.nodes.srun import NodeAnswers, compress_hosts, program_text, python_command, run_locally, run_with_srun
+from allranks.nodes.srun import NodeAnswers, program_text, python_command, run_locally, run_with_srun
 from allranks.planning.planner import make_plan
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import write_json, write_text_atomic
@@ -61,9 +61,10 @@ class TargetNodes(msgspec.Struct, frozen=True, kw_only=True):
     prefix: list[str] = []
     """Prefix of srun: that of the box, or empty."""
     hosts: list[str] = []
-    srun_args: list[str] = []
-    """For example ``--jobid=12``; empty inside the allocation."""
+    slurm_job: str | None = None
+    """The job for srun; None: the one in which this process runs."""
     job_id: str = "local"
+    """Different for each job: candidates for its ports are derived from it."""
     cpus: int = 1
     """Cores of a node's task: those of the job there."""
 
@@ -75,8 +76,9 @@ class TargetNodes(msgspec.Struct, frozen=True, kw_only=True):
         if not self.hosts:
             return run_locally(argv, timeout_s, text)
         hosts = list(only) or self.hosts
-        args = [*self.srun_args, f"--nodelist={compress_hosts(hosts)}"]
-        return run_with_srun(self.prefix, len(hosts), argv, timeout_s, args, text=text, cpus=self.cpus)
+        return run_with_srun(
+            hosts, argv, timeout_s, prefix=self.prefix, job_id=self.slurm_job, text=text, cpus=self.cpus
+        )
 
     def run_program(self, program: NodeProgram, timeout_s: float, only: Sequence[str] = ()) -> NodeAnswers:
         """Run one of the programs of the preflight on all nodes, or on some."""

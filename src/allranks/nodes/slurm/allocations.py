@@ -13,6 +13,7 @@ import msgspec
 from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.nodes.slurm.commands import Slurm
 from allranks.nodes.slurm.refusals import CONTACT, clean_words, over_limits, refusal_text, suspects, without
+from allranks.nodes.srun import wait_or_end
 from allranks.spec.records import ClusterSpec
 
 END_TIMEOUT_S = 10.0
@@ -21,12 +22,37 @@ HOLD_SCRIPT = 'echo "$SLURM_JOB_ID $SLURM_JOB_NODELIST"; exec cat >/dev/null'
 SBATCH_ONLY = ("--output", "--error", "--open-mode", "--requeue", "--no-requeue", "--array", "--parsable", "-o", "-e")
 
 
-class NodeAllocation(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes that are allocated for a limited time."""
+class Allocation(msgspec.Struct, frozen=True, kw_only=True):
+    """A running job: its ID, number of restarts and nodes. ``prefix`` precedes every Slurm command."""
 
     job_id: str
-    hosts: list[str]
-    srun_args: list[str]
+    nodes: tuple[str, ...]
+    restart: int = 0
+    cluster: str = "cluster"
+    prefix: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> str:
+        """Return the name of the job's folder on the nodes; it is unique for each job and restart."""
+        return f"{self.cluster}.{self.job_id}.{self.restart}"
+
+    @classmethod
+    def current(cls) -> Allocation:
+        """Return the job of this process.
+
+        Raises:
+            EnvironmentNotAble: it does not run in a job, or Slurm does not answer.
+        """
+        job = os.environ.get("SLURM_JOB_ID")
+        listed = os.environ.get("SLURM_JOB_NODELIST")
+        if not job or not listed:
+            raise EnvironmentNotAble("not inside a Slurm job: SLURM_JOB_ID and SLURM_JOB_NODELIST are not set")
+        return cls(
+            job_id=job,
+            nodes=tuple(expand_hostlist(Slurm([], "this job's"), listed)),
+            restart=int(os.environ.get("SLURM_RESTART_COUNT") or 0),
+            cluster=os.environ.get("SLURM_CLUSTER_NAME") or "cluster",
+        )
 
 
 def request_args(cluster: ClusterSpec, exclude: Sequence[str] = ()) -> list[str]:
@@ -116,14 +142,14 @@ def _user() -> str:
 @contextmanager
 def allocate_nodes(
     slurm: Slurm, cluster: ClusterSpec, *, minutes: int = 10, wait_s: float = 600.0, exclude: Sequence[str] = ()
-) -> Iterator[NodeAllocation]:
+) -> Iterator[Allocation]:
     """Yield the nodes of the current job, else newly allocated ones for the spec, which are released at the end.
 
     Raises:
         EnvironmentNotAble: they are not free within `wait_s`, or Slurm refuses.
     """
     if inside_job(slurm):
-        yield _current_job(slurm, cluster)
+        yield _current_job(cluster)
         return
     extra = [word for word in _extra(cluster) if not word.startswith(SBATCH_ONLY)]
     command = [*slurm.prefix, "salloc", "--job-name=allranks-doctor", f"--time={minutes}"]
@@ -135,7 +161,7 @@ def allocate_nodes(
     try:
         job_id, nodelist = _wait_for_nodes(process, cluster, wait_s)
         granted = True
-        yield NodeAllocation(job_id=job_id, hosts=expand_hostlist(slurm, nodelist), srun_args=[f"--jobid={job_id}"])
+        yield Allocation(job_id=job_id, nodes=tuple(expand_hostlist(slurm, nodelist)), prefix=tuple(slurm.prefix))
     finally:
         _release(process, granted)
 
@@ -145,15 +171,14 @@ def inside_job(slurm: Slurm) -> bool:
     return "SLURM_JOB_ID" in os.environ and not slurm.prefix
 
 
-def _current_job(slurm: Slurm, cluster: ClusterSpec) -> NodeAllocation:
-    job_id = os.environ["SLURM_JOB_ID"]
-    hosts = expand_hostlist(slurm, os.environ.get("SLURM_JOB_NODELIST", ""))
-    if len(hosts) < cluster.nodes:
+def _current_job(cluster: ClusterSpec) -> Allocation:
+    job = Allocation.current()
+    if len(job.nodes) < cluster.nodes:
         raise EnvironmentNotAble(
-            f"cluster.nodes is {cluster.nodes}, but the current job {job_id} has {len(hosts)}: "
-            f"{', '.join(hosts)}; request more nodes, or run the doctor outside of a job"
+            f"cluster.nodes is {cluster.nodes}, but the current job {job.job_id} has {len(job.nodes)}: "
+            f"{', '.join(job.nodes)}; request more nodes, or run the doctor outside of a job"
         )
-    return NodeAllocation(job_id=job_id, hosts=hosts[: cluster.nodes], srun_args=[])
+    return msgspec.structs.replace(job, nodes=job.nodes[: cluster.nodes])
 
 
 def _wait_for_nodes(process: subprocess.Popen[str], cluster: ClusterSpec, wait_s: float) -> tuple[str, str]:
@@ -181,18 +206,16 @@ def _wait_for_nodes(process: subprocess.Popen[str], cluster: ClusterSpec, wait_s
 def _release(process: subprocess.Popen[str], granted: bool) -> None:
     if process.stdin:
         process.stdin.close()
-    try:
-        process.wait(END_TIMEOUT_S if granted else 0.1)
-        return
-    except subprocess.TimeoutExpired:
-        process.terminate()
-    try:
-        process.wait(END_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    wait_or_end(process, END_TIMEOUT_S if granted else 0.1, END_TIMEOUT_S)
 
 
 def expand_hostlist(slurm: Slurm, nodelist: str) -> list[str]:
-    """Return the names in a Slurm host list, in Slurm's order."""
-    return slurm.call("scontrol", "show", "hostnames", nodelist).stdout.split() if nodelist else []
+    """Return the names in a Slurm host list, in Slurm's order.
+
+    Raises:
+        EnvironmentNotAble: Slurm does not answer.
+    """
+    shown = slurm.call("scontrol", "show", "hostnames", nodelist)
+    if shown.returncode:
+        raise EnvironmentNotAble(f"Slurm ({slurm.label}): scontrol show hostnames failed: {shown.stderr.strip()}")
+    return shown.stdout.split()

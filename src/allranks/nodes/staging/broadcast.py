@@ -24,14 +24,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from allranks.errors import AllranksError, EnvironmentNotAble, RunFailed
-from allranks.nodes.srun import compress_hosts
+from allranks.nodes.slurm.allocations import Allocation
+from allranks.nodes.srun import srun_command
 from allranks.nodes.staging import node, unpack
 from allranks.nodes.staging.bundles import (
     Bundle,
@@ -63,41 +63,6 @@ _SHELL = (
     'printf \'@allranks %s 0 1 {"error": "no Python found; tried: %s"}\\n\' "$SLURMD_NODENAME" "$*"; exit 1'
 )
 _END_S = 15.0
-
-
-@dataclass(frozen=True)
-class Allocation:
-    """A running job: its ID, number of restarts and nodes. ``prefix`` precedes every Slurm command."""
-
-    job_id: str
-    nodes: tuple[str, ...]
-    restart: int = 0
-    cluster: str = "cluster"
-    prefix: tuple[str, ...] = ()
-
-    @property
-    def folder(self) -> str:
-        """Return the name of the job's folder on the nodes; it is unique for each job and restart."""
-        return f"{self.cluster}.{self.job_id}.{self.restart}"
-
-    @classmethod
-    def current(cls) -> Allocation:
-        """Return the job of this process.
-
-        Raises:
-            EnvironmentNotAble: it does not run in a job.
-        """
-        job = os.environ.get("SLURM_JOB_ID")
-        listed = os.environ.get("SLURM_JOB_NODELIST")
-        if not job or not listed:
-            raise EnvironmentNotAble("not inside a Slurm job: SLURM_JOB_ID and SLURM_JOB_NODELIST are not set")
-        shown = run_command(["scontrol", "show", "hostnames", listed], timeout_s=60)
-        return cls(
-            job_id=job,
-            nodes=tuple(shown.split()),
-            restart=int(os.environ.get("SLURM_RESTART_COUNT") or 0),
-            cluster=os.environ.get("SLURM_CLUSTER_NAME") or "cluster",
-        )
 
 
 def run_command(argv: Sequence[str], *, timeout_s: float) -> str:
@@ -133,13 +98,20 @@ class StagingStep:
     ) -> None:
         self.nodes = tuple(nodes)
         self._answers: queue.Queue[tuple[str, dict[str, Any]] | None] = queue.Queue()
-        count = str(len(nodes))
-        srun = [
-            *(*allocation.prefix, "srun", f"--jobid={allocation.job_id}", f"--nodelist={compress_hosts(nodes)}"),
-            *("--nodes", count, "--ntasks", count, "--ntasks-per-node=1", "--cpus-per-task=1", "--overlap", "--mem=0"),
-            *("--cpu-bind=none", "--input=all", "--kill-on-bad-exit=0", "--chdir=/", "--job-name=allranks-stage"),
-            *("sh", "-c", _SHELL, "sh", _LOADER, *pythons),
-        ]
+        srun = srun_command(
+            nodes,
+            ["sh", "-c", _SHELL, "sh", _LOADER, *pythons],
+            prefix=allocation.prefix,
+            job_id=allocation.job_id,
+            options=[
+                "--overlap",
+                "--mem=0",
+                "--cpu-bind=none",
+                "--input=all",
+                "--chdir=/",
+                "--job-name=allranks-stage",
+            ],
+        )
         env = {k: v for k, v in os.environ.items() if k not in _STEP_SETTINGS}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
         try:

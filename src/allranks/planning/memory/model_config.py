@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from allranks.errors import SpecError
+from allranks.utils.nearest import nearest_name
 
 MAX_SIZES = {"layers": 2_000, "vocab_size": 20_000_000}
 MAX_SIZE = 1_000_000  # limit of every other size: far above any real model
@@ -128,8 +128,8 @@ def read_model_config(raw: Mapping[str, Any], where: str, *, labels: int = 0) ->
     if not isinstance(family, str):
         raise SpecError(f"{where}: model_type is {_shown(family)}; it must be the model type")
     if family not in FAMILIES:
-        near = difflib.get_close_matches(family, FAMILIES, n=1, cutoff=0.9)
-        raise UnknownFamily(family + (f" (did you mean {near[0]}?)" if near else ""))
+        near = nearest_name(family, FAMILIES, 0.9)
+        raise UnknownFamily(family + (f" (did you mean {near}?)" if near else ""))
     reader = _Reader(raw, where, FAMILIES[family])
     config = reader.config(family, labels)
     if reader.problems:

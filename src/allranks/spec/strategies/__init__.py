@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,8 @@ from allranks.spec.strategies.base import (
     StrategyInfo,
     StrategyState,
 )
-from allranks.spec.suggestions import did_you_mean, near_strategies
+from allranks.spec.suggestions import near_strategies, suggest_strategies
+from allranks.utils.nearest import did_you_mean
 
 if TYPE_CHECKING:
     from allranks.spec.records import RunSpec
@@ -67,7 +67,9 @@ def strategy_info(name: str) -> StrategyInfo:
 
 def strategy_hint(name: str) -> str:
     """Return ``; did you mean 'pytorch_ddp'?`` for an unknown strategy; empty if nothing is near."""
-    return did_you_mean(near_strategies(name, REGISTRY), {known: info.summary for known, info in REGISTRY.items()})
+    return suggest_strategies(
+        near_strategies(name, REGISTRY), {known: info.summary for known, info in REGISTRY.items()}
+    )
 
 
 def resolve_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -75,8 +77,7 @@ def resolve_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
     known = strategy_info(name).options
     for key, value in given.items():
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(key, known)
             raise SpecError(f"strategy.{key}: {name} has no option {key!r}{hint} (known: {', '.join(known) or 'none'})")
         default = known[key]
         allowed = (int, float) if isinstance(default, float) else type(default)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -29,6 +28,7 @@ from allranks.train.models.weight_sources import (
     dtypes_of,
     remember_rules,
 )
+from allranks.utils.nearest import did_you_mean
 from allranks.utils.safetensors_files import PATTERNS, stored_tensors
 
 NEW_HEADS = {"classifier", "score", "pooler", "pre_classifier", "out_proj"}  # newly initialized modules of a classifier
@@ -181,11 +181,7 @@ def tiny_config(name: str, overrides: dict[str, Any], tokenizer: Any, labels: in
     for key in overrides:
         if key not in values and not hasattr(plain, key):  # some settings are not fields of the class, but are used
             known = [*values, *(k for k in vars(plain) if not k.startswith("_"))]
-            near = difflib.get_close_matches(key, known, n=1)
-            raise SpecError(
-                f"model.config.{key}: {model_type} has no such setting"
-                + (f"; did you mean {near[0]!r}?" if near else "")
-            )
+            raise SpecError(f"model.config.{key}: {model_type} has no such setting{did_you_mean(key, known)}")
     values = {**values, **overrides}
     values["vocab_size"] = len(tokenizer)
     if labels:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from allranks.analysis.diagnose.patterns import Pattern
+from allranks.analysis.stacks import FILE_LINE, THREAD_LINE
 
 # name: patterns; the groups of a match are kept by name
 FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
@@ -29,7 +30,7 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
             "last completed",
         ),
     ),
-    "frame": (Pattern(r'^\s*File "(?P<path>[^"]+)", line \d+(?:,? in (?P<function>\S+))?', 'file "'),),
+    "frame": (Pattern(FILE_LINE, 'file "'),),
     "stack": (
         Pattern(
             r"^\s+(?P<function>[\w<>.:]+) \((?P<path>[^()\s]+\.(?:pyx?|so[.\d]*|cpp)):?\d*\)\s*$",
@@ -45,12 +46,7 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
         ),
     ),
     "fr_frame": (Pattern(r"^#\d+ (?P<function>\S+) from (?P<path>\S+):\d+", " from "),),
-    "stack_head": (
-        Pattern(
-            r"^\s*(?:Current thread|Thread) (?:0x)?[0-9A-Fa-f]+\b.*(?:active|idle|most recent call first|MainThread)",
-            "thread ",
-        ),
-    ),
+    "stack_head": (Pattern(THREAD_LINE, "thread "),),
     "exception": (
         Pattern(
             r"^\s*(?:[\w.-]+(?:\[\d+\])?: )?(?:[\w<>]+\.)*(?P<type>(?:\w+(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Expired|NotFound|Refused)|Exception))(?:: (?P<message>.*))?\s*$",

@@ -11,10 +11,20 @@ from pathlib import PurePath
 
 from msgspec import Struct
 
+from allranks.analysis.collective_calls import OpenCollective, open_collectives
 from allranks.analysis.diagnose.case import DiagnosisCase
 from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE
 from allranks.analysis.diagnose.records import LogSignal, ThreadStack
 from allranks.analysis.flight_recorder import RecordedCall
+from allranks.analysis.stacks import (
+    foreground_frames,
+    is_checkpoint_frame,
+    is_data_frame,
+    is_library_file,
+    main_threads,
+    thread_activity,
+)
+from allranks.utils.collectives import size_rule
 
 EARLY_COLLECTIVES = 100  # after this many collectives the network is known to work
 MAX_RANKS = 1 << 20
@@ -28,11 +38,6 @@ _FIELD = {
 }
 _GROUP = re.compile(r"\[PG (?:ID )?\d+(?: PG GUID \w+)?")
 _LOOSE = {"op": re.compile(r"^_?([A-Z][A-Z_]+)\b"), "elements_out": re.compile(r"NumelOut=(\d+)")}
-_CHECKPOINT_FRAME = re.compile(
-    r"checkpoint|state_dict|save_pretrained|save_model|consolidat|_save_|:save\b|:_?load_checkpoint|full_params",
-    re.IGNORECASE,
-)
-_LOADER = re.compile(r"utils/data/|_next_data|_try_get_data|dataloader", re.IGNORECASE)
 
 
 class TimedOutCollective(Struct, frozen=True):
@@ -100,12 +105,8 @@ def _mismatched_calls(case: DiagnosisCase, works: list[TimedOutCollective]) -> N
             shown,
             cause=f"At collective {told[0].seq} the ranks are in different calls ({ops}).",
         )
-    elif (
-        len(numbers) == 1
-        and len({w.size for w in told}) > 1
-        and told[0].op not in ("ALLGATHER", "COALESCED", "ALLTOALL")
-    ):
-        sizes = ", ".join(f"rank {w.rank}: {w.size}" for w in told[:4])
+    elif len(numbers) == 1 and (by_size := _sizes_by_rule(told)):
+        sizes = ", ".join(f"rank {w.rank}: {size}" for w, size in zip(told[:4], by_size, strict=False))
         case.propose(
             "collective_mismatch",
             0.88,
@@ -119,16 +120,28 @@ def _mismatched_calls(case: DiagnosisCase, works: list[TimedOutCollective]) -> N
         found.rank = behind.rank
 
 
+def _sizes_by_rule(told: list[TimedOutCollective]) -> list[str]:
+    """Return the sizes of each report, of inputs or else of outputs, if they must be equal and are not; else nothing."""
+    rule = size_rule(told[0].op or "")
+    for required, sizes in (
+        (rule is not None and rule.inputs, [w.size for w in told]),
+        (rule is not None and rule.outputs, [str(w.elements_out) for w in told]),
+    ):
+        if required and len(set(sizes)) > 1:
+            return sizes
+    return []
+
+
 def _checkpoint(case: DiagnosisCase, works: list[TimedOutCollective], signals: list[LogSignal]) -> None:
     """Detect a checkpoint, from stack frames, from the last messages before the timeout, or from a gather as large as a model."""
-    in_frames = [s for s in (*signals, *case.facts("exception")) if any(_CHECKPOINT_FRAME.search(f) for f in s.frames)]
+    in_frames = [s for s in (*signals, *case.facts("exception")) if any(map(is_checkpoint_frame, s.frames))]
     in_frames += [
-        s for s in case.facts("fr_frame") if _CHECKPOINT_FRAME.search(f"{s.groups['path']}:{s.groups['function']}")
+        s for s in case.facts("fr_frame") if is_checkpoint_frame(f"{s.groups['path']}:{s.groups['function']}")
     ]
     if in_frames:
         case.propose("checkpoint_collective", 0.85, in_frames)
         return
-    if any(_CHECKPOINT_FRAME.search(f) for scan in case.scans for frames in scan.loose for f in frames):
+    if any(is_checkpoint_frame(f) for scan in case.scans for frames in scan.loose for f in frames):
         case.propose("checkpoint_collective", 0.78, signals[:3])
         return
     begun = [s for s in case.facts("saving") if not _ended(case, s) and any(_just_before(s, t) for t in signals)]
@@ -164,7 +177,7 @@ def _just_before(begun: LogSignal, timeout: LogSignal) -> bool:
 
 
 def _data(case: DiagnosisCase, signals: list[LogSignal]) -> None:
-    waiting = [s for s in (*signals, *case.facts("exception")) if s.frames and _LOADER.search(s.frames[-1])]
+    waiting = [s for s in (*signals, *case.facts("exception")) if s.frames and is_data_frame(s.frames[-1])]
     if waiting:
         case.propose("dataloader_hang", 0.82, waiting)
 
@@ -273,24 +286,6 @@ def _group_size(works: list[TimedOutCollective]) -> int | None:
     return None
 
 
-INNERMOST_FRAMES = 14  # number of innermost frames that show what a thread is doing
-_COLLECTIVE = re.compile(
-    r"distributed/(distributed_c10d|c10d|nn/functional|_functional_collectives|utils|algorithms)|:(barrier|all_?reduce|all_?gather\w*|reduce_scatter\w*|broadcast\w*|"
-    r"all_to_all\w*|_allgather_base|gather_object|monitored_barrier|wait_tensor|synchronize|gather|scatter)$|c10d_logger",
-)
-_CHECKPOINT_STACK = re.compile(
-    r"checkpoint|:(save\w*|state_dict|load_state_dict|_save_\w+|torch_save|write\w*)$|serialization\.py|safetensors",
-    re.IGNORECASE,
-)
-_DATA = re.compile(
-    r"utils/data/|/data/|data_?loader|:(_next_data|_try_get_data|_get_data|__next__)$|multiprocessing/(queues|connection|pool)|:?queue\.py",
-    re.IGNORECASE,
-)
-_IDLE = re.compile(
-    r"_pin_memory_loop|tqdm/_monitor|_monitor\.py|concurrent/futures|_watchdog|heartbeat|prefetch", re.IGNORECASE
-)
-
-
 class ProcessActivity(Struct, frozen=True):
     """The activity of one process: collective, checkpoint, data or other, from its main thread."""
 
@@ -340,26 +335,13 @@ def _name(standing: ProcessActivity) -> str:
 
 
 def _of_file(case: DiagnosisCase, file: int, stacks: list[ThreadStack]) -> list[ProcessActivity]:
-    """Return one process per file, or one per main thread if a file contains several dumps."""
-    main = [s for s in stacks if s.frames and "MainThread" in s.head]
-    if not main:
-        whole = [s for s in stacks if any(f.endswith(":<module>") for f in s.frames)]
-        main = whole or sorted((s for s in stacks if s.frames), key=lambda s: -len(s.frames))[:1]
-    return [_activity(case, file, stack) for stack in main]
+    """Return one process per main thread of a file, which may contain several dumps."""
+    return [_activity(case, file, stack) for stack in main_threads(stacks)]
 
 
 def _activity(case: DiagnosisCase, file: int, stack: ThreadStack) -> ProcessActivity:
-    near = [f for f in stack.frames if not _IDLE.search(f)][:INNERMOST_FRAMES]
-    doing = "other"
-    for name, pattern in (("data", _DATA), ("checkpoint", _CHECKPOINT_STACK), ("collective", _COLLECTIVE)):
-        if any(pattern.search(f) for f in near):
-            doing = name
-    if (
-        doing == "collective"
-        and any(_CHECKPOINT_STACK.search(f) for f in near)
-        and not any(_COLLECTIVE.search(f) for f in near[:6])
-    ):
-        doing = "checkpoint"
+    near = foreground_frames(stack.frames) or stack.frames
+    doing = thread_activity(stack.frames)
     own = next(
         (
             f
@@ -382,104 +364,74 @@ def _activity(case: DiagnosisCase, file: int, stack: ThreadStack) -> ProcessActi
     return ProcessActivity(doing, rank, host, own.replace(":", ", "), signal)
 
 
-_CHECKPOINT_CALL = re.compile(r"checkpoint|state_dict|:save\w*$|save_pretrained", re.IGNORECASE)
-_LIBRARY = re.compile(r"site-packages|dist-packages|/torch/|lib/python|importlib|<frozen")
-
-
 def detect_diverging_calls(case: DiagnosisCase) -> None:
     """Propose the cause of a hang from the recorded calls of each rank, by group."""
     dumps = {
         f.rank: (scan.file, f.calls) for scan in case.scans if (f := scan.flight) is not None and f.rank is not None
     }
-    groups = {c.group for _, calls in dumps.values() for c in calls}
-    for group in sorted(groups):
-        members = {
-            rank: (file, own)
-            for rank, (file, calls) in dumps.items()
-            if (own := {c.seq: c for c in calls if c.group == group})
-        }
-        _one_group(case, group, members, alone=len(dumps) < 2)
+    for found in open_collectives({rank: calls for rank, (_, calls) in dumps.items()}):
+        own = {rank: (file, [c for c in calls if c.group == found.group]) for rank, (file, calls) in dumps.items()}
+        last = {rank: (file, max(calls, key=lambda c: c.seq)) for rank, (file, calls) in own.items() if calls}
+        _first_open(case, found, last, alone=len(dumps) < 2)
 
 
-def _one_group(
-    case: DiagnosisCase, group: str, members: dict[int, tuple[int, dict[int, RecordedCall]]], *, alone: bool
+def _first_open(
+    case: DiagnosisCase, found: OpenCollective[RecordedCall], last: dict[int, tuple[int, RecordedCall]], *, alone: bool
 ) -> None:
-    open_calls = {
-        r: min((s for s, c in own.items() if c.state != "completed"), default=None) for r, (_, own) in members.items()
-    }
-    stuck = [s for s in open_calls.values() if s is not None]
-    if not stuck:
-        return
-    seq = min(stuck)
-    there = {r: own[seq] for r, (_, own) in members.items() if seq in own}
-    absent = sorted(r for r, (_, own) in members.items() if max(own) < seq)
-    shown = [_signal(case, members[r][0], r, c) for r, c in sorted(there.items())[:4]]
-    checkpoint = any(_CHECKPOINT_CALL.search(f) for c in there.values() for f in c.frames)
-    if len({c.op for c in there.values()}) > 1 or (len({c.sizes for c in there.values()}) > 1 and _equal_sizes(there)):
-        told = ", ".join(f"rank {r}: {c.op} {c.sizes}{_at(c)}" for r, c in sorted(there.items())[:4])
-        found = case.propose("collective_mismatch", 0.95, shown)
-        found.cause, found.rank = (
-            f"At collective {seq} of group {group} the ranks make different calls ({told}).",
-            _odd_one(there),
-        )
-    elif absent:
-        _absent_ranks(case, seq, group, members, absent, shown, checkpoint=checkpoint)
-    elif seq <= 1:
+    """Propose the cause of one group.
+
+    Args:
+        last: by rank, the number of the file and the last call in the group.
+        alone: only one dump was read.
+    """
+    calls = dict(sorted(found.calls.items()))
+    shown = [_signal(case, last[rank][0], rank, c) for rank, c in list(calls.items())[:4]]
+    checkpoint = any(is_checkpoint_frame(f) for c in calls.values() for f in c.frames)
+    if found.differs:
+        told = ", ".join(f"rank {rank}: {found.describe(c)}{_at(c)}" for rank, c in list(calls.items())[:4])
+        proposed = case.propose("collective_mismatch", 0.95, shown)
+        proposed.cause = f"At collective {found.seq} of group {found.group} the ranks make different calls ({told})."
+        proposed.rank = found.rarest[0]
+    elif found.absent:
+        _absent_ranks(case, found, last, shown, checkpoint=checkpoint)
+    elif found.seq <= 1:
         case.propose("first_collective_failed", 0.8, shown)
     elif checkpoint:
         case.propose("checkpoint_collective", 0.8, shown)
     else:
-        found = case.propose("collective_hang", 0.66, shown)
+        proposed = case.propose("collective_hang", 0.66, shown)
         if not alone:
-            found.cause = (
-                f"All {len(there)} ranks made the same call (collective {seq} of group {group}) and it did not finish: check the network and "
+            proposed.cause = (
+                f"All {len(calls)} ranks made the same call (collective {found.seq} of group {found.group}) and it did not finish: check the network and "
                 "the GPUs rather than the program."
             )
 
 
 def _absent_ranks(
     case: DiagnosisCase,
-    seq: int,
-    group: str,
-    members: dict[int, tuple[int, dict[int, RecordedCall]]],
-    absent: list[int],
+    found: OpenCollective[RecordedCall],
+    last: dict[int, tuple[int, RecordedCall]],
     shown: list[LogSignal],
     *,
     checkpoint: bool,
 ) -> None:
-    rank = absent[0]
-    file, own = members[rank]
-    last = own[max(own)]
-    found = case.propose(
+    rank = found.absent[0]
+    file, call = last[rank]
+    proposed = case.propose(
         "checkpoint_collective" if checkpoint else "collective_mismatch",
         0.93,
-        [_signal(case, file, rank, last), *shown],
+        [_signal(case, file, rank, call), *shown],
     )
-    found.rank = rank
-    named = ", ".join(str(r) for r in absent[:8])
-    found.cause = (
-        f"Rank {named} never called collective {seq} of group {group}, in which {len(members) - len(absent)} others wait; the last call of rank {rank} "
-        f"was {last.op}{_at(last)}."
+    proposed.rank = rank
+    named = ", ".join(str(r) for r in found.absent[:8])
+    proposed.cause = (
+        f"Rank {named} never called collective {found.seq} of group {found.group}, in which {len(last) - len(found.absent)} others wait; "
+        f"the last call of rank {rank} was {call.op}{_at(call)}."
     )
-
-
-def _equal_sizes(there: dict[int, RecordedCall]) -> bool:
-    """Return whether the operation requires equal sizes on all ranks."""
-    return not any(
-        word in c.op
-        for c in there.values()
-        for word in ("all_to_all", "coalesced", "scatter", "gather_object", "broadcast")
-    )
-
-
-def _odd_one(there: dict[int, RecordedCall]) -> int:
-    """Return the rank whose call is the rarest."""
-    kinds = [(c.op, c.sizes) for c in there.values()]
-    return min(sorted(there), key=lambda r: kinds.count((there[r].op, there[r].sizes)))
 
 
 def _at(call: RecordedCall) -> str:
-    own = next((f for f in call.frames if not _LIBRARY.search(f)), None)
+    own = next((f for f in call.frames if not is_library_file(f)), None)
     return f" in {own}" if own else ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -11,6 +10,7 @@ from allranks.analysis.lint.command_options import LONG, PYTHON, SHELLS
 from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import ProgramCall, VariableUse, Violation
 from allranks.analysis.lint.rules.tasks import sources_settings
+from allranks.utils.nearest import nearest_name
 
 VARIABLE_WHY = "sbatch reads these lines as text before any shell runs: $NAME, ~ and `...` are not expanded, and the option is refused or means another file."
 VARIABLE_CURE = "set it on the command line, where a shell expands it (sbatch --nodes=$N job.sh), or use Slurm's patterns (%x name, %j job, %u user)"
@@ -81,12 +81,12 @@ def _misspelled(job: JobDescription) -> Iterator[Violation]:
             yield Violation(item.offset, f"#SBATCH ... {item.value}: not an option; a blank before or after = is not allowed", severity="error",
                       why="sbatch treats it as the script's name, or refuses it.", cure="--name=value")  # fmt: skip
         elif len(item.name) > 1 and item.name not in LONG:
-            near = difflib.get_close_matches(item.name, LONG, n=1, cutoff=0.85)
+            near = nearest_name(item.name, LONG, 0.85)
             if near:
                 yield Violation(
                     item.offset,
                     f"#SBATCH --{item.name}: sbatch has no such option",
-                    cure=f"--{near[0]}",
+                    cure=f"--{near}",
                     severity="error",
                     why="sbatch refuses it.",
                 )
