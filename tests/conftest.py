@@ -98,7 +98,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     reasons = "; ".join(f"{n} x {why}" for why, n in _skips.items()) or "nothing"
     terminalreporter.write_line(f"skipped: {reasons}")
     if _left["n"]:
-        terminalreporter.write_line(f"left for make test-all or make lint: {_left['n']} tests (tests/usual.py)")
+        files = sum(not names for names in usual.FILES.values())
+        terminalreporter.write_line(
+            f"left for make test-all or make lint: {_left['n']} tests, and {files} files (tests/usual.py)"
+        )
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
@@ -135,10 +138,13 @@ def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`-m docs` reads the few files that have such tests, and does not import what the others need."""
-    if config.option.markexpr != "docs" or not collection_path.name.startswith("test_"):
+    """`-m docs` and `make test` read the files that have such tests, and do not import what the others need."""
+    if not collection_path.name.startswith("test_"):
         return None
-    return None if usual.DOCS.get(_below_tests(collection_path)) else True
+    file = _below_tests(collection_path)
+    if config.option.markexpr == "docs":
+        return None if usual.DOCS.get(file) else True
+    return True if "not full" in config.option.markexpr and usual.FILES.get(file) == set() else None
 
 
 def _below_tests(path: Path) -> str:

@@ -12,7 +12,10 @@ from typing import Any
 from xdist.scheduler import LoadScopeScheduling
 
 SHARE_A_RUN = {
-    *(f"tests/dist/test_{name}.py" for name in ("export", "failures_a", "failures_b", "run", "smoke")),
+    *(
+        f"tests/dist/test_{name}.py"
+        for name in ("best", "exact_resume", "export", "failures_a", "failures_b", "run", "smoke")
+    ),
     "tests/cluster/test_preemption.py",
     "tests/chaos/test_chaos.py::test_a_fault_under_slurm",
 }

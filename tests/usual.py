@@ -19,6 +19,7 @@ CASES: dict[str, set[str]] = {
     "unit/test_cli_paths.py::test_a_file_that_may_not_be_read_ends_with_2_and_is_named": {"plan", "diagnose"},
     "unit/test_cli_paths.py::test_a_run_root_that_may_not_be_read_or_is_a_file_ends_with_2": {"runs"},
     "unit/test_launch_mistakes.py::test_the_source_of_transformers_says_what_its_classes_say": set(),
+    "security/test_network.py::test_the_same_attack_executes_code_under_torchruns_c10d_rendezvous": set(),
     "unit/test_builtin.py::test_no_row_comes_twice": {"0-instructions-5000", "42-news-30000", "42-reviews-30000"},
 }
 
@@ -49,6 +50,7 @@ FILES: dict[str, set[str]] = {
         "test_every_fault_has_a_command",
     },
     "cluster/test_foreign_store.py": set(),
+    "cluster/test_hangs.py": set(),
     "cluster/test_hidden_script.py": {"test_it_is_staged_alone_and_run"},
     "cluster/test_hosts_doctor.py": {"test_every_host_with_an_agent_is_examined_and_the_one_without_is_named"},
     "cluster/test_network.py": {
@@ -60,7 +62,8 @@ FILES: dict[str, set[str]] = {
         "test_both_find_the_same_on_the_nodes[program]",
     },
     "cluster/test_secrets.py": set(),
-    "cluster/test_seeds.py": {"test_trainer_with_lora_on_two_nodes"},
+    "cluster/test_listeners.py": set(),
+    "cluster/test_seeds.py": set(),
     "cluster/test_slurm_runs.py": {
         "test_a_killed_rank_on_another_node_is_named",
         "test_ctrl_c_cancels_the_job",
@@ -84,12 +87,10 @@ FILES: dict[str, set[str]] = {
         "test_the_best_is_exported",
         "test_replies_are_those_of_the_evaluation",
         "test_standard_input_and_refusals",
-        "test_an_interrupt_ends_the_process_with_the_model",
     },
-    "dist/test_compare.py": {"test_honest_strategies_pass_and_hold_what_theory_says"},
+    "dist/test_compare.py": {"test_honest_strategies_pass_and_hold_what_theory_says[few]"},
     "dist/test_deepspeed.py": {
         "test_adapters_reload_in_plain_peft_with_the_same_logits",
-        "test_a_deepspeed_that_cannot_be_imported_ends_with_3_and_the_cure[ImportError('libcudart.so.11.0: cannot open shared object file')-libcudart.so.11.0]",
     },
     "dist/test_failures_b.py": set(),
     "dist/test_exact_resume.py": {
@@ -106,12 +107,13 @@ FILES: dict[str, set[str]] = {
     },
     "dist/test_loading.py": {
         "test_files_give_what_transformers_gives[True-3]",
-        "test_a_config_gives_what_one_process_draws",
         "test_a_part_that_went_astray_is_seen[other_rows]",
         "test_all_ranks_refuse_damaged_files",
         "test_ranks_end_when_the_reader_is_killed",
     },
-    "dist/test_overload.py": {"test_an_overloaded_machine_is_named_and_no_rank"},
+    "dist/test_evaluation.py": set(),
+    "dist/test_overload.py": set(),
+    "dist/test_precision.py": {"test_a_run_in_bfloat16_saves_float32_weights_and_moments[pytorch_zero3]"},
     "dist/test_planted.py": {"test_each_defect_still_finds_its_place"},
     "dist/test_programs.py": {"test_a_loss_that_becomes_nan_is_named_with_its_step"},
     "dist/test_rank_ends.py": set(),
@@ -147,7 +149,6 @@ FILES: dict[str, set[str]] = {
     "dist/test_saves.py": {
         "test_a_rank_that_takes_no_part_is_named_in_time",
         "test_a_rank_that_cannot_write_is_named_everywhere_and_earlier_checkpoints_stay",
-        "test_saves_that_lie_are_refused",
         "test_a_save_behind_training_holds_the_state_of_its_moment[zero3-how0]",
         "test_a_lite_save_moves_adapters_alone",
         "test_a_kill_at_any_stage_leaves_the_newest_good_checkpoint[kills0]",
@@ -155,19 +156,16 @@ FILES: dict[str, set[str]] = {
     "dist/test_seeds.py": set(),
     "dist/test_shards.py": {
         "test_every_strategy_reads_what_every_other_wrote_at_another_number_of_ranks[all]",
-        "test_a_bug_in_reading_would_be_seen[copies_not_filled-deepspeed_zero2-how0]",
     },
     "dist/test_smoke.py": {"test_the_first_two_rungs", "test_each_criterion_of_02_can_fail"},
     "dist/test_stops.py": {
         "test_a_resumed_run_is_bitwise_one_that_never_stopped[once]",
         "test_a_killed_rank_is_named_and_the_others_end",
         "test_ctrl_c_ends_every_rank_and_leaves_a_readable_folder",
-        "test_ranks_do_not_outlive_a_killed_launcher",
         "test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state",
     },
     "dist/test_store.py": {
         "test_the_store_listens_on_its_address_only",
-        "test_two_runs_never_share_a_store",
         "test_keys_of_one_training_are_not_those_of_another",
         "test_the_store_ends_with_its_parent[in use-9]",
         "test_the_folder_of_a_file_store_is_private_and_removed",
@@ -183,7 +181,6 @@ FILES: dict[str, set[str]] = {
         "test_zero3_holds_three_blocks_at_most",
     },
     "dist/test_trace_gloo.py": {
-        "test_each_kind_is_named_by_what_was_called",
         "test_a_rank_that_comes_late_is_the_one_that_others_waited_for",
     },
     "cluster/test_preemption.py": {"test_a_preempted_training_saves_in_its_grace_time_and_continues[grace]"},
@@ -195,7 +192,7 @@ FILES: dict[str, set[str]] = {
         "test_other_weights_are_not_published",
         "test_what_is_there_stays_and_what_is_damaged_is_named",
     },
-    "dist/test_fit.py": {"test_live_tensors_are_as_many_as_estimated[pytorch_zero3-more3]"},
+    "dist/test_fit.py": set(),
     "dist/test_loaded_runs.py": set(),
     "dist/test_profile.py": {"test_each_rank_leaves_a_trace_with_all_that_analysis_needs"},
     "dist/test_sharded_runs.py": set(),

@@ -344,7 +344,7 @@ def _slurm() -> list[Case]:
         ("pending", {}),
         ("staging", {}),
         ("start", {}),
-        ("training", {"resume": True, "usual": True}),
+        ("training", {"resume": True}),
         ("saving", SAVING),
     ):
         cases.append(

@@ -38,9 +38,21 @@ def compare(
     return done.returncode, {row["strategy"]: row for row in json.loads(done.stdout)["rows"]}
 
 
-def test_honest_strategies_pass_and_hold_what_theory_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+DEFECTIVE = {"tiring": "in repeat 1 ", "localnorm": "in the uneven trial "}
+
+
+@pytest.mark.parametrize(
+    ("honest", "defective"),
+    [
+        (("simple_ddp", "zero3"), ("localnorm",)),
+        pytest.param(("simple_ddp", "bucket_ddp_async", "zero3"), ("tiring", "localnorm"), marks=pytest.mark.full),
+    ],
+    ids=["few", "all"],
+)
+def test_honest_strategies_pass_and_hold_what_theory_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, honest: tuple[str, ...], defective: tuple[str, ...]
+) -> None:
     # the others' shares are those of test_strategy_state.py
-    honest, defective = ("simple_ddp", "bucket_ddp_async", "zero3"), ("tiring", "localnorm")
     clip = 100.0  # above every norm
     code, found = compare(
         tmp_path, monkeypatch, ",".join(honest + defective), grad_accum=2, max_steps=6, max_grad_norm=clip
@@ -50,19 +62,20 @@ def test_honest_strategies_pass_and_hold_what_theory_says(tmp_path: Path, monkey
         assert all(found[name]["gates"].values()), found[name]["reasons"]
         assert all(error < 1e-5 for error in found[name]["parity_errors"].values()), found[name]["parity_errors"]
     # a defect that begins after the verification is in the timed steps; clipping that the spec leaves inactive, in the uneven trial
-    for name, trial in zip(defective, ("in repeat 1 ", "in the uneven trial "), strict=True):
-        assert found[name]["parity_error"] < 1e-5 and found[name]["reasons"][0].startswith(f"parity: {trial}")
+    for name in defective:
+        assert found[name]["parity_error"] < 1e-5 and found[name]["reasons"][0].startswith(f"parity: {DEFECTIVE[name]}")
         assert found[name]["tokens_per_s"] is None
     found = {name: found[name] for name in honest}
     whole = found["simple_ddp"]["memory"]["state_bytes"]
     ratios = {name: row["memory"]["state_bytes"] / whole for name, row in found.items()}
     wanted = {"bucket_ddp_async": 1.0, "zero3": 1 / 2}
-    for name, ratio in wanted.items():
-        assert ratios[name] == pytest.approx(ratio, rel=0.02), name
+    for name in wanted.keys() & ratios.keys():
+        assert ratios[name] == pytest.approx(wanted[name], rel=0.02), name
     calls = {name: {(c["kind"], c["phase"]): c["count"] for c in row["collectives"]} for name, row in found.items()}
     n = calls["simple_ddp"]["all_reduce", "after_backward"]
     assert n % 2 == 0, "each parameter on each of two micro-steps"
-    assert 1 < calls["bucket_ddp_async"]["all_reduce", "backward"] < n / 2
+    if "bucket_ddp_async" in honest:
+        assert 1 < calls["bucket_ddp_async"]["all_reduce", "backward"] < n / 2
     folder = next((tmp_path / "runs").iterdir())
     assert all((folder / f"comparison.{kind}").stat().st_size > 500 for kind in ("json", "csv", "html"))
 

@@ -79,7 +79,7 @@ os._exit(0)
 """
 
 
-def end_of(tmp_path: Path, what: str, hang_s: float = 4, ranks: int = 2) -> tuple[Any, Any]:
+def end_of(tmp_path: Path, what: str, hang_s: float = 6, ranks: int = 2) -> tuple[Any, Any]:
     (tmp_path / "program.py").write_text(PROGRAM)
     return train(
         tmp_path,
