@@ -234,6 +234,16 @@ little, only sharding the weights matters. `allranks compare SPEC` measures it f
 uneven parameters, LoRA, accumulation and bfloat16, on 2, 3 and 4 ranks. On two ranks without accumulation and clipping the weights are bitwise equal: addition of
 two terms commutes, and halving is exact. In all other cases sums are rounded in another order; the distance stays below 0.002 of the change that training
 made (float32; AdamW takes full steps even for gradients that are rounding noise).
+
+**A strategy of your own.** A package of yours can bring one, under an entry point of the group `allranks.strategies`:
+
+    [project.entry-points."allranks.strategies"]
+    mine = "my_strategies:MINE"
+
+`MINE` is a `StrategyInfo` (`allranks.spec.strategies.base`): the class as `module:class`, a summary, options with their defaults, and the memory layout if `plan` should
+estimate it. The class is a subclass of `LoopStrategy` (`allranks.train.strategies.base`). The module of `MINE` must not import torch: `plan` reads it on machines without.
+The package must be installed in the Python of the ranks, too. `allranks compare` measures the strategy and compares its weights with those of one process. A built-in
+name cannot be replaced.
 """
     )
 

@@ -101,12 +101,11 @@ def comparison_request(spec: RunSpec, names: Sequence[str], repeats: int) -> Com
 
 
 def every_strategy() -> list[str]:
-    """Return all distributed strategies of allranks' own loop, including DeepSpeed's if it is installed."""
-    deepspeed = importlib.util.find_spec("deepspeed") is not None
+    """Return all distributed strategies whose libraries are installed."""
     return [
         name
         for name, known in REGISTRY.items()
-        if not known.single_process and (deepspeed or not name.startswith("deepspeed_"))
+        if not known.single_process and (not known.package or importlib.util.find_spec(known.package) is not None)
     ]
 
 

@@ -47,7 +47,7 @@ def json_schema() -> dict[str, Any]:
         "type": "object",
         "properties": {
             "name": {**components["StrategySpec"]["properties"]["name"], "enum": list(REGISTRY)},
-            **{option: {"description": OPTION_DESCRIPTIONS[option]} for option in options},
+            **{option: {"description": OPTION_DESCRIPTIONS.get(option, "")} for option in options},
         },
         "additionalProperties": False,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from allranks.errors import SpecError
+from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.spec.strategies import data_parallel, deepspeed_zero, fsdp2, hf_trainer, zero
 from allranks.spec.strategies.base import (
     ModelSizes,
@@ -15,6 +15,7 @@ from allranks.spec.strategies.base import (
 )
 from allranks.spec.suggestions import near_strategies, suggest_strategies
 from allranks.utils.nearest import did_you_mean
+from allranks.utils.plugins import PluginRegistry
 
 if TYPE_CHECKING:
     from allranks.spec.records import RunSpec
@@ -32,7 +33,7 @@ OPTION_DESCRIPTIONS = {
 }
 
 
-REGISTRY: dict[str, StrategyInfo] = {
+BUILT_IN: dict[str, StrategyInfo] = {
     "single": data_parallel.SINGLE,
     "simple_ddp": data_parallel.SIMPLE_DDP,
     "simple_ddp_ga": data_parallel.SIMPLE_DDP_GA,
@@ -51,7 +52,11 @@ REGISTRY: dict[str, StrategyInfo] = {
     "deepspeed_zero3": deepspeed_zero.DEEPSPEED_ZERO3,
     "hf_trainer": hf_trainer.HF_TRAINER,
 }
-"""All strategies. Each is described once, in the module of its family."""
+"""The strategies of this package. Each is described once, in the module of its family."""
+
+
+REGISTRY = PluginRegistry(BUILT_IN, group="allranks.strategies", kind=StrategyInfo)
+"""All strategies, also those of installed packages."""
 
 
 def strategy_info(name: str) -> StrategyInfo:
@@ -59,9 +64,12 @@ def strategy_info(name: str) -> StrategyInfo:
 
     Raises:
         SpecError: unknown strategy; the message names the nearest ones.
+        EnvironmentNotAble: the package of the strategy cannot be loaded.
     """
     if name in REGISTRY:
         return REGISTRY[name]
+    if problem := REGISTRY.problem_of(name):
+        raise EnvironmentNotAble(f"strategy.name: {name} cannot be loaded: {problem}")
     raise SpecError(f"strategy.name: unknown strategy {name!r}{strategy_hint(name)} (known: {', '.join(REGISTRY)})")
 
 

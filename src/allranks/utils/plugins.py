@@ -1,0 +1,60 @@
+"""Registries that installed packages extend by entry points."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class PluginRegistry(MutableMapping[str, T], Generic[T]):
+    """Records by name: first the built-in ones, then those of installed packages.
+
+    Entry points are read when a name is not built in, or when all names are listed: reading them takes as long as many a command.
+    A built-in name cannot be replaced. A package that cannot be loaded is not listed; `problem_of` says why.
+    """
+
+    def __init__(self, builtin: Mapping[str, T], *, group: str, kind: type[T]) -> None:
+        self._own, self._group, self._kind = dict(builtin), group, kind
+        self._installed: dict[str, T] | None = None
+        self._problems: dict[str, str] = {}
+
+    def _plugins(self) -> dict[str, T]:
+        if self._installed is None:
+            from importlib.metadata import entry_points
+
+            self._installed = {}
+            for point in sorted(entry_points(group=self._group), key=lambda point: point.name):
+                package = point.dist.name if point.dist is not None else point.module
+                try:
+                    found = point.load()
+                    if not isinstance(found, self._kind):
+                        raise TypeError(f"{point.value} is no {self._kind.__name__}")
+                except Exception as error:  # noqa: BLE001 - code of other people
+                    first = (str(error).splitlines() or [""])[0]
+                    self._problems[point.name] = f"package {package}: {type(error).__name__}: {first}"
+                else:
+                    self._installed[point.name] = found
+        return self._installed
+
+    def problem_of(self, name: str) -> str | None:
+        """Return why the package that has this name could not be loaded; None if there is no such package."""
+        self._plugins()
+        return None if name in self else self._problems.get(name)
+
+    def __getitem__(self, name: str) -> T:
+        return self._own[name] if name in self._own else self._plugins()[name]
+
+    def __setitem__(self, name: str, record: T) -> None:
+        self._own[name] = record
+
+    def __delitem__(self, name: str) -> None:
+        del self._own[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._own
+        yield from (name for name in self._plugins() if name not in self._own)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

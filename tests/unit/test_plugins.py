@@ -1,0 +1,116 @@
+"""Strategies of installed packages: found by their entry point, planned and built as the built-in ones; never in the way of others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import allranks
+from allranks.utils.plugins import PluginRegistry
+
+PLUGIN = """
+from allranks.spec.strategies.base import Replicated, StrategyInfo
+
+MINE = StrategyInfo("my_strategies_train:Mine", "one of mine", {"power": 1.0}, memory=lambda m, o: Replicated(m))
+"""
+TRAIN = """
+from allranks.train.strategies.simple_ddp import SimpleDDP
+
+class Mine(SimpleDDP):
+    def __init__(self, power):
+        self.power = power
+"""
+ENTRIES = """[allranks.strategies]
+mine = my_strategies:MINE
+damaged = my_strategies:NOTHING
+wrong = my_strategies:StrategyInfo
+single = my_strategies:MINE
+"""
+SPEC = "model: {name: 'tiny:llama'}\ndata: {source: 'builtin:instructions'}\nstrategy: {name: NAME}\n"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "my_strategies.py").write_text(PLUGIN)
+    (folder / "my_strategies_train.py").write_text(TRAIN)
+    info = folder / "my_strategies-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-strategies\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(ENTRIES)
+    return folder
+
+
+def python(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(site), str(Path(allranks.__file__).parents[1])])
+    return subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+
+def plan(site: Path, tmp_path: Path, name: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "spec.yaml").write_text(SPEC.replace("NAME", name))
+    return python(site, "-m", "allranks", "plan", str(tmp_path / "spec.yaml"))
+
+
+def test_a_strategy_of_a_package_is_planned_with_its_memory_and_options(site: Path, tmp_path: Path) -> None:
+    done = plan(site, tmp_path, "mine, power: 2")
+    assert done.returncode == 0, done.stderr
+    assert "strategy mine" in done.stdout
+    assert "is unknown" not in done.stdout
+    assert "power" in plan(site, tmp_path, "mine, force: 2").stderr  # the options that it has
+
+
+def test_a_strategy_of_a_package_is_built_and_runs_in_the_loop(site: Path) -> None:
+    code = (
+        "from allranks.train import strategies; from allranks.train.engines import engine_of;"
+        "print(strategies.create('mine', {'power': 3.0}).power, engine_of('mine').__name__)"
+    )
+    done = python(site, "-c", code)
+    assert done.stdout.split() == ["3.0", "TrainingLoop"], done.stderr
+
+
+@pytest.mark.parametrize(("name", "why"), [("damaged", "AttributeError"), ("wrong", "is no StrategyInfo")])
+def test_a_package_that_cannot_be_loaded_is_named(site: Path, tmp_path: Path, name: str, why: str) -> None:
+    done = plan(site, tmp_path, name)
+    assert done.returncode == 3, done.stderr
+    assert f"{name} cannot be loaded: package my-strategies" in done.stderr
+    assert why in done.stderr
+
+
+def test_all_others_are_listed_and_built_in_ones_stay(site: Path, tmp_path: Path) -> None:
+    code = "from allranks.spec.strategies import REGISTRY; print(*REGISTRY, REGISTRY['single'].summary.split()[0])"
+    names = python(site, "-c", code).stdout.split()
+    assert names[-2:] == ["mine", "one"]  # 'one process', not 'one of mine'
+    assert (
+        "my" not in python(site, "-c", "from allranks.spec.strategies import REGISTRY as r; print(r['single'])").stdout
+    )
+    assert "mine" in plan(site, tmp_path, "nine").stderr  # did you mean
+
+
+def test_packages_are_not_read_for_a_built_in_name(site: Path, tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(SPEC.replace("NAME", "zero1"))
+    code = (
+        "import sys; from allranks.spec import load_spec; from allranks.launch import preview; from pathlib import Path;"
+        f"preview.plan(load_spec(Path({str(tmp_path / 'spec.yaml')!r}))); print('my_strategies' in sys.modules)"
+    )
+    done = python(site, "-c", code)
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_the_registry_is_a_mapping_that_can_be_extended() -> None:
+    registry = PluginRegistry({"a": 1}, group="allranks.none", kind=int)
+    registry["b"] = 2
+    assert dict(registry) == {"a": 1, "b": 2} and len(registry) == 2
+    del registry["b"]
+    assert list(registry) == ["a"] and "b" not in registry
+    assert registry.problem_of("b") is None
