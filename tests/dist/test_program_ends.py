@@ -58,6 +58,11 @@ def test_the_traceback_of_a_program_begins_in_the_program(tmp_path: Path) -> Non
 def test_an_error_goes_to_the_excepthook_of_the_program(tmp_path: Path) -> None:
     hook = "import sys\ndef hook(kind, error, trace):\n    print('hook', kind.__name__, trace.tb_lineno)\n    {0}\nsys.excepthook = hook\n1 / 0\n"
     assert log_of(tmp_path, hook.format("pass")) == ["hook ZeroDivisionError 6"]
+    first, second, *_ = log_of(tmp_path, hook.format("sys.__excepthook__(kind, error, trace)"))[1:]  # as torch's does
+    assert (first, second) == (
+        "Traceback (most recent call last):",
+        f'  File "{tmp_path}/program.py", line 6, in <module>',
+    )
     lines = log_of(tmp_path, hook.format("raise ValueError('of the hook')"))
     assert lines[0] == "hook ZeroDivisionError 6"
     assert "Error in sys.excepthook:" in lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.analysis.stacks import is_collective_stack, main_thread_frames, thread_activity
+from allranks.analysis.stacks import is_collective_stack, main_thread_frames, thread_activity, traceback_frames
 
 MAIN = "/home/u/train.py:main"
 ALL_REDUCE = "/v/site-packages/torch/distributed/distributed_c10d.py:all_reduce"
@@ -45,3 +45,10 @@ def test_faulthandler_and_py_spy_give_the_same_main_thread() -> None:
     )
     assert main_thread_frames(dump) == main_thread_frames(spied)
     assert str(main_thread_frames(dump)[0]) == "/home/u/train.py:step"
+
+
+def test_a_traceback_is_read_with_the_prefix_of_torch_and_without() -> None:
+    plain = 'Traceback (most recent call last):\n  File "/home/u/train.py", line 9, in <module>\n  File "/home/u/train.py", line 7, in step\n'
+    prefixed = "".join(f"[rank12]: {line}\n" for line in plain.splitlines())
+    assert traceback_frames(prefixed) == traceback_frames(plain)
+    assert [frame.line for frame in traceback_frames(plain)] == [7, 9]

@@ -149,6 +149,7 @@ def _print_error(error: BaseException) -> None:
     ):
         _print(traceback.format_exc())
         return
+    error.__traceback__ = begin  # Python's own hook, which others call, prints this one and not its argument
     if sys.excepthook is not sys.__excepthook__:
         try:
             sys.excepthook(type(error), error, begin)
