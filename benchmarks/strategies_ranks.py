@@ -20,7 +20,7 @@ import torch.distributed as dist
 from tests.dist.making import build_model
 
 from allranks.analysis.trace.rank import RankResult, read_rank
-from allranks.experiments.profiles import peak_new_bytes
+from allranks.experiments.compare import peak_new_bytes
 from allranks.planning.planner import make_plan
 from allranks.planning.records import BatchPlan
 from allranks.rundir.events import EventLog

@@ -191,6 +191,6 @@ def test_the_command_line_notes_and_heals(box: Box) -> None:
 
 
 def test_every_fault_has_a_command(box: Box) -> None:
-    from allranks.cli.cluster_faults import fault
+    from allranks.cli.cluster import fault
 
     assert set(fault.commands) == {*FAULTS, "heal"}

@@ -13,7 +13,7 @@ from allranks.rundir.paths import RunDir
 from allranks.spec import parse_spec
 from allranks.spec.records import TrainSpec
 from allranks.train import checkpoint, strategies
-from allranks.train.benchmark.differences import update_error
+from allranks.train.benchmark.baseline import update_error
 from allranks.train.checkpoint import writer as module_of_files
 from allranks.train.data.sampler import SampleOrder
 from allranks.train.distributed import DistContext

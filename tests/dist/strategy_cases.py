@@ -15,7 +15,7 @@ from allranks.experiments.gates import compare_traffic
 from allranks.rundir.events import EventLog
 from allranks.spec.records import TrainSpec
 from allranks.train import strategies
-from allranks.train.benchmark.differences import update_error
+from allranks.train.benchmark.baseline import update_error
 from allranks.train.benchmark.measurements import CollectiveRecorder, MemoryUsage
 from allranks.train.data.batches import collate
 from allranks.train.data.prepared import TokenSet

@@ -23,8 +23,7 @@ from torch.distributed import TCPStore
 from allranks.errors import EnvironmentNotAble
 from allranks.launch.channel.protocol import CHANNEL_VARIABLE
 from allranks.launch.channel.server import ChannelServer
-from allranks.launch.rendezvous import NodeAddress, Rendezvous
-from allranks.launch.store import FileStoreFolder, TcpStoreServer, remove_leftover_stores
+from allranks.launch.rendezvous import FileStoreFolder, NodeAddress, Rendezvous, TcpStoreServer, remove_leftover_stores
 from allranks.launch.supervisor import Supervisor
 from allranks.planning.planner import make_plan
 from allranks.rundir.files import read_json, write_json
@@ -110,7 +109,7 @@ def test_keys_of_one_training_are_not_those_of_another(monkeypatch: pytest.Monke
 
 HOLDER = """
 import sys, time
-from allranks.launch.store import TcpStoreServer
+from allranks.launch.rendezvous import TcpStoreServer
 server = TcpStoreServer("127.0.0.1", 0)
 print(server.port, server._process.pid, flush=True)
 time.sleep(600)

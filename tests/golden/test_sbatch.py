@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from allranks.errors import SpecError
-from allranks.launch.agent_command import agent_command
+from allranks.launch.launchers import agent_command
 from allranks.launch.slurm.script import render_batch_script
 from allranks.planning.planner import make_plan
 from allranks.rundir.paths import RunDir

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from allranks.errors import AllranksError
-from allranks.launch.agent_command import agent_command
+from allranks.launch.launchers import agent_command
 from allranks.launch.slurm.script import render_batch_script
 from allranks.planning.planner import make_plan
 from allranks.rundir.paths import RunDir

@@ -174,7 +174,7 @@ def test_anothers_runtime_folder_is_not_used_for_a_box(place: Path) -> None:
 
 def test_a_user_without_a_home_is_told_what_to_set(place: Path) -> None:
     """In containers a process may have a number that no file names."""
-    look = "import os; del os.environ['HOME']; from allranks.utils.caches import cache_root; print(cache_root('/x')); cache_root(None)"
+    look = "import os; del os.environ['HOME']; from allranks.utils.filesystem import cache_root; print(cache_root('/x')); cache_root(None)"
     said = ended(start_as(ANN, place, "-c", look))[1]
     assert "/x" in said.splitlines()
     assert "allranks.errors.EnvironmentNotAble" in said and "set HOME, HF_HOME" in said

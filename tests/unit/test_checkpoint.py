@@ -18,9 +18,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from allranks import __version__
 from allranks.errors import CheckpointError, RequestError
 from allranks.rundir.checkpoints import hash_files, newest_checkpoint
-from allranks.rundir.files import write_json
+from allranks.rundir.files import SCHEMA_VERSION, write_json
 from allranks.rundir.paths import RunDir
-from allranks.rundir.schema import SCHEMA_VERSION
 from allranks.train.checkpoint import writer
 from allranks.train.checkpoint.commit import compare_digests, make_room, publish_checkpoint, reread_files
 from allranks.train.checkpoint.reread import reread

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from allranks.analysis.collective_calls import OpenCollective, open_collectives
 from allranks.analysis.diagnose import diagnose
-from allranks.analysis.flight_recorder import RecordedCall, read_flight_record
+from allranks.analysis.flight_recorder import OpenCollective, RecordedCall, open_collectives, read_flight_record
 from allranks.launch.monitor.hang_report import analyze_hang
 from allranks.launch.monitor.records import HangAlarm, NodeEvidence, RankEvidence
 from allranks.utils.collectives import size_rule

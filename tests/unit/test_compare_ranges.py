@@ -22,11 +22,9 @@ from allranks.analysis.trace.rank import RankResult, read_rank
 from allranks.cli.compare import FIRST_REMOVED
 from allranks.cli.compare import _show as show_comparison
 from allranks.cli.console import SafeConsole
-from allranks.experiments.compare import write_comparison
-from allranks.experiments.gates import ComparisonRow, evaluate_strategies
+from allranks.experiments.compare import trace_figures, write_comparison
+from allranks.experiments.gates import ComparisonRow, Spread, evaluate_strategies, find_spread, spread_of
 from allranks.experiments.page import find_links
-from allranks.experiments.profiles import trace_figures
-from allranks.experiments.spread import Spread, find_spread, spread_of
 from allranks.experiments.tables import (
     csv_text,
     memory_table,

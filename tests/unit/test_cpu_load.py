@@ -16,15 +16,18 @@ from hypothesis import strategies as st
 from allranks.utils.cpu_load import (
     CpuSample,
     CpuUse,
+    MachineLoad,
     RunQueueClock,
+    add_uses,
     core_list,
     cores_of,
+    describe_load,
+    judge_machine,
     read_stat,
     read_throttling,
     sample_cpu,
     use_between,
 )
-from allranks.utils.load_rules import MachineLoad, add_uses, describe_load, judge_machine
 from tests.sampling import examples
 
 STAT = """cpu  10 0 10 100 0 5 5 3 0 0

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from allranks.analysis.diagnose import diagnose
-from allranks.launch.crash_log import describe_crash, place_in_log
-from allranks.launch.failure_attribution import RankEnd, find_first_failure
+from allranks.launch.failure_attribution import RankEnd, describe_crash, find_first_failure, place_in_log
 from allranks.utils.machine import oom_kills
 
 WHAT = "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  {}\n"

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from allranks.errors import DataError, SpecError
 from allranks.planning.records import BatchPlan
 from allranks.spec import data_sources
-from allranks.spec.data_examples import Example
 from allranks.spec.data_rows import label_map, require_known_labels, shuffle
-from allranks.spec.data_templates import choose_template
+from allranks.spec.data_templates import Example, choose_template
 from allranks.spec.records import DataSpec
 from allranks.train.data.sampler import CHECKSUM_MODULUS, SampleOrder, pack_isolated, rows_checksum, steps_of_epochs
 from allranks.train.data.tokenization import encode_labelled, encode_text, train_tokenizer

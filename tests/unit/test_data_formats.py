@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from allranks.errors import DataError, SpecError
-from allranks.spec.data_examples import Example
-from allranks.spec.data_templates import Template, choose_template
+from allranks.spec.data_templates import Example, Template, choose_template
 from allranks.spec.records import DataSpec
 from allranks.train.data.tokenization import encode_text, to_turns, train_tokenizer
 

@@ -17,8 +17,8 @@ from allranks.nodes.preflight.request import check_request, check_rows
 from allranks.nodes.staging.manifests import NodeStage, for_node
 from allranks.nodes.staging.sources import requested_parts
 from allranks.spec import parse_spec, spec_to_yaml
-from allranks.spec.data_mixture import apportion, parts_of
 from allranks.spec.data_rows import ReadExamples, naming_source, read_examples
+from allranks.spec.data_sources import apportion, parts_of
 from allranks.spec.records import DataSpec, SourceSpec
 from allranks.train.data.prepared import PreparedData, prepare
 from tests.conftest import tiny_spec

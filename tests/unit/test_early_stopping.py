@@ -11,12 +11,11 @@ import pytest
 from allranks.analysis.metrics import best_evaluation, early_stop
 from allranks.errors import CheckpointError, RequestError, SpecError
 from allranks.rundir.checkpoints import best_checkpoint, hash_files
-from allranks.rundir.files import write_json
+from allranks.rundir.files import SCHEMA_VERSION, write_json
 from allranks.rundir.paths import RunDir
-from allranks.rundir.schema import SCHEMA_VERSION
 from allranks.spec import parse_spec
 from allranks.train.checkpoint.commit import make_room, publish_checkpoint
-from allranks.train.early_stopping import EarlyStopping, evaluations_until
+from allranks.train.evaluation import EarlyStopping, evaluations_until
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from allranks.analysis.collective_calls import CollectiveCall
+from allranks.analysis.flight_recorder import CollectiveCall
 from allranks.analysis.stacks import StackFrame
 from allranks.launch.monitor.evidence import save_evidence
 from allranks.launch.monitor.hang_report import HangAnalyzer, analyze_hang

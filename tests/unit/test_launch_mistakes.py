@@ -21,7 +21,7 @@ import pytest
 from allranks.errors import AllranksError, DataError, EnvironmentNotAble, RequestError, SpecError
 from allranks.launch import resumption
 from allranks.nodes.preflight import check_request, check_rows
-from allranks.nodes.preflight.hub import check_hub
+from allranks.nodes.preflight.request import check_hub
 from allranks.nodes.preflight.requirements import local_report
 from allranks.nodes.records import require
 from allranks.planning.model_checks import (
@@ -133,8 +133,8 @@ MISTAKES: dict[str, Case] = {
     "misspelt adapter target of a tiny model": ("tiny:mistral", lora(targets=["qproj"]), ROWS, SpecError, r"no module 'qproj'; did you mean 'q_proj'", f"{MODEL}.require_targets"),
     "all-linear in a list": (LLAMA, lora(targets=["all-linear"]), ROWS, SpecError, r"null adapts every linear layer", f"{MODEL}.require_targets"),
     "misspelt module to save": (LLAMA, lora(modules_to_save=["embed_token"]), ROWS, SpecError, r"modules_to_save: .* 'embed_token'; did you mean 'embed_tokens'", f"{MODEL}.require_targets"),
-    "half of a surrogate pair": (LLAMA, {}, rows_with(23, output="a\ud83db"), DataError, r"row 23, column 'output': character 1 is \\ud83d", "allranks.spec.data_examples.encodable"),
-    "half of a surrogate pair in a chat": (LLAMA, {}, [*CHATS[:3], {"messages": [{"role": "user", "content": "\udc00"}, {"role": "assistant", "content": "b"}]}], DataError, r"row 3, column 'messages'", "allranks.spec.data_chat.encodable"),
+    "half of a surrogate pair": (LLAMA, {}, rows_with(23, output="a\ud83db"), DataError, r"row 23, column 'output': character 1 is \\ud83d", "allranks.spec.data_templates.encodable"),
+    "half of a surrogate pair in a chat": (LLAMA, {}, [*CHATS[:3], {"messages": [{"role": "user", "content": "\udc00"}, {"role": "assistant", "content": "b"}]}], DataError, r"row 3, column 'messages'", "allranks.spec.data_templates.encodable"),
     "a list where text belongs": (LLAMA, {}, rows_with(31, output=["a"]), DataError, r"data.source .*, row 31, column 'output': expected text, found a list", f"{REQUEST}.check_rows"),
     "chat without an answer": (LLAMA, {}, [*CHATS, {"messages": [{"role": "user", "content": "a"}]}], DataError, r"row 20: chat without an assistant message", f"{REQUEST}.check_rows"),
     "row without a label": (BERT, {"data": {"max_length": 32}}, [*LABELLED, {"text": "a", "label": None}], DataError, r"row 40, column 'label': the label is missing", f"{REQUEST}.check_rows"),

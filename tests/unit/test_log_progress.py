@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from allranks.analysis.diagnose import diagnose
-from allranks.analysis.program_progress import describe_non_finite_loss, progress_metrics
-from allranks.cli.program_output import CHUNK_BYTES, ProgramOutput, ProgramProgress
+from allranks.analysis.metrics import describe_non_finite_loss, progress_metrics
+from allranks.cli.run_output import CHUNK_BYTES, ProgramOutput, ProgramProgress
 from allranks.launch.monitor import log_progress
 from allranks.launch.monitor.log_progress import LineReader, LogProgress
 from allranks.rundir.paths import RunDir

@@ -8,7 +8,7 @@ import pytest
 
 from allranks.analysis.machine_load import load_of_hosts, load_records, loads_of_run, machine_notes, read_load
 from allranks.analysis.metrics import own_time
-from allranks.analysis.straggler_detector import StragglerDetector
+from allranks.analysis.stragglers import StragglerDetector
 from allranks.experiments.conclusions import recommend_strategy
 from allranks.experiments.gates import evaluate_strategies
 from allranks.experiments.machine_load import counted_repeats, load_conclusions, load_figures

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import allranks
-from allranks.utils.nearest import did_you_mean, nearest_file_hint, nearest_name, suggest
+from allranks.utils.text import did_you_mean, nearest_file_hint, nearest_name, suggest
 
 
 def test_only_a_similar_name_is_suggested() -> None:
@@ -29,4 +29,4 @@ def test_a_file_is_suggested_from_its_folder(tmp_path: Path) -> None:
 def test_no_other_module_suggests_names_by_itself(used: str) -> None:
     package = Path(allranks.__file__).parent
     found = {path.relative_to(package) for path in package.rglob("*.py") if used in path.read_text("utf-8")}
-    assert found <= {Path("utils/nearest.py")}
+    assert found <= {Path("utils/text.py")}

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import allranks
-from allranks.analysis.report.colours import ACTIVITY_COLOURS, PHASE_COLOURS, STATE_COLOURS, css_value, stylesheet
+from allranks.analysis.report.figures import ACTIVITY_COLOURS, PHASE_COLOURS, STATE_COLOURS, css_value, stylesheet
 from allranks.experiments import page
 
 SOURCE = Path(allranks.__file__).parent
-OWN = SOURCE / "analysis" / "report" / "colours.py"
+OWN = SOURCE / "analysis" / "report" / "figures.py"
 TOPOLOGY = SOURCE / "nodes" / "topology" / "drawings.py"  # an SVG file, not a page; its colours are of links
 PAGES = sorted(p for p in SOURCE.rglob("templates/*") if p.suffix in (".j2", ".css", ".js") and "sbatch" not in p.name)
 VALUE = re.compile(r"(?<![\w&\"'/])#[0-9a-fA-F]{3,8}\b|rgba?\([0-9]")

@@ -15,8 +15,7 @@ from allranks.nodes.records import Check, PreflightReport
 from allranks.nodes.slurm.allocations import refusal
 from allranks.nodes.slurm.allocations import test_only as ask_sbatch
 from allranks.nodes.slurm.answers import parse_partition_limits
-from allranks.nodes.slurm.commands import Slurm, SubmissionRefused
-from allranks.nodes.slurm.refusals import over_limits
+from allranks.nodes.slurm.commands import Slurm, SubmissionRefused, over_limits
 from allranks.spec import RunSpec, parse_spec
 from tests.unit.test_plan import facts
 

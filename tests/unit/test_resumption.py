@@ -21,9 +21,8 @@ from allranks.launch.resumption import (
 )
 from allranks.planning.planner import make_plan
 from allranks.planning.records import LaunchPlan
-from allranks.rundir.files import read_record, write_json
+from allranks.rundir.files import SCHEMA_VERSION, UNVERSIONED, read_record, write_json
 from allranks.rundir.paths import RunDir
-from allranks.rundir.schema import SCHEMA_VERSION, UNVERSIONED
 from allranks.spec import RunSpec, parse_spec
 from allranks.utils.machine import MachineFacts
 from allranks.utils.redaction import HIDDEN

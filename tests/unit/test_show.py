@@ -13,7 +13,7 @@ from rich.console import Console
 
 from allranks.analysis.metrics import before_and_after
 from allranks.analysis.report.page import write_report
-from allranks.analysis.straggler_detector import StragglerDetector
+from allranks.analysis.stragglers import StragglerDetector
 from allranks.cli.options import error_line
 from allranks.cli.run import ProgressView, samples_table, summary_rows, summary_table
 from allranks.launch.runs import GuardedObserver

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from allranks.analysis.machine_load import Lost
-from allranks.analysis.straggler_detector import StragglerDetector
 from allranks.analysis.stragglers import (
     BACKWARD,
     OPTIMIZER,
     OWN,
     WINDOW_STEPS,
+    StragglerDetector,
     measure_pace,
     pace_of_run,
     straggler_message,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.analysis.trace.labels import short_name, short_names, short_path, top_modules_by_self_time
 from allranks.analysis.trace.records import ModuleRow
+from allranks.analysis.trace.tables import short_name, short_names, short_path, top_modules_by_self_time
 
 ADD = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, at::detail::Array<char*, 3> >"

@@ -8,9 +8,8 @@ from typing import Any
 
 import msgspec
 
-from allranks.utils.cpu_load import CpuUse
+from allranks.utils.cpu_load import COMPETING, CpuUse, MachineLoad, add_uses, describe_load, judge_machine
 from allranks.utils.formatting import as_dict, as_dicts, as_records
-from allranks.utils.load_rules import COMPETING, MachineLoad, add_uses, describe_load, judge_machine
 
 TAKEN_SHARE = 0.2
 """Share of the ranks' CPU time that must have been taken for a run to report it."""

@@ -1,16 +1,22 @@
-"""Complete values in the shell: runs, items of ``--set``, strategies, smoke tests. A completer never fails and imports only when used."""
+"""Complete values in the shell: runs, items of ``--set`` (which bash divides into words), strategies, smoke tests. A completer never fails."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import BashComplete, CompletionItem, add_completion_class
 
 from allranks.errors import AllranksError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+COMPLETE_VARIABLE = "_ALLRANKS_COMPLETE"
+"""Set by the shell's completion function."""
+_BREAKS = re.compile("[=:]+")
+"""Characters of COMP_WORDBREAKS at which bash divides a word such as ``data.source=builtin:news``."""
 
 
 def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -86,3 +92,42 @@ def complete_examples(ctx: click.Context, param: click.Parameter, incomplete: st
 
 def _starting(names: Iterable[str], incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
+
+
+class JoinedBashComplete(BashComplete):
+    """Complete words that contain ``=`` and ``:``, and add no blank behind ``key=`` and behind a list's comma."""
+
+    source_template = BashComplete.source_template.replace(
+        "COMPREPLY+=($value)", "COMPREPLY+=($value); [[ $value == *= ]] && compopt -o nospace"
+    )
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._typed = ""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """Return the words before the current one, and the current one, as they were typed."""
+        words, current = super().get_completion_args()
+        joined: list[str] = []
+        glued = False
+        for word in [*words, current] if current else words:
+            is_break = _BREAKS.fullmatch(word) is not None
+            if joined and (is_break or glued):
+                joined[-1] += word
+            else:
+                joined.append(word)
+            glued = is_break
+        typed = joined.pop() if current else ""
+        self._typed = typed.partition("=")[2] if typed.startswith("--") else typed
+        return joined, typed
+
+    def format_completion(self, item: CompletionItem[Any]) -> str:
+        """Return the part behind the last ``=`` or ``:``, which is what bash replaces."""
+        kept = max(self._typed.rfind("="), self._typed.rfind(":")) + 1
+        value = str(item.value)
+        return f"{item.type},{value[kept:] if value.startswith(self._typed[:kept]) else value}"
+
+
+def add_bash() -> None:
+    """Make click use this bash completion."""
+    add_completion_class(JoinedBashComplete)

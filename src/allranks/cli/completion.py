@@ -14,7 +14,7 @@ def completion_command(shell: str) -> int:
     """Print the completion script; add `eval "$(allranks completion bash)"` to your shell's start-up file."""
     from click.shell_completion import get_completion_class
 
-    from allranks.cli.bash_completion import COMPLETE_VARIABLE, add_bash
+    from allranks.cli.completers import COMPLETE_VARIABLE, add_bash
     from allranks.cli.main import cli
 
     add_bash()

@@ -31,7 +31,7 @@ def data_command(spec: Path, sets: tuple[str, ...], rows: int, as_json: bool) ->
     from allranks.cli.console import SafeConsole
     from allranks.launch import data_view, preview
     from allranks.nodes import preflight
-    from allranks.nodes.preflight.hub import ask_hub
+    from allranks.nodes.preflight.request import ask_hub
     from allranks.utils.redaction import redact_tree
 
     checked = preview.read_spec(spec, sets)

@@ -61,7 +61,7 @@ class LazyGroup(click.Group):
             if ctx.resilient_parsing:  # completion of a line that is still being written
                 return None
             from allranks.spec.suggestions import VERB_SYNONYMS
-            from allranks.utils.nearest import nearest_name, suggest
+            from allranks.utils.text import nearest_name, suggest
 
             near = nearest_name(cmd_name.lower(), [*VERBS, *VERB_SYNONYMS])
             hint = suggest(VERB_SYNONYMS.get(near, near)) if near else ""
@@ -118,7 +118,7 @@ def main() -> None:
 def _run(debug: bool) -> int:
     """Run a verb and return its exit code; report errors on standard error."""
     if "_ALLRANKS_COMPLETE" in os.environ:
-        from allranks.cli.bash_completion import add_bash
+        from allranks.cli.completers import add_bash
 
         add_bash()
     try:

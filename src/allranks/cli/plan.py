@@ -75,7 +75,7 @@ def training_line(spec: RunSpec) -> str | None:
         )
     if spec.model is None or spec.data is None:
         return None
-    from allranks.spec.data_mixture import source_of
+    from allranks.spec.data_sources import source_of
 
     data, train = spec.data, spec.train
     rows = f", {data.subset:,} of its rows" if data.subset else ""

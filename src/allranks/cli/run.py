@@ -25,8 +25,7 @@ from allranks.analysis.slow_links import link_notes
 from allranks.cli.console import SafeConsole
 from allranks.cli.data import template_text
 from allranks.cli.options import any_path, echo, error_line, json_option, print_json, set_option
-from allranks.cli.program_output import NO_OUTPUT, OUTPUTS, ProgramOutput, ProgramProgress
-from allranks.cli.progress_bar import TRAINING, run_progress
+from allranks.cli.run_output import NO_OUTPUT, OUTPUTS, TRAINING, ProgramOutput, ProgramProgress, run_progress
 from allranks.errors import EXIT_OK
 from allranks.launch.outcome import RunResult
 from allranks.planning.env_vars import EnvVar

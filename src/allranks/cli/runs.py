@@ -83,7 +83,7 @@ def _requested(run: Any) -> dict[str, Any]:
     """Return model and data of the spec; None if it cannot be read, or for a user's own program."""
     from allranks.errors import SpecError
     from allranks.spec import load_spec
-    from allranks.spec.data_mixture import source_of
+    from allranks.spec.data_sources import source_of
 
     try:
         spec = load_spec(run.spec)

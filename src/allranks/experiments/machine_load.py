@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from allranks.utils.cpu_load import CpuUse
-from allranks.utils.load_rules import MachineLoad, describe_load, judge_machine
+from allranks.utils.cpu_load import CpuUse, MachineLoad, describe_load, judge_machine
 
 Json = dict[str, Any]
 

@@ -10,11 +10,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from allranks.analysis.report.colours import ACTIVITY_COLOURS, PHASE_COLOURS, STATE_COLOURS, css_value
+from allranks.analysis.report.figures import ACTIVITY_COLOURS, PHASE_COLOURS, STATE_COLOURS, css_value
 from allranks.analysis.report.html import html_environment
 from allranks.experiments.communication_model import Prediction
-from allranks.experiments.gates import ComparisonRow
-from allranks.experiments.spread import Spread, find_spread
+from allranks.experiments.gates import ComparisonRow, Spread, find_spread
 from allranks.experiments.tables import number_text, percent_text, range_text, rate_text, time_unit
 from allranks.utils.formatting import format_bytes
 from allranks.utils.redaction import redact_forms

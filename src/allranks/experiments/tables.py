@@ -10,8 +10,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from allranks.experiments.gates import ComparisonRow
-from allranks.experiments.spread import PROFILED, TIMED, Spread, find_spread
+from allranks.experiments.gates import PROFILED, TIMED, ComparisonRow, Spread, find_spread
 from allranks.utils.formatting import format_bytes
 from allranks.utils.text import csv_cell
 

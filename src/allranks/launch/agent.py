@@ -43,8 +43,14 @@ from allranks.launch.monitor.script_silence import ScriptSilence
 from allranks.launch.monitor.telemetry import TelemetrySampler
 from allranks.launch.process_guard import ProcessGuard
 from allranks.launch.rank import end_with_parent
-from allranks.launch.rendezvous import Rendezvous, host_labels, interface_towards
-from allranks.launch.store import LOOPBACK, FileStoreFolder, TcpStoreServer
+from allranks.launch.rendezvous import (
+    LOOPBACK,
+    FileStoreFolder,
+    Rendezvous,
+    TcpStoreServer,
+    host_labels,
+    interface_towards,
+)
 from allranks.nodes.network_verification import connection_addresses, count_by_interface
 from allranks.planning import env_vars as network_file
 from allranks.planning.rank_environment import threads_per_rank
@@ -56,7 +62,7 @@ from allranks.utils.inputs import read_regular
 from allranks.utils.machine import host_name, usable_cpus
 
 if TYPE_CHECKING:
-    from allranks.launch.probe_answers import ProbeAnswers
+    from allranks.launch.host_nodes import ProbeAnswers
 
 POLL_S = 0.1
 REACH_S = 90.0  # to reach the driver for the first time
@@ -218,7 +224,7 @@ class Agent:
         return None
 
     def _probe_answers(self) -> ProbeAnswers:
-        from allranks.launch.probe_answers import ProbeAnswers  # only agents that people started are asked
+        from allranks.launch.host_nodes import ProbeAnswers  # only agents that people started are asked
 
         labels = host_labels([place.host for place in self._meeting.places]) if self._meeting else [self._host]
         return ProbeAnswers(self._node, labels[self._node])

@@ -16,7 +16,7 @@ from allranks.errors import EXIT_ENVIRONMENT, EXIT_REQUEST, AllranksError, DataE
 from allranks.nodes.preflight.request import is_classifier
 from allranks.planning.records import LaunchPlan
 from allranks.spec import RunSpec
-from allranks.spec.data_mixture import parts_of, source_of
+from allranks.spec.data_sources import parts_of, source_of
 from allranks.spec.loader import spec_to_dict
 from allranks.spec.models import is_mlp
 from allranks.utils.text import sanitize

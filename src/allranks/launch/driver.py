@@ -20,16 +20,22 @@ from pathlib import Path
 import msgspec
 
 from allranks.errors import EXIT_FAILED, AllranksError, CheckpointError, EnvironmentNotAble
-from allranks.launch.agent_command import agent_command
 from allranks.launch.channel.protocol import CHANNEL_VARIABLE
 from allranks.launch.channel.server import ChannelServer
+from allranks.launch.launchers import agent_command
 from allranks.launch.monitor.hang_report import HangAnalyzer
 from allranks.launch.outcome import events_of_attempt, finalize_run
-from allranks.launch.rendezvous import NodeAddress, Rendezvous, control_port, hosts_of_ranks, own_address_towards
+from allranks.launch.rendezvous import (
+    LOOPBACK,
+    NodeAddress,
+    Rendezvous,
+    control_port,
+    hosts_of_ranks,
+    own_address_towards,
+)
 from allranks.launch.resumption import require_same_schema
 from allranks.launch.slurm.liveness import DriverRecord, print_log_line, slurm_node_name
 from allranks.launch.slurm.requeue import StopAndRequeue, StopRequested
-from allranks.launch.store import LOOPBACK
 from allranks.launch.supervisor import JobEnd, Supervisor
 from allranks.nodes.preflight import PreflightReport
 from allranks.nodes.preflight.network_policy import policy_for_nodes

@@ -1,19 +1,30 @@
-"""Hosts whose agents people started by hand, as nodes that the preflight can query over the control channel."""
+"""Query hosts with an agent over the control channel, and answer such queries, with the programs of the preflight."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from allranks.launch.channel.protocol import ProbeRequest
+from allranks.errors import AllranksError
+from allranks.launch.channel.protocol import ProbeAnswer, ProbeRequest
 from allranks.launch.channel.server import AgentLink
 from allranks.nodes.preflight.runner import NodeProgram, TargetNodes
-from allranks.nodes.srun import NodeAnswers, OutputLine, join_pieces, node_clock
+from allranks.nodes.srun import (
+    NodeAnswers,
+    OutputLine,
+    join_pieces,
+    node_clock,
+    program_text,
+    python_command,
+    run_command,
+)
 
 POLL_S = 0.05
 ANSWER_S = 5.0
 """Time for an answer to arrive, in addition to the time limit of the program."""
+PROGRAMS = ("probe.py", "connectivity_probe.py")
 
 
 class HostNodes(TargetNodes, frozen=True, kw_only=True):
@@ -76,3 +87,41 @@ def one_per_machine(links: Mapping[int, AgentLink], labels: Sequence[str]) -> tu
         else:
             notes.append(f"{label} is the same machine as {same}, and was examined once")
     return hosts, notes
+
+
+class ProbeAnswers:
+    """Answers of one agent. A program runs in a thread, so that the agent still notices that it is to stop."""
+
+    def __init__(self, node: int, name: str) -> None:
+        """`name` is what the other hosts call this one."""
+        self._node, self._name = node, name
+        self._asked = 0
+        self._done: list[ProbeAnswer] = []
+
+    def take(self, request: ProbeRequest | None) -> ProbeAnswer | None:
+        """Start the program of a new request; return each answer once, when it is there."""
+        if request is not None and request.number > self._asked and self._node in request.nodes:
+            self._asked = request.number
+            threading.Thread(target=self._answer, args=(request,), name="probe", daemon=True).start()
+        return self._done.pop() if self._done else None
+
+    def _answer(self, request: ProbeRequest) -> None:
+        try:
+            self._done.append(answer(request, self._node, self._name))
+        except AllranksError as error:
+            self._done.append(ProbeAnswer(number=request.number, lines=[], said=f"{self._name}: {error}"))
+
+
+def answer(request: ProbeRequest, node: int, name: str) -> ProbeAnswer:
+    """Run the program and return what it printed. `name` is what the other hosts call this one."""
+    if request.program not in PROGRAMS:
+        return ProbeAnswer(number=request.number, lines=[], said=f"{name}: no such program: {request.program}")
+    text = program_text(request.program, request.request)
+    command = [
+        "env",
+        f"SLURMD_NODENAME={name}",
+        f"SLURM_NODEID={node}",
+        *python_command(request.python, request.argument),
+    ]
+    done = run_command(command, request.limit_s, text)
+    return ProbeAnswer(number=request.number, lines=[line.text for line in done.lines], said=done.said[-2000:])

@@ -13,10 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from allranks.launch.agent_command import agent_command
-from allranks.launch.launchers import LaunchedJob, Launcher, write_attempt_args
-from allranks.planning.python_environment import environment_commands
-from allranks.planning.rank_environment import SCRIPT_ARGS, public_variables, secret_variables
+from allranks.launch.launchers import LaunchedJob, Launcher, agent_command, write_attempt_args
+from allranks.planning.rank_environment import SCRIPT_ARGS, environment_commands, public_variables, secret_variables
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.paths import RunDir
 from allranks.spec.records import RunSpec
@@ -49,7 +47,7 @@ class HostsLauncher(Launcher):
         self, spec: RunSpec, *, wait_s: float, say: Callable[[str], None]
     ) -> Iterator[tuple[TargetNodes, list[str]]]:
         """Give every host on which the printed command was started; without time to wait, this machine only."""
-        from allranks.launch.hosts_doctor import examine_hosts
+        from allranks.launch.hosts_job import examine_hosts
 
         if wait_s > 0:
             with examine_hosts(spec, wait_s=wait_s, say=say) as found:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from allranks.launch.agent_command import agent_command
-from allranks.launch.launchers import LaunchedJob, Launcher, write_attempt_args
+from allranks.launch.launchers import LaunchedJob, Launcher, agent_command, write_attempt_args
 from allranks.planning import env_vars as network_file
 from allranks.planning import rank_environment
 from allranks.planning.planner import network_job
-from allranks.planning.python_environment import in_environment
+from allranks.planning.rank_environment import in_environment
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.paths import RunDir
 from allranks.spec.records import RunSpec

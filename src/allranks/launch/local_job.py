@@ -16,8 +16,7 @@ from allranks.launch.channel.protocol import CHANNEL_VARIABLE, LAUNCHER_PID_VARI
 from allranks.launch.channel.server import ChannelServer
 from allranks.launch.failure_attribution import signal_name
 from allranks.launch.monitor.hang_report import HangAnalyzer
-from allranks.launch.rendezvous import hosts_of_ranks
-from allranks.launch.store import remove_leftover_stores
+from allranks.launch.rendezvous import hosts_of_ranks, remove_leftover_stores
 from allranks.launch.supervisor import JobEnd, LostAgent, Supervisor
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.files import open_append, write_json

@@ -34,8 +34,7 @@ from allranks.rundir.files import open_append
 from allranks.rundir.heartbeat import DONE_PHASE, FINISH_PHASE, heartbeat
 from allranks.rundir.paths import RunDir
 from allranks.train import rank_hooks as watched
-from allranks.utils.interpreter import no_garbage_collection
-from allranks.utils.machine import host_name
+from allranks.utils.machine import host_name, no_garbage_collection
 
 PR_SET_PDEATHSIG = 1
 EXIT_HANDLERS_S = 60.0  # after success: a logger may still send metrics

@@ -12,9 +12,8 @@ import msgspec
 from allranks.errors import RequestError
 from allranks.planning.model_checks import find_files
 from allranks.planning.records import LaunchPlan
-from allranks.rundir.files import read_json, read_record
+from allranks.rundir.files import read_json, read_record, require_current
 from allranks.rundir.paths import RunDir
-from allranks.rundir.schema import require_current
 from allranks.spec.records import RunSpec
 from allranks.utils.redaction import HIDDEN
 

@@ -1,6 +1,10 @@
 """Make a run folder, start a run, follow it to its end; resume and cancel runs, and find out which ones are running.
 
 A run is followed by passing its events to an observer, and by turning signals into an orderly stop. A display never ends a run.
+
+How ranks start: `launch` calls the launcher (``launch/local.py``, ``launch/hosts.py``, ``launch/slurm/launcher.py``), which starts
+one agent per node (``launch/agent.py``); under Slurm the driver in the batch script does (``launch/driver.py``). An agent starts one
+process per rank, ``python -m allranks.launch.rank``, with the environment of torchrun.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from allranks.analysis.straggler_detector import StragglerDetector
+from allranks.analysis.stragglers import StragglerDetector
 from allranks.errors import RequestError
 from allranks.launch import data_view, resumption
 from allranks.launch.launchers import LaunchedJob, get_launcher, launcher_of

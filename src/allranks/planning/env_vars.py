@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from allranks.rundir.files import read_json, write_json
-from allranks.utils.nearest import nearest_name, suggest
+from allranks.utils.text import nearest_name, suggest
 
 NCCL_DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 NCCL_TROUBLESHOOTING_DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"

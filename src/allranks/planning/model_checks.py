@@ -25,7 +25,7 @@ from allranks.spec.data_templates import require_task_template
 from allranks.spec.models import TaskTypes, is_mlp, model_task, tiny_defaults, tiny_family
 from allranks.spec.records import AdapterSpec, RunSpec
 from allranks.utils.inputs import FileTooLarge, open_regular, read_text
-from allranks.utils.nearest import did_you_mean
+from allranks.utils.text import did_you_mean
 
 MAX_TOKENIZER_BYTES = 64 << 20
 MAX_SOURCE_BYTES = 4 << 20

@@ -31,7 +31,7 @@ from allranks.planning.slurm_request import (
     partition_requested,
     takes_whole_nodes,
 )
-from allranks.rundir.schema import SCHEMA_VERSION
+from allranks.rundir.files import SCHEMA_VERSION
 from allranks.spec.records import RunSpec
 from allranks.spec.strategies import engine_param_dtype, plan_options, strategy_info
 from allranks.spec.validation import profile_warnings, training_warnings

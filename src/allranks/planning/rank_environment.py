@@ -1,4 +1,4 @@
-"""Decide the environment of the ranks: each variable with its value, reason and source. Pure.
+"""Decide the environment of the ranks: each variable with its value, reason and source; and how their Python is started. Pure.
 
 Network variables are decided in `network_policy`; some of them need facts from the nodes.
 """
@@ -6,6 +6,9 @@ Network variables are decided in `network_policy`; some of them need facts from 
 from __future__ import annotations
 
 import json
+import re
+import shlex
+from pathlib import Path
 
 import msgspec
 
@@ -14,10 +17,24 @@ from allranks.planning.env_vars import EnvVar, NetworkJob
 from allranks.planning.network_policy import apply_user_env, provisional_policy
 from allranks.spec.records import RunSpec, ScriptSpec
 from allranks.spec.strategies import strategy_info
+from allranks.spec.validation import is_container
 from allranks.utils.redaction import HIDDEN, holds_secret, is_placeholder, redact, redact_arguments
 
 SCRIPT_ARGS = "ALLRANKS_SCRIPT_ARGS"
 """The arguments of a user's program as a JSON list, where spec.yaml has placeholders for the secret ones."""
+__all__ = [
+    "EnvVar",
+    "as_variables",
+    "decide_environment",
+    "public_variables",
+    "script_arguments",
+    "secret_variables",
+    "secret_warnings",
+    "threads_per_rank",
+    "with_hidden_secrets",
+    "without_script_secrets",
+]  # fmt: skip
+_INTERPRETER = re.compile(r"python[0-9.]*")
 
 
 def threads_per_rank(cpus: int, procs_per_node: int) -> int:
@@ -133,20 +150,6 @@ def _threads(spec: RunSpec, cpus: int, procs_per_node: int) -> EnvVar:
     return EnvVar(name=name, value=None, reason=f"its usable cores / {_ranks(procs_per_node)}", source="nodes")
 
 
-__all__ = [
-    "EnvVar",
-    "as_variables",
-    "decide_environment",
-    "public_variables",
-    "script_arguments",
-    "secret_variables",
-    "secret_warnings",
-    "threads_per_rank",
-    "with_hidden_secrets",
-    "without_script_secrets",
-]  # fmt: skip
-
-
 def as_variables(decisions: list[EnvVar]) -> dict[str, str]:
     """Return the variables to set; those with redacted values come from the environment of the starting process."""
     return {item.name: item.value for item in decisions if item.value is not None and item.value != HIDDEN}
@@ -172,3 +175,48 @@ def with_hidden_secrets(decisions: list[EnvVar]) -> list[EnvVar]:
 
 def _is_secret(name: str, value: str) -> bool:
     return name == SCRIPT_ARGS or holds_secret(name, value)
+
+
+def is_interpreter(wanted: str) -> bool:
+    """Return whether ``cluster.python`` names an interpreter, such as ``/opt/py/bin/python3.12``, and not an environment's folder."""
+    path = Path(wanted)
+    return path.parent.name == "bin" and _INTERPRETER.fullmatch(path.name) is not None
+
+
+def needed_file(wanted: str) -> Path | None:
+    """Return the file without which ``cluster.python`` cannot be used; None for conda environments and images of a registry."""
+    if wanted.startswith(("conda:", "pyxis:")):
+        return None
+    path = Path(wanted).expanduser()
+    return path if is_interpreter(wanted) or is_container(wanted) else path / "bin" / "activate"
+
+
+def environment_commands(wanted: str | None, python: str) -> tuple[list[str], list[str]]:
+    """Return shell lines that activate the environment, and the command of its Python, outside of containers.
+
+    ``cluster.python`` is a virtual environment's folder, an interpreter, ``conda:NAME``, an Apptainer image (``.sif``), or
+    ``pyxis:IMAGE``, which srun enters itself. Slurm's driver runs outside of containers, because they lack srun and scontrol.
+
+    Raises:
+        SpecError: the value cannot be written into a shell line.
+    """
+    if wanted is None:
+        return [], [python]
+    if any(ord(c) < 32 or ord(c) == 127 for c in wanted):
+        raise SpecError(
+            f"cluster.python: {wanted!r} has a line break or a control character, which a batch script cannot contain"
+        )
+    if is_container(wanted):
+        return [], [python]
+    if wanted.startswith("conda:"):
+        name = shlex.quote(wanted.removeprefix("conda:"))
+        return ['eval "$(conda shell.bash hook)"', f"conda activate {name}"], ["python"]
+    if is_interpreter(wanted):
+        return [], [str(Path(wanted).expanduser())]
+    return [f"source {shlex.quote(str(needed_file(wanted)))}"], ["python"]
+
+
+def in_environment(wanted: str | None, python: list[str]) -> list[str]:
+    """Return words that start a Python of `environment_commands` in its environment; the arguments of Python follow them."""
+    lines, _ = environment_commands(wanted, "")
+    return ["bash", "-c", " && ".join([*lines, 'exec "$@"']), "bash", *python] if lines else python

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from allranks.planning.env_vars import EnvVar
-from allranks.rundir.schema import UNVERSIONED
+from allranks.rundir.files import UNVERSIONED
 
 
 class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):

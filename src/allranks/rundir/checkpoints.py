@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from allranks.errors import CheckpointError, RequestError
-from allranks.rundir.files import read_json, read_record
+from allranks.rundir.files import read_json, read_record, require_current
 from allranks.rundir.paths import RunDir
-from allranks.rundir.schema import require_current
 from allranks.utils.inputs import open_regular
 
 MANIFEST = "manifest.json"

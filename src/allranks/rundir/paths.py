@@ -14,7 +14,7 @@ from msgspec import Struct
 from allranks.errors import EnvironmentNotAble, RequestError, RunNotFound
 from allranks.rundir.files import make_folder, read_record
 from allranks.utils.filesystem import owner_of
-from allranks.utils.nearest import did_you_mean
+from allranks.utils.text import did_you_mean
 
 _STEP = re.compile(r"^step-(\d+)$")
 _TRACE = re.compile(r"^rank(\d+)\.json\.gz$")

@@ -8,8 +8,7 @@ from typing import Any
 
 from allranks.errors import DataError
 from allranks.spec.data_columns import Columns, columns_of
-from allranks.spec.data_examples import row_text
-from allranks.spec.data_templates import MAX_TEMPLATE_BYTES, choose_template
+from allranks.spec.data_templates import MAX_TEMPLATE_BYTES, choose_template, row_text
 from allranks.spec.records import DataSpec
 from allranks.utils.inputs import read_text
 

@@ -1,22 +1,36 @@
-"""Convert rows to text: prompt (not trained with ``mask_prompt``) and response, or text with a label."""
+"""Convert rows to text: prompt (not trained with ``mask_prompt``) and response, messages of a chat, or text with a label."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from allranks.errors import DataError, SpecError
-from allranks.spec.data_chat import chat_renderer
-from allranks.spec.data_columns import TEMPLATE_KINDS, Columns, columns_of, fitting_template, merged_row, require_roles
-from allranks.spec.data_examples import Example, Render, encodable, is_missing, row_text
-from allranks.spec.data_mixture import source_of
-from allranks.spec.data_sources import Row, builtin_set
+from allranks.spec.data_columns import (
+    TEMPLATE_KINDS,
+    Columns,
+    columns_of,
+    fitting_template,
+    has_role,
+    merged_row,
+    require_roles,
+)
+from allranks.spec.data_sources import Row, builtin_set, source_of
 from allranks.spec.records import DataSpec
 from allranks.utils.inputs import read_text
-from allranks.utils.nearest import did_you_mean
+from allranks.utils.text import did_you_mean
 
 MAX_TEMPLATE_BYTES = 1 << 20
+SHAREGPT_ROLES = {
+    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant", "bot": "assistant",
+    "model": "assistant", "system": "system", "tool": "tool", "function": "tool", "observation": "tool",
+}  # fmt: skip
+"""Roles of the key ``from``, and what they are called in the key ``role``."""
+Message = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -195,6 +209,206 @@ def _jinja(path: Path, *, mask_prompt: bool) -> Render:
             ) from None
 
     return render
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row as text. ``turns`` alternate (text, trained?); ``answer`` is the correct reply, if known.
+
+    ``empty`` is the column or part without which there is nothing to learn, where a row has no text in it.
+    """
+
+    turns: tuple[tuple[str, bool], ...] = ()
+    messages: tuple[dict[str, Any], ...] = ()
+    label: str | None = None
+    answer: str | None = None
+    empty: str = ""
+    row: int = -1
+    """Number of the row in its file, from 0."""
+    source: str = ""
+    """Name of its source in a mixture."""
+    first_trained: int = 0
+    """Assistant messages before this one belong to the prompt."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """Descriptions of tools, for the chat template."""
+
+    @property
+    def place(self) -> str:
+        """Return where the row is, for messages."""
+        return f"{self.source}, row {self.row}" if self.source else f"row {self.row}"
+
+    @property
+    def prompt(self) -> str:
+        """Return the text before the first trained turn."""
+        head = []
+        for text, trained in self.turns:
+            if trained:
+                break
+            head.append(text)
+        return "".join(head)
+
+
+Render = Callable[[Row, int], Example]
+
+
+def is_missing(value: Any) -> bool:
+    """Return whether a cell has no value; NaN is how pandas writes a missing one."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def row_text(row: Row, names: list[str], number: int) -> str:
+    """Return the cells of these columns as text, a line each; missing ones are left out.
+
+    Raises:
+        DataError: a cell is a list or an object.
+    """
+    parts = []
+    for name in names:
+        value = row.get(name)
+        if is_missing(value):
+            continue
+        if not isinstance(value, (str, int, float)):
+            raise DataError(f"row {number}, column {name!r}: expected text, found a {type(value).__name__}")
+        parts.append(encodable(str(value), f"row {number}, column {name!r}"))
+    return "\n".join(part for part in parts if part)
+
+
+def encodable(text: str, where: str) -> str:
+    """Return the text, or refuse half of a surrogate pair, which JSON can express and UTF-8 cannot.
+
+    Raises:
+        DataError: names the row, the column and the code unit.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where}: character {error.start} is \\u{ord(text[error.start]):04x}, half of a surrogate pair, which is not text; remove it, "
+            "or write both halves"
+        ) from None
+    return text
+
+
+def chat_renderer(data: DataSpec, columns: Columns, present: Sequence[str]) -> Render:
+    """Return the conversion of a row to an `Example` with messages; the chat template follows when it is tokenized.
+
+    Raises:
+        DataError: no columns for a chat.
+    """
+    system = columns_of("system", data, columns, present, required=False)
+    tools = columns_of("tools", data, columns, present, required=False)
+    if has_role("messages", columns, present) or not _has_pair(columns, present):
+        (name,) = columns_of("messages", data, columns, present)
+        asked, given, answer = [name], [], []
+    elif has_role("prompt", columns, present) and has_role("response", columns, present):
+        asked, given = columns_of("prompt", data, columns, present), []
+        answer = columns_of("response", data, columns, present)
+    else:
+        asked = columns_of("instruction", data, columns, present)
+        given = columns_of("input", data, columns, present, required=False)
+        answer = columns_of("output", data, columns, present)
+
+    def render(row: Row, number: int) -> Example:
+        head = [{"role": "system", "content": row_text(row, system, number)}] if system else []
+        if answer:
+            before = _part(row, asked, number, "user", given)
+            after = _part(row, answer, number, "assistant")
+        else:
+            before, after = [], _messages(row.get(asked[0]), f"row {number}, column {asked[0]!r}")
+        if head and head[0]["content"].strip() and (before or after)[0]["role"] != "system":
+            before = head + before if answer else before
+            after = after if answer else head + after
+        return _example(before, after, answer[0] if answer else asked[0], number, _tools(row, tools, number))
+
+    return render
+
+
+def _has_pair(columns: Columns, present: Sequence[str]) -> bool:
+    return any(
+        all(has_role(role, columns, present) for role in roles)
+        for roles in (("prompt", "response"), ("instruction", "output"))
+    )
+
+
+def _part(row: Row, names: list[str], number: int, role: str, given: Sequence[str] = ()) -> list[Message]:
+    """Return a prompt or a response as messages; its cell is a text, or already a list of messages."""
+    value = row.get(names[0])
+    if isinstance(value, list):
+        return _messages(value, f"row {number}, column {names[0]!r}")
+    more = row_text(row, list(given), number)
+    text = row_text(row, names, number)
+    return [{"role": role, "content": f"{text}\n\n{more}" if more.strip() else text}]
+
+
+def _example(before: list[Message], after: list[Message], column: str, number: int, tools: tuple[Any, ...]) -> Example:
+    messages = [*before, *after]
+    replies = [m for m in after if m["role"] == "assistant"]
+    if not replies:
+        roles = ", ".join(dict.fromkeys(m["role"] for m in messages))
+        raise DataError(
+            f"row {number}: chat without an assistant message; no token would be trained (its roles: {roles})"
+        )
+    last = messages[-1]
+    said = any(m["content"].strip() or m.get("tool_calls") for m in replies)
+    return Example(
+        messages=tuple(messages),
+        answer=last["content"] if last["role"] == "assistant" else None,
+        empty="" if said else column,
+        first_trained=len(before),
+        tools=tools,
+    )
+
+
+def _messages(value: Any, where: str) -> list[Message]:
+    if not isinstance(value, list) or not value:
+        raise DataError(f"{where}: expected a list of messages")
+    return [_message(one, where) for one in value]
+
+
+def _message(message: Any, where: str) -> Message:
+    if not isinstance(message, dict):
+        raise DataError(
+            f"{where}: every message needs 'role' and 'content' (or 'from' and 'value'), found a {type(message).__name__}"
+        )
+    if "role" not in message and "from" in message:
+        said = message["from"]
+        role, content = SHAREGPT_ROLES.get(str(said).lower()), message.get("value")
+        if role is None:
+            raise DataError(f"{where}: unknown speaker {said!r} in 'from' (known: {', '.join(SHAREGPT_ROLES)})")
+    else:
+        role, content = message.get("role"), message.get("content")
+    # a table with one type for all messages, such as Parquet, fills the keys that a message does not have with null
+    rest = {k: v for k, v in message.items() if k not in ("role", "content", "from", "value") and v is not None}
+    if content is None and rest.get("tool_calls"):
+        content = ""
+    if isinstance(content, list):
+        content = _joined(content, where)
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise DataError(f"{where}: every message needs 'role' and 'content' (or 'from' and 'value'), both text")
+    return {"role": role, "content": encodable(content, where), **rest}
+
+
+def _joined(parts: list[Any], where: str) -> str:
+    """Return the text of a content that is a list of parts, as in OpenAI's format."""
+    for part in parts:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise DataError(f"{where}: a message has a part of type {kind!r}; only text can be trained")
+    return "".join(part["text"] for part in parts)
+
+
+def _tools(row: Row, names: list[str], number: int) -> tuple[Any, ...]:
+    value = row.get(names[0]) if names else None
+    if is_missing(value) or value == "":
+        return ()
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            value = None
+    if not isinstance(value, list):
+        raise DataError(f"row {number}, column {names[0]!r}: expected a list of tools, or one as JSON")
+    return tuple(value)
 
 
 _RENDERERS = {

@@ -12,7 +12,7 @@ import msgspec
 from allranks.errors import SpecError
 from allranks.spec.validation import same_setting
 from allranks.utils.inputs import FileTooLarge, read_text
-from allranks.utils.nearest import did_you_mean
+from allranks.utils.text import did_you_mean
 
 if TYPE_CHECKING:
     from allranks.spec.records import TrainSpec

@@ -9,7 +9,7 @@ from typing import Any
 from allranks.errors import RequestError
 from allranks.spec.launchers import DEFAULT_LAUNCHER
 from allranks.spec.loader import parse_yaml
-from allranks.utils.nearest import did_you_mean
+from allranks.utils.text import did_you_mean
 
 FOLDERS = ("", "clusters/")
 """Folders with examples for users; others hold jobs that need files of their own."""

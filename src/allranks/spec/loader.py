@@ -16,7 +16,7 @@ import yaml
 from yaml.composer import ComposerError
 
 from allranks.errors import SpecError
-from allranks.spec.data_mixture import mixture_problems
+from allranks.spec.data_sources import mixture_problems
 from allranks.spec.keys import all_keys
 from allranks.spec.launchers import launchers_with
 from allranks.spec.records import ClusterSpec, Record, RunSpec, StrategySpec
@@ -34,7 +34,7 @@ from allranks.spec.validation import (
     without_empty_sections,
 )
 from allranks.utils.inputs import FileTooLarge, is_stdin, read_input, read_regular
-from allranks.utils.nearest import nearest_file_hint, nearest_name, suggest
+from allranks.utils.text import nearest_file_hint, nearest_name, suggest
 
 
 def json_schema() -> dict[str, Any]:

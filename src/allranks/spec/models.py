@@ -19,7 +19,7 @@ import msgspec
 
 from allranks.errors import SpecError
 from allranks.spec.architectures import SUPPORTED, require_modality
-from allranks.utils.nearest import did_you_mean, nearest_file_hint
+from allranks.utils.text import did_you_mean, nearest_file_hint
 
 MLP_PREFIX, NOISE_SOURCE = "mlp:", "builtin:noise"
 _NAME = re.compile(r"mlp:(\d{1,6})x(\d{1,4})")

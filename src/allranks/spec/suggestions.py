@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from allranks.utils.nearest import nearest_name, suggest
+from allranks.utils.text import nearest_name, suggest
 
 STRATEGY_SYNONYMS: dict[str, tuple[str, ...]] = {
     "ddp": ("pytorch_ddp",),

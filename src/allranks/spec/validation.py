@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 from allranks.errors import SpecError
-from allranks.spec.data_suggestions import ANSWER_NAMES, QUESTION_NAMES
+from allranks.spec.data_columns import ANSWER_NAMES, QUESTION_NAMES
 from allranks.spec.models import NOISE_SOURCE, is_mlp, mlp_shape
 from allranks.spec.records import ProfileSpec, Record, RunSpec, ScriptSpec, TrainSpec
 from allranks.spec.strategies import REGISTRY, strategy_hint
-from allranks.utils.nearest import did_you_mean
+from allranks.utils.text import did_you_mean
 
 # What people write in place of a section: its most important key's value.
 MAIN_KEYS = {"model": "name", "data": "source", "adapter": "type", "checkpoint": "mode", "strategy": "name", "script": "path"}  # fmt: skip

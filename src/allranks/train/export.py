@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.errors import AllranksError, CheckpointError, EnvironmentNotAble
-from allranks.utils.interpreter import run_short_process
+from allranks.utils.machine import run_short_process
 
 TOKENS = 32
 LOGIT_LIMITS = {

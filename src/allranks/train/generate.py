@@ -16,7 +16,7 @@ import msgspec
 
 from allranks.errors import AllranksError, EnvironmentNotAble, RequestError
 from allranks.spec.data_prompts import prompt_of, row_prompt
-from allranks.utils.interpreter import run_short_process
+from allranks.utils.machine import run_short_process
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,12 +17,12 @@ import msgspec
 import numpy as np
 
 from allranks.errors import EXIT_ENVIRONMENT, AllranksError
-from allranks.spec.data_examples import Example
+from allranks.spec.data_templates import Example
 from allranks.spec.loader import parse_spec
 from allranks.spec.records import RunSpec
 from allranks.train.data.assembly import AssembledData, DataFacts, assemble, identical_rows
 from allranks.train.data.tokenization import EncodedRow, head_classes, load_tokenizer
-from allranks.utils.interpreter import run_short_process
+from allranks.utils.machine import run_short_process
 
 MAX_NUMBERS = 10
 """Limit on row numbers of one kind."""

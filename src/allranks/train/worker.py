@@ -23,16 +23,15 @@ from allranks.train.checkpoint.saver import CheckpointSchedule
 from allranks.train.data.prepared import PreparedData
 from allranks.train.data.sampler import SampleOrder, steps_of_epochs
 from allranks.train.distributed import from_first, join_process_group, leave_process_group
-from allranks.train.early_stopping import EarlyStopping, evaluations_until
 from allranks.train.engines import engine_of
-from allranks.train.evaluation import sample_answers
+from allranks.train.evaluation import EarlyStopping, evaluations_until, sample_answers
 from allranks.train.loggers import make_loggers
 from allranks.train.loop import HeartbeatWatcher, NullStepWatcher, StepWatcher
 from allranks.train.setup import TrainingSetup, build_training, log_end, log_experts, restore
 from allranks.train.step_metrics import LoopOutcome, LoopPlan, StopRequest
 from allranks.train.sync_proof import prove_ranks
 from allranks.train.tasks import TrainingTask, task_of
-from allranks.utils.caches import cache_root
+from allranks.utils.filesystem import cache_root
 
 
 class StepCallbacks:

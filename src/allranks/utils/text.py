@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from allranks.utils.formatting import NO_VALUE
@@ -20,6 +22,16 @@ _FORMULA = (
     "\uff0d",
     "\uff20",
 )  # the last four are full-width forms
+MAX_TEXT_LENGTH = 4000
+# Sequences of ECMA-48: control strings (OSC, DCS, ...) up to their end, CSI sequences, other escapes; 7-bit and 8-bit forms.
+_ESCAPES = re.compile(
+    r"(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]{0,4096}(?:\x07|\x1b\\|\x9c)"
+    r"|(?:\x1b\[|\x9b)[0-?]{0,64}[ -/]{0,8}[@-~]|\x1b[ -/]{0,8}[0-~]"
+)
+_STYLE = re.compile(r"(\x1b\[[0-9;]{0,64}m)")
+# Control and invisible characters except tab and line feed, and characters that change the direction of text.
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff]")
+_CONTROL_OR_RETURN = re.compile(f"{_CONTROL.pattern}|[\r\ud800-\udfff]")
 
 
 def csv_cell(value: Any) -> Any:
@@ -31,19 +43,6 @@ def csv_cell(value: Any) -> Any:
         return value
     text = value.replace("\r", "\n")
     return f"'{text}" if text.lstrip(" ").startswith(_FORMULA) else text
-
-
-MAX_TEXT_LENGTH = 4000
-# Sequences of ECMA-48: control strings (OSC, DCS, ...) up to their end, CSI sequences, other escapes; 7-bit and 8-bit forms.
-_ESCAPES = re.compile(
-    r"(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]{0,4096}(?:\x07|\x1b\\|\x9c)"
-    r"|(?:\x1b\[|\x9b)[0-?]{0,64}[ -/]{0,8}[@-~]|\x1b[ -/]{0,8}[0-~]"
-)
-_STYLE = re.compile(r"(\x1b\[[0-9;]{0,64}m)")
-# Control and invisible characters except tab and line feed, and characters that change the direction of text.
-_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff]")
-
-_CONTROL_OR_RETURN = re.compile(f"{_CONTROL.pattern}|[\r\ud800-\udfff]")
 
 
 def printable(text: str, *, styled: bool = False) -> str:
@@ -98,3 +97,40 @@ def format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return sanitize(value)
+
+
+def nearest_name(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the most similar of the known names, or None if none is similar.
+
+    Args:
+        cutoff: least similarity, between 0 and 1 (``difflib.SequenceMatcher.ratio``).
+    """
+    import difflib  # only after a mistake: every verb imports this module
+
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return near[0] if near else None
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6, form: str = "{!r}") -> str:
+    """Return ``; did you mean 'a'?``, or an empty text if no known name is similar.
+
+    Args:
+        form: how the suggestion is shown, such as ``tiny:{}``.
+    """
+    near = nearest_name(name, known, cutoff)
+    return "" if near is None else suggest(form.format(near))
+
+
+def suggest(*names: str) -> str:
+    """Return ``; did you mean a or b?``; empty without names."""
+    return f"; did you mean {' or '.join(names)}?" if names else ""
+
+
+def nearest_file_hint(path: Path) -> str:
+    """Return ``; did you mean job.sh?`` if the folder of a missing file has one of a similar name; else an empty text."""
+    try:
+        names = [entry.name for entry in path.parent.iterdir()]
+    except (OSError, ValueError):
+        return ""
+    near = nearest_name(path.name, names)
+    return "" if near is None else suggest(str(path.with_name(near)))

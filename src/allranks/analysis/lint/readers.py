@@ -35,7 +35,7 @@ from allranks.utils.inputs import (
     is_stdin,
     read_input,
 )
-from allranks.utils.nearest import nearest_file_hint
+from allranks.utils.text import nearest_file_hint
 
 FileKind = Literal["script", "environment", "spec"]
 MAX_BYTES = 1_000_000

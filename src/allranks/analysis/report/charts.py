@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from allranks.analysis.report.colours import colour
 from allranks.analysis.report.figures import (
     MAX_LINES,
     Chart,
     Figure,
     axis,
+    colour,
     common_byte_unit,
     label,
     layout,

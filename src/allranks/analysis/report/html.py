@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from allranks.analysis.report.colours import stylesheet
+from allranks.analysis.report.figures import stylesheet
 from allranks.utils.redaction import redact, redact_forms
 from allranks.utils.text import printable
 from allranks.version import __version__

@@ -6,13 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from allranks.analysis.report import (
-    charts,
-    pace_tables,
-    setup_tables,
-    summary,
-    tables,
-)
+from allranks.analysis.report import charts, setup_tables, summary, tables
 from allranks.analysis.report import (
     tables as tables_experts,
 )
@@ -29,9 +23,9 @@ _TABLES: dict[str, tuple[_Maker, ...]] = {
         tables.checkpoint_table,
         tables_experts.expert_table,
         tables.trace_table,
-        pace_tables.straggler_table,
-        pace_tables.machine_table,
-        pace_tables.link_table,
+        tables.straggler_table,
+        tables.machine_table,
+        tables.link_table,
     ),
     "attempts": (tables.attempt_table,),
     "plan": (setup_tables.plan_facts, setup_tables.rank_table, setup_tables.preflight_table),

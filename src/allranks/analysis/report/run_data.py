@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from allranks.analysis.metrics import without_repeated_steps
-from allranks.analysis.program_progress import progress_events
+from allranks.analysis.metrics import progress_events, without_repeated_steps
 from allranks.errors import SpecError
 from allranks.rundir.checkpoints import MANIFEST
 from allranks.rundir.events import read_events, read_telemetry

@@ -7,11 +7,12 @@ from typing import Any
 
 from allranks.analysis.machine_load import machine_notes
 from allranks.analysis.metrics import WARMUP_STEPS, quantile
-from allranks.analysis.report.colours import PHASE_COLOURS, colour
 from allranks.analysis.report.figures import (
+    PHASE_COLOURS,
     Chart,
     Figure,
     axis,
+    colour,
     layout,
     line,
     log_ticks,

@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median_low
 
-from allranks.analysis.report.colours import ACTIVITY_COLOURS, PHASE_COLOURS, colour
-from allranks.analysis.report.figures import Chart, Figure, axis, common_byte_unit, label, layout, line, scale
+from allranks.analysis.report.figures import (
+    ACTIVITY_COLOURS,
+    PHASE_COLOURS,
+    Chart,
+    Figure,
+    axis,
+    colour,
+    common_byte_unit,
+    label,
+    layout,
+    line,
+    scale,
+)
 from allranks.analysis.trace.intervals import Span, clip, close_short_gaps
 from allranks.analysis.trace.records import CPU_MEMORY, PHASES, Breakdown, RankReport, TraceReport
 from allranks.utils.formatting import format_bytes, format_seconds

@@ -15,8 +15,8 @@ from allranks.analysis.report.html import plotly_source, render_page
 from allranks.analysis.report.tables import Cell, Row, Table, long_cell, number_cell, table
 from allranks.analysis.trace import charts
 from allranks.analysis.trace.charts import timeline_chart
-from allranks.analysis.trace.labels import short_name, top_modules_by_self_time
 from allranks.analysis.trace.records import CollectiveRow, ModuleRow, Phase, TopRow, TraceReport, totals_by_phase
+from allranks.analysis.trace.tables import short_name, top_modules_by_self_time
 from allranks.utils.formatting import format_bandwidth, format_bytes, format_percent_of, format_seconds
 from allranks.utils.text import sanitize
 

@@ -30,7 +30,7 @@ def plain_text(blocks: Iterable[Block], width: int) -> str | None:
 
 def _lines(block: Block, width: int) -> list[str] | None:
     if isinstance(block, Table):
-        return _table(block, width)
+        return _plain_table(block, width)
     if isinstance(block, Rule):
         return ["\u2500" * width]
     text = "".join(part for part, _ in block.parts)
@@ -39,7 +39,7 @@ def _lines(block: Block, width: int) -> list[str] | None:
     return [text] if _PLAIN.fullmatch(text) else None
 
 
-def _table(table: Table, width: int) -> list[str] | None:
+def _plain_table(table: Table, width: int) -> list[str] | None:
     cells = [[c.text if isinstance(c, Cell) else c for c in row] for row in table.rows]
     rows = [[c.split("\n") if i >= table.left else [c] for i, c in enumerate(row)] for row in cells]
     rows.insert(0, [[name] for name in table.columns])

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from allranks.errors import EnvironmentNotAble, RequestError
-from allranks.lab.cluster import config_files, daemons, namespaces, processes
+from allranks.lab.cluster import config_files, daemons, lifecycle, processes
 from allranks.lab.cluster.box import Box
 from allranks.lab.cluster.commands import check_output, find_program, last_lines, run_command
 from allranks.lab.cluster.config_files import BRIDGE
 from allranks.lab.cluster.plan import checked_hidden_path, require_node
 from allranks.lab.cluster.records import FaultRecord, NodePlan, save
-from allranks.utils.nearest import nearest_name
+from allranks.utils.text import nearest_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ def start_node(box: Box, record: FaultRecord) -> None:
         login = box.plan.login
         port = next(node.port for node in box.plan.nodes if node.name == record.node)
         run_command([*box.setup_prefix(login), find_program("ip"), "link", "delete", port])
-        namespaces.make_nodes(box, box.init(login), [record.node])
+        lifecycle.make_nodes(box, box.init(login), [record.node])
     daemons.start_slurmd_and_wait(box, record.node)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from allranks.errors import SpecError
 from allranks.lab.smoke import language_model_tests, mlp_tests
 from allranks.lab.smoke.records import SmokeTest
-from allranks.utils.nearest import did_you_mean
+from allranks.utils.text import did_you_mean
 
 TESTS: tuple[SmokeTest, ...] = (
     mlp_tests.SINGLE_TEST,

@@ -20,8 +20,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from allranks.analysis.collective_calls import CollectiveCall
-from allranks.analysis.flight_recorder import read_flight_record
+from allranks.analysis.flight_recorder import CollectiveCall, read_flight_record
 from allranks.analysis.stacks import main_thread_frames
 from allranks.launch.monitor import procfs
 from allranks.launch.monitor.records import NodeEvidence, RankEvidence

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from allranks.analysis.collective_calls import CollectiveCall, OpenCollective, describe_call, open_collectives
+from allranks.analysis.flight_recorder import CollectiveCall, OpenCollective, describe_call, open_collectives
 from allranks.analysis.stacks import blocking_location, is_collective_stack
 from allranks.launch.monitor.procfs import is_ended_state
 from allranks.launch.monitor.records import HangAlarm, NodeEvidence, RankEvidence, StalledRank

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from allranks.analysis.collective_calls import CollectiveCall
+from allranks.analysis.flight_recorder import CollectiveCall
 from allranks.analysis.stacks import StackFrame
 
 

@@ -15,7 +15,7 @@ from allranks.errors import AllranksError, EnvironmentNotAble
 from allranks.launch.launchers import LaunchedJob, Launcher
 from allranks.launch.slurm.script import render_batch_script
 from allranks.planning import rank_environment
-from allranks.planning.python_environment import environment_commands, in_environment
+from allranks.planning.rank_environment import environment_commands, in_environment
 from allranks.planning.records import LaunchPlan
 from allranks.planning.slurm_request import gpus_requested, partition_requested
 from allranks.rundir.files import open_append, read_record, write_json, write_text_atomic

@@ -7,8 +7,7 @@ import re
 import shlex
 
 from allranks.errors import SpecError
-from allranks.planning.python_environment import environment_commands, needed_file
-from allranks.planning.rank_environment import public_variables
+from allranks.planning.rank_environment import environment_commands, needed_file, public_variables
 from allranks.planning.records import LaunchPlan
 from allranks.rundir.paths import RunDir
 from allranks.spec.records import RunSpec

@@ -11,10 +11,9 @@ import msgspec
 
 from allranks.nodes.checks import ChecksByHost, NodeCheck, NodeSurvey, failed_check, passed_check
 from allranks.nodes.records import HubItem, NodeRequirements
-from allranks.spec.data_mixture import key_of, parts_of, source_of
-from allranks.spec.data_sources import looks_like_file
+from allranks.spec.data_sources import key_of, looks_like_file, parts_of, source_of
 from allranks.spec.records import RunSpec
-from allranks.utils.caches import datasets_cache, hub_cache
+from allranks.utils.filesystem import datasets_cache, hub_cache
 
 HUB = "https://huggingface.co"
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")

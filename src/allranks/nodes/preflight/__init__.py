@@ -3,7 +3,7 @@
 probe.py, connectivity_probe.py   run on the nodes, standard library only; one JSON line each
 copies_probe.py, pairs_probe.py   run on the nodes with torch: copies and all-reduces between all pairs
 records.py           answers of the probes, and verdicts
-request.py, hub.py   refuse what is invalid on any machine: model, rows, a name that the hub does not know
+request.py           refuses what is invalid on any machine: model, rows, a name that the hub does not know
 start.py             what run and doctor check on the launcher's machine before any node is asked
 requirements.py      derives from a spec what every node must have
 link_tests.py        runs the copy and pair tests and keeps their results

@@ -14,26 +14,31 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from allranks.errors import DataError, SpecError
-from allranks.nodes.preflight.interpreter import require_interpreter
+from allranks.errors import DataError, EnvironmentNotAble, RequestError, SpecError
+from allranks.nodes.checks.hub import HUB, hub_names, offline_variable
+from allranks.nodes.preflight.requirements import require_interpreter
 from allranks.planning.model_checks import check_model
 from allranks.planning.rank_environment import script_arguments
 from allranks.spec import data_sources
-from allranks.spec.data_mixture import parts_of, source_of
 from allranks.spec.data_rows import eval_data, naming_source, read_examples
+from allranks.spec.data_sources import parts_of, source_of
 from allranks.spec.data_templates import choose_template, require_task_template, require_template
 from allranks.spec.models import TINY_ENCODERS, check_model_folder, is_mlp, tiny_family
 from allranks.spec.records import DataSpec, RunSpec, ScriptSpec
 from allranks.spec.user_program import file_of_module, working_directory
-from allranks.utils.caches import cache_root, private_root
+from allranks.utils.filesystem import cache_root, hf_home, private_root
+from allranks.utils.inputs import read_text
 from allranks.utils.safetensors_files import stored_tensors
 from allranks.version import __version__
 
 MAX_ROW_BYTES = 512 << 20
 """Limit for `check_rows`: the login node of a cluster must not read larger files. Their rows are checked on the ranks."""
+TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken", "merges.txt", "tekken.json")
+TIMEOUT_S = 5.0
 
 
 def check_request(spec: RunSpec) -> None:
@@ -61,9 +66,6 @@ def check_request(spec: RunSpec) -> None:
             _check_data(spec, eval_data(spec), classifier)
         except DataError as error:
             raise DataError(str(error).replace("data.source", "eval.source")) from None
-
-
-TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken", "merges.txt", "tekken.json")
 
 
 def _check_model_files(name: str) -> None:
@@ -214,3 +216,81 @@ def _mark(spec: RunSpec, files: list[Path]) -> Path:
 def _identity(path: Path) -> tuple[int, int, int]:
     stat = path.stat()
     return stat.st_size, stat.st_mtime_ns, stat.st_ino
+
+
+def check_hub(spec: RunSpec) -> None:
+    """Ask the hub if the ranks run on this machine. Nodes of a cluster may see another network.
+
+    Raises:
+        SpecError, EnvironmentNotAble: as `ask_hub`.
+    """
+    if spec.cluster.launched_by.runs_here:
+        ask_hub(spec)
+
+
+def ask_hub(spec: RunSpec) -> None:
+    """Check that a model and a data set of the hub are in this machine's cache, or that the hub has them.
+
+    Raises:
+        SpecError: the hub does not know the name or the revision, or demands a token.
+        EnvironmentNotAble: neither cached nor reachable.
+    """
+    from allranks.nodes.probes.probe import is_cached  # a program of the nodes, which loads much
+
+    for key, name, folders in hub_names(spec):
+        if any(is_cached(str(folder)) for folder in folders):
+            continue
+        if key == "model.name":
+            revision = (spec.model.revision if spec.model else None) or "main"
+            _ask_hub(f"/{name}/resolve/{revision}/config.json", key, name)
+        else:
+            revision = next((p.revision for p in parts_of(spec.data) if p.source == name), None) if spec.data else None
+            _ask_hub(f"/api/datasets/{name}/revision/{revision or 'main'}", key, name)
+
+
+def _ask_hub(path: str, key: str, name: str) -> None:
+    base = os.environ.get("HF_ENDPOINT") or HUB
+    cure = "use a local folder or file, or fill the cache on a machine with network (HF_HOME)"
+    if variable := offline_variable(os.environ):
+        raise EnvironmentNotAble(
+            f"{key} {name}: is not in this machine's cache, and {variable} forbids asking the hub; {cure}"
+        )
+    if urlsplit(base).scheme not in ("http", "https"):
+        raise EnvironmentNotAble(f"HF_ENDPOINT is {base}; it must be an http or https address")
+    from urllib import error, request
+
+    token = _token()
+    headers = {"User-Agent": f"allranks/{__version__}", **({"Authorization": f"Bearer {token}"} if token else {})}
+    question = request.Request(base.rstrip("/") + quote(path), headers=headers, method="HEAD")  # noqa: S310 - checked above
+    try:
+        with request.urlopen(question, timeout=TIMEOUT_S):  # noqa: S310
+            return
+    except error.HTTPError as answer:
+        if answer.code in (401, 403, 404):
+            raise _refused(answer.code, key, name, base) from None
+    except (OSError, ValueError) as problem:
+        why = getattr(problem, "reason", problem)
+        raise EnvironmentNotAble(
+            f"{key} {name}: is neither a local path nor in this machine's cache, and the hub ({base}) is not reachable: {why}; {cure}"
+        ) from None
+
+
+def _token() -> str:
+    """Return the user's token as the hub's client finds it; empty if there is none."""
+    if token := os.environ.get("HF_TOKEN"):
+        return token.strip()
+    try:
+        return read_text(Path(os.environ.get("HF_TOKEN_PATH") or hf_home() / "token"), 4096).strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _refused(code: int, key: str, name: str, base: str) -> RequestError:
+    if code == 404:
+        return SpecError(
+            f"{key} {name}: is not a local path, and the hub ({base}) has no such repository or revision; check the name"
+        )
+    return SpecError(
+        f"{key} {name}: is not a local path, and the hub ({base}) has no such public repository (HTTP {code}); check the name, and set "
+        "HF_TOKEN if it is private or gated"
+    )

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import secrets
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,21 +22,35 @@ from pathlib import Path
 
 import msgspec
 
+from allranks.errors import EnvironmentNotAble, SpecError
 from allranks.nodes.checks import NodeCheck, NodeSurvey, passed_check
-from allranks.nodes.preflight.interpreter import ask_interpreter
 from allranks.nodes.records import Check, NodeRequirements, PreflightReport, Probe, RequiredFolder
-from allranks.planning.python_environment import is_interpreter
+from allranks.planning.rank_environment import environment_commands, in_environment, is_interpreter, needed_file
 from allranks.planning.records import LaunchPlan
-from allranks.spec.data_mixture import parts_of
+from allranks.spec.data_sources import parts_of
 from allranks.spec.records import RunSpec
 from allranks.spec.strategies import strategy_info
 from allranks.spec.user_program import program_file
 from allranks.spec.validation import is_container
 from allranks.utils.filesystem import PACKAGE_FOLDER
 from allranks.utils.machine import MachineFacts, host_name
+from allranks.version import __version__
 
 LOWEST_PORT = 20_000
 PORT_CANDIDATES = 4
+TRAINING_PACKAGES = ["torch", "transformers", "tokenizers", "safetensors", "numpy"]
+MIN_FREE_BYTES = 64 * 2**20
+ANSWER_S = 60.0
+_QUESTION = """
+import importlib.util, json, sys
+names = sys.argv[1:]
+try:
+    from allranks.version import __version__ as version
+except ImportError:
+    version = None
+missing = [name for name in names if importlib.util.find_spec(name) is None]
+print(json.dumps({"python": sys.executable, "allranks": version, "missing": missing}))
+"""
 
 
 def rendezvous_port(job_id: str | int, low: int = LOWEST_PORT, ephemeral_low: int = 32_768, attempt: int = 0) -> int:
@@ -50,9 +66,6 @@ def rendezvous_port(job_id: str | int, low: int = LOWEST_PORT, ephemeral_low: in
 def port_candidates(job_id: str | int, ephemeral_low: int = 32_768, count: int = PORT_CANDIDATES) -> list[int]:
     """Return ports to try, in order of preference."""
     return [rendezvous_port(job_id, ephemeral_low=ephemeral_low, attempt=attempt) for attempt in range(count)]
-
-
-TRAINING_PACKAGES = ["torch", "transformers", "tokenizers", "safetensors", "numpy"]
 
 
 def needed_packages(spec: RunSpec) -> list[str]:
@@ -188,9 +201,6 @@ def write_nonces(wish: NodeRequirements) -> Iterator[tuple[NodeRequirements, dic
             path.unlink(missing_ok=True)
 
 
-MIN_FREE_BYTES = 64 * 2**20
-
-
 def local_report(spec: RunSpec, plan: LaunchPlan, facts: MachineFacts, run_root: Path) -> PreflightReport:
     """Return every check of this machine. Where nodes run the ranks, with an interpreter of their own, its packages do not count."""
     own_ranks, same_python = spec.cluster.launched_by.runs_here, spec.cluster.python is None
@@ -300,3 +310,53 @@ def _threads(plan: LaunchPlan, facts: MachineFacts) -> Check:
 def stamp() -> str:
     """Return the current time for display."""
     return time.strftime("%Y-%m-%d %H:%M:%S")
+
+
+class InterpreterFacts(msgspec.Struct, frozen=True):
+    """What an interpreter has: its path, the version of allranks (None without), and which packages it lacks."""
+
+    python: str
+    allranks: str | None
+    missing: list[str]
+
+
+def require_interpreter(wanted: str) -> None:
+    """Refuse a ``cluster.python`` that this machine does not have, without starting it.
+
+    Raises:
+        SpecError: names the key and the file.
+    """
+    path = needed_file(wanted)
+    if path is not None and not path.is_file():
+        raise SpecError(f"cluster.python {wanted}: there is no {path}; create the environment, or name another one")
+    for prefix, program in (("conda:", "conda"), ("", "apptainer")):
+        if (wanted.startswith(prefix) if prefix else is_container(wanted)) and shutil.which(program) is None:
+            raise SpecError(f"cluster.python {wanted}: there is no command {program} on this machine")
+
+
+def ask_interpreter(wanted: str, packages: Sequence[str]) -> InterpreterFacts:
+    """Start the interpreter and return what it has.
+
+    Args:
+        packages: names to look for, which are not imported.
+
+    Raises:
+        EnvironmentNotAble: it cannot be started, or it has no allranks or another version of it.
+    """
+    _, python = environment_commands(wanted, "")
+    command = [*in_environment(wanted, python), "-c", _QUESTION, *packages]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EnvironmentNotAble(f"cluster.python {wanted} cannot be started: {error}") from None
+    try:
+        found = msgspec.convert(json.loads(done.stdout.strip().splitlines()[-1]), InterpreterFacts)
+    except (ValueError, IndexError, msgspec.ValidationError):
+        said = (done.stderr.strip().splitlines() or [f"it ended with exit code {done.returncode}"])[-1]
+        raise EnvironmentNotAble(f"cluster.python {wanted} cannot be used: {said}") from None
+    if found.allranks != __version__:
+        has = f"has allranks {found.allranks}, not {__version__}" if found.allranks else "has no allranks"
+        raise EnvironmentNotAble(
+            f"cluster.python {wanted} {has}, which must start the ranks; install this version there: {found.python} -m pip install allranks=={__version__}"
+        )
+    return found

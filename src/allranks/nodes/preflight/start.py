@@ -7,11 +7,10 @@ from pathlib import Path
 import msgspec
 
 from allranks.errors import SpecError
-from allranks.nodes.preflight.hub import check_hub
-from allranks.nodes.preflight.request import check_rows, missing_program_paths
+from allranks.nodes.preflight.request import check_hub, check_rows, missing_program_paths
 from allranks.nodes.preflight.requirements import local_report, node_requirements
 from allranks.nodes.records import PreflightReport, require
-from allranks.planning.python_environment import needed_file
+from allranks.planning.rank_environment import needed_file
 from allranks.planning.records import LaunchPlan
 from allranks.spec.records import RunSpec
 from allranks.spec.validation import is_container

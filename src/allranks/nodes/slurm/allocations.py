@@ -11,8 +11,7 @@ from contextlib import contextmanager
 import msgspec
 
 from allranks.errors import EnvironmentNotAble, SpecError
-from allranks.nodes.slurm.commands import Slurm
-from allranks.nodes.slurm.refusals import CONTACT, clean_words, over_limits, refusal_text, suspects, without
+from allranks.nodes.slurm.commands import CONTACT, Slurm, clean_words, over_limits, refusal_text, suspects, without
 from allranks.nodes.srun import wait_or_end
 from allranks.spec.records import ClusterSpec
 

@@ -1,4 +1,4 @@
-"""Call sbatch, scontrol, squeue, sinfo, sacct and scancel. Every call has a time limit.
+"""Call sbatch, scontrol, squeue, sinfo, sacct and scancel, each with a time limit; name the key of a spec that a refusal is about.
 
 The output is parsed in `allranks.nodes.slurm.answers`. "Slurm does not know the job" and "Slurm did not answer"
 are always different results: a restarting controller gives no information about a job.
@@ -19,9 +19,11 @@ from pathlib import Path
 import msgspec
 
 from allranks.errors import EnvironmentNotAble, RequestError
-from allranks.nodes.slurm import answers, refusals
+from allranks.nodes.slurm import answers
 from allranks.nodes.slurm.answers import JobInfo, NoAnswer, NodeInfo, PartitionGres, PartitionLimits
 from allranks.nodes.slurm.endpoints import find_endpoint
+from allranks.planning.slurm_request import parse_time_limit
+from allranks.spec.records import ClusterSpec
 
 CALL_TIMEOUT_S = 60.0
 TRY_TIMEOUT_S = 10.0
@@ -53,6 +55,44 @@ ALIVE_STATES = {
 _NOT_THERE = re.compile(r"invalid job id|invalid node name|\bnot found\b", re.IGNORECASE)
 # Variables of the user that change the selection and format of the output.
 _FORMATTING = ("SQUEUE_", "SINFO_", "SACCT_", "SCONTROL_")
+RESOURCES = ("gres", "gpus_per_node", "mem", "cpus_per_task", "constraint", "exclude", "extra", "nodes")
+REFUSALS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (r"account/partition|invalid account|valid account", ("account", "partition")),
+    (r"\bqos\b.*\b(time|limit)|policy|limit.*\bqos\b", ("qos", "account", "time", *RESOURCES)),
+    (r"\bqos\b", ("qos",)),
+    (r"partition|use this queue", ("partition",)),
+    (r"time limit|timelimit|--time\b", ("time",)),
+    (r"--signal", ("signal_s",)),
+    (r"chdir|working directory", ("chdir",)),
+    (r"reservation", ("reservation",)),
+    (r"feature|constraint", ("constraint",)),
+    (r"gres\b|generic resource|--gpus", ("gres", "gpus_per_node", "extra")),
+    (r"node count|too many nodes", ("nodes",)),
+    (r"memory|--mem\b", ("mem",)),
+    (r"cpu count|cpus? per|more processors", ("cpus_per_task", "nodes")),
+    (r"node name", ("exclude",)),
+    (r"unrecognized option|invalid option|ambiguous option", ("extra",)),
+    (r"node configuration|not available|satisfied", RESOURCES),
+)
+"""Words in a refusal, and the keys that they may refer to; the first match counts, and keys without a value do not."""
+CURES = {
+    "partition": "check `sinfo -s`",
+    "account": "check `sacctmgr show assoc user=$USER`",
+    "qos": "check `sacctmgr show qos`",
+    "time": "check `sinfo -o '%P %l'`, which shows the longest time of each partition",
+    "signal_s": "choose at most 65535 s",
+    "chdir": "choose a folder that the nodes see",
+    "gres": "check `sinfo -o '%n %G'`, which shows the GPUs of each node",
+    "gpus_per_node": "check `sinfo -o '%n %G'`, which shows the GPUs of each node",
+    "mem": "check `sinfo -o '%n %m'`, which shows the MiB of each node",
+    "cpus_per_task": "check `sinfo -o '%n %c'`, which shows the CPUs of each node",
+    "nodes": "check `sinfo -s`, which shows the nodes of each partition",
+    "constraint": "check `sinfo -o '%n %f'`, which shows the features of each node",
+    "reservation": "check `scontrol show reservation`",
+    "exclude": "check `sinfo -N`",
+    "extra": "check `man sbatch`",
+}
+CONTACT = re.compile(r"unable to contact|connection (refused|timed out)|cannot connect|communication", re.IGNORECASE)
 
 
 class JobState(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +172,7 @@ class Slurm:
         """
         done = self.call("sbatch", *(["--test-only"] if test_only else ["--parsable"]), str(script))
         if done.returncode:
-            raise SubmissionRefused(refusals.clean_words(done.stderr))
+            raise SubmissionRefused(clean_words(done.stderr))
         return done.stderr.strip() if test_only else done.stdout.strip().split(";")[0]
 
     def try_job(self, job: str, *, timeout_s: float = TRY_TIMEOUT_S) -> JobInfo | NoAnswer | None:
@@ -302,3 +342,68 @@ def find_slurm(cwd: Path, *, timeout_s: float = TRY_TIMEOUT_S) -> Slurm:
     raise EnvironmentNotAble(
         "cluster.launcher is slurm, but no Slurm answers on this machine and no cluster in a box is running; use a login node, or run: allranks cluster up"
     )
+
+
+def clean_words(said: str) -> str:
+    """Return what sbatch printed to standard error as one line, without its prefixes."""
+    lines = (re.sub(r"^\s*(sbatch: )?(error: )?", "", line).strip() for line in said.splitlines())
+    return " ".join(line for line in lines if line)
+
+
+def suspects(said: str, cluster: ClusterSpec) -> list[str]:
+    """Return the keys with a value that a refusal may be about; the likeliest first, none if the words are unknown."""
+    for pattern, keys in REFUSALS:
+        if re.search(pattern, said, re.IGNORECASE):
+            return [key for key in keys if _value(cluster, key)] or [keys[0]]
+    return []
+
+
+def without(cluster: ClusterSpec, key: str) -> ClusterSpec | None:
+    """Return the request without one key, to ask Slurm again; None if the key cannot be left out."""
+    if key == "nodes":
+        return None if cluster.nodes == 1 else msgspec.structs.replace(cluster, nodes=1)
+    empty = [] if key in ("exclude", "extra") else None
+    return msgspec.structs.replace(cluster, slurm=msgspec.structs.replace(cluster.slurm, **{key: empty}))
+
+
+def over_limits(cluster: ClusterSpec, limits: Sequence[PartitionLimits], default: str | None) -> list[str]:
+    """Return the keys that exceed the limits of every partition that may run the job.
+
+    Slurm accepts such a job unless its administrator set EnforcePartLimits. A QOS may lift the limits, so nothing is said where one is named.
+
+    Args:
+        default: the partition if the spec names none; None: Slurm's default.
+    """
+    slurm = cluster.slurm
+    names = (slurm.partition or default or "").split(",")
+    mine = [limit for limit in limits if limit.partition in names or (names == [""] and limit.default)]
+    if slurm.qos or not mine:
+        return []
+    asked_s = parse_time_limit(slurm.time) if slurm.time else None
+    checks = {
+        "time": lambda limit: asked_s is not None and limit.time_s is not None and asked_s > limit.time_s,
+        "nodes": lambda limit: limit.nodes is not None and cluster.nodes > limit.nodes,
+    }
+    return [key for key, exceeds in checks.items() if all(map(exceeds, mine))]
+
+
+def refusal_text(said: str, cluster: ClusterSpec, keys: Sequence[str], known: str = "") -> str:
+    """Return the message of a refusal: keys with their values, Slurm's words, and where to look."""
+    named = " and ".join(
+        f"{'cluster' if key == 'nodes' else 'cluster.slurm'}.{key} {shown_value(cluster, key)}" for key in keys
+    )
+    cures = "; ".join(dict.fromkeys(CURES[key] for key in keys))
+    where = named or f"cluster of {cluster.nodes} nodes"
+    return f"{where}: Slurm refuses such a job: {said}{known}{f'; {cures}' if cures else ''}"
+
+
+def shown_value(cluster: ClusterSpec, key: str) -> str:
+    """Return a key's value as the spec has it; null stands for what Slurm chooses."""
+    value = _value(cluster, key)
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return "null" if value is None else str(value)
+
+
+def _value(cluster: ClusterSpec, key: str) -> object:
+    return cluster.nodes if key == "nodes" else getattr(cluster.slurm, key)

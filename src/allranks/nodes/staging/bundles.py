@@ -27,8 +27,7 @@ from allranks.nodes.staging.unpack import WHOLE_BYTES, Refused, identity, member
 from allranks.rundir.files import write_json
 from allranks.rundir.shared_cache import get_or_build
 from allranks.spec.records import RunSpec
-from allranks.utils.caches import cache_root, private_root
-from allranks.utils.filesystem import describe_os_error, owner_of, with_file_name
+from allranks.utils.filesystem import cache_root, describe_os_error, owner_of, private_root, with_file_name
 from allranks.utils.inputs import open_regular, read_regular
 
 

@@ -2,9 +2,8 @@
 
 config_sources.py   finds the config (files only, no network)
 model_config.py     reads and checks its sizes
-weights.py          lists every weight and which ones are trained
+weights.py          lists every weight, which ones are trained, and their bytes under a strategy
 activations.py      bytes that forward keeps for backward
-model_memory.py                    weights and gradients, as the memory layouts of strategies (spec/strategies) read them
 estimate.py         memory in each phase of a step, runtime overhead, device capacity
 remedies.py         changes that make the run fit, the cheapest first
 """

@@ -15,7 +15,7 @@ from allranks.errors import SpecError
 from allranks.planning.memory.model_config import ENCODERS, MLP, ModelConfig, UnknownFamily, read_model_config
 from allranks.spec.models import MlpShape, is_mlp, mlp_shape, tiny_defaults, tiny_family
 from allranks.spec.records import ModelSpec, RunSpec
-from allranks.utils.caches import hub_cache
+from allranks.utils.filesystem import hub_cache
 from allranks.utils.inputs import FileTooLarge, read_text
 
 

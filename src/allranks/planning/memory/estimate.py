@@ -23,9 +23,8 @@ from allranks.planning.memory.activations import (
 )
 from allranks.planning.memory.config_sources import ConfigSource
 from allranks.planning.memory.model_config import ModelConfig
-from allranks.planning.memory.model_memory import ModelMemory
 from allranks.planning.memory.records import NOT_KNOWN, Capacity, Fit, Moment, verdict
-from allranks.planning.memory.weights import shapes_of, trained_weights_of
+from allranks.planning.memory.weights import ModelMemory, shapes_of, trained_weights_of
 from allranks.planning.records import LaunchPlan
 from allranks.spec.models import is_mlp
 from allranks.spec.records import ModelSpec, RunSpec

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from allranks.errors import SpecError
-from allranks.utils.nearest import nearest_name
+from allranks.utils.text import nearest_name
 
 MAX_SIZES = {"layers": 2_000, "vocab_size": 20_000_000}
 MAX_SIZE = 1_000_000  # limit of every other size: far above any real model

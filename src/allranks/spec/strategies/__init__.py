@@ -14,8 +14,8 @@ from allranks.spec.strategies.base import (
     StrategyState,
 )
 from allranks.spec.suggestions import near_strategies, suggest_strategies
-from allranks.utils.nearest import did_you_mean
 from allranks.utils.plugins import PluginRegistry
+from allranks.utils.text import did_you_mean
 
 if TYPE_CHECKING:
     from allranks.spec.records import RunSpec

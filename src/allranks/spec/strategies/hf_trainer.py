@@ -42,7 +42,7 @@ def _memory(m: ModelSizes, o: Options) -> StrategyState:
 
 
 HF_TRAINER = StrategyInfo(
-    "allranks.train.engines.hf_trainer_strategy:HFTrainer",
+    "allranks.train.engines.hf_trainer:HFTrainer",
     "Hugging Face Trainer and Accelerate in place of the loop",
     {"find_unused_parameters": False, "args": None},
     memory=_memory,

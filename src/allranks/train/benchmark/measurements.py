@@ -1,7 +1,7 @@
-"""Measure a strategy's steps: bytes held on this rank, collectives sent, and a profiled window.
+"""Measure a strategy's steps: bytes held on this rank, collectives sent, a profiled window, and the load of the machines meanwhile.
 
 Bytes are counted from storages, each once. Collectives are recorded where torch dispatches them to the process group, not inside
-a strategy. The trace stays in the run folder; `experiments.profiles` reads it after the run.
+a strategy. The trace stays in the run folder; `experiments.compare` reads it after the run.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -21,7 +22,32 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from allranks.train.distributed import DistContext
 from allranks.train.strategies.base import Strategy
+from allranks.utils.cpu_load import CpuUse, judge_machine, sample_cpu, use_between
+
+KINDS = {
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
+    "_allgather_base_": "all_gather",
+    "allgather_": "all_gather",
+    "allgather_into_tensor_coalesced_": "all_gather",
+    "broadcast_": "broadcast",
+    "alltoall_": "all_to_all",
+    "alltoall_base_": "all_to_all",
+    "reduce_": "reduce",
+    "gather_": "gather",
+    "scatter_": "scatter",
+    "barrier": "barrier",
+    "send": "send",
+    "recv_": "recv",
+}
+EXTRA_ROUNDS = 2
+"""A strategy is timed again at most so often, because its repeats were disturbed."""
+Result = TypeVar("Result")
 
 
 class MemoryUsage:
@@ -75,27 +101,6 @@ def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage
 
 def _total(tensors: Iterable[torch.Tensor]) -> int:
     return sum(s.nbytes() for s in _storages(tensors).values())
-
-
-KINDS = {
-    "allreduce_": "all_reduce",
-    "allreduce_coalesced_": "all_reduce",
-    "_reduce_scatter_base_": "reduce_scatter",
-    "reduce_scatter_": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
-    "_allgather_base_": "all_gather",
-    "allgather_": "all_gather",
-    "allgather_into_tensor_coalesced_": "all_gather",
-    "broadcast_": "broadcast",
-    "alltoall_": "all_to_all",
-    "alltoall_base_": "all_to_all",
-    "reduce_": "reduce",
-    "gather_": "gather",
-    "scatter_": "scatter",
-    "barrier": "barrier",
-    "send": "send",
-    "recv_": "recv",
-}
 
 
 class CollectiveRecorder(TorchDispatchMode):
@@ -220,3 +225,20 @@ class ProfileWindow:
         return False
 
     def close(self) -> None: ...
+
+
+def with_load(world: DistContext, action: Callable[[], Result]) -> tuple[Result, dict[str, Any]]:
+    """Run an action; return its result, and this rank's host and CPU time meanwhile."""
+    first = sample_cpu()
+    result = action()
+    return result, {"host": world.host, **msgspec.to_builtins(use_between(first, sample_cpu()))}
+
+
+def was_disturbed(world: DistContext, load: dict[str, Any]) -> bool:
+    """Return whether CPU time was taken from the ranks of any host. Collective: all ranks get the same answer."""
+    every: list[Any] = [None] * world.size
+    dist.all_gather_object(every, load, group=world.control)
+    hosts: dict[str, list[CpuUse]] = {}
+    for one in every:
+        hosts.setdefault(one["host"], []).append(msgspec.convert(one, CpuUse))
+    return any(judge_machine(host, uses).overloaded for host, uses in hosts.items())

@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from allranks.planning.records import BatchPlan
 from allranks.spec import data_sources
-from allranks.spec.data_examples import Example
-from allranks.spec.data_templates import choose_template
+from allranks.spec.data_templates import Example, choose_template
 from allranks.spec.models import is_mlp
 from allranks.spec.records import RunSpec
 from allranks.train.data.prepared import PreparedData, TokenSet

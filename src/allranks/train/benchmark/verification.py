@@ -14,10 +14,8 @@ from allranks.planning.records import LaunchPlan
 from allranks.rundir.paths import RunDir
 from allranks.spec import RunSpec
 from allranks.train import strategies
-from allranks.train.benchmark.baseline import Baseline
-from allranks.train.benchmark.measurements import CollectiveRecorder, MemoryUsage, ProfileWindow
-from allranks.train.benchmark.repeats import with_load
-from allranks.train.benchmark.trials import TrialRunner, uneven_trial
+from allranks.train.benchmark.baseline import Baseline, TrialRunner, uneven_trial
+from allranks.train.benchmark.measurements import CollectiveRecorder, MemoryUsage, ProfileWindow, with_load
 from allranks.train.distributed import DistContext
 from allranks.train.engines import engine_of
 from allranks.train.strategies.base import Sizes, Traffic

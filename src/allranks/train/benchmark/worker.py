@@ -20,8 +20,8 @@ from allranks.rundir.paths import RunDir
 from allranks.spec import RunSpec
 from allranks.spec.records import CompareRequest, StrategyChoice
 from allranks.train.attempt import load_plan, open_event_log
-from allranks.train.benchmark.repeats import EXTRA_ROUNDS, was_disturbed
-from allranks.train.benchmark.trials import UNEVEN_ACCUM, UNEVEN_CLIP_NORM
+from allranks.train.benchmark.baseline import UNEVEN_ACCUM, UNEVEN_CLIP_NORM
+from allranks.train.benchmark.measurements import EXTRA_ROUNDS, was_disturbed
 from allranks.train.benchmark.verification import UNEVEN_STEPS, VERIFY_STEPS, Verifier
 from allranks.train.distributed import DistContext, join_process_group, leave_process_group
 from allranks.train.sync_proof import prove_ranks

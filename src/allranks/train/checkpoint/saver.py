@@ -24,9 +24,8 @@ from torch import nn
 
 from allranks.errors import CheckpointError
 from allranks.rundir.checkpoints import file_hash
-from allranks.rundir.files import write_json
+from allranks.rundir.files import SCHEMA_VERSION, write_json
 from allranks.rundir.paths import RunDir
-from allranks.rundir.schema import SCHEMA_VERSION
 from allranks.spec.records import CheckpointSpec
 from allranks.train import distributed
 from allranks.train.attempt import Attempt

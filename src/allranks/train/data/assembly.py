@@ -11,10 +11,17 @@ import msgspec
 import numpy as np
 
 from allranks.errors import DataError
-from allranks.spec.data_checks import classes_of_head, label_warnings
-from allranks.spec.data_examples import Example
-from allranks.spec.data_mixture import source_of
-from allranks.spec.data_rows import ReadExamples, SourceRows, label_map, read_examples, shuffle
+from allranks.spec.data_rows import (
+    ReadExamples,
+    SourceRows,
+    classes_of_head,
+    label_map,
+    label_warnings,
+    read_examples,
+    shuffle,
+)
+from allranks.spec.data_sources import source_of
+from allranks.spec.data_templates import Example
 from allranks.spec.models import DEFAULT_VOCAB
 from allranks.spec.records import DataSpec, RunSpec
 from allranks.train.data.sampler import pack_isolated

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from allranks.spec.data_mixture import source_of
+from allranks.spec.data_sources import source_of
 from allranks.spec.records import DataSpec, EvalSpec
 from allranks.train.data.prepared import DataFacts, PreparedData, TokenSet
 from allranks.train.data.sampler import Rows

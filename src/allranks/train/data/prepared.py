@@ -16,8 +16,8 @@ from allranks.errors import DataError
 from allranks.rundir import shared_cache
 from allranks.rundir.files import read_json, write_json
 from allranks.spec import data_sources
-from allranks.spec.data_mixture import parts_of, source_of
 from allranks.spec.data_rows import eval_data
+from allranks.spec.data_sources import parts_of, source_of
 from allranks.spec.data_templates import MAX_TEMPLATE_BYTES
 from allranks.spec.records import DataSpec, RunSpec
 from allranks.train.data.assembly import AssembledData, DataFacts, assemble, own_vocabulary
@@ -28,7 +28,7 @@ from allranks.train.data.tokenization import (
     load_tokenizer,
     tokenizer_hash,
 )
-from allranks.utils.caches import private_root
+from allranks.utils.filesystem import private_root
 from allranks.utils.inputs import read_regular
 
 FORMAT = 6  # increase it when the format changes, so that old entries are not read

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from jinja2 import TemplateError
 
 from allranks.errors import DataError, EnvironmentNotAble
-from allranks.spec.data_examples import Example
+from allranks.spec.data_templates import Example
 
 PAD, UNK, BOS, EOS, CLS, SEP = "<pad>", "<unk>", "<s>", "</s>", "[CLS]", "[SEP]"
 DEFAULT_CHAT_TEMPLATE = (

@@ -17,11 +17,12 @@ import msgspec
 import torch
 import torch.distributed as dist
 import transformers
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import TrainerCallback, TrainerControl
 
-from allranks.errors import ProofFailed
+from allranks.errors import EnvironmentNotAble, ProofFailed
 from allranks.rundir.events import EventLog
 from allranks.spec import trainer_arguments
 from allranks.spec.records import TrainSpec
@@ -31,11 +32,13 @@ from allranks.train.data.prepared import TokenSet
 from allranks.train.data.sampler import Rows, SampleOrder
 from allranks.train.distributed import DistContext
 from allranks.train.engines.hf_trainer_steps import RanksTrainer, RowDataset, TrainerStep, check_rows, loader, prove_fed
-from allranks.train.engines.hf_trainer_strategy import HFTrainer
 from allranks.train.loop import NullStepWatcher, StepWatcher
 from allranks.train.optimizer import learning_rate
 from allranks.train.step_metrics import LoopOutcome, LoopPlan, ReducedStep, StepMetrics, StepWork, StopRequest
+from allranks.train.strategies.base import MakeOptimizer, ReplicatedWeights, Sizes, Traffic, trained_parameters
 from allranks.train.sync_proof import prove_weights
+
+NORM_TOLERANCE = 1e-5  # of the mean norm; averaged gradients are equal to the last bit
 
 
 class TrainerEvents(Protocol):
@@ -80,9 +83,6 @@ class RunSchedule(LRScheduler):
         """Return the same rate for all groups."""
         rate = learning_rate(self._train, self.last_epoch, self._total)
         return [rate for _ in self.optimizer.param_groups]
-
-
-NORM_TOLERANCE = 1e-5  # of the mean norm; averaged gradients are equal to the last bit
 
 
 def check_wrapped(trainer: Any, world: DistContext, find_unused_parameters: bool) -> None:
@@ -283,3 +283,33 @@ def _let_set_device_be_called() -> None:
     """Define `torch.cpu.set_device` if torch lacks it: Accelerate calls it for ranks on CPUs."""
     if not hasattr(torch.cpu, "set_device"):
         torch.cpu.set_device = lambda device: None
+
+
+def _require_accelerate() -> None:
+    try:
+        import accelerate  # noqa: F401
+    except ImportError as error:
+        raise EnvironmentNotAble(
+            f"hf_trainer needs Accelerate, which cannot be imported: {str(error).splitlines()[0]}; "
+            "pip install 'allranks[train]', or use pytorch_ddp"
+        ) from None
+
+
+class HFTrainer(ReplicatedWeights):
+    """Hold model, optimizer and state for a `TrainerLoop`."""
+
+    claims_overlap = True
+
+    def __init__(self, find_unused_parameters: bool, args: dict[str, Any] | None) -> None:
+        _require_accelerate()  # before the model is loaded
+        self.find_unused_parameters, self.args = find_unused_parameters, args
+        self.engine_config = args
+
+    def setup(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: dist.ProcessGroup, clip_norm: float | None
+    ) -> None:
+        self._hold(model, trained_parameters(model), make_optimizer, group, clip_norm)
+        self.clip_norm = clip_norm
+
+    def traffic(self, sizes: Sizes, world: int, accum: int) -> list[Traffic]:
+        return [Traffic("all_reduce", "backward", None, sizes.trained_bytes)]

@@ -28,8 +28,8 @@ from allranks.train.models.weight_sources import (
     dtypes_of,
     remember_rules,
 )
-from allranks.utils.nearest import did_you_mean
 from allranks.utils.safetensors_files import PATTERNS, stored_tensors
+from allranks.utils.text import did_you_mean
 
 NEW_HEADS = {"classifier", "score", "pooler", "pre_classifier", "out_proj"}  # newly initialized modules of a classifier
 Make = Callable[[], Any]

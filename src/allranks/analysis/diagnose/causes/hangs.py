@@ -11,11 +11,10 @@ from pathlib import PurePath
 
 from msgspec import Struct
 
-from allranks.analysis.collective_calls import OpenCollective, open_collectives
 from allranks.analysis.diagnose.case import DiagnosisCase
 from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE
 from allranks.analysis.diagnose.records import LogSignal, ThreadStack
-from allranks.analysis.flight_recorder import RecordedCall
+from allranks.analysis.flight_recorder import OpenCollective, RecordedCall, open_collectives
 from allranks.analysis.stacks import (
     foreground_frames,
     is_checkpoint_frame,

@@ -10,7 +10,7 @@ from allranks.analysis.lint.command_options import LONG, PYTHON, SHELLS
 from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import ProgramCall, VariableUse, Violation
 from allranks.analysis.lint.rules.tasks import sources_settings
-from allranks.utils.nearest import nearest_name
+from allranks.utils.text import nearest_name
 
 VARIABLE_WHY = "sbatch reads these lines as text before any shell runs: $NAME, ~ and `...` are not expanded, and the option is refused or means another file."
 VARIABLE_CURE = "set it on the command line, where a shell expands it (sbatch --nodes=$N job.sh), or use Slurm's patterns (%x name, %j job, %u user)"
