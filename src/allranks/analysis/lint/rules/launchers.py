@@ -81,6 +81,7 @@ def old(job: JobDescription) -> Iterator[Violation]:
                 launch.call.offset,
                 "torch.distributed.launch is deprecated",
                 cure="use torchrun with the same options; read LOCAL_RANK from the environment",
+                severity="note" if "use_env" in launch.options else "warning",
             )
 
 
@@ -165,7 +166,7 @@ def _prepares(call: ProgramCall) -> bool:
 
 
 def pkill(job: JobDescription) -> Iterator[Violation]:
-    if "exclusive" in job.heading:
+    if job.whole_nodes:
         return
     for call in job.calls:
         words = " ".join(a.text for a in call.args)
@@ -210,6 +211,9 @@ def untrapped(job: JobDescription) -> Iterator[Violation]:
         return
     traps = [t for t in _traps(job, asked[1]) if not t.under]
     launch = job.launches[-1] if job.launches else None
+    replaced = any(re.match(r"\s*exec\s+\S+\s", job.line_of(c.offset)) for c in job.work())
+    if not traps and (replaced or job.sources_files):
+        return  # the program that replaced the shell gets it, or the trap is in another file
     if not traps:
         yield Violation(
             asked[2], f"--signal=B:{asked[1]} without a trap for {asked[1]} in the script: it ends the batch shell"
