@@ -70,7 +70,7 @@ def test_folders_missing_and_huge_files(tmp_path: Path) -> None:
 def test_findings_before_a_broken_place_are_kept(tmp_path: Path) -> None:
     (tmp_path / "cut.sh").write_bytes(BROKEN["cut.sh"][0])
     report = lint([tmp_path / "cut.sh"])
-    assert found(report) == [("unknown-variable", 2)]
+    assert found(report) == [("unknown-variable", 2), ("unterminated", 3)]
     assert report.unread[0].line == 3
 
 

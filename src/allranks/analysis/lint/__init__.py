@@ -18,7 +18,7 @@ from allranks.analysis.lint.readers import (
 from allranks.analysis.lint.records import LintFinding, LintReport, UnreadFile, Violation
 from allranks.analysis.lint.rules import RULES, TOPICS
 from allranks.analysis.lint.shell_tokens import MappedText
-from allranks.utils.inputs import name_of
+from allranks.utils.inputs import is_stdin, name_of
 from allranks.utils.redaction import redact
 
 ALLOW = re.compile(r"#\s*allranks:\s*(?:allow\s+([a-z0-9,-]+)\s+\S.*|(ignore|ignore-file)\[([a-z0-9, *-]+)\])")
@@ -78,11 +78,13 @@ def _jobs(path: Path, slurm_version: str | None = None) -> tuple[list[JobDescrip
     else:
         reading = ShellReader()
         reading.read(MappedText(neutralise_placeholders(opened.text)))
-    jobs = [JobDescription(opened.text, opened.kind, reading, slurm_version=slurm_version)]
+    folder = None if is_stdin(path) or path.is_fifo() else path.absolute().parent
+    facts = {"slurm_version": slurm_version, "folder": folder}
+    jobs = [JobDescription(opened.text, opened.kind, reading, **facts)]
     for script in reading.submitted:
         inner = ShellReader()
         inner.read(script)
-        jobs.append(JobDescription(opened.text, "script", inner, source=script, slurm_version=slurm_version))
+        jobs.append(JobDescription(opened.text, "script", inner, source=script, **facts))
     return jobs, list(opened.complaints)
 
 

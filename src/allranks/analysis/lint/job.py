@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from pathlib import Path
 
 import msgspec
 
@@ -22,6 +23,7 @@ from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN, LineIndex, Mapp
 
 NODE_NAMES = {"SLURM_JOB_NUM_NODES", "SLURM_NNODES"}
 NODE_LIST_NAMES = {"SLURM_NODEID", "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}
+MAX_LEVELS = 8
 USUAL_GPUS = 8
 """No common node has more: a job with eight GPUs per node has the node for itself."""
 HALF_OF_USUAL_GPUS = 4
@@ -109,10 +111,12 @@ class JobDescription:
         nodes: int | None = None,
         source: MappedText | None = None,
         slurm_version: str | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.text, self.kind, self.reading, self._nodes = text, kind, reading, nodes
         self.source = source or MappedText(text)  # the script itself, if the file contains it in a here-document
         self._slurm_version = slurm_version
+        self.folder = folder  # of the script; None for standard input
         self.lines = LineIndex(text)
         self.calls, self.assignments, self.uses = reading.calls, reading.assignments, reading.uses
         comments = {c.offset for c in reading.comments}
@@ -201,6 +205,8 @@ class JobDescription:
         """Return whether more than one node takes part, as far as the file shows."""
         if self.nodes is not None:
             return self.nodes > 1
+        if "nodes" in self.heading:
+            return True  # a variable number of nodes
         if any(launch.value("nnodes") == "1" or "standalone" in launch.options for launch in self.launches):
             return False
         return self._spread_by_name()
@@ -212,6 +218,28 @@ class JobDescription:
             return None
         digits = re.search(r"(?:^|:)(\d{1,6})(?:\(|,|$)", asked)
         return int(digits[1]) if digits else None
+
+    def is_missing(self, folder: str) -> bool:
+        """Return whether a relative folder exists neither in the current folder, nor next to the script or above it in its project."""
+        if self.folder is None or folder.startswith(("/", "~", "$")) or "%" in folder or not self.is_batch:
+            return False
+        places = [Path.cwd(), self.folder]
+        for above in self.folder.parents:
+            if (places[-1] / ".git").exists() or len(places) > MAX_LEVELS:
+                break
+            places.append(above)
+        return not any((place / folder).is_dir() for place in places)
+
+    @cached_property
+    def requests_gpus(self) -> bool:
+        return any("gpu" in name or name == "gres" for name in self.heading)
+
+    @cached_property
+    def requests_all(self) -> bool:
+        """Return whether the script itself seems to request all that it needs, nothing on the command line of sbatch."""
+        counts = {"nodes", "ntasks", "ntasks-per-node"} & self.heading.keys()
+        more = {"time", "partition", "gres", "mem", "gpus-per-node", "gpus", "account"} & self.heading.keys()
+        return bool(counts) and bool(more)
 
     @cached_property
     def whole_nodes(self) -> bool:
@@ -301,6 +329,13 @@ class JobDescription:
     def set_values_at_top(self) -> Iterator[Assignment]:
         """Yield the assignments of the script's own shell."""
         return (a for a in self.assignments if not a.under and not a.removed and not a.in_substitution)
+
+    def is_copy(self, item: Assignment) -> bool:
+        """Return whether the value is that of another assignment, at which a finding stands already: ``export A=$A``."""
+        line, origin = self.lines.place(item.offset)[0], self.lines.place(item.source.where(0))[0]
+        return line != origin and any(
+            self.lines.place(a.offset)[0] == origin for a in self.assignments if a is not item
+        )
 
     def in_comment(self, offset: int) -> bool:
         line, column = self.lines.place(offset)

@@ -325,6 +325,9 @@ class _CommandReader:
         if part.kind in ("text", "frozen"):
             return part.source
         if part.kind == "command":
+            program = re.fullmatch(r"\s*(?:which|command\s+-v|type\s+-p)\s+([\w./-]+)\s*", text)
+            if program:
+                return part.source.part(*program.span(1))
             return unresolved_text(f"({restore_variables(text)})", part.source.where(0))
         if part.kind == "arithmetic":
             return unresolved_text(f"(({restore_variables(text)}))", part.source.where(0))

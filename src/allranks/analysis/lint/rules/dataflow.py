@@ -39,6 +39,8 @@ INHERITED = {
 # https://slurm.schedmd.com/sbatch.html, output environment variables that are "only set if the option is specified"
 NEEDED_OPTIONS = {
     "SLURM_CPUS_PER_TASK": ("cpus-per-task",),
+    "SLURM_NTASKS": ("ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-core", "ntasks-per-socket"),
+    "SLURM_NPROCS": ("ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-core", "ntasks-per-socket"),
     "SLURM_NTASKS_PER_NODE": ("ntasks-per-node",),
     "SLURM_GPUS_PER_NODE": ("gpus-per-node",),
     "SLURM_GPUS_PER_TASK": ("gpus-per-task",),
@@ -68,7 +70,9 @@ def under_srun(under: tuple[ProgramCall, ...]) -> bool:
 def early(job: JobDescription) -> Iterator[Violation]:
     """Report variables of a task that the batch shell expands."""
     starts = any(c.program == "srun" and not c.in_substitution for c in job.calls)
-    if not starts or not (job.multi_node or any(la.kind == "python" for la in job.launches)):
+    if not (starts or (job.is_batch and job.multi_node and job.launches)):
+        return
+    if not (job.multi_node or any(la.kind == "python" for la in job.launches)):
         return
     ignored = _ignored_ranks(job)
     for use in job.uses:
@@ -174,7 +178,8 @@ def unset(job: JobDescription) -> Iterator[Violation]:
     if job.kind != "script":
         return
     said: set[str] = set()
-    for found in (_slurm_options(job), _other_shell(job), _set_later(job), _misspelled(job), _rendezvous(job)):
+    parts = (_slurm_options, _ranks, _other_shell, _set_later, _misspelled, _rendezvous)
+    for found in (part(job) for part in parts):
         for name, hit in found:
             if name not in said:
                 said.add(name)
@@ -187,21 +192,53 @@ def _plain_uses(job: JobDescription) -> Iterator[VariableUse]:
 
 
 def _slurm_options(job: JobDescription) -> Iterator[tuple[str, Violation]]:
-    if not job.heading or any(c.program == "sbatch" for c in job.calls):
+    if not job.requests_all or any(c.program == "sbatch" for c in job.calls):
         return
-    for use in _plain_uses(job):
+    guarded = {u.name for u in job.uses if u.operator.startswith(GUARDS) and not _ends_job(job, u)}
+    guarded |= {u.name for u in job.uses if u.program in ("[", "[[", "test") and not _ends_job(job, u)}
+    for use in job.uses:
         options = NEEDED_OPTIONS.get(use.name)
-        if not options or use.program in ("echo", "printf") or job.has(use.name) or job.heading.keys() & set(options):
+        if not options or use.program in ("echo", "printf") or use.name in guarded or use.operator.startswith(GUARDS):
             continue
+        if job.has(use.name) or job.heading.keys() & set(options) or ("gpu" in options[0] and not job.requests_gpus):
+            continue
+        if use.under and use.name in ("SLURM_NTASKS", "SLURM_NPROCS"):
+            continue  # srun sets them for its tasks
         given = any(f"--{o}" in a.text for c in use.under for a in c.args for o in options)
         if not given:
             text = f"${use.name} is empty: the job does not request --{options[0]}"
-            yield (
-                use.name,
-                Violation(
-                    use.offset, text, why=OPTION_WHY, cure=f"#SBATCH --{options[0]}=<n>, or ${{{use.name}:-<n>}}"
-                ),
-            )
+            cure = f"#SBATCH --{options[0]}=<n>, or ${{{use.name}:-<n>}}"
+            yield use.name, Violation(use.offset, text, why=OPTION_WHY, cure=cure)
+
+
+def _ends_job(job: JobDescription, use: VariableUse) -> bool:
+    """Return whether the test for an empty variable ends the job, which then happens always."""
+    block = re.match(r"[^\n]*\n(?:(?!\s*(?:fi|else|elif)\b)[^\n]*\n){0,6}", job.text[use.offset :])
+    line = job.line_of(use.offset)
+    return bool(re.search(rf"-z\s+\"?\$\{{?{use.name}\b", line) and block and re.search(r"\bexit\b", block[0]))
+
+
+def _ranks(job: JobDescription) -> Iterator[tuple[str, Violation]]:
+    """Report ranks that the batch shell itself uses: only mpirun, srun or a launcher sets them, for their processes."""
+    if not job.is_batch or any(c.program in ("mpirun", "mpiexec", "sbatch") for c in job.calls):
+        return
+    for use in job.uses:
+        if (
+            use.name in LAUNCHER_NAMES
+            and not use.under
+            and not use.in_function
+            and not use.operator
+            and not _is_set(job, use.name)
+        ):
+            if use.program in ("[", "[["):
+                yield (
+                    use.name,
+                    Violation(
+                        use.offset,
+                        f"${use.name} is not set in the batch shell",
+                        why="Only the processes that mpirun, srun or a launcher starts have a rank.",
+                    ),
+                )
 
 
 def _other_shell(job: JobDescription) -> Iterator[tuple[str, Violation]]:
@@ -281,12 +318,8 @@ def _rendezvous(job: JobDescription) -> Iterator[tuple[str, Violation]]:
                     and not launch.call.in_function
                     and not _tested(job, name)
                 ):
-                    yield (
-                        name,
-                        Violation(
-                            _place(option.arg, launch, name), f"${name} of --{option_name} is never set in this script"
-                        ),
-                    )
+                    text = f"${name} of --{option_name} is never set in this script"
+                    yield name, Violation(_place(option.arg, launch, name), text, severity="note")
 
 
 def _tested(job: JobDescription, name: str) -> bool:

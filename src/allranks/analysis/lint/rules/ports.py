@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from allranks.analysis.lint.job import JobDescription, LauncherCall
-from allranks.analysis.lint.records import Argument, Severity, Violation
+from allranks.analysis.lint.records import Argument, Assignment, Severity, Violation
 from allranks.analysis.lint.rules.dataflow import under_srun
 
 PORT_WHY = (
@@ -48,7 +48,7 @@ def port(job: JobDescription) -> Iterator[Violation]:
         return
     seen: set[int] = set()
     severity = _severity(job)
-    for item in [] if _standalone(job) else job.assignments:
+    for item in [] if _standalone(job) else _first_assignments(job):
         if (
             item.removed
             or not PORT_NAME.match(item.name)
@@ -70,8 +70,17 @@ def port(job: JobDescription) -> Iterator[Violation]:
                 yield hit
 
 
+def _first_assignments(job: JobDescription) -> list[Assignment]:
+    """Return the assignments without those that copy a port to another variable, or export it."""
+    ports = [a for a in job.assignments if PORT_NAME.match(a.name)]
+    return [a for a in ports if not (job.is_copy(a) and any(b is not a and b.value == a.value for b in ports))]
+
+
 def _is_rendezvous_port(job: JobDescription, name: str, value: str) -> bool:
-    """Return whether a variable called PORT is used by a launcher, not by another server."""
+    """Return whether the variable reaches a launcher: one called PORT may be that of another server."""
+    if job.kind == "script" and not any(a.exported or a.under for a in job.set_values(name)):
+        if name not in job.reading.exported and not any(u.name == name for u in job.uses):
+            return False
     return name.upper() != "PORT" or any(value in a.text for la in job.launches for a in la.call.args)
 
 
@@ -128,9 +137,9 @@ def _is_ephemeral(number: int) -> bool:
 
 
 def ephemeral(job: JobDescription) -> Iterator[Violation]:
-    if job.whole_nodes or _standalone(job):
+    if _standalone(job):
         return
-    for item in job.assignments:
+    for item in _first_assignments(job):
         if (
             item.removed
             or item.items
@@ -140,26 +149,27 @@ def ephemeral(job: JobDescription) -> Iterator[Violation]:
             continue
         span = port_range(item.value)
         if span is not None:
-            yield from _range_hits(f"{item.name} is", item.offset, span)
+            yield from _range_hits(job, f"{item.name} is", item.offset, span)
     for launch in job.launches:
-        for name in ("master_port", "main_process_port"):
+        for name in ("master_port", "main_process_port", "rdzv_endpoint"):
             option = launch.option(name)
-            if option and (option.value or "").isdecimal() and _is_ephemeral(int((option.value or "0")[:6])):
-                where = _place(option.arg, launch, option.value or "")
+            number = (option.value or "").rpartition(":")[2] if option else ""
+            if option and number.isdecimal() and _is_ephemeral(int(number[:6])) and not job.whole_nodes:
+                where = _place(option.arg, launch, number)
                 if not any(a.offset <= where <= a.offset + 40 and PORT_NAME.match(a.name) for a in job.assignments):
-                    yield Violation(where, f"--{name} is always {option.value}, in the ephemeral range")
+                    yield Violation(where, f"the port of --{name} is always {number}, in the ephemeral range")
 
 
-def _range_hits(what: str, offset: int, span: tuple[int, int]) -> Iterator[Violation]:
+def _range_hits(job: JobDescription, what: str, offset: int, span: tuple[int, int]) -> Iterator[Violation]:
     low, high = span
     inside = min(high, EPHEMERAL_END) - max(low, EPHEMERAL_START) + 1
-    if low == high and _is_ephemeral(low):
+    if low == high and _is_ephemeral(low) and not job.whole_nodes:
         yield Violation(offset, f"{what} always {low}, in the ephemeral range")
     elif high > 65535 and low > 1024:
         yield Violation(
             offset, f"{what} chosen from {low} to {high}, but the last port is 65535", why="A larger number is refused."
         )
-    elif inside > SMALL_PART * (high - low + 1) and low < high:
+    elif inside > SMALL_PART * (high - low + 1) and low < high and not job.whole_nodes:
         yield Violation(offset, f"{what} chosen from {low} to {high}, in the ephemeral range")
     elif low < 1024 and low < high:
         yield Violation(

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from allranks.analysis.lint.command_options import slurm_options
-from allranks.analysis.lint.job import JobDescription
-from allranks.analysis.lint.records import Violation
+from allranks.analysis.lint.job import JobDescription, LauncherCall
+from allranks.analysis.lint.records import Argument, Violation
 from allranks.analysis.lint.rules.dataflow import under_srun
 from allranks.analysis.lint.rules.ports import backend, is_torchrun
 
@@ -64,6 +64,10 @@ def address(job: JobDescription) -> Iterator[Violation]:
     for item in job.assignments:
         if item.removed or item.in_substitution or not ADDRESS_NAME.match(item.name):
             continue
+        if job.is_copy(item) and any(
+            ADDRESS_NAME.match(a.name) and a.value == item.value for a in job.assignments if a is not item
+        ):
+            continue
         for hit in _address_hits(job, item.name, item.value, item.offset, under_srun(item.under)):
             seen.add(job.lines.place(hit.offset)[0])
             yield hit
@@ -73,12 +77,22 @@ def address(job: JobDescription) -> Iterator[Violation]:
             continue
         place = max((a.source.where(0) for a in launch.call.args if a is option.arg), default=option.arg.offset)
         literal = option.value.rpartition(":")[0] or option.value
-        for hit in _address_hits(job, option.arg.text.split("=")[0], literal, place, launch.srun is not None):
+        for hit in _address_hits(job, option.arg.text.split("=")[0], literal, place, _in_task(job, launch, option.arg)):
             if not seen and not any(
                 ADDRESS_NAME.match(a.name) and a.value and a.value in literal for a in job.assignments
             ):
                 yield hit
     yield from _no_address(job)
+
+
+def _in_task(job: JobDescription, launch: LauncherCall, arg: Argument) -> bool:
+    """Return whether a task's own shell expands the option's value, and not the batch shell before srun."""
+    index = launch.call.args.index(arg)
+    places = {p for a in launch.call.args[index : index + 2] for p in a.source.at}
+    if any(u.offset in places and under_srun(u.under) for u in job.uses):
+        return True
+    inner = [c for c in job.calls if c.in_substitution and c.program == "hostname" and under_srun(c.under)]
+    return any(c.offset + shift in places for c in inner for shift in (0, -1, -2))
 
 
 def _no_address(job: JobDescription) -> Iterator[Violation]:
@@ -122,7 +136,15 @@ def _address_hits(job: JobDescription, name: str, value: str, offset: int, under
         yield from _of_several_nodes(job, name, value, offset, under_srun)
 
 
+COMPOSED = re.compile(r"\d{1,3}\.\d{1,3}\.\d{1,3}\.\$\(.*\d.*|\d{1,3}\.\d{1,3}\.\d{1,3}\.\$\{\w+[#%:/].*")
+
+
 def _of_several_nodes(job: JobDescription, name: str, value: str, offset: int, under_srun: bool) -> Iterator[Violation]:
+    if COMPOSED.fullmatch(value):
+        text = f"{name} is composed from the digits of the host's name: a leading zero makes another address of them"
+        yield Violation(
+            offset, text, why="Numbers of an address with a leading zero are read as octal, 010 as 8, or refused, 008."
+        )
     own = re.fullmatch(r"\$\(hostname(?:\s+-[sfd])?\)|\$\{?(?:HOSTNAME|SLURMD_NODENAME)\}?", value.replace("`", ""))
     if own and under_srun:
         yield Violation(offset, f"{name}={value} inside of srun: every node uses its own name", severity="error")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 from allranks.analysis.lint.command_options import LONG, PYTHON, slurm_options
@@ -20,7 +21,7 @@ UNREAD_WHY = "sbatch treats this as an ordinary comment."
 OUTPUT_WHY = (
     "Slurm opens the output file before the script runs. If the folder is missing, the job fails at once without a log."
 )
-OUTPUT_CURE = "create the folder before sbatch, or use an existing one"
+OUTPUT_CURE = "create the folder before sbatch (mkdir -p), or use an existing one"
 SHEBANG_WHY = "sbatch refuses a script whose first line does not start with #!."
 PATHS = ("output", "error", "chdir", "input")
 
@@ -93,27 +94,38 @@ def _misspelled(job: JobDescription) -> Iterator[Violation]:
 
 
 def output(job: JobDescription) -> Iterator[Violation]:
+    """Report log folders that do not exist when the job starts."""
     made = {
-        p.text.rstrip("/")
+        p.text.rstrip("/").removeprefix("./")
         for c in job.calls
         if c.program == "mkdir" and not c.under
         for p in c.args
         if not p.text.startswith("-")
     }
+    reported: set[str] = set()
     for name in ("output", "error"):
         found = job.heading.get(name)
-        pattern = re.search(r"([^/\s]*%\d*[jJAaNnst][^/\s]*)/", (found.value or "") if found else "")
-        if found and pattern:
-            text = f"nobody creates the folder {pattern[1]} of --{name}, whose name is known only when the job exists"
-            yield Violation(found.offset, text, cure=f"--{name}=<existing folder>/%x-%j.out")
+        if found is None or not found.value or "/" not in found.value:
             continue
-        folder = str(PurePosixPath(found.value).parent) if found and found.value and "/" in found.value else None
-        if (
-            found
-            and folder
-            and any(m == folder or m.startswith(folder + "/") or m.removeprefix("./") == folder for m in made)
-        ):
-            yield Violation(found.offset, f"the folder {folder} is created by the script, too late for --{name}")
+        folder = str(PurePosixPath(found.value).parent)
+        both = "--output and --error" if _same_folder(job, folder) else f"--{name}"
+        if folder in reported:
+            continue
+        reported.add(folder)
+        pattern = re.search(r"([^/\s]*%\d*[jJAaNnst][^/\s]*)/", found.value)
+        if pattern:
+            text = f"nobody creates the folder {pattern[1]} of {both}, whose name is known only when the job exists"
+            yield Violation(found.offset, text, cure=f"--{name}=<existing folder>/%x-%j.out")
+        elif any(m == folder or m.startswith(folder + "/") for m in made):
+            yield Violation(found.offset, f"the folder {folder} is created by the script, too late for {both}")
+        elif job.is_missing(folder.replace("%x", job.heads("job-name") or "%x")):
+            yield Violation(
+                found.offset, f"there is no folder {folder} for {both}, neither here nor next to the script"
+            )
+
+
+def _same_folder(job: JobDescription, folder: str) -> bool:
+    return all(str(PurePosixPath(job.heads(name) or "").parent) == folder for name in ("output", "error"))
 
 
 def shebang(job: JobDescription) -> Iterator[Violation]:
@@ -206,6 +218,47 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
         if job.is_batch and end.program not in LAST and end.program != "srun":
             text = f"the job ends with the exit code of '{end.written}', even if {what} failed"
             yield Violation(end.offset, text, cure=EXIT_CURE, severity="note")
+            return
+
+
+ERROR_TEXT = re.compile(
+    r"(?i)\berror\b|\bfail|\bmissing\b|not found|\bno \w+ (?:assigned|found|available)|\bexiting\b|usage:|cannot|could not|abort"
+)
+
+
+def exit_zero(job: JobDescription) -> Iterator[Violation]:
+    """Report ``exit 0`` directly after an error message."""
+    for before, call in pairwise(c for c in job.calls if not c.in_substitution):
+        zero = call.program == "exit" and [a.text for a in call.args] == ["0"] and call.branch
+        if zero and before.program in ("echo", "printf") and ERROR_TEXT.search(" ".join(a.text for a in before.args)):
+            if before.branch == call.branch:
+                yield Violation(call.offset, "exit 0 after an error message reports success", cure="exit 1")
+
+
+ENDLESS = re.compile(
+    r"\b(?:vllm[ -]serve|serve|api_server|http\.server|tensorboard|dmon|watch|jupyter|nvidia-smi .*-l\b|--loop)\b"
+)
+
+
+def endless(job: JobDescription) -> Iterator[Violation]:
+    """Report a plain ``wait`` for a server, which does not end by itself."""
+    servers = [
+        c
+        for c in job.calls
+        if c.after == "&" and not c.under and ENDLESS.search(" ".join([c.written, *(a.text for a in c.args)]))
+    ]
+    nested = [
+        c
+        for c in job.calls
+        if c.under and c.under[0].after == "&" and ENDLESS.search(" ".join([c.written, *(a.text for a in c.args)]))
+    ]
+    found = servers or nested
+    if not found or any(c.program in ("kill", "pkill", "trap", "scancel") for c in job.calls):
+        return
+    for call in job.calls:
+        if call.program == "wait" and not call.args and call.offset > found[0].offset and not call.under:
+            text = f"wait also waits for '{found[0].written}' in line {job.lines.place(found[0].offset)[0]}, which does not end by itself"
+            yield Violation(call.offset, text)
             return
 
 
@@ -361,3 +414,8 @@ def idle_nodes(job: JobDescription) -> Iterator[Violation]:
     if any(c.program in spread for c in job.calls) or "array" in job.heading:
         return
     yield Violation(job.work()[0].offset, f"{job.work()[0].program} runs on the first of {job.nodes} nodes only")
+
+
+ZERO_WHY = "Slurm and the shell take exit code 0 for success: the job is COMPLETED, and dependent jobs start."
+ENDLESS_WHY = "wait without arguments waits for all background processes: the job runs until its time limit."
+ENDLESS_CURE = 'keep the process id of the training: train & pid=$!; wait "$pid"; rc=$?; kill %1; exit $rc'

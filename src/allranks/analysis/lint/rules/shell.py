@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from allranks.analysis.lint.job import PLACEHOLDER, JobDescription
 from allranks.analysis.lint.records import Argument, Edit, ProgramCall, Violation
 from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
+from allranks.utils.nearest import nearest_name
 from allranks.utils.redaction import holds_secret, redact_arguments
 
 BRACKET_WHY = (
@@ -21,6 +22,13 @@ LINE_CURE = (
 ASSIGN_WHY = "An assignment has no blanks: this runs a program of that name."
 QUOTE_WHY = "An unquoted variable is split at blanks, and its [ ] * are matched against files; if it is empty, the word is missing."
 QUOTE_CURE = 'quote it: "$NAME"'
+LITERAL_WHY = "Inside of double quotes single quotes are ordinary characters: the value begins and ends with one."
+LITERAL_CURE = '"${1:-value}" without the inner quotes'
+ARGUMENTS_WHY = '"$@" on a line of its own runs the first argument as a program.'
+ARGUMENTS_CURE = 'write the program before it: python train.py "$@"'
+MISTYPED_WHY = "The command is not found; without set -e the script goes on without it."
+UNTERMINATED_WHY = "The shell reads everything up to the next quote as text, and stops with a syntax error at the end."
+UNTERMINATED_CURE = "close it"
 CLEAR_TEXT_WHY = "Everybody who can read the file, its history or the job's command line has the token."
 CLEAR_TEXT_CURE = "revoke it; read the token from a file that only you can read: export HF_TOKEN=$(cat ~/.hf_token), or huggingface-cli login"
 PLACEHOLDER_WHY = "The file is a template; these parts are to be replaced before it runs."
@@ -34,7 +42,7 @@ def brackets(job: JobDescription) -> Iterator[Violation]:
             glued = last.endswith("]") and len(last) > 1
             text = "the blank before ] is missing" if glued else "[ without ]"
             yield Violation(call.offset, text, fix=_blank_before_bracket(job, call) if glued else ())
-        elif re.match(r"(?:if|elif|while)\[|\[\[?[-\w$\"]", call.written):
+        elif re.match(r"(?:if|elif|while)\[|\[\[?(?:-[a-zA-Z]\Z|[$\"])", call.written) and call.program != "[":
             yield Violation(call.offset, "the blank after [ is missing")
         elif call.program == "[" and len(call.args) == 2 and re.search(r"[^=!]==?[^=]", call.args[0].text):
             yield Violation(call.offset, "the test is always true: blanks around = are missing", severity="warning")
@@ -60,6 +68,90 @@ def _blank_before_bracket(job: JobDescription, call: ProgramCall) -> tuple[Edit,
         return ()
     place = last.offset + word.end() - 1
     return (Edit(place, place, " "),)
+
+
+def literal_quotes(job: JobDescription) -> Iterator[Violation]:
+    """Report quotes that become part of a value: single quotes of a default inside of double quotes."""
+    for found in re.finditer(r"\"[^\"\n]*?(\$\{\w+:?[-=]'[^'\n\"]*'\})", job.text):
+        if not job.in_comment(found.start(1)):
+            yield Violation(found.start(1), f"the quotes of {found[1]} become part of the value")
+
+
+def runs_arguments(job: JobDescription) -> Iterator[Violation]:
+    """Report a command line that is only the script's arguments, if these are values that the script reads by number."""
+    numbered = any(u.name in ("1", "2") for u in job.uses) or re.search(r"=\"?\$\{?1\b", job.text)
+    if not numbered or any(c.program in ("shift", "getopts") for c in job.calls):
+        return
+    for call in job.calls:
+        if (
+            call.written in ("$@", "$*", "${@}")
+            and not call.under
+            and not call.in_function
+            and not call.in_substitution
+        ):
+            yield Violation(call.offset, "the first argument runs as a command, but the script reads it as a value")
+            return
+
+
+COMMANDS = (
+    "source", "module", "export", "srun", "sbatch", "conda", "mamba", "python", "python3", "torchrun", "accelerate", "deepspeed", "mkdir",
+    "echo", "singularity", "apptainer", "scontrol", "mpirun", "nvidia-smi", "unset", "sleep", "ulimit", "hostname",
+)  # fmt: skip
+LONG_NAME = 6
+KNOWN_SIMILAR = {
+    "pythonw",
+    "python2",
+    "pip",
+    "sources",
+    "modules",
+    "mods",
+    "eco",
+    "slurm",
+    "mpiexec",
+    "ssource",
+    "trun",
+    "runs",
+    "run",
+    "strun",
+}
+
+
+def mistyped(job: JobDescription) -> Iterator[Violation]:
+    """Report commands whose name is nearly that of a usual one."""
+    defined = set(re.findall(r"(?m)^\s*(?:function\s+)?([\w-]+)\s*\(\)", job.text)) | set(
+        re.findall(r"\balias\s+([\w-]+)=", job.text)
+    )
+    for call in job.calls:
+        name = call.written
+        if (
+            not re.fullmatch(r"[a-z][a-z-]{3,}", name)
+            or name in COMMANDS
+            or name in defined | KNOWN_SIMILAR
+            or call.in_substitution
+        ):
+            continue
+        near = nearest_name(name, COMMANDS, 0.83)
+        if near and (sorted(near) == sorted(name) or len(near) > LONG_NAME):
+            yield Violation(call.offset, f"{name}: there is no such command; {near} was probably meant", cure=near)
+
+
+def unterminated(job: JobDescription) -> Iterator[Violation]:
+    """Report where a quote or a here-document is not closed: the shell refuses the script, or reads it differently."""
+    for offset, what in job.reading.trouble:
+        start = offset
+        if what.startswith('the closing "'):
+            start = _first_open_quote(job, offset)
+        yield Violation(start, what)
+
+
+def _first_open_quote(job: JobDescription, last: int) -> int:
+    """Return the quote that is probably not closed: its text goes on to a later line, up to the quote that opens another value."""
+    places = [m.start() for m in re.finditer(r'(?<!\\)"', job.text[: last + 1]) if not job.in_comment(m.start())]
+    for start, end in zip(places[::2], places[1::2], strict=False):
+        inside = job.text[start + 1 : end]
+        if "\n" in inside and re.search(r"\n.*\w=\Z", inside):
+            return start
+    return last
 
 
 def continued(job: JobDescription) -> Iterator[Violation]:
@@ -88,7 +180,9 @@ def continued(job: JobDescription) -> Iterator[Violation]:
                     place - 1, "a blank follows the backslash, so the command ends here", fix=_strip(job, line, place)
                 )
     for call in job.calls:
-        line = job.lines.place(call.offset)[0]
+        line, column = job.lines.place(call.offset)
+        if job.lines.line(line)[: column - 1].strip():
+            continue  # command -v, exec -a
         if (
             not call.under
             and re.match(r"--?[A-Za-z][\w-]*", call.written)

@@ -79,13 +79,30 @@ def _starts(launch: LauncherCall) -> bool:
 
 def several(job: JobDescription) -> Iterator[Violation]:
     for launch in job.launches:
-        if _starts(launch) and launch.srun:
+        if _starts(launch) and launch.srun and _same_unknown(job, launch):
+            asked = job.heads("ntasks-per-node")
+            yield Violation(
+                launch.call.offset,
+                f"srun starts {asked} tasks per node, and each starts {launch.kind} with as many ranks",
+            )
+        elif _starts(launch) and launch.srun:
             tasks = job.tasks_per_node(launch.srun)
             one_each = (launch.value("nproc_per_node", "num_processes") or "") == "1"
             if tasks is not None and tasks > 1 and not (one_each and launch.option("node_rank", "machine_rank")):
                 yield Violation(
                     launch.call.offset, f"srun starts {tasks} tasks per node, and each starts {launch.kind}"
                 )
+
+
+def _same_unknown(job: JobDescription, launch: LauncherCall) -> bool:
+    """Return whether one variable is both the number of tasks per node and that of the ranks that each starts."""
+    asked, ranks = job.heads("ntasks-per-node") or "", launch.value("nproc_per_node", "num_gpus") or ""
+    plain = [text.replace("{", "").replace("}", "") for text in (asked, ranks)]
+    return (
+        plain[0].startswith("$")
+        and plain[0] == plain[1]
+        and not (slurm_options(launch.srun).keys() & {"ntasks", "ntasks-per-node"} if launch.srun else False)
+    )
 
 
 def one_node(job: JobDescription) -> Iterator[Violation]:
@@ -139,14 +156,10 @@ def missing(job: JobDescription) -> Iterator[Violation]:
     tasks = job.number(job.heads("ntasks-per-node")) or job.number(job.heads("ntasks")) or 1
     if launch.srun is None and tasks > 1:
         return  # the task has all CPUs of the batch script
-    text = f"the job requests no CPUs: {launch.kind} and its ranks get one per task"
-    yield Violation(launch.call.offset, text, severity="warning" if _loads_data(launch) else "note")
-
-
-def _loads_data(launch: LauncherCall) -> bool:
-    """Return whether the command asks for data loaders, which need CPUs whatever the site's default is."""
-    words = " ".join(a.text for a in launch.call.args)
-    return bool(re.search(r"--(?:num|n|data\w*|dataloader_num)[_-]?workers[= ][1-9]", words))
+    text = (
+        f"the job requests no CPUs: {launch.kind} and its ranks get one per task, unless the site has another default"
+    )
+    yield Violation(launch.call.offset, text)
 
 
 def oversubscribed(job: JobDescription) -> Iterator[Violation]:
@@ -201,21 +214,20 @@ def idle(job: JobDescription) -> Iterator[Violation]:
         or calls[0].call.in_loop
     ):
         return
-    option = calls[0].option("nproc_per_node")
-    ranks = job.number(option.value) if option else None
-    tasks = job.tasks_per_node(calls[0].srun) if calls[0].srun else 1
-    outer = calls[0].call.under[0] if calls[0].call.under else calls[0].call
-    if (
-        option
-        and ranks
-        and tasks
-        and ranks * tasks < gpus
-        and outer.after != "&"
-        and not job.has("CUDA_VISIBLE_DEVICES")
-    ):
+    launch = calls[0]
+    option = launch.option("nproc_per_node")
+    ranks = job.number(option.value) if option else None if launch.open_ended or job.has("PET_NPROC_PER_NODE") else 1
+    tasks = job.tasks_per_node(launch.srun) if launch.srun else 1
+    outer = launch.call.under[0] if launch.call.under else launch.call
+    if ranks and tasks and ranks * tasks < gpus and outer.after != "&" and not job.has("CUDA_VISIBLE_DEVICES"):
+        told = (
+            f"{ranks * tasks} rank{'s' * (ranks * tasks > 1)} per node"
+            if option
+            else "no --nproc_per_node: one rank per node"
+        )
         yield Violation(
-            option.arg.offset,
-            f"{ranks * tasks} ranks per node, but the job requests {gpus} GPUs per node: the others are idle",
+            option.arg.offset if option else launch.call.offset,
+            f"{told}, but the job requests {gpus} GPUs per node: the others are idle",
         )
 
 

@@ -93,6 +93,13 @@ def gloo_syntax(job: JobDescription) -> Iterator[Violation]:
 def invalid(job: JobDescription) -> Iterator[Violation]:
     for item in job.assignments:
         value = item.value
+        if re.search(r"(?:PORT|ADDR)\Z", item.name) and re.search(r"\S[ \t]+\}?\Z", value) and not item.items:
+            yield Violation(
+                item.offset,
+                f"{item.name}={value!r}: a blank at the end of the value",
+                cure="remove the blank",
+                severity="warning",
+            )
         if item.removed or "$" in value:
             continue
         allowed = ALLOWED.get(item.name)
@@ -123,6 +130,12 @@ def _socket_threads(job: JobDescription) -> Iterator[Violation]:
         place = found.get("NCCL_NSOCKS_PERTHREAD") or found["NCCL_SOCKET_NTHREADS"]
         text = f"NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD = {threads * sockets}: NCCL's maximum is 64 sockets"
         yield Violation(place.offset, text, cure="a product of 64 or less")
+
+
+def handling_off(job: JobDescription) -> Iterator[Violation]:
+    for item in job.assignments:
+        if item.name in ("NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ASYNC_ERROR_HANDLING") and item.value == "0":
+            yield Violation(item.offset, f"{item.name}=0 switches the watchdog's error handling off")
 
 
 def no_effect(job: JobDescription) -> Iterator[Violation]:
@@ -156,6 +169,10 @@ DISABLED_CURE = (
     "remove it; if a copy test between the pairs (allranks doctor --collectives) or NCCL's log shows that the transport "
     "fails, keep it and document it: # allranks: allow transport-disabled <reason>"
 )
+HANDLING_WHY = (
+    "When a rank dies, the others wait in their collective without end; by default torch ends them after the timeout."
+)
+HANDLING_CURE = "remove it"
 VISIBLE_WHY = "Inside of a job the GPUs are numbered from 0. Other numbers name no GPU, or on a cluster without cgroups that of another job."
 VISIBLE_CURE = "remove it: Slurm sets CUDA_VISIBLE_DEVICES"
 GID_WHY = "The index of the RoCE v2 address differs between nodes and changes when addresses change. NCCL 2.21 and later select it."
