@@ -16,6 +16,8 @@ RUN = "srun -K1 -c32 torchrun --nnodes=2 --nproc_per_node=4 "
 MEET = "--rdzv_backend=c10d --rdzv_id=$SLURM_JOB_ID --rdzv_endpoint=$HEAD:$PORT train.py\n"
 HEAD = 'HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
 
+QUOTED_HEAD = 'A="$(scontrol show hostnames "$L" | head -n1)"\n'
+
 # rule, script, line of the finding
 BAD: list[tuple[str, str, int]] = [
     ("unknown-variable", TWO + "export NCCL_TIMEOUT=600\n", 7),
@@ -81,7 +83,7 @@ BAD: list[tuple[str, str, int]] = [
     ("scontrol-in-container", TWO + "srun apptainer exec x.sif bash -c 'scontrol show hostnames; python x.py'\n", 7),
     ("several-torchruns", EIGHT + "srun -K1 -c4 torchrun --nproc_per_node=8 x.py\n", 7),
     ("several-torchruns", TWO.replace("#SBATCH --ntasks-per-node=1\n", "") + "srun -K1 --ntasks-per-node 4 -c8 bash -c 'accelerate launch x.py'\n", 6),
-    ("several-torchruns", EIGHT + "srun -K1 -c4 --ntasks-per-node=1 torchrun --nproc_per_node=8 x.py\n", 7),
+    ("several-torchruns", EIGHT + "module load slurm/22.05\nsrun -K1 -c4 --ntasks-per-node=1 torchrun --nproc_per_node=8 x.py\n", 8),
     ("several-torchruns", ONE + "srun -n 4 torchrun --standalone --nproc_per_node=4 x.py\n", 7),
     ("one-node-only", TWO + "torchrun --nnodes=2 --nproc_per_node=4 --node_rank=0 x.py\n", 7),
     ("one-node-only", TWO + "deepspeed --num_gpus=4 x.py\n", 7),
@@ -233,6 +235,33 @@ BAD: list[tuple[str, str, int]] = [
     ("secret-in-script", "#!/bin/bash\nexport HF_TOKEN=hf_" + "aBcDeFgHiJkLmNoPqRsTuVwX\n", 2),
     ("secret-in-script", "#!/bin/bash\nwandb login 0123456789abcdef0123456789abcdef01234567\n", 2),
     ("placeholder", "#!/bin/bash\n#SBATCH --account=<account>\n#SBATCH -p { partition }\nls /path/to/x\n", 2),
+    # found in real scripts
+    ("debug-setting", TWO + "srun bash -c 'CUDA_LAUNCH_BLOCKING=1 python x.py'\n", 7),
+    ("error-handling-off", TWO + "export TORCH_NCCL_ASYNC_ERROR_HANDLING=0\n", 7),
+    ("invalid-value", TWO + "export NCCL_DEBUG_FILE=/scratch/nccl.%r.log\n", 7),
+    ("invalid-value", TWO + 'export MASTER_PORT="${MASTER_PORT:-15000 }"\n', 7),
+    ("master-address", TWO + "srun -c32 torchrun --nnodes=2 --rdzv_backend=c10d --master_addr=$A x.py\n", 7),
+    ("master-address", TWO + 'export MASTER_ADDR="10.1.1.$(hostname | grep -oE \'[0-9]+\')"\n', 7),
+    ("ephemeral-port", "#!/bin/bash\nip=$(hostname)\nn=$(shuf -i 29510-49510 -n 1)\ntorchrun --rdzv_endpoint $ip:$n x.py\n", 3),
+    ("several-torchruns", "#!/bin/bash\n#SBATCH -N 2 --ntasks-per-node=${G}\nsrun torchrun --nproc_per_node=$G x.py\n", 3),
+    ("idle-gpus", ONE + "torchrun --standalone x.py\n", 7),
+    ("expanded-too-early", TWO + "torchrun --nnodes=2 --node_rank=$SLURM_NODEID x.py\n", 7),
+    ("unset-variable", ONE + 'if [ -z "$SLURM_GPUS" ]; then\n  echo "no GPU"\n  exit 1\nfi\n', 7),
+    ("unset-variable", TWO.replace("#SBATCH --ntasks-per-node=1\n", "") + "srun torchrun --nnodes=$SLURM_NTASKS x.py\n", 6),
+    ("unset-variable", ONE + "export C=/scratch/c_$SLURM_JOB_ID_$SLURM_PROCID\n", 7),
+    ("unset-variable", ONE + "export C=${pwd}/cache\n", 7),
+    ("unset-variable", ONE + "if [ $OMPI_COMM_WORLD_RANK -eq 0 ]; then ls; fi\n", 7),
+    ("exit-zero", '#!/bin/bash\nif [ -z "$X" ]; then\n  echo "Error: no X"\n  exit 0\nfi\n', 4),
+    ("endless-wait", "#!/bin/bash\nvllm serve m &\npython train.py &\nwait\n", 4),
+    ("literal-quotes", "#!/bin/bash\nM=\"${1:-'Qwen/Q'}\"\n", 2),
+    ("runs-arguments", '#!/bin/bash\nbatch=$1\n"$@"\n', 3),
+    ("mistyped-command", "#!/bin/bash\nsoruce env.sh\n", 2),
+    ("mistyped-command", "#!/bin/bash\ntorchurn x.py\n", 2),
+    ("fixed-name-in-tmp", "#!/bin/bash\nrm -rf /dev/shm/*\n", 2),
+    ("directive-not-read", "#!/bin/bash\n#SBATCH -N 1\n#SBTACH -e x\nls\n", 3),
+    ("directive-not-read", "#!/bin/bash\n# SBATCH --ntasks-per-node=1\nls $SLURM_JOB_ID\n", 2),
+    ("background-not-awaited", "#!/bin/bash\nfor h in a b; do\n  ssh $h torchrun x.py &\ndone\n", 3),
+    ("output-folder", "#!/bin/bash\n#SBATCH --output=no_such_logs/%x.out\nls\n", 2),
 ]  # fmt: skip
 
 # rule, script in which it must be silent
@@ -426,4 +455,24 @@ GOOD: list[tuple[str, str]] = [
     ("placeholder", "#!/bin/bash\n#SBATCH -A project1\ncat < in > out\nf() { ls; }\n# <account>\nA=${B}\nmktemp -d /tmp/XXXXXX\n"),
     ("variable-in-directive", "#!/bin/bash\n#SBATCH --nodes={{ $nodes }}\n#SBATCH --account=<acc $X>\nls\n"),
     ("hard-coded-interface", TWO + "export NCCL_SOCKET_IFNAME=<interface>\n"),
+    ("gloo-interface-syntax", TWO + "export GLOO_SOCKET_IFNAME=$(ip -br addr | awk '/^ib/ {print $1}')\n"),
+    ("one-node-only", TWO + "if [ $SLURM_NNODES -gt 1 ]; then\n  srun torchrun --nnodes=2 x.py\nelse\n  torchrun x.py\nfi\n"),
+    ("several-torchruns", EIGHT + "module load slurm/24.05\nsrun --ntasks=2 --ntasks-per-node=1 torchrun --nproc_per_node=8 x.py\n"),
+    ("debug-setting", TWO + "export CUDA_LAUNCH_BLOCKING=0\n"),
+    ("error-handling-off", TWO + "export TORCH_NCCL_ASYNC_ERROR_HANDLING=1\n"),
+    ("exit-zero", '#!/bin/bash\nif [ "$1" = "" ]; then\n  echo "nothing to do"\n  exit 0\nfi\n'),
+    ("endless-wait", "#!/bin/bash\nvllm serve m &\ns=$!\npython train.py &\nwait $!\nkill $s\nwait\n"),
+    ("literal-quotes", "#!/bin/bash\nM=${1:-'Qwen/Q'}\nN=\"${1:-x}\"\n"),
+    ("runs-arguments", '#!/bin/bash\nbatch=$1\nshift\n"$@"\n'),
+    ("runs-arguments", '#!/bin/bash\nexport RANK=$SLURM_PROCID\n"$@"\n'),
+    ("mistyped-command", "#!/bin/bash\nrun() { ls; }\nsources() { ls; }\nrun; sources; soup x; modules\n"),
+    ("unterminated", '#!/bin/bash\nA="x \\\n  --y"\nexport B="1"\n'),
+    ("unset-variable", ONE + 'if [ -z "$SLURM_GPUS" ]; then\n  G=4\nfi\necho ${PWD}\n'),
+    ("unset-variable", "#!/bin/bash\n#SBATCH --job-name=x\n#SBATCH --ntasks-per-node=1\nN=$((2 * SLURM_GPUS_PER_NODE))\n"),
+    ("background-not-awaited", "#!/bin/bash\nfor h in a b; do\n  ssh $h torchrun x.py &\ndone\nwait\n"),
+    ("background-not-awaited", "#!/bin/bash\nnohup torchrun x.py > log &\n"),
+    ("fixed-port", ONE + "MASTER_PORT=6000\npython x.py\n"),
+    ("master-address", TWO + QUOTED_HEAD + 'srun bash -c "torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=\\"${A}:1\\" x.py"\n'),
+    ("master-address", TWO + "srun torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$(hostname):15000 x.py\n"),
+    ("broken-line", "#!/bin/bash\ncommand -v nvcc || exit 1\n"),
 ]  # fmt: skip

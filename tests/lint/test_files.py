@@ -74,6 +74,12 @@ def test_findings_before_a_broken_place_are_kept(tmp_path: Path) -> None:
     assert report.unread[0].line == 3
 
 
+def test_the_quote_that_is_open_is_found_not_the_last_one(tmp_path: Path) -> None:
+    """The shell pairs the open quote with the next one, so that the trouble shows far below."""
+    report = lint_text(tmp_path, '#!/bin/bash\nA="x \\\n  --y $Z\nexport B="1"\necho "$A"\n')
+    assert found(report) == [("unterminated", 2)] and report.unread[0].line == 5
+
+
 def test_one_unreadable_file_hides_no_other(tmp_path: Path) -> None:
     (tmp_path / "a.sh").write_text(SCRIPT)
     done = allranks(tmp_path / "a.sh", tmp_path / "none.sh", "--json")

@@ -30,16 +30,17 @@ RULES: tuple[LintRule, ...] = (
     LintRule("gloo-interface-syntax", "error", variables.gloo_syntax, variables.GLOO_WHY, variables.GLOO_CURE, "tested with torch 2.13", ANY),
     LintRule("invalid-value", "error", variables.invalid, "The library ignores the value or refuses to start.", "", NCCL_DOCS, ANY),
     LintRule("no-effect", "note", variables.no_effect, variables.NO_EFFECT_WHY, "remove the line", "NCCL's defaults: both are 0", ANY),
-    LintRule("hard-coded-interface", "warning", variables.interface, variables.INTERFACE_WHY, variables.INTERFACE_CURE, "nccl#286, nccl#1837", ANY),
+    LintRule("hard-coded-interface", "note", variables.interface, variables.INTERFACE_WHY, variables.INTERFACE_CURE, "nccl#286, nccl#1837", ANY),
     LintRule("loopback-across-nodes", "error", variables.loopback, variables.LOOPBACK_WHY, variables.INTERFACE_CURE, NCCL_DOCS),
     LintRule("transport-disabled", "warning", variables.disabled, variables.DISABLED_WHY, variables.DISABLED_CURE, "nccl#667, nccl#1838", ANY),
     LintRule("fixed-gid-index", "note", variables.gid, variables.GID_WHY, "remove it, or determine it on each node", "NCCL 2.21 notes", ANY),
     LintRule("error-handling-off", "warning", variables.handling_off, variables.HANDLING_WHY, variables.HANDLING_CURE, "ProcessGroupNCCL.hpp", ANY),
+    LintRule("debug-setting", "warning", variables.debugging, variables.DEBUGGING_WHY, "remove it", "CUDA C++ programming guide, environment variables", ANY),
     # Rendezvous
     LintRule("fixed-port", "warning", ports.port, ports.PORT_WHY, ports.PORT_CURE, ELASTIC, ANY),
     LintRule("ephemeral-port", "warning", ports.ephemeral, ports.EPHEMERAL_WHY, ports.PORT_CURE, "enroot#243"),
     LintRule("port-per-node", "error", ports.port_per_node, ports.PER_NODE_WHY, ports.PORT_CURE, "LLaMA-Factory's launcher"),
-    LintRule("fixed-rendezvous-id", "warning", ports.identity, ports.ID_WHY, ports.ID_CURE, ELASTIC),
+    LintRule("fixed-rendezvous-id", "note", ports.identity, ports.ID_WHY, ports.ID_CURE, ELASTIC),
     LintRule("node-rank-ignored", "note", rendezvous.node_rank, rendezvous.RANK_WHY, rendezvous.RANK_CURE, TORCHRUN + ", pytorch#150660"),
     LintRule("node-rank-missing", "error", rendezvous.rank_missing, rendezvous.MISSING_WHY, rendezvous.MISSING_CURE, TORCHRUN),
     LintRule("expanded-too-early", "error", dataflow.early, dataflow.EARLY_WHY, dataflow.EARLY_CURE, "accelerate#2816"),
@@ -118,6 +119,6 @@ TOPICS = (
     ("whole-node-list", "address-without-host", "master-address", "scontrol-in-container"),
     ("expanded-too-early", "not-exported", "whole-node-list", "unset-variable", "unquoted-variable"),
     ("one-node-only", "several-torchruns", "node-count", "node-rank-missing", "cpus-not-inherited"),
-    ("broken-line", "test-syntax", "unquoted-variable"),
+    ("broken-line", "test-syntax"),
 )
 """Rules that see one mistake from several sides: of each group, a line has only the most severe finding, or else the first one."""

@@ -178,7 +178,7 @@ def unset(job: JobDescription) -> Iterator[Violation]:
     if job.kind != "script":
         return
     said: set[str] = set()
-    parts = (_slurm_options, _ranks, _other_shell, _set_later, _misspelled, _rendezvous)
+    parts = (_slurm_options, _ranks, _other_shell, _set_later, _glued, _misspelled, _rendezvous)
     for found in (part(job) for part in parts):
         for name, hit in found:
             if name not in said:
@@ -279,6 +279,24 @@ def _set_later(job: JobDescription) -> Iterator[tuple[str, Violation]]:
             if not same_line and not inherited and use.program not in HARMLESS and not use.name.startswith("SLURM_"):
                 text = f"${use.name} is used before it is set, in line {job.lines.place(first.offset)[0]}"
                 yield use.name, Violation(use.offset, text)
+
+
+LOWER_CASE = {"pwd", "home", "user", "hostname", "shell", "tmpdir"}
+
+
+def _glued(job: JobDescription) -> Iterator[tuple[str, Violation]]:
+    """Report names that take in the text after them, ``$SLURM_NODEID_x``, and names in the wrong case, ``${pwd}``."""
+    for use in _plain_uses(job):
+        if _is_set(job, use.name):
+            continue
+        shorter = use.name.rstrip("_")
+        known = shorter.startswith("SLURM_") or _is_set(job, shorter) or shorter in INHERITED
+        if shorter != use.name and known:
+            text = f"${use.name} is never set; ${{{shorter}}} followed by _ was probably meant"
+            yield use.name, Violation(use.offset, text, cure=f"${{{shorter}}}_")
+        elif use.name in LOWER_CASE:
+            text = f"${use.name} is never set; ${use.name.upper()} was probably meant"
+            yield use.name, Violation(use.offset, text, cure=f"${use.name.upper()}")
 
 
 def _misspelled(job: JobDescription) -> Iterator[tuple[str, Violation]]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from allranks.analysis.lint.command_options import Option
 from allranks.analysis.lint.job import JobDescription, LauncherCall
 from allranks.analysis.lint.records import Argument, Assignment, Severity, Violation
 from allranks.analysis.lint.rules.dataflow import under_srun
+from allranks.analysis.lint.shell_tokens import UNRESOLVED_OPEN
 
 PORT_WHY = (
     "Two jobs on one node use the same port. With c10d the second job does not fail: it joins the store of the first one, and fails when "
@@ -154,10 +156,31 @@ def ephemeral(job: JobDescription) -> Iterator[Violation]:
         for name in ("master_port", "main_process_port", "rdzv_endpoint"):
             option = launch.option(name)
             number = (option.value or "").rpartition(":")[2] if option else ""
+            drawn = port_range(number) if option and "$" in number else None
+            if option and drawn and not any(_is_port_of(job, a, option) for a in job.assignments):
+                place = next(
+                    (p for a in _value_args(launch, option.arg) for p in _place_of(a, number)), option.arg.offset
+                )
+                yield from _range_hits(job, f"the port of --{name} is", place, drawn)
             if option and number.isdecimal() and _is_ephemeral(int(number[:6])) and not job.whole_nodes:
                 where = _place(option.arg, launch, number)
                 if not any(a.offset <= where <= a.offset + 40 and PORT_NAME.match(a.name) for a in job.assignments):
                     yield Violation(where, f"the port of --{name} is always {number}, in the ephemeral range")
+
+
+def _value_args(launch: LauncherCall, arg: Argument) -> list[Argument]:
+    index = launch.call.args.index(arg)
+    return list(launch.call.args[index : index + 2])
+
+
+def _place_of(arg: Argument, text: str) -> list[int]:
+    """Return where the last unresolved part of the word is written: in a variable's value further up, perhaps."""
+    index = arg.source.text.rfind(UNRESOLVED_OPEN)
+    return [arg.source.where(index)] if index >= 0 and text in arg.text else []
+
+
+def _is_port_of(job: JobDescription, item: Assignment, option: Option) -> bool:
+    return bool(PORT_NAME.match(item.name) and item.value and item.value in (option.value or ""))
 
 
 def _range_hits(job: JobDescription, what: str, offset: int, span: tuple[int, int]) -> Iterator[Violation]:
@@ -214,7 +237,7 @@ class _Arithmetic:
     """Bounds of an arithmetic expression of numbers, RANDOM, and job ids or other unknown counts."""
 
     TOKEN = re.compile(
-        r"\s*(?:(10#)?(\d{1,9})|\$?\{?(RANDOM)\}?|10#|(?P<cut>\$\{\w+:\s*-\d\}|\$\([^()]*(?:\([^()]*\)[^()]*)*\))|(?P<name>\$?\{?[A-Za-z_]\w*\}?)"
+        r"\s*(?:10#(?=\$)|(10#)?(\d{1,9})|\$?\{?(RANDOM)\}?|(?P<cut>\$\{\w+:\s*-\d\}|\$\([^()]*(?:\([^()]*\)[^()]*)*\))|(?P<name>\$?\{?[A-Za-z_]\w*\}?)"
         r"|(?P<op>\\?[-+*/%()]))"
     )
 
@@ -323,6 +346,8 @@ def identity(job: JobDescription) -> Iterator[Violation]:
         if launch.kind != "torchrun" or backend(launch) != "c10d" or "standalone" in launch.options:
             continue
         endpoint = launch.value("rdzv_endpoint") or ""
+        if not endpoint and job.multi_node:
+            continue  # every node meets only itself
         own_port = re.search(r":0\Z|:.*\$", endpoint) or (endpoint and not re.search(r":\d+\Z", endpoint))
         severity: Severity = "note" if own_port else _severity(job)
         option = launch.option("rdzv_id")

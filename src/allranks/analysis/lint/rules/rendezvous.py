@@ -98,6 +98,15 @@ def _in_task(job: JobDescription, launch: LauncherCall, arg: Argument) -> bool:
 def _no_address(job: JobDescription) -> Iterator[Violation]:
     """Report a static rendezvous without an address."""
     for launch in job.launches:
+        lonely = job.multi_node and is_torchrun(launch) and backend(launch) == "c10d" and not launch.open_ended
+        if lonely and not launch.option("rdzv_endpoint", "standalone") and not job.has("PET_RDZV_ENDPOINT"):
+            ignored = " (--master_addr is for a static rendezvous)" if launch.option("master_addr") else ""
+            yield Violation(
+                launch.call.offset,
+                f"no --rdzv_endpoint: with c10d every node waits at its own localhost{ignored}",
+                cure='--rdzv_endpoint="$MASTER_ADDR:$MASTER_PORT"',
+                severity="error",
+            )
         several = job.multi_node and is_torchrun(launch) and backend(launch) == "static" and launch.srun is not None
         told = launch.option("master_addr", "rdzv_endpoint", "standalone") or job.has("PET_MASTER_ADDR")
         nodes = launch.value("nnodes")
@@ -173,9 +182,11 @@ def hostless(job: JobDescription) -> Iterator[Violation]:
             option.value,
         ):
             if not option.value.startswith("127."):
+                looked_up = re.search(r"\$\(\s*(?:host|dig|nslookup)\s", option.value)
                 yield Violation(
                     option.arg.offset,
                     "the c10d endpoint is an IP address, which may match no node",
+                    severity="note" if looked_up else "warning",
                 )
 
 

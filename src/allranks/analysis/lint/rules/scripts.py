@@ -51,7 +51,7 @@ def late(job: JobDescription) -> Iterator[Violation]:
 
 
 def unread(job: JobDescription) -> Iterator[Violation]:
-    if not job.is_batch:
+    if not job.is_batch and not any(u.name.startswith("SLURM_") for u in job.uses):
         return
     for comment in job.reading.comments:
         line, column = job.lines.place(comment.offset)
@@ -60,9 +60,14 @@ def unread(job: JobDescription) -> Iterator[Violation]:
             yield Violation(comment.offset, "this #SBATCH is indented, so it is not read")
         elif column == 1 and re.match(r"#(?:sbatch|Sbatch|SBATCH[:=]|SLURM)\s+-", comment.text):
             yield Violation(comment.offset, f"{comment.text.split()[0]} is not #SBATCH")
+        elif column == 1 and (typo := re.match(r"#(S[A-Z]{4,6})\s+-", comment.text)) and typo[1] != "SBATCH":
+            if sorted(typo[1]) == sorted("SBATCH") or nearest_name(typo[1], ["SBATCH"], 0.8):
+                yield Violation(comment.offset, f"#{typo[1]} is not #SBATCH")
         elif column == 1 and re.match(r"#[ \t]+SBATCH\s+-", comment.text):
             yield Violation(
-                comment.offset, "# SBATCH with a space is a comment (write ##SBATCH if it is intended)", severity="note"
+                comment.offset,
+                "# SBATCH with a space is a comment (write ##SBATCH if it is intended)",
+                severity="note" if job.is_batch else "warning",
             )
     yield from _misspelled(job)
 
@@ -382,9 +387,9 @@ def conda(job: JobDescription) -> Iterator[Violation]:
 
 
 def background(job: JobDescription) -> Iterator[Violation]:
-    if not job.is_batch:
-        return
     for outer in job.work():
+        if not job.is_batch and (not outer.in_loop or re.search(r"\b(?:nohup|setsid|tmux|screen|disown)\b", job.text)):
+            continue
         if outer.after == "&" and not outer.in_function and not outer.in_substitution:
             later = [c for c in job.calls if c.offset > outer.offset and not c.under]
             if not any(c.program in ("wait", "tail", "exec", "source", ".") for c in later) and not any(

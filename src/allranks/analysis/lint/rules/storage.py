@@ -90,7 +90,13 @@ def fixed(job: JobDescription) -> Iterator[Violation]:
     for call in job.calls:
         removes = call.program == "rm" and any(re.match(r"-\w*[rR]|--recursive", a.text) for a in call.args)
         for arg in call.args if removes else ():
-            if FIXED_NAME.match(arg.text):
+            if re.fullmatch(r"/(?:dev/shm|tmp|var/tmp)/?\*?", arg.text):
+                yield Violation(
+                    call.offset,
+                    f"rm -r {arg.text} removes the files of all your jobs and tasks on the node",
+                    why=REMOVE_WHY,
+                )
+            elif FIXED_NAME.match(arg.text):
                 text = f"rm -r {arg.text}: the folder has the same name in every job, so it removes files of other jobs"
                 yield Violation(call.offset, text, why=REMOVE_WHY)
                 seen.add(arg.text.rstrip("/"))

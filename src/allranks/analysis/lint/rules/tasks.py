@@ -89,9 +89,15 @@ def several(job: JobDescription) -> Iterator[Violation]:
             tasks = job.tasks_per_node(launch.srun)
             one_each = (launch.value("nproc_per_node", "num_processes") or "") == "1"
             if tasks is not None and tasks > 1 and not (one_each and launch.option("node_rank", "machine_rank")):
-                yield Violation(
-                    launch.call.offset, f"srun starts {tasks} tasks per node, and each starts {launch.kind}"
-                )
+                text = f"srun starts {tasks} tasks per node, and each starts {launch.kind}"
+                yield Violation(launch.call.offset, text, severity="error" if _certain_tasks(job, launch) else "note")
+
+
+def _certain_tasks(job: JobDescription, launch: LauncherCall) -> bool:
+    """Return whether the number of tasks is certain: whether --ntasks-per-node of srun replaces that of the job depends on Slurm's version."""
+    own = slurm_options(launch.srun).get("ntasks-per-node") if launch.srun else None
+    other = own is not None and own.value != job.heads("ntasks-per-node") and "ntasks-per-node" in job.heading
+    return not other or job.slurm_version == FIRST_WITHOUT_CPUS
 
 
 def _same_unknown(job: JobDescription, launch: LauncherCall) -> bool:
@@ -110,6 +116,8 @@ def one_node(job: JobDescription) -> Iterator[Violation]:
         return
     for launch in job.launches:
         spread = any(c.program in SPREADING for c in launch.call.under)
+        if any(la.srun and la.call.instead_of(launch.call) for la in job.launches):
+            continue  # the branch for one node
         if not spread and _starts(launch) and not launch.call.in_function and not launch.option("hostfile", "H"):
             count = job.nodes if job.nodes else "several"
             yield Violation(launch.call.offset, f"{launch.kind} runs on the first of {count} nodes only")

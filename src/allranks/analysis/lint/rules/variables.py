@@ -85,7 +85,7 @@ DEFAULT_ZERO = ("NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE")
 
 def gloo_syntax(job: JobDescription) -> Iterator[Violation]:
     for item in job.set_values("GLOO_SOCKET_IFNAME"):
-        sign = next((s for s in "^=" if s in item.value), None)
+        sign = next((s for s in "^=" if item.value.startswith(s)), None)
         if sign:
             yield Violation(item.offset, f"GLOO_SOCKET_IFNAME={item.value}: Gloo does not support {sign!r}")
 
@@ -106,6 +106,11 @@ def invalid(job: JobDescription) -> Iterator[Violation]:
         if allowed and value.upper() not in allowed[0]:
             yield Violation(
                 item.offset, f"{item.name}={value or '(empty)'}: invalid value", cure=f"one of {allowed[1]}"
+            )
+        if item.name == "NCCL_DEBUG_FILE" and (unknown_code := re.search(r"%[^hp%]", value)):
+            text = f"{item.name}={value}: NCCL replaces only %h (host) and %p (process), not {unknown_code[0]}"
+            yield Violation(
+                item.offset, text, cure="%h and %p in the name", why="All ranks write to one file.", severity="warning"
             )
         if item.name in SWITCHES and not re.fullmatch(r"-?\d+|", value):
             yield Violation(item.offset, f"{item.name}={value}: expected a number, got {value!r}", cure="0 or 1")
@@ -136,6 +141,18 @@ def handling_off(job: JobDescription) -> Iterator[Violation]:
     for item in job.assignments:
         if item.name in ("NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ASYNC_ERROR_HANDLING") and item.value == "0":
             yield Violation(item.offset, f"{item.name}=0 switches the watchdog's error handling off")
+
+
+def debugging(job: JobDescription) -> Iterator[Violation]:
+    for item in job.assignments:
+        if item.name in ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL") and item.value in (
+            "1",
+            "3",
+        ):
+            severity = "note" if _has_comment(job, item.offset) else "warning"
+            yield Violation(
+                item.offset, f"{item.name}={item.value} makes every kernel wait for the one before", severity=severity
+            )
 
 
 def no_effect(job: JobDescription) -> Iterator[Violation]:
@@ -169,6 +186,9 @@ DISABLED_CURE = (
     "remove it; if a copy test between the pairs (allranks doctor --collectives) or NCCL's log shows that the transport "
     "fails, keep it and document it: # allranks: allow transport-disabled <reason>"
 )
+DEBUGGING_WHY = (
+    "The setting is for debugging: copies and communication no longer overlap with computation, and training is slower."
+)
 HANDLING_WHY = (
     "When a rank dies, the others wait in their collective without end; by default torch ends them after the timeout."
 )
@@ -177,10 +197,6 @@ VISIBLE_WHY = "Inside of a job the GPUs are numbered from 0. Other numbers name 
 VISIBLE_CURE = "remove it: Slurm sets CUDA_VISIBLE_DEVICES"
 GID_WHY = "The index of the RoCE v2 address differs between nodes and changes when addresses change. NCCL 2.21 and later select it."
 NAME = re.compile(r"[a-z]+[a-z0-9]*\d[a-z0-9.:_-]*\Z", re.IGNORECASE)
-
-
-# Names by slot or by order of discovery; hsn0 and ib0 are the same on all nodes of a cluster with that network.
-VARYING_NAME = re.compile(r"(?:eth|en[opsx]|em|wl|ibp|p\d)", re.IGNORECASE)
 
 
 def _names(value: str) -> list[str]:
@@ -196,9 +212,8 @@ def interface(job: JobDescription) -> Iterator[Violation]:
         if value.startswith("^") or "$" in value or len(names) != 1 or not NAME.match(names[0]):
             continue
         where = "on every node" if job.multi_node else "here"
-        varies = job.multi_node and VARYING_NAME.match(names[0])
         text = f"{item.name}={value}: the interface {names[0]} may not exist {where}"
-        yield Violation(item.offset, text, severity="warning" if varies else "note")
+        yield Violation(item.offset, text)
     for call in job.calls:
         words = [a.text for a in call.args]
         if call.program in ("ip", "ifconfig", "ethtool"):
@@ -233,13 +248,16 @@ def disabled(job: JobDescription) -> Iterator[Violation]:
         yield Violation(item.offset, text, severity=reason)
 
 
+CODE_COMMENT = re.compile(r"#SBATCH|#+\s*(?:source|export|srun|module|python|conda|torchrun|\w+=)")
+
+
 def _has_comment(job: JobDescription, offset: int) -> bool:
     """Return whether a comment stands on the line or directly above: it is a stated reason."""
     line = job.lines.place(offset)[0]
     for comment in job.reading.comments:
         place, column = job.lines.place(comment.offset)
         if place == line or (place == line - 1 and not job.lines.line(place)[: column - 1].strip()):
-            if len(comment.text.split()) > 2 and not comment.text.startswith("#SBATCH"):
+            if len(comment.text.split()) > 2 and not CODE_COMMENT.match(comment.text):
                 return True
     return False
 
