@@ -120,11 +120,13 @@ def _check(name: str, job: JobDescription) -> tuple[list[LintFinding], list[Lint
 def _once_per_line(findings: list[LintFinding]) -> list[LintFinding]:
     """Remove findings that are another side of a mistake that the same line already has."""
     kept: list[LintFinding] = []
+    seen: dict[int, set[str]] = {}
     places = {rule: i for topic in TOPICS for i, rule in enumerate(topic)}
     for finding in sorted(findings, key=lambda f: (f.line, SEVERITIES.index(f.severity), places.get(f.id, 0))):
         others = {rule for topic in TOPICS if finding.id in topic for rule in topic} - {finding.id}
-        if not any(f.line == finding.line and f.id in others for f in kept):
+        if not others & seen.get(finding.line, set()):
             kept.append(finding)
+            seen.setdefault(finding.line, set()).add(finding.id)
     return sorted(kept, key=lambda f: (f.line, f.column, f.id))
 
 

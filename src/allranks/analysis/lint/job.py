@@ -282,6 +282,7 @@ class JobDescription:
     def sources_files(self) -> bool:
         return any(c.program in ("source", ".") and _sets_anything(c) for c in self.calls)
 
+    @cached_property
     def work(self) -> list[ProgramCall]:
         """Return the outermost commands that do the job's work: launches, and Python programs without a launcher."""
         outer = [la.call.under[0] if la.call.under else la.call for la in self.launches]
@@ -321,10 +322,20 @@ class JobDescription:
 
     def set_values(self, name: str) -> Iterator[Assignment]:
         """Yield every assignment of a variable that may reach a program."""
-        return (a for a in self.assignments if a.name == name and not a.removed)
+        return iter(self.by_name.get(name, ()))
 
-    def set_values_named(self, name: str) -> list[Assignment]:
-        return [a for a in self.assignments if a.name == name and not a.removed]
+    @cached_property
+    def by_name(self) -> dict[str, list[Assignment]]:
+        """Return the assignments of each variable, without `unset`."""
+        found: dict[str, list[Assignment]] = {}
+        for item in self.assignments:
+            if not item.removed:
+                found.setdefault(item.name, []).append(item)
+        return found
+
+    @cached_property
+    def used_names(self) -> set[str]:
+        return {use.name for use in self.uses}
 
     def set_values_at_top(self) -> Iterator[Assignment]:
         """Yield the assignments of the script's own shell."""
@@ -333,17 +344,24 @@ class JobDescription:
     def is_copy(self, item: Assignment) -> bool:
         """Return whether the value is that of another assignment, at which a finding stands already: ``export A=$A``."""
         line, origin = self.lines.place(item.offset)[0], self.lines.place(item.source.where(0))[0]
-        return line != origin and any(
-            self.lines.place(a.offset)[0] == origin for a in self.assignments if a is not item
-        )
+        return line != origin and origin in self._assigning_lines
+
+    @cached_property
+    def _assigning_lines(self) -> set[int]:
+        return {self.lines.place(a.offset)[0] for a in self.assignments}
 
     def in_comment(self, offset: int) -> bool:
-        line, column = self.lines.place(offset)
-        start = offset - column + 1
-        return any(start <= c.offset < offset for c in self.reading.comments) or self.lines.line(line).startswith("#")
+        start = offset - self.lines.place(offset)[1] + 1
+        return self._comments.get(start, offset) < offset
+
+    @cached_property
+    def _comments(self) -> dict[int, int]:
+        """Return where the comment of a line starts, by the offset at which the line starts."""
+        places = ((c.offset, self.lines.place(c.offset)[1]) for c in self.reading.comments)
+        return {offset - column + 1: offset for offset, column in places}
 
     def has(self, *names: str) -> bool:
-        return any(a.name in names and not a.removed for a in self.assignments)
+        return any(name in self.by_name for name in names)
 
     def line_of(self, offset: int) -> str:
         return self.lines.line(self.lines.place(offset)[0])

@@ -161,7 +161,7 @@ def _read_by_programs(job: JobDescription, said: set[str]) -> Iterator[Violation
 
 def _lost(job: JobDescription, use: VariableUse) -> bool:
     name = use.name
-    own = [a for a in job.assignments if a.name == name and not a.removed]
+    own = job.by_name.get(name, [])
     outer = [a for a in own if not a.under and not a.in_substitution and a.offset < use.offset]
     if not outer or len(outer) < len(own) or name in INHERITED or name in job.reading.exported:
         return False
@@ -244,7 +244,7 @@ def _ranks(job: JobDescription) -> Iterator[tuple[str, Violation]]:
 def _other_shell(job: JobDescription) -> Iterator[tuple[str, Violation]]:
     """Report values that are set in an inner shell only, and used outside of it."""
     for use in _plain_uses(job):
-        own = [a for a in job.assignments if a.name == use.name and not a.removed]
+        own = job.by_name.get(use.name, [])
         if (
             not own
             or use.under
@@ -265,7 +265,7 @@ def _other_shell(job: JobDescription) -> Iterator[tuple[str, Violation]]:
 
 def _set_later(job: JobDescription) -> Iterator[tuple[str, Violation]]:
     for use in _plain_uses(job):
-        own = job.set_values_named(use.name)
+        own = job.by_name.get(use.name, [])
         if not own or use.under or use.in_function or use.in_loop or use.name in INHERITED | job.reading.named:
             continue
         first = own[0]
@@ -281,6 +281,8 @@ def _set_later(job: JobDescription) -> Iterator[tuple[str, Violation]]:
                 yield use.name, Violation(use.offset, text)
 
 
+SHORTEST_NAME = 5
+MAX_COMPARED = 50_000  # pairs of names, each costs some microseconds
 LOWER_CASE = {"pwd", "home", "user", "hostname", "shell", "tmpdir"}
 
 
@@ -300,10 +302,11 @@ def _glued(job: JobDescription) -> Iterator[tuple[str, Violation]]:
 
 
 def _misspelled(job: JobDescription) -> Iterator[tuple[str, Violation]]:
-    known = sorted({a.name for a in job.assignments if len(a.name) >= 5 and not a.removed})
-    for use in _plain_uses(job):
+    known = sorted(name for name in job.by_name if len(name) >= SHORTEST_NAME)
+    first = {use.name: use for use in reversed(list(_plain_uses(job)))}
+    for use in first.values() if len(known) * len(first) < MAX_COMPARED else ():
         if (
-            len(use.name) < 5
+            len(use.name) < SHORTEST_NAME
             or _is_set(job, use.name)
             or use.name in INHERITED
             or use.name.startswith(("SLURM_", "SBATCH_"))

@@ -219,7 +219,7 @@ def untrapped(job: JobDescription) -> Iterator[Violation]:
         return
     traps = [t for t in _traps(job, asked[1]) if not t.under]
     launch = job.launches[-1] if job.launches else None
-    replaced = any(re.match(r"\s*exec\s+\S+\s", job.line_of(c.offset)) for c in job.work())
+    replaced = any(re.match(r"\s*exec\s+\S+\s", job.line_of(c.offset)) for c in job.work)
     if not traps and (replaced or job.sources_files):
         return  # the program that replaced the shell gets it, or the trap is in another file
     if not traps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from allranks.analysis.lint.command_options import Option
@@ -75,13 +76,14 @@ def port(job: JobDescription) -> Iterator[Violation]:
 def _first_assignments(job: JobDescription) -> list[Assignment]:
     """Return the assignments without those that copy a port to another variable, or export it."""
     ports = [a for a in job.assignments if PORT_NAME.match(a.name)]
-    return [a for a in ports if not (job.is_copy(a) and any(b is not a and b.value == a.value for b in ports))]
+    counts = Counter(a.value for a in ports)
+    return [a for a in ports if not (counts[a.value] > 1 and job.is_copy(a))]
 
 
 def _is_rendezvous_port(job: JobDescription, name: str, value: str) -> bool:
     """Return whether the variable reaches a launcher: one called PORT may be that of another server."""
     if job.kind == "script" and not any(a.exported or a.under for a in job.set_values(name)):
-        if name not in job.reading.exported and not any(u.name == name for u in job.uses):
+        if name not in job.reading.exported and name not in job.used_names:
             return False
     return name.upper() != "PORT" or any(value in a.text for la in job.launches for a in la.call.args)
 

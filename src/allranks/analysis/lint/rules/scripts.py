@@ -203,7 +203,7 @@ def script_folder(job: JobDescription) -> Iterator[Violation]:
 def exit_code(job: JobDescription) -> Iterator[Violation]:
     """Report an exit code that is lost: behind a pipe, by `exit 0`, or because another command is the last one."""
     errexit, pipefail = _flags(job)
-    for outer in job.work():
+    for outer in job.work:
         if outer.in_function or outer.in_substitution or outer.tested or outer.before in ("&&", "||"):
             continue
         what = _name_of_work(job, outer)
@@ -215,7 +215,7 @@ def exit_code(job: JobDescription) -> Iterator[Violation]:
             continue
         later = _after(job, outer)
         end = later[-1] if later else None
-        if end is None or any(w.offset == end.offset for w in job.work()):
+        if end is None or any(w.offset == end.offset for w in job.work):
             continue
         if end.program == "exit" and [a.text for a in end.args] == ["0"] and not end.branch and not end.in_loop:
             yield Violation(end.offset, f"exit 0 reports success, even if {what} failed")
@@ -387,13 +387,13 @@ def conda(job: JobDescription) -> Iterator[Violation]:
 
 
 def background(job: JobDescription) -> Iterator[Violation]:
-    for outer in job.work():
+    for outer in job.work:
         if not job.is_batch and (not outer.in_loop or re.search(r"\b(?:nohup|setsid|tmux|screen|disown)\b", job.text)):
             continue
         if outer.after == "&" and not outer.in_function and not outer.in_substitution:
             later = [c for c in job.calls if c.offset > outer.offset and not c.under]
             if not any(c.program in ("wait", "tail", "exec", "source", ".") for c in later) and not any(
-                w.offset > outer.offset and w.after != "&" for w in job.work()
+                w.offset > outer.offset and w.after != "&" for w in job.work
             ):
                 yield Violation(
                     outer.offset, f"{outer.program} runs in the background, and the script ends without wait"
@@ -413,12 +413,12 @@ def sequence(job: JobDescription) -> Iterator[Violation]:
 
 
 def idle_nodes(job: JobDescription) -> Iterator[Violation]:
-    if not job.is_batch or (job.nodes or 1) < 2 or job.launches or not job.work() or job.sources_files:
+    if not job.is_batch or (job.nodes or 1) < 2 or job.launches or not job.work or job.sources_files:
         return
     spread = {"srun", "mpirun", "mpiexec", "ssh", "pdsh", "parallel", "sbatch", "ray", "scontrol"}
     if any(c.program in spread for c in job.calls) or "array" in job.heading:
         return
-    yield Violation(job.work()[0].offset, f"{job.work()[0].program} runs on the first of {job.nodes} nodes only")
+    yield Violation(job.work[0].offset, f"{job.work[0].program} runs on the first of {job.nodes} nodes only")
 
 
 ZERO_WHY = "Slurm and the shell take exit code 0 for success: the job is COMPLETED, and dependent jobs start."

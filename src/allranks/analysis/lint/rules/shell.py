@@ -118,6 +118,7 @@ KNOWN_SIMILAR = {
 
 def mistyped(job: JobDescription) -> Iterator[Violation]:
     """Report commands whose name is nearly that of a usual one."""
+    near_names: dict[str, str | None] = {}
     defined = set(re.findall(r"(?m)^\s*(?:function\s+)?([\w-]+)\s*\(\)", job.text)) | set(
         re.findall(r"\balias\s+([\w-]+)=", job.text)
     )
@@ -130,7 +131,9 @@ def mistyped(job: JobDescription) -> Iterator[Violation]:
             or call.in_substitution
         ):
             continue
-        near = nearest_name(name, COMMANDS, 0.83)
+        if name not in near_names:
+            near_names[name] = nearest_name(name, COMMANDS, 0.83)
+        near = near_names[name]
         if near and (sorted(near) == sorted(name) or len(near) > LONG_NAME):
             yield Violation(call.offset, f"{name}: there is no such command; {near} was probably meant", cure=near)
 

@@ -116,7 +116,7 @@ def one_node(job: JobDescription) -> Iterator[Violation]:
         return
     for launch in job.launches:
         spread = any(c.program in SPREADING for c in launch.call.under)
-        if any(la.srun and la.call.instead_of(launch.call) for la in job.launches):
+        if not spread and any(la.srun and la.call.instead_of(launch.call) for la in job.launches):
             continue  # the branch for one node
         if not spread and _starts(launch) and not launch.call.in_function and not launch.option("hostfile", "H"):
             count = job.nodes if job.nodes else "several"

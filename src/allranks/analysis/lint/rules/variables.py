@@ -54,7 +54,7 @@ def misspelled(job: JobDescription) -> Iterator[Violation]:
 
 def _is_used(job: JobDescription, name: str) -> bool:
     """Return whether the script itself uses the variable, so that it has an effect whatever libraries read."""
-    return any(u.name == name for u in job.uses)
+    return name in job.used_names
 
 
 def deprecated(job: JobDescription) -> Iterator[Violation]:
