@@ -475,4 +475,6 @@ GOOD: list[tuple[str, str]] = [
     ("master-address", TWO + QUOTED_HEAD + 'srun bash -c "torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=\\"${A}:1\\" x.py"\n'),
     ("master-address", TWO + "srun torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$(hostname):15000 x.py\n"),
     ("broken-line", "#!/bin/bash\ncommand -v nvcc || exit 1\n"),
+    ("gpu-per-task", EIGHT.replace("--gpus-per-node=4", "--gpus-per-task=1 --gres-flags=allow-task-sharing") + "srun -c4 python x.py\n"),
+    ("gpu-per-task", EIGHT.replace("--gpus-per-node=4", "--gpus-per-task=1") + "export SLURM_GRES_FLAGS=allow-task-sharing\nsrun -c4 python x.py\n"),
 ]  # fmt: skip

@@ -397,7 +397,7 @@ def test_advice_begins_with_what_matters_on_this_machine() -> None:
     assert notes("2gpu_NV2.txt") == [], "all GPUs alike, and one set of cores"
     seed = parse_topology(texts.SEED_L4)
     assert any(
-        "GPU0: no network card behind the same PCIe switch" in note for note in machine_notes(seed, advise_nccl(seed))
+        "GPU0-1: no network card behind the same PCIe switch" in note for note in machine_notes(seed, advise_nccl(seed))
     )
     part = parse_topology("\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV4\tSYS\nGPU1\tNV4\tX\tSYS\nGPU2\tSYS\tSYS\tX\n")
     assert "GPU0-1; GPU2" in machine_notes(part, advise_nccl(part))[0]
