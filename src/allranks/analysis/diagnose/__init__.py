@@ -18,7 +18,9 @@ from allranks.analysis.diagnose.records import (
     JobHealth,
     LogEvidence,
     ReadProblem,
+    UnexplainedFailure,
 )
+from allranks.analysis.diagnose.verdict import decide
 from allranks.utils.redaction import redact
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "JobHealth",
     "LogEvidence",
     "ReadProblem",
+    "UnexplainedFailure",
     "diagnose",
 ]
 
@@ -50,9 +53,12 @@ def diagnose(paths: Sequence[Path | str], *, workers: int | None = None) -> Diag
     case = DiagnosisCase([s.name for s in sources], scans)
     clocks = align_clocks(case)
     findings, benign = find_causes(case)
+    verdict, unexplained = decide(case, findings)
     return Diagnosis(
+        verdict=verdict,
         findings=findings,
         benign=benign,
+        unexplained=unexplained,
         health=describe_health(case, count_connections([Path(p) for p in paths])),
         story=build_timeline(case),
         clocks=clocks,

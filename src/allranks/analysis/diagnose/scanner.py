@@ -19,13 +19,14 @@ from allranks.analysis.diagnose.catalogue.messages import (
     FACT_PATTERNS,
     PROGRESS_PATTERN,
 )
-from allranks.analysis.diagnose.logs import (
-    ANSI,
+from allranks.analysis.diagnose.catalogue.signs import FAILURE_SIGNS
+from allranks.analysis.diagnose.lines import (
     MAX_LINE_TEXT,
     LogLine,
     decode_line,
     has_task_labels,
     parse_line,
+    strip_escapes,
     timestamp_of,
 )
 from allranks.analysis.diagnose.patterns import Pattern
@@ -38,7 +39,7 @@ _DIGIT_LITERAL = re.compile(r"(?<![\\{,\d])\d(?![\d,]*\})")
 
 
 class ScanRule:
-    """A pattern and its use: ``kind`` is class, fact, benign or progress; ``owner`` its name."""
+    """A pattern and its use: ``kind`` is class, fact, sign, benign or progress; ``owner`` its name."""
 
     __slots__ = ("anchors", "exact", "index", "kind", "owner", "pattern")
 
@@ -55,6 +56,7 @@ def all_rules() -> list[ScanRule]:
     pairs = [("class", e.id, p) for e in CATALOGUE.values() for p in e.patterns]
     pairs += [("fact", name, p) for name, patterns in FACT_PATTERNS.items() for p in patterns]
     pairs += [("benign", b.id, p) for b in BENIGN_MESSAGES.values() for p in b.patterns]
+    pairs += [("sign", s.id, p) for s in FAILURE_SIGNS.values() for p in s.patterns]
     pairs.append(("progress", "progress", PROGRESS_PATTERN))
     return [ScanRule(i, *pair) for i, pair in enumerate(pairs)]
 
@@ -153,6 +155,7 @@ LONG_LINE = 4096
 WINDOWS = 16
 MAX_SIGNALS_PER_SOURCE = 3  # signals of one rule from one rank, task or host
 MAX_SIGNALS_PER_RULE = 96
+LATE_PROGRESS = 4  # the last lines of progress that are kept
 MAX_WATCHDOG_FRAMES = 40  # frames of a stack that torch's watchdog prints
 ROOT_CAUSE_LINES = 9  # lines of the launcher's table, from `Root Cause` on
 FRAMES, FRAME_REACH, STREAMS, STACKS = 48, 200, 512, 512
@@ -187,8 +190,7 @@ class Scanner:
 
     def _block(self, state: _FileState, block: bytes, whole: bool) -> None:
         state.out.bytes_read += len(block)
-        if b"\x1b" in block:
-            block = ANSI.sub(b"", block)
+        block = strip_escapes(block)
         if b"\r" in block:
             lines, numbers = _split_returns(block, state.line)
             forms = [line.translate(_BLANK) for line in lines]
@@ -273,12 +275,14 @@ class Scanner:
         state.note(line)
         harmless = {r.owner for r, _ in matched if r.kind == "benign"}
         firm = any(not BENIGN_MESSAGES[name].general for name in harmless)
+        matched = [(r, m) for r, m in matched if r.kind != "class" or CATALOGUE[r.owner].accepts(line.emitter)]
         failing = any(r.kind == "class" for r, _ in matched) and not firm
         for rule, match in matched:
             if (
                 (rule.kind == "class" and firm)
                 or (rule.kind == "benign" and failing)
                 or (rule.owner == "exception" and firm)
+                or (rule.kind == "sign" and harmless)
             ):
                 continue
             if rule.kind == "progress":
@@ -332,6 +336,7 @@ class _FileState:
         if self.out.first_progress is None:
             self.out.first_progress = number
         self.out.last_progress = number
+        self.out.late_progress = [*self.out.late_progress[1 - LATE_PROGRESS :], number]
         if not self.out.last_progress_text:
             self.out.last_progress_text = decode_line(line[:300])
         self._steps += 1
@@ -406,6 +411,8 @@ class _FileState:
             rank = self._pids.get(line.pid)
         if rule.owner == "channel":
             self._transport(groups["via"])
+        if rule.owner in ("done", "verified"):
+            self.out.last_done = number
         if rule.owner == "comm_ready":
             self.out.ready += 1
         if rule.owner == "agent_root":
@@ -426,7 +433,7 @@ class _FileState:
                 kind=rule.kind, owner=rule.owner, rule=rule.index, weight=rule.pattern.weight, passing=rule.pattern.passing,
                 file=self.out.file, line=number, time=_time_near(raw, *where), rank=rank, local=line.local, task=line.task,
                 host=line.host, text=raw.strip()[:MAX_LINE_TEXT], groups={k: v[:MAX_LINE_TEXT] for k, v in groups.items()},
-                frames=tuple(f for at, f in frames if number - at <= FRAME_REACH),
+                frames=tuple(f for at, f in frames if number - at <= FRAME_REACH), emitter=line.emitter, severity=line.severity,
             )
         )  # fmt: skip
         if rule.owner == "exception":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE, WEAK, FailureClass, Pattern
+from allranks.analysis.diagnose.patterns import LIKELY, MACHINE, POSSIBLE, PROGRAM, WEAK, FailureClass, Pattern
 
 P2P_UNSUPPORTED = FailureClass(
     id="p2p_unsupported",
+    emitters=MACHINE,
     title="GPU peer access fails between GPUs",
     cause="The driver refuses direct access from one GPU to the memory of another: a GPU model that does not support it, a virtual machine, or two containers.",
     fix="Set NCCL_P2P_DISABLE=1 for such GPUs; for CUDA failure 217 with NCCL's cuMem, set NCCL_CUMEM_HOST_ENABLE=0 or NCCL_CUMEM_ENABLE=0.",
@@ -39,6 +40,7 @@ P2P_UNSUPPORTED = FailureClass(
 
 DUPLICATE_GPU = FailureClass(
     id="duplicate_gpu",
+    emitters=PROGRAM,
     title="two ranks on one GPU",
     cause="Two ranks of a group use the same GPU: the program does not select it by local rank, or each process sees only the same device.",
     fix="Call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before any GPU work; start one launcher per node, and no more ranks than GPUs.",
@@ -55,6 +57,7 @@ DUPLICATE_GPU = FailureClass(
 
 INVALID_DEVICE = FailureClass(
     id="invalid_device",
+    emitters=PROGRAM,
     title="a rank selects a GPU that does not exist",
     cause="The device index is not below the number of GPUs that the process sees: more ranks than GPUs, a global rank used as device, or Slurm binding one GPU to each task.",
     fix="Use the local rank as device, and start as many ranks per node as it has visible GPUs; with --gpus-per-task=1 every rank's device is 0.",
@@ -91,6 +94,7 @@ INVALID_DEVICE = FailureClass(
 
 NO_GPU = FailureClass(
     id="no_gpu",
+    emitters=MACHINE | {"shell"},
     title="no GPU is visible to the process",
     cause="The process sees no usable GPU: none was requested from the scheduler, the container was started without GPUs, the driver is missing or incompatible, or torch is a CPU build.",
     fix="Request GPUs (--gpus-per-node), start the container with them (--nv, --gpus all), install a torch build that matches the driver.",
@@ -151,6 +155,7 @@ NO_GPU = FailureClass(
 
 FABRIC_MANAGER = FailureClass(
     id="fabric_manager",
+    emitters=MACHINE,
     title="the NVSwitch fabric manager is not ready",
     cause="On machines with NVSwitch the GPUs cannot be used until nvidia-fabricmanager runs, in exactly the driver's version. nvidia-smi works without it.",
     fix="systemctl restart nvidia-fabricmanager on that node (same version as the driver); exclude the node until then.",
@@ -196,6 +201,8 @@ _XID = r"\bXid\b(?: error| code| event| number| errors?)*\s*(?:\([^)]*\))?\s*[:=
 
 GPU_HARDWARE_FAULT = FailureClass(
     id="gpu_hardware_fault",
+    emitters=MACHINE,
+    ends_job=False,
     title="the GPU or its link is faulty",
     cause="The driver reports an error of the device itself: uncorrectable ECC errors, NVLink or PCIe errors, a GPU that fell off the bus, or firmware (GSP) that does not respond.",
     fix="Exclude the node (--exclude=<node>), reset the GPU or reboot, and replace the GPU if the error returns. Code and batch size are not the cause.",
@@ -275,6 +282,7 @@ GPU_HARDWARE_FAULT = FailureClass(
 
 GPU_APPLICATION_FAULT = FailureClass(
     id="gpu_application_fault",
+    emitters=MACHINE,
     title="illegal memory access of the program on the GPU",
     cause="A kernel read or wrote outside of its memory, or an assertion on the device failed (most often an index out of range, such as a label or token ID beyond the table size).",
     fix="Run with CUDA_LAUNCH_BLOCKING=1 to see the operation, check indices against vocabulary and label sizes, and check custom kernels.",
@@ -319,6 +327,8 @@ GPU_APPLICATION_FAULT = FailureClass(
 
 GPU_THROTTLED = FailureClass(
     id="gpu_throttled",
+    emitters=MACHINE,
+    ends_job=False,
     title="GPU clocks are throttled by power or temperature",
     cause="The GPU runs far below its clock because it is too hot, the power supply signals a power brake, or a power limit was set.",
     fix="Exclude the node and report it: fans, inlet temperature, power supplies; reset a power limit that was set by hand.",
@@ -365,6 +375,8 @@ GPU_THROTTLED = FailureClass(
 
 STRAGGLER = FailureClass(
     id="straggler",
+    emitters=PROGRAM,
+    ends_job=False,
     title="one rank is slower than its peers",
     cause="Every step waits for the slowest rank. One rank or host is always slower: a throttled or slow GPU, a slow path to data, or a busy CPU.",
     fix="Exclude that host, or find what is slow there (clocks, data loading, other processes); the other ranks are not the cause.",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE, FailureClass, Pattern
+from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE, PROGRAM, FailureClass, Pattern
 
 CUDA_OOM = FailureClass(
     id="cuda_oom",
+    emitters=PROGRAM,
     title="GPU memory exhausted",
     cause="The model, its activations or another process on the same GPU need more memory than the GPU has.",
     fix="Use a smaller micro-batch or sequence with more accumulation, gradient checkpointing, sharding (ZeRO, FSDP) or LoRA; check that no other process uses the GPU.",
@@ -48,6 +49,7 @@ CUDA_OOM = FailureClass(
 
 CUDA_OOM_OPTIMIZER_STEP = FailureClass(
     id="cuda_oom_optimizer_step",
+    emitters=PROGRAM,
     title="GPU memory exhausted when the optimizer first steps",
     cause=(
         "Forward and backward fit, but the optimizer allocates its state at its first step: AdamW needs two more values per parameter (and often a float32 copy), which does not fit."

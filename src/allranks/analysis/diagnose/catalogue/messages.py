@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from allranks.analysis.diagnose.catalogue.signs import COMPLETION_PATTERNS
 from allranks.analysis.diagnose.patterns import Pattern
 from allranks.analysis.stacks import FILE_LINE, THREAD_LINE
 
@@ -49,7 +50,7 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
     "stack_head": (Pattern(THREAD_LINE, "thread "),),
     "exception": (
         Pattern(
-            r"^\s*(?:[\w.-]+(?:\[\d+\])?: )?(?:[\w<>]+\.)*(?P<type>(?:\w+(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Expired|NotFound|Refused)|Exception))(?:: (?P<message>.*))?\s*$",
+            r"^\s*(?:[\w.-]+(?:\[\d+\])?: )?(?:[\w<>]+\.)*(?P<type>(?:\w+(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Expired|NotFound|Refused|Abort)|Exception))(?:\((?P<inner>\w+)\))?(?:: (?P<message>.*))?\s*$",
             "*error",
             "*exception",
             "*interrupt",
@@ -59,6 +60,7 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
             "*expired",
             "*notfound",
             "*refused",
+            "*abort",
         ),
     ),
     "event_start": (Pattern(r'^\{"event": ?"start"', '"event"'),),
@@ -183,18 +185,7 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
         ),
     ),
     "loading": (Pattern(r"Loading checkpoint shards|loading (?:the )?(?:model|weights)", "loading"),),
-    "done": (
-        Pattern(
-            r"train_runtime|(?:training|run|job|test|benchmark) (?:has )?(?:complete[d]?|finished|succeeded|done|ended well)\b|all \d+ ranks (?:ended well|succeeded)|Avg bus bandwidth",
-            "train_runtime",
-            "complete",
-            "finished",
-            "succeeded",
-            "done",
-            "ended well",
-            "avg bus bandwidth",
-        ),
-    ),
+    "done": COMPLETION_PATTERNS,
     "oom_sizes": (
         Pattern(r"Tried to allocate (?P<want>[\d.]+ \w+).*?(?P<free>[\d.]+ \w+) (?:is )?free", "tried to allocate"),
     ),
@@ -212,16 +203,22 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
 COUNTED_FACTS = frozenset({"channel", "comm_ready"})
 # A line that shows training progress.
 PROGRESS_PATTERN = Pattern(
-    r"(?:\b(?:step|iter(?:ation)?|epoch|batch)\b[^a-z]{0,12}\d.{0,200}?(?:loss|it/s|s/it|tokens|samples|throughput|grad|lr\b|ms\b|elapsed)|\bloss\b[^a-z]{0,6}\d|\d(?:it/s|s/it|samples/s)|'loss': \d)",
+    r"(?:\b(?:step|iter(?:ation)?|epoch|batch)s?\b[^a-z]{0,12}\d.{0,200}?(?:loss|it/s|s/it|tokens|samples|throughput|grad|lr\b|ms\b|elapsed|acc)"
+    r"|\bloss\b[^a-z]{0,6}\d|\d ?(?:it/s|s/it|samples/s|tokens/s|tok/s)|'loss': '?\d|iteration +\d+/ *\d+ *\||\bEpoch:? \[?\d+\]?[ /\[]|\b(?:train|val)\w*[_ ]loss\W{1,4}\d)",
     "loss",
+    "*_loss",
     "it/s",
     "s/it",
     "samples",
     "tokens",
+    "tok/s",
     "throughput",
     "elapsed",
     "grad",
     "lr=",
+    "iteration",
+    "epoch",
+    "acc",
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.analysis.diagnose.patterns import CERTAIN, LIKELY, POSSIBLE, FailureClass, Pattern
+from allranks.analysis.diagnose.patterns import CERTAIN, LIKELY, POSSIBLE, PROGRAM, FailureClass, Pattern
 
 SCRIPT_NOT_FOUND = FailureClass(
     id="script_not_found",
@@ -143,6 +143,8 @@ APPLICATION_ERROR = FailureClass(
 
 LOSS_NOT_FINITE = FailureClass(
     id="loss_not_finite",
+    emitters=PROGRAM,
+    ends_job=False,
     title="the loss is not finite",
     cause="The loss became NaN or infinite, and the program went on: all steps since then are lost, and so is every checkpoint of them. Gradients are averaged, so all ranks have it after one step.",
     fix="Go back to a checkpoint before that step; end the program when the loss is not finite; lower the learning rate, clip gradients, use bfloat16 instead of float16, and check the data of that step.",
@@ -163,6 +165,7 @@ LOSS_NOT_FINITE = FailureClass(
 
 NUMPY_CLASH = FailureClass(
     id="numpy_clash",
+    emitters=PROGRAM,
     title="a package was built for another NumPy major version",
     cause="NumPy 2 changed its binary interface and removed names; a package built for or written against NumPy 1 runs with NumPy 2, or the reverse.",
     fix="Pin numpy<2, or upgrade the package in the message to a version for NumPy 2; the same on every node.",
@@ -287,6 +290,7 @@ LIBRARY_MISSING = FailureClass(
 
 DDP_READY_TWICE = FailureClass(
     id="ddp_ready_twice",
+    emitters=PROGRAM,
     title="DDP: a parameter was marked ready twice",
     cause=(
         "A parameter's gradient hook ran twice in one backward pass: re-entrant gradient checkpointing, often with LoRA, or a parameter used again outside "
@@ -305,6 +309,7 @@ DDP_READY_TWICE = FailureClass(
 
 DDP_UNUSED_PARAMS = FailureClass(
     id="ddp_unused_params",
+    emitters=PROGRAM,
     title="DDP: parameters without gradient",
     cause="Some parameters were not used in the loss of a step (an expert without tokens, a branch not taken, a frozen head), so DDP waits for gradients that never arrive.",
     fix="Set find_unused_parameters=True if it changes by step; freeze or remove what is never used; or add every branch to the loss with weight zero.",
@@ -333,6 +338,7 @@ DDP_UNUSED_PARAMS = FailureClass(
 
 FSDP_MIXED_DTYPE = FailureClass(
     id="fsdp_mixed_dtype",
+    emitters=PROGRAM,
     title="FSDP: tensors of different dtypes in one flat parameter",
     cause="FSDP1 flattens the parameters of a module into one tensor, which has one dtype; here some are float32 (adapters, norms) and some bfloat16.",
     fix="Convert the model to one dtype before wrapping, or use FSDP2 (fully_shard), which keeps parameters separate.",
@@ -355,6 +361,7 @@ FSDP_MIXED_DTYPE = FailureClass(
 
 DTYPE_MISMATCH = FailureClass(
     id="dtype_mismatch",
+    emitters=PROGRAM,
     title="inputs and weights differ in dtype",
     cause="An operation got two tensors of different dtypes, most often float32 inputs or a float32 module in a bfloat16 model.",
     fix="Cast the inputs to the model's dtype at its entry, run under autocast, or convert the module that has the other dtype.",
@@ -396,6 +403,7 @@ DTYPE_MISMATCH = FailureClass(
 
 DEEPSPEED_BATCH = FailureClass(
     id="deepspeed_batch_mismatch",
+    emitters=PROGRAM,
     title="DeepSpeed: batch sizes are not consistent",
     cause="train_batch_size must equal micro-batch x ranks x accumulation; the file was written for another number of ranks.",
     fix='Omit one of the three values in the JSON (DeepSpeed computes it), or set "auto" with the HF Trainer; allranks plan shows the arithmetic.',
@@ -420,6 +428,7 @@ DEEPSPEED_BATCH = FailureClass(
 
 DEEPSPEED_NEEDS_OPTIMIZER = FailureClass(
     id="deepspeed_needs_optimizer",
+    emitters=PROGRAM,
     title="DeepSpeed: ZeRO without an optimizer",
     cause="ZeRO shards an optimizer's state, but the engine got no optimizer: none in the JSON and none passed, or model and optimizer were prepared in separate calls.",
     fix="Set the optimizer in the JSON or pass it to deepspeed.initialize; with accelerate, prepare model and optimizer in one call.",
@@ -436,6 +445,7 @@ DEEPSPEED_NEEDS_OPTIMIZER = FailureClass(
 
 EXTENSION_BUILD_LOCK = FailureClass(
     id="extension_build_lock",
+    emitters=PROGRAM,
     title="ranks wait for the build of a C++ extension of torch",
     cause="One process builds the extension, the others wait until its lock file is gone. A build that was killed leaves the file, and every later run waits for ever.",
     fix="If no compiler runs, delete the files named lock below TORCH_EXTENSIONS_DIR (by default ~/.cache/torch_extensions) on every node.",

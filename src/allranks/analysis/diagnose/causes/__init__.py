@@ -9,7 +9,7 @@ from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.analysis.diagnose.catalogue.messages import BENIGN_MESSAGES
 from allranks.analysis.diagnose.causes import hang_reports, hangs, memory, network, process_exits
 from allranks.analysis.diagnose.causes.process_exits import FirstExit, first_exit
-from allranks.analysis.diagnose.logs import times_comparable
+from allranks.analysis.diagnose.lines import times_comparable
 from allranks.analysis.diagnose.patterns import LIKELY, POSSIBLE, WEAK
 from allranks.analysis.diagnose.records import BenignFinding, DiagnosisFinding, LogEvidence, LogSignal
 from allranks.utils.redaction import redact
@@ -130,7 +130,7 @@ DETECTORS: tuple[Callable[[DiagnosisCase], None], ...] = (
     hangs.detect_rank_outside_collective,
     hangs.detect_diverging_calls,
     process_exits.detect_exceptions,
-    process_exits.detect_exit_codes,
+    process_exits.detect_silent_exits,
     process_exits.detect_lost_peers,
     process_exits.detect_non_finite_loss,
     hang_reports.detect_monitored_hang,
@@ -154,7 +154,8 @@ def _collect(case: DiagnosisCase) -> list[LogSignal]:
     by_class: dict[str, list[LogSignal]] = {}
     for signal in case.signals:
         if signal.kind == "class":
-            if signal.passing and case.went_on_after(signal):
+            survived = CATALOGUE[signal.owner].ends_job and case.survived(signal)
+            if survived or (signal.passing and case.went_on_after(signal)):
                 recovered.append(signal)
             else:
                 by_class.setdefault(signal.owner, []).append(signal)

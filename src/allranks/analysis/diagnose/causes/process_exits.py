@@ -14,30 +14,7 @@ from allranks.analysis.diagnose.records import LogSignal
 _NUMBER = re.compile(r"\d+")
 
 
-def detect_exit_codes(case: DiagnosisCase) -> None:
-    """Report the exit code if it is the only information: the launcher's report does not contain the error itself."""
-    _silent_exits(case)
-    if case.candidates:
-        return
-    ended = [
-        s
-        for s in case.facts("agent_field")
-        if s.groups["field"].lower() == "exitcode" and s.groups["value"].startswith("1 ")
-    ]
-    ended += [s for s in case.facts("agent_failed") if s.groups["code"] == "1"]
-    ended += [s for s in case.facts("srun_exit") if re.search(r"exit code [1-9]\d?$", s.groups["how"])]
-    if ended:
-        found = case.propose("application_error", 0.5, sort_by_time(ended))
-        found.cause = (
-            "A process ended with an error code; its error is not in these logs, only the launcher's report of it."
-        )
-        found.next_test = (
-            "give diagnose the logs of that rank; decorate the program's main function with @record of torch.distributed.elastic, or start with "
-            "--log-dir and --redirects=3, so that the error is saved"
-        )
-
-
-def _silent_exits(case: DiagnosisCase) -> None:
+def detect_silent_exits(case: DiagnosisCase) -> None:
     """Detect a rank that ended with an exit code but no message, while the others only report that it is gone."""
     if case.candidates.keys() - {"peer_died_first"}:
         return
@@ -138,6 +115,14 @@ _CONSEQUENCES = frozenset(
         "RendezvousClosedError",
         "RendezvousStateError",
         "TimeoutExpired",
+        "RayTaskError",
+        "RayActorError",
+        "ActorDiedError",
+        "ActorUnavailableError",
+        "WorkerCrashedError",
+        "NodeDiedError",
+        "LocalRayletDiedError",
+        "RuntimeEnvSetupError",
         "BrokenExecutor",
         "BrokenProcessPool",
         "WorkerError",
@@ -157,7 +142,7 @@ def detect_exceptions(case: DiagnosisCase) -> None:
     own = [
         s
         for s in (*case.facts("exception"), *case.facts("event_error"))
-        if (s.file, s.line) not in explained and is_own_exception(s) and not case.went_on_after(s)
+        if (s.file, s.line) not in explained and is_own_exception(s) and not case.survived(s)
     ]
     communication = [s for s in own if _COMMUNICATION.search(s.text)]
     plain = [s for s in own if s not in communication]
@@ -180,7 +165,7 @@ def detect_exceptions(case: DiagnosisCase) -> None:
 
 def is_own_exception(signal: LogSignal) -> bool:
     """Return whether the process raised this exception itself, and not because another process ended."""
-    name = signal.groups.get("type", "")
+    name = signal.groups.get("inner") or signal.groups.get("type", "")
     return (
         bool(name)
         and name[0].isupper()
@@ -200,7 +185,9 @@ def _after_lost_peer(case: DiagnosisCase, signal: LogSignal) -> bool:
 
 
 def _sentence(signal: LogSignal) -> str:
-    what = signal.groups["type"] + (f": {signal.groups['message']}" if signal.groups.get("message") else "")
+    what = (signal.groups.get("inner") or signal.groups["type"]) + (
+        f": {signal.groups['message']}" if signal.groups.get("message") else ""
+    )
     where = (
         f" It was raised in {signal.frames[-1].replace(':', ', ', 1) if signal.frames else ''}."
         if signal.frames
