@@ -17,12 +17,13 @@ ANSI = re.compile(
     rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])"
     rb"|(?:\\x1b|\\u001b|\\033|\\e|\^\[|\xe2\x90\x9b|\xef\xbf\xbd)" + _SGR + rb"|(?<![\w)\]])" + _SGR + rb"(?=[^\]]|$)"
 )
-ESCAPE_HINTS = (b"\x1b", b"[0m", b";1m", b"[1m", b"[4m", b"[31m", b"[32m", b"[33m", b"[34m", b"[36m", b"[39m")
+_LOST = re.compile(rb"\[(?:\d{1,2};)?\d{1,2}m")
+_SAMPLE_BYTES = 1 << 15  # codes without their first character occur all over a log, or not at all
 
 
 def strip_escapes(block: bytes) -> bytes:
     """Return text without escape codes, also those written out or without their first character."""
-    if any(hint in block for hint in ESCAPE_HINTS):
+    if b"\x1b" in block or _LOST.search(block[:_SAMPLE_BYTES]) or _LOST.search(block[-_SAMPLE_BYTES:]):
         return ANSI.sub(b"", block)
     return block
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
+from typing import NamedTuple
 
 from allranks.analysis.diagnose.catalogue import CATALOGUE
 from allranks.analysis.diagnose.catalogue.messages import (
@@ -31,6 +32,7 @@ from allranks.analysis.diagnose.lines import (
 )
 from allranks.analysis.diagnose.patterns import Pattern
 from allranks.analysis.diagnose.records import FileScan, LogSignal, RuleCount, ThreadStack
+from allranks.analysis.diagnose.structured import STRUCTURED
 
 _LETTERS = bytes(
     c if 97 <= c <= 122 else c + 32 if 65 <= c <= 90 else 48 if 48 <= c <= 57 else 32 for c in range(256)
@@ -51,12 +53,24 @@ class ScanRule:
         self.exact = not any(_DIGIT_LITERAL.search(t) or "[1-9]" in t or "[0-6]" in t for t in texts)
 
 
+class Meaning(NamedTuple):
+    """What a matched line means: a rule's own kind, owner and weight, or what a parser read from its fields."""
+
+    rule: ScanRule
+    kind: str
+    owner: str
+    weight: float
+    groups: dict[str, str]
+    rank: int | None
+
+
 def all_rules() -> list[ScanRule]:
     """Return all patterns in a fixed order, so that an index is the same in each process."""
     pairs = [("class", e.id, p) for e in CATALOGUE.values() for p in e.patterns]
     pairs += [("fact", name, p) for name, patterns in FACT_PATTERNS.items() for p in patterns]
     pairs += [("benign", b.id, p) for b in BENIGN_MESSAGES.values() for p in b.patterns]
     pairs += [("sign", s.id, p) for s in FAILURE_SIGNS.values() for p in s.patterns]
+    pairs += [("structured", m.id, m.pattern) for m in STRUCTURED.values()]
     pairs.append(("progress", "progress", PROGRESS_PATTERN))
     return [ScanRule(i, *pair) for i, pair in enumerate(pairs)]
 
@@ -269,35 +283,48 @@ class Scanner:
         number: int,
         verdict: MatchingRules,
     ) -> None:
-        matched = [(rule, match) for rule in verdict if (match := rule.pattern.search(line.text))]
-        if not matched:
+        found = [(rule, match) for rule in verdict if (match := rule.pattern.search(line.text))]
+        if not found:
             return
         state.note(line)
-        harmless = {r.owner for r, _ in matched if r.kind == "benign"}
+        matched = [m for rule, match in found for m in _meanings(rule, match, line)]
+        harmless = {m.owner for m in matched if m.kind == "benign"}
         firm = any(not BENIGN_MESSAGES[name].general for name in harmless)
-        matched = [(r, m) for r, m in matched if r.kind != "class" or CATALOGUE[r.owner].accepts(line.emitter)]
-        failing = any(r.kind == "class" for r, _ in matched) and not firm
-        for rule, match in matched:
+        failing = any(m.kind == "class" for m in matched) and not firm
+        for meaning in matched:
             if (
-                (rule.kind == "class" and firm)
-                or (rule.kind == "benign" and failing)
-                or (rule.owner == "exception" and firm)
-                or (rule.kind == "sign" and harmless)
+                (meaning.kind == "class" and firm)
+                or (meaning.kind == "benign" and failing)
+                or (meaning.owner == "exception" and firm)
+                or (meaning.kind == "sign" and harmless)
             ):
                 continue
-            if rule.kind == "progress":
+            if meaning.kind == "progress":
                 if not failing:
                     state.progress(number, where[0][where[1]])
-            elif rule.owner == "event_start":
+            elif meaning.owner == "event_start":
                 state.start_again()
-            elif rule.owner in ("frame", "stack"):
-                state.frame(line, number, match.groupdict())
-            elif rule.owner == "stack_head":
+            elif meaning.owner in ("frame", "stack"):
+                state.frame(line, number, meaning.groups)
+            elif meaning.owner == "stack_head":
                 state.stack(line, number)
             else:
-                state.keep(
-                    rule, line, raw, where, number, {k: v for k, v in match.groupdict().items() if v is not None}
-                )
+                state.keep(meaning, line, raw, where, number)
+
+
+def _meanings(rule: ScanRule, match: re.Match[str], line: LogLine) -> list[Meaning]:
+    """Return what a match means, if the class accepts the line's emitter."""
+    groups = {k: v for k, v in match.groupdict().items() if v is not None}
+    if rule.kind == "structured":
+        read = STRUCTURED[rule.owner].read(groups)
+        return [
+            Meaning(rule, r.kind, r.owner, r.weight, {**groups, **r.extra, "told": r.told}, r.rank)
+            for r in read
+            if r.kind != "class" or CATALOGUE[r.owner].accepts(line.emitter)
+        ]
+    if rule.kind == "class" and not CATALOGUE[rule.owner].accepts(line.emitter):
+        return []
+    return [Meaning(rule, rule.kind, rule.owner, rule.pattern.weight, groups, None)]
 
 
 class _FileState:
@@ -315,10 +342,12 @@ class _FileState:
         self._in_stack = 0
         self._root_at = -ROOT_CAUSE_LINES - 1
         self._steps, self._last_step = 0, b""
+        self._late: deque[int] = deque(maxlen=LATE_PROGRESS)
 
     def result(self) -> FileScan:
         self._mark(self._last_step)
         self.out.lines = self.line - 1
+        self.out.late_progress = list(self._late)
         self.out.hosts, self.out.ranks = sorted(self._hosts), sorted(self._ranks)
         ended = (tuple(f for _, f in frames)[-LOOSE_FRAMES:] for frames in self._frames.values())
         self.out.loose = list(islice((frames for frames in ended if frames), LOOSE))
@@ -330,13 +359,14 @@ class _FileState:
         self.out = kept
         self._kept.clear()
         self._frames.clear()
+        self._late.clear()
         self._steps, self._last_step = 0, b""
 
     def progress(self, number: int, line: bytes) -> None:
         if self.out.first_progress is None:
             self.out.first_progress = number
         self.out.last_progress = number
-        self.out.late_progress = [*self.out.late_progress[1 - LATE_PROGRESS :], number]
+        self._late.append(number)
         if not self.out.last_progress_text:
             self.out.last_progress_text = decode_line(line[:300])
         self._steps += 1
@@ -374,7 +404,7 @@ class _FileState:
             if line.host:
                 self.out.rank_hosts.setdefault(rank, line.host)
 
-    def frame(self, line: LogLine, number: int, groups: dict[str, str | None]) -> None:
+    def frame(self, line: LogLine, number: int, groups: dict[str, str]) -> None:
         stream = (line.rank, line.local, line.task, line.host)
         if stream not in self._frames:
             if len(self._frames) >= STREAMS:
@@ -394,35 +424,35 @@ class _FileState:
 
     def keep(
         self,
-        rule: ScanRule,
+        meaning: Meaning,
         line: LogLine,
         raw: str,
         where: tuple[list[bytes], int],
         number: int,
-        groups: dict[str, str],
     ) -> None:
+        rule, groups = meaning.rule, meaning.groups
         tally = self.out.tallies.setdefault(rule.index, RuleCount())
         tally.count += 1
         tally.last_line = number
-        rank = line.rank
-        if rule.owner == "comm_init":
+        rank = meaning.rank if meaning.rank is not None else line.rank
+        if meaning.owner == "comm_init":
             rank = self._introduce(line, int(groups["rank"]))
         elif rank is None and line.pid is not None:
             rank = self._pids.get(line.pid)
-        if rule.owner == "channel":
+        if meaning.owner == "channel":
             self._transport(groups["via"])
-        if rule.owner in ("done", "verified"):
+        if meaning.owner in ("done", "verified"):
             self.out.last_done = number
-        if rule.owner == "comm_ready":
+        if meaning.owner == "comm_ready":
             self.out.ready += 1
-        if rule.owner == "agent_root":
+        if meaning.owner == "agent_root":
             self._root_at = number
         of_root = (
-            rule.owner == "agent_field" and number - self._root_at <= ROOT_CAUSE_LINES
+            meaning.owner == "agent_field" and number - self._root_at <= ROOT_CAUSE_LINES
         )  # it is written after all the others
         source = (rule.index, rank, line.local, line.task, line.host)
         own, all_of_rule = self._kept.get(source, 0), self._kept.get(rule.index, 0)
-        most = MAX_WATCHDOG_FRAMES if rule.owner == "fr_frame" else MAX_SIGNALS_PER_SOURCE
+        most = MAX_WATCHDOG_FRAMES if meaning.owner == "fr_frame" else MAX_SIGNALS_PER_SOURCE
         if not of_root and (own >= most or all_of_rule >= MAX_SIGNALS_PER_RULE):
             return
         self._kept[source], self._kept[rule.index] = own + 1, all_of_rule + 1
@@ -430,13 +460,13 @@ class _FileState:
         frames = self._frames.get(stream, ())
         self.out.signals.append(
             LogSignal(
-                kind=rule.kind, owner=rule.owner, rule=rule.index, weight=rule.pattern.weight, passing=rule.pattern.passing,
+                kind=meaning.kind, owner=meaning.owner, rule=rule.index, weight=meaning.weight, passing=rule.pattern.passing,
                 file=self.out.file, line=number, time=_time_near(raw, *where), rank=rank, local=line.local, task=line.task,
                 host=line.host, text=raw.strip()[:MAX_LINE_TEXT], groups={k: v[:MAX_LINE_TEXT] for k, v in groups.items()},
                 frames=tuple(f for at, f in frames if number - at <= FRAME_REACH), emitter=line.emitter, severity=line.severity,
             )
         )  # fmt: skip
-        if rule.owner == "exception":
+        if meaning.owner == "exception":
             self._frames.pop(stream, None)
 
     def _introduce(self, line: LogLine, rank: int) -> int:

@@ -194,11 +194,6 @@ FABRIC_MANAGER = FailureClass(
     near_miss="systemd[1]: Started NVIDIA fabric manager service.",
 )
 
-# Xid numbers of faults of the device or its links, from NVIDIA's catalogue. Programs cause 13, 31, 43, 45, 68, 69;
-# 63 and 94 are contained errors that can also indicate failing memory.
-_HARDWARE_XID = r"46|48|54|5[6-8]|6[0-2]|6[4-7]|7[1-4]|7[6-9]|8[0-46-8]|92|93|9[5-8]|110|119|12[0-5]|13[67]|14\d|15[0-1]|15[5-8]|16\d|17[0-2]"
-_XID = r"\bXid\b(?: error| code| event| number| errors?)*\s*(?:\([^)]*\))?\s*[:=#]?\s*"
-
 GPU_HARDWARE_FAULT = FailureClass(
     id="gpu_hardware_fault",
     emitters=MACHINE,
@@ -217,8 +212,6 @@ GPU_HARDWARE_FAULT = FailureClass(
             "dbe",
             unless=r"(count|errors?|total|aggregate|volatile)\s*[:=]\s*0\b|0 uncorrect",
         ),
-        Pattern(_XID + rf"({_HARDWARE_XID})\b", "xid"),
-        Pattern(_XID + r"(63|94)\b", "xid", weight=POSSIBLE),
         Pattern(
             r"fallen off the bus|GPU is lost|GPU (has )?disappeared|lost (contact|communication) with (the )?GPU",
             "fallen off the bus",
@@ -250,7 +243,6 @@ GPU_HARDWARE_FAULT = FailureClass(
         Pattern(
             r"\b(PCIe|AER)\b.{0,80}(uncorrect|fatal)", "pcie", "aer", unless=r"non.?fatal|(?<!un)correct", weight=LIKELY
         ),
-        Pattern(r"\bSXid\b.{0,80}\bfatal", "sxid", unless="non.?fatal"),
         Pattern(
             r"GPU.{0,60}(needs? (a )?reset|requires? (a )?reset|reset required|hardware (fault|error|failure)|is (bad|faulty|broken))",
             "reset",
@@ -296,8 +288,6 @@ GPU_APPLICATION_FAULT = FailureClass(
             "illegal_address",
         ),
         Pattern(r"device-side assert|cudaErrorAssert\b", "device-side assert", "cudaerrorassert"),
-        Pattern(_XID + r"(13|31|68|69)\b", "xid", weight=LIKELY),
-        Pattern(_XID + r"(8|32|43)\b", "xid", weight=POSSIBLE),
         Pattern(
             r"misaligned address|illegal instruction was encountered|cudaErrorMisalignedAddress",
             "misaligned address",

@@ -203,7 +203,7 @@ FACT_PATTERNS: dict[str, tuple[Pattern, ...]] = {
 COUNTED_FACTS = frozenset({"channel", "comm_ready"})
 # A line that shows training progress.
 PROGRESS_PATTERN = Pattern(
-    r"(?:\b(?:step|iter(?:ation)?|epoch|batch)s?\b[^a-z]{0,12}\d.{0,200}?(?:loss|it/s|s/it|tokens|samples|throughput|grad|lr\b|ms\b|elapsed|acc)"
+    r"(?:\b(?:step|iter(?:ation)?|epoch|batch)s?\b[^a-z]{0,12}\d.{0,200}?(?:loss|it/s|s/it|tokens|samples|throughput|grad|lr\b|ms\b|elapsed)"
     r"|\bloss\b[^a-z]{0,6}\d|\d ?(?:it/s|s/it|samples/s|tokens/s|tok/s)|'loss': '?\d|iteration +\d+/ *\d+ *\||\bEpoch:? \[?\d+\]?[ /\[]|\b(?:train|val)\w*[_ ]loss\W{1,4}\d)",
     "loss",
     "*_loss",
@@ -218,7 +218,6 @@ PROGRESS_PATTERN = Pattern(
     "lr=",
     "iteration",
     "epoch",
-    "acc",
 )
 
 

@@ -131,8 +131,8 @@ SSH_LAUNCHER = FailureClass(
 APPLICATION_ERROR = FailureClass(
     id="application_error",
     title="an exception of the program itself",
-    cause="The program raised an exception; everything after it is the shutdown of the other ranks.",
-    fix="Fix what the exception reports; the last frame of its traceback is the line of the program.",
+    cause="The program raised an exception.",
+    fix="Look at the last own frame of the traceback: it is the line of the program. Print the values that it uses there, and compare them with those of a run that works.",
     next_test="run the same command on one rank: if it fails there too, the cause is not distributed training",
     reference="https://docs.pytorch.org/docs/stable/elastic/errors.html",
     patterns=(Pattern(r"^\S+\.py: error: (unrecognized|the following|argument|invalid)", ".py: error: ", weight=0.74),),

@@ -163,7 +163,9 @@ def _collect(case: DiagnosisCase) -> list[LogSignal]:
         best = max(s.weight for s in signals)
         if best > WEAK:
             more = 0.01 * min(3, len({s.rule for s in signals}) - 1)
-            case.propose(name, min(0.98, best + more), sorted(signals, key=lambda s: -s.weight))
+            told = next((s.groups["told"] for s in signals if s.weight == best and s.groups.get("told")), None)
+            cause = f"{told} {CATALOGUE[name].cause}" if told else None
+            case.propose(name, min(0.98, best + more), sorted(signals, key=lambda s: -s.weight), cause=cause)
     return recovered
 
 

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from allranks.analysis.diagnose.case import CandidateCause, DiagnosisCase, sort_by_time
 from allranks.analysis.diagnose.catalogue import CATALOGUE
+from allranks.analysis.diagnose.causes.exception_families import family_of
 from allranks.analysis.diagnose.patterns import POSSIBLE
 from allranks.analysis.diagnose.records import LogSignal
 
@@ -160,7 +161,32 @@ def detect_exceptions(case: DiagnosisCase) -> None:
         found = case.propose(
             "application_error", 0.74 if named else POSSIBLE - 0.05, [first, *[s for s in plain if s is not first]]
         )
-        found.cause = _sentence(first)
+        _explain(case, found, first)
+
+
+def _explain(case: DiagnosisCase, found: CandidateCause, first: LogSignal) -> None:
+    """Set cause, remedy and test of an exception, by its family; say what follows it only if something does."""
+    what = _what(first)
+    family = family_of(what)
+    where = ""
+    if first.frames:
+        where = f" It was raised in {first.frames[-1].replace(':', ', ', 1)}."
+    after = " What follows it is the shutdown of the other processes." if _is_followed(case, first) else ""
+    means = f" {family.means}" if family else ""
+    found.cause = f"The program raised {what[:200].rstrip('. ')}.{where}{means}{after}"
+    if family is not None:
+        found.title = f"an exception of the program: {family.title}"
+        found.fix, found.next_test = family.fix, family.next_test
+
+
+def _is_followed(case: DiagnosisCase, first: LogSignal) -> bool:
+    """Return whether reports of other processes' ends follow an exception."""
+    return any(
+        s.line > first.line
+        for name in ("step_over", "srun_exit", "agent_failed", "agent_root")
+        for s in case.facts(name)
+        if s.file == first.file
+    ) or any(s.file != first.file for s in case.signals if s.kind == "sign")
 
 
 def is_own_exception(signal: LogSignal) -> bool:
@@ -184,16 +210,9 @@ def _after_lost_peer(case: DiagnosisCase, signal: LogSignal) -> bool:
     )
 
 
-def _sentence(signal: LogSignal) -> str:
-    what = (signal.groups.get("inner") or signal.groups["type"]) + (
-        f": {signal.groups['message']}" if signal.groups.get("message") else ""
-    )
-    where = (
-        f" It was raised in {signal.frames[-1].replace(':', ', ', 1) if signal.frames else ''}."
-        if signal.frames
-        else ""
-    )
-    return f"The program raised {what[:200].rstrip('. ')}.{where} The messages after it are from the shutdown of the other processes."
+def _what(signal: LogSignal) -> str:
+    name = signal.groups.get("inner") or signal.groups["type"]
+    return name + (f": {signal.groups['message']}" if signal.groups.get("message") else "")
 
 
 _NAMED = (
